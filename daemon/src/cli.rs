@@ -19,7 +19,7 @@ pub mod exit {
     pub const OTHER: u8 = 1;
     /// The command line or the configuration was wrong.
     pub const USAGE: u8 = 2;
-    /// No such process, or it ended before the recording began.
+    /// No such process, or it ended before the recording began or during a survey of its heap.
     pub const NO_TARGET: u8 = 3;
     /// A privilege or a kernel feature is missing.
     pub const NOT_PERMITTED: u8 = 4;
@@ -33,7 +33,7 @@ const EXIT_CODES: &str = "Exit codes:
   0    done
   1    an error not listed here
   2    wrong command line or configuration
-  3    no such process, or it ended before it was looked at
+  3    no such process, or it ended before it was looked at or while its heap was surveyed
   4    a privilege or a kernel feature is missing (`perfusion doctor` says which)
   5    the output cannot be written";
 
@@ -165,12 +165,6 @@ pub enum Command {
         /// Into this directory.
         directory: PathBuf,
     },
-    /// Lets go on whoever comes to a diagnostic port whose recorder is gone. Internal.
-    #[command(hide = true)]
-    KeepPort {
-        /// Its path.
-        path: PathBuf,
-    },
     /// Does for the daemon what takes CAP_DAC_OVERRIDE. Internal.
     #[command(hide = true)]
     AttachHelper,
@@ -225,12 +219,12 @@ pub struct Record {
     #[arg(long, requires = "command", conflicts_with = "no_attach")]
     pub exact: bool,
     /// Have the runtimes of CMD and its .NET children (8 and newer) count what they allocate, per type, from their start on, and tell of each
-    /// type so often: low 5, high 100 times a second. They start suspended, through a diagnostic port of ours, and CMD runs up to 14 times slower
-    /// where it allocates much. The last objects of each type are not told of; --exact counts those, too.
-    #[arg(long, value_name = "OFTEN", requires = "command", conflicts_with = "exact")]
+    /// type so often: low 5, high 100 times a second. CMD runs up to 14 times slower where it allocates much. The last objects of each type are
+    /// not told of; --exact counts those, too.
+    #[arg(long, value_name = "OFTEN", requires = "command", conflicts_with_all = ["exact", "no_attach"])]
     pub alloc_counts: Option<AllocCounts>,
-    /// Most bytes of user stack copied per CPU sample, in KiB, and per wait up to 32; only what a thread uses is copied.
-    #[arg(long, value_name = "KIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(4..=64))]
+    /// Most bytes of user stack copied per sample and wait, in KiB (before Linux 5.17 at most 64, of a wait 32); only what a thread uses is copied.
+    #[arg(long, value_name = "KIB", default_value_t = 128, value_parser = clap::value_parser!(u32).range(4..=128))]
     pub stack_kib: u32,
     /// Budget for the stacks of waits, in MiB per second: a sixth of it for threads that wait more than 32 times a second, the rest for those whose waits are
     /// few; what four seconds leave of it may be used later, and a recording begins with as much. Above it, waits keep their exact timing and their stacks
@@ -245,6 +239,9 @@ pub struct Record {
     /// span_id. Files grow: stacks of different spans are not summed up.
     #[arg(long)]
     pub spans: bool,
+    /// Go on although a process has too little memory left below its cgroups' limits or on the machine. The kernel may kill it then.
+    #[arg(long)]
+    pub force: bool,
     /// How much each .NET process tells.
     #[command(flatten)]
     pub limits: Limits,
@@ -356,7 +353,7 @@ pub struct Dump {
     #[arg(long)]
     pub no_attach: bool,
     /// Most bytes of user stack copied per thread, in KiB; only what a thread uses is copied.
-    #[arg(long, value_name = "KIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(4..=64))]
+    #[arg(long, value_name = "KIB", default_value_t = 128, value_parser = clap::value_parser!(u32).range(4..=128))]
     pub stack_kib: u32,
 }
 
@@ -408,6 +405,9 @@ pub struct Leaks {
     /// Most memory the runtime takes for that survey, inside the process, for events that were not read yet, in MiB.
     #[arg(long, value_name = "MIB", requires = "heap", default_value_t = BUFFER_MIB, value_parser = clap::value_parser!(u32).range(16..=4096))]
     pub buffer: u32,
+    /// Go on where the process has too little memory left (its cgroups' limits, the machine's memory): the kernel may kill it then.
+    #[arg(long)]
+    pub force: bool,
     /// How much each .NET process tells.
     #[command(flatten)]
     pub limits: Limits,
@@ -446,7 +446,7 @@ pub struct Heap {
     #[arg(short, long, value_name = "PID", group = "source", value_parser = clap::value_parser!(u32).range(1..))]
     pub pid: Option<u32>,
     /// Compare two surveys that were written with --output, the earlier first.
-    #[arg(long, num_args = 2, value_names = ["BEFORE", "AFTER"], group = "source", conflicts_with_all = ["output", "memory", "buffer"])]
+    #[arg(long, num_args = 2, value_names = ["BEFORE", "AFTER"], group = "source", conflicts_with_all = ["output", "memory", "buffer", "force"])]
     pub diff: Vec<PathBuf>,
     /// Write the survey here as pprof too: a sample for each way in which objects are held, its stack the way.
     #[arg(short, long, value_name = "FILE")]
@@ -458,16 +458,20 @@ pub struct Heap {
     /// left out first, then what holds the objects; types are counted always.
     #[arg(long, value_name = "MIB", default_value_t = MEMORY_MIB, value_parser = clap::value_parser!(u32).range(16..=1_048_576))]
     pub memory: u32,
-    /// Most memory the runtime takes, inside the process, for events that were not read yet, in MiB.
+    /// Most memory the runtime takes, inside the process, for events that were not read yet, in MiB. Less is taken where the limits of the process's
+    /// cgroups leave less.
     #[arg(long, value_name = "MIB", default_value_t = BUFFER_MIB, value_parser = clap::value_parser!(u32).range(16..=4096))]
     pub buffer: u32,
+    /// Go on where the process has too little memory left (its cgroups' limits, the machine's memory): the kernel may kill it then.
+    #[arg(long)]
+    pub force: bool,
 }
 
 const HEAP_HELP: &str = "\
 No library is loaded for this: the runtime itself reports its heap over its diagnostics socket (.NET 6 and newer). So a process that says \
 PERFUSION_ATTACH=off is surveyed as well, if you name it. The survey pauses the app, and \
-says for how long. Ctrl-C ends it: what was switched on in the runtime is switched off before perfusion ends. A second one does not wait for that (exit code 130): the \
-runtime does it itself when it finds perfusion gone.";
+says for how long. It is not begun where the process has too little memory left for it, in a cgroup or on the machine; --force begins it all the same. Ctrl-C ends it within \
+a second. If the runtime answers by then, its events are switched off first. Else the runtime switches them off when the connection is closed.";
 
 /// Output formats of `report`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -749,8 +753,7 @@ mod tests {
             (error, alone)
         };
         for (words, hidden, shown) in [
-            (&["reprot"][..], "keep-port", "'report'"),
-            (&["copi"], "'copy'", "'config'"),
+            (&["copi"][..], "'copy'", "'config'"),
             (&["exec-when-redy"], "exec-when-ready", "unrecognized subcommand"),
             (&["record", "--time-stage", "--all"], "--time-stages'", "unexpected argument '--time-stage'"),
             (&["--time-stage", "record"], "--time-stages'", "unexpected argument '--time-stage'"),

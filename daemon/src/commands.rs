@@ -101,16 +101,6 @@ pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
     Ok(0)
 }
 
-/// `perfusion keep-port`.
-///
-/// # Errors
-/// When its stdin is no socket.
-pub fn keep_port(path: &Path) -> Result<u8, Error> {
-    crate::attach::port::keep(path)
-        .map(|()| 0)
-        .map_err(|source| Error::Internal { what: "keeping a diagnostic port", source })
-}
-
 /// `perfusion attach-helper`.
 ///
 /// # Errors

@@ -2,6 +2,8 @@
 
 use crate::attach::place::place_for_start;
 use crate::attach::target::Target;
+use crate::source::kernel::{KernelOptions, KernelSource, Selection};
+use crate::system_limits::{MANY_OPEN_FILES, explain, needed_open_files, raise_open_files};
 use crate::{embedded, kernel_features};
 use serde::Serialize;
 use std::io::{self, Write};
@@ -32,6 +34,8 @@ pub struct Check {
 /// All checks, those that recording cannot do without first.
 #[must_use]
 pub fn checks() -> Vec<Check> {
+    // As a recording does before it begins.
+    let open_files = raise_open_files();
     let mut all: Vec<Check> = kernel_features::checks()
         .into_iter()
         .map(|(name, result)| check(name, Outcome::Bad, result.map_err(|error| error.to_string())))
@@ -40,6 +44,7 @@ pub fn checks() -> Vec<Check> {
         part.map(|_| ())
             .ok_or_else(|| "this binary was built without it: build with `cargo xtask build`".to_owned())
     };
+    let probes_at = all.len();
     all.push(check("eBPF probes", Outcome::Bad, built(embedded::probes())));
     all.push(check("shim for .NET", Outcome::Limited, built(embedded::shim())));
     all.extend(
@@ -47,6 +52,10 @@ pub fn checks() -> Vec<Check> {
             .into_iter()
             .map(|(name, result)| check(name, Outcome::Limited, result.map_err(|limit| limit.to_string()))),
     );
+    all.push(check("open files", Outcome::Limited, enough_open_files(open_files)));
+    if all.iter().all(|check| check.outcome != Outcome::Bad) {
+        all.insert(probes_at + 1, check("recording", Outcome::Bad, recording()));
+    }
     let counted = kernel_features::probes_time().map_err(|limit| limit.to_string());
     all.push(check("probes' CPU time", Outcome::Limited, counted));
     all.push(check("placing the shim", Outcome::Limited, placing()));
@@ -58,6 +67,24 @@ fn check(name: &'static str, lack: Outcome, result: Result<(), String>) -> Check
         Ok(()) => Check { name, outcome: Outcome::Good, message: String::new() },
         Err(message) => Check { name, outcome: lack, message },
     }
+}
+
+/// Starts what a recording starts, with the same numbers, on this process, and ends it.
+fn recording() -> Result<(), String> {
+    let options =
+        KernelOptions { selection: Selection::Pids(vec![std::process::id()]), ..KernelOptions::default() };
+    KernelSource::start(&options).map(drop).map_err(|error| explain(&error))
+}
+
+fn enough_open_files(found: u64) -> Result<(), String> {
+    if found >= MANY_OPEN_FILES {
+        return Ok(());
+    }
+    Err(format!(
+        "RLIMIT_NOFILE: expected at least {MANY_OPEN_FILES} open files, found {found}, of which a recording takes {}: with fewer, files \
+         of short-lived processes may be gone before their functions have names; allow more (ulimit -n, LimitNOFILE=)",
+        needed_open_files()
+    ))
 }
 
 fn me() -> Result<Target, String> {

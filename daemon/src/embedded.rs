@@ -79,6 +79,7 @@ mod tests {
             "sched_process_fork",
             "sched_process_exec",
             "sched_process_free",
+            "task_rename",
         ];
         // Elsewhere the oldest kernel is one that has the barrier.
         let programs = if cfg!(target_arch = "x86_64") { &programs[..] } else { &[] };

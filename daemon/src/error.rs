@@ -2,13 +2,15 @@
 
 use crate::attach::AttachError;
 use crate::attach::policy::WhyNot;
-use crate::attach::port::PortError;
 use crate::cli::exit;
 use crate::config::load::ConfigError;
+use crate::counts::startup::StartupError;
 use crate::heap::SurveyError;
 use crate::launch::LaunchError;
+use crate::memory_guard::MemoryError;
 use crate::pprof::PprofError;
 use crate::process::ProcessError;
+use crate::process::aftermath::Death;
 use crate::process::explain::ExplainError;
 use crate::report::ReportError;
 use crate::sink::SinkError;
@@ -95,9 +97,9 @@ pub enum Error {
     /// The program could not be started.
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    /// No diagnostic port.
+    /// The runtimes cannot be told at their start to count.
     #[error(transparent)]
-    Port(#[from] PortError),
+    Startup(#[from] StartupError),
     /// The program could not be started with the shim.
     #[error(transparent)]
     Attach(#[from] AttachError),
@@ -152,6 +154,12 @@ pub enum Error {
     /// A survey of a heap.
     #[error(transparent)]
     Survey(#[from] SurveyError),
+    /// A program was not started for want of memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// What was asked of a process may have been its end.
+    #[error("{0}")]
+    Death(Box<Death>),
     /// Nothing to write: what holds the objects is not known.
     #[error("{}: not written, for what holds the objects is not known", path.display())]
     NoWays {
@@ -229,6 +237,12 @@ fn hint(refused: &io::Error) -> &'static str {
     }
 }
 
+impl From<Death> for Error {
+    fn from(death: Death) -> Self {
+        Self::Death(Box::new(death))
+    }
+}
+
 impl Error {
     /// The process's exit code for it.
     #[must_use]
@@ -243,6 +257,7 @@ impl Error {
             | Self::KernelThread { .. }
             | Self::Attach(AttachError::NoSuchProcess { .. } | AttachError::Ended { .. })
             | Self::Survey(SurveyError::Ended { .. })
+            | Self::Death(_)
             | Self::Cgroup { .. } => exit::NO_TARGET,
             Self::Launch(LaunchError::Spawn { .. }) => exit::COMMAND,
             Self::NoSleepers { .. }
@@ -258,7 +273,9 @@ impl Error {
                 | KernelError::MapForbidden { .. }
                 | KernelError::Program { .. }
                 | KernelError::Sampler { .. }
-                | KernelError::Perf { .. },
+                | KernelError::Perf { .. }
+                | KernelError::PerfRing { .. }
+                | KernelError::FewOpenFiles { .. },
             ) => exit::NOT_PERMITTED,
             Self::Inspect(ExplainError::Process(ProcessError::Read { source, .. }))
                 if source.kind() == io::ErrorKind::PermissionDenied =>

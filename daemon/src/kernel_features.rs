@@ -28,7 +28,7 @@ const SLEEPERS: (u32, u32) = (5, 18);
 const ROOMY_FILE_BYTES: u64 = 1 << 30;
 
 /// Inode of the initial pid namespace (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
-const INITIAL_PID_NAMESPACE: &str = "pid:[4026531836]";
+pub(crate) const INITIAL_PID_NAMESPACE: &str = "pid:[4026531836]";
 
 const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
 

@@ -35,10 +35,7 @@ fn main() -> ExitCode {
             .log_internal_errors(false)
             .init();
         // Whoever starts one of ours has said so.
-        let is_internal = matches!(
-            cli.command,
-            Command::AttachHelper | Command::KeepPort { .. } | Command::ExecWhenReady(_)
-        );
+        let is_internal = matches!(cli.command, Command::AttachHelper | Command::ExecWhenReady(_));
         if let Some(problem) = problem.filter(|_| !is_internal) {
             tracing::error!("{problem}");
         }
@@ -47,7 +44,8 @@ fn main() -> ExitCode {
     if !matches!(cli.command, Command::ExecWhenReady(_))
         && let Err(source) = perfusion::error::outlive_long_files()
     {
-        say(&format!("perfusion: {}", perfusion::error::Error::Internal { what: "signal handler", source }));
+        let error = perfusion::error::Error::Internal { what: "signal handler", source };
+        say(&format!("perfusion: {}", perfusion::system_limits::explain(&error)));
         return ExitCode::from(exit::OTHER);
     }
     let done = match &cli.command {
@@ -67,7 +65,6 @@ fn main() -> ExitCode {
         Command::Inspect { what: Inspect::Unwind(options) } => perfusion::inspect::unwind(options),
         Command::Completions { shell } => perfusion::manual::completions(*shell),
         Command::Man { directory } => perfusion::manual::pages(directory),
-        Command::KeepPort { path } => perfusion::commands::keep_port(path),
         Command::AttachHelper => perfusion::commands::attach_helper(),
         Command::Copy { from, to } => perfusion::commands::copy(from, to),
         Command::ExecWhenReady(options) => {
@@ -79,7 +76,7 @@ fn main() -> ExitCode {
     match done {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            say(&format!("perfusion: {error}"));
+            say(&format!("perfusion: {}", perfusion::system_limits::explain(&error)));
             ExitCode::from(error.exit_code())
         }
     }

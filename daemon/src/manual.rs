@@ -80,7 +80,7 @@ mod tests {
             for word in ["record", "frequency", "inspect", "unwind", "completions"] {
                 assert!(script.contains(word), "{shell}: no {word}");
             }
-            for hidden in ["keep-port", "exec-when-ready", "time-stages", "wait-stacks-one-in"] {
+            for hidden in ["exec-when-ready", "time-stages", "wait-stacks-one-in"] {
                 assert!(!script.contains(hidden), "{shell}: {hidden}");
             }
         }

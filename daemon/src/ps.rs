@@ -3,6 +3,8 @@
 use crate::attach::policy::{Inspection, Runtime, WhyNot, inspect, opted_out};
 use crate::attach::target::Target;
 use crate::daemon::control::{Answer, Told};
+use crate::kernel_features;
+use crate::process::name;
 use crate::process::table::Standing;
 use crate::symbolize::pretty::clean;
 use serde::Serialize;
@@ -19,8 +21,8 @@ const UNSELECTED: &str = "not selected by the daemon's rules";
 /// Bytes of a command line that are read, and characters of it that a line of the table has at most.
 const COMMAND_BYTES: u64 = 256;
 const COMMAND_CHARACTERS: usize = 40;
-/// The same of a service's name.
-const SERVICE_CHARACTERS: usize = 30;
+/// The same of a service's and a process's name.
+const NAME_CHARACTERS: usize = 30;
 
 /// What the daemon of this host says.
 pub enum Daemon {
@@ -53,7 +55,7 @@ impl Daemon {
 pub struct Row {
     /// Pid in the initial namespace.
     pub pid: u32,
-    /// Command name.
+    /// Its name (`process::name`).
     pub name: String,
     /// Command line, arguments joined by spaces, at most 256 bytes; empty when it cannot be read.
     pub command: String,
@@ -130,7 +132,7 @@ fn row(pid: u32, may_be_asked: bool) -> Option<Row> {
     let why_not = why_not.filter(|why| *why != WhyNot::NotDotnet && mode != Mode::ShimLoaded);
     Some(Row {
         pid,
-        name: target.comm().unwrap_or_default(),
+        name: name::of(&target),
         command: target.command_line(COMMAND_BYTES).unwrap_or_default(),
         runtime,
         container: target.container().ok().flatten(),
@@ -193,12 +195,47 @@ pub fn print(json: bool, daemon: Daemon, out: &mut dyn Write, notes: &mut dyn Wr
     } else {
         table(&rows, out)?;
     }
+    if let Some(hidden) = hidden() {
+        writeln!(notes, "{hidden}")?;
+    }
     let unseen = rows.iter().filter(|row| row.mode == Mode::Unseen).count();
     if unseen > 0 {
         let processes = if unseen == 1 { "process" } else { "processes" };
         writeln!(notes, "{unseen} {processes} cannot be looked at: {}.", WhyNot::NotPermitted)?;
     }
     Ok(())
+}
+
+/// That there may be processes which are not in the list, and why, in words.
+fn hidden() -> Option<String> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let is_hidden = |pid: &u32| {
+        let stat = std::fs::File::open(format!("/proc/{pid}/stat"));
+        stat.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+    };
+    let closed = crate::process::all_pids().unwrap_or_default().iter().filter(|pid| is_hidden(pid)).count();
+    // Who may trace all processes sees them all, whatever the mount says (`has_pid_permissions`, fs/proc/base.c).
+    let sees_init = std::fs::read("/proc/1/stat").is_ok();
+    let hides = hides_processes(&mounts).filter(|_| !sees_init || closed > 0);
+    let others = "other users' processes are not listed: run perfusion as root, or with CAP_SYS_PTRACE, or in the group of the mount's gid=";
+    let by_mount = hides.map(|option| {
+        let how_many = if closed > 0 { format!(" ({closed} of them)") } else { String::new() };
+        format!("/proc is mounted with {option}: {others}{how_many}")
+    });
+    by_mount.or_else(|| {
+        let own = std::fs::read_link("/proc/self/ns/pid").ok()?;
+        (own.to_string_lossy() != kernel_features::INITIAL_PID_NAMESPACE).then(|| {
+            "this is not the initial pid namespace: processes outside it are not listed; run with hostPID: true or --pid=host".to_owned()
+        })
+    })
+}
+
+/// The option of the mount at `/proc` that hides processes (proc(5)), as mountinfo has it. The last mount there is the one in force.
+fn hides_processes(mountinfo: &str) -> Option<&str> {
+    let of_proc = |line: &&str| line.split(' ').nth(4) == Some("/proc");
+    let line = mountinfo.lines().rfind(of_proc)?;
+    let option = line.rsplit(' ').next()?.split(',').find(|option| option.starts_with("hidepid="))?;
+    (!matches!(option, "hidepid=0" | "hidepid=off")).then_some(option)
 }
 
 /// A command line as the table has it. In a long one paths lose their directories first: what tells .NET processes apart is the name of an
@@ -233,10 +270,8 @@ fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
     let service_of = |row: &Row| {
         let service = row.daemon.as_ref().and_then(|told| told.standing.service.as_deref());
         // Any program may publish any name.
-        service.map_or_else(
-            || "-".to_owned(),
-            |service| clean(service).chars().take(SERVICE_CHARACTERS).collect(),
-        )
+        service
+            .map_or_else(|| "-".to_owned(), |service| clean(service).chars().take(NAME_CHARACTERS).collect())
     };
     let widest =
         rows.iter().map(|row| service_of(row).chars().count()).max().unwrap_or(0).max("SERVICE".len());
@@ -244,9 +279,11 @@ fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
         true => format!("{service:<widest$}  {stacks:>9}  {lost:>7}  {cost:>7}  "),
         false => String::new(),
     };
+    let name_of = |row: &Row| clean(&row.name).chars().take(NAME_CHARACTERS).collect::<String>();
+    let wide = rows.iter().map(|row| name_of(row).chars().count()).max().unwrap_or(0).max(15);
     writeln!(
         out,
-        "{:>7}  {:<15}  {:<22}  {:<12}  {:<11}  {}{:<COMMAND_CHARACTERS$}  WHY NOT MORE",
+        "{:>7}  {:<wide$}  {:<22}  {:<12}  {:<11}  {}{:<COMMAND_CHARACTERS$}  WHY NOT MORE",
         "PID",
         "NAME",
         "RUNTIME",
@@ -266,9 +303,9 @@ fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
             },
         );
         let line = format!(
-            "{:>7}  {:<15}  {:<22}  {container:<12}  {:<11}  {figures}{command:<COMMAND_CHARACTERS$}  {}",
+            "{:>7}  {:<wide$}  {:<22}  {container:<12}  {:<11}  {figures}{command:<COMMAND_CHARACTERS$}  {}",
             row.pid,
-            row.name,
+            name_of(row),
             row.runtime.to_string(),
             row.mode.text(),
             row.why_not.as_deref().unwrap_or_default()
@@ -288,6 +325,19 @@ mod tests {
     fn all() -> std::io::Result<Vec<Row>> {
         let _turn = turn();
         list(&Daemon::None)
+    }
+
+    #[test]
+    fn the_mount_of_proc_says_whether_it_hides_processes() {
+        let of = |options: &str| {
+            let line = format!("23 28 0:21 / /proc rw,nosuid shared:12 - proc proc {options}");
+            let others = "24 28 0:22 / /sys rw - sysfs sysfs rw";
+            super::hides_processes(&format!("{others}\n{line}\n{others}\n")).map(str::to_owned)
+        };
+        assert_eq!(of("rw"), None);
+        assert_eq!(of("rw,hidepid=off"), None);
+        assert_eq!(of("rw,gid=4,hidepid=invisible").as_deref(), Some("hidepid=invisible"));
+        assert_eq!(of("rw,hidepid=1").as_deref(), Some("hidepid=1"));
     }
 
     #[test]

@@ -5,21 +5,23 @@ use crate::attach::policy::{self, WhyNot};
 use crate::attach::target::Target;
 use crate::attach::{self, AttachError, COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED, Settings, Wishes};
 use crate::cli::{AllocCounts, Record, exit};
-use crate::counts::{Counted, Counting, Rate};
+use crate::counts::{self, Counted, Counting, Rate};
 use crate::end_signals::EndSignals;
 use crate::error::{Error, say};
 use crate::exact::merge::{COUNTED, EXACT};
 use crate::exact::{self, Account, Ending, Shelf};
 use crate::kernel_features::Limit;
 use crate::launch::{self, Gated};
+use crate::memory_guard::{self, AttachedProcesses, Growing};
 use crate::pprof::{self, About};
-use crate::process::{Awaited, ProcessTable, start_ticks, ticks_before_now};
+use crate::process::{Awaited, ProcessTable, name, start_ticks, ticks_before_now};
 use crate::run::{Recorded, Recording, Watcher, loss};
 use crate::sample::frame::{FrameKey, Marker};
 use crate::sink::file;
 use crate::source::MonotonicNs;
 use crate::source::kernel::{KernelError, KernelOptions, KernelSource, Selection};
 use crate::source::shim::ShimSource;
+use crate::system_limits::raise_open_files;
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::io::Errno;
 use std::io::IsTerminal as _;
@@ -36,8 +38,14 @@ const LOOK: Duration = Duration::from_millis(100);
 /// How long running processes are read at the start of a recording of the whole host. The others are when they are first seen.
 const READING: Duration = Duration::from_millis(200);
 
+/// The exit code of a program that the kernel has ended for want of memory (SIGKILL), and of a shell that ran one.
+const KILLED: u8 = 128 + 9;
 /// An attach that takes longer is told of: a recording with a named process is that much longer than it was asked to be.
 const LONG_ATTACH: Duration = Duration::from_millis(500);
+
+/// The time of a recording begins when the named processes have the shim, and no later than this after the recording did: a runtime that does
+/// not answer holds up nobody.
+const LONGEST_ATTACH: Duration = LONG_ATTACH;
 
 /// What exact values mean beside stacks that are sampled.
 const EXACT_COMMENT: &str = "alloc_objects, alloc_space: exact per process and type; split among stacks by the objects that were sampled";
@@ -81,7 +89,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     }
     // What is needed at all is reported first.
     crate::kernel_features::check().map_err(KernelError::from)?;
-    if options.exact {
+    if options.exact || options.alloc_counts.is_some() {
         // Else its tables could not be opened.
         crate::kernel_features::mapped_files()
             .map_err(|source| AttachError::Unreadable { pid: std::process::id(), source })?;
@@ -96,7 +104,8 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     }
     attach::place::begin_sweep();
     let settings = Settings::new(wishes(options))
-        .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
+        .map_err(|source| Error::Internal { what: "random number", source: source.into() })?
+        .forced(options.force);
     // A shim whose region cannot be opened would only be a burden to the process.
     let with_shim =
         !options.no_attach && !limits.iter().any(|limit| matches!(limit, Limit::MappedFiles { .. }));
@@ -104,20 +113,33 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     // Else a typo would be found when the file of an earlier recording is about to be replaced.
     launch::check(&options.command)?;
     // The program is started first, but waits at its gate, because its pid must be known to select it.
-    // Kept until the program has ended: its children may load it at any time.
-    let mut _library = None;
+    // Kept while it is recorded: its children may load it at any time. They look at its lock and at nothing else to see whether we live.
+    let mut library = None;
+    if options.exact {
+        memory_guard::check_start("--exact", memory_guard::EXACT_BYTES, options.force)?;
+    }
     let mut counting = match options.alloc_counts {
-        Some(often) => Some(Counting::open(rate(often))?),
+        Some(often) => {
+            let buffer_mib = memory_guard::counts_buffer(counts::BUFFER_MIB, options.force)?;
+            if buffer_mib < counts::BUFFER_MIB {
+                say.line(&format!(
+                    "each runtime keeps up to {buffer_mib} MiB of its events instead of {}, for no more memory is left; \
+                     what finds no room is lost and counted",
+                    counts::BUFFER_MIB
+                ));
+            }
+            Some(Counting::open(rate(often), buffer_mib)?)
+        }
         None => None,
     };
     let gated = if options.command.is_empty() {
         None
     } else {
-        let mut environment: Vec<_> = counting.iter().map(Counting::environment).collect();
+        let mut environment: Vec<_> = counting.iter().flat_map(Counting::environment).collect();
         if with_shim {
             let launch = attach::launch::launch(&settings, options.exact)?;
             environment.extend(launch.environment);
-            _library = Some(launch.library);
+            library = Some(launch.library);
         }
         Some(Gated::spawn(&options.command, &environment)?)
     };
@@ -156,6 +178,9 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     if options.exact {
         shims = shims.with_exact(shelf.clone());
     }
+    if let Some(counting) = &counting {
+        shims = shims.with_counts(counting.starts());
+    }
     // Before it is let go: a shell has children within a millisecond, and those of a process that is not watched are not either.
     if let Some(pid) = gated_pid {
         shims.watch(pid);
@@ -163,9 +188,6 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     let recording = Recording::start(kernel, shims, processes)
         .map_err(|source| Error::Internal { what: "starting a thread", source })?;
     let watcher = recording.watcher();
-    if let Some(counting) = &mut counting {
-        counting.start().map_err(|source| Error::Internal { what: "starting a thread", source })?;
-    }
     let child = gated.map(Gated::release).transpose()?;
     let whom = match (&child, &options.cgroup) {
         _ if !with_shim => None,
@@ -175,7 +197,9 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         (None, None) => Some(Whom::Named(options.pid.clone())),
     };
     let late = Late::since(began);
-    let mut follower = whom.map(|whom| follow(whom, settings, watcher, (late.clone(), say)));
+    let attached = AttachedProcesses::default();
+    let telling = (late.clone(), attached.clone(), say);
+    let mut follower = whom.map(|whom| follow(whom, settings, watcher, telling));
 
     say.line(&format!("recording {}; Ctrl-C ends it", describe(options, child.as_ref())));
     if with_shim && follower.is_none() {
@@ -184,13 +208,24 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         );
     }
     let (end, child) =
-        wait_for_end(options, child, &recording, (began, follower.as_ref()), &mut signals, say)?;
+        wait_for_end(options, child, &recording, (began, follower.as_ref(), &attached), &mut signals, say)?;
+    // First: whoever starts from now on finds no library, and nobody waits for a recording that is over.
+    drop(library);
+    if let Some(counting) = &mut counting {
+        counting.cease();
+    }
     if let Some(follower) = &mut follower {
         follower.cease();
     }
     recording.close();
+    // From here on, for what follows may wait for runtimes.
+    let writing = leave_on_second_signal();
+    let patience = match end {
+        End::Interrupted | End::Terminated => counts::ENDING_ON_SIGNAL,
+        End::Child(_) | End::Time | End::Gone => counts::ENDING,
+    };
     // Before the programs have gone further.
-    let counted = counting.map(Counting::finish);
+    let counted = counting.map(|counting| counting.finish(patience));
     let mut account = account_path.as_deref().map(|path| (path, account(options, &shelf, targets.first())));
     if let End::Gone = end
         && options.duration.is_some()
@@ -198,7 +233,6 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         say.line(&format!("every target has ended, after {:.1?}", began.elapsed()));
     }
     tracing::debug!("the recording is over");
-    let writing = leave_on_second_signal();
     let without_shim = follower.map(Follower::stop).unwrap_or_default();
     tracing::debug!("the follower has ended");
     let recorded = recording.stop().ok_or(Error::Failed)?;
@@ -221,7 +255,12 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
             write_account(path, account, say)?;
         }
     }
+    let deaths = attached.deaths();
+    deaths.iter().for_each(|death| crate::error::say(&death.to_string()));
     match (end, child) {
+        (End::Time | End::Gone, None) if deaths.iter().any(|death| death.killed_in.is_some()) => {
+            Ok(exit::NO_TARGET)
+        }
         (End::Child(status), _) => Ok(exit_code(status)),
         (End::Time | End::Gone | End::Interrupted, Some(mut child)) => {
             say.line(&format!("waiting for {} to end (Ctrl-C to leave it)", options.command.join(" ")));
@@ -275,14 +314,6 @@ enum End {
     Terminated,
 }
 
-/// Mapped files and memories of many processes are kept open; the default soft limit of 1,024 is for programs that use select().
-pub(crate) fn raise_open_files() {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
-    // Below the limit less is kept open, and counted.
-    rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).ok();
-}
-
 /// Refuses what is no process.
 pub(crate) fn check_target(pid: u32) -> Result<(), Error> {
     let status =
@@ -304,7 +335,7 @@ pub(crate) fn check_target(pid: u32) -> Result<(), Error> {
 /// does not let this program look, whatever its capabilities (`ptrace_may_access`, kernel/ptrace.c).
 fn check_seen(pid: u32) -> Result<(), Error> {
     let target = Target::open(pid).map_err(|_| Error::NoProcess { pid })?;
-    let name = || target.comm().unwrap_or_default();
+    let name = || name::of(&target);
     if target.is_kernel_thread() {
         return Err(Error::KernelThread { pid, name: name() });
     }
@@ -324,14 +355,14 @@ pub(crate) fn check_managed(target: &Target) -> Result<Option<WhyNot>, Error> {
     let is_young = || target.start_ticks().is_ok_and(|started| started >= ticks_before_now(GROWS_UP));
     let seen = loop {
         let seen = policy::inspect(target, None).map_err(|_| Error::NoProcess { pid })?;
-        if !matches!(seen.why_not, Some(WhyNot::NotDotnet | WhyNot::NoSocket)) || !is_young() {
+        if !matches!(seen.why_not, Some(WhyNot::NotDotnet | WhyNot::NoSocket(_))) || !is_young() {
             break seen;
         }
         std::thread::sleep(LOOK);
     };
     match (seen.runtime, seen.why_not) {
         (policy::Runtime::Native | policy::Runtime::NativeAot | policy::Runtime::Unseen, Some(why)) => {
-            Err(Error::NotManaged { pid, name: target.comm().unwrap_or_default(), why })
+            Err(Error::NotManaged { pid, name: name::of(target), why })
         }
         (_, why_not) => Ok(why_not),
     }
@@ -343,6 +374,7 @@ fn wishes(options: &Record) -> Wishes {
         exception_messages: options.exception_messages,
         contention: !options.no_contention,
         thread_pool: options.thread_pool,
+        start_session: options.alloc_counts.is_some(),
         ..Wishes::default()
     }
 }
@@ -405,9 +437,16 @@ impl Late {
 }
 
 /// Keeps the shim in the .NET processes that are recorded.
-fn follow(whom: Whom, settings: Settings, watcher: Watcher, (late, say): (Late, Say)) -> Follower {
+fn follow(
+    whom: Whom,
+    settings: Settings,
+    watcher: Watcher,
+    (late, attached, say): (Late, AttachedProcesses, Say),
+) -> Follower {
     let pipeline = watcher.clone();
     Follower::start(whom, settings, pipeline, move |news| match news {
+        News::Attaching { pid } => attached.attaching(pid),
+        News::NotAsked { pid } => attached.not_asked(pid),
         News::Attached { pid, runtime, took } => {
             tracing::info!(pid, runtime, ?took, "attached");
             watcher.watch(pid);
@@ -429,12 +468,14 @@ fn wait_for_end(
     options: &Record,
     mut child: Option<Child>,
     recording: &Recording,
-    (began, follower): (Instant, Option<&Follower>),
+    (began, follower, attached): (Instant, Option<&Follower>, &AttachedProcesses),
     signals: &mut EndSignals,
     say: Say,
 ) -> Result<(End, Option<Child>), Error> {
     let internal = |what| move |source| Error::Internal { what, source };
     let bar = progress(options, say);
+    let grows = options.exact || options.alloc_counts.is_some();
+    let growing = child.as_ref().filter(|_| grows).map(|child| Growing::of(child.id(), options.force));
     let EndSignals { runtime, interrupt, terminate } = signals;
     let end = runtime.block_on(async {
         let mut look = tokio::time::interval(LOOK);
@@ -451,18 +492,35 @@ fn wait_for_end(
             if let Some(child) = &mut child
                 && let Some(status) = child.try_wait().map_err(internal("waiting for the program"))?
             {
+                if exit_code(status) == KILLED
+                    && let Some(cgroup) = growing.as_ref().and_then(Growing::killed_in)
+                {
+                    crate::error::say(&format!(
+                        "the program was killed: the kernel has killed for want of memory in its cgroup {} meanwhile (oom_kill). \
+                         What the recording made the program use may be the cause",
+                        cgroup.display()
+                    ));
+                }
                 return Ok::<_, Error>(End::Child(status));
+            }
+            attached.look();
+            if let Some(why) = growing.as_ref().and_then(Growing::is_too_much) {
+                crate::error::say(&why);
+                return Ok(End::Time);
             }
             // A zombie has ended, however long its parent takes to ask for it.
             if !targets.is_empty() && !targets.iter().any(Awaited::is_running) {
                 return Ok(End::Gone);
             }
-            // An attach can take longer than all of a short recording: the time counts from when the named processes have been seen to.
+            // An attach can take as long as a short recording: the time counts from when the named processes have been seen to.
             let since = match follower {
-                Some(follower) if !options.pid.is_empty() => follower.complete_since(),
-                _ => Some(began),
+                Some(follower) if !options.pid.is_empty() => {
+                    let latest = began + LONGEST_ATTACH;
+                    follower.complete_since().map_or(latest, |complete| complete.min(latest))
+                }
+                _ => began,
             };
-            let is_over = since.zip(options.duration).is_some_and(|(at, time)| at.elapsed() >= time);
+            let is_over = options.duration.is_some_and(|time| Instant::now() >= since + time);
             if is_over || !recording.is_running() {
                 return Ok(End::Time);
             }

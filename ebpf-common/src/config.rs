@@ -124,6 +124,10 @@ plain! {
         pub task_in_iowait: u32,
         /// That bit.
         pub task_in_iowait_mask: u32,
+        /// Byte of `task_struct` with the bit `in_execve`.
+        pub task_in_execve: u32,
+        /// That bit.
+        pub task_in_execve_mask: u32,
         /// `task_struct.stack`.
         pub task_stack: u32,
         /// From there to the user registers; only where `bpf_task_pt_regs` is missing.

@@ -6,6 +6,7 @@
 //! - `waker_stacks` = `waker_stacks_stored` + `waker_stacks_ring_full` + `waker_stacks_busy`
 //! - `sleepers` = `sleepers_stored` + `sleepers_ring_full` + `sleepers_torn` + `sleepers_deferred`
 //! - `thread_ends` = `thread_ends_stored` + `thread_ends_ring_full`
+//! - `renames` = `renames_stored` + `renames_ring_full` + `renames_skipped`
 //! - all `_stored` together = `records_read` + records still in the ring
 
 /// Identity and meaning of one counter.
@@ -99,6 +100,10 @@ counters! {
     ThreadsLeft "threads_left" "threads found to have left the selection, or to have ended unseen: their times end with their last event";
     Spans "spans" "stacks sent with the span their thread worked for";
     SpansUnreadable "spans_unreadable" "threads whose published context could not be read";
+    Renames "renames" "times that a recorded thread was given a name";
+    RenamesStored "renames_stored" "renames put into the ring with the thread's times until then";
+    RenamesRingFull "renames_ring_full" "renames dropped because the ring was full: the thread's time is shared among its names by the samples";
+    RenamesSkipped "renames_skipped" "renames not sent because the thread had very many in that second: its time is shared among its names by the samples";
     CpuNotFollowed "cpu_not_followed" "CPUs that came online and could not be sampled (tried once a second)";
 }
 

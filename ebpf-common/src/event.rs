@@ -1,5 +1,6 @@
 //! Records in the BPF ring. Each starts with [`Header`]; the tag says which type it is.
 
+use crate::key::Thread;
 use crate::limits::{COMM_BYTES, PAGE_BYTES, WAKER_FRAMES};
 use crate::machine::GPR;
 use crate::plain;
@@ -12,6 +13,8 @@ pub const KIND_WAIT_START: u32 = 2;
 pub const KIND_WAIT_END: u32 = 3;
 /// [`ThreadEndRecord`].
 pub const KIND_THREAD_END: u32 = 4;
+/// [`RenameRecord`].
+pub const KIND_RENAME: u32 = 5;
 
 /// [`SleeperRecord`] of the task iterator.
 pub const KIND_SLEEPER: u32 = 16;
@@ -41,6 +44,10 @@ pub const FLAG_THROTTLED: u32 = 128;
 pub const FLAG_STACK_SENT: u32 = 256;
 /// `StackRecord::flags` and `SleeperRecord::flags`: `trace_id` and `span_id` are there.
 pub const FLAG_SPAN: u32 = 512;
+/// `RenameRecord::flags`: earlier renames of the thread were not told of.
+pub const FLAG_SKIPPED: u32 = 1;
+/// `StackRecord::flags` and `SleeperRecord::flags`: the kernel has begun to end the thread, whose memory may be gone.
+pub const FLAG_EXITING: u32 = 1024;
 /// `StackRecord::flags` and `SleeperRecord::flags` from this bit on: pages from the stack pointer on that were not in memory. The copy
 /// of the stack begins behind them.
 pub const SKIPPED_PAGES_SHIFT: u32 = 24;
@@ -174,6 +181,24 @@ plain! {
         pub left_out: u32,
         /// Named padding.
         pub reserved: u32,
+    }
+}
+
+plain! {
+    /// A thread gets another name.
+    pub struct RenameRecord {
+        /// `KIND_RENAME`.
+        pub header: Header,
+        /// Thread.
+        pub tid: u32,
+        /// `FLAG_SKIPPED` or 0.
+        pub flags: u32,
+        /// Command name so far.
+        pub from: [u8; COMM_BYTES],
+        /// Command name from now on.
+        pub to: [u8; COMM_BYTES],
+        /// What is known of it. Like the reader of the map, the reader of this looks whether the law holds.
+        pub thread: Thread,
     }
 }
 

@@ -103,6 +103,10 @@ plain! {
         pub left_out: u32,
         /// The second of its last wait: 2³⁰ ns by the clock, from boot on.
         pub waits_in: u32,
+        /// Renames that were told of in the second below, or one more than [`crate::limits::MAX_RENAMES`] where one of them was not told of.
+        pub renames: u32,
+        /// The second of its last rename: 2³⁰ ns by the clock, from boot on.
+        pub renamed_in: u32,
         /// Command name of that thread; written for kept waits only.
         pub waker_comm: [u8; COMM_BYTES],
     }

@@ -8,11 +8,14 @@ pub const PAGE_BYTES: u32 = 4096;
 /// Most pages from the stack pointer on that may be missing: a function that makes itself a large frame faults on the lowest of them first.
 pub const MAX_SKIPPED_PAGES: u32 = 8;
 
-/// Most bytes of user stack one record carries.
-pub const MAX_STACK_COPY_BYTES: u32 = 64 * 1024;
+/// Most bytes of user stack one record carries. The C# compiler uses up to 90 KiB while the probes know none of its rules.
+pub const MAX_STACK_COPY_BYTES: u32 = 128 * 1024;
 
-/// Most of it in the record of a wait, of a waker: their budget is one of bytes, and of a thread that still sleeps the daemon reads on.
-pub const MAX_WAIT_COPY_BYTES: u32 = MAX_STACK_COPY_BYTES / 2;
+/// Most of it before 5.17. Those kernels have no `bpf_loop`, and their verifiers follow every page of a copy.
+pub const MAX_STEPPED_COPY_BYTES: u32 = 64 * 1024;
+
+/// Most of it there in the record of a wait or of a waker: all waits are copied, and their budget is one of bytes.
+pub const MAX_STEPPED_WAIT_COPY_BYTES: u32 = MAX_STEPPED_COPY_BYTES / 2;
 
 /// Most kernel frames of one record: the default of `kernel.perf_event_max_stack`.
 pub const MAX_KERNEL_FRAMES: u32 = 127;
@@ -53,6 +56,9 @@ pub const OWN_FRAMES: u32 = 2;
 /// Length of a command name with its terminating zero (`TASK_COMM_LEN`).
 pub const COMM_BYTES: usize = 16;
 
+/// Renames of one thread that are told of in a second (2³⁰ ns).
+pub const MAX_RENAMES: u32 = 128;
+
 /// Default number of threads whose times can be known at once.
 pub const DEFAULT_MAX_THREADS: u32 = 32 * 1024;
 
@@ -86,6 +92,7 @@ pub const MAX_SELECTED_PROCESSES: u32 = 8 * 1024;
 const _: () = assert!(MAX_KERNEL_STACK_BYTES.is_multiple_of(8));
 const _: () = assert!(MAX_WALK_FRAMES.is_power_of_two() && WALK_WINDOW_BYTES.is_power_of_two());
 const _: () = assert!(MAX_STACK_COPY_BYTES.is_multiple_of(PAGE_BYTES));
+const _: () = assert!(MAX_STEPPED_COPY_BYTES <= MAX_STACK_COPY_BYTES);
 const _: () = assert!(DEFAULT_MAX_PLACES.is_power_of_two() && MAX_RULES <= 1 << 16);
 const _: () = assert!(size_of::<crate::rule::PlaceSet>() == 64, "a cache line");
 const _: () = assert!(size_of::<crate::event::StackRecord>().is_multiple_of(8));

@@ -53,6 +53,8 @@ pub(crate) static CONFIG: Config = Config {
     task_last_arrival: 0,
     task_in_iowait: 0,
     task_in_iowait_mask: 0,
+    task_in_execve: 0,
+    task_in_execve_mask: 0,
     task_stack: 0,
     task_registers: 0,
     vma_end: 0,
@@ -192,6 +194,12 @@ impl Task {
     #[inline(always)]
     pub(crate) fn in_iowait(self) -> bool {
         self.field::<u8>(setting!(task_in_iowait)) & setting!(task_in_iowait_mask) as u8 != 0
+    }
+
+    /// Whether it is about to become another program.
+    #[inline(always)]
+    pub(crate) fn in_execve(self) -> bool {
+        self.field::<u8>(setting!(task_in_execve)) & setting!(task_in_execve_mask) as u8 != 0
     }
 
     /// Whether the run queue of its cgroup, or of one above, has used up its CPU time (`cfs_rq.throttle_count` counts all levels).

@@ -12,11 +12,14 @@ use core::ffi::c_void;
 use core::mem::size_of;
 use ebpf_common::counter::Counter;
 use ebpf_common::event::{
-    FLAG_AT_CALL, FLAG_LIMITED, FLAG_USER, FLAG_WALKED_TO_LIMIT, FLAG_WALKED_TO_START, Header,
+    FLAG_AT_CALL, FLAG_EXITING, FLAG_LIMITED, FLAG_USER, FLAG_WALKED_TO_LIMIT, FLAG_WALKED_TO_START, Header,
     KIND_CPU_SAMPLE, KIND_WAKER_STACK, StackRecord,
 };
 use ebpf_common::key::Scratch;
-use ebpf_common::limits::{MAX_KERNEL_STACK_BYTES, MAX_RECORD_BYTES, MAX_WAIT_COPY_BYTES, MAX_WALK_BYTES};
+use ebpf_common::limits::{
+    MAX_KERNEL_STACK_BYTES, MAX_RECORD_BYTES, MAX_STEPPED_COPY_BYTES, MAX_STEPPED_WAIT_COPY_BYTES,
+    MAX_WALK_BYTES,
+};
 use ebpf_common::machine::Machine as _;
 use ebpf_common::rule::{PC, SP};
 use ebpf_common::stage::{OF_SAMPLES, OF_WAITS, STAGE_COPY, STAGE_KERNEL, STAGE_SEND, STAGE_USER};
@@ -24,6 +27,9 @@ use ebpf_common::walk::opaque;
 
 /// `PF_KTHREAD` of include/linux/sched.h: a thread without user registers.
 pub(crate) const PF_KTHREAD: u32 = 0x0020_0000;
+
+/// `PF_EXITING` of include/linux/sched.h: a thread on its way out, which gives its memory back.
+pub(crate) const PF_EXITING: u32 = 4;
 
 /// What the hook knows; the rest is read from the task.
 pub(crate) struct Hook {
@@ -96,7 +102,11 @@ fn fill_and_send<const LOOPS: bool>(
     record.known = 0;
     let (mut walked_bytes, mut user_bytes) = (0, 0);
     let mut copied_from = None;
-    if task.flags() & PF_KTHREAD == 0 {
+    let task_flags = task.flags();
+    if task_flags & PF_EXITING != 0 {
+        flags |= FLAG_EXITING;
+    }
+    if task_flags & PF_KTHREAD == 0 {
         let regs = if LOOPS {
             machine::registers(task)
         } else {
@@ -148,7 +158,14 @@ fn fill_and_send<const LOOPS: bool>(
     stages.ended(STAGE_KERNEL);
     if let Some(from) = copied_from {
         let limit = setting!(stack_copy_bytes);
-        let limit = if hook.kind == KIND_CPU_SAMPLE { limit } else { limit.min(MAX_WAIT_COPY_BYTES) };
+        // Constants to the verifier.
+        let limit = if LOOPS {
+            limit
+        } else if hook.kind == KIND_CPU_SAMPLE {
+            limit.min(MAX_STEPPED_COPY_BYTES)
+        } else {
+            limit.min(MAX_STEPPED_WAIT_COPY_BYTES)
+        };
         let room = task.stack_room(from, limit);
         let copy = unwind::copy::stack::<LOOPS>(scratch, walked_bytes + kernel_bytes, from, room, limit);
         user_bytes = copy.bytes;

@@ -6,7 +6,7 @@
 //! in the same wait and without having run. Anything else is dropped and counted.
 
 use crate::config::{Task, has_rules, mapping_end};
-use crate::emit::{PF_KTHREAD, send};
+use crate::emit::{PF_EXITING, PF_KTHREAD, send};
 use crate::machine;
 use crate::maps::{PASSED_OVER, RING, SLEEPER_SCRATCH, THREADS, VISITORS, count};
 use crate::sched::state_of;
@@ -22,8 +22,8 @@ use core::mem::size_of;
 use ebpf_common::config::RULE_WAITS;
 use ebpf_common::counter::Counter;
 use ebpf_common::event::{
-    FLAG_IO, FLAG_LIMITED, FLAG_PREEMPTED, FLAG_STACK_SENT, FLAG_THROTTLED, FLAG_USER, Header, KIND_SLEEPER,
-    SleeperRecord,
+    FLAG_EXITING, FLAG_IO, FLAG_LIMITED, FLAG_PREEMPTED, FLAG_STACK_SENT, FLAG_THROTTLED, FLAG_USER, Header,
+    KIND_SLEEPER, SleeperRecord,
 };
 use ebpf_common::key::{
     STATE_BLOCKED, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, SleeperScratch, StackCopy, Thread, Visitor,
@@ -210,6 +210,9 @@ fn describe(record: &mut SleeperRecord, task: Task, asleep: &Asleep, tid: u32) {
         if !asleep.was_blocked {
             record.flags |= FLAG_PREEMPTED;
         }
+    }
+    if task.flags() & PF_EXITING != 0 {
+        record.flags |= FLAG_EXITING;
     }
     if task.in_iowait() {
         record.flags |= FLAG_IO;

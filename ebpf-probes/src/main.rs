@@ -10,6 +10,7 @@ mod iter;
 mod machine;
 mod maps;
 mod process;
+mod rename;
 mod sample;
 mod sched;
 mod span;
@@ -58,6 +59,12 @@ fn sched_process_exec(ctx: BtfTracePointContext) -> i32 {
 #[btf_tracepoint(function = "sched_process_free")]
 fn sched_process_free(ctx: BtfTracePointContext) -> i32 {
     process::free(&ctx);
+    0
+}
+
+#[btf_tracepoint(function = "task_rename")]
+fn task_rename(ctx: BtfTracePointContext) -> i32 {
+    rename::renamed(&ctx);
     0
 }
 

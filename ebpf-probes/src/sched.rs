@@ -20,7 +20,7 @@
 
 use crate::coin;
 use crate::config::{Task, goes_on, has_rules, known_is_selected, setting};
-use crate::emit::{Hook, Lost, PF_KTHREAD, small_record, stack_record};
+use crate::emit::{Hook, Lost, PF_EXITING, PF_KTHREAD, small_record, stack_record};
 use crate::machine::{self, THREAD_BYTES};
 use crate::maps::{THREADS, WAKE_SCRATCH, coin, count};
 use aya_ebpf::EbpfContext as _;
@@ -48,9 +48,6 @@ const TASK_DEAD: u32 = 0x80;
 /// A waking that finds the thread on a CPU belongs to a wait that begins within this time of it: the rest of `__schedule`, and what a hypervisor
 /// takes of it.
 const EARLY_NS: u64 = 1_000_000;
-
-/// `PF_EXITING` of include/linux/sched.h: the thread is on its way out.
-const PF_EXITING: u32 = 4;
 
 /// `void sched_switch(bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)`; `prev` is current.
 #[inline(always)]
@@ -564,14 +561,14 @@ fn close(thread: &mut Thread, now: u64, event: u32) -> u64 {
 
 /// Stores what another CPU reads: the compiler keeps volatile accesses in their order.
 #[inline(always)]
-fn put<T>(field: &mut T, value: T) {
+pub(crate) fn put<T>(field: &mut T, value: T) {
     // SAFETY: a valid, aligned field.
     unsafe { core::ptr::write_volatile(field, value) }
 }
 
 /// Loads what another CPU writes.
 #[inline(always)]
-fn get<T: Copy>(field: &T) -> T {
+pub(crate) fn get<T: Copy>(field: &T) -> T {
     // SAFETY: a valid, aligned field.
     unsafe { core::ptr::read_volatile(field) }
 }

@@ -84,6 +84,7 @@ fn run_on(machine: &Machine, data: &[u8]) {
         stack: input.rest().to_vec(),
         skipped,
         limited: shape & 1 == 0,
+        exiting: false,
         asleep: None,
     };
     let limits = Limits { max_frames: MAX_FRAMES, address_mask: u64::MAX };

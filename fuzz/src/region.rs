@@ -4,7 +4,8 @@ use crate::input::Input;
 use profiler_protocol::consumer::{Consumer, MIN_SCRATCH_BYTES, Memory, Quota};
 use profiler_protocol::layout::{
     COMMIT_OFFSET_AT, DATA_OFFSET_AT, EVENT_HEAD_AT, EVENT_TAIL_AT, Geometry, HEADER_BYTES, MAGIC, MAGIC_AT,
-    REGION_BYTES_AT, REQUEST_OFFSET_AT, REQUEST_SLOTS_AT, UNIT_BYTES, UNITS_AT, VERSION, VERSION_AT,
+    MIN_UNITS, REGION_BYTES_AT, REQUEST_OFFSET_AT, REQUEST_SLOTS_AT, UNIT_BYTES, UNITS_AT, VERSION,
+    VERSION_AT,
 };
 use profiler_protocol::position::{Extent, commit_word, index};
 use profiler_protocol::record::{Body, Record, decode};
@@ -13,7 +14,7 @@ use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::hint::black_box;
 
-const GEOMETRY: Geometry = Geometry { units: 1024, request_slots: 8 };
+const GEOMETRY: Geometry = Geometry { units: MIN_UNITS, request_slots: 8 };
 
 /// What it says at each read comes from the fuzzer. Headers and commit words are believable unless the input says otherwise, or a
 /// reader that checks them would never be led further.

@@ -105,6 +105,8 @@ pub mod head {
     pub const LOOKED_LAST: usize = 20;
     /// CPU time of what exact mode added to collections, nanoseconds: [`OWN_NS`] has also what the thread waited for a CPU, and the runtime's part of a look.
     pub const OWN_CPU_NS: usize = 21;
+    /// Why the process is not counted ([`super::reason`]).
+    pub const REASON: usize = 22;
     /// First of the losses ([`super::LOSSES`]).
     pub const LOSSES: usize = 24;
     /// Written by the daemon, and waited for: [`super::reader`].
@@ -113,6 +115,15 @@ pub mod head {
     pub const ASKED: usize = 65;
     /// The last [`ASKED`] that was obeyed.
     pub const ANSWERED: usize = 72;
+}
+
+/// Most bytes of address space (RLIMIT_AS) with which a process is not counted: exact mode would reserve a noticeable part.
+pub const LEAST_ADDRESS_SPACE: usize = 8 << 30;
+
+/// Values of [`head::REASON`]. 0: none, or the recorder's.
+pub mod reason {
+    /// There is too little address space: RLIMIT_AS is below [`super::LEAST_ADDRESS_SPACE`], or the kernel refused.
+    pub const ADDRESS_SPACE: u64 = 1;
 }
 
 /// Values of [`head::STATE`].

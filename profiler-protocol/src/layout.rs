@@ -3,7 +3,7 @@
 /// First word of a region that is ready to be read: `PERFSHIM`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PERFSHIM");
 /// Version of this layout and of what records and requests mean (`tests/roundtrip.rs` holds their bytes).
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Name given to `memfd_create`.
 pub const REGION_NAME: &str = "perfusion-shim";
 /// How such a mapping reads in `/proc/PID/maps`.
@@ -15,8 +15,8 @@ pub const HEADER_BYTES: u64 = 4096;
 pub const UNIT_BYTES: u64 = 64;
 /// Bytes of one request slot.
 pub const REQUEST_BYTES: u64 = 32;
-/// Longest record, in units (32 KiB).
-pub const MAX_RECORD_UNITS: u64 = 512;
+/// Longest record, in units (128 KiB).
+pub const MAX_RECORD_UNITS: u64 = 2_048;
 /// Longest record, in bytes.
 pub const MAX_RECORD_BYTES: u64 = MAX_RECORD_UNITS * UNIT_BYTES;
 /// Units of a region made with defaults: 2 MiB of event data.
@@ -24,7 +24,7 @@ pub const DEFAULT_UNITS: u64 = 32_768;
 /// Request slots of a region made with defaults.
 pub const DEFAULT_REQUEST_SLOTS: u64 = 2_048;
 /// Fewest units: two of the longest records (but loom's model is kept tiny).
-pub const MIN_UNITS: u64 = if cfg!(loom) { 2 } else { 1_024 };
+pub const MIN_UNITS: u64 = if cfg!(loom) { 2 } else { 4_096 };
 /// Most units: 64 MiB of event data.
 pub const MAX_UNITS: u64 = 1 << 20;
 /// Most request slots.
@@ -89,6 +89,8 @@ pub const FEATURE_LIVE_OBJECTS: u64 = 1;
 pub const FEATURE_ALLOCATION_SAMPLED: u64 = 2;
 /// Feature bit: a question may say when its address was seen on a stack.
 pub const FEATURE_SEEN_TIMES: u64 = 4;
+/// Feature bit: the process was loaded by environment, and waits at its start for the first beat.
+pub const FEATURE_WAITS_AT_START: u64 = 8;
 
 /// What an instance is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

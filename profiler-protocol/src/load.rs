@@ -8,6 +8,16 @@ pub const CLASS_ID: [u8; 16] =
 /// Environment variable with the owner as 16 hexadecimal digits, for shims that are loaded by environment.
 pub const OWNER_VARIABLE: &str = "PERFUSION_OWNER";
 
+/// Environment variable with the path of the library, for shims that are loaded by environment. Whoever records holds an exclusive `flock` on
+/// that file, and removes it at the end.
+pub const LOCK_VARIABLE: &str = "PERFUSION_LOCK";
+
+/// Longest path in [`LOCK_VARIABLE`], in bytes; all of them ASCII.
+pub const LOCK_PATH_BYTES: usize = 254;
+
+/// A process that is loaded by environment waits so long for its recorder, at most, and only while the recorder holds its lock.
+pub const START_WAIT_NS: u64 = 1_000_000_000;
+
 /// A recorder goes without exceptions.
 pub const WITHOUT_EXCEPTIONS: u64 = 1;
 /// A recorder goes without waits for locks.
@@ -20,6 +30,8 @@ pub const WITHOUT_ALLOCATIONS: u64 = 8;
 pub const WITHOUT_LIVE_OBJECTS: u64 = 16;
 /// A recorder wishes to hear what exceptions say.
 pub const WITH_EXCEPTION_MESSAGES: u64 = 32;
+/// A recorder opens an event session before the first object: a process that is loaded by environment waits for the first beat.
+pub const WITH_START_SESSION: u64 = 64;
 /// The bits of a recorder's number that say what it wishes to hear. They are part of the number because that is the one thing a shim knows from its
 /// first event on, however it was loaded, and learns of a recorder that takes it over. Those that mean nothing yet are 0, so that no recorder of now asks for
 /// what a later one means by them.

@@ -43,6 +43,12 @@ pub enum Commit {
     Impossible(Extent),
 }
 
+/// Bits of a commit word that state the bytes in use: the lowest. Those above them, up to the upper half, state the units.
+const BYTES_BITS: u32 = 18;
+const BYTES_MASK: u64 = (1 << BYTES_BITS) - 1;
+const UNITS_MASK: u64 = (1 << (32 - BYTES_BITS)) - 1;
+const _: () = assert!(MAX_RECORD_UNITS * UNIT_BYTES <= BYTES_MASK && MAX_RECORD_UNITS <= UNITS_MASK);
+
 /// Upper half of the commit words of `position`'s lap; never 0 before 2³² laps.
 const fn lap_mark(position: u64, units: u64) -> u64 {
     let lap = position >> units.trailing_zeros();
@@ -52,7 +58,7 @@ const fn lap_mark(position: u64, units: u64) -> u64 {
 /// The commit word of a record at `position`.
 #[must_use]
 pub const fn commit_word(position: u64, units: u64, extent: Extent) -> u64 {
-    lap_mark(position, units) | (extent.units & 0xffff) << 16 | (extent.bytes & 0xffff)
+    lap_mark(position, units) | (extent.units & UNITS_MASK) << BYTES_BITS | (extent.bytes & BYTES_MASK)
 }
 
 /// Reads the commit word found for `position`.
@@ -61,7 +67,7 @@ pub const fn read_commit(word: u64, position: u64, units: u64) -> Commit {
     if word & !0xffff_ffff != lap_mark(position, units) {
         return Commit::Pending;
     }
-    let extent = Extent { units: word >> 16 & 0xffff, bytes: word & 0xffff };
+    let extent = Extent { units: word >> BYTES_BITS & UNITS_MASK, bytes: word & BYTES_MASK };
     let fits = extent.units >= 1
         && extent.units <= MAX_RECORD_UNITS
         && extent.bytes <= extent.units.wrapping_mul(UNIT_BYTES);

@@ -317,6 +317,13 @@ pub enum Body<'a> {
         /// Its name, or empty.
         name: &'a str,
     },
+    /// A managed thread that runs.
+    ThreadAt {
+        /// Its id as the process sees it.
+        os_tid: u32,
+        /// Where the runtime's own structure of it is.
+        address: u64,
+    },
     /// Nothing more comes.
     Bye,
     /// What a collection left: follows its end.
@@ -466,6 +473,7 @@ impl Body<'_> {
             Self::Contention(..) => ContentionHead::KIND,
             Self::PoolAdjusted { .. } => 20,
             Self::PoolQueue { .. } => 21,
+            Self::ThreadAt { .. } => 22,
         }
     }
 
@@ -480,7 +488,7 @@ impl Body<'_> {
             | Self::PauseBegin { .. }
             | Self::PoolAdjusted { .. }
             | Self::PoolQueue { .. } => 1,
-            Self::NoMethod { .. } | Self::GcHeap { .. } | Self::PauseCpu { .. } => 2,
+            Self::NoMethod { .. } | Self::GcHeap { .. } | Self::PauseCpu { .. } | Self::ThreadAt { .. } => 2,
             Self::Exception(head, stack) => head.words().wrapping_add(padded_words(stack.len())),
             Self::Contention(_, stack) => ContentionHead::WORDS.wrapping_add(padded_words(stack.len())),
             Self::Allocation(_, stack) => AllocationHead::WORDS.wrapping_add(padded_words(stack.len())),
@@ -560,6 +568,10 @@ impl Record<'_> {
             Body::GcHeap { number, promoted } => {
                 out.put(u64::from(number));
                 out.put(promoted);
+            }
+            Body::ThreadAt { os_tid, address } => {
+                out.put(u64::from(os_tid));
+                out.put(address);
             }
             Body::PauseCpu { suspender, cpu_ns } => {
                 out.put(u64::from(suspender));
@@ -731,6 +743,7 @@ pub fn decode(bytes: &[u8]) -> Result<Option<Record<'_>>, RecordError> {
         }
         16 => Body::GcHeap { number: cursor.halves()?.0, promoted: cursor.word()? },
         17 => Body::PauseCpu { suspender: cursor.halves()?.0, cpu_ns: cursor.word()? },
+        22 => Body::ThreadAt { os_tid: cursor.halves()?.0, address: cursor.word()? },
         18 => {
             let at = cursor.stack_head()?;
             let (name, flags) = cursor.halves()?;

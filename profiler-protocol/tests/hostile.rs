@@ -9,8 +9,8 @@ use profiler_protocol::consumer::{
     Consumer, ConsumerError, Drained, MIN_SCRATCH_BYTES, Memory, Quota, SCRATCH_BYTES,
 };
 use profiler_protocol::layout::{
-    EVENT_HEAD_AT, EVENT_TAIL_AT, Geometry, HEADER_USED_BYTES, REQUEST_TAIL_AT, STATE_AT, UNITS_AT, VERSION,
-    VERSION_AT,
+    EVENT_HEAD_AT, EVENT_TAIL_AT, Geometry, HEADER_USED_BYTES, MIN_UNITS, REQUEST_TAIL_AT, STATE_AT,
+    UNITS_AT, VERSION, VERSION_AT,
 };
 use profiler_protocol::position::{Extent, commit_word};
 use profiler_protocol::producer::Identity;
@@ -21,7 +21,7 @@ use shared::{PlainMemory, SharedWords};
 use std::convert::Infallible;
 use std::sync::atomic::AtomicBool;
 
-const SMALL: Geometry = Geometry { units: 1024, request_slots: 8 };
+const SMALL: Geometry = Geometry { units: MIN_UNITS, request_slots: 8 };
 
 type Opened = Consumer<PlainMemory>;
 
@@ -54,7 +54,7 @@ fn honest() -> SharedWords {
 
 #[test]
 fn a_head_that_jumps_is_a_lie() {
-    for head in [21 + 1024, u64::MAX, 1 << 63] {
+    for head in [21 + SMALL.units, u64::MAX, 1 << 63] {
         let shared = honest();
         let mut consumer = open(&shared);
         assert_eq!(drain(&mut consumer).map(|d| d.records), Ok(20));
@@ -74,7 +74,7 @@ fn a_head_that_jumps_is_a_lie() {
 
 #[test]
 fn impossible_lengths_are_lies() {
-    for (units, bytes) in [(0, 0), (0, 8), (1, 65), (513, 8), (0xffff, 0xffff), (30, 8)] {
+    for (units, bytes) in [(0, 0), (0, 8), (1, 65), (2049, 8), (0x3fff, 0x3_ffff), (30, 8)] {
         let shared = honest();
         let word = commit_word(2, SMALL.units, Extent { units, bytes });
         poke(&shared.memory(), SMALL.commit_offset() + 16, word);
@@ -171,7 +171,11 @@ fn a_peer_that_rewrites_everything_meanwhile_never_panics_the_consumer() {
                 poke(&memory, EVENT_TAIL_AT, noise >> 33 & 31);
                 let position = noise % 1024;
                 let extent = Extent { units: noise >> 20 & 15, bytes: noise >> 40 & 0x7f };
-                poke(&memory, SMALL.commit_offset() + 8 * position, commit_word(position, 1024, extent));
+                poke(
+                    &memory,
+                    SMALL.commit_offset() + 8 * position,
+                    commit_word(position, SMALL.units, extent),
+                );
                 poke(&memory, SMALL.data_offset() + 64 * position, noise >> 50);
                 poke(&memory, SMALL.data_offset() + (noise >> 30 & 0xfff8), noise);
             }
@@ -225,15 +229,15 @@ proptest! {
 
     #[test]
     fn any_commit_words_and_data_are_survived(
-        commits in proptest::collection::vec((0u64..1100, 0u64..3, 0u64..600, 0u64..600), 0..64),
+        commits in proptest::collection::vec((0..MIN_UNITS + 76, 0u64..3, 0u64..2400, 0u64..2400), 0..64),
         data in proptest::collection::vec((0u64..8192, any::<u64>()), 0..64),
-        head in 0u64..1200,
+        head in 0..MIN_UNITS + 176,
     ) {
         let shared = honest();
         let memory = shared.memory();
         for (position, lap, units, bytes) in commits {
-            let word = commit_word(position + lap * 1024, 1024, Extent { units, bytes });
-            poke(&memory, SMALL.commit_offset() + 8 * (position % 1024), word);
+            let word = commit_word(position + lap * SMALL.units, SMALL.units, Extent { units, bytes });
+            poke(&memory, SMALL.commit_offset() + 8 * (position % SMALL.units), word);
         }
         for (word, value) in data {
             poke(&memory, SMALL.data_offset() + 8 * word, value);

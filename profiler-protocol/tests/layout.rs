@@ -74,7 +74,7 @@ fn the_default_region_is_laid_out_as_the_page_says() {
     assert_eq!(default.request_slots, 2048);
     assert_eq!(Geometry::new(3000, 8), None);
     assert_eq!(Geometry::new(1 << 21, 8), None);
-    assert_eq!(Geometry::new(1024, 0), None);
+    assert_eq!(Geometry::new(4096, 0), None);
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod shared;
 
 use profiler_protocol::consumer::{Consumer, Quota, SCRATCH_BYTES};
 use profiler_protocol::counter::Counter;
-use profiler_protocol::layout::{Geometry, State, VERSION, pack_runtime, unpack_runtime};
+use profiler_protocol::layout::{Geometry, MIN_UNITS, State, VERSION, pack_runtime, unpack_runtime};
 use profiler_protocol::lease::{Lease, SILENCE_NS, Verdict};
 use profiler_protocol::load;
 use profiler_protocol::producer::{Identity, Region};
@@ -18,7 +18,7 @@ use profiler_protocol::request::{Request, RequestReader};
 use proptest::prelude::{Just, Strategy, any, prop_oneof, proptest};
 use shared::SharedWords;
 
-const SMALL: Geometry = Geometry { units: 1024, request_slots: 8 };
+const SMALL: Geometry = Geometry { units: MIN_UNITS, request_slots: 8 };
 
 struct Bytes(Vec<u8>);
 
@@ -239,18 +239,19 @@ fn a_full_ring_drops_and_counts_and_recovers() {
     let region = shared.region();
     region.publish(Identity { instance: 7, ..Identity::default() });
     let bye = Record { tid: 1, time_ns: 2, body: Body::Bye };
-    let fit = (0..2000).filter(|_| write(&region, &bye)).count();
-    assert_eq!(fit, 1024);
-    assert_eq!(region.counter(Counter::RecordsDroppedFull), 2000 - 1024);
+    let tried = 2 * SMALL.units;
+    let fit = (0..tried).filter(|_| write(&region, &bye)).count() as u64;
+    assert_eq!(fit, SMALL.units);
+    assert_eq!(region.counter(Counter::RecordsDroppedFull), tried - SMALL.units);
     let mut consumer = Consumer::open(shared.memory(), SMALL.region_bytes()).expect("a region");
     assert_eq!(consumer.identity().instance, 7);
     let mut scratch = vec![0; SCRATCH_BYTES];
     let quota = Quota { records: 100, bytes: u64::MAX };
     let drained = consumer.drain(&mut scratch, quota, &mut |_| {}).expect("an honest peer");
     assert_eq!((drained.records, drained.more), (100, true));
-    assert_eq!((0..2000).filter(|_| write(&region, &bye)).count(), 100);
+    assert_eq!((0..tried).filter(|_| write(&region, &bye)).count(), 100);
     let drained = consumer.drain(&mut scratch, Quota::RING, &mut |_| {}).expect("an honest peer");
-    assert_eq!((drained.records, drained.more, drained.pending), (1024, false, None));
+    assert_eq!((drained.records, drained.more, drained.pending), (SMALL.units, false, None));
 }
 
 #[test]
@@ -362,7 +363,7 @@ fn what_is_written_has_the_bytes_of_its_version() {
         .fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3));
     assert_eq!(
         (VERSION, sum),
-        (3, 0x5479_4c54_330f_3acd),
+        (4, 0x5479_4c54_330f_3acd),
         "{sum:#x}: what is written has other bytes; raise the version"
     );
 }

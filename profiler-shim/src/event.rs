@@ -316,7 +316,7 @@ impl Instance {
         // Room first: an object whose sample cannot be told is not watched either.
         let head = (AllocationHead::KIND, thread, began_ns, AllocationHead::WORDS);
         let dropped = Counter::AllocationsDroppedFull;
-        let Some((mut grant, extent)) = self.room_with_stack(head, registers, stack::LIMIT, dropped) else {
+        let Some((mut grant, extent)) = self.room_with_stack(head, registers, dropped) else {
             return;
         };
         let sample = self.samples.fetch_add(1, Ordering::Relaxed);
@@ -344,16 +344,15 @@ impl Instance {
         self.region().count(Counter::AllocationNs, spent_ns);
     }
 
-    /// Begins a record of this kind, thread and time, with so many words before this thread's stack; how much there is of that, at most `limit` bytes.
+    /// Begins a record of this kind, thread and time, with so many words before this thread's stack; how much there is of that.
     /// `None` without room, which is counted.
     fn room_with_stack(
         &self,
         (kind, thread, began_ns, words): (u16, u32, u64, u64),
         registers: &Registers,
-        limit: usize,
         dropped: Counter,
     ) -> Option<(Grant<'static>, Extent)> {
-        let extent = stack::extent(registers.sp as usize, limit);
+        let extent = stack::extent(registers.sp as usize, stack::LIMIT);
         if extent.cut {
             self.count(Counter::StacksCut);
         }
@@ -404,11 +403,9 @@ impl Instance {
     /// Tells of it with the stack that its registers are of.
     fn tell_exception(&self, (began_ns, thread): (u64, u32), head: ExceptionHead<'_>) {
         let StackHead { level, registers, .. } = head.at;
-        // The dispatch of an exception keeps whole register sets on the stack, several of up to 3 KB.
-        let limit = stack::MOST_LIMIT;
         let record = (ExceptionHead::KIND, thread, began_ns, head.words());
         let dropped = Counter::ExceptionsDroppedFull;
-        let Some((mut grant, extent)) = self.room_with_stack(record, &registers, limit, dropped) else {
+        let Some((mut grant, extent)) = self.room_with_stack(record, &registers, dropped) else {
             return;
         };
         ExceptionHead { at: stack_head(level, extent, &registers), ..head }.encode(&mut grant);
@@ -450,10 +447,9 @@ impl Instance {
     /// Tells of it with the stack that its registers are of.
     fn tell_contention(&self, (now_ns, thread): (u64, u32), head: ContentionHead) {
         let StackHead { level, registers, .. } = head.at;
-        let limit = stack::LIMIT;
         let record = (ContentionHead::KIND, thread, now_ns, ContentionHead::WORDS);
         let dropped = Counter::ContentionsDroppedFull;
-        let Some((mut grant, extent)) = self.room_with_stack(record, &registers, limit, dropped) else {
+        let Some((mut grant, extent)) = self.room_with_stack(record, &registers, dropped) else {
             return;
         };
         ContentionHead { at: stack_head(level, extent, &registers), ..head }.encode(&mut grant);

@@ -8,6 +8,7 @@ use crate::gate::{EVERYTHING, Gate, Met};
 use crate::gc::Gc;
 use crate::live::{Found, Live};
 use crate::method;
+use crate::recorder;
 use crate::region::Guard;
 use crate::repeat::{Allocations, Moments};
 use crate::syscall;
@@ -17,7 +18,8 @@ use crate::types::Types;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::{
-    FEATURE_ALLOCATION_SAMPLED, FEATURE_LIVE_OBJECTS, FEATURE_SEEN_TIMES, State, pack_runtime,
+    FEATURE_ALLOCATION_SAMPLED, FEATURE_LIVE_OBJECTS, FEATURE_SEEN_TIMES, FEATURE_WAITS_AT_START, State,
+    pack_runtime,
 };
 use profiler_protocol::load::{
     self, WITH_THREAD_POOL, WITHOUT_ALLOCATIONS, WITHOUT_CONTENTION, WITHOUT_EXCEPTIONS, WITHOUT_LIVE_OBJECTS,
@@ -74,6 +76,8 @@ pub struct Instance {
     wishes: AtomicU64,
     /// 1 when it is a guest of exact mode (`com/exact.rs`), which chooses the allocations to be told of, says which callbacks it wants, and never leaves.
     guest: AtomicU32,
+    /// 1 when it was loaded by environment, and its recorder holds a lock while it lives.
+    launched: AtomicU32,
     /// 1 while the runtime tells of each large object by itself.
     told_of_large: AtomicU32,
     /// EventPipe session, 0 for none. Changed by Initialize, and then by the service thread and those it waits for.
@@ -249,13 +253,16 @@ impl Instance {
         let sampled = if major >= 10 { FEATURE_ALLOCATION_SAMPLED } else { 0 };
         self.live.set_seed(syscall::random());
         self.set_wishes(load::wishes(owner));
-        let features = live | sampled | FEATURE_SEEN_TIMES;
+        let waits = !attached && self.wishes() & load::WITH_START_SESSION != 0;
+        let waits = if waits { FEATURE_WAITS_AT_START } else { 0 };
+        let features = live | sampled | waits | FEATURE_SEEN_TIMES;
         self.features.store(features, Ordering::Relaxed);
         self.runtime.store(runtime, Ordering::Relaxed);
         self.info_level.store(info.level(), Ordering::Relaxed);
         // Release: pairs with the acquire in `info`; the level is set before.
         self.info.store(info.address(), Ordering::Release);
         self.set_mask(info, Mask::OURS)?;
+        self.launched.store(u32::from(!attached), Ordering::Relaxed);
         if attached {
             // Unloads before this went unseen.
             self.code.on_unload(syscall::now_ns());
@@ -539,6 +546,16 @@ impl Instance {
         }
     }
 
+    /// Another recorder listens, of whose lock nothing is known.
+    pub(crate) fn is_taken_over(&self) {
+        self.launched.store(0, Ordering::Relaxed);
+    }
+
+    /// False when it is known that its recorder is gone.
+    pub(crate) fn may_be_heard(&self) -> bool {
+        self.launched.load(Ordering::Relaxed) == 0 || self.info().is_some_and(recorder::lives)
+    }
+
     /// How long last questions are waited for from now on.
     pub(crate) fn farewell_ns(&self) -> u64 {
         let lived_ns = syscall::now_ns().saturating_sub(self.region().created_ns());
@@ -548,7 +565,7 @@ impl Instance {
     /// The process ends. Holds it up only when somebody listens, and no longer than [`Instance::farewell_ns`]; afterwards the service thread
     /// calls the runtime no more.
     pub fn on_shutdown(&self) {
-        let next = if self.is_listening() { phase::CLOSING } else { phase::DONE };
+        let next = if self.is_listening() && self.may_be_heard() { phase::CLOSING } else { phase::DONE };
         if self.phase.compare_exchange(phase::WORK, next, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return;
         }
@@ -575,12 +592,12 @@ impl Instance {
         self.guard.alive.store(0, Ordering::Release);
     }
 
-    /// Tells the OS ids of the managed threads there are: after an attach, before any event is asked for.
+    /// Tells the OS ids of the managed threads there are, and where the runtime has them: after an attach, before any event is asked for.
     pub fn list_threads(&self) {
         let Some(info) = self.info() else { return };
         info.each_thread(|thread| {
             if let Some(os_tid) = info.os_thread(thread) {
-                self.send(Body::ThreadName { os_tid, name: "" });
+                self.send(Body::ThreadAt { os_tid, address: thread as u64 });
             }
         });
     }

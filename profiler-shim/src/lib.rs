@@ -25,6 +25,7 @@ pub mod instance;
 pub mod live;
 pub mod machine;
 pub mod method;
+pub mod recorder;
 pub mod region;
 pub mod repeat;
 pub mod service;

@@ -7,6 +7,7 @@ use crate::com::info::{Info, Mask};
 use crate::gate::NO_CODE;
 use crate::instance::{Instance, phase};
 use crate::method::{Line, Named, Namer};
+use crate::recorder;
 use crate::syscall;
 use core::sync::atomic::Ordering;
 use profiler_protocol::counter::Counter;
@@ -237,7 +238,11 @@ impl Service<'_> {
 
     fn look_at_lease(&mut self) -> Next {
         let (listener, heartbeat, period_ns) = self.instance.region().lease_words();
-        match self.lease.observe(listener, heartbeat, period_ns, syscall::now_ns()) {
+        let verdict = self.lease.observe(listener, heartbeat, period_ns, syscall::now_ns());
+        if verdict == Verdict::Replaced {
+            self.instance.is_taken_over();
+        }
+        match verdict {
             Verdict::Listening if self.instance.is_listening() && !self.wants_another_session() => {}
             // Who comes now, or another one, knows nothing of what the last one was told.
             Verdict::Listening | Verdict::Replaced => {
@@ -384,8 +389,8 @@ impl Service<'_> {
         let mut marked = self.mark();
         ring();
         // A seccomp filter may deny the clock: then the number of looks ends it.
-        for _ in 0..patience_ns / LAST_PAUSE_NS {
-            if syscall::now_ns() >= until {
+        for look in 0..patience_ns / LAST_PAUSE_NS {
+            if syscall::now_ns() >= until || recorder::is_due(look) && !self.instance.may_be_heard() {
                 break;
             }
             if self.instance.phase.load(Ordering::Acquire) != phase::CLOSING {

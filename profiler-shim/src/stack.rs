@@ -5,10 +5,8 @@ use profiler_protocol::sync::AtomicU64;
 
 const PAGE: usize = 4096;
 
-/// Copies of stacks of allocations and waits are at most this long, bytes.
-pub const LIMIT: usize = 16 * 1024;
-/// And never longer than this: a record holds 32 KiB.
-pub const MOST_LIMIT: usize = 31 * 1024;
+/// Copies are at most this long, bytes: a record holds 128 KiB. What a stack does not have costs nothing.
+pub const LIMIT: usize = 127 * 1024;
 
 /// How much of a stack to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +25,7 @@ pub struct Extent {
 /// kernel (about 60 ns), so no stack layout can make the copy fault: pages above a live frame do not go away while it runs.
 #[must_use]
 pub fn extent(sp: usize, limit: usize) -> Extent {
-    let limit = limit.min(MOST_LIMIT) & !7;
+    let limit = limit.min(LIMIT) & !7;
     let from = sp & !7;
     // A thread's own control block ends its stack; the main thread's lies elsewhere and says nothing.
     let block = machine::thread_block();

@@ -3,8 +3,8 @@
 
 use crate::machine::call;
 use crate::machine::number::{
-    CLOCK_GETTIME, CLOSE, FCNTL, FTRUNCATE, FUTEX, GETPID, GETRANDOM, GETTID, MADVISE, MEMFD_CREATE, MMAP,
-    MUNMAP, NANOSLEEP, PRCTL, PRLIMIT64, RT_SIGPROCMASK,
+    CLOCK_GETTIME, CLOSE, FCNTL, FLOCK, FTRUNCATE, FUTEX, GETPID, GETRANDOM, GETTID, MADVISE, MEMFD_CREATE,
+    MMAP, MPROTECT, MUNMAP, NANOSLEEP, OPENAT, PRCTL, PRLIMIT64, RT_SIGPROCMASK,
 };
 use crate::vdso::{self, Timespec};
 use core::ffi::c_void;
@@ -41,6 +41,23 @@ pub(crate) fn clock_of_the_kernel(id: usize) -> u64 {
 
 fn nanoseconds(time: Timespec) -> u64 {
     time.seconds.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(time.nanoseconds.cast_unsigned())
+}
+
+/// True while somebody holds an exclusive `flock` on the file at this path. False too where there is none, or no system call to ask with.
+#[must_use]
+pub fn is_locked(path: &core::ffi::CStr) -> bool {
+    const AT_FDCWD: usize = -100isize as usize;
+    const RDONLY_NONBLOCK_CLOEXEC: usize = 0o4000 | 0o2000000;
+    const SHARED_NONBLOCK: usize = 1 | 4;
+    const EWOULDBLOCK: isize = -11;
+    // SAFETY: reads a C string that lives as long as the call.
+    let file = unsafe { call(OPENAT, AT_FDCWD, path.as_ptr().addr(), RDONLY_NONBLOCK_CLOEXEC, 0, 0, 0) };
+    let Ok(file) = usize::try_from(file) else { return false };
+    // SAFETY: our own descriptor, which nobody else knows.
+    let answer = unsafe { call(FLOCK, file, SHARED_NONBLOCK, 0, 0, 0, 0) };
+    // SAFETY: as above; a lock of ours goes with it.
+    unsafe { call(CLOSE, file, 0, 0, 0, 0, 0) };
+    answer == EWOULDBLOCK
 }
 
 /// This thread's id, as the process sees it.
@@ -132,14 +149,45 @@ pub fn map_private(bytes: usize, wiped_in_child: bool) -> Option<NonNull<c_void>
     Some(memory)
 }
 
-/// Fresh private memory of which nothing counts as used before it is written (MAP_NORESERVE), zeroed; for as long as the process lives.
+const MADV_DONTFORK: usize = 10;
+const MADV_DONTDUMP: usize = 16;
+
+/// Address space for as long as the process lives, without access: no dump gathers it, no `mlockall` fills it, and no forked child has it.
 #[must_use]
 pub fn reserve(bytes: usize) -> Option<NonNull<c_void>> {
-    // SAFETY: a new mapping at a place the kernel chooses: PROT_READ|PROT_WRITE, MAP_PRIVATE|MAP_ANONYMOUS|MAP_NORESERVE.
-    pointer(unsafe { call(MMAP, 0, bytes, 3, 0x4022, usize::MAX, 0) })
+    // SAFETY: a new mapping at a place the kernel chooses: PROT_NONE, MAP_PRIVATE|MAP_ANONYMOUS|MAP_NORESERVE.
+    let memory = pointer(unsafe { call(MMAP, 0, bytes, 0, 0x4022, usize::MAX, 0) })?;
+    for advice in [MADV_DONTFORK, MADV_DONTDUMP] {
+        // SAFETY: the mapping just made, in whole. Where the kernel refuses, a dump or a fork costs more.
+        unsafe { call(MADVISE, memory.addr().get(), bytes, advice, 0, 0, 0) };
+    }
+    Some(memory)
 }
 
-/// True where a mapping of 1 TiB is refused: address space is limited or accounted for.
+/// Takes the access to a part of what [`map_sealed_memfd`] made, until [`open`] gives it back. False: the kernel does not.
+///
+/// # Safety
+/// `address` and `bytes` are within one such mapping, of which nobody has touched this part.
+#[must_use]
+pub unsafe fn shut(address: usize, bytes: usize) -> bool {
+    // SAFETY: the caller's promise. PROT_NONE. Where pages are larger than the address says, nothing changes.
+    let answer = unsafe { call(MPROTECT, address, bytes, 0, 0, 0, 0) };
+    answer == 0
+}
+
+/// Gives access to a part of what [`reserve`] made: zeroed memory, of which none counts as used before it is written, but where the process has
+/// called `mlockall(MCL_FUTURE)`. False: the kernel has none (`vm.overcommit_memory` 2).
+///
+/// # Safety
+/// `address` and `bytes` are multiples of a page's bytes, within one such mapping.
+#[must_use]
+pub unsafe fn open(address: usize, bytes: usize) -> bool {
+    // SAFETY: the caller's promise. PROT_READ|PROT_WRITE.
+    let answer = unsafe { call(MPROTECT, address, bytes, 3, 0, 0, 0) };
+    answer == 0
+}
+
+/// True where a mapping of 1 TiB is refused: address space is limited.
 #[must_use]
 pub fn is_address_space_limited() -> bool {
     const MUCH: usize = 1 << 40;
@@ -149,6 +197,21 @@ pub fn is_address_space_limited() -> bool {
     false
 }
 
+/// Most bytes of address space the process may have (RLIMIT_AS).
+#[must_use]
+pub fn address_space() -> usize {
+    limit(9)
+}
+
+/// A soft limit of the process.
+fn limit(of: usize) -> usize {
+    let mut limits = [usize::MAX; 2];
+    // SAFETY: `limits` is a struct rlimit64, soft limit first, and lives as long as the call; nothing is set.
+    unsafe { call(PRLIMIT64, 0, of, 0, limits.as_mut_ptr().expose_provenance(), 0, 0) };
+    let [soft, _] = limits;
+    soft
+}
+
 fn pointer(address: isize) -> Option<NonNull<c_void>> {
     if (-4095..=0).contains(&address) {
         return None;
@@ -156,22 +219,16 @@ fn pointer(address: isize) -> Option<NonNull<c_void>> {
     NonNull::new(core::ptr::with_exposed_provenance_mut(address.cast_unsigned()))
 }
 
-/// A sealed memfd of `bytes` (zeroed), mapped shared and not inherited by forked children; no descriptor is kept.
-/// `name` ends with a zero byte.
+/// A sealed memfd of `bytes` (zeroed), of which the first `mapped` are mapped, shared and not inherited by forked children; no descriptor is kept.
 #[must_use]
-pub fn map_sealed_memfd(name: &core::ffi::CStr, bytes: usize) -> Option<NonNull<c_void>> {
+pub fn map_sealed_memfd(name: &core::ffi::CStr, bytes: usize, mapped: usize) -> Option<NonNull<c_void>> {
     const CLOEXEC_SEALING: usize = 3;
     const NOEXEC_SEAL: usize = 8; // Linux 6.3
     const F_ADD_SEALS: usize = 1033;
     const SEAL_SHRINK_GROW: usize = 1 | 2 | 4;
-    const MADV_DONTFORK: usize = 10;
     const RLIMIT_FSIZE: usize = 1;
     // Beyond that limit the kernel does not refuse, it sends SIGXFSZ (`inode_newsize_ok`, fs/attr.c).
-    let mut limits = [usize::MAX; 2];
-    // SAFETY: `limits` is a struct rlimit64, soft limit first, and lives as long as the call; nothing is set.
-    unsafe { call(PRLIMIT64, 0, RLIMIT_FSIZE, 0, limits.as_mut_ptr().expose_provenance(), 0, 0) };
-    let [soft, _] = limits;
-    if soft < bytes {
+    if limit(RLIMIT_FSIZE) < bytes {
         return None;
     }
     // SAFETY: `name` is a C string that lives as long as the call.
@@ -187,15 +244,17 @@ pub fn map_sealed_memfd(name: &core::ffi::CStr, bytes: usize) -> Option<NonNull<
     // SAFETY: our own file.
     let sealed = unsafe { call(FCNTL, file, F_ADD_SEALS, SEAL_SHRINK_GROW, 0, 0, 0) };
     // SAFETY: a new mapping at a place the kernel chooses: PROT_READ|PROT_WRITE, MAP_SHARED.
-    let address = unsafe { call(MMAP, 0, bytes, 3, 1, file, 0) };
+    let address = unsafe { call(MMAP, 0, mapped, 3, 1, file, 0) };
     // SAFETY: our own descriptor, which nobody else knows.
     unsafe { call(CLOSE, file, 0, 0, 0, 0, 0) };
     let memory = pointer(address)?;
     // SAFETY: the mapping just made, in whole.
-    let advised = unsafe { call(MADVISE, memory.addr().get(), bytes, MADV_DONTFORK, 0, 0, 0) };
+    let advised = unsafe { call(MADVISE, memory.addr().get(), mapped, MADV_DONTFORK, 0, 0, 0) };
+    // SAFETY: as above. A refusal makes a dump larger.
+    unsafe { call(MADVISE, memory.addr().get(), mapped, MADV_DONTDUMP, 0, 0, 0) };
     if sized != 0 || sealed != 0 || advised != 0 {
         // SAFETY: the mapping just made, which nobody else knows.
-        unsafe { call(MUNMAP, memory.addr().get(), bytes, 0, 0, 0, 0) };
+        unsafe { call(MUNMAP, memory.addr().get(), mapped, 0, 0, 0, 0) };
         return None;
     }
     Some(memory)
@@ -383,7 +442,7 @@ mod tests {
 
     #[test]
     fn the_region_is_found_by_its_name_in_maps() {
-        let memory = map_sealed_memfd(c"perfusion-test", 8192).expect("memory");
+        let memory = map_sealed_memfd(c"perfusion-test", 8192, 8192).expect("memory");
         let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
         let line = format!("{:x}-", memory.addr());
         assert!(maps.lines().any(|l| l.starts_with(&line) && l.ends_with("/memfd:perfusion-test (deleted)")));

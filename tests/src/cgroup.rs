@@ -49,6 +49,45 @@ impl Group {
         Ok(group)
     }
 
+    /// Makes one of the hierarchy that has the memory controller, without a limit and without swap.
+    ///
+    /// # Errors
+    /// Where neither version's memory controller is there.
+    pub fn of_memory(name: &str) -> io::Result<Self> {
+        if let Ok(group) = Self::new(name)
+            && group.0.join("memory.max").exists()
+        {
+            fs::write(group.0.join("memory.swap.max"), "0").ok();
+            return Ok(group);
+        }
+        let root = cgroup1("memory").ok_or_else(|| io::Error::other("no memory controller"))?;
+        fs::remove_dir(root.join(name)).ok();
+        fs::create_dir(root.join(name))?;
+        let group = Self(root.join(name));
+        fs::write(group.0.join("memory.swappiness"), "0").ok();
+        Ok(group)
+    }
+
+    /// What its processes use, page cache included, bytes.
+    ///
+    /// # Errors
+    /// Without a memory controller.
+    pub fn memory_used(&self) -> io::Result<u64> {
+        let told =
+            ["memory.current", "memory.usage_in_bytes"].map(|name| fs::read_to_string(self.0.join(name)));
+        let told = told.into_iter().find_map(Result::ok).unwrap_or_default();
+        told.trim().parse().map_err(io::Error::other)
+    }
+
+    /// Limits what its processes may use: beyond it the kernel ends one of them.
+    ///
+    /// # Errors
+    /// Without a memory controller.
+    pub fn limit_memory(&self, bytes: u64) -> io::Result<()> {
+        let set = |name: &str| fs::write(self.0.join(name), bytes.to_string());
+        if self.0.join("memory.max").exists() { set("memory.max") } else { set("memory.limit_in_bytes") }
+    }
+
     /// How many of its processes the kernel has ended because they wanted more memory.
     ///
     /// # Errors

@@ -342,3 +342,54 @@ fn a_program_cannot_write_to_the_terminal_by_its_name() {
         );
     }
 }
+
+on_runtimes!(ten_thousand_threads_are_dumped_each_with_its_stack_and_name: net9 Net9; long: net8 Net8, net10 Net10);
+
+/// More than a scan of waiting threads takes in at once, while four threads keep the CPUs busy.
+fn ten_thousand_threads_are_dumped_each_with_its_stack_and_name(runtime: Runtime) {
+    let name = format!("dump::ten_thousand on {runtime}");
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
+    let app = Workload::dotnet(runtime, "tenthousand", &[]).unwrap().start().unwrap();
+    let started = Instant::now();
+    let outcome = dump(app.pid(), &["--json"]);
+    let took = started.elapsed();
+    let dumped = json(&outcome);
+    let threads = dumped["threads"].as_array().unwrap();
+    let waiters: Vec<&Value> =
+        threads.iter().filter(|thread| thread["name"].as_str().unwrap().starts_with("waiter-")).collect();
+    let not_reached = dumped["threads_not_reached"].as_u64().unwrap();
+    let without = threads.iter().filter(|thread| thread["no_stack"] == "not_reached").count() as u64;
+    println!("{name}: {} threads in {took:.1?}, {not_reached} not reached", threads.len());
+    assert_eq!(not_reached, without);
+    // What was not reached is said.
+    assert_eq!(
+        outcome.stderr.contains(&format!(" {not_reached} of ")),
+        not_reached > 0,
+        "{}",
+        outcome.stderr
+    );
+    // With four busy threads on few CPUs some may begin a wait of another kind in the last moment.
+    assert!(not_reached <= 10, "{not_reached}: {}", outcome.stderr);
+    assert_eq!(waiters.len(), 10_000, "each has the name that its runtime has for it");
+    let whole = waiters
+        .iter()
+        .filter(|waiter| in_order(&functions(waiter), &["Monitor.Wait", "TenThousand.Program.WaitForPulse"]))
+        .count();
+    assert!(whole + 10 >= 10_000, "{whole} of {} with their stack", waiters.len());
+
+    // Each name is a label's value of its own.
+    let mut app = app;
+    let scratch = Scratch::new().unwrap();
+    let file = scratch.path("names.pb.gz");
+    let recording = system_tests::Recording::of_pid(app.pid(), &file, &[]).unwrap();
+    recording.await_session(&app).unwrap();
+    app.perform("pulse").unwrap();
+    let_pass(Duration::from_secs(3));
+    recording.signal(rustix::process::Signal::INT).unwrap();
+    recording.finish_well(SLACK).unwrap();
+    let profile = system_tests::Profile::read(&file).unwrap();
+    let names: std::collections::BTreeSet<&str> =
+        profile.samples.iter().map(|sample| sample.label("thread_name")).collect();
+    let waiters = names.iter().filter(|name| name.starts_with("waiter-")).count();
+    assert!(waiters > 9_900 && !names.contains("[other]"), "{waiters} of {} names", names.len());
+}

@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use rustix::process::Signal;
+use system_tests::app::{compile_c, copy_program};
 use system_tests::environment::{Need, RECORD, begin, begin_beside};
 use system_tests::perfusion::{self, Recording, SLACK, Scratch, record_pid};
 use system_tests::profile::Sample;
@@ -15,7 +16,13 @@ use system_tests::{Profile, Workload};
 fn recorded(caller: &str) -> (Profile, u32, u32, [i64; 2]) {
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("becomes.pb.gz");
-    let workload = Workload::native("becomes", &["-pthread"]).unwrap().arg(caller);
+    // A process is called as its executable: the two programs are files of their own.
+    let program = compile_c("becomes", "becomes", &["-pthread"]).unwrap();
+    let [before, after] = ["before", "after"].map(|name| scratch.path(name));
+    for copy in [&before, &after] {
+        copy_program(&program, copy).unwrap();
+    }
+    let workload = Workload::program(before).env("AFTER", after).arg(caller);
     let mut app = workload.start().unwrap();
     let (pid, thread) = (app.pid(), app.thread("caller"));
     let mut recording = Recording::of_pid(pid, &file, &[]).unwrap();
@@ -109,7 +116,10 @@ fn a_started_program_is_recorded_from_its_first_instruction_and_not_before() {
     assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
     let profile = Profile::read(&file).unwrap();
     let picture = || profile.describe("wall", |_| true);
-    let of_shell = profile.sum("wall", |sample| sample.label("process") == "sh");
+    // Its executable's name, whatever the link to it is called.
+    let shell = std::fs::canonicalize("/bin/sh").unwrap();
+    let shell = shell.file_name().unwrap().to_str().unwrap();
+    let of_shell = profile.sum("wall", |sample| sample.label("process") == shell);
     assert!(of_shell > 0 && of_shell == profile.sum("wall", |_| true), "{}", picture());
 }
 

@@ -15,7 +15,7 @@ use ::perfusion::config::Files;
 use ::perfusion::config::units::Bytes;
 use ::perfusion::pprof;
 use ::perfusion::sink::directory::Directory;
-use ::perfusion::sink::spool::{Limits, Lost, Spool};
+use ::perfusion::sink::spool::{Kind, Limits, Lost, Spool};
 use ::perfusion::sink::{Finished, Packed, Sink as _};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -850,19 +850,20 @@ fn a_disk_short_of_space_keeps_its_floor_at_the_cost_of_as_many_of_the_oldest_as
     let (floor, payload) = (512 << 10, vec![1; 64 << 10]);
     let limits = Limits { bytes: u64::MAX, age: Duration::from_secs(3600), free_bytes: floor };
     let mut spool = Spool::open(&disk.0.join("spool"), limits).unwrap();
-    (0..20).for_each(|_| spool.put(now, &payload).unwrap());
+    let put = |spool: &mut Spool| spool.put_as(now, Kind::Request, 0, &payload);
+    (0..20).for_each(|_| put(&mut spool).unwrap());
     assert_eq!((spool.len(), spool.lost()), (8, Lost { evicted: 12, ..Lost::default() }));
     // Somebody else takes what four have, and the next one has to fit, too.
     let other = disk.0.join("other");
     fs::write(&other, vec![1; 256 << 10]).unwrap();
-    spool.put(now, &payload).unwrap();
+    put(&mut spool).unwrap();
     assert_eq!((spool.len(), spool.lost()), (4, Lost { evicted: 17, ..Lost::default() }));
     // More than all that waits would give back.
     fs::write(&other, vec![1; 704 << 10]).unwrap();
-    spool.put(now, &payload).unwrap_err();
+    put(&mut spool).unwrap_err();
     assert_eq!((spool.len(), spool.lost()), (4, Lost { evicted: 17, refused: 1, ..Lost::default() }));
     fs::remove_file(&other).unwrap();
-    spool.put(now, &payload).unwrap();
+    put(&mut spool).unwrap();
     assert_eq!((spool.len(), spool.lost().evicted), (5, 17));
     fs::remove_dir_all(disk.0.join("spool")).unwrap();
 
@@ -900,8 +901,8 @@ fn a_disk_short_of_space_keeps_its_floor_at_the_cost_of_as_many_of_the_oldest_as
     );
 }
 
-/// What the daemon gives its sinks when it is told to end.
-const SINKS_HAVE: Duration = Duration::from_secs(5);
+/// What the daemon gives receivers when it is told to end.
+const SINKS_HAVE: Duration = Duration::from_millis(1500);
 /// Then there are the names and the file of the last window, of one program here, and the probes' way out of the kernel: seconds of waiting for RCU where other
 /// tests keep the CPUs busy (four, on two CPUs with ten times as much to do as they can).
 const LAST_WINDOW: Duration = Duration::from_secs(5);

@@ -119,12 +119,13 @@ fn a_survey_that_is_interrupted_says_so_and_leaves_the_app_as_it_was() {
     // A machine may be so busy that a survey is over before anybody has seen it begin.
     let interrupted = (0..10).any(|_| {
         let mut survey = Recording::spawn(command(["heap"]).args(["--pid", &pid])).unwrap();
-        survey.await_progress("are stopped now", SLACK).unwrap();
+        survey.await_progress("is asked for a full collection", SLACK).unwrap();
         survey.signal(Signal::INT).unwrap();
         let outcome = survey.finish(SLACK).unwrap();
-        let said =
-            [format!("interrupted: process {pid} was "), "; it has its event settings back".to_owned()];
-        let all_said = said.iter().all(|words| outcome.stderr.contains(words));
+        // A busy runtime may not have answered within the time that a signal leaves.
+        let ends = ["; it has its event settings back", "when it finds our sockets closed"];
+        let all_said = outcome.stderr.contains(&format!("interrupted: process {pid} "))
+            && ends.iter().any(|words| outcome.stderr.contains(words));
         assert!(outcome.code() == 0 || all_said, "{}", outcome.stderr);
         assert_eq!(outcome.code() == 0, !outcome.stdout.is_empty(), "{}", outcome.stdout);
         outcome.code() == 1

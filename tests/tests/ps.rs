@@ -87,7 +87,7 @@ fn a_dotnet_process_has_its_version_and_how_it_can_be_profiled(runtime: Runtime)
     let app = Workload::dotnet(runtime, "callheavy", &[]).unwrap().start().unwrap();
     let dotnet = format!(".NET {}", version(runtime));
     let expected = |mode: &str, why: &str| {
-        [&app.pid().to_string(), "dotnet", &dotnet, "-", mode, why].map(str::to_owned)
+        [&app.pid().to_string(), "callheavy", &dotnet, "-", mode, why].map(str::to_owned)
     };
     assert_eq!(seen(app.pid()), expected("can attach", ""));
     let scratch = Scratch::new().unwrap();

@@ -2,6 +2,7 @@
 //! figures writes docs/benchmarks.md; one figure is printed, and with `--write` replaces its section there. Nothing here judges: the budgets stand
 //! beside the values.
 
+mod compiler;
 mod crowd;
 mod daemon;
 mod exact;
@@ -45,7 +46,7 @@ const LEARNING_SECONDS: f64 = 2.0;
 type Figure = fn(&Bench<'_>) -> Result<Vec<Row>>;
 
 /// Name on the command line, what it measures and how (a heading, and text below it where more is to be said), and the code that does it.
-const FIGURES: [(&str, &str, Figure); 14] = [
+const FIGURES: [(&str, &str, Figure); 15] = [
     ("start", "From starting `perfusion record` to the first sample in the kernel", start_to_first_sample),
     (
         "sample",
@@ -94,6 +95,7 @@ const FIGURES: [(&str, &str, Figure); 14] = [
         "20 s of a whole host: a browser, Node, CoreCLR, and programs that share libLLVM",
         crowd_memory,
     ),
+    ("compiler", compiler::HOW, compiler::costs),
     ("shim", shim::HOW, shim::costs),
     ("exact", exact::HOW, exact::costs),
 ];
@@ -591,12 +593,15 @@ fn allocation(bench: &Bench<'_>) -> Result<Vec<Row>> {
 
 /// A number among the comments of a profile, which is not 0.
 fn comment(profile: &Path, name: &str) -> Result<f64> {
+    let number = counter(profile, name)?;
+    if number > 0.0 { Ok(number) } else { bail!("{}: no {name} in its comments", profile.display()) }
+}
+
+/// A counter among the comments of a profile, 0 where it has none of that name.
+fn counter(profile: &Path, name: &str) -> Result<f64> {
     let comments = output(Command::new("go").args(["tool", "pprof", "-comments"]).arg(profile))?;
-    comments
-        .lines()
-        .find_map(|line| line.strip_prefix(name)?.strip_prefix(": ")?.parse().ok())
-        .filter(|number| *number > 0.0)
-        .with_context(|| format!("{}: no {name} in its comments", profile.display()))
+    let value = |line: &str| line.strip_prefix(name)?.strip_prefix(": ")?.parse().ok();
+    Ok(comments.lines().find_map(value).unwrap_or(0.0))
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

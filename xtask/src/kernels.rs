@@ -403,7 +403,7 @@ impl Found {
         ))
     }
 
-    /// Without the capability to allow itself more locked memory.
+    /// Without the capability to allow itself more locked memory. `doctor` tries a recording, so both end alike.
     fn check_confined(&self, expected: &Kernel) -> Result<()> {
         let doctor = self.part("confined")?;
         let lacks = lacks(doctor)?;
@@ -412,7 +412,9 @@ impl Found {
         let record = self.part("confined record")?;
         let exit = if expected.locked_maps { 4 } else { 0 };
         let named = record.lines.iter().any(|line| line.contains("LimitMEMLOCK"));
-        if [told, named] != [expected.locked_maps; 2] || (doctor.exit, record.exit) != (Some(0), Some(exit)) {
+        if [told, named] != [expected.locked_maps; 2]
+            || (doctor.exit, record.exit) != (Some(exit), Some(exit))
+        {
             bail!(
                 "without CAP_SYS_RESOURCE doctor ended with {:?}: {lacks:?}, record with {:?}: {:?}",
                 doctor.exit,

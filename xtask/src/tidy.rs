@@ -102,17 +102,23 @@ fn function(line: &str) -> Option<String> {
     Some(line.split_once(['(', '<'])?.0.to_owned())
 }
 
-/// The tests that docs/reliability.md names in its fourth column are there.
+/// The tests that docs/reliability.md names are there: those in its fourth column, and each `module::test`.
 fn check_named_tests(paths: &Paths, functions: &HashSet<String>, broken: &mut Vec<String>) -> Result<()> {
     let path = paths.root.join("docs/reliability.md");
     let text = fs::read_to_string(&path).with_context(|| format!("{}: cannot be read", path.display()))?;
     for (number, line) in numbered(&text) {
-        let shown_by = line.split('|').nth(4).unwrap_or_default();
-        for name in shown_by.split('`').skip(1).step_by(2).filter(|name| !functions.contains(*name)) {
+        let shown_by = code_spans(line.split('|').nth(4).unwrap_or_default());
+        let in_modules = code_spans(line).filter_map(|span| Some(span.rsplit_once("::")?.1));
+        for name in shown_by.chain(in_modules).filter(|name| !functions.contains(*name)) {
             broken.push(format!("docs/reliability.md:{number}: there is no test `{name}`"));
         }
     }
     Ok(())
+}
+
+/// What stands between backticks.
+fn code_spans(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
 }
 
 fn check_edges(paths: &Paths, broken: &mut Vec<String>) -> Result<()> {

@@ -33,7 +33,7 @@ Causes of what is missing, as far as they are known:
 - *Go*: the scheduler's own work runs on a stack of its own (`mcall`, `morestack`, `systemstack`), which nothing links to the goroutine's.
 - *C++ exceptions*: for some instructions at the end of `_Unwind_RaiseException` and `_Unwind_Resume` libgcc has overwritten its own frame with that of the landing
   pad; no rule describes that.
-- *From a program's start*: the JIT's stacks can be deeper than the 64 KiB that are copied (`--stack-kib`); IL stubs of the runtime can be gone before their name is asked for, and a frame
+- *From a program's start*: stacks can be deeper than the 128 KiB that are copied (`--stack-kib`); IL stubs of the runtime can be gone before their name is asked for, and a frame
   without a name counts as wrong (exceptions-8: one wait of 0.7 ms of all 86 ms).
 - *New threads*: before its first function a thread is in `clone`, on a stack that may not be in memory yet and then cannot be read (one sample in some hundred of
   truthwaits, which computes little); a wait there is whole, and has no chain to be exact about.

@@ -1,6 +1,6 @@
 //! Sampled allocations and the sampled objects that are still alive, each standing for what was not sampled (D7, D8).
 
-use super::key::Sampling;
+use super::key::{NameId, Sampling};
 use crate::sample::stack::{StackId, StackTable};
 use crate::source::{Allocation, AllocationKind, Heap, MonotonicNs, RegionId};
 use foldhash::{HashMap, HashMapExt as _};
@@ -84,6 +84,8 @@ pub struct Site {
     pub region: RegionId,
     /// Allocating thread.
     pub tid: u32,
+    /// What that was called then.
+    pub name: NameId,
     /// Allocation stack.
     pub stack: StackId,
     /// ClassID.
@@ -249,13 +251,13 @@ impl Allocations {
         };
     }
 
-    /// One sampled allocation with its finished stack.
+    /// One sampled allocation with its finished stack, and what its thread was called.
     pub fn allocated(
         &mut self,
         region: RegionId,
         time: MonotonicNs,
         allocation: &Allocation,
-        stack: StackId,
+        (stack, name): (StackId, NameId),
     ) {
         let (tid, type_id, heap) = (allocation.tid, allocation.type_id, allocation.heap);
         let sampling = match allocation.kind {
@@ -266,7 +268,7 @@ impl Allocations {
             AllocationKind::Tick { .. } => Sampling::Stride,
         };
         let size_class = size_class(allocation.size);
-        let own = Site { region, tid, stack, type_id, heap, size_class, sampling };
+        let own = Site { region, tid, name, stack, type_id, heap, size_class, sampling };
         let site = self.room_for(own);
         let weight = weight(allocation.kind, allocation.size, allocation.level);
         self.ticks += u64::from(sampling == Sampling::Stride);
@@ -330,7 +332,14 @@ impl Allocations {
             return site;
         }
         self.sites_refused += 1;
-        Site { tid: 0, stack: StackTable::OVERFLOW, type_id: 0, size_class: 0, ..site }
+        Site {
+            tid: 0,
+            name: NameId::default(),
+            stack: StackTable::OVERFLOW,
+            type_id: 0,
+            size_class: 0,
+            ..site
+        }
     }
 
     /// These sampled objects were collected.
@@ -526,6 +535,7 @@ pub fn age_bucket_seconds(born: MonotonicNs, now: MonotonicNs) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::NameId;
     use super::{
         Allocations, MAX_OF_REGION, Sampling, Site, age_bucket_seconds, has_survived, size_class, weight,
     };
@@ -601,7 +611,7 @@ mod tests {
                 region,
                 MonotonicNs(5),
                 &Allocation { heap: Heap::Large, level, ..large },
-                StackId(1),
+                (StackId(1), NameId::default()),
             );
         }
         let mut sites: Vec<_> = heap.sites().map(|(site, weight)| (site.sampling, weight.objects)).collect();
@@ -619,11 +629,16 @@ mod tests {
     fn what_may_live_unknown_is_known_for_as_long_as_objects_are_watched() {
         let (mut heap, region) = (Allocations::default(), RegionId(1));
         let busy = Allocation { level: 5, ..allocation(1, 10_000, AllocationKind::Sampled) };
-        heap.allocated(region, MonotonicNs(0), &busy, StackId(0));
+        heap.allocated(region, MonotonicNs(0), &busy, (StackId(0), NameId::default()));
         let site = *heap.sites().next().unwrap().0;
         assert_eq!((heap.told_one_in(&site), heap.watched_one_in(&site)), (Some(32), Some(32)));
         heap.next_window(&mut |stack| stack);
-        heap.allocated(region, MonotonicNs(1), &allocation(2, 10_000, AllocationKind::Sampled), StackId(0));
+        heap.allocated(
+            region,
+            MonotonicNs(1),
+            &allocation(2, 10_000, AllocationKind::Sampled),
+            (StackId(0), NameId::default()),
+        );
         assert_eq!((heap.told_one_in(&site), heap.watched_one_in(&site)), (None, Some(32)));
         let large = super::Site { heap: Heap::Large, ..site };
         assert_eq!(heap.watched_one_in(&large), None);
@@ -646,7 +661,7 @@ mod tests {
                 region,
                 MonotonicNs(5),
                 &allocation(sample, 64, AllocationKind::Sampled),
-                StackId(1),
+                (StackId(1), NameId::default()),
             );
         }
         heap.dead(region, &[0, 2]);
@@ -667,7 +682,7 @@ mod tests {
         let mut made = |heap: &mut Allocations, size, watched| {
             sample += 1;
             let large = Allocation { watched, ..allocation(sample, size, AllocationKind::Exact) };
-            heap.allocated(region, MonotonicNs(5), &large, StackId(1));
+            heap.allocated(region, MonotonicNs(5), &large, (StackId(1), NameId::default()));
         };
         made(&mut heap, 1 << 20, Some(0));
         let site = heap.live().next().unwrap().site;
@@ -693,11 +708,11 @@ mod tests {
         let sampled =
             |sample| Allocation { type_id: sample, ..allocation(sample, 64, AllocationKind::Sampled) };
         for sample in 0..share + extra {
-            heap.allocated(hostile, MonotonicNs(5), &sampled(sample), StackId(1));
+            heap.allocated(hostile, MonotonicNs(5), &sampled(sample), (StackId(1), NameId::default()));
         }
         assert_eq!(heap.refused(), (extra, extra));
-        heap.allocated(hostile, MonotonicNs(5), &sampled(0), StackId(1));
-        heap.allocated(other, MonotonicNs(5), &sampled(0), StackId(1));
+        heap.allocated(hostile, MonotonicNs(5), &sampled(0), (StackId(1), NameId::default()));
+        heap.allocated(other, MonotonicNs(5), &sampled(0), (StackId(1), NameId::default()));
         assert_eq!(heap.refused(), (extra, extra), "known ones, and those of others, have room");
         let rest: Vec<_> = heap.sites().filter(|(site, _)| site.stack == StackTable::OVERFLOW).collect();
         assert_eq!(rest.len(), 1);
@@ -714,7 +729,7 @@ mod tests {
         heap.expect(256, Some(512));
         for sample in 0..70_000 {
             let born = Allocation { type_id: sample, ..allocation(sample, 64, AllocationKind::Sampled) };
-            heap.allocated(region, MonotonicNs(5), &born, StackId(1));
+            heap.allocated(region, MonotonicNs(5), &born, (StackId(1), NameId::default()));
         }
         assert_eq!((heap.live().count(), heap.sites().count()), (512, 65_536 + 1));
         assert_eq!(heap.refused(), (70_000 - 65_536, 70_000 - 512));
@@ -729,7 +744,7 @@ mod tests {
                 watched: (sample == MAX_OF_REGION as u64).then_some(0),
                 ..allocation(sample, 64, AllocationKind::Sampled)
             };
-            heap.allocated(region, MonotonicNs(5), &born, StackId(1));
+            heap.allocated(region, MonotonicNs(5), &born, (StackId(1), NameId::default()));
         }
         assert_eq!(heap.refused(), (1, 0));
         let [object] = heap.live().collect::<Vec<_>>()[..] else { panic!("one is watched") };
@@ -741,7 +756,7 @@ mod tests {
         let (mut heap, region) = (Allocations::default(), RegionId(3));
         for sample in 0..4 {
             let allocation = allocation(sample, 64, AllocationKind::Sampled);
-            heap.allocated(region, MonotonicNs(5), &allocation, StackId(1));
+            heap.allocated(region, MonotonicNs(5), &allocation, (StackId(1), NameId::default()));
         }
         let one = weight(AllocationKind::Sampled, 64, 0).bytes;
         heap.dropped(region, 5, &[0, 3]);
@@ -764,15 +779,25 @@ mod tests {
         let mut sample = 0;
         for level in [3, 9, 5, 5, 7] {
             let allocation = allocation(sample, 64, AllocationKind::Sampled);
-            heap.allocated(region, MonotonicNs(5), &allocation, StackId(1));
+            heap.allocated(region, MonotonicNs(5), &allocation, (StackId(1), NameId::default()));
             heap.dropped(region, level, &[]);
             sample += 1;
         }
-        heap.allocated(region, MonotonicNs(5), &allocation(sample, 64, AllocationKind::Sampled), StackId(1));
+        heap.allocated(
+            region,
+            MonotonicNs(5),
+            &allocation(sample, 64, AllocationKind::Sampled),
+            (StackId(1), NameId::default()),
+        );
         // The first two met the 9, the next three the 7, the last none.
         assert_eq!(levels(&heap), [0, 7, 7, 7, 9, 9]);
         heap.region_gone(region);
-        heap.allocated(region, MonotonicNs(5), &allocation(1, 64, AllocationKind::Sampled), StackId(1));
+        heap.allocated(
+            region,
+            MonotonicNs(5),
+            &allocation(1, 64, AllocationKind::Sampled),
+            (StackId(1), NameId::default()),
+        );
         assert_eq!(levels(&heap), [0]);
     }
 
@@ -784,7 +809,7 @@ mod tests {
                 region,
                 MonotonicNs(5),
                 &allocation(sample, 64, AllocationKind::Sampled),
-                StackId(1),
+                (StackId(1), NameId::default()),
             );
         }
         // Gone through one by one these would be 10^11 steps.
@@ -800,7 +825,12 @@ mod tests {
         let (mut heap, region) = (Allocations::default(), RegionId(3));
         let survived = |heap: &Allocations| heap.live().map(|object| heap.survived(&object)).sum::<u32>();
         heap.collection(region, 2, MonotonicNs(0));
-        heap.allocated(region, MonotonicNs(5), &allocation(1, 64, AllocationKind::Sampled), StackId(1));
+        heap.allocated(
+            region,
+            MonotonicNs(5),
+            &allocation(1, 64, AllocationKind::Sampled),
+            (StackId(1), NameId::default()),
+        );
         assert_eq!(survived(&heap), 0);
         heap.collection(region, 0, MonotonicNs(0));
         heap.alive(region, &[(1, 1)]);
@@ -820,7 +850,12 @@ mod tests {
     fn only_full_collections_since_it_grew_old_prove_an_object_alive() {
         let (mut heap, region) = (Allocations::default(), RegionId(3));
         let old = |heap: &Allocations| heap.live().find_map(|object| heap.survived_old(&object));
-        heap.allocated(region, MonotonicNs(5), &allocation(1, 64, AllocationKind::Sampled), StackId(1));
+        heap.allocated(
+            region,
+            MonotonicNs(5),
+            &allocation(1, 64, AllocationKind::Sampled),
+            (StackId(1), NameId::default()),
+        );
         // Pinned, it stays young however often all is looked at, and grows old at last.
         for _ in 0..9 {
             heap.collection(region, 2, MonotonicNs(0));
@@ -846,7 +881,7 @@ mod tests {
         let survived = |heap: &Allocations| heap.live().map(|object| heap.survived(&object)).sum::<u32>();
         for (sample, of) in [(1, Heap::Large), (2, Heap::Pinned)] {
             let object = Allocation { heap: of, ..allocation(sample, 100_000, AllocationKind::Sampled) };
-            heap.allocated(region, MonotonicNs(5), &object, StackId(1));
+            heap.allocated(region, MonotonicNs(5), &object, (StackId(1), NameId::default()));
         }
         let mut generations: Vec<u8> = heap.live().map(|object| object.generation).collect();
         generations.sort_unstable();

@@ -1,5 +1,6 @@
 //! Exceptions and waits for locks, by where they happened. Each that was told of stands for others of its kind (`Thin` in the shim's `thin.rs`).
 
+use super::key::NameId;
 use crate::sample::stack::{StackId, StackTable};
 use crate::source::RegionId;
 use std::collections::HashMap;
@@ -18,6 +19,8 @@ pub struct Place {
     pub region: RegionId,
     /// The thread; 0 in the place that takes all the rest.
     pub tid: u32,
+    /// What that was called then.
+    pub name: NameId,
     /// Its stack.
     pub stack: StackId,
 }
@@ -46,6 +49,15 @@ pub struct LockWait {
     pub held_at: Option<StackId>,
 }
 
+/// Exceptions together.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Thrown {
+    /// How many.
+    pub count: f64,
+    /// How many of them were told of.
+    pub told: f64,
+}
+
 /// Waits for locks together.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Waited {
@@ -53,6 +65,10 @@ pub struct Waited {
     pub count: f64,
     /// How long, nanoseconds.
     pub ns: f64,
+    /// How many of them were told of.
+    pub told: f64,
+    /// How long those were, nanoseconds.
+    pub told_ns: f64,
 }
 
 /// Sums by place of one kind of incident.
@@ -88,7 +104,7 @@ impl<K: Eq + Hash, V: Default> Sums<K, V> {
 /// What happened in a window.
 #[derive(Default)]
 pub struct Incidents {
-    throws: Sums<Throw, f64>,
+    throws: Sums<Throw, Thrown>,
     waits: Sums<LockWait, Waited>,
 }
 
@@ -97,7 +113,9 @@ impl Incidents {
     pub fn thrown(&mut self, throw: Throw, weight: f64) {
         let Throw { place, rethrown, .. } = throw;
         let rest = || Throw { place: rest(place), type_name: None, message: None, rethrown };
-        *self.throws.of(place.region, throw, rest) += weight;
+        let sum = self.throws.of(place.region, throw, rest);
+        sum.count += weight;
+        sum.told += 1.0;
     }
 
     /// A wait for a lock that stands for `weight`.
@@ -106,10 +124,12 @@ impl Incidents {
         let sum = self.waits.of(wait.place.region, wait, rest);
         sum.count += weight;
         sum.ns += waited_ns as f64 * weight;
+        sum.told += 1.0;
+        sum.told_ns += waited_ns as f64;
     }
 
     /// A window ends: all of it.
-    pub fn take(&mut self) -> (HashMap<Throw, f64>, HashMap<LockWait, Waited>) {
+    pub fn take(&mut self) -> (HashMap<Throw, Thrown>, HashMap<LockWait, Waited>) {
         (self.throws.take(), self.waits.take())
     }
 
@@ -121,17 +141,17 @@ impl Incidents {
 }
 
 fn rest(place: Place) -> Place {
-    Place { tid: 0, stack: StackTable::OVERFLOW, ..place }
+    Place { tid: 0, name: NameId::default(), stack: StackTable::OVERFLOW, ..place }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Arc, Incidents, LockWait, MAX_OF_REGION, Place, Throw};
+    use super::{Arc, Incidents, LockWait, MAX_OF_REGION, NameId, Place, Throw};
     use crate::sample::stack::{StackId, StackTable};
     use crate::source::RegionId;
 
     fn place(region: u32, tid: u32) -> Place {
-        Place { region: RegionId(region), tid, stack: StackId(5) }
+        Place { region: RegionId(region), tid, name: NameId::default(), stack: StackId(5) }
     }
 
     fn wait(region: u32, tid: u32, held_at: Option<u32>) -> LockWait {
@@ -155,7 +175,7 @@ mod tests {
         incidents.waited(wait(1, 2, Some(7)), 50, 1.0);
         incidents.waited(wait(1, 2, None), 20, 1.0);
         let (throws, waits) = incidents.take();
-        let mut counts: Vec<f64> = throws.into_values().collect();
+        let mut counts: Vec<f64> = throws.into_values().map(|sum| sum.count).collect();
         counts.sort_by(f64::total_cmp);
         assert_eq!(counts, [1.0, 1.0, 2.0, 5.0]);
         let mut waits: Vec<_> = waits.into_iter().map(|(of, sum)| (of.held_at, sum.count, sum.ns)).collect();

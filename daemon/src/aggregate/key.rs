@@ -1,5 +1,6 @@
 //! What a value is counted under: the sample types and the label set. Plain data.
 
+use super::thread_role::RoleEvidence;
 use super::window::OTHER;
 use crate::sample::stack::StackSpan;
 use crate::source::Heap;
@@ -210,6 +211,10 @@ impl SpanLabels {
     }
 }
 
+/// Stands for what a thread was called, among what its samples are counted by; 0 for no name (`run::names`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct NameId(pub u32);
+
 /// All labels a value can carry. Absent ones are `None`; strings are shared, so that a clone is cheap.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Labels {
@@ -223,6 +228,8 @@ pub struct Labels {
     pub thread_name: Option<Arc<str>>,
     /// What the thread is for (`aggregate::thread_role`).
     pub thread_role: Option<&'static str>,
+    /// What decides on that once the methods near the thread's start have names; is no label.
+    pub role_evidence: Option<Arc<RoleEvidence>>,
     /// Name of the process.
     pub process: Option<Arc<str>>,
     /// Container the process runs in.

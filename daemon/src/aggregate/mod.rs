@@ -13,6 +13,7 @@ pub mod chance;
 pub mod collecting;
 pub mod collections;
 pub mod heap;
+pub mod incident_totals;
 pub mod incidents;
 pub mod interval;
 pub mod key;

@@ -21,8 +21,10 @@ use crate::sample::stack::StackId;
 use crate::source::kernel::rule_set::{Feature, LeftOut};
 use crate::source::{MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes, WaitEnd, WaitState};
 use foldhash::HashMap;
+use std::sync::Arc;
 
 mod cut;
+mod names;
 mod on_cpu;
 
 use on_cpu::OnCpu;
@@ -117,6 +119,8 @@ pub struct Row {
     pub thread: ThreadId,
     /// When it entered the recording: tells it from a later thread with the same id.
     pub since: MonotonicNs,
+    /// What the thread was called then; `None` for one that was not renamed in this window.
+    pub name: Option<Arc<str>>,
     /// Where.
     pub place: Place,
     /// Why it waited; `None` for rows of CPU time.
@@ -263,6 +267,12 @@ struct Thread {
     first: Option<First>,
     /// It was in no snapshot at the end of the window before.
     unseen: bool,
+    /// What it is called, where it had other names in this window.
+    name: Option<Arc<str>>,
+    /// What it did in this window before it was renamed last.
+    named: Vec<names::Named>,
+    /// Its time is shared among its names by its samples.
+    shared: bool,
 }
 
 /// What a thread did of collections.
@@ -298,6 +308,8 @@ pub struct Threads {
     summed_up: u64,
     unmatched_wait_ends: u64,
     wakers_capped: u64,
+    /// Names of renamed threads in this window.
+    names: usize,
     /// What earlier windows have counted, by thread id.
     counted: HashMap<u32, cut::Counted>,
     /// Whether it is kept where each was lately.
@@ -513,6 +525,7 @@ impl Threads {
         let rest = self.rest.get_or_insert_with(|| Row {
             thread: ThreadId::default(),
             since: MonotonicNs(0),
+            name: None,
             place: Place::Marker(Marker::Overflow),
             reason: None,
             waker: None,
@@ -602,7 +615,7 @@ impl Thread {
 
     fn rows(self, times: &ThreadTimes, rows: &mut Vec<Row>) {
         let before = rows.len();
-        self.all_rows(times, rows);
+        self.rows_by_name(times, rows);
         let left_out = LeftOut(times.left_out);
         if left_out != LeftOut::default() {
             let own = rows.split_off(before);
@@ -611,10 +624,11 @@ impl Thread {
     }
 
     fn all_rows(mut self, times: &ThreadTimes, rows: &mut Vec<Row>) {
-        let id = self.id;
+        let (id, name) = (self.id, self.name.take());
         let row = |place, reason, waker| Row {
             thread: id,
             since: times.since,
+            name: name.clone(),
             place,
             reason,
             waker,
@@ -794,7 +808,7 @@ mod tests {
             new_thread: false,
         }
     }
-    const SLEEP: WaitReason = WaitReason {
+    pub(super) const SLEEP: WaitReason = WaitReason {
         state: WaitStateKey::Interruptible,
         syscall: Some("sleep"),
         io: false,
@@ -817,7 +831,7 @@ mod tests {
         [ThreadSnapshot { times, at: MonotonicNs(100), progress }]
     }
 
-    const ON_CPU: Progress = Progress::OnCpu { since: MonotonicNs(0) };
+    pub(super) const ON_CPU: Progress = Progress::OnCpu { since: MonotonicNs(0) };
 
     fn sums(rows: &[Row]) -> (f64, f64, f64) {
         rows.iter()

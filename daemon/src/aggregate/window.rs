@@ -22,11 +22,16 @@ pub struct Limits {
     /// Distinct values of each open-ended label (waker, type, type_raw, type_module, container_id, exception_type, exception_message, lock_owner, thread_name, and
     /// the names in waker_name and lock_owner_name).
     pub max_label_values: usize,
+    /// Bytes of those together, of one label, beyond the first [`FEW_VALUES`].
+    pub max_label_bytes: usize,
 }
+
+/// Distinct values of a label that are told apart however long they are.
+const FEW_VALUES: usize = 2_000;
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { max_keys: 200_000, max_label_values: 2_000 }
+        Self { max_keys: 200_000, max_label_values: 32_768, max_label_bytes: 1 << 20 }
     }
 }
 
@@ -97,16 +102,20 @@ struct Row {
 #[derive(Default)]
 struct Cap {
     seen: HashSet<Arc<str>>,
+    bytes: usize,
 }
 
 impl Cap {
     /// Puts [`OTHER`] in place of a value beyond the cap; true when it did.
-    fn apply(&mut self, value: &mut Option<Arc<str>>, limit: usize) -> bool {
+    fn apply(&mut self, value: &mut Option<Arc<str>>, limits: &Limits) -> bool {
         let Some(text) = value else { return false };
         if self.seen.contains(text) {
             return false;
         }
-        if self.seen.len() < limit {
+        let bytes = self.bytes.saturating_add(text.len());
+        let fits = self.seen.len() < FEW_VALUES || bytes <= limits.max_label_bytes;
+        if self.seen.len() < limits.max_label_values && fits {
+            self.bytes = bytes;
             self.seen.insert(Arc::clone(text));
             return false;
         }
@@ -261,7 +270,7 @@ impl Window {
             return None;
         }
         let mut changed = labels.clone();
-        let limit = self.limits.max_label_values;
+        let limit = &self.limits;
         let [
             waker,
             type_name,

@@ -6,13 +6,15 @@ use super::place;
 use super::policy::{Inspection, Runtime, WhyNot, inspect};
 use super::target::Target;
 use super::workers;
-use super::{AttachError, Settings, attach};
+use super::{AttachError, Settings, attach_until};
 use crate::process::start_ticks;
 use crate::run::Watcher;
 use crate::source::shim::finder;
+use crate::system_limits::explain;
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
@@ -46,6 +48,16 @@ pub enum Whom {
 /// What happens to a process.
 #[derive(Debug)]
 pub enum News<'a> {
+    /// The shim is about to be loaded.
+    Attaching {
+        /// The process.
+        pid: u32,
+    },
+    /// That attach ended before the runtime was asked to load anything.
+    NotAsked {
+        /// The process.
+        pid: u32,
+    },
     /// The shim is in.
     Attached {
         /// The process.
@@ -73,6 +85,7 @@ const BUSY: Duration = Duration::from_secs(2);
 pub struct Follower {
     thread: Option<JoinHandle<()>>,
     stop: Option<Sender<()>>,
+    give_up: Arc<AtomicBool>,
     complete: Arc<OnceLock<Instant>>,
     reasons: Arc<Mutex<Vec<String>>>,
 }
@@ -88,7 +101,9 @@ impl Follower {
         let (stop, stopped) = channel();
         let complete = Arc::new(OnceLock::new());
         let reasons = Arc::new(Mutex::new(Vec::new()));
+        let give_up = Arc::new(AtomicBool::new(false));
         let mut work = Work {
+            give_up: Arc::clone(&give_up),
             looked_at: HashMap::new(),
             settings,
             watcher,
@@ -99,7 +114,7 @@ impl Follower {
         };
         let done = Arc::clone(&complete);
         let thread = std::thread::spawn(move || work.run(&stopped, &done));
-        Self { thread: Some(thread), stop: Some(stop), complete, reasons }
+        Self { thread: Some(thread), stop: Some(stop), give_up, complete, reasons }
     }
 
     /// When all processes that were there at the start had been looked at; `None` as long as they have not.
@@ -108,8 +123,10 @@ impl Follower {
         self.complete.get().copied()
     }
 
-    /// Says that no further process is worth the effort. An attach in progress still ends.
+    /// Says that no further process is worth the effort, and that a runtime which has not answered is not waited for any longer.
     pub fn cease(&mut self) {
+        // Pairs with the loads in `ipc`; nothing else is told by it.
+        self.give_up.store(true, Ordering::Relaxed);
         self.stop = None;
     }
 
@@ -128,6 +145,8 @@ impl Follower {
 pub(crate) type Program = (u32, u64, u64, u64);
 
 struct Work {
+    /// Raised when nobody waits for an attach any more.
+    give_up: Arc<AtomicBool>,
     whom: Whom,
     settings: Settings,
     watcher: Watcher,
@@ -219,7 +238,15 @@ impl Work {
         let is_starting = || target.threads_called(STARTED, THREADS).is_empty();
         match why_not {
             // It may still become one, or begin to listen.
-            Some(WhyNot::NotDotnet | WhyNot::NoSocket) if is_young => {}
+            Some(WhyNot::NotDotnet) if is_young => {}
+            // The recording may end before it is old enough to be asked again: that is the reason then.
+            Some(why @ WhyNot::NoSocket(_)) if is_young => {
+                if is_dotnet && said.is_none() && !matches!(self.whom, Whom::Started(_)) && !has_ours() {
+                    let reason = format!("process {pid}: {why}");
+                    self.note(&reason);
+                    self.looked_at.insert(program, Look::Busy { since, again: now, said: reason });
+                }
+            }
             // It loads the shim by itself, if it has the program's environment: a second one would tell all of it once more.
             None if matches!(self.whom, Whom::Started(_)) && (is_young || is_starting()) && !has_ours() => {
                 // Nobody looks often for the region of one that has not had any for so long.
@@ -229,6 +256,7 @@ impl Work {
             }
             Some(why) => {
                 self.looked_at.insert(program, Look::Done);
+                self.unsay(said);
                 // Of a program that was started, most children are native, and so may it be itself.
                 let expected = is_dotnet || named && !matches!(self.whom, Whom::Started(_));
                 self.refuse(pid, expected, format!("process {pid}: {why}"));
@@ -236,13 +264,16 @@ impl Work {
             None => {
                 self.looked_at.insert(program, Look::Done);
                 if has_ours() {
-                    return;
+                    return self.unsay(said);
                 }
-                match attach(pid, self.settings) {
+                (self.tell)(News::Attaching { pid });
+                let attached = attach_until(pid, self.settings, &self.give_up);
+                if attached.as_ref().is_err_and(|error| !error.is_after_the_request()) {
+                    (self.tell)(News::NotAsked { pid });
+                }
+                match attached {
                     Ok(attached) => {
-                        if let (Some(said), Ok(mut reasons)) = (said, self.reasons.lock()) {
-                            reasons.retain(|reason| *reason != said);
-                        }
+                        self.unsay(said);
                         let (runtime, took) = (&*attached.info.runtime_version, attached.took);
                         (self.tell)(News::Attached { pid, runtime, took });
                     }
@@ -256,18 +287,33 @@ impl Work {
                         self.looked_at.insert(program, Look::Busy { since, again, said });
                     }
                     Err(AttachError::Ended { .. } | AttachError::NoSuchProcess { .. }) if !named => {}
-                    Err(error) => self.refuse(pid, is_dotnet || named, error.to_string()),
+                    Err(error) => {
+                        self.unsay(said);
+                        self.refuse(pid, is_dotnet || named, explain(&error));
+                    }
                 }
             }
         }
     }
 
-    fn refuse(&self, pid: u32, expected: bool, reason: String) {
-        if expected
-            && let Ok(mut reasons) = self.reasons.lock()
+    fn note(&self, reason: &str) {
+        if let Ok(mut reasons) = self.reasons.lock()
             && reasons.len() < 64
         {
-            reasons.push(reason.clone());
+            reasons.push(reason.to_owned());
+        }
+    }
+
+    /// What was noted is not so any more.
+    fn unsay(&self, said: Option<String>) {
+        if let (Some(said), Ok(mut reasons)) = (said, self.reasons.lock()) {
+            reasons.retain(|reason| *reason != said);
+        }
+    }
+
+    fn refuse(&self, pid: u32, expected: bool, reason: String) {
+        if expected {
+            self.note(&reason);
         }
         (self.tell)(News::Refused { pid, expected, reason });
     }

@@ -15,8 +15,8 @@ mod protocol;
 use self::protocol::{ASKING, Answer, MESSAGE_BYTES, Request};
 use super::ipc::{self, IpcError};
 use super::place;
-use super::port::wait;
 use super::target::Target;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_type;
@@ -459,6 +459,12 @@ fn receive(socket: &OwnedFd) -> Result<Option<Message>, Errno> {
     }
 }
 
+/// Waits until there is something to read, or the other end is closed.
+fn wait(descriptor: &impl AsFd, timeout: Duration) -> bool {
+    let timeout = Timespec::try_from(timeout).unwrap_or(Timespec { tv_sec: 0, tv_nsec: 0 });
+    poll(&mut [PollFd::new(descriptor, PollFlags::IN)], Some(&timeout)).is_ok_and(|ready| ready > 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::{
@@ -485,7 +491,12 @@ mod tests {
     }
 
     fn connect(line: &Line, target: &Target, timeout: Duration) -> Result<UnixStream, IpcError> {
-        line.connect(target, timeout, Instant::now() + timeout).map(UnixStream::from)
+        // Who waits for it does so by `poll`; these tests have nobody to wait for.
+        line.connect(target, timeout, Instant::now() + timeout).map(|socket| {
+            let stream = UnixStream::from(socket);
+            stream.set_nonblocking(false).unwrap();
+            stream
+        })
     }
 
     #[test]

@@ -6,10 +6,12 @@
 use super::helper;
 use super::hresult::Hresult;
 use super::target::{Target, printable};
+pub use super::wait::Wait;
+use crate::system_limits::explain;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Dir, FileType, Mode, OFlags, fstat, openat};
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send,
     socket_with,
@@ -28,8 +30,10 @@ const HEADER_BYTES: usize = 20;
 const DIRECTORY_ENTRIES: usize = 65_536;
 const CANDIDATES: usize = 8;
 
-/// Between looks at whether the reader of a session's events has been told to stop.
+/// Between looks at whether whoever waits has been told to stop.
 const LOOK_UP: Duration = Duration::from_millis(100);
+/// Between tries to connect where as many wait already as the runtime lets.
+const FULL_BACKLOG: Duration = Duration::from_millis(10);
 
 /// The step at which another user's socket is refused.
 pub(super) const CONNECT: &str = "connect";
@@ -45,7 +49,6 @@ const COLLECT_TRACING_3: u8 = 0x04;
 /// Version 4 of the event format, "nettrace".
 const NETTRACE: u32 = 1;
 const ATTACH_PROFILER: u8 = 0x01;
-const RESUME_RUNTIME: u8 = 0x01;
 const PROCESS_INFO_2: u8 = 0x04;
 const SERVER_OK: u8 = 0x00;
 
@@ -90,6 +93,14 @@ pub enum IpcError {
     /// Nothing came in time.
     #[error("process {pid}: no answer on the diagnostics socket within {} ms (is the process stopped, or in a long collection?)", waited.as_millis())]
     TimedOut {
+        /// The process.
+        pid: u32,
+        /// How long.
+        waited: Duration,
+    },
+    /// Somebody had enough of waiting: a signal, or the end of a recording.
+    #[error("process {pid}: its runtime had not answered when perfusion stopped waiting, after {} ms", waited.as_millis())]
+    GivenUp {
         /// The process.
         pid: u32,
         /// How long.
@@ -170,8 +181,8 @@ pub struct AttachProfiler<'a> {
 ///
 /// # Errors
 /// See [`IpcError`].
-pub fn process_info(target: &Target, timeout: Duration) -> Result<ProcessInfo, IpcError> {
-    let answer = request(target, SET_PROCESS, PROCESS_INFO_2, &[], timeout)?;
+pub fn process_info(target: &Target, wait: impl Into<Wait>) -> Result<ProcessInfo, IpcError> {
+    let answer = request(target, SET_PROCESS, PROCESS_INFO_2, &[], wait.into())?;
     let mut reader = Reader { pid: target.pid(), rest: &answer };
     let pid = u64::from_le_bytes(reader.array()?);
     let _runtime_cookie: [u8; 16] = reader.array()?;
@@ -192,7 +203,7 @@ pub fn process_info(target: &Target, timeout: Duration) -> Result<ProcessInfo, I
 pub fn attach_profiler(
     target: &Target,
     what: &AttachProfiler<'_>,
-    timeout: Duration,
+    wait: impl Into<Wait>,
 ) -> Result<(), IpcError> {
     let pid = target.pid();
     let mut payload = Vec::new();
@@ -201,7 +212,7 @@ pub fn attach_profiler(
     payload.extend(string(what.path, pid)?);
     payload.extend(count(what.client_data.len(), pid)?);
     payload.extend(what.client_data);
-    let answer = request(target, SET_PROFILER, ATTACH_PROFILER, &payload, timeout)?;
+    let answer = request(target, SET_PROFILER, ATTACH_PROFILER, &payload, wait.into())?;
     let code = u32::from_le_bytes(Reader { pid, rest: &answer }.array()?);
     // Failure is the sign bit; S_FALSE and friends are successes.
     if code & 0x8000_0000 != 0 { Err(IpcError::Refused { pid, code: Hresult(code) }) } else { Ok(()) }
@@ -247,22 +258,23 @@ pub fn listen(
     target: &Target,
     what: &Listen,
     give_up: Arc<AtomicBool>,
-    timeout: Duration,
+    wait: impl Into<Wait>,
 ) -> Result<Events, IpcError> {
-    listen_on(Connection::open(target, timeout)?, what, true, give_up)
+    listen_from_start(target, what, true, give_up, wait)
 }
 
-/// The same over a connection that the runtime has made. Without `stacks`, which cost more than the events, from .NET 9 on; older ones refuse that
-/// ([`IpcError::is_unknown_command`]).
+/// The same without `stacks`, which cost more than the events, from .NET 9 on; older ones refuse that ([`IpcError::is_unknown_command`]).
 ///
 /// # Errors
 /// See [`IpcError`].
-pub(super) fn listen_on(
-    mut connection: Connection,
+pub fn listen_from_start(
+    target: &Target,
     what: &Listen,
     stacks: bool,
     give_up: Arc<AtomicBool>,
+    wait: impl Into<Wait>,
 ) -> Result<Events, IpcError> {
+    let mut connection = Connection::open(target, wait.into())?;
     // No list of all methods at the end.
     let (command, switches) =
         if stacks { (COLLECT_TRACING_2, &[0][..]) } else { (COLLECT_TRACING_3, &[0, 0][..]) };
@@ -271,20 +283,12 @@ pub(super) fn listen_on(
     connection.events(&answer, give_up)
 }
 
-/// Lets a runtime go on that waits at its start for whoever is at the other end of this connection.
-///
-/// # Errors
-/// See [`IpcError`].
-pub(super) fn resume(mut connection: Connection) -> Result<(), IpcError> {
-    connection.exchange(SET_PROCESS, RESUME_RUNTIME, &[]).map(drop)
-}
-
 /// Ends an event session: the runtime forgets its keywords, sends what it still has, and closes the connection of its events.
 ///
 /// # Errors
 /// See [`IpcError`].
-pub fn stop_listening(target: &Target, session: u64, timeout: Duration) -> Result<(), IpcError> {
-    request(target, SET_EVENTS, STOP_TRACING, &session.to_le_bytes(), timeout).map(drop)
+pub fn stop_listening(target: &Target, session: u64, wait: impl Into<Wait>) -> Result<(), IpcError> {
+    request(target, SET_EVENTS, STOP_TRACING, &session.to_le_bytes(), wait.into()).map(drop)
 }
 
 /// The bytes of an event session.
@@ -349,19 +353,13 @@ fn count(len: usize, pid: u32) -> Result<[u8; 4], IpcError> {
 pub fn has_socket(target: &Target) -> Result<bool, String> {
     match candidates(target) {
         Ok(found) => Ok(!found.is_empty()),
-        Err(IpcError::System { step, source, .. }) => Err(format!("{step}: {source}")),
-        Err(error) => Err(error.to_string()),
+        Err(IpcError::System { step, source, .. }) => Err(format!("{step}: {}", explain(&source))),
+        Err(error) => Err(explain(&error)),
     }
 }
 
-fn request(
-    target: &Target,
-    set: u8,
-    command: u8,
-    payload: &[u8],
-    timeout: Duration,
-) -> Result<Vec<u8>, IpcError> {
-    Connection::open(target, timeout)?.exchange(set, command, payload)
+fn request(target: &Target, set: u8, command: u8, payload: &[u8], wait: Wait) -> Result<Vec<u8>, IpcError> {
+    Connection::open(target, wait)?.exchange(set, command, payload)
 }
 
 /// Sockets with this process's name, likeliest first, opened without following a link at the end (O_PATH).
@@ -429,7 +427,7 @@ pub(super) fn connect_to(pid: u32, start_ticks: u64, timeout: Duration) -> Resul
     if target.start_ticks().map_err(|source| system("reading stat", source))? != start_ticks {
         return Err(system("reading stat", Errno::SRCH));
     }
-    let connection = Connection::open_ourselves(&target, timeout, Instant::now() + timeout)?;
+    let connection = Connection::open_ourselves(&target, &timeout.into(), Instant::now() + timeout)?;
     Ok(connection.socket)
 }
 
@@ -438,46 +436,32 @@ pub(super) fn connect_to(pid: u32, start_ticks: u64, timeout: Duration) -> Resul
 pub(super) struct Connection {
     pid: u32,
     socket: OwnedFd,
-    timeout: Duration,
+    wait: Wait,
+    began: Instant,
     deadline: Instant,
 }
 
 impl Connection {
-    /// One that the runtime itself has made; the kernel says that it is process `pid`'s.
-    pub(super) fn made_by(pid: u32, socket: OwnedFd, timeout: Duration) -> Self {
-        Self { pid, socket, timeout, deadline: Instant::now() + timeout }
-    }
-
-    /// Whose it is.
-    pub(super) fn pid(&self) -> u32 {
-        self.pid
-    }
-
-    /// Its socket.
-    pub(super) fn socket(&self) -> &OwnedFd {
-        &self.socket
-    }
-
     /// One to a runtime that listens: by ourselves, which does for our own user's processes and for whoever may do anything, or else through the
     /// helper, if this process has left that right to one.
-    fn open(target: &Target, timeout: Duration) -> Result<Self, IpcError> {
+    fn open(target: &Target, wait: Wait) -> Result<Self, IpcError> {
         let pid = target.pid();
-        let deadline = Instant::now() + timeout;
-        let opened = Self::open_ourselves(target, timeout, deadline);
+        let deadline = Instant::now() + wait.timeout;
+        let opened = Self::open_ourselves(target, &wait, deadline);
         if let Err(error) = &opened
             && error.is_denied()
-            && let Some(socket) = helper::connect(target, timeout, deadline)
+            && let Some(socket) = helper::connect(target, wait.timeout, deadline)
         {
-            return Ok(Self { pid, socket: socket?, timeout, deadline });
+            return Ok(Self { pid, socket: socket?, wait, began: Instant::now(), deadline });
         }
         opened
     }
 
-    fn open_ourselves(target: &Target, timeout: Duration, deadline: Instant) -> Result<Self, IpcError> {
+    fn open_ourselves(target: &Target, wait: &Wait, deadline: Instant) -> Result<Self, IpcError> {
         let pid = target.pid();
         let mut last = IpcError::NoSocket { pid, looked_in: target.temporary_directories() };
         for file in candidates(target)? {
-            match Self::connect(pid, &file, timeout, deadline) {
+            match Self::connect(pid, &file, wait, deadline) {
                 Ok(connection) => return Ok(connection),
                 // The one that the helper may open: others have been left behind.
                 Err(_) if last.is_denied() => {}
@@ -487,19 +471,28 @@ impl Connection {
         Err(last)
     }
 
-    fn connect(pid: u32, file: &OwnedFd, timeout: Duration, deadline: Instant) -> Result<Self, IpcError> {
+    fn connect(pid: u32, file: &OwnedFd, wait: &Wait, deadline: Instant) -> Result<Self, IpcError> {
         let system = |step| move |source| IpcError::System { pid, step, source };
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
-            .map_err(system("socket"))?;
-        // A full backlog makes connect wait; unix sockets wait as long as SO_SNDTIMEO says (af_unix.c, unix_wait_for_peer).
-        let wait = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        set_socket_timeout(&socket, Timeout::Send, Some(wait)).map_err(system("SO_SNDTIMEO"))?;
+        let began = Instant::now();
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(system("socket"))?;
         // The descriptor names the very file that was examined; nothing is looked up by name again.
         let address =
             SocketAddrUnix::new(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(system("address"))?;
-        match connect(&socket, &address) {
-            Err(Errno::AGAIN) => return Err(IpcError::TimedOut { pid, waited: timeout }),
-            other => other.map_err(system(CONNECT))?,
+        // A full backlog is no reason to sleep in the kernel, where nothing could end the wait.
+        while let Err(error) = connect(&socket, &address) {
+            match error {
+                Errno::AGAIN | Errno::INTR if wait.is_given_up() => {
+                    return Err(IpcError::GivenUp { pid, waited: began.elapsed() });
+                }
+                Errno::AGAIN if Instant::now() >= deadline => {
+                    return Err(IpcError::TimedOut { pid, waited: wait.timeout });
+                }
+                Errno::AGAIN => std::thread::sleep(FULL_BACKLOG),
+                Errno::INTR => {}
+                error => return Err(system(CONNECT)(error)),
+            }
         }
         // Credentials of whoever called listen(), by the kernel: a link or a forged socket cannot fake them.
         let found = socket_peercred(&socket).map_err(system("SO_PEERCRED"))?.pid.as_raw_nonzero().get();
@@ -507,7 +500,7 @@ impl Connection {
         if found != pid {
             return Err(IpcError::WrongPeer { pid, found });
         }
-        Ok(Self { pid, socket, timeout, deadline })
+        Ok(Self { pid, socket, wait: wait.clone(), began, deadline })
     }
 
     /// Makes a request and reads its answer; more may follow on the connection.
@@ -561,10 +554,18 @@ impl Connection {
 
     fn wait_for(&self, events: PollFlags) -> Result<(), IpcError> {
         loop {
+            if self.wait.is_given_up() {
+                return Err(IpcError::GivenUp { pid: self.pid, waited: self.began.elapsed() });
+            }
             let left = self.deadline.saturating_duration_since(Instant::now());
+            let is_last = self.wait.give_up.is_none() || left <= LOOK_UP;
+            let left = if is_last { left } else { LOOK_UP };
             let timeout = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 0, tv_nsec: 0 });
             match poll(&mut [PollFd::new(&self.socket, events)], Some(&timeout)) {
-                Ok(0) => return Err(IpcError::TimedOut { pid: self.pid, waited: self.timeout }),
+                Ok(0) if is_last => {
+                    return Err(IpcError::TimedOut { pid: self.pid, waited: self.wait.timeout });
+                }
+                Ok(0) => {}
                 Ok(_) => return Ok(()),
                 Err(Errno::INTR) => {}
                 Err(source) => return Err(IpcError::System { pid: self.pid, step: "poll", source }),

@@ -4,7 +4,7 @@ use super::place::{PlaceError, Placed, place_for_start};
 use super::target::Target;
 use super::{AttachError, Settings, class_id_text};
 use profiler_protocol::exact::EXACT_CLASS_ID;
-use profiler_protocol::load::CLASS_ID;
+use profiler_protocol::load::{CLASS_ID, LOCK_VARIABLE};
 use std::ffi::{OsStr, OsString};
 
 const ENABLE: &str = "CORECLR_ENABLE_NOTIFICATION_PROFILERS";
@@ -44,6 +44,7 @@ pub fn launch(settings: &Settings, exact: bool) -> Result<Launch, AttachError> {
         place_for_start(&me, library).map_err(|source: PlaceError| AttachError::Place(Box::new(source)))?;
     let mut environment = variables(library.path(), |name| std::env::var_os(name));
     environment.extend(settings.environment());
+    environment.push((LOCK_VARIABLE.into(), library.path().into()));
     if exact {
         environment.push((MAIN_ENABLE.into(), "1".into()));
         environment.push((MAIN_CLASS.into(), class_id_text(EXACT_CLASS_ID).into()));

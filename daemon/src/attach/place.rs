@@ -12,6 +12,7 @@ use super::helper;
 use super::target::{Target, printable};
 use super::trusted;
 use crate::leftover::{self, Naming};
+use profiler_protocol::load::LOCK_PATH_BYTES;
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, StatVfsMountFlags, fchmod, fstat, fstatvfs, mkdirat, openat, statat,
     unlinkat,
@@ -103,13 +104,15 @@ impl fmt::Display for Unfit {
                 printable(&path.to_string_lossy())
             ),
             Self::Shared => f.write_str("others than its owner may write in it"),
-            Self::Unquotable => f.write_str("its path is no UTF-8 or has `;` or `=` in it"),
+            Self::Unquotable => f.write_str(
+                "its path is not UTF-8, has `;` or `=` in it, or, for a start, is not ASCII or too long",
+            ),
         }
     }
 }
 
 /// Directories that were tried, and what was wrong with each.
-pub(super) struct Tried<'a, E>(pub(super) &'a [(PathBuf, E)]);
+pub(crate) struct Tried<'a, E>(pub(crate) &'a [(PathBuf, E)]);
 
 impl<E: fmt::Display> fmt::Display for Tried<'_, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -214,7 +217,9 @@ fn directories(target: &Target) -> Vec<PathBuf> {
 pub fn place_for_start(me: &Target, library: &[u8]) -> Result<Placed, PlaceError> {
     let mut tried = Vec::new();
     for path in start_directories() {
-        match own_directory(me, &path).and_then(|directory| write_into(me, directory, library)) {
+        let made = own_directory(me, &path).and_then(|directory| write_into(me, directory, library));
+        let fits = |placed: &Placed| placed.path.is_ascii() && placed.path.len() <= LOCK_PATH_BYTES;
+        match made.and_then(|placed| if fits(&placed) { Ok(placed) } else { Err(Unfit::Unquotable) }) {
             Ok(placed) => return Ok(placed),
             Err(why) => tried.push((path, why)),
         }
@@ -223,7 +228,7 @@ pub fn place_for_start(me: &Target, library: &[u8]) -> Result<Placed, PlaceError
 }
 
 /// Directories for what programs that are started, and their children, are told the path of, each made and checked when it is asked for.
-pub(super) fn for_start(me: &Target) -> impl Iterator<Item = (PathBuf, Result<PathBuf, Unfit>)> {
+pub(crate) fn for_start(me: &Target) -> impl Iterator<Item = (PathBuf, Result<PathBuf, Unfit>)> {
     start_directories().into_iter().map(|path| {
         let made = own_directory(me, &path).map(|(_, path)| path);
         (path, made)

@@ -76,10 +76,8 @@ pub enum WhyNot {
     #[error("it opted out with {OPT_OUT}=off")]
     OptedOut,
     /// The runtime is there, its socket is not.
-    #[error(
-        "no diagnostics socket: diagnostics are switched off in runtimeconfig.json, the socket was deleted, or TMPDIR is longer than 108 bytes"
-    )]
-    NoSocket,
+    #[error("no diagnostics socket: {0}")]
+    NoSocket(String),
     /// The same, as its environment says.
     #[error(
         "started with {0}=0, so it has no diagnostics socket at which it could be asked: start it without that variable"
@@ -198,7 +196,7 @@ fn why_not(
     }
     match socket {
         Ok(true) => {}
-        Ok(false) => return Some(WhyNot::NoSocket),
+        Ok(false) => return Some(WhyNot::NoSocket(super::no_socket::reason(target))),
         Err(error) => return Some(WhyNot::SocketUnseen(error)),
     }
     let major = |version: &String| version.split('.').next()?.parse::<u32>().ok();

@@ -216,6 +216,12 @@ impl Target {
         line.map(|value| value.trim().to_owned()).ok_or(Errno::NOENT)
     }
 
+    /// Whether a filter decides on its system calls (`SECCOMP_MODE_FILTER`, linux/seccomp.h).
+    #[must_use]
+    pub fn has_seccomp_filter(&self) -> bool {
+        self.status_field("status", "Seccomp").is_ok_and(|mode| mode == "2")
+    }
+
     /// Its pid as it sees itself: the last number of `NSpid`.
     ///
     /// # Errors
@@ -269,6 +275,15 @@ impl Target {
         Ok(bytes.split(|&b| b == 0).map(|argument| String::from_utf8_lossy(argument).into_owned()).collect())
     }
 
+    /// Its present directory, as it sees it; `None` when that is outside its root, or was deleted.
+    fn cwd(&self) -> Option<PathBuf> {
+        let read = |name| rustix::fs::readlinkat(&self.directory, self.in_common(name), Vec::new()).ok();
+        let text = |link: std::ffi::CString| link.into_string().ok();
+        let (cwd, root) = (read("cwd").and_then(text)?, read("root").and_then(text)?);
+        let inside = if root == "/" { cwd } else { cwd.strip_prefix(&root)?.to_owned() };
+        Some(PathBuf::from(inside)).filter(|path| path.is_absolute())
+    }
+
     /// File name of its executable.
     #[must_use]
     pub fn executable_name(&self) -> Option<String> {
@@ -285,6 +300,13 @@ impl Target {
     /// As [`Target::file`].
     pub fn container(&self) -> Result<Option<String>, Errno> {
         Ok(crate::process::container::container_id(&self.cgroup()?).map(str::to_owned))
+    }
+
+    /// Bytes of its memory that are resident, as the kernel counts them.
+    #[must_use]
+    pub fn resident_bytes(&self) -> Option<u64> {
+        let field = self.status_field("status", "VmRSS").ok()?;
+        field.trim().trim_end_matches("kB").trim().parse::<u64>().ok()?.checked_mul(1024)
     }
 
     /// Its cgroups, as the kernel prints them.
@@ -381,11 +403,14 @@ impl Target {
         wait_for(Holder::Process(self.pid), open).ok_or(ErrorKind::TimedOut)?
     }
 
-    /// Where the process keeps temporary files: `TMPDIR` of its environment when that is an absolute path, then `/tmp`.
+    /// Where the process keeps temporary files: `TMPDIR` of its environment, where that is relative below its present directory, then `/tmp`.
     #[must_use]
     pub fn temporary_directories(&self) -> Vec<PathBuf> {
-        let own = self.environment("TMPDIR").ok().flatten().map(PathBuf::from);
-        let mut found: Vec<PathBuf> = own.into_iter().filter(|path| path.is_absolute()).collect();
+        let own =
+            self.environment("TMPDIR").ok().flatten().filter(|path| !path.is_empty()).map(PathBuf::from);
+        let own =
+            own.and_then(|path| if path.is_absolute() { Some(path) } else { Some(self.cwd()?.join(path)) });
+        let mut found: Vec<PathBuf> = own.into_iter().collect();
         if !found.iter().any(|path| path == Path::new("/tmp")) {
             found.push(PathBuf::from("/tmp"));
         }
@@ -393,7 +418,7 @@ impl Target {
     }
 }
 
-fn open_below(root: &OwnedFd, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
+pub(crate) fn open_below(root: &OwnedFd, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     openat2(root, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve)
 }

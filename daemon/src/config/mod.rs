@@ -67,7 +67,7 @@ pub struct Recording {
     /// CPU samples per second and CPU, 1 to 10000.
     #[schemars(range(min = 1, max = 10_000))]
     pub frequency: u32,
-    /// Most bytes of user stack copied per CPU sample, 4KiB to 64KiB, and per wait up to 32KiB; only what a thread uses is copied.
+    /// Most bytes of user stack copied per sample and wait, 4KiB to 128KiB (before Linux 5.17 at most 64KiB, of a wait 32KiB); only what a thread uses is copied.
     pub stack_copy: Bytes,
     /// Budget a second for the stacks of waits, a sixth of it for threads that wait more than 32 times a second; above it waits keep their exact timing and their
     /// stacks are sampled.
@@ -126,7 +126,7 @@ impl Default for Recording {
         Self {
             cgroup: None,
             frequency: 99,
-            stack_copy: Bytes(64 << 10),
+            stack_copy: Bytes(128 << 10),
             wait_stacks: Bytes(6 << 20),
             waker_stacks: false,
             spans: false,
@@ -404,8 +404,8 @@ impl Config {
         if !(1..=10_000).contains(frequency) {
             return unfit("recording.frequency", "1 to 10000", frequency.to_string());
         }
-        if !(4 << 10..=64 << 10).contains(&stack_copy.0) {
-            return unfit("recording.stack_copy", "4KiB to 64KiB", stack_copy.to_string());
+        if !(4 << 10..=128 << 10).contains(&stack_copy.0) {
+            return unfit("recording.stack_copy", "4KiB to 128KiB", stack_copy.to_string());
         }
         if !(1 << 20..=1 << 30).contains(&wait_stacks.0) {
             return unfit("recording.wait_stacks", "1MiB to 1GiB", wait_stacks.to_string());

@@ -1,22 +1,24 @@
 //! `record --alloc-counts`: what each .NET process of a started program allocates, counted per type by the runtime itself
-//! (GCSampledObjectAllocation events). It counts only for a session that is there before it starts, so each process waits for us at a port of
-//! ours (`attach::port`). One thread a process reads its stream into a [`tally`].
+//! (GCSampledObjectAllocation events). It counts only when somebody wants that as it starts ([`startup`]). Its events go to a session that this
+//! program opens while the library holds up the start (`profiler-shim/src/recorder.rs`), for a second at most and only while this program lives.
+//! One thread a process reads the stream into a [`tally`].
 
+pub mod startup;
 pub mod tally;
 
-use crate::attach::ipc::{self, Events, Listen};
-use crate::attach::port::{Cookie, Port, PortError, Visit};
+use crate::attach::ipc::{self, Events, IpcError, Listen, Wait};
 use crate::attach::target::Target;
 use crate::exact::{Account, Count, Ending, Process, Type};
 use crate::heap::nettrace::{NettraceError, Reader};
 use crate::pprof::COUNTS_PREFIX;
 use crate::process::start_ticks;
-use std::collections::HashMap;
+use profiler_protocol::load::START_WAIT_NS;
+use startup::{StartupError, StartupSession};
 use std::ffi::OsString;
 use std::io::{self, BufReader};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 use tally::{Tallied, Tally};
 
@@ -25,24 +27,20 @@ const TYPES: u64 = 0x8_0000 | 0x100_0000;
 /// Informational.
 const LEVEL: u32 = 4;
 /// Most memory a process takes for events that were not read yet; the rest is dropped and counted.
-const BUFFER_MIB: u32 = 64;
+pub const BUFFER_MIB: u32 = 64;
 /// Processes that are counted, at most.
 const PROCESSES: usize = 256;
-/// Processes that are known, at most; of more than these each waits until another one has ended.
-const KNOWN: usize = 16_384;
 const READ_BYTES: usize = 256 << 10;
 /// Between looks at whether all is over.
 const LOOK: Duration = Duration::from_millis(100);
-/// The runtime is back at once when it has been answered.
-const SOON: Duration = Duration::from_millis(1);
 /// For a runtime to end its session, and to send what it still has.
-const ENDING: Duration = Duration::from_secs(15);
-/// Visitors that are answered or read at once, at most: each has a thread. Twice those that are counted, for each comes again while it is.
-const SERVED: usize = 2 * PROCESSES;
-/// Of these at most so many of one process, and runtimes that are counted in one: it has one after the other, by exec.
+pub const ENDING: Duration = Duration::from_secs(15);
+/// The same where somebody has sent a signal and waits for the end.
+pub const ENDING_ON_SIGNAL: Duration = Duration::from_millis(600);
+/// Runtimes that are counted in one process: it has one after the other, by exec.
 const OF_ONE: usize = 8;
-/// Between looks at whether those who wait in vain still do.
-const PARKED: Duration = Duration::from_secs(1);
+/// For a runtime to open a session. It waits for that no longer than [`START_WAIT_NS`], and has nothing else to do.
+const ANSWER: Duration = Duration::from_nanos(START_WAIT_NS);
 
 /// How often the runtime tells of a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,271 +61,214 @@ impl Rate {
     }
 }
 
-/// One runtime: told from one in a later process of the same pid, and from one in the program that a process was before it called exec.
-type Key = (u32, Option<u64>, Cookie);
-
-/// How far a process is.
-#[derive(Debug, Default)]
-struct Known {
-    /// It was asked for its events, or will not be.
-    asked: bool,
-    /// It has not answered yet.
-    asking: bool,
-    /// It knows no events without stacks.
-    old: bool,
-    /// It runs.
-    resumed: bool,
+/// One runtime that is counted.
+#[derive(Debug)]
+struct Runtime {
+    pid: u32,
+    ticks: Option<u64>,
+    name: String,
+    /// A thread opens its session, or reads it.
+    is_served: bool,
     /// Its session while its events are read.
     session: Option<u64>,
-    /// Its name, where it is counted.
-    name: Option<String>,
     /// What was counted, or why nothing was.
     result: Option<Result<Tallied, String>>,
 }
 
 #[derive(Debug, Default)]
+struct Known {
+    runtimes: Vec<Runtime>,
+    /// Runtimes beyond those that are counted.
+    left_out: usize,
+}
+
+#[derive(Debug, Default)]
 struct Shared {
-    known: Mutex<HashMap<Key, Known>>,
-    /// Who has nothing more to be answered; a runtime that is hung up on comes again at once. One of each: a runtime makes one connection at a time.
-    parked: Mutex<HashMap<Key, Visit>>,
-    /// How many visits of each process are being answered.
-    served: Mutex<HashMap<u32, usize>>,
+    /// Most memory each process takes for events that were not read yet, MiB.
+    buffer_mib: u32,
+    known: Mutex<Known>,
     over: AtomicBool,
     give_up: Arc<AtomicBool>,
 }
 
-/// What a visitor has come for.
-enum Step {
-    Listen {
-        stacks: bool,
-    },
-    Resume,
-    /// Another visit is being answered.
-    Wait,
-    Nothing,
-}
-
 impl Shared {
-    fn known(&self) -> MutexGuard<'_, HashMap<Key, Known>> {
+    fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What comes next for a process; `None`: there is no room for it now.
-    fn step(&self, key: Key) -> Option<Step> {
-        let mut known = self.known();
-        let is_new = !known.contains_key(&key);
-        if is_new && known.len() >= KNOWN {
-            return None;
-        }
-        let is_left_out = is_new && {
-            let counted = || known.iter().filter(|(_, of)| of.name.is_some());
-            counted().count() >= PROCESSES
-                || counted().filter(|((pid, ..), _)| *pid == key.0).count() >= OF_ONE
-        };
-        let of = known.entry(key).or_default();
-        Some(match (of.asked, of.resumed) {
-            _ if of.asking => Step::Wait,
-            (false, _) => {
-                of.asked = true;
-                if is_left_out {
-                    of.resumed = true;
-                    return Some(Step::Resume);
-                }
-                of.asking = true;
-                of.name = Some(name(key.0));
-                Step::Listen { stacks: of.old }
-            }
-            (true, false) => {
-                of.resumed = true;
-                Step::Resume
-            }
-            (true, true) => Step::Nothing,
-        })
-    }
-
-    fn parked(&self) -> MutexGuard<'_, HashMap<Key, Visit>> {
-        self.parked.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn served(&self) -> MutexGuard<'_, HashMap<u32, usize>> {
-        self.served.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn change(&self, key: Key, change: impl FnOnce(&mut Known)) {
-        if let Some(of) = self.known().get_mut(&key) {
+    fn change(&self, at: usize, change: impl FnOnce(&mut Runtime)) {
+        if let Some(of) = self.known().runtimes.get_mut(at) {
             change(of);
         }
     }
 }
 
+/// A runtime's start is held up until this is over.
+#[derive(Clone, Debug, Default)]
+pub struct StartHold(Arc<AtomicBool>);
+
+impl StartHold {
+    /// True when the runtime may go on.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        // Pairs with the store in `end`; nothing else is told by it.
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn end(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Where whoever finds the shims' regions tells of runtimes that are held up at their start.
+#[derive(Clone, Debug)]
+pub struct Starts {
+    rate: Rate,
+    shared: Arc<Shared>,
+}
+
+impl Starts {
+    /// A runtime of this process has been held up for so long. A thread of its own opens its session.
+    pub(crate) fn begin(&self, pid: u32, waited: Duration) -> StartHold {
+        let hold = StartHold::default();
+        let at = {
+            let mut known = self.shared.known();
+            let of_it = known.runtimes.iter().filter(|of| of.pid == pid).count();
+            // Pairs with the store in `finish`.
+            let is_over = self.shared.over.load(Ordering::Relaxed);
+            if is_over || known.runtimes.len() >= PROCESSES || of_it >= OF_ONE {
+                known.left_out += usize::from(!is_over);
+                hold.end();
+                return hold;
+            }
+            let (ticks, name) = (start_ticks(pid), name(pid));
+            known.runtimes.push(Runtime { pid, ticks, name, is_served: true, session: None, result: None });
+            known.runtimes.len() - 1
+        };
+        let (starts, held) = (self.clone(), hold.clone());
+        let serve = move || starts.serve(at, pid, Instant::now().checked_sub(waited), &held);
+        if let Err(error) = thread::Builder::new().name("runtime".into()).spawn(serve) {
+            self.shared.change(at, |of| (of.is_served, of.result) = (false, Some(Err(error.to_string()))));
+            hold.end();
+        }
+        hold
+    }
+
+    fn serve(&self, at: usize, pid: u32, held_since: Option<Instant>, hold: &StartHold) {
+        let opened = self.open(pid);
+        hold.end();
+        let is_late = held_since.is_none_or(|since| since.elapsed() >= ANSWER);
+        let shared = &self.shared;
+        let result = match opened {
+            Ok(events) => {
+                shared.change(at, |of| of.session = Some(events.session()));
+                let read = read(events, pid).map_err(|why| {
+                    format!("its events cannot be read any more, and none of its counts is used: {why}")
+                });
+                read.map(|tallied| Tallied { is_late, ..tallied })
+            }
+            Err(error) => Err(error.to_string()),
+        };
+        shared.change(at, |of| (of.session, of.is_served, of.result) = (None, false, Some(result)));
+    }
+
+    fn open(&self, pid: u32) -> Result<Events, IpcError> {
+        let target = Target::open(pid).map_err(|source| IpcError::System {
+            pid,
+            step: "opening /proc/PID",
+            source,
+        })?;
+        let what = Listen {
+            keywords: self.rate.keyword() | TYPES,
+            level: LEVEL,
+            buffer_mib: self.shared.buffer_mib,
+        };
+        let give_up = &self.shared.give_up;
+        let wait = Wait::until(ANSWER, give_up);
+        let open = |stacks| ipc::listen_from_start(&target, &what, stacks, Arc::clone(give_up), wait.clone());
+        match open(false) {
+            Err(error) if error.is_unknown_command() => open(true),
+            opened => opened,
+        }
+    }
+}
+
 fn name(pid: u32) -> String {
-    Target::open(pid).and_then(|target| target.comm()).unwrap_or_default()
+    Target::open(pid).map(|target| crate::process::name::of(&target)).unwrap_or_default()
 }
 
 /// The counting of one recording.
 #[derive(Debug)]
 pub struct Counting {
-    port: Arc<Port>,
-    rate: Rate,
-    shared: Arc<Shared>,
-    accepting: Option<JoinHandle<()>>,
+    session: Option<StartupSession>,
+    starts: Starts,
 }
 
 impl Counting {
-    /// Opens the port.
+    /// Prepares what programs have in their environment. A runtime keeps up to `buffer_mib` MiB of
+    /// events that were not read yet.
     ///
     /// # Errors
-    /// See [`PortError`].
-    pub fn open(rate: Rate) -> Result<Self, PortError> {
-        Ok(Self { port: Arc::new(Port::open()?), rate, shared: Arc::default(), accepting: None })
+    /// See [`StartupError`].
+    pub fn open(rate: Rate, buffer_mib: u32) -> Result<Self, StartupError> {
+        let session = Some(StartupSession::open(rate)?);
+        let shared = Arc::new(Shared { buffer_mib, ..Shared::default() });
+        Ok(Self { session, starts: Starts { rate, shared } })
     }
 
     /// What the program must have in its environment.
     #[must_use]
-    pub fn environment(&self) -> (OsString, OsString) {
-        self.port.environment()
+    pub fn environment(&self) -> Vec<(OsString, OsString)> {
+        self.session.iter().flat_map(StartupSession::environment).collect()
     }
 
-    /// Begins to answer those who come.
-    ///
-    /// # Errors
-    /// When a thread cannot be started.
-    pub fn start(&mut self) -> io::Result<()> {
-        let (port, shared, rate) = (Arc::clone(&self.port), Arc::clone(&self.shared), self.rate);
-        let run = move || {
-            let mut looked = Instant::now();
-            // Pairs with the store in `finish`; nothing else is told by it.
-            while !shared.over.load(Ordering::Relaxed) {
-                if looked.elapsed() >= PARKED {
-                    shared.parked().retain(|_, visit| !visit.is_over(Duration::ZERO));
-                    looked = Instant::now();
-                }
-                let Some(visit) = port.accept(LOOK) else { continue };
-                // Without a thread it comes again.
-                if let Some(served) = Served::one_more(&shared, visit.pid()) {
-                    let serve = move || serve(visit, rate, &served.shared);
-                    thread::Builder::new().name("runtime".into()).spawn(serve).ok();
-                }
-            }
-            shared.parked().clear();
-        };
-        self.accepting = Some(thread::Builder::new().name("port".into()).spawn(run)?);
-        Ok(())
-    }
-
-    /// Ends the counting in all processes. Whoever starts from now on is let go on by the port's keeper.
+    /// Where runtimes that are held up are to be told of.
     #[must_use]
-    pub fn finish(self) -> Counted {
-        self.shared.over.store(true, Ordering::Relaxed);
-        self.accepting.map(JoinHandle::join);
-        let until = Instant::now() + ENDING;
+    pub fn starts(&self) -> Starts {
+        self.starts.clone()
+    }
+
+    /// Counts nobody more: whoever starts from now on is not held up, and does not count.
+    pub fn cease(&mut self) {
+        self.starts.shared.over.store(true, Ordering::Relaxed);
+        self.session = None;
+    }
+
+    /// Ends the counting in all processes. A runtime that has not ended its session after `patience` is
+    /// not waited for; what it had told by then is counted, and the rest is said to be missing.
+    #[must_use]
+    pub fn finish(mut self, patience: Duration) -> Counted {
+        self.cease();
+        let shared = &self.starts.shared;
+        let until = Instant::now() + patience;
+        let is_read = || shared.known().runtimes.iter().all(|of| !of.is_served);
         let open: Vec<(u32, u64)> =
-            self.shared.known().iter().filter_map(|(key, of)| Some((key.0, of.session?))).collect();
-        let stopping: Vec<_> = open
-            .into_iter()
-            .map(|(pid, session)| {
-                let stop = move || {
-                    let target = Target::open(pid).ok()?;
-                    // One that has ended, or does not answer, ends its stream by that.
-                    ipc::stop_listening(&target, session, ENDING).ok()
-                };
-                thread::Builder::new().name("stop".into()).spawn(stop)
-            })
-            .collect();
-        let is_read = || self.shared.known().values().all(|of| of.session.is_none());
+            shared.known().runtimes.iter().filter_map(|of| Some((of.pid, of.session?))).collect();
+        for (pid, session) in open {
+            let stop = move || {
+                let target = Target::open(pid).ok()?;
+                // One that has ended, or does not answer, ends its stream by that.
+                ipc::stop_listening(&target, session, patience).ok()
+            };
+            thread::Builder::new().name("stop".into()).spawn(stop).ok();
+        }
         while !is_read() && Instant::now() < until {
             thread::sleep(LOOK / 10);
         }
-        self.shared.give_up.store(true, Ordering::Relaxed);
+        shared.give_up.store(true, Ordering::Relaxed);
         // A reader looks at that ten times a second.
         let until = Instant::now() + LOOK * 20;
         while !is_read() && Instant::now() < until {
             thread::sleep(LOOK / 10);
         }
-        drop(stopping);
-        let known = std::mem::take(&mut *self.shared.known());
-        let mut counted = Counted { processes: Vec::new(), left_out: 0 };
-        for ((pid, ticks, _), of) in known {
-            match (of.name, of.result) {
-                (Some(name), Some(result)) => counted.processes.push((ticks, Of { pid, name, result })),
-                (Some(name), None) => {
-                    let result = Err("its events did not end".to_owned());
-                    counted.processes.push((ticks, Of { pid, name, result }));
-                }
-                (None, _) => counted.left_out += 1,
-            }
+        let known = std::mem::take(&mut *shared.known());
+        let mut counted = Counted { processes: Vec::new(), left_out: known.left_out };
+        for Runtime { pid, ticks, name, result, .. } in known.runtimes {
+            let result = result.unwrap_or_else(|| Err("its events did not end".to_owned()));
+            counted.processes.push((ticks, Of { pid, name, result }));
         }
         counted.processes.sort_by_key(|(ticks, of)| (*ticks, of.pid));
         counted
-    }
-}
-
-/// A visit that is being answered, until it is dropped.
-struct Served {
-    shared: Arc<Shared>,
-    pid: u32,
-}
-
-impl Served {
-    /// One more of this process; `None` where there are too many, of it or in all.
-    fn one_more(shared: &Arc<Shared>, pid: u32) -> Option<Self> {
-        let mut all = shared.served();
-        let own = all.get(&pid).copied().unwrap_or(0);
-        if own >= OF_ONE || all.values().sum::<usize>() >= SERVED {
-            return None;
-        }
-        all.insert(pid, own + 1);
-        Some(Self { shared: Arc::clone(shared), pid })
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        let mut all = self.shared.served();
-        match all.get_mut(&self.pid) {
-            Some(own) if *own > 1 => *own -= 1,
-            _ => drop(all.remove(&self.pid)),
-        }
-    }
-}
-
-/// Does for a visitor what comes next, on a thread of its own.
-fn serve(mut visit: Visit, rate: Rate, shared: &Shared) {
-    let pid = visit.pid();
-    let Ok(cookie) = visit.greet() else { return };
-    let key = (pid, start_ticks(pid), cookie);
-    let mut step = shared.step(key);
-    while matches!(step, Some(Step::Wait)) {
-        thread::sleep(SOON);
-        step = shared.step(key);
-    }
-    match step {
-        Some(Step::Listen { stacks }) => {
-            let what = Listen { keywords: rate.keyword() | TYPES, level: LEVEL, buffer_mib: BUFFER_MIB };
-            let result = match visit.listen(&what, stacks, Arc::clone(&shared.give_up)) {
-                Ok(events) => {
-                    shared.change(key, |of| (of.session, of.asking) = (Some(events.session()), false));
-                    read(events, pid).map_err(|why| {
-                        format!("its events stopped to make sense, and what they had told is left out: {why}")
-                    })
-                }
-                // It comes again.
-                Err(error) if error.is_unknown_command() && !stacks => {
-                    return shared.change(key, |of| (of.asked, of.asking, of.old) = (false, false, true));
-                }
-                Err(error) => Err(error.to_string()),
-            };
-            shared.change(key, |of| (of.session, of.asking, of.result) = (None, false, Some(result)));
-        }
-        Some(Step::Resume) => {
-            if visit.resume().is_err() {
-                shared.change(key, |of| of.resumed = false);
-            }
-        }
-        Some(Step::Wait | Step::Nothing) => drop(shared.parked().insert(key, visit)),
-        None => {
-            shared.known().retain(|_, of| of.name.is_some() || !of.resumed);
-        }
     }
 }
 
@@ -404,7 +345,8 @@ impl Counted {
         let mut lines: Vec<String> = self.processes.iter().map(|(_, of)| line(of)).collect();
         if self.processes.is_empty() {
             lines.push(
-                "no .NET runtime came to the diagnostic port: no .NET program, or one with DOTNET_EnableDiagnostics(_IPC)=0".to_owned(),
+                "no .NET runtime loaded the shim: no .NET program, one with DOTNET_EnableDiagnostics(_Profiler)=0, or one that does not see the shim's file"
+                    .to_owned(),
             );
         }
         if self.left_out > 0 {

@@ -103,7 +103,7 @@ impl Tally {
             objects: found.objects,
             bytes: found.bytes,
         });
-        Tallied { types: types.collect(), lost, malformed: self.malformed, broken }
+        Tallied { types: types.collect(), lost, malformed: self.malformed, broken, is_late: false }
     }
 }
 
@@ -131,6 +131,8 @@ pub struct Tallied {
     pub malformed: u64,
     /// Why the stream has no proper end.
     pub broken: Option<String>,
+    /// The session was opened after the runtime had gone on.
+    pub is_late: bool,
 }
 
 impl fmt::Display for Tallied {
@@ -148,6 +150,12 @@ impl fmt::Display for Tallied {
             if number > 0 {
                 write!(f, "; {LOST_PREFIX}{} {what}", grouped(i64::try_from(number).unwrap_or(i64::MAX)))?;
             }
+        }
+        if self.is_late {
+            write!(
+                f,
+                "; {LOST_PREFIX}what it made first is missing: it started before its session was open"
+            )?;
         }
         if let Some(why) = &self.broken {
             write!(f, "; {LOST_PREFIX}what it made last is missing: {why}")?;

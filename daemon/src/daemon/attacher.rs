@@ -16,6 +16,7 @@ use crate::attach::{AttachError, Settings, Wishes};
 use crate::config::load::OPT_OUT;
 use crate::config::{Attach, Policy};
 use crate::kubernetes::Source;
+use crate::memory_guard::AttachedProcesses;
 use crate::process::container::home;
 use crate::run::{Managed, Watcher};
 use crate::source::kernel::rule_set::{Feature, Filter, LeftOut, OfService};
@@ -123,6 +124,7 @@ impl Attacher {
             reasons,
             told: HashMap::new(),
             changed: HashMap::new(),
+            attached: AttachedProcesses::default(),
         };
         let thread = std::thread::Builder::new().name("attacher".into()).spawn(move || {
             neighbour::wait_for_others();
@@ -152,6 +154,8 @@ struct Work {
     told: HashMap<Program, LeftOut>,
     /// When each that lives was last attached to or left.
     changed: HashMap<Program, Instant>,
+    /// Those that were attached to a moment ago.
+    attached: AttachedProcesses,
 }
 
 impl Work {
@@ -171,6 +175,10 @@ impl Work {
             self.told.retain(|program, _| alive.contains(program));
             self.changed.retain(|program, _| alive.contains(program));
             place::remove_those_of_the_dead();
+            for death in self.attached.take_deaths().iter().filter(|death| death.killed_in.is_some()) {
+                self.state.counters.attached_killed.add(1);
+                tracing::error!("{death}");
+            }
             for (attempt, error) in self.workers.give_up() {
                 self.failed(&attempt, &error);
             }
@@ -263,8 +271,10 @@ impl Work {
             }
         }
         // Without a worker it has its turn when an attach is over.
-        if let Err(error) = self.workers.begin(process.pid, &attempt) {
-            self.failed(&attempt, &error);
+        match self.workers.begin(process.pid, &attempt) {
+            Ok(true) => self.attached.attaching(process.pid),
+            Ok(false) => {}
+            Err(error) => self.failed(&attempt, &error),
         }
     }
 
@@ -286,7 +296,13 @@ impl Work {
 
     fn failed(&mut self, attempt: &Try, error: &AttachError) {
         let Try { program: key, service, failures, .. } = attempt;
+        if !error.is_after_the_request() {
+            self.attached.not_asked(key.0);
+        }
         self.state.counters.attach_failed.add(1);
+        if matches!(error, AttachError::NoHeadroom { .. }) {
+            self.state.counters.attach_no_headroom.add(1);
+        }
         let (outcome, again) = after(error, self.state.config().attach.retry_after.0, *failures);
         tracing::warn!(pid = key.0, %service, %error, again, "not attached");
         self.reasons.insert(*key, error.to_string());

@@ -50,6 +50,8 @@ counts! {
     recordings "daemon_recordings" "recordings begun";
     attached "daemon_attached" "processes the shim was loaded into";
     attach_failed "daemon_attach_failed" "times the shim could not be loaded into a process";
+    attach_no_headroom "daemon_attach_no_headroom" "of the failed ones, attaches that were not begun because the process has too little memory left, in a cgroup or on the machine";
+    attached_killed "daemon_attached_killed" "processes that the kernel killed for want of memory within ten seconds of an attach";
     helpers_ended "daemon_helpers_ended" "times the helper ended that alone may attach to other users' processes; nothing new of theirs is attached to from then on";
     windows_over_cpu "daemon_windows_over_cpu" "windows that took more CPU time than limits.cpu; the next is recorded at lower rates, while there are any";
     memory_shed "daemon_memory_shed" "times caches were dropped to stay within limits.memory";

@@ -3,6 +3,9 @@
 use super::neighbour;
 use super::queue::{Empty, Queue, Window};
 use crate::sink::deliver::Backlog;
+use crate::sink::file::FileError;
+use crate::sink::parts::Hurry;
+use crate::sink::states::{self, Ends, Event, States};
 use crate::sink::{Sink, SinkError};
 use std::collections::BTreeMap;
 use std::io;
@@ -15,14 +18,16 @@ use std::time::{Duration, Instant};
 
 /// How long a sink is given for the windows that wait for it when the daemon ends, the last one too.
 const LAST_WINDOWS: Duration = Duration::from_secs(10);
-/// How long it is given then for what is to be sent.
-const LAST: Duration = Duration::from_secs(5);
+/// How long requests are made of windows then. The rest of them waits in the spool, for the next
+/// daemon.
+const LAST_PARTS: Duration = Duration::from_millis(700);
+/// How long what is to be sent is sent then, from the same moment on. With what a recording's end
+/// takes that is less than three seconds.
+const LAST: Duration = Duration::from_millis(1500);
 /// What a sink counts between two windows, such as what a receiver took or refused, is published so often.
 const PUBLISH_EVERY: Duration = Duration::from_secs(1);
 /// Where no windows come, such as while recording is switched off, a sink has its moment so often: what is too old goes then, too.
 const NO_WINDOW: Duration = Duration::from_secs(60);
-/// A sink that fails is reported so often at most.
-const REPORT_EVERY: Duration = Duration::from_secs(60);
 
 /// What is said when a sink panics; the panic's own message has been printed.
 const PANICKED: &str = "it panicked: a fault of this program; please report it";
@@ -90,6 +95,7 @@ pub enum Former {
 struct Shared {
     queue: Queue,
     state: Mutex<State>,
+    hurry: Hurry,
 }
 
 #[derive(Default)]
@@ -98,6 +104,8 @@ struct State {
     busy: Option<Instant>,
     /// The daemon ends: what is not put by then is lost.
     closing: Option<Instant>,
+    /// The same, and what is not sent by then waits for the next one.
+    last: Option<Instant>,
     /// What those before counted: one that takes another's place goes on from there, since counters grow only.
     former: BTreeMap<&'static str, u64>,
     counters: Vec<(&'static str, u64)>,
@@ -222,7 +230,12 @@ impl Lane {
 
     /// Tells it that nothing more comes, and not to take long over the rest. Its end is to be waited for.
     pub fn close(&mut self) -> Option<JoinHandle<()>> {
-        self.shared.state().closing = Some(Instant::now() + LAST_WINDOWS);
+        let now = Instant::now();
+        self.shared.hurry.end_by(now + LAST_PARTS);
+        {
+            let mut state = self.shared.state();
+            (state.closing, state.last) = (Some(now + LAST_WINDOWS), Some(now + LAST));
+        }
         self.shared.queue.close();
         self.thread.take()
     }
@@ -248,8 +261,8 @@ struct Work {
     sink: Box<dyn Sink>,
     shared: Arc<Shared>,
     turn: u64,
-    /// When it last said that it fails.
-    reported: Option<Instant>,
+    /// What is said of how it fails.
+    states: States,
     /// When what it counts is published next, where no window comes before.
     publish_at: Instant,
     /// When the sink has its moment next, likewise.
@@ -257,9 +270,10 @@ struct Work {
 }
 
 impl Work {
-    fn new(sink: Box<dyn Sink>, shared: Arc<Shared>, turn: u64) -> Self {
+    fn new(mut sink: Box<dyn Sink>, shared: Arc<Shared>, turn: u64) -> Self {
         let now = Instant::now();
-        Self { sink, shared, turn, reported: None, publish_at: now, moment_at: now + NO_WINDOW }
+        sink.hurries(shared.hurry.clone());
+        Self { sink, shared, turn, states: States::default(), publish_at: now, moment_at: now + NO_WINDOW }
     }
 
     fn until_over(mut self) {
@@ -275,15 +289,20 @@ impl Work {
                 Err(Empty::Over) => break,
             }
         }
-        let deadline = Instant::now() + LAST;
+        let last = self.shared.state().last;
+        let deadline = last.unwrap_or_else(|| Instant::now() + LAST);
+        self.states.close(Instant::now());
+        states::say(self.sink.name(), self.states.lines());
         self.timed(|sink| sink.close(deadline));
         self.publish();
         let mut state = self.shared.state();
         state.former = state.counters.iter().copied().collect();
     }
 
-    fn put(&mut self, window: Window) {
+    fn put(&mut self, mut window: Window) {
         let profiles = window.len();
+        // What takes long is in the way of nothing else.
+        window.sort_by_key(|finished| finished.profile.bytes().len());
         let (mut failed, mut late) = (0, 0);
         // One after the other is let go.
         for finished in window {
@@ -295,15 +314,29 @@ impl Work {
             let put = put.unwrap_or_else(|| Err(SinkError::Refused { reason: PANICKED.to_owned() }));
             if let Err(error) = put {
                 failed += 1;
-                if self.reported.is_none_or(|at| at.elapsed() >= REPORT_EVERY) {
-                    self.reported = Some(Instant::now());
-                    let (sink, service) = (self.sink.name(), &finished.service);
-                    tracing::error!(sink, service = %service, %error, "a profile is lost");
-                }
+                let (reason, detail) = match &error {
+                    // A path names the service.
+                    SinkError::File(FileError { path, step, source }) => {
+                        (format!("cannot {step}: {source}"), path.display().to_string())
+                    }
+                    _ => (error.to_string(), finished.service.to_string()),
+                };
+                let event = Event {
+                    service: "",
+                    reason: &reason,
+                    detail: &detail,
+                    then: "a profile is lost",
+                    count: 1,
+                    unit: "profiles",
+                    ends: Ends::WhenQuiet,
+                };
+                self.states.event(event, Instant::now());
             }
             self.shared.queue.done(&finished);
         }
         let sink = self.sink.name();
+        self.states.look(Instant::now());
+        states::say(sink, self.states.lines());
         tracing::debug!(sink, profiles, failed, "window handed over");
         // Whatever was said of earlier ones.
         if failed > 0 && self.closing().is_some() {
@@ -408,21 +441,16 @@ pub mod tests {
     }
 
     #[test]
-    fn a_sink_that_fails_is_reported_once_in_a_while() {
+    fn a_sink_that_fails_is_reported_once_with_all_it_cost() {
         let shared = Arc::<Shared>::default();
         let mut work = Work::new(Box::new(Broken), Arc::clone(&shared), 0);
-        let put = |work: &mut Work, profiles: &[&str]| {
-            assert!(shared.queue.give(&profiles.iter().copied().map(finished).collect(), 0));
+        for _ in 0..3 {
+            let window = ["web", "shop"].into_iter().map(finished).collect();
+            assert!(shared.queue.give(&window, 0));
             work.put(shared.queue.next(work.turn, Instant::now()).unwrap());
-        };
-        put(&mut work, &["web", "shop"]);
-        let first = work.reported;
-        assert!(first.is_some());
-        put(&mut work, &["web"]);
-        assert_eq!(work.reported, first);
-        work.reported = first.and_then(|first| first.checked_sub(REPORT_EVERY));
-        put(&mut work, &["web"]);
-        assert!(work.reported > first);
+        }
+        let sums: Vec<(String, u64)> = work.states.sums().map(|sum| (sum.cause, sum.count)).collect();
+        assert_eq!(sums, [("it is broken; a profile is lost".to_owned(), 6)]);
     }
 
     /// Says what it was given, and comes to the end of its time with the second.

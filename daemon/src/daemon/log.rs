@@ -5,6 +5,7 @@ use super::outlet::Outlet;
 use crate::config::{Log as Options, LogFormat, LogLevel};
 use crate::error::Error;
 use crate::log_filter;
+use crate::sink::states::SAID;
 use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -167,7 +168,10 @@ impl Limiter {
 impl<S: Subscriber> Layer<S> for Limiter {
     fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
         let metadata = event.metadata();
-        *metadata.level() >= Level::DEBUG || self.take(metadata.callsite(), Instant::now(), || name(event))
+        // States of receivers are few by their own rule: one receiver's lines must not take another's.
+        *metadata.level() >= Level::DEBUG
+            || metadata.target() == SAID
+            || self.take(metadata.callsite(), Instant::now(), || name(event))
     }
 }
 

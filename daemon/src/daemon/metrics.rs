@@ -186,7 +186,8 @@ mod tests {
         ];
         let look = Look { counters, costs: Vec::new(), shims: Vec::new() };
         state.set_watcher(Some(Watcher::of_nobody()));
-        let backlog = Backlog { requests: 3, bytes: 17, trouble: Some("away".to_owned()) };
+        let backlog =
+            Backlog { requests: 3, bytes: 17, trouble: Some("away".to_owned()), ..Backlog::default() };
         let sinks = vec![
             Standing {
                 sink: "files /\"x\"".to_owned(),

@@ -3,9 +3,12 @@
 use super::cost::daemon_cpu;
 use super::lane::Standing;
 use super::state::State;
+use crate::sink::deliver::Backlog;
+use crate::sink::states::Sum;
 use serde_json::{Map, Value, json};
 
-/// One document. Says nothing of single processes, services or files of its own accord: what a receiver answered is its own.
+/// One document. Says nothing of single processes or files of its own accord: what a receiver answered
+/// is its own. Services are named only where a receiver did not take their requests.
 #[must_use]
 pub fn text(state: &State, sinks: &[Standing]) -> String {
     let look = state.look();
@@ -28,7 +31,8 @@ pub fn text(state: &State, sinks: &[Standing]) -> String {
             let values = standing.values().map(|(name, value)| (name.to_owned(), json!(value)));
             let trouble =
                 standing.backlog.iter().map(|backlog| ("trouble".to_owned(), json!(backlog.trouble)));
-            (standing.sink.clone(), Value::Object(values.chain(trouble).collect()))
+            let causes = standing.backlog.iter().map(|backlog| ("causes".to_owned(), causes(backlog)));
+            (standing.sink.clone(), Value::Object(values.chain(trouble).chain(causes).collect()))
         })
         .collect();
     let daemon: Map<String, Value> =
@@ -64,6 +68,20 @@ pub fn text(state: &State, sinks: &[Standing]) -> String {
     format!("{document:#}")
 }
 
+/// What was not taken lately, or not at once, by service and cause.
+fn causes(backlog: &Backlog) -> Value {
+    let cause = |sum: &Sum| {
+        json!({
+            "service": sum.service,
+            "cause": sum.cause,
+            "count": sum.count,
+            "of": sum.unit,
+            "lasts": sum.lasts,
+        })
+    };
+    backlog.causes.iter().map(cause).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::text;
@@ -80,7 +98,7 @@ mod tests {
         let counters = vec![("files_written", 5)];
         let backlog = |trouble: Option<&str>| {
             let trouble = trouble.map(str::to_owned);
-            Some(Backlog { requests: 3, bytes: 17, trouble })
+            Some(Backlog { requests: 3, bytes: 17, trouble, ..Backlog::default() })
         };
         let sinks = vec![
             Standing {
@@ -99,7 +117,7 @@ mod tests {
             document["sinks"]["files /x"],
             json!({ "files_written": 5, "profiles_dropped": 2, "busy_seconds": 9 })
         );
-        let waits = |trouble| json!({ "requests_waiting": 3, "waiting_bytes": 17, "trouble": trouble, "profiles_dropped": 0, "busy_seconds": 0 });
+        let waits = |trouble| json!({ "requests_waiting": 3, "waiting_bytes": 17, "trouble": trouble, "causes": [], "profiles_dropped": 0, "busy_seconds": 0 });
         assert_eq!(document["sinks"]["otlp a"], waits(json!("away")));
         assert_eq!(document["sinks"]["otlp b"], waits(Value::Null));
         assert_eq!(document["memory"]["limit_bytes"], 256 << 20);

@@ -1,15 +1,20 @@
 //! `perfusion dump`: all threads of a process as they are at one moment. A short recording: the task iterator shows the threads that
 //! wait, the scheduler's hooks what they do meanwhile, the CPU sampler those that run.
 
+mod observe;
 mod print;
+mod suspension;
+
+pub use suspension::Suspension;
 
 use crate::aggregate::threads::{WaitStateKey, Waiting};
-use crate::attach::policy::WhyNot;
-use crate::attach::{self, AttachError, Attached, Settings, Wishes};
+use crate::attach::target::Target;
+use crate::attach::{self, Settings, Wishes};
 use crate::cli;
 use crate::error::{Error, say};
 use crate::process::ProcessTable;
-use crate::record::{check_target, raise_open_files};
+use crate::record::check_target;
+use crate::run::names::whole_text;
 use crate::run::processor::Processor;
 use crate::sample::frame::FrameKey;
 use crate::sample::stack::StackId;
@@ -20,17 +25,15 @@ use crate::source::shim::{ShimLimits, ShimSource};
 use crate::source::{MonotonicNs, Progress, ThreadId, ThreadSnapshot};
 use crate::symbolize::pretty::clean;
 use crate::symbolize::{Module, file_name};
+use crate::system_limits::{max_sample_rate, raise_open_files};
 use serde::Serialize;
 use std::io::{self, Write as _};
-use std::thread::JoinHandle;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 /// So that a thread that runs is met soon.
 const FREQUENCY_HZ: u32 = 999;
-/// How long threads that run are waited for, once the rest is known. Ten of the scheduler's ticks at the least.
-const RUNNING: Duration = Duration::from_millis(200);
-/// How long the visit to the sleeping threads is waited for: a process can keep its memory from being read.
-const VISIT: Duration = Duration::from_secs(3);
 /// How long names are waited for.
 const NAMES: Duration = Duration::from_secs(2);
 /// What the label `wait_reason` has for it.
@@ -46,6 +49,11 @@ pub struct Dump {
     pub pid: u32,
     /// Its name.
     pub process: String,
+    /// Threads that wait and that the scan did not reach before it made no more progress: they have no stack.
+    pub threads_not_reached: usize,
+    /// What its runtime waits for, where that was seen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub suspension: Option<Suspension>,
     /// Its threads, the first one first.
     pub threads: Vec<Thread>,
 }
@@ -74,6 +82,19 @@ pub struct Thread {
     pub stack_age_seconds: Option<f64>,
     /// Innermost first.
     pub stack: Vec<Frame>,
+    /// Why there is no stack.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub no_stack: Option<NoStack>,
+}
+
+/// Why a thread has no stack here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NoStack {
+    /// It waits, and the scan of waiting threads did not get to it.
+    NotReached,
+    /// It ran, and was not met.
+    NotMet,
 }
 
 /// A wait that is over, though its thread has not run since.
@@ -136,6 +157,9 @@ pub fn dump(options: &cli::Dump, quiet: bool) -> Result<u8, Error> {
         file::check(output)?;
     }
     let dump = take(options, quiet)?;
+    if dump.threads_not_reached > 0 {
+        say(&observe::not_reached(&dump));
+    }
     let mut text = Vec::new();
     let printed = if options.json {
         serde_json::to_writer_pretty(&mut text, &dump).map_err(io::Error::from).and_then(|()| writeln!(text))
@@ -148,6 +172,12 @@ pub fn dump(options: &cli::Dump, quiet: bool) -> Result<u8, Error> {
         None => crate::commands::to_stdout(&text)?,
     }
     Ok(0)
+}
+
+/// As often as the kernel allows.
+fn frequency() -> u32 {
+    let most = max_sample_rate().and_then(|most| u32::try_from(most).ok()).unwrap_or(FREQUENCY_HZ);
+    FREQUENCY_HZ.min(most.max(1))
 }
 
 /// The stages of a recording, in one thread.
@@ -181,22 +211,6 @@ impl Session {
         self.processor.processes.teach(drop);
         self.processor.take_questions().put_to(&mut self.shims);
     }
-
-    /// Whether each thread's place is known: the stack of its present wait, or one of the time since `begin` for one that runs.
-    fn is_complete(&mut self, pid: u32, begin: MonotonicNs) -> bool {
-        let threads = self.processor.threads();
-        let known = |snapshot: &ThreadSnapshot| {
-            let tid = snapshot.times.thread.tid;
-            match snapshot.progress {
-                Progress::OnCpu { .. } => threads.last_run(tid).is_some_and(|(at, _)| at >= begin),
-                Progress::Waiting { start, .. } => {
-                    threads.waiting(tid).is_some_and(|wait| wait.start == start)
-                }
-            }
-        };
-        let snapshots = self.kernel.thread_times();
-        snapshots.iter().filter(|snapshot| snapshot.times.thread.pid == pid).all(known)
-    }
 }
 
 fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
@@ -207,7 +221,7 @@ fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
     raise_open_files();
     let kernel = KernelSource::start(&KernelOptions {
-        frequency_hz: FREQUENCY_HZ,
+        frequency_hz: frequency(),
         selection: Selection::Pids(vec![pid]),
         stack_copy_bytes: options.stack_kib * 1024,
         ..KernelOptions::default()
@@ -224,12 +238,20 @@ fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
         order: Order::default(),
         processor: Processor::new(processes),
     };
-    let attaching = (!options.no_attach).then(|| std::thread::spawn(move || attach::attach(pid, settings)));
-    observe(&mut session, pid, attaching, quiet);
+    let give_up = Arc::new(AtomicBool::new(false));
+    let attaching = (!options.no_attach).then(|| {
+        let give_up = Arc::clone(&give_up);
+        std::thread::spawn(move || attach::attach_until(pid, settings, &give_up))
+    });
+    let target = Target::open(pid).ok();
+    let silent = observe::observe(&mut session, pid, attaching, (&give_up, quiet));
+    // Who is in cooperative mode for a moment only holds up nobody.
+    let before = target.as_ref().and_then(suspension::cooperative);
 
     let order = &mut session.order;
     session.kernel.visit_last(&mut |event| order.push(event));
-    let before = MonotonicNs::now();
+    let after = target.as_ref().and_then(suspension::cooperative);
+    let before_freeze = MonotonicNs::now();
     let at = session.kernel.freeze();
     let snapshots = session.kernel.thread_times();
     session.kernel.drain(&mut |event| order.push(event));
@@ -237,7 +259,7 @@ fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
     let mut events = Vec::new();
     order.finish(&mut events);
     session.digest(events);
-    session.processor.still_there(&snapshots, before);
+    session.processor.still_there(&snapshots, before_freeze);
     await_names(&mut session);
     let staying = session.shims.detach_all();
     if !staying.is_empty() {
@@ -256,44 +278,11 @@ fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
     }
     threads.sort_by_key(|thread| (thread.tid != pid, thread.tid));
     let process = processor.labels(ThreadId { pid, tid: pid }, false).process;
-    Ok(Dump { pid, process: process.map_or_else(String::new, |name| clean(&name).into_owned()), threads })
-}
-
-/// Records until the shim is in and all threads were seen, or until that takes too long.
-fn observe(
-    session: &mut Session,
-    pid: u32,
-    mut attaching: Option<JoinHandle<Result<Attached, AttachError>>>,
-    quiet: bool,
-) {
-    let (begin, mut ready) = (Instant::now(), None);
-    let (mut began, ticks) = (MonotonicNs::now(), crate::process::start_ticks(pid));
-    loop {
-        session.round();
-        if let Some(attach) = attaching.take_if(|attach| attach.is_finished()) {
-            match attach.join() {
-                Ok(Ok(_)) => {
-                    session.shims.watch(pid);
-                    // The shim may name what runs from here on.
-                    began = MonotonicNs::now();
-                }
-                // Native code has its names without a shim.
-                Ok(Err(AttachError::Unsuitable { why: WhyNot::NotDotnet, .. })) => {}
-                Ok(Err(error)) if !quiet => say(&format!("pid {pid}: no managed names: {error}")),
-                Ok(Err(_)) | Err(_) => {}
-            }
-        }
-        if attaching.is_none() && (session.kernel.visits() > 0 || begin.elapsed() > VISIT) {
-            let since = *ready.get_or_insert_with(Instant::now);
-            if session.is_complete(pid, began) || since.elapsed() > RUNNING {
-                return;
-            }
-        }
-        if !crate::process::is_running(pid, ticks) {
-            return;
-        }
-        std::thread::sleep(ROUND);
-    }
+    let suspension = suspension::of(&threads, before.zip(after), silent);
+    let process = process.map_or_else(String::new, |name| clean(&name).into_owned());
+    let not_reached = |thread: &&Thread| thread.no_stack == Some(NoStack::NotReached);
+    let threads_not_reached = threads.iter().filter(not_reached).count();
+    Ok(Dump { pid, process, suspension, threads_not_reached, threads })
 }
 
 fn await_names(session: &mut Session) {
@@ -356,6 +345,10 @@ fn thread(processor: &Processor, snapshot: &ThreadSnapshot, at: MonotonicNs) -> 
         woken_from: None,
         stack_age_seconds: stack.map(|_| ran.map_or(0.0, seconds)),
         stack: stack_of(processor, id.pid, frames),
+        no_stack: frames.is_empty().then_some(match snapshot.progress {
+            Progress::Waiting { .. } => NoStack::NotReached,
+            Progress::OnCpu { .. } => NoStack::NotMet,
+        }),
     };
     if let Some(parts) = Parts::of(snapshot, wait.and_then(|wait| wait.left_cpu)) {
         thread.state = match wait {
@@ -473,7 +466,7 @@ fn frame(processor: &Processor, key: FrameKey, pid: u32, behind: u64) -> Frame {
 /// The kernel's name of a thread nothing was heard of; empty when it is gone.
 fn comm(id: ThreadId) -> String {
     let text = std::fs::read(format!("/proc/{}/task/{}/comm", id.pid, id.tid)).unwrap_or_default();
-    String::from_utf8_lossy(&text).trim_end().to_owned()
+    whole_text(text.strip_suffix(b"\n").unwrap_or(&text)).into_owned()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! A dump as text.
 
-use super::{Code, Dump, State, Thread, WokenFrom};
+use super::{Code, Dump, NoStack, State, Suspension, Thread, WokenFrom};
 use std::io::{self, Write};
 
 /// Prints `dump`, a paragraph a thread; with `addresses` each frame has what `inspect unwind` takes.
@@ -13,11 +13,20 @@ pub(super) fn text(dump: &Dump, addresses: bool, out: &mut dyn Write) -> io::Res
         dump.pid,
         if count == 1 { "" } else { "s" }
     )?;
+    if let Some(suspension) = &dump.suspension {
+        writeln!(out, "{}", waits_for(suspension, &dump.threads))?;
+    }
     for thread in &dump.threads {
         writeln!(out)?;
         writeln!(out, "{} \"{}\" ({}): {}", thread.tid, thread.name, thread.role, doing(thread))?;
-        if thread.stack.is_empty() {
-            writeln!(out, "    [no stack: it was not met while it ran]")?;
+        match thread.no_stack {
+            None => {}
+            Some(NoStack::NotMet) => {
+                writeln!(out, "    [no stack: the thread was not sampled while it ran]")?
+            }
+            Some(NoStack::NotReached) => {
+                writeln!(out, "    [no stack: the scan of waiting threads did not reach the thread]")?;
+            }
         }
         for frame in &thread.stack {
             write!(out, "    {}", frame.function)?;
@@ -31,6 +40,28 @@ pub(super) fn text(dump: &Dump, addresses: bool, out: &mut dyn Write) -> io::Res
         }
     }
     Ok(())
+}
+
+/// Whom the runtime waits for.
+fn waits_for(suspension: &Suspension, threads: &[Thread]) -> String {
+    let named: Vec<String> = threads
+        .iter()
+        .filter(|thread| suspension.held_up_by.contains(&thread.tid))
+        .map(|thread| format!("{} \"{}\"", thread.tid, thread.name))
+        .collect();
+    match (suspension.pending, named.is_empty()) {
+        (true, true) => "suspension: the runtime has not answered. It may wait for a thread that cannot be stopped; this .NET version does not show \
+                         which one"
+            .to_owned(),
+        (true, false) => format!(
+            "suspension: pending. The runtime has not answered. It waits for threads in cooperative mode: thread {}",
+            named.join(", thread ")
+        ),
+        (false, _) => format!(
+            "suspension: a collection, now or later, waits for threads that are blocked in cooperative mode: thread {}",
+            named.join(", thread ")
+        ),
+    }
 }
 
 /// `blocked for 12.3 s, futex (interruptible)`.
@@ -77,7 +108,7 @@ fn duration(seconds: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Code, Dump, Frame, State, Thread, WokenFrom};
+    use super::super::{Code, Dump, Frame, State, Suspension, Thread, WokenFrom};
     use super::text;
 
     fn thread(state: State, seconds: Option<f64>) -> Thread {
@@ -96,6 +127,7 @@ mod tests {
                 module: Some("A".to_owned()),
                 code: Some(Code { target: "7".to_owned(), address: "0x10".to_owned() }),
             }],
+            no_stack: None,
         }
     }
 
@@ -109,7 +141,8 @@ mod tests {
             Thread { wait_reason: None, woken_from: Some(woken), ..runnable },
         ];
         let mut out = Vec::new();
-        let dump = Dump { pid: 7, process: "shop".to_owned(), threads };
+        let mut dump =
+            Dump { pid: 7, process: "shop".to_owned(), suspension: None, threads_not_reached: 0, threads };
         text(&dump, false, &mut out).unwrap();
         let expected = "shop (pid 7), 3 threads\n\
             \n8 \"worker\" (app): blocked for 12.35 s, futex (interruptible)\n    A.B()  [A]\n\
@@ -119,5 +152,10 @@ mod tests {
         let mut out = Vec::new();
         text(&dump, true, &mut out).unwrap();
         assert_eq!(String::from_utf8(out).unwrap(), expected.replace("[A]", "[A]  7 0x10"));
+        dump.suspension = Some(Suspension { pending: true, held_up_by: vec![8] });
+        let mut out = Vec::new();
+        text(&dump, false, &mut out).unwrap();
+        let said = String::from_utf8(out).unwrap();
+        assert!(said.contains("suspension: pending.") && said.contains("thread 8 \"worker\""), "{said}");
     }
 }

@@ -7,7 +7,7 @@ pub mod summary;
 pub mod table;
 
 use crate::attach::target::Target;
-use crate::process::{is_running, start_ticks};
+use crate::process::{is_running, name, start_ticks};
 use crate::source::MonotonicNs;
 use crate::source::shim::Opened;
 use crate::symbolize::types::Contexts;
@@ -73,7 +73,7 @@ impl Shelf {
             return laid.decline(&table);
         }
         if table.accept() {
-            let name = Target::open(pid).and_then(|target| target.comm()).unwrap_or_default();
+            let name = Target::open(pid).map(|target| name::of(&target)).unwrap_or_default();
             let (start_ticks, found) = (start_ticks(pid), MonotonicNs::now());
             laid.sources.push(Source { pid, start_ticks, name, table, found, left_behind: false });
         }
@@ -191,6 +191,9 @@ pub struct Process {
     pub runtime: String,
     /// How it ended.
     pub ending: Ending,
+    /// Why it was not counted, where the process itself knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
     /// Nanoseconds from the first instruction that was counted to the last.
     pub counted_ns: u64,
     /// Objects allocated.

@@ -130,7 +130,8 @@ fn lost(process: &Process) -> String {
         );
     }
     if process.ending == Ending::Declined {
-        all.push("all of it".to_owned());
+        let why = process.why.iter().map(|why| format!(", because of {why}"));
+        all.push(format!("all of it{}", why.collect::<String>()));
     }
     if process.untold {
         all.push(UNTOLD.to_owned());
@@ -182,9 +183,13 @@ fn of_process(process: &Process, options: Options) -> Vec<String> {
                 "its first {}; it was killed or crashed: what it allocated after that, within a second, is missing",
                 time(process.counted_ns)
             ),
-            Ending::Declined =>
-                "which was not counted: its table was not opened within 3 s, or its runtime refused"
-                    .to_owned(),
+            Ending::Declined => format!(
+                "which was not counted: {}",
+                process
+                    .why
+                    .as_deref()
+                    .unwrap_or("its table was not opened within a second, or its runtime refused")
+            ),
         }
     )];
     let left = process.types.iter().fold(Count::default(), |mut sum, of| {

@@ -6,9 +6,10 @@ use crate::aggregate::key::UNKNOWN_TYPE;
 use crate::source::shim::Opened;
 use crate::symbolize::types::{MOST_CONTEXTS, TypeName};
 use profiler_protocol::exact::{
-    COLLECTION_BUCKETS, COLLECTION_WORDS, COLLECTIONS_AT, LOSSES, MAGIC, MOST_COLLECTIONS, MOST_SURVIVALS,
-    MOST_TYPES, NAME_BYTES, NAMES_AT, SURVIVAL_WORDS, SURVIVALS_AT, TABLE_BYTES, TIME_BUCKETS, TYPE_WORDS,
-    TYPES_AT, VERSION, head, loss, of_collection as row, of_type, state,
+    COLLECTION_BUCKETS, COLLECTION_WORDS, COLLECTIONS_AT, LEAST_ADDRESS_SPACE, LOSSES, MAGIC,
+    MOST_COLLECTIONS, MOST_SURVIVALS, MOST_TYPES, NAME_BYTES, NAMES_AT, SURVIVAL_WORDS, SURVIVALS_AT,
+    TABLE_BYTES, TIME_BUCKETS, TYPE_WORDS, TYPES_AT, VERSION, head, loss, of_collection as row, of_type,
+    reason, state,
 };
 use profiler_protocol::layout::unpack_runtime;
 use std::collections::HashMap;
@@ -194,6 +195,12 @@ fn account(copied: &Copied, pid: u32, is_running: bool, room: &mut Room) -> Proc
             state::COUNTING => Ending::Killed,
             _ => Ending::Declined,
         },
+        why: (head(head::REASON) == reason::ADDRESS_SPACE).then(|| {
+            format!(
+                "too little address space (`ulimit -v`, LimitAS= of its service); expected {} GiB or more, or unlimited",
+                LEAST_ADDRESS_SPACE >> 30
+            )
+        }),
         counted_ns: head(head::COUNTED_NS).saturating_sub(began_ns),
         objects: head(head::OBJECTS),
         bytes: head(head::OBJECT_BYTES),

@@ -11,10 +11,12 @@
 //! (dotnet/runtime#121462).
 
 use super::ahead::Ahead;
+use super::memory_plan::{Plan, TooLittle, plan};
 use super::nettrace::{NettraceError, Reader};
 use super::walk::{Survey, Walk};
-use crate::attach::ipc::{self, IpcError, Listen};
+use crate::attach::ipc::{self, IpcError, Listen, Wait};
 use crate::attach::target::Target;
+use crate::process::headroom::{Headroom, MemoryCgroups, mib};
 use std::collections::HashSet;
 use std::io::{self, BufReader};
 use std::sync::Arc;
@@ -32,8 +34,9 @@ const LEVEL: u32 = 4;
 const ANSWER: Duration = Duration::from_secs(30);
 /// For a collection with a walk: 40 million objects take about ten seconds, and a machine may be loaded.
 const COLLECTION: Duration = Duration::from_secs(600);
-/// How long an interrupted survey waits for the collection, so that all is put back in order.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long an interrupted survey waits for the runtime, so that all is put back in order. Whoever sent the signal
+/// waits for the command's end.
+const ORDERLY_END: Duration = Duration::from_millis(600);
 /// What the runtime calls the thread that sends a session's events (`ep_rt_thread_create`, vm/eventing/eventpipe/ep-rt-coreclr.h). It is a managed one: when it is
 /// to begin while the world stands still for a collection, it does so after that, and until then all events stay in the runtime's buffer.
 const SENDER: &str = ".NET EventPipe";
@@ -65,6 +68,34 @@ pub enum SurveyError {
     Ended {
         /// The process.
         pid: u32,
+    },
+    /// It has too little memory left for a survey.
+    #[error(
+        "process {pid}: a survey of its heap was not begun: it takes at least {} of the process's memory, and {headroom}. The kernel might \
+         kill or throttle the process. Raise the limit, or use --force to go on all the same",
+        mib(*needed)
+    )]
+    NoHeadroom {
+        /// The process.
+        pid: u32,
+        /// Bytes.
+        needed: u64,
+        /// What there is.
+        headroom: Box<Headroom>,
+    },
+    /// It had too little memory left during a survey.
+    #[error(
+        "process {pid}: the survey of its heap was ended early: {headroom}, and {} must be left. Its runtime gives its buffer back. Raise the \
+         limit, use a smaller --buffer, or use --force to go on all the same",
+        mib(*floor)
+    )]
+    HeadroomGone {
+        /// The process.
+        pid: u32,
+        /// Bytes below which a survey ends.
+        floor: u64,
+        /// What there was.
+        headroom: Box<Headroom>,
     },
     /// No walk came.
     #[error("process {pid}: the runtime ended its session without a walk over the heap")]
@@ -101,12 +132,21 @@ impl From<IpcError> for SurveyError {
 pub(super) struct Settings {
     /// Most bytes of the graph.
     pub(super) limit_bytes: usize,
-    /// Most MiB of the runtime's buffer.
-    pub(super) buffer_mib: u32,
+    /// Most MiB of the runtime's buffer, and when to end early for the process's sake.
+    pub(super) plan: Plan,
     /// Weak handles of which it is asked what they watch.
     pub(super) handles: Arc<HashSet<u64>>,
     /// Raised when the walk is over, though not yet understood.
     pub(super) walked: Arc<AtomicBool>,
+}
+
+/// How far a survey is, as the runtime's events say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Progress {
+    /// Objects met.
+    pub(super) objects: u64,
+    /// The collection that was asked for has begun: the managed threads have been stopped.
+    pub(super) stopped: bool,
 }
 
 /// What one thread tells the other while a survey is taken.
@@ -114,82 +154,159 @@ pub(super) struct Settings {
 struct Shared {
     /// Objects met.
     objects: AtomicU64,
+    /// Raised when the collection was seen to begin.
+    stopped: AtomicBool,
+    /// Raised when the survey is over, however it ended.
+    over: AtomicBool,
     /// Raised when nothing more is to be read.
     give_up: Arc<AtomicBool>,
 }
 
-/// Takes a survey; `progress` is told how many objects were met. Raising `interrupted` ends it early.
+impl Shared {
+    /// Each of these is told for itself; nothing else is told by it. Pairs with the stores of the reader.
+    fn progress(&self) -> Progress {
+        let stopped = self.stopped.load(Ordering::Relaxed);
+        Progress { objects: self.objects.load(Ordering::Relaxed), stopped }
+    }
+}
+
+/// Raises `give_up` a while after `interrupted` was raised: all waits for the runtime end then, whatever they wait
+/// for. Ends with the survey.
+fn end_waits_after(interrupted: &Arc<AtomicBool>, shared: &Arc<Shared>) -> io::Result<()> {
+    let (interrupted, shared) = (Arc::clone(interrupted), Arc::clone(shared));
+    let run = move || {
+        let mut since = None;
+        // Pairs with the stores of the signal's thread and of whoever takes the survey; nothing else is told by them.
+        while !shared.over.load(Ordering::Relaxed) {
+            if interrupted.load(Ordering::Relaxed)
+                && since.get_or_insert_with(Instant::now).elapsed() > ORDERLY_END
+            {
+                return shared.give_up.store(true, Ordering::Relaxed);
+            }
+            thread::sleep(LOOK);
+        }
+    };
+    thread::Builder::new().name("interrupt".into()).spawn(run).map(drop)
+}
+
+/// Plans a survey of the process: see [`plan`].
+///
+/// # Errors
+/// [`SurveyError::NoHeadroom`].
+pub(super) fn planned(target: &Target, wanted_mib: u32, force: bool) -> Result<Plan, SurveyError> {
+    let headroom = MemoryCgroups::of(target).headroom();
+    plan(headroom, target.resident_bytes().unwrap_or(0), wanted_mib, force).map_err(
+        |TooLittle { needed, headroom }| SurveyError::NoHeadroom {
+            pid: target.pid(),
+            needed,
+            headroom: Box::new(headroom),
+        },
+    )
+}
+
+/// Takes a survey; `progress` is told how far it is. Raising `interrupted` ends it early.
 ///
 /// # Errors
 /// See [`SurveyError`].
 pub(super) fn survey(
     target: &Arc<Target>,
     settings: &Settings,
-    interrupted: &AtomicBool,
-    progress: &mut dyn FnMut(u64),
+    interrupted: &Arc<AtomicBool>,
+    progress: &mut dyn FnMut(Progress),
 ) -> Result<Survey, SurveyError> {
-    take(target, settings, interrupted, progress)
-        .map_err(|error| if target.is_alive() { error } else { SurveyError::Ended { pid: target.pid() } })
+    let shared = Arc::new(Shared::default());
+    let pid = target.pid();
+    end_waits_after(interrupted, &shared).map_err(|source| SurveyError::Thread { pid, source })?;
+    let taken = take(target, settings, interrupted, &shared, progress);
+    shared.over.store(true, Ordering::Relaxed);
+    taken.map_err(|error| if target.is_alive() { error } else { SurveyError::Ended { pid } })
 }
 
 fn take(
     target: &Arc<Target>,
     settings: &Settings,
-    interrupted: &AtomicBool,
-    progress: &mut dyn FnMut(u64),
+    interrupted: &Arc<AtomicBool>,
+    shared: &Arc<Shared>,
+    progress: &mut dyn FnMut(Progress),
 ) -> Result<Survey, SurveyError> {
     let pid = target.pid();
     let failed = |source| SurveyError::Thread { pid, source };
-    let shared = Arc::new(Shared::default());
-    let what = Listen { keywords: WALK, level: LEVEL, buffer_mib: settings.buffer_mib };
+    let what = Listen { keywords: WALK, level: LEVEL, buffer_mib: settings.plan.buffer_mib };
     let senders = target.threads_called(SENDER, THREADS);
-    let events = ipc::listen(target, &what, Arc::clone(&shared.give_up), ANSWER)?;
+    let wait = Wait::until(ANSWER, &shared.give_up);
+    // On a thread, for it may take long and how far it is is to be said meanwhile.
+    let opening = {
+        let (target, give_up) = (Arc::clone(target), Arc::clone(&shared.give_up));
+        let run = move || ipc::listen(&target, &what, give_up, wait);
+        thread::Builder::new().name("opening".into()).spawn(run).map_err(failed)?
+    };
+    while !opening.is_finished() {
+        progress(shared.progress());
+        thread::sleep(LOOK);
+    }
+    let opened = opening.join().map_err(|_| failed(io::Error::other("it panicked")))?;
+    let events = match opened {
+        Err(IpcError::GivenUp { .. }) => {
+            return Err(interrupted_with(pid, "was not seen to be paused", false));
+        }
+        opened => opened?,
+    };
     let session = events.session();
     let reading: JoinHandle<Read> = {
-        let shared = Arc::clone(&shared);
+        let shared = Arc::clone(shared);
         let events = Ahead::of(events, settings.limit_bytes).map_err(failed)?;
         let walk = Walk::new(settings.limit_bytes).with_handles(Arc::clone(&settings.handles));
         let run = move || {
             Ahead::step_back();
-            read(events, walk, &shared.objects)
+            read(events, walk, &shared)
         };
         thread::Builder::new().name("walk".into()).spawn(run).map_err(failed)?
     };
     wait_for_sender(target, &senders, interrupted);
     // Nothing has stopped yet, nor need it.
     if interrupted.load(Ordering::Relaxed) {
-        let put_back = put_back(target, session, &shared);
+        let put_back = put_back(target, session, shared);
         shared.give_up.store(true, Ordering::Relaxed);
         return Err(interrupted_with(pid, "was not paused", put_back.is_ok()));
     }
     let collecting: JoinHandle<Result<(), IpcError>> = {
-        let (target, shared) = (Arc::clone(target), Arc::clone(&shared));
+        let (target, shared) = (Arc::clone(target), Arc::clone(shared));
         let run = move || collect(&target, &shared);
         thread::Builder::new().name("collection".into()).spawn(run).map_err(failed)?
     };
+    let cgroups = MemoryCgroups::of(target);
+    let floor = settings.plan.floor_bytes;
     // Pairs with the store of the signal's thread, and of the reader's; nothing else is told by them.
-    let mut since = None;
     while !collecting.is_finished() {
-        progress(shared.objects.load(Ordering::Relaxed));
-        if interrupted.load(Ordering::Relaxed) && since.get_or_insert_with(Instant::now).elapsed() > PATIENCE
-        {
+        progress(shared.progress());
+        if shared.give_up.load(Ordering::Relaxed) {
+            let paused = match shared.progress().stopped {
+                true => WAS_PAUSED,
+                false => "has not been seen to be paused, and may still be",
+            };
+            return Err(interrupted_with(pid, paused, false));
+        }
+        if let Some(headroom) = cgroups.headroom().filter(|headroom| headroom.bytes < floor) {
+            // Closed sockets are what a runtime finds out soonest: it ends the sessions and gives their memory back.
             shared.give_up.store(true, Ordering::Relaxed);
-            return Err(interrupted_with(pid, "is paused by now, or will be", false));
+            return Err(SurveyError::HeadroomGone { pid, floor, headroom: Box::new(headroom) });
         }
         thread::sleep(LOOK);
     }
     let collected = collecting.join();
     // Pairs with the load of whoever waits for it; nothing else is told by it.
     settings.walked.store(true, Ordering::Relaxed);
-    let stopped = put_back(target, session, &shared);
+    let stopped = put_back(target, session, shared);
     if stopped.is_err() || !matches!(collected, Ok(Ok(()))) {
         // The stream may not end by itself.
         shared.give_up.store(true, Ordering::Relaxed);
     }
     while !reading.is_finished() {
-        progress(shared.objects.load(Ordering::Relaxed));
+        progress(shared.progress());
         if interrupted.load(Ordering::Relaxed) {
+            // What was read ahead is understood by nobody any more.
             shared.give_up.store(true, Ordering::Relaxed);
+            return Err(interrupted_with(pid, WAS_PAUSED, stopped.is_ok()));
         }
         thread::sleep(LOOK);
     }
@@ -250,17 +367,19 @@ fn interrupted_with(pid: u32, paused: &str, put_back: bool) -> SurveyError {
 
 /// Ends the session that listens, and leaves no keywords behind.
 fn put_back(target: &Target, session: u64, shared: &Shared) -> Result<(), IpcError> {
-    ipc::stop_listening(target, session, COLLECTION).and_then(|()| forget(target, shared))
+    let wait = Wait::until(COLLECTION, &shared.give_up);
+    ipc::stop_listening(target, session, wait).and_then(|()| forget(target, shared))
 }
 
 /// Opens the session that makes the runtime collect, and ends it.
 fn collect(target: &Target, shared: &Shared) -> Result<(), IpcError> {
     let what = Listen { keywords: COLLECT, level: LEVEL, buffer_mib: 1 };
-    let events = ipc::listen(target, &what, Arc::clone(&shared.give_up), COLLECTION)?;
+    let wait = Wait::until(COLLECTION, &shared.give_up);
+    let events = ipc::listen(target, &what, Arc::clone(&shared.give_up), wait.clone())?;
     let session = events.session();
     // The end of a session waits until its events are read.
     let draining = thread::spawn(move || io::copy(&mut BufReader::new(events), &mut io::sink()));
-    let stopped = ipc::stop_listening(target, session, COLLECTION);
+    let stopped = ipc::stop_listening(target, session, wait);
     drop(draining);
     stopped
 }
@@ -268,8 +387,9 @@ fn collect(target: &Target, shared: &Shared) -> Result<(), IpcError> {
 /// Makes the runtime count the keywords that are asked for.
 fn forget(target: &Target, shared: &Shared) -> Result<(), IpcError> {
     let what = Listen { keywords: 0, level: 0, buffer_mib: 1 };
-    let events = ipc::listen(target, &what, Arc::clone(&shared.give_up), ANSWER)?;
-    ipc::stop_listening(target, events.session(), ANSWER)
+    let wait = Wait::until(ANSWER, &shared.give_up);
+    let events = ipc::listen(target, &what, Arc::clone(&shared.give_up), wait.clone())?;
+    ipc::stop_listening(target, events.session(), wait)
 }
 
 /// What was read.
@@ -279,14 +399,18 @@ struct Read {
     end: Result<(), NettraceError>,
 }
 
-fn read(events: Ahead, mut walk: Walk, objects: &AtomicU64) -> Read {
+fn read(events: Ahead, mut walk: Walk, shared: &Shared) -> Read {
     let mut reader = match Reader::new(events) {
         Ok(reader) => reader,
         Err(error) => return Read { walk, lost: 0, end: Err(error) },
     };
     let end = loop {
         match reader.read(&mut |event| walk.event(event)) {
-            Ok(true) => objects.store(walk.objects(), Ordering::Relaxed),
+            // Pairs with the loads of `Shared::progress`; nothing else is told by them.
+            Ok(true) => {
+                shared.objects.store(walk.objects(), Ordering::Relaxed);
+                shared.stopped.store(walk.has_stopped_threads(), Ordering::Relaxed);
+            }
             Ok(false) => break Ok(()),
             Err(error) => break Err(error),
         }

@@ -14,38 +14,52 @@ pub mod dominators;
 pub mod fields;
 pub mod graph;
 pub mod held;
+mod memory_plan;
 pub mod metadata;
 pub mod nettrace;
 pub mod paths;
 pub(crate) mod print;
 pub mod profile;
+mod telling;
 pub mod types;
 pub mod walk;
 
 pub use collect::SurveyError;
 
-use self::collect::{Settings, survey, unless_interrupted};
+use self::collect::{Settings, planned, survey, unless_interrupted};
 use self::graph::{Graph, NoGraph};
+use self::memory_plan::Plan;
 use self::paths::Paths;
 use self::print::Findings;
+use self::telling::Telling;
 use self::types::Type;
 use self::walk::Survey;
 use crate::attach::ipc;
+use crate::attach::no_socket;
 use crate::attach::policy::WhyNot;
 use crate::attach::target::{MapLine, Target};
 use crate::cli;
 use crate::error::{Error, say};
 use crate::leaks::end_on_signal;
 use crate::pprof::{LOSS_PREFIX, NO_LOSS, PprofError, pack};
-use crate::record::{check_managed, check_target, raise_open_files};
+use crate::process::aftermath::Aftermath;
+use crate::process::name;
+use crate::record::{check_managed, check_target};
 use crate::report;
 use crate::report::units::counted;
 use crate::sink::file;
+use crate::system_limits::raise_open_files;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal as _;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+/// How long it takes to notice an interrupt in the middle of working something out.
+const LEAVES: Duration = Duration::from_millis(300);
+/// How long a process is watched after a survey: one that dies of it does so within this.
+pub(crate) const WATCHED: Duration = Duration::from_secs(1);
 
 /// `perfusion heap`.
 ///
@@ -76,24 +90,77 @@ fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
     let interrupted = end_on_signal().map_err(internal("signal handler"))?;
     // Every assembly of the process is opened for the names in it.
     raise_open_files();
-    let target = Target::open(pid).map_err(|_| Error::NoProcess { pid })?;
-    let name = target.comm().unwrap_or_default();
-    check_surveyable(&target, &name)?;
-    let tell = |line: &str| {
+    let target = Arc::new(Target::open(pid).map_err(|_| Error::NoProcess { pid })?);
+    check_surveyable(&target, &name::of(&target))?;
+    let plan = planned(&target, options.buffer, options.force)?;
+    let aftermath = Aftermath::of(&target, "a survey of its heap");
+    let written = survey_and_show((&target, &interrupted), options, plan, quiet);
+    // Whoever interrupts waits for the end, and whoever was refused has asked for nothing.
+    let wait = if interrupted.load(Ordering::Relaxed) { Duration::ZERO } else { WATCHED };
+    match aftermath.death(wait) {
+        Some(death) => Err(death.into()),
+        None => written,
+    }
+}
+
+/// Ends this program soon after an interrupt, for as long as it lives: what is worked out of a survey takes long, and nothing of it has to be put
+/// right in the process.
+struct LeaveWhenInterrupted(Arc<AtomicBool>);
+
+impl LeaveWhenInterrupted {
+    fn from_now_on(pid: u32, interrupted: &Arc<AtomicBool>) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let (interrupted, is_over) = (Arc::clone(interrupted), Arc::clone(&over));
+        std::thread::spawn(move || {
+            // Pairs with the stores of the signal's thread and of `drop`; nothing else is told by them.
+            while !is_over.load(Ordering::Relaxed) {
+                if let Err(error) = unless_interrupted(pid, &interrupted) {
+                    std::thread::sleep(LEAVES);
+                    if !is_over.load(Ordering::Relaxed) {
+                        say(&format!("perfusion: {error}"));
+                        std::process::exit(i32::from(cli::exit::OTHER));
+                    }
+                }
+                std::thread::sleep(LEAVES / 10);
+            }
+        });
+        Self(over)
+    }
+}
+
+impl Drop for LeaveWhenInterrupted {
+    fn drop(&mut self) {
+        // Pairs with the loads of its thread; nothing else is told by it.
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What is wrong in the end, after everything was shown that could be.
+fn survey_and_show(
+    (target, interrupted): (&Arc<Target>, &Arc<AtomicBool>),
+    options: &cli::Heap,
+    plan: Plan,
+    quiet: bool,
+) -> Result<(), Error> {
+    let (pid, name) = (target.pid(), name::of(target));
+    let say_line = |line: &str| {
         if !quiet {
             say(line);
         }
     };
-    tell(&stops(pid, &name));
     let limit_bytes = of_mib(options.memory);
-    let settings =
-        Settings { limit_bytes, buffer_mib: options.buffer, handles: Arc::default(), walked: Arc::default() };
+    plan.note.iter().for_each(|note| say_line(note));
+    let settings = Settings { limit_bytes, plan, handles: Arc::default(), walked: Arc::default() };
     let bar = progress(quiet);
     let time = SystemTime::now();
-    let target = Arc::new(target);
-    let survey = survey(&target, &settings, &interrupted, &mut |objects| {
+    let mut telling = Telling::begin(pid, &name, |line| match &bar {
+        Some(bar) => bar.suspend(|| say_line(line)),
+        None => say_line(line),
+    });
+    let survey = survey(target, &settings, interrupted, &mut |progress| {
+        telling.see(progress);
         if let Some(bar) = &bar {
-            bar.set_message(counted(objects, "object"));
+            bar.set_message(counted(progress.objects, "object"));
             bar.tick();
         }
     });
@@ -101,13 +168,15 @@ fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
         bar.finish_and_clear();
     }
     let mut survey = survey?;
-    declared::complete_names(&target, &mut survey, limit_bytes);
-    unless_interrupted(pid, &interrupted)?;
+    let leaving = LeaveWhenInterrupted::from_now_on(pid, interrupted);
+    declared::complete_names(target, &mut survey, limit_bytes);
+    unless_interrupted(pid, interrupted)?;
     let notes = notes(&survey);
-    tell(&pause(&survey));
+    say_line(&pause(&survey));
     let (findings, left_out) = findings(&survey, limit_bytes);
-    unless_interrupted(pid, &interrupted)?;
-    notes.iter().chain(&left_out).for_each(|note| tell(note));
+    unless_interrupted(pid, interrupted)?;
+    drop(leaving);
+    notes.iter().chain(&left_out).for_each(|note| say_line(note));
     let written = options.output.as_deref().map_or(Ok(()), |output| {
         let Some(paths) = &findings.paths else {
             return Err(Error::NoWays { path: output.to_owned() });
@@ -127,13 +196,6 @@ fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
     written
 }
 
-/// What is said before a survey.
-fn stops(pid: u32, name: &str) -> String {
-    format!(
-        "pid {pid} ({name}): its managed threads are stopped now, for a full collection and a walk over its heap"
-    )
-}
-
 /// # Errors
 /// When there is no runtime that could be asked.
 pub(crate) fn check_surveyable(target: &Target, name: &str) -> Result<(), Error> {
@@ -141,7 +203,7 @@ pub(crate) fn check_surveyable(target: &Target, name: &str) -> Result<(), Error>
     let why_not = check_managed(target)?;
     let seen = ipc::has_socket(target);
     if !matches!(seen, Ok(true)) {
-        let why = seen.map_or_else(WhyNot::SocketUnseen, |_| WhyNot::NoSocket);
+        let why = seen.map_or_else(WhyNot::SocketUnseen, |_| WhyNot::NoSocket(no_socket::reason(target)));
         let why = match why_not {
             // Nobody would load a library here.
             Some(WhyNot::DiagnosticsOff(variable)) => WhyNot::SocketOff(variable),

@@ -269,6 +269,12 @@ impl Walk {
         self.objects
     }
 
+    /// True when a full collection that was asked for has begun, for which managed threads are stopped.
+    #[must_use]
+    pub fn has_stopped_threads(&self) -> bool {
+        self.has_begun() || self.marks.iter().any(|(_, mark)| *mark == Mark::Induced)
+    }
+
     /// True when there was a walk.
     #[must_use]
     pub fn has_begun(&self) -> bool {

@@ -8,25 +8,28 @@ pub mod snapshot;
 
 use crate::attach::target::Target;
 use crate::attach::{self, Settings, Wishes};
-use crate::cli;
+use crate::cli::{self, exit};
 use crate::end_signals::EndSignals;
 use crate::error::{Error, say};
-use crate::heap::check_surveyable;
-use crate::heap::held;
+use crate::heap::held::{self, Bounds};
+use crate::heap::{WATCHED, check_surveyable};
 use crate::pprof::proto::Profile;
 use crate::pprof::{self, About, LOSS_PREFIX};
-use crate::process::{Awaited, ProcessTable};
-use crate::record::{check_managed, check_target, raise_open_files};
+use crate::process::aftermath::{Aftermath, Death};
+use crate::process::{Awaited, ProcessTable, name};
+use crate::record::{check_managed, check_target};
 use crate::report::{self, ReportError};
 use crate::run::loss::{self, Before};
 use crate::run::processor::Processor;
 use crate::source::MonotonicNs;
 use crate::source::order::Order;
 use crate::source::shim::{ShimSource, same};
+use crate::system_limits::raise_open_files;
 use judge::{Judgement, Moment, judge};
 use series::{Process, Stretch, stretches};
 use snapshot::{Group, Place, Places, Snapshot};
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,6 +37,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Time between two rounds of reading.
 const ROUND: Duration = Duration::from_millis(5);
+/// How long the shim is given to leave at the end.
+const LEAVE_SOON: Duration = Duration::from_millis(700);
 /// Between looks at whether the library is still there.
 const STILL_THERE: Duration = Duration::from_secs(2);
 /// Most moments that are compared; and of a process that is watched, that are kept, with this many groups of like objects in all (some 100 MB). Of more every second one goes.
@@ -58,8 +63,11 @@ pub struct Finding {
 /// # Errors
 /// See [`Error`].
 pub fn leaks(options: &cli::Leaks, quiet: bool) -> Result<u8, Error> {
-    let (snapshots, holders) = match options.pid {
-        Some(pid) => watch(pid, options, quiet)?,
+    let (snapshots, holders, death) = match options.pid {
+        Some(pid) => {
+            let Watched { snapshots, holders, death } = watch(pid, options, quiet)?;
+            (snapshots, holders, death)
+        }
         None => {
             let expected = "a profile with live objects, as `perfusion record` and the daemon write them";
             let mut places = Places::default();
@@ -67,14 +75,19 @@ pub fn leaks(options: &cli::Leaks, quiet: bool) -> Result<u8, Error> {
                 let profile = report::load_with(path, "inuse_objects", expected)?;
                 Ok::<_, ReportError>(Snapshot::read(&profile, &mut places))
             };
-            (options.files.iter().map(read).collect::<Result<Vec<_>, _>>()?, None)
+            (options.files.iter().map(read).collect::<Result<Vec<_>, _>>()?, None, None)
         }
     };
     let stretches = stretches(&snapshots);
     let findings = findings(&snapshots, &stretches);
     let text = print::text(&snapshots, &stretches, &findings, holders.as_ref(), options.rows);
     crate::commands::to_stdout(text.as_bytes())?;
-    Ok(0)
+    match (death, holders) {
+        (Some(death), _) => Err(death.into()),
+        // The text says why.
+        (None, Some(Err(NoHolders::Failed(_)))) => Ok(exit::OTHER),
+        _ => Ok(0),
+    }
 }
 
 /// Judges every place of the snapshots by the moments of its process: leaks first, then by bytes.
@@ -183,27 +196,27 @@ impl Watch {
     ///
     /// # Errors
     /// Why that is not known, for people.
-    fn holders(&mut self, over: &Arc<AtomicBool>, memory: (u32, u32), quiet: bool) -> Held {
+    fn holders(&mut self, target: &Arc<Target>, over: &Arc<AtomicBool>, bounds: Bounds, quiet: bool) -> Held {
         const NOT_SAID: &str = "which objects are watched cannot be read";
-        let target = Target::open(self.pid).map_err(|error| error.to_string())?;
         let before = self.shims.watched(self.pid).ok_or(NOT_SAID)?;
         let by_sample = before.iter().map(|watched| ((watched.region, watched.sample), watched.handle));
         self.processor.tell_handles(by_sample.collect());
         let handles = snapshot::handles(&self.look().map_err(|error| error.to_string())?);
         let all: HashSet<u64> = handles.values().flatten().copied().collect();
         if all.is_empty() {
-            return Err("no object is watched".to_owned());
+            return Err(NoHolders::NotAsked("no object is watched".to_owned()));
         }
         let (interrupted, walked) = (Arc::clone(over), Arc::new(AtomicBool::new(false)));
         let walked_too = Arc::clone(&walked);
-        let begins = move |line: &str| {
+        let target = Arc::clone(target);
+        let tell = move |line: &str| {
             if !quiet {
                 say(line);
             }
         };
         let survey = std::thread::Builder::new()
             .name("survey".into())
-            .spawn(move || held::find(&Arc::new(target), all, memory, (&interrupted, walked_too), begins))
+            .spawn(move || held::find(&target, all, bounds, (&interrupted, walked_too), tell))
             .map_err(|error| error.to_string())?;
         let mut after = None;
         // A library that hears of nobody meanwhile would give its handles up.
@@ -230,7 +243,43 @@ impl Watch {
 }
 
 /// What holds the objects that were seen, or why that is not known.
-type Held = Result<Holders, String>;
+type Held = Result<Holders, NoHolders>;
+
+/// Why it is not known what holds objects, for people.
+#[derive(Debug)]
+enum NoHolders {
+    /// Nobody looked, because somebody ended the command before.
+    NotAsked(String),
+    /// It was asked for.
+    Failed(String),
+}
+
+impl From<String> for NoHolders {
+    fn from(why: String) -> Self {
+        Self::Failed(why)
+    }
+}
+
+impl From<&str> for NoHolders {
+    fn from(why: &str) -> Self {
+        Self::Failed(why.to_owned())
+    }
+}
+
+impl fmt::Display for NoHolders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::NotAsked(why) | Self::Failed(why)) = self;
+        f.write_str(why)
+    }
+}
+
+/// What a process was seen to have.
+struct Watched {
+    snapshots: Vec<Snapshot>,
+    holders: Option<Held>,
+    /// It ended soon after it was asked for a survey.
+    death: Option<Death>,
+}
 
 /// What holds the objects that were seen.
 #[derive(Debug)]
@@ -241,12 +290,14 @@ struct Holders {
 }
 
 /// Attaches to a process and looks at what is alive once a window.
-fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<(Vec<Snapshot>, Option<Held>), Error> {
+fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Watched, Error> {
     check_target(pid)?;
-    let target = Target::open(pid).map_err(|_| Error::NoProcess { pid })?;
+    let target = Arc::new(Target::open(pid).map_err(|_| Error::NoProcess { pid })?);
     check_managed(&target)?;
+    let bounds = Bounds::from(options);
     if options.heap {
-        check_surveyable(&target, &target.comm().unwrap_or_default())?;
+        check_surveyable(&target, &name::of(&target))?;
+        held::check_headroom(&target, bounds)?;
     }
     let internal = |what| move |source| Error::Internal { what, source };
     attach::place::begin_sweep();
@@ -259,7 +310,7 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<(Vec<Snapshot>, 
     // One that cannot be read has stacks that say so.
     processes.adopt(pid).ok();
     let processor = Processor::new(processes).without_threads();
-    attach::attach(pid, settings)?;
+    attach::attach_until(pid, settings.forced(options.force), &over)?;
     let mut shims = ShimSource::new(settings.owner, options.limits.limits());
     shims.watch(pid);
     let tell = |line: &str| {
@@ -330,17 +381,24 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<(Vec<Snapshot>, 
         ));
     }
     // The verdicts are known, whatever becomes of the survey.
-    let memory = (options.memory, options.buffer);
-    let holders = options.heap.then(|| match (over.load(Ordering::Relaxed), is_gone) {
-        (true, _) => Err("interrupted".to_owned()),
-        (false, true) if process.is_running() => Err("the library that watched them is gone".to_owned()),
-        (false, _) => watch.holders(&over, memory, quiet).map_err(|why| match process.is_running() {
+    let aftermath = Aftermath::of(&target, "a survey of its heap");
+    let lived = process.is_running();
+    let not_asked = |why: String| Err(NoHolders::NotAsked(why));
+    let is_over = over.load(Ordering::Relaxed);
+    let holders = options.heap.then(|| match (is_over, lived, is_gone) {
+        (true, ..) => not_asked("interrupted".to_owned()),
+        (_, false, _) => not_asked(format!("process {pid} has ended")),
+        (_, _, true) => not_asked("the library that watched them is gone".to_owned()),
+        _ => watch.holders(&target, &over, bounds, quiet).map_err(|why| match process.is_running() {
+            true if over.load(Ordering::Relaxed) => NoHolders::NotAsked(why.to_string()),
             true => why,
-            false => format!("process {pid} has ended"),
+            false => NoHolders::Failed(format!("process {pid} has ended")),
         }),
     });
+    let death =
+        (options.heap && lived && !over.load(Ordering::Relaxed)).then(|| aftermath.death(WATCHED)).flatten();
     // One that is not there any more obeys nobody.
-    if !is_gone && !watch.shims.detach_all().is_empty() {
+    if !is_gone && !watch.shims.detach_all_within(LEAVE_SOON).is_empty() {
         tracing::warn!(pid, "the shim has not left the process yet; it will when its lease runs out");
     }
     if let Some(Ok(holders)) = &holders {
@@ -351,7 +409,7 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<(Vec<Snapshot>, 
     for snapshot in &mut snapshots {
         snapshot.processes.clone_from(&processes);
     }
-    Ok((snapshots, holders))
+    Ok(Watched { snapshots, holders, death })
 }
 
 /// A flag that Ctrl-C and SIGTERM raise. The second of them ends the program at once, as it does a recording (exit code 130).

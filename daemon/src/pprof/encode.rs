@@ -54,6 +54,9 @@ pub enum PprofError {
     /// A reader of profiles refuses it.
     #[error("no profile that can be read: {0}")]
     Refused(#[from] super::read::Refusal),
+    /// Its names and locations take more memory than there is for them.
+    #[error("its names and locations take more than {0} bytes of memory, the limit for them")]
+    LargeTables(usize),
     /// It is larger than any real one.
     #[error("the profile unpacks to more than {MAX_UNPACKED_BYTES} bytes")]
     TooLarge,

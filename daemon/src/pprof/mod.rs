@@ -18,10 +18,10 @@
 
 pub mod builder;
 pub mod encode;
-pub mod narrow;
 pub mod proto;
 pub mod read;
 pub mod split;
+pub mod stream;
 pub mod validate;
 
 pub use encode::{About, PprofError, decode, encode, encode_entries, message, pack, unpack};

@@ -1,121 +1,319 @@
-//! One profile -> several that are each no longer than a receiver takes. Each stands alone: it has the strings, functions and files of its own
-//! samples, and no others.
+//! One profile -> several that are each no longer than a receiver takes, made one at a time as the
+//! samples come. Each stands alone: it has the strings, functions and files of its own samples, and
+//! no others.
+//!
+//! Samples keep those text labels that are asked for, since receivers make a series of each set of
+//! them. Samples of one part that are then the same become one with the sum of their values.
 
 use super::proto::{Function, Label, Line, Location, Mapping, Profile, Sample, ValueType};
 use prost::Message as _;
-use std::collections::{HashMap, HashSet};
+use prost::encoding::encoded_len_varint;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// What a profile became.
-#[derive(Debug, Default)]
-pub struct Split {
-    /// Together they have all samples of the whole but the dropped ones, in its order.
-    pub parts: Vec<Profile>,
-    /// Samples that are in none, because each alone is too long.
-    pub dropped_samples: u64,
+/// Tags of all fields of a profile are below 16: one byte.
+const TAG_BYTES: usize = 1;
+
+/// How long a part may be.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Most samples.
+    pub samples: usize,
+    /// Most bytes before compression.
+    pub bytes: usize,
+    /// The same of a part of one sample. A longer one is dropped.
+    pub lone_bytes: usize,
 }
 
-/// Parts of at most so many samples and, before compression, bytes.
-#[must_use]
-pub fn split(profile: &Profile, most_samples: usize, most_bytes: usize) -> Split {
-    let mut split = Split::default();
-    let mut ahead: Vec<&[Sample]> = profile.sample.chunks(most_samples.max(1)).rev().collect();
-    while let Some(samples) = ahead.pop() {
-        let part = part(profile, samples);
-        if part.encoded_len() <= most_bytes {
-            split.parts.push(part);
-        } else if samples.len() > 1 {
-            let (first, second) = samples.split_at(samples.len() / 2);
-            ahead.extend([second, first]);
-        } else {
-            split.dropped_samples += 1;
+/// Which labels samples keep.
+#[derive(Clone, Copy)]
+pub struct Kept<'a> {
+    /// Their new names by the old ones. No two new names are the same.
+    pub names: &'a BTreeMap<&'a str, String>,
+    /// What is kept of a value.
+    pub cut: fn(&str) -> &str,
+}
+
+/// Makes parts.
+pub struct Splitter<'a> {
+    whole: &'a Profile,
+    locations: HashMap<u64, &'a Location>,
+    functions: HashMap<u64, &'a Function>,
+    mappings: HashMap<u64, &'a Mapping>,
+    bounds: Bounds,
+    kept: Kept<'a>,
+    part: Part<'a>,
+    dropped_samples: u64,
+}
+
+impl<'a> Splitter<'a> {
+    /// Of a profile whose own samples, if it has any, are ignored.
+    #[must_use]
+    pub fn new(whole: &'a Profile, bounds: Bounds, kept: Kept<'a>) -> Self {
+        Self {
+            whole,
+            locations: whole.location.iter().map(|location| (location.id, location)).collect(),
+            functions: whole.function.iter().map(|function| (function.id, function)).collect(),
+            mappings: whole.mapping.iter().map(|mapping| (mapping.id, mapping)).collect(),
+            bounds,
+            kept,
+            part: Part::new(whole),
+            dropped_samples: 0,
         }
     }
-    split
-}
 
-/// The profile with these of its samples only.
-fn part(whole: &Profile, samples: &[Sample]) -> Profile {
-    let mut strings = Strings { whole, table: vec![String::new()], known: HashMap::from([(0, 0)]) };
-    let used: HashSet<u64> = samples.iter().flat_map(|sample| &sample.location_id).copied().collect();
-    let locations = || whole.location.iter().filter(|location| used.contains(&location.id));
-    let functions: HashSet<u64> =
-        locations().flat_map(|location| &location.line).map(|line| line.function_id).collect();
-    let mappings: HashSet<u64> = locations().map(|location| location.mapping_id).collect();
-    let mut kind =
-        |kind: ValueType| ValueType { r#type: strings.of(kind.r#type), unit: strings.of(kind.unit) };
-    let sample_type = whole.sample_type.iter().copied().map(&mut kind).collect();
-    let period_type = whole.period_type.map(&mut kind);
-    let mut label = |label: &Label| Label {
-        key: strings.of(label.key),
-        str: strings.of(label.str),
-        num: label.num,
-        num_unit: strings.of(label.num_unit),
-    };
-    let sample = samples
-        .iter()
-        .map(|sample| Sample {
-            location_id: sample.location_id.clone(),
-            value: sample.value.clone(),
-            label: sample.label.iter().map(&mut label).collect(),
-        })
-        .collect();
-    let mapping = whole.mapping.iter().filter(|mapping| mappings.contains(&mapping.id)).map(|mapping| {
-        Mapping { filename: strings.of(mapping.filename), build_id: strings.of(mapping.build_id), ..*mapping }
-    });
-    let mapping = mapping.collect();
-    let function =
-        whole.function.iter().filter(|function| functions.contains(&function.id)).map(|function| Function {
-            name: strings.of(function.name),
-            system_name: strings.of(function.system_name),
-            filename: strings.of(function.filename),
+    /// Takes one more sample. Answers the part of those before it when it does not fit into that.
+    pub fn add(&mut self, sample: &Sample) -> Option<Profile> {
+        if self.fits(sample, false) {
+            return None;
+        }
+        if self.part.samples.is_empty() {
+            self.add_alone(sample);
+            return None;
+        }
+        let full = std::mem::replace(&mut self.part, Part::new(self.whole));
+        if !self.fits(sample, false) {
+            self.add_alone(sample);
+        }
+        Some(full.finish())
+    }
+
+    /// The last part, and how many samples are in none because each alone is too long.
+    #[must_use]
+    pub fn finish(self) -> (Option<Profile>, u64) {
+        let last = (!self.part.samples.is_empty()).then(|| self.part.finish());
+        (last, self.dropped_samples)
+    }
+
+    fn add_alone(&mut self, sample: &Sample) {
+        if !self.fits(sample, true) {
+            self.dropped_samples += 1;
+        }
+    }
+
+    /// Adds a sample to the part, unless that would be too long by it.
+    fn fits(&mut self, sample: &Sample, alone: bool) -> bool {
+        let most = if alone { self.bounds.lone_bytes } else { self.bounds.bytes };
+        let mark = self.part.mark();
+        let label = self.labels(sample);
+        let key = (sample.location_id.clone(), label);
+        if let Some(&same) = self.part.merged.get(&key) {
+            return self.part.merge(same, &sample.value, most);
+        }
+        for &id in &sample.location_id {
+            self.location(id);
+        }
+        let new = Sample { location_id: key.0.clone(), value: sample.value.clone(), label: key.1.clone() };
+        self.part.bytes += field(new.encoded_len());
+        if self.part.bytes > most || self.part.samples.len() >= self.bounds.samples.max(1) {
+            self.part.back_to(&mark);
+            return false;
+        }
+        if let Entry::Vacant(place) = self.part.merged.entry(key) {
+            place.insert(self.part.samples.len());
+        }
+        self.part.samples.push(new);
+        true
+    }
+
+    fn labels(&mut self, sample: &Sample) -> Vec<Label> {
+        let whole = self.whole;
+        let mut labels = Vec::new();
+        for label in sample.label.iter().filter(|label| label.str != 0) {
+            let Some(name) = self.kept.names.get(text(whole, label.key)) else { continue };
+            let key = self.part.string(name);
+            let str = self.part.string((self.kept.cut)(text(whole, label.str)));
+            labels.push(Label { key, str, ..Label::default() });
+        }
+        labels.sort_unstable_by_key(|label| label.key);
+        labels
+    }
+
+    fn location(&mut self, id: u64) {
+        if self.part.known_locations.contains(&id) {
+            return;
+        }
+        let Some(&location) = self.locations.get(&id) else { return };
+        for line in &location.line {
+            self.function(line.function_id);
+        }
+        self.mapping(location.mapping_id);
+        let line = location.line.iter().map(|line| Line { ..*line }).collect();
+        let location = Location { line, ..*location };
+        self.part.bytes += field(location.encoded_len());
+        self.part.known_locations.insert(id);
+        self.part.locations.push(location);
+    }
+
+    fn function(&mut self, id: u64) {
+        if self.part.known_functions.contains(&id) {
+            return;
+        }
+        let Some(&function) = self.functions.get(&id) else { return };
+        let mut string = |index| self.part.string(text(self.whole, index));
+        let function = Function {
+            name: string(function.name),
+            system_name: string(function.system_name),
+            filename: string(function.filename),
             ..*function
-        });
-    let function = function.collect();
-    let location = locations().map(|location| Location {
-        line: location.line.iter().map(|line| Line { ..*line }).collect(),
-        ..location.clone()
-    });
-    let location = location.collect();
-    let comment = whole.comment.iter().map(|&comment| strings.of(comment)).collect();
-    let (drop_frames, keep_frames) = (strings.of(whole.drop_frames), strings.of(whole.keep_frames));
-    let (default_sample_type, doc_url) = (strings.of(whole.default_sample_type), strings.of(whole.doc_url));
-    Profile {
-        sample_type,
-        sample,
-        mapping,
-        location,
-        function,
-        drop_frames,
-        keep_frames,
-        time_nanos: whole.time_nanos,
-        duration_nanos: whole.duration_nanos,
-        period_type,
-        period: whole.period,
-        comment,
-        default_sample_type,
-        doc_url,
-        string_table: strings.table,
+        };
+        self.part.bytes += field(function.encoded_len());
+        self.part.known_functions.insert(id);
+        self.part.functions.push(function);
+    }
+
+    fn mapping(&mut self, id: u64) {
+        if self.part.known_mappings.contains(&id) {
+            return;
+        }
+        let Some(&mapping) = self.mappings.get(&id) else { return };
+        let mut string = |index| self.part.string(text(self.whole, index));
+        let mapping =
+            Mapping { filename: string(mapping.filename), build_id: string(mapping.build_id), ..*mapping };
+        self.part.bytes += field(mapping.encoded_len());
+        self.part.known_mappings.insert(id);
+        self.part.mappings.push(mapping);
     }
 }
 
-/// The strings of a part.
-struct Strings<'a> {
-    whole: &'a Profile,
-    table: Vec<String>,
-    /// By their place in the whole.
-    known: HashMap<i64, i64>,
+/// Bytes of a field with a length in front.
+fn field(len: usize) -> usize {
+    TAG_BYTES + encoded_len_varint(u64::try_from(len).unwrap_or(u64::MAX)) + len
 }
 
-impl Strings<'_> {
-    fn of(&mut self, place: i64) -> i64 {
-        if let Some(&known) = self.known.get(&place) {
+fn text(whole: &Profile, index: i64) -> &str {
+    let text = usize::try_from(index).ok().and_then(|index| whole.string_table.get(index));
+    text.map_or("", String::as_str)
+}
+
+/// A part while it is made.
+struct Part<'a> {
+    /// All but samples and tables.
+    head: Profile,
+    strings: Vec<&'a str>,
+    known_strings: HashMap<&'a str, i64>,
+    locations: Vec<Location>,
+    known_locations: HashSet<u64>,
+    functions: Vec<Function>,
+    known_functions: HashSet<u64>,
+    mappings: Vec<Mapping>,
+    known_mappings: HashSet<u64>,
+    samples: Vec<Sample>,
+    /// Positions of samples by what tells them apart.
+    merged: HashMap<(Vec<u64>, Vec<Label>), usize>,
+    /// Of the encoded message.
+    bytes: usize,
+}
+
+/// How far a part had come.
+struct Mark {
+    strings: usize,
+    locations: usize,
+    functions: usize,
+    mappings: usize,
+    bytes: usize,
+}
+
+impl<'a> Part<'a> {
+    fn new(whole: &'a Profile) -> Self {
+        let mut part = Self {
+            head: Profile::default(),
+            strings: Vec::new(),
+            known_strings: HashMap::new(),
+            locations: Vec::new(),
+            known_locations: HashSet::new(),
+            functions: Vec::new(),
+            known_functions: HashSet::new(),
+            mappings: Vec::new(),
+            known_mappings: HashSet::new(),
+            samples: Vec::new(),
+            merged: HashMap::new(),
+            bytes: 0,
+        };
+        part.string("");
+        let mut string = |index| part.string(text(whole, index));
+        let mut kind = |kind: ValueType| ValueType { r#type: string(kind.r#type), unit: string(kind.unit) };
+        let sample_type = whole.sample_type.iter().copied().map(&mut kind).collect();
+        let period_type = whole.period_type.map(&mut kind);
+        part.head = Profile {
+            sample_type,
+            period_type,
+            comment: whole.comment.iter().map(|&index| string(index)).collect(),
+            drop_frames: string(whole.drop_frames),
+            keep_frames: string(whole.keep_frames),
+            default_sample_type: string(whole.default_sample_type),
+            doc_url: string(whole.doc_url),
+            time_nanos: whole.time_nanos,
+            duration_nanos: whole.duration_nanos,
+            period: whole.period,
+            ..Profile::default()
+        };
+        part.bytes += part.head.encoded_len();
+        part
+    }
+
+    fn string(&mut self, text: &'a str) -> i64 {
+        if let Some(&known) = self.known_strings.get(text) {
             return known;
         }
-        let text = usize::try_from(place).ok().and_then(|place| self.whole.string_table.get(place));
-        let new = i64::try_from(self.table.len()).unwrap_or(0);
-        self.table.push(text.cloned().unwrap_or_default());
-        self.known.insert(place, new);
+        let new = i64::try_from(self.strings.len()).unwrap_or(i64::MAX);
+        self.bytes += field(text.len());
+        self.strings.push(text);
+        self.known_strings.insert(text, new);
         new
+    }
+
+    /// Adds values to a sample, unless the part would be too long by it.
+    fn merge(&mut self, same: usize, values: &[i64], most: usize) -> bool {
+        let Some(sample) = self.samples.get_mut(same) else { return false };
+        let (before, old) = (field(sample.encoded_len()), sample.value.clone());
+        for (sum, value) in sample.value.iter_mut().zip(values) {
+            *sum = sum.saturating_add(*value);
+        }
+        let bytes = self.bytes - before + field(sample.encoded_len());
+        if bytes > most {
+            sample.value = old;
+            return false;
+        }
+        self.bytes = bytes;
+        true
+    }
+
+    fn mark(&self) -> Mark {
+        Mark {
+            strings: self.strings.len(),
+            locations: self.locations.len(),
+            functions: self.functions.len(),
+            mappings: self.mappings.len(),
+            bytes: self.bytes,
+        }
+    }
+
+    fn back_to(&mut self, mark: &Mark) {
+        for text in self.strings.drain(mark.strings..) {
+            self.known_strings.remove(text);
+        }
+        for location in self.locations.drain(mark.locations..) {
+            self.known_locations.remove(&location.id);
+        }
+        for function in self.functions.drain(mark.functions..) {
+            self.known_functions.remove(&function.id);
+        }
+        for mapping in self.mappings.drain(mark.mappings..) {
+            self.known_mappings.remove(&mapping.id);
+        }
+        self.bytes = mark.bytes;
+    }
+
+    fn finish(self) -> Profile {
+        Profile {
+            sample: self.samples,
+            mapping: self.mappings,
+            location: self.locations,
+            function: self.functions,
+            string_table: self.strings.into_iter().map(str::to_owned).collect(),
+            ..self.head
+        }
     }
 }
 
@@ -123,8 +321,29 @@ impl Strings<'_> {
 mod tests {
     use super::super::proto::{Function, Label, Line, Location, Mapping, Profile, Sample, ValueType};
     use super::super::validate;
-    use super::split;
+    use super::{Bounds, Kept, Splitter};
     use prost::Message as _;
+    use std::collections::BTreeMap;
+
+    /// All parts, and how many samples are in none.
+    struct Split {
+        parts: Vec<Profile>,
+        dropped_samples: u64,
+    }
+
+    fn split_keeping(whole: &Profile, bounds: Bounds, kept: Kept<'_>) -> Split {
+        let mut splitter = Splitter::new(whole, bounds, kept);
+        let mut parts: Vec<Profile> = whole.sample.iter().filter_map(|sample| splitter.add(sample)).collect();
+        let (last, dropped_samples) = splitter.finish();
+        parts.extend(last);
+        Split { parts, dropped_samples }
+    }
+
+    fn split(whole: &Profile, samples: usize, bytes: usize) -> Split {
+        let names = BTreeMap::new();
+        let bounds = Bounds { samples, bytes, lone_bytes: bytes };
+        split_keeping(whole, bounds, Kept { names: &names, cut: |text| text })
+    }
 
     /// So many samples, each with a location, a function and a name of its own below one that all share.
     fn profile(samples: u64) -> Profile {
@@ -193,5 +412,97 @@ mod tests {
         *long = "x".repeat(5000);
         let split = split(&whole, 10, 1000);
         assert_eq!((split.dropped_samples, split.parts.iter().map(sum).sum::<i64>()), (1, 1 + 3));
+    }
+
+    #[test]
+    fn a_sample_that_is_long_has_a_part_of_its_own_where_it_may_be_sent_alone() {
+        let mut whole = profile(5);
+        whole.string_table[9] = "x".repeat(5000);
+        let names = BTreeMap::new();
+        let bounds = Bounds { samples: 10, bytes: 1000, lone_bytes: 6000 };
+        let split = split_keeping(&whole, bounds, Kept { names: &names, cut: |text| text });
+        let samples: Vec<usize> = split.parts.iter().map(|part| part.sample.len()).collect();
+        assert_eq!((samples, split.dropped_samples), (vec![2, 1, 2], 0));
+        assert_eq!(split.parts.iter().map(sum).sum::<i64>(), sum(&whole));
+    }
+
+    /// Location, nanoseconds and labels of a sample.
+    type Labelled<'a> = (u64, i64, &'a [(&'a str, &'a str)]);
+
+    /// One with these samples, each of which has a number of its own, too.
+    fn labelled(samples: &[Labelled<'_>]) -> Profile {
+        let mut string_table: Vec<String> = ["", "cpu", "nanoseconds", "pid"].map(str::to_owned).to_vec();
+        let mut place = |text: &str| {
+            let found = string_table.iter().position(|known| known == text);
+            i64::try_from(found.unwrap_or_else(|| {
+                string_table.push(text.to_owned());
+                string_table.len() - 1
+            }))
+            .unwrap()
+        };
+        let mut whole = Profile {
+            sample_type: vec![ValueType { r#type: 1, unit: 2 }],
+            period_type: Some(ValueType { r#type: 1, unit: 2 }),
+            default_sample_type: 1,
+            comment: vec![2],
+            ..Profile::default()
+        };
+        for (number, (location, value, labels)) in (1..).zip(samples) {
+            let texts = labels.iter().map(|(name, value)| Label {
+                key: place(name),
+                str: place(value),
+                ..Label::default()
+            });
+            let mut label: Vec<Label> = texts.collect();
+            label.push(Label { key: 3, num: number, ..Label::default() });
+            whole.sample.push(Sample { location_id: vec![*location], value: vec![*value], label });
+        }
+        whole.location = (1..=3).map(|id| Location { id, address: id, ..Location::default() }).collect();
+        whole.string_table = string_table;
+        whole
+    }
+
+    /// Locations, values and labels of its samples, in order.
+    fn facts(profile: &Profile) -> Vec<(u64, i64, String)> {
+        let text = |place: i64| profile.string_table[usize::try_from(place).unwrap()].as_str();
+        let of = |sample: &Sample| {
+            let labels = sample.label.iter().map(|label| format!("{}={}", text(label.key), text(label.str)));
+            (sample.location_id[0], sample.value[0], labels.collect::<Vec<_>>().join(" "))
+        };
+        profile.sample.iter().map(of).collect()
+    }
+
+    #[test]
+    fn what_differs_in_nothing_that_is_kept_is_one_sample_with_the_sum() {
+        let whole = labelled(&[
+            (1, 1, &[("thread_name", "a"), ("k8s.pod.name", "web"), ("x", "longest")]),
+            (2, 2, &[("thread_name", "a")]),
+            (1, 4, &[("x", "longer"), ("k8s.pod.name", "web"), ("thread_name", "b")]),
+            (2, 8, &[("thread_name", "b"), ("k8s.pod.name", "web")]),
+            (2, 16, &[]),
+            (1, 32, &[("k8s.pod.name", "api"), ("x", "lone")]),
+        ]);
+        validate(&whole).unwrap();
+        let kept = BTreeMap::from([("k8s.pod.name", "k8s_pod_name".to_owned()), ("x", "x".to_owned())]);
+        let bounds = Bounds { samples: 100, bytes: 1 << 20, lone_bytes: 1 << 20 };
+        let narrow = |kept: &BTreeMap<&str, String>| {
+            let kept = Kept { names: kept, cut: |text| &text[..text.len().min(4)] };
+            let mut parts = split_keeping(&whole, bounds, kept).parts;
+            assert_eq!(parts.len(), 1);
+            parts.remove(0)
+        };
+        let narrowed = narrow(&kept);
+        validate(&narrowed).unwrap();
+        let pod = |text: &str| text.replace("pod", "k8s_pod_name");
+        let expected = [
+            (1, 1 + 4, pod("pod=web x=long")),
+            (2, 2 + 16, String::new()),
+            (2, 8, pod("pod=web")),
+            (1, 32, pod("pod=api x=lone")),
+        ];
+        assert_eq!(facts(&narrowed), expected);
+        let nothing = narrow(&BTreeMap::new());
+        assert_eq!(facts(&nothing), [(1, 1 + 4 + 32, String::new()), (2, 2 + 8 + 16, String::new())]);
+        assert_eq!(nothing.comment.len(), whole.comment.len());
     }
 }

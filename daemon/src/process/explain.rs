@@ -3,7 +3,8 @@
 
 use super::live::{Process, Teaching, View, maps_text};
 use super::mapping::{Fields, Mapping, Mappings, Region, parse_fields};
-use super::{ProcessError, ProcessTable};
+use super::{ProcessError, ProcessTable, name};
+use crate::attach::target::Target;
 use crate::sample::frame::{FrameKey, ProcessId};
 use crate::source::Mmap;
 use crate::symbolize::pretty::clean;
@@ -186,8 +187,8 @@ impl ProcessTable {
                     let text = maps_text(pid)?;
                     let text = String::from_utf8_lossy(&text);
                     let all: Vec<Fields<'_>> = text.lines().filter_map(parse_fields).collect();
-                    let name =
-                        super::stat(pid).map_or(String::new(), |stat| format!(" ({})", clean(&stat.comm)));
+                    let name = Target::open(pid)
+                        .map_or(String::new(), |target| format!(" ({})", clean(&name::of(&target))));
                     place_in_process(&format!("process {pid}{name}"), &all, address)
                 }
             };

@@ -225,6 +225,23 @@ impl Image {
         }
     }
 
+    /// True for an executable that was compiled with NativeAOT, by the section of its managed code. Reads the file's section headers.
+    #[must_use]
+    pub fn is_native_aot(&self) -> bool {
+        let Some(header) = elf_header(&self.source) else { return false };
+        let names = || {
+            let sections = section_headers(&self.source, &header)?;
+            let names = sections.get(usize::from(header.e_shstrndx.get(LE)))?;
+            let bytes = self.source.bytes(names.sh_offset.get(LE), names.sh_size.get(LE), MAX_NAMES_BYTES)?;
+            let of = |section: &elf::SectionHeader64<LE>| {
+                let at = usize::try_from(section.sh_name.get(LE)).ok()?;
+                bytes.get(at..)?.split(|byte| *byte == 0).next().map(<[u8]>::to_vec)
+            };
+            Some(sections.iter().filter_map(of).any(|name| name == b"__managedcode"))
+        };
+        names().unwrap_or(false)
+    }
+
     /// The rule at an ELF virtual address, if a stack has needed its unwind sections and they were not evicted since.
     #[must_use]
     pub fn loaded_rule(&self, address: u64) -> Option<Result<Found, Refusal>> {

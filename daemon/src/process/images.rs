@@ -7,6 +7,7 @@ use super::published::THREAD_VARIABLE;
 use super::thread_variable::ThreadVariable;
 use crate::sample::frame::ImageId;
 use crate::source::MonotonicNs;
+use crate::system_limits::{explain, share_of_open_files};
 use crate::unwind::eh_frame::UnwindSections;
 use crate::unwind::managed::ExceptionDirectory;
 use foldhash::HashMap;
@@ -27,7 +28,7 @@ const MAX_BYTES: usize = 16 << 20;
 const SHARE_OF_PID: usize = 8;
 /// So many are dropped at once where there is no room, one part of all.
 const DROPPED_PART: usize = 16;
-/// Most files kept open.
+/// Most files kept open; fewer where this process may have few open files.
 const MAX_OPEN: usize = 512;
 /// Most bytes of unwind data held at once; that of large files is not.
 const MAX_HELD_BYTES: usize = 16 << 20;
@@ -39,6 +40,11 @@ pub struct Elsewhere {
     pub parent: u32,
     /// When the mapping was made, or a time when it was there.
     pub at: MonotonicNs,
+}
+
+/// EMFILE and ENFILE.
+fn is_for_want_of_descriptors(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(23 | 24))
 }
 
 /// One image and who was the first to map it.
@@ -98,6 +104,8 @@ pub struct Images {
     pub evicted: u64,
     /// Times an image's unwind data was dropped to stay within memory.
     pub evictions: u64,
+    /// Times a file was not opened because this process may have no more open.
+    pub descriptors_short: u64,
 }
 
 impl Images {
@@ -126,7 +134,16 @@ impl Images {
             self.touch(id);
             return Ok(id);
         }
-        let file = open(pid, mapping, elsewhere)?;
+        let file = match open(pid, mapping, elsewhere) {
+            Err(ImageError::Open { source, .. }) if is_for_want_of_descriptors(&source) => {
+                // Others give theirs: what is known of a file stays known when it is closed.
+                self.close_all_but(0);
+                let again = open(pid, mapping, elsewhere);
+                self.note_want_of_descriptors(&again);
+                again?
+            }
+            opened => opened?,
+        };
         let open_error = |source| ImageError::Open { pid, path: Arc::clone(&mapping.path), source };
         let identity = Identity::of(&file.metadata().map_err(open_error)?);
         let id = match self.by_identity.get(&identity).copied() {
@@ -276,8 +293,26 @@ impl Images {
         }
     }
 
+    fn note_want_of_descriptors(&mut self, opened: &Result<ForeignFile, ImageError>) {
+        if let Err(ImageError::Open { source, .. }) = opened
+            && is_for_want_of_descriptors(source)
+        {
+            if self.descriptors_short == 0 {
+                tracing::warn!(
+                    "mapped files cannot be opened, and their functions have no names: {}",
+                    explain(source)
+                );
+            }
+            self.descriptors_short += 1;
+        }
+    }
+
     fn close_least_used(&mut self) {
-        while self.open > MAX_OPEN {
+        self.close_all_but(share_of_open_files(MAX_OPEN));
+    }
+
+    fn close_all_but(&mut self, most: usize) {
+        while self.open > most {
             let open = self.images.values_mut().filter(|known| known.image.file().is_some());
             if let Some(known) = open.min_by_key(|known| (known.in_stacks, known.used)) {
                 known.image.close();

@@ -1,16 +1,20 @@
 //! Second stage, WHO: a live view of processes with their epochs, mappings and mapped files, and the stacks of their threads
 //! finished by `unwind`. The only folder that reads procfs. No symbols here.
 
+pub mod aftermath;
 pub(crate) mod budget;
 pub mod container;
 mod directory;
 pub mod explain;
+pub mod headroom;
 pub mod image;
 pub mod images;
 mod lesson;
 mod live;
+pub mod managed_thread;
 pub mod mapping;
 pub mod memory;
+pub mod name;
 pub mod patience;
 mod pe;
 pub mod published;

@@ -2,23 +2,20 @@
 //!
 //! Taken from the first of: the name its OpenTelemetry SDK publishes ([`published`]), which has made up its mind from code, configuration and environment;
 //! `OTEL_SERVICE_NAME`, `DD_SERVICE`, the label of its pod that names the application (`app.kubernetes.io/name`, `app`),
-//! the .NET entry assembly, the executable's name, the command name. A process that is gone before it was asked about has the last of
-//! these. A process chooses its own name, and only its own: the name is cut, cleaned, and never taken for a path.
+//! the name of its process ([`super::name`]). A process that is gone before it was asked about has its command name. A process chooses its own name, and only its own: the name is cut, cleaned, and never taken for a path.
 //!
 //! An SDK publishes when the program has set it up, so a process is asked again, less and less often; what was counted before stays under the name before.
 
+use super::name::CHARACTERS;
 use super::published::{self, Published};
 use super::ticks_before_now;
 use crate::aggregate::key::PublishedLabels;
 use crate::attach::target::{Target, printable};
 use crate::kubernetes::pods::Pods;
 use std::collections::{HashMap, HashSet};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Characters of a name at most.
-const NAME_CHARACTERS: usize = 100;
 /// The kernel's threads together.
 pub const KERNEL: &str = "[kernel]";
 /// Variables that name the service, in the order they count.
@@ -185,24 +182,12 @@ fn look(target: &Target, app: Option<&str>) -> Option<String> {
         return Some(KERNEL.to_owned());
     }
     let named = VARIABLES.iter().find_map(|name| clean(&target.environment(name).ok()??));
-    named.or_else(|| clean(app?)).or_else(|| {
-        let executable = target.executable_name()?;
-        let assembly = if executable == "dotnet" { entry_assembly(&target.arguments().ok()?) } else { None };
-        clean(&assembly.unwrap_or(executable))
-    })
-}
-
-/// `App` of `dotnet [options] /app/App.dll …`. Nothing else of the arguments is used.
-fn entry_assembly(arguments: &[String]) -> Option<String> {
-    let assembly = arguments.iter().skip(1).map(Path::new).find(|argument| {
-        argument.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("dll"))
-    })?;
-    assembly.file_stem()?.to_str().map(str::to_owned)
+    named.or_else(|| clean(app?)).or_else(|| clean(&super::name::of_program(target)?))
 }
 
 /// A name that may be shown, or nothing. What is in brackets has that name from us (`[kernel]`, `[other]`): nobody takes it for himself.
 fn clean(name: &str) -> Option<String> {
-    let name: String = printable(name.trim()).chars().take(NAME_CHARACTERS).collect();
+    let name: String = printable(name.trim()).chars().take(CHARACTERS).collect();
     let inner = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
     let name = inner.map(|inner| format!("({inner})")).unwrap_or(name);
     (!name.is_empty()).then_some(name)
@@ -210,7 +195,7 @@ fn clean(name: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Services, clean, entry_assembly};
+    use super::{Services, clean};
     use std::collections::HashSet;
     use std::process::{Child, Command};
     use std::time::Instant;
@@ -292,17 +277,6 @@ mod tests {
         assert_eq!(services.known(pid).as_deref(), Some("young"));
         services.of(u32::MAX - 1, "gone");
         assert!(services.is_sure(u32::MAX - 1), "nobody is there to be asked");
-    }
-
-    #[test]
-    fn the_entry_assembly_is_the_first_library_among_the_arguments() {
-        let of = |text: &str| {
-            let arguments: Vec<String> = text.split(' ').map(str::to_owned).collect();
-            entry_assembly(&arguments)
-        };
-        assert_eq!(of("dotnet /srv/My.App.dll --secret=x.dll").as_deref(), Some("My.App"));
-        assert_eq!(of("dotnet exec --depsfile a.json App.DLL").as_deref(), Some("App"));
-        assert_eq!(of("dotnet build"), None);
     }
 
     #[test]

@@ -11,12 +11,14 @@ use super::images::{Elsewhere, Images};
 use super::lesson::{Lesson, Lessons};
 use super::live::{Process, Program, Teaching, View, read_maps};
 use super::mapping::{FileKey, Mapping, Mappings, Region, Replaced};
+use super::name::ProcessName;
 use super::published;
 use super::spans::Found;
 use super::thread_variable::ThreadVariable;
 use crate::attach::target::Target;
 use crate::sample::frame::{ImageId, Marker, ProcessId};
 use crate::source::{Event, EventKind, MonotonicNs, ShimEvent, UserContext, WalkEnd};
+use crate::system_limits::share_of_open_files;
 use crate::unwind::finish::{Finished, Limits, walk_traced};
 use crate::unwind::rule::Rule;
 use ebpf_common::key::{SPAN_DESCRIPTOR, SPAN_DISTANCE, SPAN_INDEX, SPAN_MODULE, SPAN_STATIC, SpanPlace};
@@ -65,8 +67,8 @@ pub struct ProcessInfo {
     pub start_ticks: Option<u64>,
     /// How many `execve` were seen.
     pub exec_count: u32,
-    /// Command name, at most 15 bytes.
-    pub comm: String,
+    /// Its name ([`super::name`]).
+    pub name: ProcessName,
     /// Its container and pod.
     pub home: Home,
     /// True when it runs a CLR.
@@ -137,8 +139,10 @@ pub struct Counters {
     pub stack_pieces: u64,
     /// Stacks finished.
     pub stacks: u64,
-    /// Of these, stacks that did not reach the thread's start.
+    /// Of these, stacks that did not reach the thread's start, but for those of the next line.
     pub stacks_broken: u64,
+    /// Of these, stacks of threads that the kernel was ending, whose memory was gone.
+    pub stacks_exiting: u64,
     /// Of these, stacks that reached the thread's start, but over at least one guessed caller.
     pub stacks_guessed: u64,
 }
@@ -148,7 +152,8 @@ impl Counters {
         self.stacks += 1;
         self.stacks_of_gone_processes += u64::from(finished.broken == Some(Marker::TruncatedProcessGone));
         self.stacks_stale += u64::from(finished.broken == Some(Marker::TruncatedStale));
-        self.stacks_broken += u64::from(!finished.reached_thread_start);
+        self.stacks_exiting += u64::from(finished.is_exiting());
+        self.stacks_broken += u64::from(finished.is_broken());
         self.stacks_guessed += u64::from(finished.reached_thread_start && finished.guessed > 0);
     }
 }
@@ -208,7 +213,8 @@ impl ProcessTable {
                 };
                 // Read anew: runtimes move their child into the container's cgroup just before they let it become the program.
                 let home = home(*pid);
-                let new = self.insert(*pid, start_ticks, exec_count, comm.clone(), home, Arc::default());
+                let name = ProcessName::of(*pid, comm);
+                let new = self.insert(*pid, start_ticks, exec_count, name, home, Arc::default());
                 if let (Ok(_), Some(new)) = (new, self.live.get_mut(pid)) {
                     // All its mappings are about to be reported; what is in none of them is an address of the program before.
                     new.refreshed = Some(Instant::now());
@@ -225,9 +231,9 @@ impl ProcessTable {
                     let few = from.images.len() <= MAX_INHERITED;
                     let images = if few { from.images.clone() } else { HashMap::new() };
                     let info = self.infos.get(&from.id);
-                    let comm = info.map(|i| i.comm.clone()).unwrap_or_default();
+                    let name = info.map(|i| i.name.clone()).unwrap_or_default();
                     let home = info.map(|i| i.home.clone()).unwrap_or_default();
-                    if self.insert(thread.pid, None, 0, comm, home, mappings).is_ok()
+                    if self.insert(thread.pid, None, 0, name, home, mappings).is_ok()
                         && let Some(process) = self.live.get_mut(&thread.pid)
                     {
                         process.images = images;
@@ -245,7 +251,7 @@ impl ProcessTable {
             }
             EventKind::Comm { thread, comm } if thread.tid == thread.pid => {
                 if let Some(info) = self.live.get(&thread.pid).and_then(|p| self.infos.get_mut(&p.id)) {
-                    info.comm.clone_from(comm);
+                    info.name.renamed(thread.pid, comm);
                 }
             }
             EventKind::Mmap(mmap) => {
@@ -451,7 +457,8 @@ impl ProcessTable {
         }
         self.counters.mappings_refused += refused;
         let held = mappings.held_bytes();
-        let id = self.insert(pid, Some(stat.starttime), 0, stat.comm, home(pid), Arc::new(mappings))?;
+        let name = ProcessName::of(pid, &stat.comm);
+        let id = self.insert(pid, Some(stat.starttime), 0, name, home(pid), Arc::new(mappings))?;
         if let Some(process) = self.live.get_mut(&pid) {
             let parent = u32::try_from(stat.ppid).ok();
             process.elsewhere = parent.map(|parent| Elsewhere { parent, at: MonotonicNs::now() });
@@ -485,7 +492,7 @@ impl ProcessTable {
         pid: u32,
         start_ticks: Option<u64>,
         exec_count: u32,
-        comm: String,
+        name: ProcessName,
         home: Home,
         mappings: Arc<Mappings>,
     ) -> Result<ProcessId, ProcessError> {
@@ -500,7 +507,7 @@ impl ProcessTable {
             self.infos.retain(|id, _| live.contains(id));
         }
         let is_clr = process.is_clr;
-        self.infos.insert(id, ProcessInfo { pid, start_ticks, exec_count, comm, home, is_clr });
+        self.infos.insert(id, ProcessInfo { pid, start_ticks, exec_count, name, home, is_clr });
         self.live.insert(pid, process);
         Ok(id)
     }
@@ -684,6 +691,12 @@ impl ProcessTable {
         self.images.evictions
     }
 
+    /// Times a mapped file was not opened because this process may have no more open.
+    #[must_use]
+    pub fn descriptors_short(&self) -> u64 {
+        self.images.descriptors_short
+    }
+
     /// Mapped files that were forgotten to make room for others; no stack has a frame in them.
     #[must_use]
     pub fn images_evicted(&self) -> u64 {
@@ -710,7 +723,7 @@ impl ProcessTable {
         self.counters.count(&finished);
         if let Some(process) = self.live.get_mut(&pid) {
             process.stacks += 1;
-            process.stacks_broken += u64::from(!finished.reached_thread_start);
+            process.stacks_broken += u64::from(finished.is_broken());
         }
         finished
     }
@@ -853,9 +866,8 @@ impl ProcessTable {
             return;
         }
         self.stacks_since_look = 0;
-        if self.live.len() > MAX_MEMORIES
-            && self.live.values().filter(|p| p.memory.is_some()).count() > MAX_MEMORIES
-        {
+        let most = share_of_open_files(MAX_MEMORIES);
+        if self.live.len() > most && self.live.values().filter(|p| p.memory.is_some()).count() > most {
             for process in self.live.values_mut() {
                 process.memory = None;
             }
@@ -956,7 +968,7 @@ mod tests {
             .collect();
         assert!(paths.first().unwrap().contains("libc"), "{paths:?}");
         assert!(!paths.last().unwrap().contains("libc"), "{paths:?}");
-        assert_eq!(table.info(id).unwrap().comm, "sleep");
+        assert_eq!(table.info(id).unwrap().name.as_str(), "sleep");
         let FrameKey::Native { image, .. } = done.frames[0] else { unreachable!() };
         assert!(table.image(image).unwrap().build_id.is_some());
     }
@@ -1042,10 +1054,10 @@ mod tests {
         assert_ne!(before, after);
         assert!(table.mappings(pid).next().is_none());
         assert_eq!(
-            (table.info(after).unwrap().exec_count, table.info(after).unwrap().comm.as_str()),
+            (table.info(after).unwrap().exec_count, table.info(after).unwrap().name.as_str()),
             (1, "other")
         );
-        assert_eq!(table.info(before).unwrap().comm, "sleep", "what was is still known");
+        assert_eq!(table.info(before).unwrap().name.as_str(), "sleep", "what was is still known");
     }
 
     #[test]
@@ -1265,7 +1277,7 @@ mod tests {
         let id = table.id(NOBODY).unwrap();
         table.observe(&at(13, EventKind::Exit { thread: thread(NOBODY + 9) }));
         assert_eq!(table.id(NOBODY), None);
-        assert_eq!(table.info(id).unwrap().comm, "short");
+        assert_eq!(table.info(id).unwrap().name.as_str(), "short");
     }
 
     #[test]

@@ -36,12 +36,15 @@ pub(super) fn answer(bytes: &[u8], why: &PprofError) -> Answer {
         // It has the form of one: what is wrong with it is what a person who writes profiles wants to know.
         PprofError::Refused(Refusal::Concatenated) => (
             Refusal::Concatenated.to_string(),
-            "part them; `perfusion report FILE FILE...` shows several as one",
+            "split them into files; `perfusion report FILE FILE...` shows several as one",
         ),
         PprofError::Refused(refusal)
             if *refusal != Refusal::Wire && sort(bytes, is_gzip, &unpacked).is_none() =>
         {
-            (format!("one that breaks a rule of the format, {refusal}"), "report it to who wrote the file")
+            (
+                format!("one that breaks a rule of the format, {refusal}"),
+                "report it to the author of the file",
+            )
         }
         _ => {
             let (what, todo) =

@@ -437,9 +437,22 @@ impl<'a> Stacks<'a> {
         };
         let (all, thinned) = (self.counter(all), self.counter(thinned));
         let told = all.saturating_sub(thinned);
+        // The column sums to what the runtimes counted, where all of that is in it. Nobody counts the delay.
+        let is_exact = sample_type != "delay" && self.sum(sample_type) == i64::try_from(all).ok();
+        let sum = if is_exact { "the sum is exact, its parts are " } else { "" };
         (thinned > 0).then(|| {
-            format!("an estimate: of {all} {what} chance chose {told} to be told of, each of which stands for others, too")
+            format!(
+                "{sum}an estimate: of {all} {what} chance chose {told} to be told of, each of which stands \
+                 for others, too"
+            )
         })
+    }
+
+    /// The sum of a column.
+    fn sum(&self, sample_type: &str) -> Option<i64> {
+        let at = self.sample_type(sample_type).ok()?;
+        let values = self.profile.sample.iter().filter_map(|sample| sample.value.get(at));
+        Some(values.fold(0, |sum: i64, value| sum.saturating_add(*value)))
     }
 
     /// The comment that nothing of a sample type was recorded.

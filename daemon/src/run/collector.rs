@@ -10,14 +10,16 @@ use crate::attach::Wishes;
 use crate::source::kernel::threads::Look as ThreadLook;
 use crate::source::kernel::{KernelSource, ProgramCost};
 use crate::source::order::Order;
-use crate::source::shim::{ShimLimits, ShimLook, ShimSource};
+use crate::source::shim::{INCIDENT_COUNTERS, IncidentCounts, ShimLimits, ShimLook, ShimSource};
 use crate::source::{Event, MonotonicNs, Rates, ThreadSnapshot};
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{SyncSender, TryRecvError, TrySendError};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Rounds in which the shims' last words are read at the end, at most: each takes a bounded number of bytes.
 const LAST_ROUNDS: usize = 16;
+/// How long shims are given to leave at the end, unless somebody waits for it: a collection in progress holds one up.
+const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 
 /// What the collector is told to do.
 #[derive(Debug)]
@@ -86,6 +88,8 @@ pub struct KernelTotals<T> {
     pub threads: T,
     /// Counters of the probes and of perf's rings: name and value.
     pub counters: Vec<(String, u64)>,
+    /// Exceptions and contentions that the runtimes have counted.
+    pub incidents: Vec<IncidentCounts>,
 }
 
 /// The collector's state; [`Collector::run`] is its thread.
@@ -105,6 +109,10 @@ pub struct Collector {
     /// A cut that was asked for meanwhile, with its rates: it follows.
     cut_next: Option<Option<Rates>>,
     pulse: Pulse,
+    /// Counters of exceptions and contentions when the kernel was closed: the profile covers no more.
+    of_incidents: Vec<(String, u64)>,
+    /// How long shims are given to leave at the end.
+    leave_within: Duration,
 }
 
 impl Collector {
@@ -132,7 +140,14 @@ impl Collector {
             cut_until: None,
             cut_next: None,
             pulse,
+            of_incidents: Vec::new(),
+            leave_within: LEAVE_WITHIN,
         }
+    }
+
+    /// Waits so long at the end for shims to leave.
+    pub fn leaving_within(self, most: Duration) -> Self {
+        Self { leave_within: most, ..self }
     }
 
     /// Drains in rounds until told to finish.
@@ -274,8 +289,10 @@ impl Collector {
             let ShimLimits { live_objects, .. } = self.shims.limits();
             self.shims.set_limits(ShimLimits { live_objects, allocation_samples: next.allocation_samples });
         }
+        let incidents = self.shims.incidents();
         let counters = self.counters();
-        self.held.push_back(Batch::Cut(KernelTotals { before: at, at, wall, rates, threads, counters }));
+        let totals = KernelTotals { before: at, at, wall, rates, threads, counters, incidents };
+        self.held.push_back(Batch::Cut(totals));
     }
 
     fn counters(&self) -> Vec<(String, u64)> {
@@ -304,6 +321,9 @@ impl Collector {
         let before = MonotonicNs::now();
         // Frozen first, so that no thread ends and nothing is counted between the totals and the last records.
         let at = kernel.freeze();
+        let incidents = self.shims.incidents();
+        self.of_incidents = self.shims.counters();
+        self.of_incidents.retain(|(name, _)| INCIDENT_COUNTERS.contains(&name.as_str()));
         let (wall, rates) = (at.on_wall_clock(), rates(&kernel, &self.shims));
         let threads = kernel.thread_times();
         let order = &mut self.order;
@@ -324,7 +344,8 @@ impl Collector {
         }
         // The end is a cut, too.
         self.cut_next = None;
-        self.held.push_back(Batch::KernelClosed(KernelTotals { before, at, wall, rates, threads, counters }));
+        let totals = KernelTotals { before, at, wall, rates, threads, counters, incidents };
+        self.held.push_back(Batch::KernelClosed(totals));
     }
 
     fn hold(&mut self, events: Vec<Event>) {
@@ -352,7 +373,7 @@ impl Collector {
         drop(std::mem::take(&mut self.pulse));
         self.close_kernel();
         let began = Instant::now();
-        let staying = self.shims.detach_all();
+        let staying = self.shims.detach_all_within(self.leave_within);
         tracing::debug!(took = ?began.elapsed(), "shims have left");
         if !staying.is_empty() {
             tracing::warn!(pids = ?staying, "the shim has not left these processes yet; it will when its lease runs out");
@@ -372,6 +393,10 @@ impl Collector {
             }
         }
         let mut counters = self.shims.counters();
+        for (name, value) in &mut counters {
+            let at_end = self.of_incidents.iter().find(|(of, _)| of == name);
+            *value = at_end.map_or(*value, |(_, at_end)| *at_end);
+        }
         counters.push(("order_late".to_owned(), self.order.late()));
         counters.push(("collector_paused_rounds".to_owned(), self.paused_rounds));
         self.held.push_back(Batch::End { counters });

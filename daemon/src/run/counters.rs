@@ -20,8 +20,9 @@ counters! {
     "stacks_exact" "user stacks that reach the thread's start without a guess";
     "stacks_guessed" "user stacks that reach the thread's start with frames that were guessed";
     "stacks_broken" "user stacks that do not reach the thread's start; a frame in square brackets says why";
-    "stacks_stale" "of those, walked by rules of a program image the process has left";
-    "stacks_of_gone_processes" "of those, of processes that were gone before their mappings could be read";
+    "stacks_exiting" "user stacks of threads that the kernel was ending, whose memory was gone; none of them is broken";
+    "stacks_stale" "of the broken ones, walked by rules of a program image the process has left";
+    "stacks_of_gone_processes" "of the broken ones, of processes that were gone before their mappings could be read";
     "stacks_refused" "stacks beyond the limit on distinct ones; they are `[other stacks]`";
     "spans_refused" "stacks whose span was beyond the limit on distinct ones of a process or of all; its ids are `[other]`";
     "guessed_frames" "frames found by a frame pointer or a scan, for want of unwind data";
@@ -32,6 +33,7 @@ counters! {
     "mappings_evicted" "times the mappings of the process sampled longest ago were forgotten to make room; they are read again before its next stack";
     "maps_read_again" "times a process's mappings were read again";
     "images_failed" "files that could not be read as programs or libraries";
+    "descriptors_short" "times a mapped file was not opened because this process may have no more open files (RLIMIT_NOFILE)";
     "images_refused" "files not opened because there are too many";
     "images_evicted" "mapped files forgotten to make room for others; no stack has a frame in them";
     "image_evictions" "times unwind data of a file was dropped to stay within memory";

@@ -8,11 +8,14 @@
 use super::names::comm_text;
 use super::naming;
 use super::processor::Processor;
+use super::starts;
 use crate::aggregate::chance::Chances;
 use crate::aggregate::collections::{Kind, Sum};
 use crate::aggregate::heap::{LiveObject, Site, Weight, age_bucket_seconds, count_bucket};
-use crate::aggregate::incidents::{LockWait, Throw, Waited};
-use crate::aggregate::key::{CollectionLabels, Labels, SampleType, Sampling, SpanLabels, UNKNOWN_TYPE};
+use crate::aggregate::incidents::{self, LockWait, Throw, Thrown, Waited};
+use crate::aggregate::key::{
+    CollectionLabels, Labels, NameId, SampleType, Sampling, SpanLabels, UNKNOWN_TYPE,
+};
 use crate::aggregate::pool;
 use crate::aggregate::runtime_wait::{self, LockEvents, RuntimeWaits};
 use crate::aggregate::threads::{Place, Row, WaitStateKey, Waker};
@@ -56,6 +59,7 @@ impl Cutting {
             EventKind::Wake(wake) => wake.tid,
             EventKind::WaitEnd(end) => end.thread.tid,
             EventKind::ThreadEnd(times) => times.thread.tid,
+            EventKind::Rename(rename) => rename.thread.tid,
             // Names serve both windows, and the process table lives through all.
             EventKind::Exec { .. }
             | EventKind::Comm { .. }
@@ -106,7 +110,11 @@ impl Processor {
     /// The window of a cut, with all names that are known by now, and what to forget when it is encoded.
     #[must_use]
     pub fn window(&mut self, cut: Cut) -> (Window, Gone) {
-        let Cut { mut rows, labels, stacks, sites, live, pauses, throws, lock_waits, .. } = cut;
+        let mut cut = cut;
+        self.symbolizer.resolve(cut.labels().flat_map(unnamed).chain(self.starts.unnamed()), &self.processes);
+        self.starts.name(&self.symbolizer);
+        cut.labels_mut().for_each(|labels| self.settle_role(labels));
+        let Cut { mut rows, labels, stacks, sites, live, pauses, throws, unsampled, lock_waits, .. } = cut;
         let (lock_events, gone) = (cut.lock_events, cut.gone);
         self.left_out_before = cut.left_out;
         let mut window = Window::new(WindowLimits::default());
@@ -135,11 +143,16 @@ impl Processor {
             let frames = [FrameKey::Marker(Marker::GarbageCollector)];
             window.add(&frames, &labels, SampleType::GcPause, total as f64);
         }
-        for (stack, labels, count) in throws {
+        for (labels, [exceptions, contentions]) in unsampled {
+            let values =
+                [(SampleType::Exceptions, exceptions as f64), (SampleType::Contentions, contentions as f64)];
+            window.add_all(&[FrameKey::Marker(Marker::NotSampled)], &labels, &values);
+        }
+        for (stack, labels, Thrown { count, .. }) in throws {
             let frames = naming::from_throw(&self.symbolizer, stacks.frames(stack));
             window.add(frames, &labels, SampleType::Exceptions, count);
         }
-        for (wait, labels, Waited { count, ns }) in lock_waits {
+        for (wait, labels, Waited { count, ns, .. }) in lock_waits {
             let values = [(SampleType::Contentions, count), (SampleType::Delay, ns)];
             let waiting = stacks.frames(wait.place.stack);
             match wait.held_at {
@@ -153,7 +166,7 @@ impl Processor {
         sort_by_share(&mut rows);
         for row in &rows {
             let labels = match labels.get(&(row.thread.tid, row.since)) {
-                Some(labels) => labels.clone(),
+                Some(labels) => named(labels.clone(), row.name.clone()),
                 None => Labels::default(),
             };
             self.add_row(&mut window, row, labels, &stacks);
@@ -163,6 +176,38 @@ impl Processor {
         self.count_managed(&frames);
         window.sum_into(SampleType::Wall, &[SampleType::Cpu, SampleType::Runnable, SampleType::Blocked]);
         (window, gone)
+    }
+
+    /// What a runtime's thread was called then, as whole as it is known by now.
+    fn name_then(&self, region: RegionId, tid: u32, name: NameId) -> Option<Arc<str>> {
+        let pid = self.region_pid.get(&region).copied().unwrap_or(0);
+        self.names.text(name).map(|name| self.names.completed(ThreadId { pid, tid }, &name))
+    }
+
+    /// The methods near the thread's start have the names that they will have in this window.
+    fn settle_role(&self, labels: &mut Labels) {
+        if let Some(evidence) = labels.role_evidence.take() {
+            let mut evidence = Arc::unwrap_or_clone(evidence);
+            evidence.name(|frame| starts::named(&self.symbolizer, frame));
+            labels.thread_role = Some(evidence.role());
+        }
+    }
+
+    /// Who ended a wait, with ids and without.
+    fn waker_texts(&self, waker: Waker) -> (Arc<str>, Arc<str>) {
+        let same = |text: &str| {
+            let text: Arc<str> = text.into();
+            (Arc::clone(&text), text)
+        };
+        match waker {
+            Waker::Timer => same("timer"),
+            Waker::Interrupt => same("interrupt"),
+            Waker::Other => same(OTHER),
+            Waker::Thread { id, comm, .. } => {
+                let name = self.names.completed(id, &comm_text(&comm));
+                (format!("{name} {}/{}", id.pid, id.tid).into(), name)
+            }
+        }
     }
 
     /// Allocations, and the objects that are alive.
@@ -234,7 +279,8 @@ impl Processor {
     }
 
     fn add_row(&self, window: &mut Window, row: &Row, mut labels: Labels, stacks: &StackTable) {
-        (labels.waker, labels.waker_name) = row.waker.filter(|_| self.is_detailed()).map(waker_texts).unzip();
+        let waker = row.waker.filter(|_| self.is_detailed());
+        (labels.waker, labels.waker_name) = waker.map(|waker| self.waker_texts(waker)).unzip();
         let marker;
         let frames = match row.place {
             Place::Stack(stack) => naming::without_own_frames(&self.symbolizer, stacks.frames(stack)),
@@ -322,7 +368,9 @@ pub struct Cut {
     pauses: Vec<(Labels, u64)>,
     /// Threads that have stopped their process for a collection.
     pausers: HashSet<ThreadId>,
-    throws: Vec<(StackId, Labels, f64)>,
+    throws: Vec<(StackId, Labels, Thrown)>,
+    /// Exceptions and contentions of processes that told of none.
+    unsampled: Vec<(Labels, [u64; 2])>,
     lock_waits: Vec<(LockWait, Labels, Waited)>,
     lock_events: LockEvents,
     pools: Vec<(Labels, pool::Sum)>,
@@ -341,7 +389,47 @@ pub struct Gone {
     pub(super) pids: HashSet<u32>,
 }
 
+/// The methods of labels that are to be named before their role is sure.
+fn unnamed(labels: &Labels) -> impl Iterator<Item = FrameKey> {
+    labels.role_evidence.iter().flat_map(|evidence| evidence.unnamed()).copied()
+}
+
 impl Cut {
+    fn labels(&self) -> impl Iterator<Item = &Labels> {
+        let of_rows = self.labels.values();
+        let of_sites = self.sites.iter().map(|(_, _, labels)| labels);
+        let of_live = self.live.iter().map(|(_, _, labels)| labels);
+        let of_throws = self.throws.iter().map(|(_, labels, _)| labels);
+        let of_waits = self.lock_waits.iter().map(|(_, labels, _)| labels);
+        of_rows
+            .chain(of_sites)
+            .chain(of_live)
+            .chain(of_throws)
+            .chain(of_waits)
+            .chain(self.labels_of_processes())
+    }
+
+    fn labels_of_processes(&self) -> impl Iterator<Item = &Labels> {
+        self.pauses.iter().map(|(labels, _)| labels).chain(self.pools.iter().map(|(labels, _)| labels))
+    }
+
+    fn labels_mut(&mut self) -> impl Iterator<Item = &mut Labels> {
+        let of_rows = self.labels.values_mut();
+        let of_sites = self.sites.iter_mut().map(|(_, _, labels)| labels);
+        let of_live = self.live.iter_mut().map(|(_, _, labels)| labels);
+        let of_throws = self.throws.iter_mut().map(|(_, labels, _)| labels);
+        let of_waits = self.lock_waits.iter_mut().map(|(_, labels, _)| labels);
+        let of_pauses = self.pauses.iter_mut().map(|(labels, _)| labels);
+        let of_pools = self.pools.iter_mut().map(|(labels, _)| labels);
+        of_rows
+            .chain(of_sites)
+            .chain(of_live)
+            .chain(of_throws)
+            .chain(of_waits)
+            .chain(of_pauses)
+            .chain(of_pools)
+    }
+
     /// Makes a window's estimates. `last`: none comes after it.
     fn of(processor: &mut Processor, at: MonotonicNs, running: &[ThreadSnapshot], last: bool) -> Self {
         let stacks = processor.stacks.take();
@@ -351,6 +439,7 @@ impl Cut {
         for thread in collecting {
             processor.threads.collected(thread, None);
         }
+        processor.threads.name_renamed(|thread| processor.names.shown(thread));
         let rows = processor.threads.cut(running, &mut carry, last);
         let heap = &mut processor.heap;
         let sites: Vec<(Site, Weight, Option<u64>)> =
@@ -388,7 +477,10 @@ impl Cut {
                 .entry((row.thread.tid, row.since))
                 .or_insert_with(|| processor.labels_of(row.thread, row.since));
         }
-        let mut of_site = |site: &Site| processor.region_labels(site.region, Some(site.tid));
+        let mut of_site = |site: &Site| {
+            let name = processor.name_then(site.region, site.tid, site.name);
+            named(processor.region_labels(site.region, Some(site.tid)), name)
+        };
         let sites = sites.into_iter().map(|(site, weight, told_one_in)| {
             let labels = Labels { told_one_in, ..of_site(&site) };
             (site, weight, labels)
@@ -400,9 +492,10 @@ impl Cut {
             let times = times.get(&object.site.region).copied().unwrap_or_default();
             let [watched_ms, proven_ms] =
                 times.map(|time| time.map(|time| at.0.saturating_sub(time.0) / 1_000_000));
-            let Site { region, tid, .. } = object.site;
+            let Site { region, tid, name, .. } = object.site;
             made_by.insert((region, tid));
             let labels = processor.maker_labels(region, tid, |thread| there.contains(&thread));
+            let labels = named(labels, processor.name_then(region, tid, name));
             let handle = processor.handles.get(&(region, object.sample)).copied();
             (object, survived, Labels { watched_ms, proven_ms, handle, ..labels })
         });
@@ -412,10 +505,13 @@ impl Cut {
             (pause_labels(processor, region, kind, sum), sum.pause_ns)
         };
         let pauses = collections.into_iter().map(of_pause).collect();
-        let (throws, waits) = processor.incidents.take();
+        let (mut throws, mut waits) = processor.incidents.take();
+        let unsampled = processor.incident_totals.complete(&mut throws, &mut waits).into_iter();
+        let unsampled = unsampled.map(|(region, counts)| (process_labels(processor, region), counts));
+        let unsampled = unsampled.collect();
         let throws = throws.into_iter();
         let throws =
-            throws.map(|(throw, n)| (throw.place.stack, throw_labels(processor, throw), n)).collect();
+            throws.map(|(throw, sum)| (throw.place.stack, throw_labels(processor, throw), sum)).collect();
         let waits = waits.into_iter();
         let lock_waits = waits.map(|(wait, of)| (wait, wait_labels(processor, wait), of)).collect();
         let pools = processor.pools.take().into_iter();
@@ -433,6 +529,7 @@ impl Cut {
             pauses,
             pausers: processor.pausers.clone(),
             throws,
+            unsampled,
             lock_waits,
             lock_events: std::mem::take(&mut processor.lock_events),
             pools,
@@ -455,14 +552,30 @@ fn pause_labels(processor: &mut Processor, region: RegionId, kind: Option<Kind>,
         promoted: sum.promoted,
     });
     Labels {
-        thread_name: None,
-        thread_role: None,
-        thread_id: None,
         gc_reason: Some(kind.map_or("unknown", |kind| kind.reason)),
         generation: kind.map(|kind| kind.generation),
         collections: collections.map(Arc::new),
-        ..processor.region_labels(region, None)
+        ..process_labels(processor, region)
     }
+}
+
+/// Of what is of a process, and of no thread of it.
+fn process_labels(processor: &mut Processor, region: RegionId) -> Labels {
+    let labels = processor.region_labels(region, None);
+    Labels { thread_name: None, thread_role: None, role_evidence: None, thread_id: None, ..labels }
+}
+
+/// Labels of a thread that was called `name` then.
+fn named(labels: Labels, name: Option<Arc<str>>) -> Labels {
+    match name {
+        Some(name) => Labels { thread_name: Some(name), ..labels },
+        None => labels,
+    }
+}
+
+fn place_labels(processor: &mut Processor, place: incidents::Place) -> Labels {
+    let labels = processor.region_labels(place.region, Some(place.tid));
+    named(labels, processor.name_then(place.region, place.tid, place.name))
 }
 
 fn throw_labels(processor: &mut Processor, throw: Throw) -> Labels {
@@ -473,29 +586,12 @@ fn throw_labels(processor: &mut Processor, throw: Throw) -> Labels {
         exception_message: throw.message,
         type_raw,
         rethrown: processor.tells_rethrown(throw.place.region).then_some(throw.rethrown),
-        ..processor.region_labels(throw.place.region, Some(throw.place.tid))
-    }
-}
-
-/// Who ended a wait, with ids and without.
-fn waker_texts(waker: Waker) -> (Arc<str>, Arc<str>) {
-    let same = |text: &str| {
-        let text: Arc<str> = text.into();
-        (Arc::clone(&text), text)
-    };
-    match waker {
-        Waker::Timer => same("timer"),
-        Waker::Interrupt => same("interrupt"),
-        Waker::Other => same(OTHER),
-        Waker::Thread { id, comm, .. } => {
-            let name = comm_text(&comm);
-            (format!("{name} {}/{}", id.pid, id.tid).into(), (&*name).into())
-        }
+        ..place_labels(processor, throw.place)
     }
 }
 
 fn wait_labels(processor: &mut Processor, wait: LockWait) -> Labels {
-    let labels = processor.region_labels(wait.place.region, Some(wait.place.tid));
+    let labels = place_labels(processor, wait.place);
     let owner = wait.owner.filter(|_| processor.is_detailed());
     let (lock_owner, lock_owner_name) = owner.map(|owner| processor.owner_texts(labels.pid, owner)).unzip();
     Labels { lock_owner, lock_owner_name, ..labels }
@@ -543,6 +639,7 @@ mod tests {
         let row = |tid, [cpu_ns, runnable_ns, blocked_ns]: [f64; 3]| Row {
             thread: ThreadId { pid: 1, tid },
             since: MonotonicNs(0),
+            name: None,
             place: Place::Marker(Marker::Overflow),
             reason: None,
             waker: None,

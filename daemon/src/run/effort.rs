@@ -76,6 +76,7 @@ fn pid(kind: &EventKind) -> Option<u32> {
         EventKind::Wake(wake) => wake.by.as_ref().map(|by| by.thread.pid),
         EventKind::WaitEnd(end) => Some(end.thread.pid),
         EventKind::ThreadEnd(times) => Some(times.thread.pid),
+        EventKind::Rename(rename) => Some(rename.thread.pid),
         EventKind::Exec { pid, .. } | EventKind::Shim { pid, .. } => Some(*pid),
         EventKind::Comm { thread, .. } | EventKind::Fork { thread, .. } | EventKind::Exit { thread } => {
             Some(thread.pid)

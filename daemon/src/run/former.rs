@@ -31,6 +31,7 @@ impl Former {
         if thread.tid == thread.pid {
             labels.thread_name.clone_from(&self.labels.thread_name);
             labels.thread_role = self.labels.thread_role;
+            labels.role_evidence.clone_from(&self.labels.role_evidence);
         }
     }
 }

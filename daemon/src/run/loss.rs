@@ -81,6 +81,7 @@ pub fn daemon_counters(processor: &Processor) -> Vec<(String, u64)> {
         ("stacks_exact", stacks.exact),
         ("stacks_guessed", table.stacks_guessed),
         ("stacks_broken", table.stacks_broken),
+        ("stacks_exiting", table.stacks_exiting),
         ("stacks_stale", table.stacks_stale),
         ("processes_read_anew", table.doubts),
         ("lessons", table.lessons),
@@ -92,6 +93,7 @@ pub fn daemon_counters(processor: &Processor) -> Vec<(String, u64)> {
         ("mappings_refused", table.mappings_refused),
         ("mappings_evicted", table.mappings_evicted),
         ("images_failed", table.images_failed),
+        ("descriptors_short", processor.processes.descriptors_short()),
         ("images_refused", processor.processes.images_refused()),
         ("images_evicted", processor.processes.images_evicted()),
         ("image_evictions", processor.processes.image_evictions()),
@@ -113,7 +115,8 @@ pub fn daemon_counters(processor: &Processor) -> Vec<(String, u64)> {
 }
 
 /// Losses that have no balance of their own: shown when they happened.
-const OTHER_LOSSES: [&str; 52] = [
+const OTHER_LOSSES: [&str; 53] = [
+    "descriptors_short",
     "calls_given_up",
     "calls_not_made",
     "stacks_stale",
@@ -298,6 +301,10 @@ fn line_with(counters: &[(String, u64)], rest: &str, before: Option<&str>) -> St
     let (walked, exact, broken, guessed) =
         (of("stacks_walked"), of("stacks_exact"), of("stacks_broken"), of("stacks_guessed"));
     write!(line, "; stacks {walked}: {exact} exact, {broken} broken, {guessed} guessed").ok();
+    let exiting = of("stacks_exiting");
+    if exiting > 0 {
+        write!(line, ", {exiting} of threads being ended").ok();
+    }
     for name in OTHER_LOSSES.into_iter().filter(|name| of(name) > 0) {
         write!(line, "; {name} {}", of(name)).ok();
     }
@@ -320,6 +327,12 @@ mod tests {
         );
         let shim = counters(&[("shim_handles_refused", 3), ("shim_types_refused", 2)]);
         assert!(line(&shim).ends_with("; shim_handles_refused 3; shim_types_refused 2"), "{}", line(&shim));
+        let ended = counters(&[("stacks_walked", 5), ("stacks_exact", 4), ("stacks_exiting", 1)]);
+        assert!(
+            line(&ended).ends_with("stacks 5: 4 exact, 0 broken, 0 guessed, 1 of threads being ended"),
+            "{}",
+            line(&ended)
+        );
         let bad = counters(&[("cpu_samples", 10), ("events_cpu_samples", 7)]);
         assert!(line(&bad).contains("cpu samples 10 = 7 stored (3 unaccounted)"), "{}", line(&bad));
     }

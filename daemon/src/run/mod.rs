@@ -15,7 +15,9 @@ mod naming;
 mod pace;
 pub mod processor;
 pub mod pulse;
+mod starts;
 pub(crate) mod trim;
+mod untold;
 
 use crate::aggregate::window::Window;
 use crate::attach;
@@ -53,6 +55,10 @@ const SHORT_PAUSE: Duration = Duration::from_millis(20);
 const MOST_WISHES: usize = 8;
 /// How long the shims are given for the last names.
 const LAST_NAMES: Duration = Duration::from_secs(2);
+/// And no longer than this after the last answer came: what does not answer any more is not waited for.
+const NO_ANSWERS: Duration = Duration::from_millis(400);
+/// How long shims are given to leave at the end of a recording that somebody waits for.
+const LEAVE_SOON: Duration = Duration::from_millis(500);
 /// A question whose answer did not come is asked again after this.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 /// How often free memory is given back.
@@ -278,7 +284,10 @@ impl Recording {
         let (commands, obeyed) = commands::channel(COMMANDS)?;
         let of_collector = Pulse::default();
         let watch = Pulses { processor: pulse.watch(), collector: of_collector.watch() };
-        let collector = Collector::new(kernel, shims, backlog.clone(), batches, obeyed, of_collector);
+        let mut collector = Collector::new(kernel, shims, backlog.clone(), batches, obeyed, of_collector);
+        if take.is_none() {
+            collector = collector.leaving_within(LEAVE_SOON);
+        }
         let said = Arc::new(Mutex::new(Said::default()));
         let wishes = Arc::new(Mutex::new(Wishes::default()));
         let mut run = Run {
@@ -431,7 +440,9 @@ impl Run {
     /// Works until nothing more comes; `None` when the collector failed.
     fn until_closed(&mut self, batches: &Receiver<Batch>) -> Option<End> {
         let mut totals = None;
-        let mut deadline = None;
+        let mut deadline: Option<Instant> = None;
+        // How many answers are lacking at the end, and since when there have been so many.
+        let mut lacking = (usize::MAX, Instant::now());
         let mut asked = Instant::now();
         let (mut said, mut said_managed, mut trimmed) = (asked, asked, asked);
         loop {
@@ -487,8 +498,11 @@ impl Run {
                 // Of those that have ended no answers come but those that are in their rings, and these are read anyway.
                 let asked_of = || open.iter().map(|request| request.pid).collect::<BTreeSet<u32>>();
                 let lives = |pid| process::is_running(pid, process::start_ticks(pid));
-                if deadline.is_some_and(|until| Instant::now() >= until || !asked_of().into_iter().any(lives))
-                {
+                if deadline.is_some() && open.len() != lacking.0 {
+                    lacking = (open.len(), Instant::now());
+                }
+                let is_late = |until| Instant::now() >= until || lacking.1.elapsed() >= NO_ANSWERS;
+                if deadline.is_some_and(|until| is_late(until) || !asked_of().into_iter().any(lives)) {
                     tracing::debug!(unanswered = open.len(), "the last names are here");
                     // Fails only when the collector is gone, and then the channel ends.
                     self.commands.send(Command::Finish).ok();
@@ -540,7 +554,8 @@ impl Run {
 
     /// A window ends. What went unseen of its threads is asked for here: it takes its time, and the rings must not wait.
     fn begin_cut(&mut self, totals: KernelTotals<ThreadLook>) {
-        let KernelTotals { at, wall, rates, threads, mut counters, .. } = totals;
+        let KernelTotals { at, wall, rates, threads, mut counters, incidents, .. } = totals;
+        self.processor.incident_totals.count(&incidents);
         let mut confirmed = Confirmed::default();
         if let Some(table) = &mut self.threads {
             confirmed = table.confirm(&threads);
@@ -598,7 +613,8 @@ impl Run {
 
     fn finish(mut self, End { totals, mut counters }: End) -> Recorded {
         self.named();
-        let KernelTotals { at, wall, rates, threads, counters: kernel, .. } = totals;
+        let KernelTotals { at, wall, rates, threads, counters: kernel, incidents, .. } = totals;
+        self.processor.incident_totals.count(&incidents);
         let window = self.processor.close(at, &threads);
         let mut all = kernel;
         all.append(&mut counters);

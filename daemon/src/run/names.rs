@@ -1,75 +1,188 @@
 //! Names of threads by tid: the runtime's where it gave one, else the kernel's.
 
-use crate::source::ThreadId;
+use crate::aggregate::key::NameId;
+use crate::source::{MonotonicNs, ThreadId};
+use crate::symbolize::pretty::clean;
 use foldhash::HashMap;
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// A command name without its padding.
+/// Bytes of a command name at most (`TASK_COMM_LEN` without the terminating zero).
+const COMM_BYTES: usize = 15;
+
+/// A sample that still has a thread's former name is taken at most so long after the rename, which is told of just before it is done.
+const RENAMING_NS: u64 = 1_000_000;
+
+/// Most names that samples of other kinds are told apart by.
+const MAX_IDS: usize = 1 << 16;
+
+/// A command name without its padding. The kernel cuts names at 15 bytes, also in the middle of a character: what is left of that is left out.
 #[must_use]
 pub fn comm_text(comm: &[u8; 16]) -> Cow<'_, str> {
     let end = comm.iter().position(|&byte| byte == 0).unwrap_or(comm.len());
-    String::from_utf8_lossy(&comm[..end])
+    whole_text(comm.get(..end).unwrap_or_default())
+}
+
+/// The text of a command name without the part of a character at its end, if it was cut there.
+#[must_use]
+pub fn whole_text(comm: &[u8]) -> Cow<'_, str> {
+    match std::str::from_utf8(comm) {
+        Ok(text) => Cow::Borrowed(text),
+        // It lacks bytes of its last character, and none was wrong.
+        Err(error) if error.error_len().is_none() && comm.len() >= COMM_BYTES => {
+            String::from_utf8_lossy(comm.get(..error.valid_up_to()).unwrap_or_default())
+        }
+        Err(_) => String::from_utf8_lossy(comm),
+    }
+}
+
+/// Whether the kernel's name `comm` is what it keeps of `name`.
+#[must_use]
+pub fn is_cut_of(comm: &str, name: &str) -> bool {
+    // A character has four bytes at most.
+    comm == name || comm.len() + 3 >= COMM_BYTES && name.len() > comm.len() && name.starts_with(comm)
+}
+
+/// A name as it was given, and as it is shown: control characters would do harm in terminals.
+#[derive(Clone)]
+struct Name {
+    given: Arc<str>,
+    shown: Arc<str>,
+}
+
+impl Name {
+    fn of(given: &str) -> Self {
+        let as_given: Arc<str> = given.into();
+        let shown = match clean(given) {
+            Cow::Borrowed(_) => Arc::clone(&as_given),
+            Cow::Owned(cleaned) => cleaned.into(),
+        };
+        Self { given: as_given, shown }
+    }
 }
 
 /// What the kernel calls a thread.
 struct Kernel {
-    name: Arc<str>,
+    name: Name,
     /// Its name before, where no record has told of the new one yet.
-    told: Option<Arc<str>>,
+    told: Option<Name>,
+    /// Its name before the last rename, and when that was.
+    before: Option<(Arc<str>, MonotonicNs)>,
+    /// It is the name of the thread that made it.
+    inherited: bool,
+}
+
+impl Kernel {
+    fn of(name: Name) -> Self {
+        Self { name, told: None, before: None, inherited: false }
+    }
+}
+
+/// What a runtime calls a thread.
+struct Managed {
+    /// The process whose runtime said so: of a thread whose id is another process's by now it says nothing.
+    pid: u32,
+    name: Name,
+    /// What the kernel called the thread then. Once it calls it otherwise, the name is one that the thread had before.
+    comm: Option<Arc<str>>,
 }
 
 /// Names of all threads of a recording. A thread's id that is used again takes the new thread's name.
 #[derive(Default)]
 pub struct ThreadNames {
     kernel: HashMap<u32, Kernel>,
-    /// With the process whose runtime said so: of a thread whose id is another process's by now it says nothing.
-    managed: HashMap<u32, (u32, Arc<str>)>,
+    managed: HashMap<u32, Managed>,
+    ids: HashMap<Arc<str>, NameId>,
+    texts: HashMap<NameId, Arc<str>>,
+    last_id: u32,
 }
 
 impl ThreadNames {
     /// The kernel's name of `tid` as a record tells it.
     pub fn kernel(&mut self, tid: u32, name: &str) {
         match self.kernel.get_mut(&tid) {
-            Some(known) if *known.name == *name => known.told = None,
-            _ => drop(self.kernel.insert(tid, Kernel { name: name.into(), told: None })),
+            Some(known) if *known.name.given == *name => (known.told, known.inherited) = (None, false),
+            _ => drop(self.kernel.insert(tid, Kernel::of(Name::of(name)))),
         }
     }
 
     /// The kernel's name of `tid` where it was sampled.
     pub fn sampled(&mut self, tid: u32, name: &str) {
         match self.kernel.get_mut(&tid) {
-            Some(known) if *known.name == *name => {}
+            Some(known) if *known.name.given == *name => {}
             Some(known) => {
-                let before = std::mem::replace(&mut known.name, name.into());
+                let before = std::mem::replace(&mut known.name, Name::of(name));
+                known.inherited = false;
                 known.told.get_or_insert(before);
             }
-            None => drop(self.kernel.insert(tid, Kernel { name: name.into(), told: None })),
+            None => drop(self.kernel.insert(tid, Kernel::of(Name::of(name)))),
         }
+    }
+
+    /// Whether a sample of `at` with this kernel's name says nothing new: the name is known, or was the thread's until that moment.
+    #[must_use]
+    pub fn is_known(&self, tid: u32, name: &str, at: MonotonicNs) -> bool {
+        self.kernel.get(&tid).is_some_and(|known| {
+            *known.name.given == *name
+                || known.before.as_ref().is_some_and(|(before, renamed)| {
+                    **before == *name && at.0 <= renamed.0.saturating_add(RENAMING_NS)
+                })
+        })
+    }
+
+    /// The kernel calls the thread `to` from now on, and has called it `from`.
+    pub fn renamed(&mut self, tid: u32, from: &str, to: &str, at: MonotonicNs) {
+        let known = self.kernel.entry(tid).or_insert_with(|| Kernel::of(Name::of(from)));
+        if *known.name.given != *to {
+            *known = Kernel { before: Some((from.into(), at)), ..Kernel::of(Name::of(to)) };
+        }
+        (known.told, known.inherited) = (None, false);
+    }
+
+    /// Whether the kernel's name of the thread may be a part of one that nobody has told.
+    #[must_use]
+    pub fn may_be_cut(&self, thread: ThreadId) -> bool {
+        let comm = self.comm(thread.tid);
+        let is_told = |managed: &Managed| managed.pid == thread.pid && is_cut_of(comm, &managed.name.given);
+        comm.len() + 3 >= COMM_BYTES && !self.managed.get(&thread.tid).is_some_and(is_told)
+    }
+
+    /// Whether the thread has had no other name than that of the thread that made it.
+    #[must_use]
+    pub fn is_inherited(&self, tid: u32) -> bool {
+        self.kernel.get(&tid).is_some_and(|known| known.inherited)
     }
 
     /// The thread is about to become another program, which the kernel calls `name`: that is not what it was called until now. A sample may have
     /// met it under that name already, for the kernel gives it before it tells of it (`begin_new_exec`, fs/exec.c).
     pub fn becomes(&mut self, tid: u32, name: &str) {
-        if let Some(known) = self.kernel.get_mut(&tid).filter(|known| *known.name == *name)
+        if let Some(known) = self.kernel.get_mut(&tid).filter(|known| *known.name.given == *name)
             && let Some(told) = known.told.take()
         {
             known.name = told;
         }
     }
 
-    /// The runtime's name of its `thread`: not cut to 15 bytes.
-    pub fn managed(&mut self, thread: ThreadId, name: String) {
-        self.managed.insert(thread.tid, (thread.pid, name.into()));
+    /// The runtime's name of its `thread`: not cut to 15 bytes. Answers what the thread was called until now, where that was another name: neither what
+    /// the kernel keeps of this one, nor nothing.
+    pub fn managed(&mut self, thread: ThreadId, name: &str) -> Option<Arc<str>> {
+        let before = self.name_of(thread).cloned();
+        let comm = self.kernel.get(&thread.tid).map(|known| Arc::clone(&known.name.given));
+        let is_told = |comm: &Arc<str>| is_cut_of(comm, name);
+        let before = before.filter(|before| {
+            !is_told(&before.given) && !comm.as_ref().is_some_and(is_told) && !self.is_inherited(thread.tid)
+        });
+        self.managed.insert(thread.tid, Managed { pid: thread.pid, name: Name::of(name), comm });
+        before.map(|before| before.shown)
     }
 
     /// `tid` is a new thread's, made by the thread `parent`, whose name it has until it takes another (`dup_task_struct`, kernel/fork.c): one that
     /// ends before it is sampled tells no other.
     pub fn forked(&mut self, parent: u32, tid: u32) {
         self.managed.remove(&tid);
-        if let Some(name) = self.kernel.get(&parent).map(|known| Arc::clone(&known.name)) {
-            self.kernel.insert(tid, Kernel { name, told: None });
+        if let Some(name) = self.kernel.get(&parent).map(|known| known.name.clone()) {
+            self.kernel.insert(tid, Kernel { inherited: true, ..Kernel::of(name) });
         }
     }
 
@@ -79,33 +192,77 @@ impl ThreadNames {
         self.kernel(tid, name);
     }
 
-    /// Forgets all threads but these.
-    pub fn keep(&mut self, alive: &HashSet<u32>) {
+    /// Forgets all threads but these, and all ids of names but these.
+    pub fn keep(&mut self, alive: &HashSet<u32>, ids: &HashSet<NameId>) {
         self.kernel.retain(|tid, _| alive.contains(tid));
         self.managed.retain(|tid, _| alive.contains(tid));
+        self.ids.retain(|_, id| ids.contains(id));
+        self.texts.retain(|id, _| ids.contains(id));
     }
 
     /// What the kernel calls it; tells the runtime's own threads.
     #[must_use]
     pub fn comm(&self, tid: u32) -> &str {
-        self.kernel.get(&tid).map_or("", |known| &known.name)
+        self.kernel.get(&tid).map_or("", |known| &known.name.given)
+    }
+
+    fn name_of(&self, thread: ThreadId) -> Option<&Name> {
+        let kernel = self.kernel.get(&thread.tid).map(|known| &known.name);
+        let is_valid = |managed: &&Managed| {
+            let told_later = |comm: &Name| {
+                managed.comm.as_ref().is_some_and(|told_with| *told_with != comm.given)
+                    && !is_cut_of(&comm.given, &managed.name.given)
+            };
+            managed.pid == thread.pid && !kernel.is_some_and(told_later)
+        };
+        self.managed.get(&thread.tid).filter(is_valid).map(|managed| &managed.name).or(kernel)
     }
 
     /// What to show.
     #[must_use]
     pub fn shown(&self, thread: ThreadId) -> Option<Arc<str>> {
-        let managed = self.managed.get(&thread.tid).filter(|(pid, _)| *pid == thread.pid);
-        managed
-            .map(|(_, name)| name)
-            .or_else(|| self.kernel.get(&thread.tid).map(|known| &known.name))
-            .cloned()
+        self.name_of(thread).map(|name| Arc::clone(&name.shown))
+    }
+
+    /// What to show of a thread that the kernel has called `comm`: the runtime's name if that is what the kernel has cut.
+    #[must_use]
+    pub fn completed(&self, thread: ThreadId, comm: &str) -> Arc<str> {
+        let managed = self.managed.get(&thread.tid).filter(|managed| managed.pid == thread.pid);
+        let is_told = |name: &Name| is_cut_of(comm, &name.given) || is_cut_of(comm, &name.shown);
+        match managed.filter(|managed| is_told(&managed.name)) {
+            Some(managed) => Arc::clone(&managed.name.shown),
+            None => clean(comm).into(),
+        }
+    }
+
+    /// Stands for what the thread is called now.
+    pub fn id(&mut self, thread: ThreadId) -> NameId {
+        let Some(shown) = self.shown(thread) else { return NameId::default() };
+        if let Some(id) = self.ids.get(&shown) {
+            return *id;
+        }
+        if self.ids.len() >= MAX_IDS {
+            return NameId::default();
+        }
+        self.last_id = self.last_id.wrapping_add(1).max(1);
+        let id = NameId(self.last_id);
+        self.texts.insert(id, Arc::clone(&shown));
+        self.ids.insert(shown, id);
+        id
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn text(&self, id: NameId) -> Option<Arc<str>> {
+        self.texts.get(&id).cloned()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::ThreadNames;
-    use crate::source::ThreadId;
+    use super::{NameId, ThreadNames, comm_text};
+    use crate::source::{MonotonicNs, ThreadId};
+    use std::collections::HashSet;
 
     fn thread(tid: u32) -> ThreadId {
         ThreadId { pid: 7, tid }
@@ -116,7 +273,7 @@ mod tests {
         let mut names = ThreadNames::default();
         names.kernel(7, "maker");
         names.kernel(8, "who had this id before");
-        names.managed(thread(8), "and was managed".to_owned());
+        names.managed(thread(8), "and was managed");
         names.forked(7, 8);
         let shown = |names: &ThreadNames, tid| names.shown(thread(tid)).map(|name| name.to_string());
         assert_eq!(shown(&names, 8).as_deref(), Some("maker"));
@@ -133,9 +290,9 @@ mod tests {
     fn a_runtime_names_no_thread_of_another_process() {
         let mut names = ThreadNames::default();
         names.kernel(8, "kernel's");
-        names.managed(ThreadId { pid: 6, tid: 8 }, "of one that had a thread with this id".to_owned());
+        names.managed(ThreadId { pid: 6, tid: 8 }, "of one that had a thread with this id");
         assert_eq!(names.shown(thread(8)).as_deref(), Some("kernel's"));
-        names.managed(thread(8), "own".to_owned());
+        names.managed(thread(8), "own");
         assert_eq!(names.shown(thread(8)).as_deref(), Some("own"));
     }
 
@@ -155,5 +312,82 @@ mod tests {
         names.kernel(8, "renamed");
         names.becomes(8, "renamed");
         assert_eq!(shown(&names).as_deref(), Some("renamed"));
+    }
+
+    fn comm(name: &str) -> [u8; 16] {
+        let mut comm = [0; 16];
+        let bytes = &name.as_bytes()[..name.len().min(15)];
+        comm[..bytes.len()].copy_from_slice(bytes);
+        comm
+    }
+
+    #[test]
+    fn a_name_that_the_kernel_cut_in_a_character_ends_before_it() {
+        for (name, text) in [
+            ("Обработчик-заказов", "Обработ"),
+            ("日本語スレッド名前", "日本語スレ"),
+            ("😀😀😀😀", "😀😀😀"),
+            ("plain-ascii-name-longer-than-15", "plain-ascii-nam"),
+            ("short", "short"),
+        ] {
+            assert_eq!(comm_text(&comm(name)), text);
+        }
+        // Not cut, but wrong: said so.
+        let mut wrong = comm("ab");
+        wrong[2] = 0xd0;
+        assert_eq!(comm_text(&wrong), "ab\u{fffd}");
+    }
+
+    #[test]
+    fn the_runtimes_name_completes_the_kernels_and_ends_with_it() {
+        let (mut names, long) = (ThreadNames::default(), "Обработчик-заказов");
+        let shown = |names: &ThreadNames| names.shown(thread(8)).map(|name| name.to_string());
+        names.renamed(8, "dotnet", &comm_text(&comm(long)), MonotonicNs(5));
+        assert_eq!(shown(&names).as_deref(), Some("Обработ"));
+        assert_eq!(names.managed(thread(8), long), None, "no other name than before");
+        assert_eq!(shown(&names).as_deref(), Some(long));
+        assert_eq!(&*names.completed(thread(8), "Обработ"), long);
+        assert_eq!(&*names.completed(thread(8), "job-A"), "job-A", "what it was called before");
+        names.renamed(8, "Обработ", "job-A", MonotonicNs(9));
+        assert_eq!(shown(&names).as_deref(), Some("job-A"));
+        // The first thread's name is the process's to the kernel, whatever the runtime calls it.
+        names.kernel(7, "dotnet");
+        let first = ThreadId { pid: 7, tid: 7 };
+        assert_eq!(names.managed(first, "Main").as_deref(), Some("dotnet"));
+        assert_eq!(names.shown(first).as_deref(), Some("Main"));
+        assert_eq!(names.managed(first, "Other").as_deref(), Some("Main"));
+    }
+
+    #[test]
+    fn a_sample_that_was_taken_while_its_thread_was_renamed_does_not_rename_it_back() {
+        let mut names = ThreadNames::default();
+        names.renamed(8, "A", "B", MonotonicNs(5_000));
+        assert!(names.is_known(8, "B", MonotonicNs(0)) && names.is_known(8, "A", MonotonicNs(5_100)));
+        assert!(
+            !names.is_known(8, "A", MonotonicNs(5_000_000)) && !names.is_known(8, "C", MonotonicNs(5_100))
+        );
+    }
+
+    #[test]
+    fn control_characters_of_names_are_shown_as_text() {
+        let mut names = ThreadNames::default();
+        names.kernel(8, "a\nb\u{1b}[31m");
+        assert_eq!(names.shown(thread(8)).as_deref(), Some("a\\u{a}b\\u{1b}[31m"));
+        names.managed(thread(9), "line\nbreak");
+        assert_eq!(names.shown(thread(9)).as_deref(), Some("line\\u{a}break"));
+        assert_eq!(&*names.completed(thread(10), "x\ty"), "x\\u{9}y");
+    }
+
+    #[test]
+    fn ids_of_names_that_nothing_is_counted_by_are_forgotten() {
+        let mut names = ThreadNames::default();
+        names.kernel(8, "A");
+        let a = names.id(thread(8));
+        names.renamed(8, "A", "B", MonotonicNs(1));
+        let b = names.id(thread(8));
+        assert_eq!((names.text(a).as_deref(), names.text(b).as_deref()), (Some("A"), Some("B")));
+        assert_eq!((names.id(thread(8)), names.id(thread(9))), (b, NameId::default()));
+        names.keep(&HashSet::from([8]), &HashSet::from([b]));
+        assert_eq!((names.text(a), names.text(b).as_deref()), (None, Some("B")));
     }
 }

@@ -6,15 +6,18 @@ use super::effort::Effort;
 use super::former::{Former, Formers};
 use super::names::{ThreadNames, comm_text};
 use super::naming;
+use super::starts::ThreadStarts;
+use super::untold::UntoldNames;
 use crate::aggregate::chance::Chances;
 use crate::aggregate::collecting::Collecting;
 use crate::aggregate::collections::{Collections, Kind};
 use crate::aggregate::heap::Allocations;
+use crate::aggregate::incident_totals::IncidentTotals;
 use crate::aggregate::incidents::{Incidents, LockWait, Place, Throw};
 use crate::aggregate::key::{Labels, PodLabels};
 use crate::aggregate::pool::Pools;
 use crate::aggregate::runtime_wait::{LockEvents, RuntimeWaits};
-use crate::aggregate::thread_role::{self, is_collector};
+use crate::aggregate::thread_role::{RoleEvidence, StartFile};
 use crate::aggregate::threads::{Origin, Threads, WaitReason};
 use crate::aggregate::wait_reason;
 use crate::attach::place;
@@ -30,10 +33,11 @@ use crate::sample::stack::{StackId, StackTable};
 use crate::source::kernel::rule_set::{LeftOut, OfService};
 use crate::source::shim::{ShimLimits, ShimSource};
 use crate::source::{
-    Allocation, Event, EventKind, Method, MonotonicNs, Progress, RegionId, RuntimeSample, ShimEvent, Sleeper,
-    Span, ThreadId, ThreadSnapshot, UserContext, WaitEnd,
+    Allocation, Event, EventKind, Method, MonotonicNs, Progress, RegionId, Rename, RuntimeSample, ShimEvent,
+    Sleeper, Span, ThreadId, ThreadSnapshot, UserContext, WaitEnd,
 };
 use crate::symbolize::kernel::WakeSites;
+use crate::symbolize::pretty::clean;
 use crate::symbolize::types::{Contexts, TypeName, Types};
 use crate::symbolize::wait_functions::WaitFunctions;
 use crate::symbolize::{Symbolizer, file_name};
@@ -132,6 +136,9 @@ struct Runtime {
 /// is at something else by now, and the record was lost.
 const RESTART_NS: u64 = 100_000_000;
 
+/// A thread younger than this that gets its first name was made for it.
+const YOUNG_NS: u64 = 100_000_000;
+
 /// As many as a hostile library may make up.
 const MAX_PAUSERS: usize = 10_000;
 
@@ -145,6 +152,9 @@ pub struct Processor {
     pub(super) threads: Threads,
     pub(super) heap: Allocations,
     pub(super) names: ThreadNames,
+    pub(super) starts: ThreadStarts,
+    /// Threads whose runtime has told no name of them.
+    pub(super) untold: UntoldNames,
     /// Labels of threads that have ended, by id and when they entered the recording.
     pub(super) ended: HashMap<(u32, MonotonicNs), Labels>,
     pub(super) formers: Formers,
@@ -169,6 +179,7 @@ pub struct Processor {
     closed: Option<MonotonicNs>,
     pub(super) collections: Collections,
     pub(super) incidents: Incidents,
+    pub(super) incident_totals: IncidentTotals,
     pub(super) pools: Pools,
     /// With what probability the waits of this window kept their stacks.
     pub(super) wait_chances: Chances,
@@ -203,8 +214,8 @@ pub struct Processor {
     unnamed: HashSet<u32>,
 }
 
-/// Name and role of a thread.
-type Maker = (Option<Arc<str>>, Option<&'static str>);
+/// Name and role of a thread, and what is to decide on the latter.
+type Maker = (Option<Arc<str>>, Option<&'static str>, Option<Arc<RoleEvidence>>);
 
 /// Waits of which it is not known what ended their blocked part: a thread ran then, which may have had nothing to do with it.
 #[derive(Default)]
@@ -237,6 +248,8 @@ impl Processor {
             threads: Threads::default(),
             heap: Allocations::default(),
             names: ThreadNames::default(),
+            starts: ThreadStarts::default(),
+            untold: UntoldNames::default(),
             ended: HashMap::new(),
             formers: Formers::default(),
             questions: Questions::default(),
@@ -253,6 +266,7 @@ impl Processor {
             closed: None,
             collections: Collections::default(),
             incidents: Incidents::default(),
+            incident_totals: IncidentTotals::default(),
             pools: Pools::default(),
             wait_chances: Chances::default(),
             runtime_waits: RuntimeWaits::default(),
@@ -333,9 +347,10 @@ impl Processor {
     pub(super) fn managed(&mut self) -> Vec<super::Managed> {
         let found: Vec<(u32, u64)> = self.processes.managed().collect();
         let managed = found.into_iter().map(|(pid, start_ticks)| {
-            let comm = self.names.comm(pid);
+            let info = self.processes.id(pid).and_then(|id| self.processes.info(id));
+            let name = info.map_or_else(|| self.names.comm(pid), |info| info.name.as_str());
             let service =
-                self.services.as_mut().map_or_else(|| comm.into(), |services| services.of(pid, comm).0);
+                self.services.as_mut().map_or_else(|| name.into(), |services| services.of(pid, name).0);
             let is_named = self.services.as_ref().is_none_or(|services| services.is_sure(pid));
             super::Managed { pid, start_ticks, service, is_named }
         });
@@ -403,7 +418,7 @@ impl Processor {
         match event.kind {
             EventKind::CpuSample(sample) => {
                 self.counters.cpu_samples += 1;
-                self.names.sampled(sample.thread.tid, &comm_text(&sample.comm));
+                self.sampled(sample.thread, &sample.comm, time);
                 let stack =
                     self.stack_for(sample.thread, time, &sample.kernel, sample.user.as_deref(), sample.span);
                 if self.collects(sample.thread, time) {
@@ -415,7 +430,7 @@ impl Processor {
             EventKind::WaitStart(wait) => {
                 self.counters.waits += 1;
                 self.wait_chances.kept(wait.weight);
-                self.names.sampled(wait.thread.tid, &comm_text(&wait.comm));
+                self.sampled(wait.thread, &wait.comm, time);
                 let stack = self.stack_for(wait.thread, time, &wait.kernel, wait.user.as_deref(), wait.span);
                 let suspended = self.stands_still(wait.thread.pid);
                 let syscall = wait.syscall.map(wait_reason::family);
@@ -433,7 +448,7 @@ impl Processor {
                 // What an interrupt found there had nothing to do with it.
                 let by = wake.by.filter(|_| origin == Some(Origin::Thread));
                 let stack = by.map(|by| {
-                    self.names.sampled(by.thread.tid, &comm_text(&by.comm));
+                    self.sampled(by.thread, &by.comm, time);
                     self.stack(by.thread, time, &wake.kernel, by.user.as_deref())
                 });
                 match origin {
@@ -452,20 +467,31 @@ impl Processor {
                 if let Some(service) = &labels.service {
                     OfService::add(&mut self.left_out, service, LeftOut(times.left_out));
                 }
+                // Of the program that its process was, if that is another one by now.
+                let former = self.formers.of_thread(times.thread, times.since);
+                let former = former.filter(|_| times.thread.tid == times.thread.pid);
+                let former = former.and_then(|former| former.labels.thread_name.clone());
+                self.threads.name_one(times.thread, || former.or_else(|| self.names.shown(times.thread)));
                 if self.threads.thread_end(times) {
                     self.ended.insert((times.thread.tid, times.since), labels);
                 }
             }
             EventKind::Exec { pid, comm } => {
                 self.names.became(pid, &comm);
+                self.starts.forget(pid);
                 self.forget_spans(pid);
                 if let Some(services) = &mut self.services {
                     services.became_another(pid);
                 }
             }
-            EventKind::Comm { thread, comm } => self.names.kernel(thread.tid, &comm),
+            EventKind::Rename(rename) => self.renamed(time, &rename),
+            EventKind::Comm { thread, comm } => {
+                self.missed_rename(thread, &comm, time);
+                self.names.kernel(thread.tid, &comm);
+            }
             EventKind::Fork { parent, thread } => {
                 self.names.forked(parent.tid, thread.tid);
+                self.starts.forget(thread.tid);
                 if self.has_windows() {
                     let [now, _] = &mut self.begun;
                     now.insert(thread.tid);
@@ -494,6 +520,44 @@ impl Processor {
         }
     }
 
+    /// A sample of the thread was taken when the kernel called it `comm`.
+    fn sampled(&mut self, thread: ThreadId, comm: &[u8; 16], at: MonotonicNs) {
+        let comm = comm_text(comm);
+        if !self.names.is_known(thread.tid, &comm, at) {
+            self.missed_rename(thread, &comm, at);
+            self.names.sampled(thread.tid, &comm);
+        }
+    }
+
+    /// The kernel calls the thread `comm`, and if that is news no record has told since when.
+    fn missed_rename(&mut self, thread: ThreadId, comm: &str, at: MonotonicNs) {
+        let tid = thread.tid;
+        if !self.names.is_known(tid, comm, at)
+            && !self.names.is_inherited(tid)
+            && let Some(name) = self.names.shown(thread)
+        {
+            self.threads.renamed(thread, &name, None);
+        }
+    }
+
+    /// A thread gets another name: what it did until now is that of the old one.
+    fn renamed(&mut self, time: MonotonicNs, rename: &Rename) {
+        let Rename { thread, from, to, until, skipped } = rename;
+        let (tid, from, to) = (thread.tid, comm_text(from), comm_text(to));
+        self.missed_rename(*thread, &from, time);
+        let since = until.as_ref().map(|until| until.times.since);
+        let young = since.is_some_and(|since| time.0.saturating_sub(since.0) < YOUNG_NS);
+        // A new thread's first name is the one it was made for; until it is told it has that of its maker.
+        if !(young && self.names.is_inherited(tid)) {
+            let name = self.names.shown(*thread).unwrap_or_else(|| clean(&from).into());
+            self.threads.renamed(*thread, &name, until.as_ref());
+        }
+        if *skipped {
+            self.threads.missed_rename(*thread);
+        }
+        self.names.renamed(tid, &from, &to, time);
+    }
+
     /// `pid` becomes another program: what there is of it belongs to the one it was.
     fn retire(&mut self, pid: u32, at: MonotonicNs) {
         let mut labels = self.labels(ThreadId { pid, tid: pid }, self.is_detailed());
@@ -512,6 +576,7 @@ impl Processor {
 
     /// What the events since the last call make it ask of shims.
     pub fn take_questions(&mut self) -> Questions {
+        self.untold.read(&mut self.names);
         std::mem::take(&mut self.questions)
     }
 
@@ -658,7 +723,7 @@ impl Processor {
     /// A thread found asleep. Its frames' code is surely there, since the thread will return to it: what has no name yet is asked for.
     fn sleeper(&mut self, time: MonotonicNs, sleeper: &Sleeper) {
         let (thread, start) = (sleeper.thread, sleeper.start);
-        self.names.sampled(thread.tid, &comm_text(&sleeper.comm));
+        self.sampled(thread, &sleeper.comm, time);
         if let Some(stack) = self.threads.seen_waiting(thread, start) {
             self.ask_again(thread.pid, stack, time);
         } else if let Some(seen) = &sleeper.seen {
@@ -718,7 +783,9 @@ impl Processor {
     /// Names the frames of these stacks, all in one batch.
     pub fn name_stacks(&mut self, stacks: &[StackId]) {
         let frames = stacks.iter().flat_map(|&stack| self.stacks.frames(stack)).copied();
-        self.symbolizer.resolve(frames.chain(self.lock_events.frames()), &self.processes);
+        let frames = frames.chain(self.lock_events.frames()).chain(self.starts.unnamed());
+        self.symbolizer.resolve(frames, &self.processes);
+        self.starts.name(&self.symbolizer);
         let stacks = stacks.iter().map(|&stack| self.stacks.frames(stack));
         let functions = self.wait_functions.called(stacks.clone(), &self.processes);
         self.symbolizer.resolve(functions.iter().map(|&(function, _)| function), &self.processes);
@@ -771,11 +838,14 @@ impl Processor {
     ) -> StackId {
         let mut frames: Vec<FrameKey> = kernel.iter().map(|&address| FrameKey::Kernel(address)).collect();
         if let Some(user) = user {
-            self.walk(thread.pid, (time, time), user, &mut frames);
+            let kernel = frames.len();
+            if self.walk(thread.pid, (time, time), user, &mut frames) {
+                self.saw_start(thread, frames.get(kernel..).unwrap_or_default());
+            }
             // Behind the walk, with which a process is taken up.
             self.look_for_spans(thread.pid);
         }
-        if is_collector(self.names.comm(thread.tid)) {
+        if self.is_collector(thread) {
             frames.push(FrameKey::Marker(Marker::GarbageCollector));
         } else if self.collects(thread, time) {
             // The collection is not the work of the method that happened to allocate: cut there, so that all of it meets.
@@ -789,6 +859,30 @@ impl Processor {
             frames.push(FrameKey::Marker(Marker::StackLost));
         }
         self.stacks.intern_for(&frames, span, thread.pid)
+    }
+
+    /// These are the frames of a whole stack of the thread.
+    fn saw_start(&mut self, thread: ThreadId, frames: &[FrameKey]) {
+        let comm = self.names.comm(thread.tid);
+        self.starts.saw(thread, frames, |frame| {
+            let FrameKey::Native { image, .. } = frame else { return None };
+            let image = self.processes.image(image)?;
+            let name = file_name(&image.path);
+            let file = StartFile::of(name, place::is_ours(name));
+            let is_aot = || thread.pid != thread.tid && comm.starts_with(".NET ") && image.is_native_aot();
+            if file == Some(StartFile::Program) && is_aot() { Some(StartFile::Runtime) } else { file }
+        });
+    }
+
+    /// What says what a thread is for.
+    fn role_evidence(&self, thread: ThreadId) -> RoleEvidence {
+        let info = self.processes.id(thread.pid).and_then(|id| self.processes.info(id));
+        self.starts.evidence(thread, self.names.comm(thread.tid), info.is_some_and(|info| info.is_clr))
+    }
+
+    /// Whether the thread does nothing but collect.
+    fn is_collector(&self, thread: ThreadId) -> bool {
+        RoleEvidence::may_collect(self.names.comm(thread.tid)) && self.role_evidence(thread).is_collector()
     }
 
     /// The process is another program, or gone.
@@ -817,20 +911,19 @@ impl Processor {
         }
     }
 
-    /// Walks a context of the time `now` that was taken at `seen`.
+    /// Walks a context of the time `now` that was taken at `seen`. True when the walk reached the thread's start without a guess.
     fn walk(
         &mut self,
         pid: u32,
         (now, seen): (MonotonicNs, MonotonicNs),
         user: &UserContext,
         frames: &mut Vec<FrameKey>,
-    ) {
+    ) -> bool {
         let finished = self.processes.finish(pid, user, Limits::default());
         self.counters.walked += 1;
         self.counters.guessed_frames += u64::from(finished.guessed);
-        if finished.reached_thread_start && finished.guessed == 0 {
-            self.counters.exact += 1;
-        }
+        let whole = finished.reached_thread_start && finished.guessed == 0;
+        self.counters.exact += u64::from(whole);
         // Of a stack seen a moment ago all names were asked for then, but a shim may have said "not now".
         let withheld = || self.processes.id(pid).is_some_and(|process| self.symbolizer.has_withheld(process));
         let news = if finished.seen_before && !withheld() { &[][..] } else { &finished.frames };
@@ -850,6 +943,7 @@ impl Processor {
             }
         }
         frames.extend(finished.frames);
+        whole
     }
 
     fn shim(&mut self, time: MonotonicNs, pid: u32, region: RegionId, event: ShimEvent) {
@@ -940,7 +1034,8 @@ impl Processor {
                 self.walk(pid, (time, at.seen), &at.user, &mut frames);
                 self.lock_events.note(&frames);
                 let stack = self.intern_event(frames);
-                let place = Place { region, tid: at.tid, stack };
+                let name = self.names.id(ThreadId { pid, tid: at.tid });
+                let place = Place { region, tid: at.tid, name, stack };
                 let (owner, began) = (contention.owner, time.0.saturating_sub(contention.waited_ns));
                 // Of a thread of its own process: whom a process names is its own choice.
                 let held_at = owner.and_then(|tid| {
@@ -951,7 +1046,14 @@ impl Processor {
             ShimEvent::ObjectsDead { samples } => self.heap.dead(region, &samples),
             ShimEvent::ObjectsAlive { samples } => self.heap.alive(region, &samples),
             ShimEvent::ObjectsDropped { level, samples } => self.heap.dropped(region, level, &samples),
-            ShimEvent::ThreadName { tid, name } => self.names.managed(ThreadId { pid, tid }, name),
+            ShimEvent::ThreadAt { tid, address } => self.untold.add(ThreadId { pid, tid }, address),
+            ShimEvent::ThreadName { tid, name } => {
+                let thread = ThreadId { pid, tid };
+                // The kernel was not told of it: the first thread's name is the process's.
+                if let Some(before) = self.names.managed(thread, &name) {
+                    self.threads.renamed(thread, &before, None);
+                }
+            }
             ShimEvent::Mark => {
                 if !self.questions.heard.contains(&region) {
                     self.questions.heard.push(region);
@@ -979,11 +1081,13 @@ impl Processor {
     fn allocation(&mut self, time: MonotonicNs, pid: u32, region: RegionId, allocation: &Allocation) {
         self.counters.allocations += 1;
         let stack = self.event_stack(pid, (time, allocation.seen), &allocation.user);
-        self.heap.allocated(region, time, allocation, stack);
+        let name = self.names.id(ThreadId { pid, tid: allocation.tid });
+        self.heap.allocated(region, time, allocation, (stack, name));
     }
 
     fn place(&mut self, time: MonotonicNs, pid: u32, region: RegionId, at: &RuntimeSample) -> Place {
-        Place { region, tid: at.tid, stack: self.event_stack(pid, (time, at.seen), &at.user) }
+        let name = self.names.id(ThreadId { pid, tid: at.tid });
+        Place { region, tid: at.tid, name, stack: self.event_stack(pid, (time, at.seen), &at.user) }
     }
 
     /// The stack of an event of the runtime's, see [`Processor::intern_event`].
@@ -1013,12 +1117,14 @@ impl Processor {
     #[must_use]
     pub fn labels(&self, thread: ThreadId, detailed: bool) -> Labels {
         let info = self.processes.id(thread.pid).and_then(|id| self.processes.info(id));
+        let evidence = self.role_evidence(thread);
         Labels {
             pid: Some(thread.pid),
             thread_id: detailed.then_some(thread.tid),
             thread_name: self.names.shown(thread),
-            thread_role: Some(thread_role::thread_role(self.names.comm(thread.tid))),
-            process: info.map(|info| info.comm.as_str().into()),
+            thread_role: Some(evidence.role()),
+            role_evidence: (!evidence.unnamed().is_empty()).then(|| Arc::new(evidence)),
+            process: info.map(|info| info.name.as_str().into()),
             container_id: info.and_then(|info| info.home.container.clone()),
             pod: info.and_then(|info| self.pod(&info.home)),
             ..Labels::default()
@@ -1075,9 +1181,11 @@ impl Processor {
         let mut labels = self.region_labels(region, Some(tid));
         let lives = self.region_pid.get(&region).is_some_and(|&pid| lives(ThreadId { pid, tid }));
         match self.makers.get(&(region, tid)) {
-            Some(said) if !lives => (labels.thread_name, labels.thread_role) = said.clone(),
+            Some(said) if !lives => {
+                (labels.thread_name, labels.thread_role, labels.role_evidence) = said.clone();
+            }
             _ => {
-                let said = (labels.thread_name.clone(), labels.thread_role);
+                let said = (labels.thread_name.clone(), labels.thread_role, labels.role_evidence.clone());
                 self.makers.insert((region, tid), said);
             }
         }
@@ -1135,7 +1243,9 @@ impl Processor {
             threads.insert(thread.tid);
             pids.insert(thread.pid);
         }
-        self.names.keep(&threads);
+        let names = self.heap.live().map(|object| object.site.name).collect();
+        self.names.keep(&threads, &names);
+        self.starts.keep(&threads);
         self.unnamed.retain(|pid| pids.contains(pid));
         self.pausers.retain(|thread| threads.contains(&thread.tid));
         self.collecting.keep(|tid| threads.contains(&tid), |region| regions.contains(&region));
@@ -1177,7 +1287,7 @@ fn sure_frames(frames: &[FrameKey]) -> usize {
     let marker = frames.iter().position(|frame| matches!(frame, FrameKey::Marker(_)));
     match frames.last() {
         Some(FrameKey::Marker(
-            Marker::TruncatedNoRule | Marker::TruncatedUnreadable | Marker::TruncatedStale,
+            Marker::TruncatedNoRule | Marker::TruncatedUnreadable | Marker::TruncatedStale | Marker::Exiting,
         )) => {
             let kernel = frames.iter().take_while(|frame| matches!(frame, FrameKey::Kernel(_))).count();
             (kernel + 1).min(marker.unwrap_or(frames.len()))
@@ -1277,8 +1387,9 @@ mod tests {
         assert_eq!(sure_frames(&[]), 0);
         assert_eq!(sure_frames(&[kernel, managed(1), managed(2)]), 3);
         assert_eq!([Marker::TruncatedCopy, Marker::TruncatedDepth].map(ended), [3, 3]);
-        let astray = [Marker::TruncatedNoRule, Marker::TruncatedStale, Marker::TruncatedUnreadable];
-        assert_eq!(astray.map(ended), [2, 2, 2], "where it stood");
+        let astray =
+            [Marker::TruncatedNoRule, Marker::TruncatedStale, Marker::TruncatedUnreadable, Marker::Exiting];
+        assert_eq!(astray.map(ended), [2; 4], "where it stood");
         let guessed = [managed(1), managed(2), FrameKey::Marker(Marker::Guessed), managed(3)];
         assert_eq!(sure_frames(&guessed), 2);
         assert_eq!(sure_frames(&[FrameKey::Marker(Marker::TruncatedStale)]), 0);

@@ -65,6 +65,8 @@ pub enum Marker {
     TruncatedNotKnown,
     /// The probes walked it by rules of code that was replaced meanwhile.
     TruncatedStale,
+    /// The kernel had begun to end the thread, and its memory was gone: there was no stack to be read. Nothing went wrong.
+    Exiting,
     /// The frame above this one (its caller) was guessed by frame pointer, or by a search of the stack.
     Guessed,
     /// The wait began before the recording: no stack was seen.

@@ -21,6 +21,9 @@ lists! {
     Counter "requests_sent" "of those, taken by the receiver";
     Counter "sent_bytes" "their bytes, as they went over the network";
     Counter "requests_refused" "of those, refused for good: never sent again, and lost";
+    Counter "requests_too_large" "of the refused ones, given up because they were longer than the receiver takes and could not be split";
+    Counter "requests_tries_over" "of the refused ones, given up after their number of tries, while others were taken";
+    Counter "requests_split" "requests, or windows that an earlier daemon left, that were split into smaller requests, which count as made";
     Counter "requests_evicted" "of those, lost because the spool was full or the disk short of space: the oldest ones";
     Counter "requests_expired" "of those, lost because they were too old (spool.max_age)";
     Counter "requests_not_spooled" "of those, lost because the spool could not take them: too long, no room, or it could not be used";
@@ -28,6 +31,7 @@ lists! {
     Counter "retries" "attempts to send that failed and are made again";
     Counter "spool_reads_failed" "attempts to read from the spool that failed and are made again: the disk's trouble, not the receiver's";
     Counter "profiles_rejected" "profiles that the receiver dropped from requests it took";
+    Counter "profiles_too_large" "profiles given up because their names and locations took more memory than there is for them";
     Counter "samples_too_long" "stacks left out because one alone was longer than a request may be";
     Counter "labels_too_many" "labels left out because the server takes no more of a series";
     Gauge "requests_waiting" "requests that wait in the spool to be sent, now";

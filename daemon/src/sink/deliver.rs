@@ -1,40 +1,50 @@
-//! The way from a spool to a receiver that may be away: one thread that sends the oldest, waits when it is told to, longer each time, and never
-//! in the way of the profiler. A receiver that refuses one payload after the other (a token that ran out, a path that is gone) is asked ever more
-//! rarely, too, so that it does not empty the spool. Every payload ends as one of: sent, refused by the receiver, lost in the spool, or still waiting.
+//! The way from a spool to a receiver that may be away: one thread that sends, waits when it is told
+//! to, longer each time, and never in the way of the profiler. A request that waits is passed by
+//! others; which goes next is said in [`turns`](super::turns). Every request ends as one of: sent,
+//! given up and counted by its cause, lost in the spool, split into smaller ones, or still waiting.
 
 use super::age::Now;
 use super::file::FileError;
-use super::spool::{self, Limits, Spool};
+use super::sizes::Sizes;
+use super::spool::{self, Item, Kind, Limits, Spool, Taken, group_of};
+use super::states::{self, Ends, Event, States, Sum};
+use super::turns::{Blame, Next, Turns, wait};
 use crate::daemon::neighbour;
 use crate::leftover;
+use crate::pprof::split::Bounds;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-/// First wait after a failure; each further one doubles it.
-const FIRST_WAIT: Duration = Duration::from_secs(1);
-/// Longest wait of our own choice. A receiver may ask for more, within [`MOST_ASKED`].
-const LONGEST_WAIT: Duration = Duration::from_secs(300);
-const MOST_ASKED: Duration = Duration::from_secs(3600);
-/// So often a receiver may fail on one payload before that is taken for the payload's fault. It takes 18 minutes: a receiver that is away and says just this
-/// costs one payload by then, and one in each hour that follows.
-const MOST_FAILURES: u32 = 12;
-/// A trouble that lasts is told again so often.
+/// That what waits is lost is told again so often.
 const TELL_AGAIN: Duration = Duration::from_secs(3600);
+/// A shorter request, before compression, was not refused for its length.
+const SHORT_BYTES: usize = 8 << 10;
+/// So often a long request is tried again that a receiver refuses which has taken none yet.
+const FIRST_REFUSALS: u32 = 2;
+/// Services whose names are remembered. Of more a name is read from the request.
+const MOST_NAMES: usize = 4096;
 
-/// What became of one payload.
+/// What became of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Taken; of the profiles in it the receiver refused so many.
+    /// Taken.
     Accepted {
-        /// Not to be sent again either.
+        /// So many of the profiles in it the receiver refused. They are not sent again.
         rejected: u64,
+        /// What it says of that.
+        remark: Option<String>,
     },
-    /// It will never be taken.
+    /// It will never be taken, for its own sake.
     Refused(String),
-    /// The receiver failed, of its own fault or on this payload each time.
+    /// It is longer than the receiver takes.
+    TooLarge(String),
+    /// It is not taken, and no other would be: a token has run out, a path is gone.
+    Denied(String),
+    /// The receiver failed, of its own fault or on this request each time.
     Failed(String),
     /// It may be taken later.
     Later {
@@ -43,24 +53,50 @@ pub enum Verdict {
         /// Why not now.
         reason: String,
     },
+    /// Nobody was there to answer.
+    Unreached(String),
 }
 
 /// A receiver.
 pub trait Remote: Send + 'static {
-    /// Sends one payload and waits for the answer, at most until `deadline`, which may come nearer meanwhile.
+    /// Sends one request and waits for the answer, at most until `deadline`, which may come nearer
+    /// meanwhile.
     fn send(&mut self, payload: &[u8], deadline: &dyn Fn() -> Instant) -> Verdict;
+
+    /// Whose profile is in a request; empty where that is not known.
+    fn service(&self, _payload: &[u8]) -> String {
+        String::new()
+    }
+
+    /// Bytes of a request before compression.
+    fn raw_bytes(&self, payload: &[u8]) -> usize {
+        payload.len()
+    }
+
+    /// The same in smaller requests; none where it is of one sample, or cannot be split.
+    fn split(&self, _payload: &[u8]) -> Vec<Vec<u8>> {
+        Vec::new()
+    }
 }
 
 /// What a delivery did; each grows only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
-    /// Payloads taken.
+    /// Requests taken.
     pub sent: u64,
     /// Their bytes, as they went over the wire.
     pub sent_bytes: u64,
-    /// Payloads that were not taken and will not be.
+    /// Requests that were not taken and will not be.
     pub refused: u64,
-    /// Profiles that the receiver dropped from payloads it took.
+    /// Of those, given up because they are longer than the receiver takes.
+    pub too_large: u64,
+    /// Of those, given up after their number of tries.
+    pub tries_over: u64,
+    /// Requests, and windows of an earlier daemon, of which others were made.
+    pub split: u64,
+    /// Requests made of other requests.
+    pub parts: u64,
+    /// Profiles that the receiver dropped from requests it took.
     pub rejected_profiles: u64,
     /// Attempts to send that are to be repeated.
     pub retries: u64,
@@ -73,12 +109,15 @@ pub struct Figures {
 impl Figures {
     /// What each sink over a network counts, by the names its metrics have; `made` requests were put.
     #[must_use]
-    pub fn counters(&self, made: u64) -> [(&'static str, u64); 10] {
+    pub fn counters(&self, made: u64) -> [(&'static str, u64); 13] {
         [
-            ("requests_made", made),
+            ("requests_made", made + self.parts),
             ("requests_sent", self.sent),
             ("sent_bytes", self.sent_bytes),
             ("requests_refused", self.refused),
+            ("requests_too_large", self.too_large),
+            ("requests_tries_over", self.tries_over),
+            ("requests_split", self.split),
             ("requests_evicted", self.lost.evicted),
             ("requests_expired", self.lost.expired),
             ("requests_not_spooled", self.lost.refused),
@@ -92,12 +131,14 @@ impl Figures {
 /// What waits to be sent, now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Backlog {
-    /// Payloads.
+    /// Requests.
     pub requests: u64,
     /// Their bytes.
     pub bytes: u64,
     /// Why the last attempt failed; none after one that did not.
     pub trouble: Option<String>,
+    /// What was not taken lately, or not at once, by service and cause.
+    pub causes: Vec<Sum>,
 }
 
 impl Backlog {
@@ -108,40 +149,58 @@ impl Backlog {
     }
 }
 
-/// Why the last attempt failed.
-struct Trouble {
-    reason: String,
-    /// What becomes of the payload.
-    then: &'static str,
-    /// When it was last told.
-    told: Instant,
-}
-
-/// True when the log is to have it: it is another trouble than before, or has lasted for long since it was told.
-fn is_news(before: Option<&Trouble>, reason: &str, then: &str, now: Instant) -> bool {
-    before.is_none_or(|before| {
-        (before.reason.as_str(), before.then) != (reason, then)
-            || now.duration_since(before.told) >= TELL_AGAIN
-    })
+/// Why a request is given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Refused,
+    Denied,
+    TooLarge,
+    Tries,
 }
 
 struct State {
     spool: Spool,
     figures: Figures,
-    /// None after an attempt that did not fail.
-    trouble: Option<Trouble>,
+    turns: Turns,
+    states: States,
+    sizes: Sizes,
+    /// Services by the [`group_of`] their names.
+    names: HashMap<u64, Arc<str>>,
     /// When it was last told that what waits is lost, until nothing waits.
     told_lost: Option<Instant>,
+    /// Reads from the spool that failed, in a row, and until when none is tried.
+    unread: (u32, Option<Instant>),
     /// No more is to be sent after this moment.
     closing: Option<Instant>,
 }
 
 impl State {
-    /// One payload more waits. That others are lost by it is told, and hourly while it goes on.
-    fn put(&mut self, sink: &str, at: SystemTime, payload: &[u8]) -> Result<(), FileError> {
+    fn new(spool: Spool) -> Self {
+        Self {
+            spool,
+            figures: Figures::default(),
+            turns: Turns::default(),
+            states: States::default(),
+            sizes: Sizes::default(),
+            names: HashMap::new(),
+            told_lost: None,
+            unread: (0, None),
+            closing: None,
+        }
+    }
+
+    /// One more waits. That others are lost by it is told, and hourly while it goes on.
+    fn put(
+        &mut self,
+        sink: &str,
+        at: SystemTime,
+        kind: Kind,
+        group: u64,
+        payload: &[u8],
+    ) -> Result<(), FileError> {
         let lost = |spool: &Spool| spool.lost().evicted.saturating_add(spool.lost().expired);
         let (before, now) = (lost(&self.spool), Instant::now());
-        let put = self.spool.put(at, payload);
+        let put = self.spool.put_as(at, kind, group, payload);
         if self.spool.len() <= 1 {
             self.told_lost = None;
         } else if lost(&self.spool) > before
@@ -156,15 +215,246 @@ impl State {
         put
     }
 
-    /// An attempt failed.
-    fn fail(&mut self, sink: &str, reason: String, then: &'static str) {
-        let (before, now) = (self.trouble.take(), Instant::now());
-        let is_news = is_news(before.as_ref(), &reason, then, now);
-        if is_news {
-            tracing::warn!(sink, "sending a profile: {reason}; {then}");
+    fn know(&mut self, service: &str) -> u64 {
+        let group = group_of(service);
+        if self.names.len() < MOST_NAMES {
+            self.names.entry(group).or_insert_with(|| service.into());
         }
-        let told = before.filter(|_| !is_news).map_or(now, |before| before.told);
-        self.trouble = Some(Trouble { reason, then, told });
+        group
+    }
+
+    /// Whose request it is. A service has one name as long as there is room for it: what a request
+    /// says may be another way to write it, and a state ends under the name that it began with.
+    fn name_of(&mut self, item: Item, payload: &[u8], remote: &dyn Remote) -> Arc<str> {
+        if let Some(known) = self.names.get(&item.group) {
+            return Arc::clone(known);
+        }
+        let service: Arc<str> = remote.service(payload).into();
+        // Requests of earlier versions are of one group, whosever they are.
+        if item.group != 0 && self.names.len() < MOST_NAMES {
+            self.names.insert(item.group, Arc::clone(&service));
+        }
+        service
+    }
+
+    fn event(&mut self, sink: &str, event: Event<'_>) {
+        self.states.event(event, Instant::now());
+        states::say(sink, self.states.lines());
+    }
+
+    /// What is to be sent now, or until when there is nothing; for ever where that is none.
+    fn next(&mut self, sink: &str) -> Result<Taken, Option<Instant>> {
+        let now = Instant::now();
+        if let Some(until) = self.unread.1.filter(|until| now < *until) {
+            return Err(Some(until));
+        }
+        let (turns, mut wait_until) = (&self.turns, None);
+        let taken = self.spool.take(Now::read(), |items| {
+            wait_until = None;
+            match turns.next(items, now) {
+                Next::Send(sequence) => Some(sequence),
+                Next::Wait(until) => {
+                    wait_until = Some(until);
+                    None
+                }
+                Next::Nothing => None,
+            }
+        });
+        self.turns.forget(self.spool.items());
+        match taken {
+            Ok(Some(taken)) => {
+                self.unread = (0, None);
+                Ok(taken)
+            }
+            Ok(None) => Err(wait_until),
+            Err(error) => {
+                self.figures.reads_failed += 1;
+                let failures = self.unread.0.saturating_add(1);
+                let until = now + wait(failures, None, leftover::random().unwrap_or_default());
+                self.unread = (failures, Some(until));
+                let (reason, ends) = (error.to_string(), Ends::WhenTaken);
+                let then = "it is tried again";
+                self.event(
+                    sink,
+                    Event {
+                        service: "",
+                        reason: &reason,
+                        detail: "",
+                        then,
+                        count: 1,
+                        unit: "attempts",
+                        ends,
+                    },
+                );
+                Err(Some(until))
+            }
+        }
+    }
+
+    /// What the receiver answered.
+    fn answered(&mut self, sink: &str, taken: &Taken, verdict: Verdict, remote: &dyn Remote) {
+        let Taken { item, payload } = taken;
+        let (now, chance) = (Instant::now(), leftover::random().unwrap_or_default());
+        let service = self.name_of(*item, payload, remote);
+        match verdict {
+            Verdict::Accepted { rejected, remark } => {
+                self.figures.sent += 1;
+                self.figures.sent_bytes += item.length;
+                self.figures.rejected_profiles += rejected;
+                self.spool.done(item.sequence);
+                self.turns.taken(*item);
+                self.sizes.taken(remote.raw_bytes(payload), now);
+                if rejected > 0 || remark.is_some() {
+                    let reason = remark.unwrap_or_else(|| "it gives no reason".to_owned());
+                    let reason = match rejected {
+                        0 => format!("the receiver says of profiles that it took: {reason}"),
+                        _ => format!("the receiver drops profiles of requests that it takes: {reason}"),
+                    };
+                    let event = Event {
+                        service: &service,
+                        reason: &reason,
+                        detail: "",
+                        then: "they are not sent again",
+                        count: rejected.max(1),
+                        unit: if rejected > 0 { "profiles" } else { "requests" },
+                        ends: Ends::WhenQuiet,
+                    };
+                    self.states.event(event, now);
+                }
+                self.states.taken(&service, now);
+                states::say(sink, self.states.lines());
+            }
+            Verdict::TooLarge(reason) => {
+                self.turns.judged(*item);
+                let raw = remote.raw_bytes(payload);
+                // Where longer ones are taken, more and shorter ones would be refused all the same.
+                if raw <= SHORT_BYTES && self.sizes.has_taken(raw) {
+                    self.give_up(sink, *item, &service, &reason, End::Refused);
+                    return;
+                }
+                self.sizes.refused(raw, true, now);
+                if !self.split(sink, taken, &service, &reason, remote) {
+                    self.give_up(sink, *item, &service, &reason, End::TooLarge);
+                }
+            }
+            // Whether its length is the reason shows when shorter ones are taken.
+            Verdict::Refused(reason)
+                if self.sizes.has_taken_none()
+                    && self.turns.attempts(*item) < FIRST_REFUSALS
+                    && remote.raw_bytes(payload) > SHORT_BYTES =>
+            {
+                let blame = self.turns.failed(*item, None, false, now, chance);
+                self.failed(sink, taken, &service, &reason, blame, remote);
+            }
+            Verdict::Refused(reason) => {
+                self.turns.judged(*item);
+                let raw = remote.raw_bytes(payload);
+                // What is no longer than others that were taken was not refused for its length.
+                let may_be_length = raw > SHORT_BYTES && self.sizes.is_beyond_taken(raw);
+                if may_be_length {
+                    self.sizes.refused(raw, false, now);
+                }
+                if !(may_be_length && self.split(sink, taken, &service, &reason, remote)) {
+                    self.give_up(sink, *item, &service, &reason, End::Refused);
+                }
+            }
+            Verdict::Denied(reason) => {
+                match self.turns.failed(*item, None, false, now, chance) {
+                    // It would be refused whatever it held, so it is kept.
+                    Blame::Receiver => {
+                        self.failed(sink, taken, &service, &reason, Blame::Receiver, remote);
+                    }
+                    Blame::Request | Blame::Ended { .. } => {
+                        self.give_up(sink, *item, &service, &reason, End::Denied);
+                    }
+                }
+            }
+            Verdict::Failed(reason) => {
+                let blame = self.turns.failed(*item, None, true, now, chance);
+                self.failed(sink, taken, &service, &reason, blame, remote);
+            }
+            Verdict::Later { after, reason } => {
+                let blame = self.turns.failed(*item, after, false, now, chance);
+                self.failed(sink, taken, &service, &reason, blame, remote);
+            }
+            Verdict::Unreached(reason) => {
+                self.turns.unreached(now, chance);
+                self.failed(sink, taken, &service, &reason, Blame::Receiver, remote);
+            }
+        }
+    }
+
+    fn failed(
+        &mut self,
+        sink: &str,
+        taken: &Taken,
+        service: &str,
+        reason: &str,
+        blame: Blame,
+        remote: &dyn Remote,
+    ) {
+        let (service_of_state, ends) = match blame {
+            Blame::Request => (service, Ends::WhenServiceTaken),
+            Blame::Receiver => ("", Ends::WhenTaken),
+            Blame::Ended { .. } => {
+                let raw = remote.raw_bytes(&taken.payload);
+                let may_be_length = raw > SHORT_BYTES && self.sizes.is_beyond_taken(raw);
+                if may_be_length {
+                    self.sizes.refused(raw, false, Instant::now());
+                }
+                if !(may_be_length && self.split(sink, taken, service, reason, remote)) {
+                    self.give_up(sink, taken.item, service, reason, End::Tries);
+                }
+                return;
+            }
+        };
+        self.spool.later();
+        self.figures.retries += 1;
+        let then = "it waits in the spool";
+        self.event(
+            sink,
+            Event { service: service_of_state, reason, detail: "", then, count: 1, unit: "attempts", ends },
+        );
+    }
+
+    /// Puts smaller requests in the place of one; false where that cannot be.
+    fn split(&mut self, sink: &str, taken: &Taken, service: &str, reason: &str, remote: &dyn Remote) -> bool {
+        let parts = remote.split(&taken.payload);
+        if parts.len() < 2 {
+            return false;
+        }
+        let at = SystemTime::UNIX_EPOCH + Duration::from_secs(taken.item.at);
+        self.figures.split += 1;
+        self.figures.parts += u64::try_from(parts.len()).unwrap_or_default();
+        for part in parts {
+            // What the spool does not take it has counted.
+            if let Err(error) = self.put(sink, at, Kind::Request, taken.item.group, &part) {
+                tracing::warn!(sink, service, %error, "a part of a request that is too large is lost");
+            }
+        }
+        self.spool.done(taken.item.sequence);
+        let then = "it is sent in smaller parts";
+        let ends = Ends::WhenQuiet;
+        self.event(sink, Event { service, reason, detail: "", then, count: 1, unit: "requests", ends });
+        true
+    }
+
+    fn give_up(&mut self, sink: &str, item: Item, service: &str, reason: &str, end: End) {
+        self.figures.refused += 1;
+        let (then, ends) = match end {
+            End::Refused => ("it is dropped", Ends::WhenQuiet),
+            End::Denied => ("it is dropped", Ends::WhenServiceTaken),
+            End::TooLarge => {
+                self.figures.too_large += 1;
+                ("it is one stack, or cannot be split, and is dropped", Ends::WhenQuiet)
+            }
+            End::Tries => {
+                self.figures.tries_over += 1;
+                ("it is dropped, since that was the answer each time", Ends::WhenQuiet)
+            }
+        };
+        self.spool.done(item.sequence);
+        self.event(sink, Event { service, reason, detail: "", then, count: 1, unit: "requests", ends });
     }
 }
 
@@ -194,10 +484,8 @@ impl Delivery {
         timeout: Duration,
     ) -> Result<(Self, Sender<Box<dyn Remote>>), FileError> {
         let spool = Spool::open(directory, limits)?;
-        let state =
-            State { spool, figures: Figures::default(), trouble: None, told_lost: None, closing: None };
-        let sink = sink.to_owned();
-        let shared = Arc::new(Shared { sink, state: Mutex::new(state), changed: Condvar::new() });
+        let (sink, state) = (sink.to_owned(), Mutex::new(State::new(spool)));
+        let shared = Arc::new(Shared { sink, state, changed: Condvar::new() });
         let other = Arc::clone(&shared);
         let (employ, employed) = channel::<Box<dyn Remote>>();
         let thread = std::thread::Builder::new()
@@ -212,20 +500,52 @@ impl Delivery {
         Ok((Self { shared, thread: Some(thread) }, employ))
     }
 
-    /// Puts what was made at `at` into the spool.
+    /// Puts what was made of a service at `at` into the spool.
     ///
     /// # Errors
     /// When it is lost.
-    pub fn put(&self, at: SystemTime, payload: &[u8]) -> Result<(), FileError> {
-        let put = self.shared.lock().put(&self.shared.sink, at, payload);
+    pub fn put(&self, at: SystemTime, kind: Kind, service: &str, payload: &[u8]) -> Result<(), FileError> {
+        let mut state = self.shared.lock();
+        let group = state.know(service);
+        let put = state.put(&self.shared.sink, at, kind, group, payload);
+        drop(state);
         self.shared.changed.notify_all();
         put
+    }
+
+    /// A window that waits to be made into requests. It stays until [`done`](Self::done).
+    #[must_use]
+    pub fn window(&self) -> Option<Taken> {
+        self.shared.lock().spool.window(Now::read())
+    }
+
+    /// Requests were made of this window.
+    pub fn done(&self, window: Item) {
+        let mut state = self.shared.lock();
+        // It may have been evicted meanwhile, which is its end then.
+        if state.spool.items().contains_key(&window.sequence) {
+            state.figures.split += 1;
+            state.spool.drop_item(window.sequence);
+        }
+    }
+
+    /// How long new requests may be, of which the receiver is said to take `most` bytes.
+    #[must_use]
+    pub fn bounds(&self, most: usize) -> Bounds {
+        self.shared.lock().sizes.bounds(most, Instant::now())
+    }
+
+    /// Says what happened while requests were made.
+    pub fn event(&self, event: Event<'_>) {
+        self.shared.lock().event(&self.shared.sink, event);
     }
 
     /// What it did so far.
     #[must_use]
     pub fn figures(&self) -> Figures {
-        let state = self.shared.lock();
+        let mut state = self.shared.lock();
+        state.states.look(Instant::now());
+        states::say(&self.shared.sink, state.states.lines());
         Figures { lost: state.spool.lost(), ..state.figures }
     }
 
@@ -236,7 +556,8 @@ impl Delivery {
         Backlog {
             requests: u64::try_from(state.spool.len()).unwrap_or(u64::MAX),
             bytes: state.spool.bytes(),
-            trouble: state.trouble.as_ref().map(|trouble| trouble.reason.clone()),
+            trouble: state.states.trouble().map(str::to_owned),
+            causes: state.states.sums().collect(),
         }
     }
 
@@ -247,6 +568,9 @@ impl Delivery {
         if let Some(thread) = self.thread.take() {
             // It panics only with a fault of this program, which the panic's message has told.
             thread.join().ok();
+            let mut state = self.shared.lock();
+            state.states.close(Instant::now());
+            states::say(&self.shared.sink, state.states.lines());
         }
     }
 }
@@ -312,13 +636,47 @@ impl Lazy {
     ///
     /// # Errors
     /// When the payload is lost, which is counted.
-    pub fn put(&mut self, at: SystemTime, payload: &[u8]) -> Result<(), FileError> {
+    pub fn put(
+        &mut self,
+        at: SystemTime,
+        kind: Kind,
+        service: &str,
+        payload: &[u8],
+    ) -> Result<(), FileError> {
         match self.started() {
-            Ok(delivery) => delivery.put(at, payload),
+            Ok(delivery) => delivery.put(at, kind, service, payload),
             Err(error) => {
                 self.lost += 1;
                 Err(error)
             }
+        }
+    }
+
+    /// See [`Delivery::window`]; none of one that has not begun.
+    #[must_use]
+    pub fn window(&self) -> Option<Taken> {
+        self.delivery.as_ref().and_then(Delivery::window)
+    }
+
+    /// See [`Delivery::done`].
+    pub fn done(&self, window: Item) {
+        if let Some(delivery) = &self.delivery {
+            delivery.done(window);
+        }
+    }
+
+    /// See [`Delivery::bounds`].
+    #[must_use]
+    pub fn bounds(&self, most: usize) -> Bounds {
+        let all = Bounds { samples: usize::MAX, bytes: most, lone_bytes: most };
+        self.delivery.as_ref().map_or(all, |delivery| delivery.bounds(most))
+    }
+
+    /// See [`Delivery::event`]; begins, if it has not.
+    pub fn event(&mut self, event: Event<'_>) {
+        // What is in its way is told with the next request.
+        if let Ok(delivery) = self.started() {
+            delivery.event(event);
         }
     }
 
@@ -368,112 +726,45 @@ impl Shared {
     }
 
     fn run(&self, timeout: Duration, remote: &mut dyn Remote) {
-        // In a row.
-        let (mut failures, mut refusals) = (0, 0_u32);
-        let mut failed = Failed::default();
         loop {
-            let (oldest, due) = {
+            let (taken, due) = {
                 let mut state = self.lock();
                 loop {
-                    if state.closing.is_some_and(|closing| Instant::now() >= closing) {
+                    let now = Instant::now();
+                    if state.closing.is_some_and(|closing| now >= closing) {
                         return;
                     }
-                    if let Some(oldest) = state.spool.oldest(Now::read()).transpose() {
-                        break (oldest, Instant::now() + timeout);
-                    }
+                    let until = match state.next(&self.sink) {
+                        Ok(taken) => break (taken, now + timeout),
+                        Err(until) => until,
+                    };
                     if state.closing.is_some() {
+                        // What cannot be sent now stays.
                         return;
                     }
-                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    state = match until {
+                        None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                        Some(until) => {
+                            let left = until.saturating_duration_since(now);
+                            self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                        }
+                    };
                 }
             };
             // The end may come while it is on its way.
             let deadline = || self.lock().closing.map_or(due, |closing| closing.min(due));
-            let answered = oldest.map(|oldest| (remote.send(&oldest.payload, &deadline), oldest));
+            let verdict = remote.send(&taken.payload, &deadline);
             let mut state = self.lock();
-            let pause = match answered {
-                Err(error) => {
-                    state.figures.reads_failed += 1;
-                    state.fail(&self.sink, error.to_string(), "it is tried again");
-                    failures += 1;
-                    Some((failures, None))
-                }
-                Ok((Verdict::Later { after, reason }, _)) => {
-                    state.spool.later();
-                    state.figures.retries += 1;
-                    state.fail(&self.sink, reason, "it waits in the spool");
-                    failures += 1;
-                    Some((failures, after))
-                }
-                Ok((Verdict::Failed(reason), oldest)) => {
-                    failures += 1;
-                    if failed.again(oldest.sequence) < MOST_FAILURES {
-                        state.spool.later();
-                        state.figures.retries += 1;
-                        state.fail(&self.sink, reason, "it waits in the spool");
-                    } else {
-                        state.spool.done(oldest.sequence);
-                        state.figures.refused += 1;
-                        state.fail(&self.sink, reason, "it is dropped, since that was the answer each time");
-                    }
-                    Some((failures, None))
-                }
-                Ok((Verdict::Accepted { rejected }, oldest)) => {
-                    if state.trouble.take().is_some() {
-                        tracing::info!(sink = self.sink, "sending profiles works again");
-                    }
-                    (failures, refusals) = (0, 0);
-                    state.figures.sent += 1;
-                    state.figures.sent_bytes += u64::try_from(oldest.payload.len()).unwrap_or(u64::MAX);
-                    state.figures.rejected_profiles += rejected;
-                    state.spool.done(oldest.sequence);
-                    None
-                }
-                Ok((Verdict::Refused(reason), oldest)) => {
-                    state.fail(&self.sink, reason, "it is dropped");
-                    (failures, refusals) = (0, refusals.saturating_add(1));
-                    state.figures.refused += 1;
-                    state.spool.done(oldest.sequence);
-                    // One alone may be the payload's own fault.
-                    (refusals > 1).then(|| (refusals - 1, None))
-                }
-            };
-            let Some((times, after)) = pause else { continue };
-            let until = Instant::now() + wait(times, after, leftover::random().unwrap_or_default());
-            while state.closing.is_none() && Instant::now() < until {
-                let left = until.saturating_duration_since(Instant::now());
-                (state, _) = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
-            }
-            if state.closing.is_some() {
+            if state.closing.is_some_and(|closing| Instant::now() >= closing)
+                && !matches!(verdict, Verdict::Accepted { .. })
+            {
+                // It was cut short by the end, which says nothing of the receiver.
+                state.spool.later();
                 return;
             }
+            state.answered(&self.sink, &taken, verdict, &*remote);
         }
     }
-}
-
-/// The payload that a receiver failed on last, by its sequence number, and how often.
-#[derive(Default)]
-struct Failed {
-    last: Option<u64>,
-    times: u32,
-}
-
-impl Failed {
-    /// It failed on this one: how often by now.
-    fn again(&mut self, sequence: u64) -> u32 {
-        self.times = if self.last.replace(sequence) == Some(sequence) { self.times + 1 } else { 1 };
-        self.times
-    }
-}
-
-/// Doubles with each failure and is spread by up to a fifth, so that the daemons of a cluster do not come back all at once. `chance` is any
-/// number.
-fn wait(failures: u32, asked: Option<Duration>, chance: u64) -> Duration {
-    let doubled =
-        FIRST_WAIT.saturating_mul(1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX));
-    let chosen = doubled.min(LONGEST_WAIT).max(asked.unwrap_or_default().min(MOST_ASKED));
-    let spread = u32::try_from(chance % 200).unwrap_or_default();
-    chosen + chosen / 1000 * spread
 }
 
 #[cfg(test)]
@@ -509,25 +800,25 @@ mod tests {
     }
 
     #[test]
-    fn each_payload_is_sent_in_order_and_counted_by_its_end() {
+    fn a_payload_that_waits_is_passed_by_others_and_each_is_counted_by_its_end() {
         let directory = tempfile::tempdir().unwrap();
         let (remote, answer, saw) = told();
         let mut delivery = started(directory.path(), remote);
         for payload in [b"one", b"two", b"six"] {
-            delivery.put(SystemTime::now(), payload).unwrap();
+            delivery.put(SystemTime::now(), Kind::Request, "web", payload).unwrap();
         }
         answer
-            .send(Verdict::Later { after: Some(Duration::from_millis(1)), reason: "busy".to_owned() })
+            .send(Verdict::Later { after: Some(Duration::from_secs(1)), reason: "busy".to_owned() })
             .unwrap();
-        answer.send(Verdict::Accepted { rejected: 2 }).unwrap();
+        answer.send(Verdict::Accepted { rejected: 2, remark: None }).unwrap();
         answer.send(Verdict::Refused("too bad".to_owned())).unwrap();
-        answer.send(Verdict::Accepted { rejected: 0 }).unwrap();
+        answer.send(Verdict::Accepted { rejected: 0, remark: None }).unwrap();
         let seen: Vec<Vec<u8>> = (0..4).map(|_| saw.recv().unwrap()).collect();
-        assert_eq!(seen, [b"one", b"one", b"two", b"six"]);
+        assert_eq!(seen, [b"one", b"two", b"six", b"one"]);
         delivery.close(Instant::now() + Duration::from_secs(60));
         let figures = delivery.figures();
         assert_eq!((figures.sent, figures.refused, figures.retries, figures.rejected_profiles), (2, 1, 1, 2));
-        assert_eq!((delivery.backlog(), figures.sent_bytes), (Backlog::default(), 6));
+        assert_eq!((delivery.backlog().requests, figures.sent_bytes), (0, 6));
     }
 
     #[test]
@@ -536,19 +827,21 @@ mod tests {
         let (remote, answer, saw) = told();
         let mut delivery = started(directory.path(), remote);
         for number in 0..20_u8 {
-            delivery.put(SystemTime::now(), &[number]).unwrap();
+            delivery.put(SystemTime::now(), Kind::Request, "web", &[number]).unwrap();
         }
         // Not before all are written, which takes as long as the disk takes.
         for _ in 0..20 {
-            answer.send(Verdict::Refused("who are you?".to_owned())).unwrap();
+            answer.send(Verdict::Denied("who are you?".to_owned())).unwrap();
         }
-        // The second refusal in a row is followed by a second of silence, in which the end comes.
-        assert_eq!((saw.recv().unwrap(), saw.recv().unwrap()), (vec![0], vec![1]));
+        // A refusal is followed by a second of silence, in which the end comes.
+        assert_eq!(saw.recv().unwrap(), vec![0]);
+        while delivery.backlog().trouble.is_none() {
+            std::thread::yield_now();
+        }
         delivery.close(Instant::now() + Duration::from_secs(60));
         let (figures, backlog) = (delivery.figures(), delivery.backlog());
-        assert_eq!((figures.sent, figures.refused), (0, 2));
-        let trouble = Some("who are you?".to_owned());
-        assert_eq!(backlog, Backlog { requests: 18, bytes: 18, trouble });
+        assert_eq!((figures.sent, figures.refused), (0, 1));
+        assert_eq!((backlog.requests, backlog.trouble.as_deref()), (19, Some("who are you?")));
     }
 
     #[test]
@@ -580,7 +873,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (remote, answer, saw) = told();
         let mut delivery = started(directory.path(), remote);
-        delivery.put(SystemTime::now(), b"kept").unwrap();
+        delivery.put(SystemTime::now(), Kind::Request, "web", b"kept").unwrap();
         saw.recv().unwrap();
         // Nobody answers: the close does not wait for a receiver that is away.
         drop(answer);
@@ -588,7 +881,7 @@ mod tests {
         assert_eq!((delivery.backlog().requests, delivery.figures().sent), (1, 0));
 
         let (remote, answer, saw) = told();
-        answer.send(Verdict::Accepted { rejected: 0 }).unwrap();
+        answer.send(Verdict::Accepted { rejected: 0, remark: None }).unwrap();
         let mut next = started(directory.path(), remote);
         assert_eq!(saw.recv().unwrap(), b"kept");
         next.close(Instant::now() + Duration::from_secs(60));
@@ -601,20 +894,20 @@ mod tests {
         let (remote, answer, saw) = told();
         let mut delivery = started(directory.path(), remote);
         let profile = |number: u8| vec![number; 100_000];
-        delivery.put(SystemTime::now(), &profile(0)).unwrap();
+        delivery.put(SystemTime::now(), Kind::Request, "web", &profile(0)).unwrap();
         assert_eq!(saw.recv().unwrap(), profile(0));
         for number in 1..40 {
-            delivery.put(SystemTime::now(), &profile(number)).unwrap();
+            delivery.put(SystemTime::now(), Kind::Request, "web", &profile(number)).unwrap();
         }
         // Ten find room.
         assert_eq!((delivery.backlog().requests, delivery.backlog().bytes), (10, 1_000_000));
         for _ in 0..10 {
-            answer.send(Verdict::Accepted { rejected: 0 }).unwrap();
+            answer.send(Verdict::Accepted { rejected: 0, remark: None }).unwrap();
         }
         delivery.close(Instant::now() + Duration::from_secs(60));
         assert!(saw.try_iter().eq((31..40).map(profile)));
         let figures = delivery.figures();
-        assert_eq!((figures.sent, figures.lost.evicted, delivery.backlog()), (10, 30, Backlog::default()));
+        assert_eq!((figures.sent, figures.lost.evicted, delivery.backlog().requests), (10, 30, 0));
     }
 
     #[test]
@@ -636,11 +929,11 @@ mod tests {
         let trouble = lazy.backlog().trouble.unwrap();
         assert!(trouble.contains(lock.to_str().unwrap()), "{trouble}");
         std::fs::remove_dir(&lock).unwrap();
-        answer.send(Verdict::Accepted { rejected: 0 }).unwrap();
+        answer.send(Verdict::Accepted { rejected: 0, remark: None }).unwrap();
         lazy.take_up();
         assert_eq!(saw.recv().unwrap(), b"left");
         lazy.close(Instant::now() + Duration::from_secs(60));
-        assert_eq!((lazy.figures().sent, lazy.backlog()), (1, Backlog::default()));
+        assert_eq!((lazy.figures().sent, lazy.backlog().requests), (1, 0));
     }
 
     #[test]
@@ -648,33 +941,13 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (remote, answer, saw) = told();
         let mut delivery = started(directory.path(), remote);
-        delivery.put(SystemTime::now(), b"odd").unwrap();
+        delivery.put(SystemTime::now(), Kind::Request, "web", b"odd").unwrap();
         answer.send(Verdict::Failed("internal".to_owned())).unwrap();
-        answer.send(Verdict::Accepted { rejected: 0 }).unwrap();
+        answer.send(Verdict::Accepted { rejected: 0, remark: None }).unwrap();
         assert_eq!((saw.recv().unwrap(), saw.recv().unwrap()), (b"odd".to_vec(), b"odd".to_vec()));
         delivery.close(Instant::now() + Duration::from_secs(60));
         let figures = delivery.figures();
         assert_eq!((figures.sent, figures.retries, figures.refused), (1, 1, 0));
-
-        let mut failed = Failed::default();
-        let times: Vec<u32> = [7, 7, 8, 8, 8, 7].into_iter().map(|sequence| failed.again(sequence)).collect();
-        assert_eq!(times, [1, 2, 1, 2, 3, 1]);
-        // As long as its constant's comment says.
-        let waits: Duration = (1..MOST_FAILURES).map(|failures| wait(failures, None, 0)).sum();
-        assert_eq!(waits.as_secs() / 60, 18);
-    }
-
-    #[test]
-    fn a_trouble_is_told_when_it_begins_changes_or_lasts() {
-        let told = Instant::now();
-        let away = Trouble { reason: "no route".to_owned(), then: "it waits in the spool", told };
-        let is_news = |reason, then, after| is_news(Some(&away), reason, then, told + after);
-        let second = Duration::from_secs(1);
-        assert!(super::is_news(None, "no route", "it waits in the spool", told));
-        assert!(!is_news("no route", "it waits in the spool", TELL_AGAIN - second));
-        assert!(is_news("no route", "it waits in the spool", TELL_AGAIN));
-        assert!(is_news("no route", "it is dropped", second));
-        assert!(is_news("who are you?", "it waits in the spool", second));
     }
 
     #[test]
@@ -685,29 +958,16 @@ mod tests {
         let (remote, answer, saw) = told();
         let mut lazy = Lazy::new("test", directory.clone(), LIMITS, Duration::from_secs(1), remote);
         for _ in 0..2 {
-            let error = lazy.put(SystemTime::now(), b"lost").unwrap_err().to_string();
+            let error = lazy.put(SystemTime::now(), Kind::Request, "web", b"lost").unwrap_err().to_string();
             assert!(error.contains(directory.to_str().unwrap()), "{error}");
             assert_eq!(lazy.backlog().trouble, Some(error));
         }
         assert_eq!(lazy.figures().lost.refused, 2);
         std::fs::remove_file(&directory).unwrap();
-        answer.send(Verdict::Accepted { rejected: 0 }).unwrap();
-        lazy.put(SystemTime::now(), b"sent").unwrap();
+        answer.send(Verdict::Accepted { rejected: 0, remark: None }).unwrap();
+        lazy.put(SystemTime::now(), Kind::Request, "web", b"sent").unwrap();
         assert_eq!(saw.recv().unwrap(), b"sent");
         lazy.close(Instant::now() + Duration::from_secs(60));
         assert_eq!((lazy.figures().sent, lazy.figures().lost.refused), (1, 2));
-    }
-
-    #[test]
-    fn waits_double_up_to_a_limit_and_obey_the_receiver() {
-        assert_eq!(wait(1, None, 0), Duration::from_secs(1));
-        assert_eq!(wait(4, None, 0), Duration::from_secs(8));
-        assert_eq!(wait(400, None, 0), LONGEST_WAIT);
-        assert_eq!(wait(1, Some(Duration::from_secs(900)), 0), Duration::from_secs(900));
-        assert_eq!(wait(1, Some(Duration::MAX), 0), MOST_ASKED);
-        assert!(
-            wait(1, None, 199) < Duration::from_millis(1200)
-                && wait(1, None, 199) > Duration::from_millis(1150)
-        );
     }
 }

@@ -4,6 +4,7 @@
 //!
 //! A [`Client`] posts to a receiver, with a deadline for all of it and an answer of bounded length; a [`Peer`] hands an answer over as it comes.
 
+use super::words;
 use crate::leftover;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Bytes, Incoming};
@@ -136,7 +137,7 @@ pub enum HttpError {
     #[error("no file with certificate authorities: expected {}, or one named in the configuration", AUTHORITIES.join(" or "))]
     NoAuthorities,
     /// A certificate, ours or theirs.
-    #[error("TLS: {0}")]
+    #[error("{}", words::of_tls(.0))]
     Tls(#[from] rustls::Error),
     /// A header.
     #[error("header {name}: {source}")]
@@ -147,7 +148,7 @@ pub enum HttpError {
         source: InvalidHeaderValue,
     },
     /// No connection, or a handshake that failed.
-    #[error("{to}: {source}")]
+    #[error("{to}: {}", words::of_connection(source))]
     Connect {
         /// Host and port.
         to: String,
@@ -155,7 +156,7 @@ pub enum HttpError {
         source: io::Error,
     },
     /// The conversation failed.
-    #[error("HTTP: {0}")]
+    #[error("{}", words::of_request(.0))]
     Http(#[from] hyper::Error),
     /// The request cannot be written as one.
     #[error("HTTP: {0}")]

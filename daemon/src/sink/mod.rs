@@ -13,15 +13,20 @@ pub mod http;
 pub mod lock;
 pub mod orphans;
 pub mod otlp;
+pub mod parts;
 pub mod pyroscope;
 pub mod receiver;
 #[cfg(feature = "object-storage")]
 pub mod s3;
+pub mod sizes;
 pub mod spool;
+pub mod states;
+pub mod turns;
+pub mod words;
 
 use self::deliver::Backlog;
-use crate::pprof::proto::Profile;
-use crate::pprof::{self, PprofError};
+use self::parts::Hurry;
+use crate::pprof::PprofError;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -59,28 +64,19 @@ impl Packed {
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
-
-    /// What is in it. It is made for each sink that needs it, which keeps it no longer than that: one that hangs would else hold on to all that wait. And one
-    /// sink at a time: see [`unpacking`].
-    ///
-    /// # Errors
-    /// When it cannot be read, which is a fault of this program.
-    pub fn message(&self) -> Result<Profile, PprofError> {
-        pprof::unpack(&self.0)
-    }
 }
 
-/// The turn to have a message: of several sinks that are given one window at the same moment each would have its own, ten times as large as all that is counted
-/// as waiting. Not to be held while a disk is waited for.
+/// The turn to make parts of a profile, each ten times as large as its bytes in the spool: several
+/// sinks are given one window at the same moment. Not to be held while a disk is waited for.
 pub(crate) fn unpacking() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
-impl From<Profile> for Packed {
-    fn from(profile: Profile) -> Self {
-        Self::new(pprof::pack(&profile).unwrap())
+impl From<crate::pprof::proto::Profile> for Packed {
+    fn from(profile: crate::pprof::proto::Profile) -> Self {
+        Self::new(crate::pprof::pack(&profile).unwrap())
     }
 }
 
@@ -108,6 +104,12 @@ pub trait Sink: Send {
 
     /// The directory that it works in: only one sink does at a time.
     fn place(&self) -> &Path;
+
+    /// So many bytes of memory are there for all of the program. Said before the first profile.
+    fn within(&mut self, _memory: u64) {}
+
+    /// How it learns that the daemon ends. Said before the first profile.
+    fn hurries(&mut self, _hurry: Hurry) {}
 
     /// Takes one profile. It is given once: what is to be sent again later the sink keeps itself.
     ///

@@ -6,14 +6,15 @@
 
 use super::deliver::{Backlog, Lazy, Remote, Verdict};
 use super::http::{Answer, Client, Version};
-use super::receiver::{self, Reach, SpoolOptions, retry_after, said};
+use super::parts::{Hurry, Outgoing};
+use super::receiver::{self, Reach, SpoolOptions, retry_after, said, speaks_of_size};
 use super::spool::Limits;
 use super::{Finished, Sink, SinkError, unpacking};
 use crate::config::units::{Bytes, Span};
 use crate::pprof;
-use crate::pprof::narrow::narrow;
 use crate::pprof::proto::Profile;
-use crate::pprof::split::split;
+use crate::pprof::split::{Bounds, Kept, Splitter};
+use crate::pprof::stream::unpacked_bytes;
 use hyper::header::{CONTENT_TYPE, HeaderName};
 use prost::Message;
 use schemars::JsonSchema;
@@ -41,6 +42,8 @@ const MOST_VALUE_BYTES: usize = 2048;
 pub const MOST_AGE: Duration = Duration::from_secs(3600 - 120);
 /// What the profile's types are found under in the server's list: `perfusion:cpu:nanoseconds:cpu:nanoseconds`.
 const NAME: &str = "perfusion";
+/// The label of a series that has the service's name.
+const SERVICE: &str = "service_name";
 /// What a pod's samples have that a series may be made of (`kubernetes::pods`).
 const POD: [&str; 3] = ["k8s.namespace.name", "k8s.pod.name", "k8s.container.name"];
 
@@ -149,12 +152,9 @@ impl PyroscopeOptions {
 /// The sink.
 pub struct Pyroscope {
     name: String,
-    most_bytes: usize,
     sample_labels: Vec<String>,
     limits: Limits,
-    delivery: Lazy,
-    requests: u64,
-    dropped_samples: u64,
+    outgoing: Outgoing,
     dropped_labels: u64,
 }
 
@@ -172,17 +172,41 @@ impl Pyroscope {
     fn with(options: &PyroscopeOptions, limits: Limits, directory: PathBuf, server: impl Remote) -> Self {
         let limits = Limits { age: limits.age.min(MOST_AGE), ..limits };
         let name = format!("pyroscope {}", options.place());
+        let delivery = Lazy::new(&name, directory, limits, options.timeout.0, server);
+        let most_bytes = usize::try_from(options.max_profile.0).unwrap_or(usize::MAX);
         Self {
-            delivery: Lazy::new(&name, directory, limits, options.timeout.0, server),
             name,
-            most_bytes: usize::try_from(options.max_profile.0).unwrap_or(usize::MAX),
             sample_labels: options.sample_labels.clone(),
             limits,
-            requests: 0,
-            dropped_samples: 0,
+            outgoing: Outgoing::new(delivery, most_bytes, "profile"),
             dropped_labels: 0,
         }
     }
+}
+
+/// Makes requests of a window's samples from `first` on and puts them into the spool. Answers how
+/// many labels found no room.
+fn make(
+    outgoing: &mut Outgoing,
+    wanted: &[String],
+    age: Duration,
+    finished: &Finished,
+    first: u64,
+) -> Result<u64, SinkError> {
+    let at = aged_from(finished, age);
+    let Some(tables) = outgoing.tables(finished, first, at)? else { return Ok(0) };
+    let (labels, dropped) = labels(finished);
+    let (names, dropped_of_samples) = sample_labels(wanted, &labels, &tables);
+    let kept = Kept { names: &names, cut: |value| cut(value, MOST_VALUE_BYTES) };
+    let splitter = Splitter::new(&tables, outgoing.bounds(MOST_SAMPLES), kept);
+    outgoing.put(finished, first, at, splitter, |part| request(&labels, &part))?;
+    Ok(dropped + dropped_of_samples)
+}
+
+fn request(labels: &[LabelPair], part: &Profile) -> Result<Vec<u8>, SinkError> {
+    let samples = vec![RawSample { raw_profile: pprof::pack(part)? }];
+    let series = vec![RawProfileSeries { labels: labels.to_vec(), samples }];
+    Ok(PushRequest { series }.encode_to_vec())
 }
 
 impl Sink for Pyroscope {
@@ -191,53 +215,43 @@ impl Sink for Pyroscope {
     }
 
     fn place(&self) -> &Path {
-        self.delivery.directory()
+        self.outgoing.delivery.directory()
+    }
+
+    fn within(&mut self, memory: u64) {
+        self.outgoing.within(memory);
+    }
+
+    fn hurries(&mut self, hurry: Hurry) {
+        self.outgoing.hurry = hurry;
     }
 
     fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
-        let (labels, dropped) = labels(finished);
-        let one = unpacking();
-        let profile = finished.profile.message()?;
-        let (kept, dropped_of_samples) = sample_labels(&self.sample_labels, &labels, &profile);
-        self.dropped_labels += dropped + dropped_of_samples;
-        let narrowed = narrow(&profile, &kept, |value| cut(value, MOST_VALUE_BYTES));
-        let split = split(&narrowed, MOST_SAMPLES, self.most_bytes);
-        self.dropped_samples += split.dropped_samples;
-        let request = |part: &Profile| {
-            let samples = vec![RawSample { raw_profile: pprof::pack(part)? }];
-            let series = vec![RawProfileSeries { labels: labels.clone(), samples }];
-            Ok(PushRequest { series }.encode_to_vec())
-        };
-        let requests: Vec<Result<Vec<u8>, SinkError>> = split.parts.iter().map(request).collect();
-        let dropped_samples = split.dropped_samples;
-        // Before the disk is waited for.
-        drop((split, narrowed, profile, one));
-        let at = aged_from(finished, self.limits.age);
-        let spooled = receiver::each(requests, |request| {
-            let request = request?;
-            self.requests += 1;
-            Ok(self.delivery.put(at, &request)?)
-        });
-        spooled.and(receiver::all_fitted(dropped_samples, "profile", self.most_bytes))
+        let Self { outgoing, sample_labels, limits, dropped_labels, .. } = self;
+        *dropped_labels += make(outgoing, sample_labels, limits.age, finished, 0)?;
+        Ok(())
     }
 
     fn window_over(&mut self) {
-        self.delivery.take_up();
+        let Self { outgoing, sample_labels, limits, dropped_labels, .. } = self;
+        outgoing.take_up(|outgoing, finished, first| {
+            *dropped_labels += make(outgoing, sample_labels, limits.age, finished, first)?;
+            Ok(())
+        });
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        let mut counters = self.delivery.figures().counters(self.requests).to_vec();
-        counters.push(("samples_too_long", self.dropped_samples));
+        let (mut counters, _) = self.outgoing.counters();
         counters.push(("labels_too_many", self.dropped_labels));
         counters
     }
 
     fn backlog(&self) -> Option<Backlog> {
-        Some(self.delivery.backlog())
+        Some(self.outgoing.delivery.backlog())
     }
 
     fn close(&mut self, deadline: Instant) {
-        self.delivery.close(deadline);
+        self.outgoing.delivery.close(deadline);
     }
 }
 
@@ -286,7 +300,7 @@ fn sample_labels<'a>(
 fn labels(finished: &Finished) -> (Vec<LabelPair>, u64) {
     let mut all: BTreeMap<String, String> = BTreeMap::new();
     all.insert("__name__".to_owned(), NAME.to_owned());
-    all.insert("service_name".to_owned(), cut(&finished.service, MOST_VALUE_BYTES).to_owned());
+    all.insert(SERVICE.to_owned(), cut(&finished.service, MOST_VALUE_BYTES).to_owned());
     let mut dropped = 0;
     for (name, value) in finished.labels.iter().filter(|(name, value)| !name.is_empty() && !value.is_empty())
     {
@@ -307,9 +321,53 @@ impl Remote for Server {
         let headers = [(CONTENT_TYPE, "application/proto"), (PROTOCOL, "1")];
         match self.0.post(PATH, &headers, payload.to_vec(), deadline) {
             Ok(answer) => verdict(&answer),
-            Err(error) => receiver::unreached(error),
+            Err(error) => receiver::unreached(&error),
         }
     }
+
+    fn service(&self, payload: &[u8]) -> String {
+        let series = PushRequest::decode(payload).unwrap_or_default().series;
+        let mut labels = series.into_iter().flat_map(|series| series.labels);
+        labels.find(|label| label.name == SERVICE).map_or_else(String::new, |label| label.value)
+    }
+
+    fn raw_bytes(&self, payload: &[u8]) -> usize {
+        let series = PushRequest::decode(payload).unwrap_or_default().series;
+        let samples = series.iter().flat_map(|series| &series.samples);
+        samples.map(|sample| unpacked_bytes(&sample.raw_profile)).sum()
+    }
+
+    fn split(&self, payload: &[u8]) -> Vec<Vec<u8>> {
+        let _one = unpacking();
+        halves(payload).unwrap_or_default()
+    }
+}
+
+/// A push of one profile -> two that have half of its samples each; none where it has one sample.
+fn halves(payload: &[u8]) -> Result<Vec<Vec<u8>>, SinkError> {
+    let push = PushRequest::decode(payload).map_err(pprof::PprofError::from)?;
+    let [series] = push.series.as_slice() else { return Ok(Vec::new()) };
+    let [sample] = series.samples.as_slice() else { return Ok(Vec::new()) };
+    let whole = pprof::unpack(&sample.raw_profile)?;
+    if whole.sample.len() < 2 {
+        return Ok(Vec::new());
+    }
+    let keys = whole.sample.iter().flat_map(|sample| &sample.label).map(|label| label.key);
+    let texts = keys.filter_map(|key| whole.string_table.get(usize::try_from(key).ok()?));
+    let names: BTreeMap<&str, String> = texts.map(|name| (name.as_str(), name.clone())).collect();
+    let (first, second) = whole.sample.split_at(whole.sample.len() / 2);
+    [first, second]
+        .into_iter()
+        .map(|samples| {
+            let all = Bounds { samples: usize::MAX, bytes: usize::MAX, lone_bytes: usize::MAX };
+            let mut splitter = Splitter::new(&whole, all, Kept { names: &names, cut: |value| value });
+            for sample in samples {
+                // All fit into one.
+                splitter.add(sample);
+            }
+            request(&series.labels, &splitter.finish().0.unwrap_or_default())
+        })
+        .collect()
 }
 
 /// Connect answers a request in the type it came in (connectrpc.com/docs/protocol, "Unary-Response").
@@ -321,7 +379,7 @@ fn is_of_the_protocol(answer: &Answer) -> bool {
 /// server's own fault, which may pass, or what it says of a profile that it cannot cope with; what it does not take for good is 400, 401, 403, 404, 413, 501.
 fn verdict(answer: &Answer) -> Verdict {
     match answer.status {
-        200..=299 if is_of_the_protocol(answer) => Verdict::Accepted { rejected: 0 },
+        200..=299 if is_of_the_protocol(answer) => Verdict::Accepted { rejected: 0, remark: None },
         // A page to log in at, or another service behind the same address.
         200..=299 => {
             let found =
@@ -336,14 +394,17 @@ fn verdict(answer: &Answer) -> Verdict {
         408 | 429 | 502 | 503 | 504 => {
             Verdict::Later { after: retry_after(&answer.headers), reason: said(answer) }
         }
-        _ => Verdict::Refused(said(answer)),
+        413 => Verdict::TooLarge(said(answer)),
+        400 | 422 if speaks_of_size(&answer.body) => Verdict::TooLarge(said(answer)),
+        400 | 409 | 411 | 422 => Verdict::Refused(said(answer)),
+        _ => Verdict::Denied(said(answer)),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pprof::proto::Sample;
+    use crate::pprof::proto::{Label, Sample};
     use crate::sink::spool::Spool;
     use hyper::body::Bytes as Body;
     use hyper::header::{HeaderMap, HeaderValue, RETRY_AFTER};
@@ -408,7 +469,7 @@ mod tests {
     impl Remote for Takes {
         fn send(&mut self, payload: &[u8], _: &dyn Fn() -> Instant) -> Verdict {
             self.0.send(payload.to_vec()).unwrap();
-            Verdict::Accepted { rejected: 0 }
+            Verdict::Accepted { rejected: 0, remark: None }
         }
     }
 
@@ -433,6 +494,41 @@ mod tests {
         sink.close(Instant::now() + Duration::from_secs(60));
         assert!(sent.try_recv().is_err());
         assert!(sink.counters().contains(&("requests_expired", 1)), "{:?}", sink.counters());
+    }
+
+    #[test]
+    fn halves_of_a_push_have_its_samples_and_labels_between_them() {
+        let sample = |value| Sample {
+            value: vec![value],
+            label: vec![Label { key: 1, str: 2, ..Label::default() }],
+            ..Sample::default()
+        };
+        let mut whole = Profile {
+            string_table: ["", "pod", "web-1"].map(str::to_owned).to_vec(),
+            sample: (1..=5_i64)
+                .map(|value| Sample { location_id: vec![value.cast_unsigned()], ..sample(value) })
+                .collect(),
+            ..Profile::default()
+        };
+        whole.location =
+            (1..=5).map(|id| crate::pprof::proto::Location { id, ..Default::default() }).collect();
+        let pushed = request(&labels(&finished(&[])).0, &whole).unwrap();
+        let parts = halves(&pushed).unwrap();
+        let found: Vec<Profile> = parts
+            .iter()
+            .map(|part| {
+                let push = PushRequest::decode(part.as_slice()).unwrap();
+                assert!(push.series[0].labels.iter().any(|label| label.name == SERVICE));
+                pprof::unpack(&push.series[0].samples[0].raw_profile).unwrap()
+            })
+            .collect();
+        let values: Vec<i64> =
+            found.iter().flat_map(|part| &part.sample).map(|sample| sample.value[0]).collect();
+        assert_eq!((parts.len(), values), (2, vec![1, 2, 3, 4, 5]));
+        assert!(found.iter().all(|part| part.sample.iter().all(|sample| sample.label.len() == 1)));
+        let lone = Profile { sample: vec![sample(1)], ..whole };
+        let one = request(&labels(&finished(&[])).0, &lone).unwrap();
+        assert_eq!(halves(&one).unwrap(), Vec::<Vec<u8>>::new());
     }
 
     #[test]
@@ -471,7 +567,7 @@ mod tests {
             answer.headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
             verdict(&answer)
         };
-        assert_eq!(of_type("application/proto"), Verdict::Accepted { rejected: 0 });
+        assert_eq!(of_type("application/proto"), Verdict::Accepted { rejected: 0, remark: None });
         // A page to log in at.
         let Verdict::Later { reason, .. } = of_type("text/html; charset=utf-8") else { panic!() };
         assert!(
@@ -487,8 +583,15 @@ mod tests {
             assert_eq!(after, Some(Duration::from_secs(7)));
             assert!(reason.contains("resource_exhausted"), "{reason}");
         }
-        for status in [301, 400, 401, 404, 413, 422, 501] {
+        for status in [301, 401, 403, 404, 501] {
+            assert!(matches!(verdict(&answer(status)), Verdict::Denied(_)), "{status}");
+        }
+        for status in [400, 422] {
             assert!(matches!(verdict(&answer(status)), Verdict::Refused(_)), "{status}");
         }
+        let mut long = answer(400);
+        long.body = Body::from_static(b"the profile exceeds the maximum allowed size");
+        assert!(matches!(verdict(&long), Verdict::TooLarge(_)));
+        assert!(matches!(verdict(&answer(413)), Verdict::TooLarge(_)));
     }
 }

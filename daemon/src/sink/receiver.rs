@@ -202,33 +202,23 @@ pub fn trouble_of_files(settings: &http::Settings, version: Version) -> Option<S
     Some(format!("{error}; what is for it waits in the spool until that is repaired"))
 }
 
-/// When there was no answer. Nobody there, no name, a certificate that has run out: all of it can be repaired while the profile waits.
-pub(super) fn unreached(error: http::HttpError) -> Verdict {
-    Verdict::Later { after: None, reason: error.to_string() }
-}
-
-/// Does it with each part of a profile: what becomes of one is nothing to the rest.
-///
-/// # Errors
-/// The first there was.
-pub(super) fn each<T>(
-    parts: impl IntoIterator<Item = T>,
-    does: impl FnMut(T) -> Result<(), SinkError>,
-) -> Result<(), SinkError> {
-    parts.into_iter().map(does).fold(Ok(()), Result::and)
-}
-
-/// When so many samples found no room in any request; `what` and `bytes` are what a request holds.
-///
-/// # Errors
-/// If there are any.
-pub(super) fn all_fitted(samples: u64, what: &str, bytes: usize) -> Result<(), SinkError> {
-    if samples == 0 {
-        return Ok(());
+/// When there was no answer. Nobody there, no name, a certificate that has run out: all of it can be
+/// repaired while the profile waits. What happened when it was on its way may be its own fault.
+pub(super) fn unreached(error: &http::HttpError) -> Verdict {
+    let reason = error.to_string();
+    match error {
+        http::HttpError::Http(_) | http::HttpError::Body(_) | http::HttpError::Timeout => {
+            Verdict::Later { after: None, reason }
+        }
+        _ => Verdict::Unreached(reason),
     }
-    Err(SinkError::Refused {
-        reason: format!("{samples} samples, each longer than a {what} may be ({bytes} bytes)"),
-    })
+}
+
+/// True of a text that is about the length of a request.
+pub(super) fn speaks_of_size(text: &[u8]) -> bool {
+    const WORDS: [&str; 7] = ["too large", "too big", "too long", "larger than", "size", "maximum", "max_"];
+    let text = String::from_utf8_lossy(text).to_ascii_lowercase();
+    WORDS.iter().any(|word| text.contains(word))
 }
 
 /// What a receiver says that did not take something.
@@ -270,17 +260,6 @@ mod tests {
         );
         assert!(spool.directory_of("otlp", &"x".repeat(300)).unwrap_err().contains("too long"));
         assert!(SpoolOptions::default().directory_of("otlp", "http://a").is_err());
-    }
-
-    #[test]
-    fn a_part_that_finds_no_room_costs_neither_the_rest_nor_its_own_error() {
-        let mut done = Vec::new();
-        let first = each(&[1, 2, 3, 4], |&part| {
-            done.push(part);
-            if part % 2 == 0 { Err(SinkError::Refused { reason: part.to_string() }) } else { Ok(()) }
-        });
-        assert_eq!((first.unwrap_err().to_string().as_str(), done), ("2", vec![1, 2, 3, 4]));
-        assert!(each(&[1], |_| Ok(())).is_ok());
     }
 
     #[test]

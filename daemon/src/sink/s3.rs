@@ -5,6 +5,7 @@ use super::deliver::{Backlog, Lazy, Remote, Verdict};
 use super::directory::{encode, file_name, moment};
 use super::file::{self, FileError};
 use super::receiver::{SpoolOptions, only_a_place, shortened};
+use super::spool::Kind;
 use super::{Finished, Sink, SinkError};
 use crate::config::units::Span;
 use object_store::aws::{AmazonS3, AmazonS3Builder, AwsCredential};
@@ -235,7 +236,8 @@ impl Sink for S3 {
     fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
         let object = Object { key: key(&self.prefix, finished), body: finished.profile.bytes().to_vec() };
         self.objects += 1;
-        Ok(self.delivery.put(finished.start + finished.duration, &object.encode_to_vec())?)
+        let at = finished.start + finished.duration;
+        Ok(self.delivery.put(at, Kind::Request, &finished.service, &object.encode_to_vec())?)
     }
 
     fn window_over(&mut self) {
@@ -278,7 +280,8 @@ impl Drop for Bucket {
 }
 
 impl Remote for Bucket {
-    /// Nothing that a store says is about this object alone, so all of it waits: a key that ran out and a bucket that is not there can be repaired meanwhile.
+    /// Nothing that a store says is known to be about this object alone, so it waits: a key that ran out and a bucket that is not there can be repaired
+    /// meanwhile. One that is refused again and again while others are taken is given up.
     fn send(&mut self, payload: &[u8], deadline: &dyn Fn() -> Instant) -> Verdict {
         let Ok(Object { key, body }) = Object::decode(payload) else {
             return Verdict::Refused("what waited in the spool is no object".to_owned());
@@ -300,9 +303,18 @@ impl Remote for Bucket {
             }
         });
         match answer {
-            Ok(_) => Verdict::Accepted { rejected: 0 },
-            Err(error) => later(shortened(&error)),
+            Ok(_) => Verdict::Accepted { rejected: 0, remark: None },
+            // Its key has the service in it, and the cause is the same for all.
+            Err(error) => {
+                let key: &str = key.as_ref();
+                later(shortened(&error.replace(key, "…")))
+            }
         }
+    }
+
+    fn service(&self, payload: &[u8]) -> String {
+        let key = Object::decode(payload).unwrap_or_default().key;
+        key.rsplit('/').nth(2).unwrap_or_default().to_owned()
     }
 }
 

@@ -5,7 +5,7 @@
 use super::age::Now;
 use super::file::{self, FileError};
 use super::lock::{self, Lock};
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -42,27 +42,46 @@ pub struct Lost {
     pub gone: u64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Item {
-    sequence: u64,
-    /// Seconds since the epoch.
-    at: u64,
-    /// What was put.
-    length: u64,
-    /// What its file takes.
-    bytes: u64,
+/// What a file holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kind {
+    /// A request as it is sent.
+    #[default]
+    Request,
+    /// A window of which requests are to be made.
+    Window,
 }
 
-/// The oldest that waits.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Oldest {
-    /// For [`Spool::done`].
+/// One that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// What names it.
     pub sequence: u64,
+    /// What it holds.
+    pub kind: Kind,
+    /// The [`group_of`] its service; 0 when that is not known.
+    pub group: u64,
+    /// When it was made, seconds since the epoch.
+    pub at: u64,
+    /// Bytes that were put.
+    pub length: u64,
+    /// Bytes that its file takes.
+    pub bytes: u64,
+}
+
+/// Those that wait, by their sequence numbers: the oldest first.
+pub type Items = BTreeMap<u64, Item>;
+
+/// One that is being sent.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// Which.
+    pub item: Item,
     /// What was put.
     pub payload: Vec<u8>,
 }
 
-/// The oldest is there and cannot be read now.
+/// One is there and cannot be read now.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read {}: {source}", path.display())]
 pub struct Unreadable {
@@ -80,7 +99,7 @@ pub struct Spool {
     directory: PathBuf,
     limits: Limits,
     /// Oldest first.
-    items: VecDeque<Item>,
+    items: Items,
     /// Done with, but their files could not be removed: they are not sent again, and removed as soon as that is possible.
     left: Vec<Item>,
     /// Of the files of both.
@@ -133,7 +152,7 @@ impl Spool {
             limits,
             bytes: items.iter().chain(&left).map(|item| item.bytes).sum(),
             next,
-            items: items.into(),
+            items: items.into_iter().map(|item| (item.sequence, item)).collect(),
             left,
             busy: None,
             looked: None,
@@ -146,9 +165,15 @@ impl Spool {
     ///
     /// # Errors
     /// When it does not fit or the disk refuses it; it is counted.
-    pub fn put(&mut self, at: SystemTime, payload: &[u8]) -> Result<(), FileError> {
+    pub fn put_as(
+        &mut self,
+        at: SystemTime,
+        kind: Kind,
+        group: u64,
+        payload: &[u8],
+    ) -> Result<(), FileError> {
         let bytes = u64::try_from(payload.len()).unwrap_or(u64::MAX);
-        let item = Item { sequence: self.next, at: seconds(at), length: bytes, bytes };
+        let item = Item { sequence: self.next, kind, group, at: seconds(at), length: bytes, bytes };
         let name = name(item);
         let path = self.directory.join(&name);
         if bytes > self.limits.bytes {
@@ -198,23 +223,30 @@ impl Spool {
         }
         self.next = self.next.saturating_add(1);
         self.bytes = self.bytes.saturating_add(bytes);
-        self.items.push_back(item);
+        self.items.insert(item.sequence, item);
         Ok(())
     }
 
-    /// The oldest that is not too old at `now`; those before it go. It stays, whatever is put, until [`done`](Self::done) or
-    /// [`later`](Self::later).
+    /// The one that `pick` names of those that are not too old at `now`; what is too old goes. It
+    /// stays, whatever is put, until [`done`](Self::done) or [`later`](Self::later).
     ///
     /// # Errors
-    /// When it cannot be read. What is in the way, such as too many open files, is most likely in the way of all and may pass, so all stay; one
-    /// that cannot be read again and again goes, and is counted.
-    pub fn oldest(&mut self, now: Now) -> Result<Option<Oldest>, Unreadable> {
+    /// When it cannot be read. What is in the way, such as too many open files, is most likely in the
+    /// way of all and may pass, so all stay. One that cannot be read again and again goes, and is
+    /// counted.
+    pub fn take(
+        &mut self,
+        now: Now,
+        mut pick: impl FnMut(&Items) -> Option<u64>,
+    ) -> Result<Option<Taken>, Unreadable> {
         loop {
             self.expire(now);
-            let Some(&item) = self.items.front() else { return Ok(None) };
+            let Some(&item) = pick(&self.items).and_then(|sequence| self.items.get(&sequence)) else {
+                return Ok(None);
+            };
             // It may have been put since the last look.
             if now.tells_age && self.is_too_old(item, seconds(now.wall)) {
-                self.remove(0);
+                self.remove(item.sequence);
                 self.lost.expired += 1;
                 continue;
             }
@@ -226,7 +258,7 @@ impl Spool {
                 Ok(payload) => {
                     self.unread = None;
                     self.busy = Some(item.sequence);
-                    return Ok(Some(Oldest { sequence: item.sequence, payload }));
+                    return Ok(Some(Taken { item, payload }));
                 }
                 // Somebody took it away.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -240,9 +272,41 @@ impl Spool {
                     tracing::warn!(path = %path.display(), error = %source, "cannot be read {times} times in a row; it is dropped");
                 }
             }
-            self.remove_oldest();
+            self.remove(item.sequence);
             self.lost.gone += 1;
         }
+    }
+
+    /// The oldest window that requests are to be made of. It stays until [`drop_item`](Self::drop_item)
+    /// and may be evicted meanwhile. One that is gone, or not as it was put, is counted. One that cannot
+    /// be read now stays until it is too old: what is in the way, such as too many open files, may pass.
+    pub fn window(&mut self, now: Now) -> Option<Taken> {
+        self.expire(now);
+        let windows: Vec<Item> =
+            self.items.values().filter(|item| item.kind == Kind::Window).copied().collect();
+        for item in windows {
+            let path = self.path(item);
+            match fs::read(&path) {
+                Ok(payload) if u64::try_from(payload.len()) == Ok(item.length) => {
+                    return Some(Taken { item, payload });
+                }
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!(path = %path.display(), %error, "cannot be read: requests are made of it later");
+                }
+                found => {
+                    let error = found.err().map_or_else(String::new, |error| error.to_string());
+                    tracing::warn!(path = %path.display(), error, "was changed in the spool: no requests are made of it");
+                    self.remove(item.sequence);
+                    self.lost.gone += 1;
+                }
+            }
+        }
+        None
+    }
+
+    /// This one is of no more use. Another one may be on its way to the receiver.
+    pub fn drop_item(&mut self, sequence: u64) {
+        self.remove(sequence);
     }
 
     fn is_too_old(&self, item: Item, now: u64) -> bool {
@@ -260,14 +324,13 @@ impl Spool {
         if self.looked.replace(now) == Some(now) {
             return;
         }
-        let mut index = 0;
-        while let Some(item) = self.items.get(index) {
-            if self.is_too_old(*item, now) && self.busy != Some(item.sequence) {
-                self.remove(index);
-                self.lost.expired += 1;
-            } else {
-                index += 1;
-            }
+        let busy = self.busy;
+        let is_over = |item: &Item| self.is_too_old(*item, now) && busy != Some(item.sequence);
+        let over: Vec<u64> =
+            self.items.values().filter(|item| is_over(item)).map(|item| item.sequence).collect();
+        for sequence in over {
+            self.remove(sequence);
+            self.lost.expired += 1;
         }
     }
 
@@ -281,17 +344,21 @@ impl Spool {
         fs::remove_dir(&self.directory).is_ok()
     }
 
-    /// The oldest was sent, or never will be.
+    /// This one was sent, or never will be.
     pub fn done(&mut self, sequence: u64) {
         self.later();
-        if self.items.front().is_some_and(|item| item.sequence == sequence) {
-            self.remove_oldest();
-        }
+        self.remove(sequence);
     }
 
-    /// The oldest was not sent: it waits like the others.
+    /// What was taken was not sent: it waits like the others.
     pub fn later(&mut self) {
         self.busy = None;
+    }
+
+    /// Those that wait.
+    #[must_use]
+    pub fn items(&self) -> &Items {
+        &self.items
     }
 
     /// How many wait.
@@ -321,8 +388,8 @@ impl Spool {
     /// The oldest go, until their files had so many bytes; false, and none goes, where that is more than all of them have. By our own account: a file
     /// system may say much later what became free, or others may take it at once, and that is no reason to give all there is.
     fn make_room(&mut self, bytes: u64) -> bool {
-        let busy = self.items.front().filter(|item| self.busy == Some(item.sequence));
-        let most: u64 = self.items.iter().map(|item| item.bytes).sum();
+        let busy = self.busy.and_then(|sequence| self.items.get(&sequence));
+        let most: u64 = self.items.values().map(|item| item.bytes).sum();
         if bytes > most - busy.map_or(0, |item| item.bytes) {
             return false;
         }
@@ -336,23 +403,19 @@ impl Spool {
     }
 
     fn evict(&mut self) -> bool {
-        let at = usize::from(self.items.front().is_some_and(|item| self.busy == Some(item.sequence)));
-        let Some(&item) = self.items.get(at) else { return false };
+        let mut oldest = self.items.values().filter(|item| self.busy != Some(item.sequence));
+        let Some(&item) = oldest.next() else { return false };
         // What cannot be removed makes no room: it still waits.
         if !self.unlink(item) {
             return false;
         }
-        self.items.remove(at);
+        self.items.remove(&item.sequence);
         self.lost.evicted += 1;
         true
     }
 
-    fn remove_oldest(&mut self) {
-        self.remove(0);
-    }
-
-    fn remove(&mut self, index: usize) {
-        if let Some(mut item) = self.items.remove(index)
+    fn remove(&mut self, sequence: u64) {
+        if let Some(mut item) = self.items.remove(&sequence)
             && !self.unlink(item)
         {
             // Whoever opens this spool next would send it again: what is longer than it was, and a hole, is done with.
@@ -405,7 +468,24 @@ fn make(directory: &Path) -> Result<Arc<Lock>, FileError> {
 }
 
 fn name(item: Item) -> String {
-    format!("{:0DIGITS$}-{}-{}{SUFFIX}", item.sequence, item.at, item.length)
+    let Item { sequence, at, length, group, .. } = item;
+    let tail = match (item.kind, group) {
+        // As in earlier versions, which knew no others.
+        (Kind::Request, 0) => String::new(),
+        (Kind::Request, _) => format!("-r{group:016x}"),
+        (Kind::Window, _) => format!("-w{group:016x}"),
+    };
+    format!("{sequence:0DIGITS$}-{at}-{length}{tail}{SUFFIX}")
+}
+
+/// Names a service in names of files: FNV-1a of 64 bits, never 0. Requests of services that share
+/// one by chance take turns together, which costs no more than time.
+#[must_use]
+pub fn group_of(service: &str) -> u64 {
+    let hash = service.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    hash.max(1)
 }
 
 /// Length of a file that is done with and could not be removed.
@@ -422,7 +502,33 @@ fn parse(name: &str) -> Option<Item> {
     let mut parts = name.strip_suffix(SUFFIX)?.split('-');
     let sequence = parts.next().filter(|sequence| sequence.len() == DIGITS)?.parse().ok()?;
     let (at, length) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
-    parts.next().is_none().then_some(Item { sequence, at, length, bytes: length })
+    let (kind, group) = match parts.next() {
+        None => (Kind::Request, 0),
+        Some(tail) => {
+            let kind = match tail.as_bytes().first()? {
+                b'r' => Kind::Request,
+                b'w' => Kind::Window,
+                _ => return None,
+            };
+            (kind, u64::from_str_radix(tail.get(1..).filter(|hash| hash.len() == 16)?, 16).ok()?)
+        }
+    };
+    parts.next().is_none().then_some(Item { sequence, kind, group, at, length, bytes: length })
+}
+
+#[cfg(test)]
+impl Spool {
+    /// Takes a request of no service that is known.
+    ///
+    /// # Errors
+    /// See [`put_as`](Self::put_as).
+    pub fn put(&mut self, at: SystemTime, payload: &[u8]) -> Result<(), FileError> {
+        self.put_as(at, Kind::Request, 0, payload)
+    }
+
+    fn oldest(&mut self, now: Now) -> Result<Option<Taken>, Unreadable> {
+        self.take(now, |items| items.keys().next().copied())
+    }
 }
 
 #[cfg(test)]
@@ -453,7 +559,7 @@ mod tests {
         let mut found = Vec::new();
         while let Some(oldest) = spool.oldest(now).unwrap() {
             found.push(oldest.payload);
-            spool.done(oldest.sequence);
+            spool.done(oldest.item.sequence);
         }
         found
     }
@@ -466,7 +572,7 @@ mod tests {
             spool.put(at(u64::from(number)), &[number]).unwrap();
         }
         let first = spool.oldest(now(20)).unwrap().unwrap();
-        spool.done(first.sequence);
+        spool.done(first.item.sequence);
         drop(spool);
         fs::write(directory.path().join("somebody's file"), "x").unwrap();
         let mut spool = Spool::open(directory.path(), ALL).unwrap();
@@ -474,6 +580,24 @@ mod tests {
         assert_eq!(drain(&mut spool, now(40)), (1..=12).map(|number| vec![number]).collect::<Vec<_>>());
         assert_eq!((spool.bytes(), spool.lost()), (0, Lost::default()));
         assert!(directory.path().join("somebody's file").exists());
+    }
+
+    #[test]
+    fn names_say_the_service_and_what_a_file_holds_and_older_ones_are_understood() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut spool = Spool::open(directory.path(), ALL).unwrap();
+        let groups = ["web", "shop"].map(group_of);
+        assert!(groups[0] != groups[1] && !groups.contains(&0));
+        spool.put(at(0), b"of an earlier version").unwrap();
+        spool.put_as(at(0), Kind::Request, groups[0], b"one").unwrap();
+        spool.put_as(at(0), Kind::Window, groups[1], b"two").unwrap();
+        drop(spool);
+        let spool = Spool::open(directory.path(), ALL).unwrap();
+        let found: Vec<(Kind, u64)> = spool.items().values().map(|item| (item.kind, item.group)).collect();
+        assert_eq!(found, [(Kind::Request, 0), (Kind::Request, groups[0]), (Kind::Window, groups[1])]);
+        for bad in ["-x0123456789abcdef", "-r0123", "-r0123456789abcdeg", "-r0123456789abcdef-1", "-"] {
+            assert_eq!(parse(&format!("{:020}-1-1{bad}.spooled", 1)), None, "{bad}");
+        }
     }
 
     #[test]
@@ -615,7 +739,7 @@ mod tests {
         spool.put(at(0), &[2; 400]).unwrap();
         assert_eq!((spool.len(), spool.lost().evicted), (2, 1));
         assert!(spool.put(at(0), &[3; 500]).is_err(), "what is not being sent is too little");
-        spool.done(sending.sequence);
+        spool.done(sending.item.sequence);
         assert_eq!(drain(&mut spool, now(0)), [[2; 400]]);
         assert_eq!(spool.lost(), Lost { evicted: 1, refused: 1, ..Lost::default() });
     }
@@ -637,7 +761,7 @@ mod tests {
         let mut spool = Spool::open(directory.path(), ALL).unwrap();
         spool.put(at(0), b"one").unwrap();
         spool.put(at(0), b"two").unwrap();
-        let path = spool.path(spool.items[0]);
+        let path = spool.path(*spool.items.values().next().unwrap());
         fs::remove_file(&path).and_then(|()| fs::create_dir(&path)).unwrap();
         for _ in 1..MOST_READS {
             let error = spool.oldest(now(0)).unwrap_err().to_string();
@@ -653,7 +777,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mut spool = Spool::open(directory.path(), ALL).unwrap();
         spool.put(at(0), b"one").unwrap();
-        let path = spool.path(spool.items[0]);
+        let path = spool.path(*spool.items.values().next().unwrap());
         fs::remove_file(&path).and_then(|()| fs::create_dir(&path)).unwrap();
         assert!(spool.oldest(now(0)).is_err());
         fs::remove_dir(&path).and_then(|()| fs::write(&path, b"one")).unwrap();
@@ -679,12 +803,12 @@ mod tests {
         let mut spool = Spool::open(directory.path(), ALL).unwrap();
         spool.put(at(0), &[0; 600]).unwrap();
         spool.put(at(0), &[1; 100]).unwrap();
-        let path = spool.path(spool.items[0]);
+        let path = spool.path(*spool.items.values().next().unwrap());
         // Nobody removes a directory as a file, root neither.
         let make_lasting = || fs::remove_file(&path).and_then(|()| fs::create_dir(&path)).unwrap();
         let sent = spool.oldest(now(0)).unwrap().unwrap();
         make_lasting();
-        spool.done(sent.sequence);
+        spool.done(sent.item.sequence);
         assert_eq!((spool.len(), spool.bytes()), (1, 700), "it takes its room as long as it is there");
         assert_eq!(drain(&mut spool, now(0)), [[1; 100]]);
         assert!(spool.put(at(0), &[2; 500]).is_err());
@@ -706,7 +830,8 @@ mod tests {
         drop(spool);
         // By hand, for root's sake.
         allow(0o700);
-        let done = Item { sequence: 7, at: 1_700_000_000, length: 4, bytes: 0 };
+        let done =
+            Item { sequence: 7, kind: Kind::Request, group: 0, at: 1_700_000_000, length: 4, bytes: 0 };
         fs::write(directory.path().join(name(done)), "\0\0\0\0\0").unwrap();
         let mut spool = Spool::open(directory.path(), ALL).unwrap();
         assert_eq!(
@@ -715,7 +840,7 @@ mod tests {
         );
         assert_eq!(files(directory.path()), Vec::<PathBuf>::new());
         spool.put(at(0), b"new").unwrap();
-        assert_eq!(spool.oldest(now(0)).unwrap().unwrap().sequence, 8);
+        assert_eq!(spool.oldest(now(0)).unwrap().unwrap().item.sequence, 8);
     }
 
     #[test]
@@ -726,7 +851,10 @@ mod tests {
             spool.put(at(0), text.as_bytes()).unwrap();
         }
         let cut = |number: usize, length| {
-            let file = OpenOptions::new().write(true).open(spool.path(spool.items[number])).unwrap();
+            let file = OpenOptions::new()
+                .write(true)
+                .open(spool.path(*spool.items.values().nth(number).unwrap()))
+                .unwrap();
             file.set_len(length).unwrap();
         };
         cut(1, 2);
@@ -745,12 +873,12 @@ mod tests {
         for text in ["shortened", "made longer", "whole"] {
             spool.put(at(0), text.as_bytes()).unwrap();
         }
-        fs::write(spool.path(spool.items[0]), "").unwrap();
-        fs::write(spool.path(spool.items[1]), "somebody else's text").unwrap();
+        fs::write(spool.path(*spool.items.values().next().unwrap()), "").unwrap();
+        fs::write(spool.path(*spool.items.values().nth(1).unwrap()), "somebody else's text").unwrap();
         assert_eq!(drain(&mut spool, now(0)), [b"whole"]);
         assert_eq!((spool.lost(), spool.bytes()), (Lost { gone: 2, ..Lost::default() }, 0));
         spool.put(at(0), b"longer").unwrap();
-        fs::write(spool.path(spool.items[0]), "longer by five").unwrap();
+        fs::write(spool.path(*spool.items.values().next().unwrap()), "longer by five").unwrap();
         drop(spool);
         let spool = Spool::open(directory.path(), ALL).unwrap();
         assert_eq!((spool.lost(), spool.len()), (Lost { gone: 1, ..Lost::default() }, 0));
@@ -761,7 +889,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mut spool = Spool::open(directory.path(), ALL).unwrap();
         spool.put(at(0), &[0; 600]).unwrap();
-        let path = spool.path(spool.items[0]);
+        let path = spool.path(*spool.items.values().next().unwrap());
         fs::remove_file(&path).and_then(|()| fs::create_dir(&path)).unwrap();
         assert!(spool.put(at(0), &[1; 500]).is_err());
         assert_eq!((spool.len(), spool.lost()), (1, Lost { refused: 1, ..Lost::default() }));
@@ -782,9 +910,9 @@ mod tests {
                 passed += passes;
                 if send {
                     if let Some(oldest) = spool.oldest(now(passed)).unwrap() {
-                        prop_assert!(newest < Some(oldest.sequence), "order");
-                        newest = Some(oldest.sequence);
-                        spool.done(oldest.sequence);
+                        prop_assert!(newest < Some(oldest.item.sequence), "order");
+                        newest = Some(oldest.item.sequence);
+                        spool.done(oldest.item.sequence);
                         sent += 1;
                     }
                 } else {

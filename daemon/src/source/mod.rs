@@ -119,6 +119,8 @@ pub struct UserContext {
     pub skipped: u64,
     /// True when the copy ended because the limit was reached, not because memory did.
     pub limited: bool,
+    /// True when the kernel had begun to end the thread. Its memory may have been gone.
+    pub exiting: bool,
     /// Of a thread that was blocked then: how to find out whether it still is.
     pub asleep: Option<Asleep>,
 }
@@ -222,6 +224,8 @@ pub enum EventKind {
     WaitEnd(WaitEnd),
     /// A thread's last switch: its exact totals since the recording began.
     ThreadEnd(ThreadTimes),
+    /// A thread of the recording gets another name.
+    Rename(Box<Rename>),
     /// `execve` succeeded: the process has a new image; all mappings before this are gone.
     Exec {
         /// The process.
@@ -276,6 +280,21 @@ pub struct CpuSample {
     pub kernel: Vec<u64>,
     /// What it worked for, where it publishes that and was asked.
     pub span: Option<Span>,
+}
+
+/// A thread gets another name, but for one that becomes another program.
+#[derive(Clone, Debug)]
+pub struct Rename {
+    /// The thread.
+    pub thread: ThreadId,
+    /// Its command name so far.
+    pub from: [u8; 16],
+    /// Its command name from now on.
+    pub to: [u8; 16],
+    /// Its times until now; `None` when they changed while they were read.
+    pub until: Option<ThreadSnapshot>,
+    /// Earlier renames were not told of.
+    pub skipped: bool,
 }
 
 /// Why a thread left the CPU.
@@ -709,6 +728,13 @@ pub enum ShimEvent {
         level: u8,
         /// Their `Allocation::sample`.
         samples: Vec<u64>,
+    },
+    /// A managed thread that was there when the library was loaded.
+    ThreadAt {
+        /// Its id in the initial pid namespace.
+        tid: u32,
+        /// Where the runtime's structure of it is, as the library says.
+        address: u64,
     },
     /// The instance waits to hear that all it has said up to this was looked at.
     Mark,

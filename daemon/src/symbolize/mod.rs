@@ -417,6 +417,7 @@ pub const fn marker_name(marker: Marker) -> &'static str {
         Marker::TruncatedProcessGone => "[truncated: process gone]",
         Marker::TruncatedNotKnown => "[truncated: too many processes]",
         Marker::TruncatedStale => "[truncated: code replaced]",
+        Marker::Exiting => "[exiting: memory given back]",
         Marker::Guessed => "[guessed caller]",
         Marker::WaitingSinceBefore => "[waiting since before the recording]",
         Marker::NotYetRun => "[not yet run]",

@@ -81,6 +81,18 @@ impl Finished {
         self.broken = Some(why);
         self
     }
+
+    /// Whether the thread was being ended and had no more stack.
+    #[must_use]
+    pub fn is_exiting(&self) -> bool {
+        self.broken == Some(Marker::Exiting)
+    }
+
+    /// Whether a part of the stack that was there is missing.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        !self.reached_thread_start && !self.is_exiting()
+    }
 }
 
 /// What of a context a walk went by: registers it began with and words of the stack. By the same rules, a context that begins at the same
@@ -576,7 +588,9 @@ impl<'a> Walk<'a> {
                 },
             };
         };
-        done.broken(broken)
+        // The kernel ends the thread and takes its memory away: there was no more stack to be seen.
+        let gone = context.exiting && broken == Marker::TruncatedUnreadable;
+        done.broken(if gone { Marker::Exiting } else { broken })
     }
 }
 
@@ -632,6 +646,7 @@ mod tests {
             stack: stack.iter().flat_map(|w| w.to_le_bytes()).collect(),
             skipped: 0,
             limited: true,
+            exiting: false,
             asleep: None,
         }
     }
@@ -652,6 +667,26 @@ mod tests {
         );
         assert_eq!(done.frames, [frame(0x1010), frame(0x101f), frame(0x102f)]);
         assert!(done.reached_thread_start && done.broken.is_none() && done.guessed == 0);
+    }
+
+    #[test]
+    fn a_thread_that_is_being_ended_without_a_stack_is_not_broken() {
+        let rules = [(0x1010, rsp_plus(16))];
+        let gone = |exiting, stack: &[u64]| {
+            let context = UserContext { exiting, limited: false, ..context(0x1010, 0, stack) };
+            walk_with(&rules, &context)
+        };
+        let ended = gone(true, &[]);
+        assert_eq!(ended.frames, [frame(0x1010), FrameKey::Marker(Marker::Exiting)]);
+        assert!(ended.is_exiting() && !ended.is_broken() && !ended.reached_thread_start);
+        let partly = gone(true, &[7]);
+        assert!(partly.is_exiting(), "the rest of its stack was taken in the middle of the copy: {partly:?}");
+        let alive = gone(false, &[]);
+        assert!(alive.is_broken() && !alive.is_exiting());
+        assert_eq!(alive.broken, Some(Marker::TruncatedUnreadable));
+        // What is missing for another reason is missing all the same.
+        let no_rule = UserContext { exiting: true, ..context(0x1020, 0, &[7]) };
+        assert!(walk_with(&rules, &no_rule).is_broken());
     }
 
     #[test]

@@ -128,6 +128,7 @@ fn probe<M: machine::Machine>(
         stack: stack.copy(walk.registers[SP]),
         skipped: 0,
         limited: false,
+        exiting: false,
         asleep: None,
     })
 }
@@ -242,6 +243,7 @@ fn compare<M: machine::Machine>(
         stack: stack.copy(STACK + 8 * stack.from as u64),
         skipped: 0,
         limited: false,
+        exiting: false,
         asleep: None,
     };
     let Some(together) = probe(machine, walked, regs, rules, stack) else { return Ok(()) };

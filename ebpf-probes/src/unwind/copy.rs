@@ -11,12 +11,16 @@ use core::ffi::{c_long, c_void};
 use ebpf_common::event::SKIPPED_PAGES_SHIFT;
 use ebpf_common::key::{Scratch, StackCopy};
 use ebpf_common::limits::{
-    MAX_KERNEL_STACK_BYTES, MAX_SKIPPED_PAGES, MAX_STACK_COPY_BYTES, MAX_WALK_BYTES, PAGE_BYTES,
+    MAX_KERNEL_STACK_BYTES, MAX_SKIPPED_PAGES, MAX_STACK_COPY_BYTES, MAX_STEPPED_COPY_BYTES, MAX_WALK_BYTES,
+    PAGE_BYTES,
 };
 use ebpf_common::walk::opaque;
 
 /// One page more than the limit has, for a stack pointer in the middle of a page, and those that may be missing.
 pub(crate) const MAX_STEPS: u32 = MAX_STACK_COPY_BYTES / PAGE_BYTES + 1 + MAX_SKIPPED_PAGES;
+
+/// The same where the steps are those of a loop that the verifier follows.
+const MAX_STEPPED: u32 = MAX_STEPPED_COPY_BYTES / PAGE_BYTES + 1 + MAX_SKIPPED_PAGES;
 
 /// The copy goes on; it ends.
 pub(crate) const ON: c_long = 0;
@@ -47,7 +51,7 @@ pub(crate) fn stack<const LOOPS: bool>(
         // SAFETY: the step is a function of this program, and the context outlives the loop.
         unsafe { bpf_loop(MAX_STEPS, step as *mut c_void, (&raw mut context).cast(), 0) };
     } else {
-        for done in 0..MAX_STEPS {
+        for done in 0..MAX_STEPPED {
             // The first condition is a constant to the verifier, which does not look at steps the setting rules out.
             if done * PAGE_BYTES >= limit + (1 + MAX_SKIPPED_PAGES) * PAGE_BYTES || page(scratch) == END {
                 break;

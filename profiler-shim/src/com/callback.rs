@@ -8,9 +8,9 @@ use super::info::{Info, Provider};
 use super::object::{self, object};
 use super::unknown::{self, slice};
 use crate::event::MOST_PAYLOAD;
-use crate::machine;
+use crate::{machine, recorder};
 use core::ffi::c_void;
-use profiler_protocol::load::owner_in_client_data;
+use profiler_protocol::load::{WITH_START_SESSION, owner_in_client_data, wishes};
 use profiler_protocol::record::Registers;
 
 /// Longest name or client data looked at, in elements.
@@ -70,13 +70,19 @@ unsafe fn start(this: *mut c_void, unknown: *mut c_void, client_data: Option<&[u
         info.release();
         return CORPROF_E_PROFILER_CANCEL_ACTIVATION;
     }
-    if object.instance.set_up(info, owner, client_data.is_some()).is_err() {
+    let is_for_nobody = client_data.is_none() && !recorder::lives(info);
+    if is_for_nobody || object.instance.set_up(info, owner, client_data.is_some()).is_err() {
         info.release();
         return CORPROF_E_PROFILER_CANCEL_ACTIVATION;
     }
     if client_data.is_some() {
         // The service thread starts the session: that takes tens of milliseconds of managed code, and re-enters.
         return S_OK;
+    }
+    if wishes(owner) & WITH_START_SESSION != 0 {
+        let region = object.instance.region();
+        // Zero or not: it goes on.
+        let _beat = recorder::wait_at_start(info, &|| region.lease_words().1);
     }
     object.instance.set_listening(true);
     object.instance.start_session(info);

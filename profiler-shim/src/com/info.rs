@@ -11,7 +11,7 @@ use crate::repeat::mix;
 use core::ffi::c_void;
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicU64;
-use profiler_protocol::load::{OWNER_VARIABLE, owner_in_variable};
+use profiler_protocol::load::{LOCK_PATH_BYTES, LOCK_VARIABLE, OWNER_VARIABLE, owner_in_variable};
 
 /// Reads the function address in slot `slot` of the interface at `this`.
 ///
@@ -173,6 +173,9 @@ impl Arguments {
     }
 }
 
+/// Room for what a variable of the environment says.
+const VARIABLE_BYTES: usize = LOCK_PATH_BYTES + 2;
+
 impl Info {
     /// The newest interface the runtime has, from the one it passes to Initialize; `None` below Info12 (.NET 5).
     ///
@@ -242,31 +245,41 @@ impl Info {
     /// The owner the environment names, 0 for none. Asked of the runtime (Info11): there is no libc here to ask.
     #[must_use]
     pub fn owner_in_environment(self) -> u64 {
-        const MOST: usize = 32;
-        let mut name = [0u16; MOST];
-        for (to, from) in name.iter_mut().zip(OWNER_VARIABLE.bytes()) {
+        let mut bytes = [0; VARIABLE_BYTES];
+        owner_in_variable(self.variable(OWNER_VARIABLE, &mut bytes))
+    }
+
+    /// The path in [`LOCK_VARIABLE`], for a system call; empty without one.
+    pub fn lock_in_environment(self, bytes: &mut [u8; VARIABLE_BYTES]) -> &core::ffi::CStr {
+        self.variable(LOCK_VARIABLE, bytes);
+        core::ffi::CStr::from_bytes_until_nul(bytes).unwrap_or_default()
+    }
+
+    /// What a variable of the environment says, of which the runtime has a copy. `bytes` are zeroes before, and behind it.
+    #[inline(never)]
+    fn variable<'a>(self, name: &str, bytes: &'a mut [u8; VARIABLE_BYTES]) -> &'a [u8] {
+        let mut wide = [0u16; 32];
+        for (to, from) in wide.iter_mut().zip(name.bytes()) {
             *to = u16::from(from);
         }
-        let (mut value, mut needed) = ([0u16; MOST], 0u32);
+        let (mut value, mut needed) = ([0u16; VARIABLE_BYTES], 0u32);
         let answer = invoke!(
             self.pointer,
             99,
             (*const u16, u32, *mut u32, *mut u16),
-            name.as_ptr(),
-            MOST as u32,
+            wide.as_ptr(),
+            VARIABLE_BYTES as u32,
             &raw mut needed,
             value.as_mut_ptr()
         );
-        if answer != S_OK {
-            return 0;
-        }
-        let mut bytes = [0u8; MOST];
         let mut count = 0usize;
-        for (to, from) in bytes.iter_mut().zip(value.iter().take_while(|u| **u != 0)) {
-            *to = u8::try_from(*from).unwrap_or(0);
-            count = count.wrapping_add(1);
+        if answer == S_OK {
+            for (to, from) in bytes.iter_mut().zip(value.iter().take_while(|u| **u != 0)) {
+                *to = *from as u8;
+                count = count.wrapping_add(1);
+            }
         }
-        owner_in_variable(bytes.get(..count).unwrap_or(&[]))
+        bytes.get(..count).unwrap_or(&[])
     }
 
     /// Says which callbacks we want.

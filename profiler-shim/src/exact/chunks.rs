@@ -4,7 +4,7 @@
 use super::chance::Chance;
 use super::table::{Run, Table};
 use crate::exact::classes::Class;
-use crate::region::lasting;
+use crate::region::lasting::{self, Room};
 use core::sync::atomic::{AtomicU64, Ordering};
 use profiler_protocol::exact::{head, of_type};
 
@@ -117,7 +117,7 @@ impl Place<'_> {
 /// All chunks and who fills which.
 pub struct Chunks {
     slots: &'static [AtomicU64],
-    words: &'static [AtomicU64],
+    words: Room,
     /// Chunks in use.
     used: AtomicU64,
     /// Moves on with each collection: chunks of earlier epochs are not the threads' any more.
@@ -175,12 +175,18 @@ impl Chunks {
     #[must_use]
     pub fn new() -> Option<Self> {
         Some(Self {
-            slots: lasting::room(SLOTS * SLOT_WORDS, SLOTS * SLOT_WORDS)?,
-            words: lasting::room(MOST_WORDS, LEAST_WORDS)?,
+            slots: lasting::whole(SLOTS * SLOT_WORDS)?,
+            words: Room::new(MOST_WORDS, LEAST_WORDS),
             used: AtomicU64::new(0),
             // Slots begin with 0: no thread has a chunk.
             epoch: AtomicU64::new(1),
         })
+    }
+
+    /// False where there was no address space.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.words.most() != 0
     }
 
     /// Where the slot of the thread with this control block is, if no other thread's is there.
@@ -231,7 +237,7 @@ impl Chunks {
     #[inline]
     fn place_in(&self, chunk: usize) -> Option<Place<'_>> {
         let words: &[AtomicU64; CHUNK_WORDS] =
-            self.words.get(chunk.wrapping_mul(CHUNK_WORDS)..)?.first_chunk()?;
+            self.words.words().get(chunk.wrapping_mul(CHUNK_WORDS)..)?.first_chunk()?;
         let [count, _, entries @ ..] = words;
         let used = count.load(Ordering::Relaxed);
         let at = (used as usize).wrapping_mul(2);
@@ -252,7 +258,8 @@ impl Chunks {
     fn place_in_new(&self, slot: Slot) -> Option<Place<'_>> {
         let [_, chunk, epoch, ..] = slot.0;
         let new = self.used.fetch_add(1, Ordering::Relaxed);
-        let place = self.place_in(new as usize)?;
+        let end = (new as usize).wrapping_add(1).wrapping_mul(CHUNK_WORDS);
+        let place = if self.words.opens(end) { self.place_in(new as usize) } else { None }?;
         chunk.store(new, Ordering::Relaxed);
         epoch.store(self.epoch.load(Ordering::Relaxed), Ordering::Relaxed);
         Some(place)
@@ -262,7 +269,8 @@ impl Chunks {
     #[inline]
     fn each_chunk(&self, mut each: impl FnMut(&AtomicU64, &[AtomicU64])) {
         // Relaxed: what is in a chunk is ordered by its count.
-        let chunks = self.words.chunks_exact(CHUNK_WORDS).take(self.used.load(Ordering::Relaxed) as usize);
+        let chunks =
+            self.words.words().chunks_exact(CHUNK_WORDS).take(self.used.load(Ordering::Relaxed) as usize);
         for chunk in chunks {
             let Some(chunk) = chunk.first_chunk::<CHUNK_WORDS>() else { continue };
             let [count, counted, entries @ ..] = chunk;
@@ -309,8 +317,8 @@ impl Chunks {
             each(entry);
         });
         sums.end(table);
-        for chunk in self.words.chunks_exact(CHUNK_WORDS).take(self.used.swap(0, Ordering::Relaxed) as usize)
-        {
+        let used = self.used.swap(0, Ordering::Relaxed) as usize;
+        for chunk in self.words.words().chunks_exact(CHUNK_WORDS).take(used) {
             for word in chunk.iter().take(2) {
                 word.store(0, Ordering::Relaxed);
             }
@@ -381,7 +389,7 @@ mod tests {
 
     #[test]
     fn each_object_is_counted_once_whenever_that_is() {
-        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS).unwrap());
+        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
         let chunks = Chunks::new().unwrap();
         let (first, second) = (chunks.slot(0x1000).unwrap(), chunks.slot(0x2000).unwrap());
         let push = |slot, n: usize| {

@@ -100,7 +100,7 @@ impl Classes {
     /// None.
     #[must_use]
     pub fn new() -> Option<Self> {
-        Some(Self { slots: lasting::room(SLOTS * SLOT_WORDS, SLOTS * SLOT_WORDS)?, epoch: AtomicU64::new(1) })
+        Some(Self { slots: lasting::whole(SLOTS * SLOT_WORDS)?, epoch: AtomicU64::new(1) })
     }
 
     /// Changes with every unload, and when objects stand for more or less than before.
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_class_keeps_its_row_until_another_one_has_its_address() {
-        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS).unwrap());
+        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
         table.publish(1, 0, 0);
         let (classes, runtime) = (Classes::new().unwrap(), Known(Cell::new(7)));
         let find = |class| classes.find(class, &table, &runtime);
@@ -260,7 +260,7 @@ mod tests {
 
     #[test]
     fn an_object_stands_for_those_that_nobody_was_told_of() {
-        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS).unwrap());
+        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
         table.publish(1, 0, 0);
         let (classes, runtime) = (Classes::new().unwrap(), Known(Cell::new(7)));
         let row = classes.find(0x1000, &table, &runtime).class.row();
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn types_beyond_the_table_share_its_first_row() {
-        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS).unwrap());
+        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
         table.publish(1, 0, 0);
         let (classes, runtime) = (Classes::new().unwrap(), Known(Cell::new(7)));
         let rows: Vec<usize> =

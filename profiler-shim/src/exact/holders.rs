@@ -35,7 +35,7 @@ impl Holders {
     #[must_use]
     pub fn new() -> Option<Self> {
         Some(Self {
-            sums: lasting::room(MOST_TYPES * HELD_WORDS, MOST_TYPES * HELD_WORDS)?,
+            sums: lasting::whole(MOST_TYPES * HELD_WORDS)?,
             open: AtomicU64::new(0),
             began_ns: AtomicU64::new(0),
             not_before_ns: AtomicU64::new(0),
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_look_sums_roots_and_references_and_none_follows_at_once() {
-        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS).unwrap());
+        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
         table.publish(1, 0, 0);
         let (classes, holders) = (Classes::new().unwrap(), Holders::new().unwrap());
         let rows = [100, 200].map(|class| classes.find(class, &table, &Hundreds).class.row());

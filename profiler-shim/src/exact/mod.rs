@@ -18,6 +18,7 @@ pub mod unseen;
 use crate::com::info::{Info, Mask, Provider};
 use crate::machine::thread_block;
 use crate::method::{Line, Namer};
+use crate::recorder;
 use crate::region::lasting;
 use crate::syscall;
 use chunks::{Chunks, Entry};
@@ -25,7 +26,7 @@ use classes::{Classes, Found};
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use holders::Holders;
 use profiler_protocol::exact::{
-    TABLE_NAME, TABLE_WORDS, head, loss, of_collection as row, of_type, reader, state,
+    HEADER_WORDS, TABLE_NAME, TABLE_WORDS, head, loss, of_collection as row, of_type, reader, reason, state,
 };
 use profiler_protocol::layout::pack_runtime;
 use survey::Survey;
@@ -35,9 +36,6 @@ use unseen::{Met, Unseen};
 /// The first runtime that makes objects and tells nobody ([`unseen`]).
 const FIRST_WITH_UNSEEN: u16 = 10;
 
-/// How long a process that starts waits for its recorder to open or decline the table; one whose recorder is gone runs on as if nothing were.
-const PATIENCE_NS: u64 = 3_000_000_000;
-const LOOK_NS: u64 = 500_000;
 /// How often the counts are brought up to date between collections, and the clock of lifetimes ticks.
 const COUNT_NS: u64 = 1_000_000_000;
 const TICK_NS: u64 = 1_000_000;
@@ -122,7 +120,9 @@ impl Exact {
     /// A profiler with all its memory; `None` when there is none to be had.
     #[must_use]
     pub fn new() -> Option<Self> {
-        let table = Table::new(lasting::shared(TABLE_NAME, TABLE_WORDS)?);
+        // Who is not counted says so in the header.
+        let mapped = if lasting::is_scarce() { HEADER_WORDS } else { TABLE_WORDS };
+        let table = Table::new(lasting::shared(TABLE_NAME, TABLE_WORDS, mapped)?);
         Some(Self {
             table,
             tick: lasting::guard()?.first()?,
@@ -130,7 +130,7 @@ impl Exact {
             classes: Classes::new()?,
             survey: Survey::new()?,
             holders: Holders::new()?,
-            unseen: Unseen::new()?,
+            unseen: Unseen::new(),
             info: AtomicUsize::new(0),
             info_level: AtomicU32::new(0),
             began_ns: AtomicU64::new(0),
@@ -155,8 +155,13 @@ impl Exact {
         self.info_level.store(info.level(), Ordering::Relaxed);
         // Release: pairs with the acquire in `info`; the level is set before.
         self.info.store(info.address(), Ordering::Release);
+        let has_room = self.chunks.has_room() && self.survey.has_room();
+        self.table.set(head::REASON, if has_room { 0 } else { reason::ADDRESS_SPACE });
         self.table.publish(info.owner_in_environment(), pack_runtime(major, minor, build, clr), began_ns);
-        if !self.wait_for_reader() || info.set_mask(Mask::EXACT).is_err() {
+        // One whose recorder is gone, or declines, runs on as if nothing were.
+        let is_read =
+            has_room && recorder::wait_at_start(info, &|| self.table.get(head::READER)) == reader::OPENED;
+        if !is_read || info.set_mask(Mask::EXACT).is_err() {
             self.table.set(head::STATE, state::DECLINED);
             return false;
         }
@@ -176,18 +181,6 @@ impl Exact {
         if let Some(info) = self.info() {
             info.start_session(GC, INFORMATIONAL, false).ok();
         }
-    }
-
-    fn wait_for_reader(&self) -> bool {
-        // The number of looks ends it where a seccomp filter denies the clock.
-        for _ in 0..PATIENCE_NS / LOOK_NS {
-            match self.table.get(head::READER) {
-                0 => {}
-                said => return said != reader::DECLINED,
-            }
-            syscall::sleep_ns(LOOK_NS);
-        }
-        false
     }
 
     /// The runtime's interface; `None` before it is set up.
@@ -389,6 +382,10 @@ impl Exact {
 
     /// Survivors of the collection in progress: where they were, where they are, how many bytes.
     pub fn survived(&self, ranges: impl ExactSizeIterator<Item = (usize, usize, usize)>) {
+        // Never in a forked child, which has none of the memory.
+        if !self.survey.is_open() {
+            return;
+        }
         let asked = ranges.len() as u64;
         let noted = self.survey.note(ranges);
         if noted < asked {
@@ -398,7 +395,7 @@ impl Exact {
 
     /// An object waits for its finalizer, since this collection or an earlier one.
     pub fn waits_for_finalizer(&self, object: usize) {
-        if !self.survey.waits_for_finalizer(object) {
+        if self.survey.is_open() && !self.survey.waits_for_finalizer(object) {
             self.table.count(head::LOSSES + loss::RANGES);
         }
     }

@@ -1,7 +1,7 @@
 //! Ranges of addresses, collected in any order and by several threads, then sorted and asked about objects that come in about the order
 //! of their addresses.
 
-use crate::region::lasting;
+use crate::region::lasting::{self, Room};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Digits of a radix sort over 48 bits of address.
@@ -13,28 +13,36 @@ const FEW: usize = 64;
 
 /// Rows of `W` words, of which word `FIRST` is the first address and word `BYTES` the length.
 pub struct Ranges<const W: usize, const FIRST: usize, const BYTES: usize> {
-    words: &'static [AtomicU64],
-    scratch: &'static [AtomicU64],
+    words: Room,
+    scratch: Room,
     digits: &'static [AtomicU64],
     count: AtomicU64,
 }
 
 impl<const W: usize, const FIRST: usize, const BYTES: usize> Ranges<W, FIRST, BYTES> {
-    /// Room for `most` rows, or `least` where address space is counted ([`lasting::room`]).
+    /// Room for `most` rows, or `least` where address space is counted (see `lasting::Room`).
     #[must_use]
     pub fn new(most: usize, least: usize) -> Option<Self> {
-        let words = lasting::room(most.wrapping_mul(W), least.wrapping_mul(W))?;
+        let words = Room::new(most.wrapping_mul(W), least.wrapping_mul(W));
         Some(Self {
+            scratch: Room::new(words.most(), words.most()),
             words,
-            scratch: lasting::room(words.len(), words.len())?,
-            digits: lasting::room(DIGITS, DIGITS)?,
+            digits: lasting::whole(DIGITS)?,
             count: AtomicU64::new(0),
         })
     }
 
-    /// Rows there is room for.
+    /// Rows there is room for now.
     fn room(&self) -> usize {
-        self.words.len() / W
+        self.words.words().len() / W
+    }
+
+    /// Makes room for so many rows, and for sorting them. False: there is none.
+    #[must_use]
+    pub fn makes_room(&self, rows: usize) -> bool {
+        let words = rows.wrapping_mul(W);
+        // Rows for which there is nothing to sort them in would be sorted wrongly.
+        self.scratch.opens(words) && self.words.opens(words)
     }
 
     /// Rows there are.
@@ -57,7 +65,7 @@ impl<const W: usize, const FIRST: usize, const BYTES: usize> Ranges<W, FIRST, BY
     /// The memory behind the rows, for who fills it otherwise and then says how many there are.
     #[must_use]
     pub fn memory(&self) -> &[AtomicU64] {
-        self.words
+        self.words.words()
     }
 
     /// How many rows were filled in otherwise.
@@ -70,9 +78,13 @@ impl<const W: usize, const FIRST: usize, const BYTES: usize> Ranges<W, FIRST, BY
         let asked = rows.len();
         let first = self.count.fetch_add(asked as u64, Ordering::AcqRel) as usize;
         let mut noted = 0u64;
+        if !self.makes_room(first.wrapping_add(asked)) && first >= self.room() {
+            return 0;
+        }
+        let words = self.words.words();
         for (at, row) in rows.enumerate() {
             let begin = first.wrapping_add(at).wrapping_mul(W);
-            let Some(place) = self.words.get(begin..begin.wrapping_add(W)) else { break };
+            let Some(place) = words.get(begin..begin.wrapping_add(W)) else { break };
             for (to, from) in place.iter().zip(row) {
                 to.store(from, Ordering::Relaxed);
             }
@@ -88,15 +100,18 @@ impl<const W: usize, const FIRST: usize, const BYTES: usize> Ranges<W, FIRST, BY
     /// Word `word` of row `row`.
     #[must_use]
     pub fn word(&self, row: usize, word: usize) -> u64 {
-        self.words.get(row.wrapping_mul(W).wrapping_add(word)).map_or(0, |w| w.load(Ordering::Relaxed))
+        self.words
+            .words()
+            .get(row.wrapping_mul(W).wrapping_add(word))
+            .map_or(0, |w| w.load(Ordering::Relaxed))
     }
 
     /// Sorts the rows by their first address. They mostly are already.
     pub fn sort(&self) {
         let count = self.len();
-        let mut last = 0;
+        let (mut last, words) = (0, self.words.words());
         let is_sorted = (0..count).all(|row| {
-            let first = Self::first_of(self.words, row);
+            let first = Self::first_of(words, row);
             let in_order = first >= last;
             last = first;
             in_order
@@ -109,13 +124,14 @@ impl<const W: usize, const FIRST: usize, const BYTES: usize> Ranges<W, FIRST, BY
     }
 
     fn insertion_sort(&self, count: usize) {
+        let words = self.words.words();
         for from in 1..count {
             let mut at = from;
-            while at > 0 && Self::first_of(self.words, at.wrapping_sub(1)) > Self::first_of(self.words, at) {
+            while at > 0 && Self::first_of(words, at.wrapping_sub(1)) > Self::first_of(words, at) {
                 for word in 0..W {
                     let (low, high) = (at.wrapping_sub(1).wrapping_mul(W), at.wrapping_mul(W));
                     let (Some(low), Some(high)) =
-                        (self.words.get(low.wrapping_add(word)), self.words.get(high.wrapping_add(word)))
+                        (words.get(low.wrapping_add(word)), words.get(high.wrapping_add(word)))
                     else {
                         return;
                     };
@@ -130,7 +146,7 @@ impl<const W: usize, const FIRST: usize, const BYTES: usize> Ranges<W, FIRST, BY
 
     /// An even number of passes leaves the rows where they were.
     fn radix_sort(&self, count: usize) {
-        let (mut from, mut to) = (self.words, self.scratch);
+        let (mut from, mut to) = (self.words.words(), self.scratch.words());
         for pass in 0..PASSES {
             let digit =
                 |row: usize| (Self::first_of(from, row) >> (pass.wrapping_mul(DIGIT_BITS))) as usize % DIGITS;

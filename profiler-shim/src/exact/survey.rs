@@ -6,7 +6,7 @@ use super::chunks::{Chunks, Entry};
 use super::ranges::{Cursor, Ranges};
 use super::table::{Run, Table};
 use super::{Runtime, SUMS};
-use crate::region::lasting;
+use crate::region::lasting::{self, Room};
 use core::sync::atomic::{AtomicU64, Ordering};
 use profiler_protocol::exact::{
     COLLECTION_BUCKETS, COLLECTION_WORDS, COLLECTIONS_AT, MOST_COLLECTIONS, MOST_SURVIVALS, MOST_TYPES,
@@ -25,6 +25,7 @@ const MOST_RANGES: usize = 1 << 28;
 const LEAST_RANGES: usize = 1 << 18;
 const MOST_REGIONS: usize = 1 << 20;
 const LEAST_REGIONS: usize = 1 << 14;
+const FIRST_REGIONS: usize = 1 << 10;
 const MOST_LIVING: usize = 1 << 31;
 const LEAST_LIVING: usize = 1 << 20;
 
@@ -49,13 +50,13 @@ struct Living {
 
 /// Living objects of one generation.
 struct List {
-    words: &'static [AtomicU64],
+    words: Room,
     count: AtomicU64,
 }
 
 impl List {
-    fn new() -> Option<Self> {
-        Some(Self { words: lasting::room(MOST_LIVING * 3, LEAST_LIVING * 3)?, count: AtomicU64::new(0) })
+    fn new() -> Self {
+        Self { words: Room::new(MOST_LIVING * 3, LEAST_LIVING * 3), count: AtomicU64::new(0) }
     }
 
     fn len(&self) -> usize {
@@ -64,7 +65,7 @@ impl List {
 
     #[inline]
     fn place(&self, at: usize) -> Option<&[AtomicU64; 3]> {
-        self.words.get(at.wrapping_mul(3)..)?.first_chunk()
+        self.words.words().get(at.wrapping_mul(3)..)?.first_chunk()
     }
 
     #[inline]
@@ -87,7 +88,7 @@ impl List {
     #[inline]
     fn push(&self, living: Living) -> bool {
         let at = self.len();
-        let written = self.write(at, living);
+        let written = self.words.opens(at.wrapping_add(1).wrapping_mul(3)) && self.write(at, living);
         if written {
             self.count.store(at.wrapping_add(1) as u64, Ordering::Relaxed);
         }
@@ -144,6 +145,20 @@ struct Walk<'a> {
     dead: Run<Dead>,
 }
 
+/// Asks the runtime where its generations lie, with room for more and more of them.
+fn fill(generations: &Generations, runtime: &impl Runtime) {
+    let mut rows = FIRST_REGIONS;
+    loop {
+        let has_room = generations.makes_room(rows);
+        let found = runtime.generations(generations.memory());
+        generations.set_len(found);
+        if found < rows || !has_room {
+            return;
+        }
+        rows = rows.wrapping_mul(2);
+    }
+}
+
 impl Survey {
     /// Without objects.
     #[must_use]
@@ -153,9 +168,9 @@ impl Survey {
             waiting: Waiting::new(MOST_RANGES, LEAST_RANGES)?,
             before: Generations::new(MOST_REGIONS, LEAST_REGIONS)?,
             after: Generations::new(MOST_REGIONS, LEAST_REGIONS)?,
-            lists: [List::new()?, List::new()?, List::new()?, List::new()?, List::new()?],
-            demoted: List::new()?,
-            here: lasting::room(MOST_TYPES * SURVIVAL_WORDS, MOST_TYPES * SURVIVAL_WORDS)?,
+            lists: [List::new(), List::new(), List::new(), List::new(), List::new()],
+            demoted: List::new(),
+            here: lasting::whole(MOST_TYPES * SURVIVAL_WORDS)?,
             condemned: AtomicU64::new(0),
             induced: AtomicU64::new(0),
             began_ns: AtomicU64::new(0),
@@ -167,6 +182,12 @@ impl Survey {
             object_bytes: AtomicU64::new(0),
             alive_bytes: AtomicU64::new(0),
         })
+    }
+
+    /// False where there was no address space.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.demoted.words.most() != 0
     }
 
     /// True between the beginning and the end of a collection.
@@ -202,7 +223,7 @@ impl Survey {
 
     /// Looks where the generations lie.
     pub fn locate(&self, runtime: &impl Runtime) {
-        self.before.set_len(runtime.generations(self.before.memory()));
+        fill(&self.before, runtime);
         self.before.sort();
     }
 
@@ -251,7 +272,7 @@ impl Survey {
     ) {
         self.survivors.sort();
         self.waiting.sort();
-        self.after.set_len(runtime.generations(self.after.memory()));
+        fill(&self.after, runtime);
         self.after.sort();
         let condemned =
             u8::try_from(self.condemned.swap(0, Ordering::Relaxed).saturating_sub(1)).unwrap_or(0);

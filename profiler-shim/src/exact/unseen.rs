@@ -10,9 +10,9 @@ use super::Runtime;
 use super::chunks::Chunks;
 use super::ranges::Cursor;
 use super::survey::{Generations, Survey};
-use crate::region::lasting;
+use crate::region::lasting::Room;
 use core::ops::Range;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 /// Words of the bitmap: for 256 GiB of generation 0 or, where address space is counted, 2 GiB.
 const MOST_WORDS: usize = 1 << 29;
@@ -38,7 +38,7 @@ const WORD_BYTES: u64 = 64 * ALIGNMENT;
 /// Whether to look for such objects, and the edges of runs of known ones.
 pub struct Unseen {
     /// One bit where a run of known objects begins and one where it ends; none where two runs touch. The parts of generation 0 have their words one behind the other.
-    edges: &'static [AtomicU64],
+    edges: Room,
     /// 1 in a runtime that makes such objects, while its method tables are as they are read here.
     wanted: AtomicU32,
 }
@@ -56,7 +56,7 @@ pub struct Met {
 
 /// A look at the heap.
 pub struct Look<'a> {
-    edges: &'static [AtomicU64],
+    edges: &'a Room,
     generations: &'a Generations,
     cursor: Cursor<'a, 4, 1, 3>,
     /// Which word of a generation's row tells how long it is.
@@ -131,11 +131,17 @@ fn is_youngest(about: u64) -> bool {
     about & GENERATION == 0
 }
 
+impl Default for Unseen {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Unseen {
     /// Nothing is looked for.
     #[must_use]
-    pub fn new() -> Option<Self> {
-        Some(Self { edges: lasting::room(MOST_WORDS, LEAST_WORDS)?, wanted: AtomicU32::new(0) })
+    pub fn new() -> Self {
+        Self { edges: Room::new(MOST_WORDS, LEAST_WORDS), wanted: AtomicU32::new(0) }
     }
 
     /// From now on it is looked for them. Relaxed, as all of this word: nothing else hangs on it.
@@ -158,7 +164,7 @@ impl Unseen {
     /// if a collection is about to begin.
     #[must_use]
     pub fn look<'a>(
-        &self,
+        &'a self,
         survey: &'a Survey,
         chunks: &Chunks,
         runtime: &impl Runtime,
@@ -178,7 +184,7 @@ impl Unseen {
         let (run, at, next, is_known) = ((0, 0), 0, 0, false);
         let length = if collects { IN_USE } else { RESERVED };
         let cursor = generations.cursor();
-        let mut look = Look { edges: self.edges, generations, cursor, length, run, at, next, is_known };
+        let mut look = Look { edges: &self.edges, generations, cursor, length, run, at, next, is_known };
         chunks.each_object(|object, bytes| look.know(runtime, object, bytes));
         survey.each_youngest(|object, bytes| look.know(runtime, object, bytes));
         // The last run ends where there is no object.
@@ -193,7 +199,8 @@ impl Look<'_> {
     fn part(&self, row: usize) -> Option<Part> {
         let [about, first, bytes] = [0, 1, self.length].map(|word| self.generations.word(row, word));
         let part = Part { first, end: first.saturating_add(bytes), word: about >> GENERATION.count_ones() };
-        (is_youngest(about) && part.bit(part.end) / 64 < self.edges.len() as u64).then_some(part)
+        let words = usize::try_from(part.bit(part.end) / 64).ok()?.checked_add(1)?;
+        (is_youngest(about) && self.edges.opens(words)).then_some(part)
     }
 
     #[inline]
@@ -219,7 +226,7 @@ impl Look<'_> {
         // What does not lie in it in whole is no object of its.
         if let Some(part) = self.find(first).filter(|part| end <= part.end) {
             for bit in [first, end].map(|address| part.bit(address)) {
-                if let Some(word) = self.edges.get(bit as usize / 64) {
+                if let Some(word) = self.edges.words().get(bit as usize / 64) {
                     // One thread's: no other looks meanwhile.
                     word.store(word.load(Ordering::Relaxed) ^ 1 << (bit % 64), Ordering::Relaxed);
                 }
@@ -237,7 +244,8 @@ impl Look<'_> {
     fn next_edge(&self, part: Part, from: u64) -> u64 {
         let (first, last) = (part.bit(from), part.bit(part.end));
         let mut mask = u64::MAX << (first % 64);
-        let words = self.edges.iter().enumerate().take(last as usize / 64 + 1).skip(first as usize / 64);
+        let words =
+            self.edges.words().iter().enumerate().take(last as usize / 64 + 1).skip(first as usize / 64);
         for (at, word) in words {
             let bits = word.load(Ordering::Relaxed) & core::mem::replace(&mut mask, u64::MAX);
             if bits != 0 {
@@ -311,7 +319,7 @@ impl Look<'_> {
     /// Forgets what is known.
     pub fn end(self) {
         for part in (0..self.generations.len()).filter_map(|row| self.part(row)) {
-            let words = self.edges.iter().take(part.bit(part.end) as usize / 64 + 1);
+            let words = self.edges.words().iter().take(part.bit(part.end) as usize / 64 + 1);
             for word in words.skip(part.word as usize) {
                 // To read a word that was never written takes no memory; to write 0 would.
                 if word.load(Ordering::Relaxed) != 0 {
@@ -329,7 +337,7 @@ mod tests {
     use crate::exact::chunks::{Chunks, Entry};
     use crate::exact::survey::Survey;
     use crate::exact::table::Table;
-    use crate::region::lasting;
+    use crate::region::lasting::{self, Room};
     use core::sync::atomic::{AtomicU64, Ordering};
     use profiler_protocol::exact::TABLE_WORDS;
     use std::collections::HashMap;
@@ -395,9 +403,8 @@ mod tests {
 
     #[test]
     fn what_is_in_generation_0_and_nobody_told_of_is_found() {
-        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS).unwrap());
-        let (unseen, survey, chunks) =
-            (Unseen::new().unwrap(), Survey::new().unwrap(), Chunks::new().unwrap());
+        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
+        let (unseen, survey, chunks) = (Unseen::new(), Survey::new().unwrap(), Chunks::new().unwrap());
         let tell = |address| assert!(chunks.push(chunks.slot(0x1000).unwrap(), Entry::new(address, 1, 3, 0)));
         // The third region is generation 2's: of what is there everybody was told.
         let mut heap = Heap::new(vec![[0, 0x9_0000, 0], [2, 0x4_0000, 24], [0xf << 32, 0x1_0000, 0]]);
@@ -435,8 +442,7 @@ mod tests {
 
     #[test]
     fn a_walk_through_the_whole_heap_finds_the_same() {
-        let (unseen, survey, chunks) =
-            (Unseen::new().unwrap(), Survey::new().unwrap(), Chunks::new().unwrap());
+        let (unseen, survey, chunks) = (Unseen::new(), Survey::new().unwrap(), Chunks::new().unwrap());
         // What is in use has changed since somebody looked where the generations are.
         let heap = Heap::new(vec![[2, 0x4_0000, 24], [0, 0x9_0000, 0], [0, 0x1_0000, 24]]);
         let known = [0x9_0000, 0x9_0018, 0x9_0060, 0x1_0030];
@@ -460,7 +466,7 @@ mod tests {
     #[test]
     fn what_the_bitmap_is_too_small_for_is_said_to_be_left_out() {
         let (survey, chunks) = (Survey::new().unwrap(), Chunks::new().unwrap());
-        let unseen = Unseen { edges: lasting::room(9, 9).unwrap(), wanted: 1.into() };
+        let unseen = Unseen { edges: Room::new(9, 9), wanted: 1.into() };
         let mut heap = Heap::new(vec![[0, 0x1_0000, 24], [0, 0x9_0000, 24]]);
         heap.put(0x1_0000, CELL);
         heap.put(0x9_0000, CELL);

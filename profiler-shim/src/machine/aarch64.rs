@@ -12,6 +12,9 @@ pub(crate) mod number {
     pub(crate) const MMAP: usize = 222;
     pub(crate) const MUNMAP: usize = 215;
     pub(crate) const MADVISE: usize = 233;
+    pub(crate) const OPENAT: usize = 56;
+    pub(crate) const FLOCK: usize = 32;
+    pub(crate) const MPROTECT: usize = 226;
     pub(crate) const CLOSE: usize = 57;
     pub(crate) const FCNTL: usize = 25;
     pub(crate) const FTRUNCATE: usize = 46;

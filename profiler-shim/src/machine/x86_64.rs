@@ -12,6 +12,9 @@ pub(crate) mod number {
     pub(crate) const MMAP: usize = 9;
     pub(crate) const MUNMAP: usize = 11;
     pub(crate) const MADVISE: usize = 28;
+    pub(crate) const OPENAT: usize = 257;
+    pub(crate) const FLOCK: usize = 73;
+    pub(crate) const MPROTECT: usize = 10;
     pub(crate) const CLOSE: usize = 3;
     pub(crate) const FCNTL: usize = 72;
     pub(crate) const FTRUNCATE: usize = 77;

@@ -69,6 +69,7 @@ fn source_pids(events: &[Event]) -> Vec<u32> {
             EventKind::Sleeper(sleeper) => Some(sleeper.thread.pid),
             EventKind::WaitEnd(wait) => Some(wait.thread.pid),
             EventKind::ThreadEnd(end) => Some(end.thread.pid),
+            EventKind::Rename(rename) => Some(rename.thread.pid),
             EventKind::Mmap(mmap) => Some(mmap.pid),
             EventKind::Exec { pid, .. } => Some(*pid),
             EventKind::Fork { thread, .. } | EventKind::Exit { thread } | EventKind::Comm { thread, .. } => {

@@ -1,6 +1,6 @@
 /* A process that becomes another program in mid-recording. On the line `go` a thread burns a CPU and calls execve: with the argument `first`
  * the process's first thread, which its id is named after, with `second` another one, while the first waits for it. The new
- * program burns a CPU too, and tells how long each did, by the threads' own clocks. */
+ * program, the file that the variable AFTER names, burns a CPU too, and tells how long each did, by the threads' own clocks. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
@@ -44,7 +44,7 @@ static void become(void)
 {
     char burnt[32];
     snprintf(burnt, sizeof burnt, "%lld", burn_before());
-    execl("/proc/self/exe", "becomes", "after", burnt, NULL);
+    execl(getenv("AFTER"), "after", "after", burnt, NULL);
     _exit(1);
 }
 

@@ -13,11 +13,11 @@ const REMEMBERED: u8 = 3;
 /// What earlier windows have of a thread.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counted {
-    times: ThreadTimes,
+    pub(super) times: ThreadTimes,
     /// The wait it was in at the cut: when that began, and how much of it is counted.
-    wait: Option<(MonotonicNs, u64, u64)>,
+    pub(super) wait: Option<(MonotonicNs, u64, u64)>,
     /// Cuts since that the thread was not in.
-    missed: u8,
+    pub(super) missed: u8,
 }
 
 /// What earlier windows have of one wait.
@@ -68,7 +68,7 @@ impl Threads {
     }
 
     /// What all windows together have counted of a thread when this one has counted `rest`.
-    fn counted_with(&self, rest: &ThreadTimes) -> ThreadTimes {
+    pub(super) fn counted_with(&self, rest: &ThreadTimes) -> ThreadTimes {
         let before = self.counted.get(&rest.thread.tid).filter(|counted| counted.times.since == rest.since);
         let Some(Counted { times: before, .. }) = before else { return *rest };
         ThreadTimes {
@@ -147,19 +147,20 @@ impl Threads {
         }
         self.counted = counted;
         self.told.clear();
+        self.names = 0;
         self.told_before = told;
         rows
     }
 
-    fn knows(&self, tid: u32, since: MonotonicNs) -> bool {
+    pub(super) fn knows(&self, tid: u32, since: MonotonicNs) -> bool {
         self.counted.get(&tid).is_some_and(|counted| counted.times.since == since)
     }
 }
 
 impl Thread {
     /// The thread in the next window.
-    fn unseen(self, carry: &mut dyn FnMut(StackId) -> StackId) -> Self {
-        let Self { id, on_cpu, waits, open, last_run, collected, first, .. } = self;
+    pub(super) fn unseen(self, carry: &mut dyn FnMut(StackId) -> StackId) -> Self {
+        let Self { id, on_cpu, waits, open, last_run, collected, first, name, named, shared, .. } = self;
         let mut carried_waits = HashMap::with_capacity(waits.len());
         for ((stack, reason, waker), estimate) in waits {
             let waker = waker.map(|waker| match waker {
@@ -184,6 +185,9 @@ impl Thread {
             collected: Collected { on_cpu: collected.on_cpu.carried(carry), ..collected },
             first,
             unseen: true,
+            name,
+            named: Self::carried_names(named, carry),
+            shared,
         }
     }
 }

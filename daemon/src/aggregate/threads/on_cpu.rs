@@ -30,6 +30,21 @@ impl OnCpu {
         add(&mut self.before_wait, other.before_wait);
     }
 
+    /// True when nothing is known.
+    pub(super) fn is_empty(&self) -> bool {
+        self.samples.is_empty() && self.before_wait.is_empty()
+    }
+
+    /// All samples.
+    pub(super) fn samples(&self) -> u64 {
+        self.samples.values().sum()
+    }
+
+    /// How long it ran before it left the CPU, in ns, as far as that is known.
+    pub(super) fn ran_ns(&self) -> f64 {
+        self.before_wait.values().sum()
+    }
+
     /// The same with other stacks.
     pub(super) fn carried(self, carry: &mut dyn FnMut(StackId) -> StackId) -> Self {
         let mut carried = Self::default();

@@ -89,7 +89,7 @@ impl Answer {
         match error {
             IpcError::NoSocket { .. } => Self::NoSocket,
             IpcError::WrongPeer { found, .. } => Self::WrongPeer(*found),
-            IpcError::TimedOut { .. } => Self::TimedOut,
+            IpcError::TimedOut { .. } | IpcError::GivenUp { .. } => Self::TimedOut,
             IpcError::System { step, source, .. } => Self::System(step, *source),
             // These come of what is said on a connection.
             IpcError::Malformed { .. } | IpcError::Refused { .. } | IpcError::NoHelper { .. } => {

@@ -4,7 +4,7 @@
 use super::proto::{ExportProfilesPartialSuccess, ExportProfilesServiceResponse};
 use crate::sink::deliver::Verdict;
 use crate::sink::http::Answer;
-use crate::sink::receiver::{retry_after, said, shortened};
+use crate::sink::receiver::{retry_after, said, shortened, speaks_of_size};
 use flate2::read::GzDecoder;
 use hyper::header::CONTENT_TYPE;
 use prost::Message;
@@ -59,9 +59,9 @@ pub fn frame(packed: &[u8]) -> Vec<u8> {
     framed
 }
 
-/// OTLP over HTTP. `sink` is what messages call it.
+/// OTLP over HTTP.
 #[must_use]
-pub fn http(answer: &Answer, sink: &str) -> Verdict {
+pub fn http(answer: &Answer) -> Verdict {
     let is_page =
         answer.headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"));
     match answer.status {
@@ -73,15 +73,27 @@ pub fn http(answer: &Answer, sink: &str) -> Verdict {
                 answer.status
             ),
         },
-        200..=299 => accepted(&answer.body, sink),
-        429 | 502 | 503 | 504 => Verdict::Later { after: retry_after(&answer.headers), reason: said(answer) },
-        _ => Verdict::Refused(said(answer)),
+        200..=299 => accepted(&answer.body),
+        _ => not_taken(answer),
+    }
+}
+
+/// A status that is no success: which are the request's own fault, and which may pass.
+fn not_taken(answer: &Answer) -> Verdict {
+    match answer.status {
+        408 | 429 | 502 | 503 | 504 => {
+            Verdict::Later { after: retry_after(&answer.headers), reason: said(answer) }
+        }
+        413 => Verdict::TooLarge(said(answer)),
+        400 | 422 if speaks_of_size(&answer.body) => Verdict::TooLarge(said(answer)),
+        400 | 409 | 411 | 422 => Verdict::Refused(said(answer)),
+        _ => Verdict::Denied(said(answer)),
     }
 }
 
 /// OTLP over gRPC.
 #[must_use]
-pub fn grpc(answer: &Answer, sink: &str) -> Verdict {
+pub fn grpc(answer: &Answer) -> Verdict {
     // An answer without a body has its trailers in front.
     let field = |name: &str| {
         let value = answer.trailers.get(name).or_else(|| answer.headers.get(name));
@@ -89,34 +101,24 @@ pub fn grpc(answer: &Answer, sink: &str) -> Verdict {
     };
     let Some(code) = field("grpc-status").and_then(|code| code.trim().parse::<u32>().ok()) else {
         // Something in between answered (gRPC's document on HTTP status codes).
-        return match answer.status {
-            429 | 502 | 503 | 504 => {
-                Verdict::Later { after: retry_after(&answer.headers), reason: said(answer) }
-            }
-            _ => Verdict::Refused(said(answer)),
-        };
+        return not_taken(answer);
     };
-    let reason = || {
-        format!(
-            "the receiver answers {}: {}",
-            name(code),
-            shortened(field("grpc-message").unwrap_or_default())
-        )
-    };
+    let message = field("grpc-message").unwrap_or_default();
+    let reason = || format!("the receiver answers {}: {}", name(code), shortened(message));
     let after = field("grpc-status-details-bin").and_then(retry_info);
     match code {
         0 => match unframed(&answer.body) {
-            Ok(message) => accepted(&message, sink),
-            Err(error) => {
-                strange(&error, sink);
-                Verdict::Accepted { rejected: 0 }
-            }
+            Ok(message) => accepted(&message),
+            Err(error) => Verdict::Accepted { rejected: 0, remark: Some(strange(&error)) },
         },
         // Cancelled, deadline exceeded, aborted, out of range, unavailable, data loss.
         1 | 4 | 10 | 11 | 14 | 15 => Verdict::Later { after, reason: reason() },
         // Resource exhausted: for good, unless it says when not.
         8 if after.is_some() => Verdict::Later { after, reason: reason() },
-        _ => Verdict::Refused(reason()),
+        3 | 8 if speaks_of_size(message.as_bytes()) => Verdict::TooLarge(reason()),
+        // Invalid argument, already exists, failed precondition.
+        3 | 6 | 8 | 9 => Verdict::Refused(reason()),
+        _ => Verdict::Denied(reason()),
     }
 }
 
@@ -138,29 +140,21 @@ fn unframed(body: &[u8]) -> io::Result<Cow<'_, [u8]>> {
 }
 
 /// A receiver that answers with something else has taken it all the same.
-fn strange(error: &dyn std::error::Error, sink: &str) {
-    tracing::warn!(
-        sink,
-        "what the receiver says of profiles it took is not understood: {}; they count as taken",
-        shortened(&error.to_string())
-    );
+fn strange(error: &dyn std::error::Error) -> String {
+    format!("its answer is not understood: {}", shortened(&error.to_string()))
 }
 
-fn accepted(message: &[u8], sink: &str) -> Verdict {
-    let response = ExportProfilesServiceResponse::decode(message).unwrap_or_else(|error| {
-        strange(&error, sink);
-        ExportProfilesServiceResponse::default()
-    });
-    let rejected = match response.partial_success {
-        Some(ExportProfilesPartialSuccess { rejected_profiles, error_message }) => {
-            if !error_message.is_empty() {
-                tracing::warn!(sink, "the receiver says of profiles it took: {}", shortened(&error_message));
-            }
-            u64::try_from(rejected_profiles).unwrap_or_default()
-        }
-        None => 0,
+fn accepted(message: &[u8]) -> Verdict {
+    let response = match ExportProfilesServiceResponse::decode(message) {
+        Ok(response) => response,
+        Err(error) => return Verdict::Accepted { rejected: 0, remark: Some(strange(&error)) },
     };
-    Verdict::Accepted { rejected }
+    let Some(ExportProfilesPartialSuccess { rejected_profiles, error_message }) = response.partial_success
+    else {
+        return Verdict::Accepted { rejected: 0, remark: None };
+    };
+    let remark = (!error_message.is_empty()).then(|| shortened(&error_message));
+    Verdict::Accepted { rejected: u64::try_from(rejected_profiles).unwrap_or_default(), remark }
 }
 
 /// How long to wait, of a `google.rpc.Status` in base64.
@@ -245,50 +239,61 @@ mod tests {
 
     #[test]
     fn http_answers_mean_what_the_document_says() {
-        assert_eq!(http(&answer(200, &[], &[], b""), "otlp"), Verdict::Accepted { rejected: 0 });
-        assert_eq!(http(&answer(200, &[], &[], &partial(3)), "otlp"), Verdict::Accepted { rejected: 3 });
+        assert_eq!(http(&answer(200, &[], &[], b"")), Verdict::Accepted { rejected: 0, remark: None });
+        assert_eq!(
+            http(&answer(200, &[], &[], &partial(3))),
+            Verdict::Accepted { rejected: 3, remark: Some("too old".to_owned()) }
+        );
         for status in [429, 502, 503, 504] {
             let Verdict::Later { after, reason } =
-                http(&answer(status, &[("retry-after", "7")], &[], b"busy\n"), "otlp")
+                http(&answer(status, &[("retry-after", "7")], &[], b"busy\n"))
             else {
                 panic!("{status}")
             };
             assert_eq!(after, Some(Duration::from_secs(7)));
             assert_eq!(reason, format!("the receiver answers {status}: busy"));
         }
-        let page =
-            http(&answer(200, &[("content-type", "text/html; charset=utf-8")], &[], b"<html>"), "otlp");
+        let page = http(&answer(200, &[("content-type", "text/html; charset=utf-8")], &[], b"<html>"));
         assert!(
             matches!(&page, Verdict::Later { reason, .. } if reason.contains("is the URL right?")),
             "{page:?}"
         );
-        for status in [302, 400, 401, 404, 413, 500, 501] {
-            assert!(matches!(http(&answer(status, &[], &[], b""), "otlp"), Verdict::Refused(_)), "{status}");
+        let of = |status, body: &[u8]| http(&answer(status, &[], &[], body));
+        for status in [302, 401, 403, 404, 405, 500, 501] {
+            assert!(matches!(of(status, b""), Verdict::Denied(_)), "{status}");
         }
+        for status in [400, 422] {
+            assert!(matches!(of(status, b"no such type"), Verdict::Refused(_)), "{status}");
+            assert!(matches!(of(status, b"Profile SIZE exceeds 4"), Verdict::TooLarge(_)), "{status}");
+        }
+        assert!(matches!(of(413, b""), Verdict::TooLarge(_)));
     }
 
     #[test]
     fn grpc_codes_mean_what_the_document_says() {
-        let trailers = |code: &str| grpc(&answer(200, &[], &[("grpc-status", code)], b""), "otlp");
-        assert_eq!(trailers("0"), Verdict::Accepted { rejected: 0 });
+        let trailers = |code: &str| grpc(&answer(200, &[], &[("grpc-status", code)], b""));
+        assert_eq!(trailers("0"), Verdict::Accepted { rejected: 0, remark: None });
         let body = [&[0, 0, 0, 0, 9][..], &partial(2)].concat();
         assert_eq!(
-            grpc(&answer(200, &[], &[("grpc-status", "0")], &body), "otlp"),
-            Verdict::Accepted { rejected: 2 }
+            grpc(&answer(200, &[], &[("grpc-status", "0")], &body)),
+            Verdict::Accepted { rejected: 2, remark: Some("too old".to_owned()) }
         );
         for code in ["1", "4", "10", "11", "14", "15"] {
             assert!(matches!(trailers(code), Verdict::Later { after: None, .. }), "{code}");
         }
-        for code in ["2", "3", "5", "6", "7", "8", "9", "12", "13", "16", "99"] {
+        for code in ["3", "6", "8", "9"] {
             assert!(matches!(trailers(code), Verdict::Refused(_)), "{code}");
         }
+        for code in ["2", "5", "7", "12", "13", "16", "99"] {
+            assert!(matches!(trailers(code), Verdict::Denied(_)), "{code}");
+        }
+        let long = [("grpc-status", "8"), ("grpc-message", "Received message larger than max (5 vs. 4)")];
+        assert!(matches!(grpc(&answer(200, &[], &long, b"")), Verdict::TooLarge(_)));
+        assert!(matches!(grpc(&answer(413, &[], &[], b"")), Verdict::TooLarge(_)));
         // Without a body the status is in front; without a status something in between has answered.
-        assert!(matches!(
-            grpc(&answer(200, &[("grpc-status", "14")], &[], b""), "otlp"),
-            Verdict::Later { .. }
-        ));
-        assert!(matches!(grpc(&answer(503, &[], &[], b""), "otlp"), Verdict::Later { .. }));
-        assert!(matches!(grpc(&answer(404, &[], &[], b""), "otlp"), Verdict::Refused(_)));
+        assert!(matches!(grpc(&answer(200, &[("grpc-status", "14")], &[], b"")), Verdict::Later { .. }));
+        assert!(matches!(grpc(&answer(503, &[], &[], b"")), Verdict::Later { .. }));
+        assert!(matches!(grpc(&answer(404, &[], &[], b"")), Verdict::Denied(_)));
     }
 
     #[test]
@@ -298,11 +303,12 @@ mod tests {
         let packed = packed.finish().unwrap();
         let got = |flag: u8, message: &[u8]| {
             let body = [&[flag, 0, 0, 0, 9][..], message].concat();
-            grpc(&answer(200, &[], &[("grpc-status", "0")], &body), "otlp")
+            grpc(&answer(200, &[], &[("grpc-status", "0")], &body))
         };
-        assert_eq!(got(1, &packed), Verdict::Accepted { rejected: 2 });
+        assert_eq!(got(1, &packed), Verdict::Accepted { rejected: 2, remark: Some("too old".to_owned()) });
         for strange in [got(1, &partial(2)), got(7, &partial(2)), got(0, &packed)] {
-            assert_eq!(strange, Verdict::Accepted { rejected: 0 });
+            let Verdict::Accepted { rejected: 0, remark: Some(remark) } = strange else { panic!() };
+            assert!(remark.contains("not understood"), "{remark}");
         }
         let mut long = GzEncoder::new(Vec::new(), Compression::fast());
         long.write_all(&vec![0; 2 << 20]).unwrap();
@@ -327,8 +333,7 @@ mod tests {
             }
         }
         assert_eq!(base64(&text).unwrap(), status);
-        let got =
-            grpc(&answer(200, &[], &[("grpc-status", "8"), ("grpc-status-details-bin", &text)], b""), "otlp");
+        let got = grpc(&answer(200, &[], &[("grpc-status", "8"), ("grpc-status-details-bin", &text)], b""));
         assert!(
             matches!(got, Verdict::Later { after: Some(after), .. } if after == Duration::from_millis(30_500)),
             "{got:?}"

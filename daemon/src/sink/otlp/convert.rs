@@ -1,4 +1,5 @@
-//! A finished profile -> requests of OpenTelemetry's profiles signal. Pure: no network, no clock.
+//! A finished profile -> requests of OpenTelemetry's profiles signal, made one at a time as its
+//! samples come. Pure: no network, no clock.
 //!
 //! - one `Profile` per sample type, the default one first, because a viewer shows the first; a sample without a value of a type is not in it;
 //! - the first entry of every table is the zero value; no entry is twice in its table, and none is there that nothing refers to;
@@ -10,22 +11,15 @@ use super::proto::{
     KeyValueAndUnit, Line, Link, Location, Mapping, Profile, ProfilesDictionary, Resource, ResourceProfiles,
     Sample, ScopeProfiles, Stack, ValueType, any_value::Value,
 };
-use crate::pprof::{KERNEL_MAPPING, PprofError, proto as pprof};
+use crate::pprof::split::Bounds;
+use crate::pprof::{KERNEL_MAPPING, proto as pprof};
 use crate::sink::Finished;
+use crate::sink::parts::Parts;
 use prost::Message as _;
 use prost::encoding::encoded_len_varint;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::time::SystemTime;
-
-/// What a profile became.
-#[derive(Debug, Default)]
-pub struct Converted {
-    /// In the order of its samples.
-    pub requests: Vec<ExportProfilesServiceRequest>,
-    /// Samples that are in none of them, because each alone is longer than a request may be.
-    pub dropped_samples: u64,
-}
 
 /// Labels of samples that OpenTelemetry calls otherwise. Those with a dot have its name already (`k8s.pod.name`, `service.version`); any other gets our
 /// prefix.
@@ -42,44 +36,75 @@ const TAG_BYTES: usize = 1;
 /// More than a `Profile` without samples, its resource apart: four indices, two times, an id.
 const PROFILE_BYTES: usize = 128;
 
-/// Makes the requests, each of at most `most_bytes` before compression. `fresh_id` makes an id no other profile has.
-///
-/// # Errors
-/// When the profile cannot be read, which is a fault of this program.
-pub fn requests(
-    finished: &Finished,
-    most_bytes: usize,
-    fresh_id: &mut dyn FnMut() -> [u8; 16],
-) -> Result<Converted, PprofError> {
-    let profile = &finished.profile.message()?;
-    let mut converted = Converted::default();
-    let source = Source::new(profile);
-    let head = Head::new(finished, &source);
-    let empty = |head: &Head| Request::new(&source, head);
-    let mut request = empty(&head);
-    for sample in &profile.sample {
-        let before = request.mark();
-        request.add(sample);
-        if request.bytes <= most_bytes {
-            continue;
-        }
-        request.back_to(&before);
-        if request.samples() > 0 {
-            converted.requests.push(request.finish(&head, fresh_id));
-            request = empty(&head);
-            let before = request.mark();
-            request.add(sample);
-            if request.bytes <= most_bytes {
-                continue;
-            }
-            request.back_to(&before);
-        }
-        converted.dropped_samples += 1;
+/// Makes requests of a profile's samples, one at a time.
+pub struct Converter<'a> {
+    source: Source<'a>,
+    head: Head,
+    bounds: Bounds,
+    /// Makes an id that no other profile has.
+    fresh_id: fn() -> [u8; 16],
+    request: Request,
+    dropped_samples: u64,
+}
+
+impl<'a> Converter<'a> {
+    /// Of a window whose profile has these tables. Samples of `tables` are ignored.
+    #[must_use]
+    pub fn new(
+        finished: &Finished,
+        tables: &'a pprof::Profile,
+        bounds: Bounds,
+        fresh_id: fn() -> [u8; 16],
+    ) -> Self {
+        let source = Source::new(tables);
+        let head = Head::new(finished, &source);
+        let request = Request::new(&source, &head);
+        Self { source, head, bounds, fresh_id, request, dropped_samples: 0 }
     }
-    if request.samples() > 0 {
-        converted.requests.push(request.finish(&head, fresh_id));
+
+    /// Adds a sample to the request, unless that would be too long by it.
+    fn fits(&mut self, sample: &pprof::Sample, most_bytes: usize) -> bool {
+        let before = self.request.mark();
+        self.request.add(&self.source, sample);
+        let fits = self.request.bytes <= most_bytes
+            && self.request.samples() <= self.bounds.samples.max(self.source.order.len());
+        if !fits {
+            self.request.back_to(&before);
+        }
+        fits
     }
-    Ok(converted)
+
+    fn add_alone(&mut self, sample: &pprof::Sample) {
+        if !self.fits(sample, self.bounds.lone_bytes) {
+            self.dropped_samples += 1;
+        }
+    }
+
+    fn next_request(&mut self) -> ExportProfilesServiceRequest {
+        let next = Request::new(&self.source, &self.head);
+        let request = std::mem::replace(&mut self.request, next);
+        request.finish(&self.source, &self.head, self.fresh_id)
+    }
+}
+
+impl Parts for Converter<'_> {
+    type Part = ExportProfilesServiceRequest;
+
+    fn add(&mut self, sample: &pprof::Sample) -> Option<Self::Part> {
+        if self.fits(sample, self.bounds.bytes) {
+            return None;
+        }
+        let full = (self.request.samples() > 0).then(|| self.next_request());
+        if full.is_none() || !self.fits(sample, self.bounds.bytes) {
+            self.add_alone(sample);
+        }
+        full
+    }
+
+    fn finish(mut self) -> (Option<Self::Part>, u64) {
+        let last = (self.request.samples() > 0).then(|| self.next_request());
+        (last, self.dropped_samples)
+    }
 }
 
 /// The pprof, with its entries by id.
@@ -209,8 +234,7 @@ impl<K> Default for Indices<K> {
 }
 
 /// One request while it is made.
-struct Request<'a> {
-    source: &'a Source<'a>,
+struct Request {
     tables: ProfilesDictionary,
     strings: Indices<String>,
     functions: Indices<u64>,
@@ -240,8 +264,8 @@ struct Mark {
     bytes: usize,
 }
 
-impl<'a> Request<'a> {
-    fn new(source: &'a Source<'a>, head: &Head) -> Self {
+impl Request {
+    fn new(source: &Source<'_>, head: &Head) -> Self {
         let tables = ProfilesDictionary {
             mapping_table: vec![Mapping::default()],
             location_table: vec![Location::default()],
@@ -254,7 +278,6 @@ impl<'a> Request<'a> {
         // Lengths of all levels of messages around the samples, once more than they can be.
         let bytes = head.bytes + tables.encoded_len() + 64;
         let mut request = Self {
-            source,
             tables,
             strings: Indices::default(),
             functions: Indices::default(),
@@ -316,13 +339,13 @@ impl<'a> Request<'a> {
     }
 
     /// Adds one sample of the pprof to the profile of each type it has a value of.
-    fn add(&mut self, sample: &pprof::Sample) {
-        let stack = sample.location_id.iter().map(|&id| self.location(id)).collect();
+    fn add(&mut self, source: &Source<'_>, sample: &pprof::Sample) {
+        let stack = sample.location_id.iter().map(|&id| self.location(source, id)).collect();
         let stack_index = self.stack(stack);
         let (mut trace_id, mut span_id) = (Vec::new(), Vec::new());
         let mut attribute_indices = Vec::with_capacity(sample.label.len());
         for label in &sample.label {
-            let (name, text) = (self.source.text(label.key), self.source.text(label.str));
+            let (name, text) = (source.text(label.key), source.text(label.str));
             match name {
                 "trace_id" => trace_id = unhex(text),
                 "span_id" => span_id = unhex(text),
@@ -335,7 +358,7 @@ impl<'a> Request<'a> {
                         None if name.contains('.') => name.to_owned(),
                         None => format!("{PREFIX}{name}"),
                     };
-                    attribute_indices.push(self.attribute(&key, datum, self.source.text(label.num_unit)));
+                    attribute_indices.push(self.attribute(&key, datum, source.text(label.num_unit)));
                 }
             }
         }
@@ -345,7 +368,7 @@ impl<'a> Request<'a> {
             0
         };
         let template = Sample { stack_index, attribute_indices, link_index, ..Sample::default() };
-        for (at, &position) in self.source.order.iter().enumerate() {
+        for (at, &position) in source.order.iter().enumerate() {
             let value = sample.value.get(position).copied().unwrap_or_default();
             if let Some(samples) = self.profiles.get_mut(at).filter(|_| value != 0) {
                 let sample = Sample { values: vec![value], ..template.clone() };
@@ -355,10 +378,10 @@ impl<'a> Request<'a> {
         }
     }
 
-    fn value_type(&mut self, kind: pprof::ValueType) -> ValueType {
+    fn value_type(&mut self, source: &Source<'_>, kind: pprof::ValueType) -> ValueType {
         ValueType {
-            type_strindex: self.string(self.source.text(kind.r#type)),
-            unit_strindex: self.string(self.source.text(kind.unit)),
+            type_strindex: self.string(source.text(kind.r#type)),
+            unit_strindex: self.string(source.text(kind.unit)),
         }
     }
 
@@ -408,23 +431,22 @@ impl<'a> Request<'a> {
         index
     }
 
-    fn location(&mut self, id: u64) -> i32 {
+    fn location(&mut self, source: &Source<'_>, id: u64) -> i32 {
         if let Some(&index) = self.locations.0.get(&id) {
             return index;
         }
-        let Some(&location) = self.source.locations.get(&id) else { return 0 };
+        let Some(&location) = source.locations.get(&id) else { return 0 };
         let lines = location.line.iter().map(|line| Line {
-            function_index: self.function(line.function_id),
+            function_index: self.function(source, line.function_id),
             line: line.line,
             column: line.column,
         });
         let lines = lines.collect();
-        let mapping_index = self.mapping(location.mapping_id);
-        let kind = self
-            .source
+        let mapping_index = self.mapping(source, location.mapping_id);
+        let kind = source
             .mappings
             .get(&location.mapping_id)
-            .map(|mapping| frame_type(self.source.text(mapping.filename)));
+            .map(|mapping| frame_type(source.text(mapping.filename)));
         let attribute_indices = kind
             .map(|kind| self.attribute("profile.frame.type", Datum::Text(kind.to_owned()), ""))
             .into_iter()
@@ -437,15 +459,15 @@ impl<'a> Request<'a> {
         index
     }
 
-    fn function(&mut self, id: u64) -> i32 {
+    fn function(&mut self, source: &Source<'_>, id: u64) -> i32 {
         if let Some(&index) = self.functions.0.get(&id) {
             return index;
         }
-        let Some(&function) = self.source.functions.get(&id) else { return 0 };
+        let Some(&function) = source.functions.get(&id) else { return 0 };
         let function = Function {
-            name_strindex: self.string(self.source.text(function.name)),
-            system_name_strindex: self.string(self.source.text(function.system_name)),
-            filename_strindex: self.string(self.source.text(function.filename)),
+            name_strindex: self.string(source.text(function.name)),
+            system_name_strindex: self.string(source.text(function.system_name)),
+            filename_strindex: self.string(source.text(function.filename)),
             start_line: function.start_line,
         };
         let table = &mut self.tables.function_table;
@@ -455,12 +477,12 @@ impl<'a> Request<'a> {
         index
     }
 
-    fn mapping(&mut self, id: u64) -> i32 {
+    fn mapping(&mut self, source: &Source<'_>, id: u64) -> i32 {
         if let Some(&index) = self.mappings.0.get(&id) {
             return index;
         }
-        let Some(&mapping) = self.source.mappings.get(&id) else { return 0 };
-        let build_id = self.source.text(mapping.build_id);
+        let Some(&mapping) = source.mappings.get(&id) else { return 0 };
+        let build_id = source.text(mapping.build_id);
         let attribute_indices = if build_id.is_empty() {
             Vec::new()
         } else {
@@ -470,7 +492,7 @@ impl<'a> Request<'a> {
             memory_start: mapping.memory_start,
             memory_limit: mapping.memory_limit,
             file_offset: mapping.file_offset,
-            filename_strindex: self.string(self.source.text(mapping.filename)),
+            filename_strindex: self.string(source.text(mapping.filename)),
             attribute_indices,
         };
         let table = &mut self.tables.mapping_table;
@@ -480,8 +502,12 @@ impl<'a> Request<'a> {
         index
     }
 
-    fn finish(mut self, head: &Head, fresh_id: &mut dyn FnMut() -> [u8; 16]) -> ExportProfilesServiceRequest {
-        let source = self.source;
+    fn finish(
+        mut self,
+        source: &Source<'_>,
+        head: &Head,
+        fresh_id: fn() -> [u8; 16],
+    ) -> ExportProfilesServiceRequest {
         let mut profiles = Vec::new();
         for (samples, &position) in std::mem::take(&mut self.profiles).into_iter().zip(&source.order) {
             let Some(&kind) = source.profile.sample_type.get(position).filter(|_| !samples.is_empty()) else {
@@ -490,11 +516,11 @@ impl<'a> Request<'a> {
             // Sampled by time was this type only.
             let period = source.profile.period_type.filter(|period| period.r#type == kind.r#type);
             profiles.push(Profile {
-                sample_type: Some(self.value_type(kind)),
+                sample_type: Some(self.value_type(source, kind)),
                 samples,
                 time_unix_nano: head.time_unix_nano,
                 duration_nano: head.duration_nano,
-                period_type: period.map(|period| self.value_type(period)),
+                period_type: period.map(|period| self.value_type(source, period)),
                 period: period.map_or(0, |_| source.profile.period),
                 profile_id: fresh_id().to_vec(),
                 attribute_indices: self.about.into_iter().collect(),
@@ -530,6 +556,7 @@ fn unhex(text: &str) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::halve::halve;
     use super::*;
     use proptest::prelude::{Strategy, prop, prop_assert, prop_assert_eq, proptest};
     use std::collections::{BTreeMap, HashSet};
@@ -616,13 +643,24 @@ mod tests {
         }
     }
 
+    #[derive(Debug)]
+    struct Converted {
+        requests: Vec<ExportProfilesServiceRequest>,
+        dropped_samples: u64,
+    }
+
+    fn convert_within(finished: &Finished, bounds: Bounds) -> Converted {
+        let whole = crate::pprof::unpack(finished.profile.bytes()).unwrap();
+        let mut converter = Converter::new(finished, &whole, bounds, || [7; 16]);
+        let mut requests: Vec<ExportProfilesServiceRequest> =
+            whole.sample.iter().filter_map(|sample| converter.add(sample)).collect();
+        let (last, dropped_samples) = converter.finish();
+        requests.extend(last);
+        Converted { requests, dropped_samples }
+    }
+
     fn convert(finished: &Finished, most_bytes: usize) -> Converted {
-        let mut next = 0_u8;
-        requests(finished, most_bytes, &mut || {
-            next = next.wrapping_add(1);
-            [next; 16]
-        })
-        .unwrap()
+        convert_within(finished, Bounds { samples: usize::MAX, bytes: most_bytes, lone_bytes: most_bytes })
     }
 
     /// Sum of each sample type over all requests.
@@ -749,6 +787,47 @@ mod tests {
         assert_eq!((converted.dropped_samples, converted.requests.len()), (1, 1));
         assert_eq!(totals(&converted)["cpu"], 1);
         check(&converted.requests[0]);
+    }
+
+    #[test]
+    fn a_sample_that_is_long_has_a_request_of_its_own_where_it_may_be_sent_alone() {
+        let finished =
+            finished(&[(vec![1], 0, [1; 3]), ((0..=255).collect(), 0, [1; 3]), (vec![2], 0, [1; 3])]);
+        let converted =
+            convert_within(&finished, Bounds { samples: usize::MAX, bytes: 2000, lone_bytes: 1 << 20 });
+        assert_eq!((converted.dropped_samples, converted.requests.len()), (0, 3));
+        assert_eq!(totals(&converted)["cpu"], 3);
+        converted.requests.iter().for_each(check);
+    }
+
+    #[test]
+    fn halves_of_a_request_are_requests_of_their_own_and_lose_nothing() {
+        let samples: Vec<_> = (0..9_u8).map(|id| (vec![id, 100], id % 2, [1, 10, i64::from(id)])).collect();
+        let converted = convert(&finished(&samples), 1 << 20);
+        let mut ahead = converted.requests.clone();
+        let mut single = Vec::new();
+        while let Some(request) = ahead.pop() {
+            check(&request);
+            match halve(&request, || [9; 16]) {
+                halves if halves.is_empty() => single.push(request),
+                halves => {
+                    assert!(halves.iter().all(|half| half.encoded_len() < request.encoded_len()));
+                    ahead.extend(halves);
+                }
+            }
+        }
+        assert_eq!(single.len(), 9);
+        let parts = Converted { requests: single, dropped_samples: 0 };
+        assert_eq!(totals(&parts), totals(&converted));
+    }
+
+    #[test]
+    fn a_request_has_no_more_samples_than_it_may() {
+        let samples: Vec<_> = (0..100_u8).map(|id| (vec![id], 0, [1, 1, 1])).collect();
+        let bounds = Bounds { samples: 30, bytes: 1 << 20, lone_bytes: 1 << 20 };
+        let converted = convert_within(&finished(&samples), bounds);
+        assert_eq!((converted.dropped_samples, converted.requests.len()), (0, 10));
+        assert_eq!(totals(&converted)["cpu"], 100);
     }
 
     #[test]

@@ -1,26 +1,33 @@
 //! Profiles to anything that speaks OpenTelemetry's protocol: over gRPC or HTTP, one profile per sample type, from a spool of its own.
 //!
-//! `convert` makes requests of a profile, they wait in the spool packed and ready, `answer` knows what an answer means.
+//! `convert` makes requests of a profile, they wait in the spool packed and ready, `answer` knows what an answer means, and `halve` makes two of one that
+//! is longer than the receiver takes.
 
 pub mod answer;
 pub mod convert;
+pub mod halve;
 pub mod proto;
 
-use self::proto::ExportProfilesServiceRequest;
+use self::convert::Converter;
+use self::proto::any_value::Value;
+use self::proto::{ExportProfilesServiceRequest, Resource};
 use super::deliver::{Backlog, Lazy, Remote, Verdict};
 use super::http::{Client, Version};
+use super::parts::{Hurry, Outgoing};
 use super::receiver::{self, Reach, SpoolOptions};
 use super::{Finished, Sink, SinkError, unpacking};
 use crate::config::units::{Bytes, Span};
 use crate::leftover;
 use crate::pprof::PprofError;
+use crate::pprof::stream::unpacked_bytes;
 use flate2::Compression;
+use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, TE};
 use prost::Message as _;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -109,10 +116,7 @@ impl OtlpOptions {
 /// The sink.
 pub struct Otlp {
     name: String,
-    most_bytes: usize,
-    delivery: Lazy,
-    requests: u64,
-    dropped_samples: u64,
+    outgoing: Outgoing,
 }
 
 impl Otlp {
@@ -125,15 +129,25 @@ impl Otlp {
         let (client, directory) =
             receiver::open("otlp", &options.url, &options.reach, options.version(), spool)?;
         let name = format!("otlp {}", options.place());
-        let receiver = Receiver { sink: name.clone(), client, protocol: options.protocol };
-        Ok(Self {
-            delivery: Lazy::new(&name, directory, spool.limits(), options.timeout.0, receiver),
-            name,
-            most_bytes: usize::try_from(options.max_request.0).unwrap_or(usize::MAX),
-            requests: 0,
-            dropped_samples: 0,
-        })
+        let receiver = Receiver { client, protocol: options.protocol };
+        let delivery = Lazy::new(&name, directory, spool.limits(), options.timeout.0, receiver);
+        let most_bytes = usize::try_from(options.max_request.0).unwrap_or(usize::MAX);
+        Ok(Self { name, outgoing: Outgoing::new(delivery, most_bytes, "request") })
     }
+}
+
+/// Makes requests of a window's samples from `first` on and puts them into the spool.
+fn make(outgoing: &mut Outgoing, finished: &Finished, first: u64) -> Result<(), SinkError> {
+    let at = finished.start + finished.duration;
+    let Some(tables) = outgoing.tables(finished, first, at)? else { return Ok(()) };
+    let converter = Converter::new(finished, &tables, outgoing.bounds(usize::MAX), fresh_id);
+    outgoing.put(finished, first, at, converter, |request| pack(&request))
+}
+
+fn pack(request: &ExportProfilesServiceRequest) -> Result<Vec<u8>, SinkError> {
+    let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
+    packed.write_all(&request.encode_to_vec()).map_err(PprofError::from)?;
+    Ok(packed.finish().map_err(PprofError::from)?)
 }
 
 impl Sink for Otlp {
@@ -142,47 +156,37 @@ impl Sink for Otlp {
     }
 
     fn place(&self) -> &Path {
-        self.delivery.directory()
+        self.outgoing.delivery.directory()
+    }
+
+    fn within(&mut self, memory: u64) {
+        self.outgoing.within(memory);
+    }
+
+    fn hurries(&mut self, hurry: Hurry) {
+        self.outgoing.hurry = hurry;
     }
 
     fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
-        let one = unpacking();
-        let converted = convert::requests(finished, self.most_bytes, &mut fresh_id)?;
-        self.dropped_samples += converted.dropped_samples;
-        let packed = |request: ExportProfilesServiceRequest| {
-            let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
-            packed.write_all(&request.encode_to_vec()).map_err(PprofError::from)?;
-            Ok(packed.finish().map_err(PprofError::from)?)
-        };
-        let requests: Vec<Result<Vec<u8>, SinkError>> = converted.requests.into_iter().map(packed).collect();
-        // Before the disk is waited for.
-        drop(one);
-        let spooled = receiver::each(requests, |request| {
-            let request = request?;
-            self.requests += 1;
-            Ok(self.delivery.put(finished.start + finished.duration, &request)?)
-        });
-        spooled.and(receiver::all_fitted(converted.dropped_samples, "request", self.most_bytes))
+        make(&mut self.outgoing, finished, 0)
     }
 
     fn window_over(&mut self) {
-        self.delivery.take_up();
+        self.outgoing.take_up(make);
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        let figures = self.delivery.figures();
-        let mut counters = figures.counters(self.requests).to_vec();
+        let (mut counters, figures) = self.outgoing.counters();
         counters.push(("profiles_rejected", figures.rejected_profiles));
-        counters.push(("samples_too_long", self.dropped_samples));
         counters
     }
 
     fn backlog(&self) -> Option<Backlog> {
-        Some(self.delivery.backlog())
+        Some(self.outgoing.delivery.backlog())
     }
 
     fn close(&mut self, deadline: Instant) {
-        self.delivery.close(deadline);
+        self.outgoing.delivery.close(deadline);
     }
 }
 
@@ -196,10 +200,39 @@ fn fresh_id() -> [u8; 16] {
 }
 
 struct Receiver {
-    /// What messages call it.
-    sink: String,
     client: Client,
     protocol: Protocol,
+}
+
+/// Of a request, whose it is; all else is skipped.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Whose {
+    #[prost(message, repeated, tag = "1")]
+    resource_profiles: Vec<WhoseProfiles>,
+}
+
+/// Likewise.
+#[derive(Clone, PartialEq, prost::Message)]
+struct WhoseProfiles {
+    #[prost(message, optional, tag = "1")]
+    resource: Option<Resource>,
+}
+
+fn unpacked(payload: &[u8]) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    // What was spooled by us is within this; anything else is not worth the memory.
+    GzDecoder::new(payload).take(*REQUEST_BYTES.end()).read_to_end(&mut bytes).ok().map(|_| bytes)
+}
+
+fn service(payload: &[u8]) -> Option<String> {
+    let whose = Whose::decode(unpacked(payload)?.as_slice()).ok()?;
+    let attributes =
+        whose.resource_profiles.into_iter().filter_map(|of| of.resource).flat_map(|of| of.attributes);
+    let name = attributes.into_iter().find(|attribute| attribute.key == "service.name")?;
+    match name.value?.value? {
+        Value::StringValue(text) => Some(text),
+        _ => None,
+    }
 }
 
 impl Remote for Receiver {
@@ -209,17 +242,35 @@ impl Remote for Receiver {
                 let headers = [(CONTENT_TYPE, "application/x-protobuf"), (CONTENT_ENCODING, "gzip")];
                 self.client
                     .post(HTTP_PATH, &headers, payload.to_vec(), deadline)
-                    .map(|got| answer::http(&got, &self.sink))
+                    .map(|got| answer::http(&got))
             }
             Protocol::Grpc => {
                 let headers =
                     [(CONTENT_TYPE, "application/grpc+proto"), (TE, "trailers"), (GRPC_ENCODING, "gzip")];
                 let framed = answer::frame(payload);
-                self.client
-                    .post(GRPC_PATH, &headers, framed, deadline)
-                    .map(|got| answer::grpc(&got, &self.sink))
+                self.client.post(GRPC_PATH, &headers, framed, deadline).map(|got| answer::grpc(&got))
             }
         };
-        answer.unwrap_or_else(receiver::unreached)
+        answer.unwrap_or_else(|error| receiver::unreached(&error))
+    }
+
+    fn service(&self, payload: &[u8]) -> String {
+        service(payload).unwrap_or_default()
+    }
+
+    fn raw_bytes(&self, payload: &[u8]) -> usize {
+        unpacked_bytes(payload)
+    }
+
+    fn split(&self, payload: &[u8]) -> Vec<Vec<u8>> {
+        let _one = unpacking();
+        let unpacked = unpacked(payload).unwrap_or_default();
+        let Ok(request) = ExportProfilesServiceRequest::decode(unpacked.as_slice()) else {
+            return Vec::new();
+        };
+        drop(unpacked);
+        let halves = halve::halve(&request, fresh_id);
+        let packed: Result<Vec<Vec<u8>>, SinkError> = halves.iter().map(pack).collect();
+        packed.unwrap_or_default()
     }
 }

@@ -3,7 +3,7 @@
 //! When a CPU goes its events are taken off it for good: neither timer nor ring speaks again when it is back, and no call says so (no POLLHUP
 //! either; `perf_event_exit_cpu`, kernel/events/core.c). What shows is that the event's own clock stands still.
 
-use super::perf::PerfRing;
+use super::perf::{PerfRing, RingError};
 use super::{Counts, KernelError, decode, load};
 use crate::source::Event;
 use aya::Ebpf;
@@ -44,7 +44,11 @@ impl Cpus {
         let bell = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| failed(0)(error.into()))?;
         let mut rings = HashMap::new();
         for cpu in online {
-            rings.insert(cpu, open_ring(&bell, cpu).map_err(failed(cpu))?);
+            let ring = open_ring(&bell, cpu).map_err(|error| match error {
+                RingError::Event(source) => KernelError::Perf { cpu, source },
+                RingError::Map(source) => KernelError::PerfRing { cpu, source },
+            })?;
+            rings.insert(cpu, ring);
         }
         Ok(Self { bell, rings, samplers: HashMap::new(), looked_ns: now_ns, buffer: Vec::new() })
     }
@@ -154,9 +158,10 @@ impl Cpus {
 }
 
 /// The ring of `cpu`, which rings `bell`; no more once it is closed (man 7 epoll).
-fn open_ring(bell: &OwnedFd, cpu: u32) -> io::Result<PerfRing> {
+fn open_ring(bell: &OwnedFd, cpu: u32) -> Result<PerfRing, RingError> {
     let ring = PerfRing::open(cpu)?;
-    epoll::add(bell, &ring, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+    epoll::add(bell, &ring, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+        .map_err(|error| RingError::Event(error.into()))?;
     Ok(ring)
 }
 

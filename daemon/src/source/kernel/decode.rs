@@ -1,17 +1,20 @@
 //! Bytes of the BPF ring and of perf's rings → [`Event`]. Total functions: a record that lies about its lengths is an error, never a
 //! panic.
 
+use super::threads;
+use crate::run::names::whole_text;
 use crate::source::{
-    Asleep, CpuSample, Event, EventKind, Mmap, MonotonicNs, ProbeWalk, Sleeper, SleeperStack, Span, ThreadId,
-    ThreadTimes, UserContext, UserRegs, WaitEnd, WaitStart, WaitState, Wake, WakerStack, WalkEnd,
+    Asleep, CpuSample, Event, EventKind, Mmap, MonotonicNs, ProbeWalk, Rename, Sleeper, SleeperStack, Span,
+    ThreadId, ThreadTimes, UserContext, UserRegs, WaitEnd, WaitStart, WaitState, Wake, WakerStack, WalkEnd,
 };
 use crate::unwind::machine::NATIVE;
 use bytemuck::AnyBitPattern;
 use ebpf_common::event::{
-    CERTAIN, FLAG_AT_CALL, FLAG_IO, FLAG_LIMITED, FLAG_NEW, FLAG_PREEMPTED, FLAG_SPAN, FLAG_STACK_SENT,
-    FLAG_THROTTLED, FLAG_USER, FLAG_WAKER, FLAG_WALKED_TO_LIMIT, FLAG_WALKED_TO_START, FLAG_WOKEN_THROTTLED,
-    Header, KIND_CPU_SAMPLE, KIND_SLEEPER, KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE,
-    KIND_WAKER_STACK, SleeperRecord, StackRecord, ThreadEndRecord, WaitEndRecord, WakeRecord, skipped_bytes,
+    CERTAIN, FLAG_AT_CALL, FLAG_EXITING, FLAG_IO, FLAG_LIMITED, FLAG_NEW, FLAG_PREEMPTED, FLAG_SKIPPED,
+    FLAG_SPAN, FLAG_STACK_SENT, FLAG_THROTTLED, FLAG_USER, FLAG_WAKER, FLAG_WALKED_TO_LIMIT,
+    FLAG_WALKED_TO_START, FLAG_WOKEN_THROTTLED, Header, KIND_CPU_SAMPLE, KIND_RENAME, KIND_SLEEPER,
+    KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE, KIND_WAKER_STACK, RenameRecord,
+    SleeperRecord, StackRecord, ThreadEndRecord, WaitEndRecord, WakeRecord, skipped_bytes,
 };
 use ebpf_common::limits::{MAX_KERNEL_FRAMES, OWN_FRAMES, WAKER_FRAMES};
 use ebpf_common::machine::GPR;
@@ -126,6 +129,16 @@ pub fn ring_record(bytes: &[u8]) -> Result<Event, DecodeError> {
                 left_out: record.left_out,
             })
         }
+        KIND_RENAME => {
+            let record: RenameRecord = read(bytes, 0, "a thread's new name")?;
+            EventKind::Rename(Box::new(Rename {
+                thread: ThreadId { pid: record.thread.tgid, tid: record.tid },
+                from: record.from,
+                to: record.to,
+                until: threads::snapshot(record.tid, &record.thread, header.time_ns),
+                skipped: record.flags & FLAG_SKIPPED != 0,
+            }))
+        }
         kind => return Err(DecodeError::Kind { kind }),
     };
     Ok(Event { time: MonotonicNs(header.time_ns), kind })
@@ -170,6 +183,7 @@ fn stack_record(bytes: &[u8]) -> Result<StackParts, DecodeError> {
             stack: stack.to_vec(),
             skipped: skipped_bytes(record.flags, stack_pointer(&record.gpr)),
             limited: record.flags & FLAG_LIMITED != 0,
+            exiting: record.flags & FLAG_EXITING != 0,
             asleep: asleep(record.tid, record.exec_ns),
         })
     });
@@ -224,6 +238,7 @@ fn sleeper(bytes: &[u8]) -> Result<EventKind, DecodeError> {
                     stack: stack.to_vec(),
                     skipped: skipped_bytes(record.flags, stack_pointer(&record.gpr)),
                     limited: record.flags & FLAG_LIMITED != 0,
+                    exiting: record.flags & FLAG_EXITING != 0,
                     asleep: asleep(record.tid, record.exec_ns),
                 })
             }),
@@ -320,14 +335,15 @@ fn perf_record(bytes: &[u8]) -> Result<PerfRecord, DecodeError> {
     let body = bytes.len().saturating_sub(SAMPLE_ID_BYTES);
     let time = MonotonicNs(long(body.saturating_add(8), "perf record's time")?);
     let text = |from: usize| text(bytes.get(from..body).unwrap_or_default());
+    let name = |from: usize| whole_text(up_to_zero(bytes.get(from..body).unwrap_or_default())).into_owned();
     let kind = match kind {
         RECORD_COMM => {
             let (pid, tid) = (word(8, "comm")?, word(12, "comm")?);
             let misc: u16 = read(bytes, 4, "comm")?;
             if misc & MISC_COMM_EXEC != 0 {
-                EventKind::Exec { pid, comm: text(16) }
+                EventKind::Exec { pid, comm: name(16) }
             } else {
-                EventKind::Comm { thread: ThreadId { pid, tid }, comm: text(16) }
+                EventKind::Comm { thread: ThreadId { pid, tid }, comm: name(16) }
             }
         }
         RECORD_EXIT => EventKind::Exit { thread: ThreadId { pid: word(8, "exit")?, tid: word(16, "exit")? } },
@@ -355,19 +371,25 @@ fn perf_record(bytes: &[u8]) -> Result<PerfRecord, DecodeError> {
 
 /// Text up to the first zero.
 fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(up_to_zero(bytes)).into_owned()
+}
+
+fn up_to_zero(bytes: &[u8]) -> &[u8] {
     let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
-    String::from_utf8_lossy(bytes.get(..end).unwrap_or_default()).into_owned()
+    bytes.get(..end).unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::{DecodeError, PerfRecord, perf_records, ring_record, weight};
-    use crate::source::{Asleep, EventKind, MonotonicNs, ProbeWalk, Span, WalkEnd};
+    use crate::source::{Asleep, EventKind, MonotonicNs, ProbeWalk, Span, ThreadId, WalkEnd};
     use crate::unwind::machine::NATIVE;
     use ebpf_common::event::{
-        CERTAIN, FLAG_SPAN, FLAG_USER, FLAG_WALKED_TO_START, Header, KIND_CPU_SAMPLE, KIND_SLEEPER,
-        KIND_WAKE, SKIPPED_PAGES_SHIFT, SleeperRecord, StackRecord, WakeRecord,
+        CERTAIN, FLAG_SKIPPED, FLAG_SPAN, FLAG_USER, FLAG_WALKED_TO_START, Header, KIND_CPU_SAMPLE,
+        KIND_RENAME, KIND_SLEEPER, KIND_WAKE, RenameRecord, SKIPPED_PAGES_SHIFT, SleeperRecord, StackRecord,
+        WakeRecord,
     };
+    use ebpf_common::key::{STATE_ON_CPU, Thread};
     use proptest::prelude::{any, proptest};
 
     fn sample() -> Vec<u8> {
@@ -509,6 +531,34 @@ mod tests {
         assert!(matches!(&exec.kind, EventKind::Exec { pid: 5, comm } if comm == "name"));
         assert!(matches!(&comm.kind, EventKind::Comm { thread, .. } if thread.tid == 6));
         assert_eq!(exec.time.0, 99);
+    }
+
+    #[test]
+    fn a_rename_has_the_times_until_then_unless_they_were_read_in_the_middle_of_an_update() {
+        let thread = Thread {
+            entered_ns: 100,
+            since_ns: 150,
+            oncpu_ns: 50,
+            tgid: 7,
+            state: STATE_ON_CPU,
+            ..Thread::default()
+        };
+        let of = |thread, flags| {
+            let len = u32::try_from(size_of::<RenameRecord>()).unwrap();
+            let header = Header { kind: KIND_RENAME, len, time_ns: 180 };
+            let (from, to) = (*b"job-A\0\0\0\0\0\0\0\0\0\0\0", *b"job-B\0\0\0\0\0\0\0\0\0\0\0");
+            let record = RenameRecord { header, tid: 8, flags, from, to, thread };
+            match ring_record(bytemuck::bytes_of(&record)).unwrap().kind {
+                EventKind::Rename(rename) => *rename,
+                kind => panic!("{kind:?}"),
+            }
+        };
+        let whole = of(thread, 0);
+        assert_eq!((whole.thread, whole.skipped), (ThreadId { pid: 7, tid: 8 }, false));
+        assert_eq!((&whole.from[..5], &whole.to[..5]), (&b"job-A"[..], &b"job-B"[..]));
+        assert_eq!(whole.until.map(|until| (until.times.oncpu_ns, until.at)), Some((80, MonotonicNs(180))));
+        assert!(of(Thread { oncpu_ns: 49, ..thread }, 0).until.is_none());
+        assert!(of(thread, FLAG_SKIPPED).skipped);
     }
 
     proptest! {

@@ -26,7 +26,8 @@ const COIN_INTERVAL_NS: u64 = 100_000_000;
 
 /// Attached in this order: wake-ups before switches, so that a switch-in without a wake-up seen proves that the thread was runnable;
 /// fork before both, so that a child is selected before it first runs.
-const TRACEPOINTS: [&str; 6] = [
+const TRACEPOINTS: [&str; 7] = [
+    "task_rename",
     "sched_process_free",
     "sched_process_fork",
     "sched_process_exec",
@@ -211,7 +212,7 @@ pub(super) fn attach_sampler(
             SamplePolicy::Frequency(u64::from(frequency_hz)),
             false,
         )
-        .map_err(|source| KernelError::Sampler { cpu, source })
+        .map_err(|source| KernelError::Sampler { cpu, frequency_hz, source })
 }
 
 /// Stops a sampling timer. One that is gone already, with its CPU, is as good.
@@ -246,6 +247,10 @@ fn settings(options: &KernelOptions, btf: &KernelBtf<'_>, loops: bool) -> Result
         Selection::All | Selection::Pids(_) | Selection::Cgroup(_) => None,
     };
     let (task_in_iowait, task_in_iowait_mask) = btf.bit_of("task_struct", "in_iowait")?;
+    let (task_in_execve, task_in_execve_mask) = match btf.bit_of("task_struct", "in_execve") {
+        Err(BtfError::NoField { .. }) => (0, 0),
+        bit => bit?,
+    };
     Ok(Config {
         address_mask: native_address_mask(),
         cgroup_id,
@@ -295,6 +300,8 @@ fn settings(options: &KernelOptions, btf: &KernelBtf<'_>, loops: bool) -> Result
         },
         task_in_iowait,
         task_in_iowait_mask,
+        task_in_execve,
+        task_in_execve_mask,
         task_stack: btf.offset_of("task_struct", "stack")?,
         task_registers: if loops { 0 } else { registers_in_stack(btf)? },
         vma_end: btf.offset_of("vm_area_struct", "vm_end")?,

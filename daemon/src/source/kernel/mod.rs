@@ -16,6 +16,7 @@ pub mod spans;
 pub mod threads;
 
 use super::{Event, EventKind, MonotonicNs, ThreadSnapshot};
+use crate::system_limits::{needed_open_files, raise_open_files};
 use aya::Ebpf;
 use aya::maps::{Array, HashMap as BpfHashMap, Map, MapData, MapError, PerCpuArray, RingBuf};
 use aya::programs::ProgramError;
@@ -61,7 +62,7 @@ pub struct KernelOptions {
     pub selection: Selection,
     /// One of the selected processes that is recorded only when it has become another program.
     pub from_exec: Option<u32>,
-    /// Most bytes of user stack per record, 1–65,536.
+    /// Most bytes of user stack per record, 1–131,072.
     pub stack_copy_bytes: u32,
     /// Bytes of wait records per second, for all CPUs together; above it a coin thins them.
     pub wait_stack_budget_bytes_per_s: u64,
@@ -218,20 +219,50 @@ pub enum KernelError {
         name: &'static str,
     },
     /// A sampling timer cannot be made.
-    #[error("sampling timer of CPU {cpu}: {source}")]
+    #[error(
+        "sampling timer of CPU {cpu}: {}{}",
+        crate::system_limits::explain(source),
+        crate::system_limits::sampler_advice(*frequency_hz, source)
+    )]
     Sampler {
         /// The CPU.
         cpu: u32,
+        /// How often it was to ring, per second.
+        frequency_hz: u32,
         /// Why.
         source: aya::programs::ProgramError,
     },
     /// perf's records cannot be had.
-    #[error("perf_event_open on CPU {cpu}: {source}")]
+    #[error("perf_event_open on CPU {cpu}: {source}{}", crate::system_limits::sampler_advice(0, source))]
     Perf {
         /// The CPU.
         cpu: u32,
         /// Why.
         source: io::Error,
+    },
+    /// perf's ring cannot be mapped.
+    #[error(
+        "mmap of perf's ring of CPU {cpu}: {source}; kernel.perf_event_mlock_kb is {}, RLIMIT_MEMLOCK is {} bytes: raise one of them, or \
+         grant CAP_IPC_LOCK",
+        crate::system_limits::sysctl("kernel.perf_event_mlock_kb"),
+        crate::system_limits::limit(rustix::process::Resource::Memlock)
+    )]
+    PerfRing {
+        /// The CPU.
+        cpu: u32,
+        /// Why.
+        source: io::Error,
+    },
+    /// Too few open files are allowed.
+    #[error(
+        "RLIMIT_NOFILE: expected at least {needed} open files on this host, found {found}: allow more (ulimit -n, LimitNOFILE=), or grant \
+         CAP_SYS_RESOURCE"
+    )]
+    FewOpenFiles {
+        /// How many are needed.
+        needed: u64,
+        /// How many are allowed.
+        found: u64,
     },
     /// The thread that visits sleeping ones cannot be started.
     #[error("the thread that visits sleeping ones: {source}")]
@@ -335,6 +366,8 @@ pub struct KernelSource {
     visitor: Option<Visitor>,
     sleepers_lack: Option<String>,
     sleepers_deferred: u64,
+    /// Whether the last visit left somebody to the next one.
+    left_out: bool,
     thread_ends_left: u64,
     /// See [`KernelSource::filled`].
     filled: u64,
@@ -342,6 +375,11 @@ pub struct KernelSource {
     followed: HashSet<u32>,
     /// Counted on this side of the ring.
     own: Arc<Counts>,
+}
+
+/// CPUs at work; `None` where they cannot be listed.
+pub(crate) fn cpus_online() -> Option<usize> {
+    cpus::online().ok().map(|cpus| cpus.len())
 }
 
 impl KernelSource {
@@ -352,6 +390,10 @@ impl KernelSource {
     pub fn start(options: &KernelOptions) -> Result<Self, KernelError> {
         check(options)?;
         crate::kernel_features::check()?;
+        let (needed, found) = (needed_open_files(), raise_open_files());
+        if found < needed {
+            return Err(KernelError::FewOpenFiles { needed, found });
+        }
         let mut cpus = Cpus::open(MonotonicNs::now().0)?;
         let Loaded { mut bpf, sleepers, loops } = load::load(options, cpus::possible()?)?;
         let visitor = sleepers.map_err(|error| lack_of_sleepers(&error));
@@ -391,6 +433,7 @@ impl KernelSource {
             sleepers_lack: visitor.as_ref().err().cloned(),
             visitor: visitor.ok(),
             sleepers_deferred: 0,
+            left_out: false,
             thread_ends_left: 0,
             filled: 0,
             followed: HashSet::new(),
@@ -690,6 +733,7 @@ impl KernelSource {
             let deferred = self.counter(Counter::SleepersDeferred);
             let left_out = deferred != self.sleepers_deferred;
             self.sleepers_deferred = deferred;
+            self.left_out = left_out;
             if let Some(visitor) = &mut self.visitor {
                 visitor.left_out(left_out, now);
             }
@@ -741,6 +785,19 @@ impl KernelSource {
     #[must_use]
     pub fn visits(&self) -> u64 {
         self.visitor.as_ref().map_or(0, Visitor::count)
+    }
+
+    /// Whether the last visit left threads to the next one, for want of room in the ring.
+    #[must_use]
+    pub fn has_left_out(&self) -> bool {
+        self.left_out
+    }
+
+    /// Makes the next visit due now.
+    pub fn hurry(&mut self) {
+        if let Some(visitor) = &mut self.visitor {
+            visitor.hurry();
+        }
     }
 
     /// Why threads that sleep all the time have no stacks, if the kernel cannot show them.
@@ -916,7 +973,7 @@ fn check(options: &KernelOptions) -> Result<(), KernelError> {
     let hz = options.frequency_hz;
     option("sampling frequency", "1 to 10000 Hz", hz.into(), (1..=10_000).contains(&hz))?;
     let copy = options.stack_copy_bytes;
-    option("stack copy", "1 to 65536 bytes", copy.into(), (1..=MAX_STACK_COPY_BYTES).contains(&copy))?;
+    option("stack copy", "1 to 131072 bytes", copy.into(), (1..=MAX_STACK_COPY_BYTES).contains(&copy))?;
     let ring = options.ring_bytes;
     let good = ring.is_power_of_two() && (4096..=1 << 30).contains(&ring);
     option("ring", "a power of two from 4096 to 2^30 bytes", ring.into(), good)?;

@@ -25,6 +25,15 @@ pub struct PerfRing {
     event: OwnedFd,
 }
 
+/// The system call that failed, and what it answered.
+#[derive(Debug)]
+pub enum RingError {
+    /// `perf_event_open`, or `epoll_ctl` on what it gave.
+    Event(io::Error),
+    /// `mmap`.
+    Map(io::Error),
+}
+
 // SAFETY: the mapping belongs to this value alone and is not tied to a thread.
 unsafe impl Send for PerfRing {}
 
@@ -78,8 +87,8 @@ impl PerfRing {
     ///
     /// # Errors
     /// What the system calls answered.
-    pub fn open(cpu: u32) -> io::Result<Self> {
-        let event = open(cpu)?;
+    pub fn open(cpu: u32) -> Result<Self, RingError> {
+        let event = open(cpu).map_err(RingError::Event)?;
         let page = rustix::param::page_size();
         let map = |pages: usize| {
             let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -89,9 +98,10 @@ impl PerfRing {
         let [large, small] = DATA_PAGES;
         let (base, pages) = match map(large) {
             Ok(base) => (base, large),
-            Err(_) => (map(small)?, small),
+            Err(_) => (map(small).map_err(|error| RingError::Map(error.into()))?, small),
         };
-        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::InvalidData)?;
+        let base = NonNull::new(base.cast::<u8>());
+        let base = base.ok_or_else(|| RingError::Map(io::ErrorKind::InvalidData.into()))?;
         // The data start behind the control page (man 2 perf_event_open, "MMAP layout").
         let (map_len, data_len) = (page * (pages + 1), page * pages);
         Ok(Self { base, map_len, data_offset: page, data_len, tail: 0, enabled_ns: 0, event })

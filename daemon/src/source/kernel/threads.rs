@@ -293,7 +293,7 @@ fn was_off_cpu(thread: &Thread) -> bool {
 }
 
 /// A thread's times closed at `now_ns`; `None` when it was read in the middle of an update: its law does not hold.
-fn snapshot(tid: u32, thread: &Thread, now_ns: u64) -> Option<ThreadSnapshot> {
+pub(super) fn snapshot(tid: u32, thread: &Thread, now_ns: u64) -> Option<ThreadSnapshot> {
     let known = thread.since_ns.checked_sub(thread.entered_ns)?;
     let sum = thread.oncpu_ns.checked_add(thread.runnable_ns)?.checked_add(thread.blocked_ns)?;
     if sum != known {

@@ -4,6 +4,7 @@
 pub mod counters;
 mod exact;
 pub mod finder;
+mod incidents;
 mod names;
 mod namespace;
 mod reader;
@@ -19,6 +20,7 @@ use self::share::Share;
 use super::{Event, EventKind, MonotonicNs, RegionId};
 use crate::attach::target::Target;
 use crate::attach::{Settings, Wishes};
+use crate::counts::Starts;
 use crate::exact::Shelf;
 use crate::process::memory::ProcessMemory;
 use profiler_protocol::consumer::SCRATCH_BYTES;
@@ -27,6 +29,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 pub use self::exact::Opened;
+pub use self::incidents::{INCIDENT_COUNTERS, IncidentCounts};
 pub use self::region::RegionError;
 pub use self::watched::{Watched, same};
 
@@ -90,6 +93,7 @@ impl ShimSource {
                 owner,
                 limits,
                 exact: None,
+                counts: None,
                 next_id: 0,
                 regions: 0,
                 room: Share::default(),
@@ -97,6 +101,7 @@ impl ShimSource {
                 turns: Turns::new(0),
                 totals: Totals::default(),
                 finished: vec![0; counter::ALL.len()],
+                finished_incidents: Vec::new(),
             },
             next_beat: now,
             next_care: now,
@@ -108,6 +113,13 @@ impl ShimSource {
     #[must_use]
     pub fn with_exact(mut self, shelf: Shelf) -> Self {
         self.shared.exact = Some(shelf);
+        self
+    }
+
+    /// Has event sessions opened for runtimes that wait for one at their start.
+    #[must_use]
+    pub fn with_counts(mut self, starts: Starts) -> Self {
+        self.shared.counts = Some(starts);
         self
     }
 
@@ -127,8 +139,8 @@ impl ShimSource {
         }
         if let Ok(target) = Target::open(pid) {
             // A pid that is used again: what is left of the process before it is given up.
-            if let Some(before) = self.processes.insert(pid, Process::new(target, now)) {
-                before.readers.iter().for_each(|reader| self.shared.finish(reader));
+            if let Some(mut before) = self.processes.insert(pid, Process::new(target, now)) {
+                before.readers.iter_mut().for_each(|reader| self.shared.finish(reader));
             }
         }
     }
@@ -152,7 +164,11 @@ impl ShimSource {
     pub fn wish(&mut self, pid: u32, wishes: Wishes, names: bool) {
         self.watch_if_new(pid);
         if let Some(process) = self.processes.get_mut(&pid) {
-            process.wish(Settings { owner: self.shared.owner }.wishing(wishes).owner, wishes, names);
+            process.wish(
+                Settings { owner: self.shared.owner, force: false }.wishing(wishes).owner,
+                wishes,
+                names,
+            );
             // Said at once.
             self.next_beat = Instant::now();
         }
@@ -311,6 +327,11 @@ impl ShimSource {
     /// Asks the instances made for this recorder to leave and waits until they have, and leaves the others to the next recorder.
     /// What they sent last is there for one more [`ShimSource::drain`]. Answers the pids of instances that did not obey.
     pub fn detach_all(&mut self) -> Vec<u32> {
+        self.detach_all_within(DETACH_TIMEOUT)
+    }
+
+    /// The same, and waits no longer than `most` for all of it: one that does not get to it leaves when its lease runs out.
+    pub fn detach_all_within(&mut self, most: Duration) -> Vec<u32> {
         for reader in self.processes.values_mut().flat_map(|process| &mut process.readers) {
             reader.leave();
         }
@@ -329,10 +350,10 @@ impl ShimSource {
             }
             if working.is_empty() {
                 let since = *obeyed.get_or_insert_with(Instant::now);
-                if !loaded || since.elapsed() >= UNLOAD_TIMEOUT {
+                if !loaded || since.elapsed() >= UNLOAD_TIMEOUT || begin.elapsed() >= most {
                     return working;
                 }
-            } else if begin.elapsed() >= DETACH_TIMEOUT {
+            } else if begin.elapsed() >= most {
                 return working;
             }
             std::thread::sleep(LOOK_AGAIN);

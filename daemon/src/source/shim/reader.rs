@@ -4,21 +4,23 @@
 
 use super::ShimLimits;
 use super::counters::Totals;
+use super::incidents::IncidentCounts;
 use super::names::NameBook;
 use super::namespace::{Offset, Threads};
 use super::region::{Region, RegionKey};
 use super::share::Share;
 use crate::attach::Wishes;
 use crate::attach::target::Target;
+use crate::counts::StartHold;
 use crate::source::{
     Allocation, AllocationKind, Contention, Event, EventKind, Exception, Heap, Method, MonotonicNs, RegionId,
     RuntimeSample, ShimEvent, UserContext, UserRegs,
 };
 use crate::unwind::machine::NATIVE;
 use profiler_protocol::consumer::{Consumer, ConsumerError, Drained, Quota};
-use profiler_protocol::counter;
+use profiler_protocol::counter::{self, Counter};
 use profiler_protocol::layout::{
-    FEATURE_LIVE_OBJECTS, FEATURE_SEEN_TIMES, State, UNIT_BYTES, unpack_runtime,
+    FEATURE_LIVE_OBJECTS, FEATURE_SEEN_TIMES, FEATURE_WAITS_AT_START, State, UNIT_BYTES, unpack_runtime,
 };
 use profiler_protocol::record::{AllocationHead, Body, Record, Registers, StackHead};
 use profiler_protocol::request::Request;
@@ -131,6 +133,8 @@ pub(super) struct Reader {
     not_before_ns: u64,
     /// Counter values at adoption, when an earlier recorder had read from the region.
     base: [u64; counter::ALL.len()],
+    /// Whether records of exceptions, of contentions were left out since that was last asked.
+    incidents_left_out: [bool; 2],
     hole: Option<(u64, Instant)>,
     said_bye: bool,
     /// Rounds since its end.
@@ -148,6 +152,8 @@ pub(super) struct Reader {
     told: Option<ShimLimits>,
     /// A mark of its has been looked at, and it does not know yet.
     heard: bool,
+    /// Its runtime waits for the first beat, until this is over.
+    hold: Option<StartHold>,
 }
 
 impl Reader {
@@ -172,6 +178,7 @@ impl Reader {
             seen_times,
             not_before_ns: if ours { 0 } else { now.0 },
             base: [0; counter::ALL.len()],
+            incidents_left_out: [false; 2],
             hole: None,
             said_bye: false,
             last_rounds: 0,
@@ -182,6 +189,7 @@ impl Reader {
             beat: 0,
             told: None,
             heard: false,
+            hold: None,
         };
         if !ours {
             reader.base = reader.counters();
@@ -200,6 +208,16 @@ impl Reader {
     /// The shim's counters since this recorder reads the region.
     pub(super) fn counted(&self) -> impl Iterator<Item = u64> {
         self.counters().into_iter().zip(self.base).map(|(now, base)| now.saturating_sub(base))
+    }
+
+    /// What its runtime has told of until the state was read last.
+    pub(super) fn incidents(&mut self) -> IncidentCounts {
+        let counts = [Counter::Exceptions, Counter::Contentions].map(|wanted| {
+            let position = counter::ALL.iter().position(|(id, ..)| *id == wanted);
+            position.and_then(|position| self.counted().nth(position)).unwrap_or(0)
+        });
+        let left_out = std::mem::take(&mut self.incidents_left_out);
+        IncidentCounts { region: self.id, counts, covered: left_out.map(|left_out| !left_out) }
     }
 
     /// Where the slots of the objects lie that its library watches for us, if it says so.
@@ -231,8 +249,35 @@ impl Reader {
         self.heard = true;
     }
 
+    /// Its process was loaded by environment, and does not go on before the first beat.
+    pub(super) fn waits_at_start(&self) -> bool {
+        self.ours && self.consumer.identity().features & FEATURE_WAITS_AT_START != 0
+    }
+
+    /// How long ago it was made.
+    pub(super) fn age(&self, now: MonotonicNs) -> Duration {
+        let made = self.offset.seen(self.consumer.identity().created_ns);
+        Duration::from_nanos(now.0.saturating_sub(made.0))
+    }
+
+    /// Nobody beats before this is over.
+    pub(super) fn hold_up(&mut self, hold: StartHold) {
+        self.hold = Some(hold);
+    }
+
+    /// The first beat, when it is due.
+    pub(super) fn let_go(&mut self, owner: u64, now: MonotonicNs) -> Result<(), ConsumerError<io::Error>> {
+        match self.hold.take_if(|hold| hold.is_over()) {
+            Some(_) => self.beat(owner, now),
+            None => Ok(()),
+        }
+    }
+
     /// Says that somebody listens.
     pub(super) fn beat(&mut self, owner: u64, now: MonotonicNs) -> Result<(), ConsumerError<io::Error>> {
+        if self.hold.is_some() {
+            return Ok(());
+        }
         // A beat is a change; the clock never gives the same value twice here, but a frozen one must not stop us.
         self.beat = now.0.max(self.beat.wrapping_add(1));
         let period = u64::try_from(BEAT_EVERY.as_nanos()).unwrap_or(0);
@@ -330,6 +375,7 @@ impl Reader {
             offset: self.offset,
             not_before_ns: self.not_before_ns,
             said_bye: &mut self.said_bye,
+            incidents_left_out: &mut self.incidents_left_out,
             wishes: context.wishes,
             watches,
         };
@@ -395,6 +441,7 @@ struct Decoder<'a> {
     offset: Offset,
     not_before_ns: u64,
     said_bye: &'a mut bool,
+    incidents_left_out: &'a mut [bool; 2],
     wishes: Option<Wishes>,
     /// The shim watches objects.
     watches: bool,
@@ -433,9 +480,11 @@ impl Decoder<'_> {
                 return totals.records_left_out += 1;
             }
             Body::Exception(..) if self.is_left_out(|wishes| wishes.exceptions) => {
+                self.incidents_left_out[0] = true;
                 return totals.records_left_out += 1;
             }
             Body::Contention(..) if self.is_left_out(|wishes| wishes.contention) => {
+                self.incidents_left_out[1] = true;
                 return totals.records_left_out += 1;
             }
             Body::Hello { runtime } => {
@@ -523,6 +572,10 @@ impl Decoder<'_> {
                 _ if name.is_empty() => return,
                 tid => ShimEvent::ThreadName { tid, name: name.chars().take(THREAD_NAME_CHARS).collect() },
             },
+            Body::ThreadAt { os_tid, address } => match thread(os_tid) {
+                0 => return,
+                tid => ShimEvent::ThreadAt { tid, address },
+            },
             Body::Bye => {
                 if std::mem::replace(self.said_bye, true) {
                     return;
@@ -588,6 +641,7 @@ fn allocation(head: &AllocationHead, stack: &[u8], tid: u32) -> Allocation {
             stack: stack.to_vec(),
             skipped: 0,
             limited: head.limited,
+            exiting: false,
             asleep: None,
         },
         seen: MonotonicNs(0),
@@ -601,6 +655,7 @@ fn runtime_sample(head: &StackHead, stack: &[u8], tid: u32, seen: MonotonicNs) -
         stack: stack.to_vec(),
         skipped: 0,
         limited: head.limited,
+        exiting: false,
         asleep: None,
     };
     RuntimeSample { tid, weight: f64::from(head.level).exp2(), user, seen }

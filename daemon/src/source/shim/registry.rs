@@ -8,12 +8,14 @@ use super::ShimLimits;
 use super::counters::Totals;
 use super::exact::Opened;
 use super::finder::{self, Found};
+use super::incidents::{IncidentCounts, MAX_FINISHED};
 use super::namespace::{Threads, monotonic_offset};
 use super::reader::{Context, End, Reader, Turns};
 use super::region::{Region, RegionKey};
 use super::share::Share;
 use crate::attach::Wishes;
 use crate::attach::target::Target;
+use crate::counts::Starts;
 use crate::exact::Shelf;
 use crate::process::budget::cpu_time;
 use crate::source::{Event, MonotonicNs, RegionId};
@@ -87,6 +89,8 @@ pub(super) struct Shared {
     pub(super) limits: ShimLimits,
     /// Where tables of exact mode are laid, if that was asked for.
     pub(super) exact: Option<Shelf>,
+    /// What opens event sessions for runtimes that wait for one, if that was asked for.
+    pub(super) counts: Option<Starts>,
     pub(super) next_id: u32,
     pub(super) regions: usize,
     /// For what all of them make remembered.
@@ -96,6 +100,8 @@ pub(super) struct Shared {
     pub(super) totals: Totals,
     /// Counters of shims whose region was given up.
     pub(super) finished: Vec<u64>,
+    /// What their runtimes had told of, since that was last asked.
+    pub(super) finished_incidents: Vec<IncidentCounts>,
 }
 
 impl Process {
@@ -308,7 +314,7 @@ impl Process {
                 } else {
                     reader.release();
                     self.refuse(reader.key);
-                    shared.finish(&reader);
+                    shared.finish(&mut reader);
                 }
             }
         }
@@ -323,12 +329,15 @@ impl Process {
         shared.totals.regions_adopted += 1;
         let offset = monotonic_offset(&self.target);
         let mut reader = Reader::new(id, consumer, ours, offset, time, &shared.room);
+        if let Some(starts) = shared.counts.as_ref().filter(|_| reader.waits_at_start()) {
+            reader.hold_up(starts.begin(self.target.pid(), reader.age(time)));
+        }
         // Said first: it holds from the first object on.
         let told = reader.tell_limits(shared.limits);
         if told.and_then(|()| reader.beat(self.owner(shared), time)).is_ok() {
             self.readers.push(reader);
         } else {
-            shared.finish(&reader);
+            shared.finish(&mut reader);
         }
     }
 
@@ -354,7 +363,7 @@ impl Process {
         sink: &mut dyn FnMut(Event),
     ) {
         let pid = self.target.pid();
-        let mut index = 0;
+        let (mut index, owner) = (0, self.owner(shared));
         while let Some(reader) = self.readers.get_mut(index) {
             let mut context = Context {
                 target: &self.target,
@@ -366,8 +375,11 @@ impl Process {
                 totals: &mut shared.totals,
             };
             let sent = if self.ended { Ok(()) } else { reader.send_questions(now) };
-            let result =
-                sent.map_err(End::Disabled).and_then(|()| reader.drain(&mut context, self.ended, sink));
+            let let_go = if self.ended { Ok(()) } else { reader.let_go(owner, time) };
+            let result = sent
+                .and(let_go)
+                .map_err(End::Disabled)
+                .and_then(|()| reader.drain(&mut context, self.ended, sink));
             let Err(end) = result else {
                 index += 1;
                 continue;
@@ -378,9 +390,9 @@ impl Process {
                 reader.release();
             }
             reader.say_bye(pid, time, sink);
-            let reader = self.readers.swap_remove(index);
+            let mut reader = self.readers.swap_remove(index);
             self.refuse(reader.key);
-            shared.finish(&reader);
+            shared.finish(&mut reader);
         }
     }
 
@@ -422,7 +434,10 @@ impl Process {
 
 impl Shared {
     /// Keeps the counters of a region that is given up.
-    pub(super) fn finish(&mut self, reader: &Reader) {
+    pub(super) fn finish(&mut self, reader: &mut Reader) {
+        if self.finished_incidents.len() < MAX_FINISHED {
+            self.finished_incidents.push(reader.incidents());
+        }
         self.regions = self.regions.saturating_sub(1);
         for (sum, value) in self.finished.iter_mut().zip(reader.counted()) {
             *sum = sum.saturating_add(value);

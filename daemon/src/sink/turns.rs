@@ -1,0 +1,462 @@
+//! Which request goes next, and when: what one receiver answered to the requests of which service.
+//! Times are handed in, so that hours can be tested in a moment.
+//!
+//! A failure may be the receiver's or the request's own. It is taken for the request's until two
+//! services in a row have failed; then for the receiver's, until one request is taken. What fails for
+//! its own sake waits by itself, and all others pass it. Each has its number of tries.
+
+use super::spool::{Item, Items, Kind};
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+/// First wait after a failure; each further one doubles it.
+const FIRST_WAIT: Duration = Duration::from_secs(1);
+/// Longest wait of our own choice. A receiver may ask for more, within [`MOST_ASKED`].
+const LONGEST_WAIT: Duration = Duration::from_secs(300);
+const MOST_ASKED: Duration = Duration::from_secs(3600);
+/// A receiver that fails is asked so often at least while there is a service whose requests it has not
+/// failed on: the failures may be those services' own.
+const UNTRIED_WAIT: Duration = Duration::from_secs(10);
+/// So often requests of a service may fail while the receiver takes others: then they have one try
+/// each.
+const MOST_TRIES: u32 = 4;
+/// The same of a service that has failed along with another: that may have been the receiver's fault.
+const MOST_SHARED_TRIES: u32 = 8;
+/// Services that are remembered without a request that waits.
+const MOST_SERVICES: usize = 4096;
+/// So often a receiver may fail on one request of its own fault, by what it says, before that is taken
+/// for the request's. It takes 18 minutes: a receiver that is away and says just this costs one
+/// request by then, and one in each hour that follows.
+pub const MOST_FAILURES: u32 = 12;
+
+/// What is sent next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// This one, by its sequence number.
+    Send(u64),
+    /// None before this moment.
+    Wait(Instant),
+    /// None waits.
+    Nothing,
+}
+
+/// What a failure is taken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blame {
+    /// It may be the request's or the receiver's: the request waits.
+    Request,
+    /// The receiver's: all wait.
+    Receiver,
+    /// The request's, after so many tries: it has come to its end.
+    Ended {
+        /// How often it was tried.
+        tries: u32,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Service {
+    /// In a row.
+    failures: u32,
+    /// Those of them between which the receiver took others.
+    tries: u32,
+    /// Its requests wait until then.
+    until: Instant,
+    last: Instant,
+    /// How many the receiver had taken by then.
+    taken_before: u64,
+    /// It failed when the receiver was found to.
+    is_shared: bool,
+    /// One of its requests came to its end, and none was taken since: the next has one try.
+    is_suspect: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Request {
+    attempts: u32,
+    /// Those of them by which the receiver says that it fails on this request.
+    failures: u32,
+}
+
+/// Turns of one receiver's requests.
+#[derive(Debug, Default)]
+pub struct Turns {
+    /// Requests that the receiver took.
+    taken: u64,
+    /// Times that the receiver was found to fail, in a row.
+    failures: u32,
+    /// Until then nothing is sent.
+    until: Option<Instant>,
+    /// When it was found to fail last.
+    since: Option<Instant>,
+    /// The receiver has asked for it, or nobody was there: no service is tried sooner.
+    is_certain: bool,
+    /// The service that failed last, since a request was taken.
+    failed_last: Option<u64>,
+    /// Services that failed since a request was taken.
+    tried: HashSet<u64>,
+    services: HashMap<u64, Service>,
+    requests: HashMap<u64, Request>,
+}
+
+impl Turns {
+    /// What is sent next of those that wait.
+    #[must_use]
+    pub fn next(&self, items: &Items, now: Instant) -> Next {
+        let mut requests = items.values().filter(|item| item.kind == Kind::Request).peekable();
+        if requests.peek().is_none() {
+            return Next::Nothing;
+        }
+        if let Some(until) = self.until.filter(|until| now < *until) {
+            // What is not the receiver's fault is found out by who has not tried.
+            let sooner = self.since.filter(|_| !self.is_certain).map(|since| since + UNTRIED_WAIT);
+            return match sooner.filter(|sooner| *sooner < until) {
+                None => Next::Wait(until),
+                Some(sooner) => match requests.find(|item| !self.tried.contains(&item.group)) {
+                    None => Next::Wait(until),
+                    Some(_) if now < sooner => Next::Wait(sooner),
+                    Some(untried) => Next::Send(untried.sequence),
+                },
+            };
+        }
+        // Services that fail are for when there is nothing else to do.
+        let is_untroubled = |item: &Item| {
+            self.services.get(&item.group).is_none_or(|service| service.failures == 0 && !service.is_suspect)
+                && !self.tried.contains(&item.group)
+                && !self.requests.contains_key(&item.sequence)
+        };
+        let (mut best, mut soonest) = (None, None::<Instant>);
+        for item in requests {
+            if is_untroubled(item) {
+                return Next::Send(item.sequence);
+            }
+            let service = self.services.get(&item.group);
+            let until = service.map_or(now, |service| service.until);
+            if until > now {
+                soonest = Some(soonest.map_or(until, |soonest| soonest.min(until)));
+                continue;
+            }
+            let attempts = self.requests.get(&item.sequence).map_or(0, |request| request.attempts);
+            let rank = (
+                self.tried.contains(&item.group),
+                service.map(|service| service.last),
+                attempts,
+                item.sequence,
+            );
+            if best.is_none_or(|best| rank < best) {
+                best = Some(rank);
+            }
+        }
+        match (best, soonest) {
+            (Some((.., sequence)), _) => Next::Send(sequence),
+            (None, Some(soonest)) => Next::Wait(soonest),
+            (None, None) => Next::Nothing,
+        }
+    }
+
+    /// The receiver took it.
+    pub fn taken(&mut self, item: Item) {
+        self.taken += 1;
+        self.services.remove(&item.group);
+        self.requests.remove(&item.sequence);
+        self.answered();
+    }
+
+    /// The receiver has said of one request that it is of no use: it works.
+    pub fn judged(&mut self, item: Item) {
+        self.requests.remove(&item.sequence);
+        self.answered();
+    }
+
+    fn answered(&mut self) {
+        (self.failures, self.until, self.since, self.failed_last) = (0, None, None, None);
+        self.is_certain = false;
+        self.tried.clear();
+    }
+
+    /// Nobody was there to answer.
+    pub fn unreached(&mut self, now: Instant, chance: u64) {
+        self.is_certain = true;
+        self.receiver_fails(now, None, chance);
+    }
+
+    /// It failed, and the receiver may have `asked` to be asked no sooner. `counts` says that the
+    /// answer is about this request in any case, `chance` is any number.
+    pub fn failed(
+        &mut self,
+        item: Item,
+        asked: Option<Duration>,
+        counts: bool,
+        now: Instant,
+        chance: u64,
+    ) -> Blame {
+        let request = self.requests.entry(item.sequence).or_default();
+        request.attempts += 1;
+        request.failures += u32::from(counts);
+        let request = *request;
+        let fresh = Service {
+            failures: 0,
+            tries: 0,
+            until: now,
+            last: now,
+            taken_before: 0,
+            is_shared: false,
+            is_suspect: false,
+        };
+        let taken = self.taken;
+        let service = self.services.entry(item.group).or_insert(fresh);
+        // Only while the receiver takes others is it the service's requests that are tried.
+        service.tries += u32::from(service.taken_before < taken);
+        service.taken_before = taken;
+        service.failures += 1;
+        service.last = now;
+        service.until = now + wait(service.failures, asked, chance);
+        let most = if service.is_shared { MOST_SHARED_TRIES } else { MOST_TRIES };
+        let is_over = if service.is_suspect { taken > 0 } else { service.tries >= most };
+        self.tried.insert(item.group);
+        let other = self.failed_last.is_some_and(|before| before != item.group);
+        if other || self.failures > 0 {
+            self.failed_last = Some(item.group);
+            self.receiver_fails(now, asked, chance);
+            if request.failures < MOST_FAILURES {
+                return Blame::Receiver;
+            }
+        } else if !is_over {
+            self.failed_last = Some(item.group);
+            if request.failures < MOST_FAILURES {
+                return Blame::Request;
+            }
+        }
+        // A service that is over by its tries says nothing of the receiver, and has no more waits. One
+        // request that is over by its failures says nothing of the next one.
+        self.requests.remove(&item.sequence);
+        if is_over && let Some(service) = self.services.get_mut(&item.group) {
+            (service.is_suspect, service.until) = (true, now);
+        }
+        Blame::Ended { tries: request.attempts }
+    }
+
+    /// What was said of its services may have been the receiver's fault: they wait no longer than it
+    /// does. Their tries count on, since two services that are never taken fail along with each other.
+    fn receiver_fails(&mut self, now: Instant, asked: Option<Duration>, chance: u64) {
+        self.failures = self.failures.saturating_add(1);
+        self.is_certain |= asked.is_some();
+        self.since = Some(now);
+        self.until = Some(now + wait(self.failures, asked, chance));
+        for service in self.services.values_mut() {
+            (service.failures, service.until, service.is_shared) = (0, now, true);
+        }
+    }
+
+    /// How often a request was tried.
+    #[must_use]
+    pub fn attempts(&self, item: Item) -> u32 {
+        self.requests.get(&item.sequence).map_or(0, |request| request.attempts)
+    }
+
+    /// Forgets what waits no more.
+    pub fn forget(&mut self, items: &Items) {
+        if self.requests.len() > 64 {
+            self.requests.retain(|sequence, _| items.contains_key(sequence));
+        }
+        if self.services.len() > MOST_SERVICES {
+            let waiting: HashSet<u64> = items.values().map(|item| item.group).collect();
+            self.services.retain(|group, _| waiting.contains(group));
+        }
+    }
+}
+
+/// Doubles with each failure and is spread by up to a fifth, so that the daemons of a cluster do not
+/// come back all at once. `chance` is any number.
+pub fn wait(failures: u32, asked: Option<Duration>, chance: u64) -> Duration {
+    let doubled =
+        FIRST_WAIT.saturating_mul(1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX));
+    let chosen = doubled.min(LONGEST_WAIT).max(asked.unwrap_or_default().min(MOST_ASKED));
+    let spread = u32::try_from(chance % 200).unwrap_or_default();
+    chosen + chosen / 1000 * spread
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn items(all: &[(u64, u64)]) -> Items {
+        let item = |&(sequence, group): &(u64, u64)| {
+            let item = Item { sequence, group, kind: Kind::Request, at: 0, length: 1, bytes: 1 };
+            (sequence, item)
+        };
+        all.iter().map(item).collect()
+    }
+
+    /// A receiver that `takes` some of the services, and what waits for it.
+    struct Run<'a> {
+        turns: Turns,
+        items: Items,
+        now: Instant,
+        began: Instant,
+        takes: &'a dyn Fn(u64, Duration) -> bool,
+        sent: Vec<(u64, u64)>,
+        ended: Vec<u64>,
+    }
+
+    impl<'a> Run<'a> {
+        fn new(all: &[(u64, u64)], takes: &'a dyn Fn(u64, Duration) -> bool) -> Self {
+            let now = Instant::now();
+            Self {
+                turns: Turns::default(),
+                items: items(all),
+                now,
+                began: now,
+                takes,
+                sent: Vec::new(),
+                ended: Vec::new(),
+            }
+        }
+
+        fn seconds(&self) -> u64 {
+            (self.now - self.began).as_secs()
+        }
+
+        fn until(&mut self, seconds: u64) {
+            let end = self.began + Duration::from_secs(seconds);
+            while self.now < end {
+                match self.turns.next(&self.items, self.now) {
+                    Next::Nothing => self.now = end,
+                    Next::Wait(until) => self.now = until.min(end),
+                    Next::Send(sequence) => {
+                        let item = self.items[&sequence];
+                        if (self.takes)(item.group, self.now - self.began) {
+                            self.turns.taken(item);
+                            self.items.remove(&sequence);
+                            self.sent.push((self.seconds(), sequence));
+                        } else if let Blame::Ended { .. } = self.turns.failed(item, None, false, self.now, 0)
+                        {
+                            self.items.remove(&sequence);
+                            self.ended.push(sequence);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_service_that_is_never_taken_holds_up_no_other_and_comes_to_an_end() {
+        // Requests 1, 4, 7, … are of service 7, which fails.
+        let all: Vec<(u64, u64)> =
+            (1..=60).map(|number| (number, if number % 3 == 1 { 7 } else { number % 3 })).collect();
+        let mut run = Run::new(&all, &|group, _| group != 7);
+        run.until(1);
+        assert_eq!(run.sent.len(), 40, "{:?}", run.sent);
+        // While others come now and then, it is tried as often as it may be.
+        for number in 61..120 {
+            run.items.extend(items(&[(number, 2)]));
+            run.until(number - 58);
+        }
+        assert_eq!((run.sent.len(), run.ended.len(), run.items.len()), (99, 20, 0));
+    }
+
+    #[test]
+    fn a_receiver_that_is_away_costs_nothing_and_is_asked_ever_more_rarely() {
+        let all: Vec<(u64, u64)> = (1..=200).map(|number| (number, number % 50)).collect();
+        let mut run = Run::new(&all, &|_, passed| passed.as_secs() > 3600);
+        run.until(3600);
+        assert_eq!((run.items.len(), run.ended.len()), (200, 0));
+        run.until(3600 + 301);
+        assert_eq!((run.items.len(), run.ended.len()), (0, 0));
+    }
+
+    #[test]
+    fn two_services_that_fail_hold_up_a_third_for_some_seconds_at_most() {
+        let mut run = Run::new(&[(1, 1), (2, 2), (3, 1), (4, 2)], &|group, _| group == 3);
+        run.until(1000);
+        let before = run.seconds();
+        run.items.extend(items(&[(9, 3)]));
+        run.until(before + 11);
+        assert_eq!(run.sent.iter().map(|(_, sequence)| *sequence).collect::<Vec<_>>(), [9]);
+    }
+
+    #[test]
+    fn two_services_that_are_never_taken_come_to_an_end_while_others_are_taken() {
+        let mut run = Run::new(&[(1, 1), (2, 2), (3, 1), (4, 2)], &|group, _| group == 3);
+        for number in 5..205 {
+            run.items.extend(items(&[(number, 3)]));
+            run.until((number - 4) * 10);
+        }
+        run.ended.sort_unstable();
+        assert_eq!((run.sent.len(), run.items.len(), run.ended), (200, 0, vec![1, 2, 3, 4]));
+    }
+
+    #[test]
+    fn a_request_that_is_over_by_its_failures_says_nothing_of_the_next_one() {
+        let (all, now) = (items(&[(1, 1), (2, 1)]), Instant::now());
+        let mut turns = Turns::default();
+        turns.taken(Item { sequence: 0, ..all[&1] });
+        for _ in 1..MOST_FAILURES {
+            assert_eq!(turns.failed(all[&1], None, true, now, 0), Blame::Request);
+        }
+        assert_eq!(turns.failed(all[&1], None, true, now, 0), Blame::Ended { tries: MOST_FAILURES });
+        assert_eq!(turns.next(&items(&[(2, 1)]), now), Next::Wait(now + LONGEST_WAIT));
+        assert_eq!(turns.failed(all[&2], None, true, now, 0), Blame::Request);
+    }
+
+    #[test]
+    fn one_service_alone_waits_for_a_receiver_that_fails() {
+        let mut run = Run::new(&[(1, 1), (2, 1)], &|_, passed| passed.as_secs() >= 600);
+        run.until(599);
+        assert_eq!((run.items.len(), run.ended.len()), (2, 0));
+        run.until(1200);
+        assert_eq!((run.items.len(), run.sent.len()), (0, 2));
+    }
+
+    #[test]
+    fn a_small_request_passes_a_large_one_of_its_own_service() {
+        let mut turns = Turns::default();
+        let (all, now) = (items(&[(1, 1), (2, 1)]), Instant::now());
+        assert_eq!(turns.failed(all[&1], None, false, now, 0), Blame::Request);
+        assert_eq!(turns.next(&all, now), Next::Wait(now + Duration::from_secs(1)));
+        assert_eq!(turns.next(&all, now + Duration::from_secs(1)), Next::Send(2));
+    }
+
+    #[test]
+    fn what_a_receiver_asks_for_is_granted_and_nobody_who_is_there_is_asked_by_the_clock() {
+        let (all, now) = (items(&[(1, 1), (2, 2), (3, 3)]), Instant::now());
+        let (minute, second) = (Duration::from_secs(60), Duration::from_secs(1));
+        let mut turns = Turns::default();
+        turns.failed(all[&1], Some(minute), false, now, 0);
+        assert_eq!(turns.next(&all, now), Next::Send(2));
+        assert_eq!(turns.failed(all[&2], Some(minute), false, now, 0), Blame::Receiver);
+        assert_eq!(turns.next(&all, now + second), Next::Wait(now + minute));
+        let mut away = Turns::default();
+        away.unreached(now, 0);
+        assert_eq!(away.next(&all, now), Next::Wait(now + second));
+        away.taken(all[&1]);
+        assert_eq!(away.next(&items(&[(2, 2)]), now), Next::Send(2));
+    }
+
+    #[test]
+    fn what_a_receiver_fails_on_by_its_own_account_is_passed_over_in_the_end() {
+        let (all, now) = (items(&[(1, 1)]), Instant::now());
+        let mut turns = Turns::default();
+        for _ in 1..MOST_FAILURES {
+            assert_eq!(turns.failed(all[&1], None, true, now, 0), Blame::Request);
+        }
+        assert_eq!(turns.failed(all[&1], None, true, now, 0), Blame::Ended { tries: MOST_FAILURES });
+        // As long as its constant's comment says.
+        let waits: Duration = (1..MOST_FAILURES).map(|failures| wait(failures, None, 0)).sum();
+        assert_eq!(waits.as_secs() / 60, 18);
+    }
+
+    #[test]
+    fn waits_double_up_to_a_limit_and_obey_the_receiver() {
+        assert_eq!(wait(1, None, 0), Duration::from_secs(1));
+        assert_eq!(wait(4, None, 0), Duration::from_secs(8));
+        assert_eq!(wait(400, None, 0), LONGEST_WAIT);
+        assert_eq!(wait(1, Some(Duration::from_secs(900)), 0), Duration::from_secs(900));
+        assert_eq!(wait(1, Some(Duration::MAX), 0), MOST_ASKED);
+        assert!(
+            wait(1, None, 199) < Duration::from_millis(1200)
+                && wait(1, None, 199) > Duration::from_millis(1150)
+        );
+    }
+}

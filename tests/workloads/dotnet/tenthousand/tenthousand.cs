@@ -1,0 +1,50 @@
+// Ten thousand threads that wait for a pulse, each with a name of its own, and four that compute.
+using System;
+using System.Runtime.CompilerServices;
+using System.Threading;
+
+namespace TenThousand
+{
+    static class Program
+    {
+        const int Waiters = 10_000;
+        static readonly object gate = new object();
+        static int waiting;
+        static volatile int sink;
+
+        static int Main()
+        {
+            for (int i = 0; i < Waiters; i++)
+                new Thread(WaitForPulse, 64 * 1024) { Name = "waiter-" + i, IsBackground = true }.Start();
+            for (int i = 0; i < 4; i++)
+                new Thread(Compute) { Name = "busy-" + i, IsBackground = true }.Start();
+            // Whoever holds the gate after all have counted sees all of them wait.
+            for (bool all = false; !all; Thread.Sleep(10))
+                lock (gate)
+                    all = waiting == Waiters;
+            Workload.On("pulse", () => { lock (gate) Monitor.PulseAll(gate); });
+            Workload.Ready();
+            Workload.WaitForStop();
+            Workload.PrintTruth();
+            return 0;
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void WaitForPulse()
+        {
+            lock (gate)
+            {
+                waiting++;
+                while (!Workload.Stopping)
+                    Monitor.Wait(gate);
+            }
+        }
+
+        static void Compute()
+        {
+            while (!Workload.Stopping)
+                for (int i = 0; i < 200_000; i++)
+                    sink ^= i * 31;
+        }
+    }
+}
