@@ -15,7 +15,8 @@ use perfusion::attach::{AttachError, Settings, Wishes, attach, ipc, launch, plac
 use perfusion::source::shim::{ShimLimits, ShimSource};
 use perfusion::source::{Event, EventKind, MonotonicNs, RegionId, ShimEvent};
 use profiler_protocol::counter::Counter;
-use profiler_protocol::layout::VERSION;
+use profiler_protocol::layout::{MIN_UNITS, VERSION};
+use profiler_protocol::position::{Extent, commit_word};
 use rustix::process::Signal;
 use serde_json::json;
 use system_tests::app::compile_c;
@@ -760,8 +761,8 @@ fn no_such_process_is_told_so() {
 /// have the numbers from 0 on. Then it waits.
 const FULL: &str = r#"
 import fcntl, mmap, os, struct, sys, time
-owner, count, units, version = (int(word) for word in sys.argv[1:])
-slots, record = 16, 24
+owner, count, units, version, committed = (int(word) for word in sys.argv[1:])
+slots = 16
 commit = 4096 + 32 * slots
 data = commit + 8 * units
 words = [0, version | 4096 << 32, data + 64 * units, 4096, slots, commit, data, units, 7, os.getpid(), 1, 9, 0, owner]
@@ -774,7 +775,7 @@ for _ in range(count):
     memory[0:112] = struct.pack("<14Q", *words)
     memory[0x80:0x88] = struct.pack("<Q", units)
     memory[0xc8:0xd0] = struct.pack("<Q", 1)
-    memory[commit:data] = struct.pack("<Q", 1 << 32 | 1 << 16 | record) * units
+    memory[commit:data] = struct.pack("<Q", committed) * units
     one = struct.pack("<HHIQIIQQQQQ", 8, 0, os.getpid(), time.monotonic_ns(), 5, 0, 0, 0, 0, 0, 0)
     memory[data:] = one * units
     fcntl.fcntl(fd, 1033, 7)
@@ -787,9 +788,15 @@ time.sleep(600)
 
 fn full_regions(recorder: &Recorder, count: u32, units: u32) -> App {
     let python = Workload::program("python3").arg("-c").arg(FULL);
-    let arguments =
-        [recorder.settings.owner.to_string(), count.to_string(), units.to_string(), VERSION.to_string()];
-    arguments.into_iter().fold(python, |python, argument| python.arg(argument)).start().unwrap()
+    let units = u64::from(units);
+    let committed = commit_word(0, units, Extent { units: 1, bytes: 24 });
+    let arguments = [recorder.settings.owner, count.into(), units, VERSION.into(), committed];
+    arguments
+        .map(|argument| argument.to_string())
+        .into_iter()
+        .fold(python, |python, argument| python.arg(argument))
+        .start()
+        .unwrap()
 }
 
 #[test]
@@ -798,12 +805,12 @@ fn a_process_that_offers_many_regions_has_a_few_read() {
         return;
     };
     let mut recorder = Recorder::new();
-    let app = full_regions(&recorder, 12, 1024);
+    let app = full_regions(&recorder, 12, MIN_UNITS as u32);
     recorder.source.watch(app.pid());
     recorder.drain();
     assert_eq!(recorder.counter("shim_regions_adopted"), 4);
     assert_eq!(recorder.counter("shim_regions_too_many"), 8);
-    assert_eq!(recorder.heard.len(), 4 * 1024);
+    assert_eq!(recorder.heard.len(), 4 * MIN_UNITS as usize);
 }
 
 /// A process of 65,000 mappings, whose list takes tens of milliseconds to read: in its first second it is looked at 50 times when it is like
@@ -858,19 +865,16 @@ fn the_last_words_of_a_process_are_read_whole_but_not_at_once() {
     app.signal(Signal::KILL).unwrap();
     app.await_exit(DEADLINE).unwrap();
     let (mut ends, mut rounds) = (0, 0);
+    let is_end = |event: &Event| matches!(event.kind, EventKind::Shim { event: ShimEvent::GcEnd { .. }, .. });
     wait_until("the regions to be given up", DEADLINE, || {
-        ends += recorder
-            .heard
-            .drain(..)
-            .filter(|event| matches!(event.kind, EventKind::Shim { event: ShimEvent::GcEnd { .. }, .. }))
-            .count();
+        ends += recorder.heard.drain(..).filter(is_end).count();
         recorder.drain();
         rounds += 1;
         assert!(recorder.heard.len() <= 70_000, "{} events in a round", recorder.heard.len());
         (!recorder.source.has_region(app.pid())).then_some(())
     })
     .unwrap();
-    ends += recorder.heard.len() - 2; // each says Bye
+    ends += recorder.heard.drain(..).filter(is_end).count();
     assert_eq!(ends, 2 * units);
     assert!(rounds >= 16, "{rounds}");
 }
@@ -886,7 +890,7 @@ os.ftruncate(fd, size)
 memory = mmap.mmap(fd, size)
 words = [0] * 16
 if honest_header:
-    units, slots = 1024, 16
+    units, slots = 4096, 16
     commit = 4096 + 32 * slots
     data = commit + 8 * units
     words[1:14] = [version | 4096 << 32, data + 64 * units, 4096, slots, commit, data, units, 7, os.getpid(), 1, 9, 0, owner]
@@ -919,12 +923,12 @@ fn a_lying_process_is_given_up_and_the_others_lose_nothing() {
     let Some(_turn) = begin("attach::a_lying_process", &needs) else { return };
     let app = allocator(Runtime::Net9).start().unwrap();
     let mut recorder = Recorder::new();
-    // SHRINK | GROW | SEAL is 7; the good header's region has 78,336 bytes.
+    // SHRINK | GROW | SEAL is 7; the good header's region has 299,520 bytes.
     let mut liars: Vec<App> = [
-        ("7", "78336", "good"),
-        ("7", "78336", "bad"),
+        ("7", "299520", "good"),
+        ("7", "299520", "bad"),
         ("7", "4096", "good"),
-        ("1", "78336", "good"),
+        ("1", "299520", "good"),
         ("0", "2048", "bad"),
     ]
     .into_iter()

@@ -57,7 +57,7 @@ fn each_process_counts_what_it_allocates(runtime: Runtime) {
     let pids: Vec<&u64> = truth.keys().collect();
     let mut told = 0.0;
     for (pid, types) in &truth {
-        let line = said.lines().find(|line| line.starts_with(&format!("counts: pid {pid} (dotnet): ")));
+        let line = said.lines().find(|line| line.starts_with(&format!("counts: pid {pid} (children): ")));
         assert!(line.is_some_and(|line| !line.contains("missing")), "{said}");
         for (of, [objects, bytes]) in types {
             let [found, found_bytes] = counted(&profile, *pid, of);
@@ -92,9 +92,9 @@ fn each_process_counts_what_it_allocates(runtime: Runtime) {
     assert!(profile.comments.iter().any(|line| line.contains("counted by the runtime per process and type")));
 }
 
-on_runtimes!(a_program_that_becomes_another_by_exec_is_let_go_on_and_counted: net8 Net8, net10 Net10);
+on_runtimes!(a_program_that_becomes_another_by_exec_is_let_go_on_and_counted_until_then: net8 Net8, net10 Net10);
 
-fn a_program_that_becomes_another_by_exec_is_let_go_on_and_counted(runtime: Runtime) {
+fn a_program_that_becomes_another_by_exec_is_let_go_on_and_counted_until_then(runtime: Runtime) {
     let name = format!("counts::exec on {runtime}");
     let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     const OBJECTS: i64 = 300_000;
@@ -103,11 +103,15 @@ fn a_program_that_becomes_another_by_exec_is_let_go_on_and_counted(runtime: Runt
         record(runtime, "high", &["0", &OBJECTS.to_string(), "1", "become"]).unwrap();
     let [(pid, last)] = truth.into_iter().collect::<Vec<_>>().try_into().unwrap();
     assert_eq!(last["Family.Small"][0], 2 * OBJECTS, "{said}");
-    let lines = said.lines().filter(|line| line.starts_with(&format!("counts: pid {pid} (dotnet): ")));
-    assert_eq!(lines.count(), 2, "{said}");
-    // Of each of the two runtimes fewer than 1,000 objects for each of its threads, of which it has ten at most, and of the first those since it was told of last.
-    let [found, _] = counted(&profile, pid, "Family.Small");
-    assert!((2 * OBJECTS - 10_000..=3 * OBJECTS).contains(&found), "{found}: {said}");
+    let start = format!("counts: pid {pid} (children): ");
+    let lines: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix(&start)).collect();
+    // The first one's socket file has the second one's name and is in its way, so its runtime has none.
+    let [first, second] = lines[..] else { panic!("{said}") };
+    assert!(first.contains("became another program"), "{first}");
+    assert!(second.starts_with("not counted: ") && second.contains("by exec left the file"), "{second}");
+    // One process whose runtimes were not all counted has estimates of all of them, by some 200 samples of this type.
+    let found = counted(&profile, pid, "Family.Small")[0] as f64;
+    assert!((found / (3 * OBJECTS) as f64 - 1.0).abs() < 0.3, "{found}: {said}");
 }
 
 on_runtimes!(nobody_is_left_waiting_when_the_recorder_is_killed: net8 Net8, net10 Net10);

@@ -295,7 +295,8 @@ on_runtimes!(boxed_values_are_those_of_who_boxed_them: net8 Net8, net10 Net10; l
 
 fn boxed_values_are_those_of_who_boxed_them(runtime: Runtime) {
     let name = format!("exact::boxes on {runtime}");
-    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
+    // Alone: the program lives for half a second, and a recorder that comes too late to read its code has guessed stacks.
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
     // 16 MiB of generation 0: a few collections.
     let recorded = record(runtime, &["boxes"], &[("DOTNET_GCgen0size", "1000000")]).unwrap();
     let process = process(&recorded);
@@ -313,7 +314,8 @@ fn boxed_values_are_those_of_who_boxed_them(runtime: Runtime) {
     };
     let (helper, inline) = (by("BoxByHelper"), by("BoxInline"));
     println!("{name}: by the helper {helper:?}, inline {inline:?} (objects, sampled)");
-    assert_eq!((helper.0 + inline.0) as u64, made);
+    let all = || recorded.profile.describe("alloc_objects", |sample| sample.label("type") == "Counted.Loose");
+    assert_eq!((helper.0 + inline.0) as u64, made, "{}", all());
     // Chance has chosen some 470 and 230 of them. What .NET 10 told nobody of is not shared by chance: who boxes inline is not among its makers. It told of one in 340 made by the
     // helper, which are chosen with more bytes than they have once a collection has shown how it is.
     let error = (helper.0 / truth("helper") as f64 - 1.0).abs();
@@ -327,8 +329,8 @@ fn a_program_with_little_address_space_is_counted_and_runs_on() {
     let runtime = Runtime::Net10;
     let Some(_turn) = begin_beside("exact: little address space", &record_on(runtime)) else { return };
     let scratch = Scratch::new().unwrap();
-    // What exact mode would like to have for itself is some hundred times as much.
-    const LIMIT_KIB: &str = "4000000";
+    // What exact mode would like to have for itself is some thirty times as much. Below 8 GiB it takes nothing (`reservations`).
+    const LIMIT_KIB: &str = "12000000";
     let app = Workload::dotnet(runtime, "exact", &[]).unwrap().arg("2").arg("1").arg("10");
     let mut recording = command(["record", "--exact", "-o"]);
     recording.arg(scratch.path("app.pb.gz")).args([

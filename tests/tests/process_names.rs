@@ -13,6 +13,8 @@ use system_tests::environment::{Need, RECORD_NET9, begin_beside};
 use system_tests::perfusion::{self, Recording, SLACK, Scratch};
 use system_tests::{App, Profile, Runtime, Workload, on_runtimes, wait_until};
 
+use system_tests::cgroup::Group;
+
 use crate::node::group;
 
 const NAME: &str = "named";
@@ -133,9 +135,8 @@ fn labels(apps: &[App], scratch: &Scratch) -> Vec<String> {
     apps.iter().map(name).collect()
 }
 
-fn services(apps: &mut [App], scratch: &Scratch) -> Vec<String> {
-    let name = format!("perfusion-test-names-{}", std::process::id());
-    let cgroup = group(&name).unwrap();
+/// `cgroup` is called `name`, and ends the apps when it goes.
+fn services(apps: &mut [App], cgroup: &Group, name: &str, scratch: &Scratch) -> Vec<String> {
     for app in apps.iter() {
         cgroup.take(app.pid()).unwrap();
     }
@@ -187,10 +188,12 @@ fn a_process_has_one_name_everywhere(runtime: Runtime) {
         .iter()
         .map(|program| program.workload.start().unwrap_or_else(|error| panic!("{}: {error:#}", program.how)))
         .collect();
+    let group_name = format!("perfusion-test-names-{}", std::process::id());
+    let cgroup = group(&group_name).unwrap();
     let columns = [
         ("ps", ps_names(&apps)),
         ("label", labels(&apps, &scratch)),
-        ("service", services(&mut apps, &scratch)),
+        ("service", services(&mut apps, &cgroup, &group_name, &scratch)),
         (
             "dump",
             apps.iter()

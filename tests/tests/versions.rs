@@ -7,6 +7,7 @@ use perfusion::attach::launch::launch;
 use perfusion::attach::{Settings, Wishes};
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::{HEADER_BYTES, VERSION};
+use profiler_protocol::load::LOCK_VARIABLE;
 use system_tests::app::{App, Workload};
 use system_tests::environment::{Need, RECORD_NET9, Runtime, begin_beside};
 use system_tests::perfusion::{Scratch, record_allocations_beside};
@@ -33,7 +34,12 @@ fn app_with(library: &Path) -> App {
     let launch = launch(&other, false).unwrap();
     let mut app = Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap();
     for (name, value) in &launch.environment {
-        let value = value.to_string_lossy().replace(launch.library.path(), library.to_str().unwrap());
+        // The lock is that of the recorder, who lives until the app has started.
+        let value = if *name == LOCK_VARIABLE {
+            value.clone()
+        } else {
+            value.to_string_lossy().replace(launch.library.path(), library.to_str().unwrap()).into()
+        };
         app = app.env(name, value);
     }
     app.start().unwrap()

@@ -72,7 +72,7 @@ pub enum IpcError {
         found: u32,
     },
     /// A system call failed.
-    #[error("process {pid}: diagnostics socket: {step}: {source}")]
+    #[error("process {pid}: diagnostics socket: {step}: {source}{}", why_refused(step, *source))]
     System {
         /// The process.
         pid: u32,
@@ -124,6 +124,16 @@ pub enum IpcError {
         /// Its reason.
         code: Hresult,
     },
+}
+
+/// What it means that a runtime does not listen at its own socket.
+fn why_refused(step: &str, source: Errno) -> &'static str {
+    if (step, source) != (CONNECT, Errno::CONNREFUSED) {
+        return "";
+    }
+    // ipc_socket_bind (ds-ipc-pal-socket.c of dotnet/runtime) removes no file that is there, and pid and start time, which make the name, outlive exec.
+    "; nobody listens there: a program that became this one by exec left the file in the way of this runtime's own socket. Start the program by a \
+     fork, or delete its /tmp/dotnet-diagnostic-* file before exec"
 }
 
 impl IpcError {

@@ -136,8 +136,8 @@ struct Runtime {
 /// is at something else by now, and the record was lost.
 const RESTART_NS: u64 = 100_000_000;
 
-/// A thread younger than this that gets its first name was made for it.
-const YOUNG_NS: u64 = 100_000_000;
+/// A thread younger than this that gets its first name was made for it. It gets it with its first instructions, and waits that long for a CPU at most.
+const YOUNG_NS: u64 = 1_000_000_000;
 
 /// As many as a hostile library may make up.
 const MAX_PAUSERS: usize = 10_000;
