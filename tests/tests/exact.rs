@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
-use system_tests::environment::{begin_beside, long_form, record_on};
+use system_tests::environment::{begin, begin_beside, long_form, record_on};
 use system_tests::perfusion::{Recording, Scratch, command, run};
 use system_tests::{Profile, Runtime, Sample, Workload, on_runtimes, wait_until};
 
