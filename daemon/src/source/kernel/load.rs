@@ -79,6 +79,8 @@ pub(super) fn load(options: &KernelOptions, possible_cpus: u32) -> Result<Loaded
         .map_max_entries("SCRATCH", possible_cpus)
         .load(object)
         .map_err(refused)?;
+    // The verifier takes its memory next: a small cgroup has no room for both (10 and 5 MiB).
+    drop((loader, data));
     let by_pid = config.selection == SELECT_PIDS;
     let tracepoints: Vec<&'static str> = TRACEPOINTS
         .into_iter()
