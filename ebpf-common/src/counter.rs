@@ -70,7 +70,7 @@ counters! {
     WalksHandedOver "walks_handed_over" "user stacks that left the probes as registers and a copy, at the first frame without a rule";
     WalksTruncated "walks_truncated" "user stacks with more frames than a record holds";
     StackUnreadable "stack_unreadable" "stack copies without a single byte (page missing)";
-    StackLimited "stack_limited" "stack copies that reached the limit";
+    StackLimited "stack_limited" "stack copies that reached the limit, which is 16 KiB while the ring is more than half full";
     User32Bit "user_32bit" "stacks of 32-bit code, which are not copied";
     KernelStackFailed "kernel_stack_failed" "kernel stacks the kernel could not walk";
     CpuBeyondMaps "cpu_beyond_maps" "events on a CPU beyond the ones possible at start";

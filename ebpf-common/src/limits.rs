@@ -11,6 +11,9 @@ pub const MAX_SKIPPED_PAGES: u32 = 8;
 /// Most bytes of user stack one record carries. The C# compiler uses up to 90 KiB while the probes know none of its rules.
 pub const MAX_STACK_COPY_BYTES: u32 = 128 * 1024;
 
+/// Most of it while the ring is more than half full. Most stacks are shorter.
+pub const MAX_CROWDED_COPY_BYTES: u32 = 16 * 1024;
+
 /// Most of it before 5.17. Those kernels have no `bpf_loop`, and their verifiers follow every page of a copy.
 pub const MAX_STEPPED_COPY_BYTES: u32 = 64 * 1024;
 

@@ -4,9 +4,9 @@ use crate::config::{Task, setting};
 use crate::machine::{self, Native};
 use crate::maps::{RING, SCRATCH, STAGES, add, count};
 use crate::{span, unwind};
-use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
+use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_NO_WAKEUP, BPF_RB_RING_SIZE};
 use aya_ebpf::helpers::generated::{
-    bpf_get_smp_processor_id, bpf_get_stack, bpf_ktime_get_ns, bpf_ringbuf_output,
+    bpf_get_smp_processor_id, bpf_get_stack, bpf_ktime_get_ns, bpf_ringbuf_output, bpf_ringbuf_query,
 };
 use core::ffi::c_void;
 use core::mem::size_of;
@@ -17,8 +17,8 @@ use ebpf_common::event::{
 };
 use ebpf_common::key::Scratch;
 use ebpf_common::limits::{
-    MAX_KERNEL_STACK_BYTES, MAX_RECORD_BYTES, MAX_STEPPED_COPY_BYTES, MAX_STEPPED_WAIT_COPY_BYTES,
-    MAX_WALK_BYTES,
+    MAX_CROWDED_COPY_BYTES, MAX_KERNEL_STACK_BYTES, MAX_RECORD_BYTES, MAX_STEPPED_COPY_BYTES,
+    MAX_STEPPED_WAIT_COPY_BYTES, MAX_WALK_BYTES,
 };
 use ebpf_common::machine::Machine as _;
 use ebpf_common::rule::{PC, SP};
@@ -166,11 +166,14 @@ fn fill_and_send<const LOOPS: bool>(
         } else {
             limit.min(MAX_STEPPED_WAIT_COPY_BYTES)
         };
+        // A daemon that is behind loses fewer records when these are short.
+        let crowded = LOOPS && ring_half_full();
         let room = task.stack_room(from, limit);
+        let room = if crowded { room.min(MAX_CROWDED_COPY_BYTES) } else { room };
         let copy = unwind::copy::stack::<LOOPS>(scratch, walked_bytes + kernel_bytes, from, room, limit);
         user_bytes = copy.bytes;
         flags |= copy.flags;
-        if copy.limited {
+        if copy.limited || crowded && user_bytes >= MAX_CROWDED_COPY_BYTES {
             flags |= FLAG_LIMITED;
             count(Counter::StackLimited);
         } else if user_bytes == 0 {
@@ -274,6 +277,17 @@ fn hand_over(scratch: &mut Scratch) -> Option<u64> {
 pub(crate) fn small_record<T>(record: &mut T) -> bool {
     // SAFETY: exactly the bytes of `record`, all of them initialised integers.
     unsafe { send((&raw mut *record).cast(), size_of::<T>() as u32) }
+}
+
+/// Whether the daemon is behind, so that what can wait or be shorter leaves the ring's room to what cannot.
+#[inline(always)]
+pub(crate) fn ring_half_full() -> bool {
+    let ring: *mut c_void = (&raw const RING).cast_mut().cast();
+    // SAFETY: the ring map.
+    let used = unsafe { bpf_ringbuf_query(ring, u64::from(BPF_RB_AVAIL_DATA)) };
+    // SAFETY: the ring map.
+    let size = unsafe { bpf_ringbuf_query(ring, u64::from(BPF_RB_RING_SIZE)) };
+    used > size / 2
 }
 
 /// Copies `len` bytes into the ring. No wake-up: the daemon polls, and a wake-up inside the scheduler's hooks is best avoided.

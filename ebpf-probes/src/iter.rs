@@ -6,16 +6,16 @@
 //! in the same wait and without having run. Anything else is dropped and counted.
 
 use crate::config::{Task, has_rules, mapping_end};
-use crate::emit::{PF_EXITING, PF_KTHREAD, send};
+use crate::emit::{PF_EXITING, PF_KTHREAD, ring_half_full, send};
 use crate::machine;
-use crate::maps::{PASSED_OVER, RING, SLEEPER_SCRATCH, THREADS, VISITORS, count};
+use crate::maps::{PASSED_OVER, SLEEPER_SCRATCH, THREADS, VISITORS, count};
 use crate::sched::state_of;
 use crate::span;
 use crate::unwind::copy::{END, MAX_STEPS, ON, Step, next, skip, skipped};
-use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_RING_SIZE, task_struct};
+use aya_ebpf::bindings::task_struct;
 use aya_ebpf::helpers::generated::{
     bpf_copy_from_user_task, bpf_find_vma, bpf_get_current_pid_tgid, bpf_get_task_stack, bpf_ktime_get_ns,
-    bpf_loop, bpf_ringbuf_query,
+    bpf_loop,
 };
 use core::ffi::{c_long, c_void};
 use core::mem::size_of;
@@ -176,17 +176,6 @@ fn asleep(task: Task, thread: &Thread) -> Option<Asleep> {
     let was_blocked =
         unsafe { core::ptr::read_volatile(&raw const thread.wait_flags) } & WAIT_WAS_BLOCKED != 0;
     Some(Asleep { tgid: thread.tgid, state, start_ns, exec_ns: task.exec_ns(), was_blocked })
-}
-
-/// Whether the daemon is behind: what is left out now is found at the next visit, and the ring keeps room for what cannot wait.
-#[inline(always)]
-fn ring_half_full() -> bool {
-    let ring: *mut c_void = (&raw const RING).cast_mut().cast();
-    // SAFETY: the ring map.
-    let used = unsafe { bpf_ringbuf_query(ring, u64::from(BPF_RB_AVAIL_DATA)) };
-    // SAFETY: the ring map.
-    let size = unsafe { bpf_ringbuf_query(ring, u64::from(BPF_RB_RING_SIZE)) };
-    used > size / 2
 }
 
 #[inline(always)]

@@ -254,7 +254,7 @@ fn leaks_are_told_from_caches_by_the_daemons_files() {
             perfusion::run(perfusion::command(["leaks", "-n", "100"]).args(&files), DEADLINE).unwrap().stdout;
         let refreshed = |pid: u32| {
             text.contains(&format!(
-                "\ncache refreshed: Leaks.Cached[] at Leaks.Program.Refresh() [dotnet {pid}]"
+                "\ncache refreshed: Leaks.Cached[] at Leaks.Program.Refresh() [leaks {pid}]"
             ))
         };
         apps.iter().all(|app| refreshed(app.pid())).then_some(())

@@ -173,7 +173,11 @@ fn long_names_of_threads_are_whole_or_end_with_a_character(runtime: Runtime) {
     for (number, (whole, cut)) in TITLES.iter().enumerate() {
         for column in ["cpu", "blocked", "alloc_space"] {
             let new = names_of(&truth[format!("new{number}")], column);
-            assert_eq!(new, [*whole].into(), "{column} of a thread that began later");
+            let rows = || {
+                let tid = truth[format!("new{number}")].to_string();
+                profile.describe(column, |sample| sample.label("thread_id") == tid)
+            };
+            assert_eq!(new, [*whole].into(), "{column} of a thread that began later: {}", rows());
             let old = names_of(&ready[format!("old{number}")], column);
             assert!(old == [*cut].into() || old == [*whole].into(), "{column} of an older thread: {old:?}");
         }

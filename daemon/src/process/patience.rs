@@ -16,13 +16,15 @@ use std::collections::HashMap;
 use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a call is waited for when none is held up. Pages that are swapped out take milliseconds.
+/// How long a call may sleep when none is held up. Pages that are swapped out take milliseconds.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// How many times that a call is waited for that does not sleep: it computes (the list of 65,000 mappings), or has no CPU to do so.
+const AT_WORK: u32 = 10;
 /// How long whoever held a call up is not asked again.
 const BARRED: Duration = Duration::from_secs(60);
 /// Most threads left behind; with so many, whatever can be held up is not done any more.
@@ -185,6 +187,38 @@ enum Call<T> {
     GivenUp,
 }
 
+/// Where a call is done, for who waits for it. All is 0 until it has begun; each word is looked at for itself.
+#[derive(Default)]
+struct Worker {
+    tid: AtomicU32,
+    /// What the thread had had of CPUs, and of queues for them, when the call began.
+    had_ns: AtomicU64,
+}
+
+impl Worker {
+    /// Pairs with the loads of [`Self::is_at_work`].
+    fn begins(&self, had: &Spent) {
+        let had = (had.cpu + had.queued).as_nanos();
+        self.had_ns.store(u64::try_from(had).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.tid.store(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs(), Ordering::Relaxed);
+    }
+
+    /// Whether the call has slept for less than that of the time since `began`.
+    fn is_at_work(&self, began: Instant, patience: Duration) -> bool {
+        let tid = self.tid.load(Ordering::Relaxed);
+        if tid == 0 {
+            return true;
+        }
+        let of =
+            |file: &str| std::fs::read_to_string(format!("/proc/self/task/{tid}/{file}")).unwrap_or_default();
+        // Whether it runs or is in the queue comes first: what it waits for a CPU now is counted when it gets one.
+        let is_runnable = of("stat").rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('R'));
+        let had: u64 = of("schedstat").split(' ').take(2).filter_map(|ns| ns.parse::<u64>().ok()).sum();
+        let worked = Duration::from_nanos(had.saturating_sub(self.had_ns.load(Ordering::Relaxed)));
+        is_runnable || began.elapsed().saturating_sub(worked) < patience
+    }
+}
+
 /// Does `work` and answers what it does; `None` when `holder` holds it up, or did before and still does.
 pub fn wait_for<T: Send + 'static>(holder: Holder, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     OF_ALL.wait_for(holder, work)
@@ -231,13 +265,14 @@ impl Patience {
             return None;
         };
         let worker = worker.or_else(|| start().ok())?;
-        let call = Arc::new((Mutex::new(Call::Made), Condvar::new()));
+        let call = Arc::new((Mutex::new(Call::Made), Condvar::new(), Worker::default()));
         let made = Arc::clone(&call);
         let job: Work = Box::new(move || {
             let begin = Spent::now();
+            made.2.begins(&begin);
             let answer = work();
             let spent = begin.since();
-            let (state, answered) = &*made;
+            let (state, answered, _) = &*made;
             let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
             if matches!(*state, Call::GivenUp) {
                 self.with_threads(|threads| {
@@ -255,11 +290,18 @@ impl Patience {
             }
         });
         worker.send(job).ok()?;
-        let (state, answered) = &*call;
-        let state = state.lock().unwrap_or_else(PoisonError::into_inner);
-        let waits = |state: &mut Call<T>| matches!(state, Call::Made);
-        let waited = answered.wait_timeout_while(state, patience, waits);
-        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let (state, answered, at) = &*call;
+        let began = Instant::now();
+        let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let waits = |state: &mut Call<T>| matches!(state, Call::Made);
+            let waited = answered.wait_timeout_while(state, patience, waits);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let is_long = began.elapsed() >= patience * AT_WORK;
+            if !matches!(*state, Call::Made) || is_long || !at.is_at_work(began, patience) {
+                break;
+            }
+        }
         match std::mem::replace(&mut *state, Call::GivenUp) {
             Call::Answered(answer, (cpu, slept)) => {
                 OTHERS.set(OTHERS.get() + cpu);
@@ -429,7 +471,9 @@ impl Read for ForeignReader {
 
 #[cfg(test)]
 mod tests {
-    use super::{ACCOUNT, Accounts, BARRED, Holder, MAX_HELD, PATIENCE, Patience, Spent, thread_time};
+    use super::{
+        ACCOUNT, AT_WORK, Accounts, BARRED, Holder, MAX_HELD, PATIENCE, Patience, Spent, thread_time,
+    };
     use std::sync::mpsc::channel;
     use std::time::{Duration, Instant};
 
@@ -492,6 +536,17 @@ mod tests {
     }
 
     #[test]
+    fn a_call_that_computes_is_waited_for_longer_than_one_that_sleeps() {
+        static OWN: Patience = Patience::new();
+        let work = || {
+            let begin = Spent::now();
+            while thread_time() - begin.cpu < PATIENCE * 2 {}
+        };
+        assert_eq!(OWN.wait_for(Holder::Process(1), work), Some(()));
+        assert_eq!(OWN.counts(), (0, 0));
+    }
+
+    #[test]
     fn a_call_that_is_held_up_is_given_up_and_its_holder_left_alone() {
         static OWN: Patience = Patience::new();
         let (holder, other) = (Holder::Process(1), Holder::Process(2));
@@ -522,7 +577,7 @@ mod tests {
     fn nobody_is_left_alone_for_a_call_that_only_computes_for_long() {
         static OWN: Patience = Patience::new();
         let (holder, begin) = (Holder::Process(1), Instant::now());
-        let computes = move || while begin.elapsed() < 2 * PATIENCE {};
+        let computes = move || while begin.elapsed() < PATIENCE * (AT_WORK + 2) {};
         assert_eq!(OWN.wait_for(holder, computes), None);
         while OWN.wait_for(holder, || 5).is_none() {
             assert!(begin.elapsed() < BARRED / 2, "it is left alone");
