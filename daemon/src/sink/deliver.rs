@@ -365,7 +365,7 @@ impl State {
                     Blame::Receiver => {
                         self.failed(sink, taken, &service, &reason, Blame::Receiver, remote);
                     }
-                    Blame::Request | Blame::Length | Blame::Ended { .. } => {
+                    Blame::Request | Blame::Length | Blame::TooLong | Blame::Ended { .. } => {
                         self.give_up(sink, *item, &service, &reason, End::Denied);
                     }
                 }
@@ -403,10 +403,17 @@ impl State {
                 if self.split_long(sink, taken, service, reason, remote) {
                     return;
                 }
-                self.turns.is_whole(taken.item);
+                if self.turns.is_whole(taken.item, Instant::now()) == Blame::TooLong {
+                    self.give_up(sink, taken.item, service, reason, End::TooLarge);
+                    return;
+                }
                 (service, Ends::WhenServiceTaken)
             }
-            // It is not for its length: of that it would have been split before.
+            Blame::TooLong => {
+                self.give_up(sink, taken.item, service, reason, End::TooLarge);
+                return;
+            }
+            // What may be too long has been split before, where it can be.
             Blame::Ended { .. } => {
                 self.give_up(sink, taken.item, service, reason, End::Tries);
                 return;

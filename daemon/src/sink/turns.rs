@@ -56,6 +56,8 @@ pub enum Blame {
     Receiver,
     /// Perhaps its length: it is to be split. Where it cannot be, say so by [`Turns::is_whole`].
     Length,
+    /// The request's length, and it cannot be split: it has come to its end.
+    TooLong,
     /// The request's, after so many tries: it has come to its end.
     Ended {
         /// How often it was tried.
@@ -109,6 +111,12 @@ struct Service {
     fails_short: bool,
 }
 
+impl Request {
+    fn new(now: Instant) -> Self {
+        Self { since: now, attempts: 0, failures: 0, is_whole: false }
+    }
+}
+
 impl Service {
     fn new(now: Instant) -> Self {
         Self {
@@ -132,8 +140,10 @@ impl Service {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Request {
+    /// When it failed first.
+    since: Instant,
     attempts: u32,
     /// Those of them by which the receiver says that it fails on this request.
     failures: u32,
@@ -160,6 +170,9 @@ pub struct Turns {
     tried: HashSet<u64>,
     services: HashMap<u64, Service>,
     requests: HashMap<u64, Request>,
+    /// Shortest request that could not be split and came to its end for its length, as it seems. Such a
+    /// one has one try, until one so long is taken.
+    too_long: Option<u64>,
 }
 
 impl Turns {
@@ -201,7 +214,9 @@ impl Turns {
             }
             // A short one shows whether it is for the length. What is to be given up goes by its age.
             let is_over = service.is_some_and(|service| service.is_over(self.taken, now));
-            let attempts = self.requests.get(&item.sequence).map_or(0, |request| request.attempts);
+            // One that cannot be split is tried until its end, which is the end of those like it.
+            let request = self.requests.get(&item.sequence).filter(|request| !request.is_whole);
+            let attempts = request.map_or(0, |request| request.attempts);
             let rank = (
                 self.tried.contains(&item.group),
                 service.map(|service| service.last),
@@ -222,6 +237,7 @@ impl Turns {
     /// The receiver took it.
     pub fn taken(&mut self, item: Item) {
         self.taken += 1;
+        self.too_long = self.too_long.filter(|too_long| item.length < *too_long);
         self.services.remove(&item.group);
         self.requests.remove(&item.sequence);
         self.answered();
@@ -248,7 +264,7 @@ impl Turns {
     /// It failed. `chance` is any number.
     pub fn failed(&mut self, item: Item, failure: Failure, now: Instant, chance: u64) -> Blame {
         let Failure { asked, counts, length, age } = failure;
-        let request = self.requests.entry(item.sequence).or_default();
+        let request = self.requests.entry(item.sequence).or_insert_with(|| Request::new(now));
         request.attempts += 1;
         request.failures += u32::from(counts);
         let request = *request;
@@ -286,6 +302,16 @@ impl Turns {
             if may_be_length && (service.failures >= FAILURES_TO_SPLIT || request.failures >= MOST_FAILURES) {
                 return Blame::Length;
             }
+            // Shorter ones of its service were taken since it failed first.
+            let is_too_long = length != Length::Usual
+                && request.is_whole
+                && request.attempts >= MOST_TRIES
+                && service.since > request.since
+                && now.saturating_duration_since(request.since) >= LEAST_TIME;
+            if is_too_long {
+                service.until = now;
+                return self.ends_too_long(item);
+            }
             if !is_over {
                 self.failed_last = Some(item.group);
                 if request.failures < MOST_FAILURES {
@@ -313,9 +339,22 @@ impl Turns {
         self.services.get(&item.group).is_some_and(|service| service.fails_short)
     }
 
-    /// It cannot be split, and waits.
-    pub fn is_whole(&mut self, item: Item) {
-        self.requests.entry(item.sequence).or_default().is_whole = true;
+    fn ends_too_long(&mut self, item: Item) -> Blame {
+        self.too_long = Some(self.too_long.map_or(item.length, |length| length.min(item.length)));
+        self.requests.remove(&item.sequence);
+        Blame::TooLong
+    }
+
+    /// It cannot be split: it waits, or has come to its end as those that are no longer.
+    pub fn is_whole(&mut self, item: Item, now: Instant) -> Blame {
+        self.requests.entry(item.sequence).or_insert_with(|| Request::new(now)).is_whole = true;
+        if self.too_long.is_none_or(|too_long| item.length < too_long) {
+            return Blame::Request;
+        }
+        if let Some(service) = self.services.get_mut(&item.group) {
+            service.until = now;
+        }
+        self.ends_too_long(item)
     }
 
     /// What was said of its services may have been the receiver's fault: they wait no longer than it
@@ -498,13 +537,55 @@ mod tests {
         assert_eq!(fails(&mut turns, long), Blame::Length);
         assert_eq!(turns.next(&items(&[(4, 1)]), now), Next::Wait(now + FIRST_WAIT), "no longer than that");
         // Of one that cannot be split it is not asked again.
-        turns.is_whole(all[&1]);
+        assert_eq!(turns.is_whole(all[&1], now), Blame::Request);
         assert_eq!(fails(&mut turns, long), Blame::Request);
         let mut turns = Turns::default();
         let as_refused = Failure { length: Length::AsRefused, ..Failure::default() };
         assert_eq!(fails(&mut turns, as_refused), Blame::Length);
         assert_eq!(fails(&mut turns, Failure::default()), Blame::Request);
         assert_eq!(fails(&mut turns, as_refused), Blame::Request, "a short one has failed as well");
+    }
+
+    #[test]
+    fn lone_stacks_that_are_too_long_have_one_try_once_one_was_tried_for_its_time() {
+        // 1 and 2 cannot be split; 3 is short and of the same service, as one in each ten seconds is.
+        let (all, began) = (items(&[(1, 1), (2, 1), (3, 1)]), Instant::now());
+        let long = Failure { length: Length::Long, ..Failure::default() };
+        let (mut turns, mut now, mut tries) = (Turns::default(), began, 0);
+        turns.taken(all[&3]);
+        let ended = loop {
+            let passed = (now - began).as_secs();
+            match turns.next(&items(&[(1, 1)]), now) {
+                Next::Send(sequence) => {
+                    tries += 1;
+                    let item = Item { length: 9, ..all[&sequence] };
+                    let blame = match turns.failed(item, long, now, 0) {
+                        Blame::Length => turns.is_whole(item, now),
+                        blame => blame,
+                    };
+                    if blame == Blame::TooLong {
+                        break passed;
+                    }
+                }
+                Next::Wait(until) => now = until,
+                Next::Nothing => panic!(),
+            }
+            if (now - began).as_secs() / 10 > passed / 10 {
+                turns.taken(all[&3]);
+            }
+        };
+        assert!((60..80).contains(&ended) && (8..40).contains(&tries), "{tries} tries in {ended} s");
+        let next = Item { length: 9, ..all[&2] };
+        let as_refused = Failure { length: Length::AsRefused, ..Failure::default() };
+        turns.taken(all[&3]);
+        assert_eq!(turns.failed(next, as_refused, now, 0), Blame::Length);
+        assert_eq!(turns.is_whole(next, now), Blame::TooLong);
+        assert_eq!(turns.next(&all, now), Next::Send(1), "the next one does not wait");
+        // One that is shorter is tried, and so is each again once one so long was taken.
+        let shorter = Item { length: 8, ..next };
+        assert_eq!(turns.is_whole(shorter, now), Blame::Request);
+        turns.taken(next);
+        assert_eq!(turns.is_whole(next, now), Blame::Request);
     }
 
     #[test]
