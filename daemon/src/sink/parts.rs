@@ -128,20 +128,34 @@ impl MemoryBounds {
 }
 
 /// Until when parts are made: what is left then waits for the next start. Set once, when the
-/// daemon ends.
+/// daemon ends. And that parts are made, for whoever looks whether a disk answers.
 #[derive(Clone, Debug, Default)]
-pub struct Hurry(Arc<OnceLock<Instant>>);
+pub struct Hurry {
+    end: Arc<OnceLock<Instant>>,
+    step: Arc<Mutex<Option<Instant>>>,
+}
 
 impl Hurry {
     /// No sample is put into a part after this. The first call counts.
     pub fn end_by(&self, deadline: Instant) {
-        self.0.set(deadline).ok();
+        self.end.set(deadline).ok();
     }
 
     /// True when no more part is to be begun.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.0.get().is_some_and(|deadline| Instant::now() >= *deadline)
+        self.end.get().is_some_and(|deadline| Instant::now() >= *deadline)
+    }
+
+    /// A part was put, or its turn to be made has come.
+    fn goes_on(&self) {
+        *self.step.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// When it went on last.
+    #[must_use]
+    pub fn last_step(&self) -> Option<Instant> {
+        *self.step.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -201,8 +215,14 @@ pub fn each<P: Parts>(
         if let Err(error) = encoded.and_then(&mut put) {
             failed.get_or_insert(error);
         }
+        hurry.goes_on();
     };
-    let mut one = Some(unpacking());
+    let turn = || {
+        let one = unpacking();
+        hurry.goes_on();
+        one
+    };
+    let mut one = Some(turn());
     let mut part_from = first;
     let Made { left_from, failed, .. } = &mut made;
     stream::samples(finished.profile.bytes(), first, |position, sample| {
@@ -212,16 +232,16 @@ pub fn each<P: Parts>(
             return Ok::<_, SinkError>(ControlFlow::Break(()));
         }
         if let Some(part) = parts.add(&sample) {
-            hand_over(part, one.take().unwrap_or_else(unpacking), failed);
+            hand_over(part, one.take().unwrap_or_else(turn), failed);
             // It begins the next part.
             part_from = position;
-            one = Some(unpacking());
+            one = Some(turn());
         }
         Ok(ControlFlow::Continue(()))
     })?;
     let (last, dropped_samples) = parts.finish();
     if let Some(last) = last.filter(|_| left_from.is_none()) {
-        hand_over(last, one.take().unwrap_or_else(unpacking), failed);
+        hand_over(last, one.take().unwrap_or_else(turn), failed);
     }
     made.dropped_samples = dropped_samples;
     Ok(made)
@@ -335,6 +355,7 @@ impl Outgoing {
             let Some(one) = one.filter(|_| !self.hurry.is_over()) else {
                 return self.keep(finished, first, at).map(|()| None);
             };
+            self.hurry.goes_on();
             let taken = *TABLES_NOW.bytes();
             let tables = stream::tables(finished.profile.bytes(), self.memory.tables.saturating_sub(taken));
             let tables = tables.map(|(profile, bytes)| WindowTables::new(profile, bytes));
