@@ -111,12 +111,6 @@ struct Service {
     fails_short: bool,
 }
 
-impl Request {
-    fn new(now: Instant) -> Self {
-        Self { since: now, attempts: 0, failures: 0, is_whole: false }
-    }
-}
-
 impl Service {
     fn new(now: Instant) -> Self {
         Self {
@@ -140,10 +134,8 @@ impl Service {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Request {
-    /// When it failed first.
-    since: Instant,
     attempts: u32,
     /// Those of them by which the receiver says that it fails on this request.
     failures: u32,
@@ -170,9 +162,25 @@ pub struct Turns {
     tried: HashSet<u64>,
     services: HashMap<u64, Service>,
     requests: HashMap<u64, Request>,
-    /// Shortest request that could not be split and came to its end for its length, as it seems. Such a
-    /// one has one try, until one so long is taken.
-    too_long: Option<u64>,
+    /// What is known of requests that are long and cannot be split.
+    lone: Option<Lone>,
+}
+
+/// Long requests that cannot be split and are not taken. Once they were tried for their time, each has
+/// one try, until one so long is taken.
+#[derive(Clone, Copy, Debug)]
+struct Lone {
+    /// When the first failed.
+    since: Instant,
+    tries: u32,
+    /// Bytes of the shortest.
+    least: u64,
+}
+
+impl Lone {
+    fn is_over(&self, now: Instant) -> bool {
+        self.tries >= MOST_TRIES && now.saturating_duration_since(self.since) >= LEAST_TIME
+    }
 }
 
 impl Turns {
@@ -214,7 +222,7 @@ impl Turns {
             }
             // A short one shows whether it is for the length. What is to be given up goes by its age.
             let is_over = service.is_some_and(|service| service.is_over(self.taken, now));
-            // One that cannot be split is tried until its end, which is the end of those like it.
+            // Of those that cannot be split the shortest is the most likely to be taken.
             let request = self.requests.get(&item.sequence).filter(|request| !request.is_whole);
             let attempts = request.map_or(0, |request| request.attempts);
             let rank = (
@@ -237,7 +245,7 @@ impl Turns {
     /// The receiver took it.
     pub fn taken(&mut self, item: Item) {
         self.taken += 1;
-        self.too_long = self.too_long.filter(|too_long| item.length < *too_long);
+        self.lone = self.lone.filter(|lone| item.length < lone.least);
         self.services.remove(&item.group);
         self.requests.remove(&item.sequence);
         self.answered();
@@ -264,7 +272,7 @@ impl Turns {
     /// It failed. `chance` is any number.
     pub fn failed(&mut self, item: Item, failure: Failure, now: Instant, chance: u64) -> Blame {
         let Failure { asked, counts, length, age } = failure;
-        let request = self.requests.entry(item.sequence).or_insert_with(|| Request::new(now));
+        let request = self.requests.entry(item.sequence).or_default();
         request.attempts += 1;
         request.failures += u32::from(counts);
         let request = *request;
@@ -302,15 +310,8 @@ impl Turns {
             if may_be_length && (service.failures >= FAILURES_TO_SPLIT || request.failures >= MOST_FAILURES) {
                 return Blame::Length;
             }
-            // Shorter ones of its service were taken since it failed first.
-            let is_too_long = length != Length::Usual
-                && request.is_whole
-                && request.attempts >= MOST_TRIES
-                && service.since > request.since
-                && now.saturating_duration_since(request.since) >= LEAST_TIME;
-            if is_too_long {
-                service.until = now;
-                return self.ends_too_long(item);
+            if length != Length::Usual && request.is_whole && self.is_too_long(item, now) {
+                return Blame::TooLong;
             }
             if !is_over {
                 self.failed_last = Some(item.group);
@@ -339,22 +340,29 @@ impl Turns {
         self.services.get(&item.group).is_some_and(|service| service.fails_short)
     }
 
-    fn ends_too_long(&mut self, item: Item) -> Blame {
-        self.too_long = Some(self.too_long.map_or(item.length, |length| length.min(item.length)));
-        self.requests.remove(&item.sequence);
-        Blame::TooLong
+    /// It cannot be split: it waits, or has come to its end as others like it.
+    pub fn is_whole(&mut self, item: Item, now: Instant) -> Blame {
+        if self.is_too_long(item, now) {
+            return Blame::TooLong;
+        }
+        self.requests.entry(item.sequence).or_default().is_whole = true;
+        Blame::Request
     }
 
-    /// It cannot be split: it waits, or has come to its end as those that are no longer.
-    pub fn is_whole(&mut self, item: Item, now: Instant) -> Blame {
-        self.requests.entry(item.sequence).or_insert_with(|| Request::new(now)).is_whole = true;
-        if self.too_long.is_none_or(|too_long| item.length < too_long) {
-            return Blame::Request;
-        }
-        if let Some(service) = self.services.get_mut(&item.group) {
-            service.until = now;
-        }
-        self.ends_too_long(item)
+    /// A long request that cannot be split has failed. It has come to its end when such were tried for
+    /// their time, and shorter ones of the same service were taken meanwhile.
+    fn is_too_long(&mut self, item: Item, now: Instant) -> bool {
+        let lone = self.lone.get_or_insert(Lone { since: now, tries: 0, least: item.length });
+        let is_over = lone.is_over(now) && item.length >= lone.least / 2;
+        lone.tries = lone.tries.saturating_add(1);
+        lone.least = lone.least.min(item.length);
+        let Some(service) = self.services.get_mut(&item.group).filter(|of| is_over && of.since > lone.since)
+        else {
+            return false;
+        };
+        service.until = now;
+        self.requests.remove(&item.sequence);
+        true
     }
 
     /// What was said of its services may have been the receiver's fault: they wait no longer than it
@@ -581,8 +589,8 @@ mod tests {
         assert_eq!(turns.failed(next, as_refused, now, 0), Blame::Length);
         assert_eq!(turns.is_whole(next, now), Blame::TooLong);
         assert_eq!(turns.next(&all, now), Next::Send(1), "the next one does not wait");
-        // One that is shorter is tried, and so is each again once one so long was taken.
-        let shorter = Item { length: 8, ..next };
+        // One that is much shorter is tried, and so is each again once one so long was taken.
+        let shorter = Item { length: 3, ..next };
         assert_eq!(turns.is_whole(shorter, now), Blame::Request);
         turns.taken(next);
         assert_eq!(turns.is_whole(next, now), Blame::Request);
