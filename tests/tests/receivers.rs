@@ -223,7 +223,10 @@ fn receivers_that_misbehave_cost_neither_the_daemon_nor_each_other() {
     );
     std::fs::write(&config, text).unwrap();
 
-    let mut apps = vec![named(&scratch, &program, "deep", &["2000", "8000", "200"])];
+    // Some MiB of stacks in a window of the short form, and some tens of the long one. A build without
+    // optimization packs two MiB a second, for each receiver anew.
+    let sleep = if long_form() { "8000" } else { "100000" };
+    let mut apps = vec![named(&scratch, &program, "deep", &["2000", sleep, "200"])];
     for number in 0..services {
         apps.push(named(&scratch, &program, &format!("small{number}"), &["1000", "400000", "4"]));
     }
