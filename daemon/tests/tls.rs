@@ -175,7 +175,9 @@ fn a_certificate_that_has_run_out_or_is_anothers_is_refused_until_it_is_renewed(
     let ours = Authority::new(folder.path(), "ours.pem");
     let own = ours.certify("client", 2999, &at("client"));
     fs::write(at("token"), "t").unwrap();
-    for (host, year, said) in [("localhost", 2021, "xpired"), ("other.example", 2999, "not valid for name")] {
+    for (host, year, said) in
+        [("localhost", 2021, "certificate has run out"), ("other.example", 2999, "is for another name")]
+    {
         let tokens = Arc::default();
         let server = ours.certify(host, year, &at("server"));
         let port = serve(&server, &ours.file, Arc::clone(&tokens));

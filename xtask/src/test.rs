@@ -68,7 +68,12 @@ pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, mode: Mod
     ];
     debian::install(steps, &needs)?;
     steps.step("tests without privilege");
-    sum.run("plain tests", plain(paths).args(filter))?;
+    let mut plain = plain(paths);
+    plain.args(filter);
+    if mode.long {
+        plain.env("PERFUSION_TESTS_LONG", "1");
+    }
+    sum.run("plain tests", &mut plain)?;
 
     steps.step("model checking of the shared ring (loom)");
     sum.run("loom tests", loom(paths).args(filter))?;

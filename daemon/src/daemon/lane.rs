@@ -213,7 +213,12 @@ impl Lane {
             backlog: state.backlog.clone(),
             dropped: self.shared.queue.dropped(),
             waiting: self.shared.queue.waiting(),
-            busy: state.busy.map(|since| since.elapsed()).unwrap_or_default(),
+            // A window of many parts is many writes.
+            busy: state
+                .busy
+                .map(|since| self.shared.hurry.last_step().map_or(since, |step| since.max(step)))
+                .map(|since| since.elapsed())
+                .unwrap_or_default(),
         }
     }
 

@@ -108,10 +108,8 @@ pub fn open(config: &Config) -> Result<Opened, SinkError> {
     for store in &config.s3 {
         sinks.push(Box::new(S3::open(store, &config.spool)?));
     }
-    let count = u64::try_from(sinks.len()).unwrap_or(u64::MAX).max(1);
     for sink in &mut sinks {
-        // Two make parts at once at most, since one waits for its disk meanwhile.
-        sink.within(config.limits.memory.0 / count.min(2));
+        sink.within(config.limits.memory.0);
     }
     Ok(Opened { sinks, orphans: orphans(config) })
 }

@@ -18,11 +18,11 @@ const PIECE_BYTES: usize = 32 << 10;
 /// place in a vector.
 const ENTRY_BYTES: usize = 96;
 
-/// All of a packed profile but its samples.
+/// All of a packed profile but its samples, and how many bytes of memory that takes.
 ///
 /// # Errors
 /// When it cannot be read, or its tables take more than `most_bytes` of memory.
-pub fn tables(packed: &[u8], most_bytes: usize) -> Result<Profile, PprofError> {
+pub fn tables(packed: &[u8], most_bytes: usize) -> Result<(Profile, usize), PprofError> {
     let (mut profile, mut bytes, mut one) = (Profile::default(), 0_usize, Vec::new());
     fields(packed, |field, source| {
         let Field::Bytes { number, length } = field else {
@@ -51,7 +51,7 @@ pub fn tables(packed: &[u8], most_bytes: usize) -> Result<Profile, PprofError> {
         profile.merge(one.as_slice())?;
         Ok(ControlFlow::Continue(()))
     })?;
-    Ok(profile)
+    Ok((profile, bytes))
 }
 
 /// Each sample of a packed profile with its position, from the one at `first` on, until `each`
@@ -186,7 +186,8 @@ mod tests {
     fn both_passes_together_are_the_whole_profile() {
         let whole = profile();
         let packed = pack(&whole).unwrap();
-        let mut read = tables(&packed, usize::MAX).unwrap();
+        let (mut read, bytes) = tables(&packed, usize::MAX).unwrap();
+        assert!(matches!(tables(&packed, bytes - 1), Err(PprofError::LargeTables(_))));
         assert!(read.sample.is_empty());
         samples(&packed, 0, |_, sample| {
             read.sample.push(sample);

@@ -5,10 +5,10 @@
 
 use super::age::Now;
 use super::file::FileError;
-use super::sizes::Sizes;
+use super::sizes::{Long, SHORT_BYTES, Sizes};
 use super::spool::{self, Item, Kind, Limits, Spool, Taken, group_of};
 use super::states::{self, Ends, Event, States, Sum};
-use super::turns::{Blame, Next, Turns, wait};
+use super::turns::{Blame, Failure, Length, Next, Turns, wait};
 use crate::daemon::neighbour;
 use crate::leftover;
 use crate::pprof::split::Bounds;
@@ -21,8 +21,6 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// That what waits is lost is told again so often.
 const TELL_AGAIN: Duration = Duration::from_secs(3600);
-/// A shorter request, before compression, was not refused for its length.
-const SHORT_BYTES: usize = 8 << 10;
 /// So often a long request is tried again that a receiver refuses which has taken none yet.
 const FIRST_REFUSALS: u32 = 2;
 /// Services whose names are remembered. Of more a name is read from the request.
@@ -296,6 +294,7 @@ impl State {
         let Taken { item, payload } = taken;
         let (now, chance) = (Instant::now(), leftover::random().unwrap_or_default());
         let service = self.name_of(*item, payload, remote);
+        let failure = Failure { age: age(*item), ..Failure::default() };
         match verdict {
             Verdict::Accepted { rejected, remark } => {
                 self.figures.sent += 1;
@@ -303,7 +302,7 @@ impl State {
                 self.figures.rejected_profiles += rejected;
                 self.spool.done(item.sequence);
                 self.turns.taken(*item);
-                self.sizes.taken(remote.raw_bytes(payload), now);
+                self.sizes.taken(long(taken, remote), now);
                 if rejected > 0 || remark.is_some() {
                     let reason = remark.unwrap_or_else(|| "it gives no reason".to_owned());
                     let reason = match rejected {
@@ -326,13 +325,13 @@ impl State {
             }
             Verdict::TooLarge(reason) => {
                 self.turns.judged(*item);
-                let raw = remote.raw_bytes(payload);
+                let long = long(taken, remote);
                 // Where longer ones are taken, more and shorter ones would be refused all the same.
-                if raw <= SHORT_BYTES && self.sizes.has_taken(raw) {
+                if long.raw <= SHORT_BYTES && self.sizes.has_taken(long.raw) {
                     self.give_up(sink, *item, &service, &reason, End::Refused);
                     return;
                 }
-                self.sizes.refused(raw, true, now);
+                self.sizes.refused(long, true, now);
                 if !self.split(sink, taken, &service, &reason, remote) {
                     self.give_up(sink, *item, &service, &reason, End::TooLarge);
                 }
@@ -340,41 +339,45 @@ impl State {
             // Whether its length is the reason shows when shorter ones are taken.
             Verdict::Refused(reason)
                 if self.sizes.has_taken_none()
+                    && !self.sizes.has_refused()
                     && self.turns.attempts(*item) < FIRST_REFUSALS
                     && remote.raw_bytes(payload) > SHORT_BYTES =>
             {
-                let blame = self.turns.failed(*item, None, false, now, chance);
+                let blame = self.turns.failed(*item, failure, now, chance);
                 self.failed(sink, taken, &service, &reason, blame, remote);
             }
             Verdict::Refused(reason) => {
                 self.turns.judged(*item);
-                let raw = remote.raw_bytes(payload);
-                // What is no longer than others that were taken was not refused for its length.
-                let may_be_length = raw > SHORT_BYTES && self.sizes.is_beyond_taken(raw);
-                if may_be_length {
-                    self.sizes.refused(raw, false, now);
+                let is_long = self.sizes.of(long(taken, remote)) != Length::Usual;
+                if !is_long {
+                    // A receiver that refuses short ones, too, does not refuse them for their length.
+                    self.turns.fails_short(*item, now);
+                    self.sizes.doubt();
                 }
-                if !(may_be_length && self.split(sink, taken, &service, &reason, remote)) {
+                let may_be_length = is_long && !self.turns.has_failed_short(*item);
+                if !(may_be_length && self.split_long(sink, taken, &service, &reason, remote)) {
                     self.give_up(sink, *item, &service, &reason, End::Refused);
                 }
             }
             Verdict::Denied(reason) => {
-                match self.turns.failed(*item, None, false, now, chance) {
+                match self.turns.failed(*item, failure, now, chance) {
                     // It would be refused whatever it held, so it is kept.
                     Blame::Receiver => {
                         self.failed(sink, taken, &service, &reason, Blame::Receiver, remote);
                     }
-                    Blame::Request | Blame::Ended { .. } => {
+                    Blame::Request | Blame::Length | Blame::TooLong | Blame::Ended { .. } => {
                         self.give_up(sink, *item, &service, &reason, End::Denied);
                     }
                 }
             }
             Verdict::Failed(reason) => {
-                let blame = self.turns.failed(*item, None, true, now, chance);
+                let failure = Failure { counts: true, length: self.sizes.of(long(taken, remote)), ..failure };
+                let blame = self.turns.failed(*item, failure, now, chance);
                 self.failed(sink, taken, &service, &reason, blame, remote);
             }
             Verdict::Later { after, reason } => {
-                let blame = self.turns.failed(*item, after, false, now, chance);
+                let failure = Failure { asked: after, length: self.sizes.of(long(taken, remote)), ..failure };
+                let blame = self.turns.failed(*item, failure, now, chance);
                 self.failed(sink, taken, &service, &reason, blame, remote);
             }
             Verdict::Unreached(reason) => {
@@ -396,15 +399,23 @@ impl State {
         let (service_of_state, ends) = match blame {
             Blame::Request => (service, Ends::WhenServiceTaken),
             Blame::Receiver => ("", Ends::WhenTaken),
+            Blame::Length => {
+                if self.split_long(sink, taken, service, reason, remote) {
+                    return;
+                }
+                if self.turns.is_whole(taken.item, Instant::now()) == Blame::TooLong {
+                    self.give_up(sink, taken.item, service, reason, End::TooLarge);
+                    return;
+                }
+                (service, Ends::WhenServiceTaken)
+            }
+            Blame::TooLong => {
+                self.give_up(sink, taken.item, service, reason, End::TooLarge);
+                return;
+            }
+            // What may be too long has been split before, where it can be.
             Blame::Ended { .. } => {
-                let raw = remote.raw_bytes(&taken.payload);
-                let may_be_length = raw > SHORT_BYTES && self.sizes.is_beyond_taken(raw);
-                if may_be_length {
-                    self.sizes.refused(raw, false, Instant::now());
-                }
-                if !(may_be_length && self.split(sink, taken, service, reason, remote)) {
-                    self.give_up(sink, taken.item, service, reason, End::Tries);
-                }
+                self.give_up(sink, taken.item, service, reason, End::Tries);
                 return;
             }
         };
@@ -415,6 +426,22 @@ impl State {
             sink,
             Event { service: service_of_state, reason, detail: "", then, count: 1, unit: "attempts", ends },
         );
+    }
+
+    /// The same of one that was perhaps not taken for its length.
+    fn split_long(
+        &mut self,
+        sink: &str,
+        taken: &Taken,
+        service: &str,
+        reason: &str,
+        remote: &dyn Remote,
+    ) -> bool {
+        let is_split = self.split(sink, taken, service, reason, remote);
+        if is_split {
+            self.sizes.refused(long(taken, remote), false, Instant::now());
+        }
+        is_split
     }
 
     /// Puts smaller requests in the place of one; false where that cannot be.
@@ -456,6 +483,17 @@ impl State {
         self.spool.done(item.sequence);
         self.event(sink, Event { service, reason, detail: "", then, count: 1, unit: "requests", ends });
     }
+}
+
+fn long(taken: &Taken, remote: &dyn Remote) -> Long {
+    let packed = usize::try_from(taken.item.length).unwrap_or(usize::MAX);
+    Long { raw: remote.raw_bytes(&taken.payload), packed }
+}
+
+/// How old that is which is in a request; nothing where the clock does not tell.
+fn age(item: Item) -> Duration {
+    let (now, at) = (Now::read(), SystemTime::UNIX_EPOCH + Duration::from_secs(item.at));
+    if now.tells_age { now.wall.duration_since(at).unwrap_or_default() } else { Duration::ZERO }
 }
 
 struct Shared {

@@ -12,11 +12,16 @@ use crate::pprof::stream;
 use prost::Message;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::sync::{Arc, MutexGuard, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Part of the memory for the tables of one profile.
+/// Part of the memory for the tables of profiles that parts are made of, of all sinks together.
 const TABLES: u64 = 8;
+/// So long a sink waits for room that the tables of others have. A window of which no part was made by
+/// then waits in the spool as it is: another sink's disk may not answer.
+const ROOM_WAIT: Duration = Duration::from_secs(10);
+/// So often it looks whether the daemon ends meanwhile.
+const ROOM_LOOK: Duration = Duration::from_millis(100);
 /// Part of the memory for one part before compression. It is there twice while it is encoded, and
 /// in the form it is made in, too.
 const PART: u64 = 32;
@@ -27,10 +32,71 @@ const SAMPLE_BYTES: u64 = 512;
 /// otherwise.
 const DEFAULT_MEMORY: u64 = 256 << 20;
 
+/// Bytes of tables that are in memory now: a sink has its own as long as it makes parts of them, which
+/// may be as long as its disk takes.
+struct Tables {
+    bytes: Mutex<usize>,
+    /// There are fewer.
+    freed: Condvar,
+}
+
+static TABLES_NOW: Tables = Tables { bytes: Mutex::new(0), freed: Condvar::new() };
+
+impl Tables {
+    fn bytes(&self) -> MutexGuard<'_, usize> {
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until there are fewer than `taken`; false where that does not come in time.
+    fn shrink_below(&self, taken: usize, until: Instant, hurry: &Hurry) -> bool {
+        let mut bytes = self.bytes();
+        while *bytes >= taken {
+            if Instant::now() >= until || hurry.is_over() {
+                return false;
+            }
+            let waited = self.freed.wait_timeout(bytes, ROOM_LOOK);
+            bytes = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+}
+
+/// The tables of a window's profile, which count as long as they are there.
+pub struct WindowTables {
+    profile: Profile,
+    bytes: usize,
+}
+
+impl WindowTables {
+    fn new(profile: Profile, bytes: usize) -> Self {
+        *TABLES_NOW.bytes() += bytes;
+        Self { profile, bytes }
+    }
+}
+
+impl Drop for WindowTables {
+    fn drop(&mut self) {
+        // Memory first.
+        self.profile = Profile::default();
+        let mut bytes = TABLES_NOW.bytes();
+        *bytes = bytes.saturating_sub(self.bytes);
+        drop(bytes);
+        TABLES_NOW.freed.notify_all();
+    }
+}
+
+impl std::ops::Deref for WindowTables {
+    type Target = Profile;
+
+    fn deref(&self) -> &Profile {
+        &self.profile
+    }
+}
+
 /// What making parts may take.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryBounds {
-    /// Tables of a profile, bytes of memory.
+    /// Tables of profiles, bytes of memory, of all sinks together.
     pub tables: usize,
     /// A part before compression, bytes.
     pub part: usize,
@@ -62,20 +128,34 @@ impl MemoryBounds {
 }
 
 /// Until when parts are made: what is left then waits for the next start. Set once, when the
-/// daemon ends.
+/// daemon ends. And that parts are made, for whoever looks whether a disk answers.
 #[derive(Clone, Debug, Default)]
-pub struct Hurry(Arc<OnceLock<Instant>>);
+pub struct Hurry {
+    end: Arc<OnceLock<Instant>>,
+    step: Arc<Mutex<Option<Instant>>>,
+}
 
 impl Hurry {
     /// No sample is put into a part after this. The first call counts.
     pub fn end_by(&self, deadline: Instant) {
-        self.0.set(deadline).ok();
+        self.end.set(deadline).ok();
     }
 
     /// True when no more part is to be begun.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.0.get().is_some_and(|deadline| Instant::now() >= *deadline)
+        self.end.get().is_some_and(|deadline| Instant::now() >= *deadline)
+    }
+
+    /// A part was put, or its turn to be made has come.
+    fn goes_on(&self) {
+        *self.step.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// When it went on last.
+    #[must_use]
+    pub fn last_step(&self) -> Option<Instant> {
+        *self.step.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -135,8 +215,14 @@ pub fn each<P: Parts>(
         if let Err(error) = encoded.and_then(&mut put) {
             failed.get_or_insert(error);
         }
+        hurry.goes_on();
     };
-    let mut one = Some(unpacking());
+    let turn = || {
+        let one = unpacking();
+        hurry.goes_on();
+        one
+    };
+    let mut one = Some(turn());
     let mut part_from = first;
     let Made { left_from, failed, .. } = &mut made;
     stream::samples(finished.profile.bytes(), first, |position, sample| {
@@ -146,16 +232,16 @@ pub fn each<P: Parts>(
             return Ok::<_, SinkError>(ControlFlow::Break(()));
         }
         if let Some(part) = parts.add(&sample) {
-            hand_over(part, one.take().unwrap_or_else(unpacking), failed);
+            hand_over(part, one.take().unwrap_or_else(turn), failed);
             // It begins the next part.
             part_from = position;
-            one = Some(unpacking());
+            one = Some(turn());
         }
         Ok(ControlFlow::Continue(()))
     })?;
     let (last, dropped_samples) = parts.finish();
     if let Some(last) = last.filter(|_| left_from.is_none()) {
-        hand_over(last, one.take().unwrap_or_else(unpacking), failed);
+        hand_over(last, one.take().unwrap_or_else(turn), failed);
     }
     made.dropped_samples = dropped_samples;
     Ok(made)
@@ -210,6 +296,8 @@ pub struct Outgoing {
     pub delivery: Lazy,
     /// When it is over windows are kept as they are.
     pub hurry: Hurry,
+    /// A window was kept because the tables of others had the room.
+    has_no_room: bool,
     memory: MemoryBounds,
     /// Longest request, before compression.
     most_bytes: usize,
@@ -227,6 +315,7 @@ impl Outgoing {
         Self {
             delivery,
             hurry: Hurry::default(),
+            has_no_room: false,
             memory: MemoryBounds::of(DEFAULT_MEMORY),
             most_bytes,
             what,
@@ -248,8 +337,8 @@ impl Outgoing {
         self.memory.within(Bounds { samples: bounds.samples.min(most_samples), ..bounds })
     }
 
-    /// The tables of a window's profile; none where there is no time for it, and it waits for the next
-    /// daemon, or where they are too large, which is said and counted.
+    /// The tables of a window's profile; none where there is no time or no room for it, and it waits in
+    /// the spool, or where they are too large, which is said and counted.
     ///
     /// # Errors
     /// When the profile cannot be read, or the spool does not take the window.
@@ -258,34 +347,42 @@ impl Outgoing {
         finished: &Finished,
         first: u64,
         at: SystemTime,
-    ) -> Result<Option<Profile>, SinkError> {
-        if self.hurry.is_over() {
-            return self.keep(finished, first, at).map(|()| None);
-        }
-        let one = unpacking();
-        // Others may have had it for long.
-        if self.hurry.is_over() {
+    ) -> Result<Option<WindowTables>, SinkError> {
+        let until = Instant::now() + ROOM_WAIT;
+        loop {
+            // Others may have had the turn for long.
+            let one = (!self.hurry.is_over()).then(unpacking);
+            let Some(one) = one.filter(|_| !self.hurry.is_over()) else {
+                return self.keep(finished, first, at).map(|()| None);
+            };
+            self.hurry.goes_on();
+            let taken = *TABLES_NOW.bytes();
+            let tables = stream::tables(finished.profile.bytes(), self.memory.tables.saturating_sub(taken));
+            let tables = tables.map(|(profile, bytes)| WindowTables::new(profile, bytes));
             drop(one);
-            return self.keep(finished, first, at).map(|()| None);
-        }
-        let tables = stream::tables(finished.profile.bytes(), self.memory.tables);
-        drop(one);
-        match tables {
-            Ok(tables) => Ok(Some(tables)),
-            Err(error @ PprofError::LargeTables(_)) => {
-                self.too_large += 1;
-                self.delivery.event(Event {
-                    service: &finished.service,
-                    reason: &error.to_string(),
-                    detail: "",
-                    then: "the window is not sent (limits.memory)",
-                    count: 1,
-                    unit: "profiles",
-                    ends: Ends::WhenQuiet,
-                });
-                Ok(None)
+            match tables {
+                Ok(tables) => return Ok(Some(tables)),
+                Err(PprofError::LargeTables(_)) if taken > 0 => {
+                    if !TABLES_NOW.shrink_below(taken, until, &self.hurry) {
+                        self.has_no_room = true;
+                        return self.keep(finished, first, at).map(|()| None);
+                    }
+                }
+                Err(error @ PprofError::LargeTables(_)) => {
+                    self.too_large += 1;
+                    self.delivery.event(Event {
+                        service: &finished.service,
+                        reason: &error.to_string(),
+                        detail: "",
+                        then: "the window is not sent (limits.memory)",
+                        count: 1,
+                        unit: "profiles",
+                        ends: Ends::WhenQuiet,
+                    });
+                    return Ok(None);
+                }
+                Err(error) => return Err(error.into()),
             }
-            Err(error) => Err(error.into()),
         }
     }
 
@@ -327,7 +424,7 @@ impl Outgoing {
         made.failed.map_or(kept, Err)
     }
 
-    /// Keeps a window as it is, for the next daemon.
+    /// Keeps a window as it is, for another time or the next daemon.
     fn keep(&mut self, finished: &Finished, first: u64, at: SystemTime) -> Result<(), SinkError> {
         self.requests += 1;
         let unmade = Unmade::of(finished, first).encode_to_vec();
@@ -338,7 +435,9 @@ impl Outgoing {
     /// on.
     pub fn take_up(&mut self, mut make: impl FnMut(&mut Self, &Finished, u64) -> Result<(), SinkError>) {
         self.delivery.take_up();
+        self.has_no_room = false;
         while !self.hurry.is_over()
+            && !self.has_no_room
             && let Some(taken) = self.delivery.window()
         {
             let made = match Unmade::decode(taken.payload.as_slice()) {
@@ -363,5 +462,67 @@ impl Outgoing {
         counters.push(("samples_too_long", self.dropped_samples));
         counters.push(("profiles_too_large", self.too_large));
         (counters, figures)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sink::deliver::{Remote, Verdict};
+    use crate::sink::spool::Limits;
+
+    struct Takes;
+
+    impl Remote for Takes {
+        fn send(&mut self, _: &[u8], _: &dyn Fn() -> Instant) -> Verdict {
+            Verdict::Accepted { rejected: 0, remark: None }
+        }
+    }
+
+    #[test]
+    fn tables_of_all_sinks_share_their_room_and_what_finds_none_waits_in_the_spool() {
+        let folder = tempfile::tempdir().unwrap();
+        let limits = Limits { bytes: 1 << 20, age: Duration::from_secs(3600), free_bytes: 0 };
+        let delivery = Lazy::new("test", folder.path().join("s"), limits, Duration::from_secs(1), Takes);
+        let mut outgoing = Outgoing::new(delivery, 1 << 20, "request");
+        outgoing.within(8 << 20);
+        let room = outgoing.memory.tables;
+        let string_table = vec![String::new(), "x".repeat(1000)];
+        let finished = Finished {
+            service: "web".into(),
+            labels: BTreeMap::new(),
+            start: SystemTime::now(),
+            duration: Duration::from_secs(1),
+            profile: Profile { string_table, ..Profile::default() }.into(),
+        };
+        let now = SystemTime::now();
+
+        // The other sink lets go meanwhile.
+        let other = WindowTables::new(Profile::default(), room - 500);
+        let (tables, mut outgoing) = std::thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                let tables = outgoing.tables(&finished, 0, now).unwrap();
+                (tables, outgoing)
+            });
+            drop(other);
+            waits.join().unwrap()
+        });
+        assert_eq!(tables.map(|tables| tables.string_table[1].len()), Some(1000));
+
+        // It does not, until there is no more time.
+        let other = WindowTables::new(Profile::default(), room - 500);
+        outgoing.hurry.end_by(Instant::now() + Duration::from_millis(50));
+        assert!(outgoing.tables(&finished, 0, now).unwrap().is_none());
+        assert_eq!((outgoing.delivery.backlog().requests, outgoing.too_large), (1, 0));
+        drop(other);
+
+        // What waits is made when there is room.
+        outgoing.hurry = Hurry::default();
+        let mut made = 0;
+        outgoing.take_up(|outgoing, finished, first| {
+            made += u32::from(outgoing.tables(finished, first, now)?.is_some());
+            Ok(())
+        });
+        assert_eq!((made, outgoing.delivery.backlog().requests), (1, 0));
     }
 }

@@ -1,6 +1,8 @@
 //! How long requests may be, as one receiver is seen to take them: its limit may be lower than what
-//! the configuration says. Bytes are those before compression, though a limit may be of those after.
+//! the configuration says. New requests are measured before compression; a limit may be of the bytes
+//! after it, so those are looked at, too.
 
+use super::turns::Length;
 use crate::pprof::split::Bounds;
 use std::time::{Duration, Instant};
 
@@ -8,6 +10,8 @@ use std::time::{Duration, Instant};
 const REMEMBERED: Duration = Duration::from_secs(3600);
 /// No request is made shorter than this, but by its samples.
 const LEAST_BYTES: usize = 16 << 10;
+/// A shorter request, before compression, was not refused for its length.
+pub const SHORT_BYTES: usize = 8 << 10;
 /// A lone sample that is so many times longer than what was refused is not tried.
 const CERTAINLY: usize = 4;
 
@@ -20,22 +24,35 @@ pub struct Sizes {
     certain: Option<usize>,
     /// Longest that was taken, below that.
     taken: usize,
+    /// The same of bytes after compression.
+    taken_packed: usize,
+}
+
+/// How long a request is.
+#[derive(Clone, Copy, Debug)]
+pub struct Long {
+    /// Bytes before compression.
+    pub raw: usize,
+    /// Bytes as they are sent: what a limit is of, one cannot know.
+    pub packed: usize,
 }
 
 impl Sizes {
     /// A request of so many bytes was taken.
-    pub fn taken(&mut self, bytes: usize, now: Instant) {
+    pub fn taken(&mut self, long: Long, now: Instant) {
         self.forget(now);
-        if self.refused.is_some_and(|(refused, _)| bytes >= refused) {
+        if self.refused.is_some_and(|(refused, _)| long.raw >= refused) {
             // The limit is of something else, such as the bytes after compression.
             (self.refused, self.certain) = (None, None);
         }
-        self.taken = self.taken.max(bytes);
+        self.taken = self.taken.max(long.raw);
+        self.taken_packed = self.taken_packed.max(long.packed);
     }
 
     /// One was refused for its length: by what the receiver says, or else perhaps.
-    pub fn refused(&mut self, bytes: usize, is_certain: bool, now: Instant) {
+    pub fn refused(&mut self, long: Long, is_certain: bool, now: Instant) {
         self.forget(now);
+        let bytes = long.raw;
         let before = self.refused.map_or(bytes, |(refused, _)| refused.min(bytes));
         self.refused = Some((before, now));
         if is_certain {
@@ -43,6 +60,9 @@ impl Sizes {
         }
         if self.taken >= bytes {
             self.taken = bytes / 2;
+        }
+        if self.taken_packed >= long.packed {
+            self.taken_packed = long.packed / 2;
         }
     }
 
@@ -52,16 +72,36 @@ impl Sizes {
         self.taken == 0
     }
 
+    /// True when something was refused for its length, or may have been.
+    #[must_use]
+    pub fn has_refused(&self) -> bool {
+        self.refused.is_some()
+    }
+
+    /// A short one was refused as well: where none was taken it is for something else.
+    pub fn doubt(&mut self) {
+        if self.has_taken_none() && self.certain.is_none() {
+            self.refused = None;
+        }
+    }
+
     /// True when something so long or longer was taken.
     #[must_use]
     pub fn has_taken(&self, bytes: usize) -> bool {
         self.taken >= bytes.max(1)
     }
 
-    /// True when nothing so long was taken, and something shorter was.
+    /// Whether a request that failed may have failed for its length.
     #[must_use]
-    pub fn is_beyond_taken(&self, bytes: usize) -> bool {
-        self.taken > 0 && bytes > self.taken
+    pub fn of(&self, long: Long) -> Length {
+        let is_beyond = long.raw > self.taken || long.packed > self.taken_packed;
+        if long.raw <= SHORT_BYTES || !is_beyond {
+            return Length::Usual;
+        }
+        match self.refused {
+            Some((refused, _)) if long.raw >= refused => Length::AsRefused,
+            _ => Length::Long,
+        }
     }
 
     /// How long new requests are to be, of at most `most` bytes.
@@ -88,10 +128,14 @@ impl Sizes {
 
 #[cfg(test)]
 mod tests {
-    use super::{LEAST_BYTES, REMEMBERED, Sizes};
+    use super::{LEAST_BYTES, Length, Long, REMEMBERED, SHORT_BYTES, Sizes};
     use std::time::{Duration, Instant};
 
     const MOST: usize = 4 << 20;
+
+    fn long(raw: usize) -> Long {
+        Long { raw, packed: raw / 8 }
+    }
 
     #[test]
     fn requests_become_as_long_as_a_receiver_takes_them() {
@@ -100,14 +144,15 @@ mod tests {
         let limit = 150_000;
         let mut tried = MOST;
         while tried > limit {
-            sizes.refused(tried, true, now);
+            sizes.refused(long(tried), true, now);
             tried /= 2;
         }
-        sizes.taken(tried, now);
+        sizes.taken(long(tried), now);
         let bounds = sizes.bounds(MOST, now);
         assert!((limit / 2..=limit).contains(&bounds.bytes), "{bounds:?}");
         assert!((limit..=8 * limit).contains(&bounds.lone_bytes), "{bounds:?}");
-        assert!(sizes.is_beyond_taken(limit) && !sizes.is_beyond_taken(tried));
+        assert_eq!((sizes.of(long(limit)), sizes.of(long(tried))), (Length::Long, Length::Usual));
+        assert_eq!(sizes.of(long(MOST)), Length::AsRefused);
         assert!(sizes.has_taken(tried) && !sizes.has_taken(limit) && !Sizes::default().has_taken(0));
         // The limit may be another by then.
         assert_eq!(sizes.bounds(MOST, now + REMEMBERED).bytes, MOST);
@@ -116,14 +161,24 @@ mod tests {
     #[test]
     fn what_may_have_been_refused_for_its_length_keeps_nothing_from_being_tried() {
         let (mut sizes, now) = (Sizes::default(), Instant::now());
-        assert!(!sizes.is_beyond_taken(MOST), "nothing was taken yet");
-        sizes.taken(3000, now);
-        sizes.refused(1 << 20, false, now);
+        assert_eq!((sizes.of(long(MOST)), sizes.of(long(SHORT_BYTES))), (Length::Long, Length::Usual));
+        assert!(sizes.has_taken_none());
+        sizes.taken(long(3000), now);
+        sizes.refused(long(1 << 20), false, now);
         let bounds = sizes.bounds(MOST, now);
         assert_eq!((bounds.bytes, bounds.lone_bytes), (1 << 19, MOST));
-        sizes.refused(1000, false, now);
+        sizes.refused(long(1000), false, now);
         assert_eq!(sizes.bounds(MOST, now).bytes, LEAST_BYTES);
-        sizes.taken(2 << 20, now + Duration::from_secs(1));
+        sizes.taken(long(2 << 20), now + Duration::from_secs(1));
         assert_eq!(sizes.bounds(MOST, now).bytes, MOST, "it takes longer ones");
+    }
+
+    #[test]
+    fn a_request_that_packs_badly_may_be_too_long_though_longer_ones_were_taken() {
+        let (mut sizes, now) = (Sizes::default(), Instant::now());
+        sizes.taken(Long { raw: 1 << 20, packed: 40_000 }, now);
+        assert_eq!(sizes.of(Long { raw: 200_000, packed: 40_000 }), Length::Usual);
+        assert_eq!(sizes.of(Long { raw: 200_000, packed: 60_000 }), Length::Long);
+        assert_eq!(sizes.of(Long { raw: SHORT_BYTES, packed: 60_000 }), Length::Usual);
     }
 }

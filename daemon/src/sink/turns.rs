@@ -17,9 +17,16 @@ const MOST_ASKED: Duration = Duration::from_secs(3600);
 /// A receiver that fails is asked so often at least while there is a service whose requests it has not
 /// failed on: the failures may be those services' own.
 const UNTRIED_WAIT: Duration = Duration::from_secs(10);
-/// So often requests of a service may fail while the receiver takes others: then they have one try
-/// each.
+/// So often requests of a service may fail while the receiver takes others, and for [`LEAST_TIME`]:
+/// then they have one try each.
 const MOST_TRIES: u32 = 4;
+/// No request is given up by its tries before its service has failed for so long, and before it is so
+/// old itself: a part of a receiver that starts again is back by then.
+const LEAST_TIME: Duration = Duration::from_secs(60);
+/// So often requests of a service fail before one that may be too long is split: that loses nothing.
+const TRIES_TO_SPLIT: u32 = 2;
+/// The same where nothing else shows that the receiver takes anything: there may be one service only.
+const FAILURES_TO_SPLIT: u32 = 4;
 /// The same of a service that has failed along with another: that may have been the receiver's fault.
 const MOST_SHARED_TRIES: u32 = 8;
 /// Services that are remembered without a request that waits.
@@ -47,6 +54,10 @@ pub enum Blame {
     Request,
     /// The receiver's: all wait.
     Receiver,
+    /// Perhaps its length: it is to be split. Where it cannot be, say so by [`Turns::is_whole`].
+    Length,
+    /// The request's length, and it cannot be split: it has come to its end.
+    TooLong,
     /// The request's, after so many tries: it has come to its end.
     Ended {
         /// How often it was tried.
@@ -54,8 +65,35 @@ pub enum Blame {
     },
 }
 
+/// What is known of the length of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Length {
+    /// As long ones, or longer ones, were taken; or it is short.
+    #[default]
+    Usual,
+    /// Longer than any that was taken, if any was.
+    Long,
+    /// So is it, and one that was no longer has been split for failing.
+    AsRefused,
+}
+
+/// How a request was not taken.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Failure {
+    /// The receiver asks to be asked no sooner.
+    pub asked: Option<Duration>,
+    /// The answer is about this request in any case.
+    pub counts: bool,
+    /// Of the request.
+    pub length: Length,
+    /// Of what is in the request.
+    pub age: Duration,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Service {
+    /// When the first of those in a row was.
+    since: Instant,
     /// In a row.
     failures: u32,
     /// Those of them between which the receiver took others.
@@ -69,6 +107,31 @@ struct Service {
     is_shared: bool,
     /// One of its requests came to its end, and none was taken since: the next has one try.
     is_suspect: bool,
+    /// One failed that is no longer than others that are taken: it is not for their length.
+    fails_short: bool,
+}
+
+impl Service {
+    fn new(now: Instant) -> Self {
+        Self {
+            since: now,
+            failures: 0,
+            tries: 0,
+            until: now,
+            last: now,
+            taken_before: 0,
+            is_shared: false,
+            is_suspect: false,
+            fails_short: false,
+        }
+    }
+
+    /// Its requests may be given up.
+    fn is_over(&self, taken: u64, now: Instant) -> bool {
+        let most = if self.is_shared { MOST_SHARED_TRIES } else { MOST_TRIES };
+        let has_failed_long = now.saturating_duration_since(self.since) >= LEAST_TIME;
+        if self.is_suspect { taken > 0 } else { self.tries >= most && has_failed_long }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -76,6 +139,8 @@ struct Request {
     attempts: u32,
     /// Those of them by which the receiver says that it fails on this request.
     failures: u32,
+    /// It cannot be split.
+    is_whole: bool,
 }
 
 /// Turns of one receiver's requests.
@@ -97,6 +162,25 @@ pub struct Turns {
     tried: HashSet<u64>,
     services: HashMap<u64, Service>,
     requests: HashMap<u64, Request>,
+    /// What is known of requests that are long and cannot be split.
+    lone: Option<Lone>,
+}
+
+/// Long requests that cannot be split and are not taken. Once they were tried for their time, each has
+/// one try, until one so long is taken.
+#[derive(Clone, Copy, Debug)]
+struct Lone {
+    /// When the first failed.
+    since: Instant,
+    tries: u32,
+    /// Bytes of the shortest.
+    least: u64,
+}
+
+impl Lone {
+    fn is_over(&self, now: Instant) -> bool {
+        self.tries >= MOST_TRIES && now.saturating_duration_since(self.since) >= LEAST_TIME
+    }
 }
 
 impl Turns {
@@ -136,11 +220,15 @@ impl Turns {
                 soonest = Some(soonest.map_or(until, |soonest| soonest.min(until)));
                 continue;
             }
-            let attempts = self.requests.get(&item.sequence).map_or(0, |request| request.attempts);
+            // A short one shows whether it is for the length. What is to be given up goes by its age.
+            let is_over = service.is_some_and(|service| service.is_over(self.taken, now));
+            // Of those that cannot be split the shortest is the most likely to be taken.
+            let request = self.requests.get(&item.sequence).filter(|request| !request.is_whole);
+            let attempts = request.map_or(0, |request| request.attempts);
             let rank = (
                 self.tried.contains(&item.group),
                 service.map(|service| service.last),
-                attempts,
+                if is_over { (0, 0) } else { (attempts, item.length) },
                 item.sequence,
             );
             if best.is_none_or(|best| rank < best) {
@@ -157,6 +245,7 @@ impl Turns {
     /// The receiver took it.
     pub fn taken(&mut self, item: Item) {
         self.taken += 1;
+        self.lone = self.lone.filter(|lone| item.length < lone.least);
         self.services.remove(&item.group);
         self.requests.remove(&item.sequence);
         self.answered();
@@ -180,39 +269,27 @@ impl Turns {
         self.receiver_fails(now, None, chance);
     }
 
-    /// It failed, and the receiver may have `asked` to be asked no sooner. `counts` says that the
-    /// answer is about this request in any case, `chance` is any number.
-    pub fn failed(
-        &mut self,
-        item: Item,
-        asked: Option<Duration>,
-        counts: bool,
-        now: Instant,
-        chance: u64,
-    ) -> Blame {
+    /// It failed. `chance` is any number.
+    pub fn failed(&mut self, item: Item, failure: Failure, now: Instant, chance: u64) -> Blame {
+        let Failure { asked, counts, length, age } = failure;
         let request = self.requests.entry(item.sequence).or_default();
         request.attempts += 1;
         request.failures += u32::from(counts);
         let request = *request;
-        let fresh = Service {
-            failures: 0,
-            tries: 0,
-            until: now,
-            last: now,
-            taken_before: 0,
-            is_shared: false,
-            is_suspect: false,
-        };
         let taken = self.taken;
-        let service = self.services.entry(item.group).or_insert(fresh);
+        let service = self.services.entry(item.group).or_insert_with(|| Service::new(now));
+        if service.failures == 0 && service.tries == 0 {
+            service.since = now;
+        }
         // Only while the receiver takes others is it the service's requests that are tried.
-        service.tries += u32::from(service.taken_before < taken);
+        let counts_as_try = service.taken_before < taken;
+        service.tries += u32::from(counts_as_try);
+        service.fails_short |= counts_as_try && length == Length::Usual;
         service.taken_before = taken;
         service.failures += 1;
         service.last = now;
         service.until = now + wait(service.failures, asked, chance);
-        let most = if service.is_shared { MOST_SHARED_TRIES } else { MOST_TRIES };
-        let is_over = if service.is_suspect { taken > 0 } else { service.tries >= most };
+        let is_over = service.is_over(taken, now) && age >= LEAST_TIME;
         self.tried.insert(item.group);
         let other = self.failed_last.is_some_and(|before| before != item.group);
         if other || self.failures > 0 {
@@ -221,10 +298,26 @@ impl Turns {
             if request.failures < MOST_FAILURES {
                 return Blame::Receiver;
             }
-        } else if !is_over {
-            self.failed_last = Some(item.group);
-            if request.failures < MOST_FAILURES {
-                return Blame::Request;
+        } else {
+            let may_be_length = length != Length::Usual && !request.is_whole && !service.fails_short;
+            let tries = if length == Length::AsRefused { 1 } else { TRIES_TO_SPLIT };
+            if may_be_length && service.tries >= tries {
+                // Its parts are requests that were not tried.
+                service.failures = 1;
+                service.until = now + wait(1, asked, chance);
+                return Blame::Length;
+            }
+            if may_be_length && (service.failures >= FAILURES_TO_SPLIT || request.failures >= MOST_FAILURES) {
+                return Blame::Length;
+            }
+            if length != Length::Usual && request.is_whole && self.is_too_long(item, now) {
+                return Blame::TooLong;
+            }
+            if !is_over {
+                self.failed_last = Some(item.group);
+                if request.failures < MOST_FAILURES {
+                    return Blame::Request;
+                }
             }
         }
         // A service that is over by its tries says nothing of the receiver, and has no more waits. One
@@ -234,6 +327,42 @@ impl Turns {
             (service.is_suspect, service.until) = (true, now);
         }
         Blame::Ended { tries: request.attempts }
+    }
+
+    /// A short one of its service is not taken, so that long ones are not for their length.
+    pub fn fails_short(&mut self, item: Item, now: Instant) {
+        self.services.entry(item.group).or_insert_with(|| Service::new(now)).fails_short = true;
+    }
+
+    /// True when that was so since one of its service was taken.
+    #[must_use]
+    pub fn has_failed_short(&self, item: Item) -> bool {
+        self.services.get(&item.group).is_some_and(|service| service.fails_short)
+    }
+
+    /// It cannot be split: it waits, or has come to its end as others like it.
+    pub fn is_whole(&mut self, item: Item, now: Instant) -> Blame {
+        if self.is_too_long(item, now) {
+            return Blame::TooLong;
+        }
+        self.requests.entry(item.sequence).or_default().is_whole = true;
+        Blame::Request
+    }
+
+    /// A long request that cannot be split has failed. It has come to its end when such were tried for
+    /// their time, and shorter ones of the same service were taken meanwhile.
+    fn is_too_long(&mut self, item: Item, now: Instant) -> bool {
+        let lone = self.lone.get_or_insert(Lone { since: now, tries: 0, least: item.length });
+        let is_over = lone.is_over(now) && item.length >= lone.least / 2;
+        lone.tries = lone.tries.saturating_add(1);
+        lone.least = lone.least.min(item.length);
+        let Some(service) = self.services.get_mut(&item.group).filter(|of| is_over && of.since > lone.since)
+        else {
+            return false;
+        };
+        service.until = now;
+        self.requests.remove(&item.sequence);
+        true
     }
 
     /// What was said of its services may have been the receiver's fault: they wait no longer than it
@@ -280,6 +409,8 @@ pub fn wait(failures: u32, asked: Option<Duration>, chance: u64) -> Duration {
 mod tests {
     use super::*;
 
+    const COUNTS: Failure = Failure { counts: true, asked: None, length: Length::Usual, age: Duration::ZERO };
+
     fn items(all: &[(u64, u64)]) -> Items {
         let item = |&(sequence, group): &(u64, u64)| {
             let item = Item { sequence, group, kind: Kind::Request, at: 0, length: 1, bytes: 1 };
@@ -292,6 +423,8 @@ mod tests {
     struct Run<'a> {
         turns: Turns,
         items: Items,
+        /// When each was put, seconds after the beginning; all others at it.
+        put: HashMap<u64, u64>,
         now: Instant,
         began: Instant,
         takes: &'a dyn Fn(u64, Duration) -> bool,
@@ -305,12 +438,24 @@ mod tests {
             Self {
                 turns: Turns::default(),
                 items: items(all),
+                put: HashMap::new(),
                 now,
                 began: now,
                 takes,
                 sent: Vec::new(),
                 ended: Vec::new(),
             }
+        }
+
+        fn put(&mut self, all: &[(u64, u64)]) {
+            let seconds = self.seconds();
+            self.put.extend(all.iter().map(|(sequence, _)| (*sequence, seconds)));
+            self.items.extend(items(all));
+        }
+
+        fn failure(&self, item: Item) -> Failure {
+            let put = self.put.get(&item.sequence).copied().unwrap_or_default();
+            Failure { age: Duration::from_secs(self.seconds() - put), ..Failure::default() }
         }
 
         fn seconds(&self) -> u64 {
@@ -329,7 +474,8 @@ mod tests {
                             self.turns.taken(item);
                             self.items.remove(&sequence);
                             self.sent.push((self.seconds(), sequence));
-                        } else if let Blame::Ended { .. } = self.turns.failed(item, None, false, self.now, 0)
+                        } else if let Blame::Ended { .. } =
+                            self.turns.failed(item, self.failure(item), self.now, 0)
                         {
                             self.items.remove(&sequence);
                             self.ended.push(sequence);
@@ -350,10 +496,114 @@ mod tests {
         assert_eq!(run.sent.len(), 40, "{:?}", run.sent);
         // While others come now and then, it is tried as often as it may be.
         for number in 61..120 {
-            run.items.extend(items(&[(number, 2)]));
-            run.until(number - 58);
+            run.put(&[(number, 2)]);
+            run.until(number - 59);
         }
-        assert_eq!((run.sent.len(), run.ended.len(), run.items.len()), (99, 20, 0));
+        assert_eq!((run.sent.len(), run.ended.len(), run.items.len()), (99, 0, 20));
+        for number in 120..140 {
+            run.put(&[(number, 2)]);
+            run.until(number - 59);
+        }
+        assert_eq!((run.sent.len(), run.ended.len(), run.items.len()), (119, 20, 0));
+    }
+
+    #[test]
+    fn a_part_of_a_receiver_that_starts_again_costs_its_services_nothing() {
+        // Of service 7, whose part is away, a window waits from each of the last minutes.
+        let backlog: Vec<(u64, u64)> = (1..=30).map(|number| (number, 7)).collect();
+        let mut run = Run::new(&backlog, &|group, passed| group != 7 || passed.as_secs() >= 45);
+        for number in 100..300 {
+            run.put(&[(number, 2)]);
+            run.until(number - 99);
+        }
+        assert_eq!((run.sent.len(), run.ended.len(), run.items.len()), (230, 0, 0));
+    }
+
+    #[test]
+    fn a_new_request_of_a_service_that_is_never_taken_has_its_own_time() {
+        let mut run = Run::new(&[(1, 7), (2, 7)], &|group, passed| group != 7 || passed.as_secs() > 200);
+        for number in 100..500 {
+            run.put(&[(number, 2)]);
+            if number == 150 {
+                run.put(&[(3, 7)]);
+            }
+            run.until(number - 99);
+        }
+        assert_eq!((run.ended.as_slice(), run.items.len()), (&[1, 2][..], 0));
+    }
+
+    #[test]
+    fn what_may_be_too_long_is_split_soon_and_not_where_short_ones_fail_too() {
+        let (all, now) = (items(&[(1, 1), (2, 1), (3, 2)]), Instant::now());
+        let long = Failure { length: Length::Long, ..Failure::default() };
+        let mut turns = Turns::default();
+        let fails = |turns: &mut Turns, failure| {
+            turns.taken(all[&3]);
+            turns.failed(all[&1], failure, now, 0)
+        };
+        assert_eq!(fails(&mut turns, long), Blame::Request);
+        assert_eq!(fails(&mut turns, long), Blame::Length);
+        assert_eq!(turns.next(&items(&[(4, 1)]), now), Next::Wait(now + FIRST_WAIT), "no longer than that");
+        // Of one that cannot be split it is not asked again.
+        assert_eq!(turns.is_whole(all[&1], now), Blame::Request);
+        assert_eq!(fails(&mut turns, long), Blame::Request);
+        let mut turns = Turns::default();
+        let as_refused = Failure { length: Length::AsRefused, ..Failure::default() };
+        assert_eq!(fails(&mut turns, as_refused), Blame::Length);
+        assert_eq!(fails(&mut turns, Failure::default()), Blame::Request);
+        assert_eq!(fails(&mut turns, as_refused), Blame::Request, "a short one has failed as well");
+    }
+
+    #[test]
+    fn lone_stacks_that_are_too_long_have_one_try_once_one_was_tried_for_its_time() {
+        // 1 and 2 cannot be split; 3 is short and of the same service, as one in each ten seconds is.
+        let (all, began) = (items(&[(1, 1), (2, 1), (3, 1)]), Instant::now());
+        let long = Failure { length: Length::Long, ..Failure::default() };
+        let (mut turns, mut now, mut tries) = (Turns::default(), began, 0);
+        turns.taken(all[&3]);
+        let ended = loop {
+            let passed = (now - began).as_secs();
+            match turns.next(&items(&[(1, 1)]), now) {
+                Next::Send(sequence) => {
+                    tries += 1;
+                    let item = Item { length: 9, ..all[&sequence] };
+                    let blame = match turns.failed(item, long, now, 0) {
+                        Blame::Length => turns.is_whole(item, now),
+                        blame => blame,
+                    };
+                    if blame == Blame::TooLong {
+                        break passed;
+                    }
+                }
+                Next::Wait(until) => now = until,
+                Next::Nothing => panic!(),
+            }
+            if (now - began).as_secs() / 10 > passed / 10 {
+                turns.taken(all[&3]);
+            }
+        };
+        assert!((60..80).contains(&ended) && (8..40).contains(&tries), "{tries} tries in {ended} s");
+        let next = Item { length: 9, ..all[&2] };
+        let as_refused = Failure { length: Length::AsRefused, ..Failure::default() };
+        turns.taken(all[&3]);
+        assert_eq!(turns.failed(next, as_refused, now, 0), Blame::Length);
+        assert_eq!(turns.is_whole(next, now), Blame::TooLong);
+        assert_eq!(turns.next(&all, now), Next::Send(1), "the next one does not wait");
+        // One that is much shorter is tried, and so is each again once one so long was taken.
+        let shorter = Item { length: 3, ..next };
+        assert_eq!(turns.is_whole(shorter, now), Blame::Request);
+        turns.taken(next);
+        assert_eq!(turns.is_whole(next, now), Blame::Request);
+    }
+
+    #[test]
+    fn one_service_alone_with_long_requests_has_them_split_in_the_end() {
+        let (all, now) = (items(&[(1, 1)]), Instant::now());
+        let (mut turns, long) = (Turns::default(), Failure { length: Length::Long, ..Failure::default() });
+        for _ in 1..FAILURES_TO_SPLIT {
+            assert_eq!(turns.failed(all[&1], long, now, 0), Blame::Request);
+        }
+        assert_eq!(turns.failed(all[&1], long, now, 0), Blame::Length);
     }
 
     #[test]
@@ -371,7 +621,7 @@ mod tests {
         let mut run = Run::new(&[(1, 1), (2, 2), (3, 1), (4, 2)], &|group, _| group == 3);
         run.until(1000);
         let before = run.seconds();
-        run.items.extend(items(&[(9, 3)]));
+        run.put(&[(9, 3)]);
         run.until(before + 11);
         assert_eq!(run.sent.iter().map(|(_, sequence)| *sequence).collect::<Vec<_>>(), [9]);
     }
@@ -380,7 +630,7 @@ mod tests {
     fn two_services_that_are_never_taken_come_to_an_end_while_others_are_taken() {
         let mut run = Run::new(&[(1, 1), (2, 2), (3, 1), (4, 2)], &|group, _| group == 3);
         for number in 5..205 {
-            run.items.extend(items(&[(number, 3)]));
+            run.put(&[(number, 3)]);
             run.until((number - 4) * 10);
         }
         run.ended.sort_unstable();
@@ -393,11 +643,11 @@ mod tests {
         let mut turns = Turns::default();
         turns.taken(Item { sequence: 0, ..all[&1] });
         for _ in 1..MOST_FAILURES {
-            assert_eq!(turns.failed(all[&1], None, true, now, 0), Blame::Request);
+            assert_eq!(turns.failed(all[&1], COUNTS, now, 0), Blame::Request);
         }
-        assert_eq!(turns.failed(all[&1], None, true, now, 0), Blame::Ended { tries: MOST_FAILURES });
+        assert_eq!(turns.failed(all[&1], COUNTS, now, 0), Blame::Ended { tries: MOST_FAILURES });
         assert_eq!(turns.next(&items(&[(2, 1)]), now), Next::Wait(now + LONGEST_WAIT));
-        assert_eq!(turns.failed(all[&2], None, true, now, 0), Blame::Request);
+        assert_eq!(turns.failed(all[&2], COUNTS, now, 0), Blame::Request);
     }
 
     #[test]
@@ -413,7 +663,7 @@ mod tests {
     fn a_small_request_passes_a_large_one_of_its_own_service() {
         let mut turns = Turns::default();
         let (all, now) = (items(&[(1, 1), (2, 1)]), Instant::now());
-        assert_eq!(turns.failed(all[&1], None, false, now, 0), Blame::Request);
+        assert_eq!(turns.failed(all[&1], Failure::default(), now, 0), Blame::Request);
         assert_eq!(turns.next(&all, now), Next::Wait(now + Duration::from_secs(1)));
         assert_eq!(turns.next(&all, now + Duration::from_secs(1)), Next::Send(2));
     }
@@ -422,10 +672,11 @@ mod tests {
     fn what_a_receiver_asks_for_is_granted_and_nobody_who_is_there_is_asked_by_the_clock() {
         let (all, now) = (items(&[(1, 1), (2, 2), (3, 3)]), Instant::now());
         let (minute, second) = (Duration::from_secs(60), Duration::from_secs(1));
+        let asked = Failure { asked: Some(minute), ..Failure::default() };
         let mut turns = Turns::default();
-        turns.failed(all[&1], Some(minute), false, now, 0);
+        turns.failed(all[&1], asked, now, 0);
         assert_eq!(turns.next(&all, now), Next::Send(2));
-        assert_eq!(turns.failed(all[&2], Some(minute), false, now, 0), Blame::Receiver);
+        assert_eq!(turns.failed(all[&2], asked, now, 0), Blame::Receiver);
         assert_eq!(turns.next(&all, now + second), Next::Wait(now + minute));
         let mut away = Turns::default();
         away.unreached(now, 0);
@@ -439,9 +690,9 @@ mod tests {
         let (all, now) = (items(&[(1, 1)]), Instant::now());
         let mut turns = Turns::default();
         for _ in 1..MOST_FAILURES {
-            assert_eq!(turns.failed(all[&1], None, true, now, 0), Blame::Request);
+            assert_eq!(turns.failed(all[&1], COUNTS, now, 0), Blame::Request);
         }
-        assert_eq!(turns.failed(all[&1], None, true, now, 0), Blame::Ended { tries: MOST_FAILURES });
+        assert_eq!(turns.failed(all[&1], COUNTS, now, 0), Blame::Ended { tries: MOST_FAILURES });
         // As long as its constant's comment says.
         let waits: Duration = (1..MOST_FAILURES).map(|failures| wait(failures, None, 0)).sum();
         assert_eq!(waits.as_secs() / 60, 18);

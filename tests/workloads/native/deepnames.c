@@ -55,7 +55,7 @@ int main(int count, char **arguments) {
     int depth = count > 3 ? atoi(arguments[3]) : DEPTH;
     ALL(ENTER)
     table[DEPTH][0] = table[DEPTH][1] = table[DEPTH][2] = spin;
-    puts("ready");
+    puts("ready {}");
     fflush(stdout);
     uint64_t random = 88172645463325252ull ^ ((uint64_t)getpid() * 2654435761u);
     for (;;) {
