@@ -403,7 +403,7 @@ impl State {
                 if self.split_long(sink, taken, service, reason, remote) {
                     return;
                 }
-                if self.turns.is_whole(taken.item, Instant::now()) == Blame::TooLong {
+                if self.turns.is_whole(taken.item, age(taken.item), Instant::now()) == Blame::TooLong {
                     self.give_up(sink, taken.item, service, reason, End::TooLarge);
                     return;
                 }

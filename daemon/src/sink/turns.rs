@@ -289,6 +289,11 @@ impl Turns {
         service.failures += 1;
         service.last = now;
         service.until = now + wait(service.failures, asked, chance);
+        // It is tried when its time is over, and not half a minute later.
+        let time_is_over = service.since + LEAST_TIME;
+        if asked.is_none() && service.tries + 1 >= MOST_TRIES && time_is_over > now {
+            service.until = service.until.min(time_is_over);
+        }
         let is_over = service.is_over(taken, now) && age >= LEAST_TIME;
         self.tried.insert(item.group);
         let other = self.failed_last.is_some_and(|before| before != item.group);
@@ -310,7 +315,7 @@ impl Turns {
             if may_be_length && (service.failures >= FAILURES_TO_SPLIT || request.failures >= MOST_FAILURES) {
                 return Blame::Length;
             }
-            if length != Length::Usual && request.is_whole && self.is_too_long(item, now) {
+            if length != Length::Usual && request.is_whole && self.is_too_long(item, age, now) {
                 return Blame::TooLong;
             }
             if !is_over {
@@ -341,8 +346,8 @@ impl Turns {
     }
 
     /// It cannot be split: it waits, or has come to its end as others like it.
-    pub fn is_whole(&mut self, item: Item, now: Instant) -> Blame {
-        if self.is_too_long(item, now) {
+    pub fn is_whole(&mut self, item: Item, age: Duration, now: Instant) -> Blame {
+        if self.is_too_long(item, age, now) {
             return Blame::TooLong;
         }
         self.requests.entry(item.sequence).or_default().is_whole = true;
@@ -350,13 +355,18 @@ impl Turns {
     }
 
     /// A long request that cannot be split has failed. It has come to its end when such were tried for
-    /// their time, and shorter ones of the same service were taken meanwhile.
-    fn is_too_long(&mut self, item: Item, now: Instant) -> bool {
+    /// their time, and shorter ones of the same service were taken meanwhile; or none was, and the
+    /// service's own time is over.
+    fn is_too_long(&mut self, item: Item, age: Duration, now: Instant) -> bool {
         let lone = self.lone.get_or_insert(Lone { since: now, tries: 0, least: item.length });
         let is_over = lone.is_over(now) && item.length >= lone.least / 2;
         lone.tries = lone.tries.saturating_add(1);
         lone.least = lone.least.min(item.length);
-        let Some(service) = self.services.get_mut(&item.group).filter(|of| is_over && of.since > lone.since)
+        let (since, taken) = (lone.since, self.taken);
+        let Some(service) = self
+            .services
+            .get_mut(&item.group)
+            .filter(|of| is_over && (of.since > since || of.is_over(taken, now) && age >= LEAST_TIME))
         else {
             return false;
         };
@@ -545,7 +555,7 @@ mod tests {
         assert_eq!(fails(&mut turns, long), Blame::Length);
         assert_eq!(turns.next(&items(&[(4, 1)]), now), Next::Wait(now + FIRST_WAIT), "no longer than that");
         // Of one that cannot be split it is not asked again.
-        assert_eq!(turns.is_whole(all[&1], now), Blame::Request);
+        assert_eq!(turns.is_whole(all[&1], Duration::ZERO, now), Blame::Request);
         assert_eq!(fails(&mut turns, long), Blame::Request);
         let mut turns = Turns::default();
         let as_refused = Failure { length: Length::AsRefused, ..Failure::default() };
@@ -568,7 +578,7 @@ mod tests {
                     tries += 1;
                     let item = Item { length: 9, ..all[&sequence] };
                     let blame = match turns.failed(item, long, now, 0) {
-                        Blame::Length => turns.is_whole(item, now),
+                        Blame::Length => turns.is_whole(item, Duration::ZERO, now),
                         blame => blame,
                     };
                     if blame == Blame::TooLong {
@@ -587,13 +597,37 @@ mod tests {
         let as_refused = Failure { length: Length::AsRefused, ..Failure::default() };
         turns.taken(all[&3]);
         assert_eq!(turns.failed(next, as_refused, now, 0), Blame::Length);
-        assert_eq!(turns.is_whole(next, now), Blame::TooLong);
+        assert_eq!(turns.is_whole(next, Duration::ZERO, now), Blame::TooLong);
         assert_eq!(turns.next(&all, now), Next::Send(1), "the next one does not wait");
         // One that is much shorter is tried, and so is each again once one so long was taken.
         let shorter = Item { length: 3, ..next };
-        assert_eq!(turns.is_whole(shorter, now), Blame::Request);
+        assert_eq!(turns.is_whole(shorter, Duration::ZERO, now), Blame::Request);
         turns.taken(next);
-        assert_eq!(turns.is_whole(next, now), Blame::Request);
+        assert_eq!(turns.is_whole(next, Duration::ZERO, now), Blame::Request);
+    }
+
+    #[test]
+    fn lone_stacks_of_a_service_that_is_never_taken_end_with_one_try_each_when_its_time_is_over() {
+        let (all, began) = (items(&[(1, 1), (2, 1), (3, 2)]), Instant::now());
+        let short = Item { length: 0, ..all[&3] };
+        let old = Failure { length: Length::Long, age: LEAST_TIME, ..Failure::default() };
+        let (mut turns, mut now) = (Turns::default(), began);
+        while (now - began) < LEAST_TIME {
+            turns.taken(short);
+            if turns.failed(all[&1], old, now, 0) == Blame::Length {
+                assert_eq!(turns.is_whole(all[&1], LEAST_TIME, now), Blame::Request);
+            }
+            let Next::Wait(until) = turns.next(&items(&[(1, 1)]), now) else { panic!() };
+            now = until;
+        }
+        assert_eq!(now - began, LEAST_TIME, "it is tried at that moment");
+        turns.taken(short);
+        assert!(matches!(turns.failed(all[&1], old, now, 0), Blame::Ended { .. }));
+        // That of stacks which cannot be split began with the first that was seen to be one.
+        now += Duration::from_secs(5);
+        assert_eq!(turns.failed(all[&2], old, now, 0), Blame::Length);
+        assert_eq!(turns.is_whole(all[&2], Duration::ZERO, now), Blame::Request, "it is young");
+        assert_eq!(turns.is_whole(all[&2], LEAST_TIME, now), Blame::TooLong);
     }
 
     #[test]
