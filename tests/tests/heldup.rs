@@ -20,7 +20,7 @@ fn stuck(runtime: Runtime) -> App {
     app
 }
 
-on_runtimes!(a_runtime_that_is_stuck_holds_up_no_command: net9 Net9, net10 Net10; long: net8 Net8);
+on_runtimes!(a_runtime_that_is_stuck_holds_up_no_command: net10 Net10; long: net8 Net8, net9 Net9);
 
 fn a_runtime_that_is_stuck_holds_up_no_command(runtime: Runtime) {
     let name = format!("heldup::commands on {runtime}");
