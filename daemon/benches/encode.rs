@@ -1,9 +1,10 @@
 //! Time to encode a window of 100,000 unique stacks of 40 frames (budget: DESIGN §3), and the size of the result.
 
-use perfusion::aggregate::{Labels, Limits, SampleType, Window};
+use perfusion::aggregate::{Limits, Window};
 use perfusion::pprof::{About, encode};
-use perfusion::sample::frame::{FrameKey, ImageId, ProcessId};
 use perfusion::symbolize::{Directory, ImageFile, Symbolizer};
+use perfusion_model::frame::{FrameKey, ImageId, ProcessId};
+use perfusion_model::labels::{Labels, SampleType};
 use std::time::{Duration, Instant, SystemTime};
 
 struct NoFiles;

@@ -31,7 +31,6 @@ pub mod ps;
 pub mod record;
 pub mod report;
 pub mod run;
-pub mod sample;
 pub mod select;
 pub mod sink;
 pub mod source;

@@ -1,15 +1,16 @@
 //! A window with every kind of frame, through encoding, a file, the reports, and Go's own pprof where there is a `go`.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use perfusion::aggregate::{Labels, Limits, SampleType, Window};
+use perfusion::aggregate::{Limits, Window};
 use perfusion::pprof::{self, About};
 use perfusion::process::patience::ForeignFile;
 use perfusion::report;
 use perfusion::report::stacks::{Only, View};
-use perfusion::sample::frame::{FrameKey, ImageId, Marker, ProcessId};
 use perfusion::sink;
-use perfusion::source::{Method, ShimEvent};
 use perfusion::symbolize::{Directory, ImageFile, Symbolizer};
+use perfusion_model::event::{Method, ShimEvent};
+use perfusion_model::frame::{FrameKey, ImageId, Marker, ProcessId};
+use perfusion_model::labels::{Labels, SampleType};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -13,7 +13,7 @@ use perfusion::attach::policy::{self, Runtime as Kind, WhyNot};
 use perfusion::attach::target::Target;
 use perfusion::attach::{AttachError, Settings, Wishes, attach, ipc, launch, place};
 use perfusion::source::shim::{ShimLimits, ShimSource};
-use perfusion::source::{Event, EventKind, MonotonicNs, RegionId, ShimEvent};
+use perfusion_model::event::{Event, EventKind, MonotonicNs, RegionId, ShimEvent};
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::{MIN_UNITS, VERSION};
 use profiler_protocol::position::{Extent, commit_word};

@@ -2,8 +2,8 @@
 
 use perfusion::aggregate::pool::Pools;
 use perfusion::report::stacks::Stacks;
-use perfusion::source::RegionId;
 use perfusion::source::shim::ShimLimits;
+use perfusion_model::event::RegionId;
 use std::time::Instant;
 use system_tests::environment::{begin, begin_beside, long_form, perfusion_bin, record_on};
 use system_tests::perfusion::{SLACK, Scratch};

@@ -15,11 +15,12 @@ use crate::{
 };
 
 /// Which member may depend on which. `system-tests` may use any; `xtask` only what needs nothing else, for it must build before setup.
-const EDGES: [(&str, &[&str]); 7] = [
+const EDGES: [(&str, &[&str]); 8] = [
     ("ebpf-common", &[]),
     ("ebpf-probes", &["ebpf-common"]),
-    ("fuzz", &["perfusion", "profiler-protocol"]),
-    ("perfusion", &["ebpf-common", "profiler-protocol"]),
+    ("fuzz", &["perfusion", "perfusion-model", "profiler-protocol"]),
+    ("perfusion", &["ebpf-common", "perfusion-model", "profiler-protocol"]),
+    ("perfusion-model", &["profiler-protocol"]),
     ("profiler-protocol", &[]),
     ("profiler-shim", &["profiler-protocol"]),
     ("xtask", &["ebpf-common"]),

@@ -1,7 +1,7 @@
 //! Which threads of programs run a collection right now: workstation GC collects on the thread that allocates.
 
-use crate::source::{MonotonicNs, RegionId, ThreadId};
 use foldhash::HashMap;
+use perfusion_model::event::{MonotonicNs, RegionId, ThreadId};
 
 /// Of one process: who stopped the others, who said that a collection begins, and the same as other libraries in it told of it. A process that
 /// tells of more keeps the last ones.
@@ -65,7 +65,7 @@ impl Collecting {
 #[cfg(test)]
 mod tests {
     use super::{Collecting, MOST};
-    use crate::source::{MonotonicNs, RegionId, ThreadId};
+    use perfusion_model::event::{MonotonicNs, RegionId, ThreadId};
 
     #[test]
     fn a_thread_collects_until_its_region_says_otherwise() {

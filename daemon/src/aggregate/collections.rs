@@ -4,7 +4,7 @@
 //! makes two pauses, at its beginning and in its middle, and lets the threads run in between. A collection of the young generations
 //! that precedes a background one shares its first pause: it has the part until the other begins.
 
-use crate::source::{MonotonicNs, RegionId, ThreadId};
+use perfusion_model::event::{MonotonicNs, RegionId, ThreadId};
 use std::collections::{HashMap, VecDeque};
 
 /// Collections of a runtime of which more may be told beside the one in the background: those just over, and one that is not.
@@ -265,7 +265,7 @@ impl Collections {
 #[cfg(test)]
 mod tests {
     use super::{Collections, Kind, Sum};
-    use crate::source::{MonotonicNs, RegionId, ThreadId};
+    use perfusion_model::event::{MonotonicNs, RegionId, ThreadId};
 
     const R: RegionId = RegionId(3);
     const T: ThreadId = ThreadId { pid: 7, tid: 8 };

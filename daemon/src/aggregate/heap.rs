@@ -1,9 +1,9 @@
 //! Sampled allocations and the sampled objects that are still alive, each standing for what was not sampled (D7, D8).
 
-use super::key::{NameId, Sampling};
-use crate::sample::stack::{StackId, StackTable};
-use crate::source::{Allocation, AllocationKind, Heap, MonotonicNs, RegionId};
 use foldhash::{HashMap, HashMapExt as _};
+use perfusion_model::event::{Allocation, AllocationKind, Heap, MonotonicNs, RegionId};
+use perfusion_model::labels::{NameId, Sampling};
+use perfusion_model::stack::{StackId, StackTable};
 use profiler_protocol::live;
 use std::ops::AddAssign;
 
@@ -539,8 +539,8 @@ mod tests {
     use super::{
         Allocations, MAX_OF_REGION, Sampling, Site, age_bucket_seconds, has_survived, size_class, weight,
     };
-    use crate::sample::stack::{StackId, StackTable};
-    use crate::source::{Allocation, AllocationKind, Heap, MonotonicNs, RegionId, UserContext};
+    use perfusion_model::event::{Allocation, AllocationKind, Heap, MonotonicNs, RegionId, UserContext};
+    use perfusion_model::stack::{StackId, StackTable};
     use profiler_protocol::live;
 
     fn allocation(sample: u64, size: u64, kind: AllocationKind) -> Allocation {

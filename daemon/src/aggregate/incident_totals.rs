@@ -5,8 +5,8 @@
 //! stays exact, and where chance chose, the parts keep their proportions. The numbers become whole without a change of the sum.
 
 use super::incidents::{LockWait, Throw, Thrown, Waited};
-use crate::source::RegionId;
 use crate::source::shim::IncidentCounts;
+use perfusion_model::event::RegionId;
 use std::collections::HashMap;
 
 /// What runtimes counted in the window in progress.
@@ -119,9 +119,9 @@ fn fit<T: Estimate>(mut sums: Vec<&mut T>, total: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::super::incidents::Place;
-    use super::super::key::NameId;
     use super::*;
-    use crate::sample::stack::StackId;
+    use perfusion_model::labels::NameId;
+    use perfusion_model::stack::StackId;
     use proptest::prelude::{prop, prop_assert, prop_assert_eq, proptest};
 
     fn counts(region: u32, counts: [u64; 2]) -> IncidentCounts {

@@ -1,8 +1,8 @@
 //! Exceptions and waits for locks, by where they happened. Each that was told of stands for others of its kind (`Thin` in the shim's `thin.rs`).
 
-use super::key::NameId;
-use crate::sample::stack::{StackId, StackTable};
-use crate::source::RegionId;
+use perfusion_model::event::RegionId;
+use perfusion_model::labels::NameId;
+use perfusion_model::stack::{StackId, StackTable};
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;
@@ -147,8 +147,8 @@ fn rest(place: Place) -> Place {
 #[cfg(test)]
 mod tests {
     use super::{Arc, Incidents, LockWait, MAX_OF_REGION, NameId, Place, Throw};
-    use crate::sample::stack::{StackId, StackTable};
-    use crate::source::RegionId;
+    use perfusion_model::event::RegionId;
+    use perfusion_model::stack::{StackId, StackTable};
 
     fn place(region: u32, tid: u32) -> Place {
         Place { region: RegionId(region), tid, name: NameId::default(), stack: StackId(5) }

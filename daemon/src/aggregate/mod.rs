@@ -7,7 +7,7 @@
 //! for entry in window.entries() { /* frames, labels, values by SampleType::index() */ }
 //! ```
 //! Keys are full (no hash stands for a stack) and bounded: what comes after the limit goes to one entry whose only frame is
-//! [`Marker::Overflow`](crate::sample::frame::Marker::Overflow), so that sums stay right. No names of functions here.
+//! [`Marker::Overflow`](perfusion_model::frame::Marker::Overflow), so that sums stay right. No names of functions here.
 
 pub mod chance;
 pub mod collecting;
@@ -16,14 +16,11 @@ pub mod heap;
 pub mod incident_totals;
 pub mod incidents;
 pub mod interval;
-pub mod key;
 pub mod pool;
 pub mod recent;
 pub mod runtime_wait;
-pub mod thread_role;
 pub mod threads;
 pub mod wait_reason;
 pub mod window;
 
-pub use key::{Labels, SampleType};
 pub use window::{Entry, Limits, Window};

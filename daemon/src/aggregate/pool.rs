@@ -4,7 +4,7 @@
 //! when workers block on tasks (cooperative blocking), and tries more and fewer to see whether more gets done (hill climbing): `PortableThreadPool` of
 //! System.Private.CoreLib in dotnet/runtime. Each change is told, with the number it led to.
 
-use crate::source::RegionId;
+use perfusion_model::event::RegionId;
 use std::collections::{BTreeMap, HashMap};
 
 /// `ThreadAdjustmentReasonMap` of the runtime's event source, by number.
@@ -165,7 +165,7 @@ impl Pools {
 #[cfg(test)]
 mod tests {
     use super::{Changes, Pools, STARVATION};
-    use crate::source::RegionId;
+    use perfusion_model::event::RegionId;
 
     const R: RegionId = RegionId(3);
 

@@ -1,7 +1,7 @@
 //! Where a thread was lately, for who asks what it did while another one waited for it.
 
-use crate::sample::stack::StackId;
-use crate::source::MonotonicNs;
+use perfusion_model::event::MonotonicNs;
+use perfusion_model::stack::StackId;
 
 /// Places kept of a thread. Who asks does so right after the time he asks for: a wait that is over.
 const KEPT: usize = 32;
@@ -66,8 +66,8 @@ impl Recent {
 #[cfg(test)]
 mod tests {
     use super::{KEPT, Recent};
-    use crate::sample::stack::StackId;
-    use crate::source::MonotonicNs;
+    use perfusion_model::event::MonotonicNs;
+    use perfusion_model::stack::StackId;
 
     const T: fn(u64) -> MonotonicNs = MonotonicNs;
 

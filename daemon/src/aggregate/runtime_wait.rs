@@ -12,8 +12,8 @@
 //! the one function is for a lock, by a helper that has no name.
 
 use super::threads::WaitReason;
-use crate::sample::frame::{FrameKey, ImageId};
 use crate::symbolize::Symbol;
+use perfusion_model::frame::{FrameKey, ImageId};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -315,8 +315,8 @@ fn waits_for_futex(stack: &[FrameKey], symbol: &impl Fn(FrameKey) -> Arc<Symbol>
 mod tests {
     use super::{LockEvents, RuntimeWaits, Waited};
     use crate::aggregate::threads::{WaitReason, WaitStateKey};
-    use crate::sample::frame::{FrameKey, ImageId, ProcessId};
     use crate::symbolize::{Module, Symbol, Unresolved};
+    use perfusion_model::frame::{FrameKey, ImageId, ProcessId};
     use std::sync::Arc;
 
     /// Frames and their names; a name is a frame's index.

@@ -16,11 +16,13 @@
 //! that some 64 stand behind every ratio (`ebpf-probes/src/coin.rs`), and Beale's correction takes off what is left to first order.
 
 use super::recent::Recent;
-use crate::sample::frame::Marker;
-use crate::sample::stack::StackId;
 use crate::source::kernel::rule_set::{Feature, LeftOut};
-use crate::source::{MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes, WaitEnd, WaitState};
 use foldhash::HashMap;
+use perfusion_model::event::{
+    MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes, WaitEnd, WaitState,
+};
+use perfusion_model::frame::Marker;
+use perfusion_model::stack::StackId;
 use std::sync::Arc;
 
 mod cut;
@@ -788,10 +790,10 @@ impl Division {
 #[cfg(test)]
 mod tests {
     use super::{Origin, Place, Row, Threads, WaitReason, WaitStateKey, Waker};
-    use crate::sample::frame::Marker;
-    use crate::sample::stack::StackId;
     use crate::source::kernel::rule_set::Feature;
-    use crate::source::{MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes, WaitEnd};
+    use perfusion_model::event::{MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes, WaitEnd};
+    use perfusion_model::frame::Marker;
+    use perfusion_model::stack::StackId;
     use proptest::prelude::{any, prop, proptest};
 
     pub(super) const T: ThreadId = ThreadId { pid: 7, tid: 8 };

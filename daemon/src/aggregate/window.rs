@@ -2,17 +2,14 @@
 //! is counted, no value is lost.
 
 use super::chance::Chances;
-use super::key::{Labels, SampleType, SpanLabels};
 use super::pool::Sum;
-use crate::sample::frame::{FrameKey, Marker};
-use crate::sample::stack::{StackId, StackTable};
 use crate::symbolize::pretty::clean;
 use foldhash::{HashMap, HashMapExt as _};
+use perfusion_model::frame::{FrameKey, Marker};
+use perfusion_model::labels::{Labels, OTHER, SampleType, SpanLabels};
+use perfusion_model::stack::{StackId, StackTable};
 use std::collections::HashSet;
 use std::sync::Arc;
-
-/// Label value that stands for all values beyond a label's cap.
-pub const OTHER: &str = "[other]";
 
 /// Bounds of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -353,9 +350,9 @@ impl Window {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::aggregate::key::Sampling;
-    use crate::sample::stack::StackSpan;
-    use crate::source::Span;
+    use perfusion_model::event::Span;
+    use perfusion_model::labels::Sampling;
+    use perfusion_model::stack::StackSpan;
 
     fn thread(tid: u32) -> Labels {
         Labels { pid: Some(1), thread_id: Some(tid), ..Labels::default() }

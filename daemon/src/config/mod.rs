@@ -13,8 +13,9 @@ use crate::sink::pyroscope::{self, PyroscopeOptions};
 use crate::sink::receiver::SpoolOptions;
 #[cfg(feature = "object-storage")]
 use crate::sink::s3::S3Options;
+use crate::source::Rates;
+use crate::source::kernel;
 use crate::source::shim::ShimLimits;
-use crate::source::{Rates, kernel};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -1,7 +1,6 @@
 //! What one process has allocated, by its events: each tells of a type how many objects were made since the last event, and how many bytes they
 //! have. Layouts: GCSampledObjectAllocationHigh, GCSampledObjectAllocationLow and BulkType in `ClrEtwAll.man` of dotnet/runtime.
 
-use crate::aggregate::key::UNKNOWN_TYPE;
 use crate::attach::target::Target;
 use crate::heap::declared::Assemblies;
 use crate::heap::fields::Fields;
@@ -10,6 +9,7 @@ use crate::heap::types::{Room, Types};
 use crate::pprof::LOST_PREFIX;
 use crate::report::units::{counted, grouped, human};
 use crate::symbolize::types::TypeName;
+use perfusion_model::labels::UNKNOWN_TYPE;
 use std::collections::HashMap;
 use std::fmt;
 use std::time::{Duration, Instant};

@@ -60,7 +60,7 @@ impl Notify {
 
     /// It reads its configuration again; followed by [`Notify::ready`].
     pub fn reloading(&self) {
-        let micros = crate::source::MonotonicNs::now().0 / 1_000;
+        let micros = perfusion_model::event::MonotonicNs::now().0 / 1_000;
         self.send(&format!("RELOADING=1\nMONOTONIC_USEC={micros}"));
     }
 

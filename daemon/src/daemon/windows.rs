@@ -2,8 +2,7 @@
 
 use super::sinks::Out;
 use super::{families, room, state::State};
-use crate::aggregate::key::SampleType;
-use crate::aggregate::window::{Entry, OTHER};
+use crate::aggregate::window::Entry;
 use crate::attach::AS_ASKED;
 use crate::config::Recording;
 use crate::config::units::Bytes;
@@ -13,6 +12,8 @@ use crate::run::loss::{self, Before};
 use crate::sink::{Finished, Packed};
 use crate::source::Rates;
 use crate::source::kernel::rule_set::{Feature, LeftOut, OfService};
+use perfusion_model::labels::OTHER;
+use perfusion_model::labels::SampleType;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -237,9 +238,10 @@ fn parts<'a>(
 #[cfg(test)]
 mod tests {
     use super::parts;
-    use crate::aggregate::key::{Labels, SampleType};
-    use crate::aggregate::window::{Limits, OTHER, Window};
-    use crate::sample::frame::FrameKey;
+    use crate::aggregate::window::{Limits, Window};
+    use perfusion_model::labels::OTHER;
+    use perfusion_model::frame::FrameKey;
+    use perfusion_model::labels::{Labels, SampleType};
 
     #[test]
     fn services_beyond_the_limit_share_one_that_is_named_and_no_value_is_lost() {

@@ -16,16 +16,16 @@ use crate::process::ProcessTable;
 use crate::record::check_target;
 use crate::run::names::whole_text;
 use crate::run::processor::Processor;
-use crate::sample::frame::FrameKey;
-use crate::sample::stack::StackId;
 use crate::sink::file;
 use crate::source::kernel::{KernelOptions, KernelSource, Selection};
 use crate::source::order::Order;
 use crate::source::shim::{ShimLimits, ShimSource};
-use crate::source::{MonotonicNs, Progress, ThreadId, ThreadSnapshot};
 use crate::symbolize::pretty::clean;
 use crate::symbolize::{Module, file_name};
 use crate::system_limits::{max_sample_rate, raise_open_files};
+use perfusion_model::event::{MonotonicNs, Progress, ThreadId, ThreadSnapshot};
+use perfusion_model::frame::FrameKey;
+use perfusion_model::stack::StackId;
 use serde::Serialize;
 use std::io::{self, Write as _};
 use std::sync::Arc;
@@ -203,7 +203,7 @@ impl Session {
         self.digest(events);
     }
 
-    fn digest(&mut self, events: Vec<crate::source::Event>) {
+    fn digest(&mut self, events: Vec<perfusion_model::event::Event>) {
         for event in events {
             self.processor.event(event);
         }
@@ -472,7 +472,7 @@ fn comm(id: ThreadId) -> String {
 #[cfg(test)]
 mod tests {
     use super::{Lasted, Parts};
-    use crate::source::{MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes};
+    use perfusion_model::event::{MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes};
 
     /// At 1,000, of a thread that entered the recording at 100.
     fn parts(progress: Progress, left_cpu: Option<u64>) -> Option<Parts> {

@@ -3,11 +3,11 @@
 //! take some ten times as long as making the object.
 
 use super::{Account, Count, Ending, Process, Type};
-use crate::aggregate::key::{SampleType, Sampling, UNKNOWN_TYPE};
-use crate::aggregate::window::OTHER;
 use crate::pprof::proto::{Function, Label, Line, Location, Profile, Sample};
 use crate::symbolize::pretty::clean;
 use crate::symbolize::types::{self, TypeName};
+use perfusion_model::labels::OTHER;
+use perfusion_model::labels::{SampleType, Sampling, UNKNOWN_TYPE};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Value of the label `sampling` where values are exact.

@@ -8,9 +8,9 @@ pub mod table;
 
 use crate::attach::target::Target;
 use crate::process::{is_running, name, start_ticks};
-use crate::source::MonotonicNs;
 use crate::source::shim::Opened;
 use crate::symbolize::types::Contexts;
+use perfusion_model::event::MonotonicNs;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -2,9 +2,9 @@
 
 use super::{Collection, Count, Ending, Lifetime, Look, Process, Source, Survival, Type};
 use crate::aggregate::collections::reason_name;
-use crate::aggregate::key::UNKNOWN_TYPE;
 use crate::source::shim::Opened;
 use crate::symbolize::types::{MOST_CONTEXTS, TypeName};
+use perfusion_model::labels::UNKNOWN_TYPE;
 use profiler_protocol::exact::{
     COLLECTION_BUCKETS, COLLECTION_WORDS, COLLECTIONS_AT, LEAST_ADDRESS_SPACE, LOSSES, MAGIC,
     MOST_COLLECTIONS, MOST_SURVIVALS, MOST_TYPES, NAME_BYTES, NAMES_AT, SURVIVAL_WORDS, SURVIVALS_AT,

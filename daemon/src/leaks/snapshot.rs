@@ -2,12 +2,12 @@
 
 use super::series::Process;
 use crate::aggregate::heap::{SAMPLED_BYTE_PROBABILITY, has_survived};
-use crate::aggregate::key::HANDLE;
 use crate::pprof::proto::{Profile, Sample};
 use crate::report::stacks::{Kind, Stacks};
 use crate::run::loss;
 use crate::run::processor::INUSE_NOT_AVAILABLE;
 use crate::symbolize::pretty::clean;
+use perfusion_model::labels::HANDLE;
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

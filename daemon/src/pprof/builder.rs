@@ -2,9 +2,9 @@
 
 use super::proto::{Function, Line, Location, Mapping, Profile, ValueType};
 use super::{KERNEL_MAPPING, MANAGED_MAPPING};
-use crate::sample::frame::FrameKey;
 use crate::symbolize::{Directory, FunctionId, Module, Symbol, Symbolizer, kernel, native, pretty};
 use foldhash::fast::RandomState;
+use perfusion_model::frame::FrameKey;
 use std::collections::HashMap;
 use std::sync::Arc;
 

@@ -3,14 +3,15 @@
 use super::builder::Builder;
 use super::proto::{Label, Profile, Sample};
 use super::validate::{Checker, Invalid, validate};
-use crate::aggregate::key::LabelValue;
+use crate::aggregate::Window;
 use crate::aggregate::window::Entry;
-use crate::aggregate::{Labels, SampleType, Window};
-use crate::sample::frame::ImageId;
 use crate::symbolize::{Directory, Module, Symbolizer, pretty};
 use flate2::Compression;
 use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
+use perfusion_model::frame::ImageId;
+use perfusion_model::labels::LabelValue;
+use perfusion_model::labels::{Labels, SampleType};
 use prost::Message;
 use prost::encoding::{WireType, encode_key};
 use std::borrow::Cow;

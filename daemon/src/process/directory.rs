@@ -1,8 +1,8 @@
 //! What symbolization may ask of the process table.
 
 use super::{ProcessTable, start_ticks};
-use crate::sample::frame::{ImageId, ProcessId};
 use crate::symbolize::{Directory, ImageFile};
+use perfusion_model::frame::{ImageId, ProcessId};
 
 impl Directory for ProcessTable {
     fn image(&self, image: ImageId) -> Option<ImageFile<'_>> {

@@ -5,12 +5,12 @@ use super::mapping::{FileKey, Mapping};
 use super::patience::{ForeignFile, Holder, wait_for};
 use super::published::THREAD_VARIABLE;
 use super::thread_variable::ThreadVariable;
-use crate::sample::frame::ImageId;
-use crate::source::MonotonicNs;
 use crate::system_limits::{explain, share_of_open_files};
 use crate::unwind::eh_frame::UnwindSections;
 use crate::unwind::managed::ExceptionDirectory;
 use foldhash::HashMap;
+use perfusion_model::event::MonotonicNs;
+use perfusion_model::frame::ImageId;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use std::collections::HashSet;
 use std::fs::File;
@@ -474,7 +474,7 @@ fn readable(handle: &OwnedFd) -> rustix::io::Result<File> {
 mod tests {
     use super::super::thread_variable::tests::library;
     use super::*;
-    use crate::source::Mmap;
+    use perfusion_model::event::Mmap;
     use std::io::Write;
 
     /// A pid no process can have (kernel limit 2^22).

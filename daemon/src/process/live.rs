@@ -9,9 +9,7 @@ use super::memory::{MAX_MAPS_BYTES, ProcessMemory};
 use super::patience::{Holder, wait_for};
 use super::table::Counters;
 use super::{ImageError, ProcessError};
-use crate::sample::frame::{FrameKey, ImageId, ProcessId};
 use crate::source::kernel::seed::still_sleeps;
-use crate::source::{Asleep, MonotonicNs, ProbeWalk, UserContext, UserRegs};
 use crate::unwind::TargetMemory;
 use crate::unwind::encode::encode;
 use crate::unwind::finish::{Code, Step, Trace};
@@ -19,6 +17,8 @@ use crate::unwind::machine::NATIVE;
 use crate::unwind::managed::{Budget, CODE_BYTES, JitBody};
 use crate::unwind::rule::{FrameKind, Refusal, Rule};
 use foldhash::{HashMap, HashMapExt as _};
+use perfusion_model::event::{Asleep, MonotonicNs, ProbeWalk, UserContext, UserRegs};
+use perfusion_model::frame::{FrameKey, ImageId, ProcessId};
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{ErrorKind, Read};
@@ -1263,7 +1263,7 @@ pub(super) fn maps_text(pid: u32) -> Result<Vec<u8>, ProcessError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::Mmap;
+    use perfusion_model::event::Mmap;
 
     #[test]
     fn a_full_cache_drops_some_places_and_the_rules_of_those_only() {

@@ -1,7 +1,7 @@
 //! The executable mappings of one process: what each is, and which one an address is in. Text of `/proc/PID/maps` is parsed
 //! here; nothing is opened.
 
-use crate::source::Mmap;
+use perfusion_model::event::Mmap;
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -9,9 +9,9 @@
 use super::name::CHARACTERS;
 use super::published::{self, Published};
 use super::ticks_before_now;
-use crate::aggregate::key::PublishedLabels;
 use crate::attach::target::{Target, printable};
 use crate::kubernetes::pods::Pods;
+use perfusion_model::labels::PublishedLabels;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

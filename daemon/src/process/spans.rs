@@ -1,7 +1,7 @@
 //! When to look whether the threads of a process publish what they work for ([`super::published`]): at its first stack, and then less and less often,
 //! for they may begin to at any time.
 
-use crate::sample::frame::ProcessId;
+use perfusion_model::frame::ProcessId;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
@@ -100,7 +100,7 @@ impl Looks {
 #[cfg(test)]
 mod tests {
     use super::{FIRST, Found, LONGEST, Looks, SOON};
-    use crate::sample::frame::ProcessId;
+    use perfusion_model::frame::ProcessId;
     use std::collections::HashSet;
     use std::time::{Duration, Instant};
 

@@ -4,9 +4,9 @@
 use super::stacks::{Kind, Stacks};
 use super::top::{NO_DURATION, Options};
 use super::units::{grouped, human, percent};
-use crate::aggregate::key::SampleType;
 use crate::pprof::proto::{Profile, Sample};
 use crate::symbolize::pretty::clean;
+use perfusion_model::labels::SampleType;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 

@@ -4,9 +4,9 @@
 //! sure that is, which must not be lost. What was alive is no sum over moments: it is kept of the last one, unless each is shown by itself.
 
 use super::clock::Utc;
-use crate::aggregate::key::SampleType;
 use crate::heap::profile::TYPES as SURVEYED;
 use crate::pprof::proto::{Function, Label, Line, Location, Mapping, Profile, Sample, ValueType};
+use perfusion_model::labels::SampleType;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::Hash;
 use std::ops::Range;

@@ -6,12 +6,12 @@ use super::top::{NO_DURATION, Options, fit};
 use super::units::{counted, grouped, human, percent};
 use crate::aggregate::heap::{SAMPLED_BYTE_PROBABILITY, has_survived};
 use crate::aggregate::interval::Estimate;
-use crate::aggregate::key::{SampleType, Sampling, UNKNOWN_TYPE};
 use crate::exact::merge::{COUNTED, EXACT};
 use crate::pprof::proto::{Profile, Sample};
 use crate::pprof::tells_of_uncounted;
 use crate::run::loss;
 use crate::symbolize::pretty::clean;
+use perfusion_model::labels::{SampleType, Sampling, UNKNOWN_TYPE};
 use std::collections::HashMap;
 use std::fmt::Write;
 
@@ -417,15 +417,15 @@ fn round(value: f64) -> i64 {
 mod tests {
     use super::{Options, rows, table};
     use crate::aggregate::heap::{Weight, weight};
-    use crate::aggregate::key::{Labels, SampleType, Sampling};
     use crate::aggregate::window::{Limits, Window};
     use crate::exact::{Account, Ending, Process, summary};
     use crate::pprof::{self, About};
     use crate::process::ProcessTable;
     use crate::run::loss;
-    use crate::sample::frame::FrameKey;
-    use crate::source::AllocationKind;
     use crate::symbolize::Symbolizer;
+    use perfusion_model::event::AllocationKind;
+    use perfusion_model::frame::FrameKey;
+    use perfusion_model::labels::{Labels, SampleType, Sampling};
     use std::time::{Duration, SystemTime};
 
     /// A profile with a stack for each of these samples of one type, allocated.

@@ -1,7 +1,7 @@
 //! When addresses were last asked about and seen; forgets what is too old to matter.
 
-use crate::source::MonotonicNs;
 use foldhash::fast::RandomState;
+use perfusion_model::event::MonotonicNs;
 use std::collections::HashMap;
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! How much is on its way to the processor: draining pauses by bytes, because a single round may hand on a whole ring.
 
-use crate::source::Event;
+use perfusion_model::event::Event;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -45,7 +45,7 @@ impl Backlog {
 #[cfg(test)]
 mod tests {
     use super::{Backlog, RINGS};
-    use crate::source::{CpuSample, Event, EventKind, MonotonicNs, ThreadId, UserContext};
+    use perfusion_model::event::{CpuSample, Event, EventKind, MonotonicNs, ThreadId, UserContext};
 
     #[test]
     fn few_events_with_large_stacks_fill_it_and_the_processor_empties_it() {

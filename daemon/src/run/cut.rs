@@ -13,20 +13,21 @@ use crate::aggregate::chance::Chances;
 use crate::aggregate::collections::{Kind, Sum};
 use crate::aggregate::heap::{LiveObject, Site, Weight, age_bucket_seconds, count_bucket};
 use crate::aggregate::incidents::{self, LockWait, Throw, Thrown, Waited};
-use crate::aggregate::key::{
-    CollectionLabels, Labels, NameId, SampleType, Sampling, SpanLabels, UNKNOWN_TYPE,
-};
 use crate::aggregate::pool;
 use crate::aggregate::runtime_wait::{self, LockEvents, RuntimeWaits};
 use crate::aggregate::threads::{Place, Row, WaitStateKey, Waker};
-use crate::aggregate::window::{Limits as WindowLimits, OTHER, Window};
-use crate::sample::frame::{FrameKey, ImageId, Marker};
-use crate::sample::stack::{StackId, StackTable};
+use crate::aggregate::window::{Limits as WindowLimits, Window};
 use crate::source::kernel::rule_set::OfService;
-use crate::source::{Event, EventKind, MonotonicNs, RegionId, ShimEvent, ThreadId, ThreadSnapshot};
 use crate::symbolize::file_name;
 use crate::symbolize::types::TypeName;
 use foldhash::{HashMap, HashMapExt as _};
+use perfusion_model::event::{Event, EventKind, MonotonicNs, RegionId, ShimEvent, ThreadId, ThreadSnapshot};
+use perfusion_model::frame::{FrameKey, ImageId, Marker};
+use perfusion_model::labels::OTHER;
+use perfusion_model::labels::{
+    CollectionLabels, Labels, NameId, SampleType, Sampling, SpanLabels, UNKNOWN_TYPE,
+};
+use perfusion_model::stack::{StackId, StackTable};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -603,7 +604,7 @@ mod tests {
         Labels, MonotonicNs, OTHER, Place, Row, SampleType, Sampling, ThreadId, Window, WindowLimits,
         sort_by_share, sort_by_type,
     };
-    use crate::sample::frame::{FrameKey, Marker};
+    use perfusion_model::frame::{FrameKey, Marker};
 
     #[test]
     fn the_types_of_most_bytes_keep_their_names_and_each_is_in_a_row() {

@@ -4,7 +4,7 @@
 
 use crate::process::ProcessTable;
 use crate::process::budget::cpu_time;
-use crate::source::{Event, EventKind};
+use perfusion_model::event::{Event, EventKind};
 use std::time::Duration;
 
 /// One event in so many is measured. The steps from one to the next are from 1 to 2 · EVERY - 1, each as likely as the others.

@@ -1,8 +1,8 @@
 //! Programs that processes were before `execve`: what ran in them bears their names, not those of what came after.
 
-use crate::aggregate::key::Labels;
-use crate::sample::frame::ProcessId;
-use crate::source::{MonotonicNs, RegionId, ThreadId};
+use perfusion_model::event::{MonotonicNs, RegionId, ThreadId};
+use perfusion_model::frame::ProcessId;
+use perfusion_model::labels::Labels;
 use std::collections::HashMap;
 use std::sync::Arc;
 

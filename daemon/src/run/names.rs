@@ -1,9 +1,9 @@
 //! Names of threads by tid: the runtime's where it gave one, else the kernel's.
 
-use crate::aggregate::key::NameId;
-use crate::source::{MonotonicNs, ThreadId};
 use crate::symbolize::pretty::clean;
 use foldhash::HashMap;
+use perfusion_model::event::{MonotonicNs, ThreadId};
+use perfusion_model::labels::NameId;
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -261,7 +261,7 @@ impl ThreadNames {
 #[cfg(test)]
 mod tests {
     use super::{NameId, ThreadNames, comm_text};
-    use crate::source::{MonotonicNs, ThreadId};
+    use perfusion_model::event::{MonotonicNs, ThreadId};
     use std::collections::HashSet;
 
     fn thread(tid: u32) -> ThreadId {

@@ -24,7 +24,7 @@ const FILLED: u32 = 256 / 4;
 /// What one round has found.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Found {
-    /// There may be code that should be seen soon ([`crate::source::Event::is_change`]).
+    /// There may be code that should be seen soon ([`perfusion_model::event::Event::is_change`]).
     pub(super) change: bool,
     /// A shim did not tell a name yet.
     pub(super) withheld: bool,

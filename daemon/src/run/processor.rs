@@ -14,10 +14,8 @@ use crate::aggregate::collections::{Collections, Kind};
 use crate::aggregate::heap::Allocations;
 use crate::aggregate::incident_totals::IncidentTotals;
 use crate::aggregate::incidents::{Incidents, LockWait, Place, Throw};
-use crate::aggregate::key::{Labels, PodLabels};
 use crate::aggregate::pool::Pools;
 use crate::aggregate::runtime_wait::{LockEvents, RuntimeWaits};
-use crate::aggregate::thread_role::{RoleEvidence, StartFile};
 use crate::aggregate::threads::{Origin, Threads, WaitReason};
 use crate::aggregate::wait_reason;
 use crate::attach::place;
@@ -28,14 +26,8 @@ use crate::process::service::Services;
 use crate::process::spans::Looks;
 use crate::process::table::Standing;
 use crate::report::units::counted;
-use crate::sample::frame::{FrameKey, Marker, ProcessId};
-use crate::sample::stack::{StackId, StackTable};
 use crate::source::kernel::rule_set::{LeftOut, OfService};
 use crate::source::shim::{ShimLimits, ShimSource};
-use crate::source::{
-    Allocation, Event, EventKind, Method, MonotonicNs, Progress, RegionId, Rename, RuntimeSample, ShimEvent,
-    Sleeper, Span, ThreadId, ThreadSnapshot, UserContext, WaitEnd,
-};
 use crate::symbolize::kernel::WakeSites;
 use crate::symbolize::pretty::clean;
 use crate::symbolize::types::{Contexts, TypeName, Types};
@@ -43,6 +35,14 @@ use crate::symbolize::wait_functions::WaitFunctions;
 use crate::symbolize::{Symbolizer, file_name};
 use crate::unwind::finish::Limits;
 use foldhash::{HashMap, HashMapExt as _};
+use perfusion_model::event::{
+    Allocation, Event, EventKind, Method, MonotonicNs, Progress, RegionId, Rename, RuntimeSample, ShimEvent,
+    Sleeper, Span, ThreadId, ThreadSnapshot, UserContext, WaitEnd,
+};
+use perfusion_model::frame::{FrameKey, Marker, ProcessId};
+use perfusion_model::labels::{Labels, PodLabels};
+use perfusion_model::stack::{StackId, StackTable};
+use perfusion_model::thread_role::{RoleEvidence, StartFile};
 use profiler_protocol::record::NOT_NOW;
 use std::collections::{BTreeSet, HashSet};
 use std::sync::{Arc, OnceLock};
@@ -1327,8 +1327,8 @@ const FOR_COLLECTION: [u8; 2] = [1, 6];
 mod tests {
     use super::{FrameKey, Marker, Processor, Runtime, WakersUnknown, inuse_comments, sure_frames};
     use crate::process::ProcessTable;
-    use crate::sample::frame::ProcessId;
-    use crate::source::{Event, EventKind, MonotonicNs, RegionId, ShimEvent, ThreadId, WaitEnd};
+    use perfusion_model::event::{Event, EventKind, MonotonicNs, RegionId, ShimEvent, ThreadId, WaitEnd};
+    use perfusion_model::frame::ProcessId;
 
     #[test]
     fn a_runtime_that_cannot_watch_objects_is_said_to() {

@@ -2,8 +2,8 @@
 
 use super::names::{ThreadNames, is_cut_of, whole_text};
 use crate::process::managed_thread::{self, Wanted};
-use crate::source::ThreadId;
 use foldhash::HashMap;
+use perfusion_model::event::ThreadId;
 
 /// Most threads of all processes that wait to be looked at: a library lists 4096 of its process.
 const MOST: usize = 1 << 16;

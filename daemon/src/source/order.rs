@@ -4,7 +4,7 @@
 //! (the probe copies a stack in between), so a round releases what is older than the *start of the round before it*, or than 20 ms where that is longer
 //! ago: whoever took an earlier time had as long to publish. What comes later still is passed on at once and counted as late.
 
-use super::{Event, MonotonicNs};
+use perfusion_model::event::{Event, MonotonicNs};
 
 /// Time enough to publish.
 const PUBLISHED_NS: u64 = 20_000_000;
@@ -66,7 +66,7 @@ impl Order {
 #[cfg(test)]
 mod tests {
     use super::{Event, MonotonicNs, Order};
-    use crate::source::{EventKind, ThreadId};
+    use perfusion_model::event::{EventKind, ThreadId};
     use proptest::prelude::{any, prop, proptest};
 
     fn event(time: u64, tid: u32) -> Event {

@@ -2,10 +2,10 @@
 //! after the first window new kernel addresses are rare.
 
 use crate::aggregate::threads::Origin;
-use crate::source::Wake;
 use blazesym::MaybeDefault;
 use blazesym::symbolize::source::{Kernel, Source};
 use blazesym::symbolize::{Input, Symbolized, Symbolizer};
+use perfusion_model::event::Wake;
 use std::sync::OnceLock;
 
 /// The name of each address, `None` where there is none (or where the kernel hides its addresses).
@@ -149,7 +149,7 @@ fn build_id_in_notes(mut notes: &[u8]) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::MonotonicNs;
+    use perfusion_model::event::MonotonicNs;
 
     #[test]
     fn finds_the_build_id_among_notes_and_survives_any_cut() {

@@ -8,9 +8,9 @@
 
 use super::perf_map::PerfMapName;
 use super::{FunctionId, Module, Symbol, pretty};
-use crate::sample::frame::ProcessId;
-use crate::source::{Method, ShimEvent};
 use foldhash::HashMap;
+use perfusion_model::event::{Method, ShimEvent};
+use perfusion_model::frame::ProcessId;
 use profiler_protocol::record::NOT_NOW;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::RangeInclusive;
@@ -384,7 +384,7 @@ fn module_name(path: &str) -> Arc<str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::MonotonicNs;
+    use perfusion_model::event::MonotonicNs;
     use proptest::prelude::{prop_assert, proptest};
 
     const PROCESS: ProcessId = ProcessId(7);

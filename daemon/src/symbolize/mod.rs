@@ -19,10 +19,10 @@ pub mod types;
 pub mod wait_functions;
 
 use crate::process::patience::ForeignFile;
-use crate::sample::frame::{FrameKey, ImageId, Marker, ProcessId};
-use crate::source::ShimEvent;
 use managed::{ManagedNames, Missing};
 use perf_map::PerfMap;
+use perfusion_model::event::ShimEvent;
+use perfusion_model::frame::{FrameKey, ImageId, Marker, ProcessId};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -436,7 +436,7 @@ pub const fn marker_name(marker: Marker) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::Method;
+    use perfusion_model::event::Method;
 
     /// Knows every process as this one, and how often it was asked.
     #[derive(Default)]

@@ -1,7 +1,7 @@
 //! What types are called: readable, as their runtime has it, and of which module where nothing else tells two apart.
 
 use super::pretty;
-use crate::source::RegionId;
+use perfusion_model::event::RegionId;
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::sync::Arc;
@@ -135,7 +135,7 @@ impl ToldApart<'_> {
 #[cfg(test)]
 mod tests {
     use super::{Contexts, MOST_CONTEXTS, MOST_FILES, TypeName, Types};
-    use crate::source::RegionId;
+    use perfusion_model::event::RegionId;
     use std::collections::HashSet;
 
     #[test]

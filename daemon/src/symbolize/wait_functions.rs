@@ -6,9 +6,9 @@
 //! Any file may claim to be a runtime: what it says is bounded, and stands for its own waits only.
 
 use super::Directory;
-use crate::sample::frame::{FrameKey, ImageId};
 use object::endian::LittleEndian as LE;
 use object::{elf, pod};
+use perfusion_model::frame::{FrameKey, ImageId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// A table of functions by name.

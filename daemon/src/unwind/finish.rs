@@ -8,8 +8,8 @@
 use super::machine::{Machine, NATIVE, native_address_mask};
 use super::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
 use super::scan::Scans;
-use crate::sample::frame::{FrameKey, Marker};
-use crate::source::{MonotonicNs, UserContext, WalkEnd};
+use perfusion_model::event::{MonotonicNs, UserContext, WalkEnd};
+use perfusion_model::frame::{FrameKey, Marker};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -597,10 +597,10 @@ impl<'a> Walk<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sample::frame::ProcessId;
-    use crate::source::{ProbeWalk, UserRegs};
     use crate::unwind::aarch64::AARCH64;
     use crate::unwind::x86_64::X86_64;
+    use perfusion_model::event::{ProbeWalk, UserRegs};
+    use perfusion_model::frame::ProcessId;
     use proptest::prelude::{any, prop, proptest};
     use std::collections::HashMap;
 

@@ -7,11 +7,11 @@ use super::finish::{Code, Finished, Limits, Step, walk_on};
 use super::machine::Machine;
 use super::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
 use super::x86_64::X86_64;
-use crate::sample::frame::{FrameKey, ProcessId};
-use crate::source::{MonotonicNs, ProbeWalk, UserContext, UserRegs, WalkEnd};
 use ebpf_common::key::Walk;
 use ebpf_common::rule::{PC, SP};
 use ebpf_common::{machine, walk};
+use perfusion_model::event::{MonotonicNs, ProbeWalk, UserContext, UserRegs, WalkEnd};
+use perfusion_model::frame::{FrameKey, ProcessId};
 use proptest::prelude::{Just, Strategy, any, prop, prop_assert_eq, prop_oneof, proptest};
 use std::sync::Arc;
 

@@ -12,7 +12,7 @@ use perfusion::process::ProcessTable;
 use perfusion::run::processor::Processor;
 use perfusion::source::order::Order;
 use perfusion::source::shim::{ShimLimits, ShimSource};
-use perfusion::source::{Event, EventKind, MonotonicNs, ShimEvent};
+use perfusion_model::event::{Event, EventKind, MonotonicNs, ShimEvent};
 use profiler_protocol::counter::Counter;
 
 use crate::app::App;

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use perfusion::source::kernel::{KernelOptions, KernelSource, Selection};
-use perfusion::source::{Event, ThreadSnapshot};
+use perfusion_model::event::{Event, ThreadSnapshot};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use system_tests::environment;
 use system_tests::environment::Need;

@@ -8,7 +8,7 @@ use std::{fs, thread};
 
 use perfusion::source::kernel::rule_set::{Feature, RuleSet};
 use perfusion::source::kernel::{KernelOptions, KernelSource, Selection};
-use perfusion::source::{Event, EventKind};
+use perfusion_model::event::{Event, EventKind};
 use system_tests::environment::skip;
 use system_tests::wait_until;
 

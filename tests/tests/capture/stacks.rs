@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use perfusion::source::kernel::{KernelOptions, KernelSource};
-use perfusion::source::{CpuSample, Event, EventKind, UserContext};
+use perfusion_model::event::{CpuSample, Event, EventKind, UserContext};
 use system_tests::wait_until;
 
 use super::{

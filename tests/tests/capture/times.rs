@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use perfusion::source::kernel::{KernelOptions, KernelSource};
-use perfusion::source::{Event, EventKind, Progress, ThreadTimes, WaitStart};
+use perfusion_model::event::{Event, EventKind, Progress, ThreadTimes, WaitStart};
 use system_tests::environment::Need;
 use system_tests::wait_until;
 

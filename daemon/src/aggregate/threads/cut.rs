@@ -3,9 +3,9 @@
 
 use super::{Collected, Estimate, Open, Row, Thread, Threads, Waker, no_times};
 use crate::aggregate::recent::Recent;
-use crate::sample::stack::StackId;
-use crate::source::{MonotonicNs, Progress, ThreadSnapshot, ThreadTimes};
 use foldhash::{HashMap, HashMapExt as _};
+use perfusion_model::event::{MonotonicNs, Progress, ThreadSnapshot, ThreadTimes};
+use perfusion_model::stack::StackId;
 
 /// A thread that was counted and is in no snapshot since (its times changed while they were read) is remembered for so many windows.
 const REMEMBERED: u8 = 3;
@@ -203,8 +203,8 @@ mod tests {
     use super::super::tests::{T, end};
     use super::super::{Place, WaitReason, WaitStateKey};
     use super::*;
-    use crate::sample::frame::Marker;
-    use crate::source::ThreadId;
+    use perfusion_model::event::ThreadId;
+    use perfusion_model::frame::Marker;
     use proptest::prelude::{prop, proptest};
 
     const SLEEP: WaitReason = WaitReason {

@@ -6,9 +6,9 @@
 
 use super::cut::Counted;
 use super::{Row, Thread, Threads, no_times};
-use crate::aggregate::window::OTHER;
-use crate::sample::stack::StackId;
-use crate::source::{MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes};
+use perfusion_model::event::{MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes};
+use perfusion_model::labels::OTHER;
+use perfusion_model::stack::StackId;
 use std::sync::Arc;
 
 /// Names of one thread that are kept apart in a window; what comes after is under one name.

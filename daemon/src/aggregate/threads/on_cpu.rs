@@ -1,9 +1,9 @@
 //! Where a thread was on a CPU.
 
 use super::Place;
-use crate::sample::frame::Marker;
-use crate::sample::stack::StackId;
 use foldhash::HashMap;
+use perfusion_model::frame::Marker;
+use perfusion_model::stack::StackId;
 use std::hash::Hash;
 use std::ops::AddAssign;
 

@@ -5,11 +5,11 @@
 
 use super::perf::{PerfRing, RingError};
 use super::{Counts, KernelError, decode, load};
-use crate::source::Event;
 use aya::Ebpf;
 use aya::programs::perf_event::PerfEventLinkId;
 use decode::PerfRecord;
 use ebpf_common::counter::Counter;
+use perfusion_model::event::Event;
 use rustix::event::epoll;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};

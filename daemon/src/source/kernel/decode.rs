@@ -3,10 +3,6 @@
 
 use super::threads;
 use crate::run::names::whole_text;
-use crate::source::{
-    Asleep, CpuSample, Event, EventKind, Mmap, MonotonicNs, ProbeWalk, Rename, Sleeper, SleeperStack, Span,
-    ThreadId, ThreadTimes, UserContext, UserRegs, WaitEnd, WaitStart, WaitState, Wake, WakerStack, WalkEnd,
-};
 use crate::unwind::machine::NATIVE;
 use bytemuck::AnyBitPattern;
 use ebpf_common::event::{
@@ -18,6 +14,10 @@ use ebpf_common::event::{
 };
 use ebpf_common::limits::{MAX_KERNEL_FRAMES, OWN_FRAMES, WAKER_FRAMES};
 use ebpf_common::machine::GPR;
+use perfusion_model::event::{
+    Asleep, CpuSample, Event, EventKind, Mmap, MonotonicNs, ProbeWalk, Rename, Sleeper, SleeperStack, Span,
+    ThreadId, ThreadTimes, UserContext, UserRegs, WaitEnd, WaitStart, WaitState, Wake, WakerStack, WalkEnd,
+};
 
 /// A record nobody could have written.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -382,7 +382,6 @@ fn up_to_zero(bytes: &[u8]) -> &[u8] {
 #[cfg(test)]
 mod tests {
     use super::{DecodeError, PerfRecord, perf_records, ring_record, weight};
-    use crate::source::{Asleep, EventKind, MonotonicNs, ProbeWalk, Span, ThreadId, WalkEnd};
     use crate::unwind::machine::NATIVE;
     use ebpf_common::event::{
         CERTAIN, FLAG_SKIPPED, FLAG_SPAN, FLAG_USER, FLAG_WALKED_TO_START, Header, KIND_CPU_SAMPLE,
@@ -390,6 +389,7 @@ mod tests {
         WakeRecord,
     };
     use ebpf_common::key::{STATE_ON_CPU, Thread};
+    use perfusion_model::event::{Asleep, EventKind, MonotonicNs, ProbeWalk, Span, ThreadId, WalkEnd};
     use proptest::prelude::{any, proptest};
 
     fn sample() -> Vec<u8> {

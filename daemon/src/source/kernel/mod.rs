@@ -15,7 +15,6 @@ pub(crate) mod seed;
 pub mod spans;
 pub mod threads;
 
-use super::{Event, EventKind, MonotonicNs, ThreadSnapshot};
 use crate::system_limits::{needed_open_files, raise_open_files};
 use aya::Ebpf;
 use aya::maps::{Array, HashMap as BpfHashMap, Map, MapData, MapError, PerCpuArray, RingBuf};
@@ -28,6 +27,7 @@ use ebpf_common::limits::{
 };
 use iter::Visitor;
 use load::Loaded;
+use perfusion_model::event::{Event, EventKind, MonotonicNs, ThreadSnapshot};
 use rule_set::RuleSet;
 use rules::RuleCache;
 use spans::SpanPlaces;

@@ -8,12 +8,14 @@
 
 use super::rule_set::Filter;
 use super::{Counts, KernelError, Selection, hierarchy, seed};
-use crate::source::{Event, EventKind, MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes};
 use aya::maps::{HashMap as BpfHashMap, Map, MapData};
 use ebpf_common::counter::Counter;
 use ebpf_common::key::{
     STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread, WAIT_KEPT,
     WAIT_NEW, WAIT_WOKEN_THROTTLED,
+};
+use perfusion_model::event::{
+    Event, EventKind, MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes,
 };
 use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd as _;
@@ -335,11 +337,11 @@ pub(super) fn snapshot(tid: u32, thread: &Thread, now_ns: u64) -> Option<ThreadS
 #[cfg(test)]
 mod tests {
     use super::{Proc, Progress, Thread, asleep, snapshot, take_stolen};
-    use crate::source::MonotonicNs;
     use ebpf_common::key::{
         STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, WAIT_KEPT,
         WAIT_WAS_BLOCKED, WAIT_WOKEN_THROTTLED,
     };
+    use perfusion_model::event::MonotonicNs;
     use std::collections::HashMap;
 
     fn thread(state: u32) -> Thread {

@@ -2,7 +2,7 @@
 //! a stack, so these numbers are exact, and the columns of a profile are made to sum to them.
 
 use super::ShimSource;
-use crate::source::RegionId;
+use perfusion_model::event::RegionId;
 
 /// Counters that are of the same moment as the end of the profile, and not of the end of the shim.
 pub const INCIDENT_COUNTERS: [&str; 6] = [

@@ -1,7 +1,7 @@
 //! Thread ids and times as a process sees them → as the initial namespaces do.
 
 use crate::attach::target::Target;
-use crate::source::MonotonicNs;
+use perfusion_model::event::MonotonicNs;
 use profiler_protocol::request::NEVER_SEEN;
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, readlinkat, statat};
 use rustix::io::Errno;

@@ -18,7 +18,7 @@ use crate::attach::target::Target;
 use crate::counts::Starts;
 use crate::exact::Shelf;
 use crate::process::budget::cpu_time;
-use crate::source::{Event, MonotonicNs, RegionId};
+use perfusion_model::event::{Event, MonotonicNs, RegionId};
 use profiler_protocol::consumer::{Consumer, ConsumerError, LeaseWords};
 use profiler_protocol::layout::State;
 use profiler_protocol::load;

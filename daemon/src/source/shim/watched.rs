@@ -1,9 +1,9 @@
 //! Which weak handle watches which sampled object, as it stands in the process's memory ([`profiler_protocol::live::SLOT_WORDS`]). The runtime's walk over
 //! its heap tells of weak handles, too, and so which object that is.
 
-use super::super::RegionId;
 use crate::process::memory::ProcessMemory;
 use crate::unwind::TargetMemory as _;
+use perfusion_model::event::RegionId;
 use profiler_protocol::live::{GROUP, SLOT_WORDS, groups};
 use std::collections::HashSet;
 
@@ -53,7 +53,7 @@ fn of_bytes(bytes: &[u8], region: RegionId) -> Vec<Watched> {
 #[cfg(test)]
 mod tests {
     use super::{Watched, of_bytes, same};
-    use crate::source::RegionId;
+    use perfusion_model::event::RegionId;
 
     #[test]
     fn slots_with_a_handle_watch_an_object_and_half_a_slot_is_none() {

@@ -1,6 +1,6 @@
 //! What a thread is for. Any program may give its threads any names, so a name alone says nothing: where the thread began has to agree with it.
 
-use crate::sample::frame::FrameKey;
+use crate::frame::FrameKey;
 use std::sync::Arc;
 
 /// The role of a thread of which no whole stack was seen, and whose name may be the runtime's or the program's choice.
@@ -315,7 +315,7 @@ mod tests {
     use super::*;
 
     fn managed(start: u64) -> FrameKey {
-        FrameKey::Managed { process: crate::sample::frame::ProcessId(0), start, generation: 0 }
+        FrameKey::Managed { process: crate::frame::ProcessId(0), start, generation: 0 }
     }
 
     /// The role of a thread with this name and file of its start, whose whole stacks had these outermost methods.

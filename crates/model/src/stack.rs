@@ -1,7 +1,7 @@
 //! Interned stacks: each distinct sequence of frames is stored once.
 
-use super::frame::{FrameKey, Marker};
-use crate::source::Span;
+use crate::event::Span;
+use crate::frame::{FrameKey, Marker};
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -63,7 +63,9 @@ impl StackTable {
     /// The stack of one frame, [`Marker::Overflow`].
     pub const OVERFLOW: StackId = StackId(u32::MAX);
 
-    pub(crate) fn with_room(room: usize) -> Self {
+    /// A table with room for this many frames of all stacks together.
+    #[must_use]
+    pub fn with_room(room: usize) -> Self {
         Self {
             ids: HashMap::default(),
             of_spans: HashMap::default(),

@@ -1,11 +1,13 @@
 //! What a value is counted under: the sample types and the label set. Plain data.
 
-use super::thread_role::RoleEvidence;
-use super::window::OTHER;
-use crate::sample::stack::StackSpan;
-use crate::source::Heap;
+use crate::event::Heap;
+use crate::stack::StackSpan;
+use crate::thread_role::RoleEvidence;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
+
+/// In place of a value beyond the most that a label may have.
+pub const OTHER: &str = "[other]";
 
 /// In place of a type's name, where the runtime did not tell it.
 pub const UNKNOWN_TYPE: &str = "[unknown type]";
