@@ -4,7 +4,7 @@
 use crate::attach::helper;
 use crate::attach::target::Target;
 use crate::source::kernel::{btf, perf};
-use crate::unwind::machine::NATIVE;
+use perfusion_unwind::machine::NATIVE;
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::process::{Resource, Rlimit};
 use std::fmt::{self, Display, Formatter};

@@ -36,4 +36,3 @@ pub mod sink;
 pub mod source;
 pub mod symbolize;
 pub mod system_limits;
-pub mod unwind;

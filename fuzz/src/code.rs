@@ -1,10 +1,10 @@
 //! Machine code → rule: epilogues, stubs, code without unwind data, and the call before a return address.
 
 use crate::input::Input;
-use perfusion::unwind::encode::encode;
-use perfusion::unwind::machine::{ALL, Machine};
-use perfusion::unwind::managed::CODE_BYTES;
-use perfusion::unwind::rule::{Cfa, Rule};
+use perfusion_unwind::encode::encode;
+use perfusion_unwind::machine::{ALL, Machine};
+use perfusion_unwind::managed::CODE_BYTES;
+use perfusion_unwind::rule::{Cfa, Rule};
 use std::hint::black_box;
 
 pub(crate) fn run(data: &[u8]) {

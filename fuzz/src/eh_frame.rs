@@ -1,10 +1,10 @@
 //! `.eh_frame_hdr`, `.eh_frame` and `.debug_frame` → rule.
 
 use crate::input::Input;
-use perfusion::unwind::eh_frame::{FarSections, FileBytes, Found, Place, Section, UnwindSections};
-use perfusion::unwind::encode::encode;
-use perfusion::unwind::machine::{ALL, Machine};
-use perfusion::unwind::rule::{Refusal, Saved};
+use perfusion_unwind::eh_frame::{FarSections, FileBytes, Found, Place, Section, UnwindSections};
+use perfusion_unwind::encode::encode;
+use perfusion_unwind::machine::{ALL, Machine};
+use perfusion_unwind::rule::{Refusal, Saved};
 use std::hint::black_box;
 
 pub(crate) fn run(data: &[u8]) {

@@ -1,11 +1,11 @@
 //! Registers, a copy of a stack and any rules → stack.
 
 use crate::input::Input;
-use perfusion::unwind::finish::{self, Code, Limits, Step};
-use perfusion::unwind::machine::{ALL, Machine};
-use perfusion::unwind::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
 use perfusion_model::event::{MonotonicNs, ProbeWalk, UserContext, UserRegs, WalkEnd};
 use perfusion_model::frame::{FrameKey, Marker, ProcessId};
+use perfusion_unwind::finish::{self, Code, Limits, Step};
+use perfusion_unwind::machine::{ALL, Machine};
+use perfusion_unwind::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
 use std::sync::Arc;
 
 /// Few enough that deep stacks are short.

@@ -1,8 +1,8 @@
 //! Memory of a CLR process → method body → rule.
 
 use crate::input::{Block, Input};
-use perfusion::unwind::machine::{ALL, Machine};
-use perfusion::unwind::managed::{Budget, JitBody, MAX_BODY_BYTES};
+use perfusion_unwind::machine::{ALL, Machine};
+use perfusion_unwind::managed::{Budget, JitBody, MAX_BODY_BYTES};
 use std::hint::black_box;
 
 /// Where the made-up code heap is: low, so that small numbers are pointers into it.

@@ -1,10 +1,10 @@
 //! Unwind information of both machines, chained and packed too → rule.
 
 use crate::input::Input;
-use perfusion::unwind::encode::encode;
-use perfusion::unwind::machine::ALL;
-use perfusion::unwind::managed::{At, RuntimeFunction};
-use perfusion::unwind::rule::{Cfa, Saved};
+use perfusion_unwind::encode::encode;
+use perfusion_unwind::machine::ALL;
+use perfusion_unwind::managed::{At, RuntimeFunction};
+use perfusion_unwind::rule::{Cfa, Saved};
 use std::hint::black_box;
 
 pub(crate) fn run(data: &[u8]) {

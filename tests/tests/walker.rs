@@ -6,9 +6,9 @@ use std::time::Duration;
 use perfusion::process::ProcessTable;
 use perfusion::source::kernel::rules::RuleCache;
 use perfusion::source::kernel::{KernelOptions, KernelSource, Selection};
-use perfusion::unwind::finish::{Finished, Limits};
 use perfusion_model::event::{Event, EventKind, ProbeWalk, UserContext, WalkEnd};
 use perfusion_model::frame::Marker;
+use perfusion_unwind::finish::{Finished, Limits};
 use system_tests::environment::{RECORD_NET9, begin_beside, record_on};
 use system_tests::{Runtime, Workload, on_runtimes, wait_until};
 

@@ -15,12 +15,13 @@ use crate::{
 };
 
 /// Which member may depend on which. `system-tests` may use any; `xtask` only what needs nothing else, for it must build before setup.
-const EDGES: [(&str, &[&str]); 8] = [
+const EDGES: [(&str, &[&str]); 9] = [
     ("ebpf-common", &[]),
     ("ebpf-probes", &["ebpf-common"]),
-    ("fuzz", &["perfusion", "perfusion-model", "profiler-protocol"]),
-    ("perfusion", &["ebpf-common", "perfusion-model", "profiler-protocol"]),
+    ("fuzz", &["perfusion", "perfusion-model", "perfusion-unwind", "profiler-protocol"]),
+    ("perfusion", &["ebpf-common", "perfusion-model", "perfusion-unwind", "profiler-protocol"]),
     ("perfusion-model", &["profiler-protocol"]),
+    ("perfusion-unwind", &["ebpf-common", "perfusion-model"]),
     ("profiler-protocol", &[]),
     ("profiler-shim", &["profiler-protocol"]),
     ("xtask", &["ebpf-common"]),

@@ -239,8 +239,8 @@ fn parts<'a>(
 mod tests {
     use super::parts;
     use crate::aggregate::window::{Limits, Window};
-    use perfusion_model::labels::OTHER;
     use perfusion_model::frame::FrameKey;
+    use perfusion_model::labels::OTHER;
     use perfusion_model::labels::{Labels, SampleType};
 
     #[test]

@@ -3,13 +3,13 @@
 
 use super::patience::ForeignFile;
 use super::pe::{Pe, PeView};
-use crate::unwind::eh_frame::{FarSections, FileBytes, Found, Place, Section, UnwindSections};
-use crate::unwind::machine::NATIVE;
-use crate::unwind::managed::ExceptionDirectory;
-use crate::unwind::rule::Refusal;
 use object::elf;
 use object::endian::LittleEndian as LE;
 use object::pod;
+use perfusion_unwind::eh_frame::{FarSections, FileBytes, Found, Place, Section, UnwindSections};
+use perfusion_unwind::machine::NATIVE;
+use perfusion_unwind::managed::ExceptionDirectory;
+use perfusion_unwind::rule::Refusal;
 use std::io::Read as _;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;

@@ -10,15 +10,15 @@ use super::patience::{Holder, wait_for};
 use super::table::Counters;
 use super::{ImageError, ProcessError};
 use crate::source::kernel::seed::still_sleeps;
-use crate::unwind::TargetMemory;
-use crate::unwind::encode::encode;
-use crate::unwind::finish::{Code, Step, Trace};
-use crate::unwind::machine::NATIVE;
-use crate::unwind::managed::{Budget, CODE_BYTES, JitBody};
-use crate::unwind::rule::{FrameKind, Refusal, Rule};
 use foldhash::{HashMap, HashMapExt as _};
 use perfusion_model::event::{Asleep, MonotonicNs, ProbeWalk, UserContext, UserRegs};
 use perfusion_model::frame::{FrameKey, ImageId, ProcessId};
+use perfusion_unwind::TargetMemory;
+use perfusion_unwind::encode::encode;
+use perfusion_unwind::finish::{Code, Step, Trace};
+use perfusion_unwind::machine::NATIVE;
+use perfusion_unwind::managed::{Budget, CODE_BYTES, JitBody};
+use perfusion_unwind::rule::{FrameKind, Refusal, Rule};
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{ErrorKind, Read};
@@ -1347,7 +1347,7 @@ mod tests {
 
     #[test]
     fn a_batch_of_looks_ends_when_its_time_does_but_not_before_the_first() {
-        let body = |n: u64| (n << 12, JitBody::for_test(n << 12..(n << 12) + 0x100, n));
+        let body = |n: u64| (n << 12, JitBody::without_entries(n << 12..(n << 12) + 0x100, n));
         let batch = || (1..=BODIES_AT_ONCE as u64).map(body).collect::<Vec<_>>();
         let pause = Duration::from_millis(5);
         let seen = looks(batch(), &Slow(pause), 4 * pause);
@@ -1362,7 +1362,7 @@ mod tests {
         let mut process = Process::new(ProcessId(0), pid, crate::process::start_ticks(pid), Arc::default());
         let looked = Instant::now();
         let known = |start: u64| KnownBody {
-            body: JitBody::for_test(start..start + 0x100, 1),
+            body: JitBody::without_entries(start..start + 0x100, 1),
             generation: 0,
             checked: looked,
             is_used: true,
@@ -1405,7 +1405,7 @@ mod tests {
         let (start, looked) = (0x1_1000, Instant::now());
         // The body was just looked at and is there; the steps in it were found a while ago.
         let known = KnownBody {
-            body: JitBody::for_test(start..start + 0x100, 1),
+            body: JitBody::without_entries(start..start + 0x100, 1),
             generation: 0,
             checked: looked + RECHECK,
             is_used: false,
@@ -1448,7 +1448,7 @@ mod tests {
         let mut process = Process::new(ProcessId(0), pid, ticks, Arc::new(mappings));
         process.is_clr = true;
         let (start, pc, looked) = (0x1_1000, 0x1_1010, Instant::now());
-        let body = JitBody::for_test(start..start + 0x100, 1);
+        let body = JitBody::without_entries(start..start + 0x100, 1);
         process.bodies.insert(start, KnownBody { body, generation: 0, checked: looked, is_used: false });
         let frame = FrameKey::Managed { process: process.id, start, generation: 0 };
         let step = Step { frame, rule: Ok(Arc::new(NATIVE.frameless())) };

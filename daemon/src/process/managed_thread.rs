@@ -6,7 +6,7 @@
 //! kernel's name.
 
 use super::memory::ProcessMemory;
-use crate::unwind::TargetMemory;
+use perfusion_unwind::TargetMemory;
 
 /// Bytes of the runtime's thread in which the handle is looked for (`m_ExposedObject` of src/coreclr/vm/threads.h).
 const THREAD_BYTES: usize = 4096;

@@ -8,7 +8,7 @@
 
 use super::mapping::{anonymous_range, parse_fields};
 use super::patience::{Holder, wait_for};
-use crate::unwind::TargetMemory;
+use perfusion_unwind::TargetMemory;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;

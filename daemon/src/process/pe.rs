@@ -3,8 +3,8 @@
 //! dotnet/runtime), so that code of theirs is found by its offset in the program's file.
 
 use super::image::Source;
-use crate::unwind::machine::NATIVE;
-use crate::unwind::managed::{ExceptionDirectory, PeImage};
+use perfusion_unwind::machine::NATIVE;
+use perfusion_unwind::managed::{ExceptionDirectory, PeImage};
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -7,7 +7,7 @@
 use super::memory::ProcessMemory;
 use crate::attach::target::{Target, printable};
 use crate::sink::otlp::proto::{KeyValue, Resource, any_value::Value};
-use crate::unwind::TargetMemory;
+use perfusion_unwind::TargetMemory;
 use prost::Message as _;
 use std::sync::Arc;
 
@@ -128,7 +128,7 @@ mod tests {
     use super::{HEADER_BYTES, ProcessContext, Published, copy, decode, parse, read};
     use crate::attach::target::Target;
     use crate::sink::otlp::proto::{AnyValue, KeyValue, Resource, any_value::Value};
-    use crate::unwind::TargetMemory;
+    use perfusion_unwind::TargetMemory;
     use prost::Message as _;
     use std::cell::Cell;
 

@@ -17,12 +17,12 @@ use super::spans::Found;
 use super::thread_variable::ThreadVariable;
 use crate::attach::target::Target;
 use crate::system_limits::share_of_open_files;
-use crate::unwind::finish::{Finished, Limits, walk_traced};
-use crate::unwind::rule::Rule;
 use ebpf_common::key::{SPAN_DESCRIPTOR, SPAN_DISTANCE, SPAN_INDEX, SPAN_MODULE, SPAN_STATIC, SpanPlace};
 use foldhash::{HashMap, HashMapExt as _};
 use perfusion_model::event::{Event, EventKind, MonotonicNs, ShimEvent, UserContext, WalkEnd};
 use perfusion_model::frame::{ImageId, Marker, ProcessId};
+use perfusion_unwind::finish::{Finished, Limits, walk_traced};
+use perfusion_unwind::rule::Rule;
 use serde::{Deserialize, Serialize};
 use std::collections::{HashSet, VecDeque};
 use std::hash::Hash;
@@ -888,9 +888,9 @@ mod tests {
     use super::super::live::KnownBody;
     use super::super::thread_variable::tests::library;
     use super::*;
-    use crate::unwind::managed::JitBody;
     use perfusion_model::event::{Mmap, ProbeWalk, RegionId, ThreadId, UserRegs};
     use perfusion_model::frame::FrameKey;
+    use perfusion_unwind::managed::JitBody;
     use std::io::Write as _;
     use std::os::unix::fs::{FileExt, MetadataExt};
     use std::process::{Child, Command, Stdio};
@@ -1315,7 +1315,7 @@ mod tests {
         for (pid, start) in [(NOBODY, 0x1000u64), (NOBODY + 1, 0x2000)] {
             table.observe(&event(EventKind::Exec { pid, comm: String::new() }));
             let process = table.live.get_mut(&pid).unwrap();
-            let body = JitBody::for_test(start..start + 0x100, 1);
+            let body = JitBody::without_entries(start..start + 0x100, 1);
             process
                 .bodies
                 .insert(start, KnownBody { body, generation: 0, checked: Instant::now(), is_used: false });
@@ -1395,7 +1395,7 @@ mod tests {
         let mut images = Images::default();
         let mut rules = HashSet::new();
         let mut learn = |process: &mut Process, start: u64, method: u64| {
-            let body = JitBody::for_test(start..start + 0x100, method);
+            let body = JitBody::without_entries(start..start + 0x100, method);
             let (images, rules, counters) = (&mut images, &mut rules, &mut counters);
             let (lessons, common) = (&mut Lessons::default(), &mut Common::default());
             let (now, teaching) = (Instant::now(), Teaching::Off);
@@ -1434,7 +1434,7 @@ mod tests {
             table.observe(&event(EventKind::Exec { pid, comm: String::new() }));
             let process = table.live.get_mut(&pid).unwrap();
             let known = KnownBody {
-                body: JitBody::for_test(0x1000..0x1100, 1),
+                body: JitBody::without_entries(0x1000..0x1100, 1),
                 generation: 0,
                 checked: Instant::now(),
                 is_used: false,

@@ -227,8 +227,8 @@ fn relocated(
 pub(super) mod tests {
     use super::{Block, MAX_RELOCATION_BYTES, ThreadVariable, distance, find};
     use crate::process::image::Source;
-    use crate::unwind::machine::NATIVE;
     use object::elf;
+    use perfusion_unwind::machine::NATIVE;
 
     /// Offsets in [`library`], which are its addresses, too.
     const PROGRAMS: u64 = 64;

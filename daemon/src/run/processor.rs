@@ -33,7 +33,6 @@ use crate::symbolize::pretty::clean;
 use crate::symbolize::types::{Contexts, TypeName, Types};
 use crate::symbolize::wait_functions::WaitFunctions;
 use crate::symbolize::{Symbolizer, file_name};
-use crate::unwind::finish::Limits;
 use foldhash::{HashMap, HashMapExt as _};
 use perfusion_model::event::{
     Allocation, Event, EventKind, Method, MonotonicNs, Progress, RegionId, Rename, RuntimeSample, ShimEvent,
@@ -43,6 +42,7 @@ use perfusion_model::frame::{FrameKey, Marker, ProcessId};
 use perfusion_model::labels::{Labels, PodLabels};
 use perfusion_model::stack::{StackId, StackTable};
 use perfusion_model::thread_role::{RoleEvidence, StartFile};
+use perfusion_unwind::finish::Limits;
 use profiler_protocol::record::NOT_NOW;
 use std::collections::{BTreeSet, HashSet};
 use std::sync::{Arc, OnceLock};

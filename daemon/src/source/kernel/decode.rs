@@ -3,7 +3,6 @@
 
 use super::threads;
 use crate::run::names::whole_text;
-use crate::unwind::machine::NATIVE;
 use bytemuck::AnyBitPattern;
 use ebpf_common::event::{
     CERTAIN, FLAG_AT_CALL, FLAG_EXITING, FLAG_IO, FLAG_LIMITED, FLAG_NEW, FLAG_PREEMPTED, FLAG_SKIPPED,
@@ -18,6 +17,7 @@ use perfusion_model::event::{
     Asleep, CpuSample, Event, EventKind, Mmap, MonotonicNs, ProbeWalk, Rename, Sleeper, SleeperStack, Span,
     ThreadId, ThreadTimes, UserContext, UserRegs, WaitEnd, WaitStart, WaitState, Wake, WakerStack, WalkEnd,
 };
+use perfusion_unwind::machine::NATIVE;
 
 /// A record nobody could have written.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -382,7 +382,6 @@ fn up_to_zero(bytes: &[u8]) -> &[u8] {
 #[cfg(test)]
 mod tests {
     use super::{DecodeError, PerfRecord, perf_records, ring_record, weight};
-    use crate::unwind::machine::NATIVE;
     use ebpf_common::event::{
         CERTAIN, FLAG_SKIPPED, FLAG_SPAN, FLAG_USER, FLAG_WALKED_TO_START, Header, KIND_CPU_SAMPLE,
         KIND_RENAME, KIND_SLEEPER, KIND_WAKE, RenameRecord, SKIPPED_PAGES_SHIFT, SleeperRecord, StackRecord,
@@ -390,6 +389,7 @@ mod tests {
     };
     use ebpf_common::key::{STATE_ON_CPU, Thread};
     use perfusion_model::event::{Asleep, EventKind, MonotonicNs, ProbeWalk, Span, ThreadId, WalkEnd};
+    use perfusion_unwind::machine::NATIVE;
     use proptest::prelude::{any, proptest};
 
     fn sample() -> Vec<u8> {

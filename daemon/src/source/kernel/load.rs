@@ -3,7 +3,6 @@
 use super::btf::{self, Argument, BtfError, KernelBtf};
 use super::rule_set::RuleSet;
 use super::{KernelError, KernelOptions, Selection, iter};
-use crate::unwind::machine::native_address_mask;
 use aya::maps::MapError;
 use aya::programs::perf_event::{
     PerfEventConfig, PerfEventLinkId, PerfEventScope, SamplePolicy, SoftwareEvent,
@@ -17,6 +16,7 @@ use ebpf_common::config::{
 use ebpf_common::event::CERTAIN;
 use ebpf_common::limits::{MAX_RULED_CGROUPS, MAX_SPAN_PLACES};
 use ebpf_common::rule::WAYS;
+use perfusion_unwind::machine::native_address_mask;
 use std::collections::HashMap;
 use std::time::Instant;
 use std::{fs, io, thread};

@@ -12,11 +12,11 @@ use super::share::Share;
 use crate::attach::Wishes;
 use crate::attach::target::Target;
 use crate::counts::StartHold;
-use crate::unwind::machine::NATIVE;
 use perfusion_model::event::{
     Allocation, AllocationKind, Contention, Event, EventKind, Exception, Heap, Method, MonotonicNs, RegionId,
     RuntimeSample, ShimEvent, UserContext, UserRegs,
 };
+use perfusion_unwind::machine::NATIVE;
 use profiler_protocol::consumer::{Consumer, ConsumerError, Drained, Quota};
 use profiler_protocol::counter::{self, Counter};
 use profiler_protocol::layout::{

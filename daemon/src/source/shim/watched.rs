@@ -2,8 +2,8 @@
 //! its heap tells of weak handles, too, and so which object that is.
 
 use crate::process::memory::ProcessMemory;
-use crate::unwind::TargetMemory as _;
 use perfusion_model::event::RegionId;
+use perfusion_unwind::TargetMemory as _;
 use profiler_protocol::live::{GROUP, SLOT_WORDS, groups};
 use std::collections::HashSet;
 

@@ -8,7 +8,7 @@
 //! A stub (precode, call counting, dispatch, the copied write barrier) runs straight to a jump or `ret`.
 
 use super::X86_64;
-use crate::unwind::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
+use crate::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register as Machine};
 use std::ops::Range;
 

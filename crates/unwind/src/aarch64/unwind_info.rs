@@ -8,8 +8,8 @@
 //! The JIT writes records in full only (jit unwindarm64.cpp); packed ones are of other compilers.
 
 use super::AARCH64;
-use crate::unwind::managed::{At, Read, RuntimeFunction, u32_at};
-use crate::unwind::rule::{Cfa, Refusal, Register, Rule, Saved};
+use crate::managed::{At, Read, RuntimeFunction, u32_at};
+use crate::rule::{Cfa, Refusal, Register, Rule, Saved};
 
 /// Bytes of the fixed part with its extension.
 const HEADER_BYTES: usize = 8;

@@ -74,9 +74,9 @@ impl Register {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unwind::eh_frame::{Section, UnwindSections};
-    use crate::unwind::encode::encode;
-    use crate::unwind::rule::{Cfa, Saved};
+    use crate::eh_frame::{Section, UnwindSections};
+    use crate::encode::encode;
+    use crate::rule::{Cfa, Saved};
 
     /// Where `.eh_frame` begins in libc.so.6 of Debian's libc6 2.36-9+deb12u14, arm64.
     const EH_FRAME: u64 = 0x16_3ec0;

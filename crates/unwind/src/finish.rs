@@ -597,8 +597,8 @@ impl<'a> Walk<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unwind::aarch64::AARCH64;
-    use crate::unwind::x86_64::X86_64;
+    use crate::aarch64::AARCH64;
+    use crate::x86_64::X86_64;
     use perfusion_model::event::{ProbeWalk, UserRegs};
     use perfusion_model::frame::ProcessId;
     use proptest::prelude::{any, prop, proptest};
@@ -1110,8 +1110,7 @@ mod tests {
 
     #[test]
     fn a_leaf_that_a_signal_interrupted_has_its_link_register_back() {
-        let signal =
-            crate::unwind::aarch64::code::signal_return(&[0x68, 0x11, 0x80, 0xd2, 1, 0, 0, 0xd4]).unwrap();
+        let signal = crate::aarch64::code::signal_return(&[0x68, 0x11, 0x80, 0xd2, 1, 0, 0, 0xd4]).unwrap();
         let mut stack = vec![0u64; 90];
         (stack[69], stack[70], stack[71]) = (0x1030, STACK + 640, 0x1020);
         let rules = [(0x1010, signal), (0x1020, AARCH64.frameless()), (0x102f, AARCH64.thread_start())];

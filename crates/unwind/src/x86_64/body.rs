@@ -11,8 +11,8 @@
 
 use super::X86_64;
 use super::epilogue::general;
-use crate::unwind::machine::ReadCode;
-use crate::unwind::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
+use crate::machine::ReadCode;
+use crate::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
 use iced_x86::{
     Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions,
     Mnemonic, OpAccess, OpKind, Register as Machine,
@@ -795,7 +795,7 @@ mod tests {
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn code_says_what_call_frame_information_says() {
-        use crate::unwind::eh_frame::{Section, UnwindSections};
+        use crate::eh_frame::{Section, UnwindSections};
         use object::{Object as _, ObjectSection as _};
 
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();

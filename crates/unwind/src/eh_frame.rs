@@ -705,7 +705,7 @@ fn evaluate(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unwind::x86_64::X86_64;
+    use crate::x86_64::X86_64;
     use proptest::prelude::{any, prop, proptest};
 
     fn at(bytes: &[u8], address: u64) -> Result<Value, Refusal> {

@@ -234,9 +234,9 @@ impl JitBody {
         )
     }
 
-    /// A body without entries, of this method.
-    #[cfg(test)]
-    pub(crate) fn for_test(range: Range<u64>, method: u64) -> Self {
+    /// A body of this method without entries, so without rules: for tests of what keeps bodies.
+    #[must_use]
+    pub fn without_entries(range: Range<u64>, method: u64) -> Self {
         Self { range, base: 0, entries: Vec::new(), body_unwind: Vec::new(), identity: [0, 0, 0, 0, method] }
     }
 

@@ -2,7 +2,7 @@
 //! a few instructions, never follows a jump. Encodings: Arm Architecture Reference Manual, C4.1.
 
 use super::AARCH64;
-use crate::unwind::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
+use crate::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
 use std::ops::Range;
 
 /// Most instructions an epilogue has: ten callee-saved registers and eight of floating point in pairs, the stack, the signature, the end.

@@ -86,8 +86,8 @@ fn place_of(machine: &Machine, register: Register) -> Option<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unwind::aarch64::AARCH64;
-    use crate::unwind::x86_64::X86_64;
+    use crate::aarch64::AARCH64;
+    use crate::x86_64::X86_64;
     use ebpf_common::machine::aarch64::{X29, X30};
     use ebpf_common::machine::x86_64::RBX;
 

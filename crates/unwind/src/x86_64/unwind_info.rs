@@ -9,8 +9,8 @@
 
 use super::X86_64;
 use super::epilogue::epilogue;
-use crate::unwind::managed::{At, CODE_BYTES, Read, RuntimeFunction, u32_at};
-use crate::unwind::rule::{Cfa, Refusal, Register, Rule, Saved};
+use crate::managed::{At, CODE_BYTES, Read, RuntimeFunction, u32_at};
+use crate::rule::{Cfa, Refusal, Register, Rule, Saved};
 
 /// Bytes of the fixed part.
 pub const HEADER_BYTES: usize = 4;
