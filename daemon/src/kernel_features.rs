@@ -2,7 +2,7 @@
 //! knows which kernel and which capabilities the probes need.
 
 use crate::attach::helper;
-use crate::attach::target::Target;
+use crate::process::handle::Target;
 use crate::source::kernel::{btf, perf};
 use perfusion_unwind::machine::NATIVE;
 use rustix::fs::{Mode, OFlags, openat};

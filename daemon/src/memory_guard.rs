@@ -1,9 +1,9 @@
 //! What a recording does about the memory that it makes processes use: it looks before a program is started with something that grows,
 //! while that grows, and at the ends of processes that the shim was loaded into.
 
-use crate::attach::target::Target;
 use crate::error::Error;
 use crate::process::aftermath::{Aftermath, Death, SOON};
+use crate::process::handle::Target;
 use crate::process::headroom::{Headroom, MemoryCgroups, OomKills, mib};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

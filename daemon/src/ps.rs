@@ -1,9 +1,9 @@
 //! `perfusion ps`: every process as the profiler sees it, what profiling it allows, and why not more; where a daemon runs, what it has of it.
 
 use crate::attach::policy::{Inspection, Runtime, WhyNot, inspect, opted_out};
-use crate::attach::target::Target;
 use crate::daemon::control::{Answer, Told};
 use crate::kernel_features;
+use crate::process::handle::Target;
 use crate::process::name;
 use crate::process::table::Standing;
 use crate::symbolize::pretty::clean;

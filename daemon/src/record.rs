@@ -2,7 +2,6 @@
 
 use crate::attach::follow::{Follower, GROWS_UP, News, Whom};
 use crate::attach::policy::{self, WhyNot};
-use crate::attach::target::Target;
 use crate::attach::{self, AttachError, COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED, Settings, Wishes};
 use crate::cli::{AllocCounts, Record, exit};
 use crate::counts::{self, Counted, Counting, Rate};
@@ -14,6 +13,7 @@ use crate::kernel_features::Limit;
 use crate::launch::{self, Gated};
 use crate::memory_guard::{self, AttachedProcesses, Growing};
 use crate::pprof::{self, About};
+use crate::process::handle::Target;
 use crate::process::{Awaited, ProcessTable, name, start_ticks, ticks_before_now};
 use crate::run::{Recorded, Recording, Watcher, loss};
 use crate::sink::file;

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use perfusion::attach::policy::{self, Runtime as Kind, WhyNot};
-use perfusion::attach::target::Target;
 use perfusion::attach::{AttachError, Settings, Wishes, attach, ipc, launch, place};
+use perfusion::process::handle::Target;
 use perfusion::source::shim::{ShimLimits, ShimSource};
 use perfusion_model::event::{Event, EventKind, MonotonicNs, RegionId, ShimEvent};
 use profiler_protocol::counter::Counter;

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use perfusion::attach::ipc::{Listen, listen, stop_listening};
-use perfusion::attach::target::Target;
+use perfusion::process::handle::Target;
 use perfusion::report::units::grouped;
 use rustix::process::Signal;
 use system_tests::environment::{Need, begin, begin_beside, long_form};

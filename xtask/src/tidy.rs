@@ -20,7 +20,7 @@ const EDGES: [(&str, &[&str]); 9] = [
     ("ebpf-probes", &["ebpf-common"]),
     ("fuzz", &["perfusion", "perfusion-model", "perfusion-unwind", "profiler-protocol"]),
     ("perfusion", &["ebpf-common", "perfusion-model", "perfusion-unwind", "profiler-protocol"]),
-    ("perfusion-model", &["profiler-protocol"]),
+    ("perfusion-model", &["ebpf-common", "profiler-protocol"]),
     ("perfusion-unwind", &["ebpf-common", "perfusion-model"]),
     ("profiler-protocol", &[]),
     ("profiler-shim", &["profiler-protocol"]),

@@ -16,11 +16,11 @@
 //! that some 64 stand behind every ratio (`ebpf-probes/src/coin.rs`), and Beale's correction takes off what is left to first order.
 
 use super::recent::Recent;
-use crate::source::kernel::rule_set::{Feature, LeftOut};
 use foldhash::HashMap;
 use perfusion_model::event::{
     MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes, WaitEnd, WaitState,
 };
+use perfusion_model::feature::{Feature, LeftOut};
 use perfusion_model::frame::Marker;
 use perfusion_model::stack::StackId;
 use std::sync::Arc;
@@ -790,8 +790,8 @@ impl Division {
 #[cfg(test)]
 mod tests {
     use super::{Origin, Place, Row, Threads, WaitReason, WaitStateKey, Waker};
-    use crate::source::kernel::rule_set::Feature;
     use perfusion_model::event::{MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes, WaitEnd};
+    use perfusion_model::feature::Feature;
     use perfusion_model::frame::Marker;
     use perfusion_model::stack::StackId;
     use proptest::prelude::{any, prop, proptest};

@@ -4,9 +4,9 @@
 
 use super::place;
 use super::policy::{Inspection, Runtime, WhyNot, inspect};
-use super::target::Target;
 use super::workers;
 use super::{AttachError, Settings, attach_until};
+use crate::process::handle::Target;
 use crate::process::start_ticks;
 use crate::run::Watcher;
 use crate::source::shim::finder;

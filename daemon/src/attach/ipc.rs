@@ -5,8 +5,8 @@
 
 use super::helper;
 use super::hresult::Hresult;
-use super::target::{Target, printable};
 pub use super::wait::Wait;
+use crate::process::handle::{Target, printable};
 use crate::system_limits::explain;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Dir, FileType, Mode, OFlags, fstat, openat};
@@ -655,7 +655,7 @@ impl Reader<'_> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::{AttachProfiler, HEADER_BYTES, IpcError, MAGIC, Reader, attach_profiler, process_info};
-    use crate::attach::target::Target;
+    use crate::process::handle::Target;
     use proptest::{collection::vec, prelude::any, proptest};
     use rustix::net::{RecvFlags, recv};
     use std::io::{Read as _, Write as _};

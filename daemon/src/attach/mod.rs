@@ -11,19 +11,18 @@ pub mod launch;
 pub(crate) mod no_socket;
 pub mod place;
 pub mod policy;
-pub mod target;
 mod trusted;
 pub mod wait;
 pub mod workers;
 
 use self::ipc::{AttachProfiler, IpcError, ProcessInfo};
 use self::policy::{Inspection, WhyNot};
-use self::target::Target;
 use self::wait::Wait;
 use crate::leftover;
+use crate::process::handle::Target;
 use crate::process::headroom::{Headroom, MemoryCgroups, mib};
-use crate::source::kernel::rule_set::{Feature, LeftOut};
 use crate::source::shim::finder;
+use perfusion_model::feature::{Feature, LeftOut};
 use profiler_protocol::load::{self, CLASS_ID, OWNER_VARIABLE, client_data};
 use rustix::io::Errno;
 use std::ffi::OsString;
@@ -444,7 +443,8 @@ fn class_id_text(id: [u8; 16]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{AttachError, class_id_text, look, target};
+    use super::{AttachError, class_id_text, look};
+    use crate::process::handle;
     use profiler_protocol::load::CLASS_ID;
     use rustix::io::Errno;
     use std::time::Duration;
@@ -461,7 +461,7 @@ mod tests {
         assert!(matches!(found, Err(AttachError::Look { pid: 1, source: Errno::SRCH, .. })), "{found:?}");
         // What a reader of a process's files says of a read that is not waited for any longer.
         let error = std::io::Error::from(std::io::ErrorKind::TimedOut);
-        let found = look(1, Duration::from_millis(1), || Err::<(), _>(target::errno(&error)));
+        let found = look(1, Duration::from_millis(1), || Err::<(), _>(handle::errno(&error)));
         assert!(matches!(found, Err(AttachError::HeldUp { pid: 1, .. })), "{found:?}");
     }
 

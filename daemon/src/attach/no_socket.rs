@@ -3,7 +3,7 @@
 //! The runtime makes the socket as it starts, in `TMPDIR` or `/tmp` (src/native/eventpipe/ds-ipc-pal-socket.c of dotnet/runtime). Where it cannot,
 //! it goes on without one and says nothing that anybody could read later.
 
-use super::target::Target;
+use crate::process::handle::Target;
 use crate::process::ticks_before_now;
 use crate::system_limits::name;
 use rustix::fs::OFlags;

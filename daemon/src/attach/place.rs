@@ -9,9 +9,9 @@
 //! ([`place_for_start`]).
 
 use super::helper;
-use super::target::{Target, printable};
 use super::trusted;
 use crate::leftover::{self, Naming};
+use crate::process::handle::{Target, printable};
 use profiler_protocol::load::LOCK_PATH_BYTES;
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, StatVfsMountFlags, fchmod, fstat, fstatvfs, mkdirat, openat, statat,
@@ -448,8 +448,8 @@ mod tests {
     use super::{
         NAMING, Unfit, create_as, own_directory, place_in, remove, remove_those_of_the_dead, write_into,
     };
-    use crate::attach::target::Target;
     use crate::leftover;
+    use crate::process::handle::Target;
     use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
     use std::fs::{File, Permissions, read_dir, set_permissions};
     use std::os::fd::OwnedFd;

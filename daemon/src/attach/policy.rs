@@ -1,8 +1,8 @@
 //! What a process is, what profiling it allows, and why not more: the one place that decides it, for `attach` and for `ps`.
 
 use super::ipc::{self, ProcessInfo};
-use super::target::{MapLine, Target};
 use crate::config::load::OPT_OUT;
+use crate::process::handle::{MapLine, Target};
 use profiler_protocol::layout::Geometry;
 use rustix::fs::{Dir, Mode, OFlags, openat};
 use rustix::io::Errno;
@@ -225,7 +225,7 @@ fn version_in_path(path: &str) -> Option<String> {
     let version = path.rsplit('/').nth(1)?;
     let mut parts = version.split(['.', '-']);
     let numbers = parts.by_ref().take(3).filter(|part| part.parse::<u32>().is_ok()).count();
-    (numbers == 3).then(|| super::target::printable(version))
+    (numbers == 3).then(|| crate::process::handle::printable(version))
 }
 
 /// What the process's executable file tells.
@@ -301,8 +301,8 @@ fn has_runtime_thread(target: &Target) -> bool {
 #[cfg(test)]
 mod tests {
     use super::{Runtime, WhyNot, inspect, opted_out, version_in_path};
-    use crate::attach::target::Target;
     use crate::config::load::OPT_OUT;
+    use crate::process::handle::Target;
     use std::process::Command;
     use std::time::{Duration, Instant};
 

@@ -5,9 +5,9 @@
 //! attach is given up after [`LONGEST`], and its thread left behind. Until that ends nothing else of the same owner's is attached to, which would be held up as
 //! well; and there are only so many such threads in this process.
 
-use super::target::Target;
 use super::{AttachError, Attached, Settings, attach};
 use crate::daemon::neighbour;
+use crate::process::handle::Target;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;

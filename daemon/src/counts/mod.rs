@@ -7,10 +7,10 @@ pub mod startup;
 pub mod tally;
 
 use crate::attach::ipc::{self, Events, IpcError, Listen, Wait};
-use crate::attach::target::Target;
 use crate::exact::{Account, Count, Ending, Process, Type};
 use crate::heap::nettrace::{NettraceError, Reader};
 use crate::pprof::COUNTS_PREFIX;
+use crate::process::handle::Target;
 use crate::process::start_ticks;
 use profiler_protocol::load::START_WAIT_NS;
 use startup::{StartupError, StartupSession};

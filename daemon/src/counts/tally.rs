@@ -1,12 +1,12 @@
 //! What one process has allocated, by its events: each tells of a type how many objects were made since the last event, and how many bytes they
 //! have. Layouts: GCSampledObjectAllocationHigh, GCSampledObjectAllocationLow and BulkType in `ClrEtwAll.man` of dotnet/runtime.
 
-use crate::attach::target::Target;
 use crate::heap::declared::Assemblies;
 use crate::heap::fields::Fields;
 use crate::heap::nettrace::Event;
 use crate::heap::types::{Room, Types};
 use crate::pprof::LOST_PREFIX;
+use crate::process::handle::Target;
 use crate::report::units::{counted, grouped, human};
 use crate::symbolize::types::TypeName;
 use perfusion_model::labels::UNKNOWN_TYPE;

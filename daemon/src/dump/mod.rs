@@ -8,11 +8,11 @@ mod suspension;
 pub use suspension::Suspension;
 
 use crate::aggregate::threads::{WaitStateKey, Waiting};
-use crate::attach::target::Target;
 use crate::attach::{self, Settings, Wishes};
 use crate::cli;
 use crate::error::{Error, say};
 use crate::process::ProcessTable;
+use crate::process::handle::Target;
 use crate::record::check_target;
 use crate::run::names::whole_text;
 use crate::run::processor::Processor;

@@ -8,7 +8,7 @@
 use super::{State, Thread};
 use crate::attach::AttachError;
 use crate::attach::ipc::IpcError;
-use crate::attach::target::{MapLine, Target};
+use crate::process::handle::{MapLine, Target};
 use crate::process::patience::{Holder, wait_for};
 use object::endian::LittleEndian as LE;
 use object::{elf, pod};

@@ -6,7 +6,7 @@ pub mod merge;
 pub mod summary;
 pub mod table;
 
-use crate::attach::target::Target;
+use crate::process::handle::Target;
 use crate::process::{is_running, name, start_ticks};
 use crate::source::shim::Opened;
 use crate::symbolize::types::Contexts;

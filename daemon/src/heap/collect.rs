@@ -15,7 +15,7 @@ use super::memory_plan::{Plan, TooLittle, plan};
 use super::nettrace::{NettraceError, Reader};
 use super::walk::{Survey, Walk};
 use crate::attach::ipc::{self, IpcError, Listen, Wait};
-use crate::attach::target::Target;
+use crate::process::handle::Target;
 use crate::process::headroom::{Headroom, MemoryCgroups, mib};
 use std::collections::HashSet;
 use std::io::{self, BufReader};

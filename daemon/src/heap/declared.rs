@@ -4,7 +4,7 @@
 use super::metadata::{Assembly, Field, Room};
 use super::types::Type;
 use super::walk::Survey;
-use crate::attach::target::Target;
+use crate::process::handle::Target;
 use crate::process::patience::ForeignFile;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;

@@ -6,7 +6,6 @@ mod print;
 pub mod series;
 pub mod snapshot;
 
-use crate::attach::target::Target;
 use crate::attach::{self, Settings, Wishes};
 use crate::cli::{self, exit};
 use crate::end_signals::EndSignals;
@@ -16,6 +15,7 @@ use crate::heap::{WATCHED, check_surveyable};
 use crate::pprof::proto::Profile;
 use crate::pprof::{self, About, LOSS_PREFIX};
 use crate::process::aftermath::{Aftermath, Death};
+use crate::process::handle::Target;
 use crate::process::{Awaited, ProcessTable, name};
 use crate::record::{check_managed, check_target};
 use crate::report::{self, ReportError};

@@ -3,7 +3,7 @@
 
 use super::Awaited;
 use super::headroom::{MemoryCgroups, OomKills};
-use crate::attach::target::Target;
+use crate::process::handle::Target;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -124,7 +124,7 @@ impl Aftermath {
 #[cfg(test)]
 mod tests {
     use super::{Aftermath, Death};
-    use crate::attach::target::Target;
+    use crate::process::handle::Target;
     use std::process::{Command, Stdio};
     use std::time::Duration;
 

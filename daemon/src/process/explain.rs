@@ -4,7 +4,7 @@
 use super::live::{Process, Teaching, View, maps_text};
 use super::mapping::{Fields, Mapping, Mappings, Region, parse_fields};
 use super::{ProcessError, ProcessTable, name};
-use crate::attach::target::Target;
+use crate::process::handle::Target;
 use crate::symbolize::pretty::clean;
 use perfusion_model::event::Mmap;
 use perfusion_model::frame::{FrameKey, ProcessId};

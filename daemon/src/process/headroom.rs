@@ -6,7 +6,7 @@
 //! files that are neither dirty nor being written. Swap is not counted: an app that is swapped out for our
 //! sake is harmed, too.
 
-use crate::attach::target::Target;
+use crate::process::handle::Target;
 use crate::source::kernel::hierarchy::Hierarchy;
 use std::fmt;
 use std::fs;

@@ -6,6 +6,7 @@ pub(crate) mod budget;
 pub mod container;
 mod directory;
 pub mod explain;
+pub mod handle;
 pub mod headroom;
 pub mod image;
 pub mod images;

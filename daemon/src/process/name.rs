@@ -10,7 +10,7 @@
 //! The first two do not change when the process renames its main thread or is started by another path. A process decides
 //! what its files are called, so a name is text of unknown origin: printable, and at most [`CHARACTERS`] long.
 
-use crate::attach::target::{Target, printable};
+use crate::process::handle::{Target, printable};
 use rustix::fs::OFlags;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -138,7 +138,7 @@ fn mapped_application(target: &Target) -> Option<String> {
     let root = target.root().ok()?;
     let has_configuration = |path: &&PathBuf| {
         let beside = path.with_extension("runtimeconfig.json");
-        crate::attach::target::open_below(&root, &beside, OFlags::PATH).is_ok()
+        crate::process::handle::open_below(&root, &beside, OFlags::PATH).is_ok()
     };
     let configured: BTreeSet<&PathBuf> = assemblies.iter().filter(has_configuration).collect();
     if let Some(name) = only(configured.iter().copied()) {
@@ -165,7 +165,7 @@ fn only<'a>(mut paths: impl Iterator<Item = &'a PathBuf>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::{ProcessName, argument, of, of_program, stem};
-    use crate::attach::target::Target;
+    use crate::process::handle::Target;
 
     fn application(line: &str) -> Option<String> {
         let arguments: Vec<String> = line.split(' ').map(str::to_owned).collect();

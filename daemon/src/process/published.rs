@@ -5,7 +5,7 @@
 //! bounded, and says nothing but how the process calls itself.
 
 use super::memory::ProcessMemory;
-use crate::attach::target::{Target, printable};
+use crate::process::handle::{Target, printable};
 use crate::sink::otlp::proto::{KeyValue, Resource, any_value::Value};
 use perfusion_unwind::TargetMemory;
 use prost::Message as _;
@@ -126,7 +126,7 @@ fn text_of(attribute: &KeyValue) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::{HEADER_BYTES, ProcessContext, Published, copy, decode, parse, read};
-    use crate::attach::target::Target;
+    use crate::process::handle::Target;
     use crate::sink::otlp::proto::{AnyValue, KeyValue, Resource, any_value::Value};
     use perfusion_unwind::TargetMemory;
     use prost::Message as _;

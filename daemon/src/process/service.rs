@@ -9,8 +9,8 @@
 use super::name::CHARACTERS;
 use super::published::{self, Published};
 use super::ticks_before_now;
-use crate::attach::target::{Target, printable};
 use crate::kubernetes::pods::Pods;
+use crate::process::handle::{Target, printable};
 use perfusion_model::labels::PublishedLabels;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn a_pods_label_names_what_no_variable_does_and_better_than_the_executable() {
         let child = sleeper(&[("DD_SERVICE", "carts")]);
-        let target = |child: &Sleeper| crate::attach::target::Target::open(child.0.id()).unwrap();
+        let target = |child: &Sleeper| crate::process::handle::Target::open(child.0.id()).unwrap();
         assert_eq!(super::look(&target(&child), Some("web")).as_deref(), Some("carts"));
         let child = sleeper(&[]);
         assert_eq!(super::look(&target(&child), Some("web")).as_deref(), Some("web"));

@@ -15,7 +15,7 @@ use super::name::ProcessName;
 use super::published;
 use super::spans::Found;
 use super::thread_variable::ThreadVariable;
-use crate::attach::target::Target;
+use crate::process::handle::Target;
 use crate::system_limits::share_of_open_files;
 use ebpf_common::key::{SPAN_DESCRIPTOR, SPAN_DISTANCE, SPAN_INDEX, SPAN_MODULE, SPAN_STATIC, SpanPlace};
 use foldhash::{HashMap, HashMapExt as _};

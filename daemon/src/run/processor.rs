@@ -26,7 +26,7 @@ use crate::process::service::Services;
 use crate::process::spans::Looks;
 use crate::process::table::Standing;
 use crate::report::units::counted;
-use crate::source::kernel::rule_set::{LeftOut, OfService};
+use crate::source::kernel::rule_set::OfService;
 use crate::source::shim::{ShimLimits, ShimSource};
 use crate::symbolize::kernel::WakeSites;
 use crate::symbolize::pretty::clean;
@@ -38,6 +38,7 @@ use perfusion_model::event::{
     Allocation, Event, EventKind, Method, MonotonicNs, Progress, RegionId, Rename, RuntimeSample, ShimEvent,
     Sleeper, Span, ThreadId, ThreadSnapshot, UserContext, WaitEnd,
 };
+use perfusion_model::feature::LeftOut;
 use perfusion_model::frame::{FrameKey, Marker, ProcessId};
 use perfusion_model::labels::{Labels, PodLabels};
 use perfusion_model::stack::{StackId, StackTable};

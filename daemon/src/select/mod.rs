@@ -6,13 +6,14 @@
 
 pub mod cgroups;
 
-use crate::attach::target::Target;
 use crate::kubernetes::Source;
 use crate::kubernetes::object::Wanted;
 use crate::kubernetes::pods::Pods;
 use crate::process::container::{container_in, pod_in};
-use crate::source::kernel::rule_set::{Feature, RuleSet, thinned};
+use crate::process::handle::Target;
+use crate::source::kernel::rule_set::RuleSet;
 use cgroups::Cgroups;
+use perfusion_model::feature::{Feature, thinned};
 use rustix::fs::OFlags;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -441,7 +442,7 @@ mod tests {
     use crate::kubernetes::logs::Logs;
     use crate::kubernetes::pods::{Pod, Pods};
     use crate::select::cgroups::Cgroups;
-    use crate::source::kernel::rule_set::{Feature, thinned};
+    use perfusion_model::feature::{Feature, thinned};
     use std::os::unix::fs::MetadataExt as _;
 
     const ONLY: u32 = Feature::Recorded.given();

@@ -6,9 +6,10 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use perfusion::source::kernel::rule_set::{Feature, RuleSet};
+use perfusion::source::kernel::rule_set::RuleSet;
 use perfusion::source::kernel::{KernelOptions, KernelSource, Selection};
 use perfusion_model::event::{Event, EventKind};
+use perfusion_model::feature::Feature;
 use system_tests::environment::skip;
 use system_tests::wait_until;
 

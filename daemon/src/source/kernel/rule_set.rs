@@ -2,128 +2,14 @@
 
 use super::hierarchy::Hierarchy;
 use ebpf_common::config::{
-    RULE_CPU, RULE_FEATURES, RULE_RECORDED, RULE_TAKES, RULE_THINS, RULE_WAITS, RULES_BY_CGROUP,
-    RULES_BY_COMMAND, RULES_BY_USER, left_out,
+    RULE_FEATURES, RULE_TAKES, RULE_THINS, RULES_BY_CGROUP, RULES_BY_COMMAND, RULES_BY_USER, left_out,
 };
+use perfusion_model::feature::{LeftOut, OF_KERNEL};
 use std::collections::HashMap;
 use std::fs;
 use std::hash::BuildHasher;
 use std::path::PathBuf;
 use std::sync::Arc;
-
-/// What a process has or has not. The first three are the probes' business, and they know nothing of the others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Feature {
-    /// To be recorded at all, and attached to.
-    Recorded = RULE_RECORDED,
-    /// CPU samples.
-    Cpu = RULE_CPU,
-    /// Waits.
-    Waits = RULE_WAITS,
-    /// Allocations, and of them the objects that live on.
-    Allocations = 8,
-    /// Objects that live on.
-    LiveObjects = 16,
-    /// Names of managed code, asked of the runtime.
-    Names = 32,
-    /// Exceptions.
-    Exceptions = 64,
-    /// Waits for locks, as the runtime tells of them.
-    Contention = 128,
-}
-
-impl Feature {
-    /// All but the first, with their names in the configuration.
-    pub const NAMED: [(Self, &'static str); 7] = [
-        (Self::Cpu, "cpu"),
-        (Self::Waits, "waits"),
-        (Self::Allocations, "allocations"),
-        (Self::LiveObjects, "live_objects"),
-        (Self::Names, "names"),
-        (Self::Exceptions, "exceptions"),
-        (Self::Contention, "contention"),
-    ];
-
-    /// That those have it of whom a rule is true, where not everybody has it.
-    #[must_use]
-    pub const fn given(self) -> u32 {
-        self as u32
-    }
-
-    /// That those do not have it of whom a rule is true.
-    #[must_use]
-    pub const fn taken(self) -> u32 {
-        (self as u32) << RULE_TAKES
-    }
-}
-
-/// That of those of whom a rule is true one CPU sample in 2ⁿ is kept; n is at most 8.
-#[must_use]
-pub fn thinned(n: u32) -> u32 {
-    ((1 << n.min(8)) - 1) << RULE_THINS
-}
-
-/// What rules leave out of a process that is recorded.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct LeftOut(pub u32);
-
-impl LeftOut {
-    /// True when it goes without this.
-    #[must_use]
-    pub const fn has(self, feature: Feature) -> bool {
-        self.0 & feature as u32 != 0
-    }
-
-    /// True when nothing is left that the shim is for.
-    #[must_use]
-    pub fn all_of_shim(self) -> bool {
-        use Feature::{Allocations, Contention, Exceptions, Names};
-        [Allocations, Contention, Exceptions, Names].into_iter().all(|feature| self.has(feature))
-    }
-
-    /// One CPU sample in so many is kept.
-    #[must_use]
-    pub const fn one_sample_in(self) -> u32 {
-        1 << (self.0 >> RULE_THINS).count_ones()
-    }
-
-    /// What either leaves out.
-    #[must_use]
-    pub const fn or(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-
-    /// What both leave out.
-    #[must_use]
-    pub const fn and(self, other: Self) -> Self {
-        Self(self.0 & other.0)
-    }
-
-    /// Of what the shim does.
-    #[must_use]
-    pub const fn of_shim(self) -> Self {
-        Self(self.0 & RULE_FEATURES & !OF_KERNEL)
-    }
-
-    /// Of what the probes do: all there is of a process without a CLR.
-    #[must_use]
-    pub const fn of_probes(self) -> Self {
-        Self(self.0 & !self.of_shim().0)
-    }
-
-    /// The features that are left out, by their names in the configuration.
-    pub fn features(self) -> impl Iterator<Item = &'static str> {
-        Feature::NAMED.into_iter().filter(move |(feature, _)| self.has(*feature)).map(|(_, name)| name)
-    }
-
-    /// The same in one line.
-    #[must_use]
-    pub fn names(self) -> String {
-        let names: Vec<&str> = self.features().collect();
-        if names.is_empty() { "nothing".to_owned() } else { names.join(", ") }
-    }
-}
 
 /// What is left out of the processes of one service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,10 +33,10 @@ impl OfService {
 }
 
 /// What the probes see to: of the features, and of the rest.
-const OF_KERNEL: u32 = RULE_RECORDED | RULE_CPU | RULE_WAITS;
 const SAID_TO_KERNEL: u32 = OF_KERNEL | OF_KERNEL << RULE_TAKES | 0xff << RULE_THINS;
 
-/// What is said of cgroups, users and commands: bits of [`Feature::given`], [`Feature::taken`] and [`thinned`].
+/// What is said of cgroups, users and commands: bits of [`Feature::given`](perfusion_model::feature::Feature::given),
+/// [`Feature::taken`](perfusion_model::feature::Feature::taken) and [`thinned`](perfusion_model::feature::thinned).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuleSet {
     /// What those have of whom nothing is said.
@@ -280,7 +166,8 @@ fn command(tgid: u32) -> Option<[u8; 16]> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Feature, Filter, LeftOut, RULE_FEATURES, RuleSet, command, thinned};
+    use super::{Filter, LeftOut, RULE_FEATURES, RuleSet, command};
+    use perfusion_model::feature::{Feature, thinned};
     use std::collections::HashMap;
 
     const ONLY: u32 = Feature::Recorded.given();

@@ -10,8 +10,8 @@ use super::namespace::{Offset, Threads};
 use super::region::{Region, RegionKey};
 use super::share::Share;
 use crate::attach::Wishes;
-use crate::attach::target::Target;
 use crate::counts::StartHold;
+use crate::process::handle::Target;
 use perfusion_model::event::{
     Allocation, AllocationKind, Contention, Event, EventKind, Exception, Heap, Method, MonotonicNs, RegionId,
     RuntimeSample, ShimEvent, UserContext, UserRegs,
@@ -680,7 +680,7 @@ mod tests {
         BUDGET, Consumer, Drained, LEAST, MonotonicNs, QUOTA, Quota, Reader, Region, RegionId, Request,
         Share, ShimLimits, State, TYPES, TYPES_BYTES, Turns, Types, UNIT_BYTES,
     };
-    use crate::attach::target::Target;
+    use crate::process::handle::Target;
     use crate::source::shim::namespace::monotonic_offset;
     use profiler_protocol::layout::{
         COMMIT_OFFSET_AT, DATA_OFFSET_AT, Geometry, HEADER_BYTES, MAGIC, MAGIC_AT, MIN_UNITS,

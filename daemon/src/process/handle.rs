@@ -425,7 +425,7 @@ pub(crate) fn open_below(root: &OwnedFd, path: &Path, flags: OFlags) -> Result<O
 
 /// The system's error number of an I/O error; ETIMEDOUT for a call that was not waited for any longer (`process/patience.rs`), EIO for
 /// another one that has none.
-pub(super) fn errno(error: &io::Error) -> Errno {
+pub(crate) fn errno(error: &io::Error) -> Errno {
     let without = if error.kind() == ErrorKind::TimedOut { Errno::TIMEDOUT } else { Errno::IO };
     Errno::from_io_error(error).unwrap_or(without)
 }
