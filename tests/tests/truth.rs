@@ -48,7 +48,7 @@ fn check(name: &str, measured: &Measured) {
     let waits_only = name.starts_with("truthwaits");
     assert!(waits_only || cpu.total >= 120.0, "only {} samples: {picture}", cpu.total);
     // The promise is 1 in 1000; of so few samples one or two more prove nothing. Dynamic methods that were collected before the runtime could
-    // be asked without danger have no name (README, Limits): those seen before the attach, and in each batch's last moments.
+    // be asked without danger have no name (docs/limits.md): those seen before the attach, and in each batch's last moments.
     let nameless = if name.starts_with("dynamicmethods") { cpu.total / 50.0 } else { 0.0 };
     let few = if waits_only { cpu.total / 20.0 } else { (cpu.total / 1000.0).max(2.0) };
     assert!(cpu.total - cpu.exact <= few + nameless, "{picture}");
