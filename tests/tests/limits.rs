@@ -38,7 +38,8 @@ fn named_share(file: &Path) -> f64 {
     let profile = Profile::read(file).unwrap();
     let all = profile.sum("samples", |sample| sample.label("process") == "spin");
     let named = profile.sum("samples", |sample| sample.label("process") == "spin" && sample.has("spin_here"));
-    assert!(all > 20, "{}", profile.describe("samples", |_| true));
+    // Of some 200, on a CPU of its own.
+    assert!(all > 5, "{}", profile.describe("samples", |_| true));
     named as f64 / all as f64
 }
 

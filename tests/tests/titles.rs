@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
-use system_tests::environment::{RECORD, begin_beside, record_on};
+use system_tests::environment::{RECORD, begin, begin_beside, record_on};
 use system_tests::perfusion::{SLACK, Scratch, command, run};
 use system_tests::{App, Profile, Recording, Runtime, Sample, Workload, on_runtimes};
 
@@ -152,11 +152,12 @@ const TITLES: [(&str, &str); 6] = [
     ("😀😀😀😀😀", "😀😀😀"),
 ];
 
-on_runtimes!(long_names_of_threads_are_whole_or_end_with_a_character: net8 Net8, net10 Net10, net11 Net11; long: net9 Net9);
+on_runtimes!(long_names_of_threads_are_whole_or_end_with_a_character: net10 Net10, net11 Net11; long: net8 Net8, net9 Net9);
 
 fn long_names_of_threads_are_whole_or_end_with_a_character(runtime: Runtime) {
     let name = format!("titles::long_names on {runtime}");
-    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
+    // Alone: a name that the runtime tells after the end of the recording is not known.
+    let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
     let mut app = Workload::dotnet(runtime, "titles", &[]).unwrap().start().unwrap();
     let ready = app.ready().clone();
     let (profile, ()) = record_meanwhile(&mut app, &[], |app| app.perform("later").unwrap());
