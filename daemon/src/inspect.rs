@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::process::ProcessTable;
 use crate::process::explain::{ExplainError, Explained, Origin};
 use crate::report::ReportError;
-use crate::symbolize::pretty::clean;
+use perfusion_model::text::clean;
 use perfusion_unwind::machine::NATIVE;
 use perfusion_unwind::rule::{Cfa, FrameKind, Register, Rule, Saved};
 use serde_json::{Value, json};

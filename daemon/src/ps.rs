@@ -6,7 +6,7 @@ use crate::kernel_features;
 use crate::process::handle::Target;
 use crate::process::name;
 use crate::process::table::Standing;
-use crate::symbolize::pretty::clean;
+use perfusion_model::text::clean;
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};

@@ -7,6 +7,7 @@ pub mod event;
 pub mod feature;
 pub mod frame;
 pub mod stack;
+pub mod text;
 pub mod thread_role;
 
 pub mod labels;

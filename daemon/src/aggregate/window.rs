@@ -3,11 +3,11 @@
 
 use super::chance::Chances;
 use super::pool::Sum;
-use crate::symbolize::pretty::clean;
 use foldhash::{HashMap, HashMapExt as _};
 use perfusion_model::frame::{FrameKey, Marker};
 use perfusion_model::labels::{Labels, OTHER, SampleType, SpanLabels};
 use perfusion_model::stack::{StackId, StackTable};
+use perfusion_model::text::clean;
 use std::collections::HashSet;
 use std::sync::Arc;
 

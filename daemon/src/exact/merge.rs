@@ -4,10 +4,10 @@
 
 use super::{Account, Count, Ending, Process, Type};
 use crate::pprof::proto::{Function, Label, Line, Location, Profile, Sample};
-use crate::symbolize::pretty::clean;
 use crate::symbolize::types::{self, TypeName};
 use perfusion_model::labels::OTHER;
 use perfusion_model::labels::{SampleType, Sampling, UNKNOWN_TYPE};
+use perfusion_model::text::clean;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Value of the label `sampling` where values are exact.

@@ -5,7 +5,7 @@ use super::{Account, Collection, Count, Ending, Lifetime, Process, Type};
 use crate::pprof::{EXACT_PREFIX, LOST_PREFIX};
 use crate::report::top::fit;
 use crate::report::units::{counted, grouped, human, percent};
-use crate::symbolize::pretty::clean;
+use perfusion_model::text::clean;
 use profiler_protocol::exact::LOSSES;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

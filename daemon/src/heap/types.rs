@@ -2,7 +2,6 @@
 //! or after the first object. Layout: `ClrEtwAll.man` of dotnet/runtime.
 
 use super::fields::Fields;
-use crate::symbolize::pretty;
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
 
@@ -35,7 +34,7 @@ impl Type {
 
     /// True for the type that the runtime has told so of.
     fn is(&self, module: u64, token: u32, name: &str) -> bool {
-        self.module == module && self.token == token && self.name == pretty::clean(name)
+        self.module == module && self.token == token && self.name == perfusion_model::text::clean(name)
     }
 
     /// True for a class or structure of some module's own.
@@ -131,7 +130,7 @@ impl Types {
 
     /// A name to be kept; empty when there are too many.
     pub fn keep_name(&mut self, name: &str) -> String {
-        let name = pretty::clean(name);
+        let name = perfusion_model::text::clean(name);
         let all = self.name_bytes + name.len();
         if all > self.room.name_bytes {
             return String::new();

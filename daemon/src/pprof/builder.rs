@@ -2,7 +2,7 @@
 
 use super::proto::{Function, Line, Location, Mapping, Profile, ValueType};
 use super::{KERNEL_MAPPING, MANAGED_MAPPING};
-use crate::symbolize::{Directory, FunctionId, Module, Symbol, Symbolizer, kernel, native, pretty};
+use crate::symbolize::{Directory, FunctionId, Module, Symbol, Symbolizer, kernel, native};
 use foldhash::fast::RandomState;
 use perfusion_model::frame::FrameKey;
 use std::collections::HashMap;
@@ -133,8 +133,9 @@ impl<'a> Builder<'a> {
             Module::None => return None,
             Module::Image(image) => {
                 let image = self.directory.image(*image);
-                mapping.filename =
-                    self.string(&pretty::clean(image.map_or("[unknown image]", |image| image.path)));
+                mapping.filename = self.string(&perfusion_model::text::clean(
+                    image.map_or("[unknown image]", |image| image.path),
+                ));
                 let build_id = image.and_then(|image| image.build_id);
                 mapping.build_id = self.string(&build_id.map_or_else(String::new, hex));
                 if let Some(text) = image.and_then(|image| image.file).and_then(native::text_segment) {

@@ -5,7 +5,7 @@ use super::proto::{Label, Profile, Sample};
 use super::validate::{Checker, Invalid, validate};
 use crate::aggregate::Window;
 use crate::aggregate::window::Entry;
-use crate::symbolize::{Directory, Module, Symbolizer, pretty};
+use crate::symbolize::{Directory, Module, Symbolizer};
 use flate2::Compression;
 use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
@@ -179,7 +179,8 @@ fn head(builder: &mut Builder<'_>, about: &About) {
         .map(|sample_type| builder.value_type(sample_type.name(), sample_type.unit()))
         .to_vec();
     let period_type = builder.value_type(SampleType::Cpu.name(), SampleType::Cpu.unit());
-    let comment = about.comments.iter().map(|comment| builder.string(&pretty::clean(comment))).collect();
+    let comment =
+        about.comments.iter().map(|comment| builder.string(&perfusion_model::text::clean(comment))).collect();
     if let Some(image) = about.main_image {
         builder.mapping(&Module::Image(image));
     }
@@ -212,7 +213,7 @@ fn labels(builder: &mut Builder<'_>, labels: &Labels, encoded: &mut Vec<Label>) 
         let key = builder.string(name);
         encoded.push(match value {
             LabelValue::Text(text) => {
-                Label { key, str: builder.string(&pretty::clean(text)), ..Label::default() }
+                Label { key, str: builder.string(&perfusion_model::text::clean(text)), ..Label::default() }
             }
             LabelValue::Number(num, unit) => {
                 Label { key, num, num_unit: builder.string(unit), ..Label::default() }

@@ -7,7 +7,7 @@
 //! sake is harmed, too.
 
 use crate::process::handle::Target;
-use crate::source::kernel::hierarchy::Hierarchy;
+use crate::process::hierarchy::Hierarchy;
 use std::fmt;
 use std::fs;
 use std::path::{Component, Path, PathBuf};

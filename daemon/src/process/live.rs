@@ -9,7 +9,7 @@ use super::memory::{MAX_MAPS_BYTES, ProcessMemory};
 use super::patience::{Holder, wait_for};
 use super::table::Counters;
 use super::{ImageError, ProcessError};
-use crate::source::kernel::seed::still_sleeps;
+use crate::process::seed::still_sleeps;
 use foldhash::{HashMap, HashMapExt as _};
 use perfusion_model::event::{Asleep, MonotonicNs, ProbeWalk, UserContext, UserRegs};
 use perfusion_model::frame::{FrameKey, ImageId, ProcessId};

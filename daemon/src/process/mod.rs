@@ -4,10 +4,10 @@
 pub mod aftermath;
 pub(crate) mod budget;
 pub mod container;
-mod directory;
 pub mod explain;
 pub mod handle;
 pub mod headroom;
+pub mod hierarchy;
 pub mod image;
 pub mod images;
 mod lesson;
@@ -19,6 +19,7 @@ pub mod name;
 pub mod patience;
 mod pe;
 pub mod published;
+pub(crate) mod seed;
 pub mod service;
 pub mod spans;
 pub mod table;
@@ -28,7 +29,6 @@ pub use image::{Image, ImageError};
 pub use lesson::Lesson;
 pub use table::{Counters, ProcessInfo, ProcessTable};
 
-use crate::source::kernel::seed;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io;

@@ -5,8 +5,8 @@ use super::stacks::{Kind, Stacks};
 use super::top::{NO_DURATION, Options};
 use super::units::{grouped, human, percent};
 use crate::pprof::proto::{Profile, Sample};
-use crate::symbolize::pretty::clean;
 use perfusion_model::labels::SampleType;
+use perfusion_model::text::clean;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 

@@ -9,7 +9,7 @@ use super::top::NO_DURATION;
 use super::tree::{Tree, tree};
 use super::units::{base, human};
 use crate::pprof::proto::Profile;
-use crate::symbolize::pretty::clean;
+use perfusion_model::text::clean;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::hash::{BuildHasher, RandomState};

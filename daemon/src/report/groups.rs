@@ -7,7 +7,7 @@ use super::together::{WINDOW, is_of_moments};
 use super::top::{NO_DURATION, Options, Table};
 use super::units::{human, percent};
 use crate::pprof::proto::Profile;
-use crate::symbolize::pretty::clean;
+use perfusion_model::text::clean;
 use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::HashMap;

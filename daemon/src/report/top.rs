@@ -12,7 +12,7 @@ use super::units::{human, percent};
 use crate::aggregate::pool::STARVATION;
 use crate::pprof::proto::Profile;
 use crate::pprof::{POOL_PREFIX, RATES_LOWERED_PREFIX, WAIT_STACKS_PREFIX};
-use crate::symbolize::pretty::clean;
+use perfusion_model::text::clean;
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::io::IsTerminal;

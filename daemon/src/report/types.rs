@@ -10,8 +10,8 @@ use crate::exact::merge::{COUNTED, EXACT};
 use crate::pprof::proto::{Profile, Sample};
 use crate::pprof::tells_of_uncounted;
 use crate::run::loss;
-use crate::symbolize::pretty::clean;
 use perfusion_model::labels::{SampleType, Sampling, UNKNOWN_TYPE};
+use perfusion_model::text::clean;
 use std::collections::HashMap;
 use std::fmt::Write;
 

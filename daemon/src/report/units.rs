@@ -1,6 +1,6 @@
 //! Values for people.
 
-use crate::symbolize::pretty::clean;
+use perfusion_model::text::clean;
 
 /// What a unit measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! Names of threads by tid: the runtime's where it gave one, else the kernel's.
 
-use crate::symbolize::pretty::clean;
 use foldhash::HashMap;
 use perfusion_model::event::{MonotonicNs, ThreadId};
 use perfusion_model::labels::NameId;
+use perfusion_model::text::clean;
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Arc;

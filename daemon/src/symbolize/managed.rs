@@ -184,7 +184,7 @@ impl ManagedNames {
         raw: &str,
         module: Option<Arc<str>>,
     ) -> Option<FunctionId> {
-        let system_name: Arc<str> = pretty::clean(raw).as_ref().into();
+        let system_name: Arc<str> = perfusion_model::text::clean(raw).as_ref().into();
         let key = FunctionKey { process, module_id, token, name: Arc::clone(&system_name) };
         if let Some(&id) = self.ids.get(&key) {
             return Some(id);
@@ -376,7 +376,7 @@ impl Process {
 /// File name of a module, without directories.
 fn module_name(path: &str) -> Arc<str> {
     let name = path.rsplit(['/', '\\']).next().unwrap_or(path);
-    let name = pretty::clean(name);
+    let name = perfusion_model::text::clean(name);
     // Brackets are for modules that are not files.
     name.trim_start_matches('[').into()
 }

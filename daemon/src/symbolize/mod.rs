@@ -10,6 +10,7 @@
 //! [`Directory`] is what this stage must be told about processes and files; the process table implements it. blazesym is used
 //! in `kernel.rs` and `native.rs` only. Every frame that could not be named is counted by reason ([`Symbolizer::counters`]).
 
+mod directory;
 pub mod kernel;
 pub mod managed;
 pub mod native;
@@ -304,7 +305,7 @@ impl Symbolizer {
             Some(found) => match found {
                 Ok(names) => (names, Unresolved::NoSymbol),
                 Err(error) => {
-                    tracing::debug!(path = %pretty::clean(path), %error, "symbols not read");
+                    tracing::debug!(path = %perfusion_model::text::clean(path), %error, "symbols not read");
                     (Vec::new(), Unresolved::ImageUnreadable)
                 }
             },
@@ -314,8 +315,8 @@ impl Symbolizer {
         for &address in addresses {
             let symbol = match names.next().flatten() {
                 Some(native::Name { name, system_name }) => Symbol {
-                    name: pretty::clean(&name).as_ref().into(),
-                    system_name: pretty::clean(&system_name).as_ref().into(),
+                    name: perfusion_model::text::clean(&name).as_ref().into(),
+                    system_name: perfusion_model::text::clean(&system_name).as_ref().into(),
                     module: module.clone(),
                     function: None,
                     unresolved: None,
@@ -390,7 +391,7 @@ impl From<Missing> for Unresolved {
 }
 
 fn plain(name: &str, module: Module) -> Symbol {
-    let name: Arc<str> = pretty::clean(name).as_ref().into();
+    let name: Arc<str> = perfusion_model::text::clean(name).as_ref().into();
     Symbol { system_name: Arc::clone(&name), name, module, function: None, unresolved: None }
 }
 

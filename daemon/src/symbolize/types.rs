@@ -27,7 +27,7 @@ impl TypeName {
     /// Of a name as its runtime, or the shim, has it.
     #[must_use]
     pub fn of(raw: &str) -> Self {
-        let raw = pretty::clean(raw);
+        let raw = perfusion_model::text::clean(raw);
         let shown = pretty::type_name(&raw);
         let differs = shown != raw;
         Self { shown: shown.into(), raw: differs.then(|| raw.as_ref().into()), module: None }
@@ -50,7 +50,7 @@ impl Contexts {
     /// What a module is called: its file's name, and from the second module of that name on `#2`, `#3`, … in the order they were met. Modules of very
     /// many files are not told apart beyond these.
     pub fn label(&mut self, file: &str, module_id: u64) -> Arc<str> {
-        let file: Arc<str> = pretty::clean(file).as_ref().into();
+        let file: Arc<str> = perfusion_model::text::clean(file).as_ref().into();
         if self.of_file.len() >= MOST_FILES && !self.of_file.contains_key(&file) {
             return file;
         }

@@ -157,7 +157,7 @@ fn types(reading: &mut Reading) -> Result<(), Refusal> {
     if !default.is_empty() && !names.contains_key(default) {
         remarks.push(format!(
             "the default sample type `{}` is not among the sample types: the last one is shown",
-            crate::symbolize::pretty::clean(default)
+            perfusion_model::text::clean(default)
         ));
     }
     if !once.contains(&true) {

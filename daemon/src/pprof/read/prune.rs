@@ -3,7 +3,7 @@
 
 use super::{Reading, are};
 use crate::pprof::proto::Profile;
-use crate::symbolize::pretty::clean;
+use perfusion_model::text::clean;
 use regex::{Regex, RegexBuilder};
 use std::collections::{HashMap, HashSet};
 

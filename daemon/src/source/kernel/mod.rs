@@ -4,17 +4,16 @@
 pub mod btf;
 mod cpus;
 pub mod decode;
-pub mod hierarchy;
 mod iter;
 mod load;
 mod maps;
 pub mod perf;
 pub mod rule_set;
 pub mod rules;
-pub(crate) mod seed;
 pub mod spans;
 pub mod threads;
 
+use crate::process::seed;
 use crate::system_limits::{needed_open_files, raise_open_files};
 use aya::Ebpf;
 use aya::maps::{Array, HashMap as BpfHashMap, Map, MapData, MapError, PerCpuArray, RingBuf};

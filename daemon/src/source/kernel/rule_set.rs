@@ -1,6 +1,6 @@
 //! Who is recorded and with which features, as the probes look it up: by cgroup, user and command. The rules behind it are `select`'s.
 
-use super::hierarchy::Hierarchy;
+use crate::process::hierarchy::Hierarchy;
 use ebpf_common::config::{
     RULE_FEATURES, RULE_TAKES, RULE_THINS, RULES_BY_CGROUP, RULES_BY_COMMAND, RULES_BY_USER, left_out,
 };

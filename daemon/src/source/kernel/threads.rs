@@ -7,7 +7,8 @@
 //! reaped, and others may still be on their way off the CPU.
 
 use super::rule_set::Filter;
-use super::{Counts, KernelError, Selection, hierarchy, seed};
+use super::{Counts, KernelError, Selection};
+use crate::process::{hierarchy, seed};
 use aya::maps::{HashMap as BpfHashMap, Map, MapData};
 use ebpf_common::counter::Counter;
 use ebpf_common::key::{

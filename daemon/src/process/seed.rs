@@ -9,9 +9,9 @@ use std::io::{self, Read as _};
 
 /// A thread and its state (`STATE_`) as /proc shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Seed {
-    pub(super) tid: u32,
-    pub(super) state: u32,
+pub(crate) struct Seed {
+    pub(crate) tid: u32,
+    pub(crate) state: u32,
 }
 
 /// Numbers among the names of a directory of /proc; none when it is gone.
@@ -21,7 +21,7 @@ pub(crate) fn numbers(directory: &str) -> Vec<u32> {
 }
 
 /// Living threads of `tgid`.
-pub(super) fn threads(tgid: u32) -> Vec<Seed> {
+pub(crate) fn threads(tgid: u32) -> Vec<Seed> {
     let tids = numbers(&format!("/proc/{tgid}/task"));
     tids.into_iter().filter_map(|tid| Some(Seed { tid, state: state(tgid, tid)? })).collect()
 }
@@ -32,7 +32,7 @@ pub(crate) fn state(tgid: u32, tid: u32) -> Option<u32> {
 }
 
 /// State of a thread; `None` when it is surely gone or dead.
-pub(super) fn look_at(tgid: u32, tid: u32) -> io::Result<Option<u32>> {
+pub(crate) fn look_at(tgid: u32, tid: u32) -> io::Result<Option<u32>> {
     // One page holds more than the name (15 bytes) and the state behind it.
     let path = format!("/proc/{tgid}/task/{tid}/stat");
     let mut line = [0; 128];
@@ -61,7 +61,7 @@ fn is_gone(error: &io::Error) -> bool {
 }
 
 /// The threads of `tgid`, dead ones too; none when it is gone. Some may be missing while others end.
-pub(super) fn tasks(tgid: u32) -> io::Result<HashSet<u32>> {
+pub(crate) fn tasks(tgid: u32) -> io::Result<HashSet<u32>> {
     let mut tasks = HashSet::new();
     let entries = match fs::read_dir(format!("/proc/{tgid}/task")) {
         Err(error) if is_gone(&error) => return Ok(tasks),
@@ -78,12 +78,12 @@ pub(super) fn tasks(tgid: u32) -> io::Result<HashSet<u32>> {
 }
 
 /// Whether /proc can be read at all at this moment: descriptors may have run out.
-pub(super) fn is_readable() -> bool {
+pub(crate) fn is_readable() -> bool {
     fs::File::open("/proc/self/stat").is_ok()
 }
 
 /// How long a thread ran so far, by the scheduler's account as of the last tick; `None` when it is gone, or the kernel keeps no such file.
-pub(super) fn ran_ns(tgid: u32, tid: u32) -> Option<u64> {
+pub(crate) fn ran_ns(tgid: u32, tid: u32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{tgid}/task/{tid}/schedstat")).ok()?;
     text.split(' ').next()?.parse().ok()
 }

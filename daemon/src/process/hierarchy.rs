@@ -78,19 +78,19 @@ impl Hierarchy {
 }
 
 /// Tells which processes are in the cgroup v2 directory with a given id.
-pub(super) struct CgroupFilter {
+pub(crate) struct CgroupFilter {
     id: u64,
     hierarchy: Option<&'static Hierarchy>,
     known: HashMap<PathBuf, bool>,
 }
 
 impl CgroupFilter {
-    pub(super) fn new(id: u64) -> Self {
+    pub(crate) fn new(id: u64) -> Self {
         Self { id, hierarchy: Hierarchy::host(), known: HashMap::new() }
     }
 
     /// Whether `tgid` is in it.
-    pub(super) fn holds(&mut self, tgid: u32) -> bool {
+    pub(crate) fn holds(&mut self, tgid: u32) -> bool {
         let (id, Some(hierarchy)) = (self.id, self.hierarchy) else { return false };
         let Some(path) = hierarchy.of(tgid) else { return false };
         *self.known.entry(path).or_insert_with_key(|path| hierarchy.id(path) == Some(id))

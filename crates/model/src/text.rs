@@ -1,0 +1,47 @@
+//! Text that comes from a profiled process, made fit to be shown.
+
+use std::borrow::Cow;
+use std::fmt::Write;
+
+/// Longest name, in bytes, that goes into a profile.
+pub const MAX_BYTES: usize = 2048;
+/// The longest escaped character, and the end of a name that is cut.
+const ROOM_BYTES: usize = 12 + 3 + 16;
+/// Control characters and direction overrides escaped, length bounded. The end of one that is cut is a number made of all of it: names
+/// that differ only in what is cut stay different.
+#[must_use]
+pub fn clean(text: &str) -> Cow<'_, str> {
+    let hidden = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    if text.len() <= MAX_BYTES && !text.contains(hidden) {
+        return Cow::Borrowed(text);
+    }
+    let mut cleaned = String::new();
+    for c in text.chars() {
+        if cleaned.len() + ROOM_BYTES > MAX_BYTES {
+            write!(cleaned, "…{:016x}", fingerprint(text)).unwrap_or_default();
+            break;
+        }
+        if hidden(c) { cleaned.extend(c.escape_unicode()) } else { cleaned.push(c) }
+    }
+    Cow::Owned(cleaned)
+}
+
+/// FNV-1a: the same in every build.
+fn fingerprint(text: &str) -> u64 {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MAX_BYTES, clean};
+
+    #[test]
+    fn control_characters_are_escaped_and_length_is_bounded() {
+        assert_eq!(clean("a\x1b[31m\nb\u{202e}"), "a\\u{1b}[31m\\u{a}b\\u{202e}");
+        assert!(clean(&"x".repeat(1 << 20)).len() <= MAX_BYTES);
+    }
+}
