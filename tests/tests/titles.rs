@@ -3,22 +3,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use profiler_protocol::counter::Counter;
 use serde_json::Value;
 use system_tests::environment::{RECORD, begin, begin_beside, record_on};
 use system_tests::perfusion::{SLACK, Scratch, command, run};
-use system_tests::region::{counted, regions};
-use system_tests::wait::wait_until;
 use system_tests::{App, Profile, Recording, Runtime, Sample, Workload, on_runtimes};
 
 /// Records while `work` makes the app do what is looked at.
-fn record_meanwhile<T>(app: &mut App, args: &[&str], work: impl FnOnce(&mut App) -> T) -> (Profile, T) {
+fn record_meanwhile<T>(
+    app: &mut App,
+    args: &[&str],
+    work: impl FnOnce(&mut App, &Recording) -> T,
+) -> (Profile, T) {
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("titles.pb.gz");
     let args = [&["--duration", "60s"], args].concat();
     let mut recording = Recording::of_pid(app.pid(), &file, &args).unwrap();
     recording.await_progress("recording", SLACK).unwrap();
-    let did = work(app);
+    let did = work(app, &recording);
     recording.signal(rustix::process::Signal::INT).unwrap();
     recording.finish_well(SLACK).unwrap();
     (Profile::read(&file).unwrap(), did)
@@ -40,7 +41,7 @@ fn assert_is(what: &str, found: i64, truth: &Value, tolerance: f64, picture: &st
 fn a_thread_that_renames_itself_for_each_task_is_counted_under_each_name() {
     let Some(_turn) = begin_beside("titles::renames_itself", RECORD) else { return };
     let mut app = Workload::native("renames", &["-O1"]).unwrap().start().unwrap();
-    let (profile, did) = record_meanwhile(&mut app, &[], |app| app.ask("go tasks", "did").unwrap());
+    let (profile, did) = record_meanwhile(&mut app, &[], |app, _| app.ask("go tasks", "did").unwrap());
     let (cpu, blocked, runnable) =
         (by_name(&profile, "cpu"), by_name(&profile, "blocked"), by_name(&profile, "runnable"));
     let picture = format!("{cpu:?} {blocked:?} {runnable:?}\n{}", profile.describe("cpu", |_| true));
@@ -66,7 +67,7 @@ fn a_thread_with_thousands_of_names_a_second_is_counted_by_its_samples() {
     let Some(_turn) = begin_beside("titles::thousands_of_names", RECORD) else { return };
     let mut app = Workload::native("renames", &["-O1"]).unwrap().start().unwrap();
     let (profile, did) =
-        record_meanwhile(&mut app, &["--frequency", "999"], |app| app.ask("go rapid", "did").unwrap());
+        record_meanwhile(&mut app, &["--frequency", "999"], |app, _| app.ask("go rapid", "did").unwrap());
     let cpu = by_name(&profile, "cpu");
     let picture = format!("{cpu:?}\n{}", profile.describe("cpu", |_| true));
     // More renames than are told of; some 2,000 samples, of which a quarter is B's: a standard deviation of 4 % of B, 1.3 % of A.
@@ -83,7 +84,7 @@ fn a_thread_with_thousands_of_names_a_second_is_counted_by_its_samples() {
 fn a_thread_that_another_one_renames_in_its_sleep_slept_under_both_names() {
     let Some(_turn) = begin_beside("titles::renamed_in_its_sleep", RECORD) else { return };
     let mut app = Workload::native("renames", &["-O1"]).unwrap().start().unwrap();
-    let (profile, did) = record_meanwhile(&mut app, &[], |app| app.ask("go asleep", "did").unwrap());
+    let (profile, did) = record_meanwhile(&mut app, &[], |app, _| app.ask("go asleep", "did").unwrap());
     let blocked = by_name(&profile, "blocked");
     let picture = format!("{blocked:?}\n{}", profile.describe("blocked", |_| true));
     let [least, most] = ["waited_a", "waited_b"].map(|key| did[key].as_i64().unwrap());
@@ -103,7 +104,7 @@ fn a_programs_thread_with_a_name_of_the_runtimes_is_the_programs(runtime: Runtim
     let name = format!("titles::impostors on {runtime}");
     let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     let mut app = Workload::dotnet(runtime, "impostors", &[]).unwrap().start().unwrap();
-    let (profile, ()) = record_meanwhile(&mut app, &[], |app| app.perform("work").unwrap());
+    let (profile, ()) = record_meanwhile(&mut app, &[], |app, _| app.perform("work").unwrap());
     let ready = app.ready().clone();
     let own: BTreeMap<String, String> = ready
         .as_object()
@@ -163,12 +164,9 @@ fn long_names_of_threads_are_whole_or_end_with_a_character(runtime: Runtime) {
     let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
     let mut app = Workload::dotnet(runtime, "titles", &[]).unwrap().start().unwrap();
     let ready = app.ready().clone();
-    let (profile, ()) = record_meanwhile(&mut app, &[], |app| {
+    let (profile, ()) = record_meanwhile(&mut app, &[], |app, recording| {
         // What is named before the attach and starts in its midst is an older thread that no list has.
-        wait_until("a session in the app", SLACK, || {
-            (counted(&regions(app), Counter::SessionsStarted) > 0).then_some(())
-        })
-        .unwrap();
+        recording.await_session(app).unwrap();
         app.perform("later").unwrap();
     });
     let outcome = run(&mut command(["dump", "--pid", &app.pid().to_string(), "--json"]), SLACK).unwrap();

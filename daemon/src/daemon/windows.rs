@@ -13,8 +13,7 @@ use crate::sink::{Finished, Packed};
 use crate::source::Rates;
 use crate::source::kernel::rule_set::OfService;
 use perfusion_model::feature::{Feature, LeftOut};
-use perfusion_model::labels::OTHER;
-use perfusion_model::labels::SampleType;
+use perfusion_model::labels::{OTHER, SampleType};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -241,8 +240,7 @@ mod tests {
     use super::parts;
     use crate::aggregate::window::{Limits, Window};
     use perfusion_model::frame::FrameKey;
-    use perfusion_model::labels::OTHER;
-    use perfusion_model::labels::{Labels, SampleType};
+    use perfusion_model::labels::{Labels, OTHER, SampleType};
 
     #[test]
     fn services_beyond_the_limit_share_one_that_is_named_and_no_value_is_lost() {

@@ -5,8 +5,7 @@
 use super::{Account, Count, Ending, Process, Type};
 use crate::pprof::proto::{Function, Label, Line, Location, Profile, Sample};
 use crate::symbolize::types::{self, TypeName};
-use perfusion_model::labels::OTHER;
-use perfusion_model::labels::{SampleType, Sampling, UNKNOWN_TYPE};
+use perfusion_model::labels::{OTHER, SampleType, Sampling, UNKNOWN_TYPE};
 use perfusion_model::text::clean;
 use std::collections::{BTreeMap, HashMap, HashSet};
 

@@ -161,9 +161,14 @@ fn queued_time() -> Option<Duration> {
         let stats = stats.get_or_init(|| File::open("/proc/thread-self/schedstat").ok());
         stats.as_ref()?.read_at(&mut text, 0).ok()
     })?;
-    let mut fields = text.get(..length)?.split(|byte| *byte == b' ');
-    let queued = std::str::from_utf8(fields.nth(1)?).ok()?.parse().ok()?;
-    Some(Duration::from_nanos(queued))
+    let [_, queued] = times_in(std::str::from_utf8(text.get(..length)?).ok()?)?;
+    Some(queued)
+}
+
+/// Time on a CPU and time in a queue for one, as a `schedstat` of /proc has them first.
+fn times_in(schedstat: &str) -> Option<[Duration; 2]> {
+    let mut fields = schedstat.split(' ').map(|ns| ns.parse().ok().map(Duration::from_nanos));
+    Some([fields.next()??, fields.next()??])
 }
 
 thread_local!(static OTHERS: Cell<Duration> = const { Cell::new(Duration::ZERO) });
@@ -213,8 +218,8 @@ impl Worker {
             |file: &str| std::fs::read_to_string(format!("/proc/self/task/{tid}/{file}")).unwrap_or_default();
         // Whether it runs or is in the queue comes first: what it waits for a CPU now is counted when it gets one.
         let is_runnable = of("stat").rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('R'));
-        let had: u64 = of("schedstat").split(' ').take(2).filter_map(|ns| ns.parse::<u64>().ok()).sum();
-        let worked = Duration::from_nanos(had.saturating_sub(self.had_ns.load(Ordering::Relaxed)));
+        let had = times_in(&of("schedstat")).map_or(Duration::ZERO, |[ran, queued]| ran + queued);
+        let worked = had.saturating_sub(Duration::from_nanos(self.had_ns.load(Ordering::Relaxed)));
         is_runnable || began.elapsed().saturating_sub(worked) < patience
     }
 }

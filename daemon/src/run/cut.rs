@@ -23,9 +23,8 @@ use crate::symbolize::types::TypeName;
 use foldhash::{HashMap, HashMapExt as _};
 use perfusion_model::event::{Event, EventKind, MonotonicNs, RegionId, ShimEvent, ThreadId, ThreadSnapshot};
 use perfusion_model::frame::{FrameKey, ImageId, Marker};
-use perfusion_model::labels::OTHER;
 use perfusion_model::labels::{
-    CollectionLabels, Labels, NameId, SampleType, Sampling, SpanLabels, UNKNOWN_TYPE,
+    CollectionLabels, Labels, NameId, OTHER, SampleType, Sampling, SpanLabels, UNKNOWN_TYPE,
 };
 use perfusion_model::stack::{StackId, StackTable};
 use std::collections::HashSet;

@@ -266,15 +266,7 @@ struct Mark {
 
 impl Request {
     fn new(source: &Source<'_>, head: &Head) -> Self {
-        let tables = ProfilesDictionary {
-            mapping_table: vec![Mapping::default()],
-            location_table: vec![Location::default()],
-            function_table: vec![Function::default()],
-            link_table: vec![Link::default()],
-            string_table: vec![String::new()],
-            attribute_table: vec![KeyValueAndUnit::default()],
-            stack_table: vec![Stack::default()],
-        };
+        let tables = ProfilesDictionary::of_zeroes();
         // Lengths of all levels of messages around the samples, once more than they can be.
         let bytes = head.bytes + tables.encoded_len() + 64;
         let mut request = Self {

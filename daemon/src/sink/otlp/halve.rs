@@ -2,7 +2,7 @@
 //! tables of their own. Pure.
 
 use super::proto::{
-    ExportProfilesServiceRequest, Function, KeyValueAndUnit, Line, Link, Location, Mapping, Profile,
+    ExportProfilesServiceRequest, Function, KeyValueAndUnit, Line, Location, Mapping, Profile,
     ProfilesDictionary, ResourceProfiles, Sample, ScopeProfiles, Stack, ValueType,
 };
 use std::collections::HashMap;
@@ -74,15 +74,7 @@ impl<'a> Half<'a> {
         let zero = || HashMap::from([(0, 0)]);
         Self {
             whole,
-            tables: ProfilesDictionary {
-                mapping_table: vec![Mapping::default()],
-                location_table: vec![Location::default()],
-                function_table: vec![Function::default()],
-                link_table: vec![Link::default()],
-                string_table: vec![String::new()],
-                attribute_table: vec![KeyValueAndUnit::default()],
-                stack_table: vec![Stack::default()],
-            },
+            tables: ProfilesDictionary::of_zeroes(),
             strings: zero(),
             attributes: zero(),
             functions: zero(),

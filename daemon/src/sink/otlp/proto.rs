@@ -39,6 +39,20 @@ pub struct ProfilesDictionary {
     #[prost(message, repeated, tag = "7")]
     pub stack_table: Vec<Stack>,
 }
+impl ProfilesDictionary {
+    /// The tables of a request without samples: the first entry of each is the one that stands for nothing.
+    pub fn of_zeroes() -> Self {
+        Self {
+            mapping_table: vec![Mapping::default()],
+            location_table: vec![Location::default()],
+            function_table: vec![Function::default()],
+            link_table: vec![Link::default()],
+            string_table: vec![String::new()],
+            attribute_table: vec![KeyValueAndUnit::default()],
+            stack_table: vec![Stack::default()],
+        }
+    }
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ResourceProfiles {
     #[prost(message, optional, tag = "1")]
