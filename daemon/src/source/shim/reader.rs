@@ -462,8 +462,8 @@ impl Decoder<'_> {
         sink: &mut dyn FnMut(Event),
     ) {
         let told = record.time_ns.wrapping_sub(self.offset.ns.cast_unsigned());
-        let time = told.clamp(now.0.saturating_sub(OLDEST_NS), now.0);
-        // A record is written while `now` was taken: a little ahead is honest.
+        let time = plausible(told, now.0, || MonotonicNs::now().0);
+        // Clocks of two CPUs may differ by a little.
         totals.times_corrected += u64::from(time != told && told.wrapping_sub(now.0) > 1_000_000_000);
         let mut thread = |tid: u32| {
             let outer = threads.outer(target, tid);
@@ -588,6 +588,13 @@ impl Decoder<'_> {
     }
 }
 
+/// The time of a record that says it was written at `told`, in a ring whose reading began at `began`. Records are written while the ring is read, and
+/// events of the kernel lie between them: one that is later than `began` keeps its time, unless it is ahead of the clock too.
+fn plausible(told: u64, began: u64, clock: impl FnOnce() -> u64) -> u64 {
+    let latest = if told > began { clock().max(began) } else { began };
+    told.clamp(began.saturating_sub(OLDEST_NS), latest)
+}
+
 /// Lengths of the names of the types that a region has told, with those of their modules.
 #[derive(Default)]
 struct Types {
@@ -677,8 +684,8 @@ fn registers(captured: &Registers) -> UserRegs {
 #[cfg(test)]
 mod tests {
     use super::{
-        BUDGET, Consumer, Drained, LEAST, MonotonicNs, QUOTA, Quota, Reader, Region, RegionId, Request,
-        Share, ShimLimits, State, TYPES, TYPES_BYTES, Turns, Types, UNIT_BYTES,
+        BUDGET, Consumer, Drained, LEAST, MonotonicNs, OLDEST_NS, QUOTA, Quota, Reader, Region, RegionId,
+        Request, Share, ShimLimits, State, TYPES, TYPES_BYTES, Turns, Types, UNIT_BYTES, plausible,
     };
     use crate::process::handle::Target;
     use crate::source::shim::namespace::monotonic_offset;
@@ -734,6 +741,17 @@ mod tests {
             reader.tell_limits(limits).unwrap();
             assert_eq!(asked(), SLOTS as u64 + requests);
         }
+    }
+
+    #[test]
+    fn a_record_that_is_written_while_the_ring_is_read_keeps_its_time() {
+        const BEGAN: u64 = 100_000_000_000;
+        let clock = || BEGAN + 5_000;
+        assert_eq!(plausible(BEGAN + 3_000, BEGAN, clock), BEGAN + 3_000);
+        assert_eq!(plausible(BEGAN + 9_000, BEGAN, clock), BEGAN + 5_000, "not yet");
+        assert_eq!(plausible(u64::MAX, BEGAN, clock), BEGAN + 5_000);
+        assert_eq!(plausible(BEGAN - 3_000, BEGAN, || unreachable!()), BEGAN - 3_000);
+        assert_eq!(plausible(0, BEGAN, || unreachable!()), BEGAN - OLDEST_NS);
     }
 
     fn took(records: u64, bytes: u64) -> Drained {
