@@ -30,7 +30,7 @@ use crate::source::kernel::rules::RuleCache;
 use crate::source::kernel::spans::SpanPlaces;
 use crate::source::kernel::threads::{Confirmed, Look as ThreadLook, ThreadTable};
 use crate::source::shim::ShimSource;
-use crate::symbolize::kernel::WakeSites;
+use crate::symbolize::kernel::{ReadAhead, WakeSites};
 use backlog::Backlog;
 use collector::{Batch, Collector, Command, KernelTotals, Look};
 use commands::Commands;
@@ -308,8 +308,16 @@ impl Recording {
         };
         // The kernel's symbols take 50 ms to read, in which a program that ends soon could be asked for no names.
         let wake_sites = Arc::clone(&run.processor.wake_sites);
+        let is_one_window = run.take.is_none();
+        let (ahead, read_names) = ReadAhead::new();
+        if is_one_window {
+            run.processor.symbolizer.read_ahead(ahead);
+        }
         let read = move || {
             wake_sites.get_or_init(WakeSites::read);
+            if is_one_window {
+                read_names();
+            }
         };
         std::thread::Builder::new().name("symbols".into()).spawn(read)?;
         Ok(Self {

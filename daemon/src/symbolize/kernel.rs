@@ -1,5 +1,5 @@
 //! Kernel symbols from `/proc/kallsyms`, by blazesym. The table is parsed per batch and dropped again: it costs some 20 MB, and
-//! after the first window new kernel addresses are rare.
+//! after the first window new kernel addresses are rare. A recording of one window parses it while it records ([`ReadAhead`]).
 
 use crate::aggregate::threads::Origin;
 use blazesym::MaybeDefault;
@@ -7,17 +7,22 @@ use blazesym::symbolize::source::{Kernel, Source};
 use blazesym::symbolize::{Input, Symbolized, Symbolizer};
 use perfusion_model::event::Wake;
 use std::sync::OnceLock;
+use std::sync::mpsc::{self, Receiver, Sender};
 
 /// The name of each address, `None` where there is none (or where the kernel hides its addresses).
 #[must_use]
 pub fn names(addresses: &[u64]) -> Vec<Option<String>> {
-    if addresses.is_empty() {
-        return Vec::new();
-    }
+    if addresses.is_empty() { Vec::new() } else { look_up(&symbolizer(), addresses) }
+}
+
+fn symbolizer() -> Symbolizer {
+    Symbolizer::builder().enable_code_info(false).enable_inlined_fns(false).build()
+}
+
+fn look_up(symbolizer: &Symbolizer, addresses: &[u64]) -> Vec<Option<String>> {
     // kallsyms has modules and BPF programs too, and is already relocated; a vmlinux would only add lines.
     let source =
         Source::Kernel(Kernel { vmlinux: MaybeDefault::None, debug_syms: false, ..Kernel::default() });
-    let symbolizer = Symbolizer::builder().enable_code_info(false).enable_inlined_fns(false).build();
     let found = match symbolizer.symbolize(&source, Input::AbsAddr(addresses)) {
         Ok(found) => found,
         Err(error) => {
@@ -27,6 +32,39 @@ pub fn names(addresses: &[u64]) -> Vec<Option<String>> {
     };
     let name = |symbol: Symbolized<'_>| symbol.into_sym().map(|symbol| symbol.name.into_owned());
     found.into_iter().map(name).collect()
+}
+
+/// The table of a batch that is still to come: who waits for the end of a short program does not wait for 60 ms of parsing too.
+#[derive(Debug)]
+pub struct ReadAhead {
+    ask: Sender<Vec<u64>>,
+    answer: Receiver<Vec<Option<String>>>,
+}
+
+impl ReadAhead {
+    /// A batch to come, and what answers it: to be run by a thread of its own, which keeps the table until the batch is answered or given up.
+    pub fn new() -> (Self, impl FnOnce() + Send) {
+        let (ask, asked) = mpsc::channel::<Vec<u64>>();
+        let (say, answer) = mpsc::channel();
+        let read = move || {
+            let symbolizer = symbolizer();
+            // Any address has the table read.
+            look_up(&symbolizer, &[u64::MAX]);
+            if let Ok(addresses) = asked.recv() {
+                // Whoever asked may be gone.
+                say.send(look_up(&symbolizer, &addresses)).ok();
+            }
+        };
+        (Self { ask, answer }, read)
+    }
+
+    /// Names of the batch, as [`names`] has them.
+    #[must_use]
+    pub fn names(self, addresses: &[u64]) -> Vec<Option<String>> {
+        let asked = self.ask.send(addresses.to_vec());
+        // Its thread has panicked, or could not be made.
+        asked.ok().and_then(|()| self.answer.recv().ok()).unwrap_or_else(|| names(addresses))
+    }
 }
 
 /// What a function on a waker's kernel stack says about the wake-up.

@@ -146,9 +146,15 @@ pub struct Symbolizer {
     managed: ManagedNames,
     cache: HashMap<FrameKey, Arc<Symbol>>,
     perf_maps: perf_map::Counters,
+    kernel_ahead: Option<kernel::ReadAhead>,
 }
 
 impl Symbolizer {
+    /// Has the first batch of the kernel's addresses answered from a table that is read until then.
+    pub fn read_ahead(&mut self, kernel: kernel::ReadAhead) {
+        self.kernel_ahead = Some(kernel);
+    }
+
     /// Takes what a shim said about code of its own process.
     pub fn observe(&mut self, process: ProcessId, event: &ShimEvent) {
         self.managed.observe(process, event);
@@ -277,7 +283,14 @@ impl Symbolizer {
     }
 
     fn kernel_symbols(&mut self, addresses: &[u64]) {
-        for (&address, name) in addresses.iter().zip(kernel::names(addresses)) {
+        if addresses.is_empty() {
+            return;
+        }
+        let names = match self.kernel_ahead.take() {
+            Some(ahead) => ahead.names(addresses),
+            None => kernel::names(addresses),
+        };
+        for (&address, name) in addresses.iter().zip(names) {
             let symbol = match name {
                 Some(name) => plain(&name, Module::Kernel),
                 None => unnamed(&format!("[kernel] 0x{address:x}"), Module::Kernel, Unresolved::Kernel),

@@ -6,6 +6,7 @@
 //! Any file may claim to be a runtime: what it says is bounded, and stands for its own waits only.
 
 use super::Directory;
+use memchr::memmem;
 use object::endian::LittleEndian as LE;
 use object::{elf, pod};
 use perfusion_model::frame::{FrameKey, ImageId};
@@ -218,8 +219,7 @@ impl File {
     /// Where these bytes are.
     fn addresses_of<'a>(&'a self, wanted: &'a [u8]) -> impl Iterator<Item = u64> + 'a {
         self.constants.iter().flat_map(move |(address, bytes)| {
-            let places = bytes.windows(wanted.len()).enumerate().filter(move |(_, found)| *found == wanted);
-            places.filter_map(|(at, _)| address.checked_add(at as u64))
+            memmem::find_iter(bytes, wanted).filter_map(|at| address.checked_add(at as u64))
         })
     }
 
