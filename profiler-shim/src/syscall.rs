@@ -4,7 +4,7 @@
 use crate::machine::call;
 use crate::machine::number::{
     CLOCK_GETTIME, CLOSE, FCNTL, FLOCK, FTRUNCATE, FUTEX, GETPID, GETRANDOM, GETTID, MADVISE, MEMFD_CREATE,
-    MMAP, MPROTECT, MUNMAP, NANOSLEEP, OPENAT, PRCTL, PRLIMIT64, RT_SIGPROCMASK,
+    MMAP, MPROTECT, MUNLOCK, MUNMAP, NANOSLEEP, OPENAT, PRCTL, PRLIMIT64, RT_SIGPROCMASK,
 };
 use crate::vdso::{self, Timespec};
 use core::ffi::c_void;
@@ -130,13 +130,28 @@ pub fn read_word(address: usize) -> Option<u64> {
     Some(unsafe { word.read_volatile() })
 }
 
+/// A new mapping without access. It takes no more memory than what is touched of it, also where the program has called `mlockall(MCL_FUTURE)`: the
+/// kernel would fill it when it is opened.
+fn map(bytes: usize, flags: usize, file: usize) -> Option<NonNull<c_void>> {
+    // SAFETY: at a place the kernel chooses: PROT_NONE.
+    let memory = pointer(unsafe { call(MMAP, 0, bytes, 0, flags, file, 0) })?;
+    // SAFETY: the mapping just made, in whole.
+    unsafe { call(MUNLOCK, memory.addr().get(), bytes, 0, 0, 0, 0) };
+    Some(memory)
+}
+
 /// Fresh private memory, zeroed; in a forked child it reads as zeros again when `wiped_in_child`.
 #[must_use]
 pub fn map_private(bytes: usize, wiped_in_child: bool) -> Option<NonNull<c_void>> {
     const MADV_WIPEONFORK: usize = 18;
-    // SAFETY: a new mapping at a place the kernel chooses: PROT_READ|PROT_WRITE, MAP_PRIVATE|MAP_ANONYMOUS.
-    let address = unsafe { call(MMAP, 0, bytes, 3, 0x22, usize::MAX, 0) };
-    let memory = pointer(address)?;
+    const PRIVATE_ANONYMOUS: usize = 0x22;
+    let memory = map(bytes, PRIVATE_ANONYMOUS, usize::MAX)?;
+    // SAFETY: the mapping just made, in whole.
+    if !unsafe { open(memory.addr().get(), bytes) } {
+        // SAFETY: the mapping just made, which nobody else knows.
+        unsafe { call(MUNMAP, memory.addr().get(), bytes, 0, 0, 0, 0) };
+        return None;
+    }
     if wiped_in_child {
         // SAFETY: the mapping just made, in whole.
         let answer = unsafe { call(MADVISE, memory.addr().get(), bytes, MADV_WIPEONFORK, 0, 0, 0) };
@@ -155,8 +170,8 @@ const MADV_DONTDUMP: usize = 16;
 /// Address space for as long as the process lives, without access: no dump gathers it, no `mlockall` fills it, and no forked child has it.
 #[must_use]
 pub fn reserve(bytes: usize) -> Option<NonNull<c_void>> {
-    // SAFETY: a new mapping at a place the kernel chooses: PROT_NONE, MAP_PRIVATE|MAP_ANONYMOUS|MAP_NORESERVE.
-    let memory = pointer(unsafe { call(MMAP, 0, bytes, 0, 0x4022, usize::MAX, 0) })?;
+    const PRIVATE_ANONYMOUS_NORESERVE: usize = 0x4022;
+    let memory = map(bytes, PRIVATE_ANONYMOUS_NORESERVE, usize::MAX)?;
     for advice in [MADV_DONTFORK, MADV_DONTDUMP] {
         // SAFETY: the mapping just made, in whole. Where the kernel refuses, a dump or a fork costs more.
         unsafe { call(MADVISE, memory.addr().get(), bytes, advice, 0, 0, 0) };
@@ -175,11 +190,11 @@ pub unsafe fn shut(address: usize, bytes: usize) -> bool {
     answer == 0
 }
 
-/// Gives access to a part of what [`reserve`] made: zeroed memory, of which none counts as used before it is written, but where the process has
-/// called `mlockall(MCL_FUTURE)`. False: the kernel has none (`vm.overcommit_memory` 2).
+/// Gives access to a part of what [`map`] made: zeroed memory, of which none counts as used before it is written. False: the kernel has none
+/// (`vm.overcommit_memory` 2).
 ///
 /// # Safety
-/// `address` and `bytes` are multiples of a page's bytes, within one such mapping.
+/// `address` is a multiple of a page's bytes, and so is `bytes` unless it goes to the mapping's end; both are within one such mapping.
 #[must_use]
 pub unsafe fn open(address: usize, bytes: usize) -> bool {
     // SAFETY: the caller's promise. PROT_READ|PROT_WRITE.
@@ -226,6 +241,7 @@ pub fn map_sealed_memfd(name: &core::ffi::CStr, bytes: usize, mapped: usize) -> 
     const NOEXEC_SEAL: usize = 8; // Linux 6.3
     const F_ADD_SEALS: usize = 1033;
     const SEAL_SHRINK_GROW: usize = 1 | 2 | 4;
+    const SHARED: usize = 1;
     const RLIMIT_FSIZE: usize = 1;
     // Beyond that limit the kernel does not refuse, it sends SIGXFSZ (`inode_newsize_ok`, fs/attr.c).
     if limit(RLIMIT_FSIZE) < bytes {
@@ -243,16 +259,17 @@ pub fn map_sealed_memfd(name: &core::ffi::CStr, bytes: usize, mapped: usize) -> 
     let sized = unsafe { call(FTRUNCATE, file, bytes, 0, 0, 0, 0) };
     // SAFETY: our own file.
     let sealed = unsafe { call(FCNTL, file, F_ADD_SEALS, SEAL_SHRINK_GROW, 0, 0, 0) };
-    // SAFETY: a new mapping at a place the kernel chooses: PROT_READ|PROT_WRITE, MAP_SHARED.
-    let address = unsafe { call(MMAP, 0, mapped, 3, 1, file, 0) };
+    let memory = map(mapped, SHARED, file);
     // SAFETY: our own descriptor, which nobody else knows.
     unsafe { call(CLOSE, file, 0, 0, 0, 0, 0) };
-    let memory = pointer(address)?;
+    let memory = memory?;
+    // SAFETY: the mapping just made, in whole.
+    let opened = unsafe { open(memory.addr().get(), mapped) };
     // SAFETY: the mapping just made, in whole.
     let advised = unsafe { call(MADVISE, memory.addr().get(), mapped, MADV_DONTFORK, 0, 0, 0) };
     // SAFETY: as above. A refusal makes a dump larger.
     unsafe { call(MADVISE, memory.addr().get(), mapped, MADV_DONTDUMP, 0, 0, 0) };
-    if sized != 0 || sealed != 0 || advised != 0 {
+    if sized != 0 || sealed != 0 || advised != 0 || !opened {
         // SAFETY: the mapping just made, which nobody else knows.
         unsafe { call(MUNMAP, memory.addr().get(), mapped, 0, 0, 0, 0) };
         return None;

@@ -6,7 +6,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use system_tests::environment::{begin, record_on};
+use system_tests::app::compile_c;
+use system_tests::environment::{Need, begin, record_on};
 use system_tests::perfusion::{Outcome, Scratch, command, run};
 use system_tests::{Runtime, Workload, on_runtimes};
 
@@ -14,6 +15,8 @@ use system_tests::{Runtime, Workload, on_runtimes};
 const DEADLINE: Duration = Duration::from_secs(180);
 /// What a dump may have more than the program's own: exact mode's tables of what is alive, and the shim's ring.
 const MORE_DUMP: u64 = 64 << 20;
+/// KiB that a program whose memory is locked may have more in memory.
+const MORE_RESIDENT_KIB: u64 = 48 << 10;
 
 fn app(runtime: Runtime, end: &str, milliseconds: u32) -> Workload {
     Workload::dotnet(runtime, "ends", &[]).unwrap().arg(end).arg(milliseconds.to_string())
@@ -113,6 +116,33 @@ fn a_program_that_locks_all_its_memory_is_counted(runtime: Runtime) {
     assert!(exact.code() == 0 && exact.stdout.contains("done"), "{} {}", exact.stdout, exact.stderr);
     let account = account(&scratch);
     assert_eq!(account["processes"][0]["ending"], "ended", "{}", exact.stderr);
+}
+
+on_runtimes!(a_program_whose_memory_to_come_is_locked_pays_for_what_is_used: net8 Net8, net10 Net10);
+
+fn a_program_whose_memory_to_come_is_locked_pays_for_what_is_used(runtime: Runtime) {
+    let name = format!("reservations::lock_before on {runtime}");
+    let needs = [&record_on(runtime)[..], &[Need::C]].concat();
+    let Some(_turn) = begin(&name, &needs) else { return };
+    let scratch = Scratch::new().unwrap();
+    // Before the runtime is loaded, and with it the profiler's library.
+    let library = compile_c("lock_all", "lock_all.so", &["-shared", "-fPIC"]).unwrap();
+    let before = format!("export DOTNET_GCHeapHardLimit=10000000; export LD_PRELOAD={}", library.display());
+    let [alone, exact] = [false, true].map(|is_exact| {
+        let outcome = start(&scratch, &app(runtime, "end", 300), &before, is_exact);
+        assert!(
+            outcome.code() == 0 && outcome.stdout.contains("done"),
+            "{} {}",
+            outcome.stdout,
+            outcome.stderr
+        );
+        let resident = outcome.stdout.lines().find_map(|line| line.strip_prefix("resident ")).unwrap();
+        resident.parse::<u64>().unwrap()
+    });
+    println!("{name}: {alone} KiB are resident alone, {exact} in exact mode");
+    // The library itself, its thread's stack, and what is in its tables.
+    assert!(exact < alone + MORE_RESIDENT_KIB, "{exact} KiB, and {alone} alone");
+    assert_eq!(account(&scratch)["processes"][0]["ending"], "ended");
 }
 
 on_runtimes!(a_limit_of_address_space_is_the_reason_for_which_a_program_is_not_counted: net8 Net8, net10 Net10);

@@ -10,6 +10,7 @@ pub(crate) mod number {
     pub(crate) const NANOSLEEP: usize = 101;
     pub(crate) const GETPID: usize = 172;
     pub(crate) const MMAP: usize = 222;
+    pub(crate) const MUNLOCK: usize = 229;
     pub(crate) const MUNMAP: usize = 215;
     pub(crate) const MADVISE: usize = 233;
     pub(crate) const OPENAT: usize = 56;

@@ -10,6 +10,7 @@ pub(crate) mod number {
     pub(crate) const NANOSLEEP: usize = 35;
     pub(crate) const GETPID: usize = 39;
     pub(crate) const MMAP: usize = 9;
+    pub(crate) const MUNLOCK: usize = 150;
     pub(crate) const MUNMAP: usize = 11;
     pub(crate) const MADVISE: usize = 28;
     pub(crate) const OPENAT: usize = 257;

@@ -1,9 +1,10 @@
 // Allocates small objects for some milliseconds and ends as told: `end`, or `throw` with an exception that nobody catches. `lock` locks all its
 // memory of now and later first. `fork` has a child that is a copy of it, runs no managed code and ends. The line `up` is its first
-// managed code.
+// managed code, and `resident` says how many KiB of it are in memory at the end.
 using System;
 using System.Collections.Generic;
 using System.Diagnostics;
+using System.IO;
 using System.Runtime.InteropServices;
 using System.Threading;
 
@@ -52,6 +53,8 @@ namespace Ends
             }
             if (end == "throw") throw new InvalidOperationException("as told");
             GC.KeepAlive(kept);
+            foreach (var line in File.ReadLines("/proc/self/status"))
+                if (line.StartsWith("VmRSS:")) Console.WriteLine("resident " + line.Split((char[])null, StringSplitOptions.RemoveEmptyEntries)[1]);
             Console.WriteLine("done");
             return 0;
         }
