@@ -6,7 +6,8 @@
 
 use super::memory::ProcessMemory;
 use crate::process::handle::{Target, printable};
-use crate::sink::otlp::proto::{KeyValue, Resource, any_value::Value};
+use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value::Value};
+use opentelemetry_proto::tonic::resource::v1::Resource;
 use perfusion_unwind::TargetMemory;
 use prost::Message as _;
 use std::sync::Arc;
@@ -127,7 +128,8 @@ fn text_of(attribute: &KeyValue) -> Option<&str> {
 mod tests {
     use super::{HEADER_BYTES, ProcessContext, Published, copy, decode, parse, read};
     use crate::process::handle::Target;
-    use crate::sink::otlp::proto::{AnyValue, KeyValue, Resource, any_value::Value};
+    use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value::Value};
+    use opentelemetry_proto::tonic::resource::v1::Resource;
     use perfusion_unwind::TargetMemory;
     use prost::Message as _;
     use std::cell::Cell;

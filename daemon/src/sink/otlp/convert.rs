@@ -266,7 +266,7 @@ struct Mark {
 
 impl Request {
     fn new(source: &Source<'_>, head: &Head) -> Self {
-        let tables = ProfilesDictionary::of_zeroes();
+        let tables = super::proto::empty_dictionary();
         // Lengths of all levels of messages around the samples, once more than they can be.
         let bytes = head.bytes + tables.encoded_len() + 64;
         let mut request = Self {
