@@ -9,13 +9,13 @@ use crate::heap::SurveyError;
 use crate::launch::LaunchError;
 use crate::memory_guard::MemoryError;
 use crate::pprof::PprofError;
-use crate::process::ProcessError;
-use crate::process::aftermath::Death;
-use crate::process::explain::ExplainError;
 use crate::report::ReportError;
 use crate::sink::SinkError;
 use crate::sink::file::FileError;
 use crate::source::kernel::KernelError;
+use perfusion_host::process::ProcessError;
+use perfusion_host::process::aftermath::Death;
+use perfusion_host::process::explain::ExplainError;
 use std::io::{self, Write as _};
 use tokio::signal::unix::{SignalKind, signal};
 

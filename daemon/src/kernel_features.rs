@@ -2,8 +2,8 @@
 //! knows which kernel and which capabilities the probes need.
 
 use crate::attach::helper;
-use crate::process::handle::Target;
 use crate::source::kernel::{btf, perf};
+use perfusion_host::process::handle::Target;
 use perfusion_unwind::machine::NATIVE;
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::process::{Resource, Rlimit};

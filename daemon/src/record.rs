@@ -13,14 +13,14 @@ use crate::kernel_features::Limit;
 use crate::launch::{self, Gated};
 use crate::memory_guard::{self, AttachedProcesses, Growing};
 use crate::pprof::{self, About};
-use crate::process::handle::Target;
-use crate::process::{Awaited, ProcessTable, name, start_ticks, ticks_before_now};
 use crate::run::{Recorded, Recording, Watcher, loss};
 use crate::sink::file;
 use crate::source::kernel::{KernelError, KernelOptions, KernelSource, Selection};
 use crate::source::shim::ShimSource;
-use crate::system_limits::raise_open_files;
 use indicatif::{ProgressBar, ProgressStyle};
+use perfusion_host::process::handle::Target;
+use perfusion_host::process::{Awaited, ProcessTable, name, start_ticks, ticks_before_now};
+use perfusion_host::system_limits::raise_open_files;
 use perfusion_model::event::MonotonicNs;
 use perfusion_model::frame::{FrameKey, Marker};
 use rustix::io::Errno;
@@ -168,7 +168,8 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     let (began, began_wall, began_ns) = (Instant::now(), SystemTime::now(), kernel.started());
     let mut processes = ProcessTable::new();
     // Those nobody named too, as far as time allows: one that ends before its first stack is looked at has no maps to be read then.
-    let running = if options.all { crate::process::all_pids().unwrap_or_default() } else { Vec::new() };
+    let running =
+        if options.all { perfusion_host::process::all_pids().unwrap_or_default() } else { Vec::new() };
     for pid in targets.iter().copied().chain(running.into_iter().take_while(|_| began.elapsed() < READING)) {
         // One that is gone already is found out below; one that cannot be read has stacks that say so.
         processes.adopt(pid).ok();
@@ -323,7 +324,7 @@ pub(crate) fn check_target(pid: u32) -> Result<(), Error> {
     match field("Tgid:").and_then(|id| id.parse().ok()) {
         Some(process) if process != pid => Err(Error::IsThread { tid: pid, pid: process }),
         _ if field("State:").is_some_and(|state| state.starts_with(['Z', 'X']))
-            && crate::process::living_thread(pid).is_none() =>
+            && perfusion_host::process::living_thread(pid).is_none() =>
         {
             Err(Error::Zombie { pid })
         }
@@ -544,7 +545,8 @@ fn progress(options: &Record, say: Say) -> Option<ProgressBar> {
 fn account(options: &Record, shelf: &Shelf, program: Option<&u32>) -> Account {
     let mut account = shelf.read(&options.command);
     // Of a program that is no more the kernel adds its time to ours, but not apart from that of its children.
-    let ticks = crate::process::stat(std::process::id()).map(|stat| stat.cutime.saturating_add(stat.cstime));
+    let ticks =
+        perfusion_host::process::stat(std::process::id()).map(|stat| stat.cutime.saturating_add(stat.cstime));
     if let ([process], Some(ticks)) = (account.processes.as_mut_slice(), ticks)
         && program == Some(&process.pid)
         && process.ending != Ending::Running

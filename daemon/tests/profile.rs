@@ -3,11 +3,11 @@
 
 use perfusion::aggregate::{Limits, Window};
 use perfusion::pprof::{self, About};
-use perfusion::process::patience::ForeignFile;
 use perfusion::report;
 use perfusion::report::stacks::{Only, View};
 use perfusion::sink;
 use perfusion::symbolize::{Directory, ImageFile, Symbolizer};
+use perfusion_host::process::patience::ForeignFile;
 use perfusion_model::event::{Method, ShimEvent};
 use perfusion_model::frame::{FrameKey, ImageId, Marker, ProcessId};
 use perfusion_model::labels::{Labels, SampleType};

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use perfusion::attach::policy::{self, Runtime as Kind, WhyNot};
 use perfusion::attach::{AttachError, Settings, Wishes, attach, ipc, launch, place};
-use perfusion::process::handle::Target;
 use perfusion::source::shim::{ShimLimits, ShimSource};
+use perfusion_host::process::handle::Target;
 use perfusion_model::event::{Event, EventKind, MonotonicNs, RegionId, ShimEvent};
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::{MIN_UNITS, VERSION};

@@ -1006,7 +1006,7 @@ fn arguments_and_environment_of_a_process_are_in_nothing_the_daemon_says() {
     node.end();
 }
 
-/// How long after a storm nothing of its dead is known any more: they are kept for ten seconds for samples that come late (`daemon/src/process/table.rs`), by the
+/// How long after a storm nothing of its dead is known any more: they are kept for ten seconds for samples that come late (`crates/host/src/process/table.rs`), by the
 /// time of the events, which come a second late; and what is due is done with the next event and window. Twice that for a machine that others keep busy.
 const FORGOTTEN_WITHIN: Duration = Duration::from_secs(25);
 /// Of its memory before the storm, so much more may be there after it.

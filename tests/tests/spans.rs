@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use perfusion::process::ProcessTable;
 use perfusion::run::Recording;
 use perfusion::source::kernel::{KernelOptions, KernelSource, Selection};
 use perfusion::source::shim::{ShimLimits, ShimSource};
+use perfusion_host::process::ProcessTable;
 use perfusion_model::labels::SampleType;
 use system_tests::app::{Compiler, compile_c};
 use system_tests::environment::{Need, RECORD, begin_beside, long_form, only_in_the_long_form};

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use perfusion::process::ProcessTable;
 use perfusion::source::kernel::rules::RuleCache;
 use perfusion::source::kernel::{KernelOptions, KernelSource, Selection};
+use perfusion_host::process::ProcessTable;
 use perfusion_model::event::{Event, EventKind, ProbeWalk, UserContext, WalkEnd};
 use perfusion_model::frame::Marker;
 use perfusion_unwind::finish::{Finished, Limits};

@@ -15,11 +15,15 @@ use crate::{
 };
 
 /// Which member may depend on which. `system-tests` may use any; `xtask` only what needs nothing else, for it must build before setup.
-const EDGES: [(&str, &[&str]); 9] = [
+const EDGES: [(&str, &[&str]); 10] = [
     ("ebpf-common", &[]),
     ("ebpf-probes", &["ebpf-common"]),
-    ("fuzz", &["perfusion", "perfusion-model", "perfusion-unwind", "profiler-protocol"]),
-    ("perfusion", &["ebpf-common", "perfusion-model", "perfusion-unwind", "profiler-protocol"]),
+    ("fuzz", &["perfusion", "perfusion-host", "perfusion-model", "perfusion-unwind", "profiler-protocol"]),
+    (
+        "perfusion",
+        &["ebpf-common", "perfusion-host", "perfusion-model", "perfusion-unwind", "profiler-protocol"],
+    ),
+    ("perfusion-host", &["ebpf-common", "perfusion-model", "perfusion-unwind"]),
     ("perfusion-model", &["ebpf-common", "profiler-protocol"]),
     ("perfusion-unwind", &["ebpf-common", "perfusion-model"]),
     ("profiler-protocol", &[]),

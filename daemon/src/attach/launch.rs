@@ -2,7 +2,7 @@
 
 use super::place::{PlaceError, Placed, place_for_start};
 use super::{AttachError, Settings, class_id_text};
-use crate::process::handle::Target;
+use perfusion_host::process::handle::Target;
 use profiler_protocol::exact::EXACT_CLASS_ID;
 use profiler_protocol::load::{CLASS_ID, LOCK_VARIABLE};
 use std::ffi::{OsStr, OsString};

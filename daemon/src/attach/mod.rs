@@ -18,10 +18,10 @@ pub mod workers;
 use self::ipc::{AttachProfiler, IpcError, ProcessInfo};
 use self::policy::{Inspection, WhyNot};
 use self::wait::Wait;
-use crate::leftover;
-use crate::process::handle::Target;
-use crate::process::headroom::{Headroom, MemoryCgroups, mib};
 use crate::source::shim::finder;
+use perfusion_host::leftover;
+use perfusion_host::process::handle::Target;
+use perfusion_host::process::headroom::{Headroom, MemoryCgroups, mib};
 use perfusion_model::feature::{Feature, LeftOut};
 use profiler_protocol::load::{self, CLASS_ID, OWNER_VARIABLE, client_data};
 use rustix::io::Errno;
@@ -444,7 +444,7 @@ fn class_id_text(id: [u8; 16]) -> String {
 #[cfg(test)]
 mod tests {
     use super::{AttachError, class_id_text, look};
-    use crate::process::handle;
+    use perfusion_host::process::handle;
     use profiler_protocol::load::CLASS_ID;
     use rustix::io::Errno;
     use std::time::Duration;

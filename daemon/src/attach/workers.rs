@@ -7,7 +7,7 @@
 
 use super::{AttachError, Attached, Settings, attach};
 use crate::daemon::neighbour;
-use crate::process::handle::Target;
+use perfusion_host::process::handle::Target;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;

@@ -10,8 +10,8 @@ use crate::attach::ipc::{self, Events, IpcError, Listen, Wait};
 use crate::exact::{Account, Count, Ending, Process, Type};
 use crate::heap::nettrace::{NettraceError, Reader};
 use crate::pprof::COUNTS_PREFIX;
-use crate::process::handle::Target;
-use crate::process::start_ticks;
+use perfusion_host::process::handle::Target;
+use perfusion_host::process::start_ticks;
 use profiler_protocol::load::START_WAIT_NS;
 use startup::{StartupError, StartupSession};
 use std::ffi::OsString;
@@ -194,7 +194,7 @@ impl Starts {
 }
 
 fn name(pid: u32) -> String {
-    Target::open(pid).map(|target| crate::process::name::of(&target)).unwrap_or_default()
+    Target::open(pid).map(|target| perfusion_host::process::name::of(&target)).unwrap_or_default()
 }
 
 /// The counting of one recording.

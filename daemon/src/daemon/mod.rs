@@ -38,17 +38,14 @@ use crate::end_signals::EndSignals;
 use crate::error::Error;
 use crate::kubernetes::api::Watch;
 use crate::kubernetes::logs::Logs;
-use crate::kubernetes::pods::Shown;
 use crate::kubernetes::{Kubernetes, Source};
-use crate::process::ProcessTable;
 use crate::record::cgroup_id;
 use crate::run::{Recording, Watcher, Windows, trim};
 use crate::select::Selection as Selected;
 use crate::select::cgroups::Cgroups;
 use crate::source::kernel::rule_set::RuleSet;
-use crate::source::kernel::{KernelError, KernelOptions, KernelSource, Selection, online_cpus};
+use crate::source::kernel::{KernelError, KernelOptions, KernelSource, Selection};
 use crate::source::shim::ShimSource;
-use crate::system_limits::raise_open_files;
 use attacher::{Attacher, Memory};
 use confines::Confines;
 use control::Control;
@@ -59,6 +56,9 @@ use log::Log;
 use mode::Mode;
 use notify::Notify;
 use pace::Pace;
+use perfusion_host::pods::Shown;
+use perfusion_host::process::ProcessTable;
+use perfusion_host::system_limits::raise_open_files;
 use retry::{Retry, Then};
 use room::{Relief, Room};
 use rustix::fs::{FlockOperation, Mode as FileMode, OFlags, flock, open};
@@ -131,7 +131,8 @@ fn run(sources: Sources, config: Config, log: &Log) -> Result<u8, Error> {
     let mut opener = Opener::default();
     let sinks = opener.open(&config, FIRST_SINKS_OPEN)?;
     let sinks = Sinks::start(sinks).map_err(internal("starting a thread"))?;
-    let (confines, host_cpus) = (Confines::read(), online_cpus()? as f64);
+    let (confines, host_cpus) =
+        (Confines::read(), perfusion_host::cpus::online().map_err(KernelError::from)?.len() as f64);
     let mode = Mode::of(&config, &confines, host_cpus);
     for remark in mode.remarks(&config.recording) {
         tracing::warn!("{remark}");

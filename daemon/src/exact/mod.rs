@@ -6,10 +6,10 @@ pub mod merge;
 pub mod summary;
 pub mod table;
 
-use crate::process::handle::Target;
-use crate::process::{is_running, name, start_ticks};
 use crate::source::shim::Opened;
 use crate::symbolize::types::Contexts;
+use perfusion_host::process::handle::Target;
+use perfusion_host::process::{is_running, name, start_ticks};
 use perfusion_model::event::MonotonicNs;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -420,9 +420,9 @@ mod tests {
     use crate::aggregate::window::{Limits, Window};
     use crate::exact::{Account, Ending, Process, summary};
     use crate::pprof::{self, About};
-    use crate::process::ProcessTable;
     use crate::run::loss;
     use crate::symbolize::Symbolizer;
+    use perfusion_host::process::ProcessTable;
     use perfusion_model::event::AllocationKind;
     use perfusion_model::frame::FrameKey;
     use perfusion_model::labels::{Labels, SampleType, Sampling};

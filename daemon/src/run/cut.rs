@@ -461,7 +461,7 @@ impl Cut {
             .collect();
         heap.next_window(&mut carry);
         let mut regions: HashSet<RegionId> = gone_at.keys().copied().collect();
-        let is_gone = |pid: u32| crate::process::start_ticks(pid).is_none();
+        let is_gone = |pid: u32| perfusion_host::process::start_ticks(pid).is_none();
         regions
             .extend(processor.region_pid.iter().filter(|(_, pid)| is_gone(**pid)).map(|(region, _)| *region));
         if processor.has_windows() {

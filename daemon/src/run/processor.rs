@@ -19,12 +19,6 @@ use crate::aggregate::runtime_wait::{LockEvents, RuntimeWaits};
 use crate::aggregate::threads::{Origin, Threads, WaitReason};
 use crate::aggregate::wait_reason;
 use crate::attach::place;
-use crate::kubernetes::pods::Pods;
-use crate::process::ProcessTable;
-use crate::process::container::Home;
-use crate::process::service::Services;
-use crate::process::spans::Looks;
-use crate::process::table::Standing;
 use crate::report::units::counted;
 use crate::source::kernel::rule_set::OfService;
 use crate::source::shim::{ShimLimits, ShimSource};
@@ -33,6 +27,12 @@ use crate::symbolize::types::{Contexts, TypeName, Types};
 use crate::symbolize::wait_functions::WaitFunctions;
 use crate::symbolize::{Symbolizer, file_name};
 use foldhash::{HashMap, HashMapExt as _};
+use perfusion_host::pods::Pods;
+use perfusion_host::process::ProcessTable;
+use perfusion_host::process::container::Home;
+use perfusion_host::process::service::Services;
+use perfusion_host::process::spans::Looks;
+use perfusion_host::process::table::Standing;
 use perfusion_model::event::{
     Allocation, Event, EventKind, Method, MonotonicNs, Progress, RegionId, Rename, RuntimeSample, ShimEvent,
     Sleeper, Span, ThreadId, ThreadSnapshot, UserContext, WaitEnd,
@@ -1327,7 +1327,7 @@ const FOR_COLLECTION: [u8; 2] = [1, 6];
 #[cfg(test)]
 mod tests {
     use super::{FrameKey, Marker, Processor, Runtime, WakersUnknown, inuse_comments, sure_frames};
-    use crate::process::ProcessTable;
+    use perfusion_host::process::ProcessTable;
     use perfusion_model::event::{Event, EventKind, MonotonicNs, RegionId, ShimEvent, ThreadId, WaitEnd};
     use perfusion_model::frame::ProcessId;
 

@@ -8,11 +8,11 @@ pub mod cgroups;
 
 use crate::kubernetes::Source;
 use crate::kubernetes::object::Wanted;
-use crate::kubernetes::pods::Pods;
-use crate::process::container::{container_in, pod_in};
-use crate::process::handle::Target;
 use crate::source::kernel::rule_set::RuleSet;
 use cgroups::Cgroups;
+use perfusion_host::pods::Pods;
+use perfusion_host::process::container::{container_in, pod_in};
+use perfusion_host::process::handle::Target;
 use perfusion_model::feature::{Feature, thinned};
 use rustix::fs::OFlags;
 use schemars::JsonSchema;
@@ -440,8 +440,8 @@ mod tests {
     use super::{Selection, Who, comm, fits, halvings, number_in};
     use crate::kubernetes::Source;
     use crate::kubernetes::logs::Logs;
-    use crate::kubernetes::pods::{Pod, Pods};
     use crate::select::cgroups::Cgroups;
+    use perfusion_host::pods::{Pod, Pods};
     use perfusion_model::feature::{Feature, thinned};
     use std::os::unix::fs::MetadataExt as _;
 

@@ -1,7 +1,7 @@
 //! What symbolization may ask of the process table.
 
 use super::{Directory, ImageFile};
-use crate::process::{ProcessTable, start_ticks};
+use perfusion_host::process::{ProcessTable, start_ticks};
 use perfusion_model::frame::{ImageId, ProcessId};
 
 impl Directory for ProcessTable {

@@ -19,9 +19,9 @@ pub mod pretty;
 pub mod types;
 pub mod wait_functions;
 
-use crate::process::patience::ForeignFile;
 use managed::{ManagedNames, Missing};
 use perf_map::PerfMap;
+use perfusion_host::process::patience::ForeignFile;
 use perfusion_model::event::ShimEvent;
 use perfusion_model::frame::{FrameKey, ImageId, Marker, ProcessId};
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -4,9 +4,9 @@
 //! files, so what is mapped is a private, sparse copy in a memfd: headers and the symbol and string tables, at their own
 //! offsets. It is bounded, lives for one batch, and costs no memory for code and data.
 
-use crate::process::patience::ForeignFile;
 use blazesym::symbolize::source::{Elf, Source};
 use blazesym::symbolize::{Input, Sym, Symbolized, Symbolizer};
+use perfusion_host::process::patience::ForeignFile;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsRawFd;

@@ -4,7 +4,7 @@
 //! of it, must be a regular file of root or of the process's user, and is read (never mapped) up to a limit; lines that are
 //! not understood are skipped and counted.
 
-use crate::process::patience::{ForeignFile, Holder, wait_for};
+use perfusion_host::process::patience::{ForeignFile, Holder, wait_for};
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -127,7 +127,8 @@ fn find(pid: u32) -> Option<Found> {
     let uid: u32 = field("Uid:")?.parse().ok()?;
     let root = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root =
-        rustix::fs::open(format!("{}/root", crate::process::in_common(pid)), root, Mode::empty()).ok()?;
+        rustix::fs::open(format!("{}/root", perfusion_host::process::in_common(pid)), root, Mode::empty())
+            .ok()?;
     // O_PATH first: opening a FIFO or a device for reading would already have effects.
     let found = rustix::fs::openat2(
         &root,

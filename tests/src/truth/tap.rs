@@ -8,10 +8,10 @@ use anyhow::{Context as _, ensure};
 use perfusion::attach::{self, Settings, Wishes};
 use perfusion::pprof::proto::Profile;
 use perfusion::pprof::{self, About};
-use perfusion::process::ProcessTable;
 use perfusion::run::processor::Processor;
 use perfusion::source::order::Order;
 use perfusion::source::shim::{ShimLimits, ShimSource};
+use perfusion_host::process::ProcessTable;
 use perfusion_model::event::{Event, EventKind, MonotonicNs, ShimEvent};
 use profiler_protocol::counter::Counter;
 

@@ -9,11 +9,11 @@ use aya::Ebpf;
 use aya::programs::perf_event::PerfEventLinkId;
 use decode::PerfRecord;
 use ebpf_common::counter::Counter;
+use perfusion_host::cpus;
 use perfusion_model::event::Event;
 use rustix::event::epoll;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
-use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 /// CPUs are looked for that often.
@@ -39,7 +39,7 @@ pub(super) struct Changes {
 impl Cpus {
     /// Opens the rings. Before anything else, so that no mapping made from now on is missed.
     pub(super) fn open(now_ns: u64) -> Result<Self, KernelError> {
-        let online = online()?;
+        let online = cpus::online()?;
         let failed = |cpu| move |source| KernelError::Perf { cpu, source };
         let bell = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| failed(0)(error.into()))?;
         let mut rings = HashMap::new();
@@ -97,7 +97,7 @@ impl Cpus {
             return None;
         }
         self.looked_ns = now_ns;
-        let online = online().ok()?;
+        let online = cpus::online().ok()?;
         let is_dead = |cpu: u32, ring: &mut PerfRing| !online.contains(&cpu) || !ring.is_alive();
         let dead = self.rings.iter_mut().filter_map(|(&cpu, ring)| is_dead(cpu, ring).then_some(cpu));
         Some(Changes { dead: dead.collect(), online })
@@ -163,50 +163,4 @@ fn open_ring(bell: &OwnedFd, cpu: u32) -> Result<PerfRing, RingError> {
     epoll::add(bell, &ring, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
         .map_err(|error| RingError::Event(error.into()))?;
     Ok(ring)
-}
-
-/// CPUs at work.
-pub(super) fn online() -> Result<Vec<u32>, KernelError> {
-    list("/sys/devices/system/cpu/online")
-}
-
-/// CPUs there can be: one more than the last one's number.
-pub(super) fn possible() -> Result<u32, KernelError> {
-    Ok(list("/sys/devices/system/cpu/possible")?.iter().max().map_or(1, |last| last + 1))
-}
-
-/// A list such as `0-3,7` in a file of /sys.
-fn list(path: &str) -> Result<Vec<u32>, KernelError> {
-    let failed = |source| KernelError::Cpus { path: path.to_owned(), source };
-    let text = std::fs::read_to_string(path).map_err(failed)?;
-    cpu_list(&text)
-        .ok_or_else(|| failed(io::Error::other(format!("expected a list such as 0-3,7, found {text:?}"))))
-}
-
-fn cpu_list(text: &str) -> Option<Vec<u32>> {
-    let mut cpus = Vec::new();
-    for part in text.trim().split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last) = (first.parse::<u32>().ok()?, last.parse::<u32>().ok()?);
-        // No kernel has more than 8192 CPUs (CONFIG_NR_CPUS).
-        if first > last || last >= 8192 {
-            return None;
-        }
-        cpus.extend(first..=last);
-    }
-    Some(cpus)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::cpu_list;
-
-    #[test]
-    fn cpu_lists() {
-        assert_eq!(cpu_list("0-2,5\n"), Some(vec![0, 1, 2, 5]));
-        assert_eq!(cpu_list("3"), Some(vec![3]));
-        for bad in ["", "a", "3-1", "0-99999999"] {
-            assert_eq!(cpu_list(bad), None, "{bad}");
-        }
-    }
 }

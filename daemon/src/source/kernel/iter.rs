@@ -148,7 +148,7 @@ impl Visitor {
         }
         let Self { passed, passed_over, .. } = self;
         passed.retain(|&pid, &mut started| {
-            let is_there = crate::process::start_ticks(pid) == Some(started);
+            let is_there = perfusion_host::process::start_ticks(pid) == Some(started);
             if !is_there {
                 passed_over.remove(&pid).ok();
             }
@@ -171,7 +171,7 @@ impl Visitor {
             return None;
         }
         // When it has gone by now nobody is passed over, and the visit goes on.
-        let started = crate::process::start_ticks(slot.tgid)?;
+        let started = perfusion_host::process::start_ticks(slot.tgid)?;
         self.passed_over.insert(slot.tgid, 1, 0).ok()?;
         self.passed.insert(slot.tgid, started);
         // From now on the program does nothing for this thread.

@@ -13,8 +13,6 @@ pub mod rules;
 pub mod spans;
 pub mod threads;
 
-use crate::process::seed;
-use crate::system_limits::{needed_open_files, raise_open_files};
 use aya::Ebpf;
 use aya::maps::{Array, HashMap as BpfHashMap, Map, MapData, MapError, PerCpuArray, RingBuf};
 use aya::programs::ProgramError;
@@ -26,6 +24,9 @@ use ebpf_common::limits::{
 };
 use iter::Visitor;
 use load::Loaded;
+use perfusion_host::cpus::CpusError;
+use perfusion_host::process::seed;
+use perfusion_host::system_limits::{needed_open_files, raise_open_files};
 use perfusion_model::event::{Event, EventKind, MonotonicNs, ThreadSnapshot};
 use rule_set::RuleSet;
 use rules::RuleCache;
@@ -220,8 +221,8 @@ pub enum KernelError {
     /// A sampling timer cannot be made.
     #[error(
         "sampling timer of CPU {cpu}: {}{}",
-        crate::system_limits::explain(source),
-        crate::system_limits::sampler_advice(*frequency_hz, source)
+        perfusion_host::system_limits::explain(source),
+        perfusion_host::system_limits::sampler_advice(*frequency_hz, source)
     )]
     Sampler {
         /// The CPU.
@@ -232,7 +233,10 @@ pub enum KernelError {
         source: aya::programs::ProgramError,
     },
     /// perf's records cannot be had.
-    #[error("perf_event_open on CPU {cpu}: {source}{}", crate::system_limits::sampler_advice(0, source))]
+    #[error(
+        "perf_event_open on CPU {cpu}: {source}{}",
+        perfusion_host::system_limits::sampler_advice(0, source)
+    )]
     Perf {
         /// The CPU.
         cpu: u32,
@@ -243,8 +247,8 @@ pub enum KernelError {
     #[error(
         "mmap of perf's ring of CPU {cpu}: {source}; kernel.perf_event_mlock_kb is {}, RLIMIT_MEMLOCK is {} bytes: raise one of them, or \
          grant CAP_IPC_LOCK",
-        crate::system_limits::sysctl("kernel.perf_event_mlock_kb"),
-        crate::system_limits::limit(rustix::process::Resource::Memlock)
+        perfusion_host::system_limits::sysctl("kernel.perf_event_mlock_kb"),
+        perfusion_host::system_limits::limit(rustix::process::Resource::Memlock)
     )]
     PerfRing {
         /// The CPU.
@@ -276,13 +280,8 @@ pub enum KernelError {
         source: io::Error,
     },
     /// The CPUs cannot be listed.
-    #[error("{path}: {source}")]
-    Cpus {
-        /// The file.
-        path: String,
-        /// Why.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Cpus(#[from] CpusError),
     /// A map refuses an access.
     #[error("eBPF map {name}: {source}")]
     Map {
@@ -376,11 +375,6 @@ pub struct KernelSource {
     own: Arc<Counts>,
 }
 
-/// CPUs at work; `None` where they cannot be listed.
-pub(crate) fn cpus_online() -> Option<usize> {
-    cpus::online().ok().map(|cpus| cpus.len())
-}
-
 impl KernelSource {
     /// Loads and attaches the probes and starts recording.
     ///
@@ -394,7 +388,7 @@ impl KernelSource {
             return Err(KernelError::FewOpenFiles { needed, found });
         }
         let mut cpus = Cpus::open(MonotonicNs::now().0)?;
-        let Loaded { mut bpf, sleepers, loops } = load::load(options, cpus::possible()?)?;
+        let Loaded { mut bpf, sleepers, loops } = load::load(options, perfusion_host::cpus::possible()?)?;
         let visitor = sleepers.map_err(|error| lack_of_sleepers(&error));
         let visitor = visitor.and_then(|()| Visitor::start(&mut bpf).map_err(|error| error.to_string()));
         if let Selection::Rules(rules) = &options.selection {
@@ -988,14 +982,6 @@ fn check(options: &KernelOptions) -> Result<(), KernelError> {
         )?;
     }
     Ok(())
-}
-
-/// How many CPUs are at work.
-///
-/// # Errors
-/// When the kernel does not say.
-pub fn online_cpus() -> Result<usize, KernelError> {
-    cpus::online().map(|online| online.len())
 }
 
 /// What the kernel answered to the iterator, in words where its age says it.

@@ -1,9 +1,9 @@
 //! Who is recorded and with which features, as the probes look it up: by cgroup, user and command. The rules behind it are `select`'s.
 
-use crate::process::hierarchy::Hierarchy;
 use ebpf_common::config::{
     RULE_FEATURES, RULE_TAKES, RULE_THINS, RULES_BY_CGROUP, RULES_BY_COMMAND, RULES_BY_USER, left_out,
 };
+use perfusion_host::process::hierarchy::Hierarchy;
 use perfusion_model::feature::{LeftOut, OF_KERNEL};
 use std::collections::HashMap;
 use std::fs;

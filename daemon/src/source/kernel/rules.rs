@@ -5,9 +5,9 @@
 //! place must be done with it.
 
 use super::maps::Words;
-use crate::process::Lesson;
 use aya::maps::{HashMap as BpfHashMap, MapData, MapError};
 use ebpf_common::rule::{CachedPlace, PlaceSet, RuleKey, Spot, TAG_USED, UnwindRule, WAYS};
+use perfusion_host::process::Lesson;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};

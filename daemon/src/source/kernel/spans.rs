@@ -1,9 +1,9 @@
 //! Where the threads of processes publish what they work for, written for the probes: on every kernel, also where those walk no stacks and learn no rules.
 
 use super::rules::gone;
-use crate::process::Lesson;
 use aya::maps::{HashMap as BpfHashMap, MapData};
 use ebpf_common::key::SpanPlace;
+use perfusion_host::process::Lesson;
 
 /// The map `SPANS`.
 #[derive(Debug)]

@@ -8,13 +8,13 @@
 
 use super::rule_set::Filter;
 use super::{Counts, KernelError, Selection};
-use crate::process::{hierarchy, seed};
 use aya::maps::{HashMap as BpfHashMap, Map, MapData};
 use ebpf_common::counter::Counter;
 use ebpf_common::key::{
     STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread, WAIT_KEPT,
     WAIT_NEW, WAIT_WOKEN_THROTTLED,
 };
+use perfusion_host::process::{hierarchy, seed};
 use perfusion_model::event::{
     Event, EventKind, MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes,
 };

@@ -1,7 +1,7 @@
 //! Finds the regions of a process, and its table of exact mode, by the name of their memfd in `/proc/PID/maps`.
 
 use super::region::{Region, RegionError, RegionKey};
-use crate::process::handle::{MapLine, Target};
+use perfusion_host::process::handle::{MapLine, Target};
 use profiler_protocol::exact;
 use profiler_protocol::layout::MAPS_NAME;
 use rustix::io::Errno;

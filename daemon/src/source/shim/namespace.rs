@@ -1,6 +1,6 @@
 //! Thread ids and times as a process sees them → as the initial namespaces do.
 
-use crate::process::handle::Target;
+use perfusion_host::process::handle::Target;
 use perfusion_model::event::MonotonicNs;
 use profiler_protocol::request::NEVER_SEEN;
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, readlinkat, statat};
@@ -169,7 +169,7 @@ fn parse_monotonic_offset(text: &str) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use super::{MonotonicNs, NEVER_SEEN, Offset, Threads, monotonic_offset, parse_monotonic_offset};
-    use crate::process::handle::Target;
+    use perfusion_host::process::handle::Target;
 
     #[test]
     fn a_process_has_its_own_threads_and_no_others() {

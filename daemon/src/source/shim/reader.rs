@@ -11,7 +11,7 @@ use super::region::{Region, RegionKey};
 use super::share::Share;
 use crate::attach::Wishes;
 use crate::counts::StartHold;
-use crate::process::handle::Target;
+use perfusion_host::process::handle::Target;
 use perfusion_model::event::{
     Allocation, AllocationKind, Contention, Event, EventKind, Exception, Heap, Method, MonotonicNs, RegionId,
     RuntimeSample, ShimEvent, UserContext, UserRegs,
@@ -687,8 +687,8 @@ mod tests {
         BUDGET, Consumer, Drained, LEAST, MonotonicNs, OLDEST_NS, QUOTA, Quota, Reader, Region, RegionId,
         Request, Share, ShimLimits, State, TYPES, TYPES_BYTES, Turns, Types, UNIT_BYTES, plausible,
     };
-    use crate::process::handle::Target;
     use crate::source::shim::namespace::monotonic_offset;
+    use perfusion_host::process::handle::Target;
     use profiler_protocol::layout::{
         COMMIT_OFFSET_AT, DATA_OFFSET_AT, Geometry, HEADER_BYTES, MAGIC, MAGIC_AT, MIN_UNITS,
         REGION_BYTES_AT, REQUEST_HEAD_AT, REQUEST_OFFSET_AT, REQUEST_SLOTS_AT, REQUEST_TAIL_AT, STATE_AT,

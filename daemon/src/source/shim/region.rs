@@ -1,7 +1,7 @@
 //! One shim's memfd, opened and checked. It is read and written with `pread` and `pwrite` only, never mapped: neither
 //! truncation nor holes nor concurrent rewriting by the process can do more than change the bytes of an answer.
 
-use crate::process::handle::{MapLine, Target};
+use perfusion_host::process::handle::{MapLine, Target};
 use profiler_protocol::consumer::Memory;
 use profiler_protocol::layout::{MAGIC, MAGIC_AT, OWNER_AT};
 use rustix::fs::{
@@ -85,7 +85,7 @@ impl Region {
         let own = format!("/proc/self/fd/{}", path.as_raw_fd());
         let found = readlinkat(rustix::fs::CWD, &own, Vec::new()).map_err(system("readlink"))?;
         if found.to_bytes() != name.as_bytes() {
-            return Err(refuse(name, crate::process::handle::printable(&found.to_string_lossy())));
+            return Err(refuse(name, perfusion_host::process::handle::printable(&found.to_string_lossy())));
         }
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = File::from(open(&own, flags, Mode::empty()).map_err(system("open"))?);

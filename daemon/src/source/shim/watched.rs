@@ -1,7 +1,7 @@
 //! Which weak handle watches which sampled object, as it stands in the process's memory ([`profiler_protocol::live::SLOT_WORDS`]). The runtime's walk over
 //! its heap tells of weak handles, too, and so which object that is.
 
-use crate::process::memory::ProcessMemory;
+use perfusion_host::process::memory::ProcessMemory;
 use perfusion_model::event::RegionId;
 use perfusion_unwind::TargetMemory as _;
 use profiler_protocol::live::{GROUP, SLOT_WORDS, groups};

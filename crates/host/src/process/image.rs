@@ -253,7 +253,7 @@ impl Image {
 
     /// Where the function at an ELF virtual address begins, under the same condition: no rule's program is run for it.
     #[must_use]
-    pub(crate) fn loaded_function(&self, address: u64) -> Option<u64> {
+    pub fn loaded_function(&self, address: u64) -> Option<u64> {
         match &self.format {
             Format::Elf { unwind: Some(unwind), .. } => {
                 unwind.function_in(&self.source, address).ok().map(|f| f.start)
@@ -373,7 +373,7 @@ impl Image {
 
     /// True when its file is open and was written to since it was parsed. Unlike [`Image::is_unchanged`] it does not ask for its name, which
     /// an upgrade of the package takes away from a file that is in use.
-    pub(crate) fn is_overwritten(&self) -> bool {
+    pub fn is_overwritten(&self) -> bool {
         let (Source::File(file), Some(then)) = (&self.source, &self.identity) else { return false };
         let now = file.metadata().ok().map(|meta| Identity::of(&meta));
         now.is_none_or(|now| (now.mtime, now.size) != (then.mtime, then.size))

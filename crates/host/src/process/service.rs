@@ -9,7 +9,7 @@
 use super::name::CHARACTERS;
 use super::published::{self, Published};
 use super::ticks_before_now;
-use crate::kubernetes::pods::Pods;
+use crate::pods::Pods;
 use crate::process::handle::{Target, printable};
 use perfusion_model::labels::PublishedLabels;
 use std::collections::{HashMap, HashSet};

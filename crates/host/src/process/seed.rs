@@ -9,30 +9,32 @@ use std::io::{self, Read as _};
 
 /// A thread and its state (`STATE_`) as /proc shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Seed {
-    pub(crate) tid: u32,
-    pub(crate) state: u32,
+pub struct Seed {
+    /// The thread.
+    pub tid: u32,
+    /// What it does.
+    pub state: u32,
 }
 
 /// Numbers among the names of a directory of /proc; none when it is gone.
-pub(crate) fn numbers(directory: &str) -> Vec<u32> {
+pub fn numbers(directory: &str) -> Vec<u32> {
     let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
 
 /// Living threads of `tgid`.
-pub(crate) fn threads(tgid: u32) -> Vec<Seed> {
+pub fn threads(tgid: u32) -> Vec<Seed> {
     let tids = numbers(&format!("/proc/{tgid}/task"));
     tids.into_iter().filter_map(|tid| Some(Seed { tid, state: state(tgid, tid)? })).collect()
 }
 
 /// State of a thread; `None` when it is gone, dead or unreadable.
-pub(crate) fn state(tgid: u32, tid: u32) -> Option<u32> {
+pub fn state(tgid: u32, tid: u32) -> Option<u32> {
     look_at(tgid, tid).ok().flatten()
 }
 
 /// State of a thread; `None` when it is surely gone or dead.
-pub(crate) fn look_at(tgid: u32, tid: u32) -> io::Result<Option<u32>> {
+pub fn look_at(tgid: u32, tid: u32) -> io::Result<Option<u32>> {
     // One page holds more than the name (15 bytes) and the state behind it.
     let path = format!("/proc/{tgid}/task/{tid}/stat");
     let mut line = [0; 128];
@@ -61,7 +63,7 @@ fn is_gone(error: &io::Error) -> bool {
 }
 
 /// The threads of `tgid`, dead ones too; none when it is gone. Some may be missing while others end.
-pub(crate) fn tasks(tgid: u32) -> io::Result<HashSet<u32>> {
+pub fn tasks(tgid: u32) -> io::Result<HashSet<u32>> {
     let mut tasks = HashSet::new();
     let entries = match fs::read_dir(format!("/proc/{tgid}/task")) {
         Err(error) if is_gone(&error) => return Ok(tasks),
@@ -78,18 +80,18 @@ pub(crate) fn tasks(tgid: u32) -> io::Result<HashSet<u32>> {
 }
 
 /// Whether /proc can be read at all at this moment: descriptors may have run out.
-pub(crate) fn is_readable() -> bool {
+pub fn is_readable() -> bool {
     fs::File::open("/proc/self/stat").is_ok()
 }
 
 /// How long a thread ran so far, by the scheduler's account as of the last tick; `None` when it is gone, or the kernel keeps no such file.
-pub(crate) fn ran_ns(tgid: u32, tid: u32) -> Option<u64> {
+pub fn ran_ns(tgid: u32, tid: u32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{tgid}/task/{tid}/schedstat")).ok()?;
     text.split(' ').next()?.parse().ok()
 }
 
 /// Whether a thread that was blocked when it had run for `exec_ns` has not run since.
-pub(crate) fn still_sleeps(tgid: u32, tid: u32, exec_ns: u64) -> bool {
+pub fn still_sleeps(tgid: u32, tid: u32, exec_ns: u64) -> bool {
     // What a thread runs is on its account once it has left its CPU, and this file is not written for one that has not (fs/proc/base.c,
     // `proc_pid_syscall`, which waits for that): it says `running`. So the account is asked for last.
     let place = fs::read(format!("/proc/{tgid}/task/{tid}/syscall"));

@@ -1,11 +1,17 @@
 //! The table of pods, by the uid their cgroups have. Whoever learns of pods writes it; rules, names of services and labels read it.
 
-use super::object::{APP, ATTACH, PROFILE};
 use crate::process::handle::printable;
 use perfusion_model::labels::PodLabels;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
+
+/// A pod that says `off` here is neither recorded nor attached to.
+pub const PROFILE: &str = "perfusion/profile";
+/// A pod that says `off` here is not attached to.
+pub const ATTACH: &str = "perfusion/attach";
+/// Labels that name a pod's application, in the order they count.
+pub const APP: [&str; 2] = ["app.kubernetes.io/name", "app"];
 
 /// Most pods; a node has some hundred at most.
 const MOST: usize = 4096;

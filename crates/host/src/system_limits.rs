@@ -197,7 +197,7 @@ pub fn needed_open_files() -> u64 {
     static NEEDED: OnceLock<u64> = OnceLock::new();
     *NEEDED.get_or_init(|| {
         let cpus = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let online = crate::source::kernel::cpus_online().unwrap_or_else(cpus);
+        let online = crate::cpus::online().map_or_else(|_| cpus(), |online| online.len());
         OPEN_FILES + OPEN_FILES_OF_CPU * online as u64
     })
 }
@@ -233,7 +233,6 @@ pub fn share_of_open_files(most: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::{NAMES, explain, name, open_files, share_of_open_files};
-    use crate::error::Error;
     use rustix::io::Errno;
     use std::io;
 
@@ -259,7 +258,10 @@ mod tests {
 
     #[test]
     fn an_error_has_its_name_its_limit_and_its_remedy() {
-        let told = |errno: Errno| explain(&Error::Internal { what: "a test", source: errno.into() });
+        #[derive(Debug, thiserror::Error)]
+        #[error("a test: {0}")]
+        struct Failed(#[source] io::Error);
+        let told = |errno: Errno| explain(&Failed(errno.into()));
         let text = told(Errno::MFILE);
         let limit = format!("RLIMIT_NOFILE is {}", open_files());
         assert!(text.starts_with("a test: ") && text.contains("[EMFILE]") && text.contains(&limit), "{text}");

@@ -547,12 +547,12 @@ impl ProcessTable {
     }
 
     /// CPU time spent on look-ups for `pid`.
-    pub(crate) fn lookup_time(&self, pid: u32) -> Duration {
+    pub fn lookup_time(&self, pid: u32) -> Duration {
         self.live.get(&pid).map(|process| process.share.time()).unwrap_or_default()
     }
 
     /// A record of `pid` was handled, which took so much CPU time beside look-ups. One of a process that is not known is nobody's.
-    pub(crate) fn handled(&mut self, pid: u32, time: Duration) {
+    pub fn handled(&mut self, pid: u32, time: Duration) {
         if let Some(process) = self.live.get_mut(&pid) {
             process.share.handled(time);
         }

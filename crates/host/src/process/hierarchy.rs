@@ -53,8 +53,7 @@ impl Hierarchy {
     }
 
     /// Mounted there, and seen from its top.
-    #[cfg(test)]
-    pub(crate) fn below(mount: PathBuf) -> Self {
+    pub fn below(mount: PathBuf) -> Self {
         Self { mount, root: PathBuf::from("/") }
     }
 
@@ -78,19 +77,21 @@ impl Hierarchy {
 }
 
 /// Tells which processes are in the cgroup v2 directory with a given id.
-pub(crate) struct CgroupFilter {
+pub struct CgroupFilter {
     id: u64,
     hierarchy: Option<&'static Hierarchy>,
     known: HashMap<PathBuf, bool>,
 }
 
 impl CgroupFilter {
-    pub(crate) fn new(id: u64) -> Self {
+    /// Of the directory whose cgroup has this `id`.
+    #[must_use]
+    pub fn new(id: u64) -> Self {
         Self { id, hierarchy: Hierarchy::host(), known: HashMap::new() }
     }
 
     /// Whether `tgid` is in it.
-    pub(crate) fn holds(&mut self, tgid: u32) -> bool {
+    pub fn holds(&mut self, tgid: u32) -> bool {
         let (id, Some(hierarchy)) = (self.id, self.hierarchy) else { return false };
         let Some(path) = hierarchy.of(tgid) else { return false };
         *self.known.entry(path).or_insert_with_key(|path| hierarchy.id(path) == Some(id))

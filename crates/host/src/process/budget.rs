@@ -138,7 +138,7 @@ impl Limits {
 
 /// CPU time of this thread, and of the others that have worked for it while it waited: unlike the clock it does not count what other
 /// programs take.
-pub(crate) fn cpu_time() -> Duration {
+pub fn cpu_time() -> Duration {
     patience::thread_time() + patience::time_of_others()
 }
 

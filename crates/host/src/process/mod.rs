@@ -2,7 +2,7 @@
 //! finished by `unwind`. The only folder that reads procfs. No symbols here.
 
 pub mod aftermath;
-pub(crate) mod budget;
+pub mod budget;
 pub mod container;
 pub mod explain;
 pub mod handle;
@@ -19,7 +19,7 @@ pub mod name;
 pub mod patience;
 mod pe;
 pub mod published;
-pub(crate) mod seed;
+pub mod seed;
 pub mod service;
 pub mod spans;
 pub mod table;
@@ -80,7 +80,7 @@ pub fn living_thread(pid: u32) -> Option<u32> {
 
 /// Where /proc shows what the threads of a process have in common while they live, its memory and its root: a thread that has ended has none of it
 /// any more (`do_exit`, kernel/exit.c).
-pub(crate) fn in_common(pid: u32) -> String {
+pub fn in_common(pid: u32) -> String {
     match living_thread(pid) {
         Some(other) if other != pid => format!("/proc/{pid}/task/{other}"),
         _ => format!("/proc/{pid}"),
@@ -96,7 +96,7 @@ pub fn is_running(pid: u32, start_ticks: Option<u64>) -> bool {
 
 /// A process whose end is waited for by asking again and again. What `/proc` says of it costs the kernel a look at each of its threads
 /// (`do_task_stat`, fs/proc/array.c); its pidfd tells at once that it has not ended.
-pub(crate) struct Awaited {
+pub struct Awaited {
     pid: u32,
     start_ticks: Option<u64>,
     /// `None` where the kernel gives none.
@@ -105,14 +105,14 @@ pub(crate) struct Awaited {
 
 impl Awaited {
     /// The process that has `pid` now.
-    pub(crate) fn new(pid: u32) -> Self {
+    pub fn new(pid: u32) -> Self {
         let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let pidfd = raw.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         Self { pid, start_ticks: start_ticks(pid), pidfd }
     }
 
     /// As [`is_running`].
-    pub(crate) fn is_running(&self) -> bool {
+    pub fn is_running(&self) -> bool {
         let lives = |pidfd: &OwnedFd| {
             let none = Timespec { tv_sec: 0, tv_nsec: 0 };
             poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&none)) == Ok(0)

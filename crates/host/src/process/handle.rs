@@ -418,14 +418,18 @@ impl Target {
     }
 }
 
-pub(crate) fn open_below(root: &OwnedFd, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
+/// Opens `path` below `root`, whose links may lead anywhere below it only.
+///
+/// # Errors
+/// The system's error.
+pub fn open_below(root: &OwnedFd, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     openat2(root, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve)
 }
 
 /// The system's error number of an I/O error; ETIMEDOUT for a call that was not waited for any longer (`process/patience.rs`), EIO for
 /// another one that has none.
-pub(crate) fn errno(error: &io::Error) -> Errno {
+pub fn errno(error: &io::Error) -> Errno {
     let without = if error.kind() == ErrorKind::TimedOut { Errno::TIMEDOUT } else { Errno::IO };
     Errno::from_io_error(error).unwrap_or(without)
 }
