@@ -2,9 +2,9 @@
 
 use perfusion::aggregate::{Limits, Window};
 use perfusion::pprof::{About, encode};
-use perfusion::symbolize::{Directory, ImageFile, Symbolizer};
 use perfusion_model::frame::{FrameKey, ImageId, ProcessId};
 use perfusion_model::labels::{Labels, SampleType};
+use perfusion_symbolize::{Directory, ImageFile, Symbolizer};
 use std::time::{Duration, Instant, SystemTime};
 
 struct NoFiles;

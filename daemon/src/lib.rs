@@ -32,4 +32,3 @@ pub mod run;
 pub mod select;
 pub mod sink;
 pub mod source;
-pub mod symbolize;

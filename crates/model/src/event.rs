@@ -365,6 +365,17 @@ pub struct SleeperStack {
     pub span: Option<Span>,
 }
 
+/// Where a wake-up came from, as its kernel stack shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WakeOrigin {
+    /// The thread that ran then.
+    Thread,
+    /// A timer.
+    Timer,
+    /// Another interrupt.
+    Interrupt,
+}
+
 /// The end of the blocked part of a wait; pairs like [`WaitEnd`], which follows.
 #[derive(Clone, Debug)]
 pub struct Wake {

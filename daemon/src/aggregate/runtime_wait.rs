@@ -7,13 +7,13 @@
 //! a thread of the runtime's own.
 //!
 //! Where no method says what a wait is for, where the code went into the runtime may: optimised code calls the function that waits itself,
-//! and the runtime's file names those functions ([`crate::symbolize::wait_functions`]). So does the runtime's own event for a wait for a lock: it
+//! and the runtime's file names those functions ([`perfusion_symbolize::wait_functions`]). So does the runtime's own event for a wait for a lock: it
 //! is sent from the function that waited, below the helper. Where all those functions are known and none of them was called, a wait through
 //! the one function is for a lock, by a helper that has no name.
 
 use super::threads::WaitReason;
-use crate::symbolize::Symbol;
 use perfusion_model::frame::{FrameKey, ImageId};
+use perfusion_symbolize::Symbol;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -315,8 +315,8 @@ fn waits_for_futex(stack: &[FrameKey], symbol: &impl Fn(FrameKey) -> Arc<Symbol>
 mod tests {
     use super::{LockEvents, RuntimeWaits, Waited};
     use crate::aggregate::threads::{WaitReason, WaitStateKey};
-    use crate::symbolize::{Module, Symbol, Unresolved};
     use perfusion_model::frame::{FrameKey, ImageId, ProcessId};
+    use perfusion_symbolize::{Module, Symbol, Unresolved};
     use std::sync::Arc;
 
     /// Frames and their names; a name is a frame's index.

@@ -18,7 +18,7 @@
 use super::recent::Recent;
 use foldhash::HashMap;
 use perfusion_model::event::{
-    MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes, WaitEnd, WaitState,
+    MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes, WaitEnd, WaitState, WakeOrigin,
 };
 use perfusion_model::feature::{Feature, LeftOut};
 use perfusion_model::frame::Marker;
@@ -101,17 +101,6 @@ pub enum Waker {
     Interrupt,
     /// One thread or another: there were too many.
     Other,
-}
-
-/// Where a wake-up came from, as its kernel stack shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
-    /// The thread that ran then.
-    Thread,
-    /// A timer.
-    Timer,
-    /// Another interrupt.
-    Interrupt,
 }
 
 /// One line of the result. All times in nanoseconds; their sums per thread equal the scheduler's totals.
@@ -223,7 +212,7 @@ struct Open {
     stack: StackId,
     weight: f64,
     reason: WaitReason,
-    origin: Option<Origin>,
+    origin: Option<WakeOrigin>,
     /// What the thread was doing that ended it.
     waker: Option<StackId>,
     /// When the thread left the CPU, if the iterator could tell: before the recording, or about `start`.
@@ -456,7 +445,7 @@ impl Threads {
     }
 
     /// Somebody ended the blocked part of the wait of thread `tid`; `stack` is what that thread was doing, if it was one and its stack was taken.
-    pub fn wake(&mut self, tid: u32, start: MonotonicNs, origin: Origin, stack: Option<StackId>) {
+    pub fn wake(&mut self, tid: u32, start: MonotonicNs, origin: WakeOrigin, stack: Option<StackId>) {
         let open = self.threads.get_mut(&tid).and_then(|thread| thread.open.as_mut());
         if let Some(open) = open.filter(|open| open.start == start) {
             (open.origin, open.waker) = (Some(origin), stack);
@@ -473,9 +462,9 @@ impl Threads {
         match thread.open.take() {
             Some(open) if open.start == end.start => {
                 let waker = end.waker.map(|(id, comm)| match (open.origin, id.tid) {
-                    (Some(Origin::Timer), _) => Waker::Timer,
+                    (Some(WakeOrigin::Timer), _) => Waker::Timer,
                     // The idle task does nothing itself.
-                    (Some(Origin::Interrupt), _) | (_, 0) => Waker::Interrupt,
+                    (Some(WakeOrigin::Interrupt), _) | (_, 0) => Waker::Interrupt,
                     _ => Waker::Thread { id, comm, stack: open.waker },
                 });
                 let mut runnable_ns = runnable_ns;
@@ -789,7 +778,8 @@ impl Division {
 
 #[cfg(test)]
 mod tests {
-    use super::{Origin, Place, Row, Threads, WaitReason, WaitStateKey, Waker};
+    use super::{Place, Row, Threads, WaitReason, WaitStateKey, Waker};
+    use perfusion_model::event::WakeOrigin;
     use perfusion_model::event::{MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes, WaitEnd};
     use perfusion_model::feature::Feature;
     use perfusion_model::frame::Marker;
@@ -1138,7 +1128,7 @@ mod tests {
     fn the_runnable_part_of_a_wait_that_ended_in_a_throttled_cgroup_is_the_limits() {
         let mut threads = Threads::default();
         threads.wait_start(T, MonotonicNs(10), StackId(5), SLEEP, 10, 1.0);
-        threads.wake(T.tid, MonotonicNs(10), Origin::Timer, None);
+        threads.wake(T.tid, MonotonicNs(10), WakeOrigin::Timer, None);
         threads.wait_end(&WaitEnd {
             thread: T,
             start: MonotonicNs(10),
@@ -1187,8 +1177,8 @@ mod tests {
             [(10, Some(StackId(7))), (20, Some(StackId(8))), (30, Some(StackId(7))), (40, None)]
         {
             threads.wait_start(T, MonotonicNs(start), StackId(5), SLEEP, 1, 1.0);
-            threads.wake(T.tid, MonotonicNs(start - 1), Origin::Thread, Some(StackId(9)));
-            threads.wake(T.tid, MonotonicNs(start), Origin::Thread, place);
+            threads.wake(T.tid, MonotonicNs(start - 1), WakeOrigin::Thread, Some(StackId(9)));
+            threads.wake(T.tid, MonotonicNs(start), WakeOrigin::Thread, place);
             threads.wait_end(&WaitEnd { waker: Some((by, [0; 16])), ..end(start, 4) });
         }
         let rows = threads.finish(&running(times(4, 0, 16), ON_CPU));

@@ -370,7 +370,7 @@ mod tests {
     use crate::counts::tally::{Tallied, Type};
     use crate::exact::Ending;
     use crate::pprof::tells_of_uncounted;
-    use crate::symbolize::types::TypeName;
+    use perfusion_symbolize::types::TypeName;
 
     #[test]
     fn what_was_counted_in_part_says_so_and_what_was_not_leaves_estimates_alone() {

@@ -7,10 +7,10 @@ pub mod summary;
 pub mod table;
 
 use crate::source::shim::Opened;
-use crate::symbolize::types::Contexts;
 use perfusion_host::process::handle::Target;
 use perfusion_host::process::{is_running, name, start_ticks};
 use perfusion_model::event::MonotonicNs;
+use perfusion_symbolize::types::Contexts;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::OsString;

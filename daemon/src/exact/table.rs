@@ -3,8 +3,8 @@
 use super::{Collection, Count, Ending, Lifetime, Look, Process, Source, Survival, Type};
 use crate::aggregate::collections::reason_name;
 use crate::source::shim::Opened;
-use crate::symbolize::types::{MOST_CONTEXTS, TypeName};
 use perfusion_model::labels::UNKNOWN_TYPE;
+use perfusion_symbolize::types::{MOST_CONTEXTS, TypeName};
 use profiler_protocol::exact::{
     COLLECTION_BUCKETS, COLLECTION_WORDS, COLLECTIONS_AT, LEAST_ADDRESS_SPACE, LOSSES, MAGIC,
     MOST_COLLECTIONS, MOST_SURVIVALS, MOST_TYPES, NAME_BYTES, NAMES_AT, SURVIVAL_WORDS, SURVIVALS_AT,
@@ -422,7 +422,7 @@ fn lifetimes(sums: &mut Vec<Lifetime>, words: &Words, first: usize, buckets: usi
 mod tests {
     use super::{Copied, Room, UNKNOWN_TYPE, Words, account};
     use crate::exact::{Account, Count, Lifetime, Survival};
-    use crate::symbolize::types::Contexts;
+    use perfusion_symbolize::types::Contexts;
     use profiler_protocol::exact::{COLLECTION_WORDS, NAME_BYTES, SURVIVAL_WORDS, TYPE_WORDS, head, of_type};
 
     fn row(words: &[(usize, u64)]) -> Vec<u64> {

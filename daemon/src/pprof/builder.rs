@@ -2,9 +2,9 @@
 
 use super::proto::{Function, Line, Location, Mapping, Profile, ValueType};
 use super::{KERNEL_MAPPING, MANAGED_MAPPING};
-use crate::symbolize::{Directory, FunctionId, Module, Symbol, Symbolizer, kernel, native};
 use foldhash::fast::RandomState;
 use perfusion_model::frame::FrameKey;
+use perfusion_symbolize::{Directory, FunctionId, Module, Symbol, Symbolizer, kernel, native};
 use std::collections::HashMap;
 use std::sync::Arc;
 

@@ -421,11 +421,11 @@ mod tests {
     use crate::exact::{Account, Ending, Process, summary};
     use crate::pprof::{self, About};
     use crate::run::loss;
-    use crate::symbolize::Symbolizer;
     use perfusion_host::process::ProcessTable;
     use perfusion_model::event::AllocationKind;
     use perfusion_model::frame::FrameKey;
     use perfusion_model::labels::{Labels, SampleType, Sampling};
+    use perfusion_symbolize::Symbolizer;
     use std::time::{Duration, SystemTime};
 
     /// A profile with a stack for each of these samples of one type, allocated.

@@ -18,8 +18,6 @@ use crate::aggregate::runtime_wait::{self, LockEvents, RuntimeWaits};
 use crate::aggregate::threads::{Place, Row, WaitStateKey, Waker};
 use crate::aggregate::window::{Limits as WindowLimits, Window};
 use crate::source::kernel::rule_set::OfService;
-use crate::symbolize::file_name;
-use crate::symbolize::types::TypeName;
 use foldhash::{HashMap, HashMapExt as _};
 use perfusion_model::event::{Event, EventKind, MonotonicNs, RegionId, ShimEvent, ThreadId, ThreadSnapshot};
 use perfusion_model::frame::{FrameKey, ImageId, Marker};
@@ -27,6 +25,8 @@ use perfusion_model::labels::{
     CollectionLabels, Labels, NameId, OTHER, SampleType, Sampling, SpanLabels, UNKNOWN_TYPE,
 };
 use perfusion_model::stack::{StackId, StackTable};
+use perfusion_symbolize::file_name;
+use perfusion_symbolize::types::TypeName;
 use std::collections::HashSet;
 use std::sync::Arc;
 

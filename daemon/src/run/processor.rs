@@ -16,16 +16,12 @@ use crate::aggregate::incident_totals::IncidentTotals;
 use crate::aggregate::incidents::{Incidents, LockWait, Place, Throw};
 use crate::aggregate::pool::Pools;
 use crate::aggregate::runtime_wait::{LockEvents, RuntimeWaits};
-use crate::aggregate::threads::{Origin, Threads, WaitReason};
+use crate::aggregate::threads::{Threads, WaitReason};
 use crate::aggregate::wait_reason;
 use crate::attach::place;
 use crate::report::units::counted;
 use crate::source::kernel::rule_set::OfService;
 use crate::source::shim::{ShimLimits, ShimSource};
-use crate::symbolize::kernel::WakeSites;
-use crate::symbolize::types::{Contexts, TypeName, Types};
-use crate::symbolize::wait_functions::WaitFunctions;
-use crate::symbolize::{Symbolizer, file_name};
 use foldhash::{HashMap, HashMapExt as _};
 use perfusion_host::pods::Pods;
 use perfusion_host::process::ProcessTable;
@@ -33,6 +29,7 @@ use perfusion_host::process::container::Home;
 use perfusion_host::process::service::Services;
 use perfusion_host::process::spans::Looks;
 use perfusion_host::process::table::Standing;
+use perfusion_model::event::WakeOrigin;
 use perfusion_model::event::{
     Allocation, Event, EventKind, Method, MonotonicNs, Progress, RegionId, Rename, RuntimeSample, ShimEvent,
     Sleeper, Span, ThreadId, ThreadSnapshot, UserContext, WaitEnd,
@@ -43,6 +40,10 @@ use perfusion_model::labels::{Labels, PodLabels};
 use perfusion_model::stack::{StackId, StackTable};
 use perfusion_model::text::clean;
 use perfusion_model::thread_role::{RoleEvidence, StartFile};
+use perfusion_symbolize::kernel::WakeSites;
+use perfusion_symbolize::types::{Contexts, TypeName, Types};
+use perfusion_symbolize::wait_functions::WaitFunctions;
+use perfusion_symbolize::{Symbolizer, file_name};
 use perfusion_unwind::finish::Limits;
 use profiler_protocol::record::NOT_NOW;
 use std::collections::{BTreeSet, HashSet};
@@ -447,7 +448,7 @@ impl Processor {
             EventKind::Wake(wake) => {
                 let origin = self.wake_sites.get_or_init(WakeSites::read).origin(&wake);
                 // What an interrupt found there had nothing to do with it.
-                let by = wake.by.filter(|_| origin == Some(Origin::Thread));
+                let by = wake.by.filter(|_| origin == Some(WakeOrigin::Thread));
                 let stack = by.map(|by| {
                     self.sampled(by.thread, &by.comm, time);
                     self.stack(by.thread, time, &wake.kernel, by.user.as_deref())

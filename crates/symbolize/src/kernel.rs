@@ -1,11 +1,11 @@
 //! Kernel symbols from `/proc/kallsyms`, by blazesym. The table is parsed per batch and dropped again: it costs some 20 MB, and
 //! after the first window new kernel addresses are rare. A recording of one window parses it while it records ([`ReadAhead`]).
 
-use crate::aggregate::threads::Origin;
 use blazesym::MaybeDefault;
 use blazesym::symbolize::source::{Kernel, Source};
 use blazesym::symbolize::{Input, Symbolized, Symbolizer};
 use perfusion_model::event::Wake;
+use perfusion_model::event::WakeOrigin;
 use std::sync::OnceLock;
 use std::sync::mpsc::{self, Receiver, Sender};
 
@@ -68,35 +68,35 @@ impl ReadAhead {
 }
 
 /// What a function on a waker's kernel stack says about the wake-up.
-const SITES: [(&str, Origin); 17] = [
+const SITES: [(&str, WakeOrigin); 17] = [
     // Timers (kernel/time/): what runs when one expires, and what wakes sleepers then.
-    ("__hrtimer_run_queues", Origin::Timer),
-    ("call_timer_fn", Origin::Timer),
-    ("__run_timers", Origin::Timer),
-    ("hrtimer_interrupt", Origin::Timer),
-    ("hrtimer_wakeup", Origin::Timer),
-    ("process_timeout", Origin::Timer),
-    ("run_posix_cpu_timers", Origin::Timer),
+    ("__hrtimer_run_queues", WakeOrigin::Timer),
+    ("call_timer_fn", WakeOrigin::Timer),
+    ("__run_timers", WakeOrigin::Timer),
+    ("hrtimer_interrupt", WakeOrigin::Timer),
+    ("hrtimer_wakeup", WakeOrigin::Timer),
+    ("process_timeout", WakeOrigin::Timer),
+    ("run_posix_cpu_timers", WakeOrigin::Timer),
     // The thread's own doing: a system call, a fault, or the softirqs that a thread runs itself when it enables them again, which is
     // how the sender of a packet to this same host wakes its receiver (kernel/softirq.c).
-    ("__local_bh_enable_ip", Origin::Thread),
-    ("entry_SYSCALL_64_after_hwframe", Origin::Thread),
-    ("asm_exc_page_fault", Origin::Thread),
-    ("kthread", Origin::Thread),
+    ("__local_bh_enable_ip", WakeOrigin::Thread),
+    ("entry_SYSCALL_64_after_hwframe", WakeOrigin::Thread),
+    ("asm_exc_page_fault", WakeOrigin::Thread),
+    ("kthread", WakeOrigin::Thread),
     // Interrupts (arch/x86/kernel/irq.c; also all `sysvec_…`) and the softirqs after them.
-    ("common_interrupt", Origin::Interrupt),
-    ("asm_common_interrupt", Origin::Interrupt),
-    ("__irq_exit_rcu", Origin::Interrupt),
-    ("irq_exit_rcu", Origin::Interrupt),
-    ("run_ksoftirqd", Origin::Interrupt),
-    ("handle_irq_event", Origin::Interrupt),
+    ("common_interrupt", WakeOrigin::Interrupt),
+    ("asm_common_interrupt", WakeOrigin::Interrupt),
+    ("__irq_exit_rcu", WakeOrigin::Interrupt),
+    ("irq_exit_rcu", WakeOrigin::Interrupt),
+    ("run_ksoftirqd", WakeOrigin::Interrupt),
+    ("handle_irq_event", WakeOrigin::Interrupt),
 ];
 
 /// Where in the kernel's text wake-ups come from.
 #[derive(Debug, Default)]
 pub struct WakeSites {
     /// First and end address of a function of [`SITES`], in order.
-    sites: Vec<(u64, u64, Origin)>,
+    sites: Vec<(u64, u64, WakeOrigin)>,
 }
 
 impl WakeSites {
@@ -108,7 +108,7 @@ impl WakeSites {
 
     fn parse(text: &[u8]) -> Self {
         let mut sites = Vec::new();
-        let mut open: Option<(u64, Origin)> = None;
+        let mut open: Option<(u64, WakeOrigin)> = None;
         // Sorted by address, as far as the kernel's own text goes; modules follow and have nothing of ours.
         for line in text.split(|&byte| byte == b'\n') {
             let Some((address, kind, name)) = symbol_line(line) else { continue };
@@ -123,7 +123,7 @@ impl WakeSites {
                 let name = name.split('.').next().unwrap_or(name);
                 let site = SITES.iter().find(|(site, _)| *site == name).map(|&(_, origin)| origin);
                 let vector = name.strip_prefix("asm_").unwrap_or(name).starts_with("sysvec_");
-                open = site.or(vector.then_some(Origin::Interrupt)).map(|origin| (address, origin));
+                open = site.or(vector.then_some(WakeOrigin::Interrupt)).map(|origin| (address, origin));
             }
         }
         sites.sort_unstable_by_key(|site| site.0);
@@ -133,7 +133,7 @@ impl WakeSites {
     /// Where a wake-up came from: the innermost frame of its kernel stack that says it, and where all of it is there and none does, the thread
     /// that ran. `None` when that is not known.
     #[must_use]
-    pub fn origin(&self, wake: &Wake) -> Option<Origin> {
+    pub fn origin(&self, wake: &Wake) -> Option<WakeOrigin> {
         let of = |&address: &u64| {
             // A return address can be the first one behind the function.
             let address = address.saturating_sub(1);
@@ -145,7 +145,7 @@ impl WakeSites {
         // The kernel hides its symbols, or gave no stack. Without the thread's own stack a wake-up is told of only where it is not plain that the
         // thread did it.
         let hidden = (self.sites.is_empty() || wake.kernel.is_empty()) && wake.by.is_none();
-        found.or((!wake.cut && !hidden).then_some(Origin::Thread))
+        found.or((!wake.cut && !hidden).then_some(WakeOrigin::Thread))
     }
 }
 
@@ -215,10 +215,10 @@ mod tests {
             1300 T common_interrupt.cold\n1400 T entry_SYSCALL_64_after_hwframe\n1500 T next\n";
         let sites = WakeSites::parse(text);
         let origin = |kernel: &[u64]| sites.origin(&wake(kernel)).unwrap();
-        assert_eq!(origin(&[0x1010, 0x1110, 0x1310, 0x1410]), Origin::Timer);
-        assert_eq!(origin(&[0x1010, 0x1310]), Origin::Interrupt);
-        assert_eq!(origin(&[0x1010, 0x1210, 0x1410, 0x1310]), Origin::Thread);
-        assert_eq!(origin(&[0x1200]), Origin::Timer, "a return address behind the last call");
+        assert_eq!(origin(&[0x1010, 0x1110, 0x1310, 0x1410]), WakeOrigin::Timer);
+        assert_eq!(origin(&[0x1010, 0x1310]), WakeOrigin::Interrupt);
+        assert_eq!(origin(&[0x1010, 0x1210, 0x1410, 0x1310]), WakeOrigin::Thread);
+        assert_eq!(origin(&[0x1200]), WakeOrigin::Timer, "a return address behind the last call");
         assert_eq!(sites.origin(&wake(&[])), None);
         assert_eq!(WakeSites::parse(b"0000000000000000 T hrtimer_wakeup\nx y\n\xff\n").sites, []);
     }
@@ -232,8 +232,8 @@ mod tests {
         let sites = WakeSites::parse(b"1000 T try_to_wake_up\n1100 t hrtimer_wakeup\n1200 T tcp_v4_rcv\n");
         let cut = |kernel: &[u64]| Wake { cut: true, ..wake(kernel) };
         assert_eq!(sites.origin(&cut(&[0x1010, 0x1210])), None);
-        assert_eq!(sites.origin(&wake(&[0x1010, 0x1210])), Some(Origin::Thread));
-        assert_eq!(sites.origin(&cut(&[0x1010, 0x1110])), Some(Origin::Timer));
+        assert_eq!(sites.origin(&wake(&[0x1010, 0x1210])), Some(WakeOrigin::Thread));
+        assert_eq!(sites.origin(&cut(&[0x1010, 0x1110])), Some(WakeOrigin::Timer));
         // A kernel that hides its symbols: it was not plainly the thread that ran, or its stack would say the same.
         assert_eq!(WakeSites::default().origin(&wake(&[0x1010])), None);
     }
