@@ -8,7 +8,6 @@ use crate::counts::startup::StartupError;
 use crate::heap::SurveyError;
 use crate::launch::LaunchError;
 use crate::memory_guard::MemoryError;
-use crate::pprof::PprofError;
 use crate::report::ReportError;
 use crate::sink::SinkError;
 use crate::sink::file::FileError;
@@ -16,6 +15,7 @@ use crate::source::kernel::KernelError;
 use perfusion_host::process::ProcessError;
 use perfusion_host::process::aftermath::Death;
 use perfusion_host::process::explain::ExplainError;
+use perfusion_pprof::PprofError;
 use std::io::{self, Write as _};
 use tokio::signal::unix::{SignalKind, signal};
 

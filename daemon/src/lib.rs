@@ -2,7 +2,6 @@
 //! source (events in) -> process (who) -> unwind + sample (stacks) -> symbolize (names) -> aggregate (count)
 //! -> pprof (encode) -> sink (out). `run` joins them; nothing else knows all stages.
 
-pub mod aggregate;
 pub mod attach;
 pub mod cli;
 pub mod commands;
@@ -24,7 +23,6 @@ pub mod leaks;
 pub mod log_filter;
 pub mod manual;
 pub mod memory_guard;
-pub mod pprof;
 pub mod ps;
 pub mod record;
 pub mod report;

@@ -12,7 +12,6 @@ use crate::exact::{self, Account, Ending, Shelf};
 use crate::kernel_features::Limit;
 use crate::launch::{self, Gated};
 use crate::memory_guard::{self, AttachedProcesses, Growing};
-use crate::pprof::{self, About};
 use crate::run::{Recorded, Recording, Watcher, loss};
 use crate::sink::file;
 use crate::source::kernel::{KernelError, KernelOptions, KernelSource, Selection};
@@ -23,6 +22,7 @@ use perfusion_host::process::{Awaited, ProcessTable, name, start_ticks, ticks_be
 use perfusion_host::system_limits::raise_open_files;
 use perfusion_model::event::MonotonicNs;
 use perfusion_model::frame::{FrameKey, Marker};
+use perfusion_pprof::{self, About};
 use rustix::io::Errno;
 use std::io::IsTerminal as _;
 use std::os::unix::fs::MetadataExt as _;
@@ -100,7 +100,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     let limits: Vec<Limit> =
         crate::kernel_features::limits().into_iter().filter_map(|(_, result)| result.err()).collect();
     for limit in &limits {
-        say.line(&format!("{}{limit}", pprof::LIMITED));
+        say.line(&format!("{}{limit}", perfusion_pprof::LIMITED));
     }
     attach::place::begin_sweep();
     let settings = Settings::new(wishes(options))
@@ -457,7 +457,7 @@ fn follow(
             }
         }
         News::Refused { expected: true, reason, .. } => {
-            say.line(&format!("{}{reason}", pprof::WITHOUT_SHIM));
+            say.line(&format!("{}{reason}", perfusion_pprof::WITHOUT_SHIM));
         }
         // Most processes are no .NET ones: `ps` tells about each.
         News::Refused { pid, expected: false, reason } => tracing::debug!(pid, reason, "not attached"),
@@ -590,20 +590,24 @@ fn write(
     let counts = counted.map(Counted::account);
     let counts = account.map(|account| (account, EXACT)).or(counts.as_ref().map(|of| (of, COUNTED)));
     let bytes = match counts {
-        None => pprof::encode(&recorded.window, symbolizer, processes, &about)?,
+        None => perfusion_pprof::encode(&recorded.window, symbolizer, processes, &about)?,
         Some((account, how)) => {
-            let mut profile = pprof::message(recorded.window.entries(), symbolizer, processes, &about)?;
+            let mut profile =
+                perfusion_pprof::message(recorded.window.entries(), symbolizer, processes, &about)?;
             exact::merge::merge(&mut profile, account, how, recorded.processor.type_names());
-            pprof::pack(&profile)?
+            perfusion_pprof::pack(&profile)?
         }
     };
     tracing::info!(bytes = bytes.len(), took_ns = MonotonicNs::now().0 - begin.0, "encoded");
     file::write(&options.output, &bytes)?;
-    say.line(&format!("{}{loss_line}", pprof::LOSS_PREFIX));
+    say.line(&format!("{}{loss_line}", perfusion_pprof::LOSS_PREFIX));
     if let Some(line) = spans(options, recorded) {
         say.line(&line);
     }
-    recorded.window.pool_lines(None).for_each(|line| say.line(&format!("{}{line}", pprof::POOL_PREFIX)));
+    recorded
+        .window
+        .pool_lines(None)
+        .for_each(|line| say.line(&format!("{}{line}", perfusion_pprof::POOL_PREFIX)));
     counted.iter().flat_map(|counted| counted.lines()).for_each(|line| say.line(&line));
     say.line(&format!(
         "wrote {} ({} stacks, {})",
@@ -639,7 +643,7 @@ fn comments(
 ) -> Vec<String> {
     let mut comments = vec![
         format!("perfusion {}", env!("CARGO_PKG_VERSION")),
-        format!("{}{loss_line}", pprof::LOSS_PREFIX),
+        format!("{}{loss_line}", perfusion_pprof::LOSS_PREFIX),
         format!(
             "cpu: {} samples per second and CPU say where; each thread's sum is its exact on-CPU time",
             options.frequency
@@ -648,7 +652,7 @@ fn comments(
             .to_owned(),
         format!(
             "{}{}",
-            pprof::WAIT_STACKS_PREFIX,
+            perfusion_pprof::WAIT_STACKS_PREFIX,
             recorded.window.wait_chances.text(options.wait_stacks_one_in)
         ),
     ];
@@ -667,7 +671,9 @@ fn comments(
     }
     comments.extend(spans(options, recorded));
     comments.extend(wishes(options).comments());
-    comments.extend(recorded.window.pool_lines(None).map(|line| format!("{}{line}", pprof::POOL_PREFIX)));
+    comments.extend(
+        recorded.window.pool_lines(None).map(|line| format!("{}{line}", perfusion_pprof::POOL_PREFIX)),
+    );
     if let Some(account) = account {
         comments.push(EXACT_COMMENT.to_owned());
         comments.extend(exact::summary::lines(account));
@@ -676,8 +682,8 @@ fn comments(
         comments.push(COUNTED_COMMENT.to_owned());
         comments.extend(counted.lines());
     }
-    comments.extend(limits.iter().map(|limit| format!("{}{limit}", pprof::LIMITED)));
-    comments.extend(without_shim.iter().map(|reason| format!("{}{reason}", pprof::WITHOUT_SHIM)));
+    comments.extend(limits.iter().map(|limit| format!("{}{limit}", perfusion_pprof::LIMITED)));
+    comments.extend(without_shim.iter().map(|reason| format!("{}{reason}", perfusion_pprof::WITHOUT_SHIM)));
     comments.extend(columns.iter().cloned());
     comments.extend(recorded.processor.estimator_comments());
     // docs/metrics.md has all names; the ones at zero would be most of what a pprof tool prints above its table.

@@ -13,10 +13,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use ::perfusion::config::Files;
 use ::perfusion::config::units::Bytes;
-use ::perfusion::pprof;
 use ::perfusion::sink::directory::Directory;
 use ::perfusion::sink::spool::{Kind, Limits, Lost, Spool};
 use ::perfusion::sink::{Finished, Packed, Sink as _};
+use ::perfusion_pprof;
 use rustix::process::Signal;
 use serde_json::Value;
 use system_tests::app::{App, Workload};
@@ -877,8 +877,11 @@ fn a_disk_short_of_space_keeps_its_floor_at_the_cost_of_as_many_of_the_oldest_as
         start: now,
         duration: Duration::from_secs(60),
         profile: Packed::new(
-            pprof::pack(&pprof::proto::Profile { string_table: names.collect(), ..Default::default() })
-                .unwrap(),
+            perfusion_pprof::pack(&perfusion_pprof::proto::Profile {
+                string_table: names.collect(),
+                ..Default::default()
+            })
+            .unwrap(),
         ),
     };
     for _ in 0..30 {

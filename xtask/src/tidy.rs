@@ -15,16 +15,28 @@ use crate::{
 };
 
 /// Which member may depend on which. `system-tests` may use any; `xtask` only what needs nothing else, for it must build before setup.
-const EDGES: [(&str, &[&str]); 10] = [
+const EDGES: [(&str, &[&str]); 13] = [
     ("ebpf-common", &[]),
     ("ebpf-probes", &["ebpf-common"]),
     ("fuzz", &["perfusion", "perfusion-host", "perfusion-model", "perfusion-unwind", "profiler-protocol"]),
     (
         "perfusion",
-        &["ebpf-common", "perfusion-host", "perfusion-model", "perfusion-unwind", "profiler-protocol"],
+        &[
+            "ebpf-common",
+            "perfusion-aggregate",
+            "perfusion-host",
+            "perfusion-model",
+            "perfusion-pprof",
+            "perfusion-symbolize",
+            "perfusion-unwind",
+            "profiler-protocol",
+        ],
     ),
+    ("perfusion-aggregate", &["perfusion-model", "perfusion-symbolize", "profiler-protocol"]),
     ("perfusion-host", &["ebpf-common", "perfusion-model", "perfusion-unwind"]),
     ("perfusion-model", &["ebpf-common", "profiler-protocol"]),
+    ("perfusion-pprof", &["perfusion-aggregate", "perfusion-model", "perfusion-symbolize"]),
+    ("perfusion-symbolize", &["perfusion-host", "perfusion-model", "profiler-protocol"]),
     ("perfusion-unwind", &["ebpf-common", "perfusion-model"]),
     ("profiler-protocol", &[]),
     ("profiler-shim", &["profiler-protocol"]),

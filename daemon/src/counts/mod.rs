@@ -9,9 +9,9 @@ pub mod tally;
 use crate::attach::ipc::{self, Events, IpcError, Listen, Wait};
 use crate::exact::{Account, Count, Ending, Process, Type};
 use crate::heap::nettrace::{NettraceError, Reader};
-use crate::pprof::COUNTS_PREFIX;
 use perfusion_host::process::handle::Target;
 use perfusion_host::process::start_ticks;
+use perfusion_pprof::COUNTS_PREFIX;
 use profiler_protocol::load::START_WAIT_NS;
 use startup::{StartupError, StartupSession};
 use std::ffi::OsString;
@@ -369,7 +369,7 @@ mod tests {
     use super::{Counted, Of};
     use crate::counts::tally::{Tallied, Type};
     use crate::exact::Ending;
-    use crate::pprof::tells_of_uncounted;
+    use perfusion_pprof::tells_of_uncounted;
     use perfusion_symbolize::types::TypeName;
 
     #[test]

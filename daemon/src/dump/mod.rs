@@ -7,7 +7,6 @@ mod suspension;
 
 pub use suspension::Suspension;
 
-use crate::aggregate::threads::{WaitStateKey, Waiting};
 use crate::attach::{self, Settings, Wishes};
 use crate::cli;
 use crate::error::{Error, say};
@@ -18,6 +17,7 @@ use crate::sink::file;
 use crate::source::kernel::{KernelOptions, KernelSource, Selection};
 use crate::source::order::Order;
 use crate::source::shim::{ShimLimits, ShimSource};
+use perfusion_aggregate::threads::{WaitStateKey, Waiting};
 use perfusion_host::process::ProcessTable;
 use perfusion_host::process::handle::Target;
 use perfusion_host::system_limits::{max_sample_rate, raise_open_files};

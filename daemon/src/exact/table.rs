@@ -1,8 +1,8 @@
 //! Reads one process's table (`profiler_protocol::exact`). Every number may be a lie: all are bounded, and names are made printable.
 
 use super::{Collection, Count, Ending, Lifetime, Look, Process, Source, Survival, Type};
-use crate::aggregate::collections::reason_name;
 use crate::source::shim::Opened;
+use perfusion_aggregate::collections::reason_name;
 use perfusion_model::labels::UNKNOWN_TYPE;
 use perfusion_symbolize::types::{MOST_CONTEXTS, TypeName};
 use profiler_protocol::exact::{

@@ -12,8 +12,6 @@ use crate::end_signals::EndSignals;
 use crate::error::{Error, say};
 use crate::heap::held::{self, Bounds};
 use crate::heap::{WATCHED, check_surveyable};
-use crate::pprof::proto::Profile;
-use crate::pprof::{self, About, LOSS_PREFIX};
 use crate::record::{check_managed, check_target};
 use crate::report::{self, ReportError};
 use crate::run::loss::{self, Before};
@@ -26,6 +24,8 @@ use perfusion_host::process::handle::Target;
 use perfusion_host::process::{Awaited, ProcessTable, name};
 use perfusion_host::system_limits::raise_open_files;
 use perfusion_model::event::MonotonicNs;
+use perfusion_pprof::proto::Profile;
+use perfusion_pprof::{self, About, LOSS_PREFIX};
 use series::{Process, Stretch, stretches};
 use snapshot::{Group, Place, Places, Snapshot};
 use std::collections::{HashMap, HashSet};
@@ -188,8 +188,9 @@ impl Watch {
             main_image: None,
             comments,
         };
-        let bytes = pprof::encode(&window, &self.processor.symbolizer, &self.processor.processes, &about)?;
-        Ok(pprof::decode(&bytes)?)
+        let bytes =
+            perfusion_pprof::encode(&window, &self.processor.symbolizer, &self.processor.processes, &about)?;
+        Ok(perfusion_pprof::decode(&bytes)?)
     }
 
     /// What holds the objects that are watched now.

@@ -83,9 +83,9 @@ counters! {
 #[cfg(test)]
 mod tests {
     use super::DAEMON;
-    use crate::aggregate::window::{Limits, Window};
     use crate::run::loss::{add, daemon_counters, window_counters};
     use crate::run::processor::Processor;
+    use perfusion_aggregate::window::{Limits, Window};
     use perfusion_host::process::ProcessTable;
 
     #[test]

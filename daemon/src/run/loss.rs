@@ -1,7 +1,7 @@
 //! What was lost, and where: every counter of every stage, and the one line that adds them up.
 
 use super::processor::Processor;
-use crate::aggregate::window::Window;
+use perfusion_aggregate::window::Window;
 use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fmt::Write as _;

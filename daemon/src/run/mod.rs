@@ -19,7 +19,6 @@ mod starts;
 pub(crate) mod trim;
 mod untold;
 
-use crate::aggregate::window::Window;
 use crate::attach;
 use crate::source::Rates;
 use crate::source::kernel::KernelSource;
@@ -31,6 +30,7 @@ use backlog::Backlog;
 use collector::{Batch, Collector, Command, KernelTotals, Look};
 use commands::Commands;
 use cut::Cut;
+use perfusion_aggregate::window::Window;
 use perfusion_host::pods::Pods;
 use perfusion_host::process::table::Standing;
 use perfusion_host::process::{self, ProcessTable};

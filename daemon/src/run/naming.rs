@@ -1,7 +1,7 @@
 //! What the names of a stack's frames tell beyond the names.
 
-use crate::aggregate::threads::{WaitReason, Waker};
-use crate::aggregate::wait_reason as words;
+use perfusion_aggregate::threads::{WaitReason, Waker};
+use perfusion_aggregate::wait_reason as words;
 use perfusion_model::frame::{FrameKey, ImageId, Marker};
 use perfusion_model::stack::StackTable;
 use perfusion_model::thread_role;

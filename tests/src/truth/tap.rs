@@ -6,13 +6,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, ensure};
 use perfusion::attach::{self, Settings, Wishes};
-use perfusion::pprof::proto::Profile;
-use perfusion::pprof::{self, About};
 use perfusion::run::processor::Processor;
 use perfusion::source::order::Order;
 use perfusion::source::shim::{ShimLimits, ShimSource};
 use perfusion_host::process::ProcessTable;
 use perfusion_model::event::{Event, EventKind, MonotonicNs, ShimEvent};
+use perfusion_pprof::proto::Profile;
+use perfusion_pprof::{self, About};
 use profiler_protocol::counter::Counter;
 
 use crate::app::App;
@@ -191,8 +191,9 @@ impl Tap {
             main_image: None,
             comments: self.processor.estimator_comments(),
         };
-        let bytes = pprof::encode(&window, &self.processor.symbolizer, &self.processor.processes, &about)?;
-        pprof::decode(&bytes).context("a profile of our own")
+        let bytes =
+            perfusion_pprof::encode(&window, &self.processor.symbolizer, &self.processor.processes, &about)?;
+        perfusion_pprof::decode(&bytes).context("a profile of our own")
     }
 
     /// Forgets the window and begins the next one, live objects included.

@@ -2,7 +2,7 @@
 //! a stack, so these numbers are exact, and the columns of a profile are made to sum to them.
 
 use super::ShimSource;
-use perfusion_model::event::RegionId;
+use perfusion_model::event::IncidentCounts;
 
 /// Counters that are of the same moment as the end of the profile, and not of the end of the shim.
 pub const INCIDENT_COUNTERS: [&str; 6] = [
@@ -16,17 +16,6 @@ pub const INCIDENT_COUNTERS: [&str; 6] = [
 
 /// Most regions that are given up between two looks of which the counts are kept. Columns of others stay estimates.
 pub(super) const MAX_FINISHED: usize = 16_384;
-
-/// The counts of one region since this recorder reads it: exceptions, contentions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IncidentCounts {
-    /// The region.
-    pub region: RegionId,
-    /// How many.
-    pub counts: [u64; 2],
-    /// False where records were left out since the last look: then the profile does not cover what was counted.
-    pub covered: [bool; 2],
-}
 
 impl ShimSource {
     /// The counts of all regions now, and the last ones of those given up since this was asked before.

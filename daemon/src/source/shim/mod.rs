@@ -29,7 +29,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 pub use self::exact::Opened;
-pub use self::incidents::{INCIDENT_COUNTERS, IncidentCounts};
+pub use self::incidents::INCIDENT_COUNTERS;
 pub use self::region::RegionError;
 pub use self::watched::{Watched, same};
 

@@ -4,7 +4,6 @@
 
 use super::ShimLimits;
 use super::counters::Totals;
-use super::incidents::IncidentCounts;
 use super::names::NameBook;
 use super::namespace::{Offset, Threads};
 use super::region::{Region, RegionKey};
@@ -12,6 +11,7 @@ use super::share::Share;
 use crate::attach::Wishes;
 use crate::counts::StartHold;
 use perfusion_host::process::handle::Target;
+use perfusion_model::event::IncidentCounts;
 use perfusion_model::event::{
     Allocation, AllocationKind, Contention, Event, EventKind, Exception, Heap, Method, MonotonicNs, RegionId,
     RuntimeSample, ShimEvent, UserContext, UserRegs,

@@ -1,4 +1,4 @@
-//! 6. ENCODE: a [`Window`](crate::aggregate::Window) and its names -> one gzipped pprof; and back, for reports and tests.
+//! 6. ENCODE: a [`Window`](perfusion_aggregate::Window) and its names -> one gzipped pprof; and back, for reports and tests.
 //!
 //! ```text
 //! symbolizer.resolve(window.frames(), &directory);

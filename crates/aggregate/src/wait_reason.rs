@@ -145,7 +145,7 @@ pub fn family(number: u32) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::name;
-    use crate::aggregate::threads::{WaitReason, WaitStateKey};
+    use crate::threads::{WaitReason, WaitStateKey};
     use std::sync::Arc;
 
     fn reason(state: WaitStateKey, syscall: Option<u32>, io: bool, sites: &[&str]) -> &'static str {

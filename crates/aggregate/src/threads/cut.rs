@@ -2,7 +2,7 @@
 //! so each window takes what the earlier ones have not counted; a wait in progress is sliced, and keeps its stack and its weight.
 
 use super::{Collected, Estimate, Open, Row, Thread, Threads, Waker, no_times};
-use crate::aggregate::recent::Recent;
+use crate::recent::Recent;
 use foldhash::{HashMap, HashMapExt as _};
 use perfusion_model::event::{MonotonicNs, Progress, ThreadSnapshot, ThreadTimes};
 use perfusion_model::stack::StackId;

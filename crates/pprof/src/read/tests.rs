@@ -1,8 +1,8 @@
 //! What pprof's reader takes and refuses is taken and refused here, with its reasons.
 
 use super::{Refusal, read};
-use crate::pprof::PprofError;
-use crate::pprof::proto::{Function, Label, Line, Location, Mapping, Profile, Sample, ValueType};
+use crate::PprofError;
+use crate::proto::{Function, Label, Line, Location, Mapping, Profile, Sample, ValueType};
 use prost::Message as _;
 
 /// `main` calls `f`, with a sample type `cpu`.

@@ -201,7 +201,7 @@ fn ids(table: &'static str, all: impl Iterator<Item = u64>) -> Result<HashSet<u6
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pprof::proto::{Function, Label, Line, Location, Mapping, ValueType};
+    use crate::proto::{Function, Label, Line, Location, Mapping, ValueType};
 
     /// (message, field, type, repeated, number), from the .proto.
     fn fields_of_proto(text: &str) -> Vec<(String, String, String, bool, String)> {

@@ -314,7 +314,7 @@ fn waits_for_futex(stack: &[FrameKey], symbol: &impl Fn(FrameKey) -> Arc<Symbol>
 #[cfg(test)]
 mod tests {
     use super::{LockEvents, RuntimeWaits, Waited};
-    use crate::aggregate::threads::{WaitReason, WaitStateKey};
+    use crate::threads::{WaitReason, WaitStateKey};
     use perfusion_model::frame::{FrameKey, ImageId, ProcessId};
     use perfusion_symbolize::{Module, Symbol, Unresolved};
     use std::sync::Arc;

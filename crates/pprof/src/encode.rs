@@ -3,11 +3,11 @@
 use super::builder::Builder;
 use super::proto::{Label, Profile, Sample};
 use super::validate::{Checker, Invalid, validate};
-use crate::aggregate::Window;
-use crate::aggregate::window::Entry;
 use flate2::Compression;
 use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
+use perfusion_aggregate::Window;
+use perfusion_aggregate::window::Entry;
 use perfusion_model::frame::ImageId;
 use perfusion_model::labels::{LabelValue, Labels, SampleType};
 use perfusion_symbolize::{Directory, Module, Symbolizer};

@@ -5,7 +5,7 @@
 //! stays exact, and where chance chose, the parts keep their proportions. The numbers become whole without a change of the sum.
 
 use super::incidents::{LockWait, Throw, Thrown, Waited};
-use crate::source::shim::IncidentCounts;
+use perfusion_model::event::IncidentCounts;
 use perfusion_model::event::RegionId;
 use std::collections::HashMap;
 

@@ -1,7 +1,7 @@
 //! What google/pprof makes of a message once it is parsed (`postDecode`, `CheckValid`, `CompatibilizeSampleTypes`), in that order.
 
 use super::{Reading, Refusal, are, is_ours};
-use crate::pprof::proto::{Label, Profile, ValueType};
+use crate::proto::{Label, Profile, ValueType};
 use std::collections::{HashMap, HashSet};
 
 /// Refuses what pprof refuses and drops what it drops.

@@ -2,7 +2,7 @@
 //! (`profile/prune.go`). The leaf end of a stack goes from the outermost frame on that is to be dropped, but never down to its root.
 
 use super::{Reading, are};
-use crate::pprof::proto::Profile;
+use crate::proto::Profile;
 use perfusion_model::text::clean;
 use regex::{Regex, RegexBuilder};
 use std::collections::{HashMap, HashSet};
