@@ -48,7 +48,7 @@ pub fn checks() -> Vec<Check> {
     all.push(check("eBPF probes", Outcome::Bad, built(embedded::probes())));
     all.push(check("shim for .NET", Outcome::Limited, built(embedded::shim())));
     all.extend(
-        kernel_features::limits()
+        kernel_features::limits(crate::attach::helper::has_it())
             .into_iter()
             .map(|(name, result)| check(name, Outcome::Limited, result.map_err(|limit| limit.to_string()))),
     );

@@ -1,7 +1,6 @@
 //! Probes the running kernel and this process's rights, and says what is missing in terms of what to do about it. The one place that
 //! knows which kernel and which capabilities the probes need.
 
-use crate::attach::helper;
 use crate::source::kernel::{btf, perf};
 use perfusion_host::process::handle::Target;
 use perfusion_unwind::machine::NATIVE;
@@ -263,11 +262,12 @@ pub fn checks() -> [Check; 6] {
     ]
 }
 
-/// What makes a recording complete, each tried where that can be done without touching another process.
-pub fn limits() -> [(&'static str, Result<(), Limit>); 7] {
+/// What makes a recording complete, each tried where that can be done without touching another process. `has_helper`: another process of this
+/// program connects to the sockets of other users.
+pub fn limits(has_helper: bool) -> [(&'static str, Result<(), Limit>); 7] {
     [
         ("mapped files", mapped_files()),
-        ("other users", other_users()),
+        ("other users", other_users(has_helper)),
         ("kernel symbols", kernel_symbols()),
         ("locked memory", locked_memory()),
         ("walks in the kernel", walks()),
@@ -419,12 +419,12 @@ pub fn mapped_files() -> Result<(), Limit> {
     opened.map_err(|error| Limit::MappedFiles { source: error.into() })
 }
 
-fn other_users() -> Result<(), Limit> {
+fn other_users(has_helper: bool) -> Result<(), Limit> {
     // A /proc that cannot be read has been reported by then.
     let Ok(set) = effective() else { return Ok(()) };
     match (has(set, DAC_OVERRIDE), has(set, DAC_READ_SEARCH)) {
         (true, _) => Ok(()),
-        (false, true) if helper::has_it() => Ok(()),
+        (false, true) if has_helper => Ok(()),
         (false, true) => Err(Limit::SocketsOfOthers),
         (false, false) => Err(Limit::OtherUsers),
     }

@@ -2,20 +2,22 @@
 
 use crate::attach::follow::{Follower, GROWS_UP, News, Whom};
 use crate::attach::policy::{self, WhyNot};
-use crate::attach::{self, AttachError, COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED, Settings, Wishes};
+use crate::attach::{self, AttachError};
 use crate::cli::{AllocCounts, Record, exit};
 use crate::counts::{self, Counted, Counting, Rate};
 use crate::end_signals::EndSignals;
 use crate::error::{Error, say};
 use crate::exact::merge::{COUNTED, EXACT};
-use crate::exact::{self, Account, Ending, Shelf};
+use crate::exact::{self, Account, Ending};
 use crate::kernel_features::Limit;
 use crate::launch::{self, Gated};
 use crate::memory_guard::{self, AttachedProcesses, Growing};
 use crate::run::{Recorded, Recording, Watcher, loss};
 use crate::sink::file;
 use crate::source::kernel::{KernelError, KernelOptions, KernelSource, Selection};
+use crate::source::shim::ExactTables;
 use crate::source::shim::ShimSource;
+use crate::source::shim::{COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED, Settings, Wishes};
 use indicatif::{ProgressBar, ProgressStyle};
 use perfusion_host::process::handle::Target;
 use perfusion_host::process::{Awaited, ProcessTable, name, start_ticks, ticks_before_now};
@@ -97,8 +99,10 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     for &pid in &options.pid {
         check_seen(pid)?;
     }
-    let limits: Vec<Limit> =
-        crate::kernel_features::limits().into_iter().filter_map(|(_, result)| result.err()).collect();
+    let limits: Vec<Limit> = crate::kernel_features::limits(crate::attach::helper::has_it())
+        .into_iter()
+        .filter_map(|(_, result)| result.err())
+        .collect();
     for limit in &limits {
         say.line(&format!("{}{limit}", perfusion_pprof::LIMITED));
     }
@@ -174,13 +178,13 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         // One that is gone already is found out below; one that cannot be read has stacks that say so.
         processes.adopt(pid).ok();
     }
-    let shelf = Shelf::default();
+    let tables = ExactTables::default();
     let mut shims = ShimSource::new(settings.owner, options.limits.limits());
     if options.exact {
-        shims = shims.with_exact(shelf.clone());
+        shims = shims.with_exact(tables.clone());
     }
     if let Some(counting) = &counting {
-        shims = shims.with_counts(counting.starts());
+        shims = shims.with_counts(Box::new(counting.starts()));
     }
     // Before it is let go: a shell has children within a millisecond, and those of a process that is not watched are not either.
     if let Some(pid) = gated_pid {
@@ -227,7 +231,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     };
     // Before the programs have gone further.
     let counted = counting.map(|counting| counting.finish(patience));
-    let mut account = account_path.as_deref().map(|path| (path, account(options, &shelf, targets.first())));
+    let mut account = account_path.as_deref().map(|path| (path, account(options, &tables, targets.first())));
     if let End::Gone = end
         && options.duration.is_some()
     {
@@ -542,8 +546,8 @@ fn progress(options: &Record, say: Say) -> Option<ProgressBar> {
 }
 
 /// What exact mode has counted.
-fn account(options: &Record, shelf: &Shelf, program: Option<&u32>) -> Account {
-    let mut account = shelf.read(&options.command);
+fn account(options: &Record, tables: &ExactTables, program: Option<&u32>) -> Account {
+    let mut account = exact::read(tables, &options.command);
     // Of a program that is no more the kernel adds its time to ours, but not apart from that of its children.
     let ticks =
         perfusion_host::process::stat(std::process::id()).map(|stat| stat.cutime.saturating_add(stat.cstime));

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use perfusion::attach::policy::{self, Runtime as Kind, WhyNot};
-use perfusion::attach::{AttachError, Settings, Wishes, attach, ipc, launch, place};
+use perfusion::attach::{AttachError, attach, ipc, launch, place};
+use perfusion::source::shim::{Settings, Wishes};
 use perfusion::source::shim::{ShimLimits, ShimSource};
 use perfusion_host::process::handle::Target;
 use perfusion_model::event::{Event, EventKind, MonotonicNs, RegionId, ShimEvent};

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use perfusion::attach::launch::launch;
-use perfusion::attach::{Settings, Wishes};
+use perfusion::source::shim::{Settings, Wishes};
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::{HEADER_BYTES, VERSION};
 use profiler_protocol::load::LOCK_VARIABLE;

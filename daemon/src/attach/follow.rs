@@ -5,7 +5,8 @@
 use super::place;
 use super::policy::{Inspection, Runtime, WhyNot, inspect};
 use super::workers;
-use super::{AttachError, Settings, attach_until};
+use super::{AttachError, attach_until};
+use crate::source::shim::Settings;
 use crate::run::Watcher;
 use crate::source::shim::finder;
 use perfusion_host::process::handle::Target;

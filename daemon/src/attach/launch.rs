@@ -1,7 +1,8 @@
 //! The environment with which a program loads the shim at its start, for `record -- CMD`. Children of the program inherit it.
 
 use super::place::{PlaceError, Placed, place_for_start};
-use super::{AttachError, Settings, class_id_text};
+use super::{AttachError, class_id_text};
+use crate::source::shim::Settings;
 use perfusion_host::process::handle::Target;
 use profiler_protocol::exact::EXACT_CLASS_ID;
 use profiler_protocol::load::{CLASS_ID, LOCK_VARIABLE};

@@ -5,7 +5,6 @@
 pub mod load;
 pub mod units;
 
-use crate::attach::Wishes;
 use crate::kubernetes::Kubernetes;
 use crate::select::Selection;
 use crate::sink::otlp::OtlpOptions;
@@ -16,6 +15,7 @@ use crate::sink::s3::S3Options;
 use crate::source::Rates;
 use crate::source::kernel;
 use crate::source::shim::ShimLimits;
+use crate::source::shim::Wishes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -515,7 +515,7 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::{Config, Recording};
-    use crate::attach::Wishes;
+    use crate::source::shim::Wishes;
 
     #[test]
     fn what_contradicts_itself_is_told() {

@@ -29,8 +29,8 @@ pub mod state;
 pub mod switch;
 pub mod windows;
 
+use crate::attach;
 use crate::attach::helper::{self, Helper};
-use crate::attach::{self, Settings};
 use crate::cli::ConfigSources;
 use crate::config::load::Sources;
 use crate::config::{Config, Recording as What};
@@ -45,6 +45,7 @@ use crate::select::Selection as Selected;
 use crate::select::cgroups::Cgroups;
 use crate::source::kernel::rule_set::RuleSet;
 use crate::source::kernel::{KernelError, KernelOptions, KernelSource, Selection};
+use crate::source::shim::Settings;
 use crate::source::shim::ShimSource;
 use attacher::{Attacher, Memory};
 use confines::Confines;
@@ -121,7 +122,10 @@ fn run(sources: Sources, config: Config, log: &Log) -> Result<u8, Error> {
     let lock = config.limits.kill_switch.parent();
     let _lock = lock.map(hold).transpose()?;
     crate::kernel_features::check().map_err(KernelError::from)?;
-    for limit in crate::kernel_features::limits().into_iter().filter_map(|(_, result)| result.err()) {
+    for limit in crate::kernel_features::limits(crate::attach::helper::has_it())
+        .into_iter()
+        .filter_map(|(_, result)| result.err())
+    {
         tracing::warn!(%limit, "limited");
     }
     attach::place::begin_sweep();

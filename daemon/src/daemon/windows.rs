@@ -2,7 +2,6 @@
 
 use super::sinks::Out;
 use super::{families, room, state::State};
-use crate::attach::AS_ASKED;
 use crate::config::Recording;
 use crate::config::units::Bytes;
 use crate::run::Over;
@@ -10,6 +9,7 @@ use crate::run::loss::{self, Before};
 use crate::sink::{Finished, Packed};
 use crate::source::Rates;
 use crate::source::kernel::rule_set::OfService;
+use crate::source::shim::AS_ASKED;
 use perfusion_aggregate::window::Entry;
 use perfusion_model::feature::{Feature, LeftOut};
 use perfusion_model::labels::{OTHER, SampleType};

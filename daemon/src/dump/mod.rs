@@ -7,15 +7,15 @@ mod suspension;
 
 pub use suspension::Suspension;
 
-use crate::attach::{self, Settings, Wishes};
+use crate::attach;
 use crate::cli;
 use crate::error::{Error, say};
 use crate::record::check_target;
-use crate::run::names::whole_text;
 use crate::run::processor::Processor;
 use crate::sink::file;
 use crate::source::kernel::{KernelOptions, KernelSource, Selection};
 use crate::source::order::Order;
+use crate::source::shim::{Settings, Wishes};
 use crate::source::shim::{ShimLimits, ShimSource};
 use perfusion_aggregate::threads::{WaitStateKey, Waiting};
 use perfusion_host::process::ProcessTable;
@@ -25,6 +25,7 @@ use perfusion_model::event::{MonotonicNs, Progress, ThreadId, ThreadSnapshot};
 use perfusion_model::frame::FrameKey;
 use perfusion_model::stack::StackId;
 use perfusion_model::text::clean;
+use perfusion_model::text::whole_text;
 use perfusion_symbolize::{Module, file_name};
 use serde::Serialize;
 use std::io::{self, Write as _};

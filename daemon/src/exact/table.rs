@@ -1,7 +1,7 @@
 //! Reads one process's table (`profiler_protocol::exact`). Every number may be a lie: all are bounded, and names are made printable.
 
-use super::{Collection, Count, Ending, Lifetime, Look, Process, Source, Survival, Type};
-use crate::source::shim::Opened;
+use super::{Collection, Count, Ending, Lifetime, Look, Process, Survival, Type};
+use crate::source::shim::{ExactTable, Opened};
 use perfusion_aggregate::collections::reason_name;
 use perfusion_model::labels::UNKNOWN_TYPE;
 use perfusion_symbolize::types::{MOST_CONTEXTS, TypeName};
@@ -155,7 +155,7 @@ fn copy_whole(table: &Opened, until: Instant) -> Result<Copied, TableError> {
 }
 
 /// Reads what one process has counted so far; brings it up to date first when the process runs.
-pub(super) fn read(source: &Source, room: &mut Room) -> Result<Process, TableError> {
+pub(super) fn read(source: &ExactTable, room: &mut Room) -> Result<Process, TableError> {
     let table = &source.table;
     if source.is_running() && table.word(head::STATE)? == state::COUNTING {
         let asked = table.word(head::ASKED)?.wrapping_add(1);

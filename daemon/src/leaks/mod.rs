@@ -6,7 +6,7 @@ mod print;
 pub mod series;
 pub mod snapshot;
 
-use crate::attach::{self, Settings, Wishes};
+use crate::attach;
 use crate::cli::{self, exit};
 use crate::end_signals::EndSignals;
 use crate::error::{Error, say};
@@ -17,6 +17,7 @@ use crate::report::{self, ReportError};
 use crate::run::loss::{self, Before};
 use crate::run::processor::Processor;
 use crate::source::order::Order;
+use crate::source::shim::{Settings, Wishes};
 use crate::source::shim::{ShimSource, same};
 use judge::{Judgement, Moment, judge};
 use perfusion_host::process::aftermath::{Aftermath, Death};

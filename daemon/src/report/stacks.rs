@@ -1,7 +1,7 @@
 //! A profile as reports see it: samples as stacks of named frames with their kind, values of one or all types, labels.
 
 use super::ReportError;
-use crate::attach::{NOT_ALL_RECORDED, NOT_RECORDED};
+use crate::source::shim::{NOT_ALL_RECORDED, NOT_RECORDED};
 use perfusion_model::frame::Marker;
 use perfusion_model::text::clean;
 use perfusion_pprof::proto::{Label, Location, Profile, Sample};

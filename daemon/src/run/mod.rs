@@ -19,7 +19,6 @@ mod starts;
 pub(crate) mod trim;
 mod untold;
 
-use crate::attach;
 use crate::source::Rates;
 use crate::source::kernel::KernelSource;
 use crate::source::kernel::rules::RuleCache;
@@ -193,7 +192,7 @@ impl Watcher {
     }
 
     /// The shim of `pid` is to tell this, and is asked for names if so said.
-    pub fn wish(&self, pid: u32, wishes: attach::Wishes, names: bool) {
+    pub fn wish(&self, pid: u32, wishes: crate::source::shim::Wishes, names: bool) {
         self.wishes.lock().unwrap_or_else(PoisonError::into_inner).names.insert(pid, names);
         // Fails only when the recording is over.
         self.commands.send(Command::Wish(pid, wishes, names)).ok();

@@ -1,9 +1,10 @@
 //! Names of managed threads that are older than the attach, where the kernel has kept a part of them only.
 
-use super::names::{ThreadNames, is_cut_of, whole_text};
+use super::names::{ThreadNames, is_cut_of};
 use foldhash::HashMap;
 use perfusion_host::process::managed_thread::{self, Wanted};
 use perfusion_model::event::ThreadId;
+use perfusion_model::text::whole_text;
 
 /// Most threads of all processes that wait to be looked at: a library lists 4096 of its process.
 const MOST: usize = 1 << 16;

@@ -14,6 +14,7 @@ use perfusion_host::pods::Pods;
 use perfusion_host::process::container::{container_in, pod_in};
 use perfusion_host::process::handle::Target;
 use perfusion_model::feature::{Feature, thinned};
+use perfusion_model::text::fits;
 use rustix::fs::OFlags;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -378,29 +379,6 @@ fn verdicts(
         Some(rules.iter().filter(|(rule, _)| fits(rule)).fold(own, |bits, (_, bit)| bits | bit))
     };
     found.into_iter().filter_map(|(id, path)| Some((id, verdict(&path)?))).collect()
-}
-
-/// `*` in the pattern stands for any characters.
-pub(crate) fn fits(pattern: &str, text: &str) -> bool {
-    let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
-    let (mut at, mut in_text) = (0, 0);
-    // Behind the last `*`, and where the text goes on that it does not take.
-    let mut star: Option<(usize, usize)> = None;
-    while let Some(letter) = text.get(in_text) {
-        match (pattern.get(at), star) {
-            (Some(b'*'), _) => {
-                at += 1;
-                star = Some((at, in_text));
-            }
-            (Some(expected), _) if expected == letter => (at, in_text) = (at + 1, in_text + 1),
-            (_, Some((behind, from))) => {
-                (at, in_text) = (behind, from + 1);
-                star = Some((behind, from + 1));
-            }
-            (_, None) => return false,
-        }
-    }
-    pattern.iter().skip(at).all(|letter| *letter == b'*')
 }
 
 fn comm(command: &str) -> [u8; 16] {

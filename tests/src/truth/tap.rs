@@ -5,9 +5,10 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, ensure};
-use perfusion::attach::{self, Settings, Wishes};
+use perfusion::attach;
 use perfusion::run::processor::Processor;
 use perfusion::source::order::Order;
+use perfusion::source::shim::{Settings, Wishes};
 use perfusion::source::shim::{ShimLimits, ShimSource};
 use perfusion_host::process::ProcessTable;
 use perfusion_model::event::{Event, EventKind, MonotonicNs, ShimEvent};

@@ -2,7 +2,6 @@
 //! panic.
 
 use super::threads;
-use crate::run::names::whole_text;
 use bytemuck::AnyBitPattern;
 use ebpf_common::event::{
     CERTAIN, FLAG_AT_CALL, FLAG_EXITING, FLAG_IO, FLAG_LIMITED, FLAG_NEW, FLAG_PREEMPTED, FLAG_SKIPPED,
@@ -17,6 +16,7 @@ use perfusion_model::event::{
     Asleep, CpuSample, Event, EventKind, Mmap, MonotonicNs, ProbeWalk, Rename, Sleeper, SleeperStack, Span,
     ThreadId, ThreadTimes, UserContext, UserRegs, WaitEnd, WaitStart, WaitState, Wake, WakerStack, WalkEnd,
 };
+use perfusion_model::text::whole_text;
 use perfusion_unwind::machine::NATIVE;
 
 /// A record nobody could have written.

@@ -124,7 +124,8 @@ impl<'a> Filter<'a> {
     /// What is left out of `tgid`, which belongs to this service; `None` when it is not recorded.
     pub fn left_out(&mut self, tgid: u32, service: &str) -> Option<LeftOut> {
         let rules = self.rules;
-        let of_services = rules.services.iter().filter(|(pattern, _)| crate::select::fits(pattern, service));
+        let of_services =
+            rules.services.iter().filter(|(pattern, _)| perfusion_model::text::fits(pattern, service));
         let said = of_services.fold(self.said(tgid)?, |said, (_, bits)| said | bits);
         rules.left_out(said)
     }

@@ -11,15 +11,14 @@ mod reader;
 mod region;
 mod registry;
 mod share;
+mod starts;
 mod watched;
+mod wishes;
 
 use self::counters::Totals;
 use self::reader::{BEAT_EVERY, Reader, Turns};
 use self::registry::{Process, Shared, Stage};
 use self::share::Share;
-use crate::attach::{Settings, Wishes};
-use crate::counts::Starts;
-use crate::exact::Shelf;
 use perfusion_host::process::handle::Target;
 use perfusion_host::process::memory::ProcessMemory;
 use perfusion_model::event::{Event, EventKind, MonotonicNs, RegionId};
@@ -29,9 +28,12 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 pub use self::exact::Opened;
+pub use self::exact::{ExactTable, ExactTables, OF_ONE_PROCESS, TABLES};
 pub use self::incidents::INCIDENT_COUNTERS;
 pub use self::region::RegionError;
+pub use self::starts::{HoldStarts, StartHold};
 pub use self::watched::{Watched, same};
+pub use self::wishes::{AS_ASKED, COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED, Settings, Wishes};
 
 /// Live objects that are watched unless told otherwise.
 pub const LIVE_OBJECTS: u32 = 4_096;
@@ -83,7 +85,7 @@ pub struct ShimSource {
 }
 
 impl ShimSource {
-    /// A source for the recorder with this number (`attach::Settings::owner`), which is not 0.
+    /// A source for the recorder with this number (`crate::source::shim::Settings::owner`), which is not 0.
     #[must_use]
     pub fn new(owner: u64, limits: ShimLimits) -> Self {
         let now = Instant::now();
@@ -109,16 +111,16 @@ impl ShimSource {
         }
     }
 
-    /// Has tables of exact mode opened, too, and laid on `shelf`.
+    /// Has tables of exact mode opened, too, and kept in `tables`.
     #[must_use]
-    pub fn with_exact(mut self, shelf: Shelf) -> Self {
-        self.shared.exact = Some(shelf);
+    pub fn with_exact(mut self, tables: ExactTables) -> Self {
+        self.shared.exact = Some(tables);
         self
     }
 
     /// Has event sessions opened for runtimes that wait for one at their start.
     #[must_use]
-    pub fn with_counts(mut self, starts: Starts) -> Self {
+    pub fn with_counts(mut self, starts: Box<dyn HoldStarts>) -> Self {
         self.shared.counts = Some(starts);
         self
     }
@@ -191,8 +193,8 @@ impl ShimSource {
             EventKind::Exec { pid, .. } => {
                 if let Some(process) = self.processes.get_mut(pid) {
                     process.became_another(event.time, Instant::now());
-                    if let Some(shelf) = &self.shared.exact {
-                        shelf.became_another(*pid, event.time);
+                    if let Some(tables) = &self.shared.exact {
+                        tables.became_another(*pid, event.time);
                     }
                 }
             }

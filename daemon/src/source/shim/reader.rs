@@ -8,8 +8,8 @@ use super::names::NameBook;
 use super::namespace::{Offset, Threads};
 use super::region::{Region, RegionKey};
 use super::share::Share;
-use crate::attach::Wishes;
-use crate::counts::StartHold;
+use super::starts::StartHold;
+use crate::source::shim::Wishes;
 use perfusion_host::process::handle::Target;
 use perfusion_model::event::IncidentCounts;
 use perfusion_model::event::{

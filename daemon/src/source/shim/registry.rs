@@ -6,6 +6,7 @@
 
 use super::ShimLimits;
 use super::counters::Totals;
+use super::exact::ExactTables;
 use super::exact::Opened;
 use super::finder::{self, Found};
 use super::incidents::MAX_FINISHED;
@@ -13,9 +14,8 @@ use super::namespace::{Threads, monotonic_offset};
 use super::reader::{Context, End, Reader, Turns};
 use super::region::{Region, RegionKey};
 use super::share::Share;
-use crate::attach::Wishes;
-use crate::counts::Starts;
-use crate::exact::Shelf;
+use super::starts::HoldStarts;
+use crate::source::shim::Wishes;
 use perfusion_host::process::budget::cpu_time;
 use perfusion_host::process::handle::Target;
 use perfusion_model::event::IncidentCounts;
@@ -89,9 +89,9 @@ pub(super) struct Shared {
     /// What each region is asked for at most.
     pub(super) limits: ShimLimits,
     /// Where tables of exact mode are laid, if that was asked for.
-    pub(super) exact: Option<Shelf>,
+    pub(super) exact: Option<ExactTables>,
     /// What opens event sessions for runtimes that wait for one, if that was asked for.
-    pub(super) counts: Option<Starts>,
+    pub(super) counts: Option<Box<dyn HoldStarts>>,
     pub(super) next_id: u32,
     pub(super) regions: usize,
     /// For what all of them make remembered.
@@ -238,7 +238,7 @@ impl Process {
     /// A table of exact mode, for as long as its process waits for somebody to open it, and once.
     fn meet_table(&mut self, table: Region, shared: &Shared) {
         let key = table.key();
-        let (Some(shelf), Ok(pid)) = (&shared.exact, self.target.namespace_pid()) else {
+        let (Some(tables), Ok(pid)) = (&shared.exact, self.target.namespace_pid()) else {
             return self.refuse(key);
         };
         // Without a magic word the shim is still at work: the next look finds the table again.
@@ -246,9 +246,9 @@ impl Process {
         let pid = self.target.pid();
         // What could not be remembered would be laid there again at every look.
         if self.refused.len() >= REFUSED {
-            return shelf.decline(&table);
+            return tables.decline(&table);
         }
-        shelf.put(pid, table);
+        tables.put(pid, table);
         self.refuse(key);
     }
 
