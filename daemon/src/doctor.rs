@@ -1,10 +1,11 @@
 //! `perfusion doctor`: what this machine, this user and this binary allow, tried one by one, with what to do about each lack.
 
 use crate::attach::place::place_for_start;
-use crate::source::kernel::{KernelOptions, KernelSource, Selection};
-use crate::{embedded, kernel_features};
+use perfusion_artefacts as embedded;
 use perfusion_host::process::handle::Target;
 use perfusion_host::system_limits::{MANY_OPEN_FILES, explain, needed_open_files, raise_open_files};
+use perfusion_sources::kernel::{KernelOptions, KernelSource, Selection};
+use perfusion_sources::kernel_features;
 use serde::Serialize;
 use std::io::{self, Write};
 

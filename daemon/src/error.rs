@@ -6,16 +6,16 @@ use crate::cli::exit;
 use crate::config::load::ConfigError;
 use crate::counts::startup::StartupError;
 use crate::heap::SurveyError;
-use crate::launch::LaunchError;
 use crate::memory_guard::MemoryError;
 use crate::report::ReportError;
 use crate::sink::SinkError;
 use crate::sink::file::FileError;
-use crate::source::kernel::KernelError;
 use perfusion_host::process::ProcessError;
 use perfusion_host::process::aftermath::Death;
 use perfusion_host::process::explain::ExplainError;
 use perfusion_pprof::PprofError;
+use perfusion_sources::kernel::KernelError;
+use perfusion_sources::launch::LaunchError;
 use std::io::{self, Write as _};
 use tokio::signal::unix::{SignalKind, signal};
 

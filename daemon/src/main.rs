@@ -68,7 +68,7 @@ fn main() -> ExitCode {
         Command::AttachHelper => perfusion::commands::attach_helper(),
         Command::Copy { from, to } => perfusion::commands::copy(from, to),
         Command::ExecWhenReady(options) => {
-            let error = perfusion::launch::exec_when_ready(&options.command);
+            let error = perfusion_sources::launch::exec_when_ready(&options.command);
             say(&format!("perfusion: cannot start {}: {error}", options.command.join(" ")));
             return ExitCode::from(exit::COMMAND);
         }

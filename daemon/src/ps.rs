@@ -2,11 +2,11 @@
 
 use crate::attach::policy::{Inspection, Runtime, WhyNot, inspect, opted_out};
 use crate::daemon::control::{Answer, Told};
-use crate::kernel_features;
 use perfusion_host::process::handle::Target;
 use perfusion_host::process::name;
 use perfusion_host::process::table::Standing;
 use perfusion_model::text::clean;
+use perfusion_sources::kernel_features;
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};

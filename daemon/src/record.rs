@@ -9,15 +9,9 @@ use crate::end_signals::EndSignals;
 use crate::error::{Error, say};
 use crate::exact::merge::{COUNTED, EXACT};
 use crate::exact::{self, Account, Ending};
-use crate::kernel_features::Limit;
-use crate::launch::{self, Gated};
 use crate::memory_guard::{self, AttachedProcesses, Growing};
 use crate::run::{Recorded, Recording, Watcher, loss};
 use crate::sink::file;
-use crate::source::kernel::{KernelError, KernelOptions, KernelSource, Selection};
-use crate::source::shim::ExactTables;
-use crate::source::shim::ShimSource;
-use crate::source::shim::{COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED, Settings, Wishes};
 use indicatif::{ProgressBar, ProgressStyle};
 use perfusion_host::process::handle::Target;
 use perfusion_host::process::{Awaited, ProcessTable, name, start_ticks, ticks_before_now};
@@ -25,6 +19,12 @@ use perfusion_host::system_limits::raise_open_files;
 use perfusion_model::event::MonotonicNs;
 use perfusion_model::frame::{FrameKey, Marker};
 use perfusion_pprof::{self, About};
+use perfusion_sources::kernel::{KernelError, KernelOptions, KernelSource, Selection};
+use perfusion_sources::kernel_features::Limit;
+use perfusion_sources::launch::{self, Gated};
+use perfusion_sources::shim::ExactTables;
+use perfusion_sources::shim::ShimSource;
+use perfusion_sources::shim::{COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED, Settings, Wishes};
 use rustix::io::Errno;
 use std::io::IsTerminal as _;
 use std::os::unix::fs::MetadataExt as _;
@@ -90,16 +90,16 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         None => {}
     }
     // What is needed at all is reported first.
-    crate::kernel_features::check().map_err(KernelError::from)?;
+    perfusion_sources::kernel_features::check().map_err(KernelError::from)?;
     if options.exact || options.alloc_counts.is_some() {
         // Else its tables could not be opened.
-        crate::kernel_features::mapped_files()
+        perfusion_sources::kernel_features::mapped_files()
             .map_err(|source| AttachError::Unreadable { pid: std::process::id(), source })?;
     }
     for &pid in &options.pid {
         check_seen(pid)?;
     }
-    let limits: Vec<Limit> = crate::kernel_features::limits(crate::attach::helper::has_it())
+    let limits: Vec<Limit> = perfusion_sources::kernel_features::limits(crate::attach::helper::has_it())
         .into_iter()
         .filter_map(|(_, result)| result.err())
         .collect();

@@ -15,13 +15,13 @@ mod trusted;
 pub mod wait;
 pub mod workers;
 
-use crate::source::shim::Settings;
 use self::ipc::{AttachProfiler, IpcError, ProcessInfo};
 use self::policy::{Inspection, WhyNot};
 use self::wait::Wait;
-use crate::source::shim::finder;
 use perfusion_host::process::handle::Target;
 use perfusion_host::process::headroom::{Headroom, MemoryCgroups, mib};
+use perfusion_sources::shim::Settings;
+use perfusion_sources::shim::finder;
 use profiler_protocol::load::{CLASS_ID, client_data};
 use rustix::io::Errno;
 use std::io;
@@ -87,7 +87,7 @@ pub enum AttachError {
         /// The process.
         pid: u32,
         /// What is lacking.
-        source: crate::kernel_features::Limit,
+        source: perfusion_sources::kernel_features::Limit,
     },
     /// Something did not answer for as long as there is.
     #[error(
@@ -188,9 +188,10 @@ pub fn attach_until(
     settings: Settings,
     give_up: &Arc<AtomicBool>,
 ) -> Result<Attached, AttachError> {
-    let library = crate::embedded::shim().ok_or(AttachError::NoShim)?;
+    let library = perfusion_artefacts::shim().ok_or(AttachError::NoShim)?;
     // Else the shim would be in the process for nothing.
-    crate::kernel_features::mapped_files().map_err(|source| AttachError::Unreadable { pid, source })?;
+    perfusion_sources::kernel_features::mapped_files()
+        .map_err(|source| AttachError::Unreadable { pid, source })?;
     attach_library(pid, settings, library, give_up)
 }
 

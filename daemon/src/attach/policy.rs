@@ -140,7 +140,7 @@ pub fn inspect(target: &Target, ask: Option<Duration>) -> Result<Inspection, Err
             clr_paths.push(name.to_owned());
         }
         musl |= name.rsplit('/').next().is_some_and(|file| file.starts_with("ld-musl-"));
-        shim_loaded |= crate::source::shim::finder::is_region_name(&line.name);
+        shim_loaded |= perfusion_sources::shim::finder::is_region_name(&line.name);
         true
     };
     match target.maps(look) {

@@ -6,9 +6,9 @@
 //! well; and there are only so many such threads in this process.
 
 use super::{AttachError, Attached, attach};
-use crate::source::shim::Settings;
 use crate::daemon::neighbour;
 use perfusion_host::process::handle::Target;
+use perfusion_sources::shim::Settings;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;

@@ -6,7 +6,7 @@ pub mod merge;
 pub mod summary;
 pub mod table;
 
-use crate::source::shim::{ExactTables, OF_ONE_PROCESS, TABLES};
+use perfusion_sources::shim::{ExactTables, OF_ONE_PROCESS, TABLES};
 use perfusion_symbolize::types::Contexts;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -1,9 +1,9 @@
 //! Reads one process's table (`profiler_protocol::exact`). Every number may be a lie: all are bounded, and names are made printable.
 
 use super::{Collection, Count, Ending, Lifetime, Look, Process, Survival, Type};
-use crate::source::shim::{ExactTable, Opened};
 use perfusion_aggregate::collections::reason_name;
 use perfusion_model::labels::UNKNOWN_TYPE;
+use perfusion_sources::shim::{ExactTable, Opened};
 use perfusion_symbolize::types::{MOST_CONTEXTS, TypeName};
 use profiler_protocol::exact::{
     COLLECTION_BUCKETS, COLLECTION_WORDS, COLLECTIONS_AT, LEAST_ADDRESS_SPACE, LOSSES, MAGIC,

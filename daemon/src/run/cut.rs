@@ -9,7 +9,6 @@ use super::names::comm_text;
 use super::naming;
 use super::processor::Processor;
 use super::starts;
-use crate::source::kernel::rule_set::OfService;
 use foldhash::{HashMap, HashMapExt as _};
 use perfusion_aggregate::chance::Chances;
 use perfusion_aggregate::collections::{Kind, Sum};
@@ -25,6 +24,7 @@ use perfusion_model::labels::{
     CollectionLabels, Labels, NameId, OTHER, SampleType, Sampling, SpanLabels, UNKNOWN_TYPE,
 };
 use perfusion_model::stack::{StackId, StackTable};
+use perfusion_sources::kernel::rule_set::OfService;
 use perfusion_symbolize::file_name;
 use perfusion_symbolize::types::TypeName;
 use std::collections::HashSet;

@@ -8,13 +8,13 @@ pub mod cgroups;
 
 use crate::kubernetes::Source;
 use crate::kubernetes::object::Wanted;
-use crate::source::kernel::rule_set::RuleSet;
 use cgroups::Cgroups;
 use perfusion_host::pods::Pods;
 use perfusion_host::process::container::{container_in, pod_in};
 use perfusion_host::process::handle::Target;
 use perfusion_model::feature::{Feature, thinned};
 use perfusion_model::text::fits;
+use perfusion_sources::kernel::rule_set::RuleSet;
 use rustix::fs::OFlags;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context as _, ensure};
 use perfusion::attach;
 use perfusion::run::processor::Processor;
-use perfusion::source::order::Order;
-use perfusion::source::shim::{Settings, Wishes};
-use perfusion::source::shim::{ShimLimits, ShimSource};
 use perfusion_host::process::ProcessTable;
 use perfusion_model::event::{Event, EventKind, MonotonicNs, ShimEvent};
 use perfusion_pprof::proto::Profile;
 use perfusion_pprof::{self, About};
+use perfusion_sources::order::Order;
+use perfusion_sources::shim::{Settings, Wishes};
+use perfusion_sources::shim::{ShimLimits, ShimSource};
 use profiler_protocol::counter::Counter;
 
 use crate::app::App;

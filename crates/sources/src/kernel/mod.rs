@@ -300,7 +300,7 @@ const AGAIN_NS: u64 = 1_000_000_000;
 
 /// Counters of this side of the ring, by `Counter`. Numbers for people, which order nothing: all accesses are relaxed.
 #[derive(Debug)]
-pub(crate) struct Counts([AtomicU64; COUNTERS]);
+pub struct Counts([AtomicU64; COUNTERS]);
 
 impl Default for Counts {
     fn default() -> Self {

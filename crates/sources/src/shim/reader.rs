@@ -9,7 +9,7 @@ use super::namespace::{Offset, Threads};
 use super::region::{Region, RegionKey};
 use super::share::Share;
 use super::starts::StartHold;
-use crate::source::shim::Wishes;
+use crate::shim::Wishes;
 use perfusion_host::process::handle::Target;
 use perfusion_model::event::IncidentCounts;
 use perfusion_model::event::{
@@ -687,7 +687,7 @@ mod tests {
         BUDGET, Consumer, Drained, LEAST, MonotonicNs, OLDEST_NS, QUOTA, Quota, Reader, Region, RegionId,
         Request, Share, ShimLimits, State, TYPES, TYPES_BYTES, Turns, Types, UNIT_BYTES, plausible,
     };
-    use crate::source::shim::namespace::monotonic_offset;
+    use crate::shim::namespace::monotonic_offset;
     use perfusion_host::process::handle::Target;
     use profiler_protocol::layout::{
         COMMIT_OFFSET_AT, DATA_OFFSET_AT, Geometry, HEADER_BYTES, MAGIC, MAGIC_AT, MIN_UNITS,

@@ -17,17 +17,17 @@ pub fn is_region_name(name: &str) -> bool {
 
 /// What a look at one process found.
 #[derive(Debug, Default)]
-pub(crate) struct Found {
+pub struct Found {
     /// Regions that passed all checks.
-    pub(crate) regions: Vec<Region>,
+    pub regions: Vec<Region>,
     /// Tables of exact mode that passed them, too.
-    pub(crate) tables: Vec<Region>,
+    pub tables: Vec<Region>,
     /// Mappings with one of the names that did not.
-    pub(crate) refused: Vec<RegionError>,
+    pub refused: Vec<RegionError>,
 }
 
 /// All regions and tables `target` has mapped, except those in `known`.
-pub(crate) fn find(target: &Target, known: &dyn Fn(RegionKey) -> bool) -> Result<Found, Errno> {
+pub fn find(target: &Target, known: &dyn Fn(RegionKey) -> bool) -> Result<Found, Errno> {
     let mut lines: Vec<MapLine> = Vec::new();
     target.maps(|line| {
         // The region may be mapped in parts; the file is the same.

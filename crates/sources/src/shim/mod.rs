@@ -85,7 +85,7 @@ pub struct ShimSource {
 }
 
 impl ShimSource {
-    /// A source for the recorder with this number (`crate::source::shim::Settings::owner`), which is not 0.
+    /// A source for the recorder with this number (`crate::shim::Settings::owner`), which is not 0.
     #[must_use]
     pub fn new(owner: u64, limits: ShimLimits) -> Self {
         let now = Instant::now();

@@ -15,7 +15,7 @@ use super::reader::{Context, End, Reader, Turns};
 use super::region::{Region, RegionKey};
 use super::share::Share;
 use super::starts::HoldStarts;
-use crate::source::shim::Wishes;
+use crate::shim::Wishes;
 use perfusion_host::process::budget::cpu_time;
 use perfusion_host::process::handle::Target;
 use perfusion_model::event::IncidentCounts;

@@ -50,14 +50,14 @@ pub enum RegionError {
 
 /// Identity of a memfd while it exists: device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct RegionKey {
+pub struct RegionKey {
     device: u64,
     inode: u64,
 }
 
 /// An open region.
 #[derive(Debug)]
-pub(crate) struct Region {
+pub struct Region {
     file: File,
     key: RegionKey,
     bytes: u64,
@@ -66,7 +66,7 @@ pub(crate) struct Region {
 impl Region {
     /// Opens the mapping that `line` shows, after checking by a descriptor that gives no access (O_PATH) that it is what it should
     /// be, a memfd called `name`: opening a device or another service's memory for writing must not be possible by a trick with the map.
-    pub(crate) fn open(target: &Target, line: &MapLine, name: &'static str) -> Result<Self, RegionError> {
+    pub fn open(target: &Target, line: &MapLine, name: &'static str) -> Result<Self, RegionError> {
         let (pid, start) = (target.pid(), line.start);
         let system = |step| move |source| RegionError::System { pid, start, step, source };
         let refuse = |expected, found| RegionError::NotARegion { pid, start, expected, found };
@@ -110,23 +110,23 @@ impl Region {
         Self { file, key: RegionKey { device: status.st_dev, inode: status.st_ino }, bytes }
     }
 
-    pub(crate) fn key(&self) -> RegionKey {
+    pub fn key(&self) -> RegionKey {
         self.key
     }
 
     /// Size, which its seals keep as it is.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// Takes the region for this recorder alone. The lock goes with the descriptor: when this process dies, however it does,
     /// the next one can have it.
-    pub(crate) fn lock(&self) -> bool {
+    pub fn lock(&self) -> bool {
         flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_ok()
     }
 
     /// The 8-byte word at `offset`; `None` when it cannot be read.
-    pub(crate) fn word(&self, offset: u64) -> Option<u64> {
+    pub fn word(&self, offset: u64) -> Option<u64> {
         let mut bytes = [0; 8];
         self.file.read_exact_at(&mut bytes, offset).ok()?;
         Some(u64::from_le_bytes(bytes))
@@ -134,7 +134,7 @@ impl Region {
 
     /// Whom the region was made for: the number its shim was given when it was loaded, 0 for nobody in particular; `None` before
     /// the shim has finished it.
-    pub(crate) fn owner(&self) -> Option<u64> {
+    pub fn owner(&self) -> Option<u64> {
         self.word(MAGIC_AT).filter(|&magic| magic == MAGIC)?;
         self.word(OWNER_AT)
     }

@@ -1,7 +1,7 @@
 //! Probes the running kernel and this process's rights, and says what is missing in terms of what to do about it. The one place that
 //! knows which kernel and which capabilities the probes need.
 
-use crate::source::kernel::{btf, perf};
+use crate::kernel::{btf, perf};
 use perfusion_host::process::handle::Target;
 use perfusion_unwind::machine::NATIVE;
 use rustix::fs::{Mode, OFlags, openat};
@@ -27,7 +27,7 @@ const SLEEPERS: (u32, u32) = (5, 18);
 const ROOMY_FILE_BYTES: u64 = 1 << 30;
 
 /// Inode of the initial pid namespace (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
-pub(crate) const INITIAL_PID_NAMESPACE: &str = "pid:[4026531836]";
+pub const INITIAL_PID_NAMESPACE: &str = "pid:[4026531836]";
 
 const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
 

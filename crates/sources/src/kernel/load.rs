@@ -50,7 +50,7 @@ pub(super) struct Loaded {
 
 /// Loads the programs and attaches the scheduler's. Nothing is recorded before `CONTROL` or `SELECTED` say so.
 pub(super) fn load(options: &KernelOptions, possible_cpus: u32) -> Result<Loaded, KernelError> {
-    let object = crate::embedded::probes().ok_or(KernelError::NoProbes)?;
+    let object = perfusion_artefacts::probes().ok_or(KernelError::NoProbes)?;
     let data = fs::read(btf::PATH).map_err(|source| KernelError::BtfUnreadable { source })?;
     // aya reads the kernel's types twice, once for the loader (which has no way around it) and once for the tracepoints: 50 ms each, the
     // greater part of the start, so the two run side by side.
