@@ -4,13 +4,13 @@ use crate::cli::{ConfigSources, Format, Ps, Report, Sort, exit};
 use crate::config::{Config, Limits, load};
 use crate::daemon::{control, sinks};
 use crate::error::{Error, say};
-use crate::exact::summary;
 use crate::ps::{self, Daemon};
+use crate::report::exact_summary;
 use crate::report::stacks::{Stacks, View};
 use crate::report::together::{WINDOW, Windows};
-use crate::report::units::counted;
 use crate::report::{self, ReportError, collections, flame, folded, groups, top, types};
 use crate::sink::file::{self, FileError};
+use perfusion_model::units::counted;
 use std::io::{self, Write as _};
 use std::path::Path;
 
