@@ -26,7 +26,7 @@ pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
         };
         let account = report::load_account(file)?;
         let width = if to_file { None } else { top::Options::for_stdout().width };
-        let shown = summary::text(&account, summary::Options { rows: options.rows, width });
+        let shown = exact_summary::text(&account, exact_summary::Options { rows: options.rows, width });
         match &options.output {
             Some(path) => file::write(path, shown.as_bytes())?,
             None => to_stdout(shown.as_bytes())?,

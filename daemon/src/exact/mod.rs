@@ -40,7 +40,7 @@ pub fn path_beside(profile: &Path) -> PathBuf {
 
 impl Account {
     /// What is said of processes that were too many.
-    fn left_out(&self) -> Option<String> {
+    pub fn left_out(&self) -> Option<String> {
         let counted = self.processes.len() + self.unreadable.len();
         (self.left_out > 0).then(|| {
             format!(
@@ -138,12 +138,12 @@ pub struct Count {
 }
 
 impl Count {
-    fn add(&mut self, other: Self) {
+    pub fn add(&mut self, other: Self) {
         self.objects = self.objects.saturating_add(other.objects);
         self.bytes = self.bytes.saturating_add(other.bytes);
     }
 
-    fn less(self, other: Self) -> Self {
+    pub fn less(self, other: Self) -> Self {
         Self {
             objects: self.objects.saturating_sub(other.objects),
             bytes: self.bytes.saturating_sub(other.bytes),

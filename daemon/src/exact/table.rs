@@ -108,7 +108,7 @@ struct Copied {
 }
 
 /// A loss of the reader's: name, and what it means.
-pub(super) const TORN: (&str, &str) =
+pub const TORN: (&str, &str) =
     ("torn", "read while they were being changed: a part of the numbers may be of another moment");
 
 fn bounded(number: u64, most: usize) -> usize {
