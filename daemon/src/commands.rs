@@ -106,7 +106,7 @@ pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
 /// # Errors
 /// When its stdin is no socket of a daemon's, or the capability is not there.
 pub fn attach_helper() -> Result<u8, Error> {
-    crate::attach::helper::serve()
+    perfusion_dotnet::attach::helper::serve()
         .map(|()| 0)
         .map_err(|source| Error::Internal { what: "helping to attach", source })
 }

@@ -1,15 +1,15 @@
 //! What a command can fail with, and the exit code of each (listed in `--help`).
 
-use crate::attach::AttachError;
-use crate::attach::policy::WhyNot;
 use crate::cli::exit;
 use crate::config::load::ConfigError;
-use crate::counts::startup::StartupError;
 use crate::heap::SurveyError;
 use crate::memory_guard::MemoryError;
 use crate::report::ReportError;
 use crate::sink::SinkError;
 use crate::sink::file::FileError;
+use perfusion_dotnet::attach::AttachError;
+use perfusion_dotnet::attach::policy::WhyNot;
+use perfusion_dotnet::counts::startup::StartupError;
 use perfusion_host::process::ProcessError;
 use perfusion_host::process::aftermath::Death;
 use perfusion_host::process::explain::ExplainError;

@@ -2,17 +2,14 @@
 //! source (events in) -> process (who) -> unwind + sample (stacks) -> symbolize (names) -> aggregate (count)
 //! -> pprof (encode) -> sink (out). `run` joins them; nothing else knows all stages.
 
-pub mod attach;
 pub mod cli;
 pub mod commands;
 pub mod config;
-pub mod counts;
 pub mod daemon;
 pub mod doctor;
 pub mod dump;
 mod end_signals;
 pub mod error;
-pub mod exact;
 pub mod heap;
 pub mod inspect;
 pub mod kubernetes;

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-/// The variable: a level, or filters such as `warn,perfusion::attach=debug`.
+/// The variable: a level, or filters such as `warn,perfusion_dotnet::attach=debug`.
 pub const VARIABLE: &str = "PERFUSION_LOG";
 
 /// The filter, and what is to be logged of it first. The variable goes before the level, unless that was said on the command line.
@@ -32,8 +32,9 @@ fn parsed(text: &str) -> Result<EnvFilter, String> {
         Some(word) => {
             Err(format!("expected error, warn, info, debug, trace, off or MODULE=LEVEL, found `{word}`"))
         }
-        None => EnvFilter::try_new(text)
-            .map_err(|error| format!("expected filters such as warn,perfusion::attach=debug, found {error}")),
+        None => EnvFilter::try_new(text).map_err(|error| {
+            format!("expected filters such as warn,perfusion_dotnet::attach=debug, found {error}")
+        }),
     }
 }
 
@@ -49,9 +50,12 @@ mod tests {
         };
         assert_eq!(of(""), ("info".to_owned(), String::new()));
         assert_eq!(of("debug"), ("debug".to_owned(), String::new()));
-        let (filter, problem) = of("warn,perfusion::attach=debug");
-        assert!(filter.contains("perfusion::attach=debug") && problem.is_empty(), "{filter} {problem}");
-        for wrong in ["inof", "warn,perfusion::attach", "perfusion=loud", "[=debug"] {
+        let (filter, problem) = of("warn,perfusion_dotnet::attach=debug");
+        assert!(
+            filter.contains("perfusion_dotnet::attach=debug") && problem.is_empty(),
+            "{filter} {problem}"
+        );
+        for wrong in ["inof", "warn,perfusion_dotnet::attach", "perfusion=loud", "[=debug"] {
             let (filter, problem) = of(wrong);
             assert_eq!(filter, "info", "{wrong}");
             assert!(

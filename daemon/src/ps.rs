@@ -1,7 +1,7 @@
 //! `perfusion ps`: every process as the profiler sees it, what profiling it allows, and why not more; where a daemon runs, what it has of it.
 
-use crate::attach::policy::{Inspection, Runtime, WhyNot, inspect, opted_out};
 use crate::daemon::control::{Answer, Told};
+use perfusion_dotnet::attach::policy::{Inspection, Runtime, WhyNot, inspect, opted_out};
 use perfusion_host::process::handle::Target;
 use perfusion_host::process::name;
 use perfusion_host::process::table::Standing;
@@ -319,12 +319,10 @@ fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::{COMMAND_CHARACTERS, Daemon, Mode, Row, UNSELECTED, cost, fitting, join, list, print, table};
-    use crate::attach::ipc::tests::turn;
     use crate::daemon::control::Answer;
 
     /// All processes there are, while no other test has a socket like a runtime's.
     fn all() -> std::io::Result<Vec<Row>> {
-        let _turn = turn();
         list(&Daemon::None)
     }
 
@@ -424,7 +422,6 @@ mod tests {
     #[test]
     fn the_json_form_is_json_and_the_table_has_a_line_each() {
         let (mut json, mut table, mut notes) = (Vec::new(), Vec::new(), Vec::new());
-        let _turn = turn();
         print(true, Daemon::None, &mut json, &mut notes).unwrap();
         let parsed: serde_json::Value = serde_json::from_slice(&json).unwrap();
         assert!(!parsed.as_array().unwrap().is_empty());

@@ -1,19 +1,19 @@
 //! `perfusion record`: targets in, one file out.
 
-use crate::attach::follow::{Follower, GROWS_UP, News, Whom};
-use crate::attach::policy::{self, WhyNot};
-use crate::attach::{self, AttachError};
 use crate::cli::{AllocCounts, Record, exit};
-use crate::counts::{self, Counted, Counting, Rate};
 use crate::end_signals::EndSignals;
 use crate::error::{Error, say};
-use crate::exact::{self, Account, Ending};
 use crate::memory_guard::{self, AttachedProcesses, Growing};
 use crate::report::exact_merge::{self, COUNTED, EXACT};
 use crate::report::exact_summary;
+use crate::run::follow::{Follower, GROWS_UP, News, Whom};
 use crate::run::{Recorded, Recording, Watcher, loss};
 use crate::sink::file;
 use indicatif::{ProgressBar, ProgressStyle};
+use perfusion_dotnet::attach::policy::{self, WhyNot};
+use perfusion_dotnet::attach::{self, AttachError};
+use perfusion_dotnet::counts::{self, Counted, Counting, Rate};
+use perfusion_dotnet::exact::{self, Account, Ending};
 use perfusion_host::process::handle::Target;
 use perfusion_host::process::{Awaited, ProcessTable, name, start_ticks, ticks_before_now};
 use perfusion_host::system_limits::raise_open_files;
@@ -100,10 +100,11 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     for &pid in &options.pid {
         check_seen(pid)?;
     }
-    let limits: Vec<Limit> = perfusion_sources::kernel_features::limits(crate::attach::helper::has_it())
-        .into_iter()
-        .filter_map(|(_, result)| result.err())
-        .collect();
+    let limits: Vec<Limit> =
+        perfusion_sources::kernel_features::limits(perfusion_dotnet::attach::helper::has_it())
+            .into_iter()
+            .filter_map(|(_, result)| result.err())
+            .collect();
     for limit in &limits {
         say.line(&format!("{}{limit}", perfusion_pprof::LIMITED));
     }

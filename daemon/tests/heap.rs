@@ -7,10 +7,10 @@
 use flate2::read::GzDecoder;
 use perfusion::heap::dominators;
 use perfusion::heap::graph::Builder;
-use perfusion::heap::metadata::{Assembly, Field, Room};
-use perfusion::heap::nettrace::Reader;
 use perfusion::heap::paths::{self, Paths};
 use perfusion::heap::walk::{Root, RootKind, Survey, Walk};
+use perfusion_dotnet::metadata::{Assembly, Field, Room};
+use perfusion_dotnet::nettrace::Reader;
 use std::collections::{HashMap, HashSet};
 
 fn survey(stream: &[u8]) -> Survey {

@@ -2,12 +2,12 @@
 //! names.
 
 use crate::input::Input;
-use perfusion::counts::tally::Tally;
-use perfusion::heap::metadata::{Assembly, Room};
-use perfusion::heap::nettrace::{Event, Reader};
 use perfusion::heap::paths::Paths;
 use perfusion::heap::walk::{Survey, Walk};
 use perfusion::heap::{dominators, profile};
+use perfusion_dotnet::counts::tally::Tally;
+use perfusion_dotnet::metadata::{Assembly, Room};
+use perfusion_dotnet::nettrace::{Event, Reader};
 use std::collections::{HashMap, HashSet};
 use std::hint::black_box;
 use std::time::SystemTime;

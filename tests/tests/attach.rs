@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use perfusion::attach::policy::{self, Runtime as Kind, WhyNot};
-use perfusion::attach::{AttachError, attach, ipc, launch, place};
+use perfusion_dotnet::attach::policy::{self, Runtime as Kind, WhyNot};
+use perfusion_dotnet::attach::{AttachError, attach, ipc, launch, place};
 use perfusion_host::process::handle::Target;
 use perfusion_model::event::{Event, EventKind, MonotonicNs, RegionId, ShimEvent};
 use perfusion_sources::shim::{Settings, Wishes};

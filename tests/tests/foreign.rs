@@ -6,7 +6,8 @@ use std::path::Path;
 
 use perfusion::report::stacks::{Stacks, View};
 use perfusion::report::top::{self, Options};
-use perfusion::report::{self, folded, units};
+use perfusion::report::{self, folded};
+use perfusion_model::units;
 use perfusion_pprof::read::read;
 use system_tests::foreign::{Kind, file};
 use system_tests::gotool::{Judged, judge};

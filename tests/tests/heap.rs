@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use perfusion::attach::ipc::{Listen, listen, stop_listening};
+use perfusion_dotnet::attach::ipc::{Listen, listen, stop_listening};
 use perfusion_host::process::handle::Target;
 use perfusion_model::units::grouped;
 use rustix::process::Signal;

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
-use ::perfusion::attach::launch::launch;
+use ::perfusion_dotnet::attach::launch::launch;
 use perfusion_sources::shim::{Settings, Wishes};
 use serde_json::Value;
 use system_tests::app::{assemble_32_bit, copy_program};

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use perfusion::attach::launch::launch;
+use perfusion_dotnet::attach::launch::launch;
 use perfusion_sources::shim::{Settings, Wishes};
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::{HEADER_BYTES, VERSION};

@@ -15,51 +15,18 @@ use crate::{
 };
 
 /// Which member may depend on which. `system-tests` may use any; `xtask` only what needs nothing else, for it must build before setup.
-const EDGES: [(&str, &[&str]); 15] = [
+const EDGES: [(&str, &[&str]); 16] = [
     ("ebpf-common", &[]),
     ("ebpf-probes", &["ebpf-common"]),
-    (
-        "fuzz",
-        &[
-            "perfusion",
-            "perfusion-host",
-            "perfusion-model",
-            "perfusion-sources",
-            "perfusion-unwind",
-            "profiler-protocol",
-        ],
-    ),
-    (
-        "perfusion",
-        &[
-            "ebpf-common",
-            "perfusion-aggregate",
-            "perfusion-artefacts",
-            "perfusion-host",
-            "perfusion-model",
-            "perfusion-pprof",
-            "perfusion-sources",
-            "perfusion-symbolize",
-            "perfusion-unwind",
-            "profiler-protocol",
-        ],
-    ),
+    ("fuzz", &["perfusion", "perfusion-dotnet", "perfusion-host", "perfusion-model", "perfusion-sources", "perfusion-unwind", "profiler-protocol"]),
+    ("perfusion", &["ebpf-common", "perfusion-aggregate", "perfusion-artefacts", "perfusion-dotnet", "perfusion-host", "perfusion-model", "perfusion-pprof", "perfusion-sources", "perfusion-symbolize", "perfusion-unwind", "profiler-protocol"]),
     ("perfusion-aggregate", &["perfusion-model", "perfusion-symbolize", "profiler-protocol"]),
     ("perfusion-artefacts", &[]),
+    ("perfusion-dotnet", &["perfusion-aggregate", "perfusion-artefacts", "perfusion-host", "perfusion-model", "perfusion-pprof", "perfusion-sources", "perfusion-symbolize", "profiler-protocol"]),
     ("perfusion-host", &["ebpf-common", "perfusion-model", "perfusion-unwind"]),
     ("perfusion-model", &["ebpf-common", "profiler-protocol"]),
     ("perfusion-pprof", &["perfusion-aggregate", "perfusion-model", "perfusion-symbolize"]),
-    (
-        "perfusion-sources",
-        &[
-            "ebpf-common",
-            "perfusion-artefacts",
-            "perfusion-host",
-            "perfusion-model",
-            "perfusion-unwind",
-            "profiler-protocol",
-        ],
-    ),
+    ("perfusion-sources", &["ebpf-common", "perfusion-artefacts", "perfusion-host", "perfusion-model", "perfusion-unwind", "profiler-protocol"]),
     ("perfusion-symbolize", &["perfusion-host", "perfusion-model", "profiler-protocol"]),
     ("perfusion-unwind", &["ebpf-common", "perfusion-model"]),
     ("profiler-protocol", &[]),
@@ -81,7 +48,7 @@ const UNSAFE_ALLOWED: [&str; 13] = [
     "crates/sources/src/kernel/perf.rs",
     "crates/sources/src/kernel/maps.rs",
     "daemon/src/run/trim.rs",
-    "daemon/src/daemon/ioprio.rs",
+    "crates/host/src/io_priority.rs",
 ];
 
 /// A module of these names says nothing about what lives in it.

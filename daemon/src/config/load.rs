@@ -4,9 +4,9 @@
 //! value, so that each is named with where it came from.
 
 use super::{Config, Unfit};
-use crate::attach::policy::OPT_OUT;
 use crate::log_filter;
 use crate::sink::receiver::Reach;
+use perfusion_dotnet::attach::policy::OPT_OUT;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use serde_yaml::Value;
 use std::ffi::OsString;

@@ -331,7 +331,7 @@ pub struct Log {
     /// Its form.
     pub format: LogFormat,
     /// How much of it. Where the command line does not say it (`--set log.level=…`), PERFUSION_LOG of the environment goes before it: a level, or filters such as
-    /// `warn,perfusion::attach=debug`.
+    /// `warn,perfusion_dotnet::attach=debug`.
     pub level: LogLevel,
 }
 

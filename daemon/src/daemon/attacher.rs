@@ -6,16 +6,16 @@
 
 use super::covered::Covered;
 use super::state::State;
-use crate::attach::AttachError;
-use crate::attach::follow::{Program, program};
-use crate::attach::place;
-use crate::attach::policy::OPT_OUT;
-use crate::attach::policy::opted_out;
-use crate::attach::workers::{self, Done, Workers};
 use crate::config::{Attach, Policy};
 use crate::kubernetes::Source;
 use crate::memory_guard::AttachedProcesses;
+use crate::run::follow::{Program, program};
 use crate::run::{Managed, Watcher};
+use perfusion_dotnet::attach::AttachError;
+use perfusion_dotnet::attach::place;
+use perfusion_dotnet::attach::policy::OPT_OUT;
+use perfusion_dotnet::attach::policy::opted_out;
+use perfusion_dotnet::attach::workers::{self, Done, Workers};
 use perfusion_host::priority;
 use perfusion_host::process::container::home;
 use perfusion_host::process::handle::Target;
@@ -375,7 +375,7 @@ fn wait(first: Duration, failures: u32) -> Duration {
 
 /// True when nothing about it can change while the process lives.
 fn is_final(error: &AttachError) -> bool {
-    use crate::attach::policy::WhyNot;
+    use perfusion_dotnet::attach::policy::WhyNot;
     matches!(
         error,
         AttachError::NoShim
@@ -395,10 +395,10 @@ fn is_final(error: &AttachError) -> bool {
 #[cfg(test)]
 mod tests {
     use super::{LONGEST, Memory, Outcome, after, unwanted_by, wait, wants};
-    use crate::attach::AttachError;
-    use crate::attach::policy::WhyNot;
     use crate::config::{Attach, Policy};
     use crate::run::Managed;
+    use perfusion_dotnet::attach::AttachError;
+    use perfusion_dotnet::attach::policy::WhyNot;
     use rustix::io::Errno;
     use std::collections::HashMap;
     use std::time::{Duration, Instant};

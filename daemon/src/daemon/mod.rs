@@ -27,8 +27,6 @@ pub mod state;
 pub mod switch;
 pub mod windows;
 
-use crate::attach;
-use crate::attach::helper::{self, Helper};
 use crate::cli::ConfigSources;
 use crate::config::load::Sources;
 use crate::config::{Config, Recording as What};
@@ -51,6 +49,8 @@ use log::Log;
 use mode::Mode;
 use notify::Notify;
 use pace::Pace;
+use perfusion_dotnet::attach;
+use perfusion_dotnet::attach::helper::{self, Helper};
 use perfusion_host::pods::Shown;
 use perfusion_host::priority;
 use perfusion_host::process::ProcessTable;
@@ -121,7 +121,7 @@ fn run(sources: Sources, config: Config, log: &Log) -> Result<u8, Error> {
     let lock = config.limits.kill_switch.parent();
     let _lock = lock.map(hold).transpose()?;
     perfusion_sources::kernel_features::check().map_err(KernelError::from)?;
-    for limit in perfusion_sources::kernel_features::limits(crate::attach::helper::has_it())
+    for limit in perfusion_sources::kernel_features::limits(perfusion_dotnet::attach::helper::has_it())
         .into_iter()
         .filter_map(|(_, result)| result.err())
     {

@@ -7,13 +7,13 @@ mod suspension;
 
 pub use suspension::Suspension;
 
-use crate::attach;
 use crate::cli;
 use crate::error::{Error, say};
 use crate::record::check_target;
 use crate::run::processor::Processor;
 use crate::sink::file;
 use perfusion_aggregate::threads::{WaitStateKey, Waiting};
+use perfusion_dotnet::attach;
 use perfusion_host::process::ProcessTable;
 use perfusion_host::process::handle::Target;
 use perfusion_host::system_limits::{max_sample_rate, raise_open_files};

@@ -4,9 +4,9 @@
 //! thousand threads, takes many scans. So there is no fixed time: the scan goes on while it reaches threads it had not reached before.
 
 use super::{Dump, ROUND, Session, suspension};
-use crate::attach::policy::WhyNot;
-use crate::attach::{AttachError, Attached};
 use crate::error::say;
+use perfusion_dotnet::attach::policy::WhyNot;
+use perfusion_dotnet::attach::{AttachError, Attached};
 use perfusion_host::system_limits::explain;
 use perfusion_model::event::{MonotonicNs, Progress, ThreadSnapshot};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -6,10 +6,10 @@
 //! and counts are bounded, it is read by a thread that can be abandoned, and what it says is said of this process only.
 
 use super::{State, Thread};
-use crate::attach::AttachError;
-use crate::attach::ipc::IpcError;
 use object::endian::LittleEndian as LE;
 use object::{elf, pod};
+use perfusion_dotnet::attach::AttachError;
+use perfusion_dotnet::attach::ipc::IpcError;
 use perfusion_host::process::handle::{MapLine, Target};
 use perfusion_host::process::patience::{Holder, wait_for};
 use serde::Serialize;

@@ -12,9 +12,9 @@
 
 use super::ahead::Ahead;
 use super::memory_plan::{Plan, TooLittle, plan};
-use super::nettrace::{NettraceError, Reader};
 use super::walk::{Survey, Walk};
-use crate::attach::ipc::{self, IpcError, Listen, Wait};
+use perfusion_dotnet::attach::ipc::{self, IpcError, Listen, Wait};
+use perfusion_dotnet::nettrace::{NettraceError, Reader};
 use perfusion_host::process::handle::Target;
 use perfusion_host::process::headroom::{Headroom, MemoryCgroups, mib};
 use std::collections::HashSet;

@@ -4,9 +4,10 @@ use super::collect::{Settings, SurveyError, planned, survey, unless_interrupted}
 use super::paths::{self, Named, Paths};
 use super::telling::Telling;
 use super::walk::Survey;
-use super::{check_surveyable, declared, in_all, notes, of_mib, pause};
+use super::{check_surveyable, in_all, notes, of_mib, pause};
 use crate::cli;
 use crate::error::Error;
+use perfusion_dotnet::declared;
 use perfusion_host::process::handle::Target;
 use perfusion_host::process::name;
 use std::collections::{HashMap, HashSet};
@@ -131,7 +132,7 @@ pub fn find(
     let settings = Settings { limit_bytes, plan, handles: Arc::new(handles), walked };
     let survey = survey(target, &settings, interrupted, &mut |progress| telling.see(progress));
     let mut survey = survey.map_err(|error| error.to_string())?;
-    declared::complete_names(target, &mut survey, limit_bytes);
+    survey.type_bytes += declared::complete_names(target, &mut survey.types, &mut survey.fields, limit_bytes);
     unless_interrupted(target.pid(), interrupted).map_err(|error| error.to_string())?;
     Held::of(survey, limit_bytes)
 }

@@ -8,20 +8,15 @@
 
 mod ahead;
 mod collect;
-pub(crate) mod declared;
 mod diff;
 pub mod dominators;
-pub mod fields;
 pub mod graph;
 pub mod held;
 mod memory_plan;
-pub mod metadata;
-pub mod nettrace;
 pub mod paths;
 pub(crate) mod print;
 pub mod profile;
 mod telling;
-pub mod types;
 pub mod walk;
 
 pub use collect::SurveyError;
@@ -32,11 +27,7 @@ use self::memory_plan::Plan;
 use self::paths::Paths;
 use self::print::Findings;
 use self::telling::Telling;
-use self::types::Type;
 use self::walk::Survey;
-use crate::attach::ipc;
-use crate::attach::no_socket;
-use crate::attach::policy::WhyNot;
 use crate::cli;
 use crate::error::{Error, say};
 use crate::leaks::end_on_signal;
@@ -44,6 +35,11 @@ use crate::record::{check_managed, check_target};
 use crate::report;
 use crate::sink::file;
 use indicatif::{ProgressBar, ProgressStyle};
+use perfusion_dotnet::attach::ipc;
+use perfusion_dotnet::attach::no_socket;
+use perfusion_dotnet::attach::policy::WhyNot;
+use perfusion_dotnet::declared;
+use perfusion_dotnet::types::Type;
 use perfusion_host::process::aftermath::Aftermath;
 use perfusion_host::process::handle::{MapLine, Target};
 use perfusion_host::process::name;
@@ -169,7 +165,7 @@ fn survey_and_show(
     }
     let mut survey = survey?;
     let leaving = LeaveWhenInterrupted::from_now_on(pid, interrupted);
-    declared::complete_names(target, &mut survey, limit_bytes);
+    survey.type_bytes += declared::complete_names(target, &mut survey.types, &mut survey.fields, limit_bytes);
     unless_interrupted(pid, interrupted)?;
     let notes = notes(&survey);
     say_line(&pause(&survey));

@@ -8,9 +8,10 @@
 //! arrays by turns), the repetition is left out, so a list of a million is one node.
 
 use super::graph::{Graph, NOWHERE};
-use super::types::Type;
-use super::walk::{Root, RootKind, StaticField, Survey};
+use super::walk::{Root, RootKind, Survey};
 use foldhash::fast::RandomState;
+use perfusion_dotnet::declared::StaticField;
+use perfusion_dotnet::types::Type;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 

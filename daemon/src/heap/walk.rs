@@ -6,10 +6,11 @@
 //! a number 0 that comes again ends it. Layouts: `ClrEtwAll.man` and `eventtrace_gcheap.cpp` of dotnet/runtime. What a process sends is bounded, and believed about
 //! nothing but itself.
 
-use super::fields::Fields;
 use super::graph::{Builder, Graph, NOWHERE, NoGraph};
-use super::nettrace::Event;
-use super::types::{Room, Type, Types};
+use perfusion_dotnet::declared::StaticField;
+use perfusion_dotnet::fields::Fields;
+use perfusion_dotnet::nettrace::Event;
+use perfusion_dotnet::types::{Room, Type, Types};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -117,17 +118,6 @@ pub struct Root {
     pub field: Option<u32>,
     /// What it refers to.
     pub object: u32,
-}
-
-/// A static field that holds an object.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct StaticField {
-    /// Its name; empty when the runtime did not say.
-    pub name: String,
-    /// Number of the object's type.
-    pub type_index: u32,
-    /// The class that declares it, when that is known.
-    pub class: Option<String>,
 }
 
 /// What was found.
@@ -525,9 +515,10 @@ impl Walk {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::{Event, Root, RootKind, StaticField, Survey, Walk, id};
+    use super::{Event, Root, RootKind, Survey, Walk, id};
     use crate::heap::graph::NoGraph;
     use crate::heap::print::{Findings, text};
+    use perfusion_dotnet::declared::StaticField;
     use std::sync::Arc;
 
     /// A payload of numbers with their sizes.

@@ -6,7 +6,6 @@ mod print;
 pub mod series;
 pub mod snapshot;
 
-use crate::attach;
 use crate::cli::{self, exit};
 use crate::end_signals::EndSignals;
 use crate::error::{Error, say};
@@ -17,6 +16,7 @@ use crate::report::{self, ReportError};
 use crate::run::loss::{self, Before};
 use crate::run::processor::Processor;
 use judge::{Judgement, Moment, judge};
+use perfusion_dotnet::attach;
 use perfusion_host::process::aftermath::{Aftermath, Death};
 use perfusion_host::process::handle::Target;
 use perfusion_host::process::{Awaited, ProcessTable, name};

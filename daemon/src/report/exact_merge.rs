@@ -2,7 +2,7 @@
 //! the objects that the runtime told of by itself. Which stack made which object is known of those only: walking a stack for each would
 //! take some ten times as long as making the object.
 
-use crate::exact::{Account, Count, Ending, Process, Type};
+use perfusion_dotnet::exact::{Account, Count, Ending, Process, Type};
 use perfusion_model::labels::{OTHER, SampleType, Sampling, UNKNOWN_TYPE};
 use perfusion_model::text::clean;
 use perfusion_pprof::proto::{Function, Label, Line, Location, Profile, Sample};
@@ -340,9 +340,9 @@ pub fn number_modules(account: &mut Account, contexts: impl Fn(u32) -> Contexts)
 #[cfg(test)]
 mod tests {
     use super::{COUNTED, EXACT, NO_STACK, SILENT, merge, number_modules, split};
-    use crate::exact::{Account, Count, Ending, Process, Type};
     use crate::report::exact_summary::lines;
     use crate::report::stacks::Stacks;
+    use perfusion_dotnet::exact::{Account, Count, Ending, Process, Type};
     use perfusion_pprof::proto::{Function, Label, Line, Location, Profile, Sample, ValueType};
     use perfusion_pprof::tells_of_uncounted;
     use perfusion_symbolize::types::{Contexts, TypeName};

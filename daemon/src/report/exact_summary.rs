@@ -1,8 +1,8 @@
 //! An [`Account`] for a person: from what it is and whether it is whole, through what it cost and what collections did, to the types.
 
 use super::top::fit;
-use crate::exact::table::TORN;
-use crate::exact::{Account, Collection, Count, Ending, Lifetime, Process, Type};
+use perfusion_dotnet::exact::table::TORN;
+use perfusion_dotnet::exact::{Account, Collection, Count, Ending, Lifetime, Process, Type};
 use perfusion_model::text::clean;
 use perfusion_model::units::{counted, grouped, human, percent};
 use perfusion_pprof::{EXACT_PREFIX, LOST_PREFIX};
@@ -411,7 +411,9 @@ fn holders(process: &Process, options: Options) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::{Options, lines, text};
-    use crate::exact::{Account, Collection, Count, Ending, Holders, Lifetime, Look, Process, Type};
+    use perfusion_dotnet::exact::{
+        Account, Collection, Count, Ending, Holders, Lifetime, Look, Process, Type,
+    };
 
     fn account() -> Account {
         let of = Type {

@@ -26,7 +26,7 @@ pub mod top;
 mod tree;
 pub mod types;
 
-use crate::exact::{self, Account, path_beside};
+use perfusion_dotnet::exact::{self, Account, path_beside};
 use perfusion_pprof::proto::Profile;
 use perfusion_pprof::{PprofError, read};
 use std::borrow::Cow;

@@ -416,11 +416,11 @@ fn round(value: f64) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::{Options, rows, table};
-    use crate::exact::{Account, Ending, Process};
     use crate::report::exact_summary as summary;
     use crate::run::loss;
     use perfusion_aggregate::heap::{Weight, weight};
     use perfusion_aggregate::window::{Limits, Window};
+    use perfusion_dotnet::exact::{Account, Ending, Process};
     use perfusion_host::process::ProcessTable;
     use perfusion_model::event::AllocationKind;
     use perfusion_model::frame::FrameKey;

@@ -8,6 +8,7 @@ mod commands;
 pub mod counters;
 pub mod cut;
 mod effort;
+pub mod follow;
 mod former;
 pub mod loss;
 pub mod names;

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, ensure};
-use perfusion::attach;
 use perfusion::run::processor::Processor;
+use perfusion_dotnet::attach;
 use perfusion_host::process::ProcessTable;
 use perfusion_model::event::{Event, EventKind, MonotonicNs, ShimEvent};
 use perfusion_pprof::proto::Profile;

@@ -2,7 +2,7 @@
 //! Layouts: ECMA-335, II.24 (tables and streams), II.25 (PE). An assembly is the profiled process's file: every number in it is checked, and
 //! what is wrong with one makes its names missing, nothing else.
 
-use super::fields::Fields;
+use crate::fields::Fields;
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 

@@ -138,11 +138,14 @@ pub struct Count {
 }
 
 impl Count {
+    /// Adds another count to it.
     pub fn add(&mut self, other: Self) {
         self.objects = self.objects.saturating_add(other.objects);
         self.bytes = self.bytes.saturating_add(other.bytes);
     }
 
+    /// What is left of it without another count.
+    #[must_use]
     pub fn less(self, other: Self) -> Self {
         Self {
             objects: self.objects.saturating_sub(other.objects),

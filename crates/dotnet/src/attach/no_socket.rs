@@ -20,7 +20,7 @@ const YOUNG: Duration = Duration::from_secs(2);
 
 /// What is known of the reason, most certain first, in words.
 #[must_use]
-pub(crate) fn reason(target: &Target) -> String {
+pub fn reason(target: &Target) -> String {
     let directory = target.environment("TMPDIR").ok().flatten().filter(|directory| !directory.is_empty());
     if let Some(known) = directory.as_deref().and_then(|directory| of_directory(target, directory)) {
         return known;

@@ -1,10 +1,10 @@
 //! What one process has allocated, by its events: each tells of a type how many objects were made since the last event, and how many bytes they
 //! have. Layouts: GCSampledObjectAllocationHigh, GCSampledObjectAllocationLow and BulkType in `ClrEtwAll.man` of dotnet/runtime.
 
-use crate::heap::declared::Assemblies;
-use crate::heap::fields::Fields;
-use crate::heap::nettrace::Event;
-use crate::heap::types::{Room, Types};
+use crate::declared::Assemblies;
+use crate::fields::Fields;
+use crate::nettrace::Event;
+use crate::types::{Room, Types};
 use perfusion_host::process::handle::Target;
 use perfusion_model::labels::UNKNOWN_TYPE;
 use perfusion_model::units::{counted, grouped, human};
@@ -167,7 +167,7 @@ impl fmt::Display for Tallied {
 #[cfg(test)]
 mod tests {
     use super::{Tally, id};
-    use crate::heap::nettrace::Event;
+    use crate::nettrace::Event;
 
     fn allocated(kind: u64, objects: u32, bytes: u64) -> Vec<u8> {
         [&7u64.to_le_bytes()[..], &kind.to_le_bytes(), &objects.to_le_bytes(), &bytes.to_le_bytes(), &[0; 2]]

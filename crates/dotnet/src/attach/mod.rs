@@ -3,12 +3,11 @@
 //! its runtime, `helper` has the right to do so with other users' where the daemon has it not. Nothing here stops, signals or traces the process; each wait for it has a
 //! deadline. A file system may hold up a call for ever all the same: the daemon leaves such an attach behind (`workers`).
 
-pub mod follow;
 pub mod helper;
 pub mod hresult;
 pub mod ipc;
 pub mod launch;
-pub(crate) mod no_socket;
+pub mod no_socket;
 pub mod place;
 pub mod policy;
 mod trusted;
@@ -152,7 +151,7 @@ impl AttachError {
     }
 
     /// A file of the process's in `/proc` that could not be read. What `process/patience.rs` does not wait for any longer can be read another time.
-    pub(crate) fn unread(pid: u32, file: &'static str, source: Errno) -> Self {
+    pub fn unread(pid: u32, file: &'static str, source: Errno) -> Self {
         match source {
             Errno::TIMEDOUT => Self::HeldUp { pid, what: format!("reading /proc/{pid}/{file}") },
             source => Self::Look { pid, file, source },

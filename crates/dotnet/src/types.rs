@@ -1,7 +1,7 @@
 //! Types as the runtime tells of them (BulkType events): numbered in the order they are met, named when their event comes, which may be before
 //! or after the first object. Layout: `ClrEtwAll.man` of dotnet/runtime.
 
-use super::fields::Fields;
+use crate::fields::Fields;
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
 
@@ -172,7 +172,7 @@ impl Types {
 #[cfg(test)]
 mod tests {
     use super::{Room, Types};
-    use crate::heap::fields::Fields;
+    use crate::fields::Fields;
 
     fn event(id: u64, module: u64, name: &str) -> Vec<u8> {
         let mut event = [&1u32.to_le_bytes()[..], &0u16.to_le_bytes(), &id.to_le_bytes()].concat();

@@ -668,7 +668,7 @@ pub(crate) mod tests {
     const MINUTE: Duration = Duration::from_secs(60);
 
     /// Tests of one process share the name of its socket, so they take turns; with them those that ask every process there is, this one too.
-    pub(crate) fn turn() -> MutexGuard<'static, ()> {
+    pub(in crate::attach) fn turn() -> MutexGuard<'static, ()> {
         static TURN: Mutex<()> = Mutex::new(());
         TURN.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -2,11 +2,11 @@
 //! the children of a process that was named. Which these are the pipeline says, which sees their mappings. One thread, beside the recording;
 //! it looks a few times a second.
 
-use super::place;
-use super::policy::{Inspection, Runtime, WhyNot, inspect};
-use super::workers;
-use super::{AttachError, attach_until};
-use crate::run::Watcher;
+use super::Watcher;
+use perfusion_dotnet::attach::place;
+use perfusion_dotnet::attach::policy::{Inspection, Runtime, WhyNot, inspect};
+use perfusion_dotnet::attach::workers;
+use perfusion_dotnet::attach::{AttachError, attach_until};
 use perfusion_host::process::handle::Target;
 use perfusion_host::process::start_ticks;
 use perfusion_host::system_limits::explain;

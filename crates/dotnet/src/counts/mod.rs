@@ -8,7 +8,7 @@ pub mod tally;
 
 use crate::attach::ipc::{self, Events, IpcError, Listen, Wait};
 use crate::exact::{Account, Count, Ending, Process, Type};
-use crate::heap::nettrace::{NettraceError, Reader};
+use crate::nettrace::{NettraceError, Reader};
 use perfusion_host::process::handle::Target;
 use perfusion_host::process::start_ticks;
 use perfusion_pprof::COUNTS_PREFIX;

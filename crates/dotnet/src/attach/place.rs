@@ -37,7 +37,7 @@ const START_DIRECTORY: &str = "perfusion-record";
 const ROOTS: usize = 4096;
 
 /// True for the name of a file of the library, deleted or not.
-pub(crate) fn is_ours(file_name: &str) -> bool {
+pub fn is_ours(file_name: &str) -> bool {
     file_name.starts_with(NAMING.prefix)
 }
 
@@ -112,7 +112,7 @@ impl fmt::Display for Unfit {
 }
 
 /// Directories that were tried, and what was wrong with each.
-pub(crate) struct Tried<'a, E>(pub(crate) &'a [(PathBuf, E)]);
+pub struct Tried<'a, E>(pub &'a [(PathBuf, E)]);
 
 impl<E: fmt::Display> fmt::Display for Tried<'_, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -165,7 +165,7 @@ impl Placed {
 }
 
 /// Removes what was kept for processes that have ended: each costs a file and four descriptors. For whoever looks at processes again and again.
-pub(crate) fn remove_those_of_the_dead() {
+pub fn remove_those_of_the_dead() {
     let Ok(mut kept) = KEPT.lock() else { return };
     // A thread does it that may hang: the file system was the process's to choose. One at a time; those that die meanwhile are kept until it ends.
     if kept.remover.as_ref().is_some_and(|remover| !remover.is_finished()) {
@@ -228,7 +228,7 @@ pub fn place_for_start(me: &Target, library: &[u8]) -> Result<Placed, PlaceError
 }
 
 /// Directories for what programs that are started, and their children, are told the path of, each made and checked when it is asked for.
-pub(crate) fn for_start(me: &Target) -> impl Iterator<Item = (PathBuf, Result<PathBuf, Unfit>)> {
+pub fn for_start(me: &Target) -> impl Iterator<Item = (PathBuf, Result<PathBuf, Unfit>)> {
     start_directories().into_iter().map(|path| {
         let made = own_directory(me, &path).map(|(_, path)| path);
         (path, made)

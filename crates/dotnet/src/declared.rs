@@ -1,9 +1,8 @@
 //! Names from the assemblies that the process has mapped: the class of each static field, looked up by the field's name, and by its type
 //! where several classes have a field of the name; and the classes around nested types, of which the runtime tells the innermost only.
 
-use super::metadata::{Assembly, Field, Room};
-use super::types::Type;
-use super::walk::Survey;
+use crate::metadata::{Assembly, Field, Room};
+use crate::types::Type;
 use perfusion_host::process::handle::Target;
 use perfusion_host::process::patience::ForeignFile;
 use std::collections::{HashMap, HashSet};
@@ -16,16 +15,27 @@ const MAX_BYTES: u64 = 1 << 30;
 /// What the names may take that they have.
 const MAX_NAME_BYTES: usize = 32 << 20;
 
+/// A static field that holds an object.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StaticField {
+    /// Its name; empty when the runtime did not say.
+    pub name: String,
+    /// Number of the object's type.
+    pub type_index: u32,
+    /// The class that declares it, when that is known.
+    pub class: Option<String>,
+}
+
 /// The assemblies that a process has mapped, open: they can be read when it is gone.
 #[derive(Debug, Default)]
-pub(crate) struct Assemblies {
+pub struct Assemblies {
     seen: HashSet<((u32, u32), u64)>,
     files: Vec<ForeignFile>,
 }
 
 impl Assemblies {
     /// Opens those that are called assemblies and are not open yet, `most` of them in all. A process that is gone has none.
-    pub(crate) fn look(&mut self, target: &Target, most: usize) {
+    pub fn look(&mut self, target: &Target, most: usize) {
         let mut paths = Vec::new();
         let listed = target.maps(|line| {
             if line.inode != 0 && line.name.ends_with(".dll") && self.seen.insert((line.device, line.inode)) {
@@ -52,7 +62,7 @@ impl Assemblies {
     }
 
     /// Completes the names of nested types, and of arrays of them.
-    pub(crate) fn complete(self, types: &mut [Type]) {
+    pub fn complete(self, types: &mut [Type]) {
         let mut room = Room::new(MAX_NAME_BYTES);
         let mut modules = by_module(types);
         self.each(|assembly| {
@@ -72,24 +82,30 @@ fn by_module(types: &[Type]) -> HashMap<u64, Vec<usize>> {
     modules
 }
 
-/// Fills in what the survey's names lack. They may take a sixteenth of what is allowed for all.
-pub(super) fn complete_names(target: &Target, survey: &mut Survey, limit_bytes: usize) {
+/// Fills in what a survey's names lack, of types and of static fields. They may take a sixteenth of what is allowed for all. Answers how many bytes
+/// they have taken.
+pub fn complete_names(
+    target: &Target,
+    types: &mut [Type],
+    static_fields: &mut [StaticField],
+    limit_bytes: usize,
+) -> usize {
     let allowed = MAX_NAME_BYTES.min(limit_bytes / 16);
     let mut room = Room::new(allowed);
     let mut assemblies = Assemblies::default();
     assemblies.look(target, MAX_FILES);
-    let mut modules = by_module(&survey.types);
+    let mut modules = by_module(types);
     let mut fields: HashMap<String, Vec<Field>> = HashMap::new();
-    let wanted: HashSet<&str> = survey.fields.iter().map(|field| field.name.as_str()).collect();
+    let wanted: HashSet<&str> = static_fields.iter().map(|field| field.name.as_str()).collect();
     assemblies.each(|assembly| {
         assembly.static_fields(&wanted, &mut fields, &mut room);
         // What was found is not looked for again.
-        modules.retain(|_, types| !name_nested(assembly, types, &mut survey.types, &mut room));
+        modules.retain(|_, numbers| !name_nested(assembly, numbers, types, &mut room));
         true
     });
-    name_arrays(&mut survey.types, &mut room);
-    name_classes(survey, &fields, &mut room);
-    survey.type_bytes += allowed - room.bytes();
+    name_arrays(types, &mut room);
+    name_classes(types, static_fields, &fields, &mut room);
+    allowed - room.bytes()
 }
 
 /// Names the nested ones among the types of a module, if it is this assembly: if most of its types are found here by their tokens.
@@ -149,9 +165,13 @@ fn name_arrays(types: &mut [Type], room: &mut Room) {
     }
 }
 
-fn name_classes(survey: &mut Survey, found: &HashMap<String, Vec<Field>>, room: &mut Room) {
-    let types = &survey.types;
-    for field in &mut survey.fields {
+fn name_classes(
+    types: &[Type],
+    static_fields: &mut [StaticField],
+    found: &HashMap<String, Vec<Field>>,
+    room: &mut Room,
+) {
+    for field in static_fields {
         let Some(candidates) = found.get(&field.name) else { continue };
         let open = types.get(field.type_index as usize).map_or("", Type::open_name);
         let fits: Vec<&Field> =

@@ -9,8 +9,8 @@
 //! a block  size · zeroes up to a multiple of 4 bytes of the stream · content
 //! ```
 
-use super::fields::Fields;
 use crate::attach::ipc::RUNTIME_PROVIDER;
+use crate::fields::Fields;
 use std::collections::HashMap;
 use std::io::{self, Read};
 
