@@ -1,6 +1,6 @@
 //! `cargo xtask truth [--seconds N] [--repetitions N] [WORKLOAD… | thinning]`: how true profiles of programs with known stacks and times are. The judging is done by the
 //! program `truth` of the system tests; a run of all workloads writes docs/truth.md. `cargo xtask memory [--windows N]`: the same for known
-//! allocations; writes the figures in docs/memory.md. `cargo xtask leaks [--runs N] [--at-once N]`: the same for verdicts of `perfusion leaks`.
+//! allocations; writes the figures in docs/memory.md. `cargo xtask leaks [--runs N] [--at-once N]`: the same for verdicts of `perfusion leaks`, in docs/leaks.md.
 
 use std::{fs, path::PathBuf};
 
@@ -63,7 +63,7 @@ pub(crate) fn leaks(paths: &Paths, steps: &Steps, arguments: &[&str]) -> Result<
     figures(paths, steps, "leaks", arguments)
 }
 
-/// Runs the program with the word `what`, and puts what it wrote between two lines of docs/memory.md.
+/// Runs the program with the word `what`, and puts what it wrote between two lines of docs/`what`.md.
 fn figures(paths: &Paths, steps: &Steps, what: &str, arguments: &[&str]) -> Result<()> {
     need_root("attaching")?;
     setup::pinned_dotnets(paths, steps)?;
@@ -71,7 +71,7 @@ fn figures(paths: &Paths, steps: &Steps, what: &str, arguments: &[&str]) -> Resu
     let figures = folder.join(format!("{what}.md"));
     let figures =
         fs::read_to_string(&figures).with_context(|| format!("{}: cannot be read", figures.display()))?;
-    let document = paths.root.join("docs/memory.md");
+    let document = paths.root.join(format!("docs/{what}.md"));
     let name = document.display();
     let text = fs::read_to_string(&document).with_context(|| format!("{name}: cannot be read"))?;
     let begin = format!("<!-- figures: cargo xtask {what} -->\n");
