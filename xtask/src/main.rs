@@ -8,6 +8,7 @@ mod build;
 mod ci;
 mod collector;
 mod demo;
+mod documents;
 mod exec;
 mod fuzz;
 mod helm;
