@@ -2,9 +2,9 @@
 
 use crate::config::units::Span;
 use crate::report::stacks::Only;
-use crate::source::shim::{ALLOCATION_SAMPLES, LIVE_OBJECTS, ShimLimits};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgGroup, Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use perfusion_sources::shim::{ALLOCATION_SAMPLES, LIVE_OBJECTS, ShimLimits};
 use std::{
     collections::HashSet,
     ffi::OsString,

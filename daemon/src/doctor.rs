@@ -1,10 +1,11 @@
 //! `perfusion doctor`: what this machine, this user and this binary allow, tried one by one, with what to do about each lack.
 
 use crate::attach::place::place_for_start;
-use crate::process::handle::Target;
-use crate::source::kernel::{KernelOptions, KernelSource, Selection};
-use crate::system_limits::{MANY_OPEN_FILES, explain, needed_open_files, raise_open_files};
-use crate::{embedded, kernel_features};
+use perfusion_artefacts as embedded;
+use perfusion_host::process::handle::Target;
+use perfusion_host::system_limits::{MANY_OPEN_FILES, explain, needed_open_files, raise_open_files};
+use perfusion_sources::kernel::{KernelOptions, KernelSource, Selection};
+use perfusion_sources::kernel_features;
 use serde::Serialize;
 use std::io::{self, Write};
 
@@ -48,7 +49,7 @@ pub fn checks() -> Vec<Check> {
     all.push(check("eBPF probes", Outcome::Bad, built(embedded::probes())));
     all.push(check("shim for .NET", Outcome::Limited, built(embedded::shim())));
     all.extend(
-        kernel_features::limits()
+        kernel_features::limits(crate::attach::helper::has_it())
             .into_iter()
             .map(|(name, result)| check(name, Outcome::Limited, result.map_err(|limit| limit.to_string()))),
     );

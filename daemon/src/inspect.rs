@@ -2,9 +2,9 @@
 
 use crate::cli::InspectUnwind;
 use crate::error::Error;
-use crate::process::ProcessTable;
-use crate::process::explain::{ExplainError, Explained, Origin};
 use crate::report::ReportError;
+use perfusion_host::process::ProcessTable;
+use perfusion_host::process::explain::{ExplainError, Explained, Origin};
 use perfusion_model::text::clean;
 use perfusion_unwind::machine::NATIVE;
 use perfusion_unwind::rule::{Cfa, FrameKind, Register, Rule, Saved};

@@ -2,7 +2,6 @@
 //! source (events in) -> process (who) -> unwind + sample (stacks) -> symbolize (names) -> aggregate (count)
 //! -> pprof (encode) -> sink (out). `run` joins them; nothing else knows all stages.
 
-pub mod aggregate;
 pub mod attach;
 pub mod cli;
 pub mod commands;
@@ -11,28 +10,19 @@ pub mod counts;
 pub mod daemon;
 pub mod doctor;
 pub mod dump;
-pub mod embedded;
 mod end_signals;
 pub mod error;
 pub mod exact;
 pub mod heap;
 pub mod inspect;
-pub mod kernel_features;
 pub mod kubernetes;
-pub mod launch;
 pub mod leaks;
-pub mod leftover;
 pub mod log_filter;
 pub mod manual;
 pub mod memory_guard;
-pub mod pprof;
-pub mod process;
 pub mod ps;
 pub mod record;
 pub mod report;
 pub mod run;
 pub mod select;
 pub mod sink;
-pub mod source;
-pub mod symbolize;
-pub mod system_limits;

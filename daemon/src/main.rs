@@ -45,7 +45,7 @@ fn main() -> ExitCode {
         && let Err(source) = perfusion::error::outlive_long_files()
     {
         let error = perfusion::error::Error::Internal { what: "signal handler", source };
-        say(&format!("perfusion: {}", perfusion::system_limits::explain(&error)));
+        say(&format!("perfusion: {}", perfusion_host::system_limits::explain(&error)));
         return ExitCode::from(exit::OTHER);
     }
     let done = match &cli.command {
@@ -68,7 +68,7 @@ fn main() -> ExitCode {
         Command::AttachHelper => perfusion::commands::attach_helper(),
         Command::Copy { from, to } => perfusion::commands::copy(from, to),
         Command::ExecWhenReady(options) => {
-            let error = perfusion::launch::exec_when_ready(&options.command);
+            let error = perfusion_sources::launch::exec_when_ready(&options.command);
             say(&format!("perfusion: cannot start {}: {error}", options.command.join(" ")));
             return ExitCode::from(exit::COMMAND);
         }
@@ -76,7 +76,7 @@ fn main() -> ExitCode {
     match done {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            say(&format!("perfusion: {}", perfusion::system_limits::explain(&error)));
+            say(&format!("perfusion: {}", perfusion_host::system_limits::explain(&error)));
             ExitCode::from(error.exit_code())
         }
     }

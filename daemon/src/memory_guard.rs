@@ -2,9 +2,9 @@
 //! while that grows, and at the ends of processes that the shim was loaded into.
 
 use crate::error::Error;
-use crate::process::aftermath::{Aftermath, Death, SOON};
-use crate::process::handle::Target;
-use crate::process::headroom::{Headroom, MemoryCgroups, OomKills, mib};
+use perfusion_host::process::aftermath::{Aftermath, Death, SOON};
+use perfusion_host::process::handle::Target;
+use perfusion_host::process::headroom::{Headroom, MemoryCgroups, OomKills, mib};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -175,7 +175,7 @@ impl AttachedProcesses {
 #[cfg(test)]
 mod tests {
     use super::{AttachedProcesses, enough};
-    use crate::process::headroom::{Headroom, LimitKind};
+    use perfusion_host::process::headroom::{Headroom, LimitKind};
     use std::process::{Command, Stdio};
     use std::time::{Duration, Instant};
 

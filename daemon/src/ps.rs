@@ -2,11 +2,11 @@
 
 use crate::attach::policy::{Inspection, Runtime, WhyNot, inspect, opted_out};
 use crate::daemon::control::{Answer, Told};
-use crate::kernel_features;
-use crate::process::handle::Target;
-use crate::process::name;
-use crate::process::table::Standing;
+use perfusion_host::process::handle::Target;
+use perfusion_host::process::name;
+use perfusion_host::process::table::Standing;
 use perfusion_model::text::clean;
+use perfusion_sources::kernel_features;
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
@@ -105,7 +105,7 @@ impl Mode {
 /// # Errors
 /// When `/proc` cannot be listed.
 pub fn list(daemon: &Daemon) -> io::Result<Vec<Row>> {
-    let pids = crate::process::all_pids()?.into_iter();
+    let pids = perfusion_host::process::all_pids()?.into_iter();
     let lets_ask = daemon.lets_ask();
     let mut rows: Vec<Row> = pids.filter_map(|pid| row(pid, lets_ask(pid))).collect();
     rows.sort_by_key(|row| (matches!(row.runtime, Runtime::Native | Runtime::Unseen), row.pid));
@@ -213,7 +213,8 @@ fn hidden() -> Option<String> {
         let stat = std::fs::File::open(format!("/proc/{pid}/stat"));
         stat.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
     };
-    let closed = crate::process::all_pids().unwrap_or_default().iter().filter(|pid| is_hidden(pid)).count();
+    let closed =
+        perfusion_host::process::all_pids().unwrap_or_default().iter().filter(|pid| is_hidden(pid)).count();
     // Who may trace all processes sees them all, whatever the mount says (`has_pid_permissions`, fs/proc/base.c).
     let sees_init = std::fs::read("/proc/1/stat").is_ok();
     let hides = hides_processes(&mounts).filter(|_| !sees_init || closed > 0);
@@ -350,7 +351,7 @@ mod tests {
     #[test]
     fn what_rules_leave_out_is_a_reason_beside_others_and_a_pid_used_again_has_none() {
         let me = std::process::id();
-        let ticks = crate::process::start_ticks(me).unwrap();
+        let ticks = perfusion_host::process::start_ticks(me).unwrap();
         let why_not = |ticks: u64, more: &str, unselected: &str, before: Option<&str>| {
             // As a daemon of an earlier version says it, and one of this.
             let told = format!(
@@ -392,7 +393,7 @@ mod tests {
     #[test]
     fn the_cost_is_a_part_of_one_cpu() {
         let me = std::process::id();
-        let ticks = crate::process::start_ticks(me).unwrap();
+        let ticks = perfusion_host::process::start_ticks(me).unwrap();
         let told = |more: &str| {
             let told = format!(
                 r#"{{"remarks":[],"processes":[{{"pid":{me},"start_ticks":{ticks},"is_clr":false,"stacks":7,"stacks_broken":1,"lookup_ms":20,

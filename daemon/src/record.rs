@@ -2,27 +2,29 @@
 
 use crate::attach::follow::{Follower, GROWS_UP, News, Whom};
 use crate::attach::policy::{self, WhyNot};
-use crate::attach::{self, AttachError, COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED, Settings, Wishes};
+use crate::attach::{self, AttachError};
 use crate::cli::{AllocCounts, Record, exit};
 use crate::counts::{self, Counted, Counting, Rate};
 use crate::end_signals::EndSignals;
 use crate::error::{Error, say};
 use crate::exact::merge::{COUNTED, EXACT};
-use crate::exact::{self, Account, Ending, Shelf};
-use crate::kernel_features::Limit;
-use crate::launch::{self, Gated};
+use crate::exact::{self, Account, Ending};
 use crate::memory_guard::{self, AttachedProcesses, Growing};
-use crate::pprof::{self, About};
-use crate::process::handle::Target;
-use crate::process::{Awaited, ProcessTable, name, start_ticks, ticks_before_now};
 use crate::run::{Recorded, Recording, Watcher, loss};
 use crate::sink::file;
-use crate::source::kernel::{KernelError, KernelOptions, KernelSource, Selection};
-use crate::source::shim::ShimSource;
-use crate::system_limits::raise_open_files;
 use indicatif::{ProgressBar, ProgressStyle};
+use perfusion_host::process::handle::Target;
+use perfusion_host::process::{Awaited, ProcessTable, name, start_ticks, ticks_before_now};
+use perfusion_host::system_limits::raise_open_files;
 use perfusion_model::event::MonotonicNs;
 use perfusion_model::frame::{FrameKey, Marker};
+use perfusion_pprof::{self, About};
+use perfusion_sources::kernel::{KernelError, KernelOptions, KernelSource, Selection};
+use perfusion_sources::kernel_features::Limit;
+use perfusion_sources::launch::{self, Gated};
+use perfusion_sources::shim::ExactTables;
+use perfusion_sources::shim::ShimSource;
+use perfusion_sources::shim::{COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED, Settings, Wishes};
 use rustix::io::Errno;
 use std::io::IsTerminal as _;
 use std::os::unix::fs::MetadataExt as _;
@@ -88,19 +90,21 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         None => {}
     }
     // What is needed at all is reported first.
-    crate::kernel_features::check().map_err(KernelError::from)?;
+    perfusion_sources::kernel_features::check().map_err(KernelError::from)?;
     if options.exact || options.alloc_counts.is_some() {
         // Else its tables could not be opened.
-        crate::kernel_features::mapped_files()
+        perfusion_sources::kernel_features::mapped_files()
             .map_err(|source| AttachError::Unreadable { pid: std::process::id(), source })?;
     }
     for &pid in &options.pid {
         check_seen(pid)?;
     }
-    let limits: Vec<Limit> =
-        crate::kernel_features::limits().into_iter().filter_map(|(_, result)| result.err()).collect();
+    let limits: Vec<Limit> = perfusion_sources::kernel_features::limits(crate::attach::helper::has_it())
+        .into_iter()
+        .filter_map(|(_, result)| result.err())
+        .collect();
     for limit in &limits {
-        say.line(&format!("{}{limit}", pprof::LIMITED));
+        say.line(&format!("{}{limit}", perfusion_pprof::LIMITED));
     }
     attach::place::begin_sweep();
     let settings = Settings::new(wishes(options))
@@ -168,18 +172,19 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     let (began, began_wall, began_ns) = (Instant::now(), SystemTime::now(), kernel.started());
     let mut processes = ProcessTable::new();
     // Those nobody named too, as far as time allows: one that ends before its first stack is looked at has no maps to be read then.
-    let running = if options.all { crate::process::all_pids().unwrap_or_default() } else { Vec::new() };
+    let running =
+        if options.all { perfusion_host::process::all_pids().unwrap_or_default() } else { Vec::new() };
     for pid in targets.iter().copied().chain(running.into_iter().take_while(|_| began.elapsed() < READING)) {
         // One that is gone already is found out below; one that cannot be read has stacks that say so.
         processes.adopt(pid).ok();
     }
-    let shelf = Shelf::default();
+    let tables = ExactTables::default();
     let mut shims = ShimSource::new(settings.owner, options.limits.limits());
     if options.exact {
-        shims = shims.with_exact(shelf.clone());
+        shims = shims.with_exact(tables.clone());
     }
     if let Some(counting) = &counting {
-        shims = shims.with_counts(counting.starts());
+        shims = shims.with_counts(Box::new(counting.starts()));
     }
     // Before it is let go: a shell has children within a millisecond, and those of a process that is not watched are not either.
     if let Some(pid) = gated_pid {
@@ -226,7 +231,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     };
     // Before the programs have gone further.
     let counted = counting.map(|counting| counting.finish(patience));
-    let mut account = account_path.as_deref().map(|path| (path, account(options, &shelf, targets.first())));
+    let mut account = account_path.as_deref().map(|path| (path, account(options, &tables, targets.first())));
     if let End::Gone = end
         && options.duration.is_some()
     {
@@ -323,7 +328,7 @@ pub(crate) fn check_target(pid: u32) -> Result<(), Error> {
     match field("Tgid:").and_then(|id| id.parse().ok()) {
         Some(process) if process != pid => Err(Error::IsThread { tid: pid, pid: process }),
         _ if field("State:").is_some_and(|state| state.starts_with(['Z', 'X']))
-            && crate::process::living_thread(pid).is_none() =>
+            && perfusion_host::process::living_thread(pid).is_none() =>
         {
             Err(Error::Zombie { pid })
         }
@@ -456,7 +461,7 @@ fn follow(
             }
         }
         News::Refused { expected: true, reason, .. } => {
-            say.line(&format!("{}{reason}", pprof::WITHOUT_SHIM));
+            say.line(&format!("{}{reason}", perfusion_pprof::WITHOUT_SHIM));
         }
         // Most processes are no .NET ones: `ps` tells about each.
         News::Refused { pid, expected: false, reason } => tracing::debug!(pid, reason, "not attached"),
@@ -541,10 +546,11 @@ fn progress(options: &Record, say: Say) -> Option<ProgressBar> {
 }
 
 /// What exact mode has counted.
-fn account(options: &Record, shelf: &Shelf, program: Option<&u32>) -> Account {
-    let mut account = shelf.read(&options.command);
+fn account(options: &Record, tables: &ExactTables, program: Option<&u32>) -> Account {
+    let mut account = exact::read(tables, &options.command);
     // Of a program that is no more the kernel adds its time to ours, but not apart from that of its children.
-    let ticks = crate::process::stat(std::process::id()).map(|stat| stat.cutime.saturating_add(stat.cstime));
+    let ticks =
+        perfusion_host::process::stat(std::process::id()).map(|stat| stat.cutime.saturating_add(stat.cstime));
     if let ([process], Some(ticks)) = (account.processes.as_mut_slice(), ticks)
         && program == Some(&process.pid)
         && process.ending != Ending::Running
@@ -588,20 +594,24 @@ fn write(
     let counts = counted.map(Counted::account);
     let counts = account.map(|account| (account, EXACT)).or(counts.as_ref().map(|of| (of, COUNTED)));
     let bytes = match counts {
-        None => pprof::encode(&recorded.window, symbolizer, processes, &about)?,
+        None => perfusion_pprof::encode(&recorded.window, symbolizer, processes, &about)?,
         Some((account, how)) => {
-            let mut profile = pprof::message(recorded.window.entries(), symbolizer, processes, &about)?;
+            let mut profile =
+                perfusion_pprof::message(recorded.window.entries(), symbolizer, processes, &about)?;
             exact::merge::merge(&mut profile, account, how, recorded.processor.type_names());
-            pprof::pack(&profile)?
+            perfusion_pprof::pack(&profile)?
         }
     };
     tracing::info!(bytes = bytes.len(), took_ns = MonotonicNs::now().0 - begin.0, "encoded");
     file::write(&options.output, &bytes)?;
-    say.line(&format!("{}{loss_line}", pprof::LOSS_PREFIX));
+    say.line(&format!("{}{loss_line}", perfusion_pprof::LOSS_PREFIX));
     if let Some(line) = spans(options, recorded) {
         say.line(&line);
     }
-    recorded.window.pool_lines(None).for_each(|line| say.line(&format!("{}{line}", pprof::POOL_PREFIX)));
+    recorded
+        .window
+        .pool_lines(None)
+        .for_each(|line| say.line(&format!("{}{line}", perfusion_pprof::POOL_PREFIX)));
     counted.iter().flat_map(|counted| counted.lines()).for_each(|line| say.line(&line));
     say.line(&format!(
         "wrote {} ({} stacks, {})",
@@ -637,7 +647,7 @@ fn comments(
 ) -> Vec<String> {
     let mut comments = vec![
         format!("perfusion {}", env!("CARGO_PKG_VERSION")),
-        format!("{}{loss_line}", pprof::LOSS_PREFIX),
+        format!("{}{loss_line}", perfusion_pprof::LOSS_PREFIX),
         format!(
             "cpu: {} samples per second and CPU say where; each thread's sum is its exact on-CPU time",
             options.frequency
@@ -646,7 +656,7 @@ fn comments(
             .to_owned(),
         format!(
             "{}{}",
-            pprof::WAIT_STACKS_PREFIX,
+            perfusion_pprof::WAIT_STACKS_PREFIX,
             recorded.window.wait_chances.text(options.wait_stacks_one_in)
         ),
     ];
@@ -665,7 +675,9 @@ fn comments(
     }
     comments.extend(spans(options, recorded));
     comments.extend(wishes(options).comments());
-    comments.extend(recorded.window.pool_lines(None).map(|line| format!("{}{line}", pprof::POOL_PREFIX)));
+    comments.extend(
+        recorded.window.pool_lines(None).map(|line| format!("{}{line}", perfusion_pprof::POOL_PREFIX)),
+    );
     if let Some(account) = account {
         comments.push(EXACT_COMMENT.to_owned());
         comments.extend(exact::summary::lines(account));
@@ -674,8 +686,8 @@ fn comments(
         comments.push(COUNTED_COMMENT.to_owned());
         comments.extend(counted.lines());
     }
-    comments.extend(limits.iter().map(|limit| format!("{}{limit}", pprof::LIMITED)));
-    comments.extend(without_shim.iter().map(|reason| format!("{}{reason}", pprof::WITHOUT_SHIM)));
+    comments.extend(limits.iter().map(|limit| format!("{}{limit}", perfusion_pprof::LIMITED)));
+    comments.extend(without_shim.iter().map(|reason| format!("{}{reason}", perfusion_pprof::WITHOUT_SHIM)));
     comments.extend(columns.iter().cloned());
     comments.extend(recorded.processor.estimator_comments());
     // docs/metrics.md has all names; the ones at zero would be most of what a pprof tool prints above its table.

@@ -1,16 +1,16 @@
 //! A window with every kind of frame, through encoding, a file, the reports, and Go's own pprof where there is a `go`.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use perfusion::aggregate::{Limits, Window};
-use perfusion::pprof::{self, About};
-use perfusion::process::patience::ForeignFile;
 use perfusion::report;
 use perfusion::report::stacks::{Only, View};
 use perfusion::sink;
-use perfusion::symbolize::{Directory, ImageFile, Symbolizer};
+use perfusion_aggregate::{Limits, Window};
+use perfusion_host::process::patience::ForeignFile;
 use perfusion_model::event::{Method, ShimEvent};
 use perfusion_model::frame::{FrameKey, ImageId, Marker, ProcessId};
 use perfusion_model::labels::{Labels, SampleType};
+use perfusion_pprof::{self, About};
+use perfusion_symbolize::{Directory, ImageFile, Symbolizer};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -128,12 +128,12 @@ fn encoded() -> Vec<u8> {
         duration: Duration::from_secs(10),
         period_ns: 10_101_010,
         main_image: Some(ImageId(0)),
-        comments: vec!["cpu: 99 Hz".to_owned(), format!("{}nothing", pprof::LOSS_PREFIX)],
+        comments: vec!["cpu: 99 Hz".to_owned(), format!("{}nothing", perfusion_pprof::LOSS_PREFIX)],
     };
-    pprof::encode(&window, &symbolizer, &files, &about).unwrap()
+    perfusion_pprof::encode(&window, &symbolizer, &files, &about).unwrap()
 }
 
-fn folded(profile: &pprof::proto::Profile, sample_type: &str, view: &View) -> (Vec<String>, i128) {
+fn folded(profile: &perfusion_pprof::proto::Profile, sample_type: &str, view: &View) -> (Vec<String>, i128) {
     let mut output = Vec::new();
     let left_out = report::folded::write(profile, sample_type, view, &mut output).unwrap();
     (String::from_utf8(output).unwrap().lines().map(str::to_owned).collect(), left_out.parked)
@@ -141,7 +141,7 @@ fn folded(profile: &pprof::proto::Profile, sample_type: &str, view: &View) -> (V
 
 #[test]
 fn folded_stacks_have_readable_names_and_exact_sums() {
-    let profile = pprof::decode(&encoded()).unwrap();
+    let profile = perfusion_pprof::decode(&encoded()).unwrap();
     assert_eq!(
         folded(&profile, "cpu", &View::default()).0,
         [
@@ -184,7 +184,7 @@ fn folded_stacks_have_readable_names_and_exact_sums() {
 
 #[test]
 fn cpu_and_allocations_of_a_method_meet_on_one_location_whatever_tier_ran() {
-    let profile = pprof::decode(&encoded()).unwrap();
+    let profile = perfusion_pprof::decode(&encoded()).unwrap();
     let name = |id: u64| {
         let location = profile.location.iter().find(|location| location.id == id).unwrap();
         let function =
@@ -219,7 +219,7 @@ fn cpu_and_allocations_of_a_method_meet_on_one_location_whatever_tier_ran() {
 
 #[test]
 fn the_table_hides_parked_threads_and_says_so() {
-    let profile = pprof::decode(&encoded()).unwrap();
+    let profile = perfusion_pprof::decode(&encoded()).unwrap();
     let options = report::top::Options::default();
     let shown = report::top::table(&profile, "blocked", &options).unwrap();
     assert!(shown.starts_with("blocked: total 2 s in 10 s"), "{shown}");
@@ -247,7 +247,7 @@ fn the_table_hides_parked_threads_and_says_so() {
     assert!(delay.contains("nothing was counted"), "{delay}");
     // Why, where the recording knows; a table that is not empty does without.
     let mut limited = profile.clone();
-    limited.string_table.push(format!("{}diagnostics are off", pprof::WITHOUT_SHIM));
+    limited.string_table.push(format!("{}diagnostics are off", perfusion_pprof::WITHOUT_SHIM));
     limited.comment.push(i64::try_from(limited.string_table.len() - 1).unwrap());
     let delay = report::top::table(&limited, "delay", &options).unwrap();
     assert!(delay.contains("nothing was counted") && delay.contains("diagnostics are off"), "{delay}");
@@ -266,7 +266,7 @@ fn row(table: &str, function: &str) -> String {
 }
 
 /// A user's method waits and allocates in helpers of the framework, and the runtime below them.
-fn through_the_framework() -> pprof::proto::Profile {
+fn through_the_framework() -> perfusion_pprof::proto::Profile {
     let mut symbolizer = Symbolizer::default();
     let code = [0x1000, 0x2000, 0x3000, 0x4000].map(managed);
     let [post, enter, stub, pool] = code;
@@ -303,11 +303,11 @@ fn through_the_framework() -> pprof::proto::Profile {
         period_ns: 10_101_010,
         main_image: None,
         comments: vec![
-            format!("{}3 instead of 99", pprof::RATES_LOWERED_PREFIX),
-            format!("{}nothing", pprof::LOSS_PREFIX),
+            format!("{}3 instead of 99", perfusion_pprof::RATES_LOWERED_PREFIX),
+            format!("{}nothing", perfusion_pprof::LOSS_PREFIX),
         ],
     };
-    pprof::decode(&pprof::encode(&window, &symbolizer, &files, &about).unwrap()).unwrap()
+    perfusion_pprof::decode(&perfusion_pprof::encode(&window, &symbolizer, &files, &about).unwrap()).unwrap()
 }
 
 #[test]
@@ -355,7 +355,7 @@ fn tables_sort_by_cum_and_group_by_a_label() {
 
 #[test]
 fn several_labels_have_a_row_for_each_combination() {
-    let profile = pprof::decode(&encoded()).unwrap();
+    let profile = perfusion_pprof::decode(&encoded()).unwrap();
     let options = report::top::Options {
         view: View { idle: true, ..View::default() },
         ..report::top::Options::default()
@@ -426,7 +426,7 @@ fn go_s_pprof_reads_every_sample_type() {
 
 #[test]
 fn the_flame_graph_is_one_file_with_every_column() {
-    let profile = pprof::decode(&encoded()).unwrap();
+    let profile = perfusion_pprof::decode(&encoded()).unwrap();
     let page = report::flame::page(&profile, "shop, pid 42", None, &View::default()).unwrap();
     for sample_type in SampleType::ALL {
         assert!(page.contains(&format!("\"name\":\"{}\"", sample_type.name())));
@@ -440,7 +440,7 @@ fn the_flame_graph_is_one_file_with_every_column() {
 fn any_cut_of_a_file_is_refused_without_panic() {
     let bytes = encoded();
     for cut in 0..bytes.len() {
-        assert!(pprof::decode(&bytes[..cut]).is_err() || cut == 0, "cut at {cut}");
+        assert!(perfusion_pprof::decode(&bytes[..cut]).is_err() || cut == 0, "cut at {cut}");
     }
 }
 
@@ -452,13 +452,13 @@ proptest::proptest! {
         use prost::Message;
         use std::sync::OnceLock;
         static PLAIN: OnceLock<Vec<u8>> = OnceLock::new();
-        let plain = PLAIN.get_or_init(|| pprof::decode(&encoded()).unwrap().encode_to_vec());
+        let plain = PLAIN.get_or_init(|| perfusion_pprof::decode(&encoded()).unwrap().encode_to_vec());
         let mut bytes = plain.clone();
         for (at, value) in changes {
             let at = at.index(bytes.len());
             bytes[at] = value;
         }
-        if let Ok(profile) = pprof::decode(&bytes) {
+        if let Ok(profile) = perfusion_pprof::decode(&bytes) {
             let stacks = report::stacks::Stacks::new(&profile);
             for (name, _) in stacks.sample_types() {
                 report::top::table(&profile, name, &report::top::Options::default()).unwrap();

@@ -14,8 +14,6 @@ use hyper::body::{Bytes, Incoming};
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use perfusion::config::units::{Bytes as Size, Span};
-use perfusion::pprof;
-use perfusion::pprof::proto::{Function, Line, Location, Profile, Sample, ValueType};
 use perfusion::sink::otlp::proto::ExportProfilesServiceRequest;
 use perfusion::sink::otlp::proto::any_value::Value;
 use perfusion::sink::otlp::{Otlp, OtlpOptions, Protocol};
@@ -23,6 +21,7 @@ use perfusion::sink::parts::Hurry;
 use perfusion::sink::pyroscope::{PushRequest, Pyroscope, PyroscopeOptions};
 use perfusion::sink::receiver::SpoolOptions;
 use perfusion::sink::{Finished, Packed, Sink};
+use perfusion_pprof::proto::{Function, Line, Location, Profile, Sample, ValueType};
 use prost::Message as _;
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
@@ -151,7 +150,7 @@ fn read(kind: Kind, body: &[u8]) -> (String, Vec<i64>) {
     if kind == Kind::Pyroscope {
         let series = PushRequest::decode(body).unwrap().series.remove(0);
         let name = series.labels.iter().find(|label| label.name == "service_name").unwrap();
-        let profile = pprof::decode(&series.samples[0].raw_profile).unwrap();
+        let profile = perfusion_pprof::decode(&series.samples[0].raw_profile).unwrap();
         return (name.value.clone(), profile.sample.iter().map(|sample| sample.value[0]).collect());
     }
     let packed = if kind == Kind::Grpc { &body[5..] } else { body };
@@ -341,7 +340,7 @@ fn window(service: &str, values: std::ops::Range<i64>, name_bytes: usize) -> Fin
         labels: BTreeMap::new(),
         start: SystemTime::now(),
         duration: Duration::from_secs(1),
-        profile: Packed::new(pprof::pack(&profile).unwrap()),
+        profile: Packed::new(perfusion_pprof::pack(&profile).unwrap()),
     }
 }
 

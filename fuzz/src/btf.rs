@@ -1,6 +1,6 @@
 //! BTF → offsets and prototypes.
 
-use perfusion::source::kernel::btf::KernelBtf;
+use perfusion_sources::kernel::btf::KernelBtf;
 use std::hint::black_box;
 
 pub(crate) fn run(data: &[u8]) {

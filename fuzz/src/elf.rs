@@ -1,6 +1,6 @@
 //! An ELF file → segments, build id, a thread-local variable, unwind sections → rule.
 
-use perfusion::process::images::Images;
+use perfusion_host::process::images::Images;
 use std::hint::black_box;
 
 /// Three sections of what one may have, and the indexes of two.

@@ -1,6 +1,6 @@
 //! Text of `/proc/PID/maps` → mappings.
 
-use perfusion::process::mapping::{Mapping, Mappings, anonymous_range, parse_fields, parse_maps_line};
+use perfusion_host::process::mapping::{Mapping, Mappings, anonymous_range, parse_fields, parse_maps_line};
 use std::hint::black_box;
 
 /// Enough for a dozen lines.

@@ -1,7 +1,7 @@
 //! A PE file → sections, exception directory, UNWIND_INFO and code → rule.
 
 use crate::input::Input;
-use perfusion::process::images::Images;
+use perfusion_host::process::images::Images;
 use perfusion_unwind::machine::NATIVE;
 use std::hint::black_box;
 

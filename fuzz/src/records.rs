@@ -1,8 +1,8 @@
 //! Bytes of the BPF ring and of perf's rings → events.
 
 use crate::input::Input;
-use perfusion::source::kernel::decode::{perf_records, ring_record};
 use perfusion_model::event::EventKind;
+use perfusion_sources::kernel::decode::{perf_records, ring_record};
 use std::hint::black_box;
 
 pub(crate) fn run(data: &[u8]) {

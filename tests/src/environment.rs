@@ -106,7 +106,7 @@ impl Need {
             Self::Perfusion => {
                 perfusion_bin().is_none().then(|| "PERFUSION_BIN names no perfusion binary".to_owned())
             }
-            Self::Shim => perfusion::embedded::shim()
+            Self::Shim => perfusion_artefacts::shim()
                 .is_none()
                 .then(|| "built without the shim (PERFUSION_SHIM)".to_owned()),
             Self::Clr(runtime) => {

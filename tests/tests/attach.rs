@@ -10,10 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use perfusion::attach::policy::{self, Runtime as Kind, WhyNot};
-use perfusion::attach::{AttachError, Settings, Wishes, attach, ipc, launch, place};
-use perfusion::process::handle::Target;
-use perfusion::source::shim::{ShimLimits, ShimSource};
+use perfusion::attach::{AttachError, attach, ipc, launch, place};
+use perfusion_host::process::handle::Target;
 use perfusion_model::event::{Event, EventKind, MonotonicNs, RegionId, ShimEvent};
+use perfusion_sources::shim::{Settings, Wishes};
+use perfusion_sources::shim::{ShimLimits, ShimSource};
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::{MIN_UNITS, VERSION};
 use profiler_protocol::position::{Extent, commit_word};

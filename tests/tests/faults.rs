@@ -13,10 +13,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use ::perfusion::config::Files;
 use ::perfusion::config::units::Bytes;
-use ::perfusion::pprof;
 use ::perfusion::sink::directory::Directory;
 use ::perfusion::sink::spool::{Kind, Limits, Lost, Spool};
 use ::perfusion::sink::{Finished, Packed, Sink as _};
+use ::perfusion_pprof;
 use rustix::process::Signal;
 use serde_json::Value;
 use system_tests::app::{App, Workload};
@@ -877,8 +877,11 @@ fn a_disk_short_of_space_keeps_its_floor_at_the_cost_of_as_many_of_the_oldest_as
         start: now,
         duration: Duration::from_secs(60),
         profile: Packed::new(
-            pprof::pack(&pprof::proto::Profile { string_table: names.collect(), ..Default::default() })
-                .unwrap(),
+            perfusion_pprof::pack(&perfusion_pprof::proto::Profile {
+                string_table: names.collect(),
+                ..Default::default()
+            })
+            .unwrap(),
         ),
     };
     for _ in 0..30 {
@@ -1006,7 +1009,7 @@ fn arguments_and_environment_of_a_process_are_in_nothing_the_daemon_says() {
     node.end();
 }
 
-/// How long after a storm nothing of its dead is known any more: they are kept for ten seconds for samples that come late (`daemon/src/process/table.rs`), by the
+/// How long after a storm nothing of its dead is known any more: they are kept for ten seconds for samples that come late (`crates/host/src/process/table.rs`), by the
 /// time of the events, which come a second late; and what is due is done with the next event and window. Twice that for a machine that others keep busy.
 const FORGOTTEN_WITHIN: Duration = Duration::from_secs(25);
 /// Of its memory before the storm, so much more may be there after it.

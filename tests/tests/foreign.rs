@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::Path;
 
-use perfusion::pprof::read::read;
 use perfusion::report::stacks::{Stacks, View};
 use perfusion::report::top::{self, Options};
 use perfusion::report::{self, folded, units};
+use perfusion_pprof::read::read;
 use system_tests::foreign::{Kind, file};
 use system_tests::gotool::{Judged, judge};
 use system_tests::perfusion as harness;

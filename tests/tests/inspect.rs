@@ -5,9 +5,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use perfusion::process::ProcessTable;
-use perfusion::process::explain::Origin;
-use perfusion::process::mapping::{Mapping, Region};
+use perfusion_host::process::ProcessTable;
+use perfusion_host::process::explain::Origin;
+use perfusion_host::process::mapping::{Mapping, Region};
 use serde_json::Value;
 use system_tests::environment::{Need, begin_beside, record_on};
 use system_tests::perfusion::{Outcome, Scratch, command, run};

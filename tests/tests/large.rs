@@ -4,12 +4,11 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use perfusion::pprof;
-use perfusion::pprof::proto::Profile as Decoded;
 use perfusion::report::stacks::{Only, View};
 use perfusion::report::top::Options;
 use perfusion::report::types::{TypeRow, rows};
-use perfusion::source::shim::ShimLimits;
+use perfusion_pprof::proto::Profile as Decoded;
+use perfusion_sources::shim::ShimLimits;
 use profiler_protocol::counter::Counter;
 use serde_json::Value;
 use system_tests::app::compile_c;
@@ -58,7 +57,7 @@ fn assert_exact(profile: &Decoded, column: &str, count: impl Fn(i64) -> i64) {
 }
 
 fn read(file: &Path) -> Decoded {
-    pprof::decode(&fs::read(file).unwrap()).unwrap()
+    perfusion_pprof::decode(&fs::read(file).unwrap()).unwrap()
 }
 
 on_runtimes!(each_is_counted_and_alive_until_it_is_not: net8 Net8, net9 Net9, net10 Net10);

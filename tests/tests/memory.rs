@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use perfusion::source::shim::ALLOCATION_SAMPLES;
+use perfusion_sources::shim::ALLOCATION_SAMPLES;
 use profiler_protocol::counter::Counter;
 use system_tests::environment::{begin_beside, long_form, perfusion_bin, record_on};
 use system_tests::perfusion::{SLACK, Scratch, command, record_pid};

@@ -9,7 +9,6 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use perfusion::pprof;
 use serde_json::Value;
 use system_tests::Workload;
 use system_tests::environment::{Need, RECORD, begin};
@@ -122,7 +121,7 @@ fn totals_of_files(folder: &Path, totals: &mut Totals) {
         if path.is_dir() {
             totals_of_files(&path, totals);
         } else if path.to_string_lossy().ends_with(".pb.gz") {
-            let profile = pprof::decode(&std::fs::read(&path).unwrap()).unwrap();
+            let profile = perfusion_pprof::decode(&std::fs::read(&path).unwrap()).unwrap();
             for (at, kind) in profile.sample_type.iter().enumerate() {
                 let name = &profile.string_table[usize::try_from(kind.r#type).unwrap()];
                 let sum: i64 = profile.sample.iter().map(|sample| sample.value[at]).sum();

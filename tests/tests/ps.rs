@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use ::perfusion::attach::launch::launch;
-use ::perfusion::attach::{Settings, Wishes};
+use perfusion_sources::shim::{Settings, Wishes};
 use serde_json::Value;
 use system_tests::app::{assemble_32_bit, copy_program};
 use system_tests::cgroup::Group;

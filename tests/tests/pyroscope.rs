@@ -7,11 +7,10 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use perfusion::pprof;
-use perfusion::pprof::proto::{Function, Label, Line, Location, Profile, Sample, ValueType};
 use perfusion::sink::pyroscope::{Pyroscope, PyroscopeOptions};
 use perfusion::sink::receiver::SpoolOptions;
 use perfusion::sink::{Finished, Packed, Sink as _};
+use perfusion_pprof::proto::{Function, Label, Line, Location, Profile, Sample, ValueType};
 use prost::Message as _;
 use system_tests::Workload;
 use system_tests::environment::{Need, RECORD, begin_beside};
@@ -160,7 +159,7 @@ fn take(head: &[String], body: &[u8], taken: &mut Taken) -> Result<(), Not> {
             series.labels.iter().map(|label| (label.name.clone(), label.value.clone())).collect();
         let service = check_labels(&own)?;
         for sample in &series.samples {
-            let profile = pprof::decode(&sample.raw_profile).map_err(|error| error.to_string())?;
+            let profile = perfusion_pprof::decode(&sample.raw_profile).map_err(|error| error.to_string())?;
             let mut unpacked = Vec::new();
             let mut gzip = flate2::read::MultiGzDecoder::new(sample.raw_profile.as_slice());
             gzip.read_to_end(&mut unpacked).map_err(|error| error.to_string())?;
@@ -320,7 +319,7 @@ fn a_profile_that_is_longer_than_the_server_takes_arrives_in_parts_and_nothing_i
         let mut profile = profile(samples, name_bytes);
         profile.time_nanos =
             i64::try_from(now.duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos()).unwrap();
-        pprof::validate(&profile).unwrap();
+        perfusion_pprof::validate(&profile).unwrap();
         assert!(profile.sample.len() > MOST_SAMPLES || profile.encoded_len() > MOST_BYTES);
         let mut expected = Totals::new();
         add(&profile, "shop", &mut expected);
@@ -329,7 +328,7 @@ fn a_profile_that_is_longer_than_the_server_takes_arrives_in_parts_and_nothing_i
             labels: BTreeMap::new(),
             start: now,
             duration: std::time::Duration::from_secs(60),
-            profile: Packed::new(pprof::pack(&profile).unwrap()),
+            profile: Packed::new(perfusion_pprof::pack(&profile).unwrap()),
         };
         sink.put(&finished).unwrap();
         let counter = |name: &str| sink.counters().into_iter().find(|(n, _)| *n == name).unwrap().1;
@@ -383,7 +382,11 @@ fn a_strict_server_takes_every_push_also_after_it_was_away_and_has_the_totals_of
         let name = service.file_name().to_string_lossy().into_owned();
         for file in std::fs::read_dir(service.path()).into_iter().flatten().flatten() {
             if file.path().extension().is_some_and(|ending| ending == "gz") {
-                add(&pprof::decode(&std::fs::read(file.path()).unwrap()).unwrap(), &name, &mut expected);
+                add(
+                    &perfusion_pprof::decode(&std::fs::read(file.path()).unwrap()).unwrap(),
+                    &name,
+                    &mut expected,
+                );
             }
         }
     }

@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use flate2::read::GzDecoder;
-use perfusion::pprof;
 use perfusion::sink::otlp::proto::ExportProfilesServiceRequest;
 use perfusion::sink::otlp::proto::any_value::Value;
 use perfusion::sink::pyroscope::PushRequest;
@@ -142,9 +141,10 @@ fn cpu_of(body: &[u8], is_pyroscope: bool) -> (String, i64) {
 }
 
 fn cpu_of_profile(bytes: &[u8]) -> i64 {
-    let profile = pprof::decode(bytes).unwrap();
-    let name =
-        |kind: &pprof::proto::ValueType| profile.string_table[usize::try_from(kind.r#type).unwrap()].clone();
+    let profile = perfusion_pprof::decode(bytes).unwrap();
+    let name = |kind: &perfusion_pprof::proto::ValueType| {
+        profile.string_table[usize::try_from(kind.r#type).unwrap()].clone()
+    };
     let at = profile.sample_type.iter().position(|kind| name(kind) == "cpu").unwrap();
     profile.sample.iter().map(|sample| sample.value[at]).sum()
 }

@@ -33,7 +33,7 @@ const LONG: Duration = Duration::from_secs(3600);
 const GROWTH: f64 = 0.15;
 /// How soon nothing of what has gone is left: exited processes are kept for ten seconds, and a recording that is over is taken apart by and by.
 const GONE_WITHIN: Duration = Duration::from_secs(60);
-/// Most descriptors of programs and libraries (`daemon/src/process/images.rs`): a cache, for any other process may have them.
+/// Most descriptors of programs and libraries (`crates/host/src/process/images.rs`): a cache, for any other process may have them.
 const MOST_IMAGES: usize = 512;
 
 /// What a thread reads of its own CPU time, with its ids left out.

@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use perfusion::process::ProcessTable;
 use perfusion::run::Recording;
-use perfusion::source::kernel::{KernelOptions, KernelSource, Selection};
-use perfusion::source::shim::{ShimLimits, ShimSource};
+use perfusion_host::process::ProcessTable;
 use perfusion_model::labels::SampleType;
+use perfusion_sources::kernel::{KernelOptions, KernelSource, Selection};
+use perfusion_sources::shim::{ShimLimits, ShimSource};
 use system_tests::app::{Compiler, compile_c};
 use system_tests::environment::{Need, RECORD, begin_beside, long_form, only_in_the_long_form};
 use system_tests::perfusion::record_pid;

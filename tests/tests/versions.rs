@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use perfusion::attach::launch::launch;
-use perfusion::attach::{Settings, Wishes};
+use perfusion_sources::shim::{Settings, Wishes};
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::{HEADER_BYTES, VERSION};
 use profiler_protocol::load::LOCK_VARIABLE;
@@ -19,7 +19,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// The library as this code makes it, but for the one instruction that writes the version into its region.
 fn library_of_version(version: u32, to: &Path) {
     let word = |version: u32| (u64::from(version) | HEADER_BYTES << 32).to_le_bytes();
-    let mut library = perfusion::embedded::shim().unwrap().to_vec();
+    let mut library = perfusion_artefacts::shim().unwrap().to_vec();
     let own = word(VERSION);
     let places: Vec<usize> =
         (0..library.len() - own.len()).filter(|&at| library[at..].starts_with(&own)).collect();

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use perfusion::process::ProcessTable;
-use perfusion::source::kernel::rules::RuleCache;
-use perfusion::source::kernel::{KernelOptions, KernelSource, Selection};
+use perfusion_host::process::ProcessTable;
 use perfusion_model::event::{Event, EventKind, ProbeWalk, UserContext, WalkEnd};
 use perfusion_model::frame::Marker;
+use perfusion_sources::kernel::rules::RuleCache;
+use perfusion_sources::kernel::{KernelOptions, KernelSource, Selection};
 use perfusion_unwind::finish::{Finished, Limits};
 use system_tests::environment::{RECORD_NET9, begin_beside, record_on};
 use system_tests::{Runtime, Workload, on_runtimes, wait_until};

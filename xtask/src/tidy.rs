@@ -16,12 +16,52 @@ use crate::{
 };
 
 /// Which member may depend on which. `system-tests` may use any; `xtask` only what needs nothing else, for it must build before setup.
-const EDGES: [(&str, &[&str]); 9] = [
+const EDGES: [(&str, &[&str]); 15] = [
     ("ebpf-common", &[]),
     ("ebpf-probes", &["ebpf-common"]),
-    ("fuzz", &["perfusion", "perfusion-model", "perfusion-unwind", "profiler-protocol"]),
-    ("perfusion", &["ebpf-common", "perfusion-model", "perfusion-unwind", "profiler-protocol"]),
+    (
+        "fuzz",
+        &[
+            "perfusion",
+            "perfusion-host",
+            "perfusion-model",
+            "perfusion-sources",
+            "perfusion-unwind",
+            "profiler-protocol",
+        ],
+    ),
+    (
+        "perfusion",
+        &[
+            "ebpf-common",
+            "perfusion-aggregate",
+            "perfusion-artefacts",
+            "perfusion-host",
+            "perfusion-model",
+            "perfusion-pprof",
+            "perfusion-sources",
+            "perfusion-symbolize",
+            "perfusion-unwind",
+            "profiler-protocol",
+        ],
+    ),
+    ("perfusion-aggregate", &["perfusion-model", "perfusion-symbolize", "profiler-protocol"]),
+    ("perfusion-artefacts", &[]),
+    ("perfusion-host", &["ebpf-common", "perfusion-model", "perfusion-unwind"]),
     ("perfusion-model", &["ebpf-common", "profiler-protocol"]),
+    ("perfusion-pprof", &["perfusion-aggregate", "perfusion-model", "perfusion-symbolize"]),
+    (
+        "perfusion-sources",
+        &[
+            "ebpf-common",
+            "perfusion-artefacts",
+            "perfusion-host",
+            "perfusion-model",
+            "perfusion-unwind",
+            "profiler-protocol",
+        ],
+    ),
+    ("perfusion-symbolize", &["perfusion-host", "perfusion-model", "profiler-protocol"]),
     ("perfusion-unwind", &["ebpf-common", "perfusion-model"]),
     ("profiler-protocol", &[]),
     ("profiler-shim", &["profiler-protocol"]),
@@ -39,8 +79,8 @@ const UNSAFE_ALLOWED: [&str; 13] = [
     "profiler-shim/src/machine/",
     "profiler-shim/src/syscall.rs",
     "profiler-shim/src/vdso.rs",
-    "daemon/src/source/kernel/perf.rs",
-    "daemon/src/source/kernel/maps.rs",
+    "crates/sources/src/kernel/perf.rs",
+    "crates/sources/src/kernel/maps.rs",
     "daemon/src/run/trim.rs",
     "daemon/src/daemon/ioprio.rs",
 ];
@@ -52,7 +92,7 @@ const EMPTY_NAMES: [&str; 3] = ["utils", "helpers", "common"];
 const COUNTER_LISTS: [(&str, &str, &str); 7] = [
     ("ebpf-common/src/counter.rs", "eBPF probes and their reader", ""),
     ("profiler-protocol/src/counter.rs", "Shim", ""),
-    ("daemon/src/source/shim/counters.rs", "The daemon's reader of the shims", ""),
+    ("crates/sources/src/shim/counters.rs", "The daemon's reader of the shims", ""),
     ("daemon/src/run/counters.rs", "The stages inside the daemon", ""),
     ("daemon/src/daemon/counts.rs", "`perfusion daemon`", ""),
     ("daemon/src/sink/counts.rs", "Sinks: by the label `sink`", "sink_"),
@@ -364,7 +404,7 @@ mod tests {
             rust("daemon/src/run.rs", "//! x\nlet a = \"unsafe\"; // unsafe\n#![deny(unsafe_code)]").len(),
             0
         );
-        assert_eq!(rust("daemon/src/source/kernel/perf.rs", "//! x\nlet a = unsafe { b() };").len(), 0);
+        assert_eq!(rust("crates/sources/src/kernel/perf.rs", "//! x\nlet a = unsafe { b() };").len(), 0);
         assert_eq!(without_comment_and_strings(r#"a("\"//", b) // c"#), "a(, b) ");
     }
 

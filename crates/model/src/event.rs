@@ -365,6 +365,28 @@ pub struct SleeperStack {
     pub span: Option<Span>,
 }
 
+/// How many exceptions and contentions one region has counted since this recorder reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IncidentCounts {
+    /// The region.
+    pub region: RegionId,
+    /// How many.
+    pub counts: [u64; 2],
+    /// False where records were left out since the last look: then the profile does not cover what was counted.
+    pub covered: [bool; 2],
+}
+
+/// Where a wake-up came from, as its kernel stack shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WakeOrigin {
+    /// The thread that ran then.
+    Thread,
+    /// A timer.
+    Timer,
+    /// Another interrupt.
+    Interrupt,
+}
+
 /// The end of the blocked part of a wait; pairs like [`WaitEnd`], which follows.
 #[derive(Clone, Debug)]
 pub struct Wake {

@@ -35,6 +35,46 @@ fn fingerprint(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
+/// Bytes of a command name at most (`TASK_COMM_LEN` without the terminating zero).
+pub const COMM_BYTES: usize = 15;
+
+/// The text of a command name without the part of a character at its end, if it was cut there.
+#[must_use]
+pub fn whole_text(comm: &[u8]) -> Cow<'_, str> {
+    match std::str::from_utf8(comm) {
+        Ok(text) => Cow::Borrowed(text),
+        // It lacks bytes of its last character, and none was wrong.
+        Err(error) if error.error_len().is_none() && comm.len() >= COMM_BYTES => {
+            String::from_utf8_lossy(comm.get(..error.valid_up_to()).unwrap_or_default())
+        }
+        Err(_) => String::from_utf8_lossy(comm),
+    }
+}
+
+/// `*` in the pattern stands for any characters.
+#[must_use]
+pub fn fits(pattern: &str, text: &str) -> bool {
+    let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
+    let (mut at, mut in_text) = (0, 0);
+    // Behind the last `*`, and where the text goes on that it does not take.
+    let mut star: Option<(usize, usize)> = None;
+    while let Some(letter) = text.get(in_text) {
+        match (pattern.get(at), star) {
+            (Some(b'*'), _) => {
+                at += 1;
+                star = Some((at, in_text));
+            }
+            (Some(expected), _) if expected == letter => (at, in_text) = (at + 1, in_text + 1),
+            (_, Some((behind, from))) => {
+                (at, in_text) = (behind, from + 1);
+                star = Some((behind, from + 1));
+            }
+            (_, None) => return false,
+        }
+    }
+    pattern.iter().skip(at).all(|letter| *letter == b'*')
+}
+
 #[cfg(test)]
 mod tests {
     use super::{MAX_BYTES, clean};

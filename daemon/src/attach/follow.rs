@@ -5,12 +5,13 @@
 use super::place;
 use super::policy::{Inspection, Runtime, WhyNot, inspect};
 use super::workers;
-use super::{AttachError, Settings, attach_until};
-use crate::process::handle::Target;
-use crate::process::start_ticks;
+use super::{AttachError, attach_until};
 use crate::run::Watcher;
-use crate::source::shim::finder;
-use crate::system_limits::explain;
+use perfusion_host::process::handle::Target;
+use perfusion_host::process::start_ticks;
+use perfusion_host::system_limits::explain;
+use perfusion_sources::shim::Settings;
+use perfusion_sources::shim::finder;
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;

@@ -15,7 +15,7 @@ mod protocol;
 use self::protocol::{ASKING, Answer, MESSAGE_BYTES, Request};
 use super::ipc::{self, IpcError};
 use super::place;
-use crate::process::handle::Target;
+use perfusion_host::process::handle::Target;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, StatxFlags, statx};
 use rustix::io::Errno;
@@ -473,7 +473,7 @@ mod tests {
     };
     use crate::attach::ipc::IpcError;
     use crate::attach::ipc::tests::{with_listener, with_peer};
-    use crate::process::handle::Target;
+    use perfusion_host::process::handle::Target;
     use rustix::io::Errno;
     use std::io::{Read as _, Write as _};
     use std::os::fd::AsFd as _;

@@ -6,8 +6,8 @@
 use super::helper;
 use super::hresult::Hresult;
 pub use super::wait::Wait;
-use crate::process::handle::{Target, printable};
-use crate::system_limits::explain;
+use perfusion_host::process::handle::{Target, printable};
+use perfusion_host::system_limits::explain;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Dir, FileType, Mode, OFlags, fstat, openat};
 use rustix::io::Errno;
@@ -655,7 +655,7 @@ impl Reader<'_> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::{AttachProfiler, HEADER_BYTES, IpcError, MAGIC, Reader, attach_profiler, process_info};
-    use crate::process::handle::Target;
+    use perfusion_host::process::handle::Target;
     use proptest::{collection::vec, prelude::any, proptest};
     use rustix::net::{RecvFlags, recv};
     use std::io::{Read as _, Write as _};

@@ -1,8 +1,9 @@
 //! The environment with which a program loads the shim at its start, for `record -- CMD`. Children of the program inherit it.
 
 use super::place::{PlaceError, Placed, place_for_start};
-use super::{AttachError, Settings, class_id_text};
-use crate::process::handle::Target;
+use super::{AttachError, class_id_text};
+use perfusion_host::process::handle::Target;
+use perfusion_sources::shim::Settings;
 use profiler_protocol::exact::EXACT_CLASS_ID;
 use profiler_protocol::load::{CLASS_ID, LOCK_VARIABLE};
 use std::ffi::{OsStr, OsString};
@@ -37,7 +38,7 @@ pub fn launch(settings: &Settings, exact: bool) -> Result<Launch, AttachError> {
     if exact && main(MAIN_ENABLE) == "1" && !main(MAIN_CLASS).is_empty() {
         return Err(AttachError::OtherProfiler { class: main(MAIN_CLASS) });
     }
-    let library = crate::embedded::shim().ok_or(AttachError::NoShim)?;
+    let library = perfusion_artefacts::shim().ok_or(AttachError::NoShim)?;
     let pid = std::process::id();
     let me = Target::open(pid).map_err(|_| AttachError::NoSuchProcess { pid })?;
     let library =

@@ -18,14 +18,12 @@ pub mod workers;
 use self::ipc::{AttachProfiler, IpcError, ProcessInfo};
 use self::policy::{Inspection, WhyNot};
 use self::wait::Wait;
-use crate::leftover;
-use crate::process::handle::Target;
-use crate::process::headroom::{Headroom, MemoryCgroups, mib};
-use crate::source::shim::finder;
-use perfusion_model::feature::{Feature, LeftOut};
-use profiler_protocol::load::{self, CLASS_ID, OWNER_VARIABLE, client_data};
+use perfusion_host::process::handle::Target;
+use perfusion_host::process::headroom::{Headroom, MemoryCgroups, mib};
+use perfusion_sources::shim::Settings;
+use perfusion_sources::shim::finder;
+use profiler_protocol::load::{CLASS_ID, client_data};
 use rustix::io::Errno;
-use std::ffi::OsString;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -89,7 +87,7 @@ pub enum AttachError {
         /// The process.
         pid: u32,
         /// What is lacking.
-        source: crate::kernel_features::Limit,
+        source: perfusion_sources::kernel_features::Limit,
     },
     /// Something did not answer for as long as there is.
     #[error(
@@ -162,122 +160,6 @@ impl AttachError {
     }
 }
 
-/// What a recorder wishes to be told of, beside what it always is. Runtimes are not asked for the rest, and a program in which that happens often
-/// pays nothing for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wishes {
-    /// Exceptions.
-    pub exceptions: bool,
-    /// What these say, which may be anything.
-    pub exception_messages: bool,
-    /// Waits for locks.
-    pub contention: bool,
-    /// How many workers the thread pool has, and why.
-    pub thread_pool: bool,
-    /// Allocations.
-    pub allocations: bool,
-    /// Of those, the objects that live on.
-    pub live_objects: bool,
-    /// An event session of ours before the first object, for which programs that are started wait.
-    pub start_session: bool,
-}
-
-impl Default for Wishes {
-    fn default() -> Self {
-        Self {
-            exceptions: true,
-            exception_messages: false,
-            contention: true,
-            thread_pool: false,
-            allocations: true,
-            live_objects: true,
-            start_session: false,
-        }
-    }
-}
-
-/// The columns that only the library fills, as comments name them.
-pub const COLUMNS: &str =
-    "alloc_objects, alloc_space, inuse_objects, inuse_space, exceptions, contentions, delay";
-/// In a comment behind columns of a profile in which there is nothing because nothing was recorded; why not comes then.
-pub const NOT_RECORDED: &str = ": not recorded";
-/// The same where there is less than there should be.
-pub const NOT_ALL_RECORDED: &str = ": not of ";
-/// Ends such a comment where nothing was asked for.
-pub const AS_ASKED: &str = ": not recorded, as asked";
-
-impl Wishes {
-    /// For a profile's comments: the columns that are empty.
-    pub fn comments(self) -> impl Iterator<Item = String> {
-        let columns = [
-            (self.exceptions, "exceptions"),
-            (self.contention, "contentions, delay"),
-            (self.allocations, "alloc_objects, alloc_space"),
-            (self.allocations && self.live_objects, "inuse_objects, inuse_space"),
-        ];
-        columns.into_iter().filter(|(wished, _)| !wished).map(|(_, of)| format!("{of}{AS_ASKED}"))
-    }
-
-    /// This, but for what rules leave out.
-    #[must_use]
-    pub fn but_for(self, left_out: LeftOut) -> Self {
-        Self {
-            exceptions: self.exceptions && !left_out.has(Feature::Exceptions),
-            contention: self.contention && !left_out.has(Feature::Contention),
-            allocations: self.allocations && !left_out.has(Feature::Allocations),
-            live_objects: self.live_objects && !left_out.has(Feature::LiveObjects),
-            ..self
-        }
-    }
-
-    fn bits(self) -> u64 {
-        let bit = |set, bit| if set { bit } else { 0 };
-        bit(!self.exceptions, load::WITHOUT_EXCEPTIONS)
-            | bit(!self.contention, load::WITHOUT_CONTENTION)
-            | bit(self.exception_messages, load::WITH_EXCEPTION_MESSAGES)
-            | bit(self.thread_pool, load::WITH_THREAD_POOL)
-            | bit(!self.allocations, load::WITHOUT_ALLOCATIONS)
-            | bit(!self.live_objects, load::WITHOUT_LIVE_OBJECTS)
-            | bit(self.start_session, load::WITH_START_SESSION)
-    }
-}
-
-/// What a shim is told when it is loaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
-    /// The number of the recorder its region is made for (`profiler_protocol::load::number`); see `source/shim/registry.rs`.
-    pub owner: u64,
-    /// True to attach to a process that has too little memory left for the shim.
-    pub force: bool,
-}
-
-impl Settings {
-    /// A new recorder's.
-    ///
-    /// # Errors
-    /// When the system has no random number.
-    pub fn new(wishes: Wishes) -> Result<Self, Errno> {
-        Ok(Self { owner: load::number(leftover::random()?, wishes.bits()), force: false })
-    }
-
-    /// The same recorder's, with other wishes.
-    #[must_use]
-    pub fn wishing(self, wishes: Wishes) -> Self {
-        Self { owner: load::number(self.owner, wishes.bits()), ..self }
-    }
-
-    /// The same, for processes that have too little memory left, too.
-    #[must_use]
-    pub fn forced(self, force: bool) -> Self {
-        Self { force, ..self }
-    }
-
-    /// As environment variables.
-    fn environment(self) -> [(OsString, OsString); 1] {
-        [(OWNER_VARIABLE.into(), format!("{:016x}", self.owner).into())]
-    }
-}
-
 /// A shim that was attached.
 #[derive(Clone, Debug)]
 pub struct Attached {
@@ -306,9 +188,10 @@ pub fn attach_until(
     settings: Settings,
     give_up: &Arc<AtomicBool>,
 ) -> Result<Attached, AttachError> {
-    let library = crate::embedded::shim().ok_or(AttachError::NoShim)?;
+    let library = perfusion_artefacts::shim().ok_or(AttachError::NoShim)?;
     // Else the shim would be in the process for nothing.
-    crate::kernel_features::mapped_files().map_err(|source| AttachError::Unreadable { pid, source })?;
+    perfusion_sources::kernel_features::mapped_files()
+        .map_err(|source| AttachError::Unreadable { pid, source })?;
     attach_library(pid, settings, library, give_up)
 }
 
@@ -444,7 +327,7 @@ fn class_id_text(id: [u8; 16]) -> String {
 #[cfg(test)]
 mod tests {
     use super::{AttachError, class_id_text, look};
-    use crate::process::handle;
+    use perfusion_host::process::handle;
     use profiler_protocol::load::CLASS_ID;
     use rustix::io::Errno;
     use std::time::Duration;

@@ -3,9 +3,9 @@
 //! The runtime makes the socket as it starts, in `TMPDIR` or `/tmp` (src/native/eventpipe/ds-ipc-pal-socket.c of dotnet/runtime). Where it cannot,
 //! it goes on without one and says nothing that anybody could read later.
 
-use crate::process::handle::Target;
-use crate::process::ticks_before_now;
-use crate::system_limits::name;
+use perfusion_host::process::handle::Target;
+use perfusion_host::process::ticks_before_now;
+use perfusion_host::system_limits::name;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::path::Path;

@@ -10,8 +10,8 @@
 
 use super::helper;
 use super::trusted;
-use crate::leftover::{self, Naming};
-use crate::process::handle::{Target, printable};
+use perfusion_host::leftover::{self, Naming};
+use perfusion_host::process::handle::{Target, printable};
 use profiler_protocol::load::LOCK_PATH_BYTES;
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, StatVfsMountFlags, fchmod, fstat, fstatvfs, mkdirat, openat, statat,
@@ -410,7 +410,7 @@ pub fn begin_sweep() {
 /// made by the host's root, the kernel refuses us at once, `fuse_allow_current_process`.)
 pub fn sweep() -> usize {
     let mut seen = HashSet::new();
-    let Ok(pids) = crate::process::all_pids() else { return 0 };
+    let Ok(pids) = perfusion_host::process::all_pids() else { return 0 };
     let mut removed = sweep_starts();
     for target in pids.into_iter().filter_map(|pid| Target::open(pid).ok()) {
         if seen.len() >= ROOTS {
@@ -448,8 +448,8 @@ mod tests {
     use super::{
         NAMING, Unfit, create_as, own_directory, place_in, remove, remove_those_of_the_dead, write_into,
     };
-    use crate::leftover;
-    use crate::process::handle::Target;
+    use perfusion_host::leftover;
+    use perfusion_host::process::handle::Target;
     use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
     use std::fs::{File, Permissions, read_dir, set_permissions};
     use std::os::fd::OwnedFd;

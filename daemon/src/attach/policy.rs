@@ -2,7 +2,7 @@
 
 use super::ipc::{self, ProcessInfo};
 use crate::config::load::OPT_OUT;
-use crate::process::handle::{MapLine, Target};
+use perfusion_host::process::handle::{MapLine, Target};
 use profiler_protocol::layout::Geometry;
 use rustix::fs::{Dir, Mode, OFlags, openat};
 use rustix::io::Errno;
@@ -140,7 +140,7 @@ pub fn inspect(target: &Target, ask: Option<Duration>) -> Result<Inspection, Err
             clr_paths.push(name.to_owned());
         }
         musl |= name.rsplit('/').next().is_some_and(|file| file.starts_with("ld-musl-"));
-        shim_loaded |= crate::source::shim::finder::is_region_name(&line.name);
+        shim_loaded |= perfusion_sources::shim::finder::is_region_name(&line.name);
         true
     };
     match target.maps(look) {
@@ -225,7 +225,7 @@ fn version_in_path(path: &str) -> Option<String> {
     let version = path.rsplit('/').nth(1)?;
     let mut parts = version.split(['.', '-']);
     let numbers = parts.by_ref().take(3).filter(|part| part.parse::<u32>().is_ok()).count();
-    (numbers == 3).then(|| crate::process::handle::printable(version))
+    (numbers == 3).then(|| perfusion_host::process::handle::printable(version))
 }
 
 /// What the process's executable file tells.
@@ -302,7 +302,7 @@ fn has_runtime_thread(target: &Target) -> bool {
 mod tests {
     use super::{Runtime, WhyNot, inspect, opted_out, version_in_path};
     use crate::config::load::OPT_OUT;
-    use crate::process::handle::Target;
+    use perfusion_host::process::handle::Target;
     use std::process::Command;
     use std::time::{Duration, Instant};
 

@@ -5,9 +5,10 @@
 //! attach is given up after [`LONGEST`], and its thread left behind. Until that ends nothing else of the same owner's is attached to, which would be held up as
 //! well; and there are only so many such threads in this process.
 
-use super::{AttachError, Attached, Settings, attach};
+use super::{AttachError, Attached, attach};
 use crate::daemon::neighbour;
-use crate::process::handle::Target;
+use perfusion_host::process::handle::Target;
+use perfusion_sources::shim::Settings;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;

@@ -5,7 +5,6 @@
 pub mod load;
 pub mod units;
 
-use crate::attach::Wishes;
 use crate::kubernetes::Kubernetes;
 use crate::select::Selection;
 use crate::sink::otlp::OtlpOptions;
@@ -13,9 +12,10 @@ use crate::sink::pyroscope::{self, PyroscopeOptions};
 use crate::sink::receiver::SpoolOptions;
 #[cfg(feature = "object-storage")]
 use crate::sink::s3::S3Options;
-use crate::source::Rates;
-use crate::source::kernel;
-use crate::source::shim::ShimLimits;
+use perfusion_sources::Rates;
+use perfusion_sources::kernel;
+use perfusion_sources::shim::ShimLimits;
+use perfusion_sources::shim::Wishes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -131,8 +131,8 @@ impl Default for Recording {
             wait_stacks: Bytes(6 << 20),
             waker_stacks: false,
             spans: false,
-            live_objects: crate::source::shim::LIVE_OBJECTS,
-            allocation_samples: crate::source::shim::ALLOCATION_SAMPLES,
+            live_objects: perfusion_sources::shim::LIVE_OBJECTS,
+            allocation_samples: perfusion_sources::shim::ALLOCATION_SAMPLES,
             exceptions: true,
             exception_messages: false,
             contention: true,
@@ -515,7 +515,7 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::{Config, Recording};
-    use crate::attach::Wishes;
+    use perfusion_sources::shim::Wishes;
 
     #[test]
     fn what_contradicts_itself_is_told() {

@@ -9,9 +9,10 @@ pub mod tally;
 use crate::attach::ipc::{self, Events, IpcError, Listen, Wait};
 use crate::exact::{Account, Count, Ending, Process, Type};
 use crate::heap::nettrace::{NettraceError, Reader};
-use crate::pprof::COUNTS_PREFIX;
-use crate::process::handle::Target;
-use crate::process::start_ticks;
+use perfusion_host::process::handle::Target;
+use perfusion_host::process::start_ticks;
+use perfusion_pprof::COUNTS_PREFIX;
+use perfusion_sources::shim::{HoldStarts, StartHold};
 use profiler_protocol::load::START_WAIT_NS;
 use startup::{StartupError, StartupSession};
 use std::ffi::OsString;
@@ -103,23 +104,6 @@ impl Shared {
     }
 }
 
-/// A runtime's start is held up until this is over.
-#[derive(Clone, Debug, Default)]
-pub struct StartHold(Arc<AtomicBool>);
-
-impl StartHold {
-    /// True when the runtime may go on.
-    #[must_use]
-    pub fn is_over(&self) -> bool {
-        // Pairs with the store in `end`; nothing else is told by it.
-        self.0.load(Ordering::Relaxed)
-    }
-
-    fn end(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Where whoever finds the shims' regions tells of runtimes that are held up at their start.
 #[derive(Clone, Debug)]
 pub struct Starts {
@@ -127,9 +111,9 @@ pub struct Starts {
     shared: Arc<Shared>,
 }
 
-impl Starts {
+impl HoldStarts for Starts {
     /// A runtime of this process has been held up for so long. A thread of its own opens its session.
-    pub(crate) fn begin(&self, pid: u32, waited: Duration) -> StartHold {
+    fn begin(&self, pid: u32, waited: Duration) -> StartHold {
         let hold = StartHold::default();
         let at = {
             let mut known = self.shared.known();
@@ -153,7 +137,9 @@ impl Starts {
         }
         hold
     }
+}
 
+impl Starts {
     fn serve(&self, at: usize, pid: u32, held_since: Option<Instant>, hold: &StartHold) {
         let opened = self.open(pid);
         hold.end();
@@ -194,7 +180,7 @@ impl Starts {
 }
 
 fn name(pid: u32) -> String {
-    Target::open(pid).map(|target| crate::process::name::of(&target)).unwrap_or_default()
+    Target::open(pid).map(|target| perfusion_host::process::name::of(&target)).unwrap_or_default()
 }
 
 /// The counting of one recording.
@@ -369,8 +355,8 @@ mod tests {
     use super::{Counted, Of};
     use crate::counts::tally::{Tallied, Type};
     use crate::exact::Ending;
-    use crate::pprof::tells_of_uncounted;
-    use crate::symbolize::types::TypeName;
+    use perfusion_pprof::tells_of_uncounted;
+    use perfusion_symbolize::types::TypeName;
 
     #[test]
     fn what_was_counted_in_part_says_so_and_what_was_not_leaves_estimates_alone() {

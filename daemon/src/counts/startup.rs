@@ -7,8 +7,8 @@
 use super::Rate;
 use crate::attach::ipc::RUNTIME_PROVIDER;
 use crate::attach::place::{self, Tried, Unfit};
-use crate::leftover::{self, Naming};
-use crate::process::handle::Target;
+use perfusion_host::leftover::{self, Naming};
+use perfusion_host::process::handle::Target;
 use rustix::fs::{
     AtFlags, Dir, FlockOperation, Mode, OFlags, flock, fstat, mkdirat, openat, symlinkat, unlinkat,
 };

@@ -5,9 +5,9 @@ use super::http::{self, About};
 use super::neighbour;
 use super::sinks::SinkWatcher;
 use super::state::State;
-use crate::process::table::Standing;
 use crate::sink::file;
-use crate::source::kernel::rule_set::Filter;
+use perfusion_host::process::table::Standing;
+use perfusion_sources::kernel::rule_set::Filter;
 use rustix::fs::Mode;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -117,10 +117,10 @@ pub(super) fn processes(state: &State) -> Option<String> {
 
 /// The processes of this host that the rules do not hold.
 fn unselected(filter: &mut Filter<'_>) -> Vec<Unselected> {
-    let all = crate::process::all_pids().unwrap_or_default();
+    let all = perfusion_host::process::all_pids().unwrap_or_default();
     let left = all.into_iter().filter(|pid| !filter.holds(*pid));
     left.filter_map(|pid| {
-        let start_ticks = crate::process::start_ticks(pid)?;
+        let start_ticks = perfusion_host::process::start_ticks(pid)?;
         Some(Unselected { pid, start_ticks })
     })
     .collect()

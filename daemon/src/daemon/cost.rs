@@ -1,7 +1,7 @@
 //! What the profiler itself costs: CPU time of this process and of its probes, and memory, the kernel's for it included.
 
-use crate::kernel_features::PROBES_COUNTED;
 use crate::run::collector::Look;
+use perfusion_sources::kernel_features::PROBES_COUNTED;
 use rustix::time::{ClockId, clock_gettime};
 use std::fs;
 use std::sync::{Mutex, PoisonError};
@@ -230,7 +230,7 @@ impl Cost {
 mod tests {
     use super::{COUNT_EVERY, Cost};
     use crate::run::collector::Look;
-    use crate::source::kernel::ProgramCost;
+    use perfusion_sources::kernel::ProgramCost;
     use std::time::{Duration, Instant};
 
     fn look(total_ns: u64) -> Look {

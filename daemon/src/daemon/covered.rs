@@ -1,6 +1,6 @@
 //! How many of a service's .NET processes have the library, for what only the library tells: a profile must not pass off as zero what nobody counted.
 
-use crate::attach::{COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED};
+use perfusion_sources::shim::{COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED};
 use std::time::{Duration, Instant};
 
 /// The .NET processes of a service.

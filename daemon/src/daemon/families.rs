@@ -4,8 +4,8 @@
 use super::counts::Counts;
 use crate::run::counters::DAEMON;
 use crate::sink::counts::{SINK, SINK_GAUGES};
-use crate::source::shim::counters::SHIM_READER;
 use ebpf_common::counter::Counter;
+use perfusion_sources::shim::counters::SHIM_READER;
 use profiler_protocol::counter as shim;
 
 /// Counts of what is in a cache now: they may fall.

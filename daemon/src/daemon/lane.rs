@@ -399,8 +399,8 @@ impl Work {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::pprof::proto::Profile;
     use crate::sink::Finished;
+    use perfusion_pprof::proto::Profile;
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::SystemTime;

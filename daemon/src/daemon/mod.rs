@@ -29,8 +29,8 @@ pub mod state;
 pub mod switch;
 pub mod windows;
 
+use crate::attach;
 use crate::attach::helper::{self, Helper};
-use crate::attach::{self, Settings};
 use crate::cli::ConfigSources;
 use crate::config::load::Sources;
 use crate::config::{Config, Recording as What};
@@ -38,17 +38,11 @@ use crate::end_signals::EndSignals;
 use crate::error::Error;
 use crate::kubernetes::api::Watch;
 use crate::kubernetes::logs::Logs;
-use crate::kubernetes::pods::Shown;
 use crate::kubernetes::{Kubernetes, Source};
-use crate::process::ProcessTable;
 use crate::record::cgroup_id;
 use crate::run::{Recording, Watcher, Windows, trim};
 use crate::select::Selection as Selected;
 use crate::select::cgroups::Cgroups;
-use crate::source::kernel::rule_set::RuleSet;
-use crate::source::kernel::{KernelError, KernelOptions, KernelSource, Selection, online_cpus};
-use crate::source::shim::ShimSource;
-use crate::system_limits::raise_open_files;
 use attacher::{Attacher, Memory};
 use confines::Confines;
 use control::Control;
@@ -59,6 +53,13 @@ use log::Log;
 use mode::Mode;
 use notify::Notify;
 use pace::Pace;
+use perfusion_host::pods::Shown;
+use perfusion_host::process::ProcessTable;
+use perfusion_host::system_limits::raise_open_files;
+use perfusion_sources::kernel::rule_set::RuleSet;
+use perfusion_sources::kernel::{KernelError, KernelOptions, KernelSource, Selection};
+use perfusion_sources::shim::Settings;
+use perfusion_sources::shim::ShimSource;
 use retry::{Retry, Then};
 use room::{Relief, Room};
 use rustix::fs::{FlockOperation, Mode as FileMode, OFlags, flock, open};
@@ -120,8 +121,11 @@ fn run(sources: Sources, config: Config, log: &Log) -> Result<u8, Error> {
     let mut signals = Signals::listen(log.clone())?;
     let lock = config.limits.kill_switch.parent();
     let _lock = lock.map(hold).transpose()?;
-    crate::kernel_features::check().map_err(KernelError::from)?;
-    for limit in crate::kernel_features::limits().into_iter().filter_map(|(_, result)| result.err()) {
+    perfusion_sources::kernel_features::check().map_err(KernelError::from)?;
+    for limit in perfusion_sources::kernel_features::limits(crate::attach::helper::has_it())
+        .into_iter()
+        .filter_map(|(_, result)| result.err())
+    {
         tracing::warn!(%limit, "limited");
     }
     attach::place::begin_sweep();
@@ -131,7 +135,8 @@ fn run(sources: Sources, config: Config, log: &Log) -> Result<u8, Error> {
     let mut opener = Opener::default();
     let sinks = opener.open(&config, FIRST_SINKS_OPEN)?;
     let sinks = Sinks::start(sinks).map_err(internal("starting a thread"))?;
-    let (confines, host_cpus) = (Confines::read(), online_cpus()? as f64);
+    let (confines, host_cpus) =
+        (Confines::read(), perfusion_host::cpus::online().map_err(KernelError::from)?.len() as f64);
     let mode = Mode::of(&config, &confines, host_cpus);
     for remark in mode.remarks(&config.recording) {
         tracing::warn!("{remark}");
@@ -619,7 +624,7 @@ impl Daemon {
         let watcher = recording.watcher();
         self.state.set_watcher(Some(watcher.clone()));
         // A shim whose region cannot be opened would only be a burden to its process.
-        let attacher = match crate::kernel_features::mapped_files() {
+        let attacher = match perfusion_sources::kernel_features::mapped_files() {
             Ok(()) => {
                 let (state, memory) = (Arc::clone(&self.state), self.attaches.clone());
                 match Attacher::start(state, watcher.clone(), self.settings, memory) {
@@ -846,7 +851,7 @@ impl Daemon {
                     if known && self.state.cost.probes_cpu().is_none() {
                         tracing::warn!(
                             "the probes' CPU time is not known, and not part of limits.cpu: {}",
-                            crate::kernel_features::PROBES_COUNTED
+                            perfusion_sources::kernel_features::PROBES_COUNTED
                         );
                     }
                     self.state.cost.look_at_memory(true);

@@ -4,8 +4,8 @@
 //! coarser. Exact times need no rate at all.
 
 use super::cost::Spent;
-use crate::source::Rates;
-use crate::source::kernel;
+use perfusion_sources::Rates;
+use perfusion_sources::kernel;
 use std::time::{Duration, Instant};
 
 /// Each step halves the CPU samples and quarters the stacks of waits: one is 1/32 and 1/1024 at the last.

@@ -2,18 +2,18 @@
 
 use super::sinks::Out;
 use super::{families, room, state::State};
-use crate::aggregate::window::Entry;
-use crate::attach::AS_ASKED;
 use crate::config::Recording;
 use crate::config::units::Bytes;
-use crate::pprof::{self, About};
 use crate::run::Over;
 use crate::run::loss::{self, Before};
 use crate::sink::{Finished, Packed};
-use crate::source::Rates;
-use crate::source::kernel::rule_set::OfService;
+use perfusion_aggregate::window::Entry;
 use perfusion_model::feature::{Feature, LeftOut};
 use perfusion_model::labels::{OTHER, SampleType};
+use perfusion_pprof::{self, About};
+use perfusion_sources::Rates;
+use perfusion_sources::kernel::rule_set::OfService;
+use perfusion_sources::shim::AS_ASKED;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -69,7 +69,7 @@ impl Encoder {
                 .concat(),
             };
             let (symbolizer, directory) = (&over.processor.symbolizer, &over.processor.processes);
-            match pprof::encode_entries(part.entries, symbolizer, directory, &about) {
+            match perfusion_pprof::encode_entries(part.entries, symbolizer, directory, &about) {
                 Ok(bytes) => {
                     let labels: BTreeMap<String, String> = labels.clone();
                     let profile = Packed::new(bytes);
@@ -113,7 +113,7 @@ impl Encoder {
             format!("perfusion {}", env!("CARGO_PKG_VERSION")),
             format!(
                 "{}{} (the whole node in this window)",
-                pprof::LOSS_PREFIX,
+                perfusion_pprof::LOSS_PREFIX,
                 loss::line_of_window(counters)
             ),
             format!(
@@ -124,7 +124,7 @@ impl Encoder {
                 .to_owned(),
             format!(
                 "{}{} (the whole node in this window)",
-                pprof::WAIT_STACKS_PREFIX,
+                perfusion_pprof::WAIT_STACKS_PREFIX,
                 over.window.wait_chances.text(None)
             ),
         ];
@@ -142,7 +142,8 @@ impl Encoder {
 
 /// The comments of all profiles, and what became of the thread pools of this service.
 fn with_pools(comments: &[String], over: &Over<'_>, service: &str) -> Vec<String> {
-    let pools = over.window.pool_lines(Some(service)).map(|line| format!("{}{line}", pprof::POOL_PREFIX));
+    let pools =
+        over.window.pool_lines(Some(service)).map(|line| format!("{}{line}", perfusion_pprof::POOL_PREFIX));
     comments.iter().cloned().chain(pools).collect()
 }
 
@@ -189,7 +190,7 @@ fn lowered(rates: Rates, asked: &Recording) -> Option<String> {
         format!(
             "{}to stay within the profiler's limits: {} CPU samples per second and CPU instead of {}, \
              wait stacks of {} a second instead of {}, {allocation_samples} samples of allocations of each process a second instead of {}",
-            pprof::RATES_LOWERED_PREFIX,
+            perfusion_pprof::RATES_LOWERED_PREFIX,
             kernel.frequency_hz,
             asked.frequency,
             Bytes(kernel.wait_stack_budget_bytes_per_s),
@@ -238,7 +239,7 @@ fn parts<'a>(
 #[cfg(test)]
 mod tests {
     use super::parts;
-    use crate::aggregate::window::{Limits, Window};
+    use perfusion_aggregate::window::{Limits, Window};
     use perfusion_model::frame::FrameKey;
     use perfusion_model::labels::{Labels, OTHER, SampleType};
 

@@ -7,7 +7,7 @@ use super::{Dump, ROUND, Session, suspension};
 use crate::attach::policy::WhyNot;
 use crate::attach::{AttachError, Attached};
 use crate::error::say;
-use crate::system_limits::explain;
+use perfusion_host::system_limits::explain;
 use perfusion_model::event::{MonotonicNs, Progress, ThreadSnapshot};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -36,7 +36,7 @@ pub(super) fn observe(
 ) -> bool {
     let mut silent = false;
     let begin = Instant::now();
-    let (mut began, ticks) = (MonotonicNs::now(), crate::process::start_ticks(pid));
+    let (mut began, ticks) = (MonotonicNs::now(), perfusion_host::process::start_ticks(pid));
     let (mut most_known, mut progressed, mut looked, mut pause) = (0, begin, begin, LOOK);
     loop {
         session.round();
@@ -82,7 +82,7 @@ pub(super) fn observe(
                 session.kernel.hurry();
             }
         }
-        if !crate::process::is_running(pid, ticks) {
+        if !perfusion_host::process::is_running(pid, ticks) {
             return silent;
         }
         std::thread::sleep(ROUND);

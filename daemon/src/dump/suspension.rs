@@ -8,10 +8,10 @@
 use super::{State, Thread};
 use crate::attach::AttachError;
 use crate::attach::ipc::IpcError;
-use crate::process::handle::{MapLine, Target};
-use crate::process::patience::{Holder, wait_for};
 use object::endian::LittleEndian as LE;
 use object::{elf, pod};
+use perfusion_host::process::handle::{MapLine, Target};
+use perfusion_host::process::patience::{Holder, wait_for};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::HashSet;

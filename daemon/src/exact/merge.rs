@@ -3,10 +3,10 @@
 //! take some ten times as long as making the object.
 
 use super::{Account, Count, Ending, Process, Type};
-use crate::pprof::proto::{Function, Label, Line, Location, Profile, Sample};
-use crate::symbolize::types::{self, TypeName};
 use perfusion_model::labels::{OTHER, SampleType, Sampling, UNKNOWN_TYPE};
 use perfusion_model::text::clean;
+use perfusion_pprof::proto::{Function, Label, Line, Location, Profile, Sample};
+use perfusion_symbolize::types::{self, TypeName};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Value of the label `sampling` where values are exact.
@@ -331,10 +331,10 @@ mod tests {
     use super::{COUNTED, EXACT, NO_STACK, SILENT, merge, split};
     use crate::exact::summary::lines;
     use crate::exact::{Account, Count, Ending, Process, Type};
-    use crate::pprof::proto::{Function, Label, Line, Location, Profile, Sample, ValueType};
-    use crate::pprof::tells_of_uncounted;
     use crate::report::stacks::Stacks;
-    use crate::symbolize::types::TypeName;
+    use perfusion_pprof::proto::{Function, Label, Line, Location, Profile, Sample, ValueType};
+    use perfusion_pprof::tells_of_uncounted;
+    use perfusion_symbolize::types::TypeName;
     use proptest::prelude::{Strategy as _, any, prop, prop_assert, prop_assert_eq, proptest};
 
     proptest! {

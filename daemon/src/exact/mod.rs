@@ -1,115 +1,31 @@
 //! Exact mode (`record --exact`): the tables in which started processes count every object of theirs. `table` reads one as hostile input,
 //! [`Account`] is what came of it and the JSON file, `summary` prints that for a person, `merge` puts it into the profile.
-//! Who opens the tables is `source/shim`, which knows the processes; it lays them on a [`Shelf`].
+//! Who opens the tables is `source/shim`, which knows the processes; it keeps them as [`ExactTables`].
 
 pub mod merge;
 pub mod summary;
 pub mod table;
 
-use crate::process::handle::Target;
-use crate::process::{is_running, name, start_ticks};
-use crate::source::shim::Opened;
-use crate::symbolize::types::Contexts;
-use perfusion_model::event::MonotonicNs;
+use perfusion_sources::shim::{ExactTables, OF_ONE_PROCESS, TABLES};
+use perfusion_symbolize::types::Contexts;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Tables, at most, and those of one process: it has another for each exec.
-const TABLES: usize = 256;
-const OF_ONE_PROCESS: usize = 16;
 /// Version of the JSON file.
 pub const VERSION: u32 = 1;
 
-/// One process's table, open: it can be read when the process is long gone.
-#[derive(Debug)]
-pub struct Source {
-    pid: u32,
-    start_ticks: Option<u64>,
-    name: String,
-    table: Opened,
-    found: MonotonicNs,
-    /// The process has become another program by exec.
-    left_behind: bool,
-}
-
-impl Source {
-    fn is_running(&self) -> bool {
-        !self.left_behind && is_running(self.pid, self.start_ticks)
-    }
-}
-
-#[derive(Debug, Default)]
-struct Laid {
-    sources: Vec<Source>,
-    /// Processes for which there was no room.
-    left_out: u64,
-}
-
-impl Laid {
-    /// A table that nothing remembers is found at every look: it counts once.
-    fn decline(&mut self, table: &Opened) {
-        self.left_out += u64::from(!table.is_declined());
-        table.decline();
-    }
-}
-
-/// The tables of one recording, shared by the thread that finds them and the one that reads them at the end.
-#[derive(Clone, Debug, Default)]
-pub struct Shelf(Arc<Mutex<Laid>>);
-
-impl Shelf {
-    fn laid(&self) -> MutexGuard<'_, Laid> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Lays a table on it. Where there is no room its process runs on without being counted, which is said at the end.
-    pub(crate) fn put(&self, pid: u32, table: Opened) {
-        let mut laid = self.laid();
-        let of_it = laid.sources.iter().filter(|source| source.pid == pid).count();
-        if laid.sources.len() >= TABLES || of_it >= OF_ONE_PROCESS {
-            return laid.decline(&table);
-        }
-        if table.accept() {
-            let name = Target::open(pid).map(|target| name::of(&target)).unwrap_or_default();
-            let (start_ticks, found) = (start_ticks(pid), MonotonicNs::now());
-            laid.sources.push(Source { pid, start_ticks, name, table, found, left_behind: false });
-        }
-    }
-
-    /// Lets the process of a table run on without being counted.
-    pub(crate) fn decline(&self, table: &Opened) {
-        self.laid().decline(table);
-    }
-
-    /// A process called exec at `at`, which may be told of only now: nobody counts in the tables any more that it had before.
-    pub(crate) fn became_another(&self, pid: u32, at: MonotonicNs) {
-        let mut laid = self.laid();
-        let before = laid.sources.iter_mut().filter(|source| source.pid == pid && source.found < at);
-        before.for_each(|source| source.left_behind = true);
-    }
-
-    /// Reads all of them.
-    #[must_use]
-    pub fn read(&self, command: &[String]) -> Account {
-        let laid = self.laid();
-        let mut account = Account {
-            version: VERSION,
-            command: command.to_vec(),
-            left_out: laid.left_out,
-            ..Account::default()
-        };
-        let mut room = table::Room::new();
-        for source in &laid.sources {
-            match table::read(source, &mut room) {
-                Ok(process) => account.processes.push(process),
-                Err(error) => account.unreadable.push(format!("pid {}: {error}", source.pid)),
-            }
-        }
-        account
-    }
+/// Reads all tables of a recording.
+#[must_use]
+pub fn read(tables: &ExactTables, command: &[String]) -> Account {
+    let mut account = Account { version: VERSION, command: command.to_vec(), ..Account::default() };
+    let mut room = table::Room::new();
+    account.left_out = tables.visit(&mut |source| match table::read(source, &mut room) {
+        Ok(process) => account.processes.push(process),
+        Err(error) => account.unreadable.push(format!("pid {}: {error}", source.pid)),
+    });
+    account
 }
 
 /// The JSON file beside a profile: `app.pb.gz` has `app.exact.json`.

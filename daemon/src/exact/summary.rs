@@ -2,10 +2,10 @@
 
 use super::table::TORN;
 use super::{Account, Collection, Count, Ending, Lifetime, Process, Type};
-use crate::pprof::{EXACT_PREFIX, LOST_PREFIX};
 use crate::report::top::fit;
 use crate::report::units::{counted, grouped, human, percent};
 use perfusion_model::text::clean;
+use perfusion_pprof::{EXACT_PREFIX, LOST_PREFIX};
 use profiler_protocol::exact::LOSSES;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

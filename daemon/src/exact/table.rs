@@ -1,10 +1,10 @@
 //! Reads one process's table (`profiler_protocol::exact`). Every number may be a lie: all are bounded, and names are made printable.
 
-use super::{Collection, Count, Ending, Lifetime, Look, Process, Source, Survival, Type};
-use crate::aggregate::collections::reason_name;
-use crate::source::shim::Opened;
-use crate::symbolize::types::{MOST_CONTEXTS, TypeName};
+use super::{Collection, Count, Ending, Lifetime, Look, Process, Survival, Type};
+use perfusion_aggregate::collections::reason_name;
 use perfusion_model::labels::UNKNOWN_TYPE;
+use perfusion_sources::shim::{ExactTable, Opened};
+use perfusion_symbolize::types::{MOST_CONTEXTS, TypeName};
 use profiler_protocol::exact::{
     COLLECTION_BUCKETS, COLLECTION_WORDS, COLLECTIONS_AT, LEAST_ADDRESS_SPACE, LOSSES, MAGIC,
     MOST_COLLECTIONS, MOST_SURVIVALS, MOST_TYPES, NAME_BYTES, NAMES_AT, SURVIVAL_WORDS, SURVIVALS_AT,
@@ -155,7 +155,7 @@ fn copy_whole(table: &Opened, until: Instant) -> Result<Copied, TableError> {
 }
 
 /// Reads what one process has counted so far; brings it up to date first when the process runs.
-pub(super) fn read(source: &Source, room: &mut Room) -> Result<Process, TableError> {
+pub(super) fn read(source: &ExactTable, room: &mut Room) -> Result<Process, TableError> {
     let table = &source.table;
     if source.is_running() && table.word(head::STATE)? == state::COUNTING {
         let asked = table.word(head::ASKED)?.wrapping_add(1);
@@ -358,7 +358,9 @@ fn name(names: &[u8], word: u64, left: &mut usize) -> Option<(String, String)> {
     let (at, bytes, module) = (half(word & 0xffff_ffff), half(word >> 32 & 0xffff), half(word >> 48));
     let text = |from: usize, bytes: usize| {
         let end = from.saturating_add(bytes);
-        crate::process::handle::printable(&String::from_utf8_lossy(names.get(from..end).unwrap_or(&[])))
+        perfusion_host::process::handle::printable(&String::from_utf8_lossy(
+            names.get(from..end).unwrap_or(&[]),
+        ))
     };
     if bytes == 0 {
         return None;
@@ -420,7 +422,7 @@ fn lifetimes(sums: &mut Vec<Lifetime>, words: &Words, first: usize, buckets: usi
 mod tests {
     use super::{Copied, Room, UNKNOWN_TYPE, Words, account};
     use crate::exact::{Account, Count, Lifetime, Survival};
-    use crate::symbolize::types::Contexts;
+    use perfusion_symbolize::types::Contexts;
     use profiler_protocol::exact::{COLLECTION_WORDS, NAME_BYTES, SURVIVAL_WORDS, TYPE_WORDS, head, of_type};
 
     fn row(words: &[(usize, u64)]) -> Vec<u64> {

@@ -4,8 +4,8 @@
 use super::metadata::{Assembly, Field, Room};
 use super::types::Type;
 use super::walk::Survey;
-use crate::process::handle::Target;
-use crate::process::patience::ForeignFile;
+use perfusion_host::process::handle::Target;
+use perfusion_host::process::patience::ForeignFile;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 

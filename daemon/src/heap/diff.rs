@@ -2,11 +2,11 @@
 
 use super::print;
 use super::profile::TYPES;
-use crate::pprof::NO_LOSS;
-use crate::pprof::proto::Profile;
 use crate::report::ReportError;
 use crate::report::stacks::Stacks;
 use crate::report::units::{counted, grouped, human};
+use perfusion_pprof::NO_LOSS;
+use perfusion_pprof::proto::Profile;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -155,7 +155,7 @@ fn signed(amount: String) -> String {
 #[cfg(test)]
 mod tests {
     use super::{TYPES, text};
-    use crate::pprof::proto::{Function, Line, Location, Profile, Sample, ValueType};
+    use perfusion_pprof::proto::{Function, Line, Location, Profile, Sample, ValueType};
 
     /// A survey of types that a static field holds, each with its objects and bytes.
     fn survey(types: &[(&str, i64, i64)]) -> Profile {

@@ -4,7 +4,7 @@
 //! so the buffer is used whole. Beyond it a survey took 0.2 to 5 MiB of .NET 8, 9, 10 and 11, with 50, 300 and
 //! 2,000 MB of small objects: the runtime's first event session, its types' names, the collection's mark stack.
 
-use crate::process::headroom::{Headroom, mib};
+use perfusion_host::process::headroom::{Headroom, mib};
 
 /// Bytes beyond the buffer, whatever the heap: some more than was measured.
 const BESIDE: u64 = 6 << 20;
@@ -67,7 +67,7 @@ pub(super) fn plan(
 #[cfg(test)]
 mod tests {
     use super::{BESIDE, FLOOR, plan};
-    use crate::process::headroom::{Headroom, LimitKind};
+    use perfusion_host::process::headroom::{Headroom, LimitKind};
 
     fn left(mib: u64) -> Option<Headroom> {
         Some(Headroom {

@@ -317,7 +317,7 @@ impl Survey {
             Step::Top => "root".to_owned(),
             Step::Root(kind, field) => match field.and_then(|field| self.fields.get(field as usize)) {
                 Some(StaticField { name, class: Some(class), .. }) => {
-                    let class = crate::symbolize::pretty::type_name(class);
+                    let class = perfusion_symbolize::pretty::type_name(class);
                     format!("{} {class}.{}", kind.name(), written(name))
                 }
                 Some(StaticField { name, .. }) if !name.is_empty() => {
@@ -338,7 +338,7 @@ impl Survey {
     pub fn type_name(&self, number: u32) -> String {
         match self.types.get(number as usize) {
             Some(found) if !found.name.is_empty() => {
-                shortened(crate::symbolize::pretty::type_name(&found.name))
+                shortened(perfusion_symbolize::pretty::type_name(&found.name))
             }
             _ => "[type without a name]".to_owned(),
         }

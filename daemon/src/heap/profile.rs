@@ -3,8 +3,8 @@
 
 use super::paths::{Paths, Step};
 use super::walk::Survey;
-use crate::pprof::proto::{Function, Line, Location, Mapping, Profile, Sample, ValueType};
-use crate::pprof::{Invalid, MANAGED_MAPPING, validate};
+use perfusion_pprof::proto::{Function, Line, Location, Mapping, Profile, Sample, ValueType};
+use perfusion_pprof::{Invalid, MANAGED_MAPPING, validate};
 use std::collections::HashMap;
 use std::time::SystemTime;
 

@@ -4,11 +4,11 @@
 
 use super::Kubernetes;
 use super::object::{Carries, Event, Failure, List, Object, Wanted};
-use super::pods::Pods;
 use crate::daemon::counts::Counts;
 use crate::daemon::neighbour;
-use crate::leftover;
 use crate::sink::http::{Coming, HttpError, Peer, Version};
+use perfusion_host::leftover;
+use perfusion_host::pods::Pods;
 use serde::de::DeserializeOwned;
 use std::io;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Namespace and name of each pod of this node, from the directories the kubelet keeps the pods' logs in: `NAMESPACE_NAME_UID`. No API server is
 //! asked and no right is needed but to read that directory.
 
-use super::pods::{Pod, Pods};
+use perfusion_host::pods::{Pod, Pods};
 use std::fs;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -49,7 +49,7 @@ fn parse(directory: &str) -> Option<(String, Pod)> {
 #[cfg(test)]
 mod tests {
     use super::{Logs, parse};
-    use crate::kubernetes::pods::Pods;
+    use perfusion_host::pods::Pods;
 
     const UID: &str = "11111111-2222-3333-4444-555555555555";
 

@@ -4,7 +4,6 @@
 pub mod api;
 pub mod logs;
 pub mod object;
-pub mod pods;
 
 use crate::sink::http::{Secret, Settings, Tls};
 use hyper::Uri;

@@ -1,7 +1,8 @@
 //! What of the API server's JSON is read (Kubernetes API, core/v1 Pod; meta/v1 WatchEvent, ListMeta, Status): a dozen fields of hundreds. All
 //! else is skipped without being kept.
 
-use super::pods::Pod;
+use perfusion_host::pods::Pod;
+use perfusion_host::pods::{APP, ATTACH, PROFILE};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -9,12 +10,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 /// And this one says that it is such an image.
 const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
-/// A pod that says `off` here is neither recorded nor attached to.
-pub const PROFILE: &str = "perfusion/profile";
-/// A pod that says `off` here is not attached to.
-pub const ATTACH: &str = "perfusion/attach";
-/// Labels that name a pod's application, in the order they count.
-pub const APP: [&str; 2] = ["app.kubernetes.io/name", "app"];
 
 /// Answer to a list.
 #[derive(Debug, Deserialize)]

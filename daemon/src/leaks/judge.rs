@@ -9,8 +9,8 @@
 //! for, and both moments are counted by the smaller of their shares.
 
 use super::snapshot::{Cell, Group};
-use crate::aggregate::interval::Interval;
 use crate::report::units::counted;
+use perfusion_aggregate::interval::Interval;
 use std::fmt;
 
 /// Shortest time and fewest moments for a verdict about growth.

@@ -6,26 +6,27 @@ mod print;
 pub mod series;
 pub mod snapshot;
 
-use crate::attach::{self, Settings, Wishes};
+use crate::attach;
 use crate::cli::{self, exit};
 use crate::end_signals::EndSignals;
 use crate::error::{Error, say};
 use crate::heap::held::{self, Bounds};
 use crate::heap::{WATCHED, check_surveyable};
-use crate::pprof::proto::Profile;
-use crate::pprof::{self, About, LOSS_PREFIX};
-use crate::process::aftermath::{Aftermath, Death};
-use crate::process::handle::Target;
-use crate::process::{Awaited, ProcessTable, name};
 use crate::record::{check_managed, check_target};
 use crate::report::{self, ReportError};
 use crate::run::loss::{self, Before};
 use crate::run::processor::Processor;
-use crate::source::order::Order;
-use crate::source::shim::{ShimSource, same};
-use crate::system_limits::raise_open_files;
 use judge::{Judgement, Moment, judge};
+use perfusion_host::process::aftermath::{Aftermath, Death};
+use perfusion_host::process::handle::Target;
+use perfusion_host::process::{Awaited, ProcessTable, name};
+use perfusion_host::system_limits::raise_open_files;
 use perfusion_model::event::MonotonicNs;
+use perfusion_pprof::proto::Profile;
+use perfusion_pprof::{self, About, LOSS_PREFIX};
+use perfusion_sources::order::Order;
+use perfusion_sources::shim::{Settings, Wishes};
+use perfusion_sources::shim::{ShimSource, same};
 use series::{Process, Stretch, stretches};
 use snapshot::{Group, Place, Places, Snapshot};
 use std::collections::{HashMap, HashSet};
@@ -188,8 +189,9 @@ impl Watch {
             main_image: None,
             comments,
         };
-        let bytes = pprof::encode(&window, &self.processor.symbolizer, &self.processor.processes, &about)?;
-        Ok(pprof::decode(&bytes)?)
+        let bytes =
+            perfusion_pprof::encode(&window, &self.processor.symbolizer, &self.processor.processes, &about)?;
+        Ok(perfusion_pprof::decode(&bytes)?)
     }
 
     /// What holds the objects that are watched now.

@@ -4,9 +4,9 @@
 use super::stacks::{Kind, Stacks};
 use super::top::{NO_DURATION, Options};
 use super::units::{grouped, human, percent};
-use crate::pprof::proto::{Profile, Sample};
 use perfusion_model::labels::SampleType;
 use perfusion_model::text::clean;
+use perfusion_pprof::proto::{Profile, Sample};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 

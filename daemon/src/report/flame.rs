@@ -8,8 +8,8 @@ use super::stacks::{Frame, Kind, Stacks, View};
 use super::top::NO_DURATION;
 use super::tree::{Tree, tree};
 use super::units::{base, human};
-use crate::pprof::proto::Profile;
 use perfusion_model::text::clean;
+use perfusion_pprof::proto::Profile;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::hash::{BuildHasher, RandomState};
@@ -187,7 +187,7 @@ fn loss(mut lines: Vec<String>) -> Option<String> {
 mod tests {
     use super::super::tree::{MAX_DRAWN, MAX_LEVELS};
     use super::*;
-    use crate::pprof::proto::{Function, Label, Line, Location, Sample, ValueType};
+    use perfusion_pprof::proto::{Function, Label, Line, Location, Sample, ValueType};
 
     /// `stacks`: names from the root, and a value.
     fn profile(stacks: &[(&[&str], i64)]) -> Profile {

@@ -7,7 +7,7 @@
 
 use super::ReportError;
 use super::stacks::{Stacks, Values, View};
-use crate::pprof::proto::Profile;
+use perfusion_pprof::proto::Profile;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::Write;

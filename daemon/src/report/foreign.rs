@@ -1,9 +1,9 @@
 //! What a file is that was taken for a profile, and what to do with it: a person who has mixed up two files is helped by that, not by what
 //! protobuf makes of it.
 
-use crate::pprof::PprofError;
-use crate::pprof::read::Refusal;
 use flate2::read::MultiGzDecoder;
+use perfusion_pprof::PprofError;
+use perfusion_pprof::read::Refusal;
 use std::io::{ErrorKind, Read};
 
 /// Bytes looked at.
@@ -135,8 +135,8 @@ fn is_folded(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::answer;
-    use crate::pprof::read::read;
     use flate2::{Compression, write::GzEncoder};
+    use perfusion_pprof::read::read;
     use std::io::Write as _;
 
     fn gzip(bytes: &[u8]) -> Vec<u8> {

@@ -9,7 +9,7 @@
 //! report::folded::write(&profile, "blocked", &View::default(), &mut std::io::stdout())?;
 //! let html = report::flame::page(&profile, "shop, pid 4242", None, &View::default())?;
 //! ```
-//! Works on any pprof that `go tool pprof` reads ([`crate::pprof::read`]), not only our own. Names in a file are data: control characters are escaped wherever they are shown.
+//! Works on any pprof that `go tool pprof` reads ([`perfusion_pprof::read`]), not only our own. Names in a file are data: control characters are escaped wherever they are shown.
 
 pub mod clock;
 pub mod collections;
@@ -27,8 +27,8 @@ pub mod types;
 pub mod units;
 
 use crate::exact::{self, Account, path_beside};
-use crate::pprof::proto::Profile;
-use crate::pprof::{PprofError, read};
+use perfusion_pprof::proto::Profile;
+use perfusion_pprof::{PprofError, read};
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fs::File;

@@ -3,7 +3,7 @@
 use super::stacks::{Only, Stacks, View};
 use super::top::Options;
 use super::{folded, groups, top, types};
-use crate::pprof::proto::{Function, Label, Line, Location, Mapping, Profile, Sample, ValueType};
+use perfusion_pprof::proto::{Function, Label, Line, Location, Mapping, Profile, Sample, ValueType};
 
 /// Samples with names from the leaf on and values; one column for each sample type.
 fn profile(types: &[(&str, &str)], samples: &[(&[&str], &[i64])]) -> Profile {

@@ -1,12 +1,12 @@
 //! A profile as reports see it: samples as stacks of named frames with their kind, values of one or all types, labels.
 
 use super::ReportError;
-use crate::attach::{NOT_ALL_RECORDED, NOT_RECORDED};
-use crate::pprof::proto::{Label, Location, Profile, Sample};
-use crate::pprof::{KERNEL_MAPPING, LIMITED, LOSS_PREFIX, MANAGED_MAPPING, WITHOUT_SHIM, read};
-use crate::symbolize::marker_name;
 use perfusion_model::frame::Marker;
 use perfusion_model::text::clean;
+use perfusion_pprof::proto::{Label, Location, Profile, Sample};
+use perfusion_pprof::{KERNEL_MAPPING, LIMITED, LOSS_PREFIX, MANAGED_MAPPING, WITHOUT_SHIM, read};
+use perfusion_sources::shim::{NOT_ALL_RECORDED, NOT_RECORDED};
+use perfusion_symbolize::marker_name;
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;

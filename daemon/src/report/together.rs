@@ -5,8 +5,8 @@
 
 use super::clock::Utc;
 use crate::heap::profile::TYPES as SURVEYED;
-use crate::pprof::proto::{Function, Label, Line, Location, Mapping, Profile, Sample, ValueType};
 use perfusion_model::labels::SampleType;
+use perfusion_pprof::proto::{Function, Label, Line, Location, Mapping, Profile, Sample, ValueType};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::Hash;
 use std::ops::Range;
@@ -255,10 +255,10 @@ fn number<K: Hash + Eq>(table: &mut HashMap<K, u64>, key: K) -> (u64, bool) {
 #[cfg(test)]
 mod tests {
     use super::{Together, Windows};
-    use crate::pprof::proto::{Function, Label, Line, Location, Mapping, Profile, Sample, ValueType};
-    use crate::pprof::validate;
     use crate::report::stacks::Stacks;
     use crate::report::{groups, top};
+    use perfusion_pprof::proto::{Function, Label, Line, Location, Mapping, Profile, Sample, ValueType};
+    use perfusion_pprof::validate;
     use std::iter;
 
     const SECOND: i64 = 1_000_000_000;

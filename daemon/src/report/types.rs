@@ -4,14 +4,14 @@
 use super::stacks::Stacks;
 use super::top::{NO_DURATION, Options, fit};
 use super::units::{counted, grouped, human, percent};
-use crate::aggregate::heap::{SAMPLED_BYTE_PROBABILITY, has_survived};
-use crate::aggregate::interval::Estimate;
 use crate::exact::merge::{COUNTED, EXACT};
-use crate::pprof::proto::{Profile, Sample};
-use crate::pprof::tells_of_uncounted;
 use crate::run::loss;
+use perfusion_aggregate::heap::{SAMPLED_BYTE_PROBABILITY, has_survived};
+use perfusion_aggregate::interval::Estimate;
 use perfusion_model::labels::{SampleType, Sampling, UNKNOWN_TYPE};
 use perfusion_model::text::clean;
+use perfusion_pprof::proto::{Profile, Sample};
+use perfusion_pprof::tells_of_uncounted;
 use std::collections::HashMap;
 use std::fmt::Write;
 
@@ -416,26 +416,26 @@ fn round(value: f64) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::{Options, rows, table};
-    use crate::aggregate::heap::{Weight, weight};
-    use crate::aggregate::window::{Limits, Window};
     use crate::exact::{Account, Ending, Process, summary};
-    use crate::pprof::{self, About};
-    use crate::process::ProcessTable;
     use crate::run::loss;
-    use crate::symbolize::Symbolizer;
+    use perfusion_aggregate::heap::{Weight, weight};
+    use perfusion_aggregate::window::{Limits, Window};
+    use perfusion_host::process::ProcessTable;
     use perfusion_model::event::AllocationKind;
     use perfusion_model::frame::FrameKey;
     use perfusion_model::labels::{Labels, SampleType, Sampling};
+    use perfusion_pprof::{self, About};
+    use perfusion_symbolize::Symbolizer;
     use std::time::{Duration, SystemTime};
 
     /// A profile with a stack for each of these samples of one type, allocated.
-    fn profile(samples: &[Weight]) -> pprof::proto::Profile {
+    fn profile(samples: &[Weight]) -> perfusion_pprof::proto::Profile {
         let samples: Vec<_> = samples.iter().map(|weight| (*weight, None)).collect();
         of_fates(&samples)
     }
 
     /// The same of samples that are alive, in a generation and through so many collections, where these are told. What stands for itself is exact.
-    fn of_fates(samples: &[(Weight, Option<(u8, u64)>)]) -> pprof::proto::Profile {
+    fn of_fates(samples: &[(Weight, Option<(u8, u64)>)]) -> perfusion_pprof::proto::Profile {
         let mut window = Window::new(Limits::default());
         for (address, (weight, alive)) in (1..).zip(samples) {
             let labels = Labels {
@@ -462,8 +462,8 @@ mod tests {
             main_image: None,
             comments: Vec::new(),
         };
-        let encoded = pprof::encode(&window, &Symbolizer::default(), &ProcessTable::new(), &about);
-        pprof::decode(&encoded.unwrap()).unwrap()
+        let encoded = perfusion_pprof::encode(&window, &Symbolizer::default(), &ProcessTable::new(), &about);
+        perfusion_pprof::decode(&encoded.unwrap()).unwrap()
     }
 
     #[test]
@@ -518,7 +518,7 @@ mod tests {
                 counters.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect();
             let mut profile = profile(&[large, large]);
             profile.comment.push(profile.string_table.len() as i64);
-            profile.string_table.push(format!("{}{}", pprof::LOSS_PREFIX, loss::line(&counters)));
+            profile.string_table.push(format!("{}{}", perfusion_pprof::LOSS_PREFIX, loss::line(&counters)));
             table(&profile, "alloc_space", &Options::default())
         };
         let whole = said(&[("shim_allocation_samples", 2), ("events_allocations", 2)]);
@@ -560,7 +560,7 @@ mod tests {
             table(&profile, column, &Options::default())
         };
         let refused = [("shim_handles_full".to_owned(), 1), ("shim_handles_refused".to_owned(), 2)];
-        let refused = format!("{}{}", pprof::LOSS_PREFIX, loss::line(&refused));
+        let refused = format!("{}{}", perfusion_pprof::LOSS_PREFIX, loss::line(&refused));
         let text = said(true, refused.clone());
         assert!(text.contains("at least: 3 objects are not watched") && !text.contains(" exact "), "{text}");
         assert!(said(false, refused).contains(" exact "));

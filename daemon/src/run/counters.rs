@@ -83,10 +83,10 @@ counters! {
 #[cfg(test)]
 mod tests {
     use super::DAEMON;
-    use crate::aggregate::window::{Limits, Window};
-    use crate::process::ProcessTable;
     use crate::run::loss::{add, daemon_counters, window_counters};
     use crate::run::processor::Processor;
+    use perfusion_aggregate::window::{Limits, Window};
+    use perfusion_host::process::ProcessTable;
 
     #[test]
     fn every_counter_of_the_stages_is_described() {

@@ -9,24 +9,24 @@ use super::names::comm_text;
 use super::naming;
 use super::processor::Processor;
 use super::starts;
-use crate::aggregate::chance::Chances;
-use crate::aggregate::collections::{Kind, Sum};
-use crate::aggregate::heap::{LiveObject, Site, Weight, age_bucket_seconds, count_bucket};
-use crate::aggregate::incidents::{self, LockWait, Throw, Thrown, Waited};
-use crate::aggregate::pool;
-use crate::aggregate::runtime_wait::{self, LockEvents, RuntimeWaits};
-use crate::aggregate::threads::{Place, Row, WaitStateKey, Waker};
-use crate::aggregate::window::{Limits as WindowLimits, Window};
-use crate::source::kernel::rule_set::OfService;
-use crate::symbolize::file_name;
-use crate::symbolize::types::TypeName;
 use foldhash::{HashMap, HashMapExt as _};
+use perfusion_aggregate::chance::Chances;
+use perfusion_aggregate::collections::{Kind, Sum};
+use perfusion_aggregate::heap::{LiveObject, Site, Weight, age_bucket_seconds, count_bucket};
+use perfusion_aggregate::incidents::{self, LockWait, Throw, Thrown, Waited};
+use perfusion_aggregate::pool;
+use perfusion_aggregate::runtime_wait::{self, LockEvents, RuntimeWaits};
+use perfusion_aggregate::threads::{Place, Row, WaitStateKey, Waker};
+use perfusion_aggregate::window::{Limits as WindowLimits, Window};
 use perfusion_model::event::{Event, EventKind, MonotonicNs, RegionId, ShimEvent, ThreadId, ThreadSnapshot};
 use perfusion_model::frame::{FrameKey, ImageId, Marker};
 use perfusion_model::labels::{
     CollectionLabels, Labels, NameId, OTHER, SampleType, Sampling, SpanLabels, UNKNOWN_TYPE,
 };
 use perfusion_model::stack::{StackId, StackTable};
+use perfusion_sources::kernel::rule_set::OfService;
+use perfusion_symbolize::file_name;
+use perfusion_symbolize::types::TypeName;
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -461,7 +461,7 @@ impl Cut {
             .collect();
         heap.next_window(&mut carry);
         let mut regions: HashSet<RegionId> = gone_at.keys().copied().collect();
-        let is_gone = |pid: u32| crate::process::start_ticks(pid).is_none();
+        let is_gone = |pid: u32| perfusion_host::process::start_ticks(pid).is_none();
         regions
             .extend(processor.region_pid.iter().filter(|(_, pid)| is_gone(**pid)).map(|(region, _)| *region));
         if processor.has_windows() {

@@ -2,8 +2,8 @@
 //! events cost, so that some are measured, which chance chooses, and stand for the others. Look-ups into files are rare and may
 //! take a thousand times as long: these are always measured (`process::budget`), and are left out here.
 
-use crate::process::ProcessTable;
-use crate::process::budget::cpu_time;
+use perfusion_host::process::ProcessTable;
+use perfusion_host::process::budget::cpu_time;
 use perfusion_model::event::{Event, EventKind};
 use std::time::Duration;
 

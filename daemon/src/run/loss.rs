@@ -1,7 +1,7 @@
 //! What was lost, and where: every counter of every stage, and the one line that adds them up.
 
 use super::processor::Processor;
-use crate::aggregate::window::Window;
+use perfusion_aggregate::window::Window;
 use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -58,7 +58,7 @@ impl Before {
 /// Those of this process, whatever recordings it has had.
 #[must_use]
 pub fn process_counters() -> [(&'static str, u64); 2] {
-    let (calls_given_up, calls_not_made) = crate::process::patience::counts();
+    let (calls_given_up, calls_not_made) = perfusion_host::process::patience::counts();
     [("calls_given_up", calls_given_up), ("calls_not_made", calls_not_made)]
 }
 

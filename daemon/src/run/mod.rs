@@ -19,23 +19,22 @@ mod starts;
 pub(crate) mod trim;
 mod untold;
 
-use crate::aggregate::window::Window;
-use crate::attach;
-use crate::kubernetes::pods::Pods;
-use crate::process::table::Standing;
-use crate::process::{self, ProcessTable};
-use crate::source::Rates;
-use crate::source::kernel::KernelSource;
-use crate::source::kernel::rules::RuleCache;
-use crate::source::kernel::spans::SpanPlaces;
-use crate::source::kernel::threads::{Confirmed, Look as ThreadLook, ThreadTable};
-use crate::source::shim::ShimSource;
-use crate::symbolize::kernel::{ReadAhead, WakeSites};
 use backlog::Backlog;
 use collector::{Batch, Collector, Command, KernelTotals, Look};
 use commands::Commands;
 use cut::Cut;
+use perfusion_aggregate::window::Window;
+use perfusion_host::pods::Pods;
+use perfusion_host::process::table::Standing;
+use perfusion_host::process::{self, ProcessTable};
 use perfusion_model::event::{MonotonicNs, ThreadSnapshot};
+use perfusion_sources::Rates;
+use perfusion_sources::kernel::KernelSource;
+use perfusion_sources::kernel::rules::RuleCache;
+use perfusion_sources::kernel::spans::SpanPlaces;
+use perfusion_sources::kernel::threads::{Confirmed, Look as ThreadLook, ThreadTable};
+use perfusion_sources::shim::ShimSource;
+use perfusion_symbolize::kernel::{ReadAhead, WakeSites};
 use processor::{Processor, Questions};
 use pulse::{Pulse, Watch};
 use std::collections::{BTreeSet, HashMap};
@@ -193,7 +192,7 @@ impl Watcher {
     }
 
     /// The shim of `pid` is to tell this, and is asked for names if so said.
-    pub fn wish(&self, pid: u32, wishes: attach::Wishes, names: bool) {
+    pub fn wish(&self, pid: u32, wishes: perfusion_sources::shim::Wishes, names: bool) {
         self.wishes.lock().unwrap_or_else(PoisonError::into_inner).names.insert(pid, names);
         // Fails only when the recording is over.
         self.commands.send(Command::Wish(pid, wishes, names)).ok();

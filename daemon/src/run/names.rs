@@ -3,13 +3,10 @@
 use foldhash::HashMap;
 use perfusion_model::event::{MonotonicNs, ThreadId};
 use perfusion_model::labels::NameId;
-use perfusion_model::text::clean;
+use perfusion_model::text::{COMM_BYTES, clean, whole_text};
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Arc;
-
-/// Bytes of a command name at most (`TASK_COMM_LEN` without the terminating zero).
-const COMM_BYTES: usize = 15;
 
 /// A sample that still has a thread's former name is taken at most so long after the rename, which is told of just before it is done.
 const RENAMING_NS: u64 = 1_000_000;
@@ -22,19 +19,6 @@ const MAX_IDS: usize = 1 << 16;
 pub fn comm_text(comm: &[u8; 16]) -> Cow<'_, str> {
     let end = comm.iter().position(|&byte| byte == 0).unwrap_or(comm.len());
     whole_text(comm.get(..end).unwrap_or_default())
-}
-
-/// The text of a command name without the part of a character at its end, if it was cut there.
-#[must_use]
-pub fn whole_text(comm: &[u8]) -> Cow<'_, str> {
-    match std::str::from_utf8(comm) {
-        Ok(text) => Cow::Borrowed(text),
-        // It lacks bytes of its last character, and none was wrong.
-        Err(error) if error.error_len().is_none() && comm.len() >= COMM_BYTES => {
-            String::from_utf8_lossy(comm.get(..error.valid_up_to()).unwrap_or_default())
-        }
-        Err(_) => String::from_utf8_lossy(comm),
-    }
 }
 
 /// Whether the kernel's name `comm` is what it keeps of `name`.

@@ -1,11 +1,11 @@
 //! What the names of a stack's frames tell beyond the names.
 
-use crate::aggregate::threads::{WaitReason, Waker};
-use crate::aggregate::wait_reason as words;
-use crate::symbolize::Symbolizer;
+use perfusion_aggregate::threads::{WaitReason, Waker};
+use perfusion_aggregate::wait_reason as words;
 use perfusion_model::frame::{FrameKey, ImageId, Marker};
 use perfusion_model::stack::StackTable;
 use perfusion_model::thread_role;
+use perfusion_symbolize::Symbolizer;
 use std::sync::Arc;
 
 /// How the kernel names what lies between a traced function and the stack helper (include/trace/bpf_probe.h, kernel/trace/bpf_trace.c).

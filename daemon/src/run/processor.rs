@@ -8,31 +8,26 @@ use super::names::{ThreadNames, comm_text};
 use super::naming;
 use super::starts::ThreadStarts;
 use super::untold::UntoldNames;
-use crate::aggregate::chance::Chances;
-use crate::aggregate::collecting::Collecting;
-use crate::aggregate::collections::{Collections, Kind};
-use crate::aggregate::heap::Allocations;
-use crate::aggregate::incident_totals::IncidentTotals;
-use crate::aggregate::incidents::{Incidents, LockWait, Place, Throw};
-use crate::aggregate::pool::Pools;
-use crate::aggregate::runtime_wait::{LockEvents, RuntimeWaits};
-use crate::aggregate::threads::{Origin, Threads, WaitReason};
-use crate::aggregate::wait_reason;
 use crate::attach::place;
-use crate::kubernetes::pods::Pods;
-use crate::process::ProcessTable;
-use crate::process::container::Home;
-use crate::process::service::Services;
-use crate::process::spans::Looks;
-use crate::process::table::Standing;
 use crate::report::units::counted;
-use crate::source::kernel::rule_set::OfService;
-use crate::source::shim::{ShimLimits, ShimSource};
-use crate::symbolize::kernel::WakeSites;
-use crate::symbolize::types::{Contexts, TypeName, Types};
-use crate::symbolize::wait_functions::WaitFunctions;
-use crate::symbolize::{Symbolizer, file_name};
 use foldhash::{HashMap, HashMapExt as _};
+use perfusion_aggregate::chance::Chances;
+use perfusion_aggregate::collecting::Collecting;
+use perfusion_aggregate::collections::{Collections, Kind};
+use perfusion_aggregate::heap::Allocations;
+use perfusion_aggregate::incident_totals::IncidentTotals;
+use perfusion_aggregate::incidents::{Incidents, LockWait, Place, Throw};
+use perfusion_aggregate::pool::Pools;
+use perfusion_aggregate::runtime_wait::{LockEvents, RuntimeWaits};
+use perfusion_aggregate::threads::{Threads, WaitReason};
+use perfusion_aggregate::wait_reason;
+use perfusion_host::pods::Pods;
+use perfusion_host::process::ProcessTable;
+use perfusion_host::process::container::Home;
+use perfusion_host::process::service::Services;
+use perfusion_host::process::spans::Looks;
+use perfusion_host::process::table::Standing;
+use perfusion_model::event::WakeOrigin;
 use perfusion_model::event::{
     Allocation, Event, EventKind, Method, MonotonicNs, Progress, RegionId, Rename, RuntimeSample, ShimEvent,
     Sleeper, Span, ThreadId, ThreadSnapshot, UserContext, WaitEnd,
@@ -43,6 +38,12 @@ use perfusion_model::labels::{Labels, PodLabels};
 use perfusion_model::stack::{StackId, StackTable};
 use perfusion_model::text::clean;
 use perfusion_model::thread_role::{RoleEvidence, StartFile};
+use perfusion_sources::kernel::rule_set::OfService;
+use perfusion_sources::shim::{ShimLimits, ShimSource};
+use perfusion_symbolize::kernel::WakeSites;
+use perfusion_symbolize::types::{Contexts, TypeName, Types};
+use perfusion_symbolize::wait_functions::WaitFunctions;
+use perfusion_symbolize::{Symbolizer, file_name};
 use perfusion_unwind::finish::Limits;
 use profiler_protocol::record::NOT_NOW;
 use std::collections::{BTreeSet, HashSet};
@@ -447,7 +448,7 @@ impl Processor {
             EventKind::Wake(wake) => {
                 let origin = self.wake_sites.get_or_init(WakeSites::read).origin(&wake);
                 // What an interrupt found there had nothing to do with it.
-                let by = wake.by.filter(|_| origin == Some(Origin::Thread));
+                let by = wake.by.filter(|_| origin == Some(WakeOrigin::Thread));
                 let stack = by.map(|by| {
                     self.sampled(by.thread, &by.comm, time);
                     self.stack(by.thread, time, &wake.kernel, by.user.as_deref())
@@ -1327,7 +1328,7 @@ const FOR_COLLECTION: [u8; 2] = [1, 6];
 #[cfg(test)]
 mod tests {
     use super::{FrameKey, Marker, Processor, Runtime, WakersUnknown, inuse_comments, sure_frames};
-    use crate::process::ProcessTable;
+    use perfusion_host::process::ProcessTable;
     use perfusion_model::event::{Event, EventKind, MonotonicNs, RegionId, ShimEvent, ThreadId, WaitEnd};
     use perfusion_model::frame::ProcessId;
 

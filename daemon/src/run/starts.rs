@@ -1,10 +1,10 @@
 //! Where the threads of a recording began, by their stacks.
 
-use crate::symbolize::{Module, Symbolizer};
 use foldhash::HashMap;
 use perfusion_model::event::ThreadId;
 use perfusion_model::frame::FrameKey;
 use perfusion_model::thread_role::{RoleEvidence, START_METHODS, StartFile, StartMethods, ThreadStart};
+use perfusion_symbolize::{Module, Symbolizer};
 use std::collections::HashSet;
 use std::sync::Arc;
 

@@ -1,9 +1,10 @@
 //! Names of managed threads that are older than the attach, where the kernel has kept a part of them only.
 
-use super::names::{ThreadNames, is_cut_of, whole_text};
-use crate::process::managed_thread::{self, Wanted};
+use super::names::{ThreadNames, is_cut_of};
 use foldhash::HashMap;
+use perfusion_host::process::managed_thread::{self, Wanted};
 use perfusion_model::event::ThreadId;
+use perfusion_model::text::whole_text;
 
 /// Most threads of all processes that wait to be looked at: a library lists 4096 of its process.
 const MOST: usize = 1 << 16;
@@ -28,7 +29,7 @@ impl UntoldNames {
     pub(super) fn read(&mut self, names: &mut ThreadNames) {
         self.count = 0;
         for (pid, threads) in self.threads.drain() {
-            let Some(start_ticks) = crate::process::start_ticks(pid) else { continue };
+            let Some(start_ticks) = perfusion_host::process::start_ticks(pid) else { continue };
             let mut wanted = Vec::new();
             for (tid, address) in threads {
                 let thread = ThreadId { pid, tid };

@@ -1,6 +1,6 @@
 //! The cgroups of the host: where each is, and its id, by which the probes know it.
 
-use crate::process::hierarchy::Hierarchy;
+use perfusion_host::process::hierarchy::Hierarchy;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;

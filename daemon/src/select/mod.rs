@@ -8,12 +8,13 @@ pub mod cgroups;
 
 use crate::kubernetes::Source;
 use crate::kubernetes::object::Wanted;
-use crate::kubernetes::pods::Pods;
-use crate::process::container::{container_in, pod_in};
-use crate::process::handle::Target;
-use crate::source::kernel::rule_set::RuleSet;
 use cgroups::Cgroups;
+use perfusion_host::pods::Pods;
+use perfusion_host::process::container::{container_in, pod_in};
+use perfusion_host::process::handle::Target;
 use perfusion_model::feature::{Feature, thinned};
+use perfusion_model::text::fits;
+use perfusion_sources::kernel::rule_set::RuleSet;
 use rustix::fs::OFlags;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -380,29 +381,6 @@ fn verdicts(
     found.into_iter().filter_map(|(id, path)| Some((id, verdict(&path)?))).collect()
 }
 
-/// `*` in the pattern stands for any characters.
-pub(crate) fn fits(pattern: &str, text: &str) -> bool {
-    let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
-    let (mut at, mut in_text) = (0, 0);
-    // Behind the last `*`, and where the text goes on that it does not take.
-    let mut star: Option<(usize, usize)> = None;
-    while let Some(letter) = text.get(in_text) {
-        match (pattern.get(at), star) {
-            (Some(b'*'), _) => {
-                at += 1;
-                star = Some((at, in_text));
-            }
-            (Some(expected), _) if expected == letter => (at, in_text) = (at + 1, in_text + 1),
-            (_, Some((behind, from))) => {
-                (at, in_text) = (behind, from + 1);
-                star = Some((behind, from + 1));
-            }
-            (_, None) => return false,
-        }
-    }
-    pattern.iter().skip(at).all(|letter| *letter == b'*')
-}
-
 fn comm(command: &str) -> [u8; 16] {
     let mut comm = [0; 16];
     for (to, from) in comm.iter_mut().take(15).zip(command.bytes()) {
@@ -440,8 +418,8 @@ mod tests {
     use super::{Selection, Who, comm, fits, halvings, number_in};
     use crate::kubernetes::Source;
     use crate::kubernetes::logs::Logs;
-    use crate::kubernetes::pods::{Pod, Pods};
     use crate::select::cgroups::Cgroups;
+    use perfusion_host::pods::{Pod, Pods};
     use perfusion_model::feature::{Feature, thinned};
     use std::os::unix::fs::MetadataExt as _;
 

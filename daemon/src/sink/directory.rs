@@ -546,7 +546,7 @@ fn decode(directory: &str) -> String {
 mod tests {
     use super::*;
     use crate::config::units::{Bytes, Span};
-    use crate::pprof::proto::Profile;
+    use perfusion_pprof::proto::Profile;
     use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
 
     fn options(max_count: usize, keep_free: u64) -> Files {

@@ -1,6 +1,6 @@
 //! Files that appear whole or not at all: written to a new file beside the target, synced, renamed.
 
-use crate::leftover::{self, Naming};
+use perfusion_host::leftover::{self, Naming};
 use rustix::fs::{Advice, AtFlags, CWD, Mode, OFlags, fadvise, fsync, openat, renameat, statvfs, unlinkat};
 use rustix::io::Errno;
 use rustix::process::geteuid;

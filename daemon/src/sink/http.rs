@@ -5,13 +5,13 @@
 //! A [`Client`] posts to a receiver, with a deadline for all of it and an answer of bounded length; a [`Peer`] hands an answer over as it comes.
 
 use super::words;
-use crate::leftover;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{HOST, HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue, USER_AGENT};
 use hyper::rt::Executor;
 use hyper::{Method, Request, Uri};
 use hyper_util::rt::TokioIo;
+use perfusion_host::leftover;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;

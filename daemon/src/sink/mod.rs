@@ -26,7 +26,7 @@ pub mod words;
 
 use self::deliver::Backlog;
 use self::parts::Hurry;
-use crate::pprof::PprofError;
+use perfusion_pprof::PprofError;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -74,9 +74,9 @@ pub(crate) fn unpacking() -> MutexGuard<'static, ()> {
 }
 
 #[cfg(test)]
-impl From<crate::pprof::proto::Profile> for Packed {
-    fn from(profile: crate::pprof::proto::Profile) -> Self {
-        Self::new(crate::pprof::pack(&profile).unwrap())
+impl From<perfusion_pprof::proto::Profile> for Packed {
+    fn from(profile: perfusion_pprof::proto::Profile) -> Self {
+        Self::new(perfusion_pprof::pack(&profile).unwrap())
     }
 }
 

@@ -11,11 +11,10 @@ use super::receiver::{self, Reach, SpoolOptions, retry_after, said, speaks_of_si
 use super::spool::Limits;
 use super::{Finished, Sink, SinkError, unpacking};
 use crate::config::units::{Bytes, Span};
-use crate::pprof;
-use crate::pprof::proto::Profile;
-use crate::pprof::split::{Bounds, Kept, Splitter};
-use crate::pprof::stream::unpacked_bytes;
 use hyper::header::{CONTENT_TYPE, HeaderName};
+use perfusion_pprof::proto::Profile;
+use perfusion_pprof::split::{Bounds, Kept, Splitter};
+use perfusion_pprof::stream::unpacked_bytes;
 use prost::Message;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -204,7 +203,7 @@ fn make(
 }
 
 fn request(labels: &[LabelPair], part: &Profile) -> Result<Vec<u8>, SinkError> {
-    let samples = vec![RawSample { raw_profile: pprof::pack(part)? }];
+    let samples = vec![RawSample { raw_profile: perfusion_pprof::pack(part)? }];
     let series = vec![RawProfileSeries { labels: labels.to_vec(), samples }];
     Ok(PushRequest { series }.encode_to_vec())
 }
@@ -345,10 +344,10 @@ impl Remote for Server {
 
 /// A push of one profile -> two that have half of its samples each; none where it has one sample.
 fn halves(payload: &[u8]) -> Result<Vec<Vec<u8>>, SinkError> {
-    let push = PushRequest::decode(payload).map_err(pprof::PprofError::from)?;
+    let push = PushRequest::decode(payload).map_err(perfusion_pprof::PprofError::from)?;
     let [series] = push.series.as_slice() else { return Ok(Vec::new()) };
     let [sample] = series.samples.as_slice() else { return Ok(Vec::new()) };
-    let whole = pprof::unpack(&sample.raw_profile)?;
+    let whole = perfusion_pprof::unpack(&sample.raw_profile)?;
     if whole.sample.len() < 2 {
         return Ok(Vec::new());
     }
@@ -404,10 +403,10 @@ fn verdict(answer: &Answer) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pprof::proto::{Label, Sample};
     use crate::sink::spool::Spool;
     use hyper::body::Bytes as Body;
     use hyper::header::{HeaderMap, HeaderValue, RETRY_AFTER};
+    use perfusion_pprof::proto::{Label, Sample};
     use std::sync::mpsc::{Sender, channel};
 
     fn finished(names: &[(&str, &str)]) -> Finished {
@@ -511,7 +510,7 @@ mod tests {
             ..Profile::default()
         };
         whole.location =
-            (1..=5).map(|id| crate::pprof::proto::Location { id, ..Default::default() }).collect();
+            (1..=5).map(|id| perfusion_pprof::proto::Location { id, ..Default::default() }).collect();
         let pushed = request(&labels(&finished(&[])).0, &whole).unwrap();
         let parts = halves(&pushed).unwrap();
         let found: Vec<Profile> = parts
@@ -519,7 +518,7 @@ mod tests {
             .map(|part| {
                 let push = PushRequest::decode(part.as_slice()).unwrap();
                 assert!(push.series[0].labels.iter().any(|label| label.name == SERVICE));
-                pprof::unpack(&push.series[0].samples[0].raw_profile).unwrap()
+                perfusion_pprof::unpack(&push.series[0].samples[0].raw_profile).unwrap()
             })
             .collect();
         let values: Vec<i64> =

@@ -321,8 +321,8 @@ impl Remote for Bucket {
 #[cfg(test)]
 mod tests {
     use super::{S3Options, key};
-    use crate::pprof::proto::Profile;
     use crate::sink::Finished;
+    use perfusion_pprof::proto::Profile;
     use std::collections::BTreeMap;
     use std::time::{Duration, SystemTime};
 

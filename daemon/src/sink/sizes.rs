@@ -3,7 +3,7 @@
 //! after it, so those are looked at, too.
 
 use super::turns::Length;
-use crate::pprof::split::Bounds;
+use perfusion_pprof::split::Bounds;
 use std::time::{Duration, Instant};
 
 /// What was learned from a refusal is doubted after this: a limit may have been raised.

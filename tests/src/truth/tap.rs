@@ -5,14 +5,15 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, ensure};
-use perfusion::attach::{self, Settings, Wishes};
-use perfusion::pprof::proto::Profile;
-use perfusion::pprof::{self, About};
-use perfusion::process::ProcessTable;
+use perfusion::attach;
 use perfusion::run::processor::Processor;
-use perfusion::source::order::Order;
-use perfusion::source::shim::{ShimLimits, ShimSource};
+use perfusion_host::process::ProcessTable;
 use perfusion_model::event::{Event, EventKind, MonotonicNs, ShimEvent};
+use perfusion_pprof::proto::Profile;
+use perfusion_pprof::{self, About};
+use perfusion_sources::order::Order;
+use perfusion_sources::shim::{Settings, Wishes};
+use perfusion_sources::shim::{ShimLimits, ShimSource};
 use profiler_protocol::counter::Counter;
 
 use crate::app::App;
@@ -191,8 +192,9 @@ impl Tap {
             main_image: None,
             comments: self.processor.estimator_comments(),
         };
-        let bytes = pprof::encode(&window, &self.processor.symbolizer, &self.processor.processes, &about)?;
-        pprof::decode(&bytes).context("a profile of our own")
+        let bytes =
+            perfusion_pprof::encode(&window, &self.processor.symbolizer, &self.processor.processes, &about)?;
+        perfusion_pprof::decode(&bytes).context("a profile of our own")
     }
 
     /// Forgets the window and begins the next one, live objects included.

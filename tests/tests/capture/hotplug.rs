@@ -4,8 +4,8 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
-use perfusion::source::kernel::{KernelOptions, KernelSource};
 use perfusion_model::event::EventKind;
+use perfusion_sources::kernel::{KernelOptions, KernelSource};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use system_tests::environment::{Need, long_form};
 use system_tests::wait_until;

@@ -15,8 +15,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use perfusion::source::kernel::{KernelOptions, KernelSource, Selection};
 use perfusion_model::event::{Event, ThreadSnapshot};
+use perfusion_sources::kernel::{KernelOptions, KernelSource, Selection};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use system_tests::environment;
 use system_tests::environment::Need;
@@ -30,7 +30,7 @@ const DEADLINE: Duration = Duration::from_secs(120);
 fn begin(name: &str, needs: &[Need]) -> Option<Turn> {
     let turn = environment::begin(name, needs)?;
     let required = std::env::var_os("PERFUSION_TESTS_REQUIRED").is_some_and(|value| value == "1");
-    if perfusion::embedded::probes().is_some() {
+    if perfusion_artefacts::probes().is_some() {
         return Some(turn);
     }
     assert!(!required, "{name} cannot run: built without PERFUSION_PROBES");

@@ -6,10 +6,10 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use perfusion::source::kernel::rule_set::RuleSet;
-use perfusion::source::kernel::{KernelOptions, KernelSource, Selection};
 use perfusion_model::event::{Event, EventKind};
 use perfusion_model::feature::Feature;
+use perfusion_sources::kernel::rule_set::RuleSet;
+use perfusion_sources::kernel::{KernelOptions, KernelSource, Selection};
 use system_tests::environment::skip;
 use system_tests::wait_until;
 

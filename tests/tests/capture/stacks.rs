@@ -6,8 +6,8 @@ use std::os::unix::thread::JoinHandleExt as _;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use perfusion::source::kernel::{KernelOptions, KernelSource};
 use perfusion_model::event::{CpuSample, Event, EventKind, UserContext};
+use perfusion_sources::kernel::{KernelOptions, KernelSource};
 use system_tests::wait_until;
 
 use super::{

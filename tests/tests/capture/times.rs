@@ -4,8 +4,8 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use perfusion::source::kernel::{KernelOptions, KernelSource};
 use perfusion_model::event::{Event, EventKind, Progress, ThreadTimes, WaitStart};
+use perfusion_sources::kernel::{KernelOptions, KernelSource};
 use system_tests::environment::Need;
 use system_tests::wait_until;
 

@@ -24,7 +24,7 @@ const PERF_EVENT: &str = "7";
 const PER_CPU_ARRAY: &str = "6";
 /// What the daemon logs once its programs are in the kernel, and the log's level of that.
 const LOADED: &str = "milliseconds=";
-const LOG: &str = "warn,perfusion::source::kernel::load=debug";
+const LOG: &str = "warn,perfusion_sources::kernel::load=debug";
 /// The shim's shared memory, in a process's maps (docs/shim-protocol.md).
 pub(super) const REGION: &str = "/memfd:perfusion";
 /// How long a start may take before it counts as failed.

@@ -11,10 +11,10 @@ use super::proto::{
     KeyValueAndUnit, Line, Link, Location, Mapping, Profile, ProfilesDictionary, Resource, ResourceProfiles,
     Sample, ScopeProfiles, Stack, ValueType, any_value::Value,
 };
-use crate::pprof::split::Bounds;
-use crate::pprof::{KERNEL_MAPPING, proto as pprof};
 use crate::sink::Finished;
 use crate::sink::parts::Parts;
+use perfusion_pprof::split::Bounds;
+use perfusion_pprof::{KERNEL_MAPPING, proto as pprof};
 use prost::Message as _;
 use prost::encoding::encoded_len_varint;
 use std::collections::HashMap;
@@ -266,7 +266,7 @@ struct Mark {
 
 impl Request {
     fn new(source: &Source<'_>, head: &Head) -> Self {
-        let tables = ProfilesDictionary::of_zeroes();
+        let tables = super::proto::empty_dictionary();
         // Lengths of all levels of messages around the samples, once more than they can be.
         let bytes = head.bytes + tables.encoded_len() + 64;
         let mut request = Self {
@@ -642,7 +642,7 @@ mod tests {
     }
 
     fn convert_within(finished: &Finished, bounds: Bounds) -> Converted {
-        let whole = crate::pprof::unpack(finished.profile.bytes()).unwrap();
+        let whole = perfusion_pprof::unpack(finished.profile.bytes()).unwrap();
         let mut converter = Converter::new(finished, &whole, bounds, || [7; 16]);
         let mut requests: Vec<ExportProfilesServiceRequest> =
             whole.sample.iter().filter_map(|sample| converter.add(sample)).collect();

@@ -74,7 +74,7 @@ impl<'a> Half<'a> {
         let zero = || HashMap::from([(0, 0)]);
         Self {
             whole,
-            tables: ProfilesDictionary::of_zeroes(),
+            tables: super::proto::empty_dictionary(),
             strings: zero(),
             attributes: zero(),
             functions: zero(),

@@ -1,0 +1,397 @@
+//! Where one window ends and the next begins. Threads live through it: what the scheduler says of one is its total since the recording began,
+//! so each window takes what the earlier ones have not counted; a wait in progress is sliced, and keeps its stack and its weight.
+
+use super::{Collected, Estimate, Open, Row, Thread, Threads, Waker, no_times};
+use crate::recent::Recent;
+use foldhash::{HashMap, HashMapExt as _};
+use perfusion_model::event::{MonotonicNs, Progress, ThreadSnapshot, ThreadTimes};
+use perfusion_model::stack::StackId;
+
+/// A thread that was counted and is in no snapshot since (its times changed while they were read) is remembered for so many windows.
+const REMEMBERED: u8 = 3;
+
+/// What earlier windows have of a thread.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Counted {
+    pub(super) times: ThreadTimes,
+    /// The wait it was in at the cut: when that began, and how much of it is counted.
+    pub(super) wait: Option<(MonotonicNs, u64, u64)>,
+    /// Cuts since that the thread was not in.
+    pub(super) missed: u8,
+}
+
+/// What earlier windows have of one wait.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct CountedWait {
+    blocked_ns: u64,
+    runnable_ns: u64,
+    /// For a wait that was in progress at the cut: when its thread entered the recording.
+    pub(super) entered: Option<MonotonicNs>,
+}
+
+impl CountedWait {
+    /// What is left of the whole wait.
+    pub(super) fn rest(self, blocked_ns: u64, runnable_ns: u64) -> (u64, u64) {
+        (blocked_ns.saturating_sub(self.blocked_ns), runnable_ns.saturating_sub(self.runnable_ns))
+    }
+}
+
+impl Threads {
+    pub(super) fn counted_wait(&self, tid: u32, start: MonotonicNs) -> CountedWait {
+        match self.counted.get(&tid).map(|counted| (counted.times.since, counted.wait)) {
+            Some((since, Some((began, blocked_ns, runnable_ns)))) if began == start => {
+                CountedWait { blocked_ns, runnable_ns, entered: Some(since) }
+            }
+            _ => CountedWait::default(),
+        }
+    }
+
+    /// Of a thread's totals, what no window has counted. A total may be less than what was counted: a thread that seemed to run turned out to
+    /// sleep. What is too much in one column is taken off the others, so that their sum is that of the window; both come right in time.
+    pub(super) fn not_counted(&self, times: &ThreadTimes) -> ThreadTimes {
+        let same = |counted: &&Counted| counted.times.since == times.since;
+        let Some(Counted { times: before, .. }) = self.counted.get(&times.thread.tid).filter(same) else {
+            return *times;
+        };
+        let columns = |times: &ThreadTimes| [times.blocked_ns, times.runnable_ns, times.oncpu_ns];
+        let (now, before_columns) = (columns(times), columns(before));
+        let mut rest: [u64; 3] = std::array::from_fn(|n| now[n].saturating_sub(before_columns[n]));
+        let mut too_much: u64 = (0..3).map(|n| before_columns[n].saturating_sub(now[n])).sum();
+        for column in &mut rest {
+            let taken = too_much.min(*column);
+            *column -= taken;
+            too_much -= taken;
+        }
+        let [blocked_ns, runnable_ns, oncpu_ns] = rest;
+        let stolen_ns = times.stolen_ns.saturating_sub(before.stolen_ns).min(runnable_ns);
+        ThreadTimes { oncpu_ns, runnable_ns, stolen_ns, blocked_ns, ..*times }
+    }
+
+    /// What all windows together have counted of a thread when this one has counted `rest`.
+    pub(super) fn counted_with(&self, rest: &ThreadTimes) -> ThreadTimes {
+        let before = self.counted.get(&rest.thread.tid).filter(|counted| counted.times.since == rest.since);
+        let Some(Counted { times: before, .. }) = before else { return *rest };
+        ThreadTimes {
+            oncpu_ns: before.oncpu_ns.saturating_add(rest.oncpu_ns),
+            runnable_ns: before.runnable_ns.saturating_add(rest.runnable_ns),
+            stolen_ns: before.stolen_ns.saturating_add(rest.stolen_ns),
+            blocked_ns: before.blocked_ns.saturating_add(rest.blocked_ns),
+            ..*rest
+        }
+    }
+
+    /// Closes the window and begins the next: slices waits in progress and makes every column of a thread sum to its exact time in
+    /// this window. `running` are the threads that still exist, with their totals. `carry` takes a stack over to the next window, unless this
+    /// is the `last`.
+    pub fn cut(
+        &mut self,
+        running: &[ThreadSnapshot],
+        carry: &mut dyn FnMut(StackId) -> StackId,
+        last: bool,
+    ) -> Vec<Row> {
+        let mut rows = Vec::new();
+        let mut counted = HashMap::with_capacity(running.len());
+        let mut told = HashMap::new();
+        let mut next = HashMap::new();
+        for ThreadSnapshot { times, progress, .. } in running {
+            let (id, tid) = (times.thread, times.thread.tid);
+            // Still in the map, but its end was told: one life must not count twice.
+            if [&self.told, &self.told_before].iter().any(|told| told.get(&tid) == Some(&times.since)) {
+                told.insert(tid, times.since);
+                continue;
+            }
+            let mut thread = self.threads.remove(&tid).filter(|thread| thread.id == id).unwrap_or_default();
+            thread.id = id;
+            let wait = match *progress {
+                Progress::Waiting { start, blocked_ns, runnable_ns, .. } => {
+                    Some((start, blocked_ns, runnable_ns))
+                }
+                Progress::OnCpu { .. } => None,
+            };
+            let before = wait
+                .map(|(start, ..)| self.counted_wait(tid, start))
+                .filter(|_| self.knows(tid, times.since));
+            if let (Some(open), Some((start, ..))) = (thread.open, wait)
+                && open.start == start
+            {
+                let open = open.carried(carry);
+                let recent = self.remembers.then(|| {
+                    let mut recent = Recent::default();
+                    recent.seen(open.start, open.stack);
+                    Box::new(recent)
+                });
+                next.insert(tid, Thread { id, open: Some(open), recent, ..Thread::default() });
+            }
+            thread.slice_open_wait(*progress, times.since, before.unwrap_or_default());
+            let rest = self.not_counted(times);
+            thread.rows(&rest, &mut rows);
+            counted.insert(tid, Counted { times: self.counted_with(&rest), wait, missed: 0 });
+        }
+        rows.append(&mut self.ended);
+        rows.extend(self.rest.take());
+        // Left: threads that began or ended while the snapshots were taken. What is known of them waits for their times, which come with the
+        // next window. If they do not, they were lost on the way: their samples stay, at no more time than is known: none.
+        for (tid, thread) in std::mem::replace(&mut self.threads, next) {
+            if last || thread.unseen {
+                let times = no_times(thread.id);
+                thread.rows(&times, &mut rows);
+            } else {
+                self.threads.entry(tid).or_insert(thread.unseen(carry));
+            }
+        }
+        for (tid, mut old) in std::mem::take(&mut self.counted) {
+            old.missed += 1;
+            if old.missed < REMEMBERED {
+                counted.entry(tid).or_insert(old);
+            }
+        }
+        self.counted = counted;
+        self.told.clear();
+        self.names = 0;
+        self.told_before = told;
+        rows
+    }
+
+    pub(super) fn knows(&self, tid: u32, since: MonotonicNs) -> bool {
+        self.counted.get(&tid).is_some_and(|counted| counted.times.since == since)
+    }
+}
+
+impl Thread {
+    /// The thread in the next window.
+    pub(super) fn unseen(self, carry: &mut dyn FnMut(StackId) -> StackId) -> Self {
+        let Self { id, on_cpu, waits, open, last_run, collected, first, name, named, shared, .. } = self;
+        let mut carried_waits = HashMap::with_capacity(waits.len());
+        for ((stack, reason, waker), estimate) in waits {
+            let waker = waker.map(|waker| match waker {
+                Waker::Thread { id, comm, stack } => {
+                    Waker::Thread { id, comm, stack: stack.map(&mut *carry) }
+                }
+                other => other,
+            });
+            // One to one: stacks that differ go on to differ, unless there is no more room for them.
+            carried_waits
+                .entry((carry(stack), reason, waker))
+                .or_insert_with(Estimate::default)
+                .merge(estimate);
+        }
+        Self {
+            id,
+            on_cpu: on_cpu.carried(carry),
+            waits: carried_waits,
+            open: open.map(|open| open.carried(carry)),
+            last_run: last_run.map(|(at, stack)| (at, carry(stack))),
+            recent: None,
+            collected: Collected { on_cpu: collected.on_cpu.carried(carry), ..collected },
+            first,
+            unseen: true,
+            name,
+            named: Self::carried_names(named, carry),
+            shared,
+        }
+    }
+}
+
+impl Open {
+    fn carried(self, carry: &mut dyn FnMut(StackId) -> StackId) -> Self {
+        Self { stack: carry(self.stack), waker: self.waker.map(&mut *carry), ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{T, end};
+    use super::super::{Place, WaitReason, WaitStateKey};
+    use super::*;
+    use perfusion_model::event::ThreadId;
+    use perfusion_model::frame::Marker;
+    use proptest::prelude::{prop, proptest};
+
+    const SLEEP: WaitReason = WaitReason {
+        state: WaitStateKey::Interruptible,
+        syscall: Some("sleep"),
+        io: false,
+        suspended: false,
+    };
+
+    fn times(oncpu_ns: u64, blocked_ns: u64) -> ThreadTimes {
+        ThreadTimes {
+            thread: T,
+            oncpu_ns,
+            runnable_ns: 0,
+            stolen_ns: 0,
+            blocked_ns,
+            since: MonotonicNs(0),
+            left_out: 0,
+        }
+    }
+
+    fn asleep(start: u64, at: u64, times: ThreadTimes) -> [ThreadSnapshot; 1] {
+        let progress = Progress::Waiting {
+            start: MonotonicNs(start),
+            blocked_ns: at - start,
+            runnable_ns: 0,
+            kept: true,
+            new_thread: false,
+            woken_throttled: false,
+        };
+        [ThreadSnapshot { times, at: MonotonicNs(at), progress }]
+    }
+
+    fn on_cpu(at: u64, times: ThreadTimes) -> [ThreadSnapshot; 1] {
+        [ThreadSnapshot { times, at: MonotonicNs(at), progress: Progress::OnCpu { since: MonotonicNs(at) } }]
+    }
+
+    fn at(rows: &[Row], place: Place) -> (f64, f64) {
+        let of = rows.iter().filter(|row| row.place == place);
+        of.fold((0.0, 0.0), |(cpu, blocked), row| (cpu + row.cpu_ns, blocked + row.blocked_ns))
+    }
+
+    #[test]
+    fn a_wait_across_two_cuts_is_sliced_and_keeps_its_stack() {
+        let mut threads = Threads::default();
+        threads.wait_start(T, MonotonicNs(10), StackId(5), SLEEP, 10, 1.0);
+        let mut renamed = |stack: StackId| StackId(stack.0 + 1);
+        let first = threads.cut(&asleep(10, 100, times(10, 90)), &mut renamed, false);
+        let second = threads.cut(&asleep(10, 200, times(10, 190)), &mut renamed, false);
+        threads.wait_end(&end(10, 210));
+        let third = threads.cut(&on_cpu(230, times(20, 210)), &mut renamed, false);
+        assert_eq!(at(&first, Place::Stack(StackId(5))), (10.0, 90.0));
+        assert_eq!(at(&second, Place::Stack(StackId(6))), (0.0, 100.0));
+        assert_eq!(at(&third, Place::Stack(StackId(7))), (0.0, 20.0));
+        assert_eq!(threads.unmatched_wait_ends(), 0);
+    }
+
+    #[test]
+    fn a_wait_that_nobody_saw_begin_is_older_than_the_window_and_its_visit_comes_in_time() {
+        let mut threads = Threads::default();
+        let first = threads.cut(&asleep(40, 100, times(40, 60)), &mut |stack| stack, false);
+        assert_eq!(at(&first, Place::Marker(Marker::StackLost)).1, 60.0);
+        let second = threads.cut(&asleep(40, 200, times(40, 160)), &mut |stack| stack, false);
+        assert_eq!(at(&second, Place::Marker(Marker::WaitingSinceBefore)).1, 100.0);
+        threads.sleeper(T, MonotonicNs(40), StackId(3), SLEEP);
+        let third = threads.cut(&asleep(40, 300, times(40, 260)), &mut |stack| stack, false);
+        assert_eq!(at(&third, Place::Stack(StackId(3))).1, 100.0);
+    }
+
+    #[test]
+    fn what_was_counted_of_a_thread_ends_with_it_and_its_id_begins_anew() {
+        let mut threads = Threads::default();
+        threads.cpu_sample(T, MonotonicNs(1), StackId(1));
+        drop(threads.cut(&on_cpu(100, times(100, 0)), &mut |stack| stack, false));
+        threads.cpu_sample(T, MonotonicNs(110), StackId(1));
+        threads.thread_end(times(130, 0));
+        // Its entry may still be in the map at this cut and the next.
+        for left in [30.0, 0.0, 0.0] {
+            let rows = threads.cut(&on_cpu(200, times(130, 0)), &mut |stack| stack, false);
+            assert_eq!(at(&rows, Place::Stack(StackId(1))).0, left);
+            assert_eq!(rows.iter().map(|row| row.cpu_ns).sum::<f64>(), left);
+        }
+        let again = ThreadTimes { since: MonotonicNs(300), ..times(7, 0) };
+        let rows = threads.cut(&on_cpu(310, again), &mut |stack| stack, false);
+        assert_eq!(rows.iter().map(|row| row.cpu_ns).sum::<f64>(), 7.0);
+    }
+
+    #[test]
+    fn a_thread_that_ends_while_the_snapshots_are_taken_keeps_its_stacks() {
+        let mut threads = Threads::default();
+        threads.cpu_sample(T, MonotonicNs(5), StackId(1));
+        threads.wait_start(T, MonotonicNs(10), StackId(5), SLEEP, 10, 1.0);
+        threads.wait_end(&end(10, 60));
+        // It ended before it was looked at, and its end comes with what is later than that.
+        let mut renamed = |stack: StackId| StackId(stack.0 + 1);
+        assert_eq!(threads.cut(&[], &mut renamed, false), []);
+        threads.thread_end(times(15, 60));
+        let rows = threads.cut(&[], &mut renamed, false);
+        assert_eq!(at(&rows, Place::Stack(StackId(2))), (15.0, 0.0));
+        assert_eq!(at(&rows, Place::Stack(StackId(6))), (0.0, 60.0));
+        assert_eq!(rows.len(), 2);
+    }
+
+    #[test]
+    fn a_thread_whose_end_is_lost_is_carried_over_once() {
+        let mut threads = Threads::default();
+        threads.cpu_sample(T, MonotonicNs(5), StackId(1));
+        assert_eq!(threads.cut(&[], &mut |stack| stack, false), []);
+        let rows = threads.cut(&[], &mut |stack| stack, false);
+        assert_eq!(rows.iter().map(|row| row.samples).sum::<u64>(), 1);
+        assert_eq!(threads.cut(&[], &mut |stack| stack, false), []);
+        threads.cpu_sample(T, MonotonicNs(5), StackId(1));
+        assert_eq!(threads.cut(&[], &mut |stack| stack, true).len(), 1, "there is no next window");
+    }
+
+    #[test]
+    fn what_was_counted_as_run_and_turns_out_as_slept_is_made_up_for_in_later_windows() {
+        let mut threads = Threads::default();
+        let mut sums = |times: ThreadTimes| {
+            let rows = threads.cut(&on_cpu(1, times), &mut |stack| stack, false);
+            (
+                rows.iter().map(|row| row.cpu_ns).sum::<f64>(),
+                rows.iter().map(|row| row.blocked_ns).sum::<f64>(),
+            )
+        };
+        assert_eq!(sums(times(100, 0)), (100.0, 0.0));
+        // It had run for 70 only.
+        assert_eq!(sums(times(70, 130)), (0.0, 100.0), "a window has no more time than it is long");
+        assert_eq!(sums(times(170, 130)), (70.0, 30.0));
+        assert_eq!(sums(times(270, 130)), (100.0, 0.0));
+    }
+
+    #[test]
+    fn nothing_stays_of_threads_that_are_gone() {
+        let mut threads = Threads::default();
+        for tid in 0..1_000 {
+            let thread = ThreadId { pid: 1, tid };
+            threads.cpu_sample(thread, MonotonicNs(1), StackId(1));
+            threads.thread_end(ThreadTimes { thread, ..times(1, 0) });
+        }
+        drop(threads.cut(&on_cpu(10, times(1, 0)), &mut |stack| stack, false));
+        for _ in 0..REMEMBERED {
+            drop(threads.cut(&[], &mut |stack| stack, false));
+        }
+        assert_eq!(threads.threads.len() + threads.told.len() + threads.told_before.len(), 0);
+        assert_eq!(threads.counted.len() + threads.ended.len(), 0);
+    }
+
+    proptest! {
+        /// However a recording is cut, its windows together have what one window would have.
+        #[test]
+        fn windows_sum_to_the_whole(
+            steps in prop::collection::vec((1u64..1_000, 0u64..1_000, 0u8..4), 1..40),
+        ) {
+            let (mut cut, mut whole) = (Threads::default(), Threads::default());
+            let (mut clock, mut oncpu, mut blocked) = (0, 0, 0);
+            let (mut cpu_sum, mut blocked_sum) = (0.0, 0.0);
+            let mut take = |rows: Vec<Row>| {
+                cpu_sum += rows.iter().map(|row| row.cpu_ns).sum::<f64>();
+                blocked_sum += rows.iter().map(|row| row.blocked_ns).sum::<f64>();
+            };
+            for (run, sleep, when) in steps {
+                clock += run;
+                oncpu += run;
+                for threads in [&mut cut, &mut whole] {
+                    threads.cpu_sample(T, MonotonicNs(clock), StackId(u32::from(when)));
+                    threads.wait_start(T, MonotonicNs(clock), StackId(9), SLEEP, run, 1.0);
+                }
+                let start = clock;
+                if when == 1 {
+                    // In the middle of the wait.
+                    take(cut.cut(&asleep(start, start + sleep / 2, times(oncpu, blocked + sleep / 2)), &mut |s| s, false));
+                }
+                clock += sleep;
+                blocked += sleep;
+                for threads in [&mut cut, &mut whole] {
+                    threads.wait_end(&end(start, sleep));
+                }
+                if when == 2 {
+                    take(cut.cut(&on_cpu(clock, times(oncpu, blocked)), &mut |s| s, false));
+                }
+            }
+            take(cut.cut(&on_cpu(clock, times(oncpu, blocked)), &mut |s| s, false));
+            let all = whole.finish(&on_cpu(clock, times(oncpu, blocked)));
+            let (cpu, waited) = (all.iter().map(|row| row.cpu_ns).sum::<f64>(), all.iter().map(|row| row.blocked_ns).sum::<f64>());
+            assert!((cpu_sum - cpu).abs() < 1.0 && (blocked_sum - waited).abs() < 1.0, "{cpu_sum} {cpu} {blocked_sum} {waited}");
+            assert!((cpu - oncpu as f64).abs() < 1.0 && (waited - blocked as f64).abs() < 1.0);
+        }
+    }
+}

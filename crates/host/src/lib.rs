@@ -1,0 +1,7 @@
+//! What is read of processes and of the machine from outside.
+
+pub mod cpus;
+pub mod leftover;
+pub mod pods;
+pub mod process;
+pub mod system_limits;

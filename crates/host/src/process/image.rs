@@ -1,0 +1,727 @@
+//! One file that is mapped as code, identified and read piece by piece. A target's file is never mapped, for whoever may write it
+//! could truncate it under us; every size it states is checked against the file and a cap.
+
+use super::patience::ForeignFile;
+use super::pe::{Pe, PeView};
+use object::elf;
+use object::endian::LittleEndian as LE;
+use object::pod;
+use perfusion_unwind::eh_frame::{FarSections, FileBytes, Found, Place, Section, UnwindSections};
+use perfusion_unwind::machine::NATIVE;
+use perfusion_unwind::managed::ExceptionDirectory;
+use perfusion_unwind::rule::Refusal;
+use std::io::Read as _;
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+
+/// Most bytes of one section of unwind data that is loaded.
+const MAX_UNWIND_BYTES: u64 = 32 << 20;
+/// From so many on `.eh_frame` and its table stay in the file: Chromium has 16 MiB of them, of which the stacks of a day need some kilobytes.
+const FAR_UNWIND_BYTES: u64 = 256 << 10;
+/// Most program headers, section headers, and bytes of names and notes that are read.
+const MAX_PROGRAM_HEADERS: u16 = 128;
+const MAX_SECTION_HEADERS: u16 = 4096;
+const MAX_NAMES_BYTES: u64 = 1 << 20;
+const MAX_NOTE_BYTES: u64 = 64 << 10;
+/// Most assemblies that are known in one single-file program, and so many times one is looked for that is not there.
+const MAX_CARRIED: usize = 1024;
+/// Most bytes of exception directories of carried assemblies that stay when another one is wanted.
+const MAX_CARRIED_BYTES: usize = 16 << 20;
+const MAX_SEARCHES: u8 = 64;
+
+/// Why a mapped file could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// It could not be opened.
+    #[error("pid {pid}: cannot open mapped file {path}: {source}")]
+    Open {
+        /// Process that maps it.
+        pid: u32,
+        /// Path as the process sees it.
+        path: Arc<str>,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// Something else is at its path now.
+    #[error("pid {pid}: {path}: expected regular file with inode {expected}, found inode {found}")]
+    Changed {
+        /// Process that maps it.
+        pid: u32,
+        /// Path as the process sees it.
+        path: Arc<str>,
+        /// Inode of the mapping.
+        expected: u64,
+        /// Inode found, 0 when it is no regular file.
+        found: u64,
+    },
+    /// As many are known as may be, and all of them stand in stacks.
+    #[error("too many mapped files")]
+    Full,
+    /// The process has brought its share of them.
+    #[error("pid {pid}: too many mapped files")]
+    Share {
+        /// Process that maps them.
+        pid: u32,
+    },
+}
+
+/// What makes two mappings the same file: never the build id, which anyone can forge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Identity {
+    device: u64,
+    inode: u64,
+    ctime: (i64, i64),
+    mtime: (i64, i64),
+    size: u64,
+}
+
+impl Identity {
+    pub(super) fn of(meta: &std::fs::Metadata) -> Self {
+        Self {
+            device: meta.dev(),
+            inode: meta.ino(),
+            ctime: (meta.ctime(), meta.ctime_nsec()),
+            mtime: (meta.mtime(), meta.mtime_nsec()),
+            size: meta.size(),
+        }
+    }
+}
+
+/// Where an image's bytes are.
+#[derive(Debug)]
+pub(super) enum Source {
+    File(ForeignFile),
+    Bytes(Vec<u8>),
+    /// Closed to make room.
+    Closed,
+}
+
+impl Source {
+    pub(super) fn read(&self, offset: u64, into: &mut [u8]) -> usize {
+        match self {
+            Self::File(file) => {
+                let mut done = 0;
+                while let Some(rest) = into.get_mut(done..).filter(|r| !r.is_empty()) {
+                    match file.read_at(rest, offset.saturating_add(done as u64)) {
+                        Ok(0) => break,
+                        Ok(n) => done += n,
+                        Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                        Err(_) => break,
+                    }
+                }
+                done
+            }
+            Self::Bytes(bytes) => {
+                let there = usize::try_from(offset).ok().and_then(|o| bytes.get(o..)).unwrap_or_default();
+                let length = there.len().min(into.len());
+                if let (Some(to), Some(from)) = (into.get_mut(..length), there.get(..length)) {
+                    to.copy_from_slice(from);
+                }
+                length
+            }
+            Self::Closed => 0,
+        }
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        matches!(self, Self::Closed)
+    }
+
+    /// Whether it has `length` bytes at `offset`.
+    fn has(&self, offset: u64, length: u64) -> bool {
+        let size = match self {
+            Self::File(file) => file.metadata().map_or(0, |meta| meta.size()),
+            Self::Bytes(bytes) => bytes.len() as u64,
+            Self::Closed => 0,
+        };
+        offset.checked_add(length).is_some_and(|end| end <= size)
+    }
+
+    /// Exactly `length` bytes at `offset`; `None` when they are not there or more than `cap`.
+    pub(super) fn bytes(&self, offset: u64, length: u64, cap: u64) -> Option<Vec<u8>> {
+        if !self.has(offset, length) || length > cap {
+            return None;
+        }
+        let mut bytes = vec![0u8; usize::try_from(length).ok()?];
+        (self.read(offset, &mut bytes) == bytes.len()).then_some(bytes)
+    }
+}
+
+impl FileBytes for Source {
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> usize {
+        self.read(offset, into)
+    }
+}
+
+/// One loadable segment: file offsets to addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Segment {
+    offset: u64,
+    size: u64,
+    address: u64,
+    executable: bool,
+}
+
+/// What kind of file it is.
+#[derive(Debug)]
+enum Format {
+    /// ELF of this machine.
+    Elf {
+        segments: Vec<Segment>,
+        /// Address of the first instruction of a process.
+        entry: u64,
+        unwind: Option<Arc<UnwindSections>>,
+        /// Assemblies behind its segments, those that were needed.
+        carried: Vec<Pe>,
+        /// Times that one was looked for and not found.
+        searches: u8,
+    },
+    /// PE of this machine.
+    Pe(Pe),
+    /// Neither, or of another machine.
+    Other,
+}
+
+/// A mapped file.
+#[derive(Debug)]
+pub struct Image {
+    /// Path in the mount namespace of the first process it was seen in; `[vdso]` for the vDSO.
+    pub path: Arc<str>,
+    /// GNU build id, at most 64 bytes; names the file to the outside only.
+    pub build_id: Option<Vec<u8>>,
+    /// Device (major, minor) as the mapping states it.
+    pub device: (u32, u32),
+    /// Inode.
+    pub inode: u64,
+    /// What its file was when it was parsed; `None` for the vDSO.
+    identity: Option<Identity>,
+    source: Source,
+    format: Format,
+}
+
+impl Image {
+    /// The open file, for reading by others; `None` for the vDSO and when it was closed to bound the number of open files.
+    #[must_use]
+    pub fn file(&self) -> Option<&ForeignFile> {
+        match &self.source {
+            Source::File(file) => Some(file),
+            _ => None,
+        }
+    }
+
+    /// True when its file was closed to make room; resolving a mapping of it opens it again.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.source.is_closed()
+    }
+
+    /// The whole image where it is held in memory: the vDSO.
+    #[must_use]
+    pub fn bytes(&self) -> Option<&[u8]> {
+        match &self.source {
+            Source::Bytes(bytes) => Some(bytes),
+            _ => None,
+        }
+    }
+
+    /// True for an executable that was compiled with NativeAOT, by the section of its managed code. Reads the file's section headers.
+    #[must_use]
+    pub fn is_native_aot(&self) -> bool {
+        let Some(header) = elf_header(&self.source) else { return false };
+        let names = || {
+            let sections = section_headers(&self.source, &header)?;
+            let names = sections.get(usize::from(header.e_shstrndx.get(LE)))?;
+            let bytes = self.source.bytes(names.sh_offset.get(LE), names.sh_size.get(LE), MAX_NAMES_BYTES)?;
+            let of = |section: &elf::SectionHeader64<LE>| {
+                let at = usize::try_from(section.sh_name.get(LE)).ok()?;
+                bytes.get(at..)?.split(|byte| *byte == 0).next().map(<[u8]>::to_vec)
+            };
+            Some(sections.iter().filter_map(of).any(|name| name == b"__managedcode"))
+        };
+        names().unwrap_or(false)
+    }
+
+    /// The rule at an ELF virtual address, if a stack has needed its unwind sections and they were not evicted since.
+    #[must_use]
+    pub fn loaded_rule(&self, address: u64) -> Option<Result<Found, Refusal>> {
+        match &self.format {
+            Format::Elf { unwind: Some(unwind), .. } => Some(unwind.rule_in(&self.source, address)),
+            _ => None,
+        }
+    }
+
+    /// Where the function at an ELF virtual address begins, under the same condition: no rule's program is run for it.
+    #[must_use]
+    pub fn loaded_function(&self, address: u64) -> Option<u64> {
+        match &self.format {
+            Format::Elf { unwind: Some(unwind), .. } => {
+                unwind.function_in(&self.source, address).ok().map(|f| f.start)
+            }
+            _ => None,
+        }
+    }
+
+    /// The rule at an ELF virtual address by the unwind sections of this image.
+    pub(super) fn rule(&self, unwind: &UnwindSections, address: u64) -> Result<Found, Refusal> {
+        unwind.rule_in(&self.source, address)
+    }
+
+    /// Reads from `offset` in the file; fewer bytes than asked where it ends.
+    pub fn read_at(&self, offset: u64, into: &mut [u8]) -> usize {
+        self.source.read(offset, into)
+    }
+
+    /// ELF virtual address of the first byte of an executable mapping that begins at `offset` in the file, which is a page's.
+    pub(super) fn mapped_address(&self, offset: u64) -> Option<u64> {
+        const PAGE: u64 = 4096;
+        let Format::Elf { segments, .. } = &self.format else { return None };
+        let begins =
+            |segment: &&Segment| segment.executable && segment.offset - segment.offset % PAGE == offset;
+        let segment = segments.iter().find(begins)?;
+        segment.address.checked_sub(segment.offset % PAGE)
+    }
+
+    pub(super) fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// ELF virtual address of the byte at `offset` in the file.
+    #[must_use]
+    pub fn elf_address(&self, offset: u64) -> Option<u64> {
+        let Format::Elf { segments, .. } = &self.format else { return None };
+        let within = |s: &&Segment| offset.checked_sub(s.offset).is_some_and(|o| o < s.size);
+        let best = segments.iter().filter(within).find(|s| s.executable);
+        let segment = best.or_else(|| segments.iter().find(within))?;
+        Some(offset - segment.offset + segment.address)
+    }
+
+    /// The PE image that holds the byte at `offset` in the file, and the byte's relative virtual address; in a single-file program only if
+    /// its unwind data was asked for.
+    #[must_use]
+    pub fn pe_at(&self, offset: u64) -> Option<(u32, PeView<'_>)> {
+        let all = match &self.format {
+            Format::Pe(pe) => std::slice::from_ref(pe),
+            Format::Elf { carried, .. } => carried,
+            Format::Other => &[],
+        };
+        all.iter().find_map(|pe| Some((pe.rva(offset)?, PeView { source: &self.source, pe })))
+    }
+
+    /// Relative virtual address of the byte at `offset` in the file, as [`Image::pe_at`].
+    #[must_use]
+    pub fn rva(&self, offset: u64) -> Option<u32> {
+        self.pe_at(offset).map(|(rva, _)| rva)
+    }
+
+    /// Reads the code at `address` of an ELF file; fewer bytes than asked where its segment ends. What is mapped before a segment, from its page's
+    /// beginning, is read as well.
+    pub fn read_code(&self, address: u64, into: &mut [u8]) -> usize {
+        const PAGE: u64 = 4096;
+        let Format::Elf { segments, .. } = &self.format else { return 0 };
+        let found = segments.iter().filter(|s| s.executable).find_map(|s| {
+            let before = (s.address % PAGE).min(s.offset);
+            let at = address.checked_sub(s.address - before)?;
+            let left = s.size.saturating_add(before).checked_sub(at).filter(|left| *left > 0)?;
+            Some(((s.offset - before).saturating_add(at), left))
+        });
+        let Some((offset, left)) = found else { return 0 };
+        let most = usize::try_from(left).unwrap_or(usize::MAX).min(into.len());
+        into.get_mut(..most).map_or(0, |into| self.read_at(offset, into))
+    }
+
+    /// Address of the first instruction of a process that runs it.
+    #[must_use]
+    pub fn entry(&self) -> Option<u64> {
+        match self.format {
+            Format::Elf { entry, .. } if entry != 0 => Some(entry),
+            _ => None,
+        }
+    }
+
+    /// True when `address` is in the code a dynamic loader begins with. glibc's has no unwind data there, and nobody called it. Other
+    /// libraries may state an entry point that means nothing.
+    #[must_use]
+    pub fn is_loaders_start(&self, address: u64) -> bool {
+        // `_start` and `_dl_start_user` (sysdeps/x86_64/dl-machine.h, RTLD_START) have some 70 bytes.
+        const BYTES: u64 = 96;
+        let name = self.path.rsplit('/').next().unwrap_or_default();
+        let Format::Elf { entry, .. } = self.format else { return false };
+        name.starts_with("ld-") && entry != 0 && address.checked_sub(entry).is_some_and(|after| after < BYTES)
+    }
+
+    /// Where its code is: addresses in its own numbering (ELF virtual or relative virtual), and the offset in the file.
+    #[must_use]
+    pub fn code(&self) -> Vec<(Range<u64>, u64)> {
+        match &self.format {
+            Format::Elf { segments, .. } => segments
+                .iter()
+                .filter(|s| s.executable && s.size > 0)
+                .map(|s| (s.address..s.address.saturating_add(s.size), s.offset))
+                .collect(),
+            Format::Pe(pe) => pe.code().collect(),
+            Format::Other => Vec::new(),
+        }
+    }
+
+    /// True when its file is open and was neither written to, replaced nor removed since it was parsed. While it is open its
+    /// inode cannot become another file's.
+    pub(super) fn is_unchanged(&self) -> bool {
+        let Source::File(file) = &self.source else { return false };
+        self.identity.is_some() && file.metadata().ok().map(|meta| Identity::of(&meta)) == self.identity
+    }
+
+    /// True when its file is open and was written to since it was parsed. Unlike [`Image::is_unchanged`] it does not ask for its name, which
+    /// an upgrade of the package takes away from a file that is in use.
+    pub fn is_overwritten(&self) -> bool {
+        let (Source::File(file), Some(then)) = (&self.source, &self.identity) else { return false };
+        let now = file.metadata().ok().map(|meta| Identity::of(&meta));
+        now.is_none_or(|now| (now.mtime, now.size) != (then.mtime, then.size))
+    }
+
+    fn parse(path: Arc<str>, device: (u32, u32), inode: u64, source: Source) -> Self {
+        let mut magic = [0u8; 4];
+        source.read(0, &mut magic);
+        let (format, build_id) = match magic {
+            elf::ELFMAG => parse_elf(&source).unwrap_or((Format::Other, None)),
+            [b'M', b'Z', ..] => (Pe::parse(&source, 0).map_or(Format::Other, Format::Pe), None),
+            _ => (Format::Other, None),
+        };
+        let identity = match &source {
+            Source::File(file) => file.metadata().ok().map(|meta| Identity::of(&meta)),
+            _ => None,
+        };
+        Self { path, build_id, device, inode, identity, source, format }
+    }
+
+    /// The image in a file.
+    pub(super) fn of_file(path: Arc<str>, device: (u32, u32), inode: u64, file: ForeignFile) -> Self {
+        Self::parse(path, device, inode, Source::File(file))
+    }
+
+    /// The vDSO.
+    pub(super) fn of_vdso(bytes: Vec<u8>) -> Self {
+        Self::parse("[vdso]".into(), (0, 0), 0, Source::Bytes(bytes))
+    }
+
+    pub(super) fn identity(&self) -> Option<&Identity> {
+        self.identity.as_ref()
+    }
+
+    /// Device (major, minor) of its file as the file states it.
+    pub(super) fn identity_device(&self) -> Option<(u32, u32)> {
+        let device = self.identity.as_ref()?.device;
+        Some((rustix::fs::major(device), rustix::fs::minor(device)))
+    }
+
+    /// Closes its file; what was read of it stays.
+    pub(super) fn close(&mut self) {
+        self.source = Source::Closed;
+    }
+
+    /// Takes its file, which was closed, again.
+    pub(super) fn reopen(&mut self, file: ForeignFile) {
+        self.source = Source::File(file);
+    }
+
+    /// Memory it takes without its unwind data.
+    pub(super) fn described_bytes(&self) -> usize {
+        let parts = match &self.format {
+            Format::Elf { segments, .. } => segments.capacity() * size_of::<Segment>(),
+            Format::Pe(pe) => pe.described_bytes(),
+            Format::Other => 0,
+        };
+        let held = if let Source::Bytes(bytes) = &self.source { bytes.len() } else { 0 };
+        size_of::<Self>() + self.path.len() + self.build_id.as_ref().map_or(0, Vec::len) + parts + held
+    }
+
+    /// The unwind sections of an ELF image, and whether they were loaded just now.
+    pub(super) fn unwind(&mut self) -> Option<(Arc<UnwindSections>, bool)> {
+        let closed = self.is_closed();
+        let Format::Elf { unwind, .. } = &mut self.format else { return None };
+        if let Some(unwind) = unwind {
+            return Some((Arc::clone(unwind), false));
+        }
+        if closed {
+            return None;
+        }
+        let loaded =
+            Arc::new(load_unwind(&self.source).unwrap_or_else(|| UnwindSections::new(None, None, None)));
+        *unwind = Some(Arc::clone(&loaded));
+        Some((loaded, true))
+    }
+
+    /// The exception directory of the PE image that holds the byte at `offset`, and whether it was loaded just now.
+    pub(super) fn exceptions(&mut self, offset: u64) -> Option<(Arc<ExceptionDirectory>, bool)> {
+        let pe = match &mut self.format {
+            Format::Pe(pe) => pe,
+            Format::Elf { segments, carried, searches, .. } => {
+                let known = carried.iter().position(|pe| pe.rva(offset).is_some());
+                let found = known.or_else(|| {
+                    // The program's own parts come first.
+                    let own = segments.iter().map(|s| s.offset.saturating_add(s.size)).max()?;
+                    let may = offset >= own && carried.len() < MAX_CARRIED && *searches < MAX_SEARCHES;
+                    if !may || self.source.is_closed() {
+                        return None;
+                    }
+                    match Pe::find(&self.source, offset, own) {
+                        Some(pe) => carried.push(pe),
+                        None => *searches += 1,
+                    }
+                    carried.iter().position(|pe| pe.rva(offset).is_some())
+                });
+                let found = found?;
+                // All of them are this one image's, in favour of which others' are dropped: a file may say that it carries hundreds.
+                let held: usize = carried.iter().map(Pe::held_bytes).sum();
+                if held > MAX_CARRIED_BYTES && carried.get(found)?.held_bytes() == 0 {
+                    carried.iter_mut().for_each(Pe::release);
+                }
+                carried.get_mut(found)?
+            }
+            Format::Other => return None,
+        };
+        pe.directory(&self.source)
+    }
+
+    /// Memory its unwind data takes.
+    pub(super) fn held_bytes(&self) -> usize {
+        match &self.format {
+            Format::Elf { unwind, carried, .. } => {
+                let carried = carried.iter().map(|pe| pe.described_bytes() + pe.held_bytes()).sum::<usize>();
+                unwind.as_ref().map_or(0, |unwind| unwind.size_bytes()) + carried
+            }
+            Format::Pe(pe) => pe.held_bytes(),
+            Format::Other => 0,
+        }
+    }
+
+    /// Drops its unwind data.
+    pub(super) fn release(&mut self) {
+        match &mut self.format {
+            Format::Elf { unwind, carried, .. } => {
+                *unwind = None;
+                carried.clear();
+            }
+            Format::Pe(pe) => pe.release(),
+            Format::Other => {}
+        }
+    }
+}
+
+fn parse_elf(source: &Source) -> Option<(Format, Option<Vec<u8>>)> {
+    let header = elf_header(source)?;
+    let mut segments = Vec::new();
+    let mut build_id = None;
+    for program in program_headers(source, &header)? {
+        let (offset, size, address) =
+            (program.p_offset.get(LE), program.p_filesz.get(LE), program.p_vaddr.get(LE));
+        match program.p_type.get(LE) {
+            elf::PT_LOAD => {
+                // Addresses that wrap would turn one PC into two.
+                address.checked_add(size)?;
+                offset.checked_add(size)?;
+                let executable = program.p_flags.get(LE) & elf::PF_X != 0;
+                segments.push(Segment { offset, size, address, executable });
+            }
+            elf::PT_NOTE if build_id.is_none() => {
+                build_id = source.bytes(offset, size, MAX_NOTE_BYTES).as_deref().and_then(find_build_id);
+            }
+            _ => {}
+        }
+    }
+    let entry = header.e_entry.get(LE);
+    Some((Format::Elf { segments, entry, unwind: None, carried: Vec::new(), searches: 0 }, build_id))
+}
+
+pub(super) fn elf_header(source: &Source) -> Option<elf::FileHeader64<LE>> {
+    let mut bytes = [0u8; size_of::<elf::FileHeader64<LE>>()];
+    if source.read(0, &mut bytes) < bytes.len() {
+        return None;
+    }
+    let (header, _) = pod::from_bytes::<elf::FileHeader64<LE>>(&bytes).ok()?;
+    let ident = &header.e_ident;
+    let native = ident.class == elf::ELFCLASS64
+        && ident.data == elf::ELFDATA2LSB
+        && header.e_machine.get(LE) == NATIVE.elf;
+    native.then_some(*header)
+}
+
+pub(super) fn program_headers(
+    source: &Source,
+    header: &elf::FileHeader64<LE>,
+) -> Option<Vec<elf::ProgramHeader64<LE>>> {
+    let count = header.e_phnum.get(LE).min(MAX_PROGRAM_HEADERS);
+    let length = u64::from(count) * size_of::<elf::ProgramHeader64<LE>>() as u64;
+    let bytes = source.bytes(header.e_phoff.get(LE), length, length)?;
+    let (headers, _) = pod::slice_from_bytes(&bytes, usize::from(count)).ok()?;
+    Some(headers.to_vec())
+}
+
+/// Walks the notes of a PT_NOTE segment (gABI: name size, descriptor size, type, each part padded to 4 bytes).
+fn find_build_id(notes: &[u8]) -> Option<Vec<u8>> {
+    let mut rest = notes;
+    loop {
+        let word = |i: usize| {
+            let bytes = rest.get(i * 4..)?.first_chunk::<4>()?;
+            usize::try_from(u32::from_le_bytes(*bytes)).ok()
+        };
+        let (name_len, desc_len, kind) = (word(0)?, word(1)?, word(2)?);
+        let desc_at = 12 + name_len.checked_next_multiple_of(4)?;
+        let desc_end = desc_at.checked_add(desc_len)?;
+        let (name, desc) = (rest.get(12..)?.get(..name_len)?, rest.get(desc_at..desc_end)?);
+        if name == b"GNU\0" && kind == elf::NT_GNU_BUILD_ID as usize && (1..=64).contains(&desc_len) {
+            return Some(desc.to_vec());
+        }
+        rest = rest.get(desc_end.checked_next_multiple_of(4)?..)?;
+    }
+}
+
+/// Reads the unwind sections; by section headers, or by PT_GNU_EH_FRAME where those were stripped.
+fn load_unwind(source: &Source) -> Option<UnwindSections> {
+    let header = elf_header(source)?;
+    let mut found: [Option<Section>; 3] = [None, None, None];
+    let mut plt = Vec::new();
+    let mut far = None;
+    if let Some(sections) = section_headers(source, &header) {
+        let names = usize::from(header.e_shstrndx.get(LE));
+        let names = sections.get(names)?;
+        let names = source.bytes(names.sh_offset.get(LE), names.sh_size.get(LE), MAX_NAMES_BYTES)?;
+        let mut places: [Option<&elf::SectionHeader64<LE>>; 3] = [None; 3];
+        for section in &sections {
+            let name = usize::try_from(section.sh_name.get(LE)).ok().and_then(|at| names.get(at..));
+            let name = name.and_then(|n| n.split(|&b| b == 0).next());
+            let place = match name {
+                Some(b".eh_frame_hdr") => 0,
+                Some(b".eh_frame") => 1,
+                Some(b".debug_frame") => 2,
+                Some(b".plt" | b".plt.got" | b".plt.sec") => {
+                    let start = section.sh_addr.get(LE);
+                    plt.extend(
+                        start
+                            .checked_add(section.sh_size.get(LE))
+                            .map(|end| start..end)
+                            .filter(|_| plt.len() < 8),
+                    );
+                    continue;
+                }
+                _ => continue,
+            };
+            if section.sh_type.get(LE) != elf::SHT_NOBITS
+                && let Some(slot) = places.get_mut(place)
+            {
+                *slot = Some(section);
+            }
+        }
+        if let [Some(hdr), Some(eh_frame), _] = places {
+            far = leave_in_file(source, hdr, eh_frame);
+        }
+        for (section, slot) in places.into_iter().zip(&mut found).skip(if far.is_some() { 2 } else { 0 }) {
+            let Some(section) = section else { continue };
+            let bytes = source.bytes(section.sh_offset.get(LE), section.sh_size.get(LE), MAX_UNWIND_BYTES);
+            let bytes = if is_compressed(section) { bytes.and_then(|bytes| inflate(&bytes)) } else { bytes };
+            *slot = bytes.map(|bytes| Section { address: section.sh_addr.get(LE), bytes });
+        }
+    }
+    if far.is_none() && found.iter().all(Option::is_none) {
+        let programs = program_headers(source, &header)?;
+        let hdr = programs.iter().find(|p| p.p_type.get(LE) == elf::PT_GNU_EH_FRAME)?;
+        let hdr_bytes = source.bytes(hdr.p_offset.get(LE), hdr.p_filesz.get(LE), MAX_UNWIND_BYTES)?;
+        let hdr_address = hdr.p_vaddr.get(LE);
+        // Version 1, then encodings; the linkers write `.eh_frame`'s place as a 32-bit offset from the field itself.
+        let (&[1, 0x1b, ..], Some(distance)) = (hdr_bytes.get(..4)?, hdr_bytes.get(4..)?.first_chunk::<4>())
+        else {
+            return None;
+        };
+        let eh_address =
+            hdr_address.wrapping_add(4).wrapping_add_signed(i64::from(i32::from_le_bytes(*distance)));
+        let load = programs.iter().find(|p| {
+            let from = p.p_vaddr.get(LE);
+            p.p_type.get(LE) == elf::PT_LOAD && eh_address >= from && eh_address - from < p.p_filesz.get(LE)
+        })?;
+        let into = eh_address - load.p_vaddr.get(LE);
+        // Its length is stated nowhere: to the end of the segment; a zero length word ends it.
+        let length = load.p_filesz.get(LE) - into;
+        let bytes = source.bytes(load.p_offset.get(LE).checked_add(into)?, length, MAX_UNWIND_BYTES)?;
+        found[0] = Some(Section { address: hdr_address, bytes: hdr_bytes });
+        found[1] = Some(Section { address: eh_address, bytes });
+    }
+    let [hdr, eh, debug] = found;
+    let mut sections = UnwindSections::new(hdr, eh, debug);
+    sections.plt = plt;
+    sections.far = far;
+    Some(sections)
+}
+
+/// `.eh_frame` and its table, when they are large and can be used where they are.
+fn leave_in_file(
+    source: &Source,
+    hdr: &elf::SectionHeader64<LE>,
+    eh_frame: &elf::SectionHeader64<LE>,
+) -> Option<FarSections> {
+    let place = |section: &elf::SectionHeader64<LE>| {
+        let place = Place {
+            address: section.sh_addr.get(LE),
+            offset: section.sh_offset.get(LE),
+            bytes: section.sh_size.get(LE),
+        };
+        (!is_compressed(section) && source.has(place.offset, place.bytes)).then_some(place)
+    };
+    let (hdr, eh_frame) = (place(hdr)?, place(eh_frame)?);
+    let large = hdr.bytes.saturating_add(eh_frame.bytes) >= FAR_UNWIND_BYTES;
+    large.then(|| FarSections::new(hdr, eh_frame, source)).flatten()
+}
+
+fn is_compressed(section: &elf::SectionHeader64<LE>) -> bool {
+    section.sh_flags.get(LE) & u64::from(elf::SHF_COMPRESSED) != 0
+}
+
+/// The contents of a compressed section (gABI `Elf64_Chdr`: kind, padding, size, alignment, then the data). Go's linker compresses
+/// `.debug_frame`, the only unwind information its programs have.
+fn inflate(section: &[u8]) -> Option<Vec<u8>> {
+    const HEADER_BYTES: usize = 24;
+    let kind = u32::from_le_bytes(*section.first_chunk::<4>()?);
+    let size = u64::from_le_bytes(*section.get(8..)?.first_chunk::<8>()?);
+    if kind != elf::ELFCOMPRESS_ZLIB || size > MAX_UNWIND_BYTES {
+        return None;
+    }
+    let mut bytes = Vec::new();
+    // What the header says is not believed: no more than that is read, however much comes out.
+    let data = flate2::read::ZlibDecoder::new(section.get(HEADER_BYTES..)?);
+    data.take(size).read_to_end(&mut bytes).ok()?;
+    (bytes.len() as u64 == size).then_some(bytes)
+}
+
+fn section_headers(source: &Source, header: &elf::FileHeader64<LE>) -> Option<Vec<elf::SectionHeader64<LE>>> {
+    let count = header.e_shnum.get(LE);
+    if !(1..=MAX_SECTION_HEADERS).contains(&count) {
+        return None;
+    }
+    let length = u64::from(count) * size_of::<elf::SectionHeader64<LE>>() as u64;
+    let bytes = source.bytes(header.e_shoff.get(LE), length, length)?;
+    let (headers, _) = pod::slice_from_bytes(&bytes, usize::from(count)).ok()?;
+    Some(headers.to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn compressed_sections_are_read_no_further_than_they_say() {
+        let data = vec![7u8; 100_000];
+        let section = |size: u64| {
+            let mut bytes = vec![1, 0, 0, 0, 0, 0, 0, 0];
+            bytes.extend(size.to_le_bytes());
+            bytes.extend(1u64.to_le_bytes());
+            let mut encoder = flate2::write::ZlibEncoder::new(bytes, flate2::Compression::default());
+            encoder.write_all(&data).unwrap();
+            encoder.finish().unwrap()
+        };
+        assert_eq!(inflate(&section(100_000)), Some(data.clone()));
+        assert_eq!(inflate(&section(10)), Some(data[..10].to_vec()));
+        assert_eq!(inflate(&section(100_001)), None);
+        assert_eq!(inflate(&section(u64::MAX)), None);
+        assert_eq!(inflate(&[1, 0, 0]), None);
+    }
+}

@@ -1,0 +1,168 @@
+//! The tables of a profile while it is made: strings, functions, mappings, locations, each stored once.
+
+use super::proto::{Function, Line, Location, Mapping, Profile, ValueType};
+use super::{KERNEL_MAPPING, MANAGED_MAPPING};
+use foldhash::fast::RandomState;
+use perfusion_model::frame::FrameKey;
+use perfusion_symbolize::{Directory, FunctionId, Module, Symbol, Symbolizer, kernel, native};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Identity of a location: an address, or a managed function.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Place {
+    Address(FrameKey),
+    Function(FunctionId),
+}
+
+/// Tables and the ids given so far. Ids are positions plus one.
+pub(super) struct Builder<'a> {
+    symbolizer: &'a Symbolizer,
+    directory: &'a dyn Directory,
+    strings: HashMap<Arc<str>, i64>,
+    functions: HashMap<(i64, i64), u64>,
+    mappings: HashMap<Module, usize>,
+    /// Asked for every frame of every sample.
+    frames: HashMap<FrameKey, u64, RandomState>,
+    places: HashMap<Place, u64>,
+    profile: Profile,
+}
+
+impl<'a> Builder<'a> {
+    pub(super) fn new(symbolizer: &'a Symbolizer, directory: &'a dyn Directory) -> Self {
+        Self {
+            symbolizer,
+            directory,
+            strings: HashMap::from([("".into(), 0)]),
+            functions: HashMap::new(),
+            mappings: HashMap::new(),
+            frames: HashMap::default(),
+            places: HashMap::new(),
+            profile: Profile { string_table: vec![String::new()], ..Profile::default() },
+        }
+    }
+
+    /// Index of `text` in the string table.
+    pub(super) fn string(&mut self, text: &str) -> i64 {
+        if let Some(&index) = self.strings.get(text) {
+            return index;
+        }
+        let index = i64::try_from(self.profile.string_table.len()).unwrap_or(i64::MAX);
+        self.profile.string_table.push(text.to_owned());
+        self.strings.insert(text.into(), index);
+        index
+    }
+
+    pub(super) fn value_type(&mut self, name: &str, unit: &str) -> ValueType {
+        ValueType { r#type: self.string(name), unit: self.string(unit) }
+    }
+
+    /// Location id of a frame.
+    pub(super) fn location(&mut self, frame: FrameKey) -> u64 {
+        if let Some(&id) = self.frames.get(&frame) {
+            return id;
+        }
+        let symbol = self.symbolizer.symbol(frame);
+        let place = symbol.function.map_or(Place::Address(frame), Place::Function);
+        let id = match self.places.get(&place) {
+            Some(&id) => id,
+            None => {
+                let id = self.new_location(frame, &symbol);
+                self.places.insert(place, id);
+                id
+            }
+        };
+        self.frames.insert(frame, id);
+        id
+    }
+
+    fn new_location(&mut self, frame: FrameKey, symbol: &Symbol) -> u64 {
+        let address = match frame {
+            FrameKey::Kernel(address)
+            | FrameKey::Native { address, .. }
+            | FrameKey::Managed { start: address, .. }
+            | FrameKey::Stub { address, .. }
+            | FrameKey::Unknown { address, .. } => address,
+            FrameKey::Marker(_) => 0,
+        };
+        let mapping = self.mapping(&symbol.module);
+        let mapping_id = mapping.map_or(0, next_id);
+        if let Some(mapping) = mapping.and_then(|index| self.profile.mapping.get_mut(index)) {
+            // Where the code lies is known from the file; for other code it is where code was seen.
+            if mapping.memory_limit == 0 {
+                mapping.memory_start = address;
+            }
+            mapping.memory_start = mapping.memory_start.min(address);
+            mapping.memory_limit = mapping.memory_limit.max(address.saturating_add(1));
+            mapping.has_functions &= symbol.unresolved.is_none();
+        }
+        let line = vec![Line { function_id: self.function(symbol), ..Line::default() }];
+        let id = next_id(self.profile.location.len());
+        self.profile.location.push(Location { id, mapping_id, address, line, is_folded: false });
+        id
+    }
+
+    fn function(&mut self, symbol: &Symbol) -> u64 {
+        let name = self.string(&symbol.name);
+        let managed = matches!(symbol.module, Module::Managed(_) | Module::Jit);
+        // Go's pprof takes a name with `<`, `[` or `::` that equals its system name for C++ and cuts type arguments and
+        // parameters away (`looksLikeDemangledCPlusPlus`, internal/symbolizer of google/pprof).
+        let system_name =
+            if managed && symbol.name == symbol.system_name { 0 } else { self.string(&symbol.system_name) };
+        let id = next_id(self.profile.function.len());
+        let known = *self.functions.entry((name, system_name)).or_insert(id);
+        if known == id {
+            self.profile.function.push(Function { id, name, system_name, ..Function::default() });
+        }
+        known
+    }
+
+    /// Index of a module's mapping, made if new; `None` for what is no code.
+    pub(super) fn mapping(&mut self, module: &Module) -> Option<usize> {
+        if let Some(&index) = self.mappings.get(module) {
+            return Some(index);
+        }
+        let mut mapping = Mapping { has_functions: true, ..Mapping::default() };
+        match module {
+            Module::Kernel => {
+                mapping.filename = self.string(KERNEL_MAPPING);
+                mapping.build_id = self.string(&kernel::build_id().map_or_else(String::new, hex));
+            }
+            Module::Managed(name) => mapping.filename = self.string(name),
+            Module::Jit => mapping.filename = self.string(MANAGED_MAPPING),
+            Module::None => return None,
+            Module::Image(image) => {
+                let image = self.directory.image(*image);
+                mapping.filename = self.string(&perfusion_model::text::clean(
+                    image.map_or("[unknown image]", |image| image.path),
+                ));
+                let build_id = image.and_then(|image| image.build_id);
+                mapping.build_id = self.string(&build_id.map_or_else(String::new, hex));
+                if let Some(text) = image.and_then(|image| image.file).and_then(native::text_segment) {
+                    mapping.memory_start = text.start;
+                    mapping.memory_limit = text.limit;
+                    mapping.file_offset = text.file_offset;
+                }
+            }
+        }
+        let index = self.profile.mapping.len();
+        mapping.id = next_id(index);
+        self.profile.mapping.push(mapping);
+        self.mappings.insert(module.clone(), index);
+        Some(index)
+    }
+
+    /// The message without samples, to be filled in.
+    pub(super) fn profile(&mut self) -> &mut Profile {
+        &mut self.profile
+    }
+}
+
+/// Id of the entry that comes to stand at `index`: zero is reserved.
+fn next_id(index: usize) -> u64 {
+    u64::try_from(index).map_or(u64::MAX, |index| index.saturating_add(1))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

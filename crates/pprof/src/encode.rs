@@ -1,0 +1,253 @@
+//! Window -> gzipped pprof, and the way back. The only user of flate2.
+
+use super::builder::Builder;
+use super::proto::{Label, Profile, Sample};
+use super::validate::{Checker, Invalid, validate};
+use flate2::Compression;
+use flate2::read::MultiGzDecoder;
+use flate2::write::GzEncoder;
+use perfusion_aggregate::Window;
+use perfusion_aggregate::window::Entry;
+use perfusion_model::frame::ImageId;
+use perfusion_model::labels::{LabelValue, Labels, SampleType};
+use perfusion_symbolize::{Directory, Module, Symbolizer};
+use prost::Message;
+use prost::encoding::{WireType, encode_key};
+use std::borrow::Cow;
+use std::io::{Read, Write};
+use std::time::{Duration, SystemTime};
+
+/// Field number of `Profile.sample`.
+const SAMPLE_FIELD: u32 = 2;
+/// Encoded samples are handed to the compressor in pieces of about this size.
+const PIECE_BYTES: usize = 64 << 10;
+/// A profile that unpacks to more is refused: nothing this program writes comes near.
+const MAX_UNPACKED_BYTES: u64 = 2 << 30;
+
+/// What a profile says about itself.
+#[derive(Clone, Debug)]
+pub struct About {
+    /// When the window began.
+    pub start: SystemTime,
+    /// How long it was.
+    pub duration: Duration,
+    /// CPU time between samples, nanoseconds.
+    pub period_ns: u64,
+    /// The program, where there is one: becomes the first mapping, which readers take for the main binary.
+    pub main_image: Option<ImageId>,
+    /// Rates, scaling, caveats, counters; one line each. The one that begins with [`super::LOSS_PREFIX`] is the loss line.
+    pub comments: Vec<String>,
+}
+
+/// Why a profile was not written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum PprofError {
+    /// The compressor failed, or the input is no gzip stream.
+    #[error("gzip: {0}")]
+    Gzip(#[from] std::io::Error),
+    /// Not the expected message.
+    #[error("not a pprof profile: {0}")]
+    Message(#[from] prost::DecodeError),
+    /// It breaks a rule of the format.
+    #[error("invalid profile: {0}")]
+    Invalid(#[from] Invalid),
+    /// A reader of profiles refuses it.
+    #[error("no profile that can be read: {0}")]
+    Refused(#[from] super::read::Refusal),
+    /// Its names and locations take more memory than there is for them.
+    #[error("its names and locations take more than {0} bytes of memory, the limit for them")]
+    LargeTables(usize),
+    /// It is larger than any real one.
+    #[error("the profile unpacks to more than {MAX_UNPACKED_BYTES} bytes")]
+    TooLarge,
+}
+
+/// Encodes a window whose frames were resolved.
+///
+/// # Errors
+/// When the result would break a rule of the format, which is a fault of this program.
+pub fn encode(
+    window: &Window,
+    symbolizer: &Symbolizer,
+    directory: &dyn Directory,
+    about: &About,
+) -> Result<Vec<u8>, PprofError> {
+    encode_entries(window.entries(), symbolizer, directory, about)
+}
+
+/// The same of some entries of a window.
+///
+/// # Errors
+/// When the result would break a rule of the format, which is a fault of this program.
+pub fn encode_entries<'a>(
+    entries: impl IntoIterator<Item = Entry<'a>>,
+    symbolizer: &Symbolizer,
+    directory: &dyn Directory,
+    about: &About,
+) -> Result<Vec<u8>, PprofError> {
+    let mut builder = Builder::new(symbolizer, directory);
+    head(&mut builder, about);
+    let mut checker = Checker::default();
+    let mut output = GzEncoder::new(Vec::new(), Compression::fast());
+    let mut piece = Vec::with_capacity(PIECE_BYTES * 2);
+    let mut sample = Sample::default();
+    let mut carry = [0.0; SampleType::COUNT];
+    for entry in entries {
+        if !fill(&mut sample, entry, &mut builder, &mut carry) {
+            continue;
+        }
+        checker.sample(&sample)?;
+        encode_key(SAMPLE_FIELD, WireType::LengthDelimited, &mut piece);
+        sample.encode_length_delimited(&mut piece).map_err(|_| Invalid::TooLarge)?;
+        if piece.len() >= PIECE_BYTES {
+            output.write_all(&piece)?;
+            piece.clear();
+        }
+    }
+    let tables = builder.profile();
+    checker.finish(tables)?;
+    tables.encode(&mut piece).map_err(|_| Invalid::TooLarge)?;
+    output.write_all(&piece)?;
+    Ok(output.finish()?)
+}
+
+/// The same as a message, for those who change it. It takes several times what its bytes do.
+///
+/// # Errors
+/// When the result would break a rule of the format, which is a fault of this program.
+pub fn message<'a>(
+    entries: impl IntoIterator<Item = Entry<'a>>,
+    symbolizer: &Symbolizer,
+    directory: &dyn Directory,
+    about: &About,
+) -> Result<Profile, PprofError> {
+    let mut builder = Builder::new(symbolizer, directory);
+    head(&mut builder, about);
+    let mut checker = Checker::default();
+    let mut carry = [0.0; SampleType::COUNT];
+    let mut samples = Vec::new();
+    for entry in entries {
+        let mut sample = Sample::default();
+        if fill(&mut sample, entry, &mut builder, &mut carry) {
+            checker.sample(&sample)?;
+            samples.push(sample);
+        }
+    }
+    let tables = builder.profile();
+    checker.finish(tables)?;
+    let mut profile = std::mem::take(tables);
+    profile.sample = samples;
+    Ok(profile)
+}
+
+/// Gzips a message.
+///
+/// # Errors
+/// When the compressor fails.
+pub fn pack(profile: &Profile) -> Result<Vec<u8>, PprofError> {
+    let mut output = GzEncoder::new(Vec::new(), Compression::fast());
+    output.write_all(&profile.encode_to_vec())?;
+    Ok(output.finish()?)
+}
+
+/// Makes the sample of an entry; false when all its values are zero.
+fn fill(
+    sample: &mut Sample,
+    entry: Entry<'_>,
+    builder: &mut Builder<'_>,
+    carry: &mut [f64; SampleType::COUNT],
+) -> bool {
+    sample.value.clear();
+    sample.value.extend(entry.values.iter().zip(carry).map(|(&value, carry)| round(value, carry)));
+    if sample.value.iter().all(|&value| value == 0) {
+        return false;
+    }
+    sample.location_id.clear();
+    sample.location_id.extend(entry.frames.iter().map(|&frame| builder.location(frame)));
+    sample.label.clear();
+    labels(builder, entry.labels, &mut sample.label);
+    if let Some(sampled) = entry.sampled {
+        labels(builder, &sampled.labels(), &mut sample.label);
+    }
+    true
+}
+
+/// Everything that does not depend on samples.
+fn head(builder: &mut Builder<'_>, about: &About) {
+    let sample_type = SampleType::ALL
+        .map(|sample_type| builder.value_type(sample_type.name(), sample_type.unit()))
+        .to_vec();
+    let period_type = builder.value_type(SampleType::Cpu.name(), SampleType::Cpu.unit());
+    let comment =
+        about.comments.iter().map(|comment| builder.string(&perfusion_model::text::clean(comment))).collect();
+    if let Some(image) = about.main_image {
+        builder.mapping(&Module::Image(image));
+    }
+    let since_epoch = about.start.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let profile = builder.profile();
+    profile.default_sample_type = period_type.r#type;
+    profile.sample_type = sample_type;
+    profile.period_type = Some(period_type);
+    profile.period = i64::try_from(about.period_ns).unwrap_or(i64::MAX);
+    profile.time_nanos = i64::try_from(since_epoch.as_nanos()).unwrap_or(i64::MAX);
+    profile.duration_nanos = i64::try_from(about.duration.as_nanos()).unwrap_or(i64::MAX);
+    profile.comment = comment;
+}
+
+/// Rounds to the nearest integer after adding what earlier values of the column lost, and remembers what this one loses.
+fn round(value: f64, carry: &mut f64) -> i64 {
+    if value <= 0.0 {
+        return 0;
+    }
+    let wanted = value + *carry;
+    let rounded = wanted.round().max(0.0);
+    *carry = wanted - rounded;
+    #[expect(clippy::as_conversions, reason = "saturates, and the window holds finite values only")]
+    let rounded = rounded as i64;
+    rounded
+}
+
+fn labels(builder: &mut Builder<'_>, labels: &Labels, encoded: &mut Vec<Label>) {
+    labels.each(|name, value| {
+        let key = builder.string(name);
+        encoded.push(match value {
+            LabelValue::Text(text) => {
+                Label { key, str: builder.string(&perfusion_model::text::clean(text)), ..Label::default() }
+            }
+            LabelValue::Number(num, unit) => {
+                Label { key, num, num_unit: builder.string(unit), ..Label::default() }
+            }
+        });
+    });
+}
+
+/// Reads a profile back, gzipped or not, and checks it.
+///
+/// # Errors
+/// When it is no pprof, breaks a rule of the format, or unpacks to more than 2 GiB.
+pub fn decode(bytes: &[u8]) -> Result<Profile, PprofError> {
+    let profile = unpack(bytes)?;
+    validate(&profile)?;
+    Ok(profile)
+}
+
+/// The same without a check, for what [`encode`] made: that was checked then.
+///
+/// # Errors
+/// When it is no message of the kind, or unpacks to more than 2 GiB.
+pub fn unpack(bytes: &[u8]) -> Result<Profile, PprofError> {
+    Ok(Profile::decode(&*gunzip(bytes)?)?)
+}
+
+/// The message in a gzip file of one or more members; what is no gzip file as it is.
+pub(super) fn gunzip(bytes: &[u8]) -> Result<Cow<'_, [u8]>, PprofError> {
+    if !bytes.starts_with(&[0x1f, 0x8b]) {
+        return Ok(Cow::Borrowed(bytes));
+    }
+    let mut unpacked = Vec::new();
+    MultiGzDecoder::new(bytes).take(MAX_UNPACKED_BYTES + 1).read_to_end(&mut unpacked)?;
+    if u64::try_from(unpacked.len()).is_ok_and(|len| len > MAX_UNPACKED_BYTES) {
+        return Err(PprofError::TooLarge);
+    }
+    Ok(Cow::Owned(unpacked))
+}

@@ -1,0 +1,184 @@
+//! What google/pprof makes of a message once it is parsed (`postDecode`, `CheckValid`, `CompatibilizeSampleTypes`), in that order.
+
+use super::{Reading, Refusal, are, is_ours};
+use crate::proto::{Label, Profile, ValueType};
+use std::collections::{HashMap, HashSet};
+
+/// Refuses what pprof refuses and drops what it drops.
+pub(super) fn check(reading: &mut Reading) -> Result<(), Refusal> {
+    strings(&reading.profile)?;
+    mappings(reading);
+    names(&mut reading.profile);
+    labels(reading);
+    tables(&reading.profile)?;
+    types(reading)
+}
+
+/// All indices that pprof looks up. Of a label with text it does not look up the unit.
+fn strings(profile: &Profile) -> Result<(), Refusal> {
+    let len = profile.string_table.len();
+    let check = |found: i64| match usize::try_from(found) {
+        Ok(index) if index < len => Ok(()),
+        _ => Err(Refusal::String { found, len }),
+    };
+    for mapping in &profile.mapping {
+        check(mapping.filename)?;
+        check(mapping.build_id)?;
+    }
+    for function in &profile.function {
+        check(function.name)?;
+        check(function.system_name)?;
+        check(function.filename)?;
+    }
+    for ValueType { r#type, unit } in profile.sample_type.iter().chain(&profile.period_type) {
+        check(*r#type)?;
+        check(*unit)?;
+    }
+    for label in profile.sample.iter().flat_map(|sample| &sample.label) {
+        check(label.key)?;
+        check(label.str)?;
+        if label.str == 0 {
+            check(label.num_unit)?;
+        }
+    }
+    for &comment in &profile.comment {
+        check(comment)?;
+    }
+    [profile.drop_frames, profile.keep_frames, profile.default_sample_type].into_iter().try_for_each(check)
+}
+
+/// A mapping that is not in the table is none.
+fn mappings(reading: &mut Reading) {
+    let known: HashSet<u64> = reading.profile.mapping.iter().map(|mapping| mapping.id).collect();
+    let mut unknown = 0;
+    for location in &mut reading.profile.location {
+        if location.mapping_id != 0 && !known.contains(&location.mapping_id) {
+            location.mapping_id = 0;
+            unknown += 1;
+        }
+    }
+    if unknown > 0 {
+        let what = are(unknown, "location", "locations");
+        reading.remarks.push(format!("{what} of a mapping that is not in the file: shown without a file"));
+    }
+}
+
+/// A function without a name is called by its system name (`internal/symbolizer`).
+fn names(profile: &mut Profile) {
+    let Profile { function, string_table, .. } = profile;
+    let is_empty = |index: i64| {
+        usize::try_from(index).ok().and_then(|at| string_table.get(at)).is_none_or(String::is_empty)
+    };
+    for function in function.iter_mut().filter(|function| is_empty(function.name)) {
+        function.name = function.system_name;
+    }
+}
+
+/// Text and number in one label: the text counts. Neither: there is no label; our own numbers may be 0 and have no unit.
+fn labels(reading: &mut Reading) {
+    let ours = is_ours(&reading.profile);
+    let (mut both, mut neither) = (0, 0);
+    for sample in &mut reading.profile.sample {
+        for label in &mut sample.label {
+            if label.str != 0 && (label.num != 0 || label.num_unit != 0) {
+                both += 1;
+                *label = Label { num: 0, num_unit: 0, ..*label };
+            }
+        }
+        if !ours {
+            let before = sample.label.len();
+            sample.label.retain(|label| (label.str, label.num, label.num_unit) != (0, 0, 0));
+            neither += before - sample.label.len();
+        }
+    }
+    if both > 0 {
+        let what = are(both, "label", "labels");
+        reading.remarks.push(format!("{what} both text and number: the number is dropped"));
+    }
+    if neither > 0 {
+        let what = are(neither, "label", "labels");
+        reading.remarks.push(format!("{what} neither text nor number: dropped"));
+    }
+}
+
+fn tables(profile: &Profile) -> Result<(), Refusal> {
+    let types = profile.sample_type.len();
+    if types == 0 && !profile.sample.is_empty() {
+        return Err(Refusal::SamplesWithoutTypes);
+    }
+    let locations: HashSet<u64> = profile.location.iter().map(|location| location.id).collect();
+    for sample in &profile.sample {
+        if sample.value.len() != types {
+            return Err(Refusal::Values { found: sample.value.len(), types });
+        }
+        if let Some(&id) = sample.location_id.iter().find(|id| !locations.contains(id)) {
+            return Err(Refusal::NoLocation { id });
+        }
+    }
+    ids("mapping", profile.mapping.iter().map(|mapping| mapping.id))?;
+    let functions = ids("function", profile.function.iter().map(|function| function.id))?;
+    ids("location", profile.location.iter().map(|location| location.id))?;
+    for location in &profile.location {
+        if location.line.iter().any(|line| !functions.contains(&line.function_id)) {
+            return Err(Refusal::NoFunction { id: location.id });
+        }
+    }
+    Ok(())
+}
+
+fn ids(table: &'static str, all: impl Iterator<Item = u64>) -> Result<HashSet<u64>, Refusal> {
+    let mut seen = HashSet::new();
+    for id in all {
+        if id == 0 {
+            return Err(Refusal::ReservedId { table });
+        }
+        if !seen.insert(id) {
+            return Err(Refusal::TwiceId { table, id });
+        }
+    }
+    Ok(seen)
+}
+
+/// A type whose name stands several times is dropped; a default that does not exist is none.
+fn types(reading: &mut Reading) -> Result<(), Refusal> {
+    let Reading { profile, remarks } = reading;
+    let text = |index: i64| {
+        let text = usize::try_from(index).ok().and_then(|index| profile.string_table.get(index));
+        text.map_or("", String::as_str)
+    };
+    let mut names: HashMap<&str, usize> = HashMap::new();
+    for each in &profile.sample_type {
+        *names.entry(text(each.r#type)).or_insert(0) += 1;
+    }
+    let once: Vec<bool> =
+        profile.sample_type.iter().map(|each| names.get(text(each.r#type)) == Some(&1)).collect();
+    let default = text(profile.default_sample_type);
+    let default_exists = names.get(default) == Some(&1);
+    if !default.is_empty() && !names.contains_key(default) {
+        remarks.push(format!(
+            "the default sample type `{}` is not among the sample types: the last one is shown",
+            perfusion_model::text::clean(default)
+        ));
+    }
+    if !once.contains(&true) {
+        return Err(Refusal::NoTypes);
+    }
+    if once.contains(&false) {
+        remarks.push(format!(
+            "{} in several columns: dropped",
+            are(names.values().filter(|&&columns| columns > 1).count(), "sample type", "sample types",)
+        ));
+        let mut kept = once.iter();
+        profile.sample_type.retain(|_| kept.next() == Some(&true));
+        for sample in &mut profile.sample {
+            let mut kept = once.iter();
+            sample.value.retain(|_| kept.next() == Some(&true));
+        }
+        if !default_exists {
+            profile.default_sample_type = profile.sample_type.first().map_or(0, |first| first.r#type);
+        }
+    } else if !default_exists {
+        profile.default_sample_type = 0;
+    }
+    Ok(())
+}

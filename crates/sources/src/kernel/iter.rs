@@ -1,0 +1,241 @@
+//! Visits to sleeping threads: a thread of its own reads the kernel's task iterator to its end, which runs the probe on every thread of
+//! the host. Of its own, because the probe may have to wait for pages of a visited process's memory: those that are swapped out, and those of
+//! a file for as long as its file system likes, which may be a process (FUSE). The probe leaves files out, but one can be mapped in
+//! place of a stack between its look and its copy. A visit that has been at one copy for a second is given up: its thread is left behind to
+//! end when it can, the process is passed over from then on (`visits_held` counts it, the log says it once), and another thread begins
+//! the visit anew. A few can be left behind at a time; with more, visits wait for one of them to end (`visits_refused`). What cannot be
+//! bounded from here: such a thread cannot be killed, so neither can the process be gone before, and a sleepable program that does not end holds
+//! up the kernel's RCU tasks trace (`bpf_iter_run_prog`, kernel/bpf/bpf_iter.c). A userfaultfd holds nobody up: the fault ends with an error,
+//! because whoever reads another process's memory must not drop its lock (`FOLL_UNLOCKABLE`, mm/gup.c; tested).
+
+use super::KernelError;
+use aya::Ebpf;
+use aya::maps::{Array, HashMap as BpfHashMap, MapData};
+use aya::programs::Iter;
+use ebpf_common::key::Visitor as Slot;
+use ebpf_common::limits::MAX_VISITORS;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
+use std::time::Duration;
+
+/// Name of the program in the object.
+pub(super) const PROGRAM: &str = "sleepers";
+
+/// Time between two visits.
+const INTERVAL_NS: u64 = 2_000_000_000;
+/// The next visit comes so soon at the beginning, or when one left something out for want of room in the ring; then after twice that, and so on.
+const SOON_NS: u64 = 50_000_000;
+/// A copy of a stack that takes longer is held up by its process. Pages that are swapped out take milliseconds.
+const HELD_NS: u64 = 1_000_000_000;
+
+/// Who visits, one thread at a time, and those left behind.
+pub(super) struct Visitor {
+    slots: Array<MapData, Slot>,
+    passed_over: BpfHashMap<MapData, u32, u32>,
+    /// When those processes started.
+    passed: HashMap<u32, u64>,
+    /// `None` when as many are left behind as there may be.
+    thread: Option<VisitingThread>,
+    left_behind: Vec<VisitingThread>,
+    visiting: bool,
+    due_ns: u64,
+    soon_ns: u64,
+    /// Whether a recording or a process has just begun.
+    beginning: bool,
+    ended: u64,
+    /// That a visit did not begin was told.
+    told: bool,
+}
+
+/// One thread that reads iterators. It ends when nobody sends it any.
+struct VisitingThread {
+    slot: u32,
+    iterators: Option<SyncSender<File>>,
+    ends: Receiver<()>,
+}
+
+impl VisitingThread {
+    /// The program knows it by its thread's number.
+    fn start(slot: u32, slots: &mut Array<MapData, Slot>) -> io::Result<Self> {
+        let (iterators, visits) = sync_channel::<File>(1);
+        let (ended, ends) = sync_channel(1);
+        let (number, numbers) = sync_channel(1);
+        std::thread::Builder::new().name("sleepers".into()).spawn(move || {
+            number.send(rustix::thread::gettid().as_raw_nonzero().get()).ok();
+            for mut iterator in visits {
+                read_to_end(&mut iterator);
+                drop(iterator);
+                if ended.send(()).is_err() {
+                    return;
+                }
+            }
+        })?;
+        let number = numbers.recv().map_err(io::Error::other)?;
+        let tid = u32::try_from(number).map_err(io::Error::other)?;
+        slots.set(slot, Slot { tid, ..Slot::default() }, 0).map_err(io::Error::other)?;
+        Ok(Self { slot, iterators: Some(iterators), ends })
+    }
+
+    /// Whether its last visit, if it was left behind in one, is over.
+    fn is_over(&self) -> bool {
+        !matches!(self.ends.try_recv(), Err(TryRecvError::Empty))
+    }
+}
+
+/// A visit did not begin: the one before has not ended, or the kernel refuses.
+pub(super) struct Refused;
+
+impl Visitor {
+    /// Starts the thread; the first visit is due at once.
+    pub(super) fn start(bpf: &mut Ebpf) -> Result<Self, KernelError> {
+        let mut slots = super::typed(bpf, "VISITORS")?;
+        let failed = |source| KernelError::Visitor { source };
+        let thread = VisitingThread::start(0, &mut slots).map_err(failed)?;
+        Ok(Self {
+            slots,
+            passed_over: super::typed(bpf, "PASSED_OVER")?,
+            passed: HashMap::new(),
+            thread: Some(thread),
+            left_behind: Vec::new(),
+            visiting: false,
+            due_ns: 0,
+            soon_ns: SOON_NS,
+            beginning: true,
+            ended: 0,
+            told: false,
+        })
+    }
+
+    /// True the first time.
+    pub(super) fn is_news(&mut self) -> bool {
+        !std::mem::replace(&mut self.told, true)
+    }
+
+    /// Makes the next visit due now, and others soon after it: a process begins to be recorded. While the probes know none of its code each stack is a
+    /// copy, the budget keeps fewer, and of a thread that waits now and then there is none that could stand for another. Whatever the coin says
+    /// meanwhile: a visit that came because it kept nothing would make a wait's stack the likelier for not having been kept.
+    pub(super) fn hurry(&mut self) {
+        (self.due_ns, self.soon_ns, self.beginning) = (0, SOON_NS, true);
+    }
+
+    /// True when a visit is to begin.
+    pub(super) fn is_due(&self, now_ns: u64) -> bool {
+        now_ns >= self.due_ns
+    }
+
+    /// Begins a visit.
+    pub(super) fn begin(&mut self, bpf: &mut Ebpf, now_ns: u64) -> Result<(), Refused> {
+        self.due_ns = now_ns.saturating_add(INTERVAL_NS);
+        self.take_leave();
+        if self.visiting {
+            return Err(Refused);
+        }
+        let thread = self.thread.as_ref().and_then(|thread| thread.iterators.as_ref()).ok_or(Refused)?;
+        let iterator = open(bpf).ok_or(Refused)?;
+        // The channel is empty while nobody visits.
+        thread.try_send(iterator).map_err(|_| Refused)?;
+        self.visiting = true;
+        Ok(())
+    }
+
+    /// Lets go of what was left behind and has ended, and of processes passed over that are gone.
+    fn take_leave(&mut self) {
+        self.left_behind.retain(|thread| !thread.is_over());
+        if self.thread.is_none() {
+            self.thread = self.next_thread();
+        }
+        let Self { passed, passed_over, .. } = self;
+        passed.retain(|&pid, &mut started| {
+            let is_there = perfusion_host::process::start_ticks(pid) == Some(started);
+            if !is_there {
+                passed_over.remove(&pid).ok();
+            }
+            is_there
+        });
+    }
+
+    fn next_thread(&mut self) -> Option<VisitingThread> {
+        let used = |slot: &u32| self.left_behind.iter().any(|thread| thread.slot == *slot);
+        let slot = (0..MAX_VISITORS).find(|slot| !used(slot))?;
+        VisitingThread::start(slot, &mut self.slots).ok()
+    }
+
+    /// Gives the visit in progress up when a process holds it up, and says which.
+    pub(super) fn held_up_by(&mut self, now_ns: u64) -> Option<u32> {
+        let thread = self.thread.as_ref().filter(|_| self.visiting)?;
+        let slot = self.slots.get(&thread.slot, 0).ok()?;
+        let since = Some(slot.copies_since_ns).filter(|since| *since != 0)?;
+        if now_ns.saturating_sub(since) < HELD_NS {
+            return None;
+        }
+        // When it has gone by now nobody is passed over, and the visit goes on.
+        let started = perfusion_host::process::start_ticks(slot.tgid)?;
+        self.passed_over.insert(slot.tgid, 1, 0).ok()?;
+        self.passed.insert(slot.tgid, started);
+        // From now on the program does nothing for this thread.
+        self.slots.set(thread.slot, Slot::default(), 0).ok()?;
+        let mut thread = self.thread.take()?;
+        thread.iterators = None;
+        self.left_behind.push(thread);
+        self.visiting = false;
+        self.due_ns = 0;
+        self.thread = self.next_thread();
+        Some(slot.tgid)
+    }
+
+    /// Waits up to `timeout` for the visit in progress, and says whether one ended now.
+    pub(super) fn ended(&mut self, timeout: Duration) -> bool {
+        let Some(thread) = self.thread.as_ref().filter(|_| self.visiting) else { return false };
+        match thread.ends.recv_timeout(timeout) {
+            Ok(()) => {
+                self.visiting = false;
+                self.ended += 1;
+                true
+            }
+            // Disconnected only if the thread died: then there are no more visits.
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => false,
+        }
+    }
+
+    /// True while a visit goes on.
+    pub(super) fn is_visiting(&self) -> bool {
+        self.visiting
+    }
+
+    /// Visits that have ended.
+    pub(super) fn count(&self) -> u64 {
+        self.ended
+    }
+
+    /// Whether the last visit left something out: then the next one comes soon, as it does at the beginning.
+    pub(super) fn left_out(&mut self, something: bool, now_ns: u64) {
+        let soon = something || self.beginning;
+        if soon {
+            self.due_ns = self.due_ns.min(now_ns.saturating_add(self.soon_ns));
+        }
+        self.beginning &= self.soon_ns < INTERVAL_NS;
+        self.soon_ns = if soon { (self.soon_ns * 2).min(INTERVAL_NS) } else { SOON_NS };
+    }
+}
+
+/// A new iterator: each visit needs its own. `None` when the kernel refuses.
+fn open(bpf: &mut Ebpf) -> Option<File> {
+    let program: &mut Iter = bpf.program_mut(PROGRAM)?.try_into().ok()?;
+    let link = program.attach().ok()?;
+    program.take_link(link).ok()?.into_file().ok()
+}
+
+/// Each read visits threads until it has text for us, which the probe never writes, or has seen very many (then it answers EAGAIN).
+fn read_to_end(iterator: &mut File) {
+    let mut nothing = [0; 64];
+    loop {
+        match iterator.read(&mut nothing) {
+            Ok(0) => return,
+            Ok(_) => {}
+            Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
+            Err(_) => return,
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! Where the threads of processes publish what they work for, written for the probes: on every kernel, also where those walk no stacks and learn no rules.
+
+use super::rules::gone;
+use aya::maps::{HashMap as BpfHashMap, MapData};
+use ebpf_common::key::SpanPlace;
+use perfusion_host::process::Lesson;
+
+/// The map `SPANS`.
+#[derive(Debug)]
+pub struct SpanPlaces {
+    places: BpfHashMap<MapData, u32, SpanPlace>,
+    refused: u64,
+}
+
+impl SpanPlaces {
+    pub(super) fn new(places: BpfHashMap<MapData, u32, SpanPlace>) -> Self {
+        Self { places, refused: 0 }
+    }
+
+    /// Brings what lessons say of it to the probes, in order. Answers the processes there was no room for.
+    pub fn teach(&mut self, lessons: &[Lesson]) -> Vec<u32> {
+        let mut refused = Vec::new();
+        for lesson in lessons {
+            match *lesson {
+                Lesson::Spans { pid, place } if self.places.insert(pid, place, 0).is_err() => {
+                    refused.push(pid)
+                }
+                Lesson::NoSpans { pid } if !gone(self.places.remove(&pid)) => self.refused += 1,
+                _ => {}
+            }
+        }
+        self.refused += u64::try_from(refused.len()).unwrap_or(u64::MAX);
+        refused
+    }
+
+    /// Lessons the map did not take.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused
+    }
+}

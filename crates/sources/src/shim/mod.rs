@@ -1,0 +1,398 @@
+//! Shims as a source of events: the rings of many processes, found in `/proc`, taken and given up as processes come and go.
+//! `finder` finds regions, `region` is the only access to one, `registry` says which are ours, `reader` turns records into events.
+
+pub mod counters;
+mod exact;
+pub mod finder;
+mod incidents;
+mod names;
+mod namespace;
+mod reader;
+mod region;
+mod registry;
+mod share;
+mod starts;
+mod watched;
+mod wishes;
+
+use self::counters::Totals;
+use self::reader::{BEAT_EVERY, Reader, Turns};
+use self::registry::{Process, Shared, Stage};
+use self::share::Share;
+use perfusion_host::process::handle::Target;
+use perfusion_host::process::memory::ProcessMemory;
+use perfusion_model::event::{Event, EventKind, MonotonicNs, RegionId};
+use profiler_protocol::consumer::SCRATCH_BYTES;
+use profiler_protocol::counter;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+pub use self::exact::Opened;
+pub use self::exact::{ExactTable, ExactTables, OF_ONE_PROCESS, TABLES};
+pub use self::incidents::INCIDENT_COUNTERS;
+pub use self::region::RegionError;
+pub use self::starts::{HoldStarts, StartHold};
+pub use self::watched::{Watched, same};
+pub use self::wishes::{AS_ASKED, COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED, Settings, Wishes};
+
+/// Live objects that are watched unless told otherwise.
+pub const LIVE_OBJECTS: u32 = 4_096;
+/// Samples of allocations in a second of which a shim tells of all, unless told otherwise.
+pub const ALLOCATION_SAMPLES: u32 = 512;
+
+/// What each shim is asked for at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShimLimits {
+    /// Sampled objects watched at a time.
+    pub live_objects: u32,
+    /// Samples of allocations in a second that are all told of; of more, chance chooses.
+    pub allocation_samples: u32,
+}
+
+impl Default for ShimLimits {
+    fn default() -> Self {
+        Self { live_objects: LIVE_OBJECTS, allocation_samples: ALLOCATION_SAMPLES }
+    }
+}
+/// Processes watched at once.
+const PROCESSES: usize = 32_768;
+/// How often ended processes are noticed, and overdue answers asked for again.
+const CARE_EVERY: Duration = Duration::from_millis(100);
+/// An instance that is told to leave ends its session first, which waits for a collection in progress.
+const DETACH_TIMEOUT: Duration = Duration::from_secs(5);
+/// Then the runtime unloads the library when no thread is inside a callback: it looks after 0.3 s, and else again after 5 s, which
+/// nobody has to wait for.
+const UNLOAD_TIMEOUT: Duration = Duration::from_secs(1);
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// How a process whose shim is read stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShimLook {
+    /// Its pid.
+    pub pid: u32,
+    /// Records its shims had no room for, of all kinds.
+    pub dropped: u64,
+}
+
+/// All regions of one recorder.
+pub struct ShimSource {
+    processes: BTreeMap<u32, Process>,
+    shared: Shared,
+    next_beat: Instant,
+    next_care: Instant,
+    /// Where the next round begins, so that no process is always the last one.
+    turn: u32,
+}
+
+impl ShimSource {
+    /// A source for the recorder with this number (`crate::shim::Settings::owner`), which is not 0.
+    #[must_use]
+    pub fn new(owner: u64, limits: ShimLimits) -> Self {
+        let now = Instant::now();
+        Self {
+            processes: BTreeMap::new(),
+            shared: Shared {
+                owner,
+                limits,
+                exact: None,
+                counts: None,
+                next_id: 0,
+                regions: 0,
+                room: Share::default(),
+                scratch: vec![0; SCRATCH_BYTES],
+                turns: Turns::new(0),
+                totals: Totals::default(),
+                finished: vec![0; counter::ALL.len()],
+                finished_incidents: Vec::new(),
+            },
+            next_beat: now,
+            next_care: now,
+            turn: 0,
+        }
+    }
+
+    /// Has tables of exact mode opened, too, and kept in `tables`.
+    #[must_use]
+    pub fn with_exact(mut self, tables: ExactTables) -> Self {
+        self.shared.exact = Some(tables);
+        self
+    }
+
+    /// Has event sessions opened for runtimes that wait for one at their start.
+    #[must_use]
+    pub fn with_counts(mut self, starts: Box<dyn HoldStarts>) -> Self {
+        self.shared.counts = Some(starts);
+        self
+    }
+
+    /// Looks for regions in this process from now on, often at first. To be called for each process of the recording, and
+    /// again after an attach.
+    pub fn watch(&mut self, pid: u32) {
+        let now = Instant::now();
+        if let Some(process) = self.processes.get_mut(&pid)
+            && process.target.is_alive()
+        {
+            process.expect(now);
+            return;
+        }
+        if self.processes.len() >= PROCESSES {
+            self.shared.totals.processes_too_many += 1;
+            return;
+        }
+        if let Ok(target) = Target::open(pid) {
+            // A pid that is used again: what is left of the process before it is given up.
+            if let Some(mut before) = self.processes.insert(pid, Process::new(target, now)) {
+                before.readers.iter_mut().for_each(|reader| self.shared.finish(reader));
+            }
+        }
+    }
+
+    /// What each shim is asked for at most.
+    #[must_use]
+    pub fn limits(&self) -> ShimLimits {
+        self.shared.limits
+    }
+
+    /// Asks all shims for other limits from now on.
+    pub fn set_limits(&mut self, limits: ShimLimits) {
+        self.shared.limits = limits;
+        for reader in self.processes.values_mut().flat_map(|process| &mut process.readers) {
+            // One that cannot be told is gone: the next drain meets the same error and gives the region up. One with a full ring of requests is told later.
+            reader.tell_limits(limits).ok();
+        }
+    }
+
+    /// From now on the recorder wishes for this in `pid`, whose shims are told with the next beat, and for names if so said.
+    pub fn wish(&mut self, pid: u32, wishes: Wishes, names: bool) {
+        self.watch_if_new(pid);
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.wish(
+                Settings { owner: self.shared.owner, force: false }.wishing(wishes).owner,
+                wishes,
+                names,
+            );
+            // Said at once.
+            self.next_beat = Instant::now();
+        }
+    }
+
+    fn watch_if_new(&mut self, pid: u32) {
+        if !self.processes.get(&pid).is_some_and(|process| process.target.is_alive()) {
+            self.watch(pid);
+        }
+    }
+
+    /// Follows the life of watched processes: their children and what they become by exec are watched too.
+    pub fn observe(&mut self, event: &Event) {
+        match &event.kind {
+            EventKind::Fork { parent, thread }
+                if thread.pid != parent.pid && self.processes.contains_key(&parent.pid) =>
+            {
+                self.watch(thread.pid);
+            }
+            EventKind::Exec { pid, .. } => {
+                if let Some(process) = self.processes.get_mut(pid) {
+                    process.became_another(event.time, Instant::now());
+                    if let Some(tables) = &self.shared.exact {
+                        tables.became_another(*pid, event.time);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Asks the shims of a process for the method at `address`, which was last on a stack for sure at `seen` (0: not known). The answer comes
+    /// as an event; an address is asked about once.
+    pub fn ask(&mut self, pid: u32, address: u64, seen: MonotonicNs) {
+        let asked = self.processes.get_mut(&pid).is_some_and(|process| process.ask(address, seen));
+        self.shared.totals.names_dropped += u64::from(!asked);
+    }
+
+    /// A mark of this region has been looked at, and what that asks for is queued.
+    pub fn heard(&mut self, region: RegionId) {
+        let readers = self.processes.values_mut().flat_map(|process| &mut process.readers);
+        readers.filter(|reader| reader.id == region).for_each(Reader::heard);
+    }
+
+    /// Sends what was asked, without waiting for the next [`ShimSource::drain`].
+    pub fn send_questions(&mut self) {
+        let now = Instant::now();
+        for process in self.processes.values_mut().filter(|process| !process.ended) {
+            for reader in &mut process.readers {
+                if let Err(error) = reader.send_questions(now) {
+                    // The next drain meets the same error and gives the region up.
+                    tracing::debug!(%error, "no questions");
+                }
+            }
+        }
+    }
+
+    /// True when a shim of this process is being read.
+    #[must_use]
+    pub fn has_region(&self, pid: u32) -> bool {
+        self.processes.get(&pid).is_some_and(|process| !process.readers.is_empty())
+    }
+
+    /// False when the process has mapped no region any more that is read of it: it has become another program by exec, or its library has left.
+    #[must_use]
+    pub fn is_mapped(&self, pid: u32) -> bool {
+        self.processes.get(&pid).is_some_and(Process::is_mapped)
+    }
+
+    /// The weak handles with which this recorder's library watches objects in the process now; `None` where that cannot be read.
+    #[must_use]
+    pub fn watched(&self, pid: u32) -> Option<Vec<Watched>> {
+        let process = self.processes.get(&pid)?;
+        let memory = ProcessMemory::open(pid, process.target.start_ticks().ok()?)?;
+        let slots = process.readers.iter().filter_map(|reader| Some((reader.slots()?, reader.id)));
+        let most = self.shared.limits.live_objects;
+        let read: Vec<Vec<Watched>> =
+            slots.map(|(at, region)| watched::read(&memory, at, most, region)).collect::<Option<_>>()?;
+        (!read.is_empty()).then(|| read.concat())
+    }
+
+    /// How much of the fullest ring the last [`ShimSource::drain`] found used, in 1/256.
+    #[must_use]
+    pub fn fullest(&self) -> u64 {
+        self.shared.turns.fullest
+    }
+
+    /// One round: looks for regions where it is time to, sends questions, reads records. To be called at least every 100 ms. It takes a bounded
+    /// number of bytes; true when something was left for the next round.
+    pub fn drain(&mut self, sink: &mut dyn FnMut(Event)) -> bool {
+        let now = Instant::now();
+        self.beat();
+        if now >= self.next_care {
+            self.next_care = now + CARE_EVERY;
+            self.care(now);
+        }
+        let later: Vec<u32> = self.processes.range(self.turn..).map(|(&pid, _)| pid).collect();
+        let earlier: Vec<u32> = self.processes.range(..self.turn).map(|(&pid, _)| pid).collect();
+        self.turn = later.get(1).copied().unwrap_or(0);
+        self.shared.turns = Turns::new(self.shared.regions);
+        let mut missed = None;
+        for pid in later.into_iter().chain(earlier) {
+            let Some(process) = self.processes.get_mut(&pid) else { continue };
+            let time = MonotonicNs::now();
+            process.look(now, time, &mut self.shared);
+            if self.shared.turns.is_over() && !process.readers.is_empty() {
+                missed.get_or_insert(pid);
+            }
+            process.drain(now, time, &mut self.shared, sink);
+            if process.is_over() {
+                self.processes.remove(&pid);
+            }
+        }
+        self.turn = missed.unwrap_or(self.turn);
+        self.shared.turns.more
+    }
+
+    /// True while a process waits with its end for last questions, as last read: the next rounds should come soon.
+    pub fn is_waited_for(&mut self) -> bool {
+        self.processes.values_mut().flat_map(|process| &mut process.readers).any(Reader::is_waited_for)
+    }
+
+    /// Says "somebody listens" in every region when it is time to. [`ShimSource::drain`] does it too.
+    pub fn beat(&mut self) {
+        self.beat_where(|_| true);
+    }
+
+    fn beat_where(&mut self, which: impl Fn(&Reader) -> bool) {
+        let now = Instant::now();
+        if now < self.next_beat {
+            return;
+        }
+        self.next_beat = now + BEAT_EVERY;
+        let time = MonotonicNs::now();
+        for process in self.processes.values_mut() {
+            let owner = process.owner(&self.shared);
+            for reader in process.readers.iter_mut().filter(|reader| which(reader)) {
+                let told = reader.tell_limits(self.shared.limits);
+                if let Err(error) = told.and_then(|()| reader.beat(owner, time)) {
+                    // The next drain meets the same error and gives the region up.
+                    tracing::debug!(%error, "no beat");
+                }
+            }
+        }
+    }
+
+    fn care(&mut self, now: Instant) {
+        for process in self.processes.values_mut() {
+            process.ended = process.ended || !process.target.is_alive();
+            for reader in &mut process.readers {
+                reader.repeat_questions(now, &mut self.shared.totals);
+            }
+        }
+    }
+
+    /// Asks the instances made for this recorder to leave and waits until they have, and leaves the others to the next recorder.
+    /// What they sent last is there for one more [`ShimSource::drain`]. Answers the pids of instances that did not obey.
+    pub fn detach_all(&mut self) -> Vec<u32> {
+        self.detach_all_within(DETACH_TIMEOUT)
+    }
+
+    /// The same, and waits no longer than `most` for all of it: one that does not get to it leaves when its lease runs out.
+    pub fn detach_all_within(&mut self, most: Duration) -> Vec<u32> {
+        for reader in self.processes.values_mut().flat_map(|process| &mut process.readers) {
+            reader.leave();
+        }
+        let begin = Instant::now();
+        let mut obeyed = None;
+        loop {
+            self.beat_where(|reader| reader.ours);
+            let mut working = Vec::new();
+            let mut loaded = false;
+            for process in self.processes.values_mut() {
+                match process.stage() {
+                    Stage::Working => working.push(process.target.pid()),
+                    Stage::Leaving => loaded = true,
+                    Stage::Gone => {}
+                }
+            }
+            if working.is_empty() {
+                let since = *obeyed.get_or_insert_with(Instant::now);
+                if !loaded || since.elapsed() >= UNLOAD_TIMEOUT || begin.elapsed() >= most {
+                    return working;
+                }
+            } else if begin.elapsed() >= most {
+                return working;
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+
+    /// Asks the instances in this process that were made for this recorder to leave; what they say last is read as it comes.
+    pub fn leave(&mut self, pid: u32) {
+        for reader in self.processes.get_mut(&pid).into_iter().flat_map(|process| &mut process.readers) {
+            reader.leave();
+        }
+    }
+
+    /// The processes whose shims are read.
+    #[must_use]
+    pub fn looks(&self) -> Vec<ShimLook> {
+        let full = counter::ALL.iter().position(|(_, name, _)| *name == "shim_records_dropped_full");
+        let dropped = |process: &Process| {
+            let of = |reader: &Reader| full.and_then(|full| reader.counted().nth(full)).unwrap_or(0);
+            process.readers.iter().map(of).sum()
+        };
+        let read = self.processes.iter().filter(|(_, process)| !process.readers.is_empty());
+        read.map(|(&pid, process)| ShimLook { pid, dropped: dropped(process) }).collect()
+    }
+
+    /// Name and value of every counter: the shims' own, summed, then this side's.
+    #[must_use]
+    pub fn counters(&self) -> Vec<(String, u64)> {
+        let mut sums = self.shared.finished.clone();
+        for reader in self.processes.values().flat_map(|process| &process.readers) {
+            for (sum, value) in sums.iter_mut().zip(reader.counted()) {
+                *sum = sum.saturating_add(value);
+            }
+        }
+        let mut all: Vec<(String, u64)> =
+            counter::ALL.iter().zip(sums).map(|((_, name, _), value)| ((*name).to_owned(), value)).collect();
+        all.extend(self.shared.totals.list());
+        all
+    }
+}

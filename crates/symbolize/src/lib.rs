@@ -1,0 +1,552 @@
+//! 4. NAMES: [`FrameKey`] -> [`Symbol`], once per distinct frame.
+//!
+//! ```text
+//! let mut symbolizer = Symbolizer::default();
+//! if symbolizer.wants_answer(frame) { /* ask the shim of its process about the frame's start */ }  // when first seen
+//! symbolizer.observe(process, &shim_event);              // Method, NoMethod, CodeUnloaded; others are ignored
+//! symbolizer.resolve(window.frames(), &directory);       // at the window's end: one batch per image
+//! let symbol = symbolizer.symbol(frame);                 // total: what has no name says what it is, never a wrong name
+//! ```
+//! [`Directory`] is what this stage must be told about processes and files; the process table implements it. blazesym is used
+//! in `kernel.rs` and `native.rs` only. Every frame that could not be named is counted by reason ([`Symbolizer::counters`]).
+
+mod directory;
+pub mod kernel;
+pub mod managed;
+pub mod native;
+pub mod perf_map;
+pub mod pretty;
+pub mod types;
+pub mod wait_functions;
+
+use managed::{ManagedNames, Missing};
+use perf_map::PerfMap;
+use perfusion_host::process::patience::ForeignFile;
+use perfusion_model::event::ShimEvent;
+use perfusion_model::frame::{FrameKey, ImageId, Marker, ProcessId};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+/// Cached symbols beyond this number are dropped when a later window does not use them.
+const MAX_CACHED: usize = 500_000;
+
+/// A mapped file, as the process table knows it.
+#[derive(Clone, Copy, Debug)]
+pub struct ImageFile<'a> {
+    /// Path as its process saw it, or a name in brackets such as `[vdso]`.
+    pub path: &'a str,
+    /// The file, open for reading since it was mapped; `None` when it could not be opened.
+    pub file: Option<&'a ForeignFile>,
+    /// The GNU build id, if it has one.
+    pub build_id: Option<&'a [u8]>,
+}
+
+/// Where names come from that only the process table can tell.
+pub trait Directory {
+    /// The file behind `image`.
+    fn image(&self, image: ImageId) -> Option<ImageFile<'_>>;
+    /// The bytes of an image that is no file: the vDSO.
+    fn image_bytes(&self, _image: ImageId) -> Option<&[u8]> {
+        None
+    }
+    /// Where the function that holds `address` begins, by the image's unwind data: what no symbol names is at least told apart
+    /// function by function.
+    fn function_start(&self, _image: ImageId, _address: u64) -> Option<u64> {
+        None
+    }
+    /// The pid, in the initial pid namespace, of a process that is still the same one; `None` when it is gone.
+    fn live_pid(&self, process: ProcessId) -> Option<u32>;
+}
+
+/// Identity of a managed function within a [`Symbolizer`]: all code bodies and tiers of a method share one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FunctionId(pub u32);
+
+/// What a frame's code belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Module {
+    /// The kernel.
+    Kernel,
+    /// A native file.
+    Image(ImageId),
+    /// A managed module, by its simple file name.
+    Managed(Arc<str>),
+    /// Managed code of unknown module, stubs.
+    Jit,
+    /// No code: the profiler's own remarks.
+    None,
+}
+
+/// A frame's name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Symbol {
+    /// For people: demangled, control characters escaped, bounded in length.
+    pub name: Arc<str>,
+    /// As the symbol table or the runtime has it (escaped and bounded too).
+    pub system_name: Arc<str>,
+    /// What it belongs to.
+    pub module: Module,
+    /// Set for managed code whose function is known.
+    pub function: Option<FunctionId>,
+    /// Why `name` only says where the code is; `None` for a real name.
+    pub unresolved: Option<Unresolved>,
+}
+
+/// Why a frame has no name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Unresolved {
+    /// Kernel addresses are hidden (`kptr_restrict`) or no symbol covers the address.
+    Kernel,
+    /// The file could not be opened when it was mapped.
+    ImageNotOpen,
+    /// The file's symbol tables could not be read.
+    ImageUnreadable,
+    /// No symbol of the file covers the address.
+    NoSymbol,
+    /// Managed: nobody answered for the address.
+    NotAnswered,
+    /// Managed: the runtime said it has no method there.
+    NoMethod,
+    /// Managed: the code was unloaded before the answer came.
+    Unloaded,
+    /// Managed: two different methods claim the address.
+    Conflict,
+    /// Managed: the store of names was full.
+    StoreFull,
+    /// No mapping explains the address.
+    NoMapping,
+    /// Nobody resolved the frame before its name was needed.
+    NotLookedUp,
+}
+
+impl Unresolved {
+    /// Name of the counter.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Kernel => "symbolize_kernel_unknown",
+            Self::ImageNotOpen => "symbolize_image_not_open",
+            Self::ImageUnreadable => "symbolize_image_unreadable",
+            Self::NoSymbol => "symbolize_no_symbol",
+            Self::NotAnswered => "symbolize_managed_not_answered",
+            Self::NoMethod => "symbolize_managed_no_method",
+            Self::Unloaded => "symbolize_managed_unloaded",
+            Self::Conflict => "symbolize_managed_conflict",
+            Self::StoreFull => "symbolize_managed_store_full",
+            Self::NoMapping => "symbolize_no_mapping",
+            Self::NotLookedUp => "symbolize_not_looked_up",
+        }
+    }
+}
+
+/// Names of frames, kept from window to window.
+#[derive(Default)]
+pub struct Symbolizer {
+    managed: ManagedNames,
+    cache: HashMap<FrameKey, Arc<Symbol>>,
+    perf_maps: perf_map::Counters,
+    kernel_ahead: Option<kernel::ReadAhead>,
+}
+
+impl Symbolizer {
+    /// Has the first batch of the kernel's addresses answered from a table that is read until then.
+    pub fn read_ahead(&mut self, kernel: kernel::ReadAhead) {
+        self.kernel_ahead = Some(kernel);
+    }
+
+    /// Takes what a shim said about code of its own process.
+    pub fn observe(&mut self, process: ProcessId, event: &ShimEvent) {
+        self.managed.observe(process, event);
+    }
+
+    /// Notes that `frame` will need a name. True when it is managed, the name is not known and nobody was asked for it yet: then
+    /// the shim of its process should be, about its start. True again when that said "not now" and the frame was `surely` seen since.
+    pub fn wants_answer(&mut self, frame: FrameKey, surely: bool) -> bool {
+        match frame {
+            FrameKey::Managed { process, start, generation } => {
+                self.managed.want(process, start, generation, surely)
+            }
+            _ => false,
+        }
+    }
+
+    /// True while a question about this address has no answer.
+    #[must_use]
+    pub fn is_waiting(&self, process: ProcessId, address: u64) -> bool {
+        self.managed.is_waiting(process, address)
+    }
+
+    /// Addresses of a process that were asked about and not answered yet, to ask again where a question was lost.
+    pub fn unanswered(&self, process: ProcessId) -> impl Iterator<Item = u64> {
+        self.managed.waiting(process)
+    }
+
+    /// Addresses of a process, within a range, that its shim would not ask about when it was asked.
+    pub fn withheld(&self, process: ProcessId, within: RangeInclusive<u64>) -> impl Iterator<Item = u64> {
+        self.managed.withheld(process, within)
+    }
+
+    /// True when there are any of those.
+    #[must_use]
+    pub fn has_withheld(&self, process: ProcessId) -> bool {
+        self.managed.has_withheld(process)
+    }
+
+    /// Looks up all `frames` that are not known yet, in one batch per image.
+    pub fn resolve(&mut self, frames: impl IntoIterator<Item = FrameKey>, directory: &dyn Directory) {
+        let frames: HashSet<FrameKey> = frames.into_iter().collect();
+        if self.cache.len() > MAX_CACHED {
+            self.cache.retain(|frame, _| frames.contains(frame));
+        }
+        let mut kernel = Vec::new();
+        let mut images: BTreeMap<ImageId, Vec<u64>> = BTreeMap::new();
+        // Frames come sorted by process, so one process's map is held at a time.
+        let mut map = LazyPerfMap::default();
+        let mut copied = native::CopyBudget::default();
+        // The name of a managed frame may come later than the first window that needs it.
+        let again = |frame: &FrameKey, symbol: &Symbol| {
+            symbol.unresolved.is_some() && matches!(frame, FrameKey::Managed { .. })
+        };
+        let new = |frame: &FrameKey| self.cache.get(frame).is_none_or(|symbol| again(frame, symbol));
+        let mut todo: Vec<FrameKey> = frames.into_iter().filter(new).collect();
+        todo.sort_unstable();
+        for frame in todo {
+            match frame {
+                FrameKey::Kernel(address) => kernel.push(address),
+                FrameKey::Native { image, address } => images.entry(image).or_default().push(address),
+                FrameKey::Managed { process, start, generation } => {
+                    self.managed.want(process, start, generation, false);
+                    self.managed_symbol(frame, (process, start, generation), &mut map, directory);
+                }
+                FrameKey::Stub { .. } => self.put(frame, plain("[runtime stub]", Module::Jit)),
+                FrameKey::Unknown { address, .. } => {
+                    let name = format!("[unknown] 0x{address:x}");
+                    self.put(frame, unnamed(&name, Module::None, Unresolved::NoMapping));
+                }
+                // Its name is known without.
+                FrameKey::Marker(_) => {}
+            }
+        }
+        self.kernel_symbols(&kernel);
+        for (image, addresses) in images {
+            self.native_symbols(image, &addresses, directory, &mut copied);
+        }
+    }
+
+    /// Forgets names in all files that are not known any more, and in all processes but these.
+    pub fn keep(&mut self, directory: &dyn Directory, processes: &HashSet<ProcessId>) {
+        self.managed.keep(processes);
+        self.cache.retain(|frame, _| match frame {
+            FrameKey::Native { image, .. } => directory.image(*image).is_some(),
+            FrameKey::Managed { process, .. }
+            | FrameKey::Stub { process, .. }
+            | FrameKey::Unknown { process, .. } => processes.contains(process),
+            FrameKey::Kernel(_) | FrameKey::Marker(_) => true,
+        });
+    }
+
+    /// Memory is short: forgets the names of all but these frames.
+    pub fn shed(&mut self, keep: &HashSet<FrameKey>) {
+        self.cache.retain(|frame, _| keep.contains(frame));
+        self.cache.shrink_to_fit();
+    }
+
+    /// The name of a frame; one that was never resolved says so.
+    #[must_use]
+    pub fn symbol(&self, frame: FrameKey) -> Arc<Symbol> {
+        let unknown = || {
+            Arc::new(match frame {
+                // Nothing has to be looked up for it, and not all are in a window's frames: what stands for stacks without room has none itself.
+                FrameKey::Marker(marker) => plain(marker_name(marker), Module::None),
+                _ => unnamed("[not resolved]", Module::None, Unresolved::NotLookedUp),
+            })
+        };
+        self.cache.get(&frame).cloned().unwrap_or_else(unknown)
+    }
+
+    /// Distinct frames without a name by reason, perf-map lines skipped, and names a shim sent that were refused.
+    #[must_use]
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        let mut unnamed: BTreeMap<Unresolved, u64> = BTreeMap::new();
+        for why in self.cache.values().filter_map(|symbol| symbol.unresolved) {
+            *unnamed.entry(why).or_insert(0) += 1;
+        }
+        let mut counters: Vec<_> = unnamed.into_iter().map(|(why, count)| (why.name(), count)).collect();
+        counters.extend(self.perf_maps.list());
+        counters.extend(self.managed.counters());
+        counters
+    }
+
+    fn put(&mut self, frame: FrameKey, symbol: Symbol) {
+        self.cache.insert(frame, Arc::new(symbol));
+    }
+
+    fn kernel_symbols(&mut self, addresses: &[u64]) {
+        if addresses.is_empty() {
+            return;
+        }
+        let names = match self.kernel_ahead.take() {
+            Some(ahead) => ahead.names(addresses),
+            None => kernel::names(addresses),
+        };
+        for (&address, name) in addresses.iter().zip(names) {
+            let symbol = match name {
+                Some(name) => plain(&name, Module::Kernel),
+                None => unnamed(&format!("[kernel] 0x{address:x}"), Module::Kernel, Unresolved::Kernel),
+            };
+            self.put(FrameKey::Kernel(address), symbol);
+        }
+    }
+
+    fn native_symbols(
+        &mut self,
+        image: ImageId,
+        addresses: &[u64],
+        directory: &dyn Directory,
+        copied: &mut native::CopyBudget,
+    ) {
+        let file = directory.image(image);
+        let path = file.map_or("[unknown image]", |file| file.path);
+        let found = match (file.and_then(|file| file.file), directory.image_bytes(image)) {
+            (Some(file), _) => Some(native::names(file, addresses, copied)),
+            (None, Some(bytes)) => Some(native::names_in(bytes, addresses, copied)),
+            (None, None) => None,
+        };
+        let (names, why) = match found {
+            None => (Vec::new(), Unresolved::ImageNotOpen),
+            Some(found) => match found {
+                Ok(names) => (names, Unresolved::NoSymbol),
+                Err(error) => {
+                    tracing::debug!(path = %perfusion_model::text::clean(path), %error, "symbols not read");
+                    (Vec::new(), Unresolved::ImageUnreadable)
+                }
+            },
+        };
+        let mut names = names.into_iter();
+        let module = Module::Image(image);
+        for &address in addresses {
+            let symbol = match names.next().flatten() {
+                Some(native::Name { name, system_name }) => Symbol {
+                    name: perfusion_model::text::clean(&name).as_ref().into(),
+                    system_name: perfusion_model::text::clean(&system_name).as_ref().into(),
+                    module: module.clone(),
+                    function: None,
+                    unresolved: None,
+                },
+                None => {
+                    let start = directory.function_start(image, address).unwrap_or(address);
+                    unnamed(&format!("[{}]+0x{start:x}", file_name(path)), module.clone(), why)
+                }
+            };
+            self.put(FrameKey::Native { image, address }, symbol);
+        }
+    }
+
+    fn managed_symbol(
+        &mut self,
+        frame: FrameKey,
+        (process, start, generation): (ProcessId, u64, u32),
+        map: &mut LazyPerfMap,
+        directory: &dyn Directory,
+    ) {
+        let found = match self.managed.find(process, start, generation) {
+            // A perf map has no generations: it can only speak for code that was never replaced.
+            Err(Missing::NotAnswered | Missing::NoMethod) if generation == 0 => {
+                match map.of(process, directory, &mut self.perf_maps).and_then(|map| map.name(start)) {
+                    Some(name) => self.managed.named_by_perf_map(process, name).ok_or(Missing::StoreFull),
+                    None => self.managed.find(process, start, generation),
+                }
+            }
+            found => found,
+        };
+        let symbol = match found {
+            Ok(id) => self.managed.symbol(id).ok_or(Missing::NotAnswered),
+            Err(missing) => Err(missing),
+        };
+        let unknown =
+            |missing: Missing| unnamed(&format!("[managed] 0x{start:x}"), Module::Jit, missing.into());
+        self.put(frame, symbol.unwrap_or_else(unknown));
+    }
+}
+
+/// The perf map of one process, read when the first of its frames has no other name.
+#[derive(Default)]
+struct LazyPerfMap(Option<(ProcessId, Option<PerfMap>)>);
+
+impl LazyPerfMap {
+    fn of(
+        &mut self,
+        process: ProcessId,
+        directory: &dyn Directory,
+        counters: &mut perf_map::Counters,
+    ) -> Option<&PerfMap> {
+        if self.0.as_ref().is_none_or(|(of, _)| *of != process) {
+            // The previous process's map is freed before the next is read.
+            self.0 = None;
+            let map = directory.live_pid(process).and_then(|pid| perf_map::open(pid, counters));
+            self.0 = Some((process, map));
+        }
+        self.0.as_ref()?.1.as_ref()
+    }
+}
+
+impl From<Missing> for Unresolved {
+    fn from(missing: Missing) -> Self {
+        match missing {
+            Missing::NotAnswered => Self::NotAnswered,
+            Missing::NoMethod => Self::NoMethod,
+            Missing::Unloaded => Self::Unloaded,
+            Missing::Conflict => Self::Conflict,
+            Missing::StoreFull => Self::StoreFull,
+        }
+    }
+}
+
+fn plain(name: &str, module: Module) -> Symbol {
+    let name: Arc<str> = perfusion_model::text::clean(name).as_ref().into();
+    Symbol { system_name: Arc::clone(&name), name, module, function: None, unresolved: None }
+}
+
+fn unnamed(name: &str, module: Module, why: Unresolved) -> Symbol {
+    Symbol { unresolved: Some(why), ..plain(name, module) }
+}
+
+/// Last component of a path, without the kernel's ` (deleted)`.
+#[must_use]
+pub fn file_name(path: &str) -> &str {
+    let path = path.strip_suffix(" (deleted)").unwrap_or(path);
+    let name = path.rsplit('/').next().unwrap_or(path);
+    if name.is_empty() { path } else { name.trim_matches(['[', ']']) }
+}
+
+/// What a synthetic frame is called in a profile.
+#[must_use]
+pub const fn marker_name(marker: Marker) -> &'static str {
+    match marker {
+        Marker::TruncatedCopy => "[truncated: stack copy ended]",
+        Marker::TruncatedDepth => "[truncated: too deep]",
+        Marker::TruncatedNoRule => "[truncated: no unwind rule]",
+        Marker::TruncatedUnreadable => "[truncated: memory unreadable]",
+        Marker::TruncatedProcessGone => "[truncated: process gone]",
+        Marker::TruncatedNotKnown => "[truncated: too many processes]",
+        Marker::TruncatedStale => "[truncated: code replaced]",
+        Marker::Exiting => "[exiting: memory given back]",
+        Marker::Guessed => "[guessed caller]",
+        Marker::WaitingSinceBefore => "[waiting since before the recording]",
+        Marker::NotYetRun => "[not yet run]",
+        Marker::NotSampled => "[not sampled]",
+        Marker::StackLost => "[stack lost]",
+        Marker::GarbageCollector => "Garbage Collector",
+        Marker::Overflow => "[other stacks]",
+        Marker::WokenBy => "[woken by]",
+        Marker::WokenByTimer => "[timer]",
+        Marker::WokenByInterrupt => "[interrupt]",
+        Marker::HeldBy => "[held by]",
+        Marker::WakerUnknown => "[stack not known]",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use perfusion_model::event::Method;
+
+    /// Knows every process as this one, and how often it was asked.
+    #[derive(Default)]
+    struct Own(std::cell::Cell<u32>);
+
+    impl Directory for Own {
+        fn image(&self, _: ImageId) -> Option<ImageFile<'_>> {
+            None
+        }
+
+        fn live_pid(&self, _: ProcessId) -> Option<u32> {
+            self.0.set(self.0.get() + 1);
+            None
+        }
+    }
+
+    #[test]
+    fn a_perf_map_is_looked_for_once_per_process_and_only_where_a_name_is_missing() {
+        let frame = |process, start| FrameKey::Managed { process: ProcessId(process), start, generation: 0 };
+        let method = Method {
+            asked: 0x1000,
+            module_id: 1,
+            token: 1,
+            dynamic: false,
+            name: "A.M()".to_owned(),
+            module: String::new(),
+            ranges: vec![(0x1000, 16)],
+        };
+        let mut symbolizer = Symbolizer::default();
+        symbolizer.observe(ProcessId(1), &ShimEvent::Method(Box::new(method)));
+        let own = Own::default();
+        symbolizer.resolve([frame(1, 0x1000)], &own);
+        assert_eq!((own.0.get(), symbolizer.symbol(frame(1, 0x1000)).name.as_ref()), (0, "A.M()"));
+        symbolizer.resolve([frame(1, 0x2000), frame(2, 0x2000), frame(1, 0x3000)], &own);
+        assert_eq!(own.0.get(), 2);
+    }
+
+    struct Nothing;
+
+    impl Directory for Nothing {
+        fn image(&self, _: ImageId) -> Option<ImageFile<'_>> {
+            None
+        }
+
+        fn live_pid(&self, _: ProcessId) -> Option<u32> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_frame_without_a_name_is_counted_once_and_named_when_the_answer_comes() {
+        let process = ProcessId(1);
+        let managed = FrameKey::Managed { process, start: 0x1000, generation: 0 };
+        let unknown = FrameKey::Unknown { process, address: 0x77 };
+        let mut symbolizer = Symbolizer::default();
+        for _ in 0..2 {
+            symbolizer.resolve([managed, unknown], &Nothing);
+        }
+        let count = |symbolizer: &Symbolizer, why: Unresolved| {
+            symbolizer.counters().into_iter().find(|(name, _)| *name == why.name()).map(|(_, count)| count)
+        };
+        assert_eq!(symbolizer.symbol(managed).name.as_ref(), "[managed] 0x1000");
+        assert_eq!(count(&symbolizer, Unresolved::NotAnswered), Some(1));
+        assert_eq!(count(&symbolizer, Unresolved::NoMapping), Some(1));
+        let method = Method {
+            asked: 0x1000,
+            module_id: 1,
+            token: 1,
+            dynamic: false,
+            name: "A.M()".to_owned(),
+            module: String::new(),
+            ranges: vec![(0x1000, 16)],
+        };
+        symbolizer.observe(process, &ShimEvent::Method(Box::new(method)));
+        symbolizer.resolve([managed, unknown], &Nothing);
+        assert_eq!(symbolizer.symbol(managed).name.as_ref(), "A.M()");
+        assert_eq!(count(&symbolizer, Unresolved::NotAnswered), None);
+    }
+
+    #[test]
+    fn what_stands_for_stacks_without_room_has_its_name_though_no_window_asks_for_it() {
+        let mut symbolizer = Symbolizer::default();
+        for marker in [Marker::Overflow, Marker::TruncatedDepth] {
+            let symbol = symbolizer.symbol(FrameKey::Marker(marker));
+            assert_eq!((&*symbol.name, symbol.unresolved), (marker_name(marker), None));
+        }
+        symbolizer.resolve([FrameKey::Marker(Marker::Overflow)], &Own::default());
+        assert_eq!(symbolizer.counters().iter().map(|(_, count)| count).sum::<u64>(), 0);
+    }
+
+    #[test]
+    fn file_names_are_told_from_paths_and_brackets() {
+        for (path, name) in
+            [("/usr/lib/libc.so.6", "libc.so.6"), ("/a/b (deleted)", "b"), ("[vdso]", "vdso"), ("", "")]
+        {
+            assert_eq!(file_name(path), name);
+        }
+    }
+}
