@@ -4,13 +4,13 @@ use crate::cli::{ConfigSources, Format, Ps, Report, Sort, exit};
 use crate::config::{Config, Limits, load};
 use crate::daemon::{control, sinks};
 use crate::error::{Error, say};
-use crate::exact::summary;
 use crate::ps::{self, Daemon};
+use crate::report::exact_summary;
 use crate::report::stacks::{Stacks, View};
 use crate::report::together::{WINDOW, Windows};
-use crate::report::units::counted;
 use crate::report::{self, ReportError, collections, flame, folded, groups, top, types};
 use crate::sink::file::{self, FileError};
+use perfusion_model::units::counted;
 use std::io::{self, Write as _};
 use std::path::Path;
 
@@ -26,7 +26,7 @@ pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
         };
         let account = report::load_account(file)?;
         let width = if to_file { None } else { top::Options::for_stdout().width };
-        let shown = summary::text(&account, summary::Options { rows: options.rows, width });
+        let shown = exact_summary::text(&account, exact_summary::Options { rows: options.rows, width });
         match &options.output {
             Some(path) => file::write(path, shown.as_bytes())?,
             None => to_stdout(shown.as_bytes())?,

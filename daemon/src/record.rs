@@ -7,9 +7,10 @@ use crate::cli::{AllocCounts, Record, exit};
 use crate::counts::{self, Counted, Counting, Rate};
 use crate::end_signals::EndSignals;
 use crate::error::{Error, say};
-use crate::exact::merge::{COUNTED, EXACT};
 use crate::exact::{self, Account, Ending};
 use crate::memory_guard::{self, AttachedProcesses, Growing};
+use crate::report::exact_merge::{self, COUNTED, EXACT};
+use crate::report::exact_summary;
 use crate::run::{Recorded, Recording, Watcher, loss};
 use crate::sink::file;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -242,7 +243,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     tracing::debug!("the follower has ended");
     let recorded = recording.stop().ok_or(Error::Failed)?;
     if let Some((_, account)) = &mut account {
-        account.number_modules(|pid| recorded.processor.contexts(pid));
+        exact_merge::number_modules(account, |pid| recorded.processor.contexts(pid));
     }
     let duration = Duration::from_nanos(recorded.ended.0.saturating_sub(began_ns.0));
     {
@@ -565,7 +566,7 @@ fn write_account(path: &Path, account: &Account, say: Say) -> Result<(), Error> 
     let json = serde_json::to_vec(account)
         .map_err(|error| Error::Internal { what: "the account of exact mode", source: error.into() })?;
     file::write(path, &json)?;
-    for line in exact::summary::lines(account) {
+    for line in exact_summary::lines(account) {
         say.line(&line);
     }
     say.line(&format!("wrote {} ({}); `perfusion report --exact` prints it", shown(path), size(json.len())));
@@ -598,7 +599,7 @@ fn write(
         Some((account, how)) => {
             let mut profile =
                 perfusion_pprof::message(recorded.window.entries(), symbolizer, processes, &about)?;
-            exact::merge::merge(&mut profile, account, how, recorded.processor.type_names());
+            exact_merge::merge(&mut profile, account, how, recorded.processor.type_names());
             perfusion_pprof::pack(&profile)?
         }
     };
@@ -680,7 +681,7 @@ fn comments(
     );
     if let Some(account) = account {
         comments.push(EXACT_COMMENT.to_owned());
-        comments.extend(exact::summary::lines(account));
+        comments.extend(exact_summary::lines(account));
     }
     if let Some(counted) = counted {
         comments.push(COUNTED_COMMENT.to_owned());
@@ -701,7 +702,7 @@ fn shown(path: &Path) -> String {
 }
 
 fn size(bytes: usize) -> String {
-    crate::report::units::human(i64::try_from(bytes).unwrap_or(i64::MAX), "bytes")
+    perfusion_model::units::human(i64::try_from(bytes).unwrap_or(i64::MAX), "bytes")
 }
 
 fn exit_code(status: ExitStatus) -> u8 {

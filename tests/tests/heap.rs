@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use perfusion::attach::ipc::{Listen, listen, stop_listening};
-use perfusion::report::units::grouped;
 use perfusion_host::process::handle::Target;
+use perfusion_model::units::grouped;
 use rustix::process::Signal;
 use system_tests::environment::{Need, begin, begin_beside, long_form};
 use system_tests::perfusion::{Recording, SLACK, Scratch, command, memory, run};

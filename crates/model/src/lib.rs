@@ -3,11 +3,12 @@
 //!
 //! This crate does no I/O and knows no other crate of the pipeline.
 
+pub mod clock;
 pub mod event;
 pub mod feature;
 pub mod frame;
+pub mod labels;
 pub mod stack;
 pub mod text;
 pub mod thread_role;
-
-pub mod labels;
+pub mod units;

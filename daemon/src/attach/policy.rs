@@ -1,7 +1,6 @@
 //! What a process is, what profiling it allows, and why not more: the one place that decides it, for `attach` and for `ps`.
 
 use super::ipc::{self, ProcessInfo};
-use crate::config::load::OPT_OUT;
 use perfusion_host::process::handle::{MapLine, Target};
 use profiler_protocol::layout::Geometry;
 use rustix::fs::{Dir, Mode, OFlags, openat};
@@ -12,6 +11,9 @@ use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::FileExt as _;
 use std::time::Duration;
+
+/// The variable by which a process opts out of being attached to.
+pub const OPT_OUT: &str = "PERFUSION_ATTACH";
 
 /// What runs the process's code.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -300,8 +302,8 @@ fn has_runtime_thread(target: &Target) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::OPT_OUT;
     use super::{Runtime, WhyNot, inspect, opted_out, version_in_path};
-    use crate::config::load::OPT_OUT;
     use perfusion_host::process::handle::Target;
     use std::process::Command;
     use std::time::{Duration, Instant};

@@ -6,7 +6,7 @@
 //! well; and there are only so many such threads in this process.
 
 use super::{AttachError, Attached, attach};
-use crate::daemon::neighbour;
+use perfusion_host::priority;
 use perfusion_host::process::handle::Target;
 use perfusion_sources::shim::Settings;
 use std::io;
@@ -114,7 +114,7 @@ impl<T: Clone + PartialEq + Send + 'static> Workers<T> {
         let start = move |pid, what| {
             let (attach, done) = (attach.clone(), done.clone());
             let work = move || {
-                neighbour::wait_for_others();
+                priority::wait_for_others();
                 let result = attach(pid, &what);
                 done((what, result));
             };

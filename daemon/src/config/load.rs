@@ -4,6 +4,7 @@
 //! value, so that each is named with where it came from.
 
 use super::{Config, Unfit};
+use crate::attach::policy::OPT_OUT;
 use crate::log_filter;
 use crate::sink::receiver::Reach;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
@@ -327,9 +328,6 @@ fn from_environment(
 fn is_ours(name: &str) -> bool {
     [OPT_OUT, log_filter::VARIABLE].contains(&name)
 }
-
-/// The variable by which a process opts out of being attached to.
-pub const OPT_OUT: &str = "PERFUSION_ATTACH";
 
 fn from_flag(flag: &str) -> Result<Overlay, ConfigError> {
     // Its value may be a receiver's with tokens in its headers.

@@ -5,18 +5,18 @@
 //! fails, and never again where it cannot be done or where the process wants none, as long as it runs the same program.
 
 use super::covered::Covered;
-use super::neighbour;
 use super::state::State;
 use crate::attach::AttachError;
 use crate::attach::follow::{Program, program};
 use crate::attach::place;
+use crate::attach::policy::OPT_OUT;
 use crate::attach::policy::opted_out;
 use crate::attach::workers::{self, Done, Workers};
-use crate::config::load::OPT_OUT;
 use crate::config::{Attach, Policy};
 use crate::kubernetes::Source;
 use crate::memory_guard::AttachedProcesses;
 use crate::run::{Managed, Watcher};
+use perfusion_host::priority;
 use perfusion_host::process::container::home;
 use perfusion_host::process::handle::Target;
 use perfusion_model::feature::{Feature, LeftOut};
@@ -129,7 +129,7 @@ impl Attacher {
             attached: AttachedProcesses::default(),
         };
         let thread = std::thread::Builder::new().name("attacher".into()).spawn(move || {
-            neighbour::wait_for_others();
+            priority::wait_for_others();
             work.run(&heard);
         })?;
         Ok(Self { thread, news })

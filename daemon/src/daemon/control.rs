@@ -2,10 +2,10 @@
 //! the kill switch, and whoever connects must be root or who runs the daemon, whatever rights the file has by then.
 
 use super::http::{self, About};
-use super::neighbour;
 use super::sinks::SinkWatcher;
 use super::state::State;
 use crate::sink::file;
+use perfusion_host::priority;
 use perfusion_host::process::table::Standing;
 use perfusion_sources::kernel::rule_set::Filter;
 use rustix::fs::Mode;
@@ -144,7 +144,7 @@ impl Control {
         let stopped = Arc::clone(&stop);
         let about = About::new(state, sinks, true);
         let thread = std::thread::Builder::new().name("control".into()).spawn(move || {
-            neighbour::wait_for_others();
+            priority::wait_for_others();
             http::serve(|| accept(&listener), &stopped, &about);
         })?;
         Ok(Self { path, stop, thread: Some(thread) })

@@ -4,7 +4,8 @@
 use super::sinks::SinkWatcher;
 use super::state::State;
 use super::switch::Switch;
-use super::{control, metrics, neighbour, pipeline};
+use super::{control, metrics, pipeline};
+use perfusion_host::priority;
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -221,7 +222,7 @@ impl Server {
         let stopped = Arc::clone(&stop);
         let about = About::new(state, sinks, false);
         let thread = std::thread::Builder::new().name("http".into()).spawn(move || {
-            neighbour::wait_for_others();
+            priority::wait_for_others();
             serve(|| listener.accept().map(|(connection, _)| connection), &stopped, &about);
         })?;
         Ok(Self { address, stop, thread: Some(thread) })

@@ -1,12 +1,12 @@
 //! One sink on a thread of its own, with windows that wait for it: a disk or mount that does not answer holds up nobody else's profiles.
 
-use super::neighbour;
 use super::queue::{Empty, Queue, Window};
 use crate::sink::deliver::Backlog;
 use crate::sink::file::FileError;
 use crate::sink::parts::Hurry;
 use crate::sink::states::{self, Ends, Event, States};
 use crate::sink::{Sink, SinkError};
+use perfusion_host::priority;
 use std::collections::BTreeMap;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -144,7 +144,7 @@ impl Lane {
         };
         let (hand, handed) = channel::<Begin>();
         let spawned = std::thread::Builder::new().name("sink".into()).spawn(move || {
-            neighbour::wait_for_others();
+            priority::wait_for_others();
             if let Ok(begin) = handed.recv() {
                 begin.run();
             }

@@ -10,12 +10,10 @@ pub mod counts;
 pub mod covered;
 pub mod families;
 pub mod http;
-mod ioprio;
 pub mod lane;
 mod log;
 pub mod metrics;
 pub mod mode;
-pub(crate) mod neighbour;
 pub mod notify;
 mod outlet;
 pub mod pace;
@@ -54,6 +52,7 @@ use mode::Mode;
 use notify::Notify;
 use pace::Pace;
 use perfusion_host::pods::Shown;
+use perfusion_host::priority;
 use perfusion_host::process::ProcessTable;
 use perfusion_host::system_limits::raise_open_files;
 use perfusion_sources::kernel::rule_set::RuleSet;
@@ -112,7 +111,7 @@ pub fn daemon(sources: &ConfigSources, logs_at: Option<&str>) -> Result<u8, Erro
 fn run(sources: Sources, config: Config, log: &Log) -> Result<u8, Error> {
     if config.limits.lower_priority {
         // The helper and all threads have it from who makes them, and there is only this one yet.
-        neighbour::step_back();
+        priority::step_back();
     }
     trim::prepare();
     // Before there is any other thread: each would have the capability for itself.
@@ -316,7 +315,7 @@ impl Signals {
 
 /// Passes the first signal to end on. The second ends the process, whatever its other threads wait for.
 fn end_when_told_twice(mut signals: EndSignals, tell: &UnboundedSender<()>, log: &Log) {
-    neighbour::wait_for_others();
+    priority::wait_for_others();
     signals.wait();
     // The daemon may be ending by itself.
     tell.send(()).ok();

@@ -1,7 +1,7 @@
 //! The way of the log's lines to stderr. Whoever reads there may be slow, stalled or gone, and its disk full: nothing of that is to hold the daemon
 //! up or end it. So lines wait in a queue for a thread of their own; what finds no room in it, or cannot be written, is lost and counted.
 
-use super::neighbour;
+use perfusion_host::priority;
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -57,7 +57,7 @@ impl Outlet {
         }
         let outlet = self.clone();
         let write = move || {
-            neighbour::wait_for_others();
+            priority::wait_for_others();
             loop {
                 let line = outlet.next();
                 let written = to.write_all(&line).and_then(|()| to.flush());

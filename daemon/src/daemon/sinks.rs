@@ -1,7 +1,6 @@
 //! The sinks of a configuration, each in its [`Lane`].
 
 use super::lane::{Former, Lane, Standing};
-use super::neighbour;
 use super::queue::Window;
 use crate::config::Config;
 use crate::sink::directory::Directory;
@@ -13,6 +12,7 @@ use crate::sink::receiver;
 #[cfg(feature = "object-storage")]
 use crate::sink::s3::S3;
 use crate::sink::{Sink, SinkError};
+use perfusion_host::priority;
 use std::io;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -278,7 +278,7 @@ impl Sinks {
         let is_free = self.looking.is_none() && !self.lanes.lock().former.iter_mut().any(Lane::is_at_work);
         if let Some(mut orphans) = self.orphans.take_if(|orphans| is_free && orphans.is_due()) {
             let look = move || {
-                neighbour::wait_for_others();
+                priority::wait_for_others();
                 orphans.look();
                 orphans
             };

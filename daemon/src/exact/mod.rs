@@ -2,12 +2,9 @@
 //! [`Account`] is what came of it and the JSON file, `summary` prints that for a person, `merge` puts it into the profile.
 //! Who opens the tables is `source/shim`, which knows the processes; it keeps them as [`ExactTables`].
 
-pub mod merge;
-pub mod summary;
 pub mod table;
 
 use perfusion_sources::shim::{ExactTables, OF_ONE_PROCESS, TABLES};
-use perfusion_symbolize::types::Contexts;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -43,7 +40,7 @@ pub fn path_beside(profile: &Path) -> PathBuf {
 
 impl Account {
     /// What is said of processes that were too many.
-    fn left_out(&self) -> Option<String> {
+    pub fn left_out(&self) -> Option<String> {
         let counted = self.processes.len() + self.unreadable.len();
         (self.left_out > 0).then(|| {
             format!(
@@ -51,16 +48,6 @@ impl Account {
                 self.left_out
             )
         })
-    }
-
-    /// Tells modules of one file name apart, by the numbers that `contexts` has for those of a process already, and on from there.
-    pub fn number_modules(&mut self, contexts: impl Fn(u32) -> Contexts) {
-        for process in &mut self.processes {
-            let mut contexts = contexts(process.pid);
-            for of in process.types.iter_mut().filter(|of| !of.module.is_empty()) {
-                of.module = contexts.label(&of.module, of.module_id).to_string();
-            }
-        }
     }
 }
 
@@ -151,12 +138,12 @@ pub struct Count {
 }
 
 impl Count {
-    fn add(&mut self, other: Self) {
+    pub fn add(&mut self, other: Self) {
         self.objects = self.objects.saturating_add(other.objects);
         self.bytes = self.bytes.saturating_add(other.bytes);
     }
 
-    fn less(self, other: Self) -> Self {
+    pub fn less(self, other: Self) -> Self {
         Self {
             objects: self.objects.saturating_sub(other.objects),
             bytes: self.bytes.saturating_sub(other.bytes),

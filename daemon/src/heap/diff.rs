@@ -4,7 +4,7 @@ use super::print;
 use super::profile::TYPES;
 use crate::report::ReportError;
 use crate::report::stacks::Stacks;
-use crate::report::units::{counted, grouped, human};
+use perfusion_model::units::{counted, grouped, human};
 use perfusion_pprof::NO_LOSS;
 use perfusion_pprof::proto::Profile;
 use std::collections::BTreeMap;

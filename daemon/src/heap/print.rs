@@ -3,7 +3,7 @@
 use super::dominators::Dominated;
 use super::paths::{Named, Node, Paths, Step};
 use super::walk::{RootKind, Survey};
-use crate::report::units::{counted, grouped, human, percent};
+use perfusion_model::units::{counted, grouped, human, percent};
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
 

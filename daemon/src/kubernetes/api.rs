@@ -5,10 +5,10 @@
 use super::Kubernetes;
 use super::object::{Carries, Event, Failure, List, Object, Wanted};
 use crate::daemon::counts::Counts;
-use crate::daemon::neighbour;
 use crate::sink::http::{Coming, HttpError, Peer, Version};
 use perfusion_host::leftover;
 use perfusion_host::pods::Pods;
+use perfusion_host::priority;
 use serde::de::DeserializeOwned;
 use std::io;
 use std::sync::Arc;
@@ -96,7 +96,7 @@ impl Watch {
             }
         };
         let thread = std::thread::Builder::new().name("pods".into()).spawn(move || {
-            neighbour::wait_for_others();
+            priority::wait_for_others();
             runtime.block_on(async {
                 tokio::select! {
                     () = work => {}

@@ -9,8 +9,8 @@
 //! for, and both moments are counted by the smaller of their shares.
 
 use super::snapshot::{Cell, Group};
-use crate::report::units::counted;
 use perfusion_aggregate::interval::Interval;
+use perfusion_model::units::counted;
 use std::fmt;
 
 /// Shortest time and fewest moments for a verdict about growth.

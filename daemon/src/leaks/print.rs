@@ -5,7 +5,7 @@ use super::series::{Process, Stretch};
 use super::snapshot::{Group, Snapshot};
 use super::{Finding, Held, Holders};
 use crate::heap::print;
-use crate::report::units::{counted, human, percent};
+use perfusion_model::units::{counted, human, percent};
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
 

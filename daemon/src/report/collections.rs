@@ -3,9 +3,9 @@
 
 use super::stacks::{Kind, Stacks};
 use super::top::{NO_DURATION, Options};
-use super::units::{grouped, human, percent};
 use perfusion_model::labels::SampleType;
 use perfusion_model::text::clean;
+use perfusion_model::units::{grouped, human, percent};
 use perfusion_pprof::proto::{Profile, Sample};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -11,8 +11,9 @@
 //! ```
 //! Works on any pprof that `go tool pprof` reads ([`perfusion_pprof::read`]), not only our own. Names in a file are data: control characters are escaped wherever they are shown.
 
-pub mod clock;
 pub mod collections;
+pub mod exact_merge;
+pub mod exact_summary;
 pub mod flame;
 pub mod folded;
 mod foreign;
@@ -24,7 +25,6 @@ pub mod together;
 pub mod top;
 mod tree;
 pub mod types;
-pub mod units;
 
 use crate::exact::{self, Account, path_beside};
 use perfusion_pprof::proto::Profile;

@@ -3,8 +3,8 @@
 //! Samples stay apart, each with a label `window`: when its profile began. Their other labels say how many objects a sample was made from and how
 //! sure that is, which must not be lost. What was alive is no sum over moments: it is kept of the last one, unless each is shown by itself.
 
-use super::clock::Utc;
 use crate::heap::profile::TYPES as SURVEYED;
+use perfusion_model::clock::Utc;
 use perfusion_model::labels::SampleType;
 use perfusion_pprof::proto::{Function, Label, Line, Location, Mapping, Profile, Sample, ValueType};
 use std::collections::{BTreeMap, HashMap, HashSet};

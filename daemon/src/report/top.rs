@@ -8,9 +8,9 @@
 use super::ReportError;
 use super::stacks::{Frame, Kind, Stacks, Total, Values, View};
 use super::together::{Windows, is_of_moments};
-use super::units::{human, percent};
 use perfusion_aggregate::pool::STARVATION;
 use perfusion_model::text::clean;
+use perfusion_model::units::{human, percent};
 use perfusion_pprof::proto::Profile;
 use perfusion_pprof::{POOL_PREFIX, RATES_LOWERED_PREFIX, WAIT_STACKS_PREFIX};
 use std::borrow::Cow;

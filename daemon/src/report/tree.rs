@@ -2,7 +2,7 @@
 //! What is cut stands in the tree as a node that says how much it is.
 
 use super::stacks::{Frame, Kind, Stacks, View};
-use super::units::grouped;
+use perfusion_model::units::grouped;
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 

@@ -3,13 +3,13 @@
 
 use super::stacks::Stacks;
 use super::top::{NO_DURATION, Options, fit};
-use super::units::{counted, grouped, human, percent};
-use crate::exact::merge::{COUNTED, EXACT};
+use crate::report::exact_merge::{COUNTED, EXACT};
 use crate::run::loss;
 use perfusion_aggregate::heap::{SAMPLED_BYTE_PROBABILITY, has_survived};
 use perfusion_aggregate::interval::Estimate;
 use perfusion_model::labels::{SampleType, Sampling, UNKNOWN_TYPE};
 use perfusion_model::text::clean;
+use perfusion_model::units::{counted, grouped, human, percent};
 use perfusion_pprof::proto::{Profile, Sample};
 use perfusion_pprof::tells_of_uncounted;
 use std::collections::HashMap;
@@ -416,7 +416,8 @@ fn round(value: f64) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::{Options, rows, table};
-    use crate::exact::{Account, Ending, Process, summary};
+    use crate::exact::{Account, Ending, Process};
+    use crate::report::exact_summary as summary;
     use crate::run::loss;
     use perfusion_aggregate::heap::{Weight, weight};
     use perfusion_aggregate::window::{Limits, Window};

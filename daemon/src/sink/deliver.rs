@@ -9,8 +9,8 @@ use super::sizes::{Long, SHORT_BYTES, Sizes};
 use super::spool::{self, Item, Kind, Limits, Spool, Taken, group_of};
 use super::states::{self, Ends, Event, States, Sum};
 use super::turns::{Blame, Failure, Length, Next, Turns, wait};
-use crate::daemon::neighbour;
 use perfusion_host::leftover;
+use perfusion_host::priority;
 use perfusion_pprof::split::Bounds;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -529,7 +529,7 @@ impl Delivery {
         let thread = std::thread::Builder::new()
             .name("perfusion-send".to_owned())
             .spawn(move || {
-                neighbour::wait_for_others();
+                priority::wait_for_others();
                 if let Ok(mut remote) = employed.recv() {
                     other.run(timeout, &mut *remote);
                 }

@@ -9,7 +9,7 @@ use super::file;
 use super::lock::{self, Lock};
 use super::{Finished, Sink, SinkError};
 use crate::config::Files;
-use crate::report::clock::{self, Utc};
+use perfusion_model::clock::{self, Utc};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};

@@ -241,10 +241,10 @@ pub(super) mod tests {
     const VALUE: u64 = 16;
 
     /// A relocation: where, which, of which symbol, what is added.
-    pub(crate) type Relocation = (u64, u32, u32, u64);
+    pub type Relocation = (u64, u32, u32, u64);
 
     /// A library that defines the variable `name`, with relocations of data and of calls.
-    pub(crate) fn library(name: &str, direct: &[Relocation], by_calls: &[Relocation]) -> Vec<u8> {
+    pub fn library(name: &str, direct: &[Relocation], by_calls: &[Relocation]) -> Vec<u8> {
         let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
         let halves = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
         let table = |of: &[Relocation]| -> Vec<u8> {

@@ -1,6 +1,6 @@
 //! Values for people.
 
-use perfusion_model::text::clean;
+use crate::text::clean;
 
 /// What a unit measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,10 +2,11 @@
 //! the objects that the runtime told of by itself. Which stack made which object is known of those only: walking a stack for each would
 //! take some ten times as long as making the object.
 
-use super::{Account, Count, Ending, Process, Type};
+use crate::exact::{Account, Count, Ending, Process, Type};
 use perfusion_model::labels::{OTHER, SampleType, Sampling, UNKNOWN_TYPE};
 use perfusion_model::text::clean;
 use perfusion_pprof::proto::{Function, Label, Line, Location, Profile, Sample};
+use perfusion_symbolize::types::Contexts;
 use perfusion_symbolize::types::{self, TypeName};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -326,15 +327,25 @@ fn add_location(profile: &mut Profile, strings: &mut Strings) -> u64 {
     location
 }
 
+/// Tells modules of one file name apart, by the numbers that `contexts` has for those of a process already, and on from there.
+pub fn number_modules(account: &mut Account, contexts: impl Fn(u32) -> Contexts) {
+    for process in &mut account.processes {
+        let mut contexts = contexts(process.pid);
+        for of in process.types.iter_mut().filter(|of| !of.module.is_empty()) {
+            of.module = contexts.label(&of.module, of.module_id).to_string();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{COUNTED, EXACT, NO_STACK, SILENT, merge, split};
-    use crate::exact::summary::lines;
+    use super::{COUNTED, EXACT, NO_STACK, SILENT, merge, number_modules, split};
     use crate::exact::{Account, Count, Ending, Process, Type};
+    use crate::report::exact_summary::lines;
     use crate::report::stacks::Stacks;
     use perfusion_pprof::proto::{Function, Label, Line, Location, Profile, Sample, ValueType};
     use perfusion_pprof::tells_of_uncounted;
-    use perfusion_symbolize::types::TypeName;
+    use perfusion_symbolize::types::{Contexts, TypeName};
     use proptest::prelude::{Strategy as _, any, prop, prop_assert, prop_assert_eq, proptest};
 
     proptest! {
@@ -351,6 +362,21 @@ mod tests {
             prop_assert_eq!(sum, if any { i128::from(total) } else { 0 });
             prop_assert!(parts.iter().zip(&weights).all(|(&part, &weight)| weight > 0 || part == 0));
         }
+    }
+
+    #[test]
+    fn modules_of_one_file_name_have_the_numbers_that_samples_have() {
+        let of = |module_id| Type { module: "m.dll".to_owned(), module_id, ..Type::default() };
+        let process = Process { pid: 1, types: vec![of(0x100), of(0x200)], ..Process::default() };
+        let mut account = Account { processes: vec![process], ..Account::default() };
+        // The second one was met first where samples were named.
+        number_modules(&mut account, |_| {
+            let mut contexts = Contexts::default();
+            contexts.label("m.dll", 0x200);
+            contexts
+        });
+        let modules: Vec<_> = account.processes[0].types.iter().map(|of| of.module.as_str()).collect();
+        assert_eq!(modules, ["m.dll#2", "m.dll"]);
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! An [`Account`] for a person: from what it is and whether it is whole, through what it cost and what collections did, to the types.
 
-use super::table::TORN;
-use super::{Account, Collection, Count, Ending, Lifetime, Process, Type};
-use crate::report::top::fit;
-use crate::report::units::{counted, grouped, human, percent};
+use super::top::fit;
+use crate::exact::table::TORN;
+use crate::exact::{Account, Collection, Count, Ending, Lifetime, Process, Type};
 use perfusion_model::text::clean;
+use perfusion_model::units::{counted, grouped, human, percent};
 use perfusion_pprof::{EXACT_PREFIX, LOST_PREFIX};
 use profiler_protocol::exact::LOSSES;
 use std::collections::BTreeMap;

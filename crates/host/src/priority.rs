@@ -1,7 +1,7 @@
 //! The daemon as a good neighbour: what it observes comes first. It lowers itself when it starts, whoever starts it; systemd's unit says part of
 //! it once more, for what happens before.
 
-use super::ioprio;
+use crate::io_priority;
 use rustix::process::{getpriority_process, setpriority_process};
 use std::fs;
 use std::io;
@@ -21,9 +21,9 @@ static MAKES_WAY: AtomicBool = AtomicBool::new(false);
 
 /// Lowers this process, and the priority of this thread and those it makes with the disk, where they are not as low or lower. Threads that begin from now
 /// on may [`wait_for_others`]. Nothing of it needs a capability. What cannot be had is said, and everything else goes on.
-pub(super) fn step_back() {
+pub fn step_back() {
     MAKES_WAY.store(true, Ordering::Relaxed);
-    for (what, done) in [("oom_score_adj", oom_score()), ("I/O priority", ioprio::step_back())] {
+    for (what, done) in [("oom_score_adj", oom_score()), ("I/O priority", io_priority::step_back())] {
         if let Err(error) = done {
             tracing::warn!(%error, "{what} stays as it is");
         }
@@ -31,7 +31,7 @@ pub(super) fn step_back() {
 }
 
 /// This thread, and those it makes, are none of those that must come to their rings in time: the daemon's, if it is to make way, let others go first.
-pub(crate) fn wait_for_others() {
+pub fn wait_for_others() {
     if MAKES_WAY.load(Ordering::Relaxed)
         && let Err(error) = nice()
     {
