@@ -15,7 +15,7 @@ use system_tests::wait::wait_until;
 
 use crate::node::{DEADLINE, Node, group};
 
-/// What a shim does changes "two seconds after" the configuration (docs/deployment.md): a look a second at what rules say, and an end and a start of a session
+/// What a shim does changes "two seconds after" the configuration (docs/selection.md): a look a second at what rules say, and an end and a start of a session
 /// in the runtime. Four times that is for a machine whose CPUs a few tests share; a daemon that applies it with the next window of 60 s, or never, is far beyond.
 const CHANGES_WITHIN: Duration = Duration::from_secs(8);
 

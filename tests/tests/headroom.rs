@@ -93,7 +93,7 @@ fn no_program_is_killed_by_a_survey_that_its_limits_do_not_allow(runtime: Runtim
     }
 }
 
-/// All of it, on all runtimes there are: the table of docs/memory.md.
+/// All of it, on all runtimes there are: the table of docs/heap.md.
 #[test]
 fn no_program_of_any_size_is_killed_on_any_runtime() {
     if !long_form() {

@@ -8,6 +8,7 @@ mod build;
 mod ci;
 mod collector;
 mod demo;
+mod documents;
 mod exec;
 mod fuzz;
 mod helm;
@@ -49,7 +50,7 @@ cargo xtask COMMAND
                   how true allocations and live objects of programs with known ones are; writes the figures in docs/memory.md (root)
   collector       profiles sent to a real OpenTelemetry Collector, which is built first (root)
   leaks [--runs N] [--at-once N]
-                  how often `perfusion leaks` is right about programs with known leaks; writes the figures in docs/memory.md (root)
+                  how often `perfusion leaks` is right about programs with known leaks; writes the figures in docs/leaks.md (root)
   apiserver       the chart and the daemon against a real Kubernetes API server, which is built first (root, 10 minutes)
   scale [PROCESSES CGROUPS RUNTIMES STARTS SECONDS]
                   what the daemon takes on a node with very many processes, some of which come and go: 2000 200 50 100 60 unless told (root)

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::{
+    documents,
     exec::{Steps, cargo, output, write_if_changed},
     paths::Paths,
 };
@@ -97,6 +98,7 @@ pub(crate) fn tidy(paths: &Paths, steps: &Steps, fix: bool) -> Result<()> {
     }
     check_named_tests(paths, &functions, &mut broken)?;
     check_counters(paths, fix, &mut broken)?;
+    documents::check(paths, &files, &mut broken);
 
     if !broken.is_empty() {
         bail!("tidy: {} broken rule(s)\n{}", broken.len(), broken.join("\n"));

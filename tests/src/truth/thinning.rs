@@ -129,16 +129,16 @@ pub fn markdown(repetitions: &[Repetition], length: Duration) -> String {
     let even: Vec<Repetition> =
         repetitions.iter().copied().filter(|repetition| repetition.is_even()).collect();
     format!(
-        "\n## Thinned waits\nA thread naps at two places, chosen by chance; one wait in 100 keeps its stack (`--wait-stacks-one-in 100`). {count} recordings of \
-         {} s or more with {naps} naps each, mean. A kept wait stands for 100, and a thread's estimates share its exact \
-         waiting time T. With w = 1/p and R a place's share of the thread, the variance of its estimate T·R is (T/Σwx)²·[(1−R)²·Σw(w−1)x² of its own kept \
-         waits x + R²·Σw(w−1)x² of the others], a ratio estimator's to first order; its root is the label `wait_stderr`.\n\n\
+        "\n## Downsampled waits\nA thread naps at two places, chosen by chance. One wait in 100 keeps its stack (`--wait-stacks-one-in 100`). The figures are of {count} \
+         recordings of {} s or more with {naps} naps each, mean. A kept wait stands for 100, and a thread's estimates share its exact waiting time T. \
+         Let w = 1/p and R be a place's share of the thread. The variance of its estimate T·R is (T/Σwx)²·[(1−R)²·Σw(w−1)x² of its own kept waits x + \
+         R²·Σw(w−1)x² of the others]. That is a ratio estimator's to first order. Its root is the label `wait_stderr`.\n\n\
          - Truth (the program's own clocks) inside the stated 99 % interval (± {HALF_WIDTH} standard errors): **{} of {count}**; promised: 97 of 100.\n\
          - Mean of estimate − truth, of the short naps' share: {:.2} ± {:.2} points (one standard error); of an unbiased estimate 0.\n\
          - Root mean square of (estimate − truth) / stated standard error: {:.2}; of a right one 1.\n\n\
-         The interval is a normal distribution's. Where some waits are very much longer than the rest (a thread that finds no CPU on a busy machine), a \
-         recording that missed them states too small an error, and fewer are covered; the mean stays right. Without such waits, by the program's own account: \
-         {} of {} recordings, of which {} were covered.\n",
+         The interval is a normal distribution's. Some waits may be very much longer than the rest, when a thread finds no CPU on a busy machine. A \
+         recording that missed them states too small an error, and fewer contain the truth. The mean stays right. Without such waits, by the program's own \
+         account: {} of {} recordings. The interval of {} of them contained the truth.\n",
         length.as_secs_f64(),
         covered(repetitions),
         mean * 100.0,

@@ -15,9 +15,10 @@ use crate::paths::Paths;
 /// Heading, and what the figures include.
 pub(super) const HOW: &str = "\
 A short program from its first instruction to its last: the C# compiler compiles one file on .NET 9, 20 rounds
-In each round the compiler runs alone and recorded (`perfusion record -- dotnet csc.dll …`, everything on), in turns forwards and backwards. *Recorded* includes the
-recorder's own start and the writing of the file. Without precompiled code: Roslyn as the system tests have it, which the runtime compiles method by method. Every stack is a first
-one. A stack is *exact* when it reaches the thread's start without a guess; of a thread that the kernel was ending the memory is gone, and its stack is counted apart.
+In each round the compiler runs alone and recorded (`perfusion record -- dotnet csc.dll …`, everything on), in turns forwards and backwards. *Recorded* includes
+the recorder's own start and the writing of the file. The compiler is Roslyn without precompiled code, as in the system tests, so the runtime compiles it method
+by method. Every stack is a first one. A stack is *exact* when it reaches the thread's start without a guess. The stacks of threads that the kernel was ending
+are counted apart, because their memory is gone.
 ";
 
 const ROUNDS: usize = 20;

@@ -10,9 +10,9 @@ use crate::paths::Paths;
 /// Heading, and what the figures include.
 pub(super) const HOW: &str = "\
 Exact mode: CPU time for each object of 32 bytes that one thread makes in a loop, 10 rounds on each of .NET 8, 9 and 10
-CPU time of the whole process, collections included. *Counting*: a main profiler that hears of each object and counts (`xtask/native/counting.c`), which is the runtime's
-own floor; *with survivors* hears of those as well (`MONITOR_GC`), as exact mode must. In each round all four take turns, forwards and backwards; each ratio is of one round,
-with the 95 % interval of its median.
+CPU time of the whole process, collections included. *Counting* is a main profiler that receives each object and counts (`xtask/native/counting.c`). That is the
+runtime's own floor. *With survivors* receives those as well (`MONITOR_GC`), as exact mode must. In each round all four take turns, forwards and backwards. Each ratio
+is of one round, with the 95 % interval of its median.
 ";
 
 const ROUNDS: usize = 10;

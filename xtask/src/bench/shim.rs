@@ -12,18 +12,24 @@ use crate::paths::Paths;
 
 /// Heading, and what the figures include.
 pub(super) const HOW: &str = "\
-What the library costs the app: its start, and memory; 20 rounds on each of .NET 8, 9 and 10
-In each round the same program is started without the library, with it alone, and by `perfusion record -- CMD`, in turns forwards and backwards; a difference is
-that of two starts of one round, and stands with the 95 % interval of its median (by order statistics, whatever the distribution). *Later* is what the program takes
-longer from just before the execution of `dotnet` to its first line of output, and *CPU time* that of its threads until then, which hardly depends on what else runs.
-*Alone*: loaded by the same environment variables, event session and ring included, while nobody reads the ring. *Recorded*: the real thing, with all that
-the recorder does meanwhile on the same CPUs; its own start is a figure of its own. What the end of a recorded process takes longer (15 to 30 ms, [shim-protocol.md](shim-protocol.md)) is not in it.
+What the shim costs the app: its start, and memory; 20 rounds on each of .NET 8, 9 and 10
+In each round the same program starts three times, in turns forwards and backwards: without the shim, with the shim alone, and by `perfusion record -- CMD`.
+A difference is that of two starts of one round. It has the 95 % interval of its median (by order statistics, whatever the distribution).
 
-*Memory* is read when the program has made 1 GB of objects, kept most of them, and run a full collection: by then the ring has been written all
-round, and as many objects are watched as may be (4,096, the default). It is the growth of everything in the app, whoever asked for it. *Of its own*: what belongs to no file: ring, the library's
-tables and stacks, the runtime's handles, and what the runtime allocates and compiles because events are asked for. *Pages of files*: the library's, and those of the runtime (above all
-`System.Private.CoreLib.dll`) that it would not have touched; others share them, and the kernel may drop them. Most of the latter, of the code compiled and of the start comes from the runtime's own
-`NativeRuntimeEventSource`, which describes all its events by reflection as soon as any session asks the runtime for any.
+- *Later* is the additional time from just before the execution of `dotnet` to the program's first line of output.
+- *CPU time* is that of its threads until then. It hardly depends on what else runs.
+- *Alone*: loaded by the same environment variables, event session and ring included, while nobody reads the ring.
+- *Recorded*: the real thing, with all that the recorder does meanwhile on the same CPUs. Its own start is a figure of its own. The longer end of a recorded
+  process (15 to 40 ms, [shim-protocol.md](shim-protocol.md)) is not included.
+- *Memory* is read when the program has made 1 GB of objects, kept most of them, and run a full collection. By then the whole ring has been written, and as
+  many objects are watched as may be (4,096, the default). It is the growth of everything in the app, whatever its cause.
+- *Of its own*: memory that belongs to no file: the ring, the shim's tables and stacks, and the runtime's handles. It includes what the runtime allocates and
+  compiles because of the requested events.
+- *Pages of files*: those of the shim, and those of the runtime (above all `System.Private.CoreLib.dll`) that it would not have touched. Other processes share
+  them, and the kernel may drop them.
+
+The runtime's own `NativeRuntimeEventSource` causes most of these pages, of the compiled code and of the later start. It describes all its events by reflection as
+soon as any session asks the runtime for any.
 ";
 
 const ROUNDS: usize = 20;
@@ -97,13 +103,13 @@ pub(super) fn costs(bench: &Bench<'_>) -> Result<Vec<Row>> {
     };
     let (ms, mebibytes) = (("ms", 1.0), ("MiB", f64::from(1 << 20)));
     Ok(vec![
-        row("start without the library", "", ms, |m| &m.start),
-        row("later with the library alone", "50 ms", ms, |m| &m.later_alone),
+        row("start without the shim", "", ms, |m| &m.start),
+        row("later with the shim alone", "50 ms", ms, |m| &m.later_alone),
         row("later when recorded", "50 ms", ms, |m| &m.later_recorded),
-        row("CPU time until then without the library", "", ms, |m| &m.cpu),
-        row("more CPU time with the library alone", "", ms, |m| &m.more_cpu_alone),
+        row("CPU time until then without the shim", "", ms, |m| &m.cpu),
+        row("more CPU time with the shim alone", "", ms, |m| &m.more_cpu_alone),
         row("more CPU time when recorded", "", ms, |m| &m.more_cpu_recorded),
-        row("memory (RSS) without the library", "", mebibytes, |m| &m.resident),
+        row("memory (RSS) without the shim", "", mebibytes, |m| &m.resident),
         row("more memory (RSS) when recorded", "4 MiB", mebibytes, |m| &m.more_resident),
         row("of that memory of its own", "4 MiB", mebibytes, |m| &m.more_own),
         row("of that the ring", "", mebibytes, |m| &m.region),
