@@ -20,6 +20,5 @@ pub mod memory_guard;
 pub mod ps;
 pub mod record;
 pub mod report;
-pub mod run;
 pub mod select;
 pub mod sink;

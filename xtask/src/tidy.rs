@@ -16,18 +16,80 @@ use crate::{
 };
 
 /// Which member may depend on which. `system-tests` may use any; `xtask` only what needs nothing else, for it must build before setup.
-const EDGES: [(&str, &[&str]); 16] = [
+const EDGES: [(&str, &[&str]); 17] = [
     ("ebpf-common", &[]),
     ("ebpf-probes", &["ebpf-common"]),
-    ("fuzz", &["perfusion", "perfusion-dotnet", "perfusion-host", "perfusion-model", "perfusion-sources", "perfusion-unwind", "profiler-protocol"]),
-    ("perfusion", &["ebpf-common", "perfusion-aggregate", "perfusion-artefacts", "perfusion-dotnet", "perfusion-host", "perfusion-model", "perfusion-pprof", "perfusion-sources", "perfusion-symbolize", "perfusion-unwind", "profiler-protocol"]),
+    (
+        "fuzz",
+        &[
+            "perfusion",
+            "perfusion-dotnet",
+            "perfusion-host",
+            "perfusion-model",
+            "perfusion-sources",
+            "perfusion-unwind",
+            "profiler-protocol",
+        ],
+    ),
+    (
+        "perfusion",
+        &[
+            "ebpf-common",
+            "perfusion-aggregate",
+            "perfusion-artefacts",
+            "perfusion-dotnet",
+            "perfusion-host",
+            "perfusion-model",
+            "perfusion-pprof",
+            "perfusion-recorder",
+            "perfusion-sources",
+            "perfusion-symbolize",
+            "perfusion-unwind",
+            "profiler-protocol",
+        ],
+    ),
     ("perfusion-aggregate", &["perfusion-model", "perfusion-symbolize", "profiler-protocol"]),
     ("perfusion-artefacts", &[]),
-    ("perfusion-dotnet", &["perfusion-aggregate", "perfusion-artefacts", "perfusion-host", "perfusion-model", "perfusion-pprof", "perfusion-sources", "perfusion-symbolize", "profiler-protocol"]),
+    (
+        "perfusion-dotnet",
+        &[
+            "perfusion-aggregate",
+            "perfusion-artefacts",
+            "perfusion-host",
+            "perfusion-model",
+            "perfusion-pprof",
+            "perfusion-sources",
+            "perfusion-symbolize",
+            "profiler-protocol",
+        ],
+    ),
     ("perfusion-host", &["ebpf-common", "perfusion-model", "perfusion-unwind"]),
     ("perfusion-model", &["ebpf-common", "profiler-protocol"]),
     ("perfusion-pprof", &["perfusion-aggregate", "perfusion-model", "perfusion-symbolize"]),
-    ("perfusion-sources", &["ebpf-common", "perfusion-artefacts", "perfusion-host", "perfusion-model", "perfusion-unwind", "profiler-protocol"]),
+    (
+        "perfusion-recorder",
+        &[
+            "perfusion-aggregate",
+            "perfusion-dotnet",
+            "perfusion-host",
+            "perfusion-model",
+            "perfusion-sources",
+            "perfusion-symbolize",
+            "perfusion-unwind",
+            "profiler-protocol",
+        ],
+    ),
+    (
+        "perfusion-sources",
+        &[
+            "ebpf-common",
+            "perfusion-artefacts",
+            "perfusion-host",
+            "perfusion-model",
+            "perfusion-unwind",
+            "profiler-protocol",
+        ],
+    ),
     ("perfusion-symbolize", &["perfusion-host", "perfusion-model", "profiler-protocol"]),
     ("perfusion-unwind", &["ebpf-common", "perfusion-model"]),
     ("profiler-protocol", &[]),
@@ -48,7 +110,7 @@ const UNSAFE_ALLOWED: [&str; 13] = [
     "profiler-shim/src/vdso.rs",
     "crates/sources/src/kernel/perf.rs",
     "crates/sources/src/kernel/maps.rs",
-    "daemon/src/run/trim.rs",
+    "crates/recorder/src/trim.rs",
     "crates/host/src/io_priority.rs",
 ];
 
@@ -60,7 +122,7 @@ const COUNTER_LISTS: [(&str, &str, &str); 7] = [
     ("ebpf-common/src/counter.rs", "eBPF probes and their reader", ""),
     ("profiler-protocol/src/counter.rs", "Shim", ""),
     ("crates/sources/src/shim/counters.rs", "The daemon's reader of the shims", ""),
-    ("daemon/src/run/counters.rs", "The stages inside the daemon", ""),
+    ("crates/recorder/src/counters.rs", "The stages inside the daemon", ""),
     ("daemon/src/daemon/counts.rs", "`perfusion daemon`", ""),
     ("daemon/src/sink/counts.rs", "Sinks: by the label `sink`", "sink_"),
     ("daemon/src/daemon/families.rs", "The daemon as a whole: in metrics only", ""),

@@ -2,9 +2,9 @@
 //! the sinks, and what is only said here. docs/metrics.md is written from the same lists.
 
 use super::counts::Counts;
-use crate::run::counters::DAEMON;
 use crate::sink::counts::{SINK, SINK_GAUGES};
 use ebpf_common::counter::Counter;
+use perfusion_recorder::counters::DAEMON;
 use perfusion_sources::shim::counters::SHIM_READER;
 use profiler_protocol::counter as shim;
 

@@ -2,12 +2,12 @@
 
 use super::series::Process;
 use crate::report::stacks::{Kind, Stacks};
-use crate::run::loss;
-use crate::run::processor::INUSE_NOT_AVAILABLE;
 use perfusion_aggregate::heap::{SAMPLED_BYTE_PROBABILITY, has_survived};
 use perfusion_model::labels::HANDLE;
 use perfusion_model::text::clean;
 use perfusion_pprof::proto::{Profile, Sample};
+use perfusion_recorder::loss;
+use perfusion_recorder::processor::INUSE_NOT_AVAILABLE;
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

@@ -4,7 +4,6 @@
 use super::stacks::Stacks;
 use super::top::{NO_DURATION, Options, fit};
 use crate::report::exact_merge::{COUNTED, EXACT};
-use crate::run::loss;
 use perfusion_aggregate::heap::{SAMPLED_BYTE_PROBABILITY, has_survived};
 use perfusion_aggregate::interval::Estimate;
 use perfusion_model::labels::{SampleType, Sampling, UNKNOWN_TYPE};
@@ -12,6 +11,7 @@ use perfusion_model::text::clean;
 use perfusion_model::units::{counted, grouped, human, percent};
 use perfusion_pprof::proto::{Profile, Sample};
 use perfusion_pprof::tells_of_uncounted;
+use perfusion_recorder::loss;
 use std::collections::HashMap;
 use std::fmt::Write;
 
@@ -417,7 +417,6 @@ fn round(value: f64) -> i64 {
 mod tests {
     use super::{Options, rows, table};
     use crate::report::exact_summary as summary;
-    use crate::run::loss;
     use perfusion_aggregate::heap::{Weight, weight};
     use perfusion_aggregate::window::{Limits, Window};
     use perfusion_dotnet::exact::{Account, Ending, Process};
@@ -426,6 +425,7 @@ mod tests {
     use perfusion_model::frame::FrameKey;
     use perfusion_model::labels::{Labels, SampleType, Sampling};
     use perfusion_pprof::{self, About};
+    use perfusion_recorder::loss;
     use perfusion_symbolize::Symbolizer;
     use std::time::{Duration, SystemTime};
 

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 /// Between two looks for new processes; as often the pipeline says which there are.
 const LOOK: Duration = Duration::from_millis(250);
 /// A program has this long from its start until its runtime is there and listens; then it counts as what it is.
-pub(crate) const GROWS_UP: Duration = Duration::from_secs(5);
+pub const GROWS_UP: Duration = Duration::from_secs(5);
 
 /// A thread that a runtime has once profilers of its environment are loaded ("This must happen before Thread::HasStarted() that fires profiler notifications
 /// is called on the finalizer thread", `EEStartupHelper`, src/coreclr/vm/ceemain.cpp of dotnet/runtime). Before that it may wait for a tool for ever
@@ -143,7 +143,7 @@ impl Follower {
 }
 
 /// A program in a process: another one after each exec.
-pub(crate) type Program = (u32, u64, u64, u64);
+pub type Program = (u32, u64, u64, u64);
 
 struct Work {
     /// Raised when nobody waits for an attach any more.
@@ -321,7 +321,7 @@ impl Work {
 }
 
 /// The program a process runs: pid, start time, and its executable's device and inode.
-pub(crate) fn program(pid: u32) -> Option<Program> {
+pub fn program(pid: u32) -> Option<Program> {
     let start = start_ticks(pid)?;
     // A thread of the kernel has none.
     let file = std::fs::metadata(format!("/proc/{pid}/exe")).ok()?;

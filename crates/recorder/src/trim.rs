@@ -6,7 +6,7 @@
 /// 6 were in use). And after the first large buffer that is freed it takes those up to that size from the heaps (mallopt(3), `M_MMAP_THRESHOLD`), where
 /// they stay between what is in use: tables and encoded profiles of each window.
 #[cfg(target_env = "gnu")]
-pub(crate) fn prepare() {
+pub fn prepare() {
     // mallopt(3).
     unsafe extern "C" {
         fn mallopt(parameter: std::ffi::c_int, value: std::ffi::c_int) -> std::ffi::c_int;
@@ -24,11 +24,11 @@ pub(crate) fn prepare() {
 
 /// Other allocators have their own ways.
 #[cfg(not(target_env = "gnu"))]
-pub(crate) fn prepare() {}
+pub fn prepare() {}
 
 /// Gives back all pages that are wholly free.
 #[cfg(target_env = "gnu")]
-pub(crate) fn give_back() {
+pub fn give_back() {
     // malloc_trim(3).
     unsafe extern "C" {
         fn malloc_trim(pad: usize) -> std::ffi::c_int;
@@ -39,4 +39,4 @@ pub(crate) fn give_back() {
 
 /// Other allocators give back by themselves.
 #[cfg(not(target_env = "gnu"))]
-pub(crate) fn give_back() {}
+pub fn give_back() {}

@@ -17,7 +17,7 @@ mod pace;
 pub mod processor;
 pub mod pulse;
 mod starts;
-pub(crate) mod trim;
+pub mod trim;
 mod untold;
 
 use backlog::Backlog;
@@ -175,9 +175,11 @@ pub struct Watcher {
 
 impl Watcher {
     /// Of a recording that never answers.
-    #[cfg(test)]
-    pub(crate) fn of_nobody() -> Self {
-        Self { commands: commands::channel(1).unwrap().0, said: Arc::default(), wishes: Arc::default() }
+    ///
+    /// # Errors
+    /// When there is no pipe for it.
+    pub fn of_nobody() -> io::Result<Self> {
+        Ok(Self { commands: commands::channel(1)?.0, said: Arc::default(), wishes: Arc::default() })
     }
 
     /// A shim was loaded into `pid`.

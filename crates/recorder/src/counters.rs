@@ -83,8 +83,8 @@ counters! {
 #[cfg(test)]
 mod tests {
     use super::DAEMON;
-    use crate::run::loss::{add, daemon_counters, window_counters};
-    use crate::run::processor::Processor;
+    use crate::loss::{add, daemon_counters, window_counters};
+    use crate::processor::Processor;
     use perfusion_aggregate::window::{Limits, Window};
     use perfusion_host::process::ProcessTable;
 
