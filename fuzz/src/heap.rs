@@ -2,12 +2,13 @@
 //! names.
 
 use crate::input::Input;
-use perfusion::heap::paths::Paths;
-use perfusion::heap::walk::{Survey, Walk};
-use perfusion::heap::{dominators, profile};
+use perfusion::heap::profile;
 use perfusion_dotnet::counts::tally::Tally;
 use perfusion_dotnet::metadata::{Assembly, Room};
 use perfusion_dotnet::nettrace::{Event, Reader};
+use perfusion_heap::dominators;
+use perfusion_heap::paths::Paths;
+use perfusion_heap::walk::{Survey, Walk};
 use std::collections::{HashMap, HashSet};
 use std::hint::black_box;
 use std::time::SystemTime;

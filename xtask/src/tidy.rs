@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Which member may depend on which. `system-tests` may use any; `xtask` only what needs nothing else, for it must build before setup.
-const EDGES: [(&str, &[&str]); 17] = [
+const EDGES: [(&str, &[&str]); 18] = [
     ("ebpf-common", &[]),
     ("ebpf-probes", &["ebpf-common"]),
     (
@@ -24,6 +24,7 @@ const EDGES: [(&str, &[&str]); 17] = [
         &[
             "perfusion",
             "perfusion-dotnet",
+            "perfusion-heap",
             "perfusion-host",
             "perfusion-model",
             "perfusion-sources",
@@ -38,6 +39,7 @@ const EDGES: [(&str, &[&str]); 17] = [
             "perfusion-aggregate",
             "perfusion-artefacts",
             "perfusion-dotnet",
+            "perfusion-heap",
             "perfusion-host",
             "perfusion-model",
             "perfusion-pprof",
@@ -63,6 +65,7 @@ const EDGES: [(&str, &[&str]); 17] = [
             "profiler-protocol",
         ],
     ),
+    ("perfusion-heap", &["perfusion-dotnet", "perfusion-host", "perfusion-model"]),
     ("perfusion-host", &["ebpf-common", "perfusion-model", "perfusion-unwind"]),
     ("perfusion-model", &["ebpf-common", "profiler-protocol"]),
     ("perfusion-pprof", &["perfusion-aggregate", "perfusion-model", "perfusion-symbolize"]),

@@ -1,6 +1,5 @@
 //! Two surveys compared: types and ways that have grown.
 
-use super::print;
 use super::profile::TYPES;
 use crate::report::ReportError;
 use crate::report::stacks::Stacks;
@@ -138,7 +137,7 @@ pub(super) fn text(before: &Profile, after: &Profile, rows: usize) -> Result<Str
         let amount =
             format!("{} in {}", signed(human(by.bytes, "bytes")), signed(counted(by.objects, "object")));
         writeln!(text, "\n{amount}").ok();
-        print::way(&mut text, way.iter());
+        perfusion_heap::text::way(&mut text, way.iter());
     }
     Ok(text)
 }

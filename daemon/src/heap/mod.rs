@@ -6,28 +6,14 @@
 //! ```
 //! Why the runtime's events and not the shim: docs/adr/0007-heap-by-events.md.
 
-mod ahead;
-mod collect;
 mod diff;
-pub mod dominators;
-pub mod graph;
 pub mod held;
-mod memory_plan;
-pub mod paths;
-pub(crate) mod print;
 pub mod profile;
 mod telling;
-pub mod walk;
 
-pub use collect::SurveyError;
+pub use perfusion_heap::collect::SurveyError;
 
-use self::collect::{Settings, planned, survey, unless_interrupted};
-use self::graph::{Graph, NoGraph};
-use self::memory_plan::Plan;
-use self::paths::Paths;
-use self::print::Findings;
 use self::telling::Telling;
-use self::walk::Survey;
 use crate::cli;
 use crate::error::{Error, say};
 use crate::leaks::end_on_signal;
@@ -39,7 +25,13 @@ use perfusion_dotnet::attach::ipc;
 use perfusion_dotnet::attach::no_socket;
 use perfusion_dotnet::attach::policy::WhyNot;
 use perfusion_dotnet::declared;
-use perfusion_dotnet::types::Type;
+use perfusion_heap::collect::{Settings, planned, survey, unless_interrupted};
+
+use perfusion_heap::held::{in_all, notes, pause};
+use perfusion_heap::memory_plan::Plan;
+use perfusion_heap::paths::Paths;
+use perfusion_heap::text::Findings;
+use perfusion_heap::walk::Survey;
 use perfusion_host::process::aftermath::Aftermath;
 use perfusion_host::process::handle::{MapLine, Target};
 use perfusion_host::process::name;
@@ -187,7 +179,7 @@ fn survey_and_show(
     });
     // Both on stdout would be neither. A file that cannot be written is no reason to lose what the app was paused for.
     if options.output.as_deref().is_none_or(|output| !file::is_stdout(output)) {
-        crate::commands::to_stdout(print::text(&survey, &findings, options.rows).as_bytes())?;
+        crate::commands::to_stdout(perfusion_heap::text::text(&survey, &findings, options.rows).as_bytes())?;
     }
     written
 }
@@ -225,60 +217,8 @@ fn is_counted(target: &Target) -> bool {
     target.maps(look).is_ok() && found
 }
 
-fn pause(survey: &Survey) -> String {
-    let again = match survey.collections {
-        several @ 2.. => format!(
-            " by {several} collections: up to .NET 9 the runtime collects again when the survey ends, and the app may have done so itself"
-        ),
-        _ => String::new(),
-    };
-    format!("the app was paused for {:.3} s{again}", survey.pause.as_secs_f64())
-}
-
-/// What the survey lacks.
-fn notes(survey: &Survey) -> Vec<String> {
-    let mut notes = Vec::new();
-    let is_told = matches!(survey.graph, Err(NoGraph::Lost { .. }));
-    if let Err(why) = &survey.graph {
-        notes.push(why.to_string());
-    }
-    if survey.lost > 0 && !is_told {
-        let what = if survey.graph.is_ok() {
-            "some types may have no name, some roots be left out, and the last objects of the walk not be counted"
-        } else {
-            "objects are not counted, and types may have no name (a larger --buffer may help)"
-        };
-        notes.push(format!("{} of the runtime missing: {what}", counted(survey.lost, "event")));
-    }
-    let unnamed = |of: &&Type| of.objects > 0 && of.name.is_empty();
-    // The first takes what there is no room to tell apart.
-    if let Some(rest) = survey.types.first().filter(|rest| rest.objects > 0) {
-        notes.push(format!(
-            "{} of more types than there is room for have none of their own (--memory)",
-            counted(rest.objects, "object")
-        ));
-    }
-    let others =
-        survey.types.iter().skip(1).filter(unnamed).map(|of| of.objects).fold(0, u64::saturating_add);
-    if others > 0 {
-        notes.push(format!(
-            "{} of types without a name: the runtime tells names to one survey at a time, and another one was going on, or there is no room for names (--memory)",
-            counted(others, "object")
-        ));
-    }
-    if survey.malformed > 0 {
-        notes.push(format!("{} events of the walk are not as they should be", survey.malformed));
-    }
-    notes
-}
-
 fn of_mib(mib: u32) -> usize {
     usize::try_from(mib).unwrap_or(usize::MAX).saturating_mul(1 << 20)
-}
-
-/// Bytes of all that is kept, while so many more are needed.
-fn in_all(survey: &Survey, graph: &Graph, needed: usize) -> usize {
-    needed.saturating_add(graph.bytes()).saturating_add(survey.bytes_beside())
 }
 
 /// Works out what memory allows; and says what it does not.
@@ -293,11 +233,11 @@ fn findings(survey: &Survey, limit_bytes: usize) -> (Findings, Vec<String>) {
         }
         needed <= limit_bytes
     };
-    if has_room("what holds the objects is", paths::bytes_needed(graph)) {
+    if has_room("what holds the objects is", perfusion_heap::paths::bytes_needed(graph)) {
         findings.paths = Some(Paths::find_with(graph, &survey.roots, &survey.lists(), &[]).0);
     }
-    if has_room("dominated sizes are", dominators::bytes_needed(graph)) {
-        findings.dominated = Some(dominators::find(graph, &survey.roots, survey.types.len()));
+    if has_room("dominated sizes are", perfusion_heap::dominators::bytes_needed(graph)) {
+        findings.dominated = Some(perfusion_heap::dominators::find(graph, &survey.roots, survey.types.len()));
     }
     (findings, left_out)
 }

@@ -1,8 +1,8 @@
 //! A survey as pprof: a sample for each way objects are held, its stack the way from the object (innermost) to the root, its values how many
 //! there are and their bytes. And back, for comparing two.
 
-use super::paths::{Paths, Step};
-use super::walk::Survey;
+use perfusion_heap::paths::{Paths, Step};
+use perfusion_heap::walk::Survey;
 use perfusion_pprof::proto::{Function, Line, Location, Mapping, Profile, Sample, ValueType};
 use perfusion_pprof::{Invalid, MANAGED_MAPPING, validate};
 use std::collections::HashMap;

@@ -1,6 +1,6 @@
 //! Messages while a survey is taken. They say what was asked of the runtime and what was seen of it.
 
-use super::collect::Progress;
+use perfusion_heap::collect::Progress;
 use std::time::{Duration, Instant};
 
 /// A collection that has not begun by then is held up by something.
@@ -45,7 +45,7 @@ impl<S: FnMut(&str)> Telling<S> {
 #[cfg(test)]
 mod tests {
     use super::Telling;
-    use crate::heap::collect::Progress;
+    use perfusion_heap::collect::Progress;
 
     #[test]
     fn threads_are_said_to_be_stopped_once_and_only_when_that_was_seen() {

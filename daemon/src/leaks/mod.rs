@@ -286,7 +286,7 @@ struct Watched {
 /// What holds the objects that were seen.
 #[derive(Debug)]
 struct Holders {
-    survey: held::Held,
+    survey: perfusion_heap::held::Held,
     /// The handles that watch those of each place; and how many watched one that lived, or another by then, and were given up before that was sure.
     handles: HashMap<Place, (Vec<u64>, usize)>,
 }

@@ -4,7 +4,6 @@ use super::judge::{Verdict, seconds};
 use super::series::{Process, Stretch};
 use super::snapshot::{Group, Snapshot};
 use super::{Finding, Held, Holders};
-use crate::heap::print;
 use perfusion_model::units::{counted, human, percent};
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -195,7 +194,7 @@ fn held(text: &mut String, holders: &Holders, finding: &Finding) -> std::fmt::Re
         let of = if at == 0 { of } else { share };
         writeln!(text, "  {:<7} {of}", if at == 0 { "held" } else { "" })?;
         let mut steps = String::new();
-        print::way(&mut steps, holders.survey.steps(*way).into_iter());
+        perfusion_heap::text::way(&mut steps, holders.survey.steps(*way).into_iter());
         steps.lines().try_for_each(|step| writeln!(text, "      {step}"))?;
     }
     let rest: usize = ways.iter().skip(WAYS).map(|way| way.objects).sum();

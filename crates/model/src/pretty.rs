@@ -1,7 +1,7 @@
 //! Managed names for people: what the C# compiler made of a method is told back as the method that was written. Total
 //! functions over hostile text; the raw name stays in the profile as `system_name`.
 
-use perfusion_model::text::clean;
+use crate::text::clean;
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
@@ -501,7 +501,7 @@ fn without_assembly(argument: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use perfusion_model::text::MAX_BYTES;
+    use crate::text::MAX_BYTES;
     use proptest::prelude::{ProptestConfig, prop_assert, proptest};
 
     #[test]

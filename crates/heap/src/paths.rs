@@ -7,8 +7,8 @@
 //! Ways of recursive structures are folded: where the last types of a way repeat the ones before them (a list's nodes, a tree's nodes and
 //! arrays by turns), the repetition is left out, so a list of a million is one node.
 
-use super::graph::{Graph, NOWHERE};
-use super::walk::{Root, RootKind, Survey};
+use crate::graph::{Graph, NOWHERE};
+use crate::walk::{Root, RootKind, Survey};
 use foldhash::fast::RandomState;
 use perfusion_dotnet::declared::StaticField;
 use perfusion_dotnet::types::Type;
@@ -318,7 +318,7 @@ impl Survey {
             Step::Top => "root".to_owned(),
             Step::Root(kind, field) => match field.and_then(|field| self.fields.get(field as usize)) {
                 Some(StaticField { name, class: Some(class), .. }) => {
-                    let class = perfusion_symbolize::pretty::type_name(class);
+                    let class = perfusion_model::pretty::type_name(class);
                     format!("{} {class}.{}", kind.name(), written(name))
                 }
                 Some(StaticField { name, .. }) if !name.is_empty() => {
@@ -339,7 +339,7 @@ impl Survey {
     pub fn type_name(&self, number: u32) -> String {
         match self.types.get(number as usize) {
             Some(found) if !found.name.is_empty() => {
-                shortened(perfusion_symbolize::pretty::type_name(&found.name))
+                shortened(perfusion_model::pretty::type_name(&found.name))
             }
             _ => "[type without a name]".to_owned(),
         }
@@ -349,8 +349,8 @@ impl Survey {
 #[cfg(test)]
 mod tests {
     use super::{Paths, Step};
-    use crate::heap::graph::Builder;
-    use crate::heap::walk::{Root, RootKind, tests::small};
+    use crate::graph::Builder;
+    use crate::walk::{Root, RootKind, tests::small};
 
     #[test]
     fn the_shortest_way_and_the_best_root_are_found() {

@@ -15,7 +15,7 @@ const ITSELF: usize = 48 << 20;
 const NICE: i32 = 5;
 
 /// The stream, as it came.
-pub(super) struct Ahead {
+pub struct Ahead {
     pieces: Receiver<io::Result<Vec<u8>>>,
     piece: Vec<u8>,
     at: usize,
@@ -26,7 +26,7 @@ impl Ahead {
     ///
     /// # Errors
     /// When there is no thread to be had.
-    pub(super) fn of(mut stream: impl Read + Send + 'static, memory: usize) -> io::Result<Self> {
+    pub fn of(mut stream: impl Read + Send + 'static, memory: usize) -> io::Result<Self> {
         let (sender, pieces) = sync_channel(memory.saturating_sub(ITSELF) / PART / PIECE);
         let run = move || {
             loop {
@@ -55,7 +55,7 @@ impl Ahead {
     }
 
     /// Lets others go first on the calling thread, where that may be.
-    pub(super) fn step_back() {
+    pub fn step_back() {
         rustix::process::setpriority_process(None, NICE).ok();
     }
 }

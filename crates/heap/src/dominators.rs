@@ -4,8 +4,8 @@
 //! looks like, so that no heap can be made to keep us busy. Nodes are numbered in the order a depth-first search meets them; 0 is the
 //! root of all.
 
-use super::graph::{Graph, NOWHERE};
-use super::walk::Root;
+use crate::graph::{Graph, NOWHERE};
+use crate::walk::Root;
 
 /// Objects that stand alone at the top, at most so many of the largest.
 const LARGEST: usize = 64;
@@ -201,8 +201,8 @@ impl Forest {
 #[cfg(test)]
 mod tests {
     use super::{Search, find};
-    use crate::heap::graph::{Builder, Graph};
-    use crate::heap::walk::{Root, RootKind};
+    use crate::graph::{Builder, Graph};
+    use crate::walk::{Root, RootKind};
     use proptest::{collection::vec, prop_assert_eq, proptest};
 
     /// Objects of 8 bytes more each, of two types by turns.

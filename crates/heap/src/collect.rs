@@ -10,9 +10,9 @@
 //! its keywords behind where another tool listens. A third session, without keywords, begins and ends last: then they are counted anew
 //! (dotnet/runtime#121462).
 
-use super::ahead::Ahead;
-use super::memory_plan::{Plan, TooLittle, plan};
-use super::walk::{Survey, Walk};
+use crate::memory_plan::{Plan, TooLittle, plan};
+use crate::read_ahead::Ahead;
+use crate::walk::{Survey, Walk};
 use perfusion_dotnet::attach::ipc::{self, IpcError, Listen, Wait};
 use perfusion_dotnet::nettrace::{NettraceError, Reader};
 use perfusion_host::process::handle::Target;
@@ -129,24 +129,24 @@ impl From<IpcError> for SurveyError {
 
 /// How to take a survey.
 #[derive(Clone, Debug)]
-pub(super) struct Settings {
+pub struct Settings {
     /// Most bytes of the graph.
-    pub(super) limit_bytes: usize,
+    pub limit_bytes: usize,
     /// Most MiB of the runtime's buffer, and when to end early for the process's sake.
-    pub(super) plan: Plan,
+    pub plan: Plan,
     /// Weak handles of which it is asked what they watch.
-    pub(super) handles: Arc<HashSet<u64>>,
+    pub handles: Arc<HashSet<u64>>,
     /// Raised when the walk is over, though not yet understood.
-    pub(super) walked: Arc<AtomicBool>,
+    pub walked: Arc<AtomicBool>,
 }
 
 /// How far a survey is, as the runtime's events say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Progress {
+pub struct Progress {
     /// Objects met.
-    pub(super) objects: u64,
+    pub objects: u64,
     /// The collection that was asked for has begun: the managed threads have been stopped.
-    pub(super) stopped: bool,
+    pub stopped: bool,
 }
 
 /// What one thread tells the other while a survey is taken.
@@ -193,7 +193,7 @@ fn end_waits_after(interrupted: &Arc<AtomicBool>, shared: &Arc<Shared>) -> io::R
 ///
 /// # Errors
 /// [`SurveyError::NoHeadroom`].
-pub(super) fn planned(target: &Target, wanted_mib: u32, force: bool) -> Result<Plan, SurveyError> {
+pub fn planned(target: &Target, wanted_mib: u32, force: bool) -> Result<Plan, SurveyError> {
     let headroom = MemoryCgroups::of(target).headroom();
     plan(headroom, target.resident_bytes().unwrap_or(0), wanted_mib, force).map_err(
         |TooLittle { needed, headroom }| SurveyError::NoHeadroom {
@@ -208,7 +208,7 @@ pub(super) fn planned(target: &Target, wanted_mib: u32, force: bool) -> Result<P
 ///
 /// # Errors
 /// See [`SurveyError`].
-pub(super) fn survey(
+pub fn survey(
     target: &Arc<Target>,
     settings: &Settings,
     interrupted: &Arc<AtomicBool>,
@@ -347,7 +347,7 @@ fn wait_for_sender(target: &Target, others: &[(u32, u64)], interrupted: &AtomicB
 ///
 /// # Errors
 /// When the survey was given up.
-pub(super) fn unless_interrupted(pid: u32, interrupted: &AtomicBool) -> Result<(), SurveyError> {
+pub fn unless_interrupted(pid: u32, interrupted: &AtomicBool) -> Result<(), SurveyError> {
     if interrupted.load(Ordering::Relaxed) {
         return Err(interrupted_with(pid, WAS_PAUSED, true));
     }

@@ -6,7 +6,7 @@
 //! a number 0 that comes again ends it. Layouts: `ClrEtwAll.man` and `eventtrace_gcheap.cpp` of dotnet/runtime. What a process sends is bounded, and believed about
 //! nothing but itself.
 
-use super::graph::{Builder, Graph, NOWHERE, NoGraph};
+use crate::graph::{Builder, Graph, NOWHERE, NoGraph};
 use perfusion_dotnet::declared::StaticField;
 use perfusion_dotnet::fields::Fields;
 use perfusion_dotnet::nettrace::Event;
@@ -514,10 +514,10 @@ impl Walk {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::{Event, Root, RootKind, Survey, Walk, id};
-    use crate::heap::graph::NoGraph;
-    use crate::heap::print::{Findings, text};
+    use crate::graph::NoGraph;
+    use crate::text::{Findings, text};
     use perfusion_dotnet::declared::StaticField;
     use std::sync::Arc;
 
@@ -564,7 +564,7 @@ pub(super) mod tests {
     }
 
     /// A heap of four: a static field and a stack hold object 0, which holds 1 and itself; 1 is the key of 2; nobody holds 3.
-    pub(in crate::heap) fn small(objects_event: u32) -> Survey {
+    pub(crate) fn small(objects_event: u32) -> Survey {
         let mut walk = Walk::new(1 << 20);
         let at = |object: u64| 0x10_0000 + object * 0x40;
         send(&mut walk, id::SUSPENDING, 1_000, payload().u32(1).u32(5).u16(0));

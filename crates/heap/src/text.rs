@@ -1,8 +1,8 @@
 //! A survey as text: types, roots, and what holds the largest types.
 
-use super::dominators::Dominated;
-use super::paths::{Named, Node, Paths, Step};
-use super::walk::{RootKind, Survey};
+use crate::dominators::Dominated;
+use crate::paths::{Named, Node, Paths, Step};
+use crate::walk::{RootKind, Survey};
 use perfusion_model::units::{counted, grouped, human, percent};
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
@@ -17,11 +17,11 @@ const LARGEST: usize = 10;
 
 /// What was worked out of a survey, as far as it could be.
 #[derive(Debug)]
-pub(super) struct Findings {
+pub struct Findings {
     /// The ways.
-    pub(super) paths: Option<Paths>,
+    pub paths: Option<Paths>,
     /// What goes with what.
-    pub(super) dominated: Option<Dominated>,
+    pub dominated: Option<Dominated>,
 }
 
 fn amount(value: u64) -> i64 {
@@ -37,7 +37,7 @@ fn count(value: u64) -> String {
 }
 
 /// The whole text; at most `rows` types, and ways of so many of them.
-pub(super) fn text(survey: &Survey, findings: &Findings, rows: usize) -> String {
+pub fn text(survey: &Survey, findings: &Findings, rows: usize) -> String {
     let mut text = String::new();
     let order = types(survey, findings, rows, &mut text);
     roots(survey, findings, &mut text);
@@ -186,7 +186,7 @@ fn ways(survey: &Survey, paths: &Paths, order: &[u32], rows: usize, text: &mut S
 }
 
 /// A way from its root on, a line a step.
-pub(crate) fn way(text: &mut String, steps: impl ExactSizeIterator<Item = impl fmt::Display>) {
+pub fn way(text: &mut String, steps: impl ExactSizeIterator<Item = impl fmt::Display>) {
     let left_out = steps.len().saturating_sub(STEPS);
     // More of the root's end, where the holder is.
     let from = STEPS * 3 / 4;

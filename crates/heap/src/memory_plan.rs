@@ -11,32 +11,32 @@ const BESIDE: u64 = 6 << 20;
 /// And one byte for so many of the process: its collection marks more where there is more.
 const PART: u64 = 256;
 /// A buffer of less holds less than what a walk writes between two looks of the thread that sends it.
-pub(super) const LEAST_BUFFER_MIB: u32 = 16;
+pub const LEAST_BUFFER_MIB: u32 = 16;
 /// A survey ends early where less is left: half of what is kept free beside the buffer.
 const FLOOR: u64 = BESIDE / 2;
 
 /// What a survey may take.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Plan {
+pub struct Plan {
     /// The runtime's buffer, MiB.
-    pub(super) buffer_mib: u32,
+    pub buffer_mib: u32,
     /// The survey ends early when fewer bytes than this are left; 0 where it is to go on whatever happens.
-    pub(super) floor_bytes: u64,
+    pub floor_bytes: u64,
     /// What is to be said of it.
-    pub(super) note: Option<String>,
+    pub note: Option<String>,
 }
 
 /// There is too little.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct TooLittle {
+pub struct TooLittle {
     /// Bytes needed at the least.
-    pub(super) needed: u64,
+    pub needed: u64,
     /// What there is.
-    pub(super) headroom: Headroom,
+    pub headroom: Headroom,
 }
 
 /// Plans a survey with a buffer of `wanted_mib`, of a process that has so many bytes resident.
-pub(super) fn plan(
+pub fn plan(
     headroom: Option<Headroom>,
     resident: u64,
     wanted_mib: u32,
