@@ -5,12 +5,12 @@ use crate::config::{Config, Limits, load};
 use crate::daemon::{control, sinks};
 use crate::error::{Error, say};
 use crate::ps::{self, Daemon};
-use crate::report::exact_summary;
-use crate::report::stacks::{Stacks, View};
-use crate::report::together::{WINDOW, Windows};
-use crate::report::{self, ReportError, collections, flame, folded, groups, top, types};
 use crate::sink::file::{self, FileError};
 use perfusion_model::units::counted;
+use perfusion_report::exact_summary;
+use perfusion_report::stacks::{Stacks, View};
+use perfusion_report::together::{WINDOW, Windows};
+use perfusion_report::{self, ReportError, collections, flame, folded, groups, top, types};
 use std::io::{self, Write as _};
 use std::path::Path;
 
@@ -24,7 +24,7 @@ pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
         let [file] = options.files.as_slice() else {
             return Err(ReportError::OneAtATime { found: options.files.len() }.into());
         };
-        let account = report::load_account(file)?;
+        let account = perfusion_report::load_account(file)?;
         let width = if to_file { None } else { top::Options::for_stdout().width };
         let shown = exact_summary::text(&account, exact_summary::Options { rows: options.rows, width });
         match &options.output {
@@ -36,8 +36,8 @@ pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
     let window = options.only.iter().find(|only| only.label == WINDOW).map(|only| only.value.as_str());
     let asks_windows = window.is_some() || options.by.iter().any(|label| label == WINDOW);
     let (profile, windows) = match options.files.as_slice() {
-        [file] if !asks_windows => (report::load(file)?, Windows::new()),
-        files => report::load_all(files, asks_windows, window)?,
+        [file] if !asks_windows => (perfusion_report::load(file)?, Windows::new()),
+        files => perfusion_report::load_all(files, asks_windows, window)?,
     };
     let stacks = Stacks::new(&profile);
     let sample_type = options.sample_type.as_deref().unwrap_or_else(|| stacks.default_sample_type());

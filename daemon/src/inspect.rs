@@ -2,10 +2,10 @@
 
 use crate::cli::InspectUnwind;
 use crate::error::Error;
-use crate::report::ReportError;
 use perfusion_host::process::ProcessTable;
 use perfusion_host::process::explain::{ExplainError, Explained, Origin};
 use perfusion_model::text::clean;
+use perfusion_report::ReportError;
 use perfusion_unwind::machine::NATIVE;
 use perfusion_unwind::rule::{Cfa, FrameKind, Register, Rule, Saved};
 use serde_json::{Value, json};

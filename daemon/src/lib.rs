@@ -19,6 +19,5 @@ pub mod manual;
 pub mod memory_guard;
 pub mod ps;
 pub mod record;
-pub mod report;
 pub mod select;
 pub mod sink;

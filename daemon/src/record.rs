@@ -4,8 +4,6 @@ use crate::cli::{AllocCounts, Record, exit};
 use crate::end_signals::EndSignals;
 use crate::error::{Error, say};
 use crate::memory_guard::{self, AttachedProcesses, Growing};
-use crate::report::exact_merge::{self, COUNTED, EXACT};
-use crate::report::exact_summary;
 use crate::sink::file;
 use indicatif::{ProgressBar, ProgressStyle};
 use perfusion_dotnet::attach::policy::{self, WhyNot};
@@ -19,7 +17,9 @@ use perfusion_model::event::MonotonicNs;
 use perfusion_model::frame::{FrameKey, Marker};
 use perfusion_pprof::{self, About};
 use perfusion_recorder::follow::{Follower, GROWS_UP, News, Whom};
-use perfusion_recorder::{Recorded, Recording, Watcher, loss};
+use perfusion_recorder::{Recorded, Recording, Watcher};
+use perfusion_report::exact_merge::{self, COUNTED, EXACT};
+use perfusion_report::exact_summary;
 use perfusion_sources::kernel::{KernelError, KernelOptions, KernelSource, Selection};
 use perfusion_sources::kernel_features::Limit;
 use perfusion_sources::launch::{self, Gated};
@@ -583,7 +583,7 @@ fn write(
     (account, counted): (Option<&Account>, Option<&Counted>),
     say: Say,
 ) -> Result<(), Error> {
-    let loss_line = loss::line(&recorded.counters);
+    let loss_line = perfusion_pprof::loss::line(&recorded.counters);
     let about = About {
         start,
         duration,

@@ -2,7 +2,8 @@
 //! names.
 
 use crate::input::Input;
-use perfusion::heap::profile;
+use perfusion_report::survey_profile;
+
 use perfusion_dotnet::counts::tally::Tally;
 use perfusion_dotnet::metadata::{Assembly, Room};
 use perfusion_dotnet::nettrace::{Event, Reader};
@@ -68,7 +69,7 @@ fn see(survey: &Survey) {
         let dominated = dominators::find(graph, &survey.roots, survey.types.len());
         assert!(dominated.by_type.iter().all(|&sum| sum <= bytes), "nothing dominates more than there is");
     }
-    let made = profile::profile(survey, &paths, SystemTime::UNIX_EPOCH, &[]);
+    let made = survey_profile::profile(survey, &paths, SystemTime::UNIX_EPOCH, &[]);
     assert!(made.is_ok(), "{made:?}");
     black_box(made.is_ok());
 }

@@ -38,6 +38,7 @@ use perfusion_model::stack::{StackId, StackTable};
 use perfusion_model::text::clean;
 use perfusion_model::thread_role::{RoleEvidence, StartFile};
 use perfusion_model::units::counted;
+use perfusion_pprof::INUSE_NOT_AVAILABLE;
 use perfusion_sources::kernel::rule_set::OfService;
 use perfusion_sources::shim::{ShimLimits, ShimSource};
 use perfusion_symbolize::kernel::WakeSites;
@@ -1297,9 +1298,6 @@ fn sure_frames(frames: &[FrameKey]) -> usize {
         _ => marker.unwrap_or(frames.len()),
     }
 }
-
-/// Begins the comment that a runtime cannot tell of live objects.
-pub const INUSE_NOT_AVAILABLE: &str = "inuse: not available";
 
 /// What the profile says of live objects: how they were estimated, if `any` allocation was told of, and which runtimes cannot tell.
 fn inuse_comments(any: bool, runtimes: impl Iterator<Item = Runtime>) -> Vec<String> {

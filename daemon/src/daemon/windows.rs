@@ -114,7 +114,7 @@ impl Encoder {
             format!(
                 "{}{} (the whole node in this window)",
                 perfusion_pprof::LOSS_PREFIX,
-                loss::line_of_window(counters)
+                perfusion_pprof::loss::line_of_window(counters)
             ),
             format!(
                 "cpu: {} samples per second and CPU say where; each thread's sum is its exact on-CPU time",

@@ -6,9 +6,7 @@
 //! ```
 //! Why the runtime's events and not the shim: docs/adr/0007-heap-by-events.md.
 
-mod diff;
 pub mod held;
-pub mod profile;
 mod telling;
 
 pub use perfusion_heap::collect::SurveyError;
@@ -18,7 +16,6 @@ use crate::cli;
 use crate::error::{Error, say};
 use crate::leaks::end_on_signal;
 use crate::record::{check_managed, check_target};
-use crate::report;
 use crate::sink::file;
 use indicatif::{ProgressBar, ProgressStyle};
 use perfusion_dotnet::attach::ipc;
@@ -64,9 +61,15 @@ pub fn heap(options: &cli::Heap, quiet: bool) -> Result<u8, Error> {
 }
 
 fn compare(before: &Path, after: &Path, rows: usize) -> Result<(), Error> {
-    let load = |path| report::load_with(path, profile::TYPES[0].0, "a survey that `perfusion heap -o` wrote");
+    let load = |path| {
+        perfusion_report::load_with(
+            path,
+            perfusion_report::survey_profile::TYPES[0].0,
+            "a survey that `perfusion heap -o` wrote",
+        )
+    };
     let (before, after) = (load(before)?, load(after)?);
-    crate::commands::to_stdout(diff::text(&before, &after, rows)?.as_bytes())
+    crate::commands::to_stdout(perfusion_report::survey_diff::text(&before, &after, rows)?.as_bytes())
 }
 
 fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
@@ -174,7 +177,8 @@ fn survey_and_show(
             "{LOSS_PREFIX}{}",
             if notes.is_empty() { NO_LOSS.to_owned() } else { notes.join("; ") }
         ));
-        let profile = profile::profile(&survey, paths, time, &comments).map_err(PprofError::Invalid)?;
+        let profile = perfusion_report::survey_profile::profile(&survey, paths, time, &comments)
+            .map_err(PprofError::Invalid)?;
         Ok(file::write(output, &pack(&profile)?)?)
     });
     // Both on stdout would be neither. A file that cannot be written is no reason to lose what the app was paused for.

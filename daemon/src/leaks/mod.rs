@@ -12,7 +12,6 @@ use crate::error::{Error, say};
 use crate::heap::held::{self, Bounds};
 use crate::heap::{WATCHED, check_surveyable};
 use crate::record::{check_managed, check_target};
-use crate::report::{self, ReportError};
 use judge::{Judgement, Moment, judge};
 use perfusion_dotnet::attach;
 use perfusion_host::process::aftermath::{Aftermath, Death};
@@ -24,6 +23,7 @@ use perfusion_pprof::proto::Profile;
 use perfusion_pprof::{self, About, LOSS_PREFIX};
 use perfusion_recorder::loss::{self, Before};
 use perfusion_recorder::processor::Processor;
+use perfusion_report::{self, ReportError};
 use perfusion_sources::order::Order;
 use perfusion_sources::shim::{Settings, Wishes};
 use perfusion_sources::shim::{ShimSource, same};
@@ -73,7 +73,7 @@ pub fn leaks(options: &cli::Leaks, quiet: bool) -> Result<u8, Error> {
             let expected = "a profile with live objects, as `perfusion record` and the daemon write them";
             let mut places = Places::default();
             let read = |path: &PathBuf| {
-                let profile = report::load_with(path, "inuse_objects", expected)?;
+                let profile = perfusion_report::load_with(path, "inuse_objects", expected)?;
                 Ok::<_, ReportError>(Snapshot::read(&profile, &mut places))
             };
             (options.files.iter().map(read).collect::<Result<Vec<_>, _>>()?, None, None)
@@ -180,7 +180,7 @@ impl Watch {
         let counters = [self.shims.counters(), loss::daemon_counters(&self.processor)].concat();
         let since = self.before.since(&counters, |_| false);
         let window = self.processor.close(now, &[]);
-        let mut comments = vec![format!("{LOSS_PREFIX}{}", loss::line_of_window(&since))];
+        let mut comments = vec![format!("{LOSS_PREFIX}{}", perfusion_pprof::loss::line_of_window(&since))];
         comments.extend(self.processor.estimator_comments());
         let about = About {
             start: self.began_wall,

@@ -3,7 +3,7 @@
 //! Samples stay apart, each with a label `window`: when its profile began. Their other labels say how many objects a sample was made from and how
 //! sure that is, which must not be lost. What was alive is no sum over moments: it is kept of the last one, unless each is shown by itself.
 
-use crate::heap::profile::TYPES as SURVEYED;
+use super::survey_profile::TYPES as SURVEYED;
 use perfusion_model::clock::Utc;
 use perfusion_model::labels::SampleType;
 use perfusion_pprof::proto::{Function, Label, Line, Location, Mapping, Profile, Sample, ValueType};
@@ -255,8 +255,8 @@ fn number<K: Hash + Eq>(table: &mut HashMap<K, u64>, key: K) -> (u64, bool) {
 #[cfg(test)]
 mod tests {
     use super::{Together, Windows};
-    use crate::report::stacks::Stacks;
-    use crate::report::{groups, top};
+    use crate::stacks::Stacks;
+    use crate::{groups, top};
     use perfusion_pprof::proto::{Function, Label, Line, Location, Mapping, Profile, Sample, ValueType};
     use perfusion_pprof::validate;
     use std::iter;

@@ -3,15 +3,15 @@
 
 use super::stacks::Stacks;
 use super::top::{NO_DURATION, Options, fit};
-use crate::report::exact_merge::{COUNTED, EXACT};
+use crate::exact_merge::{COUNTED, EXACT};
 use perfusion_aggregate::heap::{SAMPLED_BYTE_PROBABILITY, has_survived};
 use perfusion_aggregate::interval::Estimate;
 use perfusion_model::labels::{SampleType, Sampling, UNKNOWN_TYPE};
 use perfusion_model::text::clean;
 use perfusion_model::units::{counted, grouped, human, percent};
+use perfusion_pprof::loss;
 use perfusion_pprof::proto::{Profile, Sample};
 use perfusion_pprof::tells_of_uncounted;
-use perfusion_recorder::loss;
 use std::collections::HashMap;
 use std::fmt::Write;
 
@@ -346,7 +346,7 @@ fn is_of_records(row: &TypeRow) -> bool {
     row.seen >= round(row.objects.value)
 }
 
-/// What the table is without, by the loss line (`run::loss`).
+/// What the table is without, by the loss line (`perfusion_pprof::loss`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Lost {
     /// Allocations that found the ring full.
@@ -416,7 +416,7 @@ fn round(value: f64) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::{Options, rows, table};
-    use crate::report::exact_summary as summary;
+    use crate::exact_summary as summary;
     use perfusion_aggregate::heap::{Weight, weight};
     use perfusion_aggregate::window::{Limits, Window};
     use perfusion_dotnet::exact::{Account, Ending, Process};
@@ -424,8 +424,8 @@ mod tests {
     use perfusion_model::event::AllocationKind;
     use perfusion_model::frame::FrameKey;
     use perfusion_model::labels::{Labels, SampleType, Sampling};
+    use perfusion_pprof::loss;
     use perfusion_pprof::{self, About};
-    use perfusion_recorder::loss;
     use perfusion_symbolize::Symbolizer;
     use std::time::{Duration, SystemTime};
 

@@ -1,8 +1,8 @@
 //! Two surveys compared: types and ways that have grown.
 
-use super::profile::TYPES;
-use crate::report::ReportError;
-use crate::report::stacks::Stacks;
+use super::ReportError;
+use super::survey_profile::TYPES;
+use crate::stacks::Stacks;
 use perfusion_model::units::{counted, grouped, human};
 use perfusion_pprof::NO_LOSS;
 use perfusion_pprof::proto::Profile;
@@ -62,7 +62,7 @@ impl Sums {
 ///
 /// # Errors
 /// When one is no profile of a survey.
-pub(super) fn text(before: &Profile, after: &Profile, rows: usize) -> Result<String, ReportError> {
+pub fn text(before: &Profile, after: &Profile, rows: usize) -> Result<String, ReportError> {
     let mut sums = Sums::default();
     sums.add(before, 0)?;
     sums.add(after, 1)?;

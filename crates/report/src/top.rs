@@ -326,7 +326,7 @@ fn is_framework(module: &str) -> bool {
 }
 
 /// Name and module cut to `room` characters: the module goes first, then the name's middle.
-pub(crate) fn fit(name: &str, module: &str, room: Option<usize>) -> (String, String) {
+pub fn fit(name: &str, module: &str, room: Option<usize>) -> (String, String) {
     let whole = || (name.to_owned(), module.to_owned());
     let Some(room) = room else { return whole() };
     let name_len = name.chars().count();

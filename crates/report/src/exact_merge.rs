@@ -340,8 +340,8 @@ pub fn number_modules(account: &mut Account, contexts: impl Fn(u32) -> Contexts)
 #[cfg(test)]
 mod tests {
     use super::{COUNTED, EXACT, NO_STACK, SILENT, merge, number_modules, split};
-    use crate::report::exact_summary::lines;
-    use crate::report::stacks::Stacks;
+    use crate::exact_summary::lines;
+    use crate::stacks::Stacks;
     use perfusion_dotnet::exact::{Account, Count, Ending, Process, Type};
     use perfusion_pprof::proto::{Function, Label, Line, Location, Profile, Sample, ValueType};
     use perfusion_pprof::tells_of_uncounted;

@@ -21,6 +21,8 @@ pub mod groups;
 #[cfg(test)]
 mod odd;
 pub mod stacks;
+pub mod survey_diff;
+pub mod survey_profile;
 pub mod together;
 pub mod top;
 mod tree;
