@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
-use ::perfusion::config::Files;
+use ::perfusion::sink::directory::Files;
 use ::perfusion::config::units::Bytes;
 use ::perfusion::sink::directory::Directory;
 use ::perfusion::sink::spool::{Kind, Limits, Lost, Spool};

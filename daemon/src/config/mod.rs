@@ -5,6 +5,7 @@
 pub mod load;
 pub mod units;
 
+use crate::sink::directory::Files;
 use crate::kubernetes::Kubernetes;
 use crate::select::Selection;
 use crate::sink::otlp::OtlpOptions;
@@ -171,34 +172,6 @@ pub struct Services {
 impl Default for Services {
     fn default() -> Self {
         Self { max: 100, labels: BTreeMap::new() }
-    }
-}
-
-/// Profiles as files, one directory per service. Whatever limit is met first, the oldest files go.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Files {
-    /// Where; absent: no files are written.
-    pub directory: Option<PathBuf>,
-    /// Most bytes of all files.
-    pub max_size: Bytes,
-    /// Oldest file.
-    pub max_age: Span,
-    /// Most files.
-    pub max_count: usize,
-    /// Free space of the file system below which nothing is written.
-    pub keep_free: Bytes,
-}
-
-impl Default for Files {
-    fn default() -> Self {
-        Self {
-            directory: None,
-            max_size: Bytes(2 << 30),
-            max_age: Span(Duration::from_secs(7 * 86_400)),
-            max_count: 100_000,
-            keep_free: Bytes(1 << 30),
-        }
     }
 }
 

@@ -126,3 +126,43 @@ mod tests {
         assert_eq!(sinks().map(|family| family.name).collect::<HashSet<_>>().len(), sinks().count());
     }
 }
+
+#[cfg(test)]
+mod sink_tests {
+    use crate::sink::counts::{SINK, SINK_GAUGES};
+    use crate::sink::directory::Files;
+    use crate::daemon::lane::Standing;
+    use crate::sink::Sink;
+    use crate::sink::deliver::Backlog;
+    use crate::sink::directory::Directory;
+    use crate::sink::otlp::{Otlp, OtlpOptions};
+    use crate::sink::pyroscope::{Pyroscope, PyroscopeOptions};
+    use crate::sink::receiver::SpoolOptions;
+    #[cfg(feature = "object-storage")]
+    use crate::sink::s3::{S3, S3Options};
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn what_sinks_count_is_described_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let spool = SpoolOptions { directory: Some(folder.path().join("spool")), ..SpoolOptions::default() };
+        let url = || "http://a".to_owned();
+        let sinks: Vec<Box<dyn Sink>> = vec![
+            Box::new(Directory::open(folder.path(), &Files::default()).unwrap()),
+            Box::new(Otlp::open(&OtlpOptions { url: url(), ..OtlpOptions::default() }, &spool).unwrap()),
+            Box::new(
+                Pyroscope::open(&PyroscopeOptions { url: url(), ..PyroscopeOptions::default() }, &spool)
+                    .unwrap(),
+            ),
+            #[cfg(feature = "object-storage")]
+            Box::new(
+                S3::open(&S3Options { bucket: "profiles".to_owned(), ..S3Options::default() }, &spool)
+                    .unwrap(),
+            ),
+        ];
+        let counters = sinks.iter().flat_map(|sink| sink.counters()).collect();
+        let standing = Standing { counters, backlog: Some(Backlog::default()), ..Standing::default() };
+        let counted: BTreeSet<&str> = standing.values().map(|(name, _)| name).collect();
+        assert_eq!(counted, SINK.iter().chain(SINK_GAUGES).map(|(name, _)| *name).collect());
+    }
+}

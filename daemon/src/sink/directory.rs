@@ -4,14 +4,15 @@
 //! has too little room left. The directory's names tell all that the index does, so the index is made anew from them at the start, and whenever
 //! it could not be written.
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use crate::config::units::{Bytes, Span};
 use super::age::{self, Now};
 use super::file;
 use super::lock::{self, Lock};
 use super::{Finished, Sink, SinkError};
-use crate::config::Files;
 use perfusion_model::clock::{self, Utc};
 use rustix::fs::{CWD, Mode, OFlags, openat};
-use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::fs::{self, DirEntry};
@@ -22,6 +23,34 @@ use std::time::{Duration, SystemTime};
 
 const INDEX: &str = "index.jsonl";
 const SUFFIX: &str = ".pb.gz";
+/// Profiles as files, one directory per service. Whatever limit is met first, the oldest files go.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Files {
+    /// Where; absent: no files are written.
+    pub directory: Option<PathBuf>,
+    /// Most bytes of all files.
+    pub max_size: Bytes,
+    /// Oldest file.
+    pub max_age: Span,
+    /// Most files.
+    pub max_count: usize,
+    /// Free space of the file system below which nothing is written.
+    pub keep_free: Bytes,
+}
+
+impl Default for Files {
+    fn default() -> Self {
+        Self {
+            directory: None,
+            max_size: Bytes(2 << 30),
+            max_age: Span(Duration::from_secs(7 * 86_400)),
+            max_count: 100_000,
+            keep_free: Bytes(1 << 30),
+        }
+    }
+}
+
 /// The index is written anew when so many of its lines, and a quarter of all, are of files that are gone.
 const STALE_LINES: usize = 256;
 /// A directory's name takes 255 bytes at most (NAME_MAX); longer ones are cut and get a hash.
