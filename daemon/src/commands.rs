@@ -5,7 +5,7 @@ use crate::config::{Config, Limits, load};
 use crate::daemon::{control, sinks};
 use crate::error::{Error, say};
 use crate::ps::{self, Daemon};
-use crate::sink::file::{self, FileError};
+use perfusion_export::file::{self, FileError};
 use perfusion_model::units::counted;
 use perfusion_report::exact_summary;
 use perfusion_report::stacks::{Stacks, View};

@@ -20,4 +20,3 @@ pub mod memory_guard;
 pub mod ps;
 pub mod record;
 pub mod select;
-pub mod sink;

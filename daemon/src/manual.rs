@@ -2,9 +2,9 @@
 
 use crate::cli::Cli;
 use crate::error::Error;
-use crate::sink::file::{self, FileError};
 use clap::CommandFactory as _;
 use clap_complete::Shell;
+use perfusion_export::file::{self, FileError};
 use std::path::Path;
 
 /// `perfusion completions`.

@@ -1,7 +1,6 @@
 //! A window with every kind of frame, through encoding, a file, the reports, and Go's own pprof where there is a `go`.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use perfusion::sink;
 use perfusion_aggregate::{Limits, Window};
 use perfusion_host::process::patience::ForeignFile;
 use perfusion_model::event::{Method, ShimEvent};
@@ -406,7 +405,7 @@ fn an_empty_file_is_called_empty() {
 #[test]
 fn go_s_pprof_reads_every_sample_type() {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("synthetic.pb.gz");
-    sink::file::write(&path, &encoded()).unwrap();
+    perfusion_export::file::write(&path, &encoded()).unwrap();
     assert!(perfusion_report::load(Path::new(&path)).is_ok());
     if Command::new("go").arg("version").output().is_err() {
         eprintln!("left out: no `go` on PATH");
@@ -437,8 +436,11 @@ fn the_flame_graph_is_one_file_with_every_column() {
         assert!(page.contains(&format!("\"name\":\"{}\"", sample_type.name())));
     }
     assert!(page.contains("\"loss\":\"nothing\""));
-    sink::file::write(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("flame.html"), page.as_bytes())
-        .unwrap();
+    perfusion_export::file::write(
+        &PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("flame.html"),
+        page.as_bytes(),
+    )
+    .unwrap();
 }
 
 #[test]

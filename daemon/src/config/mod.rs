@@ -3,16 +3,16 @@
 //! A sink of its own kind adds a field here, and its options live with it.
 
 pub mod load;
-pub mod units;
 
-use crate::sink::directory::Files;
 use crate::kubernetes::Kubernetes;
 use crate::select::Selection;
-use crate::sink::otlp::OtlpOptions;
-use crate::sink::pyroscope::{self, PyroscopeOptions};
-use crate::sink::receiver::SpoolOptions;
+use perfusion_export::directory::Files;
+use perfusion_export::otlp::OtlpOptions;
+use perfusion_export::pyroscope::{self, PyroscopeOptions};
+use perfusion_export::quantity::{Bytes, Share, Span};
+use perfusion_export::receiver::SpoolOptions;
 #[cfg(feature = "object-storage")]
-use crate::sink::s3::S3Options;
+use perfusion_export::s3::S3Options;
 use perfusion_sources::Rates;
 use perfusion_sources::kernel;
 use perfusion_sources::shim::ShimLimits;
@@ -23,7 +23,6 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
-use units::{Bytes, Share, Span};
 
 /// All of it. What is absent has its default. The daemon reads it again on SIGHUP; what takes effect at its next start only says so.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]

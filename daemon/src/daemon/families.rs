@@ -2,8 +2,8 @@
 //! the sinks, and what is only said here. docs/metrics.md is written from the same lists.
 
 use super::counts::Counts;
-use crate::sink::counts::{SINK, SINK_GAUGES};
 use ebpf_common::counter::Counter;
+use perfusion_export::counts::{SINK, SINK_GAUGES};
 use perfusion_recorder::counters::DAEMON;
 use perfusion_sources::shim::counters::SHIM_READER;
 use profiler_protocol::counter as shim;
@@ -129,17 +129,17 @@ mod tests {
 
 #[cfg(test)]
 mod sink_tests {
-    use crate::sink::counts::{SINK, SINK_GAUGES};
-    use crate::sink::directory::Files;
     use crate::daemon::lane::Standing;
-    use crate::sink::Sink;
-    use crate::sink::deliver::Backlog;
-    use crate::sink::directory::Directory;
-    use crate::sink::otlp::{Otlp, OtlpOptions};
-    use crate::sink::pyroscope::{Pyroscope, PyroscopeOptions};
-    use crate::sink::receiver::SpoolOptions;
+    use perfusion_export::Sink;
+    use perfusion_export::counts::{SINK, SINK_GAUGES};
+    use perfusion_export::deliver::Backlog;
+    use perfusion_export::directory::Directory;
+    use perfusion_export::directory::Files;
+    use perfusion_export::otlp::{Otlp, OtlpOptions};
+    use perfusion_export::pyroscope::{Pyroscope, PyroscopeOptions};
+    use perfusion_export::receiver::SpoolOptions;
     #[cfg(feature = "object-storage")]
-    use crate::sink::s3::{S3, S3Options};
+    use perfusion_export::s3::{S3, S3Options};
     use std::collections::BTreeSet;
 
     #[test]

@@ -124,7 +124,7 @@ mod tests {
     use crate::daemon::lane::Standing;
     use crate::daemon::state::State;
     use crate::daemon::switch::Switch;
-    use crate::sink::deliver::Backlog;
+    use perfusion_export::deliver::Backlog;
     use perfusion_recorder::Watcher;
     use perfusion_recorder::collector::Look;
     use std::collections::HashSet;

@@ -3,9 +3,9 @@
 use super::sinks::Out;
 use super::{families, room, state::State};
 use crate::config::Recording;
-use crate::config::units::Bytes;
-use crate::sink::{Finished, Packed};
 use perfusion_aggregate::window::Entry;
+use perfusion_export::quantity::Bytes;
+use perfusion_export::{Finished, Packed};
 use perfusion_model::feature::{Feature, LeftOut};
 use perfusion_model::labels::{OTHER, SampleType};
 use perfusion_pprof::{self, About};

@@ -16,12 +16,12 @@ use crate::cli;
 use crate::error::{Error, say};
 use crate::leaks::end_on_signal;
 use crate::record::{check_managed, check_target};
-use crate::sink::file;
 use indicatif::{ProgressBar, ProgressStyle};
 use perfusion_dotnet::attach::ipc;
 use perfusion_dotnet::attach::no_socket;
 use perfusion_dotnet::attach::policy::WhyNot;
 use perfusion_dotnet::declared;
+use perfusion_export::file;
 use perfusion_heap::collect::{Settings, planned, survey, unless_interrupted};
 
 use perfusion_heap::held::{in_all, notes, pause};

@@ -468,8 +468,8 @@ impl Outgoing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sink::deliver::{Remote, Verdict};
-    use crate::sink::spool::Limits;
+    use crate::deliver::{Remote, Verdict};
+    use crate::spool::Limits;
 
     struct Takes;
 

@@ -11,8 +11,8 @@ use super::proto::{
     KeyValueAndUnit, Line, Link, Location, Mapping, Profile, ProfilesDictionary, Resource, ResourceProfiles,
     Sample, ScopeProfiles, Stack, ValueType, any_value::Value,
 };
-use crate::sink::Finished;
-use crate::sink::parts::Parts;
+use crate::Finished;
+use crate::parts::Parts;
 use perfusion_pprof::split::Bounds;
 use perfusion_pprof::{KERNEL_MAPPING, proto as pprof};
 use prost::Message as _;

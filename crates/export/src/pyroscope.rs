@@ -10,7 +10,7 @@ use super::parts::{Hurry, Outgoing};
 use super::receiver::{self, Reach, SpoolOptions, retry_after, said, speaks_of_size};
 use super::spool::Limits;
 use super::{Finished, Sink, SinkError, unpacking};
-use crate::config::units::{Bytes, Span};
+use crate::quantity::{Bytes, Span};
 use hyper::header::{CONTENT_TYPE, HeaderName};
 use perfusion_pprof::proto::Profile;
 use perfusion_pprof::split::{Bounds, Kept, Splitter};
@@ -403,7 +403,7 @@ fn verdict(answer: &Answer) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sink::spool::Spool;
+    use crate::spool::Spool;
     use hyper::body::Bytes as Body;
     use hyper::header::{HeaderMap, HeaderValue, RETRY_AFTER};
     use perfusion_pprof::proto::{Label, Sample};

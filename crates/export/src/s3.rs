@@ -7,7 +7,7 @@ use super::file::{self, FileError};
 use super::receiver::{SpoolOptions, only_a_place, shortened};
 use super::spool::Kind;
 use super::{Finished, Sink, SinkError};
-use crate::config::units::Span;
+use crate::quantity::Span;
 use object_store::aws::{AmazonS3, AmazonS3Builder, AwsCredential};
 use object_store::path::Path as Key;
 use object_store::{Certificate, ClientOptions, CredentialProvider, ObjectStore as _, RetryConfig};
@@ -321,7 +321,7 @@ impl Remote for Bucket {
 #[cfg(test)]
 mod tests {
     use super::{S3Options, key};
-    use crate::sink::Finished;
+    use crate::Finished;
     use perfusion_pprof::proto::Profile;
     use std::collections::BTreeMap;
     use std::time::{Duration, SystemTime};

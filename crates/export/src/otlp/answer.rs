@@ -2,9 +2,9 @@
 //! attempt, how long the receiver wants to be left alone, and that a partial success is never sent again.
 
 use super::proto::{ExportProfilesPartialSuccess, ExportProfilesServiceResponse};
-use crate::sink::deliver::Verdict;
-use crate::sink::http::Answer;
-use crate::sink::receiver::{retry_after, said, shortened, speaks_of_size};
+use crate::deliver::Verdict;
+use crate::http::Answer;
+use crate::receiver::{retry_after, said, shortened, speaks_of_size};
 use flate2::read::GzDecoder;
 use hyper::header::CONTENT_TYPE;
 use prost::Message;

@@ -16,7 +16,7 @@ use super::http::{Client, Version};
 use super::parts::{Hurry, Outgoing};
 use super::receiver::{self, Reach, SpoolOptions};
 use super::{Finished, Sink, SinkError, unpacking};
-use crate::config::units::{Bytes, Span};
+use crate::quantity::{Bytes, Span};
 use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;

@@ -961,7 +961,7 @@ mod tests {
         assert!(lazy.delivery.is_none(), "an empty one is nothing to begin for either");
         former.put(SystemTime::now(), b"left").unwrap();
         drop(former);
-        let lock = directory.join(crate::sink::lock::NAME);
+        let lock = directory.join(crate::lock::NAME);
         std::fs::remove_file(&lock).and_then(|()| std::fs::create_dir(&lock)).unwrap();
         lazy.take_up();
         let trouble = lazy.backlog().trouble.unwrap();

@@ -5,7 +5,7 @@ use super::deliver::Verdict;
 use super::file;
 use super::http::{self, Answer, Client, Secret, Tls, Version};
 use super::spool::Limits;
-use crate::config::units::{Bytes, Span};
+use crate::quantity::{Bytes, Span};
 use hyper::Uri;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use schemars::JsonSchema;

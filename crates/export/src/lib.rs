@@ -68,7 +68,7 @@ impl Packed {
 
 /// The turn to make parts of a profile, each ten times as large as its bytes in the spool: several
 /// sinks are given one window at the same moment. Not to be held while a disk is waited for.
-pub(crate) fn unpacking() -> MutexGuard<'static, ()> {
+pub fn unpacking() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -131,3 +131,4 @@ pub trait Sink: Send {
     /// No more profiles come: what is quickly sent is sent, the rest is kept for the next start.
     fn close(&mut self, _deadline: Instant) {}
 }
+pub mod quantity;

@@ -4,15 +4,15 @@
 //! has too little room left. The directory's names tell all that the index does, so the index is made anew from them at the start, and whenever
 //! it could not be written.
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-use crate::config::units::{Bytes, Span};
 use super::age::{self, Now};
 use super::file;
 use super::lock::{self, Lock};
 use super::{Finished, Sink, SinkError};
+use crate::quantity::{Bytes, Span};
 use perfusion_model::clock::{self, Utc};
 use rustix::fs::{CWD, Mode, OFlags, openat};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::fs::{self, DirEntry};
@@ -574,7 +574,7 @@ fn decode(directory: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::units::{Bytes, Span};
+    use crate::quantity::{Bytes, Span};
     use perfusion_pprof::proto::Profile;
     use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
 
