@@ -12,7 +12,7 @@ use std::path::Path;
 /// # Errors
 /// When stdout cannot be written.
 pub fn completions(shell: Shell) -> Result<u8, Error> {
-    crate::commands::to_stdout(&script(shell))?;
+    crate::commands::output::to_stdout(&script(shell))?;
     Ok(0)
 }
 

@@ -7,11 +7,11 @@ pub mod series;
 pub mod snapshot;
 
 use crate::cli::{self, exit};
-use crate::end_signals::EndSignals;
+use crate::commands::heap::held::{self, Bounds};
+use crate::commands::heap::{WATCHED, check_surveyable};
+use crate::commands::target::{check_managed, check_target};
+use crate::end_signals::end_on_signal;
 use crate::error::{Error, say};
-use crate::heap::held::{self, Bounds};
-use crate::heap::{WATCHED, check_surveyable};
-use crate::record::{check_managed, check_target};
 use judge::{Judgement, Moment, judge};
 use perfusion_dotnet::attach;
 use perfusion_host::process::aftermath::{Aftermath, Death};
@@ -82,7 +82,7 @@ pub fn leaks(options: &cli::Leaks, quiet: bool) -> Result<u8, Error> {
     let stretches = stretches(&snapshots);
     let findings = findings(&snapshots, &stretches);
     let text = print::text(&snapshots, &stretches, &findings, holders.as_ref(), options.rows);
-    crate::commands::to_stdout(text.as_bytes())?;
+    crate::commands::output::to_stdout(text.as_bytes())?;
     match (death, holders) {
         (Some(death), _) => Err(death.into()),
         // The text says why.
@@ -412,18 +412,4 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Watched, Error> 
         snapshot.processes.clone_from(&processes);
     }
     Ok(Watched { snapshots, holders, death })
-}
-
-/// A flag that Ctrl-C and SIGTERM raise. The second of them ends the program at once, as it does a recording (exit code 130).
-pub(crate) fn end_on_signal() -> std::io::Result<Arc<AtomicBool>> {
-    let mut signals = EndSignals::listen()?;
-    let over = Arc::new(AtomicBool::new(false));
-    let raised = Arc::clone(&over);
-    std::thread::Builder::new().name("signals".into()).spawn(move || {
-        signals.wait();
-        raised.store(true, Ordering::Relaxed);
-        signals.wait();
-        std::process::exit(130);
-    })?;
-    Ok(over)
 }

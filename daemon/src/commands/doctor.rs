@@ -1,9 +1,13 @@
 //! `perfusion doctor`: what this machine, this user and this binary allow, tried one by one, with what to do about each lack.
 
+use super::output::unless_closed;
+use crate::cli::exit;
+use crate::error::Error;
 use perfusion_artefacts as embedded;
 use perfusion_dotnet::attach::place::place_for_start;
 use perfusion_host::process::handle::Target;
 use perfusion_host::system_limits::{MANY_OPEN_FILES, explain, needed_open_files, raise_open_files};
+use perfusion_report::ReportError;
 use perfusion_sources::kernel::{KernelOptions, KernelSource, Selection};
 use perfusion_sources::kernel_features;
 use serde::Serialize;
@@ -121,6 +125,20 @@ pub fn print(json: bool, out: &mut dyn Write) -> io::Result<bool> {
         }
     }
     Ok(all.iter().all(|check| check.outcome != Outcome::Bad))
+}
+
+/// `perfusion doctor`. Its exit code says whether recording can start.
+///
+/// # Errors
+/// When the output cannot be written.
+pub fn doctor(json: bool) -> Result<u8, Error> {
+    match print(json, &mut io::stdout().lock()) {
+        Ok(true) => Ok(0),
+        Ok(false) => Ok(exit::NOT_PERMITTED),
+        Err(error) => unless_closed(Err(error))
+            .map(|()| exit::OTHER)
+            .map_err(|error| Error::Report(ReportError::Write(error))),
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,11 @@
 //! `perfusion ps`: every process as the profiler sees it, what profiling it allows, and why not more; where a daemon runs, what it has of it.
 
+use super::output::unless_closed;
+use crate::cli::Ps;
+use crate::config::{Limits, load};
+use crate::daemon::control;
 use crate::daemon::control::{Answer, Told};
+use crate::error::{Error, say};
 use perfusion_dotnet::attach::policy::{Inspection, Runtime, WhyNot, inspect, opted_out};
 use perfusion_host::process::handle::Target;
 use perfusion_host::process::name;
@@ -314,6 +319,33 @@ fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "{}", line.trim_end())?;
     }
     Ok(())
+}
+
+/// `perfusion ps`.
+///
+/// # Errors
+/// When `/proc` cannot be listed or the output not be written.
+pub fn ps(options: &Ps) -> Result<u8, Error> {
+    let sources = load::Sources { file: options.config.clone(), flags: Vec::new() };
+    let limits = match sources.load() {
+        Ok(loaded) => loaded.config.limits,
+        // One that was named is meant.
+        Err(error) if options.config.is_some() => return Err(error.into()),
+        // One that cannot be used is the daemon's trouble: it lies where it usually does, then.
+        Err(_) => Limits::default(),
+    };
+    let path = control::path(&limits.kill_switch);
+    let daemon = match control::ask(&path) {
+        Ok(Some(answer)) => Daemon::Told(answer),
+        Ok(None) => Daemon::None,
+        Err(error) => {
+            say(&format!("the daemon at {}: {error}", path.display()));
+            Daemon::Silent
+        }
+    };
+    let printed = print(options.json, daemon, &mut io::stdout().lock(), &mut io::stderr().lock());
+    unless_closed(printed).map_err(|source| Error::Internal { what: "listing processes", source })?;
+    Ok(0)
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ mod suspension;
 pub use suspension::Suspension;
 
 use crate::cli;
+use crate::commands::target::check_target;
 use crate::error::{Error, say};
-use crate::record::check_target;
 use perfusion_aggregate::threads::{WaitStateKey, Waiting};
 use perfusion_dotnet::attach;
 use perfusion_export::file;
@@ -170,7 +170,7 @@ pub fn dump(options: &cli::Dump, quiet: bool) -> Result<u8, Error> {
     printed.map_err(|source| Error::Internal { what: "printing", source })?;
     match &options.output {
         Some(path) => file::write(path, &text)?,
-        None => crate::commands::to_stdout(&text)?,
+        None => crate::commands::output::to_stdout(&text)?,
     }
     Ok(0)
 }

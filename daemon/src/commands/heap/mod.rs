@@ -13,9 +13,9 @@ pub use perfusion_heap::collect::SurveyError;
 
 use self::telling::Telling;
 use crate::cli;
+use crate::commands::target::{check_managed, check_target};
+use crate::end_signals::end_on_signal;
 use crate::error::{Error, say};
-use crate::leaks::end_on_signal;
-use crate::record::{check_managed, check_target};
 use indicatif::{ProgressBar, ProgressStyle};
 use perfusion_dotnet::attach::ipc;
 use perfusion_dotnet::attach::no_socket;
@@ -69,7 +69,7 @@ fn compare(before: &Path, after: &Path, rows: usize) -> Result<(), Error> {
         )
     };
     let (before, after) = (load(before)?, load(after)?);
-    crate::commands::to_stdout(perfusion_report::survey_diff::text(&before, &after, rows)?.as_bytes())
+    crate::commands::output::to_stdout(perfusion_report::survey_diff::text(&before, &after, rows)?.as_bytes())
 }
 
 fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
@@ -183,7 +183,9 @@ fn survey_and_show(
     });
     // Both on stdout would be neither. A file that cannot be written is no reason to lose what the app was paused for.
     if options.output.as_deref().is_none_or(|output| !file::is_stdout(output)) {
-        crate::commands::to_stdout(perfusion_heap::text::text(&survey, &findings, options.rows).as_bytes())?;
+        crate::commands::output::to_stdout(
+            perfusion_heap::text::text(&survey, &findings, options.rows).as_bytes(),
+        )?;
     }
     written
 }

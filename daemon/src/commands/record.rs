@@ -1,22 +1,22 @@
 //! `perfusion record`: targets in, one file out.
 
+use super::target::{check_seen, check_target};
 use crate::cli::{AllocCounts, Record, exit};
 use crate::end_signals::EndSignals;
 use crate::error::{Error, say};
 use crate::memory_guard::{self, AttachedProcesses, Growing};
+use crate::select::cgroups::cgroup_id;
 use indicatif::{ProgressBar, ProgressStyle};
-use perfusion_dotnet::attach::policy::{self, WhyNot};
 use perfusion_dotnet::attach::{self, AttachError};
 use perfusion_dotnet::counts::{self, Counted, Counting, Rate};
 use perfusion_dotnet::exact::{self, Account, Ending};
 use perfusion_export::file;
-use perfusion_host::process::handle::Target;
-use perfusion_host::process::{Awaited, ProcessTable, name, start_ticks, ticks_before_now};
+use perfusion_host::process::{Awaited, ProcessTable, start_ticks, ticks_before_now};
 use perfusion_host::system_limits::raise_open_files;
 use perfusion_model::event::MonotonicNs;
 use perfusion_model::frame::{FrameKey, Marker};
 use perfusion_pprof::{self, About};
-use perfusion_recorder::follow::{Follower, GROWS_UP, News, Whom};
+use perfusion_recorder::follow::{Follower, News, Whom};
 use perfusion_recorder::{Recorded, Recording, Watcher};
 use perfusion_report::exact_merge::{self, COUNTED, EXACT};
 use perfusion_report::exact_summary;
@@ -26,9 +26,7 @@ use perfusion_sources::launch::{self, Gated};
 use perfusion_sources::shim::ExactTables;
 use perfusion_sources::shim::ShimSource;
 use perfusion_sources::shim::{COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED, Settings, Wishes};
-use rustix::io::Errno;
 use std::io::IsTerminal as _;
-use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, ExitStatus};
@@ -293,20 +291,6 @@ fn leave_on_second_signal() -> Arc<Mutex<()>> {
     writing
 }
 
-pub(crate) fn cgroup_id(path: &Path) -> Result<u64, Error> {
-    let refused = |found: String| Error::Cgroup { path: path.to_owned(), found };
-    // Every cgroup v2 directory has this file, and nothing else does.
-    if !path.join("cgroup.controllers").exists() {
-        return Err(refused(if path.exists() {
-            "something else".to_owned()
-        } else {
-            "nothing there".to_owned()
-        }));
-    }
-    // The id the kernel's helper answers is the directory's inode number (bpf_get_current_cgroup_id).
-    std::fs::metadata(path).map(|found| found.ino()).map_err(|error| refused(error.to_string()))
-}
-
 /// Why a recording ended.
 enum End {
     /// The program it started has ended.
@@ -319,60 +303,6 @@ enum End {
     Interrupted,
     /// SIGTERM: a started program goes on.
     Terminated,
-}
-
-/// Refuses what is no process.
-pub(crate) fn check_target(pid: u32) -> Result<(), Error> {
-    let status =
-        std::fs::read_to_string(format!("/proc/{pid}/status")).map_err(|_| Error::NoProcess { pid })?;
-    // /proc/TID exists for every thread, though it is not listed.
-    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-    match field("Tgid:").and_then(|id| id.parse().ok()) {
-        Some(process) if process != pid => Err(Error::IsThread { tid: pid, pid: process }),
-        _ if field("State:").is_some_and(|state| state.starts_with(['Z', 'X']))
-            && perfusion_host::process::living_thread(pid).is_none() =>
-        {
-            Err(Error::Zombie { pid })
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Refuses a process in which nothing would have a name: a thread of the kernel, which has no memory of its own, and one at which the kernel
-/// does not let this program look, whatever its capabilities (`ptrace_may_access`, kernel/ptrace.c).
-fn check_seen(pid: u32) -> Result<(), Error> {
-    let target = Target::open(pid).map_err(|_| Error::NoProcess { pid })?;
-    let name = || name::of(&target);
-    if target.is_kernel_thread() {
-        return Err(Error::KernelThread { pid, name: name() });
-    }
-    match target.maps(|_| false) {
-        Err(error @ (Errno::ACCESS | Errno::PERM)) => {
-            Err(Error::Unseen { pid, name: name(), source: error.into() })
-        }
-        // One that has just ended is found to be gone where the recording begins.
-        _ => Ok(()),
-    }
-}
-
-/// Refuses what has no runtime that could be asked about managed memory, before anything is said or done. Answers what else is in the way, if
-/// anything is. One that has just started has some seconds to become what it will be.
-pub(crate) fn check_managed(target: &Target) -> Result<Option<WhyNot>, Error> {
-    let pid = target.pid();
-    let is_young = || target.start_ticks().is_ok_and(|started| started >= ticks_before_now(GROWS_UP));
-    let seen = loop {
-        let seen = policy::inspect(target, None).map_err(|_| Error::NoProcess { pid })?;
-        if !matches!(seen.why_not, Some(WhyNot::NotDotnet | WhyNot::NoSocket(_))) || !is_young() {
-            break seen;
-        }
-        std::thread::sleep(LOOK);
-    };
-    match (seen.runtime, seen.why_not) {
-        (policy::Runtime::Native | policy::Runtime::NativeAot | policy::Runtime::Unseen, Some(why)) => {
-            Err(Error::NotManaged { pid, name: name::of(target), why })
-        }
-        (_, why_not) => Ok(why_not),
-    }
 }
 
 fn wishes(options: &Record) -> Wishes {

@@ -236,9 +236,9 @@ fn ages(group: &Group) -> String {
 
 #[cfg(test)]
 mod tests {
-    use crate::leaks::findings;
-    use crate::leaks::series::stretches;
-    use crate::leaks::snapshot::{Cell, Group, Place, Snapshot};
+    use crate::commands::leaks::findings;
+    use crate::commands::leaks::series::stretches;
+    use crate::commands::leaks::snapshot::{Cell, Group, Place, Snapshot};
     use std::sync::Arc;
 
     /// What is printed of a type of which so many are alive at each of these seconds.

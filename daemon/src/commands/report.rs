@@ -1,18 +1,14 @@
-//! The commands that only read: `report`, `ps`, `doctor`, `config`.
+//! `perfusion report`: a profile as text or as a page.
 
-use crate::cli::{ConfigSources, Format, Ps, Report, Sort, exit};
-use crate::config::{Config, Limits, load};
-use crate::daemon::{control, sinks};
+use super::output::to_stdout;
+use crate::cli::{Format, Report, Sort};
 use crate::error::{Error, say};
-use crate::ps::{self, Daemon};
-use perfusion_export::file::{self, FileError};
+use perfusion_export::file;
 use perfusion_model::units::counted;
 use perfusion_report::exact_summary;
 use perfusion_report::stacks::{Stacks, View};
 use perfusion_report::together::{WINDOW, Windows};
 use perfusion_report::{self, ReportError, collections, flame, folded, groups, top, types};
-use std::io::{self, Write as _};
-use std::path::Path;
 
 /// `perfusion report`.
 ///
@@ -99,126 +95,4 @@ pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
         None => to_stdout(&text)?,
     }
     Ok(0)
-}
-
-/// `perfusion attach-helper`.
-///
-/// # Errors
-/// When its stdin is no socket of a daemon's, or the capability is not there.
-pub fn attach_helper() -> Result<u8, Error> {
-    perfusion_dotnet::attach::helper::serve()
-        .map(|()| 0)
-        .map_err(|source| Error::Internal { what: "helping to attach", source })
-}
-
-/// `perfusion ps`.
-///
-/// # Errors
-/// When `/proc` cannot be listed or the output not be written.
-pub fn ps(options: &Ps) -> Result<u8, Error> {
-    let sources = load::Sources { file: options.config.clone(), flags: Vec::new() };
-    let limits = match sources.load() {
-        Ok(loaded) => loaded.config.limits,
-        // One that was named is meant.
-        Err(error) if options.config.is_some() => return Err(error.into()),
-        // One that cannot be used is the daemon's trouble: it lies where it usually does, then.
-        Err(_) => Limits::default(),
-    };
-    let path = control::path(&limits.kill_switch);
-    let daemon = match control::ask(&path) {
-        Ok(Some(answer)) => Daemon::Told(answer),
-        Ok(None) => Daemon::None,
-        Err(error) => {
-            say(&format!("the daemon at {}: {error}", path.display()));
-            Daemon::Silent
-        }
-    };
-    let printed = ps::print(options.json, daemon, &mut io::stdout().lock(), &mut io::stderr().lock());
-    unless_closed(printed).map_err(|source| Error::Internal { what: "listing processes", source })?;
-    Ok(0)
-}
-
-/// `perfusion doctor`. Its exit code says whether recording can start.
-///
-/// # Errors
-/// When the output cannot be written.
-pub fn doctor(json: bool) -> Result<u8, Error> {
-    match crate::doctor::print(json, &mut io::stdout().lock()) {
-        Ok(true) => Ok(0),
-        Ok(false) => Ok(exit::NOT_PERMITTED),
-        Err(error) => unless_closed(Err(error))
-            .map(|()| exit::OTHER)
-            .map_err(|error| Error::Report(ReportError::Write(error))),
-    }
-}
-
-/// `perfusion config check`.
-///
-/// # Errors
-/// What is wrong with the configuration.
-pub fn config_check(sources: &ConfigSources) -> Result<u8, Error> {
-    let loaded = sources.sources().load()?;
-    loaded.warn();
-    sinks::check_files(&loaded.config).for_each(|problem| tracing::warn!("{problem}"));
-    let from = loaded.file.map_or_else(|| "the defaults".to_owned(), |file| file.display().to_string());
-    to_stdout(format!("{from}: good\n").as_bytes())?;
-    Ok(0)
-}
-
-/// `perfusion config show`.
-///
-/// # Errors
-/// What is wrong with the configuration.
-pub fn config_show(sources: &ConfigSources) -> Result<u8, Error> {
-    let loaded = sources.sources().load()?;
-    loaded.warn();
-    to_stdout(load::show(&loaded).as_bytes())?;
-    Ok(0)
-}
-
-/// `perfusion config schema`.
-///
-/// # Errors
-/// When it cannot be written.
-pub fn config_schema() -> Result<u8, Error> {
-    let text = serde_json::to_string_pretty(&schemars::schema_for!(Config));
-    let text = text.map_err(|error| Error::Internal { what: "schema", source: error.into() })?;
-    to_stdout(format!("{text}\n").as_bytes())?;
-    Ok(0)
-}
-
-impl ConfigSources {
-    /// For the reader.
-    #[must_use]
-    pub fn sources(&self) -> load::Sources {
-        load::Sources { file: self.config.clone(), flags: self.set.clone() }
-    }
-}
-
-/// `perfusion copy`.
-///
-/// # Errors
-/// When one cannot be read or the other not be written.
-pub fn copy(from: &Path, to: &Path) -> Result<u8, Error> {
-    let bytes =
-        std::fs::read(from).map_err(|source| FileError { path: from.to_owned(), step: "read", source })?;
-    file::write(to, &bytes)?;
-    Ok(0)
-}
-
-/// Writes to stdout.
-///
-/// # Errors
-/// When it cannot be written.
-pub(crate) fn to_stdout(text: &[u8]) -> Result<(), Error> {
-    unless_closed(io::stdout().lock().write_all(text))
-        .map_err(|error| Error::Report(ReportError::Write(error)))
-}
-
-/// A reader that has seen enough (`| head`) is no failure.
-fn unless_closed(written: io::Result<()>) -> io::Result<()> {
-    match written {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => other,
-    }
 }
