@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// What one object costs beyond an ordinary allocation when it is made, the runtime's part included, at the least and at the most: *exact* less *plain* and
-/// less our work in collections, which each recording measures itself, as in the table in docs/memory.md and in the loop below it. Most of it is the
+/// less our work in collections, which each recording measures itself, as in the table in docs/exact-mode.md and in the loop below it. Most of it is the
 /// runtime's own, and by how much it slows down a program depends on the processor, and on what else is in its caches.
 fn object_ns(runtime: &str) -> [f64; 2] {
     match runtime.split('.').next().and_then(|major| major.parse::<u32>().ok()) {
@@ -23,7 +23,7 @@ fn object_ns(runtime: &str) -> [f64; 2] {
 
 /// What the runtime makes without telling any profiler, where nobody has looked for it.
 pub const UNTOLD: &str = "values boxed since the last collection, what reflection and marshalling made since, and combined delegates: .NET 10 tells no profiler of them, and only a collection \
-                          or the end of the program finds them (docs/memory.md)";
+                          or the end of the program finds them (docs/exact-mode.md)";
 
 /// What an object costs an ordinary run at the least.
 const PLAIN_NS: f64 = 6.0;
@@ -146,7 +146,7 @@ fn slowdown(process: &Process) -> String {
     let told = process.objects.saturating_sub(process.unseen);
     let objects_ns = object_ns.map(|ns| told as f64 * ns);
     let [least, most] = object_ns;
-    let each = format!("estimated from {least} to {most} ns each (docs/memory.md)");
+    let each = format!("estimated from {least} to {most} ns each (docs/exact-mode.md)");
     let own_ns = process.own_cpu_ns.unwrap_or(process.own_ns);
     let own = format!("{} in collections, measured", time(own_ns));
     let between =
@@ -475,7 +475,7 @@ mod tests {
         assert!(
             known.contains(
                 "some 1.5 to 2.0 times the CPU time of an ordinary run: of 300 ms some 50 ms to 100 ms for objects, estimated from 50 to 100 ns each \
-                 (docs/memory.md), and 50 ms in collections, measured; where much survives, more"
+                 (docs/exact-mode.md), and 50 ms in collections, measured; where much survives, more"
             ),
             "{known}"
         );

@@ -330,12 +330,12 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
     }
     if all.iter().take(options.limit).any(|row| row.counted.is_some_and(|how| how != EXACT)) {
         line(format!(
-            "{dim}counted: by the runtime; of each type the last objects of each thread that made some, up to 999 for each thread of the runtime, and on .NET 10 most of what is boxed, are not in it; see docs/memory.md{plain}"
+            "{dim}counted: by the runtime; of each type the last objects of each thread that made some, up to 999 for each thread of the runtime, and on .NET 10 most of what is boxed, are not in it; see docs/alloc-counts.md{plain}"
         ));
     }
     if all.iter().take(options.limit).any(|row| !row.has_interval && row.counted.is_none()) {
         line(format!(
-            "{dim}not known: of small and pinned objects .NET 6 to 9 tell of one per 100 KiB at a fixed stride, for which no interval exists; see docs/memory.md{plain}"
+            "{dim}not known: of small and pinned objects .NET 6 to 9 tell of one per 100 KiB at a fixed stride, for which no interval exists; see docs/allocations.md{plain}"
         ));
     }
     text

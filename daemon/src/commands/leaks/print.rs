@@ -116,7 +116,7 @@ pub(super) fn text(
     if shown.into_iter().take(rows).any(no_interval) {
         writeln!(
             text,
-            "\n(fixed stride): .NET 6 to 9 do not choose by chance what they tell of, so sizes and rates may be wrong many times over, and no interval exists; see docs/memory.md"
+            "\n(fixed stride): .NET 6 to 9 do not choose by chance what they tell of, so sizes and rates may be wrong many times over, and no interval exists; see docs/allocations.md"
         )
         .ok();
     }
