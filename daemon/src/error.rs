@@ -3,6 +3,7 @@
 use crate::cli::exit;
 use crate::config::load::ConfigError;
 use crate::memory_guard::MemoryError;
+use crate::select::cgroups::NoCgroup;
 use perfusion_dotnet::attach::AttachError;
 use perfusion_dotnet::attach::policy::WhyNot;
 use perfusion_dotnet::counts::startup::StartupError;
@@ -86,14 +87,9 @@ pub enum Error {
         /// Its name.
         name: String,
     },
-    /// Not a cgroup.
-    #[error("cgroup {}: expected a cgroup v2 directory, found {found}", path.display())]
-    Cgroup {
-        /// What was given.
-        path: std::path::PathBuf,
-        /// What it is.
-        found: String,
-    },
+    /// The cgroup that was named is none.
+    #[error(transparent)]
+    Cgroup(#[from] NoCgroup),
     /// The program could not be started.
     #[error(transparent)]
     Launch(#[from] LaunchError),
@@ -258,7 +254,7 @@ impl Error {
             | Self::Attach(AttachError::NoSuchProcess { .. } | AttachError::Ended { .. })
             | Self::Survey(SurveyError::Ended { .. })
             | Self::Death(_)
-            | Self::Cgroup { .. } => exit::NO_TARGET,
+            | Self::Cgroup(_) => exit::NO_TARGET,
             Self::Launch(LaunchError::Spawn { .. }) => exit::COMMAND,
             Self::NoSleepers { .. }
             | Self::Unseen { .. }

@@ -5,6 +5,7 @@
 pub mod cli;
 pub mod commands;
 pub mod config;
+pub mod counts;
 pub mod daemon;
 mod end_signals;
 pub mod error;

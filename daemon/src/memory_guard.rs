@@ -1,7 +1,6 @@
 //! What a recording does about the memory that it makes processes use: it looks before a program is started with something that grows,
 //! while that grows, and at the ends of processes that the shim was loaded into.
 
-use crate::error::Error;
 use perfusion_host::process::aftermath::{Aftermath, Death, SOON};
 use perfusion_host::process::handle::Target;
 use perfusion_host::process::headroom::{Headroom, MemoryCgroups, OomKills, mib};
@@ -46,8 +45,8 @@ pub enum MemoryError {
 ///
 /// # Errors
 /// [`MemoryError::TooLittle`].
-pub fn check_start(what: &'static str, needed: u64, force: bool) -> Result<(), Error> {
-    enough(MemoryCgroups::own().headroom(), what, needed, force).map_err(Error::from)
+pub fn check_start(what: &'static str, needed: u64, force: bool) -> Result<(), MemoryError> {
+    enough(MemoryCgroups::own().headroom(), what, needed, force)
 }
 
 fn enough(
@@ -68,7 +67,7 @@ fn enough(
 ///
 /// # Errors
 /// [`MemoryError::TooLittle`] where that is of no use.
-pub fn counts_buffer(wanted_mib: u32, force: bool) -> Result<u32, Error> {
+pub fn counts_buffer(wanted_mib: u32, force: bool) -> Result<u32, MemoryError> {
     let headroom = MemoryCgroups::own().headroom();
     let left = headroom.as_ref().map_or(u64::MAX, |headroom| headroom.bytes);
     let fits = u32::try_from(left.saturating_sub(COUNTS_BYTES) >> 20).unwrap_or(u32::MAX);

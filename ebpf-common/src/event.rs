@@ -1,7 +1,9 @@
 //! Records in the BPF ring. Each starts with [`Header`]; the tag says which type it is.
 
 use crate::key::Thread;
-use crate::limits::{COMM_BYTES, PAGE_BYTES, WAKER_FRAMES};
+use crate::limits::{
+    COMM_BYTES, MAX_KERNEL_STACK_BYTES, MAX_STACK_COPY_BYTES, MAX_WALK_BYTES, PAGE_BYTES, WAKER_FRAMES,
+};
 use crate::machine::GPR;
 use crate::plain;
 
@@ -264,3 +266,14 @@ plain! {
         pub kernel: [u64; WAKER_FRAMES],
     }
 }
+
+/// Largest record that can leave a probe.
+pub const MAX_RECORD_BYTES: u32 =
+    size_of::<StackRecord>() as u32 + MAX_WALK_BYTES + MAX_KERNEL_STACK_BYTES + MAX_STACK_COPY_BYTES;
+
+/// Largest record of the task iterator.
+pub const MAX_SLEEPER_BYTES: u32 =
+    size_of::<SleeperRecord>() as u32 + MAX_KERNEL_STACK_BYTES + MAX_STACK_COPY_BYTES;
+
+const _: () = assert!(size_of::<StackRecord>().is_multiple_of(8));
+const _: () = assert!(size_of::<SleeperRecord>().is_multiple_of(8));

@@ -13,6 +13,7 @@ pub mod key;
 pub mod limits;
 pub mod machine;
 pub mod rule;
+pub mod scratch;
 pub mod stage;
 pub mod task;
 pub mod walk;

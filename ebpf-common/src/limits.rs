@@ -40,16 +40,6 @@ pub const WALK_WINDOW_BYTES: u32 = 8 * 1024;
 pub const SCRATCH_TAIL_BYTES: u32 =
     MAX_WALK_BYTES + MAX_KERNEL_STACK_BYTES + MAX_STACK_COPY_BYTES + PAGE_BYTES;
 
-/// Largest record that can leave a probe.
-pub const MAX_RECORD_BYTES: u32 = size_of::<crate::event::StackRecord>() as u32
-    + MAX_WALK_BYTES
-    + MAX_KERNEL_STACK_BYTES
-    + MAX_STACK_COPY_BYTES;
-
-/// Largest record of the task iterator.
-pub const MAX_SLEEPER_BYTES: u32 =
-    size_of::<crate::event::SleeperRecord>() as u32 + MAX_KERNEL_STACK_BYTES + MAX_STACK_COPY_BYTES;
-
 /// Most kernel frames that are taken of a waking: enough to see which interrupt it came from, through the layers of the network.
 pub const WAKER_FRAMES: usize = 32;
 
@@ -98,5 +88,3 @@ const _: () = assert!(MAX_STACK_COPY_BYTES.is_multiple_of(PAGE_BYTES));
 const _: () = assert!(MAX_STEPPED_COPY_BYTES <= MAX_STACK_COPY_BYTES);
 const _: () = assert!(DEFAULT_MAX_PLACES.is_power_of_two() && MAX_RULES <= 1 << 16);
 const _: () = assert!(size_of::<crate::rule::PlaceSet>() == 64, "a cache line");
-const _: () = assert!(size_of::<crate::event::StackRecord>().is_multiple_of(8));
-const _: () = assert!(size_of::<crate::event::SleeperRecord>().is_multiple_of(8));

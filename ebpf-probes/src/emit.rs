@@ -11,17 +11,18 @@ use aya_ebpf::helpers::generated::{
 use core::ffi::c_void;
 use core::mem::size_of;
 use ebpf_common::counter::Counter;
+use ebpf_common::event::MAX_RECORD_BYTES;
 use ebpf_common::event::{
     FLAG_AT_CALL, FLAG_EXITING, FLAG_LIMITED, FLAG_USER, FLAG_WALKED_TO_LIMIT, FLAG_WALKED_TO_START, Header,
     KIND_CPU_SAMPLE, KIND_WAKER_STACK, StackRecord,
 };
-use ebpf_common::key::Scratch;
 use ebpf_common::limits::{
-    MAX_CROWDED_COPY_BYTES, MAX_KERNEL_STACK_BYTES, MAX_RECORD_BYTES, MAX_STEPPED_COPY_BYTES,
-    MAX_STEPPED_WAIT_COPY_BYTES, MAX_WALK_BYTES,
+    MAX_CROWDED_COPY_BYTES, MAX_KERNEL_STACK_BYTES, MAX_STEPPED_COPY_BYTES, MAX_STEPPED_WAIT_COPY_BYTES,
+    MAX_WALK_BYTES,
 };
 use ebpf_common::machine::Machine as _;
 use ebpf_common::rule::{PC, SP};
+use ebpf_common::scratch::Scratch;
 use ebpf_common::stage::{OF_SAMPLES, OF_WAITS, STAGE_COPY, STAGE_KERNEL, STAGE_SEND, STAGE_USER};
 use ebpf_common::walk::opaque;
 

@@ -21,15 +21,17 @@ use core::ffi::{c_long, c_void};
 use core::mem::size_of;
 use ebpf_common::config::RULE_WAITS;
 use ebpf_common::counter::Counter;
+use ebpf_common::event::MAX_SLEEPER_BYTES;
 use ebpf_common::event::{
     FLAG_EXITING, FLAG_IO, FLAG_LIMITED, FLAG_PREEMPTED, FLAG_STACK_SENT, FLAG_THROTTLED, FLAG_USER, Header,
     KIND_SLEEPER, SleeperRecord,
 };
 use ebpf_common::key::{
-    STATE_BLOCKED, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, SleeperScratch, StackCopy, Thread, Visitor,
-    WAIT_CERTAIN, WAIT_KEPT, WAIT_WAS_BLOCKED,
+    STATE_BLOCKED, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread, Visitor, WAIT_CERTAIN, WAIT_KEPT,
+    WAIT_WAS_BLOCKED,
 };
-use ebpf_common::limits::{MAX_KERNEL_STACK_BYTES, MAX_SLEEPER_BYTES, MAX_STACK_COPY_BYTES, MAX_VISITORS};
+use ebpf_common::limits::{MAX_KERNEL_STACK_BYTES, MAX_STACK_COPY_BYTES, MAX_VISITORS};
+use ebpf_common::scratch::{SleeperScratch, StackCopy};
 
 /// A wait whose stack and weight are known is told of only when it has lasted so long: the record of its start is news enough.
 const NEWS_NS: u64 = 1_000_000_000;

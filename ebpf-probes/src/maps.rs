@@ -5,12 +5,13 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, PerCpuArray, RingBuf};
 use ebpf_common::counter::{COUNTERS, Counter};
 use ebpf_common::event::WakeRecord;
-use ebpf_common::key::{Coin, Recording, Scratch, SleeperScratch, SpanPlace, Thread, Visitor};
+use ebpf_common::key::{Coin, Recording, SpanPlace, Thread, Visitor};
 use ebpf_common::limits::{
     DEFAULT_MAX_PLACES, DEFAULT_MAX_THREADS, MAX_PASSED_OVER, MAX_RULED_CGROUPS, MAX_RULED_OTHERS, MAX_RULES,
     MAX_SELECTED_PROCESSES, MAX_SPACES, MAX_SPAN_PLACES, MAX_VISITORS,
 };
 use ebpf_common::rule::{PlaceSet, UnwindRule, WAYS};
+use ebpf_common::scratch::{Scratch, SleeperScratch};
 use ebpf_common::stage::{STAGE_KINDS, Stages};
 
 /// Records: probes → daemon. Size in bytes set at load. Full: the record is dropped and counted by kind.

@@ -2,8 +2,9 @@
 
 use crate::input::Input;
 use perfusion_unwind::encode::encode;
-use perfusion_unwind::machine::{ALL, Machine};
+use perfusion_unwind::machine::Machine;
 use perfusion_unwind::managed::CODE_BYTES;
+use perfusion_unwind::native::ALL;
 use perfusion_unwind::rule::{Cfa, Rule};
 use std::hint::black_box;
 

@@ -3,7 +3,8 @@
 use crate::input::Input;
 use perfusion_unwind::eh_frame::{FarSections, FileBytes, Found, Place, Section, UnwindSections};
 use perfusion_unwind::encode::encode;
-use perfusion_unwind::machine::{ALL, Machine};
+use perfusion_unwind::machine::Machine;
+use perfusion_unwind::native::ALL;
 use perfusion_unwind::rule::{Refusal, Saved};
 use std::hint::black_box;
 

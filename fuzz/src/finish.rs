@@ -4,7 +4,8 @@ use crate::input::Input;
 use perfusion_model::event::{MonotonicNs, ProbeWalk, UserContext, UserRegs, WalkEnd};
 use perfusion_model::frame::{FrameKey, Marker, ProcessId};
 use perfusion_unwind::finish::{self, Code, Limits, Step};
-use perfusion_unwind::machine::{ALL, Machine};
+use perfusion_unwind::machine::Machine;
+use perfusion_unwind::native::ALL;
 use perfusion_unwind::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
 use std::sync::Arc;
 

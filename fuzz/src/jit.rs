@@ -1,8 +1,9 @@
 //! Memory of a CLR process → method body → rule.
 
 use crate::input::{Block, Input};
-use perfusion_unwind::machine::{ALL, Machine};
+use perfusion_unwind::machine::Machine;
 use perfusion_unwind::managed::{Budget, JitBody, MAX_BODY_BYTES};
+use perfusion_unwind::native::ALL;
 use std::hint::black_box;
 
 /// Where the made-up code heap is: low, so that small numbers are pointers into it.

@@ -2,7 +2,7 @@
 
 use crate::input::Input;
 use perfusion_host::process::images::Images;
-use perfusion_unwind::machine::NATIVE;
+use perfusion_unwind::native::NATIVE;
 use std::hint::black_box;
 
 pub(crate) fn run(data: &[u8]) {

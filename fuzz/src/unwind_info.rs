@@ -2,8 +2,8 @@
 
 use crate::input::Input;
 use perfusion_unwind::encode::encode;
-use perfusion_unwind::machine::ALL;
 use perfusion_unwind::managed::{At, RuntimeFunction};
+use perfusion_unwind::native::ALL;
 use perfusion_unwind::rule::{Cfa, Saved};
 use std::hint::black_box;
 

@@ -14,6 +14,7 @@ mod fuzz;
 mod helm;
 mod image;
 mod kernels;
+mod modules;
 mod monitoring;
 mod package;
 mod paths;

@@ -1,7 +1,7 @@
 //! The table of pods, by the uid their cgroups have. Whoever learns of pods writes it; rules, names of services and labels read it.
 
-use crate::process::handle::printable;
 use perfusion_model::labels::PodLabels;
+use perfusion_model::text::printable;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};

@@ -75,6 +75,12 @@ pub fn fits(pattern: &str, text: &str) -> bool {
     pattern.iter().skip(at).all(|letter| *letter == b'*')
 }
 
+/// `text` without control characters, for terminals and logs.
+#[must_use]
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::{MAX_BYTES, clean};

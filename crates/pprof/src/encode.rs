@@ -1,10 +1,10 @@
 //! Window -> gzipped pprof, and the way back. The only user of flate2.
 
 use super::builder::Builder;
+use super::error::{PprofError, gunzip};
 use super::proto::{Label, Profile, Sample};
 use super::validate::{Checker, Invalid, validate};
 use flate2::Compression;
-use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
 use perfusion_aggregate::Window;
 use perfusion_aggregate::window::Entry;
@@ -13,16 +13,13 @@ use perfusion_model::labels::{LabelValue, Labels, SampleType};
 use perfusion_symbolize::{Directory, Module, Symbolizer};
 use prost::Message;
 use prost::encoding::{WireType, encode_key};
-use std::borrow::Cow;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::time::{Duration, SystemTime};
 
 /// Field number of `Profile.sample`.
 const SAMPLE_FIELD: u32 = 2;
 /// Encoded samples are handed to the compressor in pieces of about this size.
 const PIECE_BYTES: usize = 64 << 10;
-/// A profile that unpacks to more is refused: nothing this program writes comes near.
-const MAX_UNPACKED_BYTES: u64 = 2 << 30;
 
 /// What a profile says about itself.
 #[derive(Clone, Debug)]
@@ -37,29 +34,6 @@ pub struct About {
     pub main_image: Option<ImageId>,
     /// Rates, scaling, caveats, counters; one line each. The one that begins with [`super::LOSS_PREFIX`] is the loss line.
     pub comments: Vec<String>,
-}
-
-/// Why a profile was not written or read.
-#[derive(Debug, thiserror::Error)]
-pub enum PprofError {
-    /// The compressor failed, or the input is no gzip stream.
-    #[error("gzip: {0}")]
-    Gzip(#[from] std::io::Error),
-    /// Not the expected message.
-    #[error("not a pprof profile: {0}")]
-    Message(#[from] prost::DecodeError),
-    /// It breaks a rule of the format.
-    #[error("invalid profile: {0}")]
-    Invalid(#[from] Invalid),
-    /// A reader of profiles refuses it.
-    #[error("no profile that can be read: {0}")]
-    Refused(#[from] super::read::Refusal),
-    /// Its names and locations take more memory than there is for them.
-    #[error("its names and locations take more than {0} bytes of memory, the limit for them")]
-    LargeTables(usize),
-    /// It is larger than any real one.
-    #[error("the profile unpacks to more than {MAX_UNPACKED_BYTES} bytes")]
-    TooLarge,
 }
 
 /// Encodes a window whose frames were resolved.
@@ -237,17 +211,4 @@ pub fn decode(bytes: &[u8]) -> Result<Profile, PprofError> {
 /// When it is no message of the kind, or unpacks to more than 2 GiB.
 pub fn unpack(bytes: &[u8]) -> Result<Profile, PprofError> {
     Ok(Profile::decode(&*gunzip(bytes)?)?)
-}
-
-/// The message in a gzip file of one or more members; what is no gzip file as it is.
-pub(super) fn gunzip(bytes: &[u8]) -> Result<Cow<'_, [u8]>, PprofError> {
-    if !bytes.starts_with(&[0x1f, 0x8b]) {
-        return Ok(Cow::Borrowed(bytes));
-    }
-    let mut unpacked = Vec::new();
-    MultiGzDecoder::new(bytes).take(MAX_UNPACKED_BYTES + 1).read_to_end(&mut unpacked)?;
-    if u64::try_from(unpacked.len()).is_ok_and(|len| len > MAX_UNPACKED_BYTES) {
-        return Err(PprofError::TooLarge);
-    }
-    Ok(Cow::Owned(unpacked))
 }

@@ -18,6 +18,7 @@
 
 pub mod builder;
 pub mod encode;
+mod error;
 pub mod loss;
 pub mod proto;
 pub mod read;
@@ -25,7 +26,8 @@ pub mod split;
 pub mod stream;
 pub mod validate;
 
-pub use encode::{About, PprofError, decode, encode, encode_entries, message, pack, unpack};
+pub use encode::{About, decode, encode, encode_entries, message, pack, unpack};
+pub use error::{PprofError, Refusal};
 pub use validate::{Invalid, validate};
 
 /// Begins the comment that a runtime cannot tell of live objects.

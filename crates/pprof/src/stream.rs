@@ -2,7 +2,7 @@
 //! is the tables and one sample. A whole message would hold each stack once for each set of labels,
 //! which nothing bounds.
 
-use super::encode::PprofError;
+use super::error::PprofError;
 use super::proto::{Profile, Sample};
 use flate2::read::MultiGzDecoder;
 use prost::Message as _;

@@ -3,17 +3,16 @@
 
 use super::backlog::Backlog;
 use super::commands::Inbox;
+use super::commands::{Command, Look};
 use super::pace::{Due, Found, Pace};
-use super::processor::Questions;
 use super::pulse::Pulse;
 use perfusion_model::event::IncidentCounts;
 use perfusion_model::event::{Event, MonotonicNs, ThreadSnapshot};
 use perfusion_sources::Rates;
+use perfusion_sources::kernel::KernelSource;
 use perfusion_sources::kernel::threads::Look as ThreadLook;
-use perfusion_sources::kernel::{KernelSource, ProgramCost};
 use perfusion_sources::order::Order;
-use perfusion_sources::shim::Wishes;
-use perfusion_sources::shim::{INCIDENT_COUNTERS, ShimLimits, ShimLook, ShimSource};
+use perfusion_sources::shim::{INCIDENT_COUNTERS, ShimLimits, ShimSource};
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{SyncSender, TryRecvError, TrySendError};
 use std::time::{Duration, Instant, SystemTime};
@@ -22,40 +21,6 @@ use std::time::{Duration, Instant, SystemTime};
 const LAST_ROUNDS: usize = 16;
 /// How long shims are given to leave at the end, unless somebody waits for it: a collection in progress holds one up.
 const LEAVE_WITHIN: Duration = Duration::from_secs(2);
-
-/// What the collector is told to do.
-#[derive(Debug)]
-pub enum Command {
-    /// Put these to the processes' shims.
-    Ask(Questions),
-    /// A shim was loaded into this process.
-    Watch(u32),
-    /// The shim is to leave this process.
-    Leave(u32),
-    /// Wish for this in a process, and for its names if so said.
-    Wish(u32, Wishes, bool),
-    /// A window ends now and the next begins, at these rates if they are to be others.
-    Cut(Option<Rates>),
-    /// These cgroups there are now, with what rules say of them.
-    Cgroups(HashMap<u64, u32>),
-    /// Say how it stands.
-    Look(SyncSender<Look>),
-    /// The recording is over: take the final totals and let the kernel go; the shims are kept for the last names.
-    CloseKernel,
-    /// Let the shims go too, and end.
-    Finish,
-}
-
-/// How the collector's side stands.
-#[derive(Debug)]
-pub struct Look {
-    /// Counters of the probes, of perf's rings, of the shims and of the merge: name and value.
-    pub counters: Vec<(String, u64)>,
-    /// What each program has cost, while the kernel counts.
-    pub costs: Vec<ProgramCost>,
-    /// Processes whose shims are read.
-    pub shims: Vec<ShimLook>,
-}
 
 /// What the collector hands on.
 #[derive(Debug)]

@@ -1,12 +1,50 @@
 //! The way from those who command the collector to it: a channel, and a bell that it can wait for together with the kernel's.
 
-use super::collector::Command;
+use super::processor::Questions;
+use perfusion_sources::Rates;
+use perfusion_sources::kernel::ProgramCost;
+use perfusion_sources::shim::{ShimLook, Wishes};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SendError, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::time::Instant;
+
+/// What the collector is told to do.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// Put these to the processes' shims.
+    Ask(Questions),
+    /// A shim was loaded into this process.
+    Watch(u32),
+    /// The shim is to leave this process.
+    Leave(u32),
+    /// Wish for this in a process, and for its names if so said.
+    Wish(u32, Wishes, bool),
+    /// A window ends now and the next begins, at these rates if they are to be others.
+    Cut(Option<Rates>),
+    /// These cgroups there are now, with what rules say of them.
+    Cgroups(HashMap<u64, u32>),
+    /// Say how it stands.
+    Look(SyncSender<Look>),
+    /// The recording is over: take the final totals and let the kernel go; the shims are kept for the last names.
+    CloseKernel,
+    /// Let the shims go too, and end.
+    Finish,
+}
+
+/// How the collector's side stands.
+#[derive(Debug)]
+pub struct Look {
+    /// Counters of the probes, of perf's rings, of the shims and of the merge: name and value.
+    pub counters: Vec<(String, u64)>,
+    /// What each program has cost, while the kernel counts.
+    pub costs: Vec<ProgramCost>,
+    /// Processes whose shims are read.
+    pub shims: Vec<ShimLook>,
+}
 
 /// The end of those who command.
 #[derive(Clone, Debug)]

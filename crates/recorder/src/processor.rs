@@ -1,7 +1,9 @@
 //! The slow half of the pipeline: events in time order become stacks, and stacks become estimates. Names are only asked for here.
 
+pub mod cut;
+
+use self::cut::{Cutting, Gone};
 use super::asked::Asked;
-use super::cut::{Cutting, Gone};
 use super::effort::Effort;
 use super::former::{Former, Formers};
 use super::names::{ThreadNames, comm_text};
@@ -211,7 +213,7 @@ pub struct Processor {
     /// Stacks say what their threads worked for.
     spans: Option<Looks>,
     /// A window is being ended.
-    pub(super) cutting: Option<Cutting>,
+    cutting: Option<Cutting>,
     effort: Effort,
     /// Processes whose shims are not asked for names, because rules leave them out.
     unnamed: HashSet<u32>,

@@ -3,7 +3,7 @@
 
 use flate2::read::MultiGzDecoder;
 use perfusion_pprof::PprofError;
-use perfusion_pprof::read::Refusal;
+use perfusion_pprof::Refusal;
 use std::io::{ErrorKind, Read};
 
 /// Bytes looked at.

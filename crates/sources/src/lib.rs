@@ -2,7 +2,6 @@
 //!    [`Event`](perfusion_model::event::Event)s of it, and [`order`] sorts these by time. No symbols, no procfs here.
 
 pub mod kernel;
-pub mod kernel_features;
 pub mod launch;
 pub mod order;
 pub mod shim;

@@ -11,7 +11,8 @@
 //! On aarch64 the return address stays in x30 unless it says otherwise, and whether it is signed (`DW_CFA_AARCH64_negate_ra_state`) need not
 //! be known: signatures are always taken off.
 
-use super::machine::{Machine, NATIVE};
+use super::machine::Machine;
+use super::native::NATIVE;
 use super::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
 use gimli::{
     BaseAddresses, CfaRule, CommonInformationEntry, DebugFrame, EhFrame, EndianSlice, FrameDescriptionEntry,

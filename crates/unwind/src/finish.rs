@@ -3,11 +3,14 @@
 //!
 //! Invariants: a walk has at most `max_frames` frames, and its stack pointer grows with every one, but for that of a signal handler, which may
 //! have interrupted code on another stack; a register that was not captured or not saved is never used as if it were. A frame without a rule is left by its frame pointer or by a search of the stack for
-//! its return address ([`super::scan`]), last and marked, because about a third of optimised managed methods and all of glibc keep no frame pointer.
+//! its return address ([`scan`]), last and marked, because about a third of optimised managed methods and all of glibc keep no frame pointer.
 
-use super::machine::{Machine, NATIVE, native_address_mask};
+mod scan;
+
+use self::scan::Scans;
+use super::machine::Machine;
+use super::native::{NATIVE, native_address_mask};
 use super::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
-use super::scan::Scans;
 use perfusion_model::event::{MonotonicNs, UserContext, WalkEnd};
 use perfusion_model::frame::{FrameKey, Marker};
 use std::cell::Cell;
@@ -163,7 +166,7 @@ pub(super) struct Walk<'a> {
     origins: [Origin; 16],
     known: u16,
     trace: Trace,
-    pub(super) scans: Scans,
+    scans: Scans,
     /// It is on a stack that a signal handler on another one has interrupted, and of which nothing is in the copy.
     is_elsewhere: bool,
     /// What was read beyond the copy, each with its address.

@@ -8,8 +8,9 @@ pub mod encode;
 pub mod finish;
 pub mod machine;
 pub mod managed;
+pub mod native;
 pub mod rule;
-mod scan;
+pub mod unwind_format;
 #[cfg(test)]
 mod walkers;
 pub mod x86_64;

@@ -1,9 +1,8 @@
-//! What a walk and its rules must know of a processor, as data: both are always compiled and tested, and [`NATIVE`] is the one the daemon
+//! What a walk and its rules must know of a processor, as data: both are always compiled and tested, and [`NATIVE`](crate::native::NATIVE) is the one the daemon
 //! runs on. What is written for one processor only is in `x86_64/` and `aarch64/`.
 
-use super::managed::UnwindFormat;
 use super::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
-use super::{aarch64, x86_64};
+use super::unwind_format::UnwindFormat;
 use std::ops::Range;
 
 /// A processor.
@@ -78,23 +77,6 @@ pub struct BodyDecoder {
     pub is_behind_entry: fn(&mut ReadCode<'_>, u64, u64) -> bool,
 }
 
-/// The processor the daemon runs on.
-#[cfg(target_arch = "x86_64")]
-pub const NATIVE: &Machine = &x86_64::X86_64;
-/// The processor the daemon runs on.
-#[cfg(target_arch = "aarch64")]
-pub const NATIVE: &Machine = &aarch64::AARCH64;
-
-/// Both.
-pub const ALL: [&Machine; 2] = [&x86_64::X86_64, &aarch64::AARCH64];
-
-/// Bits of a word that are an address on this machine.
-#[must_use]
-pub fn native_address_mask() -> u64 {
-    // The name of the program lies at the very end of the main thread's stack (fs/binfmt_elf.c, AT_EXECFN).
-    (NATIVE.address_mask)(u64::try_from(rustix::param::linux_execfn().as_ptr().addr()).unwrap_or(0))
-}
-
 impl Machine {
     /// The register with DWARF number `number`, if a walk needs it.
     #[must_use]
@@ -150,6 +132,7 @@ impl Machine {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::native::{ALL, native_address_mask};
 
     #[test]
     fn a_call_rule_keeps_exactly_the_callee_saved_registers() {

@@ -8,8 +8,8 @@ use perfusion_dotnet::attach::place::place_for_start;
 use perfusion_host::process::handle::Target;
 use perfusion_host::system_limits::{MANY_OPEN_FILES, explain, needed_open_files, raise_open_files};
 use perfusion_report::ReportError;
+use perfusion_sources::kernel::features;
 use perfusion_sources::kernel::{KernelOptions, KernelSource, Selection};
-use perfusion_sources::kernel_features;
 use serde::Serialize;
 use std::io::{self, Write};
 
@@ -41,7 +41,7 @@ pub struct Check {
 pub fn checks() -> Vec<Check> {
     // As a recording does before it begins.
     let open_files = raise_open_files();
-    let mut all: Vec<Check> = kernel_features::checks()
+    let mut all: Vec<Check> = features::checks()
         .into_iter()
         .map(|(name, result)| check(name, Outcome::Bad, result.map_err(|error| error.to_string())))
         .collect();
@@ -53,7 +53,7 @@ pub fn checks() -> Vec<Check> {
     all.push(check("eBPF probes", Outcome::Bad, built(embedded::probes())));
     all.push(check("shim for .NET", Outcome::Limited, built(embedded::shim())));
     all.extend(
-        kernel_features::limits(perfusion_dotnet::attach::helper::has_it())
+        features::limits(perfusion_dotnet::attach::helper::has_it())
             .into_iter()
             .map(|(name, result)| check(name, Outcome::Limited, result.map_err(|limit| limit.to_string()))),
     );
@@ -61,7 +61,7 @@ pub fn checks() -> Vec<Check> {
     if all.iter().all(|check| check.outcome != Outcome::Bad) {
         all.insert(probes_at + 1, check("recording", Outcome::Bad, recording()));
     }
-    let counted = kernel_features::probes_time().map_err(|limit| limit.to_string());
+    let counted = features::probes_time().map_err(|limit| limit.to_string());
     all.push(check("probes' CPU time", Outcome::Limited, counted));
     all.push(check("placing the shim", Outcome::Limited, placing()));
     all

@@ -6,7 +6,7 @@ use perfusion_host::process::ProcessTable;
 use perfusion_host::process::explain::{ExplainError, Explained, Origin};
 use perfusion_model::text::clean;
 use perfusion_report::ReportError;
-use perfusion_unwind::machine::NATIVE;
+use perfusion_unwind::native::NATIVE;
 use perfusion_unwind::rule::{Cfa, FrameKind, Register, Rule, Saved};
 use serde_json::{Value, json};
 use std::fmt::Write as _;

@@ -4,14 +4,14 @@ use super::output::unless_closed;
 use crate::cli::Ps;
 use crate::config::{Limits, load};
 use crate::daemon::control;
-use crate::daemon::control::{Answer, Told};
+use crate::daemon::processes::{Answer, Told};
 use crate::error::{Error, say};
 use perfusion_dotnet::attach::policy::{Inspection, Runtime, WhyNot, inspect, opted_out};
 use perfusion_host::process::handle::Target;
 use perfusion_host::process::name;
 use perfusion_host::process::table::Standing;
 use perfusion_model::text::clean;
-use perfusion_sources::kernel_features;
+use perfusion_sources::kernel::features;
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
@@ -230,7 +230,7 @@ fn hidden() -> Option<String> {
     });
     by_mount.or_else(|| {
         let own = std::fs::read_link("/proc/self/ns/pid").ok()?;
-        (own.to_string_lossy() != kernel_features::INITIAL_PID_NAMESPACE).then(|| {
+        (own.to_string_lossy() != features::INITIAL_PID_NAMESPACE).then(|| {
             "this is not the initial pid namespace: processes outside it are not listed; run with hostPID: true or --pid=host".to_owned()
         })
     })
@@ -351,7 +351,7 @@ pub fn ps(options: &Ps) -> Result<u8, Error> {
 #[cfg(test)]
 mod tests {
     use super::{COMMAND_CHARACTERS, Daemon, Mode, Row, UNSELECTED, cost, fitting, join, list, print, table};
-    use crate::daemon::control::Answer;
+    use crate::daemon::processes::Answer;
 
     /// All processes there are, while no other test has a socket like a runtime's.
     fn all() -> std::io::Result<Vec<Row>> {

@@ -20,8 +20,8 @@ use perfusion_recorder::follow::{Follower, News, Whom};
 use perfusion_recorder::{Recorded, Recording, Watcher};
 use perfusion_report::exact_merge::{self, COUNTED, EXACT};
 use perfusion_report::exact_summary;
+use perfusion_sources::kernel::features::Limit;
 use perfusion_sources::kernel::{KernelError, KernelOptions, KernelSource, Selection};
-use perfusion_sources::kernel_features::Limit;
 use perfusion_sources::launch::{self, Gated};
 use perfusion_sources::shim::ExactTables;
 use perfusion_sources::shim::ShimSource;
@@ -89,17 +89,17 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         None => {}
     }
     // What is needed at all is reported first.
-    perfusion_sources::kernel_features::check().map_err(KernelError::from)?;
+    perfusion_sources::kernel::features::check().map_err(KernelError::from)?;
     if options.exact || options.alloc_counts.is_some() {
         // Else its tables could not be opened.
-        perfusion_sources::kernel_features::mapped_files()
+        perfusion_sources::kernel::features::mapped_files()
             .map_err(|source| AttachError::Unreadable { pid: std::process::id(), source })?;
     }
     for &pid in &options.pid {
         check_seen(pid)?;
     }
     let limits: Vec<Limit> =
-        perfusion_sources::kernel_features::limits(perfusion_dotnet::attach::helper::has_it())
+        perfusion_sources::kernel::features::limits(perfusion_dotnet::attach::helper::has_it())
             .into_iter()
             .filter_map(|(_, result)| result.err())
             .collect();

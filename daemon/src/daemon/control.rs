@@ -2,17 +2,14 @@
 //! the kill switch, and whoever connects must be root or who runs the daemon, whatever rights the file has by then.
 
 use super::http::{self, About};
+use super::processes::{Answer, PROCESSES};
 use super::sinks::SinkWatcher;
 use super::state::State;
 use perfusion_export::file;
 use perfusion_host::priority;
-use perfusion_host::process::table::Standing;
-use perfusion_sources::kernel::rule_set::Filter;
 use rustix::fs::Mode;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -23,107 +20,16 @@ use std::time::Duration;
 
 /// Its name, in the directory of the kill switch.
 const NAME: &str = "control.sock";
-/// Where the processes are told of.
-pub const PROCESSES: &str = "/processes";
 /// Connections that wait to be taken.
 const BACKLOG: i32 = 8;
 /// How long the daemon is given to answer, and how much is read of it: 16,384 processes of some 300 bytes fit six times.
 const TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_BYTES: u64 = 32 << 20;
 
-/// A process, as the daemon sees it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Told {
-    /// What its stacks came to and cost.
-    #[serde(flatten)]
-    pub standing: Standing,
-    /// True when the daemon reads a shim in it.
-    pub shim: bool,
-    /// Records its shims had no room for.
-    pub shim_dropped: u64,
-    /// Why there is no shim, where there could be one.
-    pub why_not: Option<String>,
-    /// Features that rules leave out of it, by their names in the configuration.
-    #[serde(default)]
-    pub left_out: Vec<String>,
-    /// Rules have one of so many CPU samples taken.
-    #[serde(default = "every")]
-    pub one_sample_in: u32,
-}
-
-fn every() -> u32 {
-    1
-}
-
-/// A process that no rule selects, or that one excepts.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Unselected {
-    /// Its pid.
-    pub pid: u32,
-    /// Start time in clock ticks since boot.
-    pub start_ticks: u64,
-}
-
-/// All of them.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answer {
-    /// What the whole recording has less of than was asked for, in words.
-    pub remarks: Vec<String>,
-    /// Those of which something is known, in no order.
-    pub processes: Vec<Told>,
-    /// Those that are not recorded, likewise.
-    #[serde(default)]
-    pub unselected: Vec<Unselected>,
-}
-
 /// The path of the socket of a daemon with this kill switch.
 #[must_use]
 pub fn path(kill_switch: &Path) -> PathBuf {
     kill_switch.with_file_name(NAME)
-}
-
-/// What [`PROCESSES`] answers.
-pub(super) fn processes(state: &State) -> Option<String> {
-    let watcher = state.watcher()?;
-    let (standings, look, unattached) = (watcher.standings()?, watcher.look()?, state.unattached());
-    let shims: HashMap<u32, u64> = look.shims.iter().map(|shim| (shim.pid, shim.dropped)).collect();
-    let rules = state.selection();
-    let mut filter = rules.as_deref().map(Filter::new);
-    // Rules about services are about what the shim does, and only of these are the services known.
-    let managed: HashMap<u32, _> =
-        watcher.managed().into_iter().map(|process| (process.pid, process.service)).collect();
-    let told = |standing: Standing| {
-        let shim = shims.get(&standing.pid);
-        let key = standing.start_ticks.map(|ticks| (standing.pid, ticks));
-        let why_not = key.and_then(|key| unattached.get(&key).cloned()).filter(|_| shim.is_none());
-        let service = managed.get(&standing.pid);
-        let left_out =
-            filter.as_mut().and_then(|filter| filter.left_out(standing.pid, service.map_or("", |s| s)));
-        let left_out = left_out.unwrap_or_default();
-        let left_out = if service.is_some() { left_out } else { left_out.of_probes() };
-        Told {
-            shim: shim.is_some(),
-            shim_dropped: shim.copied().unwrap_or(0),
-            why_not,
-            left_out: left_out.features().map(str::to_owned).collect(),
-            one_sample_in: left_out.one_sample_in(),
-            standing,
-        }
-    };
-    let processes = standings.into_iter().map(told).collect();
-    let unselected = filter.as_mut().map(unselected).unwrap_or_default();
-    serde_json::to_string(&Answer { remarks: state.remarks(), processes, unselected }).ok()
-}
-
-/// The processes of this host that the rules do not hold.
-fn unselected(filter: &mut Filter<'_>) -> Vec<Unselected> {
-    let all = perfusion_host::process::all_pids().unwrap_or_default();
-    let left = all.into_iter().filter(|pid| !filter.holds(*pid));
-    left.filter_map(|pid| {
-        let start_ticks = perfusion_host::process::start_ticks(pid)?;
-        Some(Unselected { pid, start_ticks })
-    })
-    .collect()
 }
 
 /// The socket; dropping it takes the file away.

@@ -1,7 +1,7 @@
 //! What the profiler itself costs: CPU time of this process and of its probes, and memory, the kernel's for it included.
 
-use perfusion_recorder::collector::Look;
-use perfusion_sources::kernel_features::PROBES_COUNTED;
+use perfusion_recorder::commands::Look;
+use perfusion_sources::kernel::features::PROBES_COUNTED;
 use rustix::time::{ClockId, clock_gettime};
 use std::fs;
 use std::sync::{Mutex, PoisonError};
@@ -229,7 +229,7 @@ impl Cost {
 #[cfg(test)]
 mod tests {
     use super::{COUNT_EVERY, Cost};
-    use perfusion_recorder::collector::Look;
+    use perfusion_recorder::commands::Look;
     use perfusion_sources::kernel::ProgramCost;
     use std::time::{Duration, Instant};
 

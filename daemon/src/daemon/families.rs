@@ -1,7 +1,7 @@
 //! Every family of metrics there can be, of which each answer has its name, its type and its meaning: the lists of counters of the stages, those of
 //! the sinks, and what is only said here. docs/metrics.md is written from the same lists.
 
-use super::counts::Counts;
+use crate::counts::Counts;
 use ebpf_common::counter::Counter;
 use perfusion_export::counts::{SINK, SINK_GAUGES};
 use perfusion_recorder::counters::DAEMON;

@@ -4,7 +4,7 @@
 use super::sinks::SinkWatcher;
 use super::state::State;
 use super::switch::Switch;
-use super::{control, metrics, pipeline};
+use super::{metrics, pipeline, processes};
 use perfusion_host::priority;
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -274,7 +274,7 @@ fn answer(mut connection: impl Connection, about: &About, has_asked: impl FnOnce
         Some((_, "/debug/pipeline")) => {
             ("200 OK", JSON, pipeline.or(state, || pipeline::text(state, &sinks.standing())))
         }
-        Some((_, control::PROCESSES)) if *private => match control::processes(state) {
+        Some((_, processes::PROCESSES)) if *private => match processes::processes(state) {
             Some(processes) => ("200 OK", JSON, processes.into()),
             None => unavailable(&idle(state, "nothing is recorded, or it is too busy to say")),
         },

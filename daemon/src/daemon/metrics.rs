@@ -4,7 +4,7 @@ use super::cost::daemon_cpu;
 use super::families::{self, Family, Kind};
 use super::lane::Standing;
 use super::state::State;
-use perfusion_recorder::collector::Look;
+use perfusion_recorder::commands::Look;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -126,7 +126,7 @@ mod tests {
     use crate::daemon::switch::Switch;
     use perfusion_export::deliver::Backlog;
     use perfusion_recorder::Watcher;
-    use perfusion_recorder::collector::Look;
+    use perfusion_recorder::commands::Look;
     use std::collections::HashSet;
     use std::time::Duration;
 

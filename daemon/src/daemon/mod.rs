@@ -6,7 +6,6 @@ pub mod attacher;
 pub mod confines;
 pub mod control;
 pub mod cost;
-pub mod counts;
 pub mod covered;
 pub mod families;
 pub mod http;
@@ -18,6 +17,7 @@ pub mod notify;
 mod outlet;
 pub mod pace;
 pub mod pipeline;
+pub mod processes;
 pub mod queue;
 pub mod retry;
 pub mod room;
@@ -120,8 +120,8 @@ fn run(sources: Sources, config: Config, log: &Log) -> Result<u8, Error> {
     let mut signals = Signals::listen(log.clone())?;
     let lock = config.limits.kill_switch.parent();
     let _lock = lock.map(hold).transpose()?;
-    perfusion_sources::kernel_features::check().map_err(KernelError::from)?;
-    for limit in perfusion_sources::kernel_features::limits(perfusion_dotnet::attach::helper::has_it())
+    perfusion_sources::kernel::features::check().map_err(KernelError::from)?;
+    for limit in perfusion_sources::kernel::features::limits(perfusion_dotnet::attach::helper::has_it())
         .into_iter()
         .filter_map(|(_, result)| result.err())
     {
@@ -623,7 +623,7 @@ impl Daemon {
         let watcher = recording.watcher();
         self.state.set_watcher(Some(watcher.clone()));
         // A shim whose region cannot be opened would only be a burden to its process.
-        let attacher = match perfusion_sources::kernel_features::mapped_files() {
+        let attacher = match perfusion_sources::kernel::features::mapped_files() {
             Ok(()) => {
                 let (state, memory) = (Arc::clone(&self.state), self.attaches.clone());
                 match Attacher::start(state, watcher.clone(), self.settings, memory) {
@@ -850,7 +850,7 @@ impl Daemon {
                     if known && self.state.cost.probes_cpu().is_none() {
                         tracing::warn!(
                             "the probes' CPU time is not known, and not part of limits.cpu: {}",
-                            perfusion_sources::kernel_features::PROBES_COUNTED
+                            perfusion_sources::kernel::features::PROBES_COUNTED
                         );
                     }
                     self.state.cost.look_at_memory(true);

@@ -1,14 +1,14 @@
 //! What the daemon's threads share: the configuration, counters of what happens outside the pipeline, and what it all costs.
 
 use super::cost::Cost;
-use super::counts::Counts;
 use super::covered::Covered;
 use super::mode::Mode;
 use super::switch::Switch;
 use crate::config::Config;
+use crate::counts::Counts;
 use perfusion_host::pods::Pods;
 use perfusion_recorder::Watcher;
-use perfusion_recorder::collector::Look;
+use perfusion_recorder::commands::Look;
 use perfusion_sources::kernel::rule_set::{OfService, RuleSet};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

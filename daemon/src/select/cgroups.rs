@@ -1,6 +1,5 @@
 //! The cgroups of the host: where each is, and its id, by which the probes know it.
 
-use crate::error::Error;
 use perfusion_host::process::hierarchy::Hierarchy;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -65,9 +64,19 @@ impl Cgroups {
     }
 }
 
+/// What was given is no cgroup v2 directory.
+#[derive(Debug, thiserror::Error)]
+#[error("cgroup {}: expected a cgroup v2 directory, found {found}", path.display())]
+pub struct NoCgroup {
+    /// What was given.
+    pub path: PathBuf,
+    /// What it is.
+    pub found: String,
+}
+
 /// The id of the cgroup v2 directory at `path`.
-pub(crate) fn cgroup_id(path: &Path) -> Result<u64, Error> {
-    let refused = |found: String| Error::Cgroup { path: path.to_owned(), found };
+pub(crate) fn cgroup_id(path: &Path) -> Result<u64, NoCgroup> {
+    let refused = |found: String| NoCgroup { path: path.to_owned(), found };
     // Every cgroup v2 directory has this file, and nothing else does.
     if !path.join("cgroup.controllers").exists() {
         return Err(refused(if path.exists() {

@@ -9,11 +9,11 @@ use super::to_page_end;
 use aya_ebpf::helpers::generated::{bpf_loop, bpf_probe_read_user};
 use core::ffi::{c_long, c_void};
 use ebpf_common::event::SKIPPED_PAGES_SHIFT;
-use ebpf_common::key::{Scratch, StackCopy};
 use ebpf_common::limits::{
     MAX_KERNEL_STACK_BYTES, MAX_SKIPPED_PAGES, MAX_STACK_COPY_BYTES, MAX_STEPPED_COPY_BYTES, MAX_WALK_BYTES,
     PAGE_BYTES,
 };
+use ebpf_common::scratch::{Scratch, StackCopy};
 use ebpf_common::walk::opaque;
 
 /// One page more than the limit has, for a stack pointer in the middle of a page, and those that may be missing.

@@ -7,9 +7,10 @@ use crate::maps::{PLACES, RULES, SPACES};
 use aya_ebpf::helpers::generated::{bpf_loop, bpf_probe_read_user};
 use core::ffi::{c_long, c_void};
 use ebpf_common::event::FLAG_WALKED_TO_LIMIT;
-use ebpf_common::key::{Scratch, Walk};
+use ebpf_common::key::Walk;
 use ebpf_common::limits::MAX_WALK_FRAMES;
 use ebpf_common::rule::{Spot, TAG_USED, TAG_USED_BYTE, UnwindRule, WAYS};
+use ebpf_common::scratch::Scratch;
 use ebpf_common::walk::{self, Memory};
 
 /// The walk goes on; it ends.

@@ -6,8 +6,9 @@
 use super::helper;
 use super::hresult::Hresult;
 pub use super::wait::Wait;
-use perfusion_host::process::handle::{Target, printable};
+use perfusion_host::process::handle::Target;
 use perfusion_host::system_limits::explain;
+use perfusion_model::text::printable;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Dir, FileType, Mode, OFlags, fstat, openat};
 use rustix::io::Errno;

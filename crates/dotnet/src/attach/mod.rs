@@ -86,7 +86,7 @@ pub enum AttachError {
         /// The process.
         pid: u32,
         /// What is lacking.
-        source: perfusion_sources::kernel_features::Limit,
+        source: perfusion_sources::kernel::features::Limit,
     },
     /// Something did not answer for as long as there is.
     #[error(
@@ -189,7 +189,7 @@ pub fn attach_until(
 ) -> Result<Attached, AttachError> {
     let library = perfusion_artefacts::shim().ok_or(AttachError::NoShim)?;
     // Else the shim would be in the process for nothing.
-    perfusion_sources::kernel_features::mapped_files()
+    perfusion_sources::kernel::features::mapped_files()
         .map_err(|source| AttachError::Unreadable { pid, source })?;
     attach_library(pid, settings, library, give_up)
 }

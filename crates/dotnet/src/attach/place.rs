@@ -11,7 +11,8 @@
 use super::helper;
 use super::trusted;
 use perfusion_host::leftover::{self, Naming};
-use perfusion_host::process::handle::{Target, printable};
+use perfusion_host::process::handle::Target;
+use perfusion_model::text::printable;
 use profiler_protocol::load::LOCK_PATH_BYTES;
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, StatVfsMountFlags, fchmod, fstat, fstatvfs, mkdirat, openat, statat,

@@ -227,7 +227,7 @@ fn version_in_path(path: &str) -> Option<String> {
     let version = path.rsplit('/').nth(1)?;
     let mut parts = version.split(['.', '-']);
     let numbers = parts.by_ref().take(3).filter(|part| part.parse::<u32>().is_ok()).count();
-    (numbers == 3).then(|| perfusion_host::process::handle::printable(version))
+    (numbers == 3).then(|| perfusion_model::text::printable(version))
 }
 
 /// What the process's executable file tells.

@@ -115,7 +115,7 @@ pub struct Process {
     /// Of the objects, those that the runtime told no profiler of: found in the heap by the next collection, or at the end.
     #[serde(default)]
     pub unseen: u64,
-    /// Such objects are missing, those made since the last collection at least ([`summary::UNTOLD`]): the process did not end of its own accord, or could not be looked
+    /// Such objects are missing, those made since the last collection at least (`UNTOLD` of the report): the process did not end of its own accord, or could not be looked
     /// through (loss `looks`).
     #[serde(default)]
     pub untold: bool,

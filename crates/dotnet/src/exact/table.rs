@@ -358,9 +358,7 @@ fn name(names: &[u8], word: u64, left: &mut usize) -> Option<(String, String)> {
     let (at, bytes, module) = (half(word & 0xffff_ffff), half(word >> 32 & 0xffff), half(word >> 48));
     let text = |from: usize, bytes: usize| {
         let end = from.saturating_add(bytes);
-        perfusion_host::process::handle::printable(&String::from_utf8_lossy(
-            names.get(from..end).unwrap_or(&[]),
-        ))
+        perfusion_model::text::printable(&String::from_utf8_lossy(names.get(from..end).unwrap_or(&[])))
     };
     if bytes == 0 {
         return None;

@@ -3,6 +3,7 @@
 
 use crate::process::mapping::{Fields, parse_fields};
 use crate::process::patience::{ForeignFile, ForeignReader, Holder, wait_for};
+use perfusion_model::text::printable;
 use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
 use rustix::io::Errno;
 use std::fs::File;
@@ -442,12 +443,6 @@ fn root_of_namespace(uid_map: &str) -> Option<u32> {
     })
 }
 
-/// `text` without control characters, for terminals and logs.
-#[must_use]
-pub fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
-}
-
 fn parse_map_line(line: &str) -> Option<MapLine> {
     let Fields { range, executable, file_offset, device, inode, path } =
         parse_fields(line.trim_end_matches('\n'))?;
@@ -457,7 +452,8 @@ fn parse_map_line(line: &str) -> Option<MapLine> {
 
 #[cfg(test)]
 mod tests {
-    use super::{MapLine, Target, parse_map_line, printable, root_of_namespace};
+    use super::{MapLine, Target, parse_map_line, root_of_namespace};
+    use perfusion_model::text::printable;
     use proptest::{prop_assert, proptest};
 
     #[test]

@@ -2,12 +2,12 @@
 //! left. JIT memory is looked at again once a second per method in use: a body that was replaced gets a new generation.
 
 use super::budget::{Common, Share, cpu_time};
+use super::counters::Counters;
 use super::images::{Elsewhere, Images};
 use super::lesson::{self, Lesson, Lessons};
 use super::mapping::{FileKey, Mapping, Mappings, Region, Replaced, parse_maps_line};
 use super::memory::{MAX_MAPS_BYTES, ProcessMemory};
 use super::patience::{Holder, wait_for};
-use super::table::Counters;
 use super::{ImageError, ProcessError};
 use crate::process::seed::still_sleeps;
 use foldhash::{HashMap, HashMapExt as _};
@@ -16,8 +16,8 @@ use perfusion_model::frame::{FrameKey, ImageId, ProcessId};
 use perfusion_unwind::TargetMemory;
 use perfusion_unwind::encode::encode;
 use perfusion_unwind::finish::{Code, Step, Trace};
-use perfusion_unwind::machine::NATIVE;
 use perfusion_unwind::managed::{Budget, CODE_BYTES, JitBody};
+use perfusion_unwind::native::NATIVE;
 use perfusion_unwind::rule::{FrameKind, Refusal, Rule};
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};

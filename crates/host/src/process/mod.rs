@@ -4,6 +4,7 @@
 pub mod aftermath;
 pub mod budget;
 pub mod container;
+mod counters;
 pub mod explain;
 pub mod handle;
 pub mod headroom;
@@ -21,13 +22,15 @@ mod pe;
 pub mod published;
 pub mod seed;
 pub mod service;
+mod source;
 pub mod spans;
 pub mod table;
 pub mod thread_variable;
 
+pub use counters::Counters;
 pub use image::{Image, ImageError};
 pub use lesson::Lesson;
-pub use table::{Counters, ProcessInfo, ProcessTable};
+pub use table::{ProcessInfo, ProcessTable};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};

@@ -10,7 +10,8 @@
 //! The first two do not change when the process renames its main thread or is started by another path. A process decides
 //! what its files are called, so a name is text of unknown origin: printable, and at most [`CHARACTERS`] long.
 
-use crate::process::handle::{Target, printable};
+use crate::process::handle::Target;
+use perfusion_model::text::printable;
 use rustix::fs::OFlags;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

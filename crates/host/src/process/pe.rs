@@ -2,9 +2,9 @@
 //! runtime maps the latter from where they are, section by section (`PAL_LOADLoadPEFile`, src/coreclr/pal/src/loader/module.cpp of
 //! dotnet/runtime), so that code of theirs is found by its offset in the program's file.
 
-use super::image::Source;
-use perfusion_unwind::machine::NATIVE;
+use super::source::Source;
 use perfusion_unwind::managed::{ExceptionDirectory, PeImage};
+use perfusion_unwind::native::NATIVE;
 use std::ops::Range;
 use std::sync::Arc;
 

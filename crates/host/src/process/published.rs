@@ -5,9 +5,10 @@
 //! bounded, and says nothing but how the process calls itself.
 
 use super::memory::ProcessMemory;
-use crate::process::handle::{Target, printable};
+use crate::process::handle::Target;
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value::Value};
 use opentelemetry_proto::tonic::resource::v1::Resource;
+use perfusion_model::text::printable;
 use perfusion_unwind::TargetMemory;
 use prost::Message as _;
 use std::sync::Arc;

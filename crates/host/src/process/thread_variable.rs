@@ -1,7 +1,8 @@
 //! Thread-local variables of ELF files, found by name: in the dynamic symbol table, and in the relocations by which the file itself finds them. Files
 //! come from profiled processes: every table is bounded, and what does not fit together has no variable.
 
-use super::image::{Image, Source, elf_header, program_headers};
+use super::image::{Image, elf_header, program_headers};
+use super::source::Source;
 use object::endian::LittleEndian as LE;
 use object::{elf, pod};
 
@@ -226,9 +227,9 @@ fn relocated(
 #[cfg(test)]
 pub(super) mod tests {
     use super::{Block, MAX_RELOCATION_BYTES, ThreadVariable, distance, find};
-    use crate::process::image::Source;
+    use crate::process::source::Source;
     use object::elf;
-    use perfusion_unwind::machine::NATIVE;
+    use perfusion_unwind::native::NATIVE;
 
     /// Offsets in [`library`], which are its addresses, too.
     const PROGRAMS: u64 = 64;

@@ -12,7 +12,7 @@ mod check;
 mod prune;
 mod wire;
 
-use super::encode::PprofError;
+use super::error::{PprofError, Refusal, gunzip};
 use super::proto::{Function, Label, Line, Location, Mapping, Profile, Sample, ValueType};
 use super::{LOSS_PREFIX, PERFUSION_PREFIX};
 use std::collections::HashSet;
@@ -28,81 +28,12 @@ pub struct Reading {
     pub remarks: Vec<String>,
 }
 
-/// Why pprof refuses a profile; its own words are in brackets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// No bytes.
-    #[error("nothing (pprof: empty input file)")]
-    Empty,
-    /// Not the wire format, or a field of another type than the format has.
-    #[error("no message of the format (pprof: unrecognized profile format)")]
-    Wire,
-    /// A second time stamp: profiles have one.
-    #[error("two or more profiles one after the other in one file (pprof: concatenated profiles detected)")]
-    Concatenated,
-    /// The string table begins with something.
-    #[error("a string table that does not begin with the empty string (pprof: string_table[0] must be '')")]
-    FirstString,
-    /// A string index outside the table.
-    #[error("the string index {found} in a table of {len} strings (pprof: malformed profile format)")]
-    String {
-        /// The index.
-        found: i64,
-        /// Size of the table.
-        len: usize,
-    },
-    /// No sample types.
-    #[error("no sample types (pprof: profiles have empty common sample type list)")]
-    NoTypes,
-    /// Samples without types of their values.
-    #[error("samples, but no sample types (pprof: missing sample type information)")]
-    SamplesWithoutTypes,
-    /// A sample with another number of values than there are types.
-    #[error(
-        "a sample with {found} values for {types} sample types (pprof: mismatch: sample has {found} values vs. {types} types)"
-    )]
-    Values {
-        /// Values found.
-        found: usize,
-        /// Sample types.
-        types: usize,
-    },
-    /// A sample with a location that is not in the table.
-    #[error("a sample with location {id}, which is not in the table (pprof: sample has nil location)")]
-    NoLocation {
-        /// The location.
-        id: u64,
-    },
-    /// A line with a function that is not in the table.
-    #[error(
-        "location {id} with a function that is not in the table (pprof: location id: {id} has a line with nil function)"
-    )]
-    NoFunction {
-        /// The location.
-        id: u64,
-    },
-    /// Id 0.
-    #[error("a {table} with id 0 (pprof: found {table} with reserved ID=0)")]
-    ReservedId {
-        /// Which table.
-        table: &'static str,
-    },
-    /// An id that stands twice.
-    #[error("two {table}s with id {id} (pprof: multiple {table}s with same id: {id})")]
-    TwiceId {
-        /// Which table.
-        table: &'static str,
-        /// The id.
-        id: u64,
-    },
-}
-
 /// Reads a profile, gzipped or not.
 ///
 /// # Errors
 /// When pprof refuses it, too, or when it unpacks to more than 2 GiB.
 pub fn read(bytes: &[u8]) -> Result<Reading, PprofError> {
-    let unpacked = super::encode::gunzip(bytes)?;
+    let unpacked = gunzip(bytes)?;
     let mut reading = message(&unpacked)?;
     drop(unpacked);
     check::check(&mut reading)?;

@@ -17,7 +17,7 @@ use perfusion_model::event::{
     ThreadId, ThreadTimes, UserContext, UserRegs, WaitEnd, WaitStart, WaitState, Wake, WakerStack, WalkEnd,
 };
 use perfusion_model::text::whole_text;
-use perfusion_unwind::machine::NATIVE;
+use perfusion_unwind::native::NATIVE;
 
 /// A record nobody could have written.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -389,7 +389,7 @@ mod tests {
     };
     use ebpf_common::key::{STATE_ON_CPU, Thread};
     use perfusion_model::event::{Asleep, EventKind, MonotonicNs, ProbeWalk, Span, ThreadId, WalkEnd};
-    use perfusion_unwind::machine::NATIVE;
+    use perfusion_unwind::native::NATIVE;
     use proptest::prelude::{any, proptest};
 
     fn sample() -> Vec<u8> {

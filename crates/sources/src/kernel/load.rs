@@ -16,7 +16,7 @@ use ebpf_common::config::{
 use ebpf_common::event::CERTAIN;
 use ebpf_common::limits::{MAX_RULED_CGROUPS, MAX_SPAN_PLACES};
 use ebpf_common::rule::WAYS;
-use perfusion_unwind::machine::native_address_mask;
+use perfusion_unwind::native::native_address_mask;
 use std::collections::HashMap;
 use std::time::Instant;
 use std::{fs, io, thread};
@@ -54,7 +54,7 @@ pub(super) fn load(options: &KernelOptions, possible_cpus: u32) -> Result<Loaded
     let data = fs::read(btf::PATH).map_err(|source| KernelError::BtfUnreadable { source })?;
     // aya reads the kernel's types twice, once for the loader (which has no way around it) and once for the tracepoints: 50 ms each, the
     // greater part of the start, so the two run side by side.
-    crate::kernel_features::raise_locked_memory();
+    crate::kernel::features::raise_locked_memory();
     let loops = !options.older_probes && has_bpf_loop();
     let (types, config, mut loader) = thread::scope(|scope| {
         let types = scope.spawn(|| Btf::parse(&data, Endianness::default()));

@@ -4,6 +4,7 @@
 pub mod btf;
 mod cpus;
 pub mod decode;
+pub mod features;
 mod iter;
 mod load;
 mod maps;
@@ -155,7 +156,7 @@ pub enum KernelError {
     },
     /// The running kernel lacks something, or this process lacks a right.
     #[error(transparent)]
-    Feature(#[from] crate::kernel_features::FeatureError),
+    Feature(#[from] crate::kernel::features::FeatureError),
     /// BTF cannot be read.
     #[error("{}: {source}; the kernel must be built with CONFIG_DEBUG_INFO_BTF", btf::PATH)]
     BtfUnreadable {
@@ -382,7 +383,7 @@ impl KernelSource {
     /// When an option is out of range, the kernel lacks something or this process lacks a right. Nothing is left behind.
     pub fn start(options: &KernelOptions) -> Result<Self, KernelError> {
         check(options)?;
-        crate::kernel_features::check()?;
+        crate::kernel::features::check()?;
         let (needed, found) = (needed_open_files(), raise_open_files());
         if found < needed {
             return Err(KernelError::FewOpenFiles { needed, found });
@@ -986,7 +987,7 @@ fn check(options: &KernelOptions) -> Result<(), KernelError> {
 
 /// What the kernel answered to the iterator, in words where its age says it.
 fn lack_of_sleepers(error: &ProgramError) -> String {
-    let release = crate::kernel_features::without_sleepers();
+    let release = crate::kernel::features::without_sleepers();
     release.map_or_else(|| error.to_string(), |release| format!("this is Linux {release}"))
 }
 

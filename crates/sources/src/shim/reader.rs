@@ -16,7 +16,7 @@ use perfusion_model::event::{
     Allocation, AllocationKind, Contention, Event, EventKind, Exception, Heap, Method, MonotonicNs, RegionId,
     RuntimeSample, ShimEvent, UserContext, UserRegs,
 };
-use perfusion_unwind::machine::NATIVE;
+use perfusion_unwind::native::NATIVE;
 use profiler_protocol::consumer::{Consumer, ConsumerError, Drained, Quota};
 use profiler_protocol::counter::{self, Counter};
 use profiler_protocol::layout::{

@@ -85,7 +85,7 @@ impl Region {
         let own = format!("/proc/self/fd/{}", path.as_raw_fd());
         let found = readlinkat(rustix::fs::CWD, &own, Vec::new()).map_err(system("readlink"))?;
         if found.to_bytes() != name.as_bytes() {
-            return Err(refuse(name, perfusion_host::process::handle::printable(&found.to_string_lossy())));
+            return Err(refuse(name, perfusion_model::text::printable(&found.to_string_lossy())));
         }
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = File::from(open(&own, flags, Mode::empty()).map_err(system("open"))?);

@@ -6,6 +6,7 @@ mod print;
 pub mod series;
 pub mod snapshot;
 
+use self::snapshot::Process;
 use crate::cli::{self, exit};
 use crate::commands::heap::held::{self, Bounds};
 use crate::commands::heap::{WATCHED, check_surveyable};
@@ -27,7 +28,7 @@ use perfusion_report::{self, ReportError};
 use perfusion_sources::order::Order;
 use perfusion_sources::shim::{Settings, Wishes};
 use perfusion_sources::shim::{ShimSource, same};
-use series::{Process, Stretch, stretches};
+use series::{Stretch, stretches};
 use snapshot::{Group, Place, Places, Snapshot};
 use std::collections::{HashMap, HashSet};
 use std::fmt;

@@ -1,7 +1,8 @@
 //! The findings for people: verdict and trend, then why, then where.
 
 use super::judge::{Verdict, seconds};
-use super::series::{Process, Stretch};
+use super::series::Stretch;
+use super::snapshot::Process;
 use super::snapshot::{Group, Snapshot};
 use super::{Finding, Held, Holders};
 use perfusion_model::units::{counted, human, percent};

@@ -1,16 +1,13 @@
 //! Moments of each process, out of snapshots of any number of processes in any order: a daemon writes one file for each service and window. Live objects
 //! can be compared as long as somebody has watched without a break, so of each process the last unbroken stretch is taken.
 
-use super::snapshot::Snapshot;
+use super::snapshot::{Process, Snapshot};
 use std::collections::HashMap;
 
 /// What two profiles say of the moment when watching began differs by less, and the library is silent for longer before it begins anew.
 const CLOCKS_S: f64 = 0.5;
 /// A window begins where the one before ended, but for the time it takes to cut it.
 const BREAK_S: f64 = 2.0;
-
-/// A process: its pid and name.
-pub type Process = (i64, String);
 
 /// The moments at which a process was looked at without a break.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -1,6 +1,5 @@
 //! What was alive at one moment, by process, type and allocation stack: read from a profile.
 
-use super::series::Process;
 use perfusion_aggregate::heap::{SAMPLED_BYTE_PROBABILITY, has_survived};
 use perfusion_model::labels::HANDLE;
 use perfusion_model::text::clean;
@@ -11,6 +10,9 @@ use perfusion_report::stacks::{Kind, Stacks};
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+
+/// A process: its pid and name.
+pub type Process = (i64, String);
 
 /// Frames of a stack that are kept, innermost first: enough to tell places apart and to recognise one.
 const FRAMES: usize = 32;

@@ -10,8 +10,8 @@
 //! Where the frame pointer leads somewhere it may be the caller's, or that of a frame further up: code without unwind data is often written by
 //! hand, and has none of its own. So what is below it is searched first, for such a call, or a caller that keeps the frame pointer.
 
-use super::finish::{Code, Limits, Missing, Walk};
-use super::rule::{Cfa, FrameKind, Refusal, Rule};
+use super::{Code, Limits, Missing, Walk};
+use crate::rule::{Cfa, FrameKind, Refusal, Rule};
 
 /// Most words of one frame that are looked at, and of all frames of a stack.
 const FRAME_WORDS: u64 = 512;

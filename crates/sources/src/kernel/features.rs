@@ -3,7 +3,7 @@
 
 use crate::kernel::{btf, perf};
 use perfusion_host::process::handle::Target;
-use perfusion_unwind::machine::NATIVE;
+use perfusion_unwind::native::NATIVE;
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::process::{Resource, Rlimit};
 use std::fmt::{self, Display, Formatter};

@@ -5,10 +5,10 @@
 //! 2. *Cut* ([`Cut`]): all of the old window has arrived. Its estimates are made, labels with them, since the ids may be others' later.
 //! 3. *Window*: the last names have come, or their time is over.
 
-use super::names::comm_text;
-use super::naming;
-use super::processor::Processor;
-use super::starts;
+use super::Processor;
+use crate::names::comm_text;
+use crate::naming;
+use crate::starts;
 use foldhash::{HashMap, HashMapExt as _};
 use perfusion_aggregate::chance::Chances;
 use perfusion_aggregate::collections::{Kind, Sum};

@@ -1,0 +1,114 @@
+//! Why a profile is not read or not written.
+
+use super::validate::Invalid;
+use flate2::read::MultiGzDecoder;
+use std::borrow::Cow;
+use std::io::Read as _;
+
+/// A profile that unpacks to more is refused: nothing this program writes comes near.
+pub(super) const MAX_UNPACKED_BYTES: u64 = 2 << 30;
+
+/// Why a profile was not written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum PprofError {
+    /// The compressor failed, or the input is no gzip stream.
+    #[error("gzip: {0}")]
+    Gzip(#[from] std::io::Error),
+    /// Not the expected message.
+    #[error("not a pprof profile: {0}")]
+    Message(#[from] prost::DecodeError),
+    /// It breaks a rule of the format.
+    #[error("invalid profile: {0}")]
+    Invalid(#[from] Invalid),
+    /// A reader of profiles refuses it.
+    #[error("no profile that can be read: {0}")]
+    Refused(#[from] Refusal),
+    /// Its names and locations take more memory than there is for them.
+    #[error("its names and locations take more than {0} bytes of memory, the limit for them")]
+    LargeTables(usize),
+    /// It is larger than any real one.
+    #[error("the profile unpacks to more than {MAX_UNPACKED_BYTES} bytes")]
+    TooLarge,
+}
+
+/// Why pprof refuses a profile; its own words are in brackets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// No bytes.
+    #[error("nothing (pprof: empty input file)")]
+    Empty,
+    /// Not the wire format, or a field of another type than the format has.
+    #[error("no message of the format (pprof: unrecognized profile format)")]
+    Wire,
+    /// A second time stamp: profiles have one.
+    #[error("two or more profiles one after the other in one file (pprof: concatenated profiles detected)")]
+    Concatenated,
+    /// The string table begins with something.
+    #[error("a string table that does not begin with the empty string (pprof: string_table[0] must be '')")]
+    FirstString,
+    /// A string index outside the table.
+    #[error("the string index {found} in a table of {len} strings (pprof: malformed profile format)")]
+    String {
+        /// The index.
+        found: i64,
+        /// Size of the table.
+        len: usize,
+    },
+    /// No sample types.
+    #[error("no sample types (pprof: profiles have empty common sample type list)")]
+    NoTypes,
+    /// Samples without types of their values.
+    #[error("samples, but no sample types (pprof: missing sample type information)")]
+    SamplesWithoutTypes,
+    /// A sample with another number of values than there are types.
+    #[error(
+        "a sample with {found} values for {types} sample types (pprof: mismatch: sample has {found} values vs. {types} types)"
+    )]
+    Values {
+        /// Values found.
+        found: usize,
+        /// Sample types.
+        types: usize,
+    },
+    /// A sample with a location that is not in the table.
+    #[error("a sample with location {id}, which is not in the table (pprof: sample has nil location)")]
+    NoLocation {
+        /// The location.
+        id: u64,
+    },
+    /// A line with a function that is not in the table.
+    #[error(
+        "location {id} with a function that is not in the table (pprof: location id: {id} has a line with nil function)"
+    )]
+    NoFunction {
+        /// The location.
+        id: u64,
+    },
+    /// Id 0.
+    #[error("a {table} with id 0 (pprof: found {table} with reserved ID=0)")]
+    ReservedId {
+        /// Which table.
+        table: &'static str,
+    },
+    /// An id that stands twice.
+    #[error("two {table}s with id {id} (pprof: multiple {table}s with same id: {id})")]
+    TwiceId {
+        /// Which table.
+        table: &'static str,
+        /// The id.
+        id: u64,
+    },
+}
+
+/// The message in a gzip file of one or more members; what is no gzip file as it is.
+pub(super) fn gunzip(bytes: &[u8]) -> Result<Cow<'_, [u8]>, PprofError> {
+    if !bytes.starts_with(&[0x1f, 0x8b]) {
+        return Ok(Cow::Borrowed(bytes));
+    }
+    let mut unpacked = Vec::new();
+    MultiGzDecoder::new(bytes).take(MAX_UNPACKED_BYTES + 1).read_to_end(&mut unpacked)?;
+    if u64::try_from(unpacked.len()).is_ok_and(|len| len > MAX_UNPACKED_BYTES) {
+        return Err(PprofError::TooLarge);
+    }
+    Ok(Cow::Owned(unpacked))
+}
