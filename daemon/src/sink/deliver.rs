@@ -749,6 +749,13 @@ impl Lazy {
         self.delivery.as_ref().map_or_else(unknown, Delivery::backlog)
     }
 
+    /// What is said of what happened.
+    #[cfg(test)]
+    pub fn reasons(&self) -> Vec<String> {
+        let reasons = |delivery: &Delivery| delivery.shared.lock().states.reasons();
+        self.delivery.as_ref().map(reasons).unwrap_or_default()
+    }
+
     /// See [`Delivery::close`].
     pub fn close(&mut self, deadline: Instant) {
         if let Some(delivery) = &mut self.delivery {

@@ -386,7 +386,8 @@ impl Outgoing {
         }
     }
 
-    /// Puts a window's samples from `first` on into the spool, part by part.
+    /// Puts a window's samples from `first` on into the spool, part by part. The bounds are those
+    /// that the parts are made within: they may be others by the end.
     ///
     /// # Errors
     /// The first there was: what becomes of one part is nothing to the rest.
@@ -395,7 +396,7 @@ impl Outgoing {
         finished: &Finished,
         first: u64,
         at: SystemTime,
-        parts: P,
+        (parts, bounds): (P, Bounds),
         encode: impl Fn(P::Part) -> Result<Vec<u8>, SinkError>,
     ) -> Result<(), SinkError> {
         let Self { delivery, requests, hurry, .. } = self;
@@ -405,8 +406,7 @@ impl Outgoing {
         })?;
         if made.dropped_samples > 0 {
             self.dropped_samples += made.dropped_samples;
-            let bytes = self.bounds(usize::MAX).lone_bytes;
-            let reason = format!("stacks are longer than a {} may be, {bytes} bytes", self.what);
+            let reason = format!("stacks are longer than a {} may be, {} bytes", self.what, bounds.lone_bytes);
             self.delivery.event(Event {
                 service: &finished.service,
                 reason: &reason,
@@ -479,6 +479,46 @@ mod tests {
         }
     }
 
+    /// Finds each sample too long.
+    struct NoneFits;
+
+    impl Parts for NoneFits {
+        type Part = Profile;
+
+        fn add(&mut self, _: &Sample) -> Option<Profile> {
+            None
+        }
+
+        fn finish(self) -> (Option<Profile>, u64) {
+            (None, 3)
+        }
+    }
+
+    #[test]
+    fn the_bound_that_is_said_is_the_one_that_stacks_were_measured_by() {
+        let folder = tempfile::tempdir().unwrap();
+        let limits = Limits { bytes: 1 << 20, age: Duration::from_secs(3600), free_bytes: 0 };
+        let delivery = Lazy::new("test", folder.path().join("s"), limits, Duration::from_secs(1), Takes);
+        let mut outgoing = Outgoing::new(delivery, 4 << 20, "request");
+        // As after a refusal of 16,000 bytes. What is taken meanwhile may have it forgotten.
+        let bounds = Bounds { samples: 10, bytes: 8000, lone_bytes: 64_000 };
+        let finished = finished(&Profile::default());
+        let now = SystemTime::now();
+        outgoing.put(&finished, 0, now, (NoneFits, bounds), |_| Ok(Vec::new())).unwrap();
+        let said = outgoing.delivery.reasons();
+        assert_eq!(said, ["stacks are longer than a request may be, 64000 bytes"]);
+    }
+
+    fn finished(profile: &Profile) -> Finished {
+        Finished {
+            service: "web".into(),
+            labels: BTreeMap::new(),
+            start: SystemTime::now(),
+            duration: Duration::from_secs(1),
+            profile: profile.clone().into(),
+        }
+    }
+
     #[test]
     fn tables_of_all_sinks_share_their_room_and_what_finds_none_waits_in_the_spool() {
         let folder = tempfile::tempdir().unwrap();
@@ -488,13 +528,7 @@ mod tests {
         outgoing.within(8 << 20);
         let room = outgoing.memory.tables;
         let string_table = vec![String::new(), "x".repeat(1000)];
-        let finished = Finished {
-            service: "web".into(),
-            labels: BTreeMap::new(),
-            start: SystemTime::now(),
-            duration: Duration::from_secs(1),
-            profile: Profile { string_table, ..Profile::default() }.into(),
-        };
+        let finished = finished(&Profile { string_table, ..Profile::default() });
         let now = SystemTime::now();
 
         // The other sink lets go meanwhile.

@@ -197,8 +197,9 @@ fn make(
     let (labels, dropped) = labels(finished);
     let (names, dropped_of_samples) = sample_labels(wanted, &labels, &tables);
     let kept = Kept { names: &names, cut: |value| cut(value, MOST_VALUE_BYTES) };
-    let splitter = Splitter::new(&tables, outgoing.bounds(MOST_SAMPLES), kept);
-    outgoing.put(finished, first, at, splitter, |part| request(&labels, &part))?;
+    let bounds = outgoing.bounds(MOST_SAMPLES);
+    let splitter = Splitter::new(&tables, bounds, kept);
+    outgoing.put(finished, first, at, (splitter, bounds), |part| request(&labels, &part))?;
     Ok(dropped + dropped_of_samples)
 }
 

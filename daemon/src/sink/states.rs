@@ -272,6 +272,12 @@ impl States {
         })
     }
 
+    /// As they were given last.
+    #[cfg(test)]
+    pub fn reasons(&self) -> Vec<String> {
+        self.states.values().map(|state| state.reason.clone()).collect()
+    }
+
     /// Why nothing is taken now, where that is so.
     #[must_use]
     pub fn trouble(&self) -> Option<&str> {

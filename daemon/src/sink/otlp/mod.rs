@@ -140,8 +140,9 @@ impl Otlp {
 fn make(outgoing: &mut Outgoing, finished: &Finished, first: u64) -> Result<(), SinkError> {
     let at = finished.start + finished.duration;
     let Some(tables) = outgoing.tables(finished, first, at)? else { return Ok(()) };
-    let converter = Converter::new(finished, &tables, outgoing.bounds(usize::MAX), fresh_id);
-    outgoing.put(finished, first, at, converter, |request| pack(&request))
+    let bounds = outgoing.bounds(usize::MAX);
+    let converter = Converter::new(finished, &tables, bounds, fresh_id);
+    outgoing.put(finished, first, at, (converter, bounds), |request| pack(&request))
 }
 
 fn pack(request: &ExportProfilesServiceRequest) -> Result<Vec<u8>, SinkError> {
