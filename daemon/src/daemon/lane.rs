@@ -3,7 +3,7 @@
 use super::queue::{Empty, Queue, Window};
 use crate::sink::deliver::Backlog;
 use crate::sink::file::FileError;
-use crate::sink::parts::Hurry;
+use crate::sink::parts::{Hurry, Report};
 use crate::sink::states::{self, Ends, Event, States};
 use crate::sink::{Sink, SinkError};
 use perfusion_host::priority;
@@ -28,6 +28,8 @@ const LAST: Duration = Duration::from_millis(1500);
 const PUBLISH_EVERY: Duration = Duration::from_secs(1);
 /// Where no windows come, such as while recording is switched off, a sink has its moment so often: what is too old goes then, too.
 const NO_WINDOW: Duration = Duration::from_secs(60);
+/// The same of one that waits for memory which others have.
+const SHORT_OF_MEMORY: Duration = Duration::from_secs(1);
 
 /// What is said when a sink panics; the panic's own message has been printed.
 const PANICKED: &str = "it panicked: a fault of this program; please report it";
@@ -45,8 +47,10 @@ pub struct Standing {
     pub dropped: u64,
     /// Profiles that wait for it, without those of the window it is at.
     pub waiting: usize,
-    /// How long it has been at one thing.
+    /// How long it has been at work on the present window.
     pub busy: Duration,
+    /// How long nothing of that has gone on, as where a disk does not answer.
+    pub still: Duration,
 }
 
 impl Standing {
@@ -91,17 +95,25 @@ pub enum Former {
     Elsewhere(Lane),
 }
 
-#[derive(Default)]
 struct Shared {
     queue: Queue,
     state: Mutex<State>,
     hurry: Hurry,
 }
 
+impl Default for Shared {
+    fn default() -> Self {
+        let hurry = Hurry::default();
+        Self { queue: Queue::with(hurry.waits()), state: Mutex::default(), hurry }
+    }
+}
+
 #[derive(Default)]
 struct State {
-    /// What it is doing began then.
+    /// Work on the present window began then.
     busy: Option<Instant>,
+    /// The same of one of its profiles.
+    at_one: Option<Instant>,
     /// The daemon ends: what is not put by then is lost.
     closing: Option<Instant>,
     /// The same, and what is not sent by then waits for the next one.
@@ -198,6 +210,12 @@ impl Lane {
         self.is_replaced
     }
 
+    /// True when no window waits for it, but the one that it is at.
+    #[must_use]
+    pub fn none_waits(&self) -> bool {
+        self.shared.queue.waiting() == 0
+    }
+
     /// Hands a window over, see [`Queue::give`].
     pub fn give(&self, window: &Window, room: u64) -> bool {
         self.shared.queue.give(window, room)
@@ -206,19 +224,30 @@ impl Lane {
     /// How the sink stands, as of the last window or second.
     #[must_use]
     pub fn standing(&self) -> Standing {
+        let hurry = &self.shared.hurry;
         let state = self.shared.state();
+        // What is counted while it is at work. Each grows only, so that the larger value is the newer.
+        let Report { counters: reported, backlog } = hurry.reported();
+        let mut counters = state.counters.clone();
+        for (name, value) in reported {
+            let value = value + state.former.get(name).copied().unwrap_or_default();
+            match counters.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, known)) => *known = value.max(*known),
+                None => counters.push((name, value)),
+            }
+        }
+        let since = |began: Option<Instant>, later: Option<Instant>| {
+            began.map(|began| later.map_or(began, |later| began.max(later)).elapsed()).unwrap_or_default()
+        };
         Standing {
             sink: self.name.clone(),
-            counters: state.counters.clone(),
-            backlog: state.backlog.clone(),
+            counters,
+            backlog: backlog.or_else(|| state.backlog.clone()),
             dropped: self.shared.queue.dropped(),
             waiting: self.shared.queue.waiting(),
+            busy: since(state.busy, hurry.began()),
             // A window of many parts is many writes.
-            busy: state
-                .busy
-                .map(|since| self.shared.hurry.last_step().map_or(since, |step| since.max(step)))
-                .map(|since| since.elapsed())
-                .unwrap_or_default(),
+            still: since(state.at_one, hurry.last_step()),
         }
     }
 
@@ -309,6 +338,7 @@ impl Work {
         // What takes long is in the way of nothing else.
         window.sort_by_key(|finished| finished.profile.bytes().len());
         let (mut failed, mut late) = (0, 0);
+        self.shared.state().busy = Some(Instant::now());
         // One after the other is let go.
         for finished in window {
             if self.closing().is_some_and(|closing| Instant::now() >= closing) {
@@ -338,6 +368,9 @@ impl Work {
                 self.states.event(event, Instant::now());
             }
             self.shared.queue.done(&finished);
+            if Instant::now() >= self.publish_at {
+                self.publish();
+            }
         }
         let sink = self.sink.name();
         self.states.look(Instant::now());
@@ -356,11 +389,15 @@ impl Work {
         }
         self.window_over();
         self.publish();
+        self.shared.state().busy = None;
     }
 
     fn window_over(&mut self) {
-        self.moment_at = Instant::now() + NO_WINDOW;
-        self.timed(|sink| sink.window_over());
+        let short = self.timed(|sink| {
+            sink.window_over();
+            sink.is_short_of_memory()
+        });
+        self.moment_at = Instant::now() + if short == Some(true) { SHORT_OF_MEMORY } else { NO_WINDOW };
     }
 
     fn publish(&mut self) {
@@ -374,6 +411,7 @@ impl Work {
             *value += state.former.get(counter).copied().unwrap_or_default();
         }
         (state.counters, state.backlog) = (counters, backlog);
+        self.shared.hurry.is_reported();
     }
 
     /// Until when there is time, where the daemon ends.
@@ -383,11 +421,21 @@ impl Work {
 
     /// Has the sink do something, and says so meanwhile; `None` when it panicked, which costs no more than what it was at.
     fn timed<T>(&mut self, work: impl FnOnce(&mut dyn Sink) -> T) -> Option<T> {
-        self.shared.state().busy = Some(Instant::now());
+        let is_own = {
+            let (mut state, now) = (self.shared.state(), Some(Instant::now()));
+            state.at_one = now;
+            let is_own = state.busy.is_none();
+            state.busy = state.busy.or(now);
+            is_own
+        };
         let sink = &mut *self.sink;
         // A sink keeps no promise of memory across its calls, and what it counts may be off by what it was at.
         let done = catch_unwind(AssertUnwindSafe(|| work(sink)));
-        self.shared.state().busy = None;
+        {
+            let mut state = self.shared.state();
+            state.at_one = None;
+            state.busy = state.busy.filter(|_| !is_own);
+        }
         if done.is_err() {
             tracing::error!(sink = self.sink.name(), "{PANICKED}");
         }
@@ -492,6 +540,60 @@ pub mod tests {
         shared.queue.close();
         work.until_over();
         assert_eq!(told.into_iter().collect::<Vec<_>>(), ["a".into(), "b".into()]);
+    }
+
+    /// Says what it counts while it is at work, and goes on when it is told to.
+    struct Reports(Hurry, Receiver<u64>);
+
+    impl Sink for Reports {
+        fn name(&self) -> &str {
+            "reports"
+        }
+
+        fn place(&self) -> &Path {
+            Path::new("")
+        }
+
+        fn hurries(&mut self, hurry: Hurry) {
+            self.0 = hurry;
+        }
+
+        fn put(&mut self, _: &Finished) -> Result<(), SinkError> {
+            for value in &self.1 {
+                let backlog = Some(Backlog { requests: value, ..Backlog::default() });
+                let wait = Duration::from_millis(600);
+                std::thread::sleep(wait);
+                self.0.report(|| Some(Report { counters: vec![("requests_made", value)], backlog }));
+            }
+            Ok(())
+        }
+
+        fn counters(&self) -> Vec<(&'static str, u64)> {
+            vec![("requests_made", 1)]
+        }
+    }
+
+    #[test]
+    fn numbers_move_while_a_window_is_made_and_busy_is_since_it_began() {
+        let (tell, told) = channel();
+        let mut lane = started(Box::new(Reports(Hurry::default(), told)), Former::None).0;
+        let began = Instant::now();
+        assert!(lane.give(&window("a"), u64::MAX));
+        for value in [3, 4] {
+            tell.send(value).unwrap();
+            until(|| lane.standing().values().any(|value_of| value_of == ("requests_made", value)));
+            until(|| lane.standing().backlog.is_some_and(|backlog| backlog.requests == value));
+        }
+        let (passed, standing) = (began.elapsed(), lane.standing());
+        assert!(
+            standing.busy >= Duration::from_millis(1200) && standing.busy <= began.elapsed(),
+            "{passed:?}"
+        );
+        drop(tell);
+        until(|| lane.standing().busy.is_zero());
+        // What it says itself is the last word.
+        until(|| lane.standing().counters == [("requests_made", 1)] && lane.standing().backlog.is_none());
+        lane.close().unwrap().join().unwrap();
     }
 
     struct Moments(Sender<()>);

@@ -820,7 +820,7 @@ impl Daemon {
         let standing = self.sinks.watcher().standing();
         let hangs: BTreeSet<String> = standing
             .into_iter()
-            .filter(|standing| standing.busy >= SINK_HANGS)
+            .filter(|standing| standing.still >= SINK_HANGS)
             .map(|standing| standing.sink)
             .collect();
         for sink in hangs.difference(&self.hanging_sinks) {
@@ -942,11 +942,11 @@ impl Daemon {
                 Ok(None) => sinks_until = Some(now + END_WITHIN),
                 Err(RecvTimeoutError::Disconnected) => return Err(Error::Failed),
                 Err(RecvTimeoutError::Timeout) if sinks_until.is_some_and(|until| now >= until) => {
-                    for Standing { sink, busy, waiting, .. } in sinks.standing() {
-                        if !busy.is_zero() {
+                    for Standing { sink, still, waiting, .. } in sinks.standing() {
+                        if !still.is_zero() {
                             tracing::error!(
                                 sink,
-                                "does not come back from one write for {busy:.0?}: that is lost, and {waiting} profiles that wait for it"
+                                "does not come back from one write for {still:.0?}: that is lost, and {waiting} profiles that wait for it"
                             );
                         }
                     }

@@ -15,7 +15,7 @@ use perfusion_pprof::split::Bounds;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -90,7 +90,7 @@ pub struct Figures {
     pub too_large: u64,
     /// Of those, given up after their number of tries.
     pub tries_over: u64,
-    /// Requests, and windows of an earlier daemon, of which others were made.
+    /// Requests, and windows that waited in the spool, of which others were made.
     pub split: u64,
     /// Requests made of other requests.
     pub parts: u64,
@@ -211,6 +211,15 @@ impl State {
             );
         }
         put
+    }
+
+    fn backlog(&self) -> Backlog {
+        Backlog {
+            requests: u64::try_from(self.spool.len()).unwrap_or(u64::MAX),
+            bytes: self.spool.bytes(),
+            trouble: self.states.trouble().map(str::to_owned),
+            causes: self.states.sums().collect(),
+        }
     }
 
     fn know(&mut self, service: &str) -> u64 {
@@ -557,6 +566,12 @@ impl Delivery {
         self.shared.lock().spool.window(Now::read())
     }
 
+    /// True when a window waits to be made into requests.
+    #[must_use]
+    pub fn has_windows(&self) -> bool {
+        self.shared.lock().spool.items().values().any(|item| item.kind == Kind::Window)
+    }
+
     /// Requests were made of this window.
     pub fn done(&self, window: Item) {
         let mut state = self.shared.lock();
@@ -590,13 +605,18 @@ impl Delivery {
     /// What waits.
     #[must_use]
     pub fn backlog(&self) -> Backlog {
-        let state = self.shared.lock();
-        Backlog {
-            requests: u64::try_from(state.spool.len()).unwrap_or(u64::MAX),
-            bytes: state.spool.bytes(),
-            trouble: state.states.trouble().map(str::to_owned),
-            causes: state.states.sums().collect(),
-        }
+        self.shared.lock().backlog()
+    }
+
+    /// The same two as they are now; none while somebody else has them, who may be waiting for a disk.
+    #[must_use]
+    pub fn glance(&self) -> Option<(Figures, Backlog)> {
+        let state = match self.shared.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(state)) => state.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some((Figures { lost: state.spool.lost(), ..state.figures }, state.backlog()))
     }
 
     /// Sends what can be sent before `deadline`, without waiting for a receiver that is away; the rest stays.
@@ -694,6 +714,20 @@ impl Lazy {
     #[must_use]
     pub fn window(&self) -> Option<Taken> {
         self.delivery.as_ref().and_then(Delivery::window)
+    }
+
+    /// See [`Delivery::has_windows`]; false of one that has not begun.
+    #[must_use]
+    pub fn has_windows(&self) -> bool {
+        self.delivery.as_ref().is_some_and(Delivery::has_windows)
+    }
+
+    /// See [`Delivery::glance`]; none of one that has not begun.
+    #[must_use]
+    pub fn glance(&self) -> Option<(Figures, Backlog)> {
+        let (mut figures, backlog) = self.delivery.as_ref()?.glance()?;
+        figures.lost.refused += self.lost;
+        Some((figures, backlog))
     }
 
     /// See [`Delivery::done`].
