@@ -406,7 +406,7 @@ impl State {
         remote: &dyn Remote,
     ) {
         let (service_of_state, ends) = match blame {
-            Blame::Request => (service, Ends::WhenServiceTaken),
+            Blame::Request => (service, Ends::WhenWhoseIsSeen),
             Blame::Receiver => ("", Ends::WhenTaken),
             Blame::Length => {
                 if self.split_long(sink, taken, service, reason, remote) {
@@ -416,7 +416,7 @@ impl State {
                     self.give_up(sink, taken.item, service, reason, End::TooLarge);
                     return;
                 }
-                (service, Ends::WhenServiceTaken)
+                (service, Ends::WhenWhoseIsSeen)
             }
             Blame::TooLong => {
                 self.give_up(sink, taken.item, service, reason, End::TooLarge);
@@ -898,6 +898,26 @@ mod tests {
         let figures = delivery.figures();
         assert_eq!((figures.sent, figures.refused, figures.retries, figures.rejected_profiles), (2, 1, 1, 2));
         assert_eq!((delivery.backlog().requests, figures.sent_bytes), (0, 6));
+    }
+
+    #[test]
+    fn what_a_silent_receiver_does_not_take_is_told_of_no_service() {
+        let directory = tempfile::tempdir().unwrap();
+        let (remote, answer, saw) = told();
+        let mut delivery = started(directory.path(), remote);
+        for service in ["web", "shop"] {
+            delivery.put(SystemTime::now(), Kind::Request, service, service.as_bytes()).unwrap();
+            answer.send(Verdict::Later { after: None, reason: "no answer in time".to_owned() }).unwrap();
+        }
+        assert_eq!((saw.recv().unwrap(), saw.recv().unwrap()), (b"web".to_vec(), b"shop".to_vec()));
+        while delivery.figures().retries < 2 {
+            std::thread::yield_now();
+        }
+        let causes = delivery.backlog().causes;
+        let found: Vec<_> = causes.iter().map(|sum| (sum.service.as_str(), sum.count, sum.lasts)).collect();
+        assert_eq!(found, [("", 2, true)]);
+        drop(answer);
+        delivery.close(Instant::now());
     }
 
     #[test]
