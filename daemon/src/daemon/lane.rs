@@ -21,9 +21,13 @@ const LAST_WINDOWS: Duration = Duration::from_secs(10);
 /// How long requests are made of windows then. The rest of them waits in the spool, for the next
 /// daemon.
 const LAST_PARTS: Duration = Duration::from_millis(700);
-/// How long what is to be sent is sent then, from the same moment on. With what a recording's end
-/// takes that is less than three seconds.
+/// How long what is to be sent is sent then, from the same moment on.
 const LAST: Duration = Duration::from_millis(1500);
+/// So long after the daemon was told to end no more requests are made, whatever the recording's end
+/// took.
+const PARTS_WITHIN: Duration = Duration::from_millis(1600);
+/// The same of sending: the daemon ends within three seconds.
+const SENT_WITHIN: Duration = Duration::from_millis(2400);
 /// What a sink counts between two windows, such as what a receiver took or refused, is published so often.
 const PUBLISH_EVERY: Duration = Duration::from_secs(1);
 /// Where no windows come, such as while recording is switched off, a sink has its moment so often: what is too old goes then, too.
@@ -262,13 +266,15 @@ impl Lane {
         self.thread.is_some()
     }
 
-    /// Tells it that nothing more comes, and not to take long over the rest. Its end is to be waited for.
-    pub fn close(&mut self) -> Option<JoinHandle<()>> {
+    /// Tells it that nothing more comes, and not to take long over the rest, since the daemon was told to
+    /// end at `told`. Its end is to be waited for.
+    pub fn close(&mut self, told: Instant) -> Option<JoinHandle<()>> {
         let now = Instant::now();
-        self.shared.hurry.end_by(now + LAST_PARTS);
+        self.shared.hurry.end_by((now + LAST_PARTS).min(told + PARTS_WITHIN));
         {
             let mut state = self.shared.state();
-            (state.closing, state.last) = (Some(now + LAST_WINDOWS), Some(now + LAST));
+            let last = (now + LAST).min(told + SENT_WITHIN);
+            (state.closing, state.last) = (Some(now + LAST_WINDOWS), Some(last));
         }
         self.shared.queue.close();
         self.thread.take()
@@ -593,7 +599,54 @@ pub mod tests {
         until(|| lane.standing().busy.is_zero());
         // What it says itself is the last word.
         until(|| lane.standing().counters == [("requests_made", 1)] && lane.standing().backlog.is_none());
-        lane.close().unwrap().join().unwrap();
+        lane.close(Instant::now()).unwrap().join().unwrap();
+    }
+
+    /// Says until when it may send.
+    struct Sends(Sender<(Instant, Hurry)>, Hurry);
+
+    impl Sink for Sends {
+        fn name(&self) -> &str {
+            "sends"
+        }
+
+        fn place(&self) -> &Path {
+            Path::new("")
+        }
+
+        fn hurries(&mut self, hurry: Hurry) {
+            self.1 = hurry;
+        }
+
+        fn put(&mut self, _: &Finished) -> Result<(), SinkError> {
+            Ok(())
+        }
+
+        fn counters(&self) -> Vec<(&'static str, u64)> {
+            Vec::new()
+        }
+
+        fn close(&mut self, deadline: Instant) {
+            self.0.send((deadline, self.1.clone())).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_end_is_measured_from_when_the_daemon_was_told_to() {
+        for (recording_took, sends, makes) in [(0, 1500, true), (1900, 500, false), (9000, 0, false)] {
+            let (tell, heard) = channel();
+            let mut lane = started(Box::new(Sends(tell, Hurry::default())), Former::None).0;
+            let now = Instant::now();
+            let told = now.checked_sub(Duration::from_millis(recording_took)).unwrap();
+            let thread = lane.close(told).unwrap();
+            let (deadline, hurry) = heard.recv().unwrap();
+            let left = deadline.saturating_duration_since(now);
+            // Whatever passed between the two looks at the clock.
+            let most = Duration::from_millis(sends) + now.elapsed();
+            assert!(left <= most && left >= Duration::from_millis(sends), "{recording_took}: {left:?}");
+            assert_eq!(hurry.is_over(), !makes, "{recording_took}");
+            thread.join().unwrap();
+        }
     }
 
     struct Moments(Sender<()>);
@@ -665,7 +718,7 @@ pub mod tests {
             count.store(value, Ordering::Relaxed);
             until(|| lane.standing().counters == [("requests_sent", value)]);
         }
-        lane.close().unwrap().join().unwrap();
+        lane.close(Instant::now()).unwrap().join().unwrap();
     }
 
     fn started(sink: Box<dyn Sink>, former: Former) -> (Lane, Option<Lane>) {
@@ -741,7 +794,7 @@ pub mod tests {
         assert!(third_heard.try_recv().is_err());
         drop((first_goes_on, second_goes_on, third_goes_on));
         assert_eq!((&*third_heard.recv().unwrap(), &*third_heard.recv().unwrap()), ("b", "d"));
-        lane.close().unwrap().join().unwrap();
+        lane.close(Instant::now()).unwrap().join().unwrap();
         assert!(first_heard.recv().is_err() && third_heard.recv().is_err());
     }
 
@@ -759,9 +812,9 @@ pub mod tests {
         assert!(lane.give(&window("d"), u64::MAX));
         assert_eq!(&*second_heard.recv().unwrap(), "d");
         assert!(first_heard.try_recv().is_err());
-        lane.close().unwrap().join().unwrap();
+        lane.close(Instant::now()).unwrap().join().unwrap();
         drop(first_goes_on);
-        former.close().unwrap().join().unwrap();
+        former.close(Instant::now()).unwrap().join().unwrap();
         assert!(first_heard.recv().is_err());
     }
 
@@ -773,7 +826,7 @@ pub mod tests {
         drop(goes_on);
         assert_eq!(&*heard.recv().unwrap(), "b");
         assert!(heard.recv().is_err(), "it has ended");
-        lane.close().unwrap().join().unwrap();
+        lane.close(Instant::now()).unwrap().join().unwrap();
         assert!(!lane.is_at_work());
     }
 
@@ -810,6 +863,6 @@ pub mod tests {
         // All of the window's room is free again.
         until(|| lane.give(&window("d"), 0));
         assert_eq!(&*told.recv().unwrap(), "d");
-        lane.close().unwrap().join().unwrap();
+        lane.close(Instant::now()).unwrap().join().unwrap();
     }
 }

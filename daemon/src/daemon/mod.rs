@@ -915,6 +915,7 @@ impl Daemon {
 
     /// Ends the recording and waits for the sinks, but not for a processor that hangs.
     fn stop(mut self) -> Result<(), Error> {
+        let told = Instant::now();
         self.state.ends();
         // From here on there is nothing to tell.
         drop(self.control.take());
@@ -929,7 +930,7 @@ impl Daemon {
             let ended = recording.map_or(Ok(()), |active| self.end(active));
             // Fails only when nobody waits any more.
             done.send(None).ok();
-            self.sinks.close();
+            self.sinks.close(told);
             done.send(Some(ended)).ok();
         });
         // Without the thread what it was given is gone, the last window too.
@@ -1026,7 +1027,7 @@ mod tests {
         state.set_config(none);
         listen_anew(&mut server, &with(Some(address)), &state, &sinks);
         assert!(server.is_none() && TcpStream::connect(address).is_err());
-        sinks.close();
+        sinks.close(std::time::Instant::now());
     }
 
     #[test]

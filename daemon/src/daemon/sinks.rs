@@ -17,7 +17,7 @@ use std::io;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Sinks are not waited for longer than this at the end: who ends a daemon gives it 30 seconds (Kubernetes, and the unit), and a recording's end takes
 /// some of those. A disk that does not answer has no limit of its own.
@@ -300,12 +300,13 @@ impl Sinks {
         }
     }
 
-    /// Waits until all that was handed over is done or time is up.
-    pub fn close(self) {
+    /// Waits until all that was handed over is done or time is up, since the daemon was told to end at
+    /// `told`.
+    pub fn close(self, told: Instant) {
         let mut lanes = self.lanes.lock();
         let Lanes { at_work, former, .. } = &mut *lanes;
         // They stay where they are: how they stand is asked until the end.
-        let threads: Vec<_> = at_work.iter_mut().chain(former).filter_map(Lane::close).collect();
+        let threads: Vec<_> = at_work.iter_mut().chain(former).filter_map(|lane| lane.close(told)).collect();
         drop(lanes);
         for thread in threads {
             // What panicked has said so.
@@ -362,7 +363,7 @@ mod tests {
         sent(&[("a", 5 + 1 + 2)]);
         sinks.replace(counting(&["a", "b"], 0)).unwrap();
         sent(&[("a", 5 + 1 + 2 + 1), ("b", 5 + 1)]);
-        sinks.close();
+        sinks.close(Instant::now());
     }
 
     #[test]
@@ -393,7 +394,7 @@ mod tests {
         assert_eq!((names()[0].as_str(), names().contains(&"hangs".to_owned())), ("other", true));
         drop(goes_on);
         until(|| names() == ["other"]);
-        sinks.close();
+        sinks.close(Instant::now());
     }
 
     #[test]
@@ -417,7 +418,7 @@ mod tests {
         assert_eq!(out.give(&window(), room).len(), 4, "no memory is left");
         assert_eq!(out.give(&window(), 4 * room).len(), 4, "one waits already, and a share is less");
         drop(ends);
-        sinks.close();
+        sinks.close(Instant::now());
     }
 
     #[test]
