@@ -1,5 +1,6 @@
 //! One sink on a thread of its own, with windows that wait for it: a disk or mount that does not answer holds up nobody else's profiles.
 
+use super::behind::{self, Change, Trend};
 use super::queue::{Empty, Queue, Window};
 use crate::sink::deliver::Backlog;
 use crate::sink::file::FileError;
@@ -303,6 +304,8 @@ struct Work {
     turn: u64,
     /// What is said of how it fails.
     states: States,
+    /// Whether its receiver keeps up.
+    trend: Trend,
     /// When what it counts is published next, where no window comes before.
     publish_at: Instant,
     /// When the sink has its moment next, likewise.
@@ -313,7 +316,8 @@ impl Work {
     fn new(mut sink: Box<dyn Sink>, shared: Arc<Shared>, turn: u64) -> Self {
         let now = Instant::now();
         sink.hurries(shared.hurry.clone());
-        Self { sink, shared, turn, states: States::default(), publish_at: now, moment_at: now + NO_WINDOW }
+        let (states, trend) = (States::default(), Trend::default());
+        Self { sink, shared, turn, states, trend, publish_at: now, moment_at: now + NO_WINDOW }
     }
 
     fn until_over(mut self) {
@@ -345,6 +349,7 @@ impl Work {
         window.sort_by_key(|finished| finished.profile.bytes().len());
         let (mut failed, mut late) = (0, 0);
         self.shared.state().busy = Some(Instant::now());
+        self.look_at_backlog(profiles);
         // One after the other is let go.
         for finished in window {
             if self.closing().is_some_and(|closing| Instant::now() >= closing) {
@@ -396,6 +401,26 @@ impl Work {
         self.window_over();
         self.publish();
         self.shared.state().busy = None;
+    }
+
+    /// Says when ever more waits for its receiver, and when that is over.
+    fn look_at_backlog(&mut self, profiles: usize) {
+        let Some(Some(Backlog { requests, bytes, .. })) = self.timed(|sink| sink.backlog()) else { return };
+        let sink = self.sink.name();
+        match self.trend.window(u64::try_from(profiles).unwrap_or(u64::MAX), requests) {
+            None => {}
+            Some(Change::FallsBehind) => tracing::warn!(
+                target: states::SAID,
+                sink,
+                "falls behind: what waits for it has grown for {} windows, to {requests} requests of {bytes} bytes",
+                behind::WINDOWS
+            ),
+            Some(Change::CaughtUp) => tracing::info!(
+                target: states::SAID,
+                sink,
+                "has caught up: {requests} requests of {bytes} bytes wait"
+            ),
+        }
     }
 
     fn window_over(&mut self) {

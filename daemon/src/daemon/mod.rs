@@ -3,6 +3,7 @@
 //! This thread only looks at clocks, signals and files: the work is the collector's, the processor's and the sinks' threads.
 
 pub mod attacher;
+mod behind;
 pub mod confines;
 pub mod control;
 pub mod cost;
