@@ -17,7 +17,7 @@ lists! {
     Counter "files_failed" "profiles lost because their file could not be written";
     Counter "files_no_room" "profiles lost because too little space was free";
     Counter "files_evicted" "files taken away to stay within the limits of size, age and number";
-    Counter "requests_made" "requests, or objects, made to be sent";
+    Counter "requests_made" "requests, or objects, made to be sent, and windows put into the spool as they are";
     Counter "requests_sent" "of those, taken by the receiver";
     Counter "sent_bytes" "their bytes, as they went over the network";
     Counter "requests_refused" "of those, refused for good: never sent again, and lost";
@@ -34,7 +34,7 @@ lists! {
     Counter "profiles_too_large" "profiles given up because their names and locations took more memory than there is for them";
     Counter "samples_too_long" "stacks left out because one alone was longer than a request may be";
     Counter "labels_too_many" "labels left out because the server takes no more of a series";
-    Gauge "requests_waiting" "requests that wait in the spool to be sent, now";
+    Gauge "requests_waiting" "requests that wait in the spool to be sent, now, and windows that requests are still to be made of";
     Gauge "waiting_bytes" "bytes of the spool's files, now";
     Gauge "busy_seconds" "how long it has been at work on the present window: more than a window's length where it cannot keep up, or where a disk or mount does not answer";
 }

@@ -729,7 +729,7 @@ mod tests {
         let taken = || std::mem::take(&mut *made.lock().unwrap());
         let kinds = |outgoing: &Outgoing| {
             // Requests are sent meanwhile.
-            outgoing.delivery.has_windows().then(|| outgoing.counts.requests)
+            outgoing.delivery.has_windows().then_some(outgoing.counts.requests)
         };
 
         outgoing.begin();
