@@ -574,7 +574,7 @@ pub mod tests {
     }
 
     /// Says what it counts while it is at work, and goes on when it is told to.
-    struct Reports(Hurry, Receiver<u64>);
+    struct Reports(Hurry, Receiver<u64>, u64);
 
     impl Sink for Reports {
         fn name(&self) -> &str {
@@ -590,30 +590,33 @@ pub mod tests {
         }
 
         fn put(&mut self, _: &Finished) -> Result<(), SinkError> {
-            for value in &self.1 {
+            if let Ok(value) = self.1.recv() {
                 let backlog = Some(Backlog { requests: value, ..Backlog::default() });
-                let wait = Duration::from_millis(600);
-                std::thread::sleep(wait);
+                std::thread::sleep(Duration::from_millis(600));
                 self.0.report(|| Some(Report { counters: vec![("requests_made", value)], backlog }));
+                self.1.recv().unwrap();
+                self.2 = value;
             }
             Ok(())
         }
 
         fn counters(&self) -> Vec<(&'static str, u64)> {
-            vec![("requests_made", 1)]
+            vec![("requests_made", self.2)]
         }
     }
 
     #[test]
     fn numbers_move_while_a_window_is_made_and_busy_is_since_it_began() {
         let (tell, told) = channel();
-        let mut lane = started(Box::new(Reports(Hurry::default(), told)), Former::None).0;
+        let mut lane = started(Box::new(Reports(Hurry::default(), told, 0)), Former::None).0;
         let began = Instant::now();
-        assert!(lane.give(&window("a"), u64::MAX));
+        assert!(lane.give(&["a", "b", "c"].map(finished).to_vec(), u64::MAX));
         for value in [3, 4] {
             tell.send(value).unwrap();
             until(|| lane.standing().values().any(|value_of| value_of == ("requests_made", value)));
-            until(|| lane.standing().backlog.is_some_and(|backlog| backlog.requests == value));
+            assert_eq!(lane.standing().backlog.map(|backlog| backlog.requests), Some(value));
+            // It goes on with the next profile of the same window.
+            tell.send(0).unwrap();
         }
         let (passed, standing) = (began.elapsed(), lane.standing());
         assert!(
@@ -623,7 +626,7 @@ pub mod tests {
         drop(tell);
         until(|| lane.standing().busy.is_zero());
         // What it says itself is the last word.
-        until(|| lane.standing().counters == [("requests_made", 1)] && lane.standing().backlog.is_none());
+        until(|| lane.standing().counters == [("requests_made", 4)] && lane.standing().backlog.is_none());
         lane.close(Instant::now()).unwrap().join().unwrap();
     }
 
