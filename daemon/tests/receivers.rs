@@ -26,6 +26,7 @@ use prost::Message as _;
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -472,4 +473,36 @@ fn what_a_daemon_had_no_time_to_split_is_sent_by_the_next_one() {
     let all: BTreeMap<(String, i64), u32> = (1..200).map(|value| (("web".to_owned(), value), 1)).collect();
     assert_eq!(*arrived.lock().unwrap(), all);
     assert_eq!(next.backlog().unwrap().requests, 0);
+}
+
+#[test]
+fn a_window_that_finds_its_sink_busy_waits_in_the_spool_and_arrives_once() {
+    let case = Case { kind: Kind::Http, what: What::Longer(usize::MAX), how: How::Reset };
+    let arrived = Arrived::default();
+    let url = case.serve(Arc::clone(&arrived));
+    let folder = tempfile::tempdir().unwrap();
+    let spool = SpoolOptions {
+        directory: Some(folder.path().to_owned()),
+        keep_free: Size(0),
+        ..SpoolOptions::default()
+    };
+    let options =
+        OtlpOptions { url, protocol: Protocol::Http, max_request: Size(64 << 10), ..OtlpOptions::default() };
+    let mut sink = Otlp::open(&options, &spool).unwrap();
+    let hurry = Hurry::default();
+    sink.hurries(hurry.clone());
+    hurry.waits().store(true, Ordering::Relaxed);
+    sink.put(&window("web", 1..100, 2000)).unwrap();
+    sink.put(&window("shop", 100..200, 2000)).unwrap();
+    sink.window_over();
+    hurry.waits().store(false, Ordering::Relaxed);
+    sink.put(&window("web", 200..300, 2000)).unwrap();
+    assert_eq!((sink.backlog().unwrap().requests, arrived.lock().unwrap().len()), (3, 0));
+    sink.window_over();
+    sink.close(Instant::now() + Duration::from_secs(60));
+    let service = |value| if (100..200).contains(&value) { "shop" } else { "web" };
+    let all: BTreeMap<(String, i64), u32> =
+        (1..300).map(|value| ((service(value).to_owned(), value), 1)).collect();
+    assert_eq!(*arrived.lock().unwrap(), all);
+    assert_eq!(sink.backlog().unwrap().requests, 0);
 }

@@ -15,7 +15,7 @@ use perfusion_pprof::split::Bounds;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -90,7 +90,7 @@ pub struct Figures {
     pub too_large: u64,
     /// Of those, given up after their number of tries.
     pub tries_over: u64,
-    /// Requests, and windows of an earlier daemon, of which others were made.
+    /// Requests, and windows that waited in the spool, of which others were made.
     pub split: u64,
     /// Requests made of other requests.
     pub parts: u64,
@@ -211,6 +211,15 @@ impl State {
             );
         }
         put
+    }
+
+    fn backlog(&self) -> Backlog {
+        Backlog {
+            requests: u64::try_from(self.spool.len()).unwrap_or(u64::MAX),
+            bytes: self.spool.bytes(),
+            trouble: self.states.trouble().map(str::to_owned),
+            causes: self.states.sums().collect(),
+        }
     }
 
     fn know(&mut self, service: &str) -> u64 {
@@ -397,7 +406,7 @@ impl State {
         remote: &dyn Remote,
     ) {
         let (service_of_state, ends) = match blame {
-            Blame::Request => (service, Ends::WhenServiceTaken),
+            Blame::Request => (service, Ends::WhenWhoseIsSeen),
             Blame::Receiver => ("", Ends::WhenTaken),
             Blame::Length => {
                 if self.split_long(sink, taken, service, reason, remote) {
@@ -407,7 +416,7 @@ impl State {
                     self.give_up(sink, taken.item, service, reason, End::TooLarge);
                     return;
                 }
-                (service, Ends::WhenServiceTaken)
+                (service, Ends::WhenWhoseIsSeen)
             }
             Blame::TooLong => {
                 self.give_up(sink, taken.item, service, reason, End::TooLarge);
@@ -557,6 +566,12 @@ impl Delivery {
         self.shared.lock().spool.window(Now::read())
     }
 
+    /// True when a window waits to be made into requests.
+    #[must_use]
+    pub fn has_windows(&self) -> bool {
+        self.shared.lock().spool.items().values().any(|item| item.kind == Kind::Window)
+    }
+
     /// Requests were made of this window.
     pub fn done(&self, window: Item) {
         let mut state = self.shared.lock();
@@ -590,13 +605,18 @@ impl Delivery {
     /// What waits.
     #[must_use]
     pub fn backlog(&self) -> Backlog {
-        let state = self.shared.lock();
-        Backlog {
-            requests: u64::try_from(state.spool.len()).unwrap_or(u64::MAX),
-            bytes: state.spool.bytes(),
-            trouble: state.states.trouble().map(str::to_owned),
-            causes: state.states.sums().collect(),
-        }
+        self.shared.lock().backlog()
+    }
+
+    /// The same two as they are now; none while somebody else has them, who may be waiting for a disk.
+    #[must_use]
+    pub fn glance(&self) -> Option<(Figures, Backlog)> {
+        let state = match self.shared.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(state)) => state.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some((Figures { lost: state.spool.lost(), ..state.figures }, state.backlog()))
     }
 
     /// Sends what can be sent before `deadline`, without waiting for a receiver that is away; the rest stays.
@@ -696,6 +716,20 @@ impl Lazy {
         self.delivery.as_ref().and_then(Delivery::window)
     }
 
+    /// See [`Delivery::has_windows`]; false of one that has not begun.
+    #[must_use]
+    pub fn has_windows(&self) -> bool {
+        self.delivery.as_ref().is_some_and(Delivery::has_windows)
+    }
+
+    /// See [`Delivery::glance`]; none of one that has not begun.
+    #[must_use]
+    pub fn glance(&self) -> Option<(Figures, Backlog)> {
+        let (mut figures, backlog) = self.delivery.as_ref()?.glance()?;
+        figures.lost.refused += self.lost;
+        Some((figures, backlog))
+    }
+
     /// See [`Delivery::done`].
     pub fn done(&self, window: Item) {
         if let Some(delivery) = &self.delivery {
@@ -747,6 +781,13 @@ impl Lazy {
     pub fn backlog(&self) -> Backlog {
         let unknown = || Backlog { trouble: self.trouble.clone(), ..Backlog::default() };
         self.delivery.as_ref().map_or_else(unknown, Delivery::backlog)
+    }
+
+    /// What is said of what happened.
+    #[cfg(test)]
+    pub fn reasons(&self) -> Vec<String> {
+        let reasons = |delivery: &Delivery| delivery.shared.lock().states.reasons();
+        self.delivery.as_ref().map(reasons).unwrap_or_default()
     }
 
     /// See [`Delivery::close`].
@@ -857,6 +898,26 @@ mod tests {
         let figures = delivery.figures();
         assert_eq!((figures.sent, figures.refused, figures.retries, figures.rejected_profiles), (2, 1, 1, 2));
         assert_eq!((delivery.backlog().requests, figures.sent_bytes), (0, 6));
+    }
+
+    #[test]
+    fn what_a_silent_receiver_does_not_take_is_told_of_no_service() {
+        let directory = tempfile::tempdir().unwrap();
+        let (remote, answer, saw) = told();
+        let mut delivery = started(directory.path(), remote);
+        for service in ["web", "shop"] {
+            delivery.put(SystemTime::now(), Kind::Request, service, service.as_bytes()).unwrap();
+            answer.send(Verdict::Later { after: None, reason: "no answer in time".to_owned() }).unwrap();
+        }
+        assert_eq!((saw.recv().unwrap(), saw.recv().unwrap()), (b"web".to_vec(), b"shop".to_vec()));
+        while delivery.figures().retries < 2 {
+            std::thread::yield_now();
+        }
+        let causes = delivery.backlog().causes;
+        let found: Vec<_> = causes.iter().map(|sum| (sum.service.as_str(), sum.count, sum.lasts)).collect();
+        assert_eq!(found, [("", 2, true)]);
+        drop(answer);
+        delivery.close(Instant::now());
     }
 
     #[test]

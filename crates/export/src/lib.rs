@@ -27,9 +27,9 @@ pub mod words;
 use self::deliver::Backlog;
 use self::parts::Hurry;
 use perfusion_pprof::PprofError;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// What one service did in one window.
@@ -68,9 +68,62 @@ impl Packed {
 
 /// The turn to make parts of a profile, each ten times as large as its bytes in the spool: several
 /// sinks are given one window at the same moment. Not to be held while a disk is waited for.
-pub fn unpacking() -> MutexGuard<'static, ()> {
-    static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+pub(crate) struct Turn(());
+
+/// Whoever waits for a turn: the first in line is next.
+struct Line {
+    waiting: VecDeque<u64>,
+    last_ticket: u64,
+    is_taken: bool,
+}
+
+static LINE: Mutex<Line> = Mutex::new(Line { waiting: VecDeque::new(), last_ticket: 0, is_taken: false });
+static LINE_MOVED: Condvar = Condvar::new();
+/// Whoever waits for a turn has a moment for other things so often.
+const TURN_LOOK: Duration = Duration::from_millis(100);
+
+fn line() -> MutexGuard<'static, Line> {
+    LINE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Turn {
+    /// Waits for it. `still` is asked now and then, and none is waited for where it says no; it
+    /// must not wait for anything itself, since others stand in line behind.
+    pub(crate) fn wait(still: impl FnMut() -> bool) -> Option<Self> {
+        Self::take(|line, ticket| line.waiting.push_back(ticket), still)
+    }
+
+    /// Waits for it in front of all others: somebody waits for whoever asks.
+    pub(crate) fn next() -> Option<Self> {
+        Self::take(|line, ticket| line.waiting.push_front(ticket), || true)
+    }
+
+    fn take(join: impl FnOnce(&mut Line, u64), mut still: impl FnMut() -> bool) -> Option<Self> {
+        let mut state = line();
+        state.last_ticket += 1;
+        let ticket = state.last_ticket;
+        join(&mut state, ticket);
+        while state.is_taken || state.waiting.front() != Some(&ticket) {
+            drop(LINE_MOVED.wait_timeout(state, TURN_LOOK));
+            let is_still = still();
+            state = line();
+            if !is_still {
+                state.waiting.retain(|other| *other != ticket);
+                LINE_MOVED.notify_all();
+                return None;
+            }
+        }
+        state.waiting.pop_front();
+        state.is_taken = true;
+        Some(Self(()))
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        line().is_taken = false;
+        LINE_MOVED.notify_all();
+    }
 }
 
 #[cfg(test)]
@@ -108,7 +161,8 @@ pub trait Sink: Send {
     /// So many bytes of memory are there for all of the program. Said before the first profile.
     fn within(&mut self, _memory: u64) {}
 
-    /// How it learns that the daemon ends. Said before the first profile.
+    /// How it learns that the daemon ends or a window waits, and how it says what it counts while it
+    /// is at work. Said before the first profile.
     fn hurries(&mut self, _hurry: Hurry) {}
 
     /// Takes one profile. It is given once: what is to be sent again later the sink keeps itself.
@@ -119,6 +173,11 @@ pub trait Sink: Send {
 
     /// All profiles of a window were put, or none has come for a minute: a moment for what is due now and then, such as retention.
     fn window_over(&mut self) {}
+
+    /// It waits for memory that others have, so its next moment is to come soon.
+    fn is_short_of_memory(&self) -> bool {
+        false
+    }
 
     /// Name and value of each counter, by the names of [`counts::SINK`]; each grows only.
     fn counters(&self) -> Vec<(&'static str, u64)>;

@@ -1,10 +1,10 @@
 //! A finished window -> parts that are each no longer than a receiver takes, made, handed over and
 //! dropped one at a time. Memory is the profile's tables and one part, whatever the profile is like.
 
-use super::deliver::{Figures, Lazy};
+use super::deliver::{Backlog, Figures, Lazy};
 use super::spool::Kind;
 use super::states::{Ends, Event};
-use super::{Finished, Packed, SinkError, unpacking};
+use super::{Finished, Packed, SinkError, Turn};
 use perfusion_pprof::PprofError;
 use perfusion_pprof::proto::{Profile, Sample};
 use perfusion_pprof::split::{Bounds, Splitter};
@@ -12,6 +12,7 @@ use perfusion_pprof::stream;
 use prost::Message;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -47,11 +48,12 @@ impl Tables {
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until there are fewer than `taken`; false where that does not come in time.
-    fn shrink_below(&self, taken: usize, until: Instant, hurry: &Hurry) -> bool {
+    /// Waits until there are fewer than `taken`; false where that does not come in time. `still` is
+    /// asked now and then whether to wait on.
+    fn shrink_below(&self, taken: usize, until: Instant, still: impl Fn() -> bool) -> bool {
         let mut bytes = self.bytes();
         while *bytes >= taken {
-            if Instant::now() >= until || hurry.is_over() {
+            if Instant::now() >= until || !still() {
                 return false;
             }
             let waited = self.freed.wait_timeout(bytes, ROOM_LOOK);
@@ -127,13 +129,40 @@ impl MemoryBounds {
     }
 }
 
-/// Until when parts are made: what is left then waits for the next start. Set once, when the
-/// daemon ends. And that parts are made, for whoever looks whether a disk answers.
+/// What the two sides of a sink tell each other while it makes parts. Whoever has it says until when
+/// parts are made, set once, when the daemon ends; and that the next window waits. What is left then
+/// waits in the spool. The sink says that it goes on, for whoever looks whether a disk answers, and
+/// what it has counted so far.
 #[derive(Clone, Debug, Default)]
 pub struct Hurry {
     end: Arc<OnceLock<Instant>>,
-    step: Arc<Mutex<Option<Instant>>>,
+    waits: Arc<AtomicBool>,
+    steps: Arc<Mutex<Steps>>,
 }
+
+/// How far a sink is.
+#[derive(Debug, Default)]
+struct Steps {
+    /// When it began with the present window.
+    began: Option<Instant>,
+    /// When it went on last.
+    last: Option<Instant>,
+    /// When it is to say again what it has counted.
+    report_at: Option<Instant>,
+    report: Report,
+}
+
+/// What a sink has counted so far, and what waits to be sent.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// By the names of metrics.
+    pub counters: Vec<(&'static str, u64)>,
+    /// What waits.
+    pub backlog: Option<Backlog>,
+}
+
+/// A sink says what it has counted so often, while it is at work on a window.
+const REPORT_EVERY: Duration = Duration::from_millis(500);
 
 impl Hurry {
     /// No sample is put into a part after this. The first call counts.
@@ -147,15 +176,66 @@ impl Hurry {
         self.end.get().is_some_and(|deadline| Instant::now() >= *deadline)
     }
 
+    /// Set while a window waits for the sink in memory.
+    #[must_use]
+    pub fn waits(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.waits)
+    }
+
+    /// True when what parts are not made of yet is to be put into the spool as it is.
+    #[must_use]
+    pub fn gives_way(&self) -> bool {
+        // Pairs with the stores of whoever was given `waits`. It is a hint: nothing else is read by it.
+        self.is_over() || self.waits.load(Ordering::Relaxed)
+    }
+
+    fn steps(&self) -> MutexGuard<'_, Steps> {
+        self.steps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Work on a window begins that waited in the spool.
+    fn begins(&self) {
+        let now = Some(Instant::now());
+        let mut steps = self.steps();
+        (steps.began, steps.last) = (now, now);
+    }
+
     /// A part was put, or its turn to be made has come.
     fn goes_on(&self) {
-        *self.step.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        self.steps().last = Some(Instant::now());
+    }
+
+    /// When work on a window began that waited in the spool.
+    #[must_use]
+    pub fn began(&self) -> Option<Instant> {
+        self.steps().began
     }
 
     /// When it went on last.
     #[must_use]
     pub fn last_step(&self) -> Option<Instant> {
-        *self.step.lock().unwrap_or_else(PoisonError::into_inner)
+        self.steps().last
+    }
+
+    /// Takes what was counted, now and then; none where that is not to be had at once.
+    pub fn report(&self, read: impl FnOnce() -> Option<Report>) {
+        let (mut steps, now) = (self.steps(), Instant::now());
+        if steps.report_at.is_none_or(|at| now >= at)
+            && let Some(report) = read()
+        {
+            (steps.report, steps.report_at) = (report, Some(now + REPORT_EVERY));
+        }
+    }
+
+    /// What was counted by the last report.
+    #[must_use]
+    pub fn reported(&self) -> Report {
+        self.steps().report.clone()
+    }
+
+    /// All that was reported is known by now.
+    pub fn is_reported(&self) {
+        self.steps().report = Report::default();
     }
 }
 
@@ -194,9 +274,21 @@ pub struct Made {
     pub failed: Option<SinkError>,
 }
 
+/// Where parts go.
+pub trait Way {
+    /// Takes one.
+    ///
+    /// # Errors
+    /// When it is lost.
+    fn put(&mut self, part: Vec<u8>) -> Result<(), SinkError>;
+
+    /// A moment while the turn is waited for. It must not wait for anything.
+    fn waits(&mut self);
+}
+
 /// Encodes each part of a window's samples from `first` on, and hands it over: what becomes of one
 /// is nothing to the rest. One part of all sinks is made at a time, and no disk is waited for
-/// meanwhile.
+/// meanwhile. Between two parts it gives way to the window that waits.
 ///
 /// # Errors
 /// When the profile cannot be read.
@@ -206,23 +298,20 @@ pub fn each<P: Parts>(
     mut parts: P,
     hurry: &Hurry,
     encode: impl Fn(P::Part) -> Result<Vec<u8>, SinkError>,
-    mut put: impl FnMut(Vec<u8>) -> Result<(), SinkError>,
+    way: &mut impl Way,
 ) -> Result<Made, SinkError> {
     let mut made = Made::default();
-    let mut hand_over = |part, one: MutexGuard<'static, ()>, failed: &mut Option<SinkError>| {
+    let mut one = turn(hurry, || way.waits());
+    if one.is_none() {
+        made.left_from = Some(first);
+        return Ok(made);
+    }
+    // The turn is over when the part is made.
+    let encode = |part, one: &mut Option<Turn>| {
         let encoded = encode(part);
-        drop(one);
-        if let Err(error) = encoded.and_then(&mut put) {
-            failed.get_or_insert(error);
-        }
-        hurry.goes_on();
+        *one = None;
+        encoded
     };
-    let turn = || {
-        let one = unpacking();
-        hurry.goes_on();
-        one
-    };
-    let mut one = Some(turn());
     let mut part_from = first;
     let Made { left_from, failed, .. } = &mut made;
     stream::samples(finished.profile.bytes(), first, |position, sample| {
@@ -232,22 +321,47 @@ pub fn each<P: Parts>(
             return Ok::<_, SinkError>(ControlFlow::Break(()));
         }
         if let Some(part) = parts.add(&sample) {
-            hand_over(part, one.take().unwrap_or_else(turn), failed);
+            if let Err(error) = encode(part, &mut one).and_then(|part| way.put(part)) {
+                failed.get_or_insert(error);
+            }
+            hurry.goes_on();
+            way.waits();
             // It begins the next part.
             part_from = position;
-            one = Some(turn());
+            one = turn(hurry, || way.waits());
+            if one.is_none() {
+                *left_from = Some(part_from);
+                return Ok(ControlFlow::Break(()));
+            }
         }
         Ok(ControlFlow::Continue(()))
     })?;
     let (last, dropped_samples) = parts.finish();
     if let Some(last) = last.filter(|_| left_from.is_none()) {
-        hand_over(last, one.take().unwrap_or_else(turn), failed);
+        if let Err(error) = encode(last, &mut one).and_then(|part| way.put(part)) {
+            failed.get_or_insert(error);
+        }
+        hurry.goes_on();
     }
     made.dropped_samples = dropped_samples;
     Ok(made)
 }
 
-/// A window of which requests are to be made by the next daemon, as it waits in the spool.
+/// The turn to make a part; none where the sink is to give way.
+fn turn(hurry: &Hurry, mut wait: impl FnMut()) -> Option<Turn> {
+    if hurry.gives_way() {
+        return None;
+    }
+    let one = Turn::wait(|| {
+        hurry.goes_on();
+        wait();
+        !hurry.gives_way()
+    });
+    hurry.goes_on();
+    one
+}
+
+/// A window of which requests are to be made later, or by the next daemon, as it waits in the spool.
 #[derive(Clone, PartialEq, Message)]
 struct Unmade {
     #[prost(string, tag = "1")]
@@ -298,14 +412,60 @@ pub struct Outgoing {
     pub hurry: Hurry,
     /// A window was kept because the tables of others had the room.
     has_no_room: bool,
+    /// Requests are made of a window that waits in the spool.
+    is_taking_up: bool,
+    /// Of that none was made: it waits as it did.
+    stays: bool,
     memory: MemoryBounds,
     /// Longest request, before compression.
     most_bytes: usize,
     /// What messages call a request.
     what: &'static str,
+    counts: Counts,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
     requests: u64,
     dropped_samples: u64,
     too_large: u64,
+}
+
+impl Counts {
+    /// With those of the delivery, by the names of metrics.
+    fn with(self, figures: &Figures) -> Vec<(&'static str, u64)> {
+        let mut counters = figures.counters(self.requests).to_vec();
+        counters.push(("samples_too_long", self.dropped_samples));
+        counters.push(("profiles_too_large", self.too_large));
+        counters
+    }
+}
+
+fn report(hurry: &Hurry, delivery: &Lazy, counts: Counts) {
+    hurry.report(|| {
+        let (figures, backlog) = delivery.glance()?;
+        Some(Report { counters: counts.with(&figures), backlog: Some(backlog) })
+    });
+}
+
+/// The way of one window's requests into the spool.
+struct Spooling<'a> {
+    delivery: &'a mut Lazy,
+    counts: &'a mut Counts,
+    hurry: &'a Hurry,
+    service: &'a str,
+    at: SystemTime,
+}
+
+impl Way for Spooling<'_> {
+    fn put(&mut self, part: Vec<u8>) -> Result<(), SinkError> {
+        self.counts.requests += 1;
+        Ok(self.delivery.put(self.at, Kind::Request, self.service, &part)?)
+    }
+
+    fn waits(&mut self) {
+        report(self.hurry, self.delivery, *self.counts);
+    }
 }
 
 impl Outgoing {
@@ -316,12 +476,12 @@ impl Outgoing {
             delivery,
             hurry: Hurry::default(),
             has_no_room: false,
+            is_taking_up: false,
+            stays: false,
             memory: MemoryBounds::of(DEFAULT_MEMORY),
             most_bytes,
             what,
-            requests: 0,
-            dropped_samples: 0,
-            too_large: 0,
+            counts: Counts::default(),
         }
     }
 
@@ -337,8 +497,20 @@ impl Outgoing {
         self.memory.within(Bounds { samples: bounds.samples.min(most_samples), ..bounds })
     }
 
-    /// The tables of a window's profile; none where there is no time or no room for it, and it waits in
-    /// the spool, or where they are too large, which is said and counted.
+    /// A window begins that comes from a recording.
+    pub fn begin(&mut self) {
+        // It is still set where making requests has panicked.
+        self.is_taking_up = false;
+    }
+
+    /// A window waits in the spool because the tables of others had the room.
+    #[must_use]
+    pub fn is_short_of_memory(&self) -> bool {
+        self.has_no_room
+    }
+
+    /// The tables of a window's profile; none where there is no time or no room for it, another window
+    /// waits for the sink, or an earlier one in the spool, and it waits there as well; or where they are too large, which is said and counted.
     ///
     /// # Errors
     /// When the profile cannot be read, or the spool does not take the window.
@@ -349,13 +521,18 @@ impl Outgoing {
         at: SystemTime,
     ) -> Result<Option<WindowTables>, SinkError> {
         let until = Instant::now() + ROOM_WAIT;
+        // Those in the spool are older.
+        if !self.is_taking_up && self.delivery.has_windows() {
+            return self.keep(finished, first, at).map(|()| None);
+        }
         loop {
-            // Others may have had the turn for long.
-            let one = (!self.hurry.is_over()).then(unpacking);
-            let Some(one) = one.filter(|_| !self.hurry.is_over()) else {
+            let Some(one) = turn(&self.hurry, || self.report()) else {
+                if self.is_taking_up {
+                    self.stays = true;
+                    return Ok(None);
+                }
                 return self.keep(finished, first, at).map(|()| None);
             };
-            self.hurry.goes_on();
             let taken = *TABLES_NOW.bytes();
             let tables = stream::tables(finished.profile.bytes(), self.memory.tables.saturating_sub(taken));
             let tables = tables.map(|(profile, bytes)| WindowTables::new(profile, bytes));
@@ -363,13 +540,18 @@ impl Outgoing {
             match tables {
                 Ok(tables) => return Ok(Some(tables)),
                 Err(PprofError::LargeTables(_)) if taken > 0 => {
-                    if !TABLES_NOW.shrink_below(taken, until, &self.hurry) {
+                    let still = || {
+                        self.report();
+                        self.hurry.goes_on();
+                        !self.hurry.gives_way()
+                    };
+                    if !TABLES_NOW.shrink_below(taken, until, still) {
                         self.has_no_room = true;
                         return self.keep(finished, first, at).map(|()| None);
                     }
                 }
                 Err(error @ PprofError::LargeTables(_)) => {
-                    self.too_large += 1;
+                    self.counts.too_large += 1;
                     self.delivery.event(Event {
                         service: &finished.service,
                         reason: &error.to_string(),
@@ -386,7 +568,8 @@ impl Outgoing {
         }
     }
 
-    /// Puts a window's samples from `first` on into the spool, part by part.
+    /// Puts a window's samples from `first` on into the spool, part by part. The bounds are those
+    /// that the parts are made within: they may be others by the end.
     ///
     /// # Errors
     /// The first there was: what becomes of one part is nothing to the rest.
@@ -395,18 +578,16 @@ impl Outgoing {
         finished: &Finished,
         first: u64,
         at: SystemTime,
-        parts: P,
+        (parts, bounds): (P, Bounds),
         encode: impl Fn(P::Part) -> Result<Vec<u8>, SinkError>,
     ) -> Result<(), SinkError> {
-        let Self { delivery, requests, hurry, .. } = self;
-        let made = each(finished, first, parts, hurry, encode, |request| {
-            *requests += 1;
-            Ok(delivery.put(at, Kind::Request, &finished.service, &request)?)
-        })?;
+        let Self { delivery, counts, hurry, .. } = self;
+        let mut way = Spooling { delivery, counts, hurry, service: &finished.service, at };
+        let made = each(finished, first, parts, hurry, encode, &mut way)?;
         if made.dropped_samples > 0 {
-            self.dropped_samples += made.dropped_samples;
-            let bytes = self.bounds(usize::MAX).lone_bytes;
-            let reason = format!("stacks are longer than a {} may be, {bytes} bytes", self.what);
+            self.counts.dropped_samples += made.dropped_samples;
+            let reason =
+                format!("stacks are longer than a {} may be, {} bytes", self.what, bounds.lone_bytes);
             self.delivery.event(Event {
                 service: &finished.service,
                 reason: &reason,
@@ -426,20 +607,30 @@ impl Outgoing {
 
     /// Keeps a window as it is, for another time or the next daemon.
     fn keep(&mut self, finished: &Finished, first: u64, at: SystemTime) -> Result<(), SinkError> {
-        self.requests += 1;
+        self.counts.requests += 1;
+        self.report();
         let unmade = Unmade::of(finished, first).encode_to_vec();
         Ok(self.delivery.put(at, Kind::Window, &finished.service, &unmade)?)
     }
 
-    /// Begins with what an earlier daemon left; `make` makes requests of a window's samples from one
-    /// on.
+    /// What was counted so far, for whoever asks meanwhile.
+    fn report(&self) {
+        report(&self.hurry, &self.delivery, self.counts);
+    }
+
+    /// Goes on with windows that wait in the spool, those of an earlier daemon, too, until another one
+    /// waits for the sink; `make` makes requests of a window's samples from one on.
     pub fn take_up(&mut self, mut make: impl FnMut(&mut Self, &Finished, u64) -> Result<(), SinkError>) {
         self.delivery.take_up();
         self.has_no_room = false;
-        while !self.hurry.is_over()
+        self.is_taking_up = true;
+        while !self.hurry.gives_way()
             && !self.has_no_room
             && let Some(taken) = self.delivery.window()
         {
+            self.hurry.begins();
+            self.report();
+            self.stays = false;
             let made = match Unmade::decode(taken.payload.as_slice()) {
                 Ok(unmade) => {
                     let first = unmade.first;
@@ -448,20 +639,20 @@ impl Outgoing {
                 Err(error) => Err(PprofError::from(error).into()),
             };
             if let Err(error) = made {
-                tracing::warn!(%error, "a window that an earlier daemon left is not sent whole");
+                tracing::warn!(%error, "a window that waited in the spool is not sent whole");
             }
-            self.delivery.done(taken.item);
+            if !self.stays {
+                self.delivery.done(taken.item);
+            }
         }
+        self.is_taking_up = false;
     }
 
     /// What was counted, by the names of metrics.
     #[must_use]
     pub fn counters(&self) -> (Vec<(&'static str, u64)>, Figures) {
         let figures = self.delivery.figures();
-        let mut counters = figures.counters(self.requests).to_vec();
-        counters.push(("samples_too_long", self.dropped_samples));
-        counters.push(("profiles_too_large", self.too_large));
-        (counters, figures)
+        (self.counts.with(&figures), figures)
     }
 }
 
@@ -479,6 +670,137 @@ mod tests {
         }
     }
 
+    /// Finds each sample too long.
+    struct NoneFits;
+
+    impl Parts for NoneFits {
+        type Part = Profile;
+
+        fn add(&mut self, _: &Sample) -> Option<Profile> {
+            None
+        }
+
+        fn finish(self) -> (Option<Profile>, u64) {
+            (None, 3)
+        }
+    }
+
+    /// A window of samples 1, 2, … that are each a part of their own.
+    fn window(samples: i64) -> Finished {
+        let sample = |value| Sample { value: vec![value], ..Sample::default() };
+        finished(&Profile { sample: (1..=samples).map(sample).collect(), ..Profile::default() })
+    }
+
+    /// Each sample's value is a part. A window waits for the sink from that one on.
+    struct Each(Option<i64>, i64, Hurry);
+
+    impl Parts for Each {
+        type Part = i64;
+
+        fn add(&mut self, sample: &Sample) -> Option<i64> {
+            if self.1 == sample.value[0] {
+                self.2.waits().store(true, Ordering::Relaxed);
+            }
+            self.0.replace(sample.value[0])
+        }
+
+        fn finish(self) -> (Option<i64>, u64) {
+            (self.0, 0)
+        }
+    }
+
+    #[test]
+    fn a_window_that_waits_has_the_one_before_it_go_on_from_the_spool() {
+        let folder = tempfile::tempdir().unwrap();
+        let limits = Limits { bytes: 1 << 20, age: Duration::from_secs(3600), free_bytes: 0 };
+        let delivery = Lazy::new("test", folder.path().join("s"), limits, Duration::from_secs(1), Takes);
+        let mut outgoing = Outgoing::new(delivery, 1 << 20, "request");
+        let (hurry, now, made) = (outgoing.hurry.clone(), SystemTime::now(), Mutex::new(Vec::new()));
+        let waits = |waits| hurry.waits().store(waits, Ordering::Relaxed);
+        let make = |outgoing: &mut Outgoing, finished: &Finished, first, waits_from| {
+            let Some(_tables) = outgoing.tables(finished, first, now)? else { return Ok(()) };
+            let each = Each(None, waits_from, hurry.clone());
+            let bounds = Bounds { samples: 1, bytes: 1, lone_bytes: 1 };
+            outgoing.put(finished, first, now, (each, bounds), |part| {
+                made.lock().unwrap().push(part);
+                Ok(vec![1])
+            })
+        };
+        let taken = || std::mem::take(&mut *made.lock().unwrap());
+        let kinds = |outgoing: &Outgoing| {
+            // Requests are sent meanwhile.
+            outgoing.delivery.has_windows().then_some(outgoing.counts.requests)
+        };
+
+        outgoing.begin();
+        make(&mut outgoing, &window(4), 0, 3).unwrap();
+        assert_eq!((taken(), kinds(&outgoing)), (vec![1, 2], Some(3)), "two, and the rest as it is");
+        make(&mut outgoing, &window(1), 0, 0).unwrap();
+        waits(false);
+        make(&mut outgoing, &window(2), 0, 0).unwrap();
+        assert_eq!((taken(), kinds(&outgoing)), (vec![], Some(5)), "it is behind the other two");
+        // None is made again, and what was not begun waits as it did.
+        outgoing.take_up(|outgoing, finished, first| make(outgoing, finished, first, 4));
+        assert_eq!((taken(), kinds(&outgoing)), (vec![3], Some(7)));
+        outgoing.take_up(|outgoing, finished, first| make(outgoing, finished, first, 0));
+        assert_eq!((taken(), kinds(&outgoing)), (vec![], Some(7)), "it gives way");
+        waits(false);
+        outgoing.take_up(|outgoing, finished, first| make(outgoing, finished, first, 0));
+        assert_eq!((taken(), kinds(&outgoing)), (vec![1, 1, 2, 4], None));
+        outgoing.delivery.close(Instant::now() + Duration::from_secs(60));
+        let figures = outgoing.delivery.figures();
+        // Requests, and windows that waited: each has its end.
+        assert_eq!((figures.sent, figures.split, outgoing.delivery.backlog().requests), (7, 4, 0));
+    }
+
+    #[test]
+    fn what_a_sink_counts_is_told_while_it_waits_for_its_turn() {
+        let folder = tempfile::tempdir().unwrap();
+        let limits = Limits { bytes: 1 << 20, age: Duration::from_secs(3600), free_bytes: 0 };
+        let delivery = Lazy::new("test", folder.path().join("s"), limits, Duration::from_secs(1), Takes);
+        let mut outgoing = Outgoing::new(delivery, 1 << 20, "request");
+        outgoing.delivery.put(SystemTime::now(), Kind::Request, "web", b"one").unwrap();
+        outgoing.counts.requests = 1;
+        let hurry = outgoing.hurry.clone();
+        let one = Turn::next();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| outgoing.tables(&window(1), 0, SystemTime::now()).unwrap().is_some());
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while !hurry.reported().counters.contains(&("requests_made", 1)) {
+                assert!(Instant::now() < deadline);
+                std::thread::yield_now();
+            }
+            assert!(hurry.reported().backlog.is_some() && hurry.last_step().is_some());
+            drop(one);
+            assert!(waits.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn the_bound_that_is_said_is_the_one_that_stacks_were_measured_by() {
+        let folder = tempfile::tempdir().unwrap();
+        let limits = Limits { bytes: 1 << 20, age: Duration::from_secs(3600), free_bytes: 0 };
+        let delivery = Lazy::new("test", folder.path().join("s"), limits, Duration::from_secs(1), Takes);
+        let mut outgoing = Outgoing::new(delivery, 4 << 20, "request");
+        // As after a refusal of 16,000 bytes. What is taken meanwhile may have it forgotten.
+        let bounds = Bounds { samples: 10, bytes: 8000, lone_bytes: 64_000 };
+        let finished = finished(&Profile::default());
+        let now = SystemTime::now();
+        outgoing.put(&finished, 0, now, (NoneFits, bounds), |_| Ok(Vec::new())).unwrap();
+        let said = outgoing.delivery.reasons();
+        assert_eq!(said, ["stacks are longer than a request may be, 64000 bytes"]);
+    }
+
+    fn finished(profile: &Profile) -> Finished {
+        Finished {
+            service: "web".into(),
+            labels: BTreeMap::new(),
+            start: SystemTime::now(),
+            duration: Duration::from_secs(1),
+            profile: profile.clone().into(),
+        }
+    }
+
     #[test]
     fn tables_of_all_sinks_share_their_room_and_what_finds_none_waits_in_the_spool() {
         let folder = tempfile::tempdir().unwrap();
@@ -488,13 +810,7 @@ mod tests {
         outgoing.within(8 << 20);
         let room = outgoing.memory.tables;
         let string_table = vec![String::new(), "x".repeat(1000)];
-        let finished = Finished {
-            service: "web".into(),
-            labels: BTreeMap::new(),
-            start: SystemTime::now(),
-            duration: Duration::from_secs(1),
-            profile: Profile { string_table, ..Profile::default() }.into(),
-        };
+        let finished = finished(&Profile { string_table, ..Profile::default() });
         let now = SystemTime::now();
 
         // The other sink lets go meanwhile.
@@ -513,7 +829,7 @@ mod tests {
         let other = WindowTables::new(Profile::default(), room - 500);
         outgoing.hurry.end_by(Instant::now() + Duration::from_millis(50));
         assert!(outgoing.tables(&finished, 0, now).unwrap().is_none());
-        assert_eq!((outgoing.delivery.backlog().requests, outgoing.too_large), (1, 0));
+        assert_eq!((outgoing.delivery.backlog().requests, outgoing.counts.too_large), (1, 0));
         drop(other);
 
         // What waits is made when there is room.

@@ -9,7 +9,7 @@ use super::http::{Answer, Client, Version};
 use super::parts::{Hurry, Outgoing};
 use super::receiver::{self, Reach, SpoolOptions, retry_after, said, speaks_of_size};
 use super::spool::Limits;
-use super::{Finished, Sink, SinkError, unpacking};
+use super::{Finished, Sink, SinkError, Turn};
 use crate::quantity::{Bytes, Span};
 use hyper::header::{CONTENT_TYPE, HeaderName};
 use perfusion_pprof::proto::Profile;
@@ -197,8 +197,9 @@ fn make(
     let (labels, dropped) = labels(finished);
     let (names, dropped_of_samples) = sample_labels(wanted, &labels, &tables);
     let kept = Kept { names: &names, cut: |value| cut(value, MOST_VALUE_BYTES) };
-    let splitter = Splitter::new(&tables, outgoing.bounds(MOST_SAMPLES), kept);
-    outgoing.put(finished, first, at, splitter, |part| request(&labels, &part))?;
+    let bounds = outgoing.bounds(MOST_SAMPLES);
+    let splitter = Splitter::new(&tables, bounds, kept);
+    outgoing.put(finished, first, at, (splitter, bounds), |part| request(&labels, &part))?;
     Ok(dropped + dropped_of_samples)
 }
 
@@ -227,6 +228,7 @@ impl Sink for Pyroscope {
 
     fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
         let Self { outgoing, sample_labels, limits, dropped_labels, .. } = self;
+        outgoing.begin();
         *dropped_labels += make(outgoing, sample_labels, limits.age, finished, 0)?;
         Ok(())
     }
@@ -237,6 +239,10 @@ impl Sink for Pyroscope {
             *dropped_labels += make(outgoing, sample_labels, limits.age, finished, first)?;
             Ok(())
         });
+    }
+
+    fn is_short_of_memory(&self) -> bool {
+        self.outgoing.is_short_of_memory()
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
@@ -337,7 +343,7 @@ impl Remote for Server {
     }
 
     fn split(&self, payload: &[u8]) -> Vec<Vec<u8>> {
-        let _one = unpacking();
+        let _one = Turn::next();
         halves(payload).unwrap_or_default()
     }
 }

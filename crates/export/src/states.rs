@@ -15,6 +15,8 @@ const QUIET: Duration = Duration::from_secs(600);
 /// A state of a service of which nothing is taken any more is forgotten after this: a receiver may ask
 /// for a wait of an hour.
 const FORGOTTEN: Duration = Duration::from_secs(7200);
+/// Whose fault something is shows within this time, or else it is said of the service that it happened to.
+const SEEN_WITHIN: Duration = Duration::from_secs(120);
 /// Services that are named for one cause. Of more the number is said.
 const NAMED: usize = 5;
 /// States that are told apart. What is more is counted under one.
@@ -32,6 +34,10 @@ pub enum Ends {
     WhenTaken,
     /// When it takes something of this service.
     WhenServiceTaken,
+    /// The same, of what may be the receiver's fault as well. It is said once that shows: when it
+    /// happens to the service again, or the receiver takes something of another one. When it turns out
+    /// to be the receiver's, it is the receiver's state.
+    WhenWhoseIsSeen,
     /// When nothing of it has come for some minutes.
     WhenQuiet,
 }
@@ -70,8 +76,21 @@ struct State {
     comes_and_goes: bool,
     /// A line of its own has named it.
     is_named: bool,
-    /// As it was given last.
+    /// Whose fault it is is not seen yet: nothing was said of it.
+    is_open: bool,
+    /// Its sum was said when the daemon ended.
+    is_summed_up: bool,
+    /// As they were given last.
     reason: String,
+    then: &'static str,
+}
+
+impl State {
+    /// The line that begins it.
+    fn begins(&self, service: &str) -> Line {
+        let text = format!("{WHAT}: {}; {}", self.reason, self.then);
+        Line { is_warning: true, service: service.to_owned(), text }
+    }
 }
 
 /// A line of the log.
@@ -116,12 +135,12 @@ impl States {
         if self.states.len() >= MOST_STATES && !self.states.contains_key(&key) {
             key = (String::new(), "other causes of other services".to_owned());
         }
-        let of_cause = |(known, state): (&(String, String), &State)| {
-            known.1 == key.1 && state.is_named && state.ended.is_none()
+        let met_first = match event.ends {
+            Ends::WhenTaken => self.become_the_receivers(&key.1, now),
+            _ => None,
         };
-        let named = self.states.iter().filter(|entry| of_cause(*entry)).count();
-        // The receiver's own failure was said of the service that met it first.
-        let is_known = event.service.is_empty() && named > 0;
+        let is_named = event.service.is_empty() || self.named(&key.1) < NAMED;
+        let is_open = event.ends == Ends::WhenWhoseIsSeen;
         let fresh = State {
             since: now,
             last: now,
@@ -131,14 +150,26 @@ impl States {
             ends: event.ends,
             ended: Some(now),
             comes_and_goes: false,
-            is_named: named < NAMED && !is_known,
+            is_named: is_named && !is_open,
+            is_open,
+            is_summed_up: false,
             reason: String::new(),
+            then: event.then,
         };
         let is_new = !self.states.contains_key(&key);
         let state = self.states.entry(key).or_insert(fresh);
         let began = match state.ended.take() {
+            // It happens again.
+            None if state.is_open => {
+                (state.is_open, state.is_named) = (false, is_named);
+                true
+            }
             None => false,
-            Some(_) if is_new => true,
+            Some(_) if is_new => !state.is_open,
+            Some(_) if state.is_open => {
+                (state.count, state.since) = (0, now);
+                false
+            }
             Some(_) => {
                 state.comes_and_goes = true;
                 // It was said once that it does.
@@ -146,16 +177,20 @@ impl States {
             }
         };
         let first_return = state.comes_and_goes && state.count > 0 && state.ends != Ends::WhenQuiet;
+        if let Some((count, since)) = met_first {
+            (state.count, state.since) = (state.count.saturating_add(count), state.since.min(since));
+        }
         state.count = state.count.saturating_add(event.count);
         state.last = now;
         state.unit = event.unit;
+        state.then = event.then;
         event.reason.clone_into(&mut state.reason);
         let lasts = now.saturating_duration_since(state.said) >= SAY_AGAIN;
         let what = match event.detail {
             "" => event.reason.to_owned(),
             detail => format!("{} ({detail})", event.reason),
         };
-        let text = if began && !is_known && state.is_named {
+        let text = if began && state.is_named {
             Some(format!("{WHAT}: {what}; {}", event.then))
         } else if first_return {
             state.ends = Ends::WhenQuiet;
@@ -180,22 +215,74 @@ impl States {
         }
     }
 
+    /// Services that are named for a cause now.
+    fn named(&self, cause: &str) -> usize {
+        let is_named = |((_, of), state): &(&(String, String), &State)| {
+            of == cause && state.is_named && state.ended.is_none()
+        };
+        self.states.iter().filter(is_named).count()
+    }
+
+    /// It is the receiver's fault, and so is what happened to services of which it was not seen whose it
+    /// is. Answers how often it happened for this cause, and since when.
+    fn become_the_receivers(&mut self, cause: &str, now: Instant) -> Option<(u64, Instant)> {
+        let is_open = |state: &State| state.is_open && state.ended.is_none();
+        let keys = self.states.iter().filter(|(_, state)| is_open(state)).map(|(key, _)| key.clone());
+        let mut of_cause = None;
+        for key in keys.collect::<Vec<_>>() {
+            let Some(state) = self.states.remove(&key) else { continue };
+            if key.1 == cause {
+                let (count, since) = of_cause.unwrap_or((0_u64, now));
+                of_cause = Some((count.saturating_add(state.count), since.min(state.since)));
+                continue;
+            }
+            // It ends with the others, and nothing was said of it.
+            let of_receiver = State { is_open: false, ends: Ends::WhenTaken, count: 0, ..state.clone() };
+            let known = self.states.entry((String::new(), key.1)).or_insert(of_receiver);
+            known.count = known.count.saturating_add(state.count);
+        }
+        of_cause
+    }
+
+    /// What was not said yet is of the services that it happened to, where that is so.
+    fn is_of_services(&mut self, is_so: impl Fn(&str, &State) -> bool, now: Instant) {
+        let keys: Vec<(String, String)> = self
+            .states
+            .iter()
+            .filter(|((service, _), state)| state.is_open && state.ended.is_none() && is_so(service, state))
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in keys {
+            let is_named = self.named(&key.1) < NAMED;
+            let Some(state) = self.states.get_mut(&key) else { continue };
+            (state.is_open, state.is_named) = (false, is_named);
+            if is_named {
+                state.said = now;
+                let line = state.begins(&key.0);
+                self.lines.push(line);
+            }
+        }
+    }
+
     /// The receiver took something of a service.
     pub fn taken(&mut self, service: &str, now: Instant) {
+        self.is_of_services(|of, _| of != service, now);
         self.end(now, |of, state| match state.ends {
             Ends::WhenTaken => true,
-            Ends::WhenServiceTaken => of == service,
+            Ends::WhenServiceTaken | Ends::WhenWhoseIsSeen => of == service,
             Ends::WhenQuiet => false,
         });
     }
 
     /// To be called now and then.
     pub fn look(&mut self, now: Instant) {
+        self.is_of_services(|_, state| now.saturating_duration_since(state.last) >= SEEN_WITHIN, now);
         let quiet = |at: Instant| now.saturating_duration_since(at) >= QUIET;
         self.end(now, |_, state| state.ends == Ends::WhenQuiet && quiet(state.last));
         // What waited was given up, or its service is gone: nothing of it will be taken.
         let is_gone = |state: &State| {
-            state.ends == Ends::WhenServiceTaken && now.saturating_duration_since(state.last) >= FORGOTTEN
+            matches!(state.ends, Ends::WhenServiceTaken | Ends::WhenWhoseIsSeen)
+                && now.saturating_duration_since(state.last) >= FORGOTTEN
         };
         for state in self.states.values_mut().filter(|state| state.ended.is_none() && is_gone(state)) {
             state.ended = Some(now);
@@ -204,15 +291,37 @@ impl States {
         self.states.retain(|_, state| state.ended.is_none_or(|ended| !quiet(ended)));
     }
 
-    /// Nothing comes any more.
+    /// Nothing comes any more. What has not ended is said with its sum up to now; whether it is over
+    /// nobody knows.
     pub fn close(&mut self, now: Instant) {
-        self.end(now, |_, state| state.ends == Ends::WhenQuiet);
+        let mut more: BTreeMap<&str, (u64, u64, &'static str)> = BTreeMap::new();
+        let mut lines = Vec::new();
+        for ((service, cause), state) in &mut self.states {
+            if state.ended.is_some() || std::mem::replace(&mut state.is_summed_up, true) {
+                continue;
+            }
+            if !state.is_named && !state.is_open && !service.is_empty() {
+                let (services, count, _) = more.entry(cause).or_insert((0, 0, state.unit));
+                (*services, *count) = (*services + 1, *count + state.count);
+                continue;
+            }
+            let until = if state.ends == Ends::WhenQuiet { state.last } else { now };
+            let lasted = span(until.saturating_duration_since(state.since));
+            let text = format!("up to the end: {} {} in {lasted} of this: {cause}", state.count, state.unit);
+            lines.push(Line { is_warning: false, service: service.clone(), text });
+        }
+        for (cause, (services, count, unit)) in more {
+            let text = format!("up to the end: {count} {unit} of {services} more services of this: {cause}");
+            lines.push(Line { is_warning: false, service: String::new(), text });
+        }
+        self.lines.append(&mut lines);
     }
 
     fn end(&mut self, now: Instant, is_over: impl Fn(&str, &State) -> bool) {
         // By cause: what was said of each service, and of how many more.
         let mut more: BTreeMap<&str, (u64, u64, &'static str)> = BTreeMap::new();
-        let mut works = None;
+        // What works again: the receiver, whose name is empty, and services.
+        let mut works: BTreeMap<&str, (u64, Duration)> = BTreeMap::new();
         for ((service, cause), state) in &mut self.states {
             if state.ended.is_some() || !is_over(service, state) {
                 continue;
@@ -230,29 +339,24 @@ impl States {
                 }
                 continue;
             }
-            // Of more services than are named no line says when each works again.
-            if !state.is_named && !service.is_empty() {
+            // What no line has begun, none ends: of more services than are named, and of what happened once.
+            if !state.is_named {
                 continue;
             }
-            let (attempts, longest, _) = works.get_or_insert((0_u64, Duration::ZERO, String::new()));
+            let (attempts, longest) = works.entry(service).or_default();
             *attempts += state.count;
             *longest = (*longest).max(now.saturating_duration_since(state.since));
-            if let Some((.., of)) = &mut works
-                && state.ends == Ends::WhenServiceTaken
-            {
-                service.clone_into(of);
-            }
         }
         for (cause, (services, count, unit)) in more {
             let text = format!("{count} {unit} of {services} more services of this, which is over: {cause}");
             self.lines.push(Line { is_warning: false, service: String::new(), text });
         }
-        if let Some((attempts, lasted, service)) = works {
+        for (service, (attempts, lasted)) in works {
             let text = format!(
                 "sending profiles works again, after {attempts} attempts that failed in {}",
                 span(lasted)
             );
-            self.lines.push(Line { is_warning: false, service, text });
+            self.lines.push(Line { is_warning: false, service: service.to_owned(), text });
         }
     }
 
@@ -270,6 +374,12 @@ impl States {
             unit: state.unit,
             lasts: state.ended.is_none(),
         })
+    }
+
+    /// As they were given last.
+    #[cfg(test)]
+    pub fn reasons(&self) -> Vec<String> {
+        self.states.values().map(|state| state.reason.clone()).collect()
     }
 
     /// Why nothing is taken now, where that is so.
@@ -392,12 +502,14 @@ mod tests {
         let (mut states, start) = (States::default(), Instant::now());
         let mut now = start;
         for _ in 0..500 {
-            states.event(event("web", "the receiver answers 503: busy", Ends::WhenServiceTaken), now);
+            states.event(event("web", "the receiver answers 503: busy", Ends::WhenWhoseIsSeen), now);
+            states.taken("shop", now);
             states.taken("web", now + Duration::from_secs(1));
             now += Duration::from_secs(7);
         }
         let said = texts(&mut states);
         assert_eq!(said.len(), 3, "{said:#?}");
+        assert!(said.iter().all(|line| line.starts_with("web: ")), "{said:#?}");
         assert!(said[1].contains("works again") && said[2].contains("comes and goes"), "{said:#?}");
         states.look(now + QUIET);
         let said = texts(&mut states);
@@ -424,7 +536,7 @@ mod tests {
             states.event(event(&service, "the receiver answers 400: no", Ends::WhenQuiet), start);
         }
         assert_eq!((texts(&mut states).len(), states.sums().count()), (NAMED, 200));
-        states.close(start + MINUTE);
+        states.look(start + QUIET);
         let said = texts(&mut states);
         assert_eq!(said.len(), NAMED + 1, "{said:#?}");
         assert!(said[NAMED].contains("195 requests of 195 more services"), "{said:#?}");
@@ -434,21 +546,98 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_that_turns_out_to_be_the_receivers_is_not_said_twice() {
+    fn what_is_the_receivers_fault_is_said_of_the_receiver_and_so_is_its_end() {
         let (mut states, start) = (States::default(), Instant::now());
-        let reason = "the receiver answers 503: busy";
-        states.event(event("web", reason, Ends::WhenServiceTaken), start);
-        states.event(event("", reason, Ends::WhenTaken), start);
-        assert_eq!(texts(&mut states).len(), 1);
-        states.taken("shop", start + MINUTE);
+        states.event(event("web", "the receiver reset it", Ends::WhenWhoseIsSeen), start);
+        states.event(event("shop", "no answer in time", Ends::WhenWhoseIsSeen), start);
+        assert_eq!((texts(&mut states).len(), states.trouble().is_some()), (0, true));
+        states.event(event("", "no answer in time", Ends::WhenTaken), start + MINUTE);
+        assert_eq!(texts(&mut states), [": sending a profile: no answer in time; it is dropped"]);
+        assert_eq!(
+            states.sums().map(|sum| (sum.service, sum.count)).collect::<Vec<_>>(),
+            [(String::new(), 2), (String::new(), 1)]
+        );
+        for service in ["cart", "web", "shop"] {
+            states.taken(service, start + 2 * MINUTE);
+        }
+        let said = texts(&mut states);
+        assert_eq!(said, [": sending profiles works again, after 2 attempts that failed in 2 min 0 s"]);
+    }
+
+    #[test]
+    fn what_is_one_services_is_said_of_the_service_and_so_is_its_end() {
+        let fails = |states: &mut States, at| {
+            states.event(event("web", "the receiver answers 429: no", Ends::WhenWhoseIsSeen), at);
+        };
+        let start = Instant::now();
+        let begins = ["web: sending a profile: the receiver answers 429: no; it is dropped"];
+        // Another one is taken, it fails again, or nothing else comes.
+        let (mut states, mut again, mut alone) = (States::default(), States::default(), States::default());
+        fails(&mut states, start);
+        states.taken("shop", start);
+        assert_eq!(texts(&mut states), begins);
+        fails(&mut again, start);
+        fails(&mut again, start + MINUTE);
+        assert_eq!(texts(&mut again), begins);
+        fails(&mut alone, start);
+        alone.look(start + MINUTE);
+        assert_eq!(texts(&mut alone).len(), 0);
+        alone.look(start + SEEN_WITHIN);
+        assert_eq!(texts(&mut alone), begins);
+        // The receiver fails meanwhile: that is another state, and each has its end.
+        states.event(event("", "refused", Ends::WhenTaken), start + MINUTE);
+        assert_eq!(texts(&mut states), [": sending a profile: refused; it is dropped"]);
+        states.taken("shop", start + 2 * MINUTE);
+        assert_eq!(
+            texts(&mut states),
+            [": sending profiles works again, after 1 attempts that failed in 1 min 0 s"]
+        );
+        states.taken("web", start + 2 * MINUTE);
+        assert_eq!(
+            texts(&mut states),
+            ["web: sending profiles works again, after 1 attempts that failed in 2 min 0 s"]
+        );
+    }
+
+    #[test]
+    fn a_failure_that_does_not_come_back_is_not_said() {
+        let (mut states, start) = (States::default(), Instant::now());
+        states.event(event("web", "the receiver answers 503: busy", Ends::WhenWhoseIsSeen), start);
+        states.taken("web", start + Duration::from_secs(1));
+        states.event(event("web", "the receiver answers 503: busy", Ends::WhenWhoseIsSeen), start + MINUTE);
         states.taken("web", start + MINUTE);
-        assert!(texts(&mut states)[0].contains("works again"));
+        states.look(start + QUIET * 3);
+        assert_eq!((texts(&mut states), states.sums().count()), (vec![], 0));
+    }
+
+    #[test]
+    fn what_has_not_ended_when_the_daemon_does_is_summed_up_once_and_not_said_to_be_over() {
+        let (mut states, start) = (States::default(), Instant::now());
+        for minute in 0..3 {
+            let now = start + MINUTE * minute;
+            states.event(event("", "no answer in time", Ends::WhenTaken), now);
+            states.event(event("web", "it answers 413: no", Ends::WhenQuiet), now);
+            states.event(event("shop", "it answers 429: no", Ends::WhenServiceTaken), now);
+        }
+        states.event(event("cart", "it answers 503: no", Ends::WhenWhoseIsSeen), start + MINUTE * 3);
+        texts(&mut states);
+        states.close(start + MINUTE * 3);
+        let said = texts(&mut states);
+        let expected = [
+            ": up to the end: 3 requests in 3 min 0 s of this: no answer in time; it is dropped",
+            "cart: up to the end: 1 requests in 0 s of this: it answers 503: no; it is dropped",
+            "shop: up to the end: 3 requests in 3 min 0 s of this: it answers 429: no; it is dropped",
+            "web: up to the end: 3 requests in 2 min 0 s of this: it answers 413: no; it is dropped",
+        ];
+        assert_eq!(said, expected);
+        states.close(start + MINUTE * 4);
+        assert_eq!(texts(&mut states).len(), 0);
     }
 
     #[test]
     fn a_receivers_failure_that_a_service_met_first_is_said_again_each_hour() {
         let (mut states, start) = (States::default(), Instant::now());
-        states.event(event("web", "the receiver answers 503: busy", Ends::WhenServiceTaken), start);
+        states.event(event("web", "the receiver answers 503: busy", Ends::WhenWhoseIsSeen), start);
         for minute in 0..=180 {
             let now = start + MINUTE * minute;
             states.event(event("", "the receiver answers 503: busy", Ends::WhenTaken), now);
@@ -477,8 +666,9 @@ mod tests {
             let now = start + MINUTE * turn;
             let services: Vec<String> = (0..100).map(|number| format!("service {number}")).collect();
             for service in &services {
-                states.event(event(service, "the receiver answers 503: busy", Ends::WhenServiceTaken), now);
+                states.event(event(service, "the receiver answers 503: busy", Ends::WhenWhoseIsSeen), now);
             }
+            states.taken("other", now);
             services.iter().for_each(|service| states.taken(service, now));
         }
         let said = texts(&mut states);

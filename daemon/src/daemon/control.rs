@@ -154,6 +154,6 @@ mod tests {
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         drop((silent, control));
         assert!(!path.exists());
-        sinks.close();
+        sinks.close(std::time::Instant::now());
     }
 }

@@ -401,7 +401,7 @@ mod tests {
         let address = server.address();
         drop(server);
         assert!(TcpStream::connect(address).is_err());
-        sinks.close();
+        sinks.close(std::time::Instant::now());
     }
 
     #[test]
@@ -421,6 +421,6 @@ mod tests {
             }
         }
         drop(server);
-        sinks.close();
+        sinks.close(std::time::Instant::now());
     }
 }

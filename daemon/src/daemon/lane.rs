@@ -1,9 +1,10 @@
 //! One sink on a thread of its own, with windows that wait for it: a disk or mount that does not answer holds up nobody else's profiles.
 
+use super::behind::{self, Change, Trend};
 use super::queue::{Empty, Queue, Window};
 use perfusion_export::deliver::Backlog;
 use perfusion_export::file::FileError;
-use perfusion_export::parts::Hurry;
+use perfusion_export::parts::{Hurry, Report};
 use perfusion_export::states::{self, Ends, Event, States};
 use perfusion_export::{Sink, SinkError};
 use perfusion_host::priority;
@@ -21,13 +22,19 @@ const LAST_WINDOWS: Duration = Duration::from_secs(10);
 /// How long requests are made of windows then. The rest of them waits in the spool, for the next
 /// daemon.
 const LAST_PARTS: Duration = Duration::from_millis(700);
-/// How long what is to be sent is sent then, from the same moment on. With what a recording's end
-/// takes that is less than three seconds.
+/// How long what is to be sent is sent then, from the same moment on.
 const LAST: Duration = Duration::from_millis(1500);
+/// So long after the daemon was told to end no more requests are made, whatever the recording's end
+/// took.
+const PARTS_WITHIN: Duration = Duration::from_millis(1600);
+/// The same of sending: the daemon ends within three seconds.
+const SENT_WITHIN: Duration = Duration::from_millis(2400);
 /// What a sink counts between two windows, such as what a receiver took or refused, is published so often.
 const PUBLISH_EVERY: Duration = Duration::from_secs(1);
 /// Where no windows come, such as while recording is switched off, a sink has its moment so often: what is too old goes then, too.
 const NO_WINDOW: Duration = Duration::from_secs(60);
+/// The same of one that waits for memory which others have.
+const SHORT_OF_MEMORY: Duration = Duration::from_secs(1);
 
 /// What is said when a sink panics; the panic's own message has been printed.
 const PANICKED: &str = "it panicked: a fault of this program; please report it";
@@ -45,8 +52,10 @@ pub struct Standing {
     pub dropped: u64,
     /// Profiles that wait for it, without those of the window it is at.
     pub waiting: usize,
-    /// How long it has been at one thing.
+    /// How long it has been at work on the present window.
     pub busy: Duration,
+    /// How long nothing of that has gone on, as where a disk does not answer.
+    pub still: Duration,
 }
 
 impl Standing {
@@ -91,17 +100,25 @@ pub enum Former {
     Elsewhere(Lane),
 }
 
-#[derive(Default)]
 struct Shared {
     queue: Queue,
     state: Mutex<State>,
     hurry: Hurry,
 }
 
+impl Default for Shared {
+    fn default() -> Self {
+        let hurry = Hurry::default();
+        Self { queue: Queue::with(hurry.waits()), state: Mutex::default(), hurry }
+    }
+}
+
 #[derive(Default)]
 struct State {
-    /// What it is doing began then.
+    /// Work on the present window began then.
     busy: Option<Instant>,
+    /// The same of one of its profiles.
+    at_one: Option<Instant>,
     /// The daemon ends: what is not put by then is lost.
     closing: Option<Instant>,
     /// The same, and what is not sent by then waits for the next one.
@@ -198,6 +215,12 @@ impl Lane {
         self.is_replaced
     }
 
+    /// True when no window waits for it, but the one that it is at.
+    #[must_use]
+    pub fn none_waits(&self) -> bool {
+        self.shared.queue.waiting() == 0
+    }
+
     /// Hands a window over, see [`Queue::give`].
     pub fn give(&self, window: &Window, room: u64) -> bool {
         self.shared.queue.give(window, room)
@@ -206,19 +229,30 @@ impl Lane {
     /// How the sink stands, as of the last window or second.
     #[must_use]
     pub fn standing(&self) -> Standing {
+        let hurry = &self.shared.hurry;
         let state = self.shared.state();
+        // What is counted while it is at work. Each grows only, so that the larger value is the newer.
+        let Report { counters: reported, backlog } = hurry.reported();
+        let mut counters = state.counters.clone();
+        for (name, value) in reported {
+            let value = value + state.former.get(name).copied().unwrap_or_default();
+            match counters.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, known)) => *known = value.max(*known),
+                None => counters.push((name, value)),
+            }
+        }
+        let since = |began: Option<Instant>, later: Option<Instant>| {
+            began.map(|began| later.map_or(began, |later| began.max(later)).elapsed()).unwrap_or_default()
+        };
         Standing {
             sink: self.name.clone(),
-            counters: state.counters.clone(),
-            backlog: state.backlog.clone(),
+            counters,
+            backlog: backlog.or_else(|| state.backlog.clone()),
             dropped: self.shared.queue.dropped(),
             waiting: self.shared.queue.waiting(),
+            busy: since(state.busy, hurry.began()),
             // A window of many parts is many writes.
-            busy: state
-                .busy
-                .map(|since| self.shared.hurry.last_step().map_or(since, |step| since.max(step)))
-                .map(|since| since.elapsed())
-                .unwrap_or_default(),
+            still: since(state.at_one, hurry.last_step()),
         }
     }
 
@@ -233,13 +267,15 @@ impl Lane {
         self.thread.is_some()
     }
 
-    /// Tells it that nothing more comes, and not to take long over the rest. Its end is to be waited for.
-    pub fn close(&mut self) -> Option<JoinHandle<()>> {
+    /// Tells it that nothing more comes, and not to take long over the rest, since the daemon was told to
+    /// end at `told`. Its end is to be waited for.
+    pub fn close(&mut self, told: Instant) -> Option<JoinHandle<()>> {
         let now = Instant::now();
-        self.shared.hurry.end_by(now + LAST_PARTS);
+        self.shared.hurry.end_by((now + LAST_PARTS).min(told + PARTS_WITHIN));
         {
             let mut state = self.shared.state();
-            (state.closing, state.last) = (Some(now + LAST_WINDOWS), Some(now + LAST));
+            let last = (now + LAST).min(told + SENT_WITHIN);
+            (state.closing, state.last) = (Some(now + LAST_WINDOWS), Some(last));
         }
         self.shared.queue.close();
         self.thread.take()
@@ -268,6 +304,8 @@ struct Work {
     turn: u64,
     /// What is said of how it fails.
     states: States,
+    /// Whether its receiver keeps up.
+    trend: Trend,
     /// When what it counts is published next, where no window comes before.
     publish_at: Instant,
     /// When the sink has its moment next, likewise.
@@ -278,7 +316,8 @@ impl Work {
     fn new(mut sink: Box<dyn Sink>, shared: Arc<Shared>, turn: u64) -> Self {
         let now = Instant::now();
         sink.hurries(shared.hurry.clone());
-        Self { sink, shared, turn, states: States::default(), publish_at: now, moment_at: now + NO_WINDOW }
+        let (states, trend) = (States::default(), Trend::default());
+        Self { sink, shared, turn, states, trend, publish_at: now, moment_at: now + NO_WINDOW }
     }
 
     fn until_over(mut self) {
@@ -309,6 +348,8 @@ impl Work {
         // What takes long is in the way of nothing else.
         window.sort_by_key(|finished| finished.profile.bytes().len());
         let (mut failed, mut late) = (0, 0);
+        self.shared.state().busy = Some(Instant::now());
+        self.look_at_backlog(profiles);
         // One after the other is let go.
         for finished in window {
             if self.closing().is_some_and(|closing| Instant::now() >= closing) {
@@ -338,6 +379,9 @@ impl Work {
                 self.states.event(event, Instant::now());
             }
             self.shared.queue.done(&finished);
+            if Instant::now() >= self.publish_at {
+                self.publish();
+            }
         }
         let sink = self.sink.name();
         self.states.look(Instant::now());
@@ -356,11 +400,35 @@ impl Work {
         }
         self.window_over();
         self.publish();
+        self.shared.state().busy = None;
+    }
+
+    /// Says when ever more waits for its receiver, and when that is over.
+    fn look_at_backlog(&mut self, profiles: usize) {
+        let Some(Some(Backlog { requests, bytes, .. })) = self.timed(|sink| sink.backlog()) else { return };
+        let sink = self.sink.name();
+        match self.trend.window(u64::try_from(profiles).unwrap_or(u64::MAX), requests) {
+            None => {}
+            Some(Change::FallsBehind) => tracing::warn!(
+                target: states::SAID,
+                sink,
+                "falls behind: what waits for it has grown for {} windows, to {requests} requests of {bytes} bytes",
+                behind::WINDOWS
+            ),
+            Some(Change::CaughtUp) => tracing::info!(
+                target: states::SAID,
+                sink,
+                "has caught up: {requests} requests of {bytes} bytes wait"
+            ),
+        }
     }
 
     fn window_over(&mut self) {
-        self.moment_at = Instant::now() + NO_WINDOW;
-        self.timed(|sink| sink.window_over());
+        let short = self.timed(|sink| {
+            sink.window_over();
+            sink.is_short_of_memory()
+        });
+        self.moment_at = Instant::now() + if short == Some(true) { SHORT_OF_MEMORY } else { NO_WINDOW };
     }
 
     fn publish(&mut self) {
@@ -374,6 +442,7 @@ impl Work {
             *value += state.former.get(counter).copied().unwrap_or_default();
         }
         (state.counters, state.backlog) = (counters, backlog);
+        self.shared.hurry.is_reported();
     }
 
     /// Until when there is time, where the daemon ends.
@@ -383,11 +452,21 @@ impl Work {
 
     /// Has the sink do something, and says so meanwhile; `None` when it panicked, which costs no more than what it was at.
     fn timed<T>(&mut self, work: impl FnOnce(&mut dyn Sink) -> T) -> Option<T> {
-        self.shared.state().busy = Some(Instant::now());
+        let is_own = {
+            let (mut state, now) = (self.shared.state(), Some(Instant::now()));
+            state.at_one = now;
+            let is_own = state.busy.is_none();
+            state.busy = state.busy.or(now);
+            is_own
+        };
         let sink = &mut *self.sink;
         // A sink keeps no promise of memory across its calls, and what it counts may be off by what it was at.
         let done = catch_unwind(AssertUnwindSafe(|| work(sink)));
-        self.shared.state().busy = None;
+        {
+            let mut state = self.shared.state();
+            state.at_one = None;
+            state.busy = state.busy.filter(|_| !is_own);
+        }
         if done.is_err() {
             tracing::error!(sink = self.sink.name(), "{PANICKED}");
         }
@@ -494,6 +573,110 @@ pub mod tests {
         assert_eq!(told.into_iter().collect::<Vec<_>>(), ["a".into(), "b".into()]);
     }
 
+    /// Says what it counts while it is at work, and goes on when it is told to.
+    struct Reports(Hurry, Receiver<u64>, u64);
+
+    impl Sink for Reports {
+        fn name(&self) -> &str {
+            "reports"
+        }
+
+        fn place(&self) -> &Path {
+            Path::new("")
+        }
+
+        fn hurries(&mut self, hurry: Hurry) {
+            self.0 = hurry;
+        }
+
+        fn put(&mut self, _: &Finished) -> Result<(), SinkError> {
+            if let Ok(value) = self.1.recv() {
+                let backlog = Some(Backlog { requests: value, ..Backlog::default() });
+                std::thread::sleep(Duration::from_millis(600));
+                self.0.report(|| Some(Report { counters: vec![("requests_made", value)], backlog }));
+                self.1.recv().unwrap();
+                self.2 = value;
+            }
+            Ok(())
+        }
+
+        fn counters(&self) -> Vec<(&'static str, u64)> {
+            vec![("requests_made", self.2)]
+        }
+    }
+
+    #[test]
+    fn numbers_move_while_a_window_is_made_and_busy_is_since_it_began() {
+        let (tell, told) = channel();
+        let mut lane = started(Box::new(Reports(Hurry::default(), told, 0)), Former::None).0;
+        let began = Instant::now();
+        assert!(lane.give(&["a", "b", "c"].map(finished).to_vec(), u64::MAX));
+        for value in [3, 4] {
+            tell.send(value).unwrap();
+            until(|| lane.standing().values().any(|value_of| value_of == ("requests_made", value)));
+            assert_eq!(lane.standing().backlog.map(|backlog| backlog.requests), Some(value));
+            // It goes on with the next profile of the same window.
+            tell.send(0).unwrap();
+        }
+        let (passed, standing) = (began.elapsed(), lane.standing());
+        assert!(
+            standing.busy >= Duration::from_millis(1200) && standing.busy <= began.elapsed(),
+            "{passed:?}"
+        );
+        drop(tell);
+        until(|| lane.standing().busy.is_zero());
+        // What it says itself is the last word.
+        until(|| lane.standing().counters == [("requests_made", 4)] && lane.standing().backlog.is_none());
+        lane.close(Instant::now()).unwrap().join().unwrap();
+    }
+
+    /// Says until when it may send.
+    struct Sends(Sender<(Instant, Hurry)>, Hurry);
+
+    impl Sink for Sends {
+        fn name(&self) -> &str {
+            "sends"
+        }
+
+        fn place(&self) -> &Path {
+            Path::new("")
+        }
+
+        fn hurries(&mut self, hurry: Hurry) {
+            self.1 = hurry;
+        }
+
+        fn put(&mut self, _: &Finished) -> Result<(), SinkError> {
+            Ok(())
+        }
+
+        fn counters(&self) -> Vec<(&'static str, u64)> {
+            Vec::new()
+        }
+
+        fn close(&mut self, deadline: Instant) {
+            self.0.send((deadline, self.1.clone())).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_end_is_measured_from_when_the_daemon_was_told_to() {
+        for (recording_took, sends, makes) in [(0, 1500, true), (1900, 500, false), (9000, 0, false)] {
+            let (tell, heard) = channel();
+            let mut lane = started(Box::new(Sends(tell, Hurry::default())), Former::None).0;
+            let now = Instant::now();
+            let told = now.checked_sub(Duration::from_millis(recording_took)).unwrap();
+            let thread = lane.close(told).unwrap();
+            let (deadline, hurry) = heard.recv().unwrap();
+            let left = deadline.saturating_duration_since(now);
+            // Whatever passed between the two looks at the clock.
+            let most = Duration::from_millis(sends) + now.elapsed();
+            assert!(left <= most && left >= Duration::from_millis(sends), "{recording_took}: {left:?}");
+            assert_eq!(hurry.is_over(), !makes, "{recording_took}");
+            thread.join().unwrap();
+        }
+    }
+
     struct Moments(Sender<()>);
 
     impl Sink for Moments {
@@ -563,7 +746,7 @@ pub mod tests {
             count.store(value, Ordering::Relaxed);
             until(|| lane.standing().counters == [("requests_sent", value)]);
         }
-        lane.close().unwrap().join().unwrap();
+        lane.close(Instant::now()).unwrap().join().unwrap();
     }
 
     fn started(sink: Box<dyn Sink>, former: Former) -> (Lane, Option<Lane>) {
@@ -639,7 +822,7 @@ pub mod tests {
         assert!(third_heard.try_recv().is_err());
         drop((first_goes_on, second_goes_on, third_goes_on));
         assert_eq!((&*third_heard.recv().unwrap(), &*third_heard.recv().unwrap()), ("b", "d"));
-        lane.close().unwrap().join().unwrap();
+        lane.close(Instant::now()).unwrap().join().unwrap();
         assert!(first_heard.recv().is_err() && third_heard.recv().is_err());
     }
 
@@ -657,9 +840,9 @@ pub mod tests {
         assert!(lane.give(&window("d"), u64::MAX));
         assert_eq!(&*second_heard.recv().unwrap(), "d");
         assert!(first_heard.try_recv().is_err());
-        lane.close().unwrap().join().unwrap();
+        lane.close(Instant::now()).unwrap().join().unwrap();
         drop(first_goes_on);
-        former.close().unwrap().join().unwrap();
+        former.close(Instant::now()).unwrap().join().unwrap();
         assert!(first_heard.recv().is_err());
     }
 
@@ -671,7 +854,7 @@ pub mod tests {
         drop(goes_on);
         assert_eq!(&*heard.recv().unwrap(), "b");
         assert!(heard.recv().is_err(), "it has ended");
-        lane.close().unwrap().join().unwrap();
+        lane.close(Instant::now()).unwrap().join().unwrap();
         assert!(!lane.is_at_work());
     }
 
@@ -708,6 +891,6 @@ pub mod tests {
         // All of the window's room is free again.
         until(|| lane.give(&window("d"), 0));
         assert_eq!(&*told.recv().unwrap(), "d");
-        lane.close().unwrap().join().unwrap();
+        lane.close(Instant::now()).unwrap().join().unwrap();
     }
 }

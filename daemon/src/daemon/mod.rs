@@ -3,6 +3,7 @@
 //! This thread only looks at clocks, signals and files: the work is the collector's, the processor's and the sinks' threads.
 
 pub mod attacher;
+mod behind;
 pub mod confines;
 pub mod control;
 pub mod cost;
@@ -820,7 +821,7 @@ impl Daemon {
         let standing = self.sinks.watcher().standing();
         let hangs: BTreeSet<String> = standing
             .into_iter()
-            .filter(|standing| standing.busy >= SINK_HANGS)
+            .filter(|standing| standing.still >= SINK_HANGS)
             .map(|standing| standing.sink)
             .collect();
         for sink in hangs.difference(&self.hanging_sinks) {
@@ -915,6 +916,7 @@ impl Daemon {
 
     /// Ends the recording and waits for the sinks, but not for a processor that hangs.
     fn stop(mut self) -> Result<(), Error> {
+        let told = Instant::now();
         self.state.ends();
         // From here on there is nothing to tell.
         drop(self.control.take());
@@ -929,7 +931,7 @@ impl Daemon {
             let ended = recording.map_or(Ok(()), |active| self.end(active));
             // Fails only when nobody waits any more.
             done.send(None).ok();
-            self.sinks.close();
+            self.sinks.close(told);
             done.send(Some(ended)).ok();
         });
         // Without the thread what it was given is gone, the last window too.
@@ -942,11 +944,11 @@ impl Daemon {
                 Ok(None) => sinks_until = Some(now + END_WITHIN),
                 Err(RecvTimeoutError::Disconnected) => return Err(Error::Failed),
                 Err(RecvTimeoutError::Timeout) if sinks_until.is_some_and(|until| now >= until) => {
-                    for Standing { sink, busy, waiting, .. } in sinks.standing() {
-                        if !busy.is_zero() {
+                    for Standing { sink, still, waiting, .. } in sinks.standing() {
+                        if !still.is_zero() {
                             tracing::error!(
                                 sink,
-                                "does not come back from one write for {busy:.0?}: that is lost, and {waiting} profiles that wait for it"
+                                "does not come back from one write for {still:.0?}: that is lost, and {waiting} profiles that wait for it"
                             );
                         }
                     }
@@ -1026,7 +1028,7 @@ mod tests {
         state.set_config(none);
         listen_anew(&mut server, &with(Some(address)), &state, &sinks);
         assert!(server.is_none() && TcpStream::connect(address).is_err());
-        sinks.close();
+        sinks.close(std::time::Instant::now());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use perfusion_export::Finished;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -26,6 +27,8 @@ pub enum Empty {
 pub struct Queue {
     state: Mutex<State>,
     changed: Condvar,
+    /// Set while a window waits.
+    waits: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
@@ -40,6 +43,17 @@ struct State {
 }
 
 impl Queue {
+    /// One that sets `waits` while a window waits.
+    pub fn with(waits: Arc<AtomicBool>) -> Self {
+        Self { waits, ..Self::default() }
+    }
+
+    /// Says whether a window waits.
+    fn tell(&self, state: &State) {
+        // Pairs with the load in `Hurry::gives_way`.
+        self.waits.store(!state.windows.is_empty(), Ordering::Relaxed);
+    }
+
     /// Hands a window over. One that would make more than `room` bytes wait is dropped, unless none waits, and so is one when nobody takes any more.
     /// Tells whether it was taken.
     pub fn give(&self, window: &Window, room: u64) -> bool {
@@ -52,6 +66,7 @@ impl Queue {
         }
         state.bytes += bytes;
         state.windows.push_back(window.clone());
+        self.tell(&state);
         self.changed.notify_all();
         true
     }
@@ -68,7 +83,9 @@ impl Queue {
         if state.turn != turn {
             return Err(Empty::Over);
         }
-        state.windows.pop_front().ok_or(if state.is_closed { Empty::Over } else { Empty::Yet })
+        let window = state.windows.pop_front();
+        self.tell(&state);
+        window.ok_or(if state.is_closed { Empty::Over } else { Empty::Yet })
     }
 
     /// The sink has had this one.
@@ -88,17 +105,19 @@ impl Queue {
     /// Has what waits there wait here, and takes over what was counted there. Nothing comes there any more.
     pub fn take_over(&self, other: &Self) {
         let (windows, dropped) = {
-            let mut other = other.lock();
-            other.is_closed = true;
-            let windows = std::mem::take(&mut other.windows);
-            other.bytes -= windows.iter().flatten().map(|finished| bytes_of(finished)).sum::<u64>();
-            (windows, std::mem::take(&mut other.dropped))
+            let mut state = other.lock();
+            state.is_closed = true;
+            let windows = std::mem::take(&mut state.windows);
+            state.bytes -= windows.iter().flatten().map(|finished| bytes_of(finished)).sum::<u64>();
+            other.tell(&state);
+            (windows, std::mem::take(&mut state.dropped))
         };
         other.changed.notify_all();
         let mut state = self.lock();
         state.bytes += windows.iter().flatten().map(|finished| bytes_of(finished)).sum::<u64>();
         state.windows.extend(windows);
         state.dropped += dropped;
+        self.tell(&state);
         self.changed.notify_all();
     }
 
@@ -129,7 +148,8 @@ impl Queue {
     }
 }
 
-fn bytes_of(finished: &Finished) -> u64 {
+/// What it takes of the memory for those that wait.
+pub fn bytes_of(finished: &Finished) -> u64 {
     u64::try_from(finished.profile.bytes().len()).unwrap_or(u64::MAX).saturating_add(BESIDE)
 }
 

@@ -1,7 +1,7 @@
 //! The sinks of a configuration, each in its [`Lane`].
 
 use super::lane::{Former, Lane, Standing};
-use super::queue::Window;
+use super::queue::{Window, bytes_of};
 use crate::config::Config;
 use perfusion_export::directory::Directory;
 use perfusion_export::http::Version;
@@ -11,13 +11,13 @@ use perfusion_export::pyroscope::Pyroscope;
 use perfusion_export::receiver;
 #[cfg(feature = "object-storage")]
 use perfusion_export::s3::S3;
-use perfusion_export::{Sink, SinkError};
+use perfusion_export::{Finished, Sink, SinkError};
 use perfusion_host::priority;
 use std::io;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Sinks are not waited for longer than this at the end: who ends a daemon gives it 30 seconds (Kubernetes, and the unit), and a recording's end takes
 /// some of those. A disk that does not answer has no limit of its own.
@@ -35,6 +35,8 @@ struct Lanes {
     at_work: Vec<Lane>,
     /// Of sinks that no configuration has any more. One that is configured again goes on from where it was.
     former: Vec<Lane>,
+    /// Profiles that were handed over: they take memory once, whoever else they wait for.
+    given: Vec<Weak<Finished>>,
 }
 
 #[derive(Clone, Default)]
@@ -62,13 +64,24 @@ pub struct Sinks {
 pub struct Out(Shared);
 
 impl Out {
-    /// Hands a window to each sink, which may let windows of `room` bytes wait between them. Tells which were too busy to take it.
+    /// Hands a window to each sink, which may let windows of `room` bytes wait between them. Tells which were too busy to take it. Each sink has an equal
+    /// share of that. A window that is larger may wait by itself, as long as all that is there has room: the sink puts what it is at into its spool, and
+    /// takes it.
     #[must_use]
     pub fn give(&self, window: &Window, room: u64) -> Vec<String> {
-        let lanes = &self.0.lock().at_work;
-        let each = room / u64::try_from(lanes.len()).unwrap_or(u64::MAX).max(1);
-        let busy = lanes.iter().filter(|lane| !lane.give(window, each));
-        busy.map(|lane| lane.name().to_owned()).collect()
+        let mut lanes = self.0.lock();
+        let Lanes { at_work, given, .. } = &mut *lanes;
+        given.retain(|finished| finished.strong_count() > 0);
+        let of_earlier: u64 =
+            given.iter().filter_map(Weak::upgrade).map(|finished| bytes_of(&finished)).sum();
+        let of_window: u64 = window.iter().map(|finished| bytes_of(finished)).sum();
+        let is_room = of_earlier.saturating_add(of_window) <= room;
+        let share = room / u64::try_from(at_work.len()).unwrap_or(u64::MAX).max(1);
+        let room_of = |lane: &Lane| if is_room && lane.none_waits() { u64::MAX } else { share };
+        let busy = at_work.iter().filter(|lane| !lane.give(window, room_of(lane)));
+        let busy = busy.map(|lane| lane.name().to_owned()).collect();
+        given.extend(window.iter().map(Arc::downgrade));
+        busy
     }
 }
 
@@ -81,7 +94,7 @@ impl SinkWatcher {
     #[must_use]
     pub fn standing(&self) -> Vec<Standing> {
         let mut lanes = self.0.lock();
-        let Lanes { at_work, former } = &mut *lanes;
+        let Lanes { at_work, former, .. } = &mut *lanes;
         let goes_on = |lane: &Lane| at_work.iter().any(|other| other.name() == lane.name());
         let going = former.iter_mut().filter(|lane| !lane.is_replaced() && !goes_on(lane));
         let going = going.filter_map(|lane| lane.is_at_work().then_some(&*lane));
@@ -287,12 +300,13 @@ impl Sinks {
         }
     }
 
-    /// Waits until all that was handed over is done or time is up.
-    pub fn close(self) {
+    /// Waits until all that was handed over is done or time is up, since the daemon was told to end at
+    /// `told`.
+    pub fn close(self, told: Instant) {
         let mut lanes = self.lanes.lock();
-        let Lanes { at_work, former } = &mut *lanes;
+        let Lanes { at_work, former, .. } = &mut *lanes;
         // They stay where they are: how they stand is asked until the end.
-        let threads: Vec<_> = at_work.iter_mut().chain(former).filter_map(Lane::close).collect();
+        let threads: Vec<_> = at_work.iter_mut().chain(former).filter_map(|lane| lane.close(told)).collect();
         drop(lanes);
         for thread in threads {
             // What panicked has said so.
@@ -349,7 +363,7 @@ mod tests {
         sent(&[("a", 5 + 1 + 2)]);
         sinks.replace(counting(&["a", "b"], 0)).unwrap();
         sent(&[("a", 5 + 1 + 2 + 1), ("b", 5 + 1)]);
-        sinks.close();
+        sinks.close(Instant::now());
     }
 
     #[test]
@@ -380,7 +394,31 @@ mod tests {
         assert_eq!((names()[0].as_str(), names().contains(&"hangs".to_owned())), ("other", true));
         drop(goes_on);
         until(|| names() == ["other"]);
-        sinks.close();
+        sinks.close(Instant::now());
+    }
+
+    #[test]
+    fn a_window_that_is_larger_than_a_sinks_share_waits_while_there_is_memory() {
+        let slow = |name| {
+            let ((given, heard), (go_on, told)) = (channel(), channel());
+            (Box::new(Slow { name, place: "/", given, go_on: told }) as Box<dyn Sink>, heard, go_on)
+        };
+        let all: Vec<_> = ["a", "b", "c", "d"].into_iter().map(slow).collect();
+        let (sinks, ends): (Vec<_>, Vec<_>) =
+            all.into_iter().map(|(sink, heard, go_on)| (sink, (heard, go_on))).unzip();
+        let sinks = Sinks::start(opened(sinks)).unwrap();
+        let out = sinks.out();
+        let window = || vec![finished("web")];
+        // A share is less than a window, and all of it is two.
+        let room = 2 * bytes_of(&finished("web"));
+        assert!(out.give(&window(), room).is_empty());
+        ends.iter().for_each(|(heard, _)| drop(heard.recv().unwrap()));
+        // All are at work on the first, which is in memory once.
+        assert!(out.give(&window(), room).is_empty());
+        assert_eq!(out.give(&window(), room).len(), 4, "no memory is left");
+        assert_eq!(out.give(&window(), 4 * room).len(), 4, "one waits already, and a share is less");
+        drop(ends);
+        sinks.close(Instant::now());
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::deliver::{Backlog, Lazy, Remote, Verdict};
 use super::http::{Client, Version};
 use super::parts::{Hurry, Outgoing};
 use super::receiver::{self, Reach, SpoolOptions};
-use super::{Finished, Sink, SinkError, unpacking};
+use super::{Finished, Sink, SinkError, Turn};
 use crate::quantity::{Bytes, Span};
 use flate2::Compression;
 use flate2::read::GzDecoder;
@@ -140,8 +140,9 @@ impl Otlp {
 fn make(outgoing: &mut Outgoing, finished: &Finished, first: u64) -> Result<(), SinkError> {
     let at = finished.start + finished.duration;
     let Some(tables) = outgoing.tables(finished, first, at)? else { return Ok(()) };
-    let converter = Converter::new(finished, &tables, outgoing.bounds(usize::MAX), fresh_id);
-    outgoing.put(finished, first, at, converter, |request| pack(&request))
+    let bounds = outgoing.bounds(usize::MAX);
+    let converter = Converter::new(finished, &tables, bounds, fresh_id);
+    outgoing.put(finished, first, at, (converter, bounds), |request| pack(&request))
 }
 
 fn pack(request: &ExportProfilesServiceRequest) -> Result<Vec<u8>, SinkError> {
@@ -168,11 +169,16 @@ impl Sink for Otlp {
     }
 
     fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
+        self.outgoing.begin();
         make(&mut self.outgoing, finished, 0)
     }
 
     fn window_over(&mut self) {
         self.outgoing.take_up(make);
+    }
+
+    fn is_short_of_memory(&self) -> bool {
+        self.outgoing.is_short_of_memory()
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
@@ -263,7 +269,7 @@ impl Remote for Receiver {
     }
 
     fn split(&self, payload: &[u8]) -> Vec<Vec<u8>> {
-        let _one = unpacking();
+        let _one = Turn::next();
         let unpacked = unpacked(payload).unwrap_or_default();
         let Ok(request) = ExportProfilesServiceRequest::decode(unpacked.as_slice()) else {
             return Vec::new();
