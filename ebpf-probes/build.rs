@@ -1,5 +1,6 @@
-//! Tells the crate which machine the probes will run on: the target is `bpf` on all of them. As aya-ebpf does, whose bindings must be of the
-//! same one: by `--cfg bpf_target_arch`, else `AYA_BPF_TARGET_ARCH`, else it is the building host's.
+//! Tells the crate which machine the probes will run on: the target is `bpf` on all of them. As
+//! aya-ebpf does, whose bindings must be of the same one: by `--cfg bpf_target_arch`, else
+//! `AYA_BPF_TARGET_ARCH`, else it is the building host's.
 
 use std::env;
 

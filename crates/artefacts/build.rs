@@ -1,5 +1,6 @@
-//! Puts the eBPF object and the shim into the binary. `cargo xtask build` makes both and names them by environment; a plain
-//! `cargo build` has neither toolchain and says what it left out, here and again when a command needs the missing part.
+//! Puts the eBPF object and the shim into the binary. `cargo xtask build` makes both and names them
+//! by environment; a plain `cargo build` has neither toolchain and says what it left out, here and
+//! again when a command needs the missing part.
 
 use std::{env, fs, path::PathBuf};
 
@@ -17,7 +18,8 @@ fn main() {
             }
             None => {
                 println!(
-                    "cargo::warning=built without {file}: `cargo xtask build` makes the complete program"
+                    "cargo::warning=built without {file}: `cargo xtask build` makes the complete \
+                     program"
                 );
                 Vec::new()
             }

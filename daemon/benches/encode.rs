@@ -1,4 +1,5 @@
-//! Time to encode a window of 100,000 unique stacks of 40 frames (budget: DESIGN §3), and the size of the result.
+//! Time to encode a window of 100,000 unique stacks of 40 frames (budget: DESIGN §3), and the size
+//! of the result.
 
 use perfusion_aggregate::{Limits, Window};
 use perfusion_model::frame::{FrameKey, ImageId, ProcessId};
@@ -31,7 +32,8 @@ fn main() {
     // A fixed linear congruential sequence: a tree of calls with 20,000 distinct frames.
     let mut state = 1u64;
     let mut next = |bound: u64| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) % bound
     };
     let filling = Instant::now();
@@ -39,9 +41,13 @@ fn main() {
         let frames: Vec<FrameKey> = (0..40u64)
             .map(|depth| FrameKey::Native { image: ImageId(0), address: depth * 500 + next(500) })
             .collect();
-        let labels = Labels { pid: Some(1), thread_id: u32::try_from(stack % 64).ok(), ..Labels::default() };
-        let values =
-            [(SampleType::Samples, 1.0), (SampleType::Cpu, 10_101_010.1), (SampleType::Wall, 10_101_010.1)];
+        let labels =
+            Labels { pid: Some(1), thread_id: u32::try_from(stack % 64).ok(), ..Labels::default() };
+        let values = [
+            (SampleType::Samples, 1.0),
+            (SampleType::Cpu, 10_101_010.1),
+            (SampleType::Wall, 10_101_010.1),
+        ];
         window.add_all(&frames, &labels, &values);
     }
     println!("fill: {:?} for {} stacks", filling.elapsed(), window.entries().len());

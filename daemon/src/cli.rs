@@ -1,4 +1,5 @@
-//! The command line: clap types and the parsing of units, nothing else. `main` maps each command to its stage.
+//! The command line: clap types and the parsing of units, nothing else. `main` maps each command to
+//! its stage.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgGroup, Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
@@ -52,9 +53,11 @@ const REPORT_EXAMPLES: &str = "Examples:
   perfusion report app.pb.gz -t blocked --by thread_name,wait_reason
   perfusion report app.pb.gz -t cpu --only thread=worker1    one thread of it
   perfusion report app.pb.gz -f flame -o app.html            every sample type as a flame graph
-  perfusion report /var/lib/perfusion/profiles/shop/*.pb.gz  what the daemon has written, as one profile
+  perfusion report /var/lib/perfusion/profiles/shop/*.pb.gz  what the daemon has written, as one \
+     profile
   perfusion report shop/*.pb.gz -t alloc_space --by window,type -n 3
-                                                             the rates of the top three types, minute by minute";
+                                                             the rates of the top three types, \
+     minute by minute";
 
 const DUMP_EXAMPLES: &str = "Examples:
   perfusion dump 4242                                        every thread now
@@ -84,7 +87,8 @@ const DAEMON_EXAMPLES: &str = "Examples:
 To have it record nothing and attach to nothing while it goes on running:
   touch /run/perfusion/off          until the file is gone (limits.kill_switch)
   kill -USR1 PID                    until kill -USR2 PID
-  limits.switched_off: true         in the configuration, from the next reload (kill -HUP PID) until it is false again
+  limits.switched_off: true         in the configuration, from the next reload (kill -HUP PID) \
+     until it is false again
 /readyz, the metric perfusion_switched_off and the log say by which.";
 
 const CONFIG_EXAMPLES: &str = "Examples:
@@ -102,7 +106,8 @@ fn exit_codes_with_command() -> String {
     format!("{EXIT_CODES}\n{OF_COMMAND}")
 }
 
-/// System profiler for .NET and native code: CPU, waiting, allocation and live heap in one pprof file.
+/// System profiler for .NET and native code: CPU, waiting, allocation and live heap in one pprof
+/// file.
 #[derive(Debug, Parser)]
 #[command(name = "perfusion", version, after_help = exit_codes_with_command(), max_term_width = 110)]
 pub struct Cli {
@@ -124,16 +129,19 @@ pub enum Command {
     Record(Record),
     /// Print a profile: top table, folded stacks, or a flame graph as one HTML file.
     Report(Report),
-    /// Print every thread of a process as it is now: its whole stack, its state, how long it has been waiting and for what. Nothing is
-    /// stopped and no signal is sent.
+    /// Print every thread of a process as it is now: its whole stack, its state, how long it has
+    /// been waiting and for what. Nothing is stopped and no signal is sent.
     Dump(Dump),
-    /// Tell leaks from caches: what stays in managed memory, by type and allocation stack, over several moments of a running process or several
-    /// profiles, each with a verdict and its reason.
+    /// Tell leaks from caches: what stays in managed memory, by type and allocation stack, over
+    /// several moments of a running process or several profiles, each with a verdict and its
+    /// reason.
     Leaks(Leaks),
-    /// Show what is in the managed heap and what holds it: one survey of a running process, or two compared.
+    /// Show what is in the managed heap and what holds it: one survey of a running process, or two
+    /// compared.
     Heap(Heap),
-    /// List processes: runtime and version, container, what profiling they allow and why not more. Where a daemon runs it is asked: how many
-    /// stacks it has of each, how many it lost, what part of a CPU the process costs it, and why it did not attach.
+    /// List processes: runtime and version, container, what profiling they allow and why not more.
+    /// Where a daemon runs it is asked: how many stacks it has of each, how many it lost, what part
+    /// of a CPU the process costs it, and why it did not attach.
     Ps(Ps),
     /// Check what this machine allows, and say what to do about what it does not.
     #[command(after_help = DOCTOR_EXAMPLES)]
@@ -185,20 +193,23 @@ pub enum Command {
 #[derive(Debug, Args)]
 #[command(after_help = below(&[RECORD_EXAMPLES, &exit_codes_with_command()]), group = ArgGroup::new("target").required(true).multiple(false))]
 pub struct Record {
-    /// Processes to profile, with the children they make from now on: separated by commas, or given again.
+    /// Processes to profile, with the children they make from now on: separated by commas, or given
+    /// again.
     #[arg(short, long, value_name = "PID", value_delimiter = ',', group = "target", value_parser = clap::value_parser!(u32).range(1..))]
     pub pid: Vec<u32>,
     /// Profile every process of the host.
     #[arg(short, long, group = "target")]
     pub all: bool,
-    /// Profile the processes of this cgroup v2 directory, for example /sys/fs/cgroup/system.slice/app.service.
+    /// Profile the processes of this cgroup v2 directory, for example
+    /// /sys/fs/cgroup/system.slice/app.service.
     #[arg(long, value_name = "DIR", group = "target")]
     pub cgroup: Option<PathBuf>,
     /// Start this program and profile it from its first instruction until it ends.
     #[arg(last = true, value_name = "CMD", group = "target")]
     pub command: Vec<String>,
-    /// Stop after this long (500ms, 10s, 5m, 1h). Default: until Ctrl-C (a second one gives the recording up, exit code 130) or until every
-    /// target has ended. A CMD that still runs then goes on; perfusion writes the file and waits for it, to end with its exit code.
+    /// Stop after this long (500ms, 10s, 5m, 1h). Default: until Ctrl-C (a second one gives the
+    /// recording up, exit code 130) or until every target has ended. A CMD that still runs then
+    /// goes on; perfusion writes the file and waits for it, to end with its exit code.
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
     /// The profile's file.
@@ -207,57 +218,72 @@ pub struct Record {
     /// CPU samples per second and CPU.
     #[arg(short = 'F', long, value_name = "HZ", default_value_t = 99, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub frequency: u32,
-    /// Load the shim into the .NET processes of --all or --cgroup too, as many as run at the start (with --pid and CMD it is loaded anyway).
+    /// Load the shim into the .NET processes of --all or --cgroup too, as many as run at the start
+    /// (with --pid and CMD it is loaded anyway).
     #[arg(long, conflicts_with = "no_attach")]
     pub attach: bool,
     /// Never load the shim: no managed names beyond a perf map, no allocations.
     #[arg(long)]
     pub no_attach: bool,
-    /// Count every object of CMD and its .NET children: allocations, survivors of each collection, promotions, lifetimes per type. The profile's
-    /// allocations are exact then, and FILE.exact.json, which `report --exact` prints, has the rest. Boxed values, of which .NET 10 tells nobody, are found by its collections and at its end.
-    /// CMD runs 7 to 16 times slower where it does nothing but allocate, without background collections, and must not have a profiler of its own (an APM agent's).
+    /// Count every object of CMD and its .NET children: allocations, survivors of each collection,
+    /// promotions, lifetimes per type. The profile's allocations are exact then, and
+    /// FILE.exact.json, which `report --exact` prints, has the rest. Boxed values, of which .NET 10
+    /// tells nobody, are found by its collections and at its end. CMD runs 7 to 16 times slower
+    /// where it does nothing but allocate, without background collections, and must not have a
+    /// profiler of its own (an APM agent's).
     #[arg(long, requires = "command", conflicts_with = "no_attach")]
     pub exact: bool,
-    /// Have the runtimes of CMD and its .NET children (8 and newer) count what they allocate, per type, from their start on, and tell of each
-    /// type so often: low 5, high 100 times a second. CMD runs up to 14 times slower where it allocates much. The last objects of each type are
+    /// Have the runtimes of CMD and its .NET children (8 and newer) count what they allocate, per
+    /// type, from their start on, and tell of each type so often: low 5, high 100 times a second.
+    /// CMD runs up to 14 times slower where it allocates much. The last objects of each type are
     /// not told of; --exact counts those, too.
     #[arg(long, value_name = "OFTEN", requires = "command", conflicts_with_all = ["exact", "no_attach"])]
     pub alloc_counts: Option<AllocCounts>,
-    /// Most bytes of user stack copied per sample and wait, in KiB (before Linux 5.17 at most 64, of a wait 32); only what a thread uses is copied.
+    /// Most bytes of user stack copied per sample and wait, in KiB (before Linux 5.17 at most 64,
+    /// of a wait 32); only what a thread uses is copied.
     #[arg(long, value_name = "KIB", default_value_t = 128, value_parser = clap::value_parser!(u32).range(4..=128))]
     pub stack_kib: u32,
-    /// Budget for the stacks of waits, in MiB per second: a sixth of it for threads that wait more than 32 times a second, the rest for those whose waits are
-    /// few; what four seconds leave of it may be used later, and a recording begins with as much. Above it, waits keep their exact timing and their stacks
-    /// are sampled with a known probability.
+    /// Budget for the stacks of waits, in MiB per second: a sixth of it for threads that wait more
+    /// than 32 times a second, the rest for those whose waits are few; what four seconds leave of
+    /// it may be used later, and a recording begins with as much. Above it, waits keep their exact
+    /// timing and their stacks are sampled with a known probability.
     #[arg(long, value_name = "MIB", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub wait_stack_mib: u32,
-    /// Take the stack of whoever ends a wait too, of the threads that are recorded: in the flame graph and in folded stacks it stands upside
-    /// down on the waiting stack, above a frame [woken by]. Comes out of the same budget.
+    /// Take the stack of whoever ends a wait too, of the threads that are recorded: in the flame
+    /// graph and in folded stacks it stands upside down on the waiting stack, above a frame [woken
+    /// by]. Comes out of the same budget.
     #[arg(long)]
     pub waker_stacks: bool,
-    /// Tell CPU time and waits apart by what their threads worked for, where those publish it (OpenTelemetry's thread context): labels trace_id and
-    /// span_id. Files grow: stacks of different spans are not summed up.
+    /// Tell CPU time and waits apart by what their threads worked for, where those publish it
+    /// (OpenTelemetry's thread context): labels trace_id and span_id. Files grow: stacks of
+    /// different spans are not summed up.
     #[arg(long)]
     pub spans: bool,
-    /// Go on although a process has too little memory left below its cgroups' limits or on the machine. The kernel may kill it then.
+    /// Go on although a process has too little memory left below its cgroups' limits or on the
+    /// machine. The kernel may kill it then.
     #[arg(long)]
     pub force: bool,
     /// How much each .NET process tells.
     #[command(flatten)]
     pub limits: Limits,
-    /// Do not ask runtimes for exceptions (sample type `exceptions`): a program that throws many thousand a second pays nothing then.
+    /// Do not ask runtimes for exceptions (sample type `exceptions`): a program that throws many
+    /// thousand a second pays nothing then.
     #[arg(long)]
     pub no_exceptions: bool,
-    /// Record what exceptions say, too (label `exception_message`). Messages may hold anything, users' data among it.
+    /// Record what exceptions say, too (label `exception_message`). Messages may hold anything,
+    /// users' data among it.
     #[arg(long, conflicts_with = "no_exceptions")]
     pub exception_messages: bool,
-    /// Do not ask runtimes for waits for locks (`contentions`, `delay`). `blocked` has them all the same.
+    /// Do not ask runtimes for waits for locks (`contentions`, `delay`). `blocked` has them all the
+    /// same.
     #[arg(long)]
     pub no_contention: bool,
-    /// Ask runtimes how many workers their thread pools have, and why that changes (starvation, workers added), and how much work waits. `report --type blocked` shows it.
+    /// Ask runtimes how many workers their thread pools have, and why that changes (starvation,
+    /// workers added), and how much work waits. `report --type blocked` shows it.
     #[arg(long)]
     pub thread_pool: bool,
-    /// Keep the stack of one wait in so many, chosen by chance, whatever the budget: for tests of the estimates.
+    /// Keep the stack of one wait in so many, chosen by chance, whatever the budget: for tests of
+    /// the estimates.
     #[arg(long, value_name = "N", hide = true)]
     pub wait_stacks_one_in: Option<NonZeroU32>,
     /// Measure what the stages of a stack record take in the kernel: for `cargo xtask bench`.
@@ -278,18 +304,21 @@ pub enum AllocCounts {
 #[derive(Debug, Args)]
 #[command(after_help = REPORT_EXAMPLES)]
 pub struct Report {
-    /// A pprof file, gzipped or not; - is standard input. Several are shown as one, each sample with a label `window`: when its file began (--by window:
-    /// how much in each, and per second). What was alive (inuse_*) is that of the last moment, or of each with --by window.
+    /// A pprof file, gzipped or not; - is standard input. Several are shown as one, each sample
+    /// with a label `window`: when its file began (--by window: how much in each, and per second).
+    /// What was alive (inuse_*) is that of the last moment, or of each with --by window.
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// Print what `record --exact` has counted: FILE is its profile, or the .exact.json beside it. Nothing else but -n and -o matters then.
+    /// Print what `record --exact` has counted: FILE is its profile, or the .exact.json beside it.
+    /// Nothing else but -n and -o matters then.
     #[arg(long)]
     pub exact: bool,
-    /// Sample type, for example cpu, blocked, alloc_space, inuse_space. Default: the profile's own default.
+    /// Sample type, for example cpu, blocked, alloc_space, inuse_space. Default: the profile's own
+    /// default.
     #[arg(short = 't', long = "type", value_name = "TYPE")]
     pub sample_type: Option<String>,
-    /// top: table of functions; folded: one stack a line; flame: one HTML file with all sample types. Default: top, or flame where the output's
-    /// name ends in .html.
+    /// top: table of functions; folded: one stack a line; flame: one HTML file with all sample
+    /// types. Default: top, or flame where the output's name ends in .html.
     #[arg(short, long, value_enum)]
     pub format: Option<Format>,
     /// Rows of the top table; with --by window and more, of each window.
@@ -298,19 +327,22 @@ pub struct Report {
     /// Order of the top table: what a function uses itself (flat), or with all it calls (cum).
     #[arg(long, value_enum, default_value_t = Sort::Flat)]
     pub sort: Sort,
-    /// Sum by the values of a label instead of by functions, for example thread, thread_name, thread_role, process, wait_reason, waker,
-    /// waker_name, type, generation, window (one that is not there is answered with those that are). Several, separated by commas or given again: a row
-    /// for each combination; (none) are those without the label. Folded stacks and the flame graph get the values as their roots.
+    /// Sum by the values of a label instead of by functions, for example thread, thread_name,
+    /// thread_role, process, wait_reason, waker, waker_name, type, generation, window (one that is
+    /// not there is answered with those that are). Several, separated by commas or given again: a
+    /// row for each combination; (none) are those without the label. Folded stacks and the flame
+    /// graph get the values as their roots.
     #[arg(long, value_name = "LABEL", value_delimiter = ',')]
     pub by: Vec<String>,
-    /// Show only what has this value of a label, for example thread=poster1, pid=4242 or wait_reason=futex. More than one: all must hold.
+    /// Show only what has this value of a label, for example thread=poster1, pid=4242 or
+    /// wait_reason=futex. More than one: all must hold.
     #[arg(long, value_name = "LABEL=VALUE", value_parser = parse_only)]
     pub only: Vec<Only>,
     /// Write here instead of to stdout (-).
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Show threads that are parked for want of work too: pool workers, the runtime's own threads. The flame graph has them behind a
-    /// switch.
+    /// Show threads that are parked for want of work too: pool workers, the runtime's own threads.
+    /// The flame graph has them behind a switch.
     #[arg(long)]
     pub idle: bool,
 }
@@ -326,7 +358,8 @@ impl Report {
 
 /// True for the name of a web page.
 fn is_page(path: &Path) -> bool {
-    path.extension().is_some_and(|end| end.eq_ignore_ascii_case("html") || end.eq_ignore_ascii_case("htm"))
+    path.extension()
+        .is_some_and(|end| end.eq_ignore_ascii_case("html") || end.eq_ignore_ascii_case("htm"))
 }
 
 /// `perfusion dump`.
@@ -342,8 +375,9 @@ pub struct Dump {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
-    /// Print with each frame what `perfusion inspect unwind` takes to explain it (JSON has it always): a file and the address in it, or
-    /// the pid and the address where a managed method begins.
+    /// Print with each frame what `perfusion inspect unwind` takes to explain it (JSON has it
+    /// always): a file and the address in it, or the pid and the address where a managed method
+    /// begins.
     #[arg(long)]
     pub addresses: bool,
     /// Write here instead of to stdout (-).
@@ -382,8 +416,9 @@ pub struct Leaks {
     /// Watch this process. What it allocated before is not seen.
     #[arg(short, long, value_name = "PID", group = "source", value_parser = clap::value_parser!(u32).range(1..))]
     pub pid: Option<u32>,
-    /// Profiles of windows that follow each other, as the daemon writes them, in any order and of any number of services: each is one moment. Of each process the
-    /// last unbroken stretch is judged.
+    /// Profiles of windows that follow each other, as the daemon writes them, in any order and of
+    /// any number of services: each is one moment. Of each process the last unbroken stretch is
+    /// judged.
     #[arg(value_name = "FILE", group = "source", conflicts_with_all = ["duration", "window", "heap", "live_objects", "allocation_samples"])]
     pub files: Vec<PathBuf>,
     /// How long a process is watched. Less than a minute is too short for a verdict about growth.
@@ -395,17 +430,20 @@ pub struct Leaks {
     /// Most places shown.
     #[arg(short = 'n', long, value_name = "ROWS", default_value_t = 10)]
     pub rows: usize,
-    /// At the end, say what holds the objects that were seen of each place shown. That takes a survey of the heap (`perfusion heap`), which stops the
-    /// managed threads for a full collection and a walk (twice up to .NET 9). Not after Ctrl-C.
+    /// At the end, say what holds the objects that were seen of each place shown. That takes a
+    /// survey of the heap (`perfusion heap`), which stops the managed threads for a full collection
+    /// and a walk (twice up to .NET 9). Not after Ctrl-C.
     #[arg(long)]
     pub heap: bool,
     /// Most memory for that survey, in MiB: about 24 bytes an object and 4 a reference.
     #[arg(long, value_name = "MIB", requires = "heap", default_value_t = MEMORY_MIB, value_parser = clap::value_parser!(u32).range(16..=1_048_576))]
     pub memory: u32,
-    /// Most memory the runtime takes for that survey, inside the process, for events that were not read yet, in MiB.
+    /// Most memory the runtime takes for that survey, inside the process, for events that were not
+    /// read yet, in MiB.
     #[arg(long, value_name = "MIB", requires = "heap", default_value_t = BUFFER_MIB, value_parser = clap::value_parser!(u32).range(16..=4096))]
     pub buffer: u32,
-    /// Go on where the process has too little memory left (its cgroups' limits, the machine's memory): the kernel may kill it then.
+    /// Go on where the process has too little memory left (its cgroups' limits, the machine's
+    /// memory): the kernel may kill it then.
     #[arg(long)]
     pub force: bool,
     /// How much each .NET process tells.
@@ -416,11 +454,13 @@ pub struct Leaks {
 /// How much each .NET process tells of its objects.
 #[derive(Debug, Args)]
 pub struct Limits {
-    /// Sampled objects watched at a time in each .NET process, 256 to 65536. When there are more, chance chooses which, and these stand for all.
+    /// Sampled objects watched at a time in each .NET process, 256 to 65536. When there are more,
+    /// chance chooses which, and these stand for all.
     #[arg(long, value_name = "N", default_value_t = LIVE_OBJECTS, value_parser = clap::value_parser!(u32).range(256..=65_536))]
     pub live_objects: u32,
-    /// Samples of allocations in a second of which each .NET process tells of all, 16 to 1000000 (a sample for each 100 KiB), and as many large objects
-    /// (85,000 bytes or more), which are not sampled. Of more, chance chooses about as many, larger ones first, and these stand for all.
+    /// Samples of allocations in a second of which each .NET process tells of all, 16 to 1000000 (a
+    /// sample for each 100 KiB), and as many large objects (85,000 bytes or more), which are not
+    /// sampled. Of more, chance chooses about as many, larger ones first, and these stand for all.
     #[arg(long, value_name = "N", default_value_t = ALLOCATION_SAMPLES, value_parser = clap::value_parser!(u32).range(16..=1_000_000))]
     pub allocation_samples: u32,
 }
@@ -442,36 +482,43 @@ const BUFFER_MIB: u32 = 256;
 #[derive(Debug, Args)]
 #[command(after_help = below(&[HEAP_EXAMPLES, HEAP_HELP, EXIT_CODES]), group = ArgGroup::new("source").required(true).multiple(false))]
 pub struct Heap {
-    /// Survey this process. Its managed threads are stopped for a full collection and a walk over its heap (twice up to .NET 9).
+    /// Survey this process. Its managed threads are stopped for a full collection and a walk over
+    /// its heap (twice up to .NET 9).
     #[arg(short, long, value_name = "PID", group = "source", value_parser = clap::value_parser!(u32).range(1..))]
     pub pid: Option<u32>,
     /// Compare two surveys that were written with --output, the earlier first.
     #[arg(long, num_args = 2, value_names = ["BEFORE", "AFTER"], group = "source", conflicts_with_all = ["output", "memory", "buffer", "force"])]
     pub diff: Vec<PathBuf>,
-    /// Write the survey here as pprof too: a sample for each way in which objects are held, its stack the way.
+    /// Write the survey here as pprof too: a sample for each way in which objects are held, its
+    /// stack the way.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Most types shown, with what holds them.
     #[arg(short = 'n', long, value_name = "ROWS", default_value_t = 10)]
     pub rows: usize,
-    /// Most memory for the survey, in MiB: about 16 bytes an object and 4 a reference, with dominated sizes 48 and 16. With less, dominated sizes are
-    /// left out first, then what holds the objects; types are counted always.
+    /// Most memory for the survey, in MiB: about 16 bytes an object and 4 a reference, with
+    /// dominated sizes 48 and 16. With less, dominated sizes are left out first, then what holds
+    /// the objects; types are counted always.
     #[arg(long, value_name = "MIB", default_value_t = MEMORY_MIB, value_parser = clap::value_parser!(u32).range(16..=1_048_576))]
     pub memory: u32,
-    /// Most memory the runtime takes, inside the process, for events that were not read yet, in MiB. Less is taken where the limits of the process's
-    /// cgroups leave less.
+    /// Most memory the runtime takes, inside the process, for events that were not read yet, in
+    /// MiB. Less is taken where the limits of the process's cgroups leave less.
     #[arg(long, value_name = "MIB", default_value_t = BUFFER_MIB, value_parser = clap::value_parser!(u32).range(16..=4096))]
     pub buffer: u32,
-    /// Go on where the process has too little memory left (its cgroups' limits, the machine's memory): the kernel may kill it then.
+    /// Go on where the process has too little memory left (its cgroups' limits, the machine's
+    /// memory): the kernel may kill it then.
     #[arg(long)]
     pub force: bool,
 }
 
 const HEAP_HELP: &str = "\
-No library is loaded for this: the runtime itself reports its heap over its diagnostics socket (.NET 6 and newer). So a process that says \
+No library is loaded for this: the runtime itself reports its heap over its diagnostics socket \
+     (.NET 6 and newer). So a process that says \
 PERFUSION_ATTACH=off is surveyed as well, if you name it. The survey pauses the app, and \
-says for how long. It is not begun where the process has too little memory left for it, in a cgroup or on the machine; --force begins it all the same. Ctrl-C ends it within \
-a second. If the runtime answers by then, its events are switched off first. Else the runtime switches them off when the connection is closed.";
+says for how long. It is not begun where the process has too little memory left for it, in a \
+     cgroup or on the machine; --force begins it all the same. Ctrl-C ends it within \
+a second. If the runtime answers by then, its events are switched off first. Else the runtime \
+     switches them off when the connection is closed.";
 
 /// Output formats of `report`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -491,7 +538,8 @@ pub struct ConfigSources {
     /// The YAML file. Default: /etc/perfusion/perfusion.yaml, if it is there.
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// A value by its dotted name, such as windows.length=30s; goes before the environment and the file.
+    /// A value by its dotted name, such as windows.length=30s; goes before the environment and the
+    /// file.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
 }
@@ -516,9 +564,12 @@ impl ConfigCheck {
 }
 
 const CONFIG_HELP: &str = "\
-Flags go before the environment, the environment before the file. The variable of windows.length is PERFUSION_WINDOWS_LENGTH.
-The daemon reads it again on SIGHUP, and keeps what it has when something is wrong. log, limits.lower_priority and the place of the control socket \
-(beside limits.kill_switch) change when it starts again. `perfusion config schema` lists every value.";
+Flags go before the environment, the environment before the file. The variable of windows.length \
+     is PERFUSION_WINDOWS_LENGTH.
+The daemon reads it again on SIGHUP, and keeps what it has when something is wrong. log, \
+     limits.lower_priority and the place of the control socket \
+(beside limits.kill_switch) change when it starts again. `perfusion config schema` lists every \
+     value.";
 
 /// `perfusion config`.
 #[derive(Debug, Subcommand)]
@@ -542,12 +593,13 @@ pub enum Inspect {
 #[derive(Debug, Args)]
 #[command(after_help = below(&[INSPECT_UNWIND, INSPECT_EXAMPLES]))]
 pub struct InspectUnwind {
-    /// A running process by its pid, or a file: ELF (program, library) or PE (.NET assembly compiled ahead of time, as the framework's
-    /// are; one with IL only has no code before it runs). A file whose name is a number: ./123.
+    /// A running process by its pid, or a file: ELF (program, library) or PE (.NET assembly
+    /// compiled ahead of time, as the framework's are; one with IL only has no code before it
+    /// runs). A file whose name is a number: ./123.
     #[arg(value_name = "FILE|PID")]
     pub target: String,
-    /// 0x… or decimal. In a process: an address in its memory. In a file: an ELF virtual address (as nm and objdump print it) or
-    /// a PE relative virtual address.
+    /// 0x… or decimal. In a process: an address in its memory. In a file: an ELF virtual address
+    /// (as nm and objdump print it) or a PE relative virtual address.
     #[arg(value_name = "ADDR", value_parser = parse_address)]
     pub address: u64,
     /// Print JSON.
@@ -556,11 +608,14 @@ pub struct InspectUnwind {
 }
 
 const INSPECT_UNWIND: &str = "\
-Two answers are given, since the same address means two things. As the next instruction to run (innermost frame, or interrupted by \
-a signal) the place in a prologue or epilogue counts. As a return address the code is inside the call before it: what is looked up is \
+Two answers are given, since the same address means two things. As the next instruction to run \
+     (innermost frame, or interrupted by \
+a signal) the place in a prologue or epilogue counts. As a return address the code is inside the \
+     call before it: what is looked up is \
 one byte less.
 
-In the rule, `[x]` is the word of stack at x, CFA the caller's stack pointer before its call. Registers not named are lost.";
+In the rule, `[x]` is the word of stack at x, CFA the caller's stack pointer before its call. \
+     Registers not named are lost.";
 
 const INSPECT_EXAMPLES: &str = "Examples:
   perfusion inspect unwind 4242 0x7f3c12345678               an address in a process's memory
@@ -574,7 +629,8 @@ pub struct Ps {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
-    /// The daemon's configuration, which says where it is to be asked. Default: /etc/perfusion/perfusion.yaml.
+    /// The daemon's configuration, which says where it is to be asked. Default:
+    /// /etc/perfusion/perfusion.yaml.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 }
@@ -599,15 +655,18 @@ pub struct ExecWhenReady {
 ///
 /// # Errors
 /// What clap says of it, help and version included; no word is suggested that help does not show.
-pub fn parse<W: Into<OsString> + Clone>(words: impl IntoIterator<Item = W>) -> Result<Cli, clap::Error> {
+pub fn parse<W: Into<OsString> + Clone>(
+    words: impl IntoIterator<Item = W>,
+) -> Result<Cli, clap::Error> {
     let words: Vec<OsString> = words.into_iter().map(Into::into).collect();
-    let cli = Cli::try_parse_from(&words).map_err(|error| with_tip(without_hidden(error), &words))?;
+    let cli =
+        Cli::try_parse_from(&words).map_err(|error| with_tip(without_hidden(error), &words))?;
     refuse(&cli.command)?;
     Ok(cli)
 }
 
-/// What clap's own rules let through. It does not ask for an argument that conflicts with a given one, so `requires = "command"` says
-/// nothing beside --pid, which is in CMD's group.
+/// What clap's own rules let through. It does not ask for an argument that conflicts with a given
+/// one, so `requires = "command"` says nothing beside --pid, which is in CMD's group.
 fn refuse(command: &Command) -> Result<(), clap::Error> {
     let Command::Record(record) = command else { return Ok(()) };
     let refused = |kind, text: String| {
@@ -619,9 +678,12 @@ fn refuse(command: &Command) -> Result<(), clap::Error> {
         }
     };
     let of_command = [("--exact", record.exact), ("--alloc-counts", record.alloc_counts.is_some())];
-    if let Some((option, _)) = of_command.iter().find(|(_, given)| *given && record.command.is_empty()) {
+    if let Some((option, _)) =
+        of_command.iter().find(|(_, given)| *given && record.command.is_empty())
+    {
         let text = format!(
-            "{option} counts from a program's start and cannot be had of one that runs: expected -- CMD, as in \
+            "{option} counts from a program's start and cannot be had of one that runs: expected \
+             -- CMD, as in \
              `perfusion record {option}{} -- dotnet app.dll`",
             if record.exact { "" } else { " low" },
         );
@@ -718,8 +780,9 @@ pub fn parse_address(text: &str) -> Result<u64, String> {
         Some(digits) => u64::from_str_radix(digits, 16),
         None => text.parse(),
     };
-    number
-        .map_err(|_| format!("`{text}` is no address: expected 0x and hexadecimal digits, or decimal digits"))
+    number.map_err(|_| {
+        format!("`{text}` is no address: expected 0x and hexadecimal digits, or decimal digits")
+    })
 }
 
 /// Reads a length of time as the configuration has them.
@@ -730,7 +793,11 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
 /// The same of a second and more.
 fn parse_seconds(text: &str) -> Result<Duration, String> {
     let duration = parse_duration(text)?;
-    if duration < Duration::from_secs(1) { Err("expected 1s or more".to_owned()) } else { Ok(duration) }
+    if duration < Duration::from_secs(1) {
+        Err("expected 1s or more".to_owned())
+    } else {
+        Ok(duration)
+    }
 }
 
 #[cfg(test)]
@@ -747,15 +814,21 @@ mod tests {
     fn no_hidden_word_is_suggested() {
         let refused = |words: &[&str]| {
             let words = ["perfusion"].iter().chain(words);
-            let error = parse(words.clone()).err().map(|error| error.to_string()).unwrap_or_default();
+            let error =
+                parse(words.clone()).err().map(|error| error.to_string()).unwrap_or_default();
             // Clap alone would have said it.
-            let alone = Cli::try_parse_from(words).err().map(|error| error.to_string()).unwrap_or_default();
+            let alone =
+                Cli::try_parse_from(words).err().map(|error| error.to_string()).unwrap_or_default();
             (error, alone)
         };
         for (words, hidden, shown) in [
             (&["copi"][..], "'copy'", "'config'"),
             (&["exec-when-redy"], "exec-when-ready", "unrecognized subcommand"),
-            (&["record", "--time-stage", "--all"], "--time-stages'", "unexpected argument '--time-stage'"),
+            (
+                &["record", "--time-stage", "--all"],
+                "--time-stages'",
+                "unexpected argument '--time-stage'",
+            ),
             (&["--time-stage", "record"], "--time-stages'", "unexpected argument '--time-stage'"),
             (&["record", "--wait-stacks-one", "5"], "--wait-stacks-one-in", "unexpected argument"),
         ] {
@@ -771,21 +844,27 @@ mod tests {
     fn commands_show_examples_that_they_take() {
         let mut whole = Cli::command();
         whole.build();
-        for name in
-            ["record", "report", "dump", "leaks", "heap", "ps", "doctor", "daemon", "config", "inspect"]
-        {
+        for name in [
+            "record", "report", "dump", "leaks", "heap", "ps", "doctor", "daemon", "config",
+            "inspect",
+        ] {
             let help = whole.find_subcommand_mut(name).unwrap().render_long_help().to_string();
             let examples: Vec<&str> = help
                 .lines()
-                .filter_map(|line| line.trim_start().strip_prefix("sudo ").or(Some(line.trim_start())))
-                .filter(|line| line.starts_with("perfusion ") && !line.starts_with("perfusion.yaml"))
+                .filter_map(|line| {
+                    line.trim_start().strip_prefix("sudo ").or(Some(line.trim_start()))
+                })
+                .filter(|line| {
+                    line.starts_with("perfusion ") && !line.starts_with("perfusion.yaml")
+                })
                 .collect();
             assert!(!examples.is_empty(), "{name}:\n{help}");
             for example in examples {
                 // What follows is said of it, or done with it.
                 let end = ["   ", " | ", " > "].iter().filter_map(|mark| example.find(mark)).min();
                 let words = example[..end.unwrap_or(example.len())].split_whitespace();
-                let parsed = Cli::try_parse_from(words).map(|_| ()).map_err(|error| error.to_string());
+                let parsed =
+                    Cli::try_parse_from(words).map(|_| ()).map_err(|error| error.to_string());
                 assert_eq!(parsed, Ok(()), "{example}");
             }
         }
@@ -793,8 +872,9 @@ mod tests {
 
     #[test]
     fn labels_to_group_by_may_be_several() {
-        let by = |words: &[&str]| match Cli::try_parse_from(["perfusion", "report", "x"].iter().chain(words))
-        {
+        let by = |words: &[&str]| match Cli::try_parse_from(
+            ["perfusion", "report", "x"].iter().chain(words),
+        ) {
             Ok(Cli { command: Command::Report(report), .. }) => report.by,
             other => panic!("{other:?}"),
         };
@@ -816,8 +896,17 @@ mod tests {
 
     #[test]
     fn everything_after_the_dashes_belongs_to_the_program() {
-        let cli =
-            Cli::try_parse_from(["perfusion", "record", "-o", "x", "--", "dotnet", "app.dll", "--all", "-d"]);
+        let cli = Cli::try_parse_from([
+            "perfusion",
+            "record",
+            "-o",
+            "x",
+            "--",
+            "dotnet",
+            "app.dll",
+            "--all",
+            "-d",
+        ]);
         let Ok(Cli { command: Command::Record(record), .. }) = cli else { panic!("{cli:?}") };
         assert_eq!(record.command, ["dotnet", "app.dll", "--all", "-d"]);
         assert!(!record.all);
@@ -825,10 +914,11 @@ mod tests {
 
     #[test]
     fn a_dump_takes_its_process_with_and_without_the_option() {
-        let dump = |args: &[&str]| match Cli::try_parse_from(["perfusion", "dump"].iter().chain(args)) {
-            Ok(Cli { command: Command::Dump(dump), .. }) => Some(dump.pid()),
-            _ => None,
-        };
+        let dump =
+            |args: &[&str]| match Cli::try_parse_from(["perfusion", "dump"].iter().chain(args)) {
+                Ok(Cli { command: Command::Dump(dump), .. }) => Some(dump.pid()),
+                _ => None,
+            };
         assert_eq!(
             (dump(&["42"]), dump(&["--pid", "42"]), dump(&["-p42", "--json"])),
             (Some(42), Some(42), Some(42))
@@ -848,7 +938,10 @@ mod tests {
         for option in [&["--exact"][..], &["--alloc-counts", "low"]] {
             for target in [&["--pid", "1"][..], &["--all"], &["--cgroup", "/x"]] {
                 let (code, text) = refusal(&[option, target].concat()).unwrap();
-                assert!(code == 2 && text.contains(&format!("{} -- dotnet", option.join(" "))), "{text}");
+                assert!(
+                    code == 2 && text.contains(&format!("{} -- dotnet", option.join(" "))),
+                    "{text}"
+                );
             }
             assert_eq!(refusal(&[option, &["--", "app"]].concat()), None);
         }
@@ -856,7 +949,8 @@ mod tests {
 
     #[test]
     fn a_bare_target_is_told_where_it_goes() {
-        let refusal = |words: &[&str]| parse(["perfusion"].iter().chain(words)).unwrap_err().to_string();
+        let refusal =
+            |words: &[&str]| parse(["perfusion"].iter().chain(words)).unwrap_err().to_string();
         let text = refusal(&["record", "dotnet", "app.dll"]);
         assert!(text.contains("'dotnet'") && text.contains("-- dotnet …"), "{text}");
         let text = refusal(&["-q", "record", "-o", "x.pb.gz", "4242"]);
@@ -867,7 +961,8 @@ mod tests {
 
     #[test]
     fn the_name_of_a_page_asks_for_the_flame_graph() {
-        let format = |words: &[&str]| match parse(["perfusion", "report", "x"].iter().chain(words)) {
+        let format = |words: &[&str]| match parse(["perfusion", "report", "x"].iter().chain(words))
+        {
             Ok(Cli { command: Command::Report(report), .. }) => report.format(),
             other => panic!("{other:?}"),
         };
@@ -881,12 +976,13 @@ mod tests {
 
     #[test]
     fn a_configuration_is_named_with_and_without_the_option() {
-        let check = |words: &[&str]| match parse(["perfusion", "config", "check"].iter().chain(words)) {
-            Ok(Cli { command: Command::Config { what: ConfigCommand::Check(check) }, .. }) => {
-                Some(check.sources().config)
-            }
-            _ => None,
-        };
+        let check =
+            |words: &[&str]| match parse(["perfusion", "config", "check"].iter().chain(words)) {
+                Ok(Cli {
+                    command: Command::Config { what: ConfigCommand::Check(check) }, ..
+                }) => Some(check.sources().config),
+                _ => None,
+            };
         let file = Some(Some("f.yaml".into()));
         assert_eq!(
             (check(&["f.yaml"]), check(&["-c", "f.yaml"]), check(&[])),

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Both, from now on, with the runtime that drives them. The handlers stay in place when it is gone.
+/// Both, from now on, with the runtime that drives them. The handlers stay in place when it is
+/// gone.
 pub(crate) struct EndSignals {
     pub(crate) runtime: Runtime,
     pub(crate) interrupt: Signal,
@@ -19,7 +20,8 @@ impl EndSignals {
     pub(crate) fn listen() -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let inside = runtime.enter();
-        let (interrupt, terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        let (interrupt, terminate) =
+            (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         drop(inside);
         Ok(Self { runtime, interrupt, terminate })
     }
@@ -36,7 +38,8 @@ impl EndSignals {
     }
 }
 
-/// A flag that Ctrl-C and SIGTERM raise. The second of them ends the program at once, as it does a recording (exit code 130).
+/// A flag that Ctrl-C and SIGTERM raise. The second of them ends the program at once, as it does a
+/// recording (exit code 130).
 pub(crate) fn end_on_signal() -> std::io::Result<Arc<AtomicBool>> {
     let mut signals = EndSignals::listen()?;
     let over = Arc::new(AtomicBool::new(false));

@@ -20,24 +20,28 @@ use perfusion_sources::launch::LaunchError;
 use std::io::{self, Write as _};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Says a line on stderr, in one write: the recorder, and the child that is to become the program it starts, may speak at once.
+/// Says a line on stderr, in one write: the recorder, and the child that is to become the program
+/// it starts, may speak at once.
 pub fn say(line: &str) {
     // Nobody is left to tell when stderr is gone.
     io::stderr().write_all(format!("{line}\n").as_bytes()).ok();
 }
 
-/// From here on a file that becomes longer than the user's limit (`ulimit -f`) is an error of the write, not the silent end of this
-/// program. The handler stays when its runtime is gone; a program that is started does not inherit it.
+/// From here on a file that becomes longer than the user's limit (`ulimit -f`) is an error of the
+/// write, not the silent end of this program. The handler stays when its runtime is gone; a program
+/// that is started does not inherit it.
 ///
 /// # Errors
 /// When the handler cannot be installed.
 pub fn outlive_long_files() -> io::Result<()> {
     // No signal of which Rust's libraries have a name (arch/x86/include/uapi/asm/signal.h).
     const SIGXFSZ: i32 = 25;
-    // Who has us ignore it wants the same of the programs we start, and those have no handler of ours.
+    // Who has us ignore it wants the same of the programs we start, and those have no handler of
+    // ours.
     let status = std::fs::read_to_string("/proc/self/status")?;
-    let ignored =
-        status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    let ignored = status
+        .lines()
+        .find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
     if ignored.is_some_and(|set| set & 1 << (SIGXFSZ - 1) != 0) {
         return Ok(());
     }
@@ -78,7 +82,8 @@ pub enum Error {
     },
     /// A process whose heap cannot be surveyed now.
     #[error(
-        "process {pid} ({name}) is recorded with --exact, which ends the runtime's walk over its heap: a survey would see one object. \
+        "process {pid} ({name}) is recorded with --exact, which ends the runtime's walk over its \
+         heap: a survey would see one object. \
              Take it when that recording has ended"
     )]
     CountedExactly {
@@ -103,7 +108,8 @@ pub enum Error {
     #[error(transparent)]
     Output(#[from] FileError),
     /// An output that has no place beside it.
-    #[error("--exact writes a second file beside the profile, and {} has no place for one: name a file with -o", path.display())]
+    #[error("--exact writes a second file beside the profile, and {} has no place for one: name a \
+         file with -o", path.display())]
     ExactNeedsFile {
         /// What was given.
         path: std::path::PathBuf,
@@ -164,7 +170,8 @@ pub enum Error {
     },
     /// No iterator.
     #[error(
-        "dump: the kernel does not show sleeping threads: {lack}; it takes Linux 5.18 or newer (`perfusion doctor`)"
+        "dump: the kernel does not show sleeping threads: {lack}; it takes Linux 5.18 or newer \
+         (`perfusion doctor`)"
     )]
     NoSleepers {
         /// The kernel's answer.
@@ -178,7 +185,8 @@ pub enum Error {
     },
     /// A thread of the kernel.
     #[error(
-        "pid {pid} ({name}) is a thread of the kernel: expected a process with memory of its own, found none; what the kernel does for a \
+        "pid {pid} ({name}) is a thread of the kernel: expected a process with memory of its own, \
+         found none; what the kernel does for a \
          process stands in the stacks of that process, and `perfusion ps` lists those there are"
     )]
     KernelThread {
@@ -189,8 +197,10 @@ pub enum Error {
     },
     /// The kernel lets nobody look at the process who has no more rights than this program.
     #[error(
-        "process {pid} ({name}) cannot be recorded: expected to read /proc/{pid}/maps, found {source}; without it nothing in the process has a \
-         name. It belongs to a user namespace around the one perfusion runs in, or a security module protects it: run perfusion on the host and \
+        "process {pid} ({name}) cannot be recorded: expected to read /proc/{pid}/maps, found \
+         {source}; without it nothing in the process has a \
+         name. It belongs to a user namespace around the one perfusion runs in, or a security \
+         module protects it: run perfusion on the host and \
          not in a container, or name another process (`perfusion ps` lists which can be seen)"
     )]
     Unseen {
@@ -217,7 +227,8 @@ pub enum Error {
     },
     /// The sinks did not end.
     #[error(
-        "the sinks have not ended after {0:?}: a disk or mount does not answer, and what they had not written is lost"
+        "the sinks have not ended after {0:?}: a disk or mount does not answer, and what they had \
+         not written is lost"
     )]
     SinksHang(std::time::Duration),
     /// A thread of this program panicked.
@@ -281,13 +292,14 @@ impl Error {
             Self::LockFile { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 exit::NOT_PERMITTED
             }
-            Self::Config(_) | Self::ExactNeedsFile { .. } | Self::Report(ReportError::NoValue { .. }) => {
-                exit::USAGE
-            }
+            Self::Config(_)
+            | Self::ExactNeedsFile { .. }
+            | Self::Report(ReportError::NoValue { .. }) => exit::USAGE,
             Self::Attach(AttachError::OtherProfiler { .. }) => exit::USAGE,
-            Self::Output(_) | Self::Sink(_) | Self::SinksHang(_) | Self::Report(ReportError::Write(_)) => {
-                exit::OUTPUT
-            }
+            Self::Output(_)
+            | Self::Sink(_)
+            | Self::SinksHang(_)
+            | Self::Report(ReportError::Write(_)) => exit::OUTPUT,
             _ => exit::OTHER,
         }
     }

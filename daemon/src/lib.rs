@@ -1,6 +1,6 @@
-//! The profiler process. Modules stand in the order the data takes:
-//! source (events in) -> process (who) -> unwind + sample (stacks) -> symbolize (names) -> aggregate (count)
-//! -> pprof (encode) -> sink (out). `run` joins them; nothing else knows all stages.
+//! The profiler process. Modules stand in the order the data takes: source (events in) -> process
+//! (who) -> unwind + sample (stacks) -> symbolize (names) -> aggregate (count) -> pprof (encode) ->
+//! sink (out). `run` joins them; nothing else knows all stages.
 
 pub mod cli;
 pub mod commands;

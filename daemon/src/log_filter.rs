@@ -7,7 +7,8 @@ use tracing_subscriber::filter::LevelFilter;
 /// The variable: a level, or filters such as `warn,perfusion_dotnet::attach=debug`.
 pub const VARIABLE: &str = "PERFUSION_LOG";
 
-/// The filter, and what is to be logged of it first. The variable goes before the level, unless that was said on the command line.
+/// The filter, and what is to be logged of it first. The variable goes before the level, unless
+/// that was said on the command line.
 #[must_use]
 pub fn filter(level: &str, by_flag: bool) -> (EnvFilter, Option<String>) {
     let said = std::env::var_os(VARIABLE).filter(|_| !by_flag);
@@ -19,19 +20,21 @@ fn of(level: &str, said: Option<&OsStr>) -> (EnvFilter, Option<String>) {
         None => (EnvFilter::new(level), None),
         Some(Ok(filter)) => (filter, None),
         Some(Err(problem)) => {
-            let problem = format!("environment variable {VARIABLE}: {problem}; the level is {level}");
+            let problem =
+                format!("environment variable {VARIABLE}: {problem}; the level is {level}");
             (EnvFilter::new(level), Some(problem))
         }
     }
 }
 
 fn parsed(text: &str) -> Result<EnvFilter, String> {
-    // A word alone is a module to the parser, of which all is logged, and of others nothing: a misspelt level would leave no line.
+    // A word alone is a module to the parser, of which all is logged, and of others nothing: a
+    // misspelt level would leave no line.
     let words = text.split(',').filter(|word| !word.is_empty() && !word.contains('='));
     match words.into_iter().find(|word| word.parse::<LevelFilter>().is_err()) {
-        Some(word) => {
-            Err(format!("expected error, warn, info, debug, trace, off or MODULE=LEVEL, found `{word}`"))
-        }
+        Some(word) => Err(format!(
+            "expected error, warn, info, debug, trace, off or MODULE=LEVEL, found `{word}`"
+        )),
         None => EnvFilter::try_new(text).map_err(|error| {
             format!("expected filters such as warn,perfusion_dotnet::attach=debug, found {error}")
         }),
@@ -59,7 +62,8 @@ mod tests {
             let (filter, problem) = of(wrong);
             assert_eq!(filter, "info", "{wrong}");
             assert!(
-                problem.contains("PERFUSION_LOG: expected") && problem.ends_with("the level is info"),
+                problem.contains("PERFUSION_LOG: expected")
+                    && problem.ends_with("the level is info"),
                 "{problem}"
             );
         }

@@ -12,7 +12,11 @@ fn main() -> ExitCode {
         Err(error) => {
             // Help and version are answers, not errors; clap knows which stream each belongs to.
             let code = if error.use_stderr() { exit::USAGE } else { 0 };
-            return if error.print().is_ok() { ExitCode::from(code) } else { ExitCode::from(exit::OTHER) };
+            return if error.print().is_ok() {
+                ExitCode::from(code)
+            } else {
+                ExitCode::from(exit::OTHER)
+            };
         }
     };
     let level = match (cli.quiet, cli.verbose) {
@@ -22,7 +26,8 @@ fn main() -> ExitCode {
         _ => "debug",
     };
     // The daemon's configuration says how it logs, unless that is said here.
-    let logs_at = (cli.quiet || cli.verbose > 0).then_some(if cli.quiet { "error" } else { "debug" });
+    let logs_at =
+        (cli.quiet || cli.verbose > 0).then_some(if cli.quiet { "error" } else { "debug" });
     if !matches!(cli.command, Command::Daemon(_)) {
         let (filter, problem) = log_filter::filter(level, cli.quiet || cli.verbose > 0);
         tracing_subscriber::fmt()
@@ -60,9 +65,13 @@ fn main() -> ExitCode {
         Command::Config { what: ConfigCommand::Check(sources) } => {
             perfusion::commands::config::check(&sources.sources())
         }
-        Command::Config { what: ConfigCommand::Show(sources) } => perfusion::commands::config::show(sources),
+        Command::Config { what: ConfigCommand::Show(sources) } => {
+            perfusion::commands::config::show(sources)
+        }
         Command::Config { what: ConfigCommand::Schema } => perfusion::commands::config::schema(),
-        Command::Inspect { what: Inspect::Unwind(options) } => perfusion::commands::inspect::unwind(options),
+        Command::Inspect { what: Inspect::Unwind(options) } => {
+            perfusion::commands::inspect::unwind(options)
+        }
         Command::Completions { shell } => perfusion::commands::manual::completions(*shell),
         Command::Man { directory } => perfusion::commands::manual::pages(directory),
         Command::AttachHelper => perfusion::commands::internal::attach_helper(),

@@ -1,5 +1,6 @@
-//! What a recording does about the memory that it makes processes use: it looks before a program is started with something that grows,
-//! while that grows, and at the ends of processes that the shim was loaded into.
+//! What a recording does about the memory that it makes processes use: it looks before a program is
+//! started with something that grows, while that grows, and at the ends of processes that the shim
+//! was loaded into.
 
 use perfusion_host::process::aftermath::{Aftermath, Death, SOON};
 use perfusion_host::process::handle::Target;
@@ -27,7 +28,8 @@ const MOST_ATTACHED: usize = 256;
 pub enum MemoryError {
     /// From the start on.
     #[error(
-        "{what} takes {} of the program's memory or more, and {headroom}. The program was not started, because the kernel might kill it. \
+        "{what} takes {} of the program's memory or more, and {headroom}. The program was not \
+         started, because the kernel might kill it. \
          Raise the limit, or use --force to go on all the same",
         mib(*needed)
     )]
@@ -41,7 +43,8 @@ pub enum MemoryError {
     },
 }
 
-/// Refuses to start a program in the cgroups of this process with something that takes so many bytes.
+/// Refuses to start a program in the cgroups of this process with something that takes so many
+/// bytes.
 ///
 /// # Errors
 /// [`MemoryError::TooLittle`].
@@ -87,7 +90,8 @@ impl Growing {
     /// Of the process with this pid; with `force` nothing is too little.
     #[must_use]
     pub fn of(pid: u32, force: bool) -> Self {
-        let cgroups = Target::open(pid).map(|target| MemoryCgroups::of(&target)).unwrap_or_default();
+        let cgroups =
+            Target::open(pid).map(|target| MemoryCgroups::of(&target)).unwrap_or_default();
         let kills = cgroups.oom_kills();
         Self { cgroups, kills, floor: if force { 0 } else { FLOOR } }
     }
@@ -103,7 +107,8 @@ impl Growing {
     pub fn is_too_much(&self) -> Option<String> {
         let headroom = self.cgroups.headroom().filter(|headroom| headroom.bytes < self.floor)?;
         Some(format!(
-            "the recording ends early, because it takes more and more of the program's memory: {headroom}, and {} must be left. \
+            "the recording ends early, because it takes more and more of the program's memory: \
+             {headroom}, and {} must be left. \
              Raise the limit, or use --force to go on all the same",
             mib(self.floor)
         ))
@@ -129,7 +134,8 @@ impl AttachedProcesses {
         self.lock().0.push(aftermath);
     }
 
-    /// The last attach of a process ended before anything was asked of it that costs memory. Its end is not put down to us.
+    /// The last attach of a process ended before anything was asked of it that costs memory. Its
+    /// end is not put down to us.
     pub fn not_asked(&self, pid: u32) {
         let living = &mut self.lock().0;
         if let Some(last) = living.iter().rposition(|aftermath| aftermath.pid() == pid) {
@@ -155,7 +161,8 @@ impl AttachedProcesses {
         std::mem::take(&mut self.lock().1)
     }
 
-    /// Those that have ended soon after, as far as they were looked at. Waits a moment for the reasons of those that are just gone.
+    /// Those that have ended soon after, as far as they were looked at. Waits a moment for the
+    /// reasons of those that are just gone.
     #[must_use]
     pub fn deaths(&self) -> Vec<Death> {
         let until = Instant::now() + REASONS;
@@ -183,7 +190,14 @@ mod tests {
         let left = |mib: u64| {
             let (limit, used) = (100 << 20, (100 - mib) << 20);
             let kind = LimitKind::Limit;
-            Some(Headroom { bytes: mib << 20, kind, limit, used, reclaimable: 0, cgroup: "/a".into() })
+            Some(Headroom {
+                bytes: mib << 20,
+                kind,
+                limit,
+                used,
+                reclaimable: 0,
+                cgroup: "/a".into(),
+            })
         };
         let refused = enough(left(63), "--exact", 64 << 20, false).unwrap_err().to_string();
         for part in ["--exact", "64.0 MiB", "63.0 MiB left", "/a", "--force"] {

@@ -1,5 +1,6 @@
-//! Event streams of real runtimes, as `perfusion heap` reads them: a program that holds a list of 100 nodes in a static field, surveyed on
-//! .NET 8 and .NET 10 (`heap/netN.nettrace.gz`; the program's command line is cut to its names). And an assembly with static fields
+//! Event streams of real runtimes, as `perfusion heap` reads them: a program that holds a list of
+//! 100 nodes in a static field, surveyed on .NET 8 and .NET 10 (`heap/netN.nettrace.gz`; the
+//! program's command line is cut to its names). And an assembly with static fields
 //! (`heap/list.dll`, of the class `Mini` with the nested classes `Node` and `Other`).
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
@@ -24,7 +25,8 @@ fn survey(stream: &[u8]) -> Survey {
 fn check(survey: &Survey, collections: u32) {
     assert_eq!((survey.malformed, survey.lost, survey.collections), (0, 0, collections));
     assert!(!survey.pause.is_zero());
-    let nodes = survey.types.iter().position(|found| found.name == "Node").expect("the class of the nodes");
+    let nodes =
+        survey.types.iter().position(|found| found.name == "Node").expect("the class of the nodes");
     // A header, a table pointer and two references each.
     assert_eq!((survey.types[nodes].objects, survey.types[nodes].bytes), (100, 3200));
     let unnamed: u64 =
@@ -35,8 +37,9 @@ fn check(survey: &Survey, collections: u32) {
     let graph = survey.graph.as_ref().unwrap();
     assert_eq!(graph.len() as u64, survey.objects());
     let paths = Paths::find(graph, &survey.roots);
-    let way =
-        |number| -> Vec<String> { paths.way(number).iter().map(|&step| survey.step_name(step)).collect() };
+    let way = |number| -> Vec<String> {
+        paths.way(number).iter().map(|&step| survey.step_name(step)).collect()
+    };
     let held: Vec<(Vec<String>, u64)> = paths
         .ends()
         .map(|(number, node)| (way(number), node.objects))
@@ -69,7 +72,8 @@ fn an_assembly_tells_the_classes_of_static_fields_and_nested_types() {
     let file = include_bytes!("heap/list.dll");
     let assembly = Assembly::of(file).unwrap();
     let mut found: HashMap<String, Vec<Field>> = HashMap::new();
-    let wanted = HashSet::from(["head", "numbers", "array", "Constant", "<Name>k__BackingField", "Next"]);
+    let wanted =
+        HashSet::from(["head", "numbers", "array", "Constant", "<Name>k__BackingField", "Next"]);
     assembly.static_fields(&wanted, &mut found, &mut Room::new(1 << 20));
     let field = |class: &str, type_name: Option<&str>| Field {
         class: class.to_owned(),
@@ -83,9 +87,13 @@ fn an_assembly_tells_the_classes_of_static_fields_and_nested_types() {
     ];
     let expected = expected.map(|(name, fields)| (name.to_owned(), fields)).into();
     assert_eq!(found, expected);
-    let names: Vec<_> = (0x0200_0001..0x0200_0006).map(|token| assembly.class_names(token)).collect();
+    let names: Vec<_> =
+        (0x0200_0001..0x0200_0006).map(|token| assembly.class_names(token)).collect();
     assert!(names.contains(&Some(("Node".to_owned(), "Mini+Node".to_owned()))), "{names:?}");
-    assert_eq!((assembly.class_names(0x0100_0001), assembly.class_names(0x0200_00ff)), (None, None));
+    assert_eq!(
+        (assembly.class_names(0x0100_0001), assembly.class_names(0x0200_00ff)),
+        (None, None)
+    );
     // A cut file is none, or has fewer names.
     for end in (0..file.len()).step_by(7) {
         if let Some(assembly) = Assembly::of(&file[..end]) {
@@ -95,7 +103,10 @@ fn an_assembly_tells_the_classes_of_static_fields_and_nested_types() {
     // No more than there is room for.
     let (mut found, mut room) = (HashMap::new(), Room::new(2 * size_of::<Field>()));
     assembly.static_fields(&wanted, &mut found, &mut room);
-    assert_eq!((found.values().map(Vec::len).sum::<usize>(), room.bytes() < size_of::<Field>()), (1, true));
+    assert_eq!(
+        (found.values().map(Vec::len).sum::<usize>(), room.bytes() < size_of::<Field>()),
+        (1, true)
+    );
 }
 
 /// Highest resident memory of this process so far, KiB.
@@ -114,7 +125,8 @@ fn forty_million_objects_and_their_ways_fit_into_a_gibibyte() {
     let mut builder = Builder::new(1 << 30);
     // A tree of two branches each, and a third reference somewhere else.
     for object in 0..OBJECTS {
-        let branches = [2 * object + 1, 2 * object + 2].into_iter().filter(|&branch| branch < OBJECTS);
+        let branches =
+            [2 * object + 1, 2 * object + 2].into_iter().filter(|&branch| branch < OBJECTS);
         let type_index = u32::try_from(object % 3).unwrap();
         let references = branches.clone().count() as u64 + object % 2;
         builder.object(address(object), BYTES, type_index, references).unwrap();

@@ -1,4 +1,5 @@
-//! A window with every kind of frame, through encoding, a file, the reports, and Go's own pprof where there is a `go`.
+//! A window with every kind of frame, through encoding, a file, the reports, and Go's own pprof
+//! where there is a `go`.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use perfusion_aggregate::{Limits, Window};
@@ -30,7 +31,9 @@ impl Directory for Files {
                 file: Some(&self.own),
                 build_id: Some(&[0xab, 0xcd]),
             }),
-            LIBC => Some(ImageFile { path: "/usr/lib/libfoo.so (deleted)", file: None, build_id: None }),
+            LIBC => {
+                Some(ImageFile { path: "/usr/lib/libfoo.so (deleted)", file: None, build_id: None })
+            }
             _ => None,
         }
     }
@@ -56,16 +59,20 @@ fn method(token: u32, name: &str, starts: &[u64]) -> ShimEvent {
     }))
 }
 
-/// Main > Burn (two tiers) > native; a wait below the kernel; an allocation in Burn; a parked worker; the collector.
+/// Main > Burn (two tiers) > native; a wait below the kernel; an allocation in Burn; a parked
+/// worker; the collector.
 fn encoded() -> Vec<u8> {
     let mut symbolizer = Symbolizer::default();
-    let (main, tier0, tier1, wait) = (managed(0x1000), managed(0x2000), managed(0x3000), managed(0x4000));
+    let (main, tier0, tier1, wait) =
+        (managed(0x1000), managed(0x2000), managed(0x3000), managed(0x4000));
     for frame in [main, tier0, tier1, wait] {
         assert!(symbolizer.wants_answer(frame, true));
     }
     symbolizer.observe(PROCESS, &method(1, "Shop.Program.<Main>$(System.String[])", &[0x1000]));
-    symbolizer.observe(PROCESS, &method(2, "Shop.Work.Burn<System.Int32>(System.Int32)", &[0x2000]));
-    symbolizer.observe(PROCESS, &method(2, "Shop.Work.Burn<System.Int32>(System.Int32)", &[0x3000]));
+    symbolizer
+        .observe(PROCESS, &method(2, "Shop.Work.Burn<System.Int32>(System.Int32)", &[0x2000]));
+    symbolizer
+        .observe(PROCESS, &method(2, "Shop.Work.Burn<System.Int32>(System.Int32)", &[0x3000]));
     symbolizer.observe(PROCESS, &method(3, "Shop.Work+<Wait;For\u{7}>d__3.MoveNext()", &[0x4000]));
     let native = FrameKey::Native { image: LIBC, address: 0x1234 };
     let lost = FrameKey::Native { image: GONE, address: 0x99 };
@@ -98,7 +105,12 @@ fn encoded() -> Vec<u8> {
         &thread(1, "main"),
         1e6,
     );
-    cpu(&mut window, &[FrameKey::Unknown { process: PROCESS, address: 0x5555 }], &thread(1, "main"), 1e6);
+    cpu(
+        &mut window,
+        &[FrameKey::Unknown { process: PROCESS, address: 0x5555 }],
+        &thread(1, "main"),
+        1e6,
+    );
     let waiting = Labels {
         wait_reason: Some("futex"),
         waker: Some("pool 1 42/9".into()),
@@ -118,7 +130,8 @@ fn encoded() -> Vec<u8> {
         &types,
         &[(SampleType::AllocObjects, 100.0), (SampleType::AllocSpace, 102_400.0)],
     );
-    window.sum_into(SampleType::Wall, &[SampleType::Cpu, SampleType::Runnable, SampleType::Blocked]);
+    window
+        .sum_into(SampleType::Wall, &[SampleType::Cpu, SampleType::Runnable, SampleType::Blocked]);
     let files = Files { own: ForeignFile::own(File::open("/proc/self/exe").unwrap()) };
     symbolizer.resolve(window.frames(), &files);
     let about = About {
@@ -131,9 +144,14 @@ fn encoded() -> Vec<u8> {
     perfusion_pprof::encode(&window, &symbolizer, &files, &about).unwrap()
 }
 
-fn folded(profile: &perfusion_pprof::proto::Profile, sample_type: &str, view: &View) -> (Vec<String>, i128) {
+fn folded(
+    profile: &perfusion_pprof::proto::Profile,
+    sample_type: &str,
+    view: &View,
+) -> (Vec<String>, i128) {
     let mut output = Vec::new();
-    let left_out = perfusion_report::folded::write(profile, sample_type, view, &mut output).unwrap();
+    let left_out =
+        perfusion_report::folded::write(profile, sample_type, view, &mut output).unwrap();
     (String::from_utf8(output).unwrap().lines().map(str::to_owned).collect(), left_out.parked)
 }
 
@@ -145,7 +163,8 @@ fn folded_stacks_have_readable_names_and_exact_sums() {
         [
             "Garbage Collector;[libfoo.so]+0x1234 5000000",
             "Shop.Program.Main(…);Shop.Work.Burn<System.Int32>(System.Int32) 6666667",
-            "Shop.Program.Main(…);Shop.Work.Burn<System.Int32>(System.Int32);[libfoo.so]+0x1234 3333333",
+            "Shop.Program.Main(…);Shop.Work.Burn<System.Int32>(System.Int32);[libfoo.so]+0x1234 \
+             3333333",
             "Shop.Program.Main(…);[runtime stub];[managed]\\u{20}0x9000 1000000",
             "[guessed caller];[unknown image]+0x99 1000000",
             "[unknown]\\u{20}0x5555 1000000",
@@ -168,7 +187,8 @@ fn folded_stacks_have_readable_names_and_exact_sums() {
     };
     let by = grouped(&["thread"]);
     assert!(
-        by[0].starts_with(".NET TP Worker\\u{20}4;Shop.Program.Main") && by[1].starts_with("main\\u{20}1;"),
+        by[0].starts_with(".NET TP Worker\\u{20}4;Shop.Program.Main")
+            && by[1].starts_with("main\\u{20}1;"),
         "{by:#?}"
     );
     // Of several the first is the outermost.
@@ -185,15 +205,20 @@ fn cpu_and_allocations_of_a_method_meet_on_one_location_whatever_tier_ran() {
     let profile = perfusion_pprof::decode(&encoded()).unwrap();
     let name = |id: u64| {
         let location = profile.location.iter().find(|location| location.id == id).unwrap();
-        let function =
-            profile.function.iter().find(|function| function.id == location.line[0].function_id).unwrap();
+        let function = profile
+            .function
+            .iter()
+            .find(|function| function.id == location.line[0].function_id)
+            .unwrap();
         profile.string_table[usize::try_from(function.name).unwrap()].as_str()
     };
     let leaves = |column: SampleType| {
         let mut ids: Vec<u64> = profile
             .sample
             .iter()
-            .filter(|sample| sample.value[column.index()] > 0 && name(sample.location_id[0]).contains("Burn"))
+            .filter(|sample| {
+                sample.value[column.index()] > 0 && name(sample.location_id[0]).contains("Burn")
+            })
             .map(|sample| sample.location_id[0])
             .collect();
         ids.dedup();
@@ -224,7 +249,11 @@ fn the_table_hides_parked_threads_and_says_so() {
     assert!(shown.contains("not shown: 8 s of parked threads"), "{shown}");
     // A wait belongs to the method that waits, not to the scheduler.
     let wait = shown.lines().find(|line| line.contains("+async")).unwrap();
-    assert_eq!(wait.split_whitespace().take(4).collect::<Vec<_>>(), ["2", "s", "100.0%", "2"], "{shown}");
+    assert_eq!(
+        wait.split_whitespace().take(4).collect::<Vec<_>>(),
+        ["2", "s", "100.0%", "2"],
+        "{shown}"
+    );
     assert!(!shown.contains('\x1b'), "{shown}");
     let narrow = perfusion_report::top::Options { width: Some(60), ..options.clone() };
     let narrow = perfusion_report::top::table(&profile, "cpu", &narrow).unwrap();
@@ -233,10 +262,14 @@ fn the_table_hides_parked_threads_and_says_so() {
         let only = vec![Only { label: label.to_owned(), value: value.to_owned() }];
         perfusion_report::top::Options { view: View { only, ..View::default() }, ..options.clone() }
     };
-    let error = perfusion_report::top::table(&profile, "cpu", &only("pid", "1")).unwrap_err().to_string();
+    let error =
+        perfusion_report::top::table(&profile, "cpu", &only("pid", "1")).unwrap_err().to_string();
     assert!(error.contains("pid=1: no sample") && error.contains("there are 42"), "{error}");
     let shown = perfusion_report::top::table(&profile, "delay", &only("pid", "42")).unwrap();
-    assert!(shown.starts_with("delay: total 0") && shown.contains("nothing was counted"), "{shown}");
+    assert!(
+        shown.starts_with("delay: total 0") && shown.contains("nothing was counted"),
+        "{shown}"
+    );
     for (label, value) in [("thread", ".NET Server GC"), ("thread", "3"), ("thread_id", "3")] {
         let shown = perfusion_report::top::table(&profile, "cpu", &only(label, value)).unwrap();
         assert!(shown.starts_with("cpu: total 5 ms in"), "{label}: {shown}");
@@ -248,13 +281,18 @@ fn the_table_hides_parked_threads_and_says_so() {
     limited.string_table.push(format!("{}diagnostics are off", perfusion_pprof::WITHOUT_SHIM));
     limited.comment.push(i64::try_from(limited.string_table.len() - 1).unwrap());
     let delay = perfusion_report::top::table(&limited, "delay", &options).unwrap();
-    assert!(delay.contains("nothing was counted") && delay.contains("diagnostics are off"), "{delay}");
+    assert!(
+        delay.contains("nothing was counted") && delay.contains("diagnostics are off"),
+        "{delay}"
+    );
     let blocked = perfusion_report::top::table(&limited, "blocked", &options).unwrap();
     assert!(!blocked.contains("diagnostics are off"), "{blocked}");
-    let error =
-        perfusion_report::top::table(&profile, "cpu", &only("colour", "red")).unwrap_err().to_string();
+    let error = perfusion_report::top::table(&profile, "cpu", &only("colour", "red"))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("`colour`") && error.contains("wait_reason"), "{error}");
-    let error = perfusion_report::top::table(&profile, "nonsense", &options).unwrap_err().to_string();
+    let error =
+        perfusion_report::top::table(&profile, "nonsense", &options).unwrap_err().to_string();
     assert!(error.contains("alloc_space"), "{error}");
 }
 
@@ -274,7 +312,11 @@ fn through_the_framework() -> perfusion_pprof::proto::Profile {
     }
     for (at, name, module) in [
         (0x1000, "Shop.Ledger.Post()", "Shop.dll"),
-        (0x2000, "System.Threading.Monitor.Enter_Slowpath(System.Object)", "System.Private.CoreLib.dll"),
+        (
+            0x2000,
+            "System.Threading.Monitor.Enter_Slowpath(System.Object)",
+            "System.Private.CoreLib.dll",
+        ),
         (0x3000, "IL_STUB_PInvoke(System.IntPtr)", "Shop.dll"),
         (0x4000, "System.Threading.ThreadPoolWorkQueue.Dispatch()", "System.Private.CoreLib.dll"),
     ] {
@@ -306,14 +348,16 @@ fn through_the_framework() -> perfusion_pprof::proto::Profile {
             format!("{}nothing", perfusion_pprof::LOSS_PREFIX),
         ],
     };
-    perfusion_pprof::decode(&perfusion_pprof::encode(&window, &symbolizer, &files, &about).unwrap()).unwrap()
+    perfusion_pprof::decode(&perfusion_pprof::encode(&window, &symbolizer, &files, &about).unwrap())
+        .unwrap()
 }
 
 #[test]
 fn waits_and_allocations_belong_to_the_user_s_method_and_cpu_time_to_who_used_it() {
     let profile = through_the_framework();
     let options = perfusion_report::top::Options::default();
-    let table = |sample_type| perfusion_report::top::table(&profile, sample_type, &options).unwrap();
+    let table =
+        |sample_type| perfusion_report::top::table(&profile, sample_type, &options).unwrap();
     // What a sample is worth depends on how often they were taken.
     let tells_rates = |sample_type| table(sample_type).contains("rates lowered, 3 instead of 99");
     assert!(tells_rates("cpu") && !tells_rates("blocked"));
@@ -321,7 +365,11 @@ fn waits_and_allocations_belong_to_the_user_s_method_and_cpu_time_to_who_used_it
     assert_eq!(row(&blocked, "Shop.Ledger.Post"), "6 s 85.7% 6 s 85.7%", "{blocked}");
     assert_eq!(row(&blocked, "System.Threading.Monitor.Enter"), "0 0.0% 6 s 85.7%", "{blocked}");
     // Where no method is the user's, it is the framework's.
-    assert_eq!(row(&blocked, "System.Threading.ThreadPoolWorkQueue"), "1 s 14.3% 1 s 14.3%", "{blocked}");
+    assert_eq!(
+        row(&blocked, "System.Threading.ThreadPoolWorkQueue"),
+        "1 s 14.3% 1 s 14.3%",
+        "{blocked}"
+    );
     assert!(blocked.contains("outside the framework"), "{blocked}");
     assert_eq!(row(&table("alloc_space"), "Shop.Ledger.Post"), "1 KiB 100.0% 1 KiB 100.0%");
     assert_eq!(row(&table("cpu"), "System.Threading.Monitor.Enter"), "1 s 100.0% 1 s 100.0%");
@@ -338,14 +386,20 @@ fn tables_sort_by_cum_and_group_by_a_label() {
     };
     let first = perfusion_report::top::table(&profile, "blocked", &options).unwrap();
     // All waits end in the kernel, which has nothing of its own.
-    assert!(first.lines().nth(2).unwrap().starts_with("         0   0.0%        7 s 100.0%  "), "{first}");
+    assert!(
+        first.lines().nth(2).unwrap().starts_with("         0   0.0%        7 s 100.0%  "),
+        "{first}"
+    );
     let options = perfusion_report::top::Options::default();
     let group = |sample_type, by: &str| {
         perfusion_report::groups::table(&profile, sample_type, &[by.to_owned()], &options)
     };
     let by = group("blocked", "wait_reason").unwrap();
     assert!(by.starts_with("blocked by wait_reason: total 7 s in 10 s, 2 of 2 values"), "{by}");
-    assert_eq!((row(&by, "futex").as_str(), row(&by, "read:pipe").as_str()), ("6 s 85.7%", "1 s 14.3%"));
+    assert_eq!(
+        (row(&by, "futex").as_str(), row(&by, "read:pipe").as_str()),
+        ("6 s 85.7%", "1 s 14.3%")
+    );
     assert_eq!(row(&group("alloc_space", "type").unwrap(), "System.Byte[]"), "1 KiB 100.0%");
     assert_eq!(row(&group("cpu", "process").unwrap(), "(none)"), "1 s 100.0%");
     assert_eq!(row(&group("blocked", "process").unwrap(), "process 42"), "7 s 100.0%");
@@ -366,7 +420,8 @@ fn several_labels_have_a_row_for_each_combination() {
     };
     let table = |by: &[&str]| {
         let by: Vec<String> = by.iter().map(|label| (*label).to_owned()).collect();
-        perfusion_report::groups::table(&profile, "blocked", &by, &options).map_err(|error| error.to_string())
+        perfusion_report::groups::table(&profile, "blocked", &by, &options)
+            .map_err(|error| error.to_string())
     };
     let shown = table(&["thread_name", "waker_name", "wait_reason"]).unwrap();
     assert_eq!(
@@ -389,7 +444,11 @@ fn several_labels_have_a_row_for_each_combination() {
     };
     // Nodes are numbered parents first: all, then the thread's name, then its id.
     let page = cpu(&["thread_name", "thread_id"]);
-    assert!(page.contains("\"parents\":[0,0,1,2"), "{}", &page[page.find("\"parents\"").unwrap()..][..60]);
+    assert!(
+        page.contains("\"parents\":[0,0,1,2"),
+        "{}",
+        &page[page.find("\"parents\"").unwrap()..][..60]
+    );
 }
 
 #[test]
@@ -413,7 +472,8 @@ fn go_s_pprof_reads_every_sample_type() {
     }
     for sample_type in SampleType::ALL {
         let index = format!("-sample_index={}", sample_type.name());
-        let output = Command::new("go").args(["tool", "pprof", "-top", &index]).arg(&path).output().unwrap();
+        let output =
+            Command::new("go").args(["tool", "pprof", "-top", &index]).arg(&path).output().unwrap();
         let (stdout, stderr) =
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "{sample_type:?}: {stderr}");
@@ -431,7 +491,8 @@ fn go_s_pprof_reads_every_sample_type() {
 #[test]
 fn the_flame_graph_is_one_file_with_every_column() {
     let profile = perfusion_pprof::decode(&encoded()).unwrap();
-    let page = perfusion_report::flame::page(&profile, "shop, pid 42", None, &View::default()).unwrap();
+    let page =
+        perfusion_report::flame::page(&profile, "shop, pid 42", None, &View::default()).unwrap();
     for sample_type in SampleType::ALL {
         assert!(page.contains(&format!("\"name\":\"{}\"", sample_type.name())));
     }

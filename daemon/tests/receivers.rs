@@ -1,10 +1,10 @@
 //! Receivers that misbehave, made from a table: protocol × what is not taken × how it is not taken.
-//! Each is a server of its own. Whatever it does to one service's requests, all of the other services
-//! arrives once, and each request has an end that is counted.
+//! Each is a server of its own. Whatever it does to one service's requests, all of the other
+//! services arrives once, and each request has an end that is counted.
 //!
-//! The short form has each way of not taking something once or twice, and does not wait for the end of
-//! what is tried for a minute. With `PERFUSION_TESTS_LONG=1` (`cargo xtask test --long`) it is the whole
-//! table with all ends, which takes two minutes.
+//! The short form has each way of not taking something once or twice, and does not wait for the end
+//! of what is tried for a minute. With `PERFUSION_TESTS_LONG=1` (`cargo xtask test --long`) it is
+//! the whole table with all ends, which takes two minutes.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -112,12 +112,13 @@ fn cases() -> Vec<Case> {
         .collect()
 }
 
-/// Of receivers over HTTP/1.1, which are of two kinds, each case with one of them; of gRPC's each way
-/// with a half of the cases.
+/// Of receivers over HTTP/1.1, which are of two kinds, each case with one of them; of gRPC's each
+/// way with a half of the cases.
 fn sample() -> Vec<Case> {
     let mut ways: Vec<(Kind, How)> = Vec::new();
     let mut is_in = |case: &Case| {
-        let known = |kind: Kind, ways: &[(Kind, How)]| ways.iter().position(|way| *way == (kind, case.how));
+        let known =
+            |kind: Kind, ways: &[(Kind, How)]| ways.iter().position(|way| *way == (kind, case.how));
         let kind = if case.kind == Kind::Grpc { Kind::Grpc } else { Kind::Http };
         let at = known(kind, &ways).unwrap_or_else(|| {
             ways.push((kind, case.how));
@@ -158,9 +159,12 @@ fn read(kind: Kind, body: &[u8]) -> (String, Vec<i64>) {
     let request = ExportProfilesServiceRequest::decode(unzip(packed).as_slice()).unwrap();
     let resource = &request.resource_profiles[0];
     let attribute = &resource.resource.as_ref().unwrap().attributes[0];
-    let Some(Value::StringValue(service)) = &attribute.value.as_ref().unwrap().value else { panic!() };
+    let Some(Value::StringValue(service)) = &attribute.value.as_ref().unwrap().value else {
+        panic!()
+    };
     let profiles = &resource.scope_profiles[0].profiles;
-    let values = profiles.iter().flat_map(|profile| &profile.samples).flat_map(|sample| &sample.values);
+    let values =
+        profiles.iter().flat_map(|profile| &profile.samples).flat_map(|sample| &sample.values);
     (service.clone(), values.copied().collect())
 }
 
@@ -219,7 +223,8 @@ impl Case {
             }
         };
         let text = String::from_utf8_lossy(&read[..head]).to_ascii_lowercase();
-        let length = text.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse().ok());
+        let length =
+            text.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse().ok());
         let length: usize = length.unwrap();
         let is_long = matches!(self.what, What::Longer(limit) if length > limit);
         if is_long && matches!(self.how, How::Early(_) | How::Reset | How::Close) {
@@ -236,8 +241,10 @@ impl Case {
             return self.refuse(stream);
         }
         self.take(body, arrived);
-        let kind = if self.kind == Kind::Http { "application/x-protobuf" } else { "application/proto" };
-        let answer = format!("HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: 0\r\n\r\n");
+        let kind =
+            if self.kind == Kind::Http { "application/x-protobuf" } else { "application/proto" };
+        let answer =
+            format!("HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: 0\r\n\r\n");
         stream.write_all(answer.as_bytes()).ok();
     }
 
@@ -245,10 +252,15 @@ impl Case {
         match self.how {
             How::Status(status, text) => {
                 let length = text.len();
-                write!(stream, "HTTP/1.1 {status} No\r\ncontent-length: {length}\r\n\r\n{text}").ok();
+                write!(stream, "HTTP/1.1 {status} No\r\ncontent-length: {length}\r\n\r\n{text}")
+                    .ok();
             }
             How::Early(status) => {
-                write!(stream, "HTTP/1.1 {status} No\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").ok();
+                write!(
+                    stream,
+                    "HTTP/1.1 {status} No\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+                )
+                .ok();
             }
             How::Reset => {
                 rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
@@ -302,7 +314,9 @@ impl Case {
             How::Code(code, text) => with(200, Some(code), text),
             How::Status(status, _) => with(status, None, ""),
             How::Silence => std::future::pending().await,
-            How::Reset | How::Close | How::Early(_) => Err(std::io::ErrorKind::ConnectionReset.into()),
+            How::Reset | How::Close | How::Early(_) => {
+                Err(std::io::ErrorKind::ConnectionReset.into())
+            }
         }
     }
 }
@@ -334,7 +348,11 @@ fn window(service: &str, values: std::ops::Range<i64>, name_bytes: usize) -> Fin
         profile.function.push(Function { id, name, system_name: name, ..Function::default() });
         let line = vec![Line { function_id: id, ..Line::default() }];
         profile.location.push(Location { id, line, ..Location::default() });
-        profile.sample.push(Sample { location_id: vec![id], value: vec![value], label: Vec::new() });
+        profile.sample.push(Sample {
+            location_id: vec![id],
+            value: vec![value],
+            label: Vec::new(),
+        });
     }
     Finished {
         service: service.into(),
@@ -380,7 +398,8 @@ fn run(case: Case) -> Result<(), String> {
     let (began, mut last_small, mut value) = (Instant::now(), Instant::now(), 0);
     let is_of_big = |entry: &(&(String, i64), &u32)| entry.0.0 == "big";
     loop {
-        // Others come now and then: that they are taken shows that it is not the receiver that fails.
+        // Others come now and then: that they are taken shows that it is not the receiver that
+        // fails.
         if value < 180 && (value == 0 || last_small.elapsed() > Duration::from_millis(500)) {
             for service in ["one", "two"] {
                 put(&mut sink, service, value + 1..value + 4, 50);
@@ -408,10 +427,12 @@ fn run(case: Case) -> Result<(), String> {
         sink.counters().iter().filter(|(_, value)| *value > 0).collect::<Vec<_>>(),
         sink.backlog().unwrap().causes
     );
-    let check = |is_so: bool, what: &str| if is_so { Ok(()) } else { Err(format!("{what}: {state}")) };
+    let check =
+        |is_so: bool, what: &str| if is_so { Ok(()) } else { Err(format!("{what}: {state}")) };
     let small = |entry: &(&(String, i64), &u32)| !is_of_big(entry);
     let twice = arrived.iter().filter(|(_, times)| **times > 1).count();
-    // The answer to a silent receiver's request may be what is missing: it has not read it as taken.
+    // The answer to a silent receiver's request may be what is missing: it has not read it as
+    // taken.
     check(twice == 0, "something arrives twice")?;
     check(arrived.iter().filter(small).eq(expected.iter().filter(small)), "others are held up")?;
     check(took < Duration::from_secs(1), "the end takes long")?;
@@ -436,8 +457,10 @@ fn what_a_receiver_does_to_one_service_is_nothing_to_the_others_and_has_an_end()
     let (all, sample) = (cases(), sample());
     assert!(all.len() >= 40 && sample.len() >= 25, "{}, {}", all.len(), sample.len());
     let all = if is_long_form() { all } else { sample };
-    let threads: Vec<_> = all.into_iter().map(|case| std::thread::spawn(move || run(case))).collect();
-    let failed: Vec<String> = threads.into_iter().filter_map(|thread| thread.join().unwrap().err()).collect();
+    let threads: Vec<_> =
+        all.into_iter().map(|case| std::thread::spawn(move || run(case))).collect();
+    let failed: Vec<String> =
+        threads.into_iter().filter_map(|thread| thread.join().unwrap().err()).collect();
     assert!(failed.is_empty(), "{} receivers:\n{}", failed.len(), failed.join("\n"));
 }
 
@@ -452,8 +475,12 @@ fn what_a_daemon_had_no_time_to_split_is_sent_by_the_next_one() {
         keep_free: Size(0),
         ..SpoolOptions::default()
     };
-    let options =
-        OtlpOptions { url, protocol: Protocol::Http, max_request: Size(64 << 10), ..OtlpOptions::default() };
+    let options = OtlpOptions {
+        url,
+        protocol: Protocol::Http,
+        max_request: Size(64 << 10),
+        ..OtlpOptions::default()
+    };
     let open = || Otlp::open(&options, &spool).unwrap();
     let mut sink = open();
     let hurry = Hurry::default();
@@ -470,7 +497,8 @@ fn what_a_daemon_had_no_time_to_split_is_sent_by_the_next_one() {
     let mut next = open();
     next.window_over();
     next.close(Instant::now() + Duration::from_secs(60));
-    let all: BTreeMap<(String, i64), u32> = (1..200).map(|value| (("web".to_owned(), value), 1)).collect();
+    let all: BTreeMap<(String, i64), u32> =
+        (1..200).map(|value| (("web".to_owned(), value), 1)).collect();
     assert_eq!(*arrived.lock().unwrap(), all);
     assert_eq!(next.backlog().unwrap().requests, 0);
 }
@@ -486,8 +514,12 @@ fn a_window_that_finds_its_sink_busy_waits_in_the_spool_and_arrives_once() {
         keep_free: Size(0),
         ..SpoolOptions::default()
     };
-    let options =
-        OtlpOptions { url, protocol: Protocol::Http, max_request: Size(64 << 10), ..OtlpOptions::default() };
+    let options = OtlpOptions {
+        url,
+        protocol: Protocol::Http,
+        max_request: Size(64 << 10),
+        ..OtlpOptions::default()
+    };
     let mut sink = Otlp::open(&options, &spool).unwrap();
     let hurry = Hurry::default();
     sink.hurries(hurry.clone());

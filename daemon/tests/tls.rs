@@ -1,5 +1,6 @@
-//! Receivers behind TLS, each a real server (rustls): with an authority of its own, a client's certificate, tokens and certificates that are renewed
-//! while we run, and all that must be refused.
+//! Receivers behind TLS, each a real server (rustls): with an authority of its own, a client's
+//! certificate, tokens and certificates that are renewed while we run, and all that must be
+//! refused.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -52,20 +53,23 @@ impl Authority {
         params.not_before = date_time_ymd(2020, 1, 1);
         params.not_after = date_time_ymd(year, 12, 31);
         let key = KeyPair::generate().unwrap();
-        let pair = Pair { certificate: into.with_extension("pem"), key: into.with_extension("key") };
+        let pair =
+            Pair { certificate: into.with_extension("pem"), key: into.with_extension("key") };
         fs::write(&pair.certificate, params.signed_by(&key, &self.issuer).unwrap().pem()).unwrap();
         fs::write(&pair.key, key.serialize_pem()).unwrap();
         pair
     }
 }
 
-/// A receiver: HTTP/1.1 or HTTP/2, as it is asked. Takes only those with a certificate of the authority, and notes their tokens. One after the other:
-/// a connection that is not closed when its answer was read holds up the next.
+/// A receiver: HTTP/1.1 or HTTP/2, as it is asked. Takes only those with a certificate of the
+/// authority, and notes their tokens. One after the other: a connection that is not closed when its
+/// answer was read holds up the next.
 fn serve(own: &Pair, clients: &Path, tokens: Arc<Mutex<Vec<String>>>) -> u16 {
     let provider = Arc::new(crypto::ring::default_provider());
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(clients).unwrap()).unwrap();
-    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+    let verifier =
+        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap()
@@ -93,8 +97,13 @@ fn serve(own: &Pair, clients: &Path, tokens: Arc<Mutex<Vec<String>>>) -> u16 {
                 let answer = service_fn(move |request: Request<Incoming>| {
                     let tokens = Arc::clone(&tokens);
                     async move {
-                        let token =
-                            request.headers().get(AUTHORIZATION).unwrap().to_str().unwrap().to_owned();
+                        let token = request
+                            .headers()
+                            .get(AUTHORIZATION)
+                            .unwrap()
+                            .to_str()
+                            .unwrap()
+                            .to_owned();
                         let body = request.into_body().collect().await?.to_bytes();
                         tokens.lock().unwrap().push(token);
                         Ok::<_, hyper::Error>(Response::new(Full::<Bytes>::new(body)))
@@ -107,7 +116,10 @@ fn serve(own: &Pair, clients: &Path, tokens: Arc<Mutex<Vec<String>>>) -> u16 {
                         .await
                         .ok();
                 } else {
-                    hyper::server::conn::http1::Builder::new().serve_connection(stream, answer).await.ok();
+                    hyper::server::conn::http1::Builder::new()
+                        .serve_connection(stream, answer)
+                        .await
+                        .ok();
                 }
             }
         });
@@ -115,7 +127,13 @@ fn serve(own: &Pair, clients: &Path, tokens: Arc<Mutex<Vec<String>>>) -> u16 {
     port
 }
 
-fn client(port: u16, token: &Path, authority: &Path, own: Option<&Pair>, version: Version) -> Client {
+fn client(
+    port: u16,
+    token: &Path,
+    authority: &Path,
+    own: Option<&Pair>,
+    version: Version,
+) -> Client {
     let settings = Settings {
         url: format!("https://localhost:{port}").parse().unwrap(),
         headers: vec![(AUTHORIZATION, Secret::File("Bearer ", token.to_owned()))],
@@ -162,7 +180,10 @@ fn a_receiver_with_its_own_authority_takes_those_with_a_certificate_and_nobody_e
             ("believing another", client(port, &token, &other.file, Some(&own), version)),
         ] {
             let error = post(&client).map(|answer| panic!("{who}: {answer:?}")).unwrap_err();
-            assert!(!matches!(error, HttpError::Timeout), "{version:?}, {who}: nobody spoke to it: {error}");
+            assert!(
+                !matches!(error, HttpError::Timeout),
+                "{version:?}, {who}: nobody spoke to it: {error}"
+            );
         }
         assert_eq!(tokens.lock().unwrap().len(), 2, "nobody else's token was heard");
     }
@@ -175,13 +196,15 @@ fn a_certificate_that_has_run_out_or_is_anothers_is_refused_until_it_is_renewed(
     let ours = Authority::new(folder.path(), "ours.pem");
     let own = ours.certify("client", 2999, &at("client"));
     fs::write(at("token"), "t").unwrap();
-    for (host, year, said) in
-        [("localhost", 2021, "certificate has run out"), ("other.example", 2999, "is for another name")]
-    {
+    for (host, year, said) in [
+        ("localhost", 2021, "certificate has run out"),
+        ("other.example", 2999, "is for another name"),
+    ] {
         let tokens = Arc::default();
         let server = ours.certify(host, year, &at("server"));
         let port = serve(&server, &ours.file, Arc::clone(&tokens));
-        let error = post(&client(port, &at("token"), &ours.file, Some(&own), Version::One)).unwrap_err();
+        let error =
+            post(&client(port, &at("token"), &ours.file, Some(&own), Version::One)).unwrap_err();
         assert!(error.to_string().contains(said), "{error}");
         assert!(tokens.lock().unwrap().is_empty(), "the token is not told to whoever that is");
         // Renewed, it is taken, and nothing here was started again but the server.

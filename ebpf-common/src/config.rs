@@ -1,5 +1,6 @@
-//! Load-time settings of the probes, written into their read-only data before they are verified: to the verifier they are
-//! constants, so that branches not taken cost nothing and field offsets are checked against the kernel's types.
+//! Load-time settings of the probes, written into their read-only data before they are verified: to
+//! the verifier they are constants, so that branches not taken cost nothing and field offsets are
+//! checked against the kernel's types.
 
 use crate::plain;
 
@@ -26,19 +27,21 @@ pub const RULE_RECORDED: u32 = 1;
 pub const RULE_CPU: u32 = 2;
 /// Bit of what rules say: the stacks of waits.
 pub const RULE_WAITS: u32 = 4;
-/// Bits of what can be given to some and taken from others: the three above, and those that only the daemon knows.
+/// Bits of what can be given to some and taken from others: the three above, and those that only
+/// the daemon knows.
 pub const RULE_FEATURES: u32 = 0xff;
-/// A feature's bit in the upper half of a word takes it, whatever others say; in the lower half it gives it, where not everybody has it.
+/// A feature's bit in the upper half of a word takes it, whatever others say; in the lower half it
+/// gives it, where not everybody has it.
 pub const RULE_TAKES: u32 = 16;
-/// Above the features: n bits set from here on keep one CPU sample in 2ⁿ. Of several rules the one with the fewest samples holds: words are
-/// put together by "or".
+/// Above the features: n bits set from here on keep one CPU sample in 2ⁿ. Of several rules the one
+/// with the fewest samples holds: words are put together by "or".
 pub const RULE_THINS: u32 = 8;
 
 /// The kernel has no such field (`on_cpu` without CONFIG_SMP).
 pub const NO_FIELD: u32 = u32::MAX;
 
-/// What is left out, of somebody of whom rules say `said`, when `others` have these features: the features, and above them which CPU samples.
-/// `None` when they are not recorded.
+/// What is left out, of somebody of whom rules say `said`, when `others` have these features: the
+/// features, and above them which CPU samples. `None` when they are not recorded.
 #[inline(always)]
 #[must_use]
 pub const fn left_out(said: u32, others: u32) -> Option<u32> {
@@ -56,9 +59,11 @@ plain! {
         pub address_mask: u64,
         /// The cgroup's id (inode of its directory), for `SELECT_CGROUP`.
         pub cgroup_id: u64,
-        /// How long one probability is kept, at least, unless the budget runs out first; nanoseconds.
+        /// How long one probability is kept, at least, unless the budget runs out first;
+        /// nanoseconds.
         pub coin_interval_ns: u64,
-        /// Probability with which every wait's stack is kept, in units of 2⁻³², whatever it costs; 0 to follow the budget.
+        /// Probability with which every wait's stack is kept, in units of 2⁻³², whatever it costs;
+        /// 0 to follow the budget.
         pub coin_fixed: u64,
         /// One of the `SELECT_` values.
         pub selection: u32,
@@ -70,7 +75,8 @@ plain! {
         pub excluded_tgid: u32,
         /// Most bytes of user stack to copy, at most `MAX_STACK_COPY_BYTES`.
         pub stack_copy_bytes: u32,
-        /// 1 to send registers and copy of each user stack from its innermost frame on, walked or not: to compare the two.
+        /// 1 to send registers and copy of each user stack from its innermost frame on, walked or
+        /// not: to compare the two.
         pub copies_all: u32,
         /// 1 to send the stacks of threads that end kept waits.
         pub waker_stacks: u32,
@@ -110,7 +116,8 @@ plain! {
         pub task_on_cpu: u32,
         /// `task_struct.se.sum_exec_runtime`.
         pub task_exec: u32,
-        /// `task_struct.se.prev_sum_exec_runtime`: `task_exec` when it last got a CPU as a thread of the fair class.
+        /// `task_struct.se.prev_sum_exec_runtime`: `task_exec` when it last got a CPU as a thread
+        /// of the fair class.
         pub task_exec_before: u32,
         /// `task_struct.se.cfs_rq`, or [`NO_FIELD`] without CONFIG_FAIR_GROUP_SCHED.
         pub task_cfs_rq: u32,
@@ -118,7 +125,8 @@ plain! {
         pub cfs_rq_throttle_count: u32,
         /// `task_struct.throttled`, or [`NO_FIELD`] before 6.18.
         pub task_throttled: u32,
-        /// `task_struct.sched_info.last_arrival`, or [`NO_FIELD`] without CONFIG_SCHED_INFO, or where `task_exec_before` says nothing.
+        /// `task_struct.sched_info.last_arrival`, or [`NO_FIELD`] without CONFIG_SCHED_INFO, or
+        /// where `task_exec_before` says nothing.
         pub task_last_arrival: u32,
         /// Byte of `task_struct` with the bit `in_iowait`.
         pub task_in_iowait: u32,
@@ -142,7 +150,8 @@ plain! {
         pub task_prio: u32,
         /// `task_struct.thread`.
         pub task_thread: u32,
-        /// In it the thread pointer as the scheduler saved it (x86-64: `thread_struct.fsbase`), or `NO_FIELD`.
+        /// In it the thread pointer as the scheduler saved it (x86-64: `thread_struct.fsbase`), or
+        /// `NO_FIELD`.
         pub thread_pointer: u32,
     }
 }

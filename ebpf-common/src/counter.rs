@@ -1,4 +1,5 @@
-//! THE list of the probes' and their reader's counters. Metric names and `docs/metrics.md` come from here.
+//! THE list of the probes' and their reader's counters. Metric names and `docs/metrics.md` come
+//! from here.
 //!
 //! Laws (each "dropped" cause is a counter of its own):
 //! - `cpu_samples` = `cpu_samples_stored` + `cpu_samples_ring_full` + `cpu_samples_busy`
@@ -12,7 +13,8 @@
 /// Identity and meaning of one counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterInfo {
-    /// Index into the per-CPU array. The reader's own counters have a place there too, which the probes leave at zero.
+    /// Index into the per-CPU array. The reader's own counters have a place there too, which the
+    /// probes leave at zero.
     pub id: u32,
     /// Metric name without prefix.
     pub name: &'static str,

@@ -2,7 +2,8 @@
 
 use crate::key::Thread;
 use crate::limits::{
-    COMM_BYTES, MAX_KERNEL_STACK_BYTES, MAX_STACK_COPY_BYTES, MAX_WALK_BYTES, PAGE_BYTES, WAKER_FRAMES,
+    COMM_BYTES, MAX_KERNEL_STACK_BYTES, MAX_STACK_COPY_BYTES, MAX_WALK_BYTES, PAGE_BYTES,
+    WAKER_FRAMES,
 };
 use crate::machine::GPR;
 use crate::plain;
@@ -25,20 +26,23 @@ pub const KIND_WAKE: u32 = 17;
 /// [`StackRecord`] of a thread that ended a kept wait.
 pub const KIND_WAKER_STACK: u32 = 18;
 
-/// `StackRecord::flags`: `ip` and `gpr` are there, and the user frames or the copy of the stack that say the rest.
+/// `StackRecord::flags`: `ip` and `gpr` are there, and the user frames or the copy of the stack
+/// that say the rest.
 pub const FLAG_USER: u32 = 1;
 /// `StackRecord::flags`: the copy of the stack ended because the limit was reached.
 pub const FLAG_LIMITED: u32 = 2;
 /// `StackRecord::flags`: the thread was preempted or yielded; `state` means nothing.
 pub const FLAG_PREEMPTED: u32 = 4;
-/// `StackRecord::flags`: the last user frame is the thread's first; no registers and no copy follow.
+/// `StackRecord::flags`: the last user frame is the thread's first; no registers and no copy
+/// follow.
 pub const FLAG_WALKED_TO_START: u32 = 8;
 /// `StackRecord::flags`: there are as many user frames as fit; no registers and no copy follow.
 pub const FLAG_WALKED_TO_LIMIT: u32 = 16;
-/// `StackRecord::flags`: the user frames did not lead to the thread's start; `ip` and `gpr` are those of the next one, and it stands
-/// at a return address.
+/// `StackRecord::flags`: the user frames did not lead to the thread's start; `ip` and `gpr` are
+/// those of the next one, and it stands at a return address.
 pub const FLAG_AT_CALL: u32 = 32;
-/// `StackRecord::flags`: the scheduler counts this wait as one for input or output (`task_struct.in_iowait`).
+/// `StackRecord::flags`: the scheduler counts this wait as one for input or output
+/// (`task_struct.in_iowait`).
 pub const FLAG_IO: u32 = 64;
 /// `StackRecord::flags`: the thread has to wait because its cgroup has used up its CPU limit.
 pub const FLAG_THROTTLED: u32 = 128;
@@ -48,13 +52,14 @@ pub const FLAG_STACK_SENT: u32 = 256;
 pub const FLAG_SPAN: u32 = 512;
 /// `RenameRecord::flags`: earlier renames of the thread were not told of.
 pub const FLAG_SKIPPED: u32 = 1;
-/// `StackRecord::flags` and `SleeperRecord::flags`: the kernel has begun to end the thread, whose memory may be gone.
+/// `StackRecord::flags` and `SleeperRecord::flags`: the kernel has begun to end the thread, whose
+/// memory may be gone.
 pub const FLAG_EXITING: u32 = 1024;
-/// `StackRecord::flags` and `SleeperRecord::flags` from this bit on: pages from the stack pointer on that were not in memory. The copy
-/// of the stack begins behind them.
+/// `StackRecord::flags` and `SleeperRecord::flags` from this bit on: pages from the stack pointer
+/// on that were not in memory. The copy of the stack begins behind them.
 pub const SKIPPED_PAGES_SHIFT: u32 = 24;
-/// `WaitEndRecord::flags`: it was blocked, and where the waking came from is known: the waker did it, unless a `KIND_WAKE` or
-/// `KIND_WAKER_STACK` of this wait says otherwise.
+/// `WaitEndRecord::flags`: it was blocked, and where the waking came from is known: the waker did
+/// it, unless a `KIND_WAKE` or `KIND_WAKER_STACK` of this wait says otherwise.
 pub const FLAG_WAKER: u32 = 1;
 /// `WaitEndRecord::flags`: when it was woken, its cgroup had used up its CPU limit.
 pub const FLAG_WOKEN_THROTTLED: u32 = 2;
@@ -87,9 +92,10 @@ plain! {
 }
 
 plain! {
-    /// Fixed part of a CPU sample, of the start of a wait, or of the stack that ended one. `walked_bytes` bytes of user frames follow (`RuleKey::place`, innermost first),
-    /// then `kernel_bytes` bytes of kernel return addresses (u64, innermost first), then `user_bytes` bytes of user stack from
-    /// the stack pointer upwards.
+    /// Fixed part of a CPU sample, of the start of a wait, or of the stack that ended one.
+    /// `walked_bytes` bytes of user frames follow (`RuleKey::place`, innermost first), then
+    /// `kernel_bytes` bytes of kernel return addresses (u64, innermost first), then `user_bytes`
+    /// bytes of user stack from the stack pointer upwards.
     pub struct StackRecord {
         /// `KIND_CPU_SAMPLE`, `KIND_WAIT_START` or `KIND_WAKER_STACK`.
         pub header: Header,
@@ -109,11 +115,14 @@ plain! {
         pub kernel_bytes: u32,
         /// Bytes of user stack that follow those.
         pub user_bytes: u32,
-        /// Raw task state at switch-out (`TASK_INTERRUPTIBLE` = 1, `TASK_UNINTERRUPTIBLE` = 2, …). Of a waker the thread it woke.
+        /// Raw task state at switch-out (`TASK_INTERRUPTIBLE` = 1, `TASK_UNINTERRUPTIBLE` = 2, …).
+        /// Of a waker the thread it woke.
         pub state: u32,
-        /// Time on the CPU since the last switch-in; ns. Of a waker the start of the wait it ended, as in the record of that.
+        /// Time on the CPU since the last switch-in; ns. Of a waker the start of the wait it ended,
+        /// as in the record of that.
         pub ran_ns: u64,
-        /// Of a thread that is blocked from now on: how long it has run in its life, by the scheduler's account; else 0.
+        /// Of a thread that is blocked from now on: how long it has run in its life, by the
+        /// scheduler's account; else 0.
         pub exec_ns: u64,
         /// The system call's number, negative when there is none.
         pub syscall: i64,
@@ -199,14 +208,15 @@ plain! {
         pub from: [u8; COMM_BYTES],
         /// Command name from now on.
         pub to: [u8; COMM_BYTES],
-        /// What is known of it. Like the reader of the map, the reader of this looks whether the law holds.
+        /// What is known of it. Like the reader of the map, the reader of this looks whether the
+        /// law holds.
         pub thread: Thread,
     }
 }
 
 plain! {
-    /// A wait the task iterator found in progress. `kernel_bytes` bytes of kernel return addresses and `user_bytes` bytes of user stack
-    /// follow, as in [`StackRecord`].
+    /// A wait the task iterator found in progress. `kernel_bytes` bytes of kernel return addresses
+    /// and `user_bytes` bytes of user stack follow, as in [`StackRecord`].
     pub struct SleeperRecord {
         /// `KIND_SLEEPER`.
         pub header: Header,
@@ -226,8 +236,8 @@ plain! {
         pub state: u32,
         /// When the wait began, or the recording if that was later.
         pub start_ns: u64,
-        /// How long the thread has been off the CPU by the scheduler's own clock, which also knows waits older than the recording; 0 when
-        /// the kernel does not say.
+        /// How long the thread has been off the CPU by the scheduler's own clock, which also knows
+        /// waits older than the recording; 0 when the kernel does not say.
         pub off_cpu_ns: u64,
         /// How long the thread has run in its life, by the scheduler's account.
         pub exec_ns: u64,
@@ -245,8 +255,9 @@ plain! {
 }
 
 plain! {
-    /// Somebody ended the blocked part of a kept wait, and it was not plainly the thread that ran then. The first `kernel_bytes` bytes of `kernel` are where: the kernel stack of the
-    /// waking, innermost frame first.
+    /// Somebody ended the blocked part of a kept wait, and it was not plainly the thread that ran
+    /// then. The first `kernel_bytes` bytes of `kernel` are where: the kernel stack of the waking,
+    /// innermost frame first.
     pub struct WakeRecord {
         /// `KIND_WAKE`.
         pub header: Header,
@@ -268,8 +279,10 @@ plain! {
 }
 
 /// Largest record that can leave a probe.
-pub const MAX_RECORD_BYTES: u32 =
-    size_of::<StackRecord>() as u32 + MAX_WALK_BYTES + MAX_KERNEL_STACK_BYTES + MAX_STACK_COPY_BYTES;
+pub const MAX_RECORD_BYTES: u32 = size_of::<StackRecord>() as u32
+    + MAX_WALK_BYTES
+    + MAX_KERNEL_STACK_BYTES
+    + MAX_STACK_COPY_BYTES;
 
 /// Largest record of the task iterator.
 pub const MAX_SLEEPER_BYTES: u32 =

@@ -1,9 +1,12 @@
-//! The ABI between the eBPF probes and the daemon: ring records, map keys and values, limits, counters.
+//! The ABI between the eBPF probes and the daemon: ring records, map keys and values, limits,
+//! counters.
 //!
-//! Both sides are built together and travel in one binary, so nothing here is versioned. Everything is native-endian
-//! (probe and daemon share a machine), `repr(C)`, made of fixed-width integers, and has its padding named, because the
-//! kernel copies whole values and map keys are compared byte by byte. With the feature `user` the types are `Pod`.
-//! No std here, and no logic but what the probes run and tests are to check: a walk's one step ([`walk`]) and what a task's state says ([`task`]).
+//! Both sides are built together and travel in one binary, so nothing here is versioned. Everything
+//! is native-endian (probe and daemon share a machine), `repr(C)`, made of fixed-width integers,
+//! and has its padding named, because the kernel copies whole values and map keys are compared byte
+//! by byte. With the feature `user` the types are `Pod`. No std here, and no logic but what the
+//! probes run and tests are to check: a walk's one step ([`walk`]) and what a task's state says
+//! ([`task`]).
 #![cfg_attr(not(test), no_std)]
 
 pub mod config;
@@ -27,7 +30,8 @@ macro_rules! plain {
         #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
         pub struct $name { $($body)* }
 
-        // SAFETY: `repr(C)` and made of integers without padding: bytemuck's derive of `Pod` proves it at compile time.
+        // SAFETY: `repr(C)` and made of integers without padding: bytemuck's derive of `Pod` proves
+        // it at compile time.
         #[cfg(feature = "user")]
         unsafe impl aya::Pod for $name {}
     };

@@ -1,24 +1,27 @@
-//! Unwind rules as the probes take them: what leads from one frame to its caller, with the registers that go on mattering.
+//! Unwind rules as the probes take them: what leads from one frame to its caller, with the
+//! registers that go on mattering.
 //!
-//! The map `PLACES` says which rule holds at a place, the map `RULES` what it is: nearly all places share some hundred rules, which the CPU's
-//! cache keeps. A place can be in the [`WAYS`] entries of one set only, and a set is a cache line: looking a frame up is one line to fetch.
-//! The daemon writes entries, by plain stores into the mapped map; the probes write only the mark of use, which may thereby be left on an entry
-//! that has just been cleared. A probe reads the place on both sides of the tag: around a change it finds neither the old nor the new one, and
-//! goes on as without a rule. (The tag repeats a little of the place, which is enough nearly always; on aarch64 it is all there is, because
-//! nothing keeps loads in their order there.)
+//! The map `PLACES` says which rule holds at a place, the map `RULES` what it is: nearly all places
+//! share some hundred rules, which the CPU's cache keeps. A place can be in the [`WAYS`] entries of
+//! one set only, and a set is a cache line: looking a frame up is one line to fetch. The daemon
+//! writes entries, by plain stores into the mapped map; the probes write only the mark of use,
+//! which may thereby be left on an entry that has just been cleared. A probe reads the place on
+//! both sides of the tag: around a change it finds neither the old nor the new one, and goes on as
+//! without a rule. (The tag repeats a little of the place, which is enough nearly always; on
+//! aarch64 it is all there is, because nothing keeps loads in their order there.)
 
 use crate::plain;
 
-/// The stack pointer in [`UnwindRule::saved`] and in the walk's registers, which have the same order; those before it are the machine's
-/// ([`crate::machine`]).
+/// The stack pointer in [`UnwindRule::saved`] and in the walk's registers, which have the same
+/// order; those before it are the machine's ([`crate::machine`]).
 pub const SP: usize = 6;
 /// The instruction pointer: where the frame stands, and in a rule where its return address is.
 pub const PC: usize = 7;
 /// Registers a walk knows.
 pub const WALK_REGISTERS: usize = 8;
 
-/// `UnwindRule::saved`: the frame did not change the register. For the stack pointer: the caller's is the CFA. For the instruction pointer:
-/// the return address is still in the link register.
+/// `UnwindRule::saved`: the frame did not change the register. For the stack pointer: the caller's
+/// is the CFA. For the instruction pointer: the return address is still in the link register.
 pub const SAME: i16 = i16::MAX;
 /// `UnwindRule::saved`: the caller's value is lost.
 pub const LOST: i16 = i16::MIN;
@@ -27,7 +30,8 @@ pub const LOST: i16 = i16::MIN;
 pub const RULE_CALL: u8 = 1;
 /// CFA = \[r\[base\] + offset\] + add; what is saved is at CFA + n.
 pub const RULE_DEREF: u8 = 2;
-/// A signal's frame: what is saved is at the stack pointer + n, itself and the instruction pointer among it, and the caller stands at the exact instruction.
+/// A signal's frame: what is saved is at the stack pointer + n, itself and the instruction pointer
+/// among it, and the caller stands at the exact instruction.
 pub const RULE_SIGNAL: u8 = 3;
 /// The thread's first frame.
 pub const RULE_START: u8 = 4;
@@ -35,7 +39,8 @@ pub const RULE_START: u8 = 4;
 plain! {
     /// Where a rule holds.
     pub struct RuleKey {
-        /// Address of the frame × 2, + 1 when it is the next instruction to run. A return address is taken minus one, inside its call.
+        /// Address of the frame × 2, + 1 when it is the next instruction to run. A return address
+        /// is taken minus one, inside its call.
         pub place: u64,
         /// The process's address space, by the number the daemon gave it in `SPACES`.
         pub space: u32,
@@ -51,7 +56,8 @@ plain! {
         pub cfa_offset: i32,
         /// Bytes added to the CFA that was read.
         pub cfa_add: i32,
-        /// Where the caller's registers are: bytes from the anchor (CFA, or the stack pointer in a signal's frame), [`SAME`] or [`LOST`].
+        /// Where the caller's registers are: bytes from the anchor (CFA, or the stack pointer in a
+        /// signal's frame), [`SAME`] or [`LOST`].
         pub saved: [i16; WALK_REGISTERS],
         /// First byte of what is saved, from the anchor.
         pub low: i16,
@@ -74,8 +80,9 @@ plain! {
     pub struct CachedPlace {
         /// [`RuleKey::place`].
         pub place: u64,
-        /// From the lowest bit: 16 bits index in `RULES`, 8 bits of the place's hash, 8 bits that are not 0 once a probe has used the entry,
-        /// 32 bits address space, which is never 0 but where there is no entry.
+        /// From the lowest bit: 16 bits index in `RULES`, 8 bits of the place's hash, 8 bits that
+        /// are not 0 once a probe has used the entry, 32 bits address space, which is never 0 but
+        /// where there is no entry.
         pub tag: u64,
     }
 }
@@ -112,15 +119,19 @@ pub struct Spot {
 }
 
 impl Spot {
-    /// `shift`: 64 less the binary logarithm of the number of sets, which is a power of two and at least 2.
+    /// `shift`: 64 less the binary logarithm of the number of sets, which is a power of two and at
+    /// least 2.
     #[inline(always)]
     #[must_use]
     pub fn of(place: u64, space: u32, shift: u32) -> Self {
-        // Fibonacci hashing: the upper bits depend on all of the place, and neighbours lie far apart.
-        let hash = |of: u64| of.wrapping_add((space as u64) << 49).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        // Fibonacci hashing: the upper bits depend on all of the place, and neighbours lie far
+        // apart.
+        let hash =
+            |of: u64| of.wrapping_add((space as u64) << 49).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let (own, shift) = (hash(place), shift & 63);
-        // The return addresses of a page of code are in one page of sets: a walk through neighbours needs few translations of addresses, which
-        // cost more than the sets do when they are not cached. Of next instructions a busy loop has too many for one page.
+        // The return addresses of a page of code are in one page of sets: a walk through neighbours
+        // needs few translations of addresses, which cost more than the sets do when they are not
+        // cached. Of next instructions a busy loop has too many for one page.
         let near = if place & EXACT == 0 { hash(place >> PLACES_PAGE) } else { own };
         let set = near >> shift & !(SETS_OF_PAGE - 1) | own >> shift & (SETS_OF_PAGE - 1);
         Self { set: set as u32, tag: (space as u64) << 32 | (own >> 16 & 0xff) << 16 }
@@ -169,8 +180,12 @@ mod tests {
     fn next_instructions_spread_over_all_sets_and_return_addresses_over_a_page_of_them() {
         assert!(fullest(|number| 0x5555_0000_0000 + number * 10 + 1) <= 16);
         // 64 pages of code with 64 calls each, for 16 pages of sets.
-        assert!(fullest(|number| 0x5555_0000_0000 + ((number / 64) << 13) + number % 64 * 126) <= 32);
+        assert!(
+            fullest(|number| 0x5555_0000_0000 + ((number / 64) << 13) + number % 64 * 126) <= 32
+        );
         let page = |place| Spot::of(place, 1, 54).set / 64;
-        assert!((0..64).all(|number| page(0x5555_0000_2000 + number * 126) == page(0x5555_0000_2000)));
+        assert!(
+            (0..64).all(|number| page(0x5555_0000_2000 + number * 126) == page(0x5555_0000_2000))
+        );
     }
 }

@@ -4,7 +4,8 @@ use crate::event::{SleeperRecord, StackRecord};
 use crate::key::Walk;
 use crate::limits::{SCRATCH_TAIL_BYTES, SPAN_BYTES};
 
-/// A record of the task iterator under construction. Each visitor has one: one that is held up may write to its long after the next one began.
+/// A record of the task iterator under construction. Each visitor has one: one that is held up may
+/// write to its long after the next one began.
 #[repr(C)]
 pub struct SleeperScratch {
     /// The fixed part.
@@ -33,7 +34,8 @@ pub struct StackCopy {
     pub skipped: u32,
 }
 
-/// A record under construction; one per CPU. What is used all the time comes first: an instruction of the probes reaches 32 KiB.
+/// A record under construction; one per CPU. What is used all the time comes first: an instruction
+/// of the probes reaches 32 KiB.
 #[repr(C)]
 pub struct Scratch {
     /// 1 while in use: a second use on top of the first is refused and counted.

@@ -1,5 +1,6 @@
-//! What a stack record takes, by its stages: measured in the probes when `Config::times_stages` says so, for `cargo xtask bench`. The verifier
-//! drops the code otherwise. Each stage has the reading of one clock in it.
+//! What a stack record takes, by its stages: measured in the probes when `Config::times_stages`
+//! says so, for `cargo xtask bench`. The verifier drops the code otherwise. Each stage has the
+//! reading of one clock in it.
 
 /// Values of the map `STAGES`: nanoseconds of each stage, of the records of one kind.
 pub type Stages = [u64; STAGES];

@@ -1,13 +1,18 @@
-//! One step of a walk: from the registers of a frame, its rule and the program's memory to the registers of its caller. The probes run it
-//! for each frame; here it is without a map and a helper, so that it can be tested for both machines on any of them.
+//! One step of a walk: from the registers of a frame, its rule and the program's memory to the
+//! registers of its caller. The probes run it for each frame; here it is without a map and a
+//! helper, so that it can be tested for both machines on any of them.
 //!
-//! The stack is read ahead into a window in kernel memory, since one read of a kilobyte costs little more than one of a word.
+//! The stack is read ahead into a window in kernel memory, since one read of a kilobyte costs
+//! little more than one of a word.
 //!
-//! A frame is left as a whole or not at all: where a word of the stack is missing, or the stack pointer would not grow (but for a signal handler's,
-//! which may have interrupted code on another stack), the registers stay those of the frame, and the daemon goes on from them. On a machine with a link register the stack pointer may also stay where it is, but
-//! then the return address was in that register, which is lost from there on: once a stack.
+//! A frame is left as a whole or not at all: where a word of the stack is missing, or the stack
+//! pointer would not grow (but for a signal handler's, which may have interrupted code on another
+//! stack), the registers stay those of the frame, and the daemon goes on from them. On a machine
+//! with a link register the stack pointer may also stay where it is, but then the return address
+//! was in that register, which is lost from there on: once a stack.
 //!
-//! Checks that the compiler finds superfluous are for the kernel's verifier, which does not see everything.
+//! Checks that the compiler finds superfluous are for the kernel's verifier, which does not see
+//! everything.
 
 use crate::event::FLAG_WALKED_TO_START;
 use crate::key::Walk;
@@ -17,8 +22,9 @@ use crate::rule::{
     LOST, PC, RULE_CALL, RULE_DEREF, RULE_SIGNAL, RULE_START, SAME, SP, UnwindRule, WALK_REGISTERS,
 };
 
-/// Bytes of a word. Stack pointers are multiples of it, and so is what rules say; a stack for which that does not hold is the daemon's. (Read
-/// byte by byte, as the compiler does it for the probes where it cannot know, words take most of a walk.)
+/// Bytes of a word. Stack pointers are multiples of it, and so is what rules say; a stack for which
+/// that does not hold is the daemon's. (Read byte by byte, as the compiler does it for the probes
+/// where it cannot know, words take most of a walk.)
 const WORD: u64 = 8;
 
 /// Reads end at multiples of this, which lie in no other page than the byte before them.
@@ -53,7 +59,8 @@ impl Memory for Copied<'_> {
     }
 }
 
-/// Hides from the compiler what it knows of a value, so that it keeps the checks the verifier needs.
+/// Hides from the compiler what it knows of a value, so that it keeps the checks the verifier
+/// needs.
 #[inline(always)]
 pub fn opaque<T: Copy>(value: T) -> T {
     // SAFETY: a valid, aligned local.
@@ -73,7 +80,8 @@ pub fn begin(walk: &mut Walk, registers: [u64; WALK_REGISTERS], space: u32) {
     walk.end = 0;
 }
 
-/// The place of the frame (`RuleKey::place`); `None` at what is no address of user code, and as a place would look like one that is.
+/// The place of the frame (`RuleKey::place`); `None` at what is no address of user code, and as a
+/// place would look like one that is.
 #[inline(always)]
 pub fn place(walk: &Walk) -> Option<u64> {
     let ip = walk.registers[PC];
@@ -84,9 +92,15 @@ pub fn place(walk: &Walk) -> Option<u64> {
     Some(((ip - (1 - exact)) << 1) | exact)
 }
 
-/// Goes to the caller, or notes in `walk.end` that there is none; false when the rule does not lead there.
+/// Goes to the caller, or notes in `walk.end` that there is none; false when the rule does not lead
+/// there.
 #[inline(always)]
-pub fn leave<M: Machine>(walk: &mut Walk, rule: &UnwindRule, machine: &M, memory: &impl Memory) -> bool {
+pub fn leave<M: Machine>(
+    walk: &mut Walk,
+    rule: &UnwindRule,
+    machine: &M,
+    memory: &impl Memory,
+) -> bool {
     let base = (rule.base & 7) as usize;
     if walk.known & (1 << base) == 0 {
         return false;
@@ -101,7 +115,8 @@ pub fn leave<M: Machine>(walk: &mut Walk, rule: &UnwindRule, machine: &M, memory
     if kind == RULE_CALL || kind == RULE_DEREF {
         let (caller, at) = match M::LINK {
             Some(link) if rule.saved[PC] == SAME => {
-                if walk.known & (1 << link) == 0 || cfa < before || !bring(walk, rule, cfa, memory) {
+                if walk.known & (1 << link) == 0 || cfa < before || !bring(walk, rule, cfa, memory)
+                {
                     return false;
                 }
                 (walk.registers[link], cfa.wrapping_sub(walk.window_start))
@@ -173,8 +188,8 @@ fn plus(base: u64, offset: i16) -> u64 {
     base.wrapping_add(offset as i64 as u64)
 }
 
-/// Takes the caller's registers out of the window, all but the stack and instruction pointer. What would be below the stack pointer the
-/// frame has taken back already, as in the finisher.
+/// Takes the caller's registers out of the window, all but the stack and instruction pointer. What
+/// would be below the stack pointer the frame has taken back already, as in the finisher.
 #[inline(always)]
 fn restore(walk: &mut Walk, saved: &[i16; WALK_REGISTERS], anchor: u64, at: u64) {
     let stack = walk.registers[SP];
@@ -202,8 +217,9 @@ fn word(walk: &Walk, offset: u64) -> u64 {
     unsafe { word.cast::<u64>().read() }
 }
 
-/// Makes sure that the window holds the stack from `start` to `end`. What was in it before is not needed any more: a walk goes upwards. So
-/// each read begins at the window's first byte, and a long stack passes through the same few lines of the CPU's cache.
+/// Makes sure that the window holds the stack from `start` to `end`. What was in it before is not
+/// needed any more: a walk goes upwards. So each read begins at the window's first byte, and a long
+/// stack passes through the same few lines of the CPU's cache.
 #[inline(always)]
 fn fetch(walk: &mut Walk, start: u64, end: u64, memory: &impl Memory) -> bool {
     if start >= walk.window_start && end <= walk.window_end {
@@ -323,7 +339,12 @@ mod tests {
             let memory = stack(&[7, 0xbbbb, STACK + 64, 0x40_1235]);
             let mut walk = at(0x40_2000, 0);
             assert_eq!(place(&walk), Some(0x40_2000 << 1 | 1));
-            assert!(leave(&mut walk, &call(SP, 32, -8, &[(RBP, -16), (RBX, -24)]), &X86_64, &memory));
+            assert!(leave(
+                &mut walk,
+                &call(SP, 32, -8, &[(RBP, -16), (RBX, -24)]),
+                &X86_64,
+                &memory
+            ));
             assert_eq!((walk.registers[SP], walk.registers[PC]), (STACK + 32, 0x40_1235));
             assert_eq!((walk.registers[RBX], walk.registers[RBP]), (0xbbbb, STACK + 64));
             assert_eq!(place(&walk), Some(0x40_1234 << 1), "inside the call");
@@ -371,7 +392,8 @@ mod tests {
 
         #[test]
         fn a_signals_frame_gives_the_interrupted_instruction() {
-            // struct rt_sigframe: siginfo and ucontext behind the return address that `ret` took; rsp at +160, rip at +168.
+            // struct rt_sigframe: siginfo and ucontext behind the return address that `ret` took;
+            // rsp at +160, rip at +168.
             let mut words = vec![0u64; 32];
             (words[19], words[20], words[21]) = (0xbb, STACK + 512, 0x40_3000);
             let mut rule = call(SP, 0, 168, &[(SP, 160), (RBX, 152)]);
@@ -423,20 +445,37 @@ mod tests {
             let leaf = call(SP, 0, SAME, &[(X30, LOST)]);
             let mut walk = at(0x40_2000, 0, 0x006f_0000_0040_1004);
             assert!(leave(&mut walk, &leaf, &MACHINE, &stack(&[])));
-            assert_eq!((walk.registers[SP], walk.registers[PC]), (STACK, 0x40_1004), "signature taken off");
+            assert_eq!(
+                (walk.registers[SP], walk.registers[PC]),
+                (STACK, 0x40_1004),
+                "signature taken off"
+            );
             assert_eq!(place(&walk), Some(0x40_1003 << 1));
             assert!(!leave(&mut walk, &leaf, &MACHINE, &stack(&[])), "the register is used up");
             // A function that made room without saving the register.
             let mut walk = at(0x40_2000, 0, 0x40_1004);
             assert!(leave(&mut walk, &call(SP, 32, SAME, &[(X30, LOST)]), &MACHINE, &stack(&[])));
             assert_eq!(walk.registers[SP], STACK + 32);
-            assert!(!leave(&mut at(0x40_2000, 0, 4), &call(SP, -16, SAME, &[]), &MACHINE, &stack(&[])));
+            assert!(!leave(
+                &mut at(0x40_2000, 0, 4),
+                &call(SP, -16, SAME, &[]),
+                &MACHINE,
+                &stack(&[])
+            ));
         }
 
         #[test]
         fn frame_records_are_followed_and_signed_return_addresses_stripped() {
-            let memory =
-                stack(&[STACK + 48, 0x00d5_0000_0040_1234, 0x1919, 0, 0, 0, 0, 0x0011_0000_0040_5678]);
+            let memory = stack(&[
+                STACK + 48,
+                0x00d5_0000_0040_1234,
+                0x1919,
+                0,
+                0,
+                0,
+                0,
+                0x0011_0000_0040_5678,
+            ]);
             let mut walk = at(0x40_2000, STACK, 0xdead);
             assert!(leave(&mut walk, &frame_record(48), &MACHINE, &memory));
             assert_eq!((walk.registers[SP], walk.registers[PC]), (STACK + 48, 0x40_1234));
@@ -448,7 +487,8 @@ mod tests {
 
         #[test]
         fn a_signals_frame_gives_the_link_register_back() {
-            // arch/arm64/kernel/signal.c, struct rt_sigframe: siginfo of 128 bytes, then ucontext, whose regs[0] is at +312.
+            // arch/arm64/kernel/signal.c, struct rt_sigframe: siginfo of 128 bytes, then ucontext,
+            // whose regs[0] is at +312.
             let mut words = vec![0u64; 80];
             (words[68], words[69]) = (STACK + 1024, 0x0066_0000_0040_1004);
             (words[70], words[71]) = (STACK + 800, 0x40_3000);
@@ -472,7 +512,10 @@ mod tests {
             assert_eq!(<Aarch64 as Machine>::GPR_PLACES[X29] as u16 + aarch64::FIRST_DWARF, 29);
             assert_eq!(<Aarch64 as Machine>::GPR_PLACES[X30] as u16 + aarch64::FIRST_DWARF, 30);
             assert_eq!(<Aarch64 as Machine>::GPR_PLACES[SP] as usize, aarch64::STACK_POINTER);
-            assert_eq!(<X86_64 as Machine>::GPR_PLACES[SP] as usize, crate::machine::x86_64::STACK_POINTER);
+            assert_eq!(
+                <X86_64 as Machine>::GPR_PLACES[SP] as usize,
+                crate::machine::x86_64::STACK_POINTER
+            );
         }
     }
 }

@@ -1,6 +1,7 @@
-//! Decides which waits keep their stack: with a probability that is fixed before the coin is thrown and sent with the record, so that
-//! weighing each kept wait by its inverse gives unbiased sums. It never depends on the wait it decides about, only on what was before: on
-//! what the CPU's waits have cost, and on how many its thread has had.
+//! Decides which waits keep their stack: with a probability that is fixed before the coin is thrown
+//! and sent with the record, so that weighing each kept wait by its inverse gives unbiased sums. It
+//! never depends on the wait it decides about, only on what was before: on what the CPU's waits
+//! have cost, and on how many its thread has had.
 
 use crate::config::setting;
 use crate::maps::{wait_beyond, wait_budget};
@@ -14,17 +15,19 @@ const LEAST: u64 = CERTAIN >> 20;
 /// Between two intervals it grows at most this much, in units of 2⁻¹⁶.
 const MOST_GROWTH: u64 = 4 << 16;
 
-/// What a kept wait costs besides its bytes, in bytes: the walk of its stack. Without it, short records would let a hundred thousand stacks
-/// a second through.
+/// What a kept wait costs besides its bytes, in bytes: the walk of its stack. Without it, short
+/// records would let a hundred thousand stacks a second through.
 const WALK_BYTES: u64 = 1024;
 
-/// A thread's n-th wait is kept with a probability of 64/n at least. n is halved each second: a thread with no more than 32 waits a second
-/// has them all. It has nothing that could stand for a wait without a stack. Of any other some 44 a second are kept; a ratio of two estimates
-/// is biased with few behind it. For that there are three quarters of the common part of the budget.
+/// A thread's n-th wait is kept with a probability of 64/n at least. n is halved each second: a
+/// thread with no more than 32 waits a second has them all. It has nothing that could stand for a
+/// wait without a stack. Of any other some 44 a second are kept; a ratio of two estimates is biased
+/// with few behind it. For that there are three quarters of the common part of the budget.
 const SURE_WAITS: u64 = 64;
 
-/// The part of the budget for waits that others can stand for. The rest is for those of threads that have few, of which each stack tells something new: of
-/// thousands of waits that one thread has in a second it hardly matters how many are kept, and each costs some µs.
+/// The part of the budget for waits that others can stand for. The rest is for those of threads
+/// that have few, of which each stack tells something new: of thousands of waits that one thread
+/// has in a second it hardly matters how many are kept, and each costs some µs.
 const COMMON_PART: u64 = 6;
 
 /// What kept a wait's stack: the general probability, its thread's own, or that its thread has few.
@@ -32,13 +35,16 @@ const OF_ALL: u64 = 0;
 const OF_OWN: u64 = 1;
 const OF_FEW: u64 = 2;
 
-/// What an interval leaves of its budget others may use, as long as it is no more than the budget of so many (4 s): threads that wake all at
-/// once are within a budget that holds in the mean. A recording begins with all of it: while the probes know no code each stack is a copy, twenty times
-/// as large as later, and a short recording is nothing but its beginning. In one interval no more of it may be used than [`wait_beyond`]
-/// says, and what threads with many waits need to have all of the budget.
+/// What an interval leaves of its budget others may use, as long as it is no more than the budget
+/// of so many (4 s): threads that wake all at once are within a budget that holds in the mean. A
+/// recording begins with all of it: while the probes know no code each stack is a copy, twenty
+/// times as large as later, and a short recording is nothing but its beginning. In one interval no
+/// more of it may be used than [`wait_beyond`] says, and what threads with many waits need to have
+/// all of the budget.
 const ALLOWED_INTERVALS: u64 = 40;
 
-/// Throws the coin for a wait that `thread` begins at `now`; `Some(probability)` when its stack is to be kept.
+/// Throws the coin for a wait that `thread` begins at `now`; `Some(probability)` when its stack is
+/// to be kept.
 #[inline(always)]
 pub(crate) fn throw(coin: &mut Coin, thread: &mut Thread, now: u64) -> Option<u64> {
     let fixed = setting!(coin_fixed);
@@ -54,22 +60,26 @@ pub(crate) fn throw(coin: &mut Coin, thread: &mut Thread, now: u64) -> Option<u6
     (random(coin) >> 32 < probability).then_some(probability)
 }
 
-/// The probability that keeps the cost within the budget: the CPU's general one, or the thread's own when that is the greater one.
+/// The probability that keeps the cost within the budget: the CPU's general one, or the thread's
+/// own when that is the greater one.
 #[inline(always)]
 fn adapted(coin: &mut Coin, now: u64, wait: u64) -> u64 {
     let budget = wait_budget();
     let general = general(coin, now, budget);
     let few = wait <= SURE_WAITS;
     let room = if few { part_of_few(budget) + coin.beyond } else { common_part(budget) * 3 / 4 };
-    // Like the general probability this follows from the past alone, the budget included: what threads with few waits use the own chances of others
-    // do not get. As long as all are kept, no room is used up: the first waits of a thread that will have thousands look like those of one that has
-    // few. Through memory: the verifier would walk the stack once for each way through here.
+    // Like the general probability this follows from the past alone, the budget included: what
+    // threads with few waits use the own chances of others do not get. As long as all are kept, no
+    // room is used up: the first waits of a thread that will have thousands look like those of one
+    // that has few. Through memory: the verifier would walk the stack once for each way through
+    // here.
     (coin.kept_by, coin.thrown) = if general == CERTAIN || coin.own_bytes >= room {
         (OF_ALL, general)
     } else if few {
         (OF_FEW, CERTAIN)
     } else if general * wait < CERTAIN * SURE_WAITS {
-        // The thread's own chance is the greater one; no division at each wait for that (the factors are below 2³²).
+        // The thread's own chance is the greater one; no division at each wait for that (the
+        // factors are below 2³²).
         (OF_OWN, CERTAIN * SURE_WAITS / wait)
     } else {
         (OF_ALL, general)
@@ -89,8 +99,8 @@ fn part_of_few(budget: u64) -> u64 {
     budget - common_part(budget)
 }
 
-/// The next of the CPU's random numbers (SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014). The
-/// kernel's own cost a call each.
+/// The next of the CPU's random numbers (SplitMix64: Steele, Lea, Flood, "Fast splittable
+/// pseudorandom number generators", 2014). The kernel's own cost a call each.
 #[inline(always)]
 fn random(coin: &mut Coin) -> u64 {
     if coin.random == 0 {
@@ -104,8 +114,9 @@ fn random(coin: &mut Coin) -> u64 {
     mixed ^ mixed >> 31
 }
 
-/// The probability for waits of threads that have had many. It follows from what the past used, so it never depends on the wait it decides
-/// about: also where it changes within an interval, because a burst has used twice what there was.
+/// The probability for waits of threads that have had many. It follows from what the past used, so
+/// it never depends on the wait it decides about: also where it changes within an interval, because
+/// a burst has used twice what there was.
 #[inline(always)]
 fn general(coin: &mut Coin, now: u64, budget: u64) -> u64 {
     let most = budget * ALLOWED_INTERVALS;
@@ -121,8 +132,9 @@ fn general(coin: &mut Coin, now: u64, budget: u64) -> u64 {
     } else {
         return coin.probability;
     }
-    // What is left of an interval after a burst has had its share of what is allowed beyond the budget: whatever comes, that adds no more than one
-    // such share to the ring in as long as an interval is.
+    // What is left of an interval after a burst has had its share of what is allowed beyond the
+    // budget: whatever comes, that adds no more than one such share to the ring in as long as an
+    // interval is.
     coin.beyond = 0;
     if is_over {
         coin.interval_end_ns = now + setting!(coin_interval_ns);
@@ -135,14 +147,16 @@ fn general(coin: &mut Coin, now: u64, budget: u64) -> u64 {
     coin.probability
 }
 
-/// What of a budget an interval has for threads with many waits: in the long run the common part, as long as something is allowed beyond it all.
+/// What of a budget an interval has for threads with many waits: in the long run the common part,
+/// as long as something is allowed beyond it all.
 #[inline(always)]
 fn share(coin: &Coin, budget: u64) -> u64 {
     common_part(budget) + coin.allowance.min(part_of_few(budget))
 }
 
-/// Notes the cost of a kept wait: `bytes` for the ring, whether it had room for them or not, and the work. What threads with few waits use beyond their part of
-/// the budget is what is allowed beyond all of it.
+/// Notes the cost of a kept wait: `bytes` for the ring, whether it had room for them or not, and
+/// the work. What threads with few waits use beyond their part of the budget is what is allowed
+/// beyond all of it.
 #[inline(always)]
 pub(crate) fn spend(coin: &mut Coin, bytes: u32) {
     let cost = u64::from(bytes) + WALK_BYTES;
@@ -155,8 +169,9 @@ pub(crate) fn spend(coin: &mut Coin, bytes: u32) {
     }
 }
 
-/// probability × (bytes an interval may have) / (bytes per interval as they came). Ranges, so that nothing overflows: what it may have < 2³²,
-/// elapsed and interval in µs ≤ 2²⁰, bytes < 2³³, so the products stay below 2⁶³ with room for the 10 fraction bits.
+/// probability × (bytes an interval may have) / (bytes per interval as they came). Ranges, so that
+/// nothing overflows: what it may have < 2³², elapsed and interval in µs ≤ 2²⁰, bytes < 2³³, so the
+/// products stay below 2⁶³ with room for the 10 fraction bits.
 #[inline(always)]
 fn next(coin: &Coin, elapsed_us: u64, interval_us: u64, room: u64) -> u64 {
     let used = (coin.bytes * interval_us) | 1;

@@ -2,7 +2,9 @@
 
 use crate::maps::{CGROUPS, COMMANDS, CONTROL, ENDED, SELECTED, USERS};
 use aya_ebpf::bindings::task_struct;
-use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_get_current_task_btf, bpf_probe_read_kernel};
+use aya_ebpf::helpers::generated::{
+    bpf_get_current_task, bpf_get_current_task_btf, bpf_probe_read_kernel,
+};
 use core::ffi::c_void;
 use core::mem::{MaybeUninit, size_of};
 use ebpf_common::config::{
@@ -65,8 +67,8 @@ pub(crate) static CONFIG: Config = Config {
     thread_pointer: 0,
 };
 
-/// Reads one setting. The read is volatile: the compiler must not use the value above. To the verifier it is a constant, because the
-/// section is frozen.
+/// Reads one setting. The read is volatile: the compiler must not use the value above. To the
+/// verifier it is a constant, because the section is frozen.
 macro_rules! setting {
     ($name:ident) => {{
         // SAFETY: a valid, aligned field of a static that nobody writes while programs run.
@@ -83,15 +85,15 @@ pub(crate) struct Task {
 }
 
 impl Task {
-    /// One the kernel handed to the program. Loads through it are checked by the verifier against the kernel's types and cannot fault (a bad
-    /// pointer reads as zero).
+    /// One the kernel handed to the program. Loads through it are checked by the verifier against
+    /// the kernel's types and cannot fault (a bad pointer reads as zero).
     #[inline(always)]
     pub(crate) fn typed(pointer: *const task_struct) -> Self {
         Self { pointer, typed: true }
     }
 
-    /// The current thread. Before 5.11 (`bpf_get_current_task_btf`) its address is a mere number to the verifier, and reading through it takes
-    /// a helper, which reads as zero what it cannot.
+    /// The current thread. Before 5.11 (`bpf_get_current_task_btf`) its address is a mere number to
+    /// the verifier, and reading through it takes a helper, which reads as zero what it cannot.
     #[inline(always)]
     pub(crate) fn current<const LOOPS: bool>() -> Self {
         if LOOPS {
@@ -139,8 +141,8 @@ impl Task {
         self.field(setting!(task_state))
     }
 
-    /// Whether it runs at this moment, or is just being switched out. Its lowest byte: an `int` became an `u8` in 7.x, and the verifier
-    /// refuses a read past the field.
+    /// Whether it runs at this moment, or is just being switched out. Its lowest byte: an `int`
+    /// became an `u8` in 7.x, and the verifier refuses a read past the field.
     #[inline(always)]
     pub(crate) fn on_cpu(self) -> bool {
         let offset = setting!(task_on_cpu);
@@ -153,9 +155,11 @@ impl Task {
         self.field(setting!(task_exec))
     }
 
-    /// When it last left the CPU, by the run queues' clock: it got the CPU at `last_arrival` and then ran for what its run time has grown
-    /// since. For a thread that runs, the last tick. 0 when the kernel does not say: what the run time was then is noted by the fair class
-    /// alone (`set_next_entity`, kernel/sched/fair.c), not for real-time and deadline threads, nor for those raised to such a priority.
+    /// When it last left the CPU, by the run queues' clock: it got the CPU at `last_arrival` and
+    /// then ran for what its run time has grown since. For a thread that runs, the last tick. 0
+    /// when the kernel does not say: what the run time was then is noted by the fair class alone
+    /// (`set_next_entity`, kernel/sched/fair.c), not for real-time and deadline threads, nor for
+    /// those raised to such a priority.
     #[inline(always)]
     pub(crate) fn last_on_cpu_ns(self) -> u64 {
         let offset = setting!(task_last_arrival);
@@ -173,9 +177,11 @@ impl Task {
         self.field(setting!(task_stack))
     }
 
-    /// Bytes from `stack_pointer` to where its stack ends at the latest, at most `limit`. C libraries keep what is a thread's own right above its
-    /// stack, and the thread pointer leads there (`TLS_TCB_AT_TP`; not for a process's first thread). Wherever else it leads, no stack
-    /// goes on beyond it. It was saved when the thread was made or last left a CPU; programs do not change it.
+    /// Bytes from `stack_pointer` to where its stack ends at the latest, at most `limit`. C
+    /// libraries keep what is a thread's own right above its stack, and the thread pointer leads
+    /// there (`TLS_TCB_AT_TP`; not for a process's first thread). Wherever else it leads, no stack
+    /// goes on beyond it. It was saved when the thread was made or last left a CPU; programs do not
+    /// change it.
     #[inline(always)]
     pub(crate) fn stack_room(self, stack_pointer: u64, limit: u32) -> u32 {
         let Some(end) = self.thread_pointer() else { return limit };
@@ -183,7 +189,8 @@ impl Task {
         if room != 0 && room < u64::from(limit) { room as u32 } else { limit }
     }
 
-    /// Its thread pointer, as it was saved when the thread was made or last left a CPU: programs do not change it. `None` where the kernel keeps none.
+    /// Its thread pointer, as it was saved when the thread was made or last left a CPU: programs do
+    /// not change it. `None` where the kernel keeps none.
     #[inline(always)]
     pub(crate) fn thread_pointer(self) -> Option<u64> {
         let offset = setting!(thread_pointer);
@@ -202,7 +209,8 @@ impl Task {
         self.field::<u8>(setting!(task_in_execve)) & setting!(task_in_execve_mask) as u8 != 0
     }
 
-    /// Whether the run queue of its cgroup, or of one above, has used up its CPU time (`cfs_rq.throttle_count` counts all levels).
+    /// Whether the run queue of its cgroup, or of one above, has used up its CPU time
+    /// (`cfs_rq.throttle_count` counts all levels).
     #[inline(always)]
     pub(crate) fn queue_throttled(self) -> bool {
         let (queue, throttled) = (setting!(task_cfs_rq), setting!(cfs_rq_throttle_count));
@@ -213,8 +221,9 @@ impl Task {
         self.behind::<i32>(queue, throttled) > 0
     }
 
-    /// Whether it may not run before its cgroup gets CPU time again. Since 6.18 a throttled thread goes on until it returns to user code,
-    /// and says so itself; before, it left the CPU with the whole queue.
+    /// Whether it may not run before its cgroup gets CPU time again. Since 6.18 a throttled thread
+    /// goes on until it returns to user code, and says so itself; before, it left the CPU with the
+    /// whole queue.
     #[inline(always)]
     pub(crate) fn throttled(self) -> bool {
         let offset = setting!(task_throttled);
@@ -255,7 +264,8 @@ impl Task {
         Self { pointer: self.field(setting!(task_leader)), typed: self.typed }
     }
 
-    /// What rules leave out of it; `None` when they do not choose it. A cgroup nobody has looked at yet may be one that is not to be recorded.
+    /// What rules leave out of it; `None` when they do not choose it. A cgroup nobody has looked at
+    /// yet may be one that is not to be recorded.
     #[inline(always)]
     fn left_out(self) -> Option<u32> {
         let by = setting!(rules_by);
@@ -278,12 +288,14 @@ impl Task {
         left_out(said, setting!(rules_others))
     }
 
-    /// From when on this thread is recorded; `None` when it is not selected, or the recording has not begun or is over.
+    /// From when on this thread is recorded; `None` when it is not selected, or the recording has
+    /// not begun or is over.
     #[inline(always)]
     pub(crate) fn recording(self, tgid: u32) -> Option<Recording> {
         let selection = setting!(selection);
         let recording = if selection == SELECT_PIDS {
-            // SAFETY: values are plain integers; an entry replaced meanwhile gives another process's valid start.
+            // SAFETY: values are plain integers; an entry replaced meanwhile gives another
+            // process's valid start.
             *unsafe { SELECTED.get(tgid) }?
         } else {
             if tgid == setting!(excluded_tgid) {
@@ -314,14 +326,15 @@ pub(crate) fn goes_on() -> bool {
     ENDED.get(0).is_some_and(|ended| *ended == 0)
 }
 
-/// Whether a thread that is known is one that is selected, without another look: by pid, since a process leaves the selection when it is freed,
-/// after the last switch of its last thread.
+/// Whether a thread that is known is one that is selected, without another look: by pid, since a
+/// process leaves the selection when it is freed, after the last switch of its last thread.
 #[inline(always)]
 pub(crate) fn known_is_selected() -> bool {
     setting!(selection) == SELECT_PIDS
 }
 
-/// End of the mapping `mapping` (a `vm_area_struct` typed for the verifier), and whether it is one of a file.
+/// End of the mapping `mapping` (a `vm_area_struct` typed for the verifier), and whether it is one
+/// of a file.
 #[inline(always)]
 pub(crate) fn mapping_end(mapping: *const c_void) -> (u64, bool) {
     let file: *const c_void = read(mapping, setting!(vma_file));
@@ -332,7 +345,8 @@ pub(crate) fn mapping_end(mapping: *const c_void) -> (u64, bool) {
 #[inline(always)]
 fn read<T: Copy>(pointer: *const c_void, offset: u32) -> T {
     let field = pointer.cast::<u8>().wrapping_add(offset as usize).cast::<T>();
-    // SAFETY: the offset is the field's, from this kernel's BTF; the verifier refuses any other, and a fault reads as zero.
+    // SAFETY: the offset is the field's, from this kernel's BTF; the verifier refuses any other,
+    // and a fault reads as zero.
     unsafe { *field }
 }
 
@@ -342,7 +356,9 @@ fn read_untyped<T: Copy>(pointer: *const c_void, offset: u32) -> T {
     let field = pointer.cast::<u8>().wrapping_add(offset as usize);
     let mut value = MaybeUninit::<T>::zeroed();
     // SAFETY: the buffer has the field's size. A bad address is an error, and leaves zeros.
-    unsafe { bpf_probe_read_kernel(value.as_mut_ptr().cast(), size_of::<T>() as u32, field.cast()) };
+    unsafe {
+        bpf_probe_read_kernel(value.as_mut_ptr().cast(), size_of::<T>() as u32, field.cast())
+    };
     // SAFETY: integers and pointers, of which every pattern of bits is one.
     unsafe { value.assume_init() }
 }

@@ -6,19 +6,20 @@ use crate::maps::{RING, SCRATCH, STAGES, add, count};
 use crate::{span, unwind};
 use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_NO_WAKEUP, BPF_RB_RING_SIZE};
 use aya_ebpf::helpers::generated::{
-    bpf_get_smp_processor_id, bpf_get_stack, bpf_ktime_get_ns, bpf_ringbuf_output, bpf_ringbuf_query,
+    bpf_get_smp_processor_id, bpf_get_stack, bpf_ktime_get_ns, bpf_ringbuf_output,
+    bpf_ringbuf_query,
 };
 use core::ffi::c_void;
 use core::mem::size_of;
 use ebpf_common::counter::Counter;
 use ebpf_common::event::MAX_RECORD_BYTES;
 use ebpf_common::event::{
-    FLAG_AT_CALL, FLAG_EXITING, FLAG_LIMITED, FLAG_USER, FLAG_WALKED_TO_LIMIT, FLAG_WALKED_TO_START, Header,
-    KIND_CPU_SAMPLE, KIND_WAKER_STACK, StackRecord,
+    FLAG_AT_CALL, FLAG_EXITING, FLAG_LIMITED, FLAG_USER, FLAG_WALKED_TO_LIMIT,
+    FLAG_WALKED_TO_START, Header, KIND_CPU_SAMPLE, KIND_WAKER_STACK, StackRecord,
 };
 use ebpf_common::limits::{
-    MAX_CROWDED_COPY_BYTES, MAX_KERNEL_STACK_BYTES, MAX_STEPPED_COPY_BYTES, MAX_STEPPED_WAIT_COPY_BYTES,
-    MAX_WALK_BYTES,
+    MAX_CROWDED_COPY_BYTES, MAX_KERNEL_STACK_BYTES, MAX_STEPPED_COPY_BYTES,
+    MAX_STEPPED_WAIT_COPY_BYTES, MAX_WALK_BYTES,
 };
 use ebpf_common::machine::Machine as _;
 use ebpf_common::rule::{PC, SP};
@@ -43,7 +44,8 @@ pub(crate) struct Hook {
     pub(crate) ran_ns: u64,
     pub(crate) exec_ns: u64,
     pub(crate) probability: u64,
-    /// Whether a kernel stack is to be taken (not when user code was interrupted), without how many of its innermost frames.
+    /// Whether a kernel stack is to be taken (not when user code was interrupted), without how many
+    /// of its innermost frames.
     pub(crate) kernel_stack: Option<u32>,
 }
 
@@ -111,7 +113,8 @@ fn fill_and_send<const LOOPS: bool>(
         let regs = if LOOPS {
             machine::registers(task)
         } else {
-            // SAFETY: the tail is free until the registers have been looked at, and larger. Behind a record of whole words it is aligned.
+            // SAFETY: the tail is free until the registers have been looked at, and larger. Behind
+            // a record of whole words it is aligned.
             unsafe { machine::copied_registers(task, scratch.tail.as_mut_ptr().cast()) }
         };
         if machine::is_user(regs) {
@@ -142,14 +145,17 @@ fn fill_and_send<const LOOPS: bool>(
     stages.ended(STAGE_USER);
     let mut kernel_bytes = 0;
     if let Some(skipped) = hook.kernel_stack {
-        // Read back and checked for the verifier, which does not follow the count of frames through the walk.
+        // Read back and checked for the verifier, which does not follow the count of frames through
+        // the walk.
         let walked_bytes = opaque(walked_bytes);
         if walked_bytes > MAX_WALK_BYTES {
             return Err(Lost::Busy);
         }
         let target = scratch.tail.as_mut_ptr().wrapping_add(walked_bytes as usize);
         // SAFETY: behind the frames the tail has `MAX_KERNEL_STACK_BYTES` and more.
-        let got = unsafe { bpf_get_stack(ctx, target.cast(), MAX_KERNEL_STACK_BYTES, u64::from(skipped)) };
+        let got = unsafe {
+            bpf_get_stack(ctx, target.cast(), MAX_KERNEL_STACK_BYTES, u64::from(skipped))
+        };
         if got < 0 {
             count(Counter::KernelStackFailed);
         } else {
@@ -171,7 +177,8 @@ fn fill_and_send<const LOOPS: bool>(
         let crowded = LOOPS && ring_half_full();
         let room = task.stack_room(from, limit);
         let room = if crowded { room.min(MAX_CROWDED_COPY_BYTES) } else { room };
-        let copy = unwind::copy::stack::<LOOPS>(scratch, walked_bytes + kernel_bytes, from, room, limit);
+        let copy =
+            unwind::copy::stack::<LOOPS>(scratch, walked_bytes + kernel_bytes, from, room, limit);
         user_bytes = copy.bytes;
         flags |= copy.flags;
         if copy.limited || crowded && user_bytes >= MAX_CROWDED_COPY_BYTES {
@@ -228,7 +235,8 @@ impl StageClock {
         let now = Self::now();
         if let Some(stages) = STAGES.get_ptr_mut(self.kind) {
             let took = stages.cast::<u64>().wrapping_add(stage);
-            // SAFETY: one of `STAGES` words of this CPU's entry; the hooks do not interrupt each other's records.
+            // SAFETY: one of `STAGES` words of this CPU's entry; the hooks do not interrupt each
+            // other's records.
             unsafe { *took += now - self.since_ns }
         }
         self.since_ns = now;
@@ -250,7 +258,8 @@ fn walked(scratch: &mut Scratch) -> u32 {
     end
 }
 
-/// Puts the registers of the frame a walk ended at into the record; answers from where on the stack is to be copied, if at all.
+/// Puts the registers of the frame a walk ended at into the record; answers from where on the stack
+/// is to be copied, if at all.
 #[inline(always)]
 fn hand_over(scratch: &mut Scratch) -> Option<u64> {
     let (walk, record) = (&scratch.walk, &mut scratch.record);
@@ -280,7 +289,8 @@ pub(crate) fn small_record<T>(record: &mut T) -> bool {
     unsafe { send((&raw mut *record).cast(), size_of::<T>() as u32) }
 }
 
-/// Whether the daemon is behind, so that what can wait or be shorter leaves the ring's room to what cannot.
+/// Whether the daemon is behind, so that what can wait or be shorter leaves the ring's room to what
+/// cannot.
 #[inline(always)]
 pub(crate) fn ring_half_full() -> bool {
     let ring: *mut c_void = (&raw const RING).cast_mut().cast();
@@ -291,7 +301,8 @@ pub(crate) fn ring_half_full() -> bool {
     used > size / 2
 }
 
-/// Copies `len` bytes into the ring. No wake-up: the daemon polls, and a wake-up inside the scheduler's hooks is best avoided.
+/// Copies `len` bytes into the ring. No wake-up: the daemon polls, and a wake-up inside the
+/// scheduler's hooks is best avoided.
 ///
 /// # Safety
 /// `data` must have `len` initialised bytes.

@@ -1,9 +1,12 @@
-//! The task iterator: visits all threads and tells of waits in progress, with the stack of those whose stack nobody has: waits that began
-//! before the recording, and those the coin did not keep. It may sleep, so it can read the memory of threads that do not run. A long
-//! wait is told of at every visit: that its thread has not moved is what allows the daemon to ask for names of its code.
+//! The task iterator: visits all threads and tells of waits in progress, with the stack of those
+//! whose stack nobody has: waits that began before the recording, and those the coin did not keep.
+//! It may sleep, so it can read the memory of threads that do not run. A long wait is told of at
+//! every visit: that its thread has not moved is what allows the daemon to ask for names of its
+//! code.
 //!
-//! A visited thread can wake at any moment. Its registers and stack are true if it slept through the visit: it slept before and after,
-//! in the same wait and without having run. Anything else is dropped and counted.
+//! A visited thread can wake at any moment. Its registers and stack are true if it slept through
+//! the visit: it slept before and after, in the same wait and without having run. Anything else is
+//! dropped and counted.
 
 use crate::config::{Task, has_rules, mapping_end};
 use crate::emit::{PF_EXITING, PF_KTHREAD, ring_half_full, send};
@@ -14,8 +17,8 @@ use crate::span;
 use crate::unwind::copy::{END, MAX_STEPS, ON, Step, next, skip, skipped};
 use aya_ebpf::bindings::task_struct;
 use aya_ebpf::helpers::generated::{
-    bpf_copy_from_user_task, bpf_find_vma, bpf_get_current_pid_tgid, bpf_get_task_stack, bpf_ktime_get_ns,
-    bpf_loop,
+    bpf_copy_from_user_task, bpf_find_vma, bpf_get_current_pid_tgid, bpf_get_task_stack,
+    bpf_ktime_get_ns, bpf_loop,
 };
 use core::ffi::{c_long, c_void};
 use core::mem::size_of;
@@ -23,17 +26,18 @@ use ebpf_common::config::RULE_WAITS;
 use ebpf_common::counter::Counter;
 use ebpf_common::event::MAX_SLEEPER_BYTES;
 use ebpf_common::event::{
-    FLAG_EXITING, FLAG_IO, FLAG_LIMITED, FLAG_PREEMPTED, FLAG_STACK_SENT, FLAG_THROTTLED, FLAG_USER, Header,
-    KIND_SLEEPER, SleeperRecord,
+    FLAG_EXITING, FLAG_IO, FLAG_LIMITED, FLAG_PREEMPTED, FLAG_STACK_SENT, FLAG_THROTTLED,
+    FLAG_USER, Header, KIND_SLEEPER, SleeperRecord,
 };
 use ebpf_common::key::{
-    STATE_BLOCKED, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread, Visitor, WAIT_CERTAIN, WAIT_KEPT,
-    WAIT_WAS_BLOCKED,
+    STATE_BLOCKED, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread, Visitor, WAIT_CERTAIN,
+    WAIT_KEPT, WAIT_WAS_BLOCKED,
 };
 use ebpf_common::limits::{MAX_KERNEL_STACK_BYTES, MAX_STACK_COPY_BYTES, MAX_VISITORS};
 use ebpf_common::scratch::{SleeperScratch, StackCopy};
 
-/// A wait whose stack and weight are known is told of only when it has lasted so long: the record of its start is news enough.
+/// A wait whose stack and weight are known is told of only when it has lasted so long: the record
+/// of its start is news enough.
 const NEWS_NS: u64 = 1_000_000_000;
 
 /// `TASK_INTERRUPTIBLE` of include/linux/sched.h.
@@ -74,11 +78,12 @@ pub(crate) fn visit(ctx: *mut c_void) {
     let Some(recording) = task.recording(tgid) else { return };
     let Some((slot, visitor)) = visitor() else { return };
     let Some(thread) = THREADS.get_ptr_mut(tid) else { return };
-    // SAFETY: an entry of the map, which outlives the program; the scheduler's hooks may change it meanwhile.
+    // SAFETY: an entry of the map, which outlives the program; the scheduler's hooks may change it
+    // meanwhile.
     let thread = unsafe { &mut *thread };
     if has_rules() {
-        // One that sleeps for long learns here what rules say now; its next switch looks for itself.
-        // SAFETY: a valid, aligned field.
+        // One that sleeps for long learns here what rules say now; its next switch looks for
+        // itself. SAFETY: a valid, aligned field.
         unsafe { core::ptr::write_volatile(&raw mut thread.left_out, recording.left_out) };
         if recording.left_out & RULE_WAITS != 0 {
             return;
@@ -101,8 +106,9 @@ pub(crate) fn visit(ctx: *mut c_void) {
     // SAFETY: this visitor's entry.
     let scratch = unsafe { &mut *scratch };
     describe(&mut scratch.record, task, &asleep, tid);
-    // Asked of every wait, also of one whose stack is not taken now: what a wait stands for is one when it was visited, 1/p when the coin alone
-    // kept it. Were only those put off that the coin did not keep, the others would stand for too little in the mean.
+    // Asked of every wait, also of one whose stack is not taken now: what a wait stands for is one
+    // when it was visited, 1/p when the coin alone kept it. Were only those put off that the coin
+    // did not keep, the others would stand for too little in the mean.
     let Some(mapping) = mapping(task, tgid) else { return count(Counter::SleepersDeferred) };
     if known {
         scratch.record.flags |= FLAG_STACK_SENT;
@@ -112,7 +118,8 @@ pub(crate) fn visit(ctx: *mut c_void) {
     // Before the last look, so that whoever ends the wait from now on tells of its end.
     let told = thread.visited_start_ns;
     set_visited(thread, asleep.start_ns);
-    // Pairs with the one in `sched::arrive`: either the look below sees that the wait has ended, or its end is told.
+    // Pairs with the one in `sched::arrive`: either the look below sees that the wait has ended, or
+    // its end is told.
     machine::barrier();
     // Before the last look too: what ends the wait is later than that.
     // SAFETY: a helper without arguments.
@@ -124,7 +131,8 @@ pub(crate) fn visit(ctx: *mut c_void) {
     let record = &mut scratch.record;
     let len = size_of::<SleeperRecord>() as u32 + record.kernel_bytes + record.user_bytes;
     record.header = Header { kind: KIND_SLEEPER, len, time_ns: now };
-    // SAFETY: a valid, aligned field; read back, so that the compiler keeps the check that the verifier needs.
+    // SAFETY: a valid, aligned field; read back, so that the compiler keeps the check that the
+    // verifier needs.
     let len = unsafe { core::ptr::read_volatile(&raw const record.header.len) };
     if len > MAX_SLEEPER_BYTES {
         set_visited(thread, told);
@@ -145,7 +153,8 @@ fn visitor<'a>() -> Option<(u32, &'a mut Visitor)> {
     let tid = unsafe { bpf_get_current_pid_tgid() } as u32;
     let mut slot = 0;
     while slot < MAX_VISITORS {
-        // SAFETY: an entry of the map, which outlives the program; the daemon may change it meanwhile.
+        // SAFETY: an entry of the map, which outlives the program; the daemon may change it
+        // meanwhile.
         let visitor = unsafe { &mut *VISITORS.get_ptr_mut(slot)? };
         // SAFETY: a valid, aligned field.
         if unsafe { core::ptr::read_volatile(&raw const visitor.tid) } == tid {
@@ -156,7 +165,8 @@ fn visitor<'a>() -> Option<(u32, &'a mut Visitor)> {
     None
 }
 
-/// Notes the wait that has been told of last: this one, or again the one before when nothing was told after all.
+/// Notes the wait that has been told of last: this one, or again the one before when nothing was
+/// told after all.
 #[inline(always)]
 fn set_visited(thread: &mut Thread, start_ns: u64) {
     // SAFETY: a valid, aligned field.
@@ -168,8 +178,10 @@ fn set_visited(thread: &mut Thread, start_ns: u64) {
 fn asleep(task: Task, thread: &Thread) -> Option<Asleep> {
     // Read first: the scheduler's hooks write it behind all they say of the wait.
     let state = state_of(thread);
-    // "Running or runnable" and not on a CPU: preempted since before the recording, for a switch would have been seen.
-    if !matches!(state, STATE_BLOCKED | STATE_RUNNABLE | STATE_RUNNING_OR_RUNNABLE) || task.on_cpu() {
+    // "Running or runnable" and not on a CPU: preempted since before the recording, for a switch
+    // would have been seen.
+    if !matches!(state, STATE_BLOCKED | STATE_RUNNABLE | STATE_RUNNING_OR_RUNNABLE) || task.on_cpu()
+    {
         return None;
     }
     // SAFETY: a valid, aligned field.
@@ -196,7 +208,8 @@ fn describe(record: &mut SleeperRecord, task: Task, asleep: &Asleep, tid: u32) {
     record.off_cpu_ns = if left == 0 { 0 } else { now.saturating_sub(left) };
     record.flags = 0;
     if asleep.state != STATE_BLOCKED {
-        // What it sleeps for is over, and its state forgotten; one that was never blocked was preempted.
+        // What it sleeps for is over, and its state forgotten; one that was never blocked was
+        // preempted.
         record.state = INTERRUPTIBLE;
         if !asleep.was_blocked {
             record.flags |= FLAG_PREEMPTED;
@@ -217,9 +230,11 @@ fn describe(record: &mut SleeperRecord, task: Task, asleep: &Asleep, tid: u32) {
 #[inline(always)]
 fn stacks(scratch: &mut SleeperScratch, task: Task, mapping: &Mapping, visitor: &mut Visitor) {
     let tail = scratch.tail.as_mut_ptr();
-    // SAFETY: the buffer has `MAX_KERNEL_STACK_BYTES` and more; the iterator holds a reference to the task.
-    let got =
-        unsafe { bpf_get_task_stack(task.pointer.cast_mut().cast(), tail.cast(), MAX_KERNEL_STACK_BYTES, 0) };
+    // SAFETY: the buffer has `MAX_KERNEL_STACK_BYTES` and more; the iterator holds a reference to
+    // the task.
+    let got = unsafe {
+        bpf_get_task_stack(task.pointer.cast_mut().cast(), tail.cast(), MAX_KERNEL_STACK_BYTES, 0)
+    };
     let mut kernel_bytes = 0;
     if got < 0 {
         count(Counter::KernelStackFailed);
@@ -247,9 +262,11 @@ fn stacks(scratch: &mut SleeperScratch, task: Task, mapping: &Mapping, visitor: 
     if mapping.of_file {
         return count(Counter::StackOfFile);
     }
-    // As much as there may be, whatever samples get: one look at a wait, which nothing walks here, is all there may ever be.
+    // As much as there may be, whatever samples get: one look at a wait, which nothing walks here,
+    // is all there may ever be.
     let limit = MAX_STACK_COPY_BYTES;
-    let mapped = mapping.end.saturating_sub(from).min(u64::from(task.stack_room(from, limit))) as u32;
+    let mapped =
+        mapping.end.saturating_sub(from).min(u64::from(task.stack_room(from, limit))) as u32;
     visitor.tgid = record.tgid;
     // SAFETY: a helper without arguments.
     let now = unsafe { bpf_ktime_get_ns() };
@@ -277,11 +294,14 @@ struct Mapping {
     of_file: bool,
 }
 
-/// The mapping the user's stack pointer points into, nothing where no user stack would be read; `None` while the process changes its mappings.
+/// The mapping the user's stack pointer points into, nothing where no user stack would be read;
+/// `None` while the process changes its mappings.
 ///
-/// The pages of a file are the business of its file system, and that may be a process (FUSE) which never answers: whoever reads them then
-/// waits where not even SIGKILL ends the wait. Stacks are anonymous memory. A process that replaces the mapping between this look and
-/// the copy still gets the iterator to wait: then the daemon leaves it behind with its visitor, and passes the process over from then on.
+/// The pages of a file are the business of its file system, and that may be a process (FUSE) which
+/// never answers: whoever reads them then waits where not even SIGKILL ends the wait. Stacks are
+/// anonymous memory. A process that replaces the mapping between this look and the copy still gets
+/// the iterator to wait: then the daemon leaves it behind with its visitor, and passes the process
+/// over from then on.
 #[inline(always)]
 fn mapping(task: Task, tgid: u32) -> Option<Mapping> {
     let mut mapping = Mapping { end: 0, of_file: false };
@@ -295,30 +315,39 @@ fn mapping(task: Task, tgid: u32) -> Option<Mapping> {
     }
     let address = machine::stack(regs);
     let (callback, context) = (look as *mut c_void, (&raw mut mapping).cast());
-    // SAFETY: the iterator holds a reference to the task, `look` is a function of this program, and its context outlives the call.
-    let found = unsafe { bpf_find_vma(task.pointer.cast_mut().cast(), address, callback, context, 0) };
+    // SAFETY: the iterator holds a reference to the task, `look` is a function of this program, and
+    // its context outlives the call.
+    let found =
+        unsafe { bpf_find_vma(task.pointer.cast_mut().cast(), address, callback, context, 0) };
     (found != BUSY).then_some(mapping)
 }
 
-/// `long (*callback_fn)(struct task_struct *task, struct vm_area_struct *vma, void *callback_ctx)` of `bpf_find_vma`.
+/// `long (*callback_fn)(struct task_struct *task, struct vm_area_struct *vma, void *callback_ctx)`
+/// of `bpf_find_vma`.
 ///
 /// # Safety
 /// `context` is the [`Mapping`] handed to the helper.
 #[inline(never)]
-unsafe extern "C" fn look(_task: *const c_void, found: *const c_void, context: *mut c_void) -> c_long {
+unsafe extern "C" fn look(
+    _task: *const c_void,
+    found: *const c_void,
+    context: *mut c_void,
+) -> c_long {
     let (end, of_file) = mapping_end(found);
     // SAFETY: the caller's promise.
     unsafe { *context.cast::<Mapping>() = Mapping { end, of_file } };
     0
 }
 
-/// What a copy works on. The task cannot lie in the record: as a number in a map the verifier would not know it again.
+/// What a copy works on. The task cannot lie in the record: as a number in a map the verifier would
+/// not know it again.
 struct Copying {
     scratch: *mut SleeperScratch,
     task: *const task_struct,
 }
 
-/// Copies at most `limit` bytes of the user stack at `from` to `tail[at..]`, page by page. Kernels with this iterator have `bpf_loop`.
+/// Copies at most `limit` bytes of the user stack at `from` to `tail[at..]`, page by page. Kernels
+/// with this iterator have `bpf_loop`.
 #[inline(always)]
 fn copy(scratch: &mut SleeperScratch, at: u32, task: Task, from: u64, limit: u32) -> u32 {
     scratch.copy = StackCopy { from, at, bytes: 0, limit, skipped: 0 };
@@ -342,7 +371,13 @@ unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> c_long {
     let target = scratch.tail.as_mut_ptr().wrapping_add(position as usize);
     // SAFETY: a page fits behind the position. A bad user address is an error.
     let failed = unsafe {
-        bpf_copy_from_user_task(target.cast(), bytes, address as *const _, task.cast_mut().cast(), 0)
+        bpf_copy_from_user_task(
+            target.cast(),
+            bytes,
+            address as *const _,
+            task.cast_mut().cast(),
+            0,
+        )
     };
     if failed != 0 {
         // Not beyond the mapping: what follows may be a file.

@@ -1,4 +1,5 @@
-//! Entry points of the probes, and nothing else. Built only for the bpf target by `cargo xtask build`.
+//! Entry points of the probes, and nothing else. Built only for the bpf target by
+//! `cargo xtask build`.
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
@@ -68,14 +69,16 @@ fn task_rename(ctx: BtfTracePointContext) -> i32 {
     0
 }
 
-/// Shows what the kernel's measuring adds to a run (`kernel.bpf_stats_enabled`): loaded for `cargo xtask bench` alone.
+/// Shows what the kernel's measuring adds to a run (`kernel.bpf_stats_enabled`): loaded for
+/// `cargo xtask bench` alone.
 #[btf_tracepoint(function = "sched_switch")]
 fn nothing(_ctx: BtfTracePointContext) -> i32 {
     0
 }
 
-// The hooks that take stacks, for kernels before 5.17: without `bpf_loop`, a callback for which they refuse a program even where it is never
-// reached (before 5.13), so that no setting can rule it out; and without what came between 5.10 and then. All stacks are copied.
+// The hooks that take stacks, for kernels before 5.17: without `bpf_loop`, a callback for which
+// they refuse a program even where it is never reached (before 5.13), so that no setting can rule
+// it out; and without what came between 5.10 and then. All stacks are copied.
 
 #[perf_event]
 fn copying_sample(ctx: PerfEventContext) -> u32 {
@@ -95,7 +98,8 @@ fn copying_waking(ctx: BtfTracePointContext) -> i32 {
     0
 }
 
-/// Called by the kernel for each thread while the daemon reads the iterator; sleepable (aya has no macro for that).
+/// Called by the kernel for each thread while the daemon reads the iterator; sleepable (aya has no
+/// macro for that).
 #[unsafe(link_section = "iter.s/task")]
 #[unsafe(no_mangle)]
 extern "C" fn sleepers(ctx: *mut c_void) -> i32 {

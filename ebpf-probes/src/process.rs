@@ -9,8 +9,9 @@ use aya_ebpf::programs::BtfTracePointContext;
 use ebpf_common::counter::Counter;
 use ebpf_common::key::Recording;
 
-/// `void sched_process_fork(struct task_struct *parent, struct task_struct *child)`: a child of a selected process is selected. It
-/// comes before `sched_wakeup_new` of the child. Attached only when the selection is by pid.
+/// `void sched_process_fork(struct task_struct *parent, struct task_struct *child)`: a child of a
+/// selected process is selected. It comes before `sched_wakeup_new` of the child. Attached only
+/// when the selection is by pid.
 #[inline(always)]
 pub(crate) fn fork(ctx: &BtfTracePointContext) {
     let parent = Task::typed(ctx.arg(0)).tgid();
@@ -27,7 +28,8 @@ pub(crate) fn fork(ctx: &BtfTracePointContext) {
     }
 }
 
-/// `void sched_process_exec(struct task_struct *p, pid_t old_pid, struct linux_binprm *bprm)`: `p` is current and has become another program.
+/// `void sched_process_exec(struct task_struct *p, pid_t old_pid, struct linux_binprm *bprm)`: `p`
+/// is current and has become another program.
 #[inline(always)]
 pub(crate) fn exec(ctx: &BtfTracePointContext) {
     let task = Task::typed(ctx.arg(0));
@@ -38,7 +40,8 @@ pub(crate) fn exec(ctx: &BtfTracePointContext) {
         SPANS.remove(tgid).ok();
     }
     if let Some(recording) = SELECTED.get_ptr_mut(tgid) {
-        // SAFETY: an entry of the map; this process's threads alone are concerned, and this is the only one.
+        // SAFETY: an entry of the map; this process's threads alone are concerned, and this is the
+        // only one.
         let recording = unsafe { &mut *recording };
         if recording.since_ns == 0 {
             // SAFETY: a helper without arguments.
@@ -50,7 +53,8 @@ pub(crate) fn exec(ctx: &BtfTracePointContext) {
     }
 }
 
-/// `void sched_process_free(struct task_struct *p)`: a task was reaped. The first thread is the last to go.
+/// `void sched_process_free(struct task_struct *p)`: a task was reaped. The first thread is the
+/// last to go.
 #[inline(always)]
 pub(crate) fn free(ctx: &BtfTracePointContext) {
     let task = Task::typed(ctx.arg(0));

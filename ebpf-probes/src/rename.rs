@@ -1,7 +1,7 @@
 //! Sends a thread's times until now when it gets another name: they belong to the old one.
 //!
-//! A thread may rename itself a million times a second. So only a number of renames a second is sent for each thread. The daemon attributes what
-//! comes after that by the names in the samples.
+//! A thread may rename itself a million times a second. So only a number of renames a second is
+//! sent for each thread. The daemon attributes what comes after that by the names in the samples.
 
 use crate::config::Task;
 use crate::emit::small_record;
@@ -16,14 +16,16 @@ use ebpf_common::event::{FLAG_SKIPPED, Header, KIND_RENAME, RenameRecord};
 use ebpf_common::key::STATE_DEAD;
 use ebpf_common::limits::{COMM_BYTES, MAX_RENAMES};
 
-/// `void task_rename(struct task_struct *task, const char *comm)`: `task` is about to be called `comm`. In `execve` it comes before the thread has
-/// become another program, of which `sched_process_exec` tells.
+/// `void task_rename(struct task_struct *task, const char *comm)`: `task` is about to be called
+/// `comm`. In `execve` it comes before the thread has become another program, of which
+/// `sched_process_exec` tells.
 #[inline(always)]
 pub(crate) fn renamed(ctx: &BtfTracePointContext) {
     let task = Task::typed(ctx.arg(0));
     let (tid, tgid) = (task.tid(), task.tgid());
     let Some(thread) = THREADS.get_ptr_mut(tid) else { return };
-    // SAFETY: an entry of the map, which outlives the program. The two fields that are written here are this hook's alone.
+    // SAFETY: an entry of the map, which outlives the program. The two fields that are written here
+    // are this hook's alone.
     let thread = unsafe { &mut *thread };
     let own = thread.stack == task.stack() || thread.stack == 0;
     if thread.tgid != tgid || !own || state_of(thread) == STATE_DEAD || task.in_execve() {
@@ -60,7 +62,9 @@ pub(crate) fn renamed(ctx: &BtfTracePointContext) {
     };
     let name: *const c_void = ctx.arg(1);
     // SAFETY: the buffer has so many bytes, and the helper stands any address.
-    let read = unsafe { bpf_probe_read_kernel_str(record.to.as_mut_ptr().cast(), COMM_BYTES as u32, name) };
+    let read = unsafe {
+        bpf_probe_read_kernel_str(record.to.as_mut_ptr().cast(), COMM_BYTES as u32, name)
+    };
     if read > 0 && small_record(&mut record) {
         count(Counter::RenamesStored);
     } else {

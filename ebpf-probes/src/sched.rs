@@ -1,22 +1,28 @@
 //! Exact times of threads, and the stacks of their waits.
 //!
-//! A thread's events come in order: the scheduler serialises its switches and wake-ups. Only a waking can overlap with the switch-out of the
-//! same thread on another CPU, when it comes between the moment the scheduler decided to block the thread and the tracepoint. Then the waking finds
-//! the thread on a CPU and only notes when it came: the thread is switched in without a waking seen, and its wait counts as runnable from
-//! its start, which is the truth.
+//! A thread's events come in order: the scheduler serialises its switches and wake-ups. Only a
+//! waking can overlap with the switch-out of the same thread on another CPU, when it comes between
+//! the moment the scheduler decided to block the thread and the tracepoint. Then the waking finds
+//! the thread on a CPU and only notes when it came: the thread is switched in without a waking
+//! seen, and its wait counts as runnable from its start, which is the truth.
 //!
-//! How long a thread ran between its switch-in and its switch-out is the kernel's own account, which every other tool shows too
-//! (`sum_exec_runtime`, up to date at each switch). Time that passed without being run, because the hypervisor or an interrupt had the
-//! CPU (`update_rq_clock_task`, kernel/sched/core.c), the thread waited for a CPU.
+//! How long a thread ran between its switch-in and its switch-out is the kernel's own account,
+//! which every other tool shows too (`sum_exec_runtime`, up to date at each switch). Time that
+//! passed without being run, because the hypervisor or an interrupt had the CPU
+//! (`update_rq_clock_task`, kernel/sched/core.c), the thread waited for a CPU.
 //!
-//! A switch can be missing (a thread that was outside the selected cgroup for a while; a kernel that hides some tasks from the
-//! tracepoint, as seen on 6.18 guests). It shows at the thread's next one, and the same account says how much of the time
-//! between was spent on a CPU. So can a waking, by such a task or by a timer whose interrupt it was that such a task had: a wait without one, also
-//! without an early one, was blocked, and how much of its end was spent waiting for a CPU nobody knows (`wakings_missed`).
+//! A switch can be missing (a thread that was outside the selected cgroup for a while; a kernel
+//! that hides some tasks from the tracepoint, as seen on 6.18 guests). It shows at the thread's
+//! next one, and the same account says how much of the time between was spent on a CPU. So can a
+//! waking, by such a task or by a timer whose interrupt it was that such a task had: a wait without
+//! one, also without an early one, was blocked, and how much of its end was spent waiting for a CPU
+//! nobody knows (`wakings_missed`).
 //!
-//! A thread's times end where it becomes another program, and begin anew. A thread that is not its process's first takes over the first one's
-//! id in `execve` (`de_thread`, fs/exec.c), and the first one, which is on its way out, gets that thread's id for its last switches. The
-//! kernel tells of it only later, at `sched_process_exec`. So an entry knows whose it is by the task's kernel stack.
+//! A thread's times end where it becomes another program, and begin anew. A thread that is not its
+//! process's first takes over the first one's id in `execve` (`de_thread`, fs/exec.c), and the
+//! first one, which is on its way out, gets that thread's id for its last switches. The kernel
+//! tells of it only later, at `sched_process_exec`. So an entry knows whose it is by the task's
+//! kernel stack.
 
 use crate::coin;
 use crate::config::{Task, goes_on, has_rules, known_is_selected, setting};
@@ -31,13 +37,14 @@ use core::mem::{size_of, size_of_val};
 use ebpf_common::config::RULE_WAITS;
 use ebpf_common::counter::Counter;
 use ebpf_common::event::{
-    CERTAIN, FLAG_IO, FLAG_NEW, FLAG_PREEMPTED, FLAG_THROTTLED, FLAG_WAKER, FLAG_WOKEN_THROTTLED, Header,
-    KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE, KIND_WAKER_STACK, ThreadEndRecord,
-    WaitEndRecord, WakeRecord,
+    CERTAIN, FLAG_IO, FLAG_NEW, FLAG_PREEMPTED, FLAG_THROTTLED, FLAG_WAKER, FLAG_WOKEN_THROTTLED,
+    Header, KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE, KIND_WAKER_STACK,
+    ThreadEndRecord, WaitEndRecord, WakeRecord,
 };
 use ebpf_common::key::{
-    Recording, STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread,
-    WAIT_CERTAIN, WAIT_KEPT, WAIT_NEW, WAIT_WAKER_TOLD, WAIT_WAS_BLOCKED, WAIT_WOKEN_THROTTLED,
+    Recording, STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE,
+    Thread, WAIT_CERTAIN, WAIT_KEPT, WAIT_NEW, WAIT_WAKER_TOLD, WAIT_WAS_BLOCKED,
+    WAIT_WOKEN_THROTTLED,
 };
 use ebpf_common::limits::{OWN_FRAMES, WAKER_FRAMES};
 use ebpf_common::task::left_in;
@@ -45,11 +52,12 @@ use ebpf_common::task::left_in;
 /// `TASK_DEAD` of include/linux/sched.h: this is the thread's last switch.
 const TASK_DEAD: u32 = 0x80;
 
-/// A waking that finds the thread on a CPU belongs to a wait that begins within this time of it: the rest of `__schedule`, and what a hypervisor
-/// takes of it.
+/// A waking that finds the thread on a CPU belongs to a wait that begins within this time of it:
+/// the rest of `__schedule`, and what a hypervisor takes of it.
 const EARLY_NS: u64 = 1_000_000;
 
-/// `void sched_switch(bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)`; `prev` is current.
+/// `void sched_switch(bool preempt, struct task_struct *prev, struct task_struct *next, unsigned
+/// int prev_state)`; `prev` is current.
 #[inline(always)]
 pub(crate) fn switch<const LOOPS: bool>(ctx: &BtfTracePointContext) {
     let now = now_ns();
@@ -72,7 +80,8 @@ fn switch_out<const LOOPS: bool>(ctx: &BtfTracePointContext, now: u64) {
     }
     let tgid = task.tgid();
     let Some((tid, thread)) = recorded(task, tid, tgid, now) else { return };
-    let state = if setting!(has_prev_state) != 0 { ctx.arg::<u32>(3) } else { left_in(task.state()) };
+    let state =
+        if setting!(has_prev_state) != 0 { ctx.arg::<u32>(3) } else { left_in(task.state()) };
     // A preempted thread stays runnable whatever its state says.
     let preempted = ctx.arg::<u32>(0) & 0xff != 0;
     let exec_ns = task.exec_ns();
@@ -82,7 +91,8 @@ fn switch_out<const LOOPS: bool>(ctx: &BtfTracePointContext, now: u64) {
         return end(tid, thread, now);
     }
     let blocked = !preempted && state != 0;
-    let (waits, was) = if blocked { (STATE_BLOCKED, WAIT_WAS_BLOCKED) } else { (STATE_RUNNABLE, 0) };
+    let (waits, was) =
+        if blocked { (STATE_BLOCKED, WAIT_WAS_BLOCKED) } else { (STATE_RUNNABLE, 0) };
     put(&mut thread.wait_start_ns, now);
     put(&mut thread.wait_blocked_ns, 0);
     if has_rules() && thread.left_out & RULE_WAITS != 0 {
@@ -92,8 +102,11 @@ fn switch_out<const LOOPS: bool>(ctx: &BtfTracePointContext, now: u64) {
     let Some(coin) = coin() else { return thinned(thread, waits, was) };
     // SAFETY: this CPU's entry; the scheduler's hooks do not nest on a CPU.
     let coin = unsafe { &mut *coin };
-    let Some(probability) = coin::throw(coin, thread, now) else { return thinned(thread, waits, was) };
-    // Before anybody can end the wait: a waking that comes while its stack is still taken must tell where it came from.
+    let Some(probability) = coin::throw(coin, thread, now) else {
+        return thinned(thread, waits, was);
+    };
+    // Before anybody can end the wait: a waking that comes while its stack is still taken must tell
+    // where it came from.
     put(
         &mut thread.wait_flags,
         was | if probability == CERTAIN { WAIT_KEPT | WAIT_CERTAIN } else { WAIT_KEPT },
@@ -155,8 +168,9 @@ fn without_stack(thread: &mut Thread, waits: u32, was: u32) {
     set_state(thread, waits);
 }
 
-/// The stack of the wait that begins was lost. A waking that has just found it kept has told of nothing that is known; if it writes the
-/// flags at this very moment, so does the end, which counts as one without a beginning.
+/// The stack of the wait that begins was lost. A waking that has just found it kept has told of
+/// nothing that is known; if it writes the flags at this very moment, so does the end, which counts
+/// as one without a beginning.
 #[inline(always)]
 fn not_kept(thread: &mut Thread) {
     let flags = thread.wait_flags & !(WAIT_KEPT | WAIT_CERTAIN);
@@ -177,7 +191,8 @@ fn switch_in(task: Task, now: u64) {
         close(thread, left, STATE_ON_CPU);
         // Another wait than the one that was told of, if one was.
         thread.wait_start_ns = left;
-        // Why it left is not known; a wake-up before it came back would not have been missed by a thread that was preempted.
+        // Why it left is not known; a wake-up before it came back would not have been missed by a
+        // thread that was preempted.
         close(thread, now, STATE_BLOCKED);
         thread.exec_ns = exec_ns;
     } else if thread.exec_ns == u64::MAX {
@@ -186,7 +201,8 @@ fn switch_in(task: Task, now: u64) {
     arrive(tid, thread, now);
 }
 
-/// The thread runs at `now`. If it was not seen to get the CPU, it did so when it began to run what it has run since its last event.
+/// The thread runs at `now`. If it was not seen to get the CPU, it did so when it began to run what
+/// it has run since its last event.
 #[inline(always)]
 fn found_running(tid: u32, thread: &mut Thread, exec_ns: u64, now: u64) {
     if thread.state == STATE_RUNNABLE || thread.state == STATE_BLOCKED {
@@ -212,12 +228,14 @@ fn arrive(tid: u32, thread: &mut Thread, now: u64) {
     put(&mut thread.wait_flags, 0);
     set_state(thread, STATE_ON_CPU);
     if flags & WAIT_KEPT == 0 {
-        // The iterator notes its visit, and then looks whether the thread still waits; here it is the other way round. Without a barrier on
-        // both sides each could miss the other, and the end of a wait that was told of would never be. Of a kept wait the end is told anyway.
+        // The iterator notes its visit, and then looks whether the thread still waits; here it is
+        // the other way round. Without a barrier on both sides each could miss the other, and the
+        // end of a wait that was told of would never be. Of a kept wait the end is told anyway.
         machine::barrier();
     }
     if is_told(thread, flags) {
-        // Where a waking came from that told nothing is not known: the thread that ran then may have had nothing to do with it.
+        // Where a waking came from that told nothing is not known: the thread that ran then may
+        // have had nothing to do with it.
         let mut end = if flags & WAIT_WAKER_TOLD != 0 { FLAG_WAKER } else { 0 };
         if flags & WAIT_WOKEN_THROTTLED != 0 {
             end |= FLAG_WOKEN_THROTTLED;
@@ -234,10 +252,12 @@ fn arrive(tid: u32, thread: &mut Thread, now: u64) {
 fn leave(thread: &mut Thread, exec_ns: u64, now: u64) -> u64 {
     let held = now.saturating_sub(thread.since_ns);
     let Thread { since_ns, oncpu_ns, runnable_ns, stolen_ns, .. } = *thread;
-    // The kernel charges from the last look at the run queue's clock before the switch. That can be the one at the waking: `__schedule` leaves its own
-    // out when the waking made it necessary (`rq_clock_skip_update` in `wakeup_preempt`, kernel/sched/core.c). So the account has up to some 10 us
-    // of a wait for a CPU, of each wait: 30 to 40 % of the CPU time of a thread that wakes thousands of times a second. Ours follows it, and
-    // schedstat's account of waiting is without them too.
+    // The kernel charges from the last look at the run queue's clock before the switch. That can be
+    // the one at the waking: `__schedule` leaves its own out when the waking made it necessary
+    // (`rq_clock_skip_update` in `wakeup_preempt`, kernel/sched/core.c). So the account has up to
+    // some 10 us of a wait for a CPU, of each wait: 30 to 40 % of the CPU time of a thread that
+    // wakes thousands of times a second. Ours follows it, and schedstat's account of waiting is
+    // without them too.
     let mut early = 0;
     let ran = if thread.exec_ns == u64::MAX {
         thread.exec_ns = exec_ns;
@@ -262,14 +282,15 @@ fn leave(thread: &mut Thread, exec_ns: u64, now: u64) -> u64 {
     ran
 }
 
-/// Whether the daemon has the stack of the thread's present wait: the coin kept it, or the iterator saw it.
+/// Whether the daemon has the stack of the thread's present wait: the coin kept it, or the iterator
+/// saw it.
 #[inline(always)]
 fn is_known(thread: &Thread, wait_flags: u32) -> bool {
     wait_flags & WAIT_KEPT != 0 || thread.visited_start_ns == thread.wait_start_ns
 }
 
-/// Whether the daemon is to hear of the end of the thread's present wait: it has its stack, or this is the one the thread was in when it
-/// entered the recording, which had no start.
+/// Whether the daemon is to hear of the end of the thread's present wait: it has its stack, or this
+/// is the one the thread was in when it entered the recording, which had no start.
 #[inline(always)]
 fn is_told(thread: &Thread, wait_flags: u32) -> bool {
     is_known(thread, wait_flags) || thread.wait_start_ns == thread.entered_ns
@@ -283,14 +304,16 @@ fn ran_since(thread: &Thread, exec_ns: u64, now: u64) -> u64 {
     if ran > elapsed { elapsed } else { ran }
 }
 
-/// `void sched_waking(struct task_struct *p)`; the waker is current. Comes before the thread is put on a run queue.
+/// `void sched_waking(struct task_struct *p)`; the waker is current. Comes before the thread is put
+/// on a run queue.
 #[inline(always)]
 pub(crate) fn waking<const LOOPS: bool>(ctx: &BtfTracePointContext) {
     let task = Task::typed(ctx.arg(0));
     let (tid, tgid) = (task.tid(), task.tgid());
     let thread = match THREADS.get_ptr_mut(tid) {
         Some(thread) => {
-            // SAFETY: an entry of the map; it outlives the program, and this thread's last switch-out cannot overlap with its waking.
+            // SAFETY: an entry of the map; it outlives the program, and this thread's last
+            // switch-out cannot overlap with its waking.
             let thread = unsafe { &mut *thread };
             let state = state_of(thread);
             if state != STATE_BLOCKED {
@@ -307,7 +330,8 @@ pub(crate) fn waking<const LOOPS: bool>(ctx: &BtfTracePointContext) {
         }
         None => {
             let Some(recording) = task.recording(tgid) else { return };
-            // A running thread can be woken just before it would block: no news. After seeding, its switch-in makes it known.
+            // A running thread can be woken just before it would block: no news. After seeding, its
+            // switch-in makes it known.
             if recording.seeded != 0 || now_ns() < recording.since_ns || task.on_cpu() {
                 return;
             }
@@ -333,7 +357,8 @@ pub(crate) fn waking<const LOOPS: bool>(ctx: &BtfTracePointContext) {
             flags |= WAIT_WOKEN_THROTTLED;
         }
         // To the verifier a constant: without the option none of it is there.
-        let stack_told = setting!(waker_stacks) != 0 && tell_waker::<LOOPS>(ctx, tid, thread, waker, now);
+        let stack_told =
+            setting!(waker_stacks) != 0 && tell_waker::<LOOPS>(ctx, tid, thread, waker, now);
         if stack_told || tell_wake::<LOOPS>(ctx, tid, thread, waker, now) {
             flags |= WAIT_WAKER_TOLD;
         }
@@ -342,7 +367,8 @@ pub(crate) fn waking<const LOOPS: bool>(ctx: &BtfTracePointContext) {
     set_state(thread, STATE_RUNNABLE);
 }
 
-/// `void sched_wakeup_new(struct task_struct *p)`: a new thread is put on a run queue for the first time.
+/// `void sched_wakeup_new(struct task_struct *p)`: a new thread is put on a run queue for the first
+/// time.
 #[inline(always)]
 pub(crate) fn wakeup_new(ctx: &BtfTracePointContext) {
     let task = Task::typed(ctx.arg(0));
@@ -358,7 +384,8 @@ pub(crate) fn wakeup_new(ctx: &BtfTracePointContext) {
     if let Some(old) = THREADS.get_ptr_mut(tid) {
         // SAFETY: an entry of the map; see the module's text for who else may touch it.
         if state_of(unsafe { &*old }) == STATE_DEAD {
-            // An earlier thread's, whose times wait for the daemon. When they are gone a switch makes the new one known.
+            // An earlier thread's, whose times wait for the daemon. When they are gone a switch
+            // makes the new one known.
             return count(Counter::ThreadMapFull);
         }
     }
@@ -366,8 +393,8 @@ pub(crate) fn wakeup_new(ctx: &BtfTracePointContext) {
     insert(tid, &thread, BPF_ANY);
 }
 
-/// The current thread, whose id was `old`, has become another program: its times until now are the old program's, and so are those of
-/// all other threads, which are gone.
+/// The current thread, whose id was `old`, has become another program: its times until now are the
+/// old program's, and so are those of all other threads, which are gone.
 #[inline(always)]
 pub(crate) fn exec(task: Task, tgid: u32, old: u32) {
     let now = now_ns();
@@ -395,7 +422,8 @@ pub(crate) fn exec(task: Task, tgid: u32, old: u32) {
         insert(tid, &next, BPF_ANY);
         return;
     };
-    // SAFETY: as above; the first thread, if the entry is still its, has no more than its last switch to come.
+    // SAFETY: as above; the first thread, if the entry is still its, has no more than its last
+    // switch to come.
     let thread = unsafe { &mut *thread };
     if thread.stack != stack && thread.stack != 0 {
         end_first(tid, thread, now);
@@ -404,7 +432,8 @@ pub(crate) fn exec(task: Task, tgid: u32, old: u32) {
         next.exec_ns = run_to(thread, now);
         if !tell_end(tid, thread, now) {
             count(Counter::ThreadEndsRingFull);
-            // Nobody would know of the times so far: they stay, and those of the new program are added.
+            // Nobody would know of the times so far: they stay, and those of the new program are
+            // added.
             thread.exec_ns = next.exec_ns;
             return;
         }
@@ -412,8 +441,8 @@ pub(crate) fn exec(task: Task, tgid: u32, old: u32) {
     *thread = next;
 }
 
-/// Closes the time on a CPU of a thread that goes on running. How much of it was stolen is not known before its next switch, and counts
-/// then. Answers what `exec_ns` is to be for that.
+/// Closes the time on a CPU of a thread that goes on running. How much of it was stolen is not
+/// known before its next switch, and counts then. Answers what `exec_ns` is to be for that.
 #[inline(always)]
 fn run_to(thread: &mut Thread, now: u64) -> u64 {
     let held = close(thread, now, STATE_ON_CPU);
@@ -438,7 +467,8 @@ fn end_first(tid: u32, thread: &mut Thread, now: u64) {
 /// The thread's entry and its id, when it is recorded.
 #[inline(always)]
 fn recorded<'a>(task: Task, tid: u32, tgid: u32, now: u64) -> Option<(u32, &'a mut Thread)> {
-    // Nearly all events are those of a thread that is known by its own id: one look-up is enough for them.
+    // Nearly all events are those of a thread that is known by its own id: one look-up is enough
+    // for them.
     if known_is_selected()
         && let Some(thread) = THREADS.get_ptr_mut(tid)
     {
@@ -456,8 +486,8 @@ fn recorded<'a>(task: Task, tid: u32, tgid: u32, now: u64) -> Option<(u32, &'a m
     Some((tid, thread))
 }
 
-/// The thread's entry and its id, made when it is unknown: before seeding it was in its present state since the recording began; later
-/// it was lost and starts afresh.
+/// The thread's entry and its id, made when it is unknown: before seeding it was in its present
+/// state since the recording began; later it was lost and starts afresh.
 #[inline(always)]
 fn known<'a>(
     task: Task,
@@ -474,8 +504,9 @@ fn known<'a>(
             if ending {
                 return None;
             }
-            // One that has just taken over the first thread's id in `execve`, and switches before `exec` is told, is not late: it has an
-            // entry under its old id, which nothing here knows. `exec` puts the two together.
+            // One that has just taken over the first thread's id in `execve`, and switches before
+            // `exec` is told, is not late: it has an entry under its old id, which nothing here
+            // knows. `exec` puts the two together.
             if tid != tgid {
                 count(Counter::ThreadLate);
             }
@@ -542,8 +573,9 @@ fn insert(tid: u32, thread: &Thread, flags: u32) -> Option<*mut Thread> {
     THREADS.get_ptr_mut(tid)
 }
 
-/// Adds the time since the last event to the sum of the state that ends. `event` is the state this event proves the thread was in; it
-/// overrules a state known only vaguely, and a blocked one whose waking came too early to be seen. Answers the time added.
+/// Adds the time since the last event to the sum of the state that ends. `event` is the state this
+/// event proves the thread was in; it overrules a state known only vaguely, and a blocked one whose
+/// waking came too early to be seen. Answers the time added.
 #[inline(always)]
 fn close(thread: &mut Thread, now: u64, event: u32) -> u64 {
     let since = thread.since_ns;
@@ -573,7 +605,8 @@ pub(crate) fn get<T: Copy>(field: &T) -> T {
     unsafe { core::ptr::read_volatile(field) }
 }
 
-/// Stores the state behind everything that was `put`: a waking on another CPU, and the iterator, act on it. Pairs with [`state_of`].
+/// Stores the state behind everything that was `put`: a waking on another CPU, and the iterator,
+/// act on it. Pairs with [`state_of`].
 #[inline(always)]
 fn set_state(thread: &mut Thread, state: u32) {
     machine::publish(&mut thread.state, state);
@@ -585,8 +618,9 @@ pub(crate) fn state_of(thread: &Thread) -> u32 {
     machine::published(&thread.state)
 }
 
-/// Sends the stack of the current thread, if it is one that is recorded; false when it was not sent. Whether the waking is this thread's own
-/// doing, or that of an interrupt that came in between, its kernel part tells the daemon.
+/// Sends the stack of the current thread, if it is one that is recorded; false when it was not
+/// sent. Whether the waking is this thread's own doing, or that of an interrupt that came in
+/// between, its kernel part tells the daemon.
 #[inline(always)]
 fn tell_waker<const LOOPS: bool>(
     ctx: &BtfTracePointContext,
@@ -626,7 +660,8 @@ fn tell_waker<const LOOPS: bool>(
     sent.is_ok()
 }
 
-/// Sends where the waking came from, unless it is plain that the current thread did it itself. False when that is not known after all.
+/// Sends where the waking came from, unless it is plain that the current thread did it itself.
+/// False when that is not known after all.
 #[inline(always)]
 fn tell_wake<const LOOPS: bool>(
     ctx: &BtfTracePointContext,
@@ -638,8 +673,8 @@ fn tell_wake<const LOOPS: bool>(
     let Some(record) = WAKE_SCRATCH.get_ptr_mut(0) else { return false };
     // SAFETY: this CPU's entry; see the map.
     let record = unsafe { &mut *record };
-    // The tracepoint's arguments are on the stack it was called on. A pointer becomes a number on its way through memory.
-    // SAFETY: a valid, aligned field.
+    // The tracepoint's arguments are on the stack it was called on. A pointer becomes a number on
+    // its way through memory. SAFETY: a valid, aligned field.
     unsafe { core::ptr::write_volatile(&raw mut record.place, ctx.as_ptr() as u64) };
     // SAFETY: as above.
     let place = unsafe { core::ptr::read_volatile(&raw const record.place) };
@@ -656,16 +691,18 @@ fn tell_wake<const LOOPS: bool>(
     record.place = 0;
     let (room, skipped) = (size_of_val(&record.kernel) as u32, u64::from(OWN_FRAMES));
     // SAFETY: the buffer has `room` bytes.
-    let got = unsafe { bpf_get_stack(ctx.as_ptr(), record.kernel.as_mut_ptr().cast(), room, skipped) };
+    let got =
+        unsafe { bpf_get_stack(ctx.as_ptr(), record.kernel.as_mut_ptr().cast(), room, skipped) };
     record.kernel_bytes = if got < 0 { 0 } else { got as u32 };
     let stored = small_record(record);
     count(if stored { Counter::WakesStored } else { Counter::WakesRingFull });
     stored
 }
 
-/// Whether the current thread does this itself, in a system call. An interrupt that finds a thread in the kernel runs on a stack of its
-/// own, and so do softirqs (arch/x86/include/asm/irq_stack.h, arch/arm64/kernel/entry-common.c); one that finds it in user code may run on
-/// the thread's, but then no system call is in progress.
+/// Whether the current thread does this itself, in a system call. An interrupt that finds a thread
+/// in the kernel runs on a stack of its own, and so do softirqs (arch/x86/include/asm/irq_stack.h,
+/// arch/arm64/kernel/entry-common.c); one that finds it in user code may run on the thread's, but
+/// then no system call is in progress.
 #[inline(always)]
 fn is_in_system_call<const LOOPS: bool>(task: Task, place: u64, room: *mut machine::Regs) -> bool {
     if task.flags() & PF_KTHREAD != 0 || place.wrapping_sub(task.stack()) >= THREAD_BYTES {
@@ -683,12 +720,18 @@ fn is_in_system_call<const LOOPS: bool>(task: Task, place: u64, room: *mut machi
 #[inline(always)]
 fn send_wait_end(tid: u32, thread: &Thread, now: u64, flags: u32) {
     let mut record = WaitEndRecord {
-        header: Header { kind: KIND_WAIT_END, len: size_of::<WaitEndRecord>() as u32, time_ns: now },
+        header: Header {
+            kind: KIND_WAIT_END,
+            len: size_of::<WaitEndRecord>() as u32,
+            time_ns: now,
+        },
         tgid: thread.tgid,
         tid,
         start_ns: thread.wait_start_ns,
         blocked_ns: thread.wait_blocked_ns,
-        runnable_ns: now.saturating_sub(thread.wait_start_ns).saturating_sub(thread.wait_blocked_ns),
+        runnable_ns: now
+            .saturating_sub(thread.wait_start_ns)
+            .saturating_sub(thread.wait_blocked_ns),
         flags,
         waker_tid: thread.waker_tid,
         waker_tgid: thread.waker_tgid,
@@ -712,11 +755,16 @@ fn end(tid: u32, thread: &mut Thread, now: u64) {
     }
 }
 
-/// Counts a thread's end and sends its times. False when the ring has no room, which whoever asked must count.
+/// Counts a thread's end and sends its times. False when the ring has no room, which whoever asked
+/// must count.
 #[inline(always)]
 fn tell_end(tid: u32, thread: &Thread, now: u64) -> bool {
     let mut record = ThreadEndRecord {
-        header: Header { kind: KIND_THREAD_END, len: size_of::<ThreadEndRecord>() as u32, time_ns: now },
+        header: Header {
+            kind: KIND_THREAD_END,
+            len: size_of::<ThreadEndRecord>() as u32,
+            time_ns: now,
+        },
         tgid: thread.tgid,
         tid,
         entered_ns: thread.entered_ns,

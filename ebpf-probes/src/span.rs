@@ -1,5 +1,6 @@
-//! What a thread says it works for: OpenTelemetry's thread context (OTEP 4947), a record behind a pointer in thread-local memory. The daemon
-//! has found out where that is (`SPANS`); the thread is interrupted, on its way off the CPU or asleep, as its record's protocol asks of readers.
+//! What a thread says it works for: OpenTelemetry's thread context (OTEP 4947), a record behind a
+//! pointer in thread-local memory. The daemon has found out where that is (`SPANS`); the thread is
+//! interrupted, on its way off the CPU or asleep, as its record's protocol asks of readers.
 
 use crate::config::{Task, setting};
 use crate::maps::{SPANS, count};
@@ -15,12 +16,14 @@ use ebpf_common::limits::SPAN_BYTES;
 const READ_BYTES: u32 = 25;
 const VALID: usize = 24;
 
-/// `TLS_DTV_UNALLOCATED` of glibc (sysdeps/generic/dl-dtv.h): the thread has not used the module's variables yet.
+/// `TLS_DTV_UNALLOCATED` of glibc (sysdeps/generic/dl-dtv.h): the thread has not used the module's
+/// variables yet.
 const UNALLOCATED: u64 = u64::MAX;
 
 /// Memory of the process of a thread.
 trait Memory: Copy {
-    /// Reads `bytes` bytes at `address`; false when they are not to be had, whatever the address is.
+    /// Reads `bytes` bytes at `address`; false when they are not to be had, whatever the address
+    /// is.
     ///
     /// # Safety
     /// `into` has room for them.
@@ -123,8 +126,9 @@ fn variable(memory: impl Memory, place: &SpanPlace, pointer: u64) -> Option<u64>
         SPAN_STATIC => return Some(pointer.wrapping_add(place.offset)),
         SPAN_DISTANCE => return Some(pointer.wrapping_add(word(place.address)?)),
         SPAN_DESCRIPTOR => {
-            // Behind the function, what it is called with: how far behind the thread pointer the variable is, which is negative on x86-64, or the
-            // address of an index. (0: not looked up yet.)
+            // Behind the function, what it is called with: how far behind the thread pointer the
+            // variable is, which is negative on x86-64, or the address of an index. (0: not looked
+            // up yet.)
             let argument = word(place.address.wrapping_add(8))?;
             if (argument as i64) < 0 {
                 return Some(pointer.wrapping_add(argument));
@@ -134,10 +138,11 @@ fn variable(memory: impl Memory, place: &SpanPlace, pointer: u64) -> Option<u64>
         SPAN_INDEX => (word(place.address)?, word(place.address.wrapping_add(8))?),
         _ => (word(place.address)?, place.offset),
     };
-    // The vector's address is the second word behind the thread pointer (glibc: `tcbhead_t.dtv`; musl: `struct pthread.dtv`).
+    // The vector's address is the second word behind the thread pointer (glibc: `tcbhead_t.dtv`;
+    // musl: `struct pthread.dtv`).
     let vector = word(pointer.wrapping_add(8))?;
-    // A thread's vector grows when it uses a module that came after it. How many entries there are is said before the first with glibc (`dtv_t` of
-    // index -1), in the first with musl.
+    // A thread's vector grows when it uses a module that came after it. How many entries there are
+    // is said before the first with glibc (`dtv_t` of index -1), in the first with musl.
     let count = word(if place.entry_bytes == 16 { vector.wrapping_sub(16) } else { vector })?;
     if module == 0 || module > count {
         return None;

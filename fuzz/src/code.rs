@@ -1,4 +1,5 @@
-//! Machine code → rule: epilogues, stubs, code without unwind data, and the call before a return address.
+//! Machine code → rule: epilogues, stubs, code without unwind data, and the call before a return
+//! address.
 
 use crate::input::Input;
 use perfusion_unwind::encode::encode;
@@ -15,14 +16,16 @@ pub(crate) fn run(data: &[u8]) {
     let function = start..start.saturating_add(u64::from(input.u16()));
     let code = input.take(CODE_BYTES);
     for machine in ALL {
-        let rules = [(machine.epilogue)(code, address, &function), (machine.stub)(code, address).ok()];
+        let rules =
+            [(machine.epilogue)(code, address, &function), (machine.stub)(code, address).ok()];
         for rule in rules.into_iter().flatten() {
             check(machine, &rule);
         }
         if let Some(body) = machine.body {
             let mut read = |at: u64, into: &mut [u8]| {
-                let from =
-                    at.checked_sub(address).and_then(|offset| code.get(usize::try_from(offset).ok()?..));
+                let from = at
+                    .checked_sub(address)
+                    .and_then(|offset| code.get(usize::try_from(offset).ok()?..));
                 let length = from.map_or(0, |from| from.len().min(into.len()));
                 into.iter_mut().zip(from.unwrap_or_default()).for_each(|(to, byte)| *to = *byte);
                 length

@@ -47,7 +47,8 @@ struct File(Vec<u8>);
 
 impl FileBytes for File {
     fn read_at(&self, offset: u64, into: &mut [u8]) -> usize {
-        let there = usize::try_from(offset).ok().and_then(|at| self.0.get(at..)).unwrap_or_default();
+        let there =
+            usize::try_from(offset).ok().and_then(|at| self.0.get(at..)).unwrap_or_default();
         let length = there.len().min(into.len());
         into[..length].copy_from_slice(&there[..length]);
         length

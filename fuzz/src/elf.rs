@@ -10,8 +10,10 @@ pub(crate) fn run(data: &[u8]) {
     let mut images = Images::default();
     let Ok(id) = images.vdso(data.to_vec()) else { return };
     assert_eq!(images.vdso(data.to_vec()).ok(), Some(id), "the same bytes are the same image");
-    let entry =
-        data.get(24..).and_then(|rest| rest.first_chunk::<8>()).map_or(0, |at| u64::from_le_bytes(*at));
+    let entry = data
+        .get(24..)
+        .and_then(|rest| rest.first_chunk::<8>())
+        .map_or(0, |at| u64::from_le_bytes(*at));
     let first = images.get(id).and_then(|image| {
         black_box(&image.build_id);
         black_box(image.elf_address(entry));
@@ -25,6 +27,11 @@ pub(crate) fn run(data: &[u8]) {
         }
         // Compressed sections grow, up to a bound.
         let most = 4 * data.len() + MAX_INFLATED_BYTES;
-        assert!(unwind.size_bytes() <= most, "{} bytes held of {}", unwind.size_bytes(), data.len());
+        assert!(
+            unwind.size_bytes() <= most,
+            "{} bytes held of {}",
+            unwind.size_bytes(),
+            data.len()
+        );
     }
 }

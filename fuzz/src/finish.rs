@@ -27,7 +27,8 @@ impl Code for Program {
     fn step(&mut self, pc: u64, _exact: bool) -> Step {
         self.asked += 1;
         let count = u64::try_from(self.steps.len()).unwrap_or(u64::MAX);
-        let rule = pc.checked_rem(count).and_then(|at| self.steps.get(usize::try_from(at).ok()?)).cloned();
+        let rule =
+            pc.checked_rem(count).and_then(|at| self.steps.get(usize::try_from(at).ok()?)).cloned();
         Step {
             frame: FrameKey::Unknown { process: ProcessId(0), address: pc },
             rule: rule.unwrap_or(Err(Refusal::NoEntry)),
@@ -47,8 +48,8 @@ impl Code for Program {
     }
     fn stack(&mut self, address: u64) -> Option<Vec<u8>> {
         self.read += 1;
-        let words =
-            (0..=address & 63).map(|word| address.wrapping_add(address.rotate_left(7).wrapping_mul(word)));
+        let words = (0..=address & 63)
+            .map(|word| address.wrapping_add(address.rotate_left(7).wrapping_mul(word)));
         (address & 0x700 != 0x700).then(|| words.flat_map(u64::to_le_bytes).collect())
     }
 }
@@ -103,7 +104,8 @@ fn run_on(machine: &Machine, data: &[u8]) {
     if let Some(marker) = done.broken {
         assert_eq!(done.frames.last(), Some(&FrameKey::Marker(marker)), "and says so at its end");
     }
-    let guessed = done.frames.iter().filter(|frame| **frame == FrameKey::Marker(Marker::Guessed)).count();
+    let guessed =
+        done.frames.iter().filter(|frame| **frame == FrameKey::Marker(Marker::Guessed)).count();
     assert_eq!(u32::try_from(guessed), Ok(done.guessed), "each guess is marked");
     assert_eq!(
         finish::walk_on(machine, &context, &mut program, limits),

@@ -1,5 +1,5 @@
-//! The event stream of a runtime, and the events of a walk over its heap → types, graph, ways, dominated sizes; its counts of allocations. Metadata of an assembly →
-//! names.
+//! The event stream of a runtime, and the events of a walk over its heap → types, graph, ways,
+//! dominated sizes; its counts of allocations. Metadata of an assembly → names.
 
 use crate::input::Input;
 use perfusion_report::survey_profile;
@@ -46,7 +46,11 @@ pub(crate) fn run(data: &[u8]) {
 fn names(file: &[u8]) {
     let Some(assembly) = Assembly::of(file) else { return };
     let mut found = HashMap::new();
-    assembly.static_fields(&HashSet::from(["head", "array", "numbers"]), &mut found, &mut Room::new(1 << 20));
+    assembly.static_fields(
+        &HashSet::from(["head", "array", "numbers"]),
+        &mut found,
+        &mut Room::new(1 << 20),
+    );
     assert!(found.len() <= 3, "only what is asked for");
     for token in [0x0200_0001, 0x0200_0003, 0x02ff_ffff, 0x0100_0001] {
         black_box(assembly.class_names(token));
@@ -67,7 +71,10 @@ fn see(survey: &Survey) {
     assert_eq!(objects, survey.objects(), "and counted by its type");
     if dominators::bytes_needed(graph) <= LIMIT_BYTES {
         let dominated = dominators::find(graph, &survey.roots, survey.types.len());
-        assert!(dominated.by_type.iter().all(|&sum| sum <= bytes), "nothing dominates more than there is");
+        assert!(
+            dominated.by_type.iter().all(|&sum| sum <= bytes),
+            "nothing dominates more than there is"
+        );
     }
     let made = survey_profile::profile(survey, &paths, SystemTime::UNIX_EPOCH, &[]);
     assert!(made.is_ok(), "{made:?}");

@@ -1,8 +1,10 @@
-//! What the targets share: the fuzzer's bytes taken apart, and memory of a process that consists of them.
+//! What the targets share: the fuzzer's bytes taken apart, and memory of a process that consists of
+//! them.
 
 use perfusion_unwind::TargetMemory;
 
-/// The fuzzer's bytes, taken from the front. What is not there reads as zero, so that every input is a valid one.
+/// The fuzzer's bytes, taken from the front. What is not there reads as zero, so that every input
+/// is a valid one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Input<'a>(&'a [u8]);
 

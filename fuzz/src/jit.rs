@@ -8,7 +8,8 @@ use std::hint::black_box;
 
 /// Where the made-up code heap is: low, so that small numbers are pointers into it.
 const HEAP: u64 = 0x1_0000;
-/// As many bytes as the daemon lets one process have searched at once are far more than one input holds.
+/// As many bytes as the daemon lets one process have searched at once are far more than one input
+/// holds.
 const BUDGET_BYTES: u64 = 64 << 10;
 
 pub(crate) fn run(data: &[u8]) {
@@ -24,7 +25,10 @@ fn run_on(machine: &Machine, data: &[u8]) {
     let mut budget = Budget { bytes: BUDGET_BYTES };
     let found = JitBody::find(machine, &memory, pc, HEAP, &mut budget);
     if let Ok(Some(body)) = &found {
-        assert!(body.range.contains(&pc) && body.range.end - body.range.start <= MAX_BODY_BYTES, "{body:?}");
+        assert!(
+            body.range.contains(&pc) && body.range.end - body.range.start <= MAX_BODY_BYTES,
+            "{body:?}"
+        );
         assert_eq!(body.is_current(machine, &memory), Some(true), "nothing has changed since");
         for exact in [true, false] {
             if let Ok(rule) = body.rule(machine, &memory, pc, exact) {

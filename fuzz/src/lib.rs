@@ -1,6 +1,7 @@
-//! Fuzz targets for all that reads what a profiled process, its files or the kernel hand us. Each takes any bytes and panics when a
-//! promise is broken: that reading ends, within bounds, with an answer that can be true. `cargo xtask fuzz` lets the engine look
-//! for such bytes (`main.rs`); `cargo test` runs every target on the corpus (`tests/corpus.rs`).
+//! Fuzz targets for all that reads what a profiled process, its files or the kernel hand us. Each
+//! takes any bytes and panics when a promise is broken: that reading ends, within bounds, with an
+//! answer that can be true. `cargo xtask fuzz` lets the engine look for such bytes (`main.rs`);
+//! `cargo test` runs every target on the corpus (`tests/corpus.rs`).
 
 mod btf;
 mod code;

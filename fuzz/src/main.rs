@@ -1,4 +1,5 @@
-//! libFuzzer's program: one for all targets, because each would be linked for seconds; `PERFUSION_FUZZ_TARGET` names the one to run.
+//! libFuzzer's program: one for all targets, because each would be linked for seconds;
+//! `PERFUSION_FUZZ_TARGET` names the one to run.
 #![no_main]
 
 use fuzz::{TARGETS, Target};

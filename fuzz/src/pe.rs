@@ -14,7 +14,9 @@ pub(crate) fn run(data: &[u8]) {
     black_box(images.get(id).and_then(|image| image.rva(u64::from(rvas[1]))));
     let Some(directory) = images.exceptions(id, u64::from(rvas[1])) else { return };
     assert!(directory.size_bytes() <= file.len(), "a file makes us hold more than itself");
-    let Some((_, image)) = images.get(id).and_then(|image| image.pe_at(u64::from(rvas[1]))) else { return };
+    let Some((_, image)) = images.get(id).and_then(|image| image.pe_at(u64::from(rvas[1]))) else {
+        return;
+    };
     for rva in rvas {
         if let Some(function) = directory.function(NATIVE, &image, rva) {
             assert!((function.begin..function.end).contains(&rva));

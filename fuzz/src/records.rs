@@ -11,7 +11,8 @@ pub(crate) fn run(data: &[u8]) {
         let record = input.rest();
         if let Ok(event) = ring_record(record) {
             if let EventKind::CpuSample(sample) = &event.kind {
-                let held = sample.kernel.len() * 8 + sample.user.as_ref().map_or(0, |user| user.stack.len());
+                let held = sample.kernel.len() * 8
+                    + sample.user.as_ref().map_or(0, |user| user.stack.len());
                 assert!(held <= record.len(), "no more than the record brought");
             }
             black_box(event);

@@ -3,9 +3,9 @@
 use crate::input::Input;
 use profiler_protocol::consumer::{Consumer, MIN_SCRATCH_BYTES, Memory, Quota};
 use profiler_protocol::layout::{
-    COMMIT_OFFSET_AT, DATA_OFFSET_AT, EVENT_HEAD_AT, EVENT_TAIL_AT, Geometry, HEADER_BYTES, MAGIC, MAGIC_AT,
-    MIN_UNITS, REGION_BYTES_AT, REQUEST_OFFSET_AT, REQUEST_SLOTS_AT, UNIT_BYTES, UNITS_AT, VERSION,
-    VERSION_AT,
+    COMMIT_OFFSET_AT, DATA_OFFSET_AT, EVENT_HEAD_AT, EVENT_TAIL_AT, Geometry, HEADER_BYTES, MAGIC,
+    MAGIC_AT, MIN_UNITS, REGION_BYTES_AT, REQUEST_OFFSET_AT, REQUEST_SLOTS_AT, UNIT_BYTES,
+    UNITS_AT, VERSION, VERSION_AT,
 };
 use profiler_protocol::position::{Extent, commit_word, index};
 use profiler_protocol::record::{Body, Record, decode};
@@ -16,8 +16,8 @@ use std::hint::black_box;
 
 const GEOMETRY: Geometry = Geometry { units: MIN_UNITS, request_slots: 8 };
 
-/// What it says at each read comes from the fuzzer. Headers and commit words are believable unless the input says otherwise, or a
-/// reader that checks them would never be led further.
+/// What it says at each read comes from the fuzzer. Headers and commit words are believable unless
+/// the input says otherwise, or a reader that checks them would never be led further.
 struct Liar<'a> {
     input: RefCell<Input<'a>>,
     consumed: Cell<u64>,
@@ -80,7 +80,9 @@ impl Memory for Liar<'_> {
         if offset < HEADER_BYTES {
             self.header(bytes);
         } else if offset < GEOMETRY.data_offset() {
-            for (unit, word) in ((offset - GEOMETRY.commit_offset()) / 8..).zip(bytes.chunks_exact_mut(8)) {
+            for (unit, word) in
+                ((offset - GEOMETRY.commit_offset()) / 8..).zip(bytes.chunks_exact_mut(8))
+            {
                 word.copy_from_slice(&self.commit(unit).to_le_bytes());
             }
         } else {
@@ -119,14 +121,22 @@ pub(crate) fn run(data: &[u8]) {
     for action in actions {
         let right = match action % 5 {
             0 => consumer.skip_hole(&mut scratch, action & 64 == 0).is_ok(),
-            1 => consumer.request(&[Request::Detach; 20]).map(|written| assert!(written <= 8)).is_ok(),
+            1 => consumer
+                .request(&[Request::Detach; 20])
+                .map(|written| assert!(written <= 8))
+                .is_ok(),
             kind => {
-                let quota = if kind == 2 { Quota { records: 2, bytes: 1 << 10 } } else { Quota::RING };
+                let quota =
+                    if kind == 2 { Quota { records: 2, bytes: 1 << 10 } } else { Quota::RING };
                 consumer
                     .drain(&mut scratch, quota, &mut see)
                     .map(|drained| {
-                        let records = drained.records + drained.unknown + drained.skipped + drained.malformed;
-                        assert!(records <= drained.units && drained.units <= GEOMETRY.units, "{drained:?}");
+                        let records =
+                            drained.records + drained.unknown + drained.skipped + drained.malformed;
+                        assert!(
+                            records <= drained.units && drained.units <= GEOMETRY.units,
+                            "{drained:?}"
+                        );
                         assert!(drained.units * UNIT_BYTES <= quota.bytes, "{drained:?}");
                     })
                     .is_ok()

@@ -33,7 +33,11 @@ pub(crate) fn run(data: &[u8]) {
             if machine.link.is_none() {
                 assert_eq!(rule.return_address, Saved::AtCfa(-8), "{rule:?}");
             }
-            assert_eq!(rule.registers[machine.stack_pointer.index()], Saved::CfaPlus(0), "{rule:?}");
+            assert_eq!(
+                rule.registers[machine.stack_pointer.index()],
+                Saved::CfaPlus(0),
+                "{rule:?}"
+            );
             black_box(encode(machine, &rule));
         }
     }

@@ -1,4 +1,5 @@
-//! Every target on every file of its corpus, and on that file cut off and with bytes changed: what the fuzzer found once stays found.
+//! Every target on every file of its corpus, and on that file cut off and with bytes changed: what
+//! the fuzzer found once stays found.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use fuzz::{TARGETS, Target};
@@ -29,7 +30,8 @@ fn every_target_holds_on_its_corpus_and_around_it() {
     for (name, target) in TARGETS {
         target(&[]);
         let folder = corpus().join(name);
-        let files: Vec<PathBuf> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        let files: Vec<PathBuf> =
+            fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
         assert!(!files.is_empty(), "{}: no corpus", folder.display());
         for file in files {
             println!("{}", file.display());
@@ -42,6 +44,10 @@ fn every_target_holds_on_its_corpus_and_around_it() {
 fn every_corpus_has_its_target() {
     for entry in fs::read_dir(corpus()).unwrap() {
         let name = entry.unwrap().file_name();
-        assert!(TARGETS.iter().any(|(target, _)| name == *target), "{}: no such target", name.display());
+        assert!(
+            TARGETS.iter().any(|(target, _)| name == *target),
+            "{}: no such target",
+            name.display()
+        );
     }
 }

@@ -1,12 +1,13 @@
-//! The daemon's side. The peer is taken to be hostile: positions are private, each shared word is read once, data is copied and
-//! only the copy is checked, every lie is an error. A drain costs one read of the header, then two to four reads per chunk.
+//! The daemon's side. The peer is taken to be hostile: positions are private, each shared word is
+//! read once, data is copied and only the copy is checked, every lie is an error. A drain costs one
+//! read of the header, then two to four reads per chunk.
 
 use crate::layout::{
-    COMMIT_OFFSET_AT, COUNTER_WORDS, COUNTERS_AT, CREATED_AT, DATA_OFFSET_AT, EVENT_HEAD_AT, EVENT_TAIL_AT,
-    FEATURES_AT, Geometry, HEADER_BYTES, HEADER_USED_BYTES, INSTANCE_AT, LISTENER_AT, MAGIC, MAGIC_AT,
-    MAX_RECORD_UNITS, OWNER_AT, PID_AT, REGION_BYTES_AT, REQUEST_BYTES, REQUEST_HEAD_AT, REQUEST_OFFSET_AT,
-    REQUEST_SLOTS_AT, REQUEST_TAIL_AT, RUNTIME_AT, SLOTS_AT, STATE_AT, State, UNIT_BYTES, UNITS_AT, VERSION,
-    VERSION_AT,
+    COMMIT_OFFSET_AT, COUNTER_WORDS, COUNTERS_AT, CREATED_AT, DATA_OFFSET_AT, EVENT_HEAD_AT,
+    EVENT_TAIL_AT, FEATURES_AT, Geometry, HEADER_BYTES, HEADER_USED_BYTES, INSTANCE_AT,
+    LISTENER_AT, MAGIC, MAGIC_AT, MAX_RECORD_UNITS, OWNER_AT, PID_AT, REGION_BYTES_AT,
+    REQUEST_BYTES, REQUEST_HEAD_AT, REQUEST_OFFSET_AT, REQUEST_SLOTS_AT, REQUEST_TAIL_AT,
+    RUNTIME_AT, SLOTS_AT, STATE_AT, State, UNIT_BYTES, UNITS_AT, VERSION, VERSION_AT,
 };
 use crate::position::{Commit, index, read_commit};
 use crate::producer::Identity;
@@ -98,16 +99,24 @@ impl<E: core::fmt::Display> core::fmt::Display for ConsumerError<E> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             Self::Memory(error) => write!(f, "the region cannot be accessed: {error}"),
-            Self::NotARegion { found } => write!(f, "expected the magic word {MAGIC:#x}, found {found:#x}"),
-            Self::Version { found } => write!(f, "expected layout version {VERSION}, found {found}"),
+            Self::NotARegion { found } => {
+                write!(f, "expected the magic word {MAGIC:#x}, found {found:#x}")
+            }
+            Self::Version { found } => {
+                write!(f, "expected layout version {VERSION}, found {found}")
+            }
             Self::Geometry { field, found } => {
                 write!(f, "impossible value {found:#x} in the header at {field:#x}")
             }
-            Self::HeadJump { tail, head } => write!(f, "event_head {head} does not follow consumed {tail}"),
+            Self::HeadJump { tail, head } => {
+                write!(f, "event_head {head} does not follow consumed {tail}")
+            }
             Self::Commit { position, units, bytes } => {
                 write!(f, "record {position} claims {units} units and {bytes} bytes")
             }
-            Self::RequestTail { head, tail } => write!(f, "request_tail {tail} does not fit {head} requests"),
+            Self::RequestTail { head, tail } => {
+                write!(f, "request_tail {tail} does not fit {head} requests")
+            }
             Self::State { found } => write!(f, "unknown state {found}"),
             Self::Scratch { bytes } => write!(f, "{bytes} bytes of scratch memory are too few"),
         }
@@ -154,8 +163,9 @@ pub struct Drained {
     pub units: u64,
     /// More is waiting: a quota ended this drain.
     pub more: bool,
-    /// The drain ended at this position, which is reserved but not committed. When it stays so for long (who may still write there does so when it likes) or
-    /// the process is gone, [`Consumer::skip_hole`].
+    /// The drain ended at this position, which is reserved but not committed. When it stays so for
+    /// long (who may still write there does so when it likes) or the process is gone,
+    /// [`Consumer::skip_hole`].
     pub pending: Option<u64>,
 }
 
@@ -207,7 +217,8 @@ impl Header {
 }
 
 impl<M: Memory> Consumer<M> {
-    /// Opens a region whose file is `file_bytes` long. Goes on where the last consumer (if any) said it was.
+    /// Opens a region whose file is `file_bytes` long. Goes on where the last consumer (if any)
+    /// said it was.
     ///
     /// # Errors
     /// Unreadable, not a region, of another version, or inconsistent.
@@ -224,7 +235,8 @@ impl<M: Memory> Consumer<M> {
         }
         let wrong = |field: u64| ConsumerError::Geometry { field, found: header.word(field) };
         let units = header.word(UNITS_AT);
-        let geometry = Geometry::new(units, header.word(REQUEST_SLOTS_AT)).ok_or(wrong(UNITS_AT))?;
+        let geometry =
+            Geometry::new(units, header.word(REQUEST_SLOTS_AT)).ok_or(wrong(UNITS_AT))?;
         for (field, expected) in [
             (REGION_BYTES_AT, geometry.region_bytes()),
             (REQUEST_OFFSET_AT, geometry.request_offset()),
@@ -242,10 +254,12 @@ impl<M: Memory> Consumer<M> {
             return Err(wrong(REGION_BYTES_AT));
         }
         let status = read_status(&header)?;
-        // Another consumer may have been here. Its word counts only if it is possible; else begin at the head.
+        // Another consumer may have been here. Its word counts only if it is possible; else begin
+        // at the head.
         let tail = header.word(EVENT_TAIL_AT);
         let behind = status.event_head.checked_sub(tail);
-        let tail = if behind.is_some_and(|b| b <= geometry.units) { tail } else { status.event_head };
+        let tail =
+            if behind.is_some_and(|b| b <= geometry.units) { tail } else { status.event_head };
         let request_head = header.word(REQUEST_HEAD_AT);
         let unanswered = request_head.checked_sub(status.request_tail);
         let sane = unanswered.is_some_and(|n| n <= geometry.request_slots);
@@ -295,7 +309,8 @@ impl<M: Memory> Consumer<M> {
         Ok(&self.status)
     }
 
-    /// Hands all committed records to `sink`, in order, within `quota`. `scratch` is at least [`MIN_SCRATCH_BYTES`].
+    /// Hands all committed records to `sink`, in order, within `quota`. `scratch` is at least
+    /// [`MIN_SCRATCH_BYTES`].
     ///
     /// # Errors
     /// Unreadable, or the peer lies: then the region should be given up.
@@ -341,18 +356,21 @@ impl<M: Memory> Consumer<M> {
         let too_small = || ConsumerError::Scratch { bytes: scratch_bytes };
         let room = scratch_bytes / BYTES_PER_UNIT;
         let span = usize::try_from(left).unwrap_or(room).min(room);
-        let (commits, data) = scratch.split_at_mut_checked(span.saturating_mul(8)).ok_or_else(too_small)?;
+        let (commits, data) =
+            scratch.split_at_mut_checked(span.saturating_mul(8)).ok_or_else(too_small)?;
         self.read_ring(self.geometry.commit_offset(), 8, self.tail, commits)?;
         let commits: &[u8] = commits;
         let taken = self.walk_commits(commits, left, quota, drained)?;
-        let data_bytes = usize::try_from(taken.wrapping_mul(UNIT_BYTES)).map_err(|_| too_small())?;
+        let data_bytes =
+            usize::try_from(taken.wrapping_mul(UNIT_BYTES)).map_err(|_| too_small())?;
         let data = data.get_mut(..data_bytes).ok_or_else(too_small)?;
         self.read_ring(self.geometry.data_offset(), UNIT_BYTES, self.tail, data)?;
         let mut at = 0u64;
         while at < taken {
             // The private copy of the commit word, which `walk_commits` has accepted.
             let position = self.tail.wrapping_add(at);
-            let Commit::Done(extent) = read_commit(word_at(commits, at), position, self.geometry.units)
+            let Commit::Done(extent) =
+                read_commit(word_at(commits, at), position, self.geometry.units)
             else {
                 break;
             };
@@ -402,13 +420,18 @@ impl<M: Memory> Consumer<M> {
             };
             let end = at.wrapping_add(extent.units);
             if end > left {
-                return Err(ConsumerError::Commit { position, units: extent.units, bytes: extent.bytes });
+                return Err(ConsumerError::Commit {
+                    position,
+                    units: extent.units,
+                    bytes: extent.bytes,
+                });
             }
             if end > span {
                 break; // whole in the next chunk
             }
             let units = drained.units.saturating_add(end);
-            if seen.saturating_add(records) >= quota.records || units.saturating_mul(UNIT_BYTES) > quota.bytes
+            if seen.saturating_add(records) >= quota.records
+                || units.saturating_mul(UNIT_BYTES) > quota.bytes
             {
                 drained.more = true;
                 break;
@@ -419,12 +442,17 @@ impl<M: Memory> Consumer<M> {
         Ok(at)
     }
 
-    /// Gives up a hole at the front: goes to the next committed position, or, when `to_head`, to the head if there is none.
-    /// Answers the units skipped (one or more records were lost in them). For a producer that died while it wrote.
+    /// Gives up a hole at the front: goes to the next committed position, or, when `to_head`, to
+    /// the head if there is none. Answers the units skipped (one or more records were lost in
+    /// them). For a producer that died while it wrote.
     ///
     /// # Errors
     /// Unreadable, or the head jumps.
-    pub fn skip_hole(&mut self, scratch: &mut [u8], to_head: bool) -> Result<u64, ConsumerError<M::Error>> {
+    pub fn skip_hole(
+        &mut self,
+        scratch: &mut [u8],
+        to_head: bool,
+    ) -> Result<u64, ConsumerError<M::Error>> {
         let head = self.refresh()?.event_head;
         let waiting = match head.checked_sub(self.tail) {
             Some(waiting) if waiting <= self.geometry.units => waiting,
@@ -441,7 +469,8 @@ impl<M: Memory> Consumer<M> {
             let from = self.tail.wrapping_add(skipped);
             self.read_ring(self.geometry.commit_offset(), 8, from, commits)?;
             for at in 0..span as u64 {
-                let commit = read_commit(word_at(commits, at), from.wrapping_add(at), self.geometry.units);
+                let commit =
+                    read_commit(word_at(commits, at), from.wrapping_add(at), self.geometry.units);
                 if !matches!(commit, Commit::Pending) {
                     skipped += at;
                     break 'search;
@@ -497,7 +526,11 @@ impl<M: Memory> Consumer<M> {
         Ok(written)
     }
 
-    fn write_requests(&mut self, bytes: &[u8], count: usize) -> Result<(), ConsumerError<M::Error>> {
+    fn write_requests(
+        &mut self,
+        bytes: &[u8],
+        count: usize,
+    ) -> Result<(), ConsumerError<M::Error>> {
         let at = index(self.request_head, self.geometry.request_slots).wrapping_mul(REQUEST_BYTES);
         let used = bytes.get(..count.saturating_mul(REQUEST_BYTES as usize)).unwrap_or(&[]);
         let offset = self.geometry.request_offset().wrapping_add(at);
@@ -506,11 +539,17 @@ impl<M: Memory> Consumer<M> {
         Ok(())
     }
 
-    /// Says "I listen": `listener` is this daemon's random number (not 0), `heartbeat` any value other than the last.
+    /// Says "I listen": `listener` is this daemon's random number (not 0), `heartbeat` any value
+    /// other than the last.
     ///
     /// # Errors
     /// Unwritable.
-    pub fn beat(&self, listener: u64, heartbeat: u64, period_ns: u64) -> Result<(), ConsumerError<M::Error>> {
+    pub fn beat(
+        &self,
+        listener: u64,
+        heartbeat: u64,
+        period_ns: u64,
+    ) -> Result<(), ConsumerError<M::Error>> {
         self.write_words(LISTENER_AT, &[listener, heartbeat, period_ns])
     }
 
@@ -534,7 +573,8 @@ impl<M: Memory> Consumer<M> {
         Ok(LeaseWords { listener, heartbeat, period_ns })
     }
 
-    /// Reads `bytes` of a ring at `offset` with `stride` bytes a unit, from `position` on, in one or two pieces.
+    /// Reads `bytes` of a ring at `offset` with `stride` bytes a unit, from `position` on, in one
+    /// or two pieces.
     fn read_ring(
         &self,
         offset: u64,

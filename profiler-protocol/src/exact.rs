@@ -1,6 +1,7 @@
-//! The exact table: what `record --exact` knows of every object of a process, in a memfd of its own beside the region. The shim counts
-//! into it in place; the daemon opens it while the process starts and reads it whenever it likes, also when the process is long gone, so
-//! nothing can be lost on the way. Described byte by byte in `docs/shim-protocol.md`.
+//! The exact table: what `record --exact` knows of every object of a process, in a memfd of its own
+//! beside the region. The shim counts into it in place; the daemon opens it while the process
+//! starts and reads it whenever it likes, also when the process is long gone, so nothing can be
+//! lost on the way. Described byte by byte in `docs/shim-protocol.md`.
 
 use crate::load::CLASS_ID;
 
@@ -59,7 +60,8 @@ pub mod reader {
     pub const DECLINED: u64 = 2;
 }
 
-/// Words of the header, by number. All but [`head::READER`] and [`head::ASKED`] are written by the shim.
+/// Words of the header, by number. All but [`head::READER`] and [`head::ASKED`] are written by the
+/// shim.
 pub mod head {
     /// [`super::MAGIC`], written last.
     pub const MAGIC: usize = 0;
@@ -99,11 +101,13 @@ pub mod head {
     pub const LOOKED_AT: usize = 17;
     /// Nanoseconds that took, the runtime's part included.
     pub const LOOKED_NS: usize = 18;
-    /// Objects among all that no callback told of: they were found in generation 0, by a collection or at the end.
+    /// Objects among all that no callback told of: they were found in generation 0, by a collection
+    /// or at the end.
     pub const UNSEEN: usize = 19;
     /// 1 when the process has ended and those of its last moments were looked for, too.
     pub const LOOKED_LAST: usize = 20;
-    /// CPU time of what exact mode added to collections, nanoseconds: [`OWN_NS`] has also what the thread waited for a CPU, and the runtime's part of a look.
+    /// CPU time of what exact mode added to collections, nanoseconds: [`OWN_NS`] has also what the
+    /// thread waited for a CPU, and the runtime's part of a look.
     pub const OWN_CPU_NS: usize = 21;
     /// Why the process is not counted ([`super::reason`]).
     pub const REASON: usize = 22;
@@ -111,18 +115,21 @@ pub mod head {
     pub const LOSSES: usize = 24;
     /// Written by the daemon, and waited for: [`super::reader`].
     pub const READER: usize = 64;
-    /// Written by the daemon: with every change the shim brings the counts up to date, and repeats the word in [`ANSWERED`].
+    /// Written by the daemon: with every change the shim brings the counts up to date, and repeats
+    /// the word in [`ANSWERED`].
     pub const ASKED: usize = 65;
     /// The last [`ASKED`] that was obeyed.
     pub const ANSWERED: usize = 72;
 }
 
-/// Most bytes of address space (RLIMIT_AS) with which a process is not counted: exact mode would reserve a noticeable part.
+/// Most bytes of address space (RLIMIT_AS) with which a process is not counted: exact mode would
+/// reserve a noticeable part.
 pub const LEAST_ADDRESS_SPACE: usize = 8 << 30;
 
 /// Values of [`head::REASON`]. 0: none, or the recorder's.
 pub mod reason {
-    /// There is too little address space: RLIMIT_AS is below [`super::LEAST_ADDRESS_SPACE`], or the kernel refused.
+    /// There is too little address space: RLIMIT_AS is below [`super::LEAST_ADDRESS_SPACE`], or the
+    /// kernel refused.
     pub const ADDRESS_SPACE: u64 = 1;
 }
 
@@ -141,7 +148,8 @@ pub mod state {
 pub mod of_type {
     /// The runtime's ClassID.
     pub const CLASS: usize = 0;
-    /// Where its name is: offset u32, bytes of the name u16, bytes of the module's name behind it u16. 0 while it has none.
+    /// Where its name is: offset u32, bytes of the name u16, bytes of the module's name behind it
+    /// u16. 0 while it has none.
     pub const NAME: usize = 1;
     /// Objects allocated.
     pub const OBJECTS: usize = 2;
@@ -177,7 +185,8 @@ pub mod of_type {
     pub const BY_TIME: usize = 32;
     /// Living objects when somebody looked who holds what ([`super::head::LOOKED_AT`]).
     pub const ALIVE: usize = 56;
-    /// First of the roots that held them then, by COR_PRF_GC_ROOT_KIND: other, stack, finalizer, handle. Weak ones hold nothing.
+    /// First of the roots that held them then, by COR_PRF_GC_ROOT_KIND: other, stack, finalizer,
+    /// handle. Weak ones hold nothing.
     pub const ROOTS: usize = 57;
     /// References that they had to others.
     pub const REFERENCES: usize = 61;
@@ -189,7 +198,8 @@ pub mod of_type {
 
 /// Buckets of lifetimes in collections: 0, 1, 2 to 3, 4 to 7, …; the last one has no end.
 pub const COLLECTION_BUCKETS: usize = 16;
-/// Buckets of lifetimes in time: less than 1 ms, 1 ms, 2 to 3 ms, 4 to 7 ms, …; the last one has no end.
+/// Buckets of lifetimes in time: less than 1 ms, 1 ms, 2 to 3 ms, 4 to 7 ms, …; the last one has no
+/// end.
 pub const TIME_BUCKETS: usize = 24;
 
 /// Kinds of roots.
@@ -207,8 +217,9 @@ pub const fn bucket(number: u32, buckets: usize) -> usize {
 
 /// Words of a collection's row.
 pub mod of_collection {
-    /// Generation; in the second byte 1 when the runtime's event about it was seen, in the third its reason, in the fourth its kind, in
-    /// the fifth 1 when the profiling interface calls it induced.
+    /// Generation; in the second byte 1 when the runtime's event about it was seen, in the third
+    /// its reason, in the fourth its kind, in the fifth 1 when the profiling interface calls it
+    /// induced.
     pub const WHAT: usize = 0;
     /// The runtime's number of it, if its event was seen.
     pub const NUMBER: usize = 1;
@@ -250,7 +261,8 @@ pub mod of_collection {
     pub const HEAP_BEFORE: usize = 19;
     /// The same after it.
     pub const HEAP_AFTER: usize = 20;
-    /// Bytes of the objects alive after it, as far as anybody knows: the dead of generations it did not look at included, frozen ones not.
+    /// Bytes of the objects alive after it, as far as anybody knows: the dead of generations it did
+    /// not look at included, frozen ones not.
     pub const OBJECTS_AFTER: usize = 21;
 }
 
@@ -258,7 +270,11 @@ pub mod of_collection {
 pub const LOSSES: [(usize, &str, &str); 9] = [
     (loss::THREADS, "threads", "objects not counted: too many threads at a time"),
     (loss::MEMORY, "memory", "objects not counted: no memory to note them"),
-    (loss::UNFOLLOWED, "unfollowed", "objects counted whose life was not followed: no memory for it"),
+    (
+        loss::UNFOLLOWED,
+        "unfollowed",
+        "objects counted whose life was not followed: no memory for it",
+    ),
     (
         loss::RANGES,
         "ranges",
@@ -274,12 +290,14 @@ pub const LOSSES: [(usize, &str, &str); 9] = [
     (
         loss::ROWS,
         "rows",
-        "collections, or survivors of one, without a row of their own: too many; the sums have them",
+        "collections, or survivors of one, without a row of their own: too many; the sums have \
+         them",
     ),
     (
         loss::LOOKS,
         "looks",
-        "times when objects that no profiler is told of were not all looked for: values boxed before are missing",
+        "times when objects that no profiler is told of were not all looked for: values boxed \
+         before are missing",
     ),
 ];
 
@@ -308,7 +326,9 @@ pub mod loss {
 const _: () = {
     assert!(of_type::BY_COLLECTIONS + COLLECTION_BUCKETS <= of_type::BY_TIME);
     assert!(of_type::BY_TIME + TIME_BUCKETS <= of_type::ALIVE);
-    assert!(of_type::ROOTS + ROOT_KINDS == of_type::REFERENCES && of_type::REFERENCED < of_type::UNSEEN);
+    assert!(
+        of_type::ROOTS + ROOT_KINDS == of_type::REFERENCES && of_type::REFERENCED < of_type::UNSEEN
+    );
     assert!(of_type::UNSEEN < TYPE_WORDS);
     assert!(of_collection::OBJECTS_AFTER < COLLECTION_WORDS);
     assert!(head::LOSSES + LOSSES.len() <= head::READER);

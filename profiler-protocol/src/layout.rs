@@ -1,8 +1,10 @@
-//! Offsets and sizes of the region, as in `docs/shim-protocol.md` (compared by `tests/layout.rs`). No access here.
+//! Offsets and sizes of the region, as in `docs/shim-protocol.md` (compared by `tests/layout.rs`).
+//! No access here.
 
 /// First word of a region that is ready to be read: `PERFSHIM`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PERFSHIM");
-/// Version of this layout and of what records and requests mean (`tests/roundtrip.rs` holds their bytes).
+/// Version of this layout and of what records and requests mean (`tests/roundtrip.rs` holds their
+/// bytes).
 pub const VERSION: u32 = 4;
 /// Name given to `memfd_create`.
 pub const REGION_NAME: &str = "perfusion-shim";
@@ -130,7 +132,8 @@ impl State {
     }
 }
 
-/// Where the parts of a region lie. All of it follows from two numbers, so a header is checked by equality.
+/// Where the parts of a region lie. All of it follows from two numbers, so a header is checked by
+/// equality.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Units of event data, a power of two.
@@ -143,7 +146,8 @@ impl Geometry {
     /// The default: 2 MiB of event data.
     pub const DEFAULT: Self = Self { units: DEFAULT_UNITS, request_slots: DEFAULT_REQUEST_SLOTS };
 
-    /// A region of `units` and `request_slots`; `None` unless both are powers of two within their limits.
+    /// A region of `units` and `request_slots`; `None` unless both are powers of two within their
+    /// limits.
     #[must_use]
     pub const fn new(units: u64, request_slots: u64) -> Option<Self> {
         let units_fit = units.is_power_of_two() && units >= MIN_UNITS && units <= MAX_UNITS;

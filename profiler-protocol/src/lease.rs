@@ -1,4 +1,5 @@
-//! Does anybody listen? A beat is a *change* of the heartbeat word, timed by the shim's own clock. Pure.
+//! Does anybody listen? A beat is a *change* of the heartbeat word, timed by the shim's own clock.
+//! Pure.
 
 /// Without a beat for this long the shim goes quiet, unless three periods are longer.
 pub const SILENCE_NS: u64 = 1_800_000_000;
@@ -44,11 +45,18 @@ impl Lease {
     }
 
     /// Takes in the three lease words as read at `now_ns`.
-    pub fn observe(&mut self, listener: u64, heartbeat: u64, period_ns: u64, now_ns: u64) -> Verdict {
+    pub fn observe(
+        &mut self,
+        listener: u64,
+        heartbeat: u64,
+        period_ns: u64,
+        now_ns: u64,
+    ) -> Verdict {
         if heartbeat != self.heartbeat {
             self.heartbeat = heartbeat;
             self.period_ns = period_ns;
-            // A listener that leaves writes 0 with its last change; the next one's first beat ends that.
+            // A listener that leaves writes 0 with its last change; the next one's first beat ends
+            // that.
             self.released = listener == 0;
             if !self.released {
                 self.last_beat_ns = now_ns;

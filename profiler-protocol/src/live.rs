@@ -1,9 +1,10 @@
 //! Which sampled objects are watched when there is not room for all: what both sides compute alike.
 //!
-//! Every sampled object draws a number v, evenly from 1 to 2³²−1, and has the key `importance · 2³² / v` (priority sampling). It is watched
-//! while its key is above the threshold of the *level*, which rises when the set is full and falls when it has room again. So an object
-//! that is alive is watched with the probability `min(1, importance / threshold)` of the highest level it has seen, whatever else the
-//! program does, and stands for the inverse of that.
+//! Every sampled object draws a number v, evenly from 1 to 2³²−1, and has the key
+//! `importance · 2³² / v` (priority sampling). It is watched while its key is above the threshold
+//! of the *level*, which rises when the set is full and falls when it has room again. So an object
+//! that is alive is watched with the probability `min(1, importance / threshold)` of the highest
+//! level it has seen, whatever else the program does, and stands for the inverse of that.
 
 use crate::record::MAX_LEVEL;
 
@@ -18,10 +19,12 @@ pub const TOP_LEVEL: u8 = 184;
 pub const LEVELS_OF_OCTAVE: u8 = 4;
 const STEPS: [u64; LEVELS_OF_OCTAVE as usize] = [65_536, 77_936, 92_682, 110_218];
 
-/// Words of the slot of a watched object: its handle, 0 while the slot watches nothing; sample << 8 | generation; its key. They lie in the process and not in
-/// the region: who may read its memory learns whose a handle is, and so finds the object in a walk of the runtime's.
+/// Words of the slot of a watched object: its handle, 0 while the slot watches nothing; sample << 8
+/// | generation; its key. They lie in the process and not in the region: who may read its memory
+/// learns whose a handle is, and so finds the object in a walk of the runtime's.
 pub const SLOT_WORDS: usize = 3;
-/// Between two looks of the service thread there is room for so many more objects than may be watched: an eighth.
+/// Between two looks of the service thread there is room for so many more objects than may be
+/// watched: an eighth.
 pub const SPARE: usize = 8;
 /// Slots are claimed by groups.
 pub const GROUP: usize = 64;
@@ -32,7 +35,8 @@ pub const fn groups(most: usize) -> usize {
     most.saturating_add(most / SPARE).div_ceil(GROUP)
 }
 
-/// How much an object of `size` bytes matters whose sample was chosen at `level` of all samples: about the bytes it stands for.
+/// How much an object of `size` bytes matters whose sample was chosen at `level` of all samples:
+/// about the bytes it stands for.
 #[must_use]
 pub const fn importance(size: u64, level: u8) -> u64 {
     let bytes = size.saturating_add(SAMPLING_BYTES);
@@ -74,8 +78,8 @@ pub fn level_above(key: u64) -> u8 {
     level
 }
 
-/// The probability that an object of this importance is watched at `level`: a key is above t when the draw is at most
-/// importance · 2³² / (t + 1).
+/// The probability that an object of this importance is watched at `level`: a key is above t when
+/// the draw is at most importance · 2³² / (t + 1).
 #[must_use]
 pub fn chance(importance: u64, level: u8) -> f64 {
     let above = threshold(level).saturating_add(1);

@@ -1,21 +1,25 @@
-//! What a shim is told when it is loaded: the class id, and whom its region is for, which says too what that one wishes to hear. Pure.
+//! What a shim is told when it is loaded: the class id, and whom its region is for, which says too
+//! what that one wishes to hear. Pure.
 
-/// Class id the runtime asks the library for; any would do, for a runtime passes on what it was given.
-/// {9A1B7B5E-5F0B-4C0E-9B5F-50455246494E}, in memory order.
-pub const CLASS_ID: [u8; 16] =
-    [0x5e, 0x7b, 0x1b, 0x9a, 0x0b, 0x5f, 0x0e, 0x4c, 0x9b, 0x5f, 0x50, 0x45, 0x52, 0x46, 0x49, 0x4e];
+/// Class id the runtime asks the library for; any would do, for a runtime passes on what it was
+/// given. {9A1B7B5E-5F0B-4C0E-9B5F-50455246494E}, in memory order.
+pub const CLASS_ID: [u8; 16] = [
+    0x5e, 0x7b, 0x1b, 0x9a, 0x0b, 0x5f, 0x0e, 0x4c, 0x9b, 0x5f, 0x50, 0x45, 0x52, 0x46, 0x49, 0x4e,
+];
 
-/// Environment variable with the owner as 16 hexadecimal digits, for shims that are loaded by environment.
+/// Environment variable with the owner as 16 hexadecimal digits, for shims that are loaded by
+/// environment.
 pub const OWNER_VARIABLE: &str = "PERFUSION_OWNER";
 
-/// Environment variable with the path of the library, for shims that are loaded by environment. Whoever records holds an exclusive `flock` on
-/// that file, and removes it at the end.
+/// Environment variable with the path of the library, for shims that are loaded by environment.
+/// Whoever records holds an exclusive `flock` on that file, and removes it at the end.
 pub const LOCK_VARIABLE: &str = "PERFUSION_LOCK";
 
 /// Longest path in [`LOCK_VARIABLE`], in bytes; all of them ASCII.
 pub const LOCK_PATH_BYTES: usize = 254;
 
-/// A process that is loaded by environment waits so long for its recorder, at most, and only while the recorder holds its lock.
+/// A process that is loaded by environment waits so long for its recorder, at most, and only while
+/// the recorder holds its lock.
 pub const START_WAIT_NS: u64 = 1_000_000_000;
 
 /// A recorder goes without exceptions.
@@ -30,11 +34,13 @@ pub const WITHOUT_ALLOCATIONS: u64 = 8;
 pub const WITHOUT_LIVE_OBJECTS: u64 = 16;
 /// A recorder wishes to hear what exceptions say.
 pub const WITH_EXCEPTION_MESSAGES: u64 = 32;
-/// A recorder opens an event session before the first object: a process that is loaded by environment waits for the first beat.
+/// A recorder opens an event session before the first object: a process that is loaded by
+/// environment waits for the first beat.
 pub const WITH_START_SESSION: u64 = 64;
-/// The bits of a recorder's number that say what it wishes to hear. They are part of the number because that is the one thing a shim knows from its
-/// first event on, however it was loaded, and learns of a recorder that takes it over. Those that mean nothing yet are 0, so that no recorder of now asks for
-/// what a later one means by them.
+/// The bits of a recorder's number that say what it wishes to hear. They are part of the number
+/// because that is the one thing a shim knows from its first event on, however it was loaded, and
+/// learns of a recorder that takes it over. Those that mean nothing yet are 0, so that no recorder
+/// of now asks for what a later one means by them.
 const WISHES: u64 = 0xffff;
 /// Of every number.
 const SOMEBODY: u64 = 1 << 63;
@@ -64,13 +70,15 @@ const CLIENT_DATA_MAGIC: [u8; 8] = *b"PERFOWN1";
 #[must_use]
 pub fn client_data(owner: u64) -> [u8; 16] {
     let mut data = [0; 16];
-    for (to, from) in data.iter_mut().zip(CLIENT_DATA_MAGIC.into_iter().chain(owner.to_le_bytes())) {
+    for (to, from) in data.iter_mut().zip(CLIENT_DATA_MAGIC.into_iter().chain(owner.to_le_bytes()))
+    {
         *to = from;
     }
     data
 }
 
-/// The owner in an attach's client data; 0 (nobody in particular) for anything else than [`client_data`] makes.
+/// The owner in an attach's client data; 0 (nobody in particular) for anything else than
+/// [`client_data`] makes.
 #[must_use]
 pub fn owner_in_client_data(data: &[u8]) -> u64 {
     match data.split_first_chunk::<8>() {
@@ -115,7 +123,10 @@ mod tests {
 
     #[test]
     fn client_data_brings_the_owner_over() {
-        assert_eq!(client_data(0x0102_0304_0506_0708), *b"PERFOWN1\x08\x07\x06\x05\x04\x03\x02\x01");
+        assert_eq!(
+            client_data(0x0102_0304_0506_0708),
+            *b"PERFOWN1\x08\x07\x06\x05\x04\x03\x02\x01"
+        );
         assert_eq!(owner_in_client_data(&client_data(u64::MAX - 1)), u64::MAX - 1);
         for other in [&b""[..], b"PERFOWN1", b"PERFOWN1short", b"perfown1\x01\0\0\0\0\0\0\0"] {
             assert_eq!(owner_in_client_data(other), 0, "{other:?}");

@@ -14,7 +14,8 @@ pub const fn index(position: u64, units: u64) -> u64 {
     position & units.wrapping_sub(1)
 }
 
-/// How many units a producer may still reserve. Zero for a tail that cannot be right, so an absurd tail means a full ring.
+/// How many units a producer may still reserve. Zero for a tail that cannot be right, so an absurd
+/// tail means a full ring.
 #[must_use]
 pub const fn free(head: u64, tail: u64, units: u64) -> u64 {
     match head.checked_sub(tail) {
@@ -43,11 +44,13 @@ pub enum Commit {
     Impossible(Extent),
 }
 
-/// Bits of a commit word that state the bytes in use: the lowest. Those above them, up to the upper half, state the units.
+/// Bits of a commit word that state the bytes in use: the lowest. Those above them, up to the upper
+/// half, state the units.
 const BYTES_BITS: u32 = 18;
 const BYTES_MASK: u64 = (1 << BYTES_BITS) - 1;
 const UNITS_MASK: u64 = (1 << (32 - BYTES_BITS)) - 1;
-const _: () = assert!(MAX_RECORD_UNITS * UNIT_BYTES <= BYTES_MASK && MAX_RECORD_UNITS <= UNITS_MASK);
+const _: () =
+    assert!(MAX_RECORD_UNITS * UNIT_BYTES <= BYTES_MASK && MAX_RECORD_UNITS <= UNITS_MASK);
 
 /// Upper half of the commit words of `position`'s lap; never 0 before 2³² laps.
 const fn lap_mark(position: u64, units: u64) -> u64 {
@@ -58,7 +61,9 @@ const fn lap_mark(position: u64, units: u64) -> u64 {
 /// The commit word of a record at `position`.
 #[must_use]
 pub const fn commit_word(position: u64, units: u64, extent: Extent) -> u64 {
-    lap_mark(position, units) | (extent.units & UNITS_MASK) << BYTES_BITS | (extent.bytes & BYTES_MASK)
+    lap_mark(position, units)
+        | (extent.units & UNITS_MASK) << BYTES_BITS
+        | (extent.bytes & BYTES_MASK)
 }
 
 /// Reads the commit word found for `position`.

@@ -1,12 +1,13 @@
-//! The shim's side of the region: reserve → fill → commit. Never waits, never allocates; what does not fit is counted.
-//! All access goes through bounds-checked words; the mapping itself is the caller's business.
+//! The shim's side of the region: reserve → fill → commit. Never waits, never allocates; what does
+//! not fit is counted. All access goes through bounds-checked words; the mapping itself is the
+//! caller's business.
 
 use crate::counter::Counter;
 use crate::layout::{
-    COMMIT_OFFSET_AT, CREATED_AT, DATA_OFFSET_AT, EVENT_HEAD_AT, EVENT_TAIL_AT, FEATURES_AT, Geometry,
-    HEADER_BYTES, HEARTBEAT_AT, INSTANCE_AT, LISTENER_AT, MAGIC, MAGIC_AT, MAX_RECORD_BYTES, OWNER_AT,
-    PERIOD_AT, PID_AT, REGION_BYTES_AT, REQUEST_OFFSET_AT, REQUEST_SLOTS_AT, RUNTIME_AT, SLOTS_AT, STATE_AT,
-    State, UNITS_AT, VERSION, VERSION_AT,
+    COMMIT_OFFSET_AT, CREATED_AT, DATA_OFFSET_AT, EVENT_HEAD_AT, EVENT_TAIL_AT, FEATURES_AT,
+    Geometry, HEADER_BYTES, HEARTBEAT_AT, INSTANCE_AT, LISTENER_AT, MAGIC, MAGIC_AT,
+    MAX_RECORD_BYTES, OWNER_AT, PERIOD_AT, PID_AT, REGION_BYTES_AT, REQUEST_OFFSET_AT,
+    REQUEST_SLOTS_AT, RUNTIME_AT, SLOTS_AT, STATE_AT, State, UNITS_AT, VERSION, VERSION_AT,
 };
 use crate::position::{Extent, commit_word, free, index, units_for};
 use crate::sync::{AtomicU64, Ordering};
@@ -31,9 +32,11 @@ pub struct Identity {
     pub runtime: u64,
     /// Feature bits.
     pub features: u64,
-    /// Number of the recorder the region was made for ([`crate::load`]), 0 for nobody in particular.
+    /// Number of the recorder the region was made for ([`crate::load`]), 0 for nobody in
+    /// particular.
     pub owner: u64,
-    /// Where in the process the slots of the watched objects lie ([`crate::live::SLOT_WORDS`]), 0 for nowhere.
+    /// Where in the process the slots of the watched objects lie ([`crate::live::SLOT_WORDS`]), 0
+    /// for nowhere.
     pub slots: u64,
 }
 
@@ -45,8 +48,8 @@ impl<'a> Region<'a> {
         (geometry.region_bytes() <= bytes).then_some(Self { words, geometry })
     }
 
-    /// Writes the header of fresh (zeroed) memory. The magic comes last, with release ordering: it pairs with the
-    /// consumer's first read, which accepts nothing before it.
+    /// Writes the header of fresh (zeroed) memory. The magic comes last, with release ordering: it
+    /// pairs with the consumer's first read, which accepts nothing before it.
     pub fn publish(&self, identity: Identity) {
         let version = u64::from(VERSION) | HEADER_BYTES << 32;
         for (at, value) in [
@@ -70,12 +73,14 @@ impl<'a> Region<'a> {
         self.store(MAGIC_AT, MAGIC, Ordering::Release);
     }
 
-    /// Tells the daemon what the instance is doing (release: what was written before is visible with it).
+    /// Tells the daemon what the instance is doing (release: what was written before is visible
+    /// with it).
     pub fn set_state(&self, state: State) {
         self.store(STATE_AT, state.word(), Ordering::Release);
     }
 
-    /// The lease words (listener, heartbeat, period), written by the consumer's `beat`. Relaxed: each is judged by itself.
+    /// The lease words (listener, heartbeat, period), written by the consumer's `beat`. Relaxed:
+    /// each is judged by itself.
     #[must_use]
     pub fn lease_words(&self) -> (u64, u64, u64) {
         let load = |at| self.load(at, Ordering::Relaxed);
@@ -113,12 +118,14 @@ impl<'a> Region<'a> {
         self.load(EVENT_HEAD_AT, Ordering::Relaxed)
     }
 
-    /// Units in use, at most all of them, whatever the consumer says. For a guess how full it is, since it changes meanwhile.
+    /// Units in use, at most all of them, whatever the consumer says. For a guess how full it is,
+    /// since it changes meanwhile.
     #[must_use]
     pub fn used(&self) -> u64 {
         let units = self.geometry.units;
-        // Acquire, and the tail first: the head that was read before it was written is then no later one than ours, else a ring that is being emptied would
-        // look full. Pairs with the consumer's write.
+        // Acquire, and the tail first: the head that was read before it was written is then no
+        // later one than ours, else a ring that is being emptied would look full. Pairs with the
+        // consumer's write.
         let tail = self.load(EVENT_TAIL_AT, Ordering::Acquire);
         units.wrapping_sub(free(self.reserved(), tail, units))
     }
@@ -137,14 +144,15 @@ impl<'a> Region<'a> {
         }
     }
 
-    /// Reserves room for a record of `bytes` (at most 32 KiB). `None`: the ring is full, or the record too long; counted.
+    /// Reserves room for a record of `bytes` (at most 32 KiB). `None`: the ring is full, or the
+    /// record too long; counted.
     #[must_use]
     pub fn try_reserve(&self, bytes: u64) -> Option<Grant<'a>> {
         self.try_reserve_before(bytes, 0)
     }
 
-    /// The same for a sample, of which there are many and large ones: a part of the ring is left to records without which others mean
-    /// nothing, such as those of collections.
+    /// The same for a sample, of which there are many and large ones: a part of the ring is left to
+    /// records without which others mean nothing, such as those of collections.
     #[must_use]
     pub fn try_reserve_sample(&self, bytes: u64) -> Option<Grant<'a>> {
         self.try_reserve_before(bytes, self.geometry.units >> 5)
@@ -152,7 +160,9 @@ impl<'a> Region<'a> {
 
     fn try_reserve_before(&self, bytes: u64, spare: u64) -> Option<Grant<'a>> {
         let units = units_for(bytes);
-        let (Some(head_word), Some(tail_word)) = (self.word(EVENT_HEAD_AT), self.word(EVENT_TAIL_AT)) else {
+        let (Some(head_word), Some(tail_word)) =
+            (self.word(EVENT_HEAD_AT), self.word(EVENT_TAIL_AT))
+        else {
             return None;
         };
         if units == 0 || bytes > MAX_RECORD_BYTES {
@@ -161,11 +171,13 @@ impl<'a> Region<'a> {
         }
         let mut head = head_word.load(Ordering::Relaxed);
         loop {
-            // Acquire: pairs with the consumer's write of event_tail, which it does after copying the units out.
+            // Acquire: pairs with the consumer's write of event_tail, which it does after copying
+            // the units out.
             let tail = tail_word.load(Ordering::Acquire);
             if free(head, tail, self.geometry.units) < units.saturating_add(spare) {
-                // Between the two looks others may have written, and the consumer read on, to beyond where the head was: it read a later
-                // head before it wrote that tail, so this look finds one.
+                // Between the two looks others may have written, and the consumer read on, to
+                // beyond where the head was: it read a later head before it wrote that tail, so
+                // this look finds one.
                 let now = head_word.load(Ordering::Relaxed);
                 if now != head {
                     head = now;
@@ -174,7 +186,8 @@ impl<'a> Region<'a> {
                 self.count(Counter::RecordsDroppedFull, 1);
                 return None;
             }
-            // Relaxed: the units' owner is decided by the value alone; the consumer trusts only commit words.
+            // Relaxed: the units' owner is decided by the value alone; the consumer trusts only
+            // commit words.
             match head_word.compare_exchange_weak(
                 head,
                 head.wrapping_add(units),
@@ -182,7 +195,13 @@ impl<'a> Region<'a> {
                 Ordering::Relaxed,
             ) {
                 Ok(_) => {
-                    return Some(Grant { region: *self, position: head, units, word: 0, committed: false });
+                    return Some(Grant {
+                        region: *self,
+                        position: head,
+                        units,
+                        word: 0,
+                        committed: false,
+                    });
                 }
                 Err(now) => head = now,
             }
@@ -190,7 +209,8 @@ impl<'a> Region<'a> {
     }
 }
 
-/// Units that belong to one producer until it commits them. Dropped without a commit, they are committed as a Skip.
+/// Units that belong to one producer until it commits them. Dropped without a commit, they are
+/// committed as a Skip.
 pub struct Grant<'a> {
     region: Region<'a>,
     position: u64,
@@ -200,7 +220,8 @@ pub struct Grant<'a> {
 }
 
 impl<'a> Grant<'a> {
-    /// Appends a word. Words beyond the reservation are ignored, and the record is then abandoned at its commit.
+    /// Appends a word. Words beyond the reservation are ignored, and the record is then abandoned
+    /// at its commit.
     pub fn put(&mut self, value: u64) {
         let unit = self.position.wrapping_add(self.word >> 3);
         if self.word < self.units << 3 {
@@ -212,8 +233,9 @@ impl<'a> Grant<'a> {
         self.word = self.word.wrapping_add(1);
     }
 
-    /// Where the next `words` words go, as up to two runs of ring memory (the second one when they wrap round the end), and moves
-    /// past them. For a caller that copies faster than word by word; `None` when they do not fit.
+    /// Where the next `words` words go, as up to two runs of ring memory (the second one when they
+    /// wrap round the end), and moves past them. For a caller that copies faster than word by word;
+    /// `None` when they do not fit.
     pub fn skip(&mut self, words: u64) -> Option<[&'a [AtomicU64]; 2]> {
         let end = self.word.checked_add(words)?;
         if end > self.units << 3 {
@@ -226,13 +248,14 @@ impl<'a> Grant<'a> {
         let first = data.checked_add(usize::try_from(first).ok()?)?;
         let first_end = first.checked_add(usize::try_from(before_end).ok()?)?;
         let second_end = data.checked_add(usize::try_from(words.wrapping_sub(before_end)).ok()?)?;
-        let runs = [self.region.words.get(first..first_end)?, self.region.words.get(data..second_end)?];
+        let runs =
+            [self.region.words.get(first..first_end)?, self.region.words.get(data..second_end)?];
         self.word = end;
         Some(runs)
     }
 
-    /// Hands the record to the consumer. The release store pairs with the consumer's copy of the commit words, after which
-    /// it copies the data.
+    /// Hands the record to the consumer. The release store pairs with the consumer's copy of the
+    /// commit words, after which it copies the data.
     pub fn commit(mut self) {
         if self.word <= self.units << 3 {
             self.committed = true;

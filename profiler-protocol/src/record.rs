@@ -1,4 +1,5 @@
-//! Records ↔ bytes. Encoding writes words through [`Put`]; decoding is total: any bytes give a record, "unknown" or an error.
+//! Records ↔ bytes. Encoding writes words through [`Put`]; decoding is total: any bytes give a
+//! record, "unknown" or an error.
 
 use crate::producer::Grant;
 
@@ -11,9 +12,9 @@ pub const MAX_OBJECTS: usize = 512;
 /// Highest level of a [`StackHead`].
 pub const MAX_LEVEL: u8 = 31;
 
-/// `NoMethod` with this HRESULT (CORPROF_E_DATAINCOMPLETE) means "not now": code was unloaded and the address may lie in it, or
-/// the type arguments of shared code cannot be told yet. Ask again when
-/// it is seen running again.
+/// `NoMethod` with this HRESULT (CORPROF_E_DATAINCOMPLETE) means "not now": code was unloaded and
+/// the address may lie in it, or the type arguments of shared code cannot be told yet. Ask again
+/// when it is seen running again.
 pub const NOT_NOW: i32 = 0x8013_1351_u32.cast_signed();
 
 /// Where an encoder's words go.
@@ -51,15 +52,18 @@ pub struct AllocationHead {
     pub type_id: u64,
     /// Object size, bytes.
     pub size: u64,
-    /// Bytes an AllocationTick stands for; of an object that exact mode has chosen, those that chance had to choose from; 0 for others.
+    /// Bytes an AllocationTick stands for; of an object that exact mode has chosen, those that
+    /// chance had to choose from; 0 for others.
     pub amount: u64,
     /// 0 small, 1 large, 2 pinned.
     pub heap: u8,
     /// True for AllocationSampled.
     pub sampled: bool,
-    /// True for a large object, of which the runtime tells one by one: it stands for itself, and for the 2^level of which it was chosen.
+    /// True for a large object, of which the runtime tells one by one: it stands for itself, and
+    /// for the 2^level of which it was chosen.
     pub exact: bool,
-    /// 0: not watched; n: a weak handle watches the object, and the level was n − 1 then ([`crate::live`]).
+    /// 0: not watched; n: a weak handle watches the object, and the level was n − 1 then
+    /// ([`crate::live`]).
     pub watched: u8,
     /// The sample stands for 2^level of its kind: it was chosen with that probability.
     pub level: u8,
@@ -101,7 +105,8 @@ impl AllocationHead {
     }
 }
 
-/// Where a thread was when something happened to it, in words of a record: its registers, and how much of its stack follows.
+/// Where a thread was when something happened to it, in words of a record: its registers, and how
+/// much of its stack follows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StackHead {
     /// The event stands for 2^level of its kind: it was chosen with that probability.
@@ -179,7 +184,8 @@ pub struct ContentionHead {
     pub at: StackHead,
     /// How long, nanoseconds.
     pub waited_ns: u64,
-    /// The thread that held the lock when the wait began, as the process sees it; 0 when that is not known.
+    /// The thread that held the lock when the wait began, as the process sees it; 0 when that is
+    /// not known.
     pub owner: u32,
 }
 
@@ -238,7 +244,8 @@ pub enum Body<'a> {
     TypeName {
         /// ClassID.
         type_id: u64,
-        /// ModuleID of the module; 0 when the runtime did not tell. Two modules of one file are of two load contexts.
+        /// ModuleID of the module; 0 when the runtime did not tell. Two modules of one file are of
+        /// two load contexts.
         module_id: u64,
         /// Name with generic arguments.
         name: &'a str,
@@ -303,7 +310,8 @@ pub enum Body<'a> {
     ObjectsDead(Words<'a>),
     /// Sampled objects that live: sample << 8 | generation.
     ObjectsAlive(Words<'a>),
-    /// Watched objects that are not watched any more, dead or alive: there are too many. Those that still are were above the level, too.
+    /// Watched objects that are not watched any more, dead or alive: there are too many. Those that
+    /// still are were above the level, too.
     ObjectsDropped {
         /// The level ([`crate::live`]).
         level: u8,
@@ -333,7 +341,8 @@ pub enum Body<'a> {
         /// Bytes that survived it, in the generations it collected.
         promoted: u64,
     },
-    /// CPU time of the thread that suspended the others, between the beginning of the pause and its end, which follows.
+    /// CPU time of the thread that suspended the others, between the beginning of the pause and its
+    /// end, which follows.
     PauseCpu {
         /// The thread, as the process sees it.
         suspender: u32,
@@ -347,7 +356,8 @@ pub enum Body<'a> {
         /// The runtime's reason code.
         reason: u32,
     },
-    /// What waited for a worker of the thread pool when the runtime looked, as it does once a second.
+    /// What waited for a worker of the thread pool when the runtime looked, as it does once a
+    /// second.
     PoolQueue {
         /// Items of work.
         items: u64,
@@ -406,9 +416,15 @@ impl core::fmt::Display for RecordError {
             Self::Short { kind, bytes } => {
                 write!(f, "record of kind {kind} does not fit in its {bytes} bytes")
             }
-            Self::TooMany { kind, count } => write!(f, "record of kind {kind} claims {count} elements"),
-            Self::NotUtf8 { kind } => write!(f, "record of kind {kind} has a string that is not UTF-8"),
-            Self::BadField { kind, value } => write!(f, "record of kind {kind} has a field of value {value}"),
+            Self::TooMany { kind, count } => {
+                write!(f, "record of kind {kind} claims {count} elements")
+            }
+            Self::NotUtf8 { kind } => {
+                write!(f, "record of kind {kind} has a string that is not UTF-8")
+            }
+            Self::BadField { kind, value } => {
+                write!(f, "record of kind {kind} has a field of value {value}")
+            }
         }
     }
 }
@@ -488,10 +504,17 @@ impl Body<'_> {
             | Self::PauseBegin { .. }
             | Self::PoolAdjusted { .. }
             | Self::PoolQueue { .. } => 1,
-            Self::NoMethod { .. } | Self::GcHeap { .. } | Self::PauseCpu { .. } | Self::ThreadAt { .. } => 2,
+            Self::NoMethod { .. }
+            | Self::GcHeap { .. }
+            | Self::PauseCpu { .. }
+            | Self::ThreadAt { .. } => 2,
             Self::Exception(head, stack) => head.words().wrapping_add(padded_words(stack.len())),
-            Self::Contention(_, stack) => ContentionHead::WORDS.wrapping_add(padded_words(stack.len())),
-            Self::Allocation(_, stack) => AllocationHead::WORDS.wrapping_add(padded_words(stack.len())),
+            Self::Contention(_, stack) => {
+                ContentionHead::WORDS.wrapping_add(padded_words(stack.len()))
+            }
+            Self::Allocation(_, stack) => {
+                AllocationHead::WORDS.wrapping_add(padded_words(stack.len()))
+            }
             Self::TypeName { name, module, .. } => {
                 3u64.wrapping_add(padded_words(name.len())).wrapping_add(padded_words(module.len()))
             }
@@ -503,7 +526,9 @@ impl Body<'_> {
             Self::ObjectsDead(words) | Self::ObjectsAlive(words) => {
                 1u64.wrapping_add(padded_words(words.0.len()))
             }
-            Self::ObjectsDropped { samples, .. } => 2u64.wrapping_add(padded_words(samples.0.len())),
+            Self::ObjectsDropped { samples, .. } => {
+                2u64.wrapping_add(padded_words(samples.0.len()))
+            }
             Self::ThreadName { name, .. } => 1u64.wrapping_add(padded_words(name.len())),
         };
         PREFIX_WORDS.wrapping_add(words).wrapping_mul(8)
@@ -625,10 +650,16 @@ impl<'a> Cursor<'a> {
         if bytes > MAX_NAME_BYTES {
             return Err(RecordError::TooMany { kind: self.kind, count: bytes as u64 });
         }
-        core::str::from_utf8(self.bytes(bytes)?).map_err(|_| RecordError::NotUtf8 { kind: self.kind })
+        core::str::from_utf8(self.bytes(bytes)?)
+            .map_err(|_| RecordError::NotUtf8 { kind: self.kind })
     }
 
-    fn list(&mut self, count: u64, limit: usize, words_each: usize) -> Result<Words<'a>, RecordError> {
+    fn list(
+        &mut self,
+        count: u64,
+        limit: usize,
+        words_each: usize,
+    ) -> Result<Words<'a>, RecordError> {
         match usize::try_from(count) {
             Ok(count) if count <= limit => {
                 Ok(Words(self.bytes(count.saturating_mul(words_each).saturating_mul(8))?))
@@ -638,7 +669,8 @@ impl<'a> Cursor<'a> {
     }
 
     fn registers(&mut self) -> Result<Registers, RecordError> {
-        let mut registers = Registers { pc: self.word()?, sp: self.word()?, fp: self.word()?, saved: [0; 5] };
+        let mut registers =
+            Registers { pc: self.word()?, sp: self.word()?, fp: self.word()?, saved: [0; 5] };
         for word in &mut registers.saved {
             *word = self.word()?;
         }
@@ -774,7 +806,8 @@ pub fn decode(bytes: &[u8]) -> Result<Option<Record<'_>>, RecordError> {
 }
 
 fn decode_allocation<'a>(cursor: &mut Cursor<'a>) -> Result<Body<'a>, RecordError> {
-    let (sample, type_id, size, amount) = (cursor.word()?, cursor.word()?, cursor.word()?, cursor.word()?);
+    let (sample, type_id, size, amount) =
+        (cursor.word()?, cursor.word()?, cursor.word()?, cursor.word()?);
     let [heap, flags, watched, level, a, b, c, d] = cursor.word()?.to_le_bytes();
     for (value, most) in [(heap, 2), (flags, 7), (level, MAX_LEVEL)] {
         if value > most {

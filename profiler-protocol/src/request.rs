@@ -16,8 +16,8 @@ pub enum Request {
     Name {
         /// In the method's code.
         address: u64,
-        /// When it was certainly on a stack, by the process's own clock: [`NEVER_SEEN`] when it is not known to have been;
-        /// 0 when nothing is said (daemons before `FEATURE_SEEN_TIMES`).
+        /// When it was certainly on a stack, by the process's own clock: [`NEVER_SEEN`] when it is
+        /// not known to have been; 0 when nothing is said (daemons before `FEATURE_SEEN_TIMES`).
         seen_ns: u64,
     },
     /// Detach the instance.
@@ -29,7 +29,8 @@ pub enum Request {
         /// Samples of allocations in a second that are all told of; of more, chance chooses.
         samples: u32,
     },
-    /// Everything up to a mark (a name of no thread) has been looked at, and what that made the daemon ask stands before this.
+    /// Everything up to a mark (a name of no thread) has been looked at, and what that made the
+    /// daemon ask stands before this.
     Heard,
 }
 
@@ -65,7 +66,9 @@ impl Request {
     pub fn slot(self, position: u64) -> [u8; REQUEST_BYTES as usize] {
         let [kind, first, second] = self.words();
         let mut slot = [0; REQUEST_BYTES as usize];
-        for (bytes, word) in slot.chunks_exact_mut(8).zip([position.wrapping_add(1), kind, first, second]) {
+        for (bytes, word) in
+            slot.chunks_exact_mut(8).zip([position.wrapping_add(1), kind, first, second])
+        {
             for (to, from) in bytes.iter_mut().zip(word.to_le_bytes()) {
                 *to = from;
             }
@@ -90,7 +93,8 @@ impl RequestReader {
     pub fn take(&mut self, region: &Region<'_>) -> Option<Request> {
         let geometry = region.geometry();
         loop {
-            // Acquire: pairs with the daemon's write of request_head, which follows that of the slots.
+            // Acquire: pairs with the daemon's write of request_head, which follows that of the
+            // slots.
             let head = region.load(REQUEST_HEAD_AT, Ordering::Acquire);
             let waiting = head.saturating_sub(self.taken);
             if waiting == 0 {
@@ -103,9 +107,9 @@ impl RequestReader {
                 self.publish(region);
                 return None;
             }
-            let at = geometry
-                .request_offset()
-                .wrapping_add(index(self.taken, geometry.request_slots).wrapping_mul(REQUEST_BYTES));
+            let at = geometry.request_offset().wrapping_add(
+                index(self.taken, geometry.request_slots).wrapping_mul(REQUEST_BYTES),
+            );
             let load = |word: u64| region.load(at.wrapping_add(word << 3), Ordering::Relaxed);
             let number = load(0);
             let words = [load(1), load(2), load(3)];

@@ -1,5 +1,5 @@
-//! A peer that writes whatever it likes into the region, before and while the daemon reads: the consumer answers with errors, never
-//! panics, and reads only what lies in the file.
+//! A peer that writes whatever it likes into the region, before and while the daemon reads: the
+//! consumer answers with errors, never panics, and reads only what lies in the file.
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, reason = "a failed expectation is a failed test")]
 
@@ -9,8 +9,8 @@ use profiler_protocol::consumer::{
     Consumer, ConsumerError, Drained, MIN_SCRATCH_BYTES, Memory, Quota, SCRATCH_BYTES,
 };
 use profiler_protocol::layout::{
-    EVENT_HEAD_AT, EVENT_TAIL_AT, Geometry, HEADER_USED_BYTES, MIN_UNITS, REQUEST_TAIL_AT, STATE_AT,
-    UNITS_AT, VERSION, VERSION_AT,
+    EVENT_HEAD_AT, EVENT_TAIL_AT, Geometry, HEADER_USED_BYTES, MIN_UNITS, REQUEST_TAIL_AT,
+    STATE_AT, UNITS_AT, VERSION, VERSION_AT,
 };
 use profiler_protocol::position::{Extent, commit_word};
 use profiler_protocol::producer::Identity;
@@ -86,7 +86,8 @@ fn impossible_lengths_are_lies() {
 #[test]
 fn a_record_that_lies_inside_is_counted_and_the_next_one_read() {
     let shared = honest();
-    // Record 4 becomes a TypeName whose strings are 4 GiB long, record 5 one of a kind from the future.
+    // Record 4 becomes a TypeName whose strings are 4 GiB long, record 5 one of a kind from the
+    // future.
     poke(&shared.memory(), SMALL.data_offset() + 4 * 64, 3);
     poke(&shared.memory(), SMALL.data_offset() + 4 * 64 + 16, u64::MAX);
     poke(&shared.memory(), SMALL.data_offset() + 5 * 64, 999);
@@ -108,7 +109,10 @@ fn an_absurd_request_tail_or_state_is_a_lie() {
     let shared = honest();
     let mut consumer = open(&shared);
     poke(&shared.memory(), REQUEST_TAIL_AT, 9);
-    assert_eq!(consumer.request(&[Request::Detach]), Err(ConsumerError::RequestTail { head: 0, tail: 9 }));
+    assert_eq!(
+        consumer.request(&[Request::Detach]),
+        Err(ConsumerError::RequestTail { head: 0, tail: 9 })
+    );
     poke(&shared.memory(), STATE_AT, 77);
     assert_eq!(drain(&mut consumer), Err(ConsumerError::State { found: 77 }));
 }
@@ -166,7 +170,8 @@ fn a_peer_that_rewrites_everything_meanwhile_never_panics_the_consumer() {
                 noise ^= noise << 13;
                 noise ^= noise >> 7;
                 noise ^= noise << 17;
-                // Heads that are believable, commit words of this lap with random sizes, random payloads.
+                // Heads that are believable, commit words of this lap with random sizes, random
+                // payloads.
                 poke(&memory, EVENT_HEAD_AT, 20 + noise % 1100);
                 poke(&memory, EVENT_TAIL_AT, noise >> 33 & 31);
                 let position = noise % 1024;
@@ -215,7 +220,8 @@ proptest! {
         let shared = honest();
         let memory = shared.memory();
         for (index, word) in words.iter().enumerate() {
-            // Most words stay as an honest peer wrote them, so that many headers get past the first checks.
+            // Most words stay as an honest peer wrote them, so that many headers get past the first
+            // checks.
             if keep >> index & 1 == 0 && keep >> (index ^ 1) & 3 == 0 {
                 poke(&memory, 8 * index as u64, *word);
             }
@@ -279,7 +285,8 @@ fn memory_that_fails_is_an_error() {
         Consumer::open(Failing(100), SMALL.region_bytes()).err(),
         Some(ConsumerError::Memory("past the end"))
     );
-    let mut consumer = Consumer::open(Failing(4096), SMALL.region_bytes()).expect("the header is there");
+    let mut consumer =
+        Consumer::open(Failing(4096), SMALL.region_bytes()).expect("the header is there");
     let mut scratch = vec![0; SCRATCH_BYTES];
     let drained = consumer.drain(&mut scratch, Quota::RING, &mut |_| {});
     assert_eq!(drained, Err(ConsumerError::Memory("past the end")));

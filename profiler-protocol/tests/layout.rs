@@ -1,12 +1,13 @@
-//! The byte map in `docs/shim-protocol.md` and the constants say the same; so do the tables of records and requests.
+//! The byte map in `docs/shim-protocol.md` and the constants say the same; so do the tables of
+//! records and requests.
 #![cfg(not(loom))]
 #![allow(clippy::expect_used, reason = "a failed expectation is a failed test")]
 
 use profiler_protocol::layout::{
-    COMMIT_OFFSET_AT, COUNTERS_AT, CREATED_AT, DATA_OFFSET_AT, EVENT_HEAD_AT, EVENT_TAIL_AT, FEATURES_AT,
-    Geometry, HEARTBEAT_AT, INSTANCE_AT, LISTENER_AT, MAGIC_AT, OWNER_AT, PERIOD_AT, PID_AT, REGION_BYTES_AT,
-    REQUEST_HEAD_AT, REQUEST_OFFSET_AT, REQUEST_SLOTS_AT, REQUEST_TAIL_AT, RUNTIME_AT, SLOTS_AT, STATE_AT,
-    UNITS_AT, VERSION_AT,
+    COMMIT_OFFSET_AT, COUNTERS_AT, CREATED_AT, DATA_OFFSET_AT, EVENT_HEAD_AT, EVENT_TAIL_AT,
+    FEATURES_AT, Geometry, HEARTBEAT_AT, INSTANCE_AT, LISTENER_AT, MAGIC_AT, OWNER_AT, PERIOD_AT,
+    PID_AT, REGION_BYTES_AT, REQUEST_HEAD_AT, REQUEST_OFFSET_AT, REQUEST_SLOTS_AT, REQUEST_TAIL_AT,
+    RUNTIME_AT, SLOTS_AT, STATE_AT, UNITS_AT, VERSION_AT,
 };
 use profiler_protocol::request::Request;
 

@@ -1,5 +1,6 @@
-//! Every interleaving (within a bound) of two producers and the consumer on a ring so small that it wraps and fills:
-//! `RUSTFLAGS="--cfg loom" cargo test --package profiler-protocol --release --test loom`.
+//! Every interleaving (within a bound) of two producers and the consumer on a ring so small that it
+//! wraps and fills: `RUSTFLAGS="--cfg loom" cargo test --package profiler-protocol --release --test
+//! loom`.
 #![cfg(loom)]
 #![allow(clippy::expect_used, reason = "a failed expectation is a failed test")]
 
@@ -15,8 +16,9 @@ use std::convert::Infallible;
 
 const TINY: Geometry = Geometry { units: 2, request_slots: 1 };
 
-/// `pread` and `pwrite`: words in no order within a call, calls in order. Of the header only event_head is read while others write, as
-/// each further word would multiply the interleavings for nothing.
+/// `pread` and `pwrite`: words in no order within a call, calls in order. Of the header only
+/// event_head is read while others write, as each further word would multiply the interleavings for
+/// nothing.
 struct Pread {
     words: Arc<Vec<AtomicU64>>,
     opened: std::cell::Cell<bool>,
@@ -31,11 +33,14 @@ impl Memory for Pread {
         for (index, chunk) in bytes.chunks_exact_mut(8).enumerate() {
             if only.is_none_or(|only| only == index) {
                 if only.is_some() {
-                    // Loom 0.7 compares an access with the last one alone: a producer's own look at the head hides ours from its
-                    // reservation, and the two are never tried the other way round, unless ours could have changed something.
+                    // Loom 0.7 compares an access with the last one alone: a producer's own look at
+                    // the head hides ours from its reservation, and the two are never tried the
+                    // other way round, unless ours could have changed something.
                     self.words[index].fetch_or(0, Ordering::Relaxed);
                 }
-                chunk.copy_from_slice(&self.words[first + index].load(Ordering::Relaxed).to_le_bytes());
+                chunk.copy_from_slice(
+                    &self.words[first + index].load(Ordering::Relaxed).to_le_bytes(),
+                );
             }
         }
         fence(Ordering::Acquire);
@@ -127,7 +132,11 @@ fn every_record_arrives_whole_and_once_or_is_counted_as_dropped() {
             let drained = consumer
                 .drain(&mut scratch, Quota::RING, &mut |r| {
                     assert_eq!(r.body, Body::PauseEnd);
-                    assert_eq!(r.time_ns / 10, u64::from(r.tid), "half of one record, half of another");
+                    assert_eq!(
+                        r.time_ns / 10,
+                        u64::from(r.tid),
+                        "half of one record, half of another"
+                    );
                     seen.push(r.time_ns);
                 })
                 .expect("an honest peer");
@@ -143,6 +152,10 @@ fn every_record_arrives_whole_and_once_or_is_counted_as_dropped() {
         assert_eq!(total, 4, "{seen:?}");
         seen.sort_unstable();
         seen.dedup();
-        assert_eq!(seen.len() as u64, region.counter(Counter::RecordsWritten), "a record was seen twice");
+        assert_eq!(
+            seen.len() as u64,
+            region.counter(Counter::RecordsWritten),
+            "a record was seen twice"
+        );
     });
 }

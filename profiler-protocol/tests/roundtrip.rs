@@ -6,13 +6,15 @@ mod shared;
 
 use profiler_protocol::consumer::{Consumer, Quota, SCRATCH_BYTES};
 use profiler_protocol::counter::Counter;
-use profiler_protocol::layout::{Geometry, MIN_UNITS, State, VERSION, pack_runtime, unpack_runtime};
+use profiler_protocol::layout::{
+    Geometry, MIN_UNITS, State, VERSION, pack_runtime, unpack_runtime,
+};
 use profiler_protocol::lease::{Lease, SILENCE_NS, Verdict};
 use profiler_protocol::load;
 use profiler_protocol::producer::{Identity, Region};
 use profiler_protocol::record::{
-    AllocationHead, Body, ContentionHead, ExceptionHead, MAX_LEVEL, Put, Record, Registers, StackHead, Words,
-    decode,
+    AllocationHead, Body, ContentionHead, ExceptionHead, MAX_LEVEL, Put, Record, Registers,
+    StackHead, Words, decode,
 };
 use profiler_protocol::request::{Request, RequestReader};
 use proptest::prelude::{Just, Strategy, any, prop_oneof, proptest};
@@ -66,7 +68,9 @@ fn bytes_of(words: &[u64]) -> Vec<u8> {
 
 fn with_body<T>(owned: &Owned, f: impl FnOnce(Body<'_>) -> T) -> T {
     let list = match owned {
-        Owned::Allocation(_, w) | Owned::Method(_, _, _, _, w, ..) | Owned::CodeUnloaded(_, w) => bytes_of(w),
+        Owned::Allocation(_, w) | Owned::Method(_, _, _, _, w, ..) | Owned::CodeUnloaded(_, w) => {
+            bytes_of(w)
+        }
         Owned::Dead(w) | Owned::Alive(w) | Owned::Dropped(_, w) => bytes_of(w),
         Owned::Exception(.., w) | Owned::Contention(_, w) => bytes_of(w),
         _ => Vec::new(),
@@ -101,12 +105,19 @@ fn with_body<T>(owned: &Owned, f: impl FnOnce(Body<'_>) -> T) -> T {
         Owned::ThreadName(os_tid, name) => Body::ThreadName { os_tid: *os_tid, name },
         Owned::Bye => Body::Bye,
         Owned::GcHeap(number, promoted) => Body::GcHeap { number: *number, promoted: *promoted },
-        Owned::PoolAdjusted(workers, reason) => Body::PoolAdjusted { workers: *workers, reason: *reason },
+        Owned::PoolAdjusted(workers, reason) => {
+            Body::PoolAdjusted { workers: *workers, reason: *reason }
+        }
         Owned::PoolQueue(items) => Body::PoolQueue { items: *items },
-        Owned::PauseCpu(suspender, cpu_ns) => Body::PauseCpu { suspender: *suspender, cpu_ns: *cpu_ns },
+        Owned::PauseCpu(suspender, cpu_ns) => {
+            Body::PauseCpu { suspender: *suspender, cpu_ns: *cpu_ns }
+        }
         Owned::Exception(at, rethrown, type_name, message, _) => {
             let message = message.as_deref();
-            Body::Exception(ExceptionHead { at: *at, rethrown: *rethrown, type_name, message }, &list)
+            Body::Exception(
+                ExceptionHead { at: *at, rethrown: *rethrown, type_name, message },
+                &list,
+            )
         }
         Owned::Contention(head, _) => Body::Contention(*head, &list),
     })
@@ -139,11 +150,14 @@ fn allocation() -> impl Strategy<Value = Owned> {
 
 fn stack() -> impl Strategy<Value = (StackHead, Vec<u64>)> {
     let words = proptest::collection::vec(any::<u64>(), 0..64);
-    (any::<[u64; 8]>(), 0..=MAX_LEVEL, any::<bool>(), words).prop_map(|(w, level, limited, stack)| {
-        let registers = Registers { pc: w[0], sp: w[1], fp: w[2], saved: [w[3], w[4], w[5], w[6], w[7]] };
-        let stack_bytes = 8 * u32::try_from(stack.len()).expect("short");
-        (StackHead { level, limited, stack_bytes, registers }, stack)
-    })
+    (any::<[u64; 8]>(), 0..=MAX_LEVEL, any::<bool>(), words).prop_map(
+        |(w, level, limited, stack)| {
+            let registers =
+                Registers { pc: w[0], sp: w[1], fp: w[2], saved: [w[3], w[4], w[5], w[6], w[7]] };
+            let stack_bytes = 8 * u32::try_from(stack.len()).expect("short");
+            (StackHead { level, limited, stack_bytes, registers }, stack)
+        },
+    )
 }
 
 fn owned() -> impl Strategy<Value = Owned> {
@@ -227,7 +241,10 @@ proptest! {
                 assert_eq!(drained.malformed + drained.unknown, 0);
             }
         }
-        consumer.drain(&mut scratch, Quota::RING, &mut |r| read.push(r.time_ns)).expect("an honest peer");
+        consumer.drain(&mut scratch, Quota::RING, &mut |r| read.push(r.time_ns)).expect("an honest \
+             \
+             \
+             peer");
         assert_eq!(written, read);
         assert_eq!(region.counter(Counter::RecordsWritten) + region.counter(Counter::RecordsDroppedFull), sizes.len() as u64);
     }
@@ -263,13 +280,16 @@ fn a_second_consumer_goes_on_where_the_first_one_stopped() {
     for time_ns in 0..10 {
         assert!(write(&region, &Record { tid: 1, time_ns, body: Body::PauseEnd }));
         if time_ns == 4 {
-            let mut first = Consumer::open(shared.memory(), SMALL.region_bytes()).expect("a region");
+            let mut first =
+                Consumer::open(shared.memory(), SMALL.region_bytes()).expect("a region");
             first.drain(&mut scratch, Quota::RING, &mut |_| {}).expect("an honest peer");
         }
     }
     let mut second = Consumer::open(shared.memory(), SMALL.region_bytes()).expect("a region");
     let mut times = Vec::new();
-    second.drain(&mut scratch, Quota::RING, &mut |r| times.push(r.time_ns)).expect("an honest peer");
+    second
+        .drain(&mut scratch, Quota::RING, &mut |r| times.push(r.time_ns))
+        .expect("an honest peer");
     assert_eq!(times, [5, 6, 7, 8, 9]);
 }
 
@@ -289,13 +309,17 @@ fn a_hole_left_by_a_dead_producer_is_waited_for_then_skipped() {
     assert_eq!((drained.records, drained.pending), (1, None));
     // The producer was only slow: its late commit is of an old position and hurts nobody.
     drop(lost);
-    assert_eq!(consumer.drain(&mut scratch, Quota::RING, &mut |_| {}).expect("an honest peer").units, 0);
+    assert_eq!(
+        consumer.drain(&mut scratch, Quota::RING, &mut |_| {}).expect("an honest peer").units,
+        0
+    );
     std::mem::forget(region.try_reserve(64));
     assert_eq!(consumer.skip_hole(&mut scratch, false), Ok(0), "nothing committed behind it yet");
     assert_eq!(consumer.skip_hole(&mut scratch, true), Ok(1), "the process is gone");
 }
 
-/// A recorder may read what a library of an earlier build left in a process, and believes it by its version alone.
+/// A recorder may read what a library of an earlier build left in a process, and believes it by its
+/// version alone.
 #[test]
 fn what_is_written_has_the_bytes_of_its_version() {
     let registers = Registers { pc: 1, sp: 2, fp: 3, saved: [4, 5, 6, 7, 8] };
@@ -353,14 +377,15 @@ fn what_is_written_has_the_bytes_of_its_version() {
     for wishes in [load::WITHOUT_EXCEPTIONS, load::WITHOUT_CONTENTION, load::WITH_THREAD_POOL] {
         bytes.put(load::number(0, wishes));
     }
-    for wishes in [load::WITHOUT_ALLOCATIONS, load::WITHOUT_LIVE_OBJECTS, load::WITH_EXCEPTION_MESSAGES] {
+    for wishes in
+        [load::WITHOUT_ALLOCATIONS, load::WITHOUT_LIVE_OBJECTS, load::WITH_EXCEPTION_MESSAGES]
+    {
         bytes.put(load::number(u64::MAX, wishes));
     }
     // FNV-1a.
-    let sum = bytes
-        .0
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3));
+    let sum = bytes.0.iter().fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
+        (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+    });
     assert_eq!(
         (VERSION, sum),
         (4, 0x5479_4c54_330f_3acd),
@@ -375,8 +400,9 @@ fn an_abandoned_record_is_skipped() {
     region.publish(Identity::default());
     let mut consumer = Consumer::open(shared.memory(), SMALL.region_bytes()).expect("a region");
     drop(region.try_reserve(100));
-    let drained =
-        consumer.drain(&mut vec![0; SCRATCH_BYTES], Quota::RING, &mut |_| {}).expect("an honest peer");
+    let drained = consumer
+        .drain(&mut vec![0; SCRATCH_BYTES], Quota::RING, &mut |_| {})
+        .expect("an honest peer");
     assert_eq!((drained.records, drained.skipped), (0, 1));
     assert_eq!(region.counter(Counter::RecordsAbandoned), 1);
 }
@@ -388,7 +414,8 @@ fn requests_arrive_once_and_in_order_over_many_laps() {
     region.publish(Identity::default());
     let mut consumer = Consumer::open(shared.memory(), SMALL.region_bytes()).expect("a region");
     let mut reader = RequestReader::new();
-    let asked: Vec<Request> = (0..50).map(|n| Request::Name { address: n, seen_ns: n << 32 }).collect();
+    let asked: Vec<Request> =
+        (0..50).map(|n| Request::Name { address: n, seen_ns: n << 32 }).collect();
     let (mut next, mut seen) = (0, Vec::new());
     while seen.len() < asked.len() {
         next += consumer.request(&asked[next..]).expect("an honest peer");

@@ -1,39 +1,47 @@
-//! Which addresses the runtime may be asked about. When a collectible load context is unloaded, its modules are destroyed at once but its
-//! code stays registered until after a later generation-2 collection (dotnet/runtime vm/appdomain.cpp,
-//! `ProcessDelayedUnloadLoaderAllocators`); asked about an address in it meanwhile, the runtime follows pointers into the freed module and
-//! the process dies (seen on 8.0.32 and 10.0.13).
+//! Which addresses the runtime may be asked about. When a collectible load context is unloaded, its
+//! modules are destroyed at once but its code stays registered until after a later generation-2
+//! collection (dotnet/runtime vm/appdomain.cpp, `ProcessDelayedUnloadLoaderAllocators`); asked
+//! about an address in it meanwhile, the runtime follows pointers into the freed module and the
+//! process dies (seen on 8.0.32 and 10.0.13).
 //!
-//! A frame on a stack keeps its code's loader allocator alive, and a dynamic method's resolver (vm/gcenv.ee.common.cpp,
-//! `GcStackCrawlCallBack`): what a collection has found dead is on no stack, and its unload begins later still. So code that was on a
-//! stack after the last unload began is not what was unloaded, and the gate keeps the next unload waiting. Code that was seen before an
-//! unload may be asked about only where it is known to stay.
+//! A frame on a stack keeps its code's loader allocator alive, and a dynamic method's resolver
+//! (vm/gcenv.ee.common.cpp, `GcStackCrawlCallBack`): what a collection has found dead is on no
+//! stack, and its unload begins later still. So code that was on a stack after the last unload
+//! began is not what was unloaded, and the gate keeps the next unload waiting. Code that was seen
+//! before an unload may be asked about only where it is known to stay.
 
 use crate::repeat::mix;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 const SLOTS: usize = 8192;
 const PROBES: u64 = 16;
-/// Code heaps are made of blocks of 64 KiB, and each heap belongs to one loader allocator (`ExecutableAllocator::Granularity`).
+/// Code heaps are made of blocks of 64 KiB, and each heap belongs to one loader allocator
+/// (`ExecutableAllocator::Granularity`).
 const BLOCK_BITS: u32 = 16;
 /// Images that are remembered; a program of more modules has that many of its names a little later.
 const IMAGES: usize = 2048;
-/// A question that does not say when its address was seen is younger than this (`docs/shim-protocol.md`).
+/// A question that does not say when its address was seen is younger than this
+/// (`docs/shim-protocol.md`).
 const QUESTION_NS: u64 = 6_000_000_000;
-/// Samples are timed by the kernel's clock for non-maskable interrupts, which can be ahead of the one that is read here: by what the
-/// rate of CLOCK_MONOTONIC changes between two ticks (kernel/time/timekeeping.c, `ktime_get_mono_fast_ns`), a few microseconds.
+/// Samples are timed by the kernel's clock for non-maskable interrupts, which can be ahead of the
+/// one that is read here: by what the rate of CLOCK_MONOTONIC changes between two ticks
+/// (kernel/time/timekeeping.c, `ktime_get_mono_fast_ns`), a few microseconds.
 const APART_NS: u64 = 1_000_000;
 
 /// What is known about code that stays and code that went.
 pub struct Code {
-    /// Blocks with code that cannot be unloaded, plus 1. Written and read by the service thread alone.
+    /// Blocks with code that cannot be unloaded, plus 1. Written and read by the service thread
+    /// alone.
     lasting: [AtomicU64; SLOTS],
-    /// Images that cannot be unloaded: first address and the first behind it, 0 for none. Written and read by the service thread alone.
+    /// Images that cannot be unloaded: first address and the first behind it, 0 for none. Written
+    /// and read by the service thread alone.
     images: [[AtomicU64; 2]; IMAGES],
     /// When something was last unloaded, or may have been; 0 for never.
     unloaded_ns: AtomicU64,
 }
 
-/// When an address was seen, as a question says at `now_ns`. A time that has not come yet is no time.
+/// When an address was seen, as a question says at `now_ns`. A time that has not come yet is no
+/// time.
 pub fn seen_at(told_ns: u64, now_ns: u64) -> u64 {
     match told_ns {
         0 => now_ns.saturating_sub(QUESTION_NS),
@@ -42,19 +50,22 @@ pub fn seen_at(told_ns: u64, now_ns: u64) -> u64 {
     }
 }
 
-/// True when what was on a stack at `seen_ns` was there after something else was on none at `gone_ns`.
+/// True when what was on a stack at `seen_ns` was there after something else was on none at
+/// `gone_ns`.
 pub fn is_later(seen_ns: u64, gone_ns: u64) -> bool {
     seen_ns > gone_ns.saturating_add(APART_NS)
 }
 
 impl Code {
-    /// Something unloads, or an unload may have gone unseen: whatever it was is on no stack from `now_ns` on.
+    /// Something unloads, or an unload may have gone unseen: whatever it was is on no stack from
+    /// `now_ns` on.
     pub fn on_unload(&self, now_ns: u64) {
         // Relaxed: the gate orders it before any look-up that could meet what is unloaded.
         self.unloaded_ns.fetch_max(now_ns, Ordering::Relaxed);
     }
 
-    /// True when a look-up of `address`, last on a stack at `seen_ns`, cannot meet unloaded code. Asked inside the gate.
+    /// True when a look-up of `address`, last on a stack at `seen_ns`, cannot meet unloaded code.
+    /// Asked inside the gate.
     pub fn may_ask(&self, address: u64, seen_ns: u64) -> bool {
         let unloaded_ns = self.unloaded_ns.load(Ordering::Relaxed);
         if unloaded_ns == 0 || is_later(seen_ns, unloaded_ns) {
@@ -65,7 +76,8 @@ impl Code {
             || self.images().any(|(_, start, end)| (start..end).contains(&address))
     }
 
-    /// There is code at `address` that cannot be unloaded. When the neighbourhood of its slot is full, it is not remembered.
+    /// There is code at `address` that cannot be unloaded. When the neighbourhood of its slot is
+    /// full, it is not remembered.
     pub fn lasts(&self, address: u64) {
         let wanted = block(address);
         for slot in self.slots(wanted) {
@@ -77,8 +89,9 @@ impl Code {
         }
     }
 
-    /// An image of so many `bytes` cannot be unloaded: no other code is between its ends, in which an image differs from a code heap, whose
-    /// blocks may hold anybody's. What finds no room is not remembered.
+    /// An image of so many `bytes` cannot be unloaded: no other code is between its ends, in which
+    /// an image differs from a code heap, whose blocks may hold anybody's. What finds no room is
+    /// not remembered.
     pub fn image_lasts(&self, start: u64, bytes: u64) {
         for (image, first, end) in self.images() {
             if first == start && end != 0 {
@@ -104,7 +117,8 @@ impl Code {
 
     fn slots(&self, block: u64) -> impl Iterator<Item = &AtomicU64> {
         let start = mix(block);
-        (0..PROBES).filter_map(move |probe| self.lasting.get(start.wrapping_add(probe) as usize % SLOTS))
+        (0..PROBES)
+            .filter_map(move |probe| self.lasting.get(start.wrapping_add(probe) as usize % SLOTS))
     }
 }
 
@@ -153,8 +167,8 @@ mod tests {
         assert!(code.may_ask(0x8_0000, 1));
     }
 
-    /// Whatever else has code in the blocks of 64 KiB where it begins and ends. That its edges were left out kept the stub by which the
-    /// runtime's socket thread sleeps from ever being named.
+    /// Whatever else has code in the blocks of 64 KiB where it begins and ends. That its edges were
+    /// left out kept the stub by which the runtime's socket thread sleeps from ever being named.
     #[test]
     fn the_whole_of_an_image_lasts_and_nothing_beside_it() {
         let code = code();
@@ -163,7 +177,8 @@ mod tests {
             code.image_lasts(0xa_8000, 0x3_0000);
             code.image_lasts(0x2_1000, 0x1000);
         }
-        let asked = [0xa_7fff, 0xa_8000, 0xb_0000, 0xd_7fff, 0xd_8000, 0x2_0fff, 0x2_1fff, 0x2_2000];
+        let asked =
+            [0xa_7fff, 0xa_8000, 0xb_0000, 0xd_7fff, 0xd_8000, 0x2_0fff, 0x2_1fff, 0x2_2000];
         let expected = [false, true, true, true, false, false, true, false];
         assert_eq!(asked.map(|address| code.may_ask(address, 1)), expected);
         assert_eq!(code.images().filter(|(_, _, end)| *end != 0).count(), 2, "each once");

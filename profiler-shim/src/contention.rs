@@ -1,13 +1,17 @@
-//! Waits for locks that another thread held: the runtime tells of the beginning and of the end, each on the thread that waits.
+//! Waits for locks that another thread held: the runtime tells of the beginning and of the end,
+//! each on the thread that waits.
 
 use crate::thin::Thin;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Of so many threads that wait at once, few share a slot: most processes' threads have ids that follow each other.
+/// Of so many threads that wait at once, few share a slot: most processes' threads have ids that
+/// follow each other.
 const SLOTS: usize = 4096;
-/// Waits in a period that are all told of (`thin`): with their stacks they find room in the ring even when all come at once.
+/// Waits in a period that are all told of (`thin`): with their stacks they find room in the ring
+/// even when all come at once.
 pub(crate) const CONTENTIONS: u32 = 32;
-/// A wait this long is told of whatever comes: no thread can have more than a hundred of them a second.
+/// A wait this long is told of whatever comes: no thread can have more than a hundred of them a
+/// second.
 const LONG_NS: u64 = 10_000_000;
 
 /// Waits in progress, by the thread id's low bits, and how many there were.
@@ -26,12 +30,14 @@ impl Contentions {
     /// `thread` begins to wait for a lock that `owner` holds (0: not known).
     pub fn begins(&self, thread: u32, owner: u32) {
         if let Some(slot) = self.slot(thread) {
-            // Relaxed: the slot is this thread's own but for collisions, which cost the other its owner.
+            // Relaxed: the slot is this thread's own but for collisions, which cost the other its
+            // owner.
             slot.store(u64::from(thread) << 32 | u64::from(owner), Ordering::Relaxed);
         }
     }
 
-    /// `thread` waits no more: the owner of the lock when it began (0: not known), if that was seen and no other thread's since.
+    /// `thread` waits no more: the owner of the lock when it began (0: not known), if that was seen
+    /// and no other thread's since.
     pub fn ends(&self, thread: u32) -> Option<u32> {
         let slot = self.slot(thread)?;
         let word = slot.load(Ordering::Relaxed);
@@ -50,8 +56,9 @@ impl Contentions {
     }
 }
 
-/// The level of a wait of `waited_ns` where others are chosen at `level`: its chance is at least its share of a long one, so that what waits
-/// add up to is known better than by their number alone.
+/// The level of a wait of `waited_ns` where others are chosen at `level`: its chance is at least
+/// its share of a long one, so that what waits add up to is known better than by their number
+/// alone.
 #[must_use]
 pub fn level_for(level: u8, waited_ns: u64) -> u8 {
     let shorter = (LONG_NS / waited_ns.max(1)).checked_ilog2();
@@ -66,7 +73,8 @@ mod tests {
 
     #[test]
     fn an_end_belongs_to_its_threads_beginning() {
-        let waits = Contentions { open: std::array::from_fn(|_| AtomicU64::new(0)), thin: Thin::new() };
+        let waits =
+            Contentions { open: std::array::from_fn(|_| AtomicU64::new(0)), thin: Thin::new() };
         waits.begins(7, 9);
         assert_eq!((waits.ends(7), waits.ends(7)), (Some(9), None));
         let other = 7 + u32::try_from(SLOTS).unwrap();

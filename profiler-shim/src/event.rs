@@ -1,5 +1,7 @@
-//! What runs on the app's threads: events of the runtime's provider become records, and so do large objects. Nothing here waits or allocates, and no event
-//! looks at its object, which may be none yet; payloads are read with bounds (layouts: docs.microsoft.com "garbage-collection-events", ClrEtwAll.man of dotnet/runtime).
+//! What runs on the app's threads: events of the runtime's provider become records, and so do large
+//! objects. Nothing here waits or allocates, and no event looks at its object, which may be none
+//! yet; payloads are read with bounds (layouts: docs.microsoft.com "garbage-collection-events",
+//! ClrEtwAll.man of dotnet/runtime).
 
 use crate::contention::{CONTENTIONS, level_for};
 use crate::exact::Runtime as _;
@@ -20,7 +22,8 @@ use profiler_protocol::load::{
 };
 use profiler_protocol::producer::Grant;
 use profiler_protocol::record::{
-    AllocationHead, Body, ContentionHead, ExceptionHead, PREFIX_WORDS, Registers, StackHead, encode_prefix,
+    AllocationHead, Body, ContentionHead, ExceptionHead, PREFIX_WORDS, Registers, StackHead,
+    encode_prefix,
 };
 
 /// Bytes of a payload that are looked at.
@@ -85,8 +88,8 @@ struct Sample {
     exact: bool,
 }
 
-/// AllocationTick, version 4 (.NET 6–10): amount u32, kind u32, clr u16, amount64 u64, type u64, name z, heap index u32,
-/// address u64, size u64.
+/// AllocationTick, version 4 (.NET 6–10): amount u32, kind u32, clr u16, amount64 u64, type u64,
+/// name z, heap index u32, address u64, size u64.
 fn tick(payload: &[u8], version: u32) -> Option<Sample> {
     if version < 4 {
         return None;
@@ -104,7 +107,8 @@ fn tick(payload: &[u8], version: u32) -> Option<Sample> {
     Some(Sample { type_id, address, size, amount, heap: heap(kind)?, sampled: false, exact: false })
 }
 
-/// AllocationSampled, version 0 (.NET 10): kind u32, clr u16, type u64, name z, address u64, size u64, offset u64.
+/// AllocationSampled, version 0 (.NET 10): kind u32, clr u16, type u64, name z, address u64, size
+/// u64, offset u64.
 fn sampled(payload: &[u8]) -> Option<Sample> {
     let mut payload = Payload(payload);
     let kind = payload.u32()?;
@@ -114,11 +118,20 @@ fn sampled(payload: &[u8]) -> Option<Sample> {
     let address = payload.u64()?;
     let size = payload.u64()?;
     payload.u64()?;
-    Some(Sample { type_id, address, size, amount: 0, heap: heap(kind)?, sampled: true, exact: false })
+    Some(Sample {
+        type_id,
+        address,
+        size,
+        amount: 0,
+        heap: heap(kind)?,
+        sampled: true,
+        exact: false,
+    })
 }
 
-/// GCHeapStats version 1 or 2: size and promoted bytes of generations 0 to 2 and of large objects, u64 each; finalizable bytes and objects u64,
-/// pinned objects, sync blocks and handles u32, clr u16; from version 2 on size and promoted bytes of pinned objects. Answers all promoted bytes.
+/// GCHeapStats version 1 or 2: size and promoted bytes of generations 0 to 2 and of large objects,
+/// u64 each; finalizable bytes and objects u64, pinned objects, sync blocks and handles u32, clr
+/// u16; from version 2 on size and promoted bytes of pinned objects. Answers all promoted bytes.
 fn promoted(payload: &[u8]) -> Option<u64> {
     let mut payload = Payload(payload);
     let mut total = 0u64;
@@ -140,8 +153,8 @@ enum Thrown {
     Cut,
 }
 
-/// ExceptionThrown version 1: type z, message z, address u64, hresult u32, flags u16. The message, which may hold anything, is passed over unless it
-/// is asked for.
+/// ExceptionThrown version 1: type z, message z, address u64, hresult u32, flags u16. The message,
+/// which may hold anything, is passed over unless it is asked for.
 fn thrown<const N: usize, const M: usize>(
     payload: &[u8],
     type_name: &mut Text<N>,
@@ -167,8 +180,8 @@ fn thrown<const N: usize, const M: usize>(
     }
 }
 
-/// ContentionStart: flags u8 (0 managed), clr u16; from version 2 on (.NET 8) lock u64, object u64, owner's thread u64. Answers the owner, 0
-/// when it is not told.
+/// ContentionStart: flags u8 (0 managed), clr u16; from version 2 on (.NET 8) lock u64, object u64,
+/// owner's thread u64. Answers the owner, 0 when it is not told.
 fn contention_start(payload: &[u8]) -> Option<u32> {
     let mut payload = Payload(payload);
     payload.u8()?;
@@ -194,8 +207,9 @@ fn pool_adjusted(payload: &[u8]) -> Option<(u32, u32)> {
     Some((payload.u32()?, payload.u32()?))
 }
 
-/// `EventCounters` of the provider System.Runtime: name z, name to be shown z, value f64, …, the same for all counters that are read and not counted up. Answers
-/// the value of this counter; `None` of another one.
+/// `EventCounters` of the provider System.Runtime: name z, name to be shown z, value f64, …, the
+/// same for all counters that are read and not counted up. Answers the value of this counter;
+/// `None` of another one.
 fn counter(payload: &[u8], name: &str) -> Option<Option<u64>> {
     let mut payload = Payload(payload);
     if !name.bytes().map(u16::from).chain([0]).all(|unit| payload.u16() == Some(unit)) {
@@ -208,8 +222,8 @@ fn counter(payload: &[u8], name: &str) -> Option<Option<u64>> {
     Some(value().map(|value| value as u64))
 }
 
-/// The level of a sample that stands for `bytes` where others are chosen at `level`: its chance is at least its share, so that large objects are known
-/// as well as many small ones.
+/// The level of a sample that stands for `bytes` where others are chosen at `level`: its chance is
+/// at least its share, so that large objects are known as well as many small ones.
 fn level_of_sample(level: u8, bytes: u64) -> u8 {
     let larger = (bytes / SAMPLING_BYTES).checked_ilog2().and_then(|bits| u8::try_from(bits).ok());
     level.saturating_sub(larger.unwrap_or(0))
@@ -220,7 +234,8 @@ fn heap(kind: u32) -> Option<u8> {
 }
 
 impl Instance {
-    /// An event of the runtime's provider. `registers` were captured in a frame that lives until this returns.
+    /// An event of the runtime's provider. `registers` were captured in a frame that lives until
+    /// this returns.
     pub fn on_event(&self, id: u32, version: u32, payload: &[u8], registers: &Registers) {
         let sampled_mode = self.features() & FEATURE_ALLOCATION_SAMPLED != 0;
         let wishes = |what| self.wishes() & what != 0;
@@ -229,14 +244,17 @@ impl Instance {
             80 if wishes(WITHOUT_EXCEPTIONS) => return,
             81 | 91 if wishes(WITHOUT_CONTENTION) => return,
             55 if wishes(WITH_THREAD_POOL) => self.on_pool_adjusted(payload),
-            // Of workers that begin, wait and end, and of other threads: they come with the keyword.
+            // Of workers that begin, wait and end, and of other threads: they come with the
+            // keyword.
             50..=71 | 85..=89 => return,
             // Another one's: exact mode has chosen others.
             10 | 303 if self.is_guest() => return,
             10 if !sampled_mode => {
                 tick(payload, version).map(|sample| self.on_allocation(&sample, registers))
             }
-            303 if sampled_mode => sampled(payload).map(|sample| self.on_allocation(&sample, registers)),
+            303 if sampled_mode => {
+                sampled(payload).map(|sample| self.on_allocation(&sample, registers))
+            }
             1 => self.on_gc_start(payload),
             2 => self.on_gc_end(payload),
             9 => self.on_suspend(payload),
@@ -258,9 +276,15 @@ impl Instance {
         }
     }
 
-    /// An object that exact mode has chosen by chance, as AllocationSampled would have, from `amount` bytes. `registers` were captured in a frame that lives until this
-    /// returns.
-    pub fn on_chosen(&self, type_id: u64, object: usize, (size, amount): (u64, u64), registers: &Registers) {
+    /// An object that exact mode has chosen by chance, as AllocationSampled would have, from
+    /// `amount` bytes. `registers` were captured in a frame that lives until this returns.
+    pub fn on_chosen(
+        &self,
+        type_id: u64,
+        object: usize,
+        (size, amount): (u64, u64),
+        registers: &Registers,
+    ) {
         let generation = self.info().and_then(|info| info.generation(object)).unwrap_or(0);
         // Large and pinned objects have heaps of their own from the first.
         let heap = generation.saturating_sub(2);
@@ -269,10 +293,12 @@ impl Instance {
         self.on_allocation(&sample, registers);
     }
 
-    /// An object that this thread has just allocated, and that is one by now. `registers` were captured in a frame that lives until this returns.
+    /// An object that this thread has just allocated, and that is one by now. `registers` were
+    /// captured in a frame that lives until this returns.
     pub fn on_allocated(&self, type_id: u64, object: usize, registers: &Registers) {
         let Some(info) = self.info() else { return };
-        // Large ones that are pinned come here too, and lie elsewhere: the events tell of these. Others, when another profiler has asked for all.
+        // Large ones that are pinned come here too, and lie elsewhere: the events tell of these.
+        // Others, when another profiler has asked for all.
         match info.generation(object) {
             Some(LARGE_GENERATION) => {}
             Some(_) => return,
@@ -280,7 +306,8 @@ impl Instance {
         }
         let Some(bytes) = info.size(object) else { return self.count(Counter::RuntimeRefusals) };
         let (address, size) = (object as u64, bytes.div_ceil(8).wrapping_mul(8));
-        let sample = Sample { type_id, address, size, amount: 0, heap: LARGE, sampled: false, exact: true };
+        let sample =
+            Sample { type_id, address, size, amount: 0, heap: LARGE, sampled: false, exact: true };
         self.on_allocation(&sample, registers);
     }
 
@@ -294,7 +321,8 @@ impl Instance {
             return;
         }
         self.count(Counter::AllocationSamples);
-        // The two draw from different sequences: an estimate of both has the variance of independent ones.
+        // The two draw from different sequences: an estimate of both has the variance of
+        // independent ones.
         let (thin, seed, room) = match event.exact {
             // Each is told of, as long as it finds room.
             true => (&self.large, !self.seed(), Room::Last),
@@ -344,8 +372,8 @@ impl Instance {
         self.region().count(Counter::AllocationNs, spent_ns);
     }
 
-    /// Begins a record of this kind, thread and time, with so many words before this thread's stack; how much there is of that.
-    /// `None` without room, which is counted.
+    /// Begins a record of this kind, thread and time, with so many words before this thread's
+    /// stack; how much there is of that. `None` without room, which is counted.
     fn room_with_stack(
         &self,
         (kind, thread, began_ns, words): (u16, u32, u64, u64),
@@ -483,17 +511,18 @@ impl Instance {
 
     /// Watches the object, if it is its turn. As in the record: 0, or 1 more than the level.
     fn watch(&self, address: usize, sample: u64, (size, level): (u64, u8)) -> u8 {
-        let Some(info) = self.info().filter(|i| i.has_handles() && self.watches()) else { return 0 };
+        let Some(info) = self.info().filter(|i| i.has_handles() && self.watches()) else {
+            return 0;
+        };
         // Asked again, within: the service thread waits for us before it gives up the last handles.
         let _watching = self.live.watching();
         if !self.is_listening() {
             return 0;
         }
         let (watched, counter) =
-            match self
-                .live
-                .watch(&info, address, sample, importance(size, level), &mut |found| self.tell_found(found))
-            {
+            match self.live.watch(&info, address, sample, importance(size, level), &mut |found| {
+                self.tell_found(found)
+            }) {
                 Watch::Watched { level } => (level.saturating_add(1), Counter::HandlesCreated),
                 Watch::Thinned => (0, Counter::ObjectsThinned),
                 Watch::Full => (0, Counter::HandlesFull),
@@ -506,7 +535,8 @@ impl Instance {
     /// GCStart version 2: count u32, depth u32, reason u32, type u32.
     fn on_gc_start(&self, payload: &[u8]) -> Option<()> {
         let mut payload = Payload(payload);
-        let (number, depth, reason, kind) = (payload.u32()?, payload.u32()?, payload.u32()?, payload.u32()?);
+        let (number, depth, reason, kind) =
+            (payload.u32()?, payload.u32()?, payload.u32()?, payload.u32()?);
         if self.gc.reported.started(number) {
             let byte = |n: u32| u8::try_from(n).unwrap_or(u8::MAX);
             self.send(Body::GcStart {
@@ -521,8 +551,9 @@ impl Instance {
         Some(())
     }
 
-    /// GCEnd version 1: count u32, depth u32. One whose start was not told is the end of a collection that was going on when the session began, or a
-    /// repeat; of repeats the starts count.
+    /// GCEnd version 1: count u32, depth u32. One whose start was not told is the end of a
+    /// collection that was going on when the session began, or a repeat; of repeats the starts
+    /// count.
     fn on_gc_end(&self, payload: &[u8]) -> Option<()> {
         let number = Payload(payload).u32()?;
         if self.gc.reported.ended(number) {
@@ -532,7 +563,8 @@ impl Instance {
         Some(())
     }
 
-    /// What a collection left is told right after its end, on the same thread (`GCHeap::UpdatePostGCCounters`, gc/gcee.cpp of dotnet/runtime).
+    /// What a collection left is told right after its end, on the same thread
+    /// (`GCHeap::UpdatePostGCCounters`, gc/gcee.cpp of dotnet/runtime).
     fn on_heap_stats(&self, payload: &[u8]) -> Option<()> {
         let promoted = promoted(payload)?;
         if let Some(number) = self.gc.left() {
@@ -568,7 +600,12 @@ fn stack_words(extent: Extent) -> u64 {
 }
 
 fn stack_head(level: u8, extent: Extent, registers: &Registers) -> StackHead {
-    StackHead { level, limited: extent.limited, stack_bytes: extent.bytes as u32, registers: *registers }
+    StackHead {
+        level,
+        limited: extent.limited,
+        stack_bytes: extent.bytes as u32,
+        registers: *registers,
+    }
 }
 
 /// The rest of a record that [`Instance::room_with_stack`] made room for.
@@ -582,8 +619,8 @@ fn commit_with_stack(mut grant: Grant<'_>, extent: Extent) {
 #[cfg(test)]
 mod tests {
     use super::{
-        MOST_PAYLOAD, Sample, Thrown, contention_start, contention_stop, counter, pool_adjusted, promoted,
-        sampled, thrown, tick,
+        MOST_PAYLOAD, Sample, Thrown, contention_start, contention_stop, counter, pool_adjusted,
+        promoted, sampled, thrown, tick,
     };
     use crate::text::Text;
     use proptest::prelude::{any, proptest};
@@ -652,7 +689,8 @@ mod tests {
                 .flatten()
                 .collect()
         };
-        let first = payload(&[&pairs(&[(1_000, 1), (1_000, 20), (1_000, 300), (1_000, 4_000)]), &[9; 30]]);
+        let first =
+            payload(&[&pairs(&[(1_000, 1), (1_000, 20), (1_000, 300), (1_000, 4_000)]), &[9; 30]]);
         assert_eq!(promoted(&first), Some(4_321));
         assert_eq!(promoted(&payload(&[&first, &pairs(&[(1_000, 50_000)])])), Some(54_321));
         assert_eq!(promoted(&first[..93]), None);
@@ -682,7 +720,8 @@ mod tests {
         let endless = payload(&[&[b'O', 0, b'h', 0, 0, 0], &[b's', 0].repeat(40_000)]);
         let of = |bytes: usize| thrown(&endless[..bytes], &mut Text::<16>::new(), NO_MESSAGE);
         let mut message = Text::<8>::new();
-        let begun = thrown(&endless[..MOST_PAYLOAD as usize], &mut Text::<16>::new(), Some(&mut message));
+        let begun =
+            thrown(&endless[..MOST_PAYLOAD as usize], &mut Text::<16>::new(), Some(&mut message));
         assert_eq!((begun, message.as_str()), (Some(Thrown::Cut), "ssssssss"));
         let most = MOST_PAYLOAD as usize;
         assert_eq!((of(most), of(most - 1), of(100)), (Some(Thrown::Cut), None, None));
@@ -691,7 +730,10 @@ mod tests {
     #[test]
     fn a_lock_s_owner_and_a_wait_s_length_are_read() {
         let start = payload(&[&[0, 9, 0], &[1; 16], &4242u64.to_le_bytes()]);
-        assert_eq!((contention_start(&start), contention_start(&start[..3])), (Some(4242), Some(0)));
+        assert_eq!(
+            (contention_start(&start), contention_start(&start[..3])),
+            (Some(4242), Some(0))
+        );
         let stop = |ns: f64| contention_stop(&payload(&[&[0, 9, 0], &ns.to_le_bytes()]));
         assert_eq!(
             [1_500.7, 0.0, -1.0, f64::NAN, f64::INFINITY].map(stop),
@@ -702,16 +744,26 @@ mod tests {
 
     #[test]
     fn the_number_of_workers_and_why_it_changed_are_read() {
-        let adjusted = payload(&[&7.5f64.to_le_bytes(), &12u32.to_le_bytes(), &6u32.to_le_bytes(), &[9, 0]]);
-        assert_eq!((pool_adjusted(&adjusted), pool_adjusted(&adjusted[..15])), (Some((12, 6)), None));
-        let text = |text: &str| text.encode_utf16().chain([0]).flat_map(u16::to_le_bytes).collect::<Vec<_>>();
-        let told = payload(&[&text("queue"), &text("Queue Length"), &41.0f64.to_le_bytes(), &[0; 8]]);
+        let adjusted =
+            payload(&[&7.5f64.to_le_bytes(), &12u32.to_le_bytes(), &6u32.to_le_bytes(), &[9, 0]]);
+        assert_eq!(
+            (pool_adjusted(&adjusted), pool_adjusted(&adjusted[..15])),
+            (Some((12, 6)), None)
+        );
+        let text = |text: &str| {
+            text.encode_utf16().chain([0]).flat_map(u16::to_le_bytes).collect::<Vec<_>>()
+        };
+        let told =
+            payload(&[&text("queue"), &text("Queue Length"), &41.0f64.to_le_bytes(), &[0; 8]]);
         assert_eq!(
             (counter(&told, "queue"), counter(&told, "que"), counter(&told, "queues")),
             (Some(Some(41)), None, None)
         );
         let short = told.len() - 9;
-        assert_eq!((counter(&told[..short], "queue"), counter(&told[..9], "queue")), (Some(None), None));
+        assert_eq!(
+            (counter(&told[..short], "queue"), counter(&told[..9], "queue")),
+            (Some(None), None)
+        );
         let negative = payload(&[&text("queue"), &text(""), &(-1.0f64).to_le_bytes()]);
         assert_eq!(counter(&negative, "queue"), Some(None));
     }

@@ -1,25 +1,33 @@
-//! Keeps look-ups and unloads apart: a look-up never starts while code goes away, and an unload waits for the one look-up in flight, that of a dynamic
-//! method only where the look-up is about its own code. The flags are each set before the other is read (Dekker), so both orders are sequentially consistent.
+//! Keeps look-ups and unloads apart: a look-up never starts while code goes away, and an unload
+//! waits for the one look-up in flight, that of a dynamic method only where the look-up is about
+//! its own code. The flags are each set before the other is read (Dekker), so both orders are
+//! sequentially consistent.
 //!
-//! A module's unload may wait: the runtime calls that back in preemptive mode (vm/ceeload.cpp, `Module::Destruct`). That of a dynamic method it does not
-//! (vm/runtimehandles.cpp, `RuntimeMethodHandle_Destroy`: `GCX_COOP`): who waits there holds up a collection, and with it every managed thread.
+//! A module's unload may wait: the runtime calls that back in preemptive mode (vm/ceeload.cpp,
+//! `Module::Destruct`). That of a dynamic method it does not (vm/runtimehandles.cpp,
+//! `RuntimeMethodHandle_Destroy`: `GCX_COOP`): who waits there holds up a collection, and with it
+//! every managed thread.
 //!
-//! The runtime frees code *after* its last callback about it: a dynamic method when DynamicMethodUnloaded has returned
-//! (vm/dynamicmethod.cpp, `LCGMethodResolver::Destroy`), a module's loader heaps when all of its allocator's modules have had their
-//! ModuleUnloadFinished (vm/loaderallocator.cpp, `GCLoaderAllocators`), often much later. What may be looked up then is for `code.rs` to
-//! say; of dynamic methods, which can go by the thousand, the gate knows where the code of the last ones was.
+//! The runtime frees code *after* its last callback about it: a dynamic method when
+//! DynamicMethodUnloaded has returned (vm/dynamicmethod.cpp, `LCGMethodResolver::Destroy`), a
+//! module's loader heaps when all of its allocator's modules have had their ModuleUnloadFinished
+//! (vm/loaderallocator.cpp, `GCLoaderAllocators`), often much later. What may be looked up then is
+//! for `code.rs` to say; of dynamic methods, which can go by the thousand, the gate knows where the
+//! code of the last ones was.
 
 use crate::code::is_later;
 use crate::syscall;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use profiler_protocol::record::Words;
 
-/// An unload waits at most this long: should the look-up need a lock that the unloading thread holds, both go on.
+/// An unload waits at most this long: should the look-up need a lock that the unloading thread
+/// holds, both go on.
 const PATIENCE_NS: u64 = 5_000_000_000;
 /// The same of a dynamic method's unload.
 const DYNAMIC_PATIENCE_NS: u64 = 1_000_000_000;
 const PAUSE_NS: u64 = 50_000;
-/// Modules that unload at a time: one, as a rule, but all that one collection found dead begin before the first one ends.
+/// Modules that unload at a time: one, as a rule, but all that one collection found dead begin
+/// before the first one ends.
 const MODULES: usize = 1024;
 /// Runs of code that went away last: a tenth of a second of 20,000 dynamic methods a second.
 const GONE: usize = 2048;
@@ -73,12 +81,14 @@ impl Gate {
         answer
     }
 
-    /// True when what was at `address` at `seen_ns` may have been a dynamic method that went away. Only to be asked within
-    /// [`Gate::look_up`].
+    /// True when what was at `address` at `seen_ns` may have been a dynamic method that went away.
+    /// Only to be asked within [`Gate::look_up`].
     pub fn is_gone(&self, address: usize, seen_ns: u64) -> bool {
         self.gone.iter().any(|gone| {
-            // Acquire: pairs with the release in `unload_dynamic`; whoever no longer meets what was here finds it forgotten.
-            address.wrapping_sub(gone.start.load(Ordering::Acquire)) < gone.bytes.load(Ordering::Acquire)
+            // Acquire: pairs with the release in `unload_dynamic`; whoever no longer meets what was
+            // here finds it forgotten.
+            address.wrapping_sub(gone.start.load(Ordering::Acquire))
+                < gone.bytes.load(Ordering::Acquire)
                 && !is_later(seen_ns, gone.at_ns.load(Ordering::Relaxed))
         })
     }
@@ -86,8 +96,9 @@ impl Gate {
     /// A module's unload begins; [`Gate::module_unloaded`] ends it.
     pub fn unload_module(&self, module: usize) -> Met {
         let known = self.modules.iter().any(|m| m.load(Ordering::Relaxed) == module);
-        let take =
-            |m: &AtomicUsize| m.compare_exchange(0, module, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        let take = |m: &AtomicUsize| {
+            m.compare_exchange(0, module, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
         if !known && self.modules.iter().any(take) {
             self.unloading.fetch_add(1, Ordering::SeqCst);
         } else {
@@ -97,18 +108,26 @@ impl Gate {
         self.wait_for_look_up(Words::new(&EVERYTHING), PATIENCE_NS)
     }
 
-    /// A module's unload ends. Ignored unless its beginning was seen: it may have been before the attach.
+    /// A module's unload ends. Ignored unless its beginning was seen: it may have been before the
+    /// attach.
     pub fn module_unloaded(&self, module: usize) {
-        let give =
-            |m: &AtomicUsize| m.compare_exchange(module, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        let give = |m: &AtomicUsize| {
+            m.compare_exchange(module, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
         if module != 0 && self.modules.iter().any(give) {
             self.unloading.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
-    /// A dynamic method goes away, whose code is at `code`, as (start, bytes), and is told of by `tell` while no look-up is about it. `forget` is told
-    /// when code went of which it is not remembered where it was.
-    pub fn unload_dynamic(&self, code: Words<'_>, tell: impl FnOnce(), forget: impl Fn(u64)) -> Met {
+    /// A dynamic method goes away, whose code is at `code`, as (start, bytes), and is told of by
+    /// `tell` while no look-up is about it. `forget` is told when code went of which it is not
+    /// remembered where it was.
+    pub fn unload_dynamic(
+        &self,
+        code: Words<'_>,
+        tell: impl FnOnce(),
+        forget: impl Fn(u64),
+    ) -> Met {
         self.unloading.fetch_add(1, Ordering::SeqCst);
         let met = self.wait_for_look_up(code, DYNAMIC_PATIENCE_NS);
         tell();
@@ -247,7 +266,10 @@ mod tests {
                 Some(true),
                 "within what clocks differ"
             );
-            assert_eq!(gate.look_up(NO_CODE, || gate.is_gone(address, now + 1_000_000_000)), Some(false));
+            assert_eq!(
+                gate.look_up(NO_CODE, || gate.is_gone(address, now + 1_000_000_000)),
+                Some(false)
+            );
         }
         assert_eq!(gate.look_up(NO_CODE, || gate.is_gone(0x1100, 1)), Some(false));
     }
@@ -272,7 +294,9 @@ mod tests {
     #[test]
     fn a_dynamic_methods_unload_waits_for_no_look_up_of_other_code() {
         let gate = gate();
-        for (about, met) in [(NO_CODE, Met::Nothing), (0x2000, Met::Nothing), (0x1080, Met::Overran)] {
+        for (about, met) in
+            [(NO_CODE, Met::Nothing), (0x2000, Met::Nothing), (0x1080, Met::Overran)]
+        {
             let unload = || gate.unload_dynamic(Words::new(&code(&[0x1000, 0x100])), || (), |_| ());
             assert_eq!(gate.look_up(about, unload), Some(met), "{about:x}");
         }

@@ -1,13 +1,16 @@
-//! What is known about collections: the callbacks tell when objects may be looked at, the events tell number and reason.
+//! What is known about collections: the callbacks tell when objects may be looked at, the events
+//! tell number and reason.
 
 use crate::repeat::Collections;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// State of collections and pauses.
 pub struct Gc {
-    /// Highest generation of the collection between its Started and Finished callbacks, plus 1; 0 outside.
+    /// Highest generation of the collection between its Started and Finished callbacks, plus 1; 0
+    /// outside.
     condemned: AtomicU32,
-    /// 1 when a background collection has ended since the last survey: it may have killed objects of any generation.
+    /// 1 when a background collection has ended since the last survey: it may have killed objects
+    /// of any generation.
     background: AtomicU32,
     /// Collections whose Started was seen, and those of which only the Finished was.
     count: AtomicU32,
@@ -16,7 +19,8 @@ pub struct Gc {
     /// Who suspends, and what CPU time it had before.
     suspender: AtomicU32,
     suspender_cpu_ns: AtomicU64,
-    /// Low half of the number of the collection whose end was reported last, and bit 32 while what it left was not.
+    /// Low half of the number of the collection whose end was reported last, and bit 32 while what
+    /// it left was not.
     ended: AtomicU64,
     /// Which collections were reported.
     pub reported: Collections,
@@ -29,8 +33,9 @@ impl Gc {
         self.condemned.store(u32::from(condemned).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// The Finished callback: the generations to survey, or `None` when objects may not be looked at. A background collection calls
-    /// Finished without Started, on a thread where the runtime refuses such questions; the next survey then looks at everything.
+    /// The Finished callback: the generations to survey, or `None` when objects may not be looked
+    /// at. A background collection calls Finished without Started, on a thread where the runtime
+    /// refuses such questions; the next survey then looks at everything.
     pub fn finished(&self) -> Option<u8> {
         let condemned = self.condemned.swap(0, Ordering::Relaxed);
         if condemned == 0 {
@@ -53,23 +58,29 @@ impl Gc {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// True for the first of several reports that `thread`, which has had `cpu_ns` of a CPU, begins to suspend the others.
+    /// True for the first of several reports that `thread`, which has had `cpu_ns` of a CPU, begins
+    /// to suspend the others.
     pub fn pause_begins(&self, thread: u32, cpu_ns: u64) -> bool {
         let first = self.paused.swap(1, Ordering::Relaxed) == 0;
         if first {
-            // Relaxed: the runtime suspends and resumes under a lock of its own, so there is one writer and then one reader.
+            // Relaxed: the runtime suspends and resumes under a lock of its own, so there is one
+            // writer and then one reader.
             self.suspender.store(thread, Ordering::Relaxed);
             self.suspender_cpu_ns.store(cpu_ns, Ordering::Relaxed);
         }
         first
     }
 
-    /// For the first of several reports that the suspension ended: who had begun it, and the CPU time that thread had had before.
+    /// For the first of several reports that the suspension ended: who had begun it, and the CPU
+    /// time that thread had had before.
     pub fn pause_ends(&self) -> Option<(u32, u64)> {
         if self.paused.swap(0, Ordering::Relaxed) == 0 {
             return None;
         }
-        Some((self.suspender.load(Ordering::Relaxed), self.suspender_cpu_ns.load(Ordering::Relaxed)))
+        Some((
+            self.suspender.load(Ordering::Relaxed),
+            self.suspender_cpu_ns.load(Ordering::Relaxed),
+        ))
     }
 
     /// Nobody has listened for a while: a pause that began before has ended unheard.

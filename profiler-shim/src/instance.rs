@@ -1,5 +1,7 @@
-//! One attached profiler: everything it knows, so that two profilers of one process, even through the same file, do not know each other: the library itself
-//! keeps but the clock's function (`vdso.rs`) and, in exact mode, who takes in whom (`com/exact.rs`). Lives in zeroed memory of its own (`com/object.rs`).
+//! One attached profiler: everything it knows, so that two profilers of one process, even through
+//! the same file, do not know each other: the library itself keeps but the clock's function
+//! (`vdso.rs`) and, in exact mode, who takes in whom (`com/exact.rs`). Lives in zeroed memory of
+//! its own (`com/object.rs`).
 
 use crate::code::Code;
 use crate::com::info::{Info, Mask, Provider};
@@ -18,11 +20,12 @@ use crate::types::Types;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::{
-    FEATURE_ALLOCATION_SAMPLED, FEATURE_LIVE_OBJECTS, FEATURE_SEEN_TIMES, FEATURE_WAITS_AT_START, State,
-    pack_runtime,
+    FEATURE_ALLOCATION_SAMPLED, FEATURE_LIVE_OBJECTS, FEATURE_SEEN_TIMES, FEATURE_WAITS_AT_START,
+    State, pack_runtime,
 };
 use profiler_protocol::load::{
-    self, WITH_THREAD_POOL, WITHOUT_ALLOCATIONS, WITHOUT_CONTENTION, WITHOUT_EXCEPTIONS, WITHOUT_LIVE_OBJECTS,
+    self, WITH_THREAD_POOL, WITHOUT_ALLOCATIONS, WITHOUT_CONTENTION, WITHOUT_EXCEPTIONS,
+    WITHOUT_LIVE_OBJECTS,
 };
 use profiler_protocol::producer::{Identity, Region};
 use profiler_protocol::record::{Body, Record, Words};
@@ -37,20 +40,24 @@ pub mod phase {
     pub const DONE: u32 = 2;
 }
 
-/// How long the end of a process may be held up for last questions, and the pause between two looks.
+/// How long the end of a process may be held up for last questions, and the pause between two
+/// looks.
 const FAREWELL_NS: u64 = 45_000_000;
 const LOOK_NS: u64 = 500_000;
-/// Who ends so soon is all new to a recorder, which has to read the files of its code before it can ask: without names it would have been recorded for nothing.
+/// Who ends so soon is all new to a recorder, which has to read the files of its code before it can
+/// ask: without names it would have been recorded for nothing.
 const SHORT_LIFE_NS: u64 = 2_000_000_000;
 const FAREWELL_OF_SHORT_LIFE_NS: u64 = 400_000_000;
 /// The callback waits a little longer than the thread that answers.
 const GRACE_NS: u64 = 5_000_000;
 /// So much of the ring, in eighths, is in use when its reader is called.
 const CALL_AT: u64 = 3;
-/// Exceptions in a period that are all told of (`thin`): with their stacks they find room in the ring even when all come at once.
+/// Exceptions in a period that are all told of (`thin`): with their stacks they find room in the
+/// ring even when all come at once.
 pub(crate) const EXCEPTIONS: u32 = 32;
-/// Samples of allocations in a period that are all told of, unless told otherwise. One costs the app some 4 µs and the daemon some 10, so no program pays
-/// more than some hundredths of a CPU for them; in a window of a minute there are 15,000 and more.
+/// Samples of allocations in a period that are all told of, unless told otherwise. One costs the
+/// app some 4 µs and the daemon some 10, so no program pays more than some hundredths of a CPU for
+/// them; in a window of a minute there are 15,000 and more.
 const SAMPLES: u32 = 512;
 /// Threads that were named before they had an OS id, and the bytes of a name that are kept.
 const PENDING_NAMES: usize = 64;
@@ -67,20 +74,23 @@ const KEYWORD_ALLOCATION_SAMPLED: u64 = 0x800_0000_0000;
 pub struct Instance {
     pub(crate) region: Region<'static>,
     pub(crate) guard: &'static Guard,
-    /// Address of the newest ICorProfilerInfo the runtime has, and its number; set once, before anything uses them.
+    /// Address of the newest ICorProfilerInfo the runtime has, and its number; set once, before
+    /// anything uses them.
     pub(crate) info: AtomicUsize,
     pub(crate) info_level: AtomicU32,
     pub(crate) features: AtomicU64,
     pub(crate) runtime: AtomicU64,
     /// What the recorder wishes to hear (`profiler_protocol::load`).
     wishes: AtomicU64,
-    /// 1 when it is a guest of exact mode (`com/exact.rs`), which chooses the allocations to be told of, says which callbacks it wants, and never leaves.
+    /// 1 when it is a guest of exact mode (`com/exact.rs`), which chooses the allocations to be
+    /// told of, says which callbacks it wants, and never leaves.
     guest: AtomicU32,
     /// 1 when it was loaded by environment, and its recorder holds a lock while it lives.
     launched: AtomicU32,
     /// 1 while the runtime tells of each large object by itself.
     told_of_large: AtomicU32,
-    /// EventPipe session, 0 for none. Changed by Initialize, and then by the service thread and those it waits for.
+    /// EventPipe session, 0 for none. Changed by Initialize, and then by the service thread and
+    /// those it waits for.
     pub(crate) session: AtomicU64,
     pub(crate) phase: AtomicU32,
     /// Provider handles, once told apart: the runtime's, and the last other one.
@@ -98,7 +108,8 @@ pub struct Instance {
     pub(crate) thrown: Thin,
     /// How many samples of allocations come.
     pub(crate) sampled: Thin,
-    /// How many large objects come. Apart from the samples, so that garbage does not cost them their exactness.
+    /// How many large objects come. Apart from the samples, so that garbage does not cost them
+    /// their exactness.
     pub(crate) large: Thin,
     /// Most of either in a period that are all told of, 0 for [`SAMPLES`].
     pub(crate) samples_limit: AtomicU32,
@@ -116,7 +127,8 @@ pub struct Instance {
     pending_names: [PendingName; PENDING_NAMES],
 }
 
-/// A managed thread's name that came before its OS id. `thread` is claimed first, `bytes` are words of UTF-8.
+/// A managed thread's name that came before its OS id. `thread` is claimed first, `bytes` are words
+/// of UTF-8.
 struct PendingName {
     thread: AtomicUsize,
     words: [AtomicU64; NAME_BYTES / 8],
@@ -128,7 +140,8 @@ impl Instance {
         self.guard.alive.load(Ordering::Acquire) != 0
     }
 
-    /// True when somebody listens (then the instance is alive, too). Relaxed: going quiet need not be instant.
+    /// True when somebody listens (then the instance is alive, too). Relaxed: going quiet need not
+    /// be instant.
     pub fn is_listening(&self) -> bool {
         self.guard.listening.load(Ordering::Relaxed) != 0
     }
@@ -173,12 +186,14 @@ impl Instance {
         self.guest.load(Ordering::Relaxed) != 0
     }
 
-    /// True while the runtime tells of each large object by itself; then events about such objects say nothing new.
+    /// True while the runtime tells of each large object by itself; then events about such objects
+    /// say nothing new.
     pub fn is_told_of_large(&self) -> bool {
         self.told_of_large.load(Ordering::Relaxed) != 0
     }
 
-    /// Has the runtime tell of each large object by itself, or not any more. Where it refuses, they are sampled like others.
+    /// Has the runtime tell of each large object by itself, or not any more. Where it refuses, they
+    /// are sampled like others.
     fn ask_for_large(&self, info: Info, wanted: bool) {
         // First, so that an object whose event comes just before it is asked is not told of twice.
         self.told_of_large.store(u32::from(wanted), Ordering::Relaxed);
@@ -209,7 +224,10 @@ impl Instance {
 
     /// The runtime's interface; `None` before Initialize.
     pub fn info(&self) -> Option<Info> {
-        Info::from_address(self.info.load(Ordering::Acquire), self.info_level.load(Ordering::Relaxed))
+        Info::from_address(
+            self.info.load(Ordering::Acquire),
+            self.info_level.load(Ordering::Relaxed),
+        )
     }
 
     /// Writes a record now. False when the ring had no room (counted).
@@ -220,23 +238,25 @@ impl Instance {
         true
     }
 
-    /// True when so much of the ring is in use that its reader is to be called: it comes by itself in time while no more than that is written between two
-    /// rounds of its.
+    /// True when so much of the ring is in use that its reader is to be called: it comes by itself
+    /// in time while no more than that is written between two rounds of its.
     pub(crate) fn is_ring_filling(&self) -> bool {
         self.region.used() >= self.region.geometry().units / 8 * CALL_AT
     }
 
-    /// The level of an event of which so many are all told of in a period: by how many come, and by the room there is. Not
-    /// inlined: the library's size has a bound.
+    /// The level of an event of which so many are all told of in a period: by how many come, and by
+    /// the room there is. Not inlined: the library's size has a bound.
     #[inline(never)]
     pub(crate) fn level(&self, thin: &Thin, now_ns: u64, all: u32, room: Room) -> u8 {
         let region = self.region();
         thin.level(now_ns, all).max(room.level(region.used(), region.geometry().units))
     }
 
-    /// Has the service thread call the reader when the ring fills, which it may not see for a while.
+    /// Has the service thread call the reader when the ring fills, which it may not see for a
+    /// while.
     pub(crate) fn call_when_filling(&self) {
-        // Relaxed, as where the service thread puts it back: a call too many or too few changes only how soon the ring is read.
+        // Relaxed, as where the service thread puts it back: a call too many or too few changes
+        // only how soon the ring is read.
         if self.is_ring_filling() && self.called.swap(1, Ordering::Relaxed) == 0 {
             syscall::wake(&self.phase);
         }
@@ -277,7 +297,8 @@ impl Instance {
             slots: self.live.slots_at(),
         });
         self.guard.alive.store(1, Ordering::Release);
-        // The region's first record: whoever reads a later one knows that all samples before it are nobody's any more.
+        // The region's first record: whoever reads a later one knows that all samples before it are
+        // nobody's any more.
         self.say_hello();
         Ok(())
     }
@@ -299,7 +320,8 @@ impl Instance {
         self.live.release_all(&info);
     }
 
-    /// An attach that got no service thread detaches at once; the runtime does so when this callback has returned.
+    /// An attach that got no service thread detaches at once; the runtime does so when this
+    /// callback has returned.
     pub fn leave_without_thread(&self) {
         let Some(info) = self.info() else { return };
         self.give_up(info);
@@ -310,8 +332,9 @@ impl Instance {
         }
     }
 
-    /// Starts the EventPipe session. The runtime may run managed code and deliver events on this thread before it returns, so
-    /// everything else is ready by now. .NET 10's ticks are never asked for: any session that uses the newer event ends them.
+    /// Starts the EventPipe session. The runtime may run managed code and deliver events on this
+    /// thread before it returns, so everything else is ready by now. .NET 10's ticks are never
+    /// asked for: any session that uses the newer event ends them.
     pub fn start_session(&self, info: Info) {
         let sampled = self.features() & FEATURE_ALLOCATION_SAMPLED != 0;
         let wishes = self.wishes();
@@ -325,7 +348,8 @@ impl Instance {
             () if sampled => (keywords | KEYWORD_ALLOCATION_SAMPLED, 4),
             () => (keywords, 5),
         };
-        // Before the session: of its events those of large objects are passed over from the first on.
+        // Before the session: of its events those of large objects are passed over from the first
+        // on.
         let large = !self.is_guest() && wishes & WITHOUT_ALLOCATIONS == 0;
         self.ask_for_large(info, large);
         match info.start_session(keywords, level, wishes & WITH_THREAD_POOL != 0) {
@@ -354,7 +378,8 @@ impl Instance {
         self.ask_for_large(info, false);
     }
 
-    /// Which provider that is. Asked once per provider, in the callback, where the runtime answers it.
+    /// Which provider that is. Asked once per provider, in the callback, where the runtime answers
+    /// it.
     pub fn provider(&self, provider: usize) -> Provider {
         let known = [
             (&self.runtime_provider, Provider::Runtime),
@@ -362,10 +387,14 @@ impl Instance {
             (&self.other_provider, Provider::Other),
         ];
         // Relaxed: each word is a fact by itself.
-        if let Some((_, of)) = known.iter().find(|(known, _)| known.load(Ordering::Relaxed) == provider) {
+        if let Some((_, of)) =
+            known.iter().find(|(known, _)| known.load(Ordering::Relaxed) == provider)
+        {
             return *of;
         }
-        let Some(of) = self.info().and_then(|info| info.provider(provider)) else { return Provider::Other };
+        let Some(of) = self.info().and_then(|info| info.provider(provider)) else {
+            return Provider::Other;
+        };
         for (word, _) in known.iter().filter(|(_, kind)| *kind == of) {
             word.store(provider, Ordering::Relaxed);
         }
@@ -392,7 +421,8 @@ impl Instance {
         let watched = self.live.watched();
         let began_ns = syscall::thread_cpu_ns();
         let surveyed = self.live.survey(&info, condemned, &mut |found| self.tell_found(found));
-        // CPU time: the set's size does not make the pause longer by what the kernel gives to others meanwhile.
+        // CPU time: the set's size does not make the pause longer by what the kernel gives to
+        // others meanwhile.
         let spent_ns = syscall::thread_cpu_ns().saturating_sub(began_ns);
         let Some(deferred) = surveyed else {
             self.count(Counter::SurveysSkipped);
@@ -411,7 +441,8 @@ impl Instance {
         }
     }
 
-    /// Keeps the set of watched objects as large as it may be. Called by the service thread, every round.
+    /// Keeps the set of watched objects as large as it may be. Called by the service thread, every
+    /// round.
     pub fn keep_live_set(&self, info: Info) {
         if info.has_handles() {
             self.live.keep(&info, &mut |found| self.tell_found(found));
@@ -451,15 +482,16 @@ impl Instance {
     }
 
     fn tell_unloaded(&self, module_id: u64, ranges: &[u8]) {
-        let told =
-            self.is_listening() && self.send(Body::CodeUnloaded { module_id, ranges: Words::new(ranges) });
+        let told = self.is_listening()
+            && self.send(Body::CodeUnloaded { module_id, ranges: Words::new(ranges) });
         if !told {
             // Release: pairs with the swap in `tell_untold`.
             self.code_untold.store(1, Ordering::Release);
         }
     }
 
-    /// Makes up for records about unloaded code that were not sent: the daemon is to forget all code.
+    /// Makes up for records about unloaded code that were not sent: the daemon is to forget all
+    /// code.
     pub(crate) fn tell_untold(&self) {
         if self.code_untold.swap(0, Ordering::AcqRel) != 0 {
             self.tell_unloaded(0, &EVERYTHING);
@@ -485,7 +517,8 @@ impl Instance {
                 self.tell_unloaded(0, code);
             }
         };
-        let met = self.gate.unload_dynamic(Words::new(code), tell, |at_ns| self.code.on_unload(at_ns));
+        let met =
+            self.gate.unload_dynamic(Words::new(code), tell, |at_ns| self.code.on_unload(at_ns));
         self.count_met(met);
     }
 
@@ -494,7 +527,10 @@ impl Instance {
         let (mut name, mut len) = ([0u8; NAME_BYTES], 0usize);
         for pending in &self.pending_names {
             if pending.thread.load(Ordering::Acquire) == thread {
-                let bytes = pending.words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes());
+                let bytes = pending
+                    .words
+                    .iter()
+                    .flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes());
                 for (to, byte) in name.iter_mut().zip(bytes.take_while(|byte| *byte != 0)) {
                     *to = byte;
                     len = len.wrapping_add(1);
@@ -504,7 +540,8 @@ impl Instance {
             }
         }
         if self.is_listening() {
-            let name = name.get(..len).and_then(|name| core::str::from_utf8(name).ok()).unwrap_or("");
+            let name =
+                name.get(..len).and_then(|name| core::str::from_utf8(name).ok()).unwrap_or("");
             self.send(Body::ThreadName { os_tid: os_thread, name });
         }
     }
@@ -522,10 +559,9 @@ impl Instance {
         }
         // A thread is named by one thread at a time, so an earlier name of its is not in use.
         self.on_thread_destroyed(thread);
-        let free = self
-            .pending_names
-            .iter()
-            .find(|p| p.thread.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok());
+        let free = self.pending_names.iter().find(|p| {
+            p.thread.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        });
         let Some(pending) = free else { return self.count(Counter::NamesCut) };
         let mut told = text.as_str().bytes();
         for word in &pending.words {
@@ -562,11 +598,16 @@ impl Instance {
         if lived_ns < SHORT_LIFE_NS { FAREWELL_OF_SHORT_LIFE_NS } else { FAREWELL_NS }
     }
 
-    /// The process ends. Holds it up only when somebody listens, and no longer than [`Instance::farewell_ns`]; afterwards the service thread
-    /// calls the runtime no more.
+    /// The process ends. Holds it up only when somebody listens, and no longer than
+    /// [`Instance::farewell_ns`]; afterwards the service thread calls the runtime no more.
     pub fn on_shutdown(&self) {
-        let next = if self.is_listening() && self.may_be_heard() { phase::CLOSING } else { phase::DONE };
-        if self.phase.compare_exchange(phase::WORK, next, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        let next =
+            if self.is_listening() && self.may_be_heard() { phase::CLOSING } else { phase::DONE };
+        if self
+            .phase
+            .compare_exchange(phase::WORK, next, Ordering::AcqRel, Ordering::Relaxed)
+            .is_err()
+        {
             return;
         }
         if next == phase::CLOSING {
@@ -576,7 +617,9 @@ impl Instance {
             let until = syscall::now_ns().saturating_add(patience_ns);
             // A seccomp filter may deny the clock: then the number of looks ends it.
             for _ in 0..patience_ns / LOOK_NS {
-                if self.phase.load(Ordering::Acquire) != phase::CLOSING || syscall::now_ns() >= until {
+                if self.phase.load(Ordering::Acquire) != phase::CLOSING
+                    || syscall::now_ns() >= until
+                {
                     break;
                 }
                 syscall::sleep_ns(LOOK_NS);
@@ -592,7 +635,8 @@ impl Instance {
         self.guard.alive.store(0, Ordering::Release);
     }
 
-    /// Tells the OS ids of the managed threads there are, and where the runtime has them: after an attach, before any event is asked for.
+    /// Tells the OS ids of the managed threads there are, and where the runtime has them: after an
+    /// attach, before any event is asked for.
     pub fn list_threads(&self) {
         let Some(info) = self.info() else { return };
         info.each_thread(|thread| {

@@ -1,5 +1,6 @@
-//! Which sampled objects are alive: a weak handle for each, looked at when a collection has ended. Bounded: when there are too many, chance
-//! decides which stay, so that those that stay stand for all (`profiler_protocol::live`). Lock-free for the threads that allocate.
+//! Which sampled objects are alive: a weak handle for each, looked at when a collection has ended.
+//! Bounded: when there are too many, chance decides which stay, so that those that stay stand for
+//! all (`profiler_protocol::live`). Lock-free for the threads that allocate.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use profiler_protocol::live::{
@@ -59,11 +60,13 @@ pub struct Live {
     allowed: AtomicU32,
     /// The level.
     level: AtomicU32,
-    /// 1 when some that are not above the level are watched still, because the ring had no room to say so.
+    /// 1 when some that are not above the level are watched still, because the ring had no room to
+    /// say so.
     untidy: AtomicU32,
     /// Makes the draws another sequence in each instance.
     seed: AtomicU64,
-    /// 1 while somebody goes through the slots; nobody waits for that. Taken with acquire, put back with release: the next one sees what this one did.
+    /// 1 while somebody goes through the slots; nobody waits for that. Taken with acquire, put back
+    /// with release: the next one sees what this one did.
     busy: AtomicU32,
     /// Threads between the question whether somebody listens and the end of [`Live::watch`].
     watching: AtomicU32,
@@ -74,7 +77,8 @@ pub struct Watching<'a>(&'a AtomicU32);
 
 impl Drop for Watching<'_> {
     fn drop(&mut self) {
-        // Release: pairs with the acquire load in `is_anybody_watching`; the handle is in its slot by now.
+        // Release: pairs with the acquire load in `is_anybody_watching`; the handle is in its slot
+        // by now.
         self.0.fetch_sub(1, Ordering::Release);
     }
 }
@@ -125,7 +129,8 @@ impl Batch {
 
     fn push(&mut self, slot: usize, word: u64) -> bool {
         let at = self.count.wrapping_mul(8);
-        let (Some(bytes), Some(place)) = (self.bytes.get_mut(at..), self.slots.get_mut(self.count)) else {
+        let (Some(bytes), Some(place)) = (self.bytes.get_mut(at..), self.slots.get_mut(self.count))
+        else {
             return true;
         };
         for (to, from) in bytes.iter_mut().zip(word.to_le_bytes()) {
@@ -146,8 +151,9 @@ impl Batch {
 }
 
 impl Live {
-    /// Watches the object at `address`, which matters so much, as sample number `sample`, if chance will have it. Where so many come that the service
-    /// thread did not make room in time, it is made here, for some hundred objects to come.
+    /// Watches the object at `address`, which matters so much, as sample number `sample`, if chance
+    /// will have it. Where so many come that the service thread did not make room in time, it is
+    /// made here, for some hundred objects to come.
     pub fn watch(
         &self,
         handles: &dyn Handles,
@@ -179,17 +185,20 @@ impl Live {
         fence(Ordering::SeqCst);
         let level = self.level();
         if key <= threshold(level) {
-            // Handles are given up only by who goes through the slots: a survey may be looking at this one.
+            // Handles are given up only by who goes through the slots: a survey may be looking at
+            // this one.
             self.untidy.store(1, Ordering::Relaxed);
         }
         // It may have been lowered meanwhile: then the object was chosen at the first one still.
         Watch::Watched { level: level.max(chosen_at) }
     }
 
-    /// To be held from before the question whether somebody listens: once nobody does and nobody watches, no further handle is made.
+    /// To be held from before the question whether somebody listens: once nobody does and nobody
+    /// watches, no further handle is made.
     pub fn watching(&self) -> Watching<'_> {
         self.watching.fetch_add(1, Ordering::Relaxed);
-        // Pairs with the fence in `is_anybody_watching`: either that sees us, or we see that nobody listens.
+        // Pairs with the fence in `is_anybody_watching`: either that sees us, or we see that nobody
+        // listens.
         fence(Ordering::SeqCst);
         Watching(&self.watching)
     }
@@ -202,8 +211,8 @@ impl Live {
         self.watching.load(Ordering::Acquire) != 0
     }
 
-    /// Sets how many objects are watched at most. What pauses allow stays as it was where that is no other number: it is said again whenever
-    /// anything else of a recording changes.
+    /// Sets how many objects are watched at most. What pauses allow stays as it was where that is
+    /// no other number: it is said again whenever anything else of a recording changes.
     pub fn set_limit(&self, most: u64) {
         let most = usize::try_from(most).unwrap_or(MOST).clamp(FEWEST, MOST);
         if most == self.limit() {
@@ -245,11 +254,13 @@ impl Live {
     }
 
     fn level(&self) -> u8 {
-        // Acquire: pairs with the release store in `keep`, so that `untidy` is set after it was cleared there.
+        // Acquire: pairs with the release store in `keep`, so that `untidy` is set after it was
+        // cleared there.
         u8::try_from(self.level.load(Ordering::Acquire)).unwrap_or(TOP_LEVEL)
     }
 
-    /// A number from 1 to 2³²−1 that belongs to a sample (SplitMix64's output function, Steele, Lea and Flood 2014).
+    /// A number from 1 to 2³²−1 that belongs to a sample (SplitMix64's output function, Steele, Lea
+    /// and Flood 2014).
     fn draw(&self, sample: u64) -> u32 {
         let mut bits = sample.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(self.seed());
         bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -268,8 +279,12 @@ impl Live {
             while bits != u64::MAX {
                 let bit = bits.trailing_ones();
                 // Acquire: what the slot's last owner wrote happened before it freed the bit.
-                match word.compare_exchange_weak(bits, bits | 1 << bit, Ordering::Acquire, Ordering::Relaxed)
-                {
+                match word.compare_exchange_weak(
+                    bits,
+                    bits | 1 << bit,
+                    Ordering::Acquire,
+                    Ordering::Relaxed,
+                ) {
                     Ok(_) => {
                         self.count.fetch_add(1, Ordering::Relaxed);
                         return Some(group << 6 | bit as usize);
@@ -289,9 +304,10 @@ impl Live {
         }
     }
 
-    /// Looks at every watched object that a collection of generation `condemned` can have touched. `report` answers false when it
-    /// cannot take a batch: those objects stay as they are until the next survey. Answers the batches put off and the objects the runtime said nothing of, or `None` when
-    /// the slots are being released.
+    /// Looks at every watched object that a collection of generation `condemned` can have touched.
+    /// `report` answers false when it cannot take a batch: those objects stay as they are until the
+    /// next survey. Answers the batches put off and the objects the runtime said nothing of, or
+    /// `None` when the slots are being released.
     pub fn survey(
         &self,
         handles: &dyn Handles,
@@ -338,8 +354,9 @@ impl Live {
         self.count.load(Ordering::Relaxed).into()
     }
 
-    /// A survey, before which so many were watched, of what a collection of generation `condemned` can have touched took so much CPU time: makes the set smaller
-    /// if that was more than its share of a pause. True when it did.
+    /// A survey, before which so many were watched, of what a collection of generation `condemned`
+    /// can have touched took so much CPU time: makes the set smaller if that was more than its
+    /// share of a pause. True when it did.
     pub fn account(&self, watched: u64, spent_ns: u64, condemned: u8) -> bool {
         let budget_ns = SURVEY_NS.max((self.limit() as u64).saturating_mul(OBJECT_NS));
         if spent_ns <= budget_ns {
@@ -358,8 +375,9 @@ impl Live {
         smaller
     }
 
-    /// Makes a set larger again that was made smaller, by an eighth: one look may have taken long for a reason of its own, and a process may live for months. Not
-    /// one that has more room than it needs, for what it cost says less of a full one.
+    /// Makes a set larger again that was made smaller, by an eighth: one look may have taken long
+    /// for a reason of its own, and a process may live for months. Not one that has more room than
+    /// it needs, for what it cost says less of a full one.
     fn allow_more(&self, watched: u64) {
         let (allowed, limit) = (self.allowed(), self.limit());
         if allowed < limit && watched as usize > allowed.saturating_sub(allowed / 4) {
@@ -370,9 +388,10 @@ impl Live {
         }
     }
 
-    /// Raises the level when there are too many objects, and drops those that are not above it; lowers it when there is room again. Which
-    /// level that is depends on how many keys are above each, so for an object that stays it does not matter where above its key was:
-    /// that makes 1 / [`chance`](profiler_protocol::live::chance) unbiased.
+    /// Raises the level when there are too many objects, and drops those that are not above it;
+    /// lowers it when there is room again. Which level that is depends on how many keys are above
+    /// each, so for an object that stays it does not matter where above its key was: that makes 1 /
+    /// [`chance`](profiler_protocol::live::chance) unbiased.
     pub fn keep(&self, handles: &dyn Handles, report: &mut dyn FnMut(Found<'_>) -> bool) {
         let (watched, allowed) = (self.count.load(Ordering::Relaxed) as usize, self.allowed());
         let untidy = self.untidy.load(Ordering::Relaxed) != 0;
@@ -585,7 +604,8 @@ mod tests {
                 watching: zero(),
             })
         };
-        let thread = std::thread::Builder::new().stack_size(64 << 20).spawn(make).expect("a thread");
+        let thread =
+            std::thread::Builder::new().stack_size(64 << 20).spawn(make).expect("a thread");
         thread.join().expect("it is made")
     }
 
@@ -655,7 +675,13 @@ mod tests {
         let lowering = Lowering(&live, Heap::default());
         let first = (1..1000u64).find_map(|sample| {
             live.level.store(8, Ordering::Relaxed);
-            match live.watch(&lowering, sample as usize + 100, sample, importance(24, 0), &mut |_| false) {
+            match live.watch(
+                &lowering,
+                sample as usize + 100,
+                sample,
+                importance(24, 0),
+                &mut |_| false,
+            ) {
                 Watch::Thinned => None,
                 other => Some(other),
             }
@@ -698,7 +724,8 @@ mod tests {
         assert!(live.release_all(&heap));
         assert!(heap.0.borrow().is_empty());
         live.set_limit(128);
-        let has_room = |n: usize| matches!(watch(&live, &heap, n + 100, n as u64, 24), Watch::Watched { .. });
+        let has_room =
+            |n: usize| matches!(watch(&live, &heap, n + 100, n as u64, 24), Watch::Watched { .. });
         assert_eq!(
             (0..1000).filter(|&n| has_room(n)).count(),
             (FEWEST + FEWEST / SPARE).next_multiple_of(64)
@@ -723,7 +750,8 @@ mod tests {
 
     const RUNS: u64 = 150;
 
-    /// Objects come and most of them die; what is watched is to stand for all that live, on average over draws.
+    /// Objects come and most of them die; what is watched is to stand for all that live, on average
+    /// over draws.
     #[test]
     fn a_full_set_stands_for_all_that_lives_without_bias() {
         let size = |n: u64| [24, 1_000, 90_000, 2_000_000][(n % 4) as usize];
@@ -754,15 +782,18 @@ mod tests {
             let (dead, _) = survey(&live, &heap, 2, true);
             told.retain(|sample, _| !dead.contains(sample));
             assert_eq!(told.len(), heap.0.borrow().len(), "both know the same objects");
-            let estimate: f64 =
-                told.values().map(|&(size, level)| size as f64 / chance(importance(size, 0), level)).sum();
+            let estimate: f64 = told
+                .values()
+                .map(|&(size, level)| size as f64 / chance(importance(size, 0), level))
+                .sum();
             let truth: f64 = (0..3_000).filter(|&n| lives(n)).map(|n| size(n) as f64).sum();
             errors.push(estimate / truth - 1.0);
             watched += told.len();
             live.release_all(&heap);
         }
         let mean = errors.iter().sum::<f64>() / RUNS as f64;
-        let spread = (errors.iter().map(|e| (e - mean).powi(2)).sum::<f64>() / (RUNS - 1) as f64).sqrt();
+        let spread =
+            (errors.iter().map(|e| (e - mean).powi(2)).sum::<f64>() / (RUNS - 1) as f64).sqrt();
         // Four standard errors of the mean, and the set was full most of the time.
         assert!(mean.abs() < 4.0 * spread / (RUNS as f64).sqrt(), "{mean} of {spread}");
         assert!(spread > 0.01 && spread < 0.2, "{spread}");

@@ -1,5 +1,6 @@
-//! Addresses and ClassIDs → names, on the service thread, inside the gate. Names are raw: what the compiler made of async methods and
-//! lambdas (`<Load>d__3.MoveNext`) is made readable by the daemon.
+//! Addresses and ClassIDs → names, on the service thread, inside the gate. Names are raw: what the
+//! compiler made of async methods and lambdas (`<Load>d__3.MoveNext`) is made readable by the
+//! daemon.
 
 use crate::com::hresult::E_FAIL;
 use crate::com::info::{CodeRange, Info};
@@ -63,11 +64,13 @@ pub struct Namer {
     owners: Owners,
 }
 
-/// Finds the class of code that several instantiations share. .NET 8 and 9 answer 0 for it, yet `Dictionary<string, int>` and
-/// `Dictionary<string, long>` are different code. A FunctionID is the address of a MethodDesc, whose third byte counts 8-byte steps
-/// back to its chunk; the 24 bytes before those begin with the MethodTable, which is the ClassID (dotnet/runtime
-/// src/coreclr/vm/method.hpp, `MethodDesc` and `MethodDescChunk`, the same on 8, 9 and 10). That is the runtime's own business, so it
-/// is believed only while it has agreed with every class the runtime did tell.
+/// Finds the class of code that several instantiations share. .NET 8 and 9 answer 0 for it, yet
+/// `Dictionary<string, int>` and `Dictionary<string, long>` are different code. A FunctionID is the
+/// address of a MethodDesc, whose third byte counts 8-byte steps back to its chunk; the 24 bytes
+/// before those begin with the MethodTable, which is the ClassID (dotnet/runtime
+/// src/coreclr/vm/method.hpp, `MethodDesc` and `MethodDescChunk`, the same on 8, 9 and 10). That is
+/// the runtime's own business, so it is believed only while it has agreed with every class the
+/// runtime did tell.
 #[derive(Default)]
 struct Owners {
     agreed: Cell<u32>,
@@ -79,12 +82,13 @@ impl Owners {
 
     fn read(function: usize) -> Option<usize> {
         let steps = syscall::read_word(function)? >> 16 & 0xff;
-        let chunk =
-            function.checked_sub((steps as usize).wrapping_mul(8).wrapping_add(Self::CHUNK_HEADER))?;
+        let chunk = function
+            .checked_sub((steps as usize).wrapping_mul(8).wrapping_add(Self::CHUNK_HEADER))?;
         usize::try_from(syscall::read_word(chunk)?).ok()
     }
 
-    /// The class of `function`, of which the runtime said `told` (0: nothing); 0 when it cannot be known.
+    /// The class of `function`, of which the runtime said `told` (0: nothing); 0 when it cannot be
+    /// known.
     ///
     /// # Errors
     /// [`NOT_NOW`] while the runtime has told no class to compare with.
@@ -155,9 +159,11 @@ impl Namer {
         };
         let class = match self.owners.class_of(function, found.class)? {
             0 => None,
-            class => {
-                self.info.class(class).ok().filter(|c| c.module == found.module && c.token == type_token)
-            }
+            class => self
+                .info
+                .class(class)
+                .ok()
+                .filter(|c| c.module == found.module && c.token == type_token),
         };
         let arguments = class.as_ref().map_or(&[][..], |c| c.arguments.ids());
         // Code of an instantiation lives with the shortest-lived of its type arguments.
@@ -166,21 +172,30 @@ impl Namer {
         self.type_def(&mut out.name, &metadata, type_token, arguments, Style::Declaring);
         out.name.push('.');
         out.name.push_utf16(&name);
-        let scope = Scope { metadata: Some(&metadata), class: arguments, method: found.arguments.ids() };
+        let scope =
+            Scope { metadata: Some(&metadata), class: arguments, method: found.arguments.ids() };
         self.arguments(&mut out.name, scope.method, Style::Argument, 0);
         self.parameters(&mut out.name, scope, signature);
         Ok(())
     }
 
     /// The runs of the body that holds `address`; a method has one body per tier.
-    fn body_of(&self, address: usize, function: usize, rejit: usize, ranges: &mut [CodeRange; 8]) -> usize {
+    fn body_of(
+        &self,
+        address: usize,
+        function: usize,
+        rejit: usize,
+        ranges: &mut [CodeRange; 8],
+    ) -> usize {
         let mut starts = [0usize; 32];
         let bodies = self.info.bodies(function, rejit, &mut starts);
-        // What is compiled ahead for a P/Invoke is no version of the method and in no list; the runtime looks up code by any of its
-        // addresses, not by the first alone (vm/proftoeeinterfaceimpl.cpp, `GetCodeInfoFromCodeStart`).
+        // What is compiled ahead for a P/Invoke is no version of the method and in no list; the
+        // runtime looks up code by any of its addresses, not by the first alone
+        // (vm/proftoeeinterfaceimpl.cpp, `GetCodeInfoFromCodeStart`).
         for start in starts.iter().take(bodies).chain([&address]) {
             let count = self.info.code(*start, ranges);
-            let holds = |r: &CodeRange| address >= r.start && address.wrapping_sub(r.start) < r.bytes;
+            let holds =
+                |r: &CodeRange| address >= r.start && address.wrapping_sub(r.start) < r.bytes;
             if ranges.iter().take(count).any(holds) {
                 return count;
             }
@@ -188,13 +203,17 @@ impl Namer {
         0
     }
 
-    /// Calls `each` with the place of every image that is never unloaded: (base, bytes). Its ReadyToRun code is in there.
+    /// Calls `each` with the place of every image that is never unloaded: (base, bytes). Its
+    /// ReadyToRun code is in there.
     pub fn lasting_images(&self, mut each: impl FnMut(usize, usize)) {
         self.info.each_module(|module| {
             let mut name: Name = [0; 512];
             let module = self.info.module(module, &mut name);
-            let Some(found) = module.filter(|m| m.base != 0 && !m.collectible && !m.flat) else { return };
-            // PE format: e_lfanew at 0x3c, SizeOfImage 0x50 bytes behind the signature it points to.
+            let Some(found) = module.filter(|m| m.base != 0 && !m.collectible && !m.flat) else {
+                return;
+            };
+            // PE format: e_lfanew at 0x3c, SizeOfImage 0x50 bytes behind the signature it points
+            // to.
             let half = |address: usize| {
                 let word = syscall::read_word(address & !7)?;
                 Some((if address & 4 == 0 { word } else { word >> 32 }) as u32 as usize)
@@ -207,13 +226,17 @@ impl Namer {
         });
     }
 
-    /// The simple file name of a module; the assembly's name when it has no file. True when it can be unloaded (or may).
+    /// The simple file name of a module; the assembly's name when it has no file. True when it can
+    /// be unloaded (or may).
     fn module_name(&self, module: usize, out: &mut Line) -> bool {
         let mut name: Name = [0; 512];
         let Some(found) = self.info.module(module, &mut name) else { return true };
         let end = name.iter().position(|u| *u == 0).unwrap_or(name.len());
         let path = name.get(..end).unwrap_or(&[]);
-        let file = path.iter().rposition(|u| *u == u16::from(b'/')).map_or(0, |slash| slash.wrapping_add(1));
+        let file = path
+            .iter()
+            .rposition(|u| *u == u16::from(b'/'))
+            .map_or(0, |slash| slash.wrapping_add(1));
         out.push_utf16(path.get(file..).unwrap_or(&[]));
         if out.is_empty() && self.info.assembly(found.assembly, &mut name) {
             out.push_utf16(&name);
@@ -221,16 +244,16 @@ impl Namer {
         found.collectible
     }
 
-    /// A class as a type argument or an allocated type is written, its module and that one's ModuleID (0: the runtime does not say). `None` when it
-    /// does not know the class.
+    /// A class as a type argument or an allocated type is written, its module and that one's
+    /// ModuleID (0: the runtime does not say). `None` when it does not know the class.
     pub fn class(&self, class: usize, name: &mut Line, module: &mut Line) -> Option<usize> {
         let module_id = self.home(class, module, 0);
         self.class_id(name, class, Style::Argument, 0);
         (!name.is_empty()).then_some(module_id)
     }
 
-    /// The module that tells a class from another one of its name: its own; of a generic one of the core library that of its first argument that is of
-    /// another module, if there is one.
+    /// The module that tells a class from another one of its name: its own; of a generic one of the
+    /// core library that of its first argument that is of another module, if there is one.
     fn home(&self, class: usize, module: &mut Line, depth: u32) -> usize {
         let mut element = class;
         for _ in 0..DEPTH {
@@ -263,8 +286,10 @@ impl Namer {
             return;
         }
         if let Some((kind, inner, rank)) = self.info.array(class) {
-            // The kind of an array of enums is that of their numbers. Pointers have no class that the runtime tells of.
-            let is_class = inner != 0 && (self.info.array(inner).is_some() || self.info.class(inner).is_ok());
+            // The kind of an array of enums is that of their numbers. Pointers have no class that
+            // the runtime tells of.
+            let is_class =
+                inner != 0 && (self.info.array(inner).is_some() || self.info.class(inner).is_ok());
             let word = match u8::try_from(kind).ok().filter(|_| !is_class) {
                 Some(element::PTR) => Some("?*"),
                 Some(element::FNPTR) => Some("delegate*"),
@@ -289,11 +314,19 @@ impl Namer {
         }
     }
 
-    fn type_def(&self, out: &mut Line, metadata: &Metadata, token: u32, arguments: &[usize], style: Style) {
+    fn type_def(
+        &self,
+        out: &mut Line,
+        metadata: &Metadata,
+        token: u32,
+        arguments: &[usize],
+        style: Style,
+    ) {
         self.type_def_at(out, metadata, token, arguments, style, 0);
     }
 
-    /// `Namespace.Outer<A>.Inner<B>`: arguments are listed for all levels together, outermost first.
+    /// `Namespace.Outer<A>.Inner<B>`: arguments are listed for all levels together, outermost
+    /// first.
     fn type_def_at(
         &self,
         out: &mut Line,
@@ -326,7 +359,8 @@ impl Namer {
             let end = name.iter().position(|u| *u == 0).unwrap_or(name.len());
             let full = name.get(..end).unwrap_or(&[]);
             if index == 0 {
-                if let Some(word) = word(full).filter(|_| levels == 1 && style != Style::Declaring) {
+                if let Some(word) = word(full).filter(|_| levels == 1 && style != Style::Declaring)
+                {
                     out.push_str(word);
                     return;
                 }
@@ -472,7 +506,8 @@ impl Namer {
         Some(())
     }
 
-    /// A type by its token, without namespace and without type arguments (a signature lists those after it).
+    /// A type by its token, without namespace and without type arguments (a signature lists those
+    /// after it).
     fn token(&self, out: &mut Line, scope: Scope<'_>, token: u32, depth: u32) {
         let Some(metadata) = scope.metadata.filter(|_| depth <= DEPTH) else {
             out.push('?');

@@ -1,5 +1,6 @@
-//! Whether the recorder is alive that loaded this process's library by environment. A process that was started for a recorder waits for it at its
-//! start and at its end. It waits only while the recorder holds a lock, which the kernel takes from a killed recorder. The lock's file is the
+//! Whether the recorder is alive that loaded this process's library by environment. A process that
+//! was started for a recorder waits for it at its start and at its end. It waits only while the
+//! recorder holds a lock, which the kernel takes from a killed recorder. The lock's file is the
 //! library, so a process that could load the library can see the lock, in every namespace.
 
 use crate::com::info::Info;
@@ -18,7 +19,8 @@ pub fn lives(info: Info) -> bool {
     syscall::is_locked(info.lock_in_environment(&mut path))
 }
 
-/// Waits for the recorder until `answer` is not 0, and answers that. 0: the recorder is gone, or [`START_WAIT_NS`] are over.
+/// Waits for the recorder until `answer` is not 0, and answers that. 0: the recorder is gone, or
+/// [`START_WAIT_NS`] are over.
 #[must_use]
 #[inline(never)]
 pub fn wait_at_start(info: Info, answer: &dyn Fn() -> u64) -> u64 {

@@ -1,4 +1,5 @@
-//! The instance's memory: the sealed memfd as words, and the page that tells a forked child to keep quiet.
+//! The instance's memory: the sealed memfd as words, and the page that tells a forked child to keep
+//! quiet.
 
 use crate::syscall;
 use core::ffi::c_void;
@@ -12,10 +13,12 @@ use profiler_protocol::sync::AtomicU64;
 /// Words of `profiler_protocol::layout::REGION_NAME` as the system call wants it.
 const NAME: &core::ffi::CStr = c"perfusion-shim";
 
-/// Lives in a page of its own that a forked child sees zeroed: there, nothing may touch the region, which is not mapped.
+/// Lives in a page of its own that a forked child sees zeroed: there, nothing may touch the region,
+/// which is not mapped.
 #[repr(C)]
 pub struct Guard {
-    /// 1 while the region may be touched (never in a forked child, nor after the instance has said goodbye).
+    /// 1 while the region may be touched (never in a forked child, nor after the instance has said
+    /// goodbye).
     pub alive: AtomicU32,
     /// 1 while somebody listens: the event path does nothing else.
     pub listening: AtomicU32,
@@ -47,12 +50,13 @@ impl Mapping {
     /// The region's words.
     ///
     /// # Safety
-    /// The caller keeps the mapping until the last use of what it gets: [`Mapping::unmap`] comes after that.
+    /// The caller keeps the mapping until the last use of what it gets: [`Mapping::unmap`] comes
+    /// after that.
     #[must_use]
     pub unsafe fn region(&self, geometry: Geometry) -> Option<Region<'static>> {
         let words = self.memory.cast::<AtomicU64>();
-        // SAFETY: `bytes` bytes of readable and writable memory, page-aligned; other processes change it, hence atomics. The
-        // seals keep the file from shrinking under the mapping.
+        // SAFETY: `bytes` bytes of readable and writable memory, page-aligned; other processes
+        // change it, hence atomics. The seals keep the file from shrinking under the mapping.
         let words = unsafe { core::slice::from_raw_parts(words.as_ptr(), self.bytes / 8) };
         Region::new(words, geometry)
     }
@@ -63,7 +67,8 @@ impl Mapping {
     /// As [`Mapping::region`].
     #[must_use]
     pub unsafe fn guard(&self) -> &'static Guard {
-        // SAFETY: a zeroed page, of which a `Guard` is the first 8 bytes; all its bit patterns are valid.
+        // SAFETY: a zeroed page, of which a `Guard` is the first 8 bytes; all its bit patterns are
+        // valid.
         unsafe { self.guard.cast::<Guard>().as_ref() }
     }
 
@@ -79,7 +84,8 @@ impl Mapping {
     }
 }
 
-/// The memory of exact mode, which is never given back: a main profiler that sees allocations stays until the process ends (0x80131372).
+/// The memory of exact mode, which is never given back: a main profiler that sees allocations stays
+/// until the process ends (0x80131372).
 pub mod lasting {
     use super::{AtomicU64, GUARD_BYTES, LEAST_ADDRESS_SPACE, NonNull, c_void, syscall};
     use core::sync::atomic::{AtomicUsize, Ordering};
@@ -91,7 +97,8 @@ pub mod lasting {
         unsafe { core::slice::from_raw_parts(memory.cast::<AtomicU64>().as_ptr(), words) }
     }
 
-    /// True where there is so little address space that the process would lack what exact mode takes.
+    /// True where there is so little address space that the process would lack what exact mode
+    /// takes.
     #[must_use]
     pub fn is_scarce() -> bool {
         syscall::address_space() < LEAST_ADDRESS_SPACE
@@ -100,16 +107,19 @@ pub mod lasting {
     /// Words of a sealed memfd from its beginning on, which nobody has touched yet.
     pub struct TableMemory(&'static [AtomicU64]);
 
-    /// A sealed memfd of so many words, of which the first `mapped` are there; not in a forked child.
+    /// A sealed memfd of so many words, of which the first `mapped` are there; not in a forked
+    /// child.
     #[must_use]
     pub fn shared(name: &core::ffi::CStr, count: usize, mapped: usize) -> Option<TableMemory> {
-        let memory = syscall::map_sealed_memfd(name, count.checked_mul(8)?, mapped.checked_mul(8)?)?;
+        let memory =
+            syscall::map_sealed_memfd(name, count.checked_mul(8)?, mapped.checked_mul(8)?)?;
         // SAFETY: just mapped with this size, zeroed; nobody unmaps it.
         Some(TableMemory(unsafe { words(memory, mapped) }))
     }
 
     impl TableMemory {
-        /// Those before word `second`, which are open, and rooms from there to word `third` and from there to the end.
+        /// Those before word `second`, which are open, and rooms from there to word `third` and
+        /// from there to the end.
         #[must_use]
         pub fn in_parts(self, second: usize, third: usize) -> (&'static [AtomicU64], Room, Room) {
             let (before, last) = self.0.split_at_checked(third).unwrap_or((self.0, &[]));
@@ -118,7 +128,8 @@ pub mod lasting {
         }
     }
 
-    /// Takes the access to a part of a [`TableMemory`], to which nobody else refers. Where the kernel does not, as with larger pages, all of it is open.
+    /// Takes the access to a part of a [`TableMemory`], to which nobody else refers. Where the
+    /// kernel does not, as with larger pages, all of it is open.
     fn room_of(part: &'static [AtomicU64]) -> Room {
         let memory = NonNull::from(part).cast::<c_void>();
         // SAFETY: of one mapping of a memfd, of which nobody has touched a word.
@@ -140,29 +151,32 @@ pub mod lasting {
     pub struct Room {
         memory: NonNull<c_void>,
         most: usize,
-        /// How many words are open. Stored with release once they are, loaded with acquire by whoever opens and relaxed by readers, who get the
-        /// numbers of words from those who opened them.
+        /// How many words are open. Stored with release once they are, loaded with acquire by
+        /// whoever opens and relaxed by readers, who get the numbers of words from those who opened
+        /// them.
         open: AtomicUsize,
     }
 
-    // SAFETY: the memory is one mapping for as long as the process lives, and is used as atomics only.
+    // SAFETY: the memory is one mapping for as long as the process lives, and is used as atomics
+    // only.
     unsafe impl Sync for Room {}
     // SAFETY: as above.
     unsafe impl Send for Room {}
 
     impl Room {
-        /// Room for `most` words; for `least` where address space is limited, and for none where it is so small that the app would lack what is
-        /// reserved here, or the kernel refuses.
+        /// Room for `most` words; for `least` where address space is limited, and for none where it
+        /// is so small that the app would lack what is reserved here, or the kernel refuses.
         #[inline(never)]
         #[must_use]
         pub fn new(most: usize, least: usize) -> Self {
             let is_limited = most > least && syscall::is_address_space_limited();
             let wanted = if is_limited { [least, 0] } else { [most, least] };
             let is_scarce = is_scarce();
-            let made = wanted.into_iter().filter(|count| *count != 0 && !is_scarce).find_map(|most| {
-                let memory = syscall::reserve(most.checked_mul(8)?)?;
-                Some((memory, most))
-            });
+            let made =
+                wanted.into_iter().filter(|count| *count != 0 && !is_scarce).find_map(|most| {
+                    let memory = syscall::reserve(most.checked_mul(8)?)?;
+                    Some((memory, most))
+                });
             let (memory, most) = made.unwrap_or((NonNull::<AtomicU64>::dangling().cast(), 0));
             Self { memory, most, open: AtomicUsize::new(0) }
         }
@@ -179,7 +193,8 @@ pub mod lasting {
         #[must_use]
         pub fn words(&self) -> &'static [AtomicU64] {
             let open = self.open.load(Ordering::Relaxed);
-            // SAFETY: so many are open, none of them where there is no memory, and none is ever closed; zeroed at first.
+            // SAFETY: so many are open, none of them where there is no memory, and none is ever
+            // closed; zeroed at first.
             unsafe { words(self.memory, open) }
         }
 
@@ -196,13 +211,15 @@ pub mod lasting {
             if count > self.most {
                 return false;
             }
-            // What is open and not used stays small beside what is used: dumps have it, and locked memory.
+            // What is open and not used stays small beside what is used: dumps have it, and locked
+            // memory.
             let wanted = count.wrapping_add(count / 8).wrapping_add(STEP);
             let until = wanted.next_multiple_of(STEP).min(self.most);
             let from = self.open.load(Ordering::Acquire);
             let Some(more) = until.checked_sub(from) else { return true };
             let address = self.memory.addr().get().wrapping_add(from.wrapping_mul(8));
-            // SAFETY: within the mapping; steps are whole pages, and the kernel rounds the mapping's end up to one.
+            // SAFETY: within the mapping; steps are whole pages, and the kernel rounds the
+            // mapping's end up to one.
             let opened = unsafe { syscall::open(address, more.wrapping_mul(8)) };
             if opened {
                 // Another thread may have opened more meanwhile.
@@ -245,7 +262,11 @@ mod tests {
         for count in [1, 1 << 13, 1 << 20, 1 << 21] {
             assert!(room.opens(count));
             let words = room.words();
-            assert!((count..=count + count / 8 + (2 << 13)).contains(&words.len()), "{}", words.len());
+            assert!(
+                (count..=count + count / 8 + (2 << 13)).contains(&words.len()),
+                "{}",
+                words.len()
+            );
             assert!(words.len() >= opened);
             opened = words.len();
             let last = words.last().expect("open");
@@ -271,8 +292,8 @@ mod tests {
         // SAFETY: the child below only reads memory, makes two system calls and leaves.
         let child = unsafe { fork() };
         if child == 0 {
-            let quiet =
-                guard.alive.load(Ordering::Relaxed) == 0 && guard.listening.load(Ordering::Relaxed) == 0;
+            let quiet = guard.alive.load(Ordering::Relaxed) == 0
+                && guard.listening.load(Ordering::Relaxed) == 0;
             let unmapped = !crate::syscall::readable(mapping.memory.addr().get());
             // SAFETY: ends the child without running anything of the parent's.
             unsafe { _exit(i32::from(!(quiet && unmapped))) };

@@ -1,19 +1,21 @@
-//! Tells repeats of one event apart, should a runtime deliver it once per EventPipe session in the process, other tools' sessions included, one after
-//! the other on the thread that caused it. .NET 8 to 10 do not (docs/adr/0004-repeated-events.md).
+//! Tells repeats of one event apart, should a runtime deliver it once per EventPipe session in the
+//! process, other tools' sessions included, one after the other on the thread that caused it. .NET
+//! 8 to 10 do not (docs/adr/0004-repeated-events.md).
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 const SLOTS: usize = 4096;
 
-/// The last allocation of each thread, by its control block. Two threads that share a slot can at worst let a repeat
-/// through, and only while both allocate samples within the same microseconds.
+/// The last allocation of each thread, by its control block. Two threads that share a slot can at
+/// worst let a repeat through, and only while both allocate samples within the same microseconds.
 pub struct Allocations {
     last: [AtomicU64; SLOTS],
 }
 
 impl Allocations {
-    /// True when the thread with this control block ([`crate::machine::thread_block`]: its id would cost a system call) saw this very object just before.
-    /// Between two collections no address is given out twice, so (thread, address, collections so far) names an allocation.
+    /// True when the thread with this control block ([`crate::machine::thread_block`]: its id would
+    /// cost a system call) saw this very object just before. Between two collections no address is
+    /// given out twice, so (thread, address, collections so far) names an allocation.
     pub fn is_repeat(&self, thread: usize, address: u64, collections: u32) -> bool {
         let thread = mix(thread as u64);
         let Some(slot) = self.last.get(thread as usize % SLOTS) else { return false };
@@ -23,8 +25,8 @@ impl Allocations {
     }
 }
 
-/// Between two deliveries of one event lies less than this, and between two events of a thread that look alike more: to unwind an exception takes
-/// microseconds, and so does a wait.
+/// Between two deliveries of one event lies less than this, and between two events of a thread that
+/// look alike more: to unwind an exception takes microseconds, and so does a wait.
 const SAME_EVENT_NS: u64 = 500;
 
 /// The last exception of each thread, or its last wait for a lock, by the thread id's low bits.
@@ -42,7 +44,8 @@ struct Moment {
 }
 
 impl Moments {
-    /// True when `thread` had the same, as `name` says, a moment before `now_ns`: neither has an identity of its own.
+    /// True when `thread` had the same, as `name` says, a moment before `now_ns`: neither has an
+    /// identity of its own.
     pub fn is_repeat(&self, thread: u32, name: u64, now_ns: u64) -> bool {
         let Some(last) = self.last.get(thread as usize % MOMENTS) else { return false };
         // Relaxed: the slot is this thread's own but for collisions, which need no order.
@@ -92,7 +95,8 @@ impl Collections {
                 return true;
             }
         }
-        // More open than can be (a background and a foreground one): ends were lost. Forget the oldest.
+        // More open than can be (a background and a foreground one): ends were lost. Forget the
+        // oldest.
         if let Some(slot) = self.open.iter().min_by_key(|s| s.load(Ordering::Relaxed)) {
             slot.store(number, Ordering::Relaxed);
         }
@@ -102,9 +106,9 @@ impl Collections {
     /// True when this is the first report of the end of collection `number`.
     pub fn ended(&self, number: u32) -> bool {
         let number = u64::from(number).wrapping_add(1);
-        self.open
-            .iter()
-            .any(|slot| slot.compare_exchange(number, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok())
+        self.open.iter().any(|slot| {
+            slot.compare_exchange(number, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        })
     }
 }
 
@@ -127,7 +131,8 @@ mod tests {
     #[test]
     fn the_same_exception_at_once_is_a_repeat_and_later_it_is_another() {
         let zero = || AtomicU64::new(0);
-        let seen = Moments { last: std::array::from_fn(|_| Moment { name: zero(), at_ns: zero() }) };
+        let seen =
+            Moments { last: std::array::from_fn(|_| Moment { name: zero(), at_ns: zero() }) };
         assert!(!seen.is_repeat(7, 5, 10_000));
         seen.done(7, 14_000);
         assert!(seen.is_repeat(7, 5, 14_100));

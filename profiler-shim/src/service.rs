@@ -1,5 +1,6 @@
-//! The instance's own thread: watches the lease, answers requests, names types, has the EventPipe session started and ended, detaches.
-//! A native thread: the runtime answers questions here that it refuses inside its callbacks (.NET 8 and 9).
+//! The instance's own thread: watches the lease, answers requests, names types, has the EventPipe
+//! session started and ended, detaches. A native thread: the runtime answers questions here that it
+//! refuses inside its callbacks (.NET 8 and 9).
 
 use crate::code::seen_at;
 use crate::com::exact;
@@ -17,8 +18,9 @@ use profiler_protocol::load;
 use profiler_protocol::record::{Body, NOT_NOW, Words};
 use profiler_protocol::request::{Request, RequestReader};
 
-/// How often requests are looked for: while questions come (and for a while after one was withheld, which is asked again with the next
-/// sample, and that before the next unload), while somebody listens, while somebody does and nothing has been said or asked for a while, while nobody does.
+/// How often requests are looked for: while questions come (and for a while after one was withheld,
+/// which is asked again with the next sample, and that before the next unload), while somebody
+/// listens, while somebody does and nothing has been said or asked for a while, while nobody does.
 const BUSY_NS: u64 = 2_000_000;
 const WITHHELD_NS: u64 = 200_000_000;
 const LISTENING_NS: u64 = 10_000_000;
@@ -37,8 +39,9 @@ const DRAIN_LOOKS: u32 = 200;
 /// Between two tries to start or end a session when the first did not work.
 const RETRY_NS: u64 = 1_000_000_000;
 
-/// Calls the reader of the ring, by giving this thread its name: the kernel tells perf's listeners of each name that a thread is given, also of the one it has
-/// (PERF_RECORD_COMM; `__set_task_comm`, fs/exec.c), and whoever records processes listens.
+/// Calls the reader of the ring, by giving this thread its name: the kernel tells perf's listeners
+/// of each name that a thread is given, also of the one it has (PERF_RECORD_COMM;
+/// `__set_task_comm`, fs/exec.c), and whoever records processes listens.
 fn ring() {
     syscall::name_thread(c"perfusion-shim");
 }
@@ -60,7 +63,8 @@ struct Service<'a> {
     /// A question has been answered, and a mark heard, since the last mark was made.
     asked: bool,
     heard: bool,
-    /// A question that could not be answered because something was unloading: the address, and when it was seen.
+    /// A question that could not be answered because something was unloading: the address, and when
+    /// it was seen.
     put_off: Option<(u64, u64)>,
     /// No session is started or ended again before this moment.
     retry_ns: u64,
@@ -69,7 +73,8 @@ struct Service<'a> {
     withheld: bool,
     /// When an answer was withheld last.
     withheld_ns: u64,
-    /// Units of the ring that had been written when that was looked at last, and when it was found to have changed.
+    /// Units of the ring that had been written when that was looked at last, and when it was found
+    /// to have changed.
     written: u64,
     written_ns: u64,
 }
@@ -125,7 +130,8 @@ pub fn run(instance: &Instance) {
 }
 
 impl Service<'_> {
-    /// Somebody listens again: say so before anything else, then start the session. Without room to say so, the next round tries again.
+    /// Somebody listens again: say so before anything else, then start the session. Without room to
+    /// say so, the next round tries again.
     fn begin(&mut self) {
         self.release_handles();
         self.instance.types.forget();
@@ -157,8 +163,10 @@ impl Service<'_> {
     fn note_images(&mut self) {
         self.images_ns = syscall::now_ns();
         let (code, namer) = (&self.instance.code, &self.namer);
-        let note = || namer.lasting_images(|base, bytes| code.image_lasts(base as u64, bytes as u64));
-        // While something unloads there is no looking; the next question that is withheld leads here again.
+        let note =
+            || namer.lasting_images(|base, bytes| code.image_lasts(base as u64, bytes as u64));
+        // While something unloads there is no looking; the next question that is withheld leads
+        // here again.
         self.instance.gate.look_up(NO_CODE, note);
     }
 
@@ -170,7 +178,8 @@ impl Service<'_> {
         self.release_handles();
     }
 
-    /// Has a session run while somebody listens, and none while nobody does. What did not work is tried again after a while.
+    /// Has a session run while somebody listens, and none while nobody does. What did not work is
+    /// tried again after a while.
     fn match_session(&mut self) {
         let running = self.instance.session.load(Ordering::Relaxed) != 0;
         let now_ns = syscall::now_ns();
@@ -185,9 +194,10 @@ impl Service<'_> {
         }
     }
 
-    /// Starts or ends a session on a passing thread. Both run managed code (the event source's own callback), and from then on the
-    /// runtime takes the thread for one of its own: outside of callbacks it answers 0x80131363 to it for ever, and this thread
-    /// has questions to ask (`PROFILER_TO_CLR_ENTRYPOINT_SYNC`, vm/proftoeeinterfaceimpl.inl).
+    /// Starts or ends a session on a passing thread. Both run managed code (the event source's own
+    /// callback), and from then on the runtime takes the thread for one of its own: outside of
+    /// callbacks it answers 0x80131363 to it for ever, and this thread has questions to ask
+    /// (`PROFILER_TO_CLR_ENTRYPOINT_SYNC`, vm/proftoeeinterfaceimpl.inl).
     fn apart(&self, work: fn(&Instance, Info)) {
         let call = (self.instance, work);
         let done = syscall::run_apart(
@@ -220,7 +230,8 @@ impl Service<'_> {
     /// One look at everything. Answers the number of requests answered.
     fn round(&mut self) -> (Next, u32) {
         // While the process ends, only questions matter.
-        if self.instance.phase.load(Ordering::Acquire) == phase::WORK && self.look_at_lease() == Next::Detach
+        if self.instance.phase.load(Ordering::Acquire) == phase::WORK
+            && self.look_at_lease() == Next::Detach
         {
             return (Next::Detach, 0);
         }
@@ -243,7 +254,8 @@ impl Service<'_> {
             self.instance.is_taken_over();
         }
         match verdict {
-            Verdict::Listening if self.instance.is_listening() && !self.wants_another_session() => {}
+            Verdict::Listening if self.instance.is_listening() && !self.wants_another_session() => {
+            }
             // Who comes now, or another one, knows nothing of what the last one was told.
             Verdict::Listening | Verdict::Replaced => {
                 if self.instance.is_listening() {
@@ -266,7 +278,8 @@ impl Service<'_> {
         Next::Work
     }
 
-    /// True when whoever listens wishes to hear something else than the session is for: the library was loaded for nobody in particular.
+    /// True when whoever listens wishes to hear something else than the session is for: the library
+    /// was loaded for nobody in particular.
     fn wants_another_session(&self) -> bool {
         let listener = self.lease.listener();
         listener != 0 && self.instance.wishes() != load::wishes(listener)
@@ -315,10 +328,12 @@ impl Service<'_> {
     fn answer(&mut self, asked: u64, seen_ns: u64) {
         self.asked = true;
         let (instance, namer, named) = (self.instance, &self.namer, &mut self.named);
-        // Sent within the gate, so that no answer follows the record that the code is gone. Sending never waits.
+        // Sent within the gate, so that no answer follows the record that the code is gone. Sending
+        // never waits.
         let address = asked as usize;
         let looked = instance.gate.look_up(address, || {
-            let may_ask = !instance.gate.is_gone(address, seen_ns) && instance.code.may_ask(asked, seen_ns);
+            let may_ask =
+                !instance.gate.is_gone(address, seen_ns) && instance.code.may_ask(asked, seen_ns);
             let found = if may_ask { namer.method(address, named) } else { Err(NOT_NOW) };
             match found {
                 Ok(()) => {
@@ -336,7 +351,11 @@ impl Service<'_> {
                         self.withheld = true;
                         self.withheld_ns = syscall::now_ns();
                     }
-                    instance.count(if withheld { Counter::NamesWithheld } else { Counter::NamesMissing });
+                    instance.count(if withheld {
+                        Counter::NamesWithheld
+                    } else {
+                        Counter::NamesMissing
+                    });
                     instance.send(Body::NoMethod { asked, hresult });
                 }
             }
@@ -360,7 +379,12 @@ impl Service<'_> {
                     Some(module_id) => {
                         instance.count(Counter::TypeNames);
                         if instance.is_guest() {
-                            exact::named(type_id as usize, module_id, name.as_str(), module.as_str());
+                            exact::named(
+                                type_id as usize,
+                                module_id,
+                                name.as_str(),
+                                module.as_str(),
+                            );
                         }
                     }
                     None => {
@@ -380,8 +404,9 @@ impl Service<'_> {
         });
     }
 
-    /// The process ends: a last chance for names, while its callback waits. It is over when the recorder has looked at all that was said, its own answers
-    /// too: one of them may show that what was withheld before can be asked about.
+    /// The process ends: a last chance for names, while its callback waits. It is over when the
+    /// recorder has looked at all that was said, its own answers too: one of them may show that
+    /// what was withheld before can be asked about.
     fn farewell(&mut self) {
         let patience_ns = self.instance.farewell_ns();
         let until = syscall::now_ns().saturating_add(patience_ns);
@@ -390,7 +415,8 @@ impl Service<'_> {
         ring();
         // A seccomp filter may deny the clock: then the number of looks ends it.
         for look in 0..patience_ns / LAST_PAUSE_NS {
-            if syscall::now_ns() >= until || recorder::is_due(look) && !self.instance.may_be_heard() {
+            if syscall::now_ns() >= until || recorder::is_due(look) && !self.instance.may_be_heard()
+            {
                 break;
             }
             if self.instance.phase.load(Ordering::Acquire) != phase::CLOSING {
@@ -414,7 +440,8 @@ impl Service<'_> {
         }
     }
 
-    /// Says something that means nothing but "say when you have come to this". False while the ring has no room.
+    /// Says something that means nothing but "say when you have come to this". False while the ring
+    /// has no room.
     fn mark(&mut self) -> bool {
         (self.asked, self.heard) = (false, false);
         self.instance.send(Body::ThreadName { os_tid: 0, name: "" })
@@ -439,12 +466,13 @@ impl Service<'_> {
         self.release_handles();
         self.instance.send(Body::Bye);
         if self.instance.is_guest() {
-            // The runtime does not know of it, and the library stays with exact mode. It is called no more once it is not alive.
+            // The runtime does not know of it, and the library stays with exact mode. It is called
+            // no more once it is not alive.
             self.instance.on_detached();
             return true;
         }
-        // The runtime unloads the library some 0.3 s later, once no callback is on a stack, and tells us before; there this thread is
-        // joined (`profiler_detach_succeeded`).
+        // The runtime unloads the library some 0.3 s later, once no callback is on a stack, and
+        // tells us before; there this thread is joined (`profiler_detach_succeeded`).
         match self.info.request_detach(1) {
             Ok(()) => true,
             Err(_) => {
@@ -470,7 +498,8 @@ fn send_method(instance: &Instance, named: &Named, asked: u64) {
         instance.count(Counter::NamesCut);
     }
     let mut ranges = [0u8; 8 * 16];
-    let words = named.ranges.iter().take(named.range_count).flat_map(|r| [r.start as u64, r.bytes as u64]);
+    let words =
+        named.ranges.iter().take(named.range_count).flat_map(|r| [r.start as u64, r.bytes as u64]);
     for (to, word) in ranges.chunks_exact_mut(8).zip(words) {
         for (to, from) in to.iter_mut().zip(word.to_le_bytes()) {
             *to = from;

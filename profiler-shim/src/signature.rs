@@ -86,7 +86,10 @@ const WORDS: &[(&str, &str)] = &[
 /// The C# word for a type's full name.
 #[must_use]
 pub fn word(full_name: &[u16]) -> Option<&'static str> {
-    WORDS.iter().find(|(name, _)| name.encode_utf16().eq(full_name.iter().copied())).map(|(_, word)| *word)
+    WORDS
+        .iter()
+        .find(|(name, _)| name.encode_utf16().eq(full_name.iter().copied()))
+        .map(|(_, word)| *word)
 }
 
 /// Reads a signature from the front.
@@ -145,7 +148,8 @@ pub fn arity(name: &[u16]) -> (&[u16], usize) {
     for digit in digits.iter().skip(1) {
         match u8::try_from(*digit) {
             Ok(digit @ b'0'..=b'9') => {
-                number = number.saturating_mul(10).saturating_add(usize::from(digit.wrapping_sub(b'0')));
+                number =
+                    number.saturating_mul(10).saturating_add(usize::from(digit.wrapping_sub(b'0')));
             }
             _ => return (name, 0),
         }
@@ -153,7 +157,8 @@ pub fn arity(name: &[u16]) -> (&[u16], usize) {
     if digits.len() < 2 { (name, 0) } else { (front, number.min(64)) }
 }
 
-/// A name without its namespace. Compiler-made names may hold dots inside `<…>`; those do not count.
+/// A name without its namespace. Compiler-made names may hold dots inside `<…>`; those do not
+/// count.
 #[must_use]
 pub fn without_namespace(name: &[u16]) -> &[u16] {
     let angle = name.iter().position(|u| *u == u16::from(b'<')).unwrap_or(name.len());

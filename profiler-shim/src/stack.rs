@@ -1,11 +1,13 @@
-//! The allocating thread's stack: how much above the stack pointer can be copied without a fault, and the copy into the ring.
+//! The allocating thread's stack: how much above the stack pointer can be copied without a fault,
+//! and the copy into the ring.
 
 use crate::{machine, syscall};
 use profiler_protocol::sync::AtomicU64;
 
 const PAGE: usize = 4096;
 
-/// Copies are at most this long, bytes: a record holds 128 KiB. What a stack does not have costs nothing.
+/// Copies are at most this long, bytes: a record holds 128 KiB. What a stack does not have costs
+/// nothing.
 pub const LIMIT: usize = 127 * 1024;
 
 /// How much of a stack to copy.
@@ -21,13 +23,15 @@ pub struct Extent {
     pub cut: bool,
 }
 
-/// The part of this thread's stack from `sp` up that exists, at most `limit` bytes. Each further page is asked of the
-/// kernel (about 60 ns), so no stack layout can make the copy fault: pages above a live frame do not go away while it runs.
+/// The part of this thread's stack from `sp` up that exists, at most `limit` bytes. Each further
+/// page is asked of the kernel (about 60 ns), so no stack layout can make the copy fault: pages
+/// above a live frame do not go away while it runs.
 #[must_use]
 pub fn extent(sp: usize, limit: usize) -> Extent {
     let limit = limit.min(LIMIT) & !7;
     let from = sp & !7;
-    // A thread's own control block ends its stack; the main thread's lies elsewhere and says nothing.
+    // A thread's own control block ends its stack; the main thread's lies elsewhere and says
+    // nothing.
     let block = machine::thread_block();
     let to_block = block.checked_sub(from).unwrap_or(usize::MAX);
     let wanted = limit.min(to_block & !7);

@@ -1,10 +1,12 @@
-//! System calls and the few things asked of the thread library. What is the processor's is in [`crate::machine`].
-//! The raw calls are private; what is public is safe to call with any arguments.
+//! System calls and the few things asked of the thread library. What is the processor's is in
+//! [`crate::machine`]. The raw calls are private; what is public is safe to call with any
+//! arguments.
 
 use crate::machine::call;
 use crate::machine::number::{
-    CLOCK_GETTIME, CLOSE, FCNTL, FLOCK, FTRUNCATE, FUTEX, GETPID, GETRANDOM, GETTID, MADVISE, MEMFD_CREATE,
-    MMAP, MPROTECT, MUNLOCK, MUNMAP, NANOSLEEP, OPENAT, PRCTL, PRLIMIT64, RT_SIGPROCMASK,
+    CLOCK_GETTIME, CLOSE, FCNTL, FLOCK, FTRUNCATE, FUTEX, GETPID, GETRANDOM, GETTID, MADVISE,
+    MEMFD_CREATE, MMAP, MPROTECT, MUNLOCK, MUNMAP, NANOSLEEP, OPENAT, PRCTL, PRLIMIT64,
+    RT_SIGPROCMASK,
 };
 use crate::vdso::{self, Timespec};
 use core::ffi::c_void;
@@ -17,14 +19,16 @@ pub fn now_ns() -> u64 {
     vdso::monotonic().map_or_else(|| clock_of_the_kernel(1), nanoseconds)
 }
 
-/// CPU time of this thread (CLOCK_THREAD_CPUTIME_ID), nanoseconds; 0 where the kernel does not tell.
+/// CPU time of this thread (CLOCK_THREAD_CPUTIME_ID), nanoseconds; 0 where the kernel does not
+/// tell.
 #[must_use]
 pub fn thread_cpu_ns() -> u64 {
     clock_of_the_kernel(3)
 }
 
-/// CPU time of a thread of this process, nanoseconds; 0 where the kernel does not tell. A thread's clock is its id inverted, then
-/// CPUCLOCK_PERTHREAD and CPUCLOCK_SCHED (include/linux/posix-timers_types.h).
+/// CPU time of a thread of this process, nanoseconds; 0 where the kernel does not tell. A thread's
+/// clock is its id inverted, then CPUCLOCK_PERTHREAD and CPUCLOCK_SCHED
+/// (include/linux/posix-timers_types.h).
 #[must_use]
 pub fn cpu_ns_of(thread: u32) -> u64 {
     let id = !thread.cast_signed() << 3 | 4 | 2;
@@ -40,10 +44,14 @@ pub(crate) fn clock_of_the_kernel(id: usize) -> u64 {
 }
 
 fn nanoseconds(time: Timespec) -> u64 {
-    time.seconds.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(time.nanoseconds.cast_unsigned())
+    time.seconds
+        .cast_unsigned()
+        .wrapping_mul(1_000_000_000)
+        .wrapping_add(time.nanoseconds.cast_unsigned())
 }
 
-/// True while somebody holds an exclusive `flock` on the file at this path. False too where there is none, or no system call to ask with.
+/// True while somebody holds an exclusive `flock` on the file at this path. False too where there
+/// is none, or no system call to ask with.
 #[must_use]
 pub fn is_locked(path: &core::ffi::CStr) -> bool {
     const AT_FDCWD: usize = -100isize as usize;
@@ -51,7 +59,8 @@ pub fn is_locked(path: &core::ffi::CStr) -> bool {
     const SHARED_NONBLOCK: usize = 1 | 4;
     const EWOULDBLOCK: isize = -11;
     // SAFETY: reads a C string that lives as long as the call.
-    let file = unsafe { call(OPENAT, AT_FDCWD, path.as_ptr().addr(), RDONLY_NONBLOCK_CLOEXEC, 0, 0, 0) };
+    let file =
+        unsafe { call(OPENAT, AT_FDCWD, path.as_ptr().addr(), RDONLY_NONBLOCK_CLOEXEC, 0, 0, 0) };
     let Ok(file) = usize::try_from(file) else { return false };
     // SAFETY: our own descriptor, which nobody else knows.
     let answer = unsafe { call(FLOCK, file, SHARED_NONBLOCK, 0, 0, 0, 0) };
@@ -93,14 +102,19 @@ pub fn sleep_ns(ns: u64) {
 }
 
 fn timespec(ns: u64) -> Timespec {
-    Timespec { seconds: (ns / 1_000_000_000).cast_signed(), nanoseconds: (ns % 1_000_000_000).cast_signed() }
+    Timespec {
+        seconds: (ns / 1_000_000_000).cast_signed(),
+        nanoseconds: (ns % 1_000_000_000).cast_signed(),
+    }
 }
 
 /// Sleeps while `word` is `value`, at most `ns` nanoseconds.
 pub fn wait(word: &AtomicU32, value: u32, ns: u64) {
     let time = timespec(ns);
     // SAFETY: `word` and `time` live as long as the call. 128 is FUTEX_WAIT_PRIVATE.
-    unsafe { call(FUTEX, word.as_ptr().addr(), 128, value as usize, (&raw const time).addr(), 0, 0) };
+    unsafe {
+        call(FUTEX, word.as_ptr().addr(), 128, value as usize, (&raw const time).addr(), 0, 0)
+    };
 }
 
 /// Wakes whoever waits for `word`.
@@ -109,8 +123,9 @@ pub fn wake(word: &AtomicU32) {
     unsafe { call(FUTEX, word.as_ptr().addr(), 129, i32::MAX as usize, 0, 0, 0) };
 }
 
-/// True when the 8 bytes at `address` can be read now. Asks the kernel, so it never faults: `rt_sigprocmask` copies the new
-/// mask from user memory first (kernel/signal.c, `SYSCALL_DEFINE4(rt_sigprocmask)`) and only then refuses a bad `how`.
+/// True when the 8 bytes at `address` can be read now. Asks the kernel, so it never faults:
+/// `rt_sigprocmask` copies the new mask from user memory first (kernel/signal.c,
+/// `SYSCALL_DEFINE4(rt_sigprocmask)`) and only then refuses a bad `how`.
 #[must_use]
 pub fn readable(address: usize) -> bool {
     const EINVAL: isize = -22;
@@ -126,12 +141,13 @@ pub fn read_word(address: usize) -> Option<u64> {
         return None;
     }
     let word = core::ptr::with_exposed_provenance::<u64>(address);
-    // SAFETY: aligned, and just found readable; callers ask for memory that the gate keeps where it is.
+    // SAFETY: aligned, and just found readable; callers ask for memory that the gate keeps where it
+    // is.
     Some(unsafe { word.read_volatile() })
 }
 
-/// A new mapping without access. It takes no more memory than what is touched of it, also where the program has called `mlockall(MCL_FUTURE)`: the
-/// kernel would fill it when it is opened.
+/// A new mapping without access. It takes no more memory than what is touched of it, also where the
+/// program has called `mlockall(MCL_FUTURE)`: the kernel would fill it when it is opened.
 fn map(bytes: usize, flags: usize, file: usize) -> Option<NonNull<c_void>> {
     // SAFETY: at a place the kernel chooses: PROT_NONE.
     let memory = pointer(unsafe { call(MMAP, 0, bytes, 0, flags, file, 0) })?;
@@ -167,34 +183,39 @@ pub fn map_private(bytes: usize, wiped_in_child: bool) -> Option<NonNull<c_void>
 const MADV_DONTFORK: usize = 10;
 const MADV_DONTDUMP: usize = 16;
 
-/// Address space for as long as the process lives, without access: no dump gathers it, no `mlockall` fills it, and no forked child has it.
+/// Address space for as long as the process lives, without access: no dump gathers it, no
+/// `mlockall` fills it, and no forked child has it.
 #[must_use]
 pub fn reserve(bytes: usize) -> Option<NonNull<c_void>> {
     const PRIVATE_ANONYMOUS_NORESERVE: usize = 0x4022;
     let memory = map(bytes, PRIVATE_ANONYMOUS_NORESERVE, usize::MAX)?;
     for advice in [MADV_DONTFORK, MADV_DONTDUMP] {
-        // SAFETY: the mapping just made, in whole. Where the kernel refuses, a dump or a fork costs more.
+        // SAFETY: the mapping just made, in whole. Where the kernel refuses, a dump or a fork costs
+        // more.
         unsafe { call(MADVISE, memory.addr().get(), bytes, advice, 0, 0, 0) };
     }
     Some(memory)
 }
 
-/// Takes the access to a part of what [`map_sealed_memfd`] made, until [`open`] gives it back. False: the kernel does not.
+/// Takes the access to a part of what [`map_sealed_memfd`] made, until [`open`] gives it back.
+/// False: the kernel does not.
 ///
 /// # Safety
 /// `address` and `bytes` are within one such mapping, of which nobody has touched this part.
 #[must_use]
 pub unsafe fn shut(address: usize, bytes: usize) -> bool {
-    // SAFETY: the caller's promise. PROT_NONE. Where pages are larger than the address says, nothing changes.
+    // SAFETY: the caller's promise. PROT_NONE. Where pages are larger than the address says,
+    // nothing changes.
     let answer = unsafe { call(MPROTECT, address, bytes, 0, 0, 0, 0) };
     answer == 0
 }
 
-/// Gives access to a part of what [`map`] made: zeroed memory, of which none counts as used before it is written. False: the kernel has none
-/// (`vm.overcommit_memory` 2).
+/// Gives access to a part of what [`map`] made: zeroed memory, of which none counts as used before
+/// it is written. False: the kernel has none (`vm.overcommit_memory` 2).
 ///
 /// # Safety
-/// `address` is a multiple of a page's bytes, and so is `bytes` unless it goes to the mapping's end; both are within one such mapping.
+/// `address` is a multiple of a page's bytes, and so is `bytes` unless it goes to the mapping's
+/// end; both are within one such mapping.
 #[must_use]
 pub unsafe fn open(address: usize, bytes: usize) -> bool {
     // SAFETY: the caller's promise. PROT_READ|PROT_WRITE.
@@ -221,7 +242,8 @@ pub fn address_space() -> usize {
 /// A soft limit of the process.
 fn limit(of: usize) -> usize {
     let mut limits = [usize::MAX; 2];
-    // SAFETY: `limits` is a struct rlimit64, soft limit first, and lives as long as the call; nothing is set.
+    // SAFETY: `limits` is a struct rlimit64, soft limit first, and lives as long as the call;
+    // nothing is set.
     unsafe { call(PRLIMIT64, 0, of, 0, limits.as_mut_ptr().expose_provenance(), 0, 0) };
     let [soft, _] = limits;
     soft
@@ -234,22 +256,29 @@ fn pointer(address: isize) -> Option<NonNull<c_void>> {
     NonNull::new(core::ptr::with_exposed_provenance_mut(address.cast_unsigned()))
 }
 
-/// A sealed memfd of `bytes` (zeroed), of which the first `mapped` are mapped, shared and not inherited by forked children; no descriptor is kept.
+/// A sealed memfd of `bytes` (zeroed), of which the first `mapped` are mapped, shared and not
+/// inherited by forked children; no descriptor is kept.
 #[must_use]
-pub fn map_sealed_memfd(name: &core::ffi::CStr, bytes: usize, mapped: usize) -> Option<NonNull<c_void>> {
+pub fn map_sealed_memfd(
+    name: &core::ffi::CStr,
+    bytes: usize,
+    mapped: usize,
+) -> Option<NonNull<c_void>> {
     const CLOEXEC_SEALING: usize = 3;
     const NOEXEC_SEAL: usize = 8; // Linux 6.3
     const F_ADD_SEALS: usize = 1033;
     const SEAL_SHRINK_GROW: usize = 1 | 2 | 4;
     const SHARED: usize = 1;
     const RLIMIT_FSIZE: usize = 1;
-    // Beyond that limit the kernel does not refuse, it sends SIGXFSZ (`inode_newsize_ok`, fs/attr.c).
+    // Beyond that limit the kernel does not refuse, it sends SIGXFSZ (`inode_newsize_ok`,
+    // fs/attr.c).
     if limit(RLIMIT_FSIZE) < bytes {
         return None;
     }
     // SAFETY: `name` is a C string that lives as long as the call.
-    let mut file =
-        unsafe { call(MEMFD_CREATE, name.as_ptr().addr(), CLOEXEC_SEALING | NOEXEC_SEAL, 0, 0, 0, 0) };
+    let mut file = unsafe {
+        call(MEMFD_CREATE, name.as_ptr().addr(), CLOEXEC_SEALING | NOEXEC_SEAL, 0, 0, 0, 0)
+    };
     if file < 0 {
         // SAFETY: as above, without the newer flag.
         file = unsafe { call(MEMFD_CREATE, name.as_ptr().addr(), CLOEXEC_SEALING, 0, 0, 0, 0) };
@@ -280,17 +309,20 @@ pub fn map_sealed_memfd(name: &core::ffi::CStr, bytes: usize, mapped: usize) -> 
 /// Gives memory back.
 ///
 /// # Safety
-/// It came from `map_private` or `map_sealed_memfd` with this size, and nothing refers to it any more.
+/// It came from `map_private` or `map_sealed_memfd` with this size, and nothing refers to it any
+/// more.
 pub unsafe fn unmap(memory: NonNull<c_void>, bytes: usize) {
     // SAFETY: the caller's promise.
     unsafe { call(MUNMAP, memory.addr().get(), bytes, 0, 0, 0, 0) };
 }
 
-/// Blocks all signals an app uses in this thread and answers the old mask. Left open: those a faulting instruction raises, and
-/// the real-time ones, since the runtime interrupts threads that run managed code with one (pal/src/exception/signal.cpp).
+/// Blocks all signals an app uses in this thread and answers the old mask. Left open: those a
+/// faulting instruction raises, and the real-time ones, since the runtime interrupts threads that
+/// run managed code with one (pal/src/exception/signal.cpp).
 #[must_use]
 pub fn block_signals() -> u64 {
-    // Bit n − 1 is signal n: 4 ILL, 5 TRAP, 7 BUS, 8 FPE, 11 SEGV stay open, and so do 32 and above.
+    // Bit n − 1 is signal n: 4 ILL, 5 TRAP, 7 BUS, 8 FPE, 11 SEGV stay open, and so do 32 and
+    // above.
     const OPEN: u64 = 1 << 3 | 1 << 4 | 1 << 6 | 1 << 7 | 1 << 10 | !0 << 31;
     let (new, mut old) = (!OPEN, 0u64);
     // SAFETY: reads and writes one 8-byte mask each, which live here. 0 is SIG_BLOCK.
@@ -313,8 +345,9 @@ pub fn name_thread(name: &core::ffi::CStr) {
 /// A thread of our own: `pthread_t`.
 pub type Thread = usize;
 
-/// Its stack. It runs managed code, and musl's default of 128 KiB is not enough for that: the runtime gives its own threads 1.5 MiB there
-/// (`GetDefaultStackSizeSetting`, vm/threads.cpp). Only what is touched takes memory.
+/// Its stack. It runs managed code, and musl's default of 128 KiB is not enough for that: the
+/// runtime gives its own threads 1.5 MiB there (`GetDefaultStackSizeSetting`, vm/threads.cpp). Only
+/// what is touched takes memory.
 const STACK_BYTES: usize = 2 << 20;
 
 /// Room for a `pthread_attr_t`: 56 bytes in musl and in glibc for x86-64, 64 in glibc for aarch64.
@@ -394,7 +427,9 @@ pub fn run_apart<T: Sync>(work: fn(&T), argument: &T) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{map_private, map_sealed_memfd, now_ns, random, readable, sleep_ns, thread_id, unmap};
+    use super::{
+        map_private, map_sealed_memfd, now_ns, random, readable, sleep_ns, thread_id, unmap,
+    };
 
     #[test]
     fn unreadable_addresses_are_told_from_readable_ones() {
@@ -436,8 +471,12 @@ mod tests {
     fn work_done_apart_has_the_stack_that_managed_code_needs() {
         unsafe extern "C" {
             fn pthread_self() -> super::Thread;
-            fn pthread_getattr_np(thread: super::Thread, attributes: *mut core::ffi::c_void) -> i32;
-            fn pthread_attr_getstacksize(attributes: *const core::ffi::c_void, bytes: *mut usize) -> i32;
+            fn pthread_getattr_np(thread: super::Thread, attributes: *mut core::ffi::c_void)
+            -> i32;
+            fn pthread_attr_getstacksize(
+                attributes: *const core::ffi::c_void,
+                bytes: *mut usize,
+            ) -> i32;
         }
         let found = core::sync::atomic::AtomicUsize::new(0);
         let work = |found: &core::sync::atomic::AtomicUsize| {
@@ -462,7 +501,10 @@ mod tests {
         let memory = map_sealed_memfd(c"perfusion-test", 8192, 8192).expect("memory");
         let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
         let line = format!("{:x}-", memory.addr());
-        assert!(maps.lines().any(|l| l.starts_with(&line) && l.ends_with("/memfd:perfusion-test (deleted)")));
+        assert!(
+            maps.lines()
+                .any(|l| l.starts_with(&line) && l.ends_with("/memfd:perfusion-test (deleted)"))
+        );
         // SAFETY: made above, not used after.
         unsafe { unmap(memory, 8192) };
     }

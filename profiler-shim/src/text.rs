@@ -1,4 +1,5 @@
-//! Text of bounded length, built without an allocator. Always UTF-8; what does not fit is cut at a character.
+//! Text of bounded length, built without an allocator. Always UTF-8; what does not fit is cut at a
+//! character.
 
 /// At most `N` bytes of UTF-8.
 pub struct Text<const N: usize> {

@@ -1,5 +1,6 @@
-//! Which of many events are told of: all while they are few, by chance when they are many. With what probability follows from how many came
-//! before, never from what was chosen, so an event that was chosen stands for the inverse without bias.
+//! Which of many events are told of: all while they are few, by chance when they are many. With
+//! what probability follows from how many came before, never from what was chosen, so an event that
+//! was chosen stands for the inverse without bias.
 
 use crate::repeat::mix;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -8,8 +9,9 @@ use profiler_protocol::record::MAX_LEVEL;
 /// A period's length is 2³⁰ ns, a little more than a second.
 const PERIOD_BITS: u32 = 30;
 
-/// Which part of the ring events may use before chance chooses among them. With each further step half as many are told of: some ten thousand can come
-/// before the reader does, in a burst or while it has no CPU, and find room, and what was told of stands for them.
+/// Which part of the ring events may use before chance chooses among them. With each further step
+/// half as many are told of: some ten thousand can come before the reader does, in a burst or while
+/// it has no CPU, and find room, and what was told of stands for them.
 #[derive(Clone, Copy)]
 pub enum Room {
     /// Half of it. Then steps of a twenty-fourth.
@@ -19,7 +21,8 @@ pub enum Room {
 }
 
 impl Room {
-    /// The least level while so many of the ring's units are in use. It follows from what was told of before, and not from whether this event is.
+    /// The least level while so many of the ring's units are in use. It follows from what was told
+    /// of before, and not from whether this event is.
     #[must_use]
     pub fn level(self, used: u64, units: u64) -> u8 {
         let (parts, free) = match self {
@@ -49,15 +52,21 @@ impl Thin {
         Self { period, count: AtomicU32::new(0), begin: AtomicU32::new(0), drawn }
     }
 
-    /// Counts an event and answers its level. All are told of while they do not come faster than `all` in a period. When many times as many come period after
-    /// period it is between half as many and as many; of a period that follows on a quieter one, and of one whose many come late, it is `all` and half as many
-    /// for each doubling. The level of the period before holds as long as this one's events come no less often: what follows on a burst is told of again.
+    /// Counts an event and answers its level. All are told of while they do not come faster than
+    /// `all` in a period. When many times as many come period after period it is between half as
+    /// many and as many; of a period that follows on a quieter one, and of one whose many come
+    /// late, it is `all` and half as many for each doubling. The level of the period before holds
+    /// as long as this one's events come no less often: what follows on a burst is told of again.
     pub fn level(&self, now_ns: u64, all: u32) -> u8 {
         let period = now_ns >> PERIOD_BITS;
         let before = self.period.load(Ordering::Relaxed);
-        // Relaxed throughout: whoever comes first begins the period, and a count that went to its neighbour does no harm.
+        // Relaxed throughout: whoever comes first begins the period, and a count that went to its
+        // neighbour does no harm.
         if before != period
-            && self.period.compare_exchange(before, period, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            && self
+                .period
+                .compare_exchange(before, period, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
         {
             let counted = self.count.swap(0, Ordering::Relaxed);
             let next = before.wrapping_add(1) == period;
@@ -88,13 +97,17 @@ fn whole_period(count: u32, now_ns: u64) -> u32 {
 /// The level when so many came before in a period.
 fn level_of(count: u32, all: u32) -> u8 {
     let times = count.checked_div(all).unwrap_or(0);
-    times.checked_ilog2().map_or(0, |bits| u8::try_from(bits).unwrap_or(MAX_LEVEL).saturating_add(1))
+    times
+        .checked_ilog2()
+        .map_or(0, |bits| u8::try_from(bits).unwrap_or(MAX_LEVEL).saturating_add(1))
 }
 
 #[cfg(test)]
 mod tests {
     use super::{PERIOD_BITS, Room, Thin, level_of};
-    use proptest::prelude::{ProptestConfig, Strategy, prop, prop_assert, prop_assert_eq, proptest};
+    use proptest::prelude::{
+        ProptestConfig, Strategy, prop, prop_assert, prop_assert_eq, proptest,
+    };
 
     /// So many events, evenly spread over each of so many periods.
     fn even(periods: core::ops::Range<u64>, count: u64) -> impl Iterator<Item = u64> {
@@ -132,8 +145,9 @@ mod tests {
     #[test]
     fn a_burst_finds_room() {
         const UNITS: u64 = 32_768;
-        let levels =
-            |room: Room| [0, 12, 13, 18, 19, 24].map(|part| room.level(part * UNITS / 24 + 1, UNITS));
+        let levels = |room: Room| {
+            [0, 12, 13, 18, 19, 24].map(|part| room.level(part * UNITS / 24 + 1, UNITS))
+        };
         assert_eq!(levels(Room::Usual), [0, 0, 1, 6, 7, 12]);
         assert_eq!(levels(Room::Last), [0, 0, 0, 0, 2, 12]);
         // Of 4 to 12 KiB each, before anybody reads. 10,000 samples are 1 GB.
@@ -149,7 +163,11 @@ mod tests {
             }
             assert!(used < UNITS * 31 / 32, "{used} of {count}");
             let error = sum - count as f64;
-            assert!(error.abs() < 4.0 * variance.sqrt(), "{error} of {count}, ± {}", variance.sqrt());
+            assert!(
+                error.abs() < 4.0 * variance.sqrt(),
+                "{error} of {count}, ± {}",
+                variance.sqrt()
+            );
         }
     }
 
@@ -169,9 +187,13 @@ mod tests {
             let (mean, stderr) = (sum as f64 / 40.0, (variance(&levels) / 40.0).sqrt());
             assert!((mean - 2.5e5).abs() < 4.0 * stderr, "{mean} ± {stderr}");
             // One in 2^10 of each but the first period, which begins with all.
-            let (first, others) = (32.0 + 16.0 * (25_000.0 / 32.0_f64).log2(), 9.0 * 25_000.0 / 1024.0);
+            let (first, others) =
+                (32.0 + 16.0 * (25_000.0 / 32.0_f64).log2(), 9.0 * 25_000.0 / 1024.0);
             let number = f64::from(u32::try_from(chosen).unwrap()) / 40.0;
-            assert!((0.8..1.2).contains(&(number / (first + others))), "{number} of {first} and {others}");
+            assert!(
+                (0.8..1.2).contains(&(number / (first + others))),
+                "{number} of {first} and {others}"
+            );
         }
     }
 
@@ -188,7 +210,11 @@ mod tests {
             let thin = Thin::new();
             levels(&thin, 512, burst);
             let on = levels(&thin, 512, even(2..3, 50_000));
-            assert_eq!((on[0], &on[2..10_000]), (0, &[7; 9_998][..]), "it is not known of the first");
+            assert_eq!(
+                (on[0], &on[2..10_000]),
+                (0, &[7; 9_998][..]),
+                "it is not known of the first"
+            );
         }
     }
 
@@ -206,8 +232,11 @@ mod tests {
 
     /// Bursts: how long after the one before, how many events, and how far apart.
     fn bursts() -> impl Strategy<Value = Vec<u64>> {
-        let burst =
-            (0..3_000_000_000_u64, 1..1_000_u64, prop::sample::select(vec![0, 100, 10_000, 1_000_000]));
+        let burst = (
+            0..3_000_000_000_u64,
+            1..1_000_u64,
+            prop::sample::select(vec![0, 100, 10_000, 1_000_000]),
+        );
         prop::collection::vec(burst, 1..8).prop_map(|bursts| {
             let mut now = 0;
             let mut times = Vec::new();

@@ -1,4 +1,5 @@
-//! Types seen in allocations, so that each is named once: the event path adds, the service thread names.
+//! Types seen in allocations, so that each is named once: the event path adds, the service thread
+//! names.
 
 use crate::repeat::mix;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -15,7 +16,8 @@ pub struct Types {
 }
 
 impl Types {
-    /// Notes a type. False when its neighbourhood was full and an older type had to go (which is then named again).
+    /// Notes a type. False when its neighbourhood was full and an older type had to go (which is
+    /// then named again).
     pub fn add(&self, type_id: u64) -> bool {
         let type_id = type_id & !NAMED;
         if type_id == 0 {
@@ -41,8 +43,9 @@ impl Types {
         false
     }
 
-    /// Calls `name` for each type not yet named; those for which it answers true are done. A type may be forgotten between the call
-    /// and its look-up: the second argument tells whether it is still there.
+    /// Calls `name` for each type not yet named; those for which it answers true are done. A type
+    /// may be forgotten between the call and its look-up: the second argument tells whether it is
+    /// still there.
     pub fn name_waiting(&self, mut name: impl FnMut(u64, &dyn Fn() -> bool) -> bool) {
         // Acquire: pairs with the release in `add`, which follows the slot's store.
         if self.waiting.swap(0, Ordering::AcqRel) == 0 {
@@ -55,7 +58,13 @@ impl Types {
             }
             if name(type_id, &|| slot.load(Ordering::Relaxed) == type_id) {
                 // Not when it was replaced or forgotten meanwhile.
-                slot.compare_exchange(type_id, type_id | NAMED, Ordering::Relaxed, Ordering::Relaxed).ok();
+                slot.compare_exchange(
+                    type_id,
+                    type_id | NAMED,
+                    Ordering::Relaxed,
+                    Ordering::Relaxed,
+                )
+                .ok();
             } else {
                 self.waiting.store(1, Ordering::Release);
             }

@@ -1,6 +1,7 @@
-//! The kernel's clock without a system call, which costs ten times as much: `clock_gettime` of the library that the kernel maps into each process
-//! (vdso(7)). Looked for in its own table and not asked of the C library, whose function other libraries may have taken the place of (libfaketime):
-//! the probes' times are the kernel's, and these must be the same.
+//! The kernel's clock without a system call, which costs ten times as much: `clock_gettime` of the
+//! library that the kernel maps into each process (vdso(7)). Looked for in its own table and not
+//! asked of the C library, whose function other libraries may have taken the place of
+//! (libfaketime): the probes' times are the kernel's, and these must be the same.
 
 use core::ffi::{CStr, c_ulong};
 use core::mem::transmute;
@@ -20,7 +21,8 @@ pub(crate) struct Timespec {
     pub(crate) nanoseconds: i64,
 }
 
-/// What the clock is told to be read with: the clock's number, and where to write its time. Answers 0, or negative errno.
+/// What the clock is told to be read with: the clock's number, and where to write its time. Answers
+/// 0, or negative errno.
 type ClockGettime = unsafe extern "C" fn(i32, *mut Timespec) -> i32;
 
 /// Where the function is: [`UNKNOWN`], [`NONE`], or its address.
@@ -28,14 +30,16 @@ static CLOCK: AtomicUsize = AtomicUsize::new(UNKNOWN);
 const UNKNOWN: usize = 0;
 const NONE: usize = 1;
 
-// Bound at load time to whichever C library the process has; it answers from what the kernel told the process at its start.
+// Bound at load time to whichever C library the process has; it answers from what the kernel told
+// the process at its start.
 unsafe extern "C" {
     fn getauxval(kind: c_ulong) -> c_ulong;
 }
 
 /// CLOCK_MONOTONIC; `None` where the kernel maps no such library, or has another clock.
 pub(crate) fn monotonic() -> Option<Timespec> {
-    // Relaxed: a number, which is the same whoever finds it; what it points to was there before the process began.
+    // Relaxed: a number, which is the same whoever finds it; what it points to was there before the
+    // process began.
     let address = match CLOCK.load(Ordering::Relaxed) {
         UNKNOWN => {
             let found = find().unwrap_or(NONE);
@@ -47,8 +51,10 @@ pub(crate) fn monotonic() -> Option<Timespec> {
     if address == NONE {
         return None;
     }
-    // SAFETY: the address of the function of that name in the kernel's own library, which is of this type and stays mapped (vdso(7)).
-    let clock_gettime = unsafe { transmute::<*const (), ClockGettime>(with_exposed_provenance(address)) };
+    // SAFETY: the address of the function of that name in the kernel's own library, which is of
+    // this type and stays mapped (vdso(7)).
+    let clock_gettime =
+        unsafe { transmute::<*const (), ClockGettime>(with_exposed_provenance(address)) };
     let mut time = Timespec::default();
     // SAFETY: writes one timespec, which lives here. 1 is CLOCK_MONOTONIC.
     let answer = unsafe { clock_gettime(1, &raw mut time) };
@@ -58,13 +64,14 @@ pub(crate) fn monotonic() -> Option<Timespec> {
 fn find() -> Option<usize> {
     const AT_SYSINFO_EHDR: c_ulong = 33;
     // SAFETY: takes a number, changes nothing.
-    let base = usize::try_from(unsafe { getauxval(AT_SYSINFO_EHDR) }).ok().filter(|base| *base != 0)?;
+    let base =
+        usize::try_from(unsafe { getauxval(AT_SYSINFO_EHDR) }).ok().filter(|base| *base != 0)?;
     // The header alone until it has said how much there is; it is at the start of a page.
     Image { base, bytes: 4096 }.whole()?.function(NAME)
 }
 
-/// An ELF image in memory, as the kernel lays its own out: one segment that begins with the file's header and holds everything, at addresses from its start.
-/// (arch/*/*vdso*/vdso*.lds.S, lib/vdso).
+/// An ELF image in memory, as the kernel lays its own out: one segment that begins with the file's
+/// header and holds everything, at addresses from its start. (arch/*/*vdso*/vdso*.lds.S, lib/vdso).
 #[derive(Clone, Copy)]
 struct Image {
     base: usize,
@@ -93,10 +100,13 @@ impl Image {
             usize::try_from(self.word(at.checked_add(8)?)?).ok()
         };
         let (symbols, strings) = (entry(SYMBOLS)?, entry(STRINGS)?);
-        // The names come right after the table of those that have them (the linker script of each architecture).
+        // The names come right after the table of those that have them (the linker script of each
+        // architecture).
         let symbol = (symbols..strings).step_by(SYMBOL_BYTES).find(|symbol| {
             let start = self.half(*symbol).and_then(|start| usize::try_from(start).ok());
-            start.and_then(|start| strings.checked_add(start)).is_some_and(|start| self.holds(start, name))
+            start
+                .and_then(|start| strings.checked_add(start))
+                .is_some_and(|start| self.holds(start, name))
         })?;
         let offset = usize::try_from(self.word(symbol.checked_add(8)?)?).ok()?;
         (offset != 0 && offset < self.bytes).then(|| self.base.checked_add(offset))?
@@ -133,7 +143,8 @@ impl Image {
     fn read<T: Copy>(self, at: usize) -> Option<T> {
         let end = at.checked_add(size_of::<T>())?;
         let address = self.base.checked_add(at).filter(|_| end <= self.bytes)?;
-        // SAFETY: inside the image, which the kernel keeps mapped and does not change. All bytes make a number, which is all `T` is in this file.
+        // SAFETY: inside the image, which the kernel keeps mapped and does not change. All bytes
+        // make a number, which is all `T` is in this file.
         Some(unsafe { with_exposed_provenance::<T>(address).read_unaligned() })
     }
 }
@@ -149,7 +160,8 @@ mod tests {
         for _ in 0..1_000 {
             let before = clock_of_the_kernel(1);
             let time = monotonic().expect("a clock");
-            let between = time.seconds.cast_unsigned() * 1_000_000_000 + time.nanoseconds.cast_unsigned();
+            let between =
+                time.seconds.cast_unsigned() * 1_000_000_000 + time.nanoseconds.cast_unsigned();
             assert!((before..=clock_of_the_kernel(1)).contains(&between));
         }
     }

@@ -1,8 +1,9 @@
 //! Workloads: compiled once per source text, started, spoken to, and killed when dropped.
 //!
-//! A workload is `workloads/dotnet/NAME/NAME.cs` compiled with `workloads/dotnet/Workload.cs` (the demo stands alone).
-//! It prints `ready {json}` when its threads run, and on the line `stop` (or the end) of its stdin `truth {json}`: what it
-//! knows about itself, against which its profile is judged.
+//! A workload is `workloads/dotnet/NAME/NAME.cs` compiled with `workloads/dotnet/Workload.cs` (the
+//! demo stands alone). It prints `ready {json}` when its threads run, and on the line `stop` (or
+//! the end) of its stdin `truth {json}`: what it knows about itself, against which its profile is
+//! judged.
 
 use std::collections::hash_map::DefaultHasher;
 use std::ffi::OsString;
@@ -22,7 +23,8 @@ use serde_json::Value;
 use crate::environment::{Runtime, cache_dir, csc, sources};
 use crate::{single_file, wait};
 
-/// Longest wait for a workload to say that it runs: a cold .NET start on a slow machine that is busy with other things.
+/// Longest wait for a workload to say that it runs: a cold .NET start on a slow machine that is
+/// busy with other things.
 const READY_DEADLINE: Duration = Duration::from_secs(120);
 /// Longest wait for a workload to stop and tell its truth.
 const STOP_DEADLINE: Duration = Duration::from_secs(120);
@@ -39,7 +41,8 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// The C# workload `name` on `runtime`, with the C libraries `native` (sources in `workloads/native/`) beside it.
+    /// The C# workload `name` on `runtime`, with the C libraries `native` (sources in
+    /// `workloads/native/`) beside it.
     ///
     /// # Errors
     /// When a compiler fails; its output is in the error.
@@ -55,11 +58,16 @@ impl Workload {
     /// When the compiler fails, or what it is made from is not as expected.
     pub fn single_file(runtime: Runtime, name: &str) -> anyhow::Result<Self> {
         let dll = compile_dotnet(name, &[])?;
-        let donor = runtime.single_file().with_context(|| format!("no single-file program of {runtime}"))?;
+        let donor = runtime
+            .single_file()
+            .with_context(|| format!("no single-file program of {runtime}"))?;
         let framework = runtime.framework().with_context(|| format!("no {runtime}"))?;
-        let hash =
-            hash_of([&dll], &format!("{} {:?}", framework.display(), fs::metadata(&donor)?.modified()?))?;
-        // The runtime's native frames are in the program's file: its name says that it is one of these.
+        let hash = hash_of(
+            [&dll],
+            &format!("{} {:?}", framework.display(), fs::metadata(&donor)?.modified()?),
+        )?;
+        // The runtime's native frames are in the program's file: its name says that it is one of
+        // these.
         let output = format!("{SINGLE_FILE}{name}");
         let program = cached(&output, hash, &output, |dir| {
             single_file::bundle(&donor, &framework, runtime.major(), &dll, &dir.join(&output))
@@ -251,7 +259,8 @@ impl App {
     /// Asks it to stop and returns its `truth` line; it has ended with exit code 0 then.
     ///
     /// # Errors
-    /// When it does not answer or ends badly: a workload that fails under the profiler is the worst finding there is.
+    /// When it does not answer or ends badly: a workload that fails under the profiler is the worst
+    /// finding there is.
     pub fn stop(mut self) -> anyhow::Result<Value> {
         self.send_stop();
         let truth = self.await_line("truth", STOP_DEADLINE)?;
@@ -268,7 +277,10 @@ impl App {
         self.send("mark")?;
         let answer = self.await_line("mark", STOP_DEADLINE)?;
         let number = |name: &str| {
-            answer.get(name).and_then(Value::as_f64).with_context(|| format!("no {name} in {answer}"))
+            answer
+                .get(name)
+                .and_then(Value::as_f64)
+                .with_context(|| format!("no {name} in {answer}"))
         };
         Ok(Mark { allocated_bytes: number("allocated_bytes")?, wall_ns: number("wall_ns")? })
     }
@@ -396,18 +408,25 @@ fn compile_dotnet(name: &str, native: &[&str]) -> anyhow::Result<PathBuf> {
     if name != "demo" {
         inputs.push(workloads.join("dotnet/Workload.cs"));
     }
-    let native_sources: Vec<PathBuf> =
-        native.iter().map(|library| workloads.join("native").join(format!("{library}.c"))).collect();
+    let native_sources: Vec<PathBuf> = native
+        .iter()
+        .map(|library| workloads.join("native").join(format!("{library}.c")))
+        .collect();
     let hash = hash_of(inputs.iter().chain(&native_sources), "")?;
     cached(name, hash, &format!("{name}.dll"), |dir| {
         let compiler = csc().context("no C# compiler")?;
         run_compiler(Command::new(compiler).arg(dir.join(format!("{name}.dll"))).args(&inputs))?;
         for library in native {
             let source = workloads.join("native").join(format!("{library}.c"));
-            // No frame pointers: only unwind tables lead through this code, as through most of a distribution's.
-            let flags = ["-shared", "-fPIC", "-O2", "-fomit-frame-pointer", "-Wall", "-Werror", "-o"];
+            // No frame pointers: only unwind tables lead through this code, as through most of a
+            // distribution's.
+            let flags =
+                ["-shared", "-fPIC", "-O2", "-fomit-frame-pointer", "-Wall", "-Werror", "-o"];
             run_compiler(
-                Command::new("gcc").args(flags).arg(dir.join(format!("lib{library}.so"))).arg(source),
+                Command::new("gcc")
+                    .args(flags)
+                    .arg(dir.join(format!("lib{library}.so")))
+                    .arg(source),
             )?;
         }
         Ok(())
@@ -447,7 +466,9 @@ pub fn assemble_32_bit(name: &str) -> anyhow::Result<PathBuf> {
     cached(name, hash_of([&source], "")?, name, |dir| {
         let object = dir.join(format!("{name}.o"));
         run_compiler(Command::new("as").args(["--32", "-o"]).arg(&object).arg(&source))?;
-        run_compiler(Command::new("ld").args(["-m", "elf_i386", "-o"]).arg(dir.join(name)).arg(&object))
+        run_compiler(
+            Command::new("ld").args(["-m", "elf_i386", "-o"]).arg(dir.join(name)).arg(&object),
+        )
     })
 }
 
@@ -467,13 +488,16 @@ fn hash_of<'a>(files: impl IntoIterator<Item = &'a PathBuf>, flags: &str) -> any
     let mut hasher = DefaultHasher::new();
     flags.hash(&mut hasher);
     for file in files {
-        fs::read(file).with_context(|| format!("cannot read {}", file.display()))?.hash(&mut hasher);
+        fs::read(file)
+            .with_context(|| format!("cannot read {}", file.display()))?
+            .hash(&mut hasher);
     }
     Ok(hasher.finish())
 }
 
-/// Copies an executable, so that everybody may run it. By a process of its own: one that this process starts meanwhile would inherit the file
-/// open for writing, and the kernel starts no program that is (`ETXTBSY`).
+/// Copies an executable, so that everybody may run it. By a process of its own: one that this
+/// process starts meanwhile would inherit the file open for writing, and the kernel starts no
+/// program that is (`ETXTBSY`).
 ///
 /// # Errors
 /// When it cannot be copied.
@@ -483,7 +507,8 @@ pub fn copy_program(from: &Path, to: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The file `output` of the build `name`-`hash`, made by `build` in a fresh directory that gets its final name when complete.
+/// The file `output` of the build `name`-`hash`, made by `build` in a fresh directory that gets its
+/// final name when complete.
 fn cached(
     name: &str,
     hash: u64,

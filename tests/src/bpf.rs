@@ -31,7 +31,9 @@ pub fn programs_of(pid: u32) -> BTreeMap<String, Cost> {
         .flatten()
         .filter_map(|entry| fs::read_to_string(entry.path()).ok())
         .filter(|text| text.contains("prog_type:"))
-        .filter_map(|text| text.lines().find_map(|line| line.strip_prefix("prog_id:"))?.trim().parse().ok())
+        .filter_map(|text| {
+            text.lines().find_map(|line| line.strip_prefix("prog_id:"))?.trim().parse().ok()
+        })
         .collect();
     let mut costs = BTreeMap::new();
     for program in aya::programs::loaded_programs().filter_map(Result::ok) {

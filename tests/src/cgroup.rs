@@ -24,14 +24,15 @@ impl Group {
     pub fn new(name: &str) -> io::Result<Self> {
         let root = cgroup2().ok_or_else(|| io::Error::other("no cgroup v2 hierarchy"))?;
         let path = root.join(name);
-        // A run that was killed leaves those whose names are the same each time. One with processes in it stays, and is an error.
+        // A run that was killed leaves those whose names are the same each time. One with processes
+        // in it stays, and is an error.
         fs::remove_dir(&path).ok();
         fs::create_dir(&path)?;
         Ok(Self(path))
     }
 
-    /// Makes one whose processes may have so much memory: beyond it they are throttled (`memory.high`), or ended where memory is version 1's, which
-    /// knows nothing else.
+    /// Makes one whose processes may have so much memory: beyond it they are throttled
+    /// (`memory.high`), or ended where memory is version 1's, which knows nothing else.
     ///
     /// # Errors
     /// Where neither version's memory controller is there.
@@ -73,8 +74,8 @@ impl Group {
     /// # Errors
     /// Without a memory controller.
     pub fn memory_used(&self) -> io::Result<u64> {
-        let told =
-            ["memory.current", "memory.usage_in_bytes"].map(|name| fs::read_to_string(self.0.join(name)));
+        let told = ["memory.current", "memory.usage_in_bytes"]
+            .map(|name| fs::read_to_string(self.0.join(name)));
         let told = told.into_iter().find_map(Result::ok).unwrap_or_default();
         told.trim().parse().map_err(io::Error::other)
     }
@@ -85,7 +86,11 @@ impl Group {
     /// Without a memory controller.
     pub fn limit_memory(&self, bytes: u64) -> io::Result<()> {
         let set = |name: &str| fs::write(self.0.join(name), bytes.to_string());
-        if self.0.join("memory.max").exists() { set("memory.max") } else { set("memory.limit_in_bytes") }
+        if self.0.join("memory.max").exists() {
+            set("memory.max")
+        } else {
+            set("memory.limit_in_bytes")
+        }
     }
 
     /// How many of its processes the kernel has ended because they wanted more memory.
@@ -93,7 +98,8 @@ impl Group {
     /// # Errors
     /// Without a memory controller.
     pub fn ended_for_memory(&self) -> io::Result<u64> {
-        let told = ["memory.events", "memory.oom_control"].map(|name| fs::read_to_string(self.0.join(name)));
+        let told = ["memory.events", "memory.oom_control"]
+            .map(|name| fs::read_to_string(self.0.join(name)));
         let told = told.into_iter().find_map(Result::ok).unwrap_or_default();
         let count = told.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok());
         count.ok_or_else(|| io::Error::other("no count of oom_kill"))

@@ -39,7 +39,8 @@ impl Runtime {
 
     /// The `dotnet` executable of this runtime: `$PERFUSION_DOTNET_ROOTS/MAJOR/dotnet`.
     pub fn dotnet(self) -> Option<PathBuf> {
-        let dotnet = env_path("PERFUSION_DOTNET_ROOTS")?.join(self.major().to_string()).join("dotnet");
+        let dotnet =
+            env_path("PERFUSION_DOTNET_ROOTS")?.join(self.major().to_string()).join("dotnet");
         dotnet.exists().then_some(dotnet)
     }
 
@@ -50,9 +51,11 @@ impl Runtime {
         Some(versions.read_dir().ok()?.next()?.ok()?.path())
     }
 
-    /// A single-file program of this runtime, to make others of: `$PERFUSION_DOTNET_ROOTS/single-file-MAJOR`.
+    /// A single-file program of this runtime, to make others of:
+    /// `$PERFUSION_DOTNET_ROOTS/single-file-MAJOR`.
     pub fn single_file(self) -> Option<PathBuf> {
-        let program = env_path("PERFUSION_DOTNET_ROOTS")?.join(format!("single-file-{}", self.major()));
+        let program =
+            env_path("PERFUSION_DOTNET_ROOTS")?.join(format!("single-file-{}", self.major()));
         program.exists().then_some(program)
     }
 }
@@ -72,7 +75,8 @@ pub enum Need {
     Btf,
     /// The `perfusion` binary with probes and shim inside (`PERFUSION_BIN`).
     Perfusion,
-    /// The shim inside the daemon's library that the tests are linked with (`PERFUSION_SHIM` when they were built).
+    /// The shim inside the daemon's library that the tests are linked with (`PERFUSION_SHIM` when
+    /// they were built).
     Shim,
     /// A runtime and the C# compiler.
     Clr(Runtime),
@@ -103,15 +107,18 @@ impl Need {
             Self::Root => (!rustix::process::geteuid().is_root()).then(|| "needs root".to_owned()),
             Self::Btf => (!Path::new("/sys/kernel/btf/vmlinux").exists())
                 .then(|| "the kernel has no BTF (/sys/kernel/btf/vmlinux)".to_owned()),
-            Self::Perfusion => {
-                perfusion_bin().is_none().then(|| "PERFUSION_BIN names no perfusion binary".to_owned())
-            }
+            Self::Perfusion => perfusion_bin()
+                .is_none()
+                .then(|| "PERFUSION_BIN names no perfusion binary".to_owned()),
             Self::Shim => perfusion_artefacts::shim()
                 .is_none()
                 .then(|| "built without the shim (PERFUSION_SHIM)".to_owned()),
             Self::Clr(runtime) => {
                 if runtime == Runtime::Net11 && runtime.dotnet().is_none() {
-                    Some(".NET 11 is in no package registry, and no copy lies beside the checkout".to_owned())
+                    Some(
+                        ".NET 11 is in no package registry, and no copy lies beside the checkout"
+                            .to_owned(),
+                    )
                 } else if runtime.dotnet().is_none() {
                     Some(format!("no {runtime} below PERFUSION_DOTNET_ROOTS"))
                 } else if csc().is_none() {
@@ -122,12 +129,15 @@ impl Need {
             }
             Self::SingleFile(runtime) => {
                 let donor = runtime.single_file().is_none();
-                let missing = || format!("no single-file program of {runtime} in PERFUSION_DOTNET_ROOTS");
+                let missing =
+                    || format!("no single-file program of {runtime} in PERFUSION_DOTNET_ROOTS");
                 Self::Clr(runtime).missing().or_else(|| donor.then(missing))
             }
             Self::C => (!runs("gcc", "--version")).then(|| "no gcc".to_owned()),
             Self::Go => (!runs("go", "version")).then(|| "no go".to_owned()),
-            Self::Cgroup2 => cgroup2().is_none().then(|| "no cgroup v2 hierarchy is mounted".to_owned()),
+            Self::Cgroup2 => {
+                cgroup2().is_none().then(|| "no cgroup v2 hierarchy is mounted".to_owned())
+            }
             Self::File(path) => (!Path::new(path).exists()).then(|| format!("no {path}")),
             Self::Program(name) => (!runs(name, "--version")).then(|| format!("no {name}")),
         }
@@ -138,7 +148,8 @@ impl Need {
 pub const RECORD: &[Need] = &[Need::Root, Need::Btf, Need::Perfusion];
 
 /// The needs of every test that records a .NET 9 application.
-pub const RECORD_NET9: &[Need] = &[Need::Root, Need::Btf, Need::Perfusion, Need::Clr(Runtime::Net9)];
+pub const RECORD_NET9: &[Need] =
+    &[Need::Root, Need::Btf, Need::Perfusion, Need::Clr(Runtime::Net9)];
 
 /// The needs of a test that records an application on `runtime`.
 pub fn record_on(runtime: Runtime) -> Vec<Need> {
@@ -160,7 +171,9 @@ pub fn cgroup2() -> Option<PathBuf> {
 
 /// Where the cgroup v1 hierarchy of a controller is mounted.
 pub fn cgroup1(controller: &str) -> Option<PathBuf> {
-    mounted(|kind, options| kind == "cgroup" && options.split(',').any(|option| option == controller))
+    mounted(|kind, options| {
+        kind == "cgroup" && options.split(',').any(|option| option == controller)
+    })
 }
 
 /// Where the first file system of that type, with these options, is mounted.
@@ -195,14 +208,14 @@ pub fn cache_dir() -> PathBuf {
     target.join("workloads")
 }
 
-/// True when the long forms of the tests are asked for (`PERFUSION_TESTS_LONG=1`): the durations and counts the promises
-/// are stated with, instead of the shortest the statistics allow.
+/// True when the long forms of the tests are asked for (`PERFUSION_TESTS_LONG=1`): the durations
+/// and counts the promises are stated with, instead of the shortest the statistics allow.
 pub fn long_form() -> bool {
     env::var_os("PERFUSION_TESTS_LONG").is_some_and(|value| value == "1")
 }
 
-/// Begins the test `name`, which needs the machine to itself, because it measures time or looks at all of the machine: waits for its turn
-/// and checks its needs. `None` means skip (said on stderr).
+/// Begins the test `name`, which needs the machine to itself, because it measures time or looks at
+/// all of the machine: waits for its turn and checks its needs. `None` means skip (said on stderr).
 ///
 /// # Panics
 /// When a need is missing and `PERFUSION_TESTS_REQUIRED=1`: in CI a skipped test is a failed one.
@@ -210,8 +223,9 @@ pub fn begin(name: &str, needs: &[Need]) -> Option<Turn> {
     begin_with(name, needs, Sort::Alone)
 }
 
-/// Begins the test `name`, whose subject is one process of its own, on a machine that may be busy: a few of these run at a time.
-/// They spend most of their time waiting for what they record. Otherwise as [`begin`].
+/// Begins the test `name`, whose subject is one process of its own, on a machine that may be busy:
+/// a few of these run at a time. They spend most of their time waiting for what they record.
+/// Otherwise as [`begin`].
 ///
 /// # Panics
 /// As [`begin`].
@@ -235,7 +249,8 @@ fn begin_with(name: &str, needs: &[Need], sort: Sort) -> Option<Turn> {
     turn::take(name, sort)
 }
 
-/// Says that the test `name` is skipped, for a need that is not met: also where that shows only once it has begun.
+/// Says that the test `name` is skipped, for a need that is not met: also where that shows only
+/// once it has begun.
 ///
 /// # Panics
 /// When `PERFUSION_TESTS_REQUIRED=1`: in CI a skipped test is a failed one.
@@ -245,7 +260,8 @@ pub fn skip(name: &str, reason: &str) {
     say(&format!("SKIPPED {name}: {reason}"));
 }
 
-/// Has a failing test's words beside its name as well, past the capture of the test runner, which keeps them for the end of the log.
+/// Has a failing test's words beside its name as well, past the capture of the test runner, which
+/// keeps them for the end of the log.
 fn tell_failures_at_once() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -262,9 +278,10 @@ pub fn only_in_the_long_form(name: &str) {
     say(&format!("SKIPPED {name}: in the long form only (cargo xtask test --long)"));
 }
 
-/// One test per runtime from a function that takes a [`Runtime`]: `on_runtimes!(names_are_complete: net8 Net8, net10 Net10; long: net9 Net9)`
-/// makes `names_are_complete::net8` and so on, so that one runtime's failure or absence hides no other's result. Those after `long` are left to
-/// the long form: most often the one between the oldest and the newest.
+/// One test per runtime from a function that takes a [`Runtime`]: `on_runtimes!(names_are_complete:
+/// net8 Net8, net10 Net10; long: net9 Net9)` makes `names_are_complete::net8` and so on, so that
+/// one runtime's failure or absence hides no other's result. Those after `long` are left to the
+/// long form: most often the one between the oldest and the newest.
 #[macro_export]
 macro_rules! on_runtimes {
     ($function:ident: $($test:ident $runtime:ident),+ $(; long: $($late:ident $later:ident),+)?) => {

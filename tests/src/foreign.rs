@@ -1,5 +1,6 @@
-//! Profiles of other tools: made from a seed, each of one kind of what is odd in the wild, as bytes of the wire format. A message type could
-//! not say most of it: labels without key, strings that are not UTF-8, ids that stand twice.
+//! Profiles of other tools: made from a seed, each of one kind of what is odd in the wild, as bytes
+//! of the wire format. A message type could not say most of it: labels without key, strings that
+//! are not UTF-8, ids that stand twice.
 
 use std::io::Write as _;
 
@@ -188,7 +189,8 @@ impl Draft {
         }
         for sample in &self.samples {
             let mut message = Message::default();
-            let values: Vec<u64> = sample.values.iter().map(|value| value.cast_unsigned()).collect();
+            let values: Vec<u64> =
+                sample.values.iter().map(|value| value.cast_unsigned()).collect();
             if random.one_in(2) {
                 message.packed(1, &sample.locations).packed(2, &values);
             } else {
@@ -238,10 +240,18 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 fn plain_names() -> Vec<Vec<u8>> {
-    ["main", "main.work", "serve<T>(int)", "parse", "alloc", "memcpy", "Ns.Type.Method(System.String)"]
-        .iter()
-        .map(|name| name.as_bytes().to_vec())
-        .collect()
+    [
+        "main",
+        "main.work",
+        "serve<T>(int)",
+        "parse",
+        "alloc",
+        "memcpy",
+        "Ns.Type.Method(System.String)",
+    ]
+    .iter()
+    .map(|name| name.as_bytes().to_vec())
+    .collect()
 }
 
 /// A file of this kind. One seed gives the same file everywhere.
@@ -278,8 +288,8 @@ pub fn file(kind: Kind, seed: u64) -> Vec<u8> {
 }
 
 fn labels(draft: &mut Draft, random: &mut Random) {
-    let keys =
-        ["thread", "bytes", "k", "thread_name", "pid", "wait_kind", "pprof::base"].map(|key| draft.text(key));
+    let keys = ["thread", "bytes", "k", "thread_name", "pid", "wait_kind", "pprof::base"]
+        .map(|key| draft.text(key));
     let mut texts = ["a", "b", "idle", "main", "with blank"].map(|text| draft.text(text)).to_vec();
     // An empty text that is not the first of the table.
     draft.strings.push(Vec::new());
@@ -489,7 +499,8 @@ fn container(draft: &Draft, random: &mut Random) -> Vec<u8> {
         }
         9 => [packed.clone(), packed].concat(),
         10 => {
-            let timed = [&plain[..], &Message::default().number(9, 1_700_000_000_000_000_000).0].concat();
+            let timed =
+                [&plain[..], &Message::default().number(9, 1_700_000_000_000_000_000).0].concat();
             gzip(&timed.repeat(2))
         }
         _ => {

@@ -20,7 +20,8 @@ pub fn check_valid(profile: &Path) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Builds `checkvalid` (Go's own build cache makes this quick), once: another test may be running it.
+/// Builds `checkvalid` (Go's own build cache makes this quick), once: another test may be running
+/// it.
 fn checkvalid() -> anyhow::Result<PathBuf> {
     static BUILT: Mutex<Option<PathBuf>> = Mutex::new(None);
     built(&BUILT, "checkvalid", ".")
@@ -50,7 +51,8 @@ fn built(built: &Mutex<Option<PathBuf>>, name: &str, package: &str) -> anyhow::R
     Ok(program)
 }
 
-/// What pprof makes of a file: of every function its own and its whole value, and of every stack, innermost frame first, its value.
+/// What pprof makes of a file: of every function its own and its whole value, and of every stack,
+/// innermost frame first, its value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Judged {
     /// What percentages are of.
@@ -61,7 +63,8 @@ pub struct Judged {
     pub stacks: BTreeMap<Vec<String>, i128>,
 }
 
-/// Asks pprof, built from its module, for the `-top` and `-traces` of a file, in the unit the file has. The error is why it refuses the file.
+/// Asks pprof, built from its module, for the `-top` and `-traces` of a file, in the unit the file
+/// has. The error is why it refuses the file.
 ///
 /// # Errors
 /// When pprof cannot be built or run.
@@ -71,7 +74,8 @@ pub fn judge(profile: &Path, unit: &str) -> anyhow::Result<Result<Judged, String
         Ok(top) => top,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    let mut rows = top.lines().skip_while(|line| !line.starts_with("Showing nodes accounting for "));
+    let mut rows =
+        top.lines().skip_while(|line| !line.starts_with("Showing nodes accounting for "));
     let heading = rows.next().context("no heading")?;
     let total = heading.rsplit(" of ").next().and_then(|rest| rest.strip_suffix(" total"));
     judged.total = number(total.context("no total")?)?;
@@ -85,16 +89,21 @@ pub fn judge(profile: &Path, unit: &str) -> anyhow::Result<Result<Judged, String
         }
     }
     let traces = pprof_says(profile, &["-traces", "-trim=false", &format!("-unit={unit}")])?;
-    let traces = traces.map_err(|refusal| anyhow::anyhow!("-top works, -traces does not: {refusal}"))?;
-    for trace in traces.split("-----------+-------------------------------------------------------\n").skip(1)
+    let traces =
+        traces.map_err(|refusal| anyhow::anyhow!("-top works, -traces does not: {refusal}"))?;
+    for trace in traces
+        .split("-----------+-------------------------------------------------------\n")
+        .skip(1)
     {
         // Labels come first: `       key:  value`.
         let Some((value, stack)) = trace.lines().enumerate().find_map(|(at, line)| {
             let (value, first) = line.trim_start().split_once("   ")?;
             let value = number(value).ok().filter(|_| !value.is_empty())?;
             let rest = trace.lines().skip(at + 1).filter_map(|line| line.get(13..));
-            let names =
-                [first].into_iter().chain(rest).map(|name| name.trim_end_matches(" (inline)").to_owned());
+            let names = [first]
+                .into_iter()
+                .chain(rest)
+                .map(|name| name.trim_end_matches(" (inline)").to_owned());
             Some((value, names.collect::<Vec<_>>()))
         }) else {
             continue;

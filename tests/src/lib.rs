@@ -1,8 +1,10 @@
-//! The harness of the system tests: builds and starts workloads, runs `perfusion`, reads profiles back.
-//! The tests themselves live in `tests/main.rs`. Nothing here sleeps for a condition: every wait has one and a deadline.
+//! The harness of the system tests: builds and starts workloads, runs `perfusion`, reads profiles
+//! back. The tests themselves live in `tests/main.rs`. Nothing here sleeps for a condition: every
+//! wait has one and a deadline.
 //!
-//! What the tests need is named by environment variables, which `cargo xtask test` sets ([`environment`]). A test whose
-//! needs are not met says `SKIPPED name: reason` on stderr; with `PERFUSION_TESTS_REQUIRED=1` (CI) it fails instead.
+//! What the tests need is named by environment variables, which `cargo xtask test` sets
+//! ([`environment`]). A test whose needs are not met says `SKIPPED name: reason` on stderr; with
+//! `PERFUSION_TESTS_REQUIRED=1` (CI) it fails instead.
 
 pub mod app;
 pub mod bpf;

@@ -19,8 +19,9 @@ use crate::profile::Profile;
 use crate::schedstat::sleeps;
 use crate::{region, wait};
 
-/// Time beyond a recording's own length that it may take to start, to resolve names and to write its file: on a slow machine that is busy with
-/// other things. No promise, only the end of waiting in vain.
+/// Time beyond a recording's own length that it may take to start, to resolve names and to write
+/// its file: on a slow machine that is busy with other things. No promise, only the end of waiting
+/// in vain.
 pub const SLACK: Duration = Duration::from_secs(120);
 
 /// How a command ended.
@@ -156,7 +157,11 @@ impl Recording {
             }
             child.try_wait().ok().flatten().map(|_| false)
         });
-        ensure!(found.is_ok_and(|found| found), "perfusion never said `{text}`:\n{}", self.progress());
+        ensure!(
+            found.is_ok_and(|found| found),
+            "perfusion never said `{text}`:\n{}",
+            self.progress()
+        );
         Ok(())
     }
 
@@ -175,7 +180,11 @@ impl Recording {
     /// # Errors
     /// When it was gone already.
     pub fn kill(mut self) -> anyhow::Result<()> {
-        ensure!(self.child.try_wait()?.is_none(), "perfusion ended by itself:\n{}", self.progress());
+        ensure!(
+            self.child.try_wait()?.is_none(),
+            "perfusion ended by itself:\n{}",
+            self.progress()
+        );
         wait::kill(&mut self.child).context("cannot kill perfusion")
     }
 
@@ -199,7 +208,12 @@ impl Recording {
     /// As [`finish`](Self::finish), and when the exit code is not 0.
     pub fn finish_well(self, deadline: Duration) -> anyhow::Result<Outcome> {
         let outcome = self.finish(deadline)?;
-        ensure!(outcome.status.success(), "perfusion ended with {}:\n{}", outcome.status, outcome.stderr);
+        ensure!(
+            outcome.status.success(),
+            "perfusion ended with {}:\n{}",
+            outcome.status,
+            outcome.stderr
+        );
         Ok(outcome)
     }
 }
@@ -232,11 +246,13 @@ impl Scratch {
     }
 }
 
-/// Memory of a process in MiB, by a line of `/proc/PID/status` such as `VmRSS` or `VmHWM`; 0 when it is gone.
+/// Memory of a process in MiB, by a line of `/proc/PID/status` such as `VmRSS` or `VmHWM`; 0 when
+/// it is gone.
 pub fn memory(pid: u32, line: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let kib =
-        |text: &str| text.strip_prefix(line)?.strip_prefix(':')?.trim().strip_suffix(" kB")?.parse().ok();
+    let kib = |text: &str| {
+        text.strip_prefix(line)?.strip_prefix(':')?.trim().strip_suffix(" kB")?.parse().ok()
+    };
     status.lines().find_map(kib).map_or(0, |kib: u64| kib / 1024)
 }
 
@@ -244,7 +260,11 @@ pub fn memory(pid: u32, line: &str) -> u64 {
 ///
 /// # Errors
 /// When the recording fails or its file cannot be read.
-pub fn record_pid(pid: u32, duration: Duration, args: &[&str]) -> anyhow::Result<(Profile, Outcome)> {
+pub fn record_pid(
+    pid: u32,
+    duration: Duration,
+    args: &[&str],
+) -> anyhow::Result<(Profile, Outcome)> {
     let scratch = Scratch::new()?;
     let file = scratch.path("profile.pb.gz");
     let length = format!("{}ms", duration.as_millis());
@@ -254,7 +274,8 @@ pub fn record_pid(pid: u32, duration: Duration, args: &[&str]) -> anyhow::Result
     Ok((Profile::read(&file)?, outcome))
 }
 
-/// What recordings heard of an app that allocates all the time, and what it allocated meanwhile by its own account.
+/// What recordings heard of an app that allocates all the time, and what it allocated meanwhile by
+/// its own account.
 #[derive(Debug)]
 pub struct Heard {
     /// Of each recording, and what it said.
@@ -266,8 +287,9 @@ pub struct Heard {
 }
 
 impl Heard {
-    /// Holds bytes of a profile to the app's own account; `picture` is shown where they are others. Samples that found the ring full, as on a machine that
-    /// leaves the recorder no CPU, are counted by the profile and count here.
+    /// Holds bytes of a profile to the app's own account; `picture` is shown where they are others.
+    /// Samples that found the ring full, as on a machine that leaves the recorder no CPU, are
+    /// counted by the profile and count here.
     ///
     /// # Panics
     /// When they are.
@@ -284,12 +306,16 @@ impl Heard {
     }
 }
 
-/// Makes so many recordings of an app at once, for `duration` from the moment on when all of them hear of its allocations: how long a machine
-/// takes to get there is nobody's concern.
+/// Makes so many recordings of an app at once, for `duration` from the moment on when all of them
+/// hear of its allocations: how long a machine takes to get there is nobody's concern.
 ///
 /// # Errors
 /// When a recording fails, hears nothing, or its file cannot be read.
-pub fn record_allocations(app: &mut App, recorders: usize, duration: Duration) -> anyhow::Result<Heard> {
+pub fn record_allocations(
+    app: &mut App,
+    recorders: usize,
+    duration: Duration,
+) -> anyhow::Result<Heard> {
     record_allocations_beside(app, 0, recorders, duration)
 }
 
@@ -304,7 +330,8 @@ pub fn record_allocations_beside(
     duration: Duration,
 ) -> anyhow::Result<Heard> {
     let scratch = Scratch::new()?;
-    let files: Vec<PathBuf> = (0..recorders).map(|number| scratch.path(&format!("{number}.pb.gz"))).collect();
+    let files: Vec<PathBuf> =
+        (0..recorders).map(|number| scratch.path(&format!("{number}.pb.gz"))).collect();
     let mut counted = BTreeMap::new();
     wait::wait_until("those who listen already", SLACK, || {
         (region::counting(app, &mut counted).len() == others).then_some(())
@@ -323,7 +350,8 @@ pub fn record_allocations_beside(
     })
     .with_context(|| recordings.iter().map(Recording::progress).collect::<String>())?;
     let first = first.context("nobody was first")??;
-    // On a machine that stands still a recorder finds its region seconds after the library began to count.
+    // On a machine that stands still a recorder finds its region seconds after the library began to
+    // count.
     let written: Vec<_> = counting.iter().map(|region| (region, region::written(region))).collect();
     wait::wait_until("what was counted to be read", SLACK, || {
         written.iter().all(|(region, written)| region::read(region) >= *written).then_some(())
@@ -339,7 +367,8 @@ pub fn record_allocations_beside(
         let outcome = recording.finish_well(SLACK)?;
         profiles.push((Profile::read(file)?, outcome));
     }
-    // Not before they have ended: on a machine that stands still they hear of what comes after the signal, too.
+    // Not before they have ended: on a machine that stands still they hear of what comes after the
+    // signal, too.
     let last = app.mark()?;
     Ok(Heard {
         profiles,

@@ -1,5 +1,6 @@
-//! A decoded pprof and questions to it. The message types are written down here again on purpose (field numbers of
-//! google/pprof's `profile.proto`): a test that reads with the code that wrote would not see a wrong field number.
+//! A decoded pprof and questions to it. The message types are written down here again on purpose
+//! (field numbers of google/pprof's `profile.proto`): a test that reads with the code that wrote
+//! would not see a wrong field number.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -135,14 +136,19 @@ impl Sample {
         names.join(";")
     }
 
-    /// Positions in the stack of the frames whose function contains each of `parts`, in order root to leaf; `None` when
-    /// they are not all there in this order.
+    /// Positions in the stack of the frames whose function contains each of `parts`, in order root
+    /// to leaf; `None` when they are not all there in this order.
     pub fn positions(&self, parts: &[&str]) -> Option<Vec<usize>> {
         let mut found = Vec::new();
         let mut from = 0;
         for part in parts {
-            let at =
-                self.stack.iter().enumerate().skip(from).find(|(_, frame)| frame.function.contains(part))?.0;
+            let at = self
+                .stack
+                .iter()
+                .enumerate()
+                .skip(from)
+                .find(|(_, frame)| frame.function.contains(part))?
+                .0;
             found.push(at);
             from = at + 1;
         }
@@ -187,7 +193,9 @@ impl Profile {
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let packed = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
         let mut bytes = Vec::new();
-        flate2::read::GzDecoder::new(packed.as_slice()).read_to_end(&mut bytes).context("not gzip")?;
+        flate2::read::GzDecoder::new(packed.as_slice())
+            .read_to_end(&mut bytes)
+            .context("not gzip")?;
         let raw = proto::Profile::decode(bytes.as_slice()).context("not a pprof")?;
         Self::build(&raw)
     }
@@ -210,18 +218,22 @@ impl Profile {
             .iter()
             .map(|m| Ok((m.id, text(m.filename)?)))
             .collect::<anyhow::Result<BTreeMap<_, _>>>()?;
-        // Inlined native callers come as further lines of one location, innermost first: each is a frame here.
+        // Inlined native callers come as further lines of one location, innermost first: each is a
+        // frame here.
         let mut locations: BTreeMap<u64, Vec<Frame>> = BTreeMap::new();
         for location in &raw.location {
             let mapping = match location.mapping_id {
                 0 => String::new(),
-                id => mappings.get(&id).cloned().with_context(|| format!("mapping {id} is not there"))?,
+                id => mappings
+                    .get(&id)
+                    .cloned()
+                    .with_context(|| format!("mapping {id} is not there"))?,
             };
             let mut frames = Vec::new();
             for line in location.line.iter().rev() {
                 let function = functions.get(&line.function_id).cloned();
-                let function =
-                    function.with_context(|| format!("function {} is not there", line.function_id))?;
+                let function = function
+                    .with_context(|| format!("function {} is not there", line.function_id))?;
                 frames.push(Frame { function, mapping: mapping.clone(), location: location.id });
             }
             if frames.is_empty() {
@@ -240,7 +252,11 @@ impl Profile {
             let mut stack = Vec::new();
             for id in sample.location_id.iter().rev() {
                 stack.extend(
-                    locations.get(id).with_context(|| format!("location {id} is not there"))?.iter().cloned(),
+                    locations
+                        .get(id)
+                        .with_context(|| format!("location {id} is not there"))?
+                        .iter()
+                        .cloned(),
                 );
             }
             let mut labels = BTreeMap::new();
@@ -258,7 +274,11 @@ impl Profile {
                 .collect::<anyhow::Result<_>>()?,
             default_type: text(raw.default_sample_type)?,
             samples,
-            comments: raw.comment.iter().map(|index| text(*index)).collect::<anyhow::Result<_>>()?,
+            comments: raw
+                .comment
+                .iter()
+                .map(|index| text(*index))
+                .collect::<anyhow::Result<_>>()?,
             time_ns: raw.time_nanos,
             duration_ns: raw.duration_nanos,
         })
@@ -272,14 +292,19 @@ impl Profile {
 
     /// Sum of a column over the samples that fit.
     pub fn sum(&self, sample_type: &str, fits: impl Fn(&Sample) -> bool) -> i64 {
-        self.samples.iter().filter(|sample| fits(sample)).map(|sample| self.value(sample, sample_type)).sum()
+        self.samples
+            .iter()
+            .filter(|sample| fits(sample))
+            .map(|sample| self.value(sample, sample_type))
+            .sum()
     }
 
     /// Sum of a column per value of a label.
     pub fn sum_by(&self, sample_type: &str, label: &str) -> BTreeMap<String, i64> {
         let mut sums = BTreeMap::new();
         for sample in &self.samples {
-            *sums.entry(sample.label(label).to_owned()).or_insert(0) += self.value(sample, sample_type);
+            *sums.entry(sample.label(label).to_owned()).or_insert(0) +=
+                self.value(sample, sample_type);
         }
         sums
     }
@@ -290,12 +315,14 @@ impl Profile {
         for sample in self.samples.iter().filter(|sample| fits(sample)) {
             *sums.entry(sample.text()).or_insert(0) += self.value(sample, sample_type);
         }
-        let mut list: Vec<(String, i64)> = sums.into_iter().filter(|(_, value)| *value != 0).collect();
+        let mut list: Vec<(String, i64)> =
+            sums.into_iter().filter(|(_, value)| *value != 0).collect();
         list.sort_by_key(|(_, value)| std::cmp::Reverse(*value));
         list
     }
 
-    /// Ids of the locations in samples with a value in `sample_type` whose function contains `part`.
+    /// Ids of the locations in samples with a value in `sample_type` whose function contains
+    /// `part`.
     pub fn locations(&self, sample_type: &str, part: &str) -> BTreeSet<u64> {
         let with_value = self.samples.iter().filter(|sample| self.value(sample, sample_type) > 0);
         let frames = with_value.flat_map(|sample| &sample.stack);
@@ -304,21 +331,28 @@ impl Profile {
 
     /// All function names.
     pub fn functions(&self) -> BTreeSet<&str> {
-        self.samples.iter().flat_map(|sample| &sample.stack).map(|frame| frame.function.as_str()).collect()
+        self.samples
+            .iter()
+            .flat_map(|sample| &sample.stack)
+            .map(|frame| frame.function.as_str())
+            .collect()
     }
 
-    /// The number in the comment line `name: value`; 0 for a counter of docs/metrics.md without one, since those at 0 are left out.
+    /// The number in the comment line `name: value`; 0 for a counter of docs/metrics.md without
+    /// one, since those at 0 are left out.
     pub fn counter(&self, name: &str) -> Option<i64> {
         let stated = self.comments.iter().find_map(|line| {
             let (key, value) = line.split_once(':')?;
             let number = value.split_whitespace().next()?;
             (key.trim() == name).then(|| number.parse().ok()).flatten()
         });
-        let is_counter = || include_str!("../../docs/metrics.md").contains(&format!("| `{name}` |"));
+        let is_counter =
+            || include_str!("../../docs/metrics.md").contains(&format!("| `{name}` |"));
         stated.or_else(|| is_counter().then_some(0))
     }
 
-    /// A picture for failure messages: columns, comments and the largest stacks of `sample_type` among those that fit.
+    /// A picture for failure messages: columns, comments and the largest stacks of `sample_type`
+    /// among those that fit.
     pub fn describe(&self, sample_type: &str, fits: impl Fn(&Sample) -> bool) -> String {
         let mut text = format!("{} samples, {} ns\n", self.samples.len(), self.duration_ns);
         for comment in &self.comments {

@@ -1,4 +1,5 @@
-//! The shim's regions in a running workload, seen from outside: where they are, and whether anything is written into them.
+//! The shim's regions in a running workload, seen from outside: where they are, and whether
+//! anything is written into them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -41,7 +42,8 @@ pub fn counted(regions: &[PathBuf], counter: Counter) -> u64 {
     regions.iter().filter_map(|region| word(region, counter.offset())).sum()
 }
 
-/// The regions that have counted more allocations than when they were first seen. `first` is what was counted then.
+/// The regions that have counted more allocations than when they were first seen. `first` is what
+/// was counted then.
 pub fn counting(app: &App, first: &mut BTreeMap<PathBuf, u64>) -> Vec<PathBuf> {
     let grown = |region: &PathBuf| {
         let now = word(region, Counter::AllocationSamples.offset()).unwrap_or(0);

@@ -1,4 +1,5 @@
-//! The kernel's own account of how long each thread of a process was on a CPU, or waited for one, to compare profiles with.
+//! The kernel's own account of how long each thread of a process was on a CPU, or waited for one,
+//! to compare profiles with.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,7 +24,8 @@ pub fn schedstat(pid: u32) -> BTreeMap<u32, Account> {
     let mut times = BTreeMap::new();
     for entry in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
         let path = entry.path();
-        let tid = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
+        let tid =
+            path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
         let account = fs::read_to_string(path.join("schedstat")).ok().and_then(|text| {
             let mut values = text.split(' ').map(|value| value.parse().ok());
             Some(Account { oncpu: values.next()??, delayed: values.next()?? })
@@ -56,7 +58,8 @@ struct Look {
     accounts: BTreeMap<u32, Account>,
 }
 
-/// What schedstat said of every thread from time to time. Kept in the background, so that any interval can be cut out later.
+/// What schedstat said of every thread from time to time. Kept in the background, so that any
+/// interval can be cut out later.
 #[derive(Debug)]
 pub struct Log {
     stop: Arc<AtomicBool>,
@@ -97,8 +100,8 @@ impl Log {
 }
 
 impl Looks {
-    /// Least and most time a thread can have had on a CPU until a moment: what the last look before it and the first after it said.
-    /// `None` without such looks or when the thread was not there.
+    /// Least and most time a thread can have had on a CPU until a moment: what the last look before
+    /// it and the first after it said. `None` without such looks or when the thread was not there.
     pub fn oncpu_at(&self, tid: u32, moment: i64) -> Option<(i64, i64)> {
         let before = self.0.iter().rfind(|look| look.taken.1 <= moment)?;
         let after = self.0.iter().find(|look| look.taken.0 >= moment)?;
@@ -111,8 +114,8 @@ impl Looks {
         Some(((to.0 - from.1).max(0), to.1 - from.0))
     }
 
-    /// Most time a thread can have had or wanted a CPU between two moments. That it waits for one is noted only when it gets it: so this is taken
-    /// until the last look.
+    /// Most time a thread can have had or wanted a CPU between two moments. That it waits for one
+    /// is noted only when it gets it: so this is taken until the last look.
     pub fn wanted_cpu_between(&self, tid: u32, begin: i64, end: i64) -> Option<i64> {
         let (_, most) = self.oncpu_between(tid, begin, end)?;
         let before = self.0.iter().rfind(|look| look.taken.1 <= begin)?.accounts.get(&tid)?;

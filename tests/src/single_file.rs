@@ -1,9 +1,10 @@
-//! Single-file .NET programs: a host that has the runtime linked in, and behind it the program and the framework, as
-//! `dotnet publish --self-contained -p:PublishSingleFile=true` makes them. Such a host is on NuGet only, so one is used that another program
-//! came with. That was made with trimmed assemblies without precompiled code; those of a root are used, of another servicing release.
+//! Single-file .NET programs: a host that has the runtime linked in, and behind it the program and
+//! the framework, as `dotnet publish --self-contained -p:PublishSingleFile=true` makes them. Such a
+//! host is on NuGet only, so one is used that another program came with. That was made with trimmed
+//! assemblies without precompiled code; those of a root are used, of another servicing release.
 //!
-//! The format is `Microsoft.NET.HostModel`'s (src/installer/managed of dotnet/runtime: Bundle/Manifest.cs, Bundle/FileEntry.cs,
-//! AppHost/HostWriter.cs).
+//! The format is `Microsoft.NET.HostModel`'s (src/installer/managed of dotnet/runtime:
+//! Bundle/Manifest.cs, Bundle/FileEntry.cs, AppHost/HostWriter.cs).
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -14,8 +15,8 @@ use serde_json::{Map, json};
 
 /// Stands in a host behind the place for where its bundle's header is.
 const SIGNATURE: [u8; 32] = [
-    0x8b, 0x12, 0x02, 0xb9, 0x6a, 0x61, 0x20, 0x38, 0x72, 0x7b, 0x93, 0x02, 0x14, 0xd7, 0xa0, 0x32, 0x13,
-    0xf5, 0xb9, 0xe6, 0xef, 0xae, 0x33, 0x18, 0xee, 0x3b, 0x2d, 0xce, 0x24, 0xb3, 0x6a, 0xae,
+    0x8b, 0x12, 0x02, 0xb9, 0x6a, 0x61, 0x20, 0x38, 0x72, 0x7b, 0x93, 0x02, 0x14, 0xd7, 0xa0, 0x32,
+    0x13, 0xf5, 0xb9, 0xe6, 0xef, 0xae, 0x33, 0x18, 0xee, 0x3b, 0x2d, 0xce, 0x24, 0xb3, 0x6a, 0xae,
 ];
 /// Version of the header, since .NET 6.
 const VERSION: u32 = 6;
@@ -61,14 +62,19 @@ impl Bundle {
 
     /// The host alone, for the assembly `name`.
     fn host(&self, name: &str) -> anyhow::Result<Vec<u8>> {
-        let first = self.entries.iter().map(|entry| entry.offset).min().context("an empty bundle")?;
+        let first =
+            self.entries.iter().map(|entry| entry.offset).min().context("an empty bundle")?;
         let mut host = self.bytes.get(..first).context("it ends early")?.to_vec();
         let own = self.of_kind(DEPS)?.name.replace(".deps.json", ".dll\0");
-        let at = find(&host, own.as_bytes()).context("the host does not say which assembly it runs")?;
+        let at =
+            find(&host, own.as_bytes()).context("the host does not say which assembly it runs")?;
         let place = host.get_mut(at..at + MOST_NAME).context("it ends early")?;
         ensure!(name.len() < MOST_NAME, "{name}: too long");
         let rest = place.iter().skip(own.len());
-        ensure!(rest.into_iter().all(|byte| *byte == 0), "what looks like the assembly's name is none");
+        ensure!(
+            rest.into_iter().all(|byte| *byte == 0),
+            "what looks like the assembly's name is none"
+        );
         place.fill(0);
         place.iter_mut().zip(name.as_bytes()).for_each(|(to, from)| *to = *from);
         Ok(host)
@@ -189,13 +195,20 @@ fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
     }
 }
 
-/// Makes the program `output` of the assembly `dll`, with the host of the single-file program `donor` and the assemblies of the folder
-/// `framework`, of .NET `major`.
+/// Makes the program `output` of the assembly `dll`, with the host of the single-file program
+/// `donor` and the assemblies of the folder `framework`, of .NET `major`.
 ///
 /// # Errors
 /// When something is not there, or not as expected.
-pub fn bundle(donor: &Path, framework: &Path, major: u32, dll: &Path, output: &Path) -> anyhow::Result<()> {
-    let read = |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+pub fn bundle(
+    donor: &Path,
+    framework: &Path,
+    major: u32,
+    dll: &Path,
+    output: &Path,
+) -> anyhow::Result<()> {
+    let read =
+        |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
     let donor = Bundle::read(read(donor)?).with_context(|| format!("{}", donor.display()))?;
     let stem = dll.file_stem().and_then(|name| name.to_str()).context("no name")?;
     let name = format!("{stem}.dll");
@@ -214,7 +227,8 @@ pub fn bundle(donor: &Path, framework: &Path, major: u32, dll: &Path, output: &P
         }
     }
     let version = format!("{major}.0.0");
-    let (target, program) = (format!(".NETCoreApp,Version=v{major}.0/linux-x64"), format!("{stem}/1.0.0"));
+    let (target, program) =
+        (format!(".NETCoreApp,Version=v{major}.0/linux-x64"), format!("{stem}/1.0.0"));
     let pack = format!("{FRAMEWORK}/{version}");
     let kind = |kind: &str| json!({ "type": kind, "serviceable": false, "sha512": "" });
     let deps = json!({
@@ -233,7 +247,8 @@ pub fn bundle(donor: &Path, framework: &Path, major: u32, dll: &Path, output: &P
         "configProperties": { "System.Globalization.Invariant": true },
     } });
     bundle.add(CONFIG, &format!("{stem}.runtimeconfig.json"), config.to_string().as_bytes());
-    fs::write(output, bundle.finish(stem)?).with_context(|| format!("cannot write {}", output.display()))?;
+    fs::write(output, bundle.finish(stem)?)
+        .with_context(|| format!("cannot write {}", output.display()))?;
     fs::set_permissions(output, fs::Permissions::from_mode(0o755))?;
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Whose turn it is: all tests begin at once and wait here. First come those that may run beside others, a few at a time, then those that must be
-//! alone, one after the other.
+//! Whose turn it is: all tests begin at once and wait here. First come those that may run beside
+//! others, a few at a time, then those that must be alone, one after the other.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -40,13 +40,15 @@ fn turns() -> MutexGuard<'static, Turns> {
     TURNS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Of those that may run beside others, how many do at a time: they wait most of the time, for what they record.
+/// Of those that may run beside others, how many do at a time: they wait most of the time, for what
+/// they record.
 fn most_beside() -> usize {
     thread::available_parallelism().map_or(1, |cpus| 2 * cpus.get()).min(8)
 }
 
-/// Waits until a test of this sort may run. Those alone come last: each would have to wait for all that run when it comes. The runner is told
-/// to begin all tests at once, so nobody waits for a test that has no thread yet.
+/// Waits until a test of this sort may run. Those alone come last: each would have to wait for all
+/// that run when it comes. The runner is told to begin all tests at once, so nobody waits for a
+/// test that has no thread yet.
 fn await_turn(sort: Sort) {
     let mut turns = turns();
     if sort == Sort::Beside {
@@ -81,7 +83,9 @@ pub(crate) fn take(name: &str, sort: Sort) -> Option<Turn> {
     await_turn(sort);
     if until().is_some_and(|until| until < SystemTime::now()) {
         end_turn(sort);
-        say(&format!("SKIPPED {name}: the time for tests is over on this machine (PERFUSION_TESTS_UNTIL)"));
+        say(&format!(
+            "SKIPPED {name}: the time for tests is over on this machine (PERFUSION_TESTS_UNTIL)"
+        ));
         return None;
     }
     running().insert(name.to_owned());
@@ -104,7 +108,8 @@ impl Drop for Turn {
     }
 }
 
-/// Past the capture of the test runner, so that nobody takes a skipped test for a passed one, on a line of its own, in one write.
+/// Past the capture of the test runner, so that nobody takes a skipped test for a passed one, on a
+/// line of its own, in one write.
 pub(crate) fn say(line: &str) {
     // Nothing to do if stderr is closed.
     std::io::stderr().write_all(format!("\n{line}\n").as_bytes()).ok();
@@ -116,8 +121,8 @@ fn until() -> Option<SystemTime> {
     SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds))
 }
 
-/// A test that hangs would take all words of the run with it when somebody ends that from outside: names those that have not ended, and
-/// ends it as failed.
+/// A test that hangs would take all words of the run with it when somebody ends that from outside:
+/// names those that have not ended, and ends it as failed.
 fn end_what_hangs() {
     /// More than any test takes on a slow machine.
     const AT_MOST: Duration = Duration::from_secs(120);
@@ -130,7 +135,8 @@ fn end_what_hangs() {
             }
             let names = running().iter().cloned().collect::<Vec<_>>().join(", ");
             say(&format!(
-                "FAILING: two minutes after the time for tests was over these have not ended: {names}"
+                "FAILING: two minutes after the time for tests was over these have not ended: \
+                 {names}"
             ));
             process::exit(101);
         });
@@ -157,7 +163,9 @@ mod tests {
                     await_turn(sort);
                     let now = running.fetch_add(1, Ordering::Relaxed) + 1;
                     thread::yield_now();
-                    assert!(sort == Sort::Beside || (now == 1 && running.load(Ordering::Relaxed) == 1));
+                    assert!(
+                        sort == Sort::Beside || (now == 1 && running.load(Ordering::Relaxed) == 1)
+                    );
                     most.fetch_max(now, Ordering::Relaxed);
                     running.fetch_sub(1, Ordering::Relaxed);
                     end_turn(sort);

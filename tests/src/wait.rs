@@ -1,4 +1,5 @@
-//! Waiting for conditions, and for child processes, with a deadline. The only `sleep` of the harness is the poll interval here.
+//! Waiting for conditions, and for child processes, with a deadline. The only `sleep` of the
+//! harness is the poll interval here.
 
 use std::io;
 use std::process::{Child, ExitStatus};
@@ -8,7 +9,8 @@ use std::time::{Duration, Instant};
 /// How often a condition is looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Polls `condition` until it gives a value, or fails with `what` when `deadline` has passed since the call.
+/// Polls `condition` until it gives a value, or fails with `what` when `deadline` has passed since
+/// the call.
 ///
 /// # Errors
 /// Names `what` and the time waited.
@@ -27,8 +29,8 @@ pub fn wait_until<T>(
     }
 }
 
-/// Lets `duration` of the workload's own time pass: for tests whose *subject* is time (a leak that ages, a minute before the
-/// profiler comes), never as a stand-in for a condition.
+/// Lets `duration` of the workload's own time pass: for tests whose *subject* is time (a leak that
+/// ages, a minute before the profiler comes), never as a stand-in for a condition.
 pub fn let_pass(duration: Duration) {
     thread::sleep(duration);
 }

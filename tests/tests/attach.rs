@@ -1,4 +1,5 @@
-//! Bringing the shim into processes and out of them again, against real runtimes, through the daemon's own functions.
+//! Bringing the shim into processes and out of them again, against real runtimes, through the
+//! daemon's own functions.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -46,7 +47,11 @@ impl Recorder {
     }
 
     fn with(settings: Settings) -> Self {
-        Self { settings, source: ShimSource::new(settings.owner, ShimLimits::default()), heard: Vec::new() }
+        Self {
+            settings,
+            source: ShimSource::new(settings.owner, ShimLimits::default()),
+            heard: Vec::new(),
+        }
     }
 
     fn attach(&mut self, pid: u32) {
@@ -60,7 +65,11 @@ impl Recorder {
     }
 
     /// Drains until an event satisfies `wanted`; its value.
-    fn hear<T>(&mut self, what: &str, wanted: impl Fn(u32, RegionId, &ShimEvent) -> Option<T>) -> T {
+    fn hear<T>(
+        &mut self,
+        what: &str,
+        wanted: impl Fn(u32, RegionId, &ShimEvent) -> Option<T>,
+    ) -> T {
         let mut seen = 0;
         wait_until(what, DEADLINE, || {
             self.drain();
@@ -79,7 +88,12 @@ impl Recorder {
     }
 
     fn counter(&self, name: &str) -> u64 {
-        self.source.counters().into_iter().find(|(n, _)| n == name).unwrap_or_else(|| panic!("no {name}")).1
+        self.source
+            .counters()
+            .into_iter()
+            .find(|(n, _)| n == name)
+            .unwrap_or_else(|| panic!("no {name}"))
+            .1
     }
 
     /// Waits for the instance's first words; its runtime's major version and its region.
@@ -109,7 +123,9 @@ impl Recorder {
             seen = self.heard.len();
             for event in new {
                 match &event.kind {
-                    EventKind::Shim { pid, event: ShimEvent::Allocation(allocation), .. } if *pid == of => {
+                    EventKind::Shim { pid, event: ShimEvent::Allocation(allocation), .. }
+                        if *pid == of =>
+                    {
                         let words = allocation.user.stack.chunks_exact(8);
                         words
                             .map(|word| u64::from_le_bytes(word.try_into().unwrap()))
@@ -140,7 +156,12 @@ impl Recorder {
     }
 
     fn detach(&mut self) {
-        assert_eq!(self.source.detach_all(), Vec::<u32>::new(), "still attached\n{:#?}", self.counters());
+        assert_eq!(
+            self.source.detach_all(),
+            Vec::<u32>::new(),
+            "still attached\n{:#?}",
+            self.counters()
+        );
         self.drain();
         let last = self.heard.last().unwrap();
         assert!(
@@ -170,16 +191,19 @@ fn region_mappings(pid: u32) -> usize {
     maps.lines().filter(|line| line.contains("/memfd:perfusion-shim")).count()
 }
 
-/// The runtime lets an instance go when no thread is inside one of its callbacks; it looks after 0.3 s, and again after 5 s.
+/// The runtime lets an instance go when no thread is inside one of its callbacks; it looks after
+/// 0.3 s, and again after 5 s.
 fn wait_for_regions(pid: u32, expected: usize) {
-    wait_until("instances to leave", DEADLINE, || (region_mappings(pid) == expected).then_some(())).unwrap();
+    wait_until("instances to leave", DEADLINE, || (region_mappings(pid) == expected).then_some(()))
+        .unwrap();
 }
 
 fn library_mapped(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/maps")).unwrap().contains(PREFIX)
 }
 
-/// Placed libraries below a process's root; of this test alone only where the process has both directories for itself ([`OWN_DIRECTORIES`]).
+/// Placed libraries below a process's root; of this test alone only where the process has both
+/// directories for itself ([`OWN_DIRECTORIES`]).
 fn libraries(pid: u32) -> Vec<PathBuf> {
     ["tmp", "dev/shm"]
         .iter()
@@ -191,9 +215,10 @@ fn libraries(pid: u32) -> Vec<PathBuf> {
         .collect()
 }
 
-/// A script that gives a program in a mount namespace of its own the directories where libraries are placed: tests beside this one place theirs
-/// in those of the host.
-const OWN_DIRECTORIES: &str = "mount -t tmpfs tmpfs /tmp; mount -t tmpfs tmpfs /dev/shm; exec \"$@\"";
+/// A script that gives a program in a mount namespace of its own the directories where libraries
+/// are placed: tests beside this one place theirs in those of the host.
+const OWN_DIRECTORIES: &str =
+    "mount -t tmpfs tmpfs /tmp; mount -t tmpfs tmpfs /dev/shm; exec \"$@\"";
 
 fn allocator(runtime: Runtime) -> Workload {
     Workload::dotnet(runtime, "allocator", &[]).unwrap()
@@ -242,11 +267,16 @@ fn attach_detach_and_attach_again(runtime: Runtime) {
         assert_eq!(u32::from(recorder.hello(app.pid()).0), runtime.major());
         recorder.resolves(app.pid(), "Allocator.Program.Make");
         recorder.detach();
-        // When a thread is inside one of our callbacks as the runtime looks, the runtime sleeps 5 s before it looks again.
-        wait_until("the region to be unmapped", DEADLINE, || (region_mappings(app.pid()) == 0).then_some(()))
-            .unwrap();
-        wait_until("the library to be unloaded", DEADLINE, || (!library_mapped(app.pid())).then_some(()))
-            .unwrap();
+        // When a thread is inside one of our callbacks as the runtime looks, the runtime sleeps 5 s
+        // before it looks again.
+        wait_until("the region to be unmapped", DEADLINE, || {
+            (region_mappings(app.pid()) == 0).then_some(())
+        })
+        .unwrap();
+        wait_until("the library to be unloaded", DEADLINE, || {
+            (!library_mapped(app.pid())).then_some(())
+        })
+        .unwrap();
         assert_eq!(recorder.regions().len(), 1);
     }
     app.stop().unwrap();
@@ -254,7 +284,8 @@ fn attach_detach_and_attach_again(runtime: Runtime) {
 
 on_runtimes!(attached_and_detached_again_and_again_under_load_it_survives: net10 Net10; long: net8 Net8, net9 Net9);
 
-/// Beside threads that allocate, throw and collect. Every other time the next one comes while the one before is still on its way out.
+/// Beside threads that allocate, throw and collect. Every other time the next one comes while the
+/// one before is still on its way out.
 fn attached_and_detached_again_and_again_under_load_it_survives(runtime: Runtime) {
     let name = format!("attach::attached_and_detached_again_and_again_under_load {runtime}");
     let needs = [&needs(runtime)[..], &[Need::C]].concat();
@@ -282,7 +313,8 @@ fn attached_and_detached_again_and_again_under_load_it_survives(runtime: Runtime
     let mut early = None;
     for time in 0..times {
         let mut recorder = Recorder::new();
-        // Hundreds in a row, beside all that the app maps and unmaps, may be more than a machine without a CPU to spare answers in time.
+        // Hundreds in a row, beside all that the app maps and unmaps, may be more than a machine
+        // without a CPU to spare answers in time.
         wait_until("an attach", DEADLINE, || match attach(pid, recorder.settings) {
             Err(error @ AttachError::HeldUp { .. }) => {
                 println!("{name}: {error}");
@@ -304,14 +336,21 @@ fn attached_and_detached_again_and_again_under_load_it_survives(runtime: Runtime
             early = early.or((time >= 10).then_some(now));
         }
     }
-    wait_until("the library to be unloaded", DEADLINE, || (!library_mapped(pid)).then_some(())).unwrap();
+    wait_until("the library to be unloaded", DEADLINE, || (!library_mapped(pid)).then_some(()))
+        .unwrap();
     drop(end);
     let (app, rounds) = load.join().unwrap();
     let now = Holdings::of(pid);
-    println!("{name}: {times} times in {:.1?}, {rounds} rounds of the app, {now:?}", begun.elapsed());
+    println!(
+        "{name}: {times} times in {:.1?}, {rounds} rounds of the app, {now:?}",
+        begun.elapsed()
+    );
     if let Some(early) = early {
         // Threads of its pool come and go; 490 times of one each would be more.
-        assert!(now.files < early.files + 50 && now.threads < early.threads + 50, "{early:?}, then {now:?}");
+        assert!(
+            now.files < early.files + 50 && now.threads < early.threads + 50,
+            "{early:?}, then {now:?}"
+        );
     }
     let truth = app.stop().unwrap();
     assert_eq!((&truth["rounds"], &truth["mistakes"]), (&json!(rounds), &json!(0)), "{truth}");
@@ -352,7 +391,9 @@ impl Drop for OnDrop {
 
 #[test]
 fn another_mount_namespace_with_its_own_tmp_is_reached() {
-    let Some(_turn) = begin_beside("attach::another_mount_namespace", &needs(Runtime::Net9)) else { return };
+    let Some(_turn) = begin_beside("attach::another_mount_namespace", &needs(Runtime::Net9)) else {
+        return;
+    };
     let app = allocator_in(Runtime::Net9, &["-m"], OWN_DIRECTORIES).start().unwrap();
     let mut recorder = Recorder::new();
     recorder.attach(app.pid());
@@ -366,14 +407,18 @@ fn another_mount_namespace_with_its_own_tmp_is_reached() {
 fn a_user_namespace_that_does_not_know_root_is_reached() {
     let needs = [&needs(Runtime::Net9)[..], &[Need::Program("setpriv")]].concat();
     let Some(_turn) = begin_beside("attach::a_user_namespace", &needs) else { return };
-    // The sources and the runtime must be readable for that user: a precondition of the test, not of the attach.
+    // The sources and the runtime must be readable for that user: a precondition of the test, not
+    // of the attach.
     let mut workload = Workload::program("setpriv");
-    for word in ["--reuid=1000", "--regid=1000", "--clear-groups", "unshare", "-Ur", "-m", "sh", "-ec"] {
+    for word in
+        ["--reuid=1000", "--regid=1000", "--clear-groups", "unshare", "-Ur", "-m", "sh", "-ec"]
+    {
         workload = workload.arg(word);
     }
     workload = workload.arg(OWN_DIRECTORIES).arg("sh");
     let command = allocator(Runtime::Net9).command_line();
-    let app = command.into_iter().fold(workload, |workload, word| workload.arg(word)).start().unwrap();
+    let app =
+        command.into_iter().fold(workload, |workload, word| workload.arg(word)).start().unwrap();
     let mut recorder = Recorder::new();
     recorder.attach(app.pid());
     recorder.resolves(app.pid(), "Allocator.Program.Make");
@@ -384,19 +429,26 @@ fn a_user_namespace_that_does_not_know_root_is_reached() {
 
 #[test]
 fn a_time_namespace_with_an_offset_has_its_events_when_they_were() {
-    let Some(_turn) = begin_beside("attach::a_time_namespace", &needs(Runtime::Net9)) else { return };
-    // Its clocks are a day ahead of the host's. `unshare` becomes the program's parent: only a child is in the new namespace.
+    let Some(_turn) = begin_beside("attach::a_time_namespace", &needs(Runtime::Net9)) else {
+        return;
+    };
+    // Its clocks are a day ahead of the host's. `unshare` becomes the program's parent: only a
+    // child is in the new namespace.
     let day = "86400";
     let mut workload = Workload::program("unshare");
     for word in ["--time", "--monotonic", day, "--boottime", day, "--fork", "--kill-child"] {
         workload = workload.arg(word);
     }
     let command = allocator(Runtime::Net9).command_line();
-    let app = command.into_iter().fold(workload, |workload, word| workload.arg(word)).start().unwrap();
+    let app =
+        command.into_iter().fold(workload, |workload, word| workload.arg(word)).start().unwrap();
     let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", app.pid())).unwrap();
     let pid: u32 = children.trim().parse().unwrap();
     let offsets = fs::read_to_string(format!("/proc/{pid}/timens_offsets")).unwrap();
-    assert!(offsets.lines().any(|line| line.starts_with("monotonic") && line.contains(day)), "{offsets}");
+    assert!(
+        offsets.lines().any(|line| line.starts_with("monotonic") && line.contains(day)),
+        "{offsets}"
+    );
     let (profile, outcome) = record_pid(pid, Duration::from_secs(2), &[]).unwrap();
     let allocated = profile.sum("alloc_space", |sample| sample.has("Allocator.Program.Make"));
     assert!(allocated > 0, "{}", outcome.stderr);
@@ -407,7 +459,9 @@ fn a_time_namespace_with_an_offset_has_its_events_when_they_were() {
 
 #[test]
 fn a_tmp_without_exec_sends_the_library_elsewhere() {
-    let Some(_turn) = begin_beside("attach::a_tmp_without_exec", &needs(Runtime::Net9)) else { return };
+    let Some(_turn) = begin_beside("attach::a_tmp_without_exec", &needs(Runtime::Net9)) else {
+        return;
+    };
     let script = "mount -t tmpfs -o noexec tmpfs /tmp; mount -t tmpfs tmpfs /dev/shm; exec \"$@\"";
     let app = allocator_in(Runtime::Net9, &["-m"], script).start().unwrap();
     let mut recorder = Recorder::new();
@@ -420,19 +474,26 @@ fn a_tmp_without_exec_sends_the_library_elsewhere() {
 
 #[test]
 fn nowhere_to_place_the_library_is_said_directory_by_directory() {
-    let Some(_turn) = begin_beside("attach::nowhere_to_place", &needs(Runtime::Net9)) else { return };
-    let script = "mount -t tmpfs -o noexec tmpfs /tmp; mount -t tmpfs -o noexec tmpfs /dev/shm; exec \"$@\"";
+    let Some(_turn) = begin_beside("attach::nowhere_to_place", &needs(Runtime::Net9)) else {
+        return;
+    };
+    let script =
+        "mount -t tmpfs -o noexec tmpfs /tmp; mount -t tmpfs -o noexec tmpfs /dev/shm; exec \"$@\"";
     let app = allocator_in(Runtime::Net9, &["-m"], script).start().unwrap();
     let error = attach(app.pid(), Recorder::new().settings).unwrap_err();
     assert!(matches!(error, AttachError::Place(_)), "{error}");
     let text = error.to_string();
-    assert!(text.contains("/tmp: mounted noexec") && text.contains("/dev/shm: mounted noexec"), "{text}");
+    assert!(
+        text.contains("/tmp: mounted noexec") && text.contains("/dev/shm: mounted noexec"),
+        "{text}"
+    );
     app.stop().unwrap();
 }
 
 #[test]
 fn thread_ids_of_a_pid_namespace_are_the_hosts() {
-    let Some(_turn) = begin_beside("attach::thread_ids_of_a_pid_namespace", &needs(Runtime::Net9)) else {
+    let Some(_turn) = begin_beside("attach::thread_ids_of_a_pid_namespace", &needs(Runtime::Net9))
+    else {
         return;
     };
     let flags = ["-p", "-f", "--mount-proc", "--kill-child"];
@@ -446,7 +507,10 @@ fn thread_ids_of_a_pid_namespace_are_the_hosts() {
     let tid = recorder.allocation(pid);
     let comm = fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm")).unwrap();
     // The shim's own threads run a little managed code when a session starts.
-    assert!(["alloc-", ".NET", "perfusion"].iter().any(|own| comm.starts_with(own)), "{tid}: {comm}");
+    assert!(
+        ["alloc-", ".NET", "perfusion"].iter().any(|own| comm.starts_with(own)),
+        "{tid}: {comm}"
+    );
     recorder.detach();
     app.stop().unwrap();
 }
@@ -489,7 +553,8 @@ fn sample(event: &Event) -> Option<u64> {
 
 #[test]
 fn a_dead_recorders_instance_is_told_to_leave_by_the_next() {
-    let Some(_turn) = begin_beside("attach::a_dead_recorders_instance", &needs(Runtime::Net9)) else {
+    let Some(_turn) = begin_beside("attach::a_dead_recorders_instance", &needs(Runtime::Net9))
+    else {
         return;
     };
     let app = allocator(Runtime::Net9).start().unwrap();
@@ -547,12 +612,12 @@ fn a_recorder_that_goes_without_something_else_has_another_session() {
         app.perform("throw").unwrap();
         app.perform("contend").unwrap();
         // The thread that waits has thrown before.
-        recorder
-            .hear("a wait for a lock", |_, _, event| matches!(event, ShimEvent::Contention(_)).then_some(()));
-        let thrown = recorder
-            .heard
-            .iter()
-            .any(|event| matches!(&event.kind, EventKind::Shim { event: ShimEvent::Exception(_), .. }));
+        recorder.hear("a wait for a lock", |_, _, event| {
+            matches!(event, ShimEvent::Contention(_)).then_some(())
+        });
+        let thrown = recorder.heard.iter().any(|event| {
+            matches!(&event.kind, EventKind::Shim { event: ShimEvent::Exception(_), .. })
+        });
         assert_eq!(thrown, exceptions, "session {session}");
     }
     recorder.detach();
@@ -563,9 +628,11 @@ fn a_recorder_that_goes_without_something_else_has_another_session() {
 fn diagnostics_switched_off_is_a_reason_with_the_variables_name() {
     let needs = [Need::Root, Need::Clr(Runtime::Net9)];
     let Some(_turn) = begin_beside("attach::diagnostics_switched_off", &needs) else { return };
-    for variable in
-        ["DOTNET_EnableDiagnostics", "DOTNET_EnableDiagnostics_IPC", "DOTNET_EnableDiagnostics_Profiler"]
-    {
+    for variable in [
+        "DOTNET_EnableDiagnostics",
+        "DOTNET_EnableDiagnostics_IPC",
+        "DOTNET_EnableDiagnostics_Profiler",
+    ] {
         let app = allocator(Runtime::Net9).env(variable, "0").start().unwrap();
         let inspection = policy::inspect(&Target::open(app.pid()).unwrap(), None).unwrap();
         assert_eq!(inspection.why_not, Some(WhyNot::DiagnosticsOff(variable.to_owned())));
@@ -573,11 +640,13 @@ fn diagnostics_switched_off_is_a_reason_with_the_variables_name() {
     }
 }
 
-/// A process that ends waits for last questions, but not for its whole patience when the recorder is awake. The first and the last thing its
-/// shim says of the end have the times of it.
+/// A process that ends waits for last questions, but not for its whole patience when the recorder
+/// is awake. The first and the last thing its shim says of the end have the times of it.
 #[test]
 fn the_end_of_a_process_is_held_up_no_longer_than_an_awake_recorder_needs() {
-    let Some(_turn) = begin_beside("attach::the_end_is_held_up", &needs(Runtime::Net10)) else { return };
+    let Some(_turn) = begin_beside("attach::the_end_is_held_up", &needs(Runtime::Net10)) else {
+        return;
+    };
     let held_up = || {
         let app = allocator(Runtime::Net10).start().unwrap();
         let mut recorder = Recorder::new();
@@ -604,8 +673,7 @@ fn the_end_of_a_process_is_held_up_no_longer_than_an_awake_recorder_needs() {
         stop.join().unwrap();
         recorder.drain();
         let times = |wanted: fn(&ShimEvent) -> bool| {
-            let of =
-                move |event: &&Event| matches!(&event.kind, EventKind::Shim { event, .. } if wanted(event));
+            let of = move |event: &&Event| matches!(&event.kind, EventKind::Shim { event, .. } if wanted(event));
             recorder.heard.iter().filter(of).map(|event| event.time.0).collect::<Vec<_>>()
         };
         let marks = times(|event| matches!(event, ShimEvent::Mark));
@@ -613,7 +681,8 @@ fn the_end_of_a_process_is_held_up_no_longer_than_an_awake_recorder_needs() {
         assert!(!marks.is_empty() && bye.len() == 1, "{marks:?} {bye:?}");
         Duration::from_nanos(bye[0] - marks[0])
     };
-    // A busy machine makes it longer: one of three is enough to show that it is not the whole patience of 45 ms.
+    // A busy machine makes it longer: one of three is enough to show that it is not the whole
+    // patience of 45 ms.
     let found: Vec<Duration> = (0..3).map(|_| held_up()).collect();
     println!("the end was held up for {found:?}");
     assert!(found.iter().any(|time| *time < Duration::from_millis(40)), "{found:?}");
@@ -629,10 +698,12 @@ fn a_killed_app_gives_what_it_had_written() {
     recorder.allocation(pid);
     app.signal(Signal::KILL).unwrap();
     app.await_exit(DEADLINE).unwrap();
-    recorder.hear("Bye", |of, _, event| (of == pid && matches!(event, ShimEvent::Bye)).then_some(()));
-    let (written, read) = (recorder.counter("shim_records_written"), recorder.counter("shim_records_read"));
-    // A record that was reserved but not finished when the process died is counted by neither side but as a hole; its writers were at
-    // most the four threads and the shim's own.
+    recorder
+        .hear("Bye", |of, _, event| (of == pid && matches!(event, ShimEvent::Bye)).then_some(()));
+    let (written, read) =
+        (recorder.counter("shim_records_written"), recorder.counter("shim_records_read"));
+    // A record that was reserved but not finished when the process died is counted by neither side
+    // but as a hole; its writers were at most the four threads and the shim's own.
     assert!(
         read <= written + 5 && read + recorder.counter("shim_holes") * 5 >= written,
         "{:#?}",
@@ -643,7 +714,9 @@ fn a_killed_app_gives_what_it_had_written() {
 
 #[test]
 fn a_program_started_with_the_shim_is_heard_from_its_start() {
-    let Some(_turn) = begin_beside("attach::a_program_started_with_the_shim", &needs(Runtime::Net9)) else {
+    let Some(_turn) =
+        begin_beside("attach::a_program_started_with_the_shim", &needs(Runtime::Net9))
+    else {
         return;
     };
     let mut recorder = Recorder::new();
@@ -667,8 +740,9 @@ fn a_program_started_with_the_shim_is_heard_from_its_start() {
     app.stop().unwrap();
 }
 
-/// What the library's path is to the processes of a recording is what it must be to nobody else: not while they live, whatever their `TMPDIR`
-/// is, and not after the recorder, whose file has gone while their environment still names it.
+/// What the library's path is to the processes of a recording is what it must be to nobody else:
+/// not while they live, whatever their `TMPDIR` is, and not after the recorder, whose file has gone
+/// while their environment still names it.
 #[test]
 fn nobody_else_can_use_the_path_that_a_started_program_hands_on() {
     let needs = [Need::Root, Need::Shim, Need::Program("setpriv")];
@@ -681,7 +755,8 @@ fn nobody_else_can_use_the_path_that_a_started_program_hands_on() {
     let script = "printenv CORECLR_NOTIFICATION_PROFILERS > \"$1\"";
     let mut command = system_tests::perfusion::command(["record", "-o"]);
     command.arg(scratch.path("x.pb.gz")).args(["--", "/bin/sh", "-c", script, "sh"]).arg(&seen);
-    let outcome = system_tests::perfusion::run(command.env("TMPDIR", &temporary), DEADLINE).unwrap();
+    let outcome =
+        system_tests::perfusion::run(command.env("TMPDIR", &temporary), DEADLINE).unwrap();
     assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
     let list = fs::read_to_string(&seen).unwrap();
     let path = PathBuf::from(list.split_once('=').unwrap().0);
@@ -695,7 +770,8 @@ fn nobody_else_can_use_the_path_that_a_started_program_hands_on() {
     }
 }
 
-/// A runtime on musl cannot be had for this test: this one is on glibc, and has something mapped that bears the name of musl's loader.
+/// A runtime on musl cannot be had for this test: this one is on glibc, and has something mapped
+/// that bears the name of musl's loader.
 #[test]
 fn a_runtime_on_musl_is_left_alone_and_why() {
     let needs = [&needs(Runtime::Net10)[..], &[Need::C]].concat();
@@ -716,15 +792,19 @@ fn a_runtime_on_musl_is_left_alone_and_why() {
 
 #[test]
 fn a_tmpdir_of_somebody_else_is_not_used() {
-    let Some(_turn) = begin_beside("attach::a_tmpdir_of_somebody_else", &[Need::Root]) else { return };
+    let Some(_turn) = begin_beside("attach::a_tmpdir_of_somebody_else", &[Need::Root]) else {
+        return;
+    };
     let scratch = Scratch::new().unwrap();
     let temporary = scratch.path("tmp");
     fs::create_dir(&temporary).unwrap();
     let place_of = |uid: u32| {
         std::os::unix::fs::chown(&temporary, Some(uid), None).unwrap();
-        let app = Workload::program("/bin/sleep").arg("600").env("TMPDIR", &temporary).spawn().unwrap();
+        let app =
+            Workload::program("/bin/sleep").arg("600").env("TMPDIR", &temporary).spawn().unwrap();
         let target = Target::open(app.pid()).unwrap();
-        wait_until("its environment", DEADLINE, || target.environment("TMPDIR").ok().flatten()).unwrap();
+        wait_until("its environment", DEADLINE, || target.environment("TMPDIR").ok().flatten())
+            .unwrap();
         let placed = place::place(&target, b"x").unwrap();
         Path::new(placed.path()).parent().unwrap().to_owned()
     };
@@ -758,8 +838,8 @@ fn no_such_process_is_told_so() {
     assert!(matches!(error, AttachError::NoSuchProcess { .. }), "{error}");
 }
 
-/// A process that offers so many regions made for the recorder with this number, with full rings of so many units: collections' ends, which
-/// have the numbers from 0 on. Then it waits.
+/// A process that offers so many regions made for the recorder with this number, with full rings of
+/// so many units: collections' ends, which have the numbers from 0 on. Then it waits.
 const FULL: &str = r#"
 import fcntl, mmap, os, struct, sys, time
 owner, count, units, version, committed = (int(word) for word in sys.argv[1:])
@@ -802,7 +882,8 @@ fn full_regions(recorder: &Recorder, count: u32, units: u32) -> App {
 
 #[test]
 fn a_process_that_offers_many_regions_has_a_few_read() {
-    let Some(_turn) = begin_beside("attach::many_regions", &[Need::Root, Need::Program("python3")]) else {
+    let Some(_turn) = begin_beside("attach::many_regions", &[Need::Root, Need::Program("python3")])
+    else {
         return;
     };
     let mut recorder = Recorder::new();
@@ -814,8 +895,8 @@ fn a_process_that_offers_many_regions_has_a_few_read() {
     assert_eq!(recorder.heard.len(), 4 * MIN_UNITS as usize);
 }
 
-/// A process of 65,000 mappings, whose list takes tens of milliseconds to read: in its first second it is looked at 50 times when it is like
-/// others.
+/// A process of 65,000 mappings, whose list takes tens of milliseconds to read: in its first second
+/// it is looked at 50 times when it is like others.
 #[test]
 fn a_process_with_many_mappings_has_a_small_part_of_the_collectors_time() {
     const MANY: &str = r#"
@@ -830,7 +911,9 @@ for page in range(0, 65000, 2):
 print("ready {}", flush=True)
 time.sleep(600)
 "#;
-    let Some(_turn) = begin_beside("attach::many_mappings", &[Need::Root, Need::Program("python3")]) else {
+    let Some(_turn) =
+        begin_beside("attach::many_mappings", &[Need::Root, Need::Program("python3")])
+    else {
         return;
     };
     let app = Workload::program("python3").arg("-c").arg(MANY).start().unwrap();
@@ -853,7 +936,8 @@ time.sleep(600)
 
 #[test]
 fn the_last_words_of_a_process_are_read_whole_but_not_at_once() {
-    let Some(_turn) = begin_beside("attach::last_words", &[Need::Root, Need::Program("python3")]) else {
+    let Some(_turn) = begin_beside("attach::last_words", &[Need::Root, Need::Program("python3")])
+    else {
         return;
     };
     let mut recorder = Recorder::new();
@@ -866,7 +950,9 @@ fn the_last_words_of_a_process_are_read_whole_but_not_at_once() {
     app.signal(Signal::KILL).unwrap();
     app.await_exit(DEADLINE).unwrap();
     let (mut ends, mut rounds) = (0, 0);
-    let is_end = |event: &Event| matches!(event.kind, EventKind::Shim { event: ShimEvent::GcEnd { .. }, .. });
+    let is_end = |event: &Event| {
+        matches!(event.kind, EventKind::Shim { event: ShimEvent::GcEnd { .. }, .. })
+    };
     wait_until("the regions to be given up", DEADLINE, || {
         ends += recorder.heard.drain(..).filter(is_end).count();
         recorder.drain();
@@ -880,8 +966,9 @@ fn the_last_words_of_a_process_are_read_whole_but_not_at_once() {
     assert!(rounds >= 16, "{rounds}");
 }
 
-/// A process that offers a region of its own making and, once it is told `lie`, scribbles over it for as long as it lives. Arguments: seals (a sum of `F_SEAL_*`),
-/// bytes, whether the header is a good one, and for it the recorder's number and the version.
+/// A process that offers a region of its own making and, once it is told `lie`, scribbles over it
+/// for as long as it lives. Arguments: seals (a sum of `F_SEAL_*`), bytes, whether the header is a
+/// good one, and for it the recorder's number and the version.
 const LIAR: &str = r#"
 import fcntl, mmap, os, random, struct, sys
 seals, size, honest_header = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "good"
@@ -940,13 +1027,16 @@ fn a_lying_process_is_given_up_and_the_others_lose_nothing() {
     })
     .collect();
     recorder.attach(app.pid());
-    // All that the honest one has told of, and what the others have said while somebody listened to them.
+    // All that the honest one has told of, and what the others have said while somebody listened to
+    // them.
     let mut heard = [0, 0];
     let listen = |recorder: &mut Recorder, heard: &mut [u64; 2]| {
         recorder.drain();
         for event in recorder.heard.drain(..) {
             match event.kind {
-                EventKind::Shim { pid, event: ShimEvent::Allocation(_), .. } if pid == app.pid() => {
+                EventKind::Shim { pid, event: ShimEvent::Allocation(_), .. }
+                    if pid == app.pid() =>
+                {
                     heard[0] += 1;
                 }
                 EventKind::Shim { pid, .. } if pid != app.pid() => heard[1] += 1,

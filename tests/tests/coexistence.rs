@@ -16,13 +16,18 @@ const LENGTH: Duration = Duration::from_secs(4);
 /// The profile's bytes and the app's own.
 fn assert_counted_once(what: &str, profile: &Profile, heard: &Heard) {
     let counted = profile.sum("alloc_space", |_| true) as f64;
-    // Each hears its own session only. On a runtime where that is not so, what follows tells whether repeats are dropped.
+    // Each hears its own session only. On a runtime where that is not so, what follows tells
+    // whether repeats are dropped.
     for repeats in ["shim_allocation_repeats", "shim_gc_repeats", "shim_runtime_repeats"] {
         assert_eq!(profile.counter(repeats), Some(0), "{what}: {repeats}");
     }
     heard.assert_holds(profile, counted, format_args!("{what}: {:#?}", profile.comments));
     let stacks = profile.sum("alloc_space", |sample| sample.has("Allocator.Program.Make"));
-    assert!(stacks as f64 > counted * 0.9, "{what}: stacks:\n{}", profile.describe("alloc_space", |_| true));
+    assert!(
+        stacks as f64 > counted * 0.9,
+        "{what}: stacks:\n{}",
+        profile.describe("alloc_space", |_| true)
+    );
 }
 
 #[test]
@@ -38,7 +43,10 @@ fn another_profilers_own_session_doubles_nothing(runtime: Runtime) {
 
 fn beside_a_main_profiler(runtime: Runtime, session: &str) {
     let name = format!("coexistence::main_slot {runtime} session={session}");
-    let Some(_turn) = begin_beside(&name, &[RECORD, &[Need::Clr(runtime), Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside(&name, &[RECORD, &[Need::Clr(runtime), Need::C]].concat())
+    else {
+        return;
+    };
     let scratch = Scratch::new().unwrap();
     let counts = scratch.path("counts.json");
     let library = compile_c("main_profiler", "main_profiler.so", &["-shared", "-fPIC"]).unwrap();
@@ -72,16 +80,23 @@ fn two_recorders_on_one_process_both_get_complete_files() {
         assert_counted_once(&outcome.stderr, profile, &heard);
         let samples = |fits: &dyn Fn(&Sample) -> bool| profile.sum("samples", fits);
         let (all, unnamed) = (samples(&|_| true), samples(&|sample| sample.has("[managed]")));
-        // Code that ran once, while the session started, may be past when its question is sent: as in the tests of names.
-        assert!(unnamed <= 2 + all / 100, "{}", profile.describe("cpu", |sample| sample.has("[managed]")));
+        // Code that ran once, while the session started, may be past when its question is sent: as
+        // in the tests of names.
+        assert!(
+            unnamed <= 2 + all / 100,
+            "{}",
+            profile.describe("cpu", |sample| sample.has("[managed]"))
+        );
     }
 }
 
-/// A tool that a program waits for as it starts, and that takes longer than any program does to start by itself. The library comes with the program's
-/// environment, once the tool has let go: a second one, loaded because the first did not come, would tell of all of it once more.
+/// A tool that a program waits for as it starts, and that takes longer than any program does to
+/// start by itself. The library comes with the program's environment, once the tool has let go: a
+/// second one, loaded because the first did not come, would tell of all of it once more.
 #[test]
 fn a_program_that_waits_for_a_tool_as_it_starts_is_told_of_once() {
-    let Some(_turn) = begin_beside("coexistence::waits_for_a_tool", &record_on(Runtime::Net10)) else {
+    let Some(_turn) = begin_beside("coexistence::waits_for_a_tool", &record_on(Runtime::Net10))
+    else {
         return;
     };
     const OBJECTS: i64 = 1_000_000;
@@ -110,6 +125,10 @@ fn a_program_that_waits_for_a_tool_as_it_starts_is_told_of_once() {
     let profile = Profile::read(&file).unwrap();
     let made = profile.sum("alloc_objects", |sample| sample.label("type") == "Family.Small");
     // Of 24 MB one sample each 100 KiB: some 230, give or take 15.
-    assert!((OBJECTS * 7 / 10..OBJECTS * 13 / 10).contains(&made), "{made} of {OBJECTS}: {}", outcome.stderr);
+    assert!(
+        (OBJECTS * 7 / 10..OBJECTS * 13 / 10).contains(&made),
+        "{made} of {OBJECTS}: {}",
+        outcome.stderr
+    );
     assert_eq!(profile.counter("shim_sessions_started"), Some(1), "{:#?}", profile.comments);
 }

@@ -1,4 +1,5 @@
-//! `perfusion daemon`: windows, one profile per service, the policy of attaching, reloads, its end, and what it says over HTTP.
+//! `perfusion daemon`: windows, one profile per service, the policy of attaching, reloads, its end,
+//! and what it says over HTTP.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -56,10 +57,12 @@ fn profiles(scratch: &Scratch, service: &str) -> Vec<Profile> {
 }
 
 pub(crate) fn has_shim(pid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("perfusion-shim"))
+    fs::read_to_string(format!("/proc/{pid}/maps"))
+        .is_ok_and(|maps| maps.contains("perfusion-shim"))
 }
 
-/// `report` of several windows has the sum of what happened in them, and of what is alive the last one's.
+/// `report` of several windows has the sum of what happened in them, and of what is alive the last
+/// one's.
 fn one_report_of_them_all(scratch: &Scratch, service: &str) {
     let files = files(scratch, service);
     let read: Vec<Profile> = files.iter().map(|file| Profile::read(file).unwrap()).collect();
@@ -74,14 +77,20 @@ fn one_report_of_them_all(scratch: &Scratch, service: &str) {
         [("cpu", false), ("blocked", false), ("alloc_space", false), ("inuse_space", true)]
     {
         let folded = report(&["--format", "folded", "--idle", "--type", column]);
-        let shown: i64 =
-            folded.lines().map(|line| line.rsplit_once(' ').unwrap().1.parse::<i64>().unwrap()).sum();
+        let shown: i64 = folded
+            .lines()
+            .map(|line| line.rsplit_once(' ').unwrap().1.parse::<i64>().unwrap())
+            .sum();
         let counted = if last_only { &read[read.len() - 1..] } else { &read[..] };
         let sum: i64 = counted.iter().map(|profile| profile.sum(column, |_| true)).sum();
         assert_eq!(shown, sum, "{column} of {} files", files.len());
     }
     let by_window = report(&["--type", "cpu", "--by", "window"]);
-    assert_eq!(by_window.lines().filter(|line| line.ends_with('Z')).count(), files.len(), "{by_window}");
+    assert_eq!(
+        by_window.lines().filter(|line| line.ends_with('Z')).count(),
+        files.len(),
+        "{by_window}"
+    );
 }
 
 #[test]
@@ -101,7 +110,8 @@ fn each_window_has_a_profile_of_each_service_and_processes_are_attached_as_the_p
     }
     let daemon = daemon(&scratch, &[]);
 
-    let named = |profile: &Profile| profile.functions().iter().any(|name| name.contains("CallHeavy"));
+    let named =
+        |profile: &Profile| profile.functions().iter().any(|name| name.contains("CallHeavy"));
     wait_until("three profiles of the service, the last with managed names", DEADLINE, || {
         let profiles = profiles(&scratch, "orders");
         (profiles.len() >= 3 && profiles.last().is_some_and(named)).then_some(())
@@ -115,7 +125,10 @@ fn each_window_has_a_profile_of_each_service_and_processes_are_attached_as_the_p
     let windows = profiles(&scratch, "orders");
     for pair in windows.windows(2) {
         // The wall clock is asked when a window is over, which takes a CPU.
-        assert!(pair[0].time_ns + pair[0].duration_ns <= pair[1].time_ns + 500_000_000, "they overlap");
+        assert!(
+            pair[0].time_ns + pair[0].duration_ns <= pair[1].time_ns + 500_000_000,
+            "they overlap"
+        );
     }
     for profile in &windows {
         let by_thread = profile.sum_by("wall", "thread_name");
@@ -166,15 +179,18 @@ fn metrics_and_health_are_told_over_http_and_a_second_daemon_is_refused() {
     };
     let value = |name: &str| {
         let text = get("/metrics");
-        let line =
-            text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ').map(str::to_owned));
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' ').map(str::to_owned));
         line.and_then(|value| value.parse::<f64>().ok())
     };
     let samples = wait_until("samples in the metrics", DEADLINE, || {
         value("perfusion_cpu_samples_total").filter(|samples| *samples > 0.0)
     });
     assert!(samples.is_ok(), "{}", get("/metrics"));
-    assert!(get("/healthz").starts_with("HTTP/1.1 200") && get("/readyz").starts_with("HTTP/1.1 200"));
+    assert!(
+        get("/healthz").starts_with("HTTP/1.1 200") && get("/readyz").starts_with("HTTP/1.1 200")
+    );
 
     let mut second = perfusion::command(["daemon", "--config"]);
     second.arg(scratch.path("perfusion.yaml"));
@@ -190,7 +206,10 @@ fn metrics_and_health_are_told_over_http_and_a_second_daemon_is_refused() {
     })
     .unwrap();
     // It is not ready from the moment on when it begins to end the recording.
-    wait_until("the kernel to be left", DEADLINE, || programs(first.pid()).is_empty().then_some(())).unwrap();
+    wait_until("the kernel to be left", DEADLINE, || {
+        programs(first.pid()).is_empty().then_some(())
+    })
+    .unwrap();
     fs::remove_file(&switch).unwrap();
     wait_until("the recording to begin again", DEADLINE, || {
         get("/readyz").starts_with("HTTP/1.1 200").then_some(())
@@ -201,15 +220,16 @@ fn metrics_and_health_are_told_over_http_and_a_second_daemon_is_refused() {
     let story = ["a recording begins", "switched off", "a recording begins", "told to end"];
     let mut rest = said.as_str();
     for line in story {
-        rest = rest.split_once(line).unwrap_or_else(|| panic!("no `{line}` in its place: {said}")).1;
+        rest =
+            rest.split_once(line).unwrap_or_else(|| panic!("no `{line}` in its place: {said}")).1;
     }
 }
 
 /// Descriptors of eBPF programs a process holds.
 fn programs(pid: u32) -> Vec<String> {
     let entries = fs::read_dir(Path::new("/proc").join(pid.to_string()).join("fd")).unwrap();
-    let links =
-        entries.filter_map(|entry| Some(fs::read_link(entry.ok()?.path()).ok()?.display().to_string()));
+    let links = entries
+        .filter_map(|entry| Some(fs::read_link(entry.ok()?.path()).ok()?.display().to_string()));
     links.filter(|link| link.contains("bpf-prog")).collect()
 }
 
@@ -218,11 +238,16 @@ fn leaks_are_told_from_caches_by_the_daemons_files() {
     let needs = [RECORD_NET9, &[Need::Cgroup2]].concat();
     let Some(_turn) = begin_beside("daemon: leaks of files", &needs) else { return };
     let scratch = Scratch::new().unwrap();
-    // The verdict leak takes a minute (tests/memory.rs); a cache of five seconds shows in some windows.
+    // The verdict leak takes a minute (tests/memory.rs); a cache of five seconds shows in some
+    // windows.
     let name = "perfusion-test-leaks";
     configuration(&scratch, name, "2s", "listed");
     let app = |name: &str| {
-        Workload::dotnet(Runtime::Net9, "leaks", &[]).unwrap().env("OTEL_SERVICE_NAME", name).spawn().unwrap()
+        Workload::dotnet(Runtime::Net9, "leaks", &[])
+            .unwrap()
+            .env("OTEL_SERVICE_NAME", name)
+            .spawn()
+            .unwrap()
     };
     let mut apps = [app("orders"), app("stock")];
     let group = group(name).unwrap();
@@ -250,8 +275,9 @@ fn leaks_are_told_from_caches_by_the_daemons_files() {
         if files.len() < 8 {
             return None;
         }
-        text =
-            perfusion::run(perfusion::command(["leaks", "-n", "100"]).args(&files), DEADLINE).unwrap().stdout;
+        text = perfusion::run(perfusion::command(["leaks", "-n", "100"]).args(&files), DEADLINE)
+            .unwrap()
+            .stdout;
         let refreshed = |pid: u32| {
             text.contains(&format!(
                 "\ncache refreshed: Leaks.Cached[] at Leaks.Program.Refresh() [leaks {pid}]"

@@ -1,4 +1,5 @@
-//! Show 9: the app dies in mid-recording; the file is written all the same and every loss is accounted for.
+//! Show 9: the app dies in mid-recording; the file is written all the same and every loss is
+//! accounted for.
 
 use std::time::Duration;
 
@@ -56,15 +57,20 @@ fn dies_of(how: &str, end: impl FnOnce(&mut App)) {
     assert_losses_add_up(&profile, &outcome.stderr, 4);
 }
 
-/// `in_flight`: how many threads can have been killed between counting a sample and claiming its place in the ring: that one is counted and
-/// nowhere, and the line calls it unaccounted.
+/// `in_flight`: how many threads can have been killed between counting a sample and claiming its
+/// place in the ring: that one is counted and nowhere, and the line calls it unaccounted.
 ///
-/// Each stage: in = out + Σ dropped by cause (D11), as the loss line says it: `cpu samples 10 = 7 stored + 3 ring full; …`. The line is
-/// the same in the file and on stderr.
+/// Each stage: in = out + Σ dropped by cause (D11), as the loss line says it:
+/// `cpu samples 10 = 7 stored + 3 ring full; …`. The line is the same in the file and on stderr.
 pub(crate) fn assert_losses_add_up(profile: &Profile, stderr: &str, in_flight: i64) {
-    let line = profile.comments.iter().find(|comment| comment.starts_with("loss: ")).expect("no loss line");
+    let line = profile
+        .comments
+        .iter()
+        .find(|comment| comment.starts_with("loss: "))
+        .expect("no loss line");
     assert!(stderr.contains(line.as_str()), "not on stderr: {line}\n{stderr}");
-    let first_number = |text: &str| text.split_whitespace().find_map(|word| word.parse::<i64>().ok());
+    let first_number =
+        |text: &str| text.split_whitespace().find_map(|word| word.parse::<i64>().ok());
     let mut kinds = 0;
     for part in line.trim_start_matches("loss: ").split("; ") {
         let Some((produced, rest)) = part.split_once(" = ") else { continue };
@@ -76,21 +82,33 @@ pub(crate) fn assert_losses_add_up(profile: &Profile, stderr: &str, in_flight: i
     }
     assert!(kinds >= 3, "cpu samples, waits and allocations each have a balance: {line}");
     // What the line is made of: each source's own counts agree with it.
-    let counter =
-        |name| profile.counter(name).unwrap_or_else(|| panic!("no counter {name}: {:#?}", profile.comments));
-    assert!(line.contains(&format!("allocations {} =", counter("shim_allocation_samples"))), "{line}");
+    let counter = |name| {
+        profile
+            .counter(name)
+            .unwrap_or_else(|| panic!("no counter {name}: {:#?}", profile.comments))
+    };
+    assert!(
+        line.contains(&format!("allocations {} =", counter("shim_allocation_samples"))),
+        "{line}"
+    );
     let walked = counter("stacks_walked");
     let ends = ["stacks_exact", "stacks_broken", "stacks_guessed", "stacks_exiting"];
     let judged: i64 = ends.into_iter().map(counter).sum();
-    assert_eq!(walked, judged, "every stack is exact, broken, guessed or of a thread being ended: {line}");
+    assert_eq!(
+        walked, judged,
+        "every stack is exact, broken, guessed or of a thread being ended: {line}"
+    );
 }
 
 #[test]
 fn of_more_allocations_than_anyone_can_record_some_stand_for_all() {
-    let Some(_turn) = begin("death::more_allocations_than_anyone_can_record", RECORD_NET9) else { return };
+    let Some(_turn) = begin("death::more_allocations_than_anyone_can_record", RECORD_NET9) else {
+        return;
+    };
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("flat-out.pb.gz");
-    let mut app = Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap().arg("flat-out").start().unwrap();
+    let mut app =
+        Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap().arg("flat-out").start().unwrap();
     let before = app.mark().unwrap();
     let recording = Recording::of_pid(app.pid(), &file, &[]).unwrap();
     let heard = wait_until("allocations", SLACK, || {
@@ -98,8 +116,8 @@ fn of_more_allocations_than_anyone_can_record_some_stand_for_all() {
     });
     assert!(heard.is_ok(), "{}", recording.progress());
     let_pass(Duration::from_secs(1));
-    // 4 GB/s are 40,000 samples a second. While the recorder stands still, for less than the shim's patience, also those that stand for all may find
-    // the ring full.
+    // 4 GB/s are 40,000 samples a second. While the recorder stands still, for less than the shim's
+    // patience, also those that stand for all may find the ring full.
     recording.signal(Signal::STOP).unwrap();
     let_pass(Duration::from_secs(1));
     recording.signal(Signal::CONT).unwrap();

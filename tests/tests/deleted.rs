@@ -1,4 +1,5 @@
-//! Programs and libraries that are unlinked or replaced while they run, as every upgrade does: their code keeps the names it has.
+//! Programs and libraries that are unlinked or replaced while they run, as every upgrade does:
+//! their code keeps the names it has.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -28,7 +29,8 @@ impl Program {
         fs::create_dir(&folder).unwrap();
         let (program, library) = (folder.join("gone"), folder.join("libgone.so"));
         copy_program(&built("gone", "program", &[]), &program).unwrap();
-        copy_program(&built("libgone.so", "library", &["-shared", "-fPIC", "-DPLUGIN"]), &library).unwrap();
+        copy_program(&built("libgone.so", "library", &["-shared", "-fPIC", "-DPLUGIN"]), &library)
+            .unwrap();
         let app = Workload::program(program).arg(library).start().unwrap();
         Self { folder, app }
     }
@@ -61,10 +63,13 @@ impl Program {
 
 #[test]
 fn programs_and_libraries_that_are_unlinked_or_replaced_keep_their_names() {
-    let Some(_turn) = begin_beside("deleted: native", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside("deleted: native", &[RECORD, &[Need::C]].concat()) else {
+        return;
+    };
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("gone.pb.gz");
-    // One whose files are gone when the recorder comes, and one whose files go while it records; each in both ways.
+    // One whose files are gone when the recorder comes, and one whose files go while it records;
+    // each in both ways.
     let (before, meanwhile) =
         (Program::start(scratch.path("before")), Program::start(scratch.path("meanwhile")));
     before.unlink("gone");
@@ -82,7 +87,10 @@ fn programs_and_libraries_that_are_unlinked_or_replaced_keep_their_names() {
     for program in [&before, &meanwhile] {
         program.burn(Duration::from_millis(500));
         let mapped = program.mapped();
-        assert!(mapped.contains("/gone (deleted)") && mapped.contains("/libgone.so (deleted)"), "{mapped}");
+        assert!(
+            mapped.contains("/gone (deleted)") && mapped.contains("/libgone.so (deleted)"),
+            "{mapped}"
+        );
     }
     recording.signal(Signal::INT).unwrap();
     let outcome = recording.finish_well(SLACK).unwrap();
@@ -92,19 +100,30 @@ fn programs_and_libraries_that_are_unlinked_or_replaced_keep_their_names() {
         let own = |sample: &Sample| sample.label("pid") == pid;
         let picture = || format!("{what}: {}\n{}", profile.describe("cpu", own), outcome.stderr);
         let cpu = |leaf: &str| {
-            let whole = |sample: &Sample| own(sample) && sample.positions(&["main", leaf]).is_some();
+            let whole =
+                |sample: &Sample| own(sample) && sample.positions(&["main", leaf]).is_some();
             profile.sum("cpu", whole)
         };
-        let (all, program, library) = (profile.sum("cpu", own), cpu("burn_program"), cpu("burn_library"));
+        let (all, program, library) =
+            (profile.sum("cpu", own), cpu("burn_program"), cpu("burn_library"));
         // What is between two turns, and the stack of a sample that met the kernel, are the rest.
-        assert!((program + library) * 100 >= all * 95, "{program} + {library} of {all} ns, {}", picture());
+        assert!(
+            (program + library) * 100 >= all * 95,
+            "{program} + {library} of {all} ns, {}",
+            picture()
+        );
         // They take turns of equal length.
         assert!(
             program * 4 >= all && library * 4 >= all,
             "{program} and {library} of {all} ns, {}",
             picture()
         );
-        assert_eq!(profile.sum("cpu", |sample| own(sample) && sample.has("another")), 0, "{}", picture());
+        assert_eq!(
+            profile.sum("cpu", |sample| own(sample) && sample.has("another")),
+            0,
+            "{}",
+            picture()
+        );
     }
 }
 
@@ -126,8 +145,11 @@ fn a_runtime_and_an_app_whose_files_are_unlinked_are_attached_to_and_named() {
     let line = workload.command_line();
     let dll = Path::new(&line[1]);
     for (from, to) in [(Path::new(&line[0]).parent(), "runtime"), (dll.parent(), "app")] {
-        let copied =
-            std::process::Command::new("cp").arg("-rL").arg(from.unwrap()).arg(folder.join(to)).status();
+        let copied = std::process::Command::new("cp")
+            .arg("-rL")
+            .arg(from.unwrap())
+            .arg(folder.join(to))
+            .status();
         assert!(copied.unwrap().success());
     }
     let mut app = Workload::program(folder.join("runtime/dotnet"))
@@ -143,8 +165,10 @@ fn a_runtime_and_an_app_whose_files_are_unlinked_are_attached_to_and_named() {
 
     let heard = record_allocations(&mut app, 1, Duration::from_secs(2)).unwrap();
     let (profile, outcome) = &heard.profiles[0];
-    let picture = |column: &str| format!("{}\n{}", profile.describe(column, |_| true), outcome.stderr);
-    let allocated = profile.sum("alloc_space", |sample| sample.has("Allocator.Program.Make")) as f64;
+    let picture =
+        |column: &str| format!("{}\n{}", profile.describe(column, |_| true), outcome.stderr);
+    let allocated =
+        profile.sum("alloc_space", |sample| sample.has("Allocator.Program.Make")) as f64;
     heard.assert_holds(profile, allocated, picture("alloc_space"));
     let samples = |fits: &dyn Fn(&Sample) -> bool| profile.sum("samples", fits);
     let (all, named, unnamed) = (

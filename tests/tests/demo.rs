@@ -1,15 +1,20 @@
-//! Show 1 and 2: the file is a pprof that everyone accepts, and each part of the demo app is seen as what it is.
-//! One recording of the demo on .NET 9 serves most of these tests.
+//! Show 1 and 2: the file is a pprof that everyone accepts, and each part of the demo app is seen
+//! as what it is. One recording of the demo on .NET 9 serves most of these tests.
 
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use system_tests::environment::{Need, RECORD_NET9, begin_beside, cache_dir, perfusion_bin, record_on};
-use system_tests::{App, Profile, Recording, Runtime, Sample, Workload, gotool, on_runtimes, perfusion};
+use system_tests::environment::{
+    Need, RECORD_NET9, begin_beside, cache_dir, perfusion_bin, record_on,
+};
+use system_tests::{
+    App, Profile, Recording, Runtime, Sample, Workload, gotool, on_runtimes, perfusion,
+};
 
-/// Long enough for 3 full collections and 4 pipe reads a bucket; the demo's rarest event comes once in 2 s.
+/// Long enough for 3 full collections and 4 pipe reads a bucket; the demo's rarest event comes once
+/// in 2 s.
 const LENGTH: Duration = Duration::from_secs(8);
 
 struct Demo {
@@ -73,9 +78,10 @@ fn all_thirteen_sample_types_are_there_in_order_and_cpu_comes_first() {
 
 #[test]
 fn google_pprof_calls_the_file_valid() {
-    let Some(_turn) =
-        begin_beside("demo::google_pprof_calls_the_file_valid", &[RECORD_NET9, &[Need::Go]].concat())
-    else {
+    let Some(_turn) = begin_beside(
+        "demo::google_pprof_calls_the_file_valid",
+        &[RECORD_NET9, &[Need::Go]].concat(),
+    ) else {
         return;
     };
     let said = gotool::check_valid(&demo().file).unwrap();
@@ -84,7 +90,8 @@ fn google_pprof_calls_the_file_valid() {
 
 #[test]
 fn go_tool_pprof_prints_a_top_table_for_every_sample_type() {
-    let Some(_turn) = begin_beside("demo::go_tool_pprof", &[RECORD_NET9, &[Need::Go]].concat()) else {
+    let Some(_turn) = begin_beside("demo::go_tool_pprof", &[RECORD_NET9, &[Need::Go]].concat())
+    else {
         return;
     };
     let demo = demo();
@@ -100,9 +107,11 @@ fn perfusion_report_prints_top_folded_and_flame_of_its_own_file() {
     let demo = demo();
     let scratch = perfusion::Scratch::new().unwrap();
     let run = |args: &[&str]| {
-        let outcome =
-            perfusion::run(perfusion::command(["report"]).arg(&demo.file).args(args), perfusion::SLACK)
-                .unwrap();
+        let outcome = perfusion::run(
+            perfusion::command(["report"]).arg(&demo.file).args(args),
+            perfusion::SLACK,
+        )
+        .unwrap();
         assert_eq!(outcome.code(), 0, "report {args:?}: {}", outcome.stderr);
         outcome.stdout
     };
@@ -119,8 +128,15 @@ fn perfusion_report_prints_top_folded_and_flame_of_its_own_file() {
     let at = |part| orders.find(part).unwrap_or(usize::MAX);
     assert!(at("Demo.Orders.Run") < at("Demo.Orders.PriceOrders"), "root first: {orders}");
     let reasons = run(&["--type", "blocked", "--by", "wait_reason"]);
-    assert!(reasons.starts_with("blocked by wait_reason: ") && reasons.contains("read:pipe"), "{reasons}");
-    let piped = format!("exec {} report - -o - <{}", perfusion_bin().unwrap().display(), demo.file.display());
+    assert!(
+        reasons.starts_with("blocked by wait_reason: ") && reasons.contains("read:pipe"),
+        "{reasons}"
+    );
+    let piped = format!(
+        "exec {} report - -o - <{}",
+        perfusion_bin().unwrap().display(),
+        demo.file.display()
+    );
     let piped = perfusion::run(Command::new("sh").args(["-c", &piped]), perfusion::SLACK).unwrap();
     assert_eq!((piped.code(), piped.stdout), (0, run(&[])), "{}", piped.stderr);
     let html = scratch.path("flame.html");
@@ -128,7 +144,10 @@ fn perfusion_report_prints_top_folded_and_flame_of_its_own_file() {
     let html = std::fs::read_to_string(html).unwrap();
     assert!(html.contains("PriceOrders"));
     for outside in ["src=\"http", "href=\"http", "@import", "src='http"] {
-        assert!(!html.contains(outside), "the flame graph must be self-contained, but has {outside}");
+        assert!(
+            !html.contains(outside),
+            "the flame graph must be self-contained, but has {outside}"
+        );
     }
 }
 
@@ -136,7 +155,8 @@ on_runtimes!(cpu_and_allocations_of_one_method_meet_on_one_location: net9 Net9, 
 
 fn cpu_and_allocations_of_one_method_meet_on_one_location(runtime: Runtime) {
     let needs = record_on(runtime);
-    let Some(_turn) = begin_beside(&format!("demo::cpu_and_allocations_meet on {runtime}"), &needs) else {
+    let Some(_turn) = begin_beside(&format!("demo::cpu_and_allocations_meet on {runtime}"), &needs)
+    else {
         return;
     };
     let recorded;
@@ -152,15 +172,20 @@ fn cpu_and_allocations_of_one_method_meet_on_one_location(runtime: Runtime) {
         cpu.intersection(&allocated).next().is_some(),
         "{runtime}: cpu {cpu:?}, alloc_space {allocated:?}"
     );
-    assert!(cpu.len() == 1, "{runtime}: tiers and bodies of one method are one location, found {cpu:?}");
+    assert!(
+        cpu.len() == 1,
+        "{runtime}: tiers and bodies of one method are one location, found {cpu:?}"
+    );
     assert_unresolved_managed_share(profile, runtime);
 }
 
-/// Names come from the shim, for every body the stacks meet: what stays `[managed] 0x…` is a failure of the look-up.
+/// Names come from the shim, for every body the stacks meet: what stays `[managed] 0x…` is a
+/// failure of the look-up.
 fn assert_unresolved_managed_share(profile: &Profile, runtime: Runtime) {
     let all = profile.sum("cpu", |_| true);
     let unresolved = profile.sum("cpu", |sample| sample.has("[managed]"));
-    // 0.5 %: code that lives shorter than the look-up's way to the shim and back (dynamic methods at start) has no name.
+    // 0.5 %: code that lives shorter than the look-up's way to the shim and back (dynamic methods
+    // at start) has no name.
     assert!(
         unresolved * 200 <= all,
         "{runtime}: {unresolved} of {all} ns without names:\n{}",
@@ -181,8 +206,9 @@ fn threads_of_the_runtime_that_wait_for_work_are_parked(runtime: Runtime) {
         &recorded.profile
     };
     let blocked = |role: &str, kind: &str| {
-        profile
-            .sum("blocked", |sample| sample.label("thread_role") == role && sample.label("wait_kind") == kind)
+        profile.sum("blocked", |sample| {
+            sample.label("thread_role") == role && sample.label("wait_kind") == kind
+        })
     };
     for role in ["runtime", "timer"] {
         let (parked, shown) = (blocked(role, "idle"), blocked(role, ""));
@@ -204,10 +230,12 @@ fn threads_of_the_runtime_that_wait_for_work_are_parked(runtime: Runtime) {
 fn waiting_methods_are_blocked_with_their_managed_callers() {
     let Some(_turn) = begin_beside("demo::waiting_methods", RECORD_NET9) else { return };
     let profile = &demo().profile;
-    let blocked = |chain: &[&str]| profile.sum("blocked", |sample| sample.positions(chain).is_some());
+    let blocked =
+        |chain: &[&str]| profile.sum("blocked", |sample| sample.positions(chain).is_some());
     let length = LENGTH.as_nanos() as i64;
-    // Asleep 100 of every 100 ms and a bit, waiting for a byte 50 of 50: nearly all the time that it does not wait for a CPU, on a busy
-    // machine. 90 % leaves room for the wait that was in progress when the recording began, whose stack nobody saw (100 ms of 8 s).
+    // Asleep 100 of every 100 ms and a bit, waiting for a byte 50 of 50: nearly all the time that
+    // it does not wait for a CPU, on a busy machine. 90 % leaves room for the wait that was in
+    // progress when the recording began, whose stack nobody saw (100 ms of 8 s).
     for (thread, chain) in [
         ("mailer", ["Demo.Mailer.Run", "Demo.Mailer.WaitForSlot"]),
         ("audit", ["Demo.Audit.Run", "Demo.Audit.ReadEntry"]),
@@ -232,8 +260,11 @@ fn waiting_methods_are_blocked_with_their_managed_callers() {
 fn a_generic_method_shows_its_real_type_argument() {
     let Some(_turn) = begin_beside("demo::a_generic_method", RECORD_NET9) else { return };
     let profile = &demo().profile;
-    let median: Vec<&str> =
-        profile.functions().into_iter().filter(|name| name.contains("Demo.Statistics.Median")).collect();
+    let median: Vec<&str> = profile
+        .functions()
+        .into_iter()
+        .filter(|name| name.contains("Demo.Statistics.Median"))
+        .collect();
     assert!(
         median.iter().any(|name| name.contains("Demo.Money")),
         "Median is called with Demo.Money; found {median:?}"
@@ -245,13 +276,19 @@ fn an_async_method_has_its_readable_name() {
     let Some(_turn) = begin_beside("demo::an_async_method", RECORD_NET9) else { return };
     let profile = &demo().profile;
     let cpu = profile.sum("cpu", |sample| sample.has("Demo.Frontend.HandleRequestAsync"));
-    // As a function: the runtime's own generic methods carry the state machine as a type argument, which is true.
+    // As a function: the runtime's own generic methods carry the state machine as a type argument,
+    // which is true.
     let generated: Vec<&str> = profile
         .functions()
         .into_iter()
-        .filter(|name| name.starts_with("Demo.Frontend") && name.contains("<HandleRequestAsync>d__"))
+        .filter(|name| {
+            name.starts_with("Demo.Frontend") && name.contains("<HandleRequestAsync>d__")
+        })
         .collect();
-    assert!(cpu > 0, "no cpu in Demo.Frontend.HandleRequestAsync; the compiler's name for it: {generated:?}");
+    assert!(
+        cpu > 0,
+        "no cpu in Demo.Frontend.HandleRequestAsync; the compiler's name for it: {generated:?}"
+    );
     assert!(generated.is_empty(), "the compiler's name is shown: {generated:?}");
 }
 
@@ -265,10 +302,11 @@ fn a_native_function_sits_between_the_managed_ones_around_it() {
         "no stack {inside:?}:\n{}",
         profile.describe("cpu", |s| s.has("Codec"))
     );
-    let native = profile
-        .sum("cpu", |sample| sample.stack.last().is_some_and(|frame| frame.function.contains("shop_encode")));
-    let orphans =
-        profile.sum("cpu", |sample| sample.has("shop_encode") && sample.positions(&inside[..3]).is_none());
+    let native = profile.sum("cpu", |sample| {
+        sample.stack.last().is_some_and(|frame| frame.function.contains("shop_encode"))
+    });
+    let orphans = profile
+        .sum("cpu", |sample| sample.has("shop_encode") && sample.positions(&inside[..3]).is_none());
     assert!(
         native > 0 && orphans == 0,
         "shop_encode's own cpu {native} ns, of which {orphans} ns without its managed caller"
@@ -281,7 +319,8 @@ fn garbage_collection_has_cpu_and_pauses_under_one_frame() {
     let profile = &demo().profile;
     let cpu = profile.sum("cpu", |sample| sample.has("Garbage Collector"));
     let pauses = profile.sum("gc_pause", |_| true);
-    // 8 induced full collections of a few MiB: at least a tenth of a millisecond each, and less than a tenth of the time in all.
+    // 8 induced full collections of a few MiB: at least a tenth of a millisecond each, and less
+    // than a tenth of the time in all.
     assert!(
         cpu > 800_000,
         "Garbage Collector has {cpu} ns of cpu:\n{}",

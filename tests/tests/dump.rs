@@ -27,7 +27,10 @@ fn json(outcome: &Outcome) -> Value {
 
 fn thread(dump: &Value, tid: u32) -> &Value {
     let threads = dump["threads"].as_array().unwrap();
-    threads.iter().find(|thread| thread["tid"] == tid).unwrap_or_else(|| panic!("no thread {tid}: {dump:#}"))
+    threads
+        .iter()
+        .find(|thread| thread["tid"] == tid)
+        .unwrap_or_else(|| panic!("no thread {tid}: {dump:#}"))
 }
 
 /// Functions of a stack, innermost first.
@@ -60,12 +63,28 @@ fn all_managed_threads_are_dumped_with_whole_stacks(runtime: Runtime) {
     let asleep = thread(&dumped, app.thread("asleep"));
     let stack = functions(asleep);
     // Innermost first, down to the C library's start of the thread.
-    let chain = ["futex", "Monitor.Wait", "TimedWaits.Program.AsleepInner", "TimedWaits.Program.AsleepOuter"];
+    let chain = [
+        "futex",
+        "Monitor.Wait",
+        "TimedWaits.Program.AsleepInner",
+        "TimedWaits.Program.AsleepOuter",
+    ];
     assert!(in_order(&stack, &chain), "{asleep:#}");
-    assert!(asleep["stack"].as_array().unwrap().last().unwrap()["module"].as_str().unwrap().contains("libc"));
-    assert_eq!((&asleep["state"], &asleep["wait_reason"]), (&"interruptible".into(), &"event".into()));
+    assert!(
+        asleep["stack"].as_array().unwrap().last().unwrap()["module"]
+            .as_str()
+            .unwrap()
+            .contains("libc")
+    );
+    assert_eq!(
+        (&asleep["state"], &asleep["wait_reason"]),
+        (&"interruptible".into(), &"event".into())
+    );
     let waiting = asleep["waiting_seconds"].as_f64().unwrap();
-    assert!(waiting >= slept_before * 0.98 && waiting <= most * 1.02, "{slept_before} {waiting} {most}");
+    assert!(
+        waiting >= slept_before * 0.98 && waiting <= most * 1.02,
+        "{slept_before} {waiting} {most}"
+    );
     assert_eq!(asleep["at_least"], false);
     assert_eq!(asleep["name"], "asleep");
     for (name, method) in [
@@ -86,10 +105,13 @@ fn all_managed_threads_are_dumped_with_whole_stacks(runtime: Runtime) {
     assert_eq!(all[0]["tid"], app.pid(), "the first thread comes first");
     let of_sockets = all.iter().find(|thread| thread["name"] == ".NET Sockets").unwrap();
     assert!(in_order(&functions(of_sockets), &["epoll_wait", "EventLoop"]), "{of_sockets:#}");
-    for runtimes_own in all.iter().filter(|thread| thread["name"].as_str().unwrap().starts_with(".NET ")) {
+    for runtimes_own in
+        all.iter().filter(|thread| thread["name"].as_str().unwrap().starts_with(".NET "))
+    {
         assert_ne!(runtimes_own["role"], "app", "{runtimes_own:#}");
     }
-    let unnamed = all.iter().filter(|thread| functions(thread).iter().any(|name| name.contains("[managed]")));
+    let unnamed =
+        all.iter().filter(|thread| functions(thread).iter().any(|name| name.contains("[managed]")));
     assert_eq!(unnamed.count(), 0, "{dumped:#}");
     app.ensure_alive().unwrap();
 
@@ -133,7 +155,8 @@ fn a_thread_that_runs_is_dumped_where_it_was_just_seen() {
     let outcome = dump(app.pid(), &["--json"]);
     let dumped = json(&outcome);
     let spin = thread(&dumped, app.thread("spin"));
-    // It has a CPU or wants one; where, it shows itself at the next sample or when it loses the CPU.
+    // It has a CPU or wants one; where, it shows itself at the next sample or when it loses the
+    // CPU.
     assert!(matches!(spin["state"].as_str(), Some("running" | "runnable")), "{spin:#}");
     assert!(in_order(&functions(spin), &["spin", "run"]), "{spin:#}");
     // As `inspect unwind` takes it.
@@ -143,22 +166,28 @@ fn a_thread_that_runs_is_dumped_where_it_was_just_seen() {
     assert!(in_order(&functions(main), &["read", "main", "_start"]), "{main:#}");
     assert_eq!(main["wait_reason"], "read:pipe");
     let explain = |frame: &Value| {
-        let code = [&frame["code"]["target"], &frame["code"]["address"]].map(|word| word.as_str().unwrap());
+        let code = [&frame["code"]["target"], &frame["code"]["address"]]
+            .map(|word| word.as_str().unwrap());
         let outcome = run(&mut command(["inspect", "unwind", code[0], code[1]]), SLACK).unwrap();
         assert_eq!(outcome.code(), 0, "{frame:#}: {}", outcome.stderr);
         outcome.stdout
     };
     let user = main["stack"].as_array().unwrap().iter().filter(|frame| !frame["code"].is_null());
     let explained: Vec<String> = user.map(explain).collect();
-    let starts: Vec<bool> = explained.iter().map(|text| text.contains("the thread starts here")).collect();
-    assert!(starts.len() >= 4 && starts.iter().rposition(|&starts| !starts) == Some(starts.len() - 2));
+    let starts: Vec<bool> =
+        explained.iter().map(|text| text.contains("the thread starts here")).collect();
+    assert!(
+        starts.len() >= 4 && starts.iter().rposition(|&starts| !starts) == Some(starts.len() - 2)
+    );
     assert!(starts.last() == Some(&true) && explained.iter().all(|text| !text.contains("no rule")));
     app.stop().unwrap();
 }
 
 #[test]
 fn a_process_whose_first_thread_has_ended_is_one_like_others() {
-    let Some(_turn) = begin_beside("dump::first_ended", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside("dump::first_ended", &[RECORD, &[Need::C]].concat()) else {
+        return;
+    };
     let app = Workload::native("waits", &["-pthread"]).unwrap().arg("first-ended").start().unwrap();
     let pid = app.pid();
     let stat = format!("/proc/{pid}/stat");
@@ -172,7 +201,11 @@ fn a_process_whose_first_thread_has_ended_is_one_like_others() {
     fs::remove_file(&left).unwrap();
     let rows = json(&listed);
     let row = rows.as_array().unwrap().iter().find(|row| row["pid"] == pid).expect("it is listed");
-    assert_eq!((&row["mode"], &row["runtime"]["kind"]), (&"native".into(), &"native".into()), "{row:#}");
+    assert_eq!(
+        (&row["mode"], &row["runtime"]["kind"]),
+        (&"native".into(), &"native".into()),
+        "{row:#}"
+    );
     assert!(row["command"].as_str().unwrap().ends_with("first-ended"), "{row:#}");
 
     let dumped = json(&dump(pid, &["--json"]));
@@ -205,7 +238,8 @@ fn a_real_time_threads_wait_is_never_understated() {
         std::io::stderr().write_all(skipped).unwrap();
         return;
     }
-    // Longer than it has run in that class, 600 ms: less would be told as unknown for that reason alone.
+    // Longer than it has run in that class, 600 ms: less would be told as unknown for that reason
+    // alone.
     let_pass(Duration::from_secs(2));
     let dumped = json(&dump(app.pid(), &["--json"]));
     // It has been reading since after the other one fell asleep.
@@ -226,7 +260,8 @@ fn threads_that_want_a_cpu_are_told_from_the_one_that_has_it() {
     let ready = app.ready().as_object().unwrap();
     let names: Vec<&String> = ready.keys().filter(|name| *name != "wait-nap").collect();
     let right = |dumped: &Value| {
-        let threads: Vec<&Value> = names.iter().map(|name| thread(dumped, app.thread(name))).collect();
+        let threads: Vec<&Value> =
+            names.iter().map(|name| thread(dumped, app.thread(name))).collect();
         let running = threads.iter().filter(|thread| thread["state"] == "running").count();
         let starves = |thread: &&&Value| {
             thread["state"] == "runnable"
@@ -235,10 +270,13 @@ fn threads_that_want_a_cpu_are_told_from_the_one_that_has_it() {
         };
         let placed = |thread: &&&Value| in_order(&functions(thread), &["want_cpu", "run"]);
         // They have one CPU. Some have waited for it since before the dump began.
-        running <= 1 && threads.iter().any(|thread| starves(&thread)) && threads.iter().all(|t| placed(&t))
+        running <= 1
+            && threads.iter().any(|thread| starves(&thread))
+            && threads.iter().all(|t| placed(&t))
     };
     let mut last = Value::Null;
-    // The kernel hides a switch now and then, and on a slow machine all of them may have had the CPU meanwhile.
+    // The kernel hides a switch now and then, and on a slow machine all of them may have had the
+    // CPU meanwhile.
     let found = (0..10).any(|_| {
         last = json(&dump(app.pid(), &["--json"]));
         right(&last)
@@ -277,24 +315,32 @@ fn a_thread_that_was_woken_wants_a_cpu_for_less_long_than_it_slept_and_waited() 
     assert!(found["wait_reason"].is_null() || found["wait_reason"] == "throttled", "{found:#}");
     let from = &found["woken_from"];
     assert_eq!(from["wait_reason"], "sleep", "{found:#}");
-    // It asks for 50 ms and never gets less; the scheduler's note of a sleep's begin before the dump may be some milliseconds off.
-    let (slept, waited) = (from["seconds"].as_f64().unwrap(), found["waiting_seconds"].as_f64().unwrap());
+    // It asks for 50 ms and never gets less; the scheduler's note of a sleep's begin before the
+    // dump may be some milliseconds off.
+    let (slept, waited) =
+        (from["seconds"].as_f64().unwrap(), found["waiting_seconds"].as_f64().unwrap());
     assert!(slept >= 0.045 || from["at_least"] == true, "{found:#}");
     assert_eq!(found["at_least"], false, "it was woken while it was watched: {found:#}");
-    assert!(slept + waited <= longest * 1.02 + 0.02, "{longest} s at most by its own clock: {found:#}");
+    assert!(
+        slept + waited <= longest * 1.02 + 0.02,
+        "{longest} s at most by its own clock: {found:#}"
+    );
 }
 
 #[test]
 fn a_thread_that_wakes_under_its_cgroups_limit_is_throttled() {
     let Some(_turn) = begin("dump::throttled", &[RECORD, &[Need::C]].concat()) else { return };
     let Some(limit) = CpuLimit::new() else {
-        std::io::stderr().write_all(b"\nSKIPPED dump::throttled: no cgroup CPU controller\n").unwrap();
+        std::io::stderr()
+            .write_all(b"\nSKIPPED dump::throttled: no cgroup CPU controller\n")
+            .unwrap();
         return;
     };
     let app = Workload::native("waits", &["-pthread"]).unwrap().arg("limited").start().unwrap();
     limit.hold(app.pid());
     let found = napper(&app, |thread| thread["wait_reason"] == "throttled");
-    // Since 6.18 it gets a CPU when it wakes, and loses it before it returns to its own code: that is no part of its nap.
+    // Since 6.18 it gets a CPU when it wakes, and loses it before it returns to its own code: that
+    // is no part of its nap.
     let from = &found["woken_from"];
     assert!(from.is_null() || from["wait_reason"] == "sleep", "{found:#}");
     app.stop().unwrap();
@@ -325,7 +371,11 @@ fn a_program_cannot_write_to_the_terminal_by_its_name() {
             "{}",
             outcome.stdout
         );
-        assert!(!outcome.stdout.contains("\\u001b"), "nor to whoever prints the JSON: {}", outcome.stdout);
+        assert!(
+            !outcome.stdout.contains("\\u001b"),
+            "nor to whoever prints the JSON: {}",
+            outcome.stdout
+        );
     }
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", app.pid())).unwrap();
     let code = maps.lines().find(|line| line.contains("r-xp") && line.contains("red")).unwrap();
@@ -351,16 +401,23 @@ fn ten_thousand_threads_are_dumped_each_with_its_stack_and_name(runtime: Runtime
     let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
     // In the short form still more than a label once had values for.
     let count = if long_form() { 10_000 } else { 3_000 };
-    let app = Workload::dotnet(runtime, "tenthousand", &[]).unwrap().arg(count.to_string()).start().unwrap();
+    let app = Workload::dotnet(runtime, "tenthousand", &[])
+        .unwrap()
+        .arg(count.to_string())
+        .start()
+        .unwrap();
     let started = Instant::now();
     let outcome = dump(app.pid(), &["--json"]);
     let took = started.elapsed();
     let dumped = json(&outcome);
     let threads = dumped["threads"].as_array().unwrap();
-    let waiters: Vec<&Value> =
-        threads.iter().filter(|thread| thread["name"].as_str().unwrap().starts_with("waiter-")).collect();
+    let waiters: Vec<&Value> = threads
+        .iter()
+        .filter(|thread| thread["name"].as_str().unwrap().starts_with("waiter-"))
+        .collect();
     let not_reached = dumped["threads_not_reached"].as_u64().unwrap();
-    let without = threads.iter().filter(|thread| thread["no_stack"] == "not_reached").count() as u64;
+    let without =
+        threads.iter().filter(|thread| thread["no_stack"] == "not_reached").count() as u64;
     println!("{name}: {} threads in {took:.1?}, {not_reached} not reached", threads.len());
     assert_eq!(not_reached, without);
     // What was not reached is said.
@@ -375,7 +432,8 @@ fn ten_thousand_threads_are_dumped_each_with_its_stack_and_name(runtime: Runtime
     assert_eq!(waiters.len(), count, "each has the name that its runtime has for it");
     let whole = waiters
         .iter()
-        // From the C library that waits to the one that started the thread. Monitor.Wait is inlined once WaitForPulse has been compiled again.
+        // From the C library that waits to the one that started the thread. Monitor.Wait is inlined
+        // once WaitForPulse has been compiled again.
         .filter(|waiter| {
             let functions = functions(waiter);
             let root = functions.last().is_some_and(|root| root.contains("libc.so"));
@@ -406,5 +464,9 @@ fn ten_thousand_threads_are_dumped_each_with_its_stack_and_name(runtime: Runtime
     let names: std::collections::BTreeSet<&str> =
         profile.samples.iter().map(|sample| sample.label("thread_name")).collect();
     let waiters = names.iter().filter(|name| name.starts_with("waiter-")).count();
-    assert!(waiters > count - 100 && !names.contains("[other]"), "{waiters} of {} names", names.len());
+    assert!(
+        waiters > count - 100 && !names.contains("[other]"),
+        "{waiters} of {} names",
+        names.len()
+    );
 }

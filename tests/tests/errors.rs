@@ -1,4 +1,5 @@
-//! Show 10: bad input gives one clear error and the exit code that `--help` names; what can be profiled partly, is.
+//! Show 10: bad input gives one clear error and the exit code that `--help` names; what can be
+//! profiled partly, is.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -8,7 +9,8 @@ use std::time::Duration;
 
 use system_tests::app::{assemble_32_bit, compile_c, copy_program, sources_of_native};
 use system_tests::environment::{
-    Need, RECORD, RECORD_NET9, begin_beside, cache_dir, long_form, only_in_the_long_form, perfusion_bin,
+    Need, RECORD, RECORD_NET9, begin_beside, cache_dir, long_form, only_in_the_long_form,
+    perfusion_bin,
 };
 use system_tests::perfusion::{self, Outcome, SLACK, Scratch, record_pid};
 use system_tests::{App, Profile, Recording, Runtime, Sample, Workload, wait_until};
@@ -26,10 +28,12 @@ fn record_args(pid: u32, output: &Path) -> Vec<String> {
         .to_vec()
 }
 
-/// One clear error: the expected exit code, and on stderr one line `perfusion: …` with every word of `words`.
+/// One clear error: the expected exit code, and on stderr one line `perfusion: …` with every word
+/// of `words`.
 fn assert_error(outcome: &Outcome, code: i32, words: &[&str]) {
     assert_eq!(outcome.code(), code, "stderr:\n{}", outcome.stderr);
-    let errors: Vec<&str> = outcome.stderr.lines().filter(|line| line.starts_with("perfusion: ")).collect();
+    let errors: Vec<&str> =
+        outcome.stderr.lines().filter(|line| line.starts_with("perfusion: ")).collect();
     assert_eq!(errors.len(), 1, "one error, not {}:\n{}", errors.len(), outcome.stderr);
     for word in words {
         assert!(errors[0].contains(word), "no word of `{word}`: {}", errors[0]);
@@ -47,7 +51,9 @@ fn public_copy(scratch: &Scratch) -> PathBuf {
 
 #[test]
 fn help_names_every_exit_code() {
-    let Some(_turn) = begin_beside("errors::help_names_every_exit_code", &[Need::Perfusion]) else { return };
+    let Some(_turn) = begin_beside("errors::help_names_every_exit_code", &[Need::Perfusion]) else {
+        return;
+    };
     let outcome = perfusion::run(&mut perfusion::command(["record", "--help"]), DEADLINE).unwrap();
     assert_eq!(outcome.code(), 0);
     for code in ["0 ", "1 ", "2 ", "3 ", "4 ", "5 "] {
@@ -61,7 +67,9 @@ fn help_names_every_exit_code() {
 
 #[test]
 fn wrong_command_lines_end_with_2() {
-    let Some(_turn) = begin_beside("errors::wrong_command_lines", &[Need::Perfusion]) else { return };
+    let Some(_turn) = begin_beside("errors::wrong_command_lines", &[Need::Perfusion]) else {
+        return;
+    };
     for args in [
         &["record"][..],
         &["record", "--pid", "1", "--all"],
@@ -81,7 +89,8 @@ fn no_such_process_ends_with_3() {
     gone.await_exit(DEADLINE).unwrap();
     let pid = gone.pid();
     let output = scratch.path("none.pb.gz");
-    let outcome = perfusion::run(&mut perfusion::command(record_args(pid, &output)), DEADLINE).unwrap();
+    let outcome =
+        perfusion::run(&mut perfusion::command(record_args(pid, &output)), DEADLINE).unwrap();
     assert_error(&outcome, 3, &[&pid.to_string()]);
     assert!(!output.exists());
 }
@@ -94,9 +103,11 @@ fn without_root_it_ends_with_4_and_says_so() {
     let app = sleeper();
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(public_copy(&scratch));
-    let outcome =
-        perfusion::run(command.args(record_args(app.pid(), &scratch.path("nobody.pb.gz"))), DEADLINE)
-            .unwrap();
+    let outcome = perfusion::run(
+        command.args(record_args(app.pid(), &scratch.path("nobody.pb.gz"))),
+        DEADLINE,
+    )
+    .unwrap();
     assert_error(&outcome, 4, &["root"]);
 }
 
@@ -106,7 +117,10 @@ fn without(capabilities: &[&str], program: &Path) -> Command {
     let dropped = dropped.join(",");
     let mut command = Command::new("setpriv");
     // Root's new program gets what is in the bounding set.
-    command.arg(format!("--bounding-set={dropped}")).arg(format!("--inh-caps={dropped}")).arg(program);
+    command
+        .arg(format!("--bounding-set={dropped}"))
+        .arg(format!("--inh-caps={dropped}"))
+        .arg(program);
     command
 }
 
@@ -116,7 +130,8 @@ fn a_missing_capability_ends_with_4_and_is_named() {
     let Some(_turn) = begin_beside("errors::a_missing_capability", &needs) else { return };
     let scratch = Scratch::new().unwrap();
     let app = sleeper();
-    // CAP_SYS_ADMIN stands in for the first two in the kernel (capable(CAP_X) || capable(CAP_SYS_ADMIN)), so it goes with each.
+    // CAP_SYS_ADMIN stands in for the first two in the kernel (capable(CAP_X) ||
+    // capable(CAP_SYS_ADMIN)), so it goes with each.
     for (dropped, named) in [
         (&["bpf", "sys_admin"][..], "CAP_BPF"),
         (&["perfmon", "sys_admin"], "CAP_PERFMON"),
@@ -124,35 +139,48 @@ fn a_missing_capability_ends_with_4_and_is_named() {
     ] {
         let output = scratch.path("caps.pb.gz");
         let mut command = without(dropped, &perfusion_bin().unwrap());
-        let outcome = perfusion::run(command.args(record_args(app.pid(), &output)), DEADLINE).unwrap();
+        let outcome =
+            perfusion::run(command.args(record_args(app.pid(), &output)), DEADLINE).unwrap();
         assert_error(&outcome, 4, &[named]);
         assert!(!output.exists());
     }
 }
 
-/// Records `app` in `command`, and returns the profile and what it said of its limits, on stderr and in the profile alike.
-fn recorded_with_limits(mut command: Command, app: &App, scratch: &Scratch) -> (Profile, Vec<String>) {
+/// Records `app` in `command`, and returns the profile and what it said of its limits, on stderr
+/// and in the profile alike.
+fn recorded_with_limits(
+    mut command: Command,
+    app: &App,
+    scratch: &Scratch,
+) -> (Profile, Vec<String>) {
     let file = scratch.path("limited.pb.gz");
     command.args(["record", "--duration", "3s", "--pid", &app.pid().to_string(), "-o"]).arg(&file);
     let outcome = perfusion::run(&mut command, SLACK).unwrap();
     assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
-    // Shown when the test fails: what the recording said of the attach is the first thing to know then.
+    // Shown when the test fails: what the recording said of the attach is the first thing to know
+    // then.
     eprintln!("{}", outcome.stderr);
     let profile = Profile::read(&file).unwrap();
     let limits = |lines: &mut dyn Iterator<Item = &str>| -> Vec<String> {
         lines.filter(|line| line.starts_with("limited: ")).map(str::to_owned).collect()
     };
     let said = limits(&mut outcome.stderr.lines());
-    assert_eq!(said, limits(&mut profile.comments.iter().map(String::as_str)), "{}", outcome.stderr);
+    assert_eq!(
+        said,
+        limits(&mut profile.comments.iter().map(String::as_str)),
+        "{}",
+        outcome.stderr
+    );
     (profile, said)
 }
 
-/// Whether the loop has its name, in most of what its thread does; that is asked alone, because on a loaded machine the start of the
-/// EventPipe session may cost more than the loop gets.
+/// Whether the loop has its name, in most of what its thread does; that is asked alone, because on
+/// a loaded machine the start of the EventPipe session may cost more than the loop gets.
 fn loop_is_named(profile: &Profile) -> bool {
     let on_thread = |sample: &Sample| sample.label("thread_name") == "callheavy";
     let all = profile.sum("cpu", on_thread);
-    let named = profile.sum("cpu", |sample| on_thread(sample) && sample.has("CallHeavy.Program.Root"));
+    let named =
+        profile.sum("cpu", |sample| on_thread(sample) && sample.has("CallHeavy.Program.Root"));
     assert!(all > 0 && (named == 0 || named * 2 > all), "{}", profile.describe("cpu", |_| true));
     named > 0
 }
@@ -163,7 +191,8 @@ fn a_capability_less_is_less_in_the_recording_and_said() {
     let Some(_turn) = begin_beside("errors::a_capability_less", &needs) else { return };
     let scratch = Scratch::new().unwrap();
     let bin = perfusion_bin().unwrap();
-    // Each recording has an app of its own: the runtime takes up to five seconds to let go of a profiler before it takes the next.
+    // Each recording has an app of its own: the runtime takes up to five seconds to let go of a
+    // profiler before it takes the next.
     let recorded = |command: Command| {
         let app = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().start().unwrap();
         let recorded = recorded_with_limits(command, &app, &scratch);
@@ -176,7 +205,9 @@ fn a_capability_less_is_less_in_the_recording_and_said() {
     let kernel = |profile: &Profile, named: bool| {
         let frames = profile.samples.iter().flat_map(|sample| &sample.stack);
         frames
-            .filter(|frame| frame.mapping.contains("kernel") && frame.function.starts_with('[') != named)
+            .filter(|frame| {
+                frame.mapping.contains("kernel") && frame.function.starts_with('[') != named
+            })
             .count()
     };
     assert!(
@@ -235,12 +266,16 @@ fn the_capabilities_it_asks_for_are_those_a_user_needs() {
     let theirs = as_nobody(&scratch, &callheavy).start().unwrap();
     let roots = callheavy.start().unwrap();
 
-    let refused =
-        perfusion::run(nobody().args(record_args(theirs.pid(), &scratch.path("x.pb.gz"))), DEADLINE).unwrap();
+    let refused = perfusion::run(
+        nobody().args(record_args(theirs.pid(), &scratch.path("x.pb.gz"))),
+        DEADLINE,
+    )
+    .unwrap();
     let asked = refused.stderr.split("(setcap ").nth(1).and_then(|rest| rest.split(')').next());
     let asked = asked.unwrap_or_else(|| panic!("no advice: {}", refused.stderr));
     let granted = |capabilities: &str| {
-        let status = Command::new("/usr/sbin/setcap").arg(capabilities).arg(&copy).status().unwrap();
+        let status =
+            Command::new("/usr/sbin/setcap").arg(capabilities).arg(&copy).status().unwrap();
         assert!(status.success(), "setcap {capabilities}");
     };
     granted(asked);
@@ -284,7 +319,8 @@ fn a_kernel_without_btf_ends_with_4_and_says_so() {
     assert_error(&outcome, 4, &["BTF", "/sys/kernel/btf/vmlinux"]);
 }
 
-/// What the kernel says is played: to be locked down is for good until it boots again, so no test has this one be.
+/// What the kernel says is played: to be locked down is for good until it boots again, so no test
+/// has this one be.
 #[test]
 fn a_kernel_that_is_locked_down_ends_with_4_and_is_named_as_the_cause() {
     let needs = [RECORD, &[Need::Program("unshare")]].concat();
@@ -292,11 +328,18 @@ fn a_kernel_that_is_locked_down_ends_with_4_and_is_named_as_the_cause() {
     let scratch = Scratch::new().unwrap();
     let (app, output) = (sleeper(), scratch.path("locked.pb.gz"));
     let says = |level: &str| {
-        format!("mount -t tmpfs none /sys/kernel/security; echo '{level}' > /sys/kernel/security/lockdown")
+        format!(
+            "mount -t tmpfs none /sys/kernel/security; echo '{level}' > \
+             /sys/kernel/security/lockdown"
+        )
     };
     let locked = says("none integrity [confidentiality]");
     let outcome = in_own_mounts(&locked, &record_args(app.pid(), &output));
-    assert_error(&outcome, 4, &["/sys/kernel/security/lockdown", "found confidentiality", "boot without"]);
+    assert_error(
+        &outcome,
+        4,
+        &["/sys/kernel/security/lockdown", "found confidentiality", "boot without"],
+    );
     assert!(!output.exists());
     let doctor = in_own_mounts(&locked, &["doctor".to_owned()]);
     assert_eq!(doctor.code(), 4, "{}", doctor.stderr);
@@ -322,7 +365,8 @@ fn without_tracefs_and_debugfs_it_records_all_the_same() {
     system_tests::Profile::read(&file).unwrap();
 }
 
-/// As in a container: the first process has another list of users than ours. It is one of our own here, since not every root may look at the machine's.
+/// As in a container: the first process has another list of users than ours. It is one of our own
+/// here, since not every root may look at the machine's.
 #[test]
 fn users_of_rules_are_the_hosts_and_one_it_does_not_have_is_warned_of_and_not_refused() {
     let needs = [RECORD, &[Need::Program("unshare")]].concat();
@@ -333,12 +377,19 @@ fn users_of_rules_are_the_hosts_and_one_it_does_not_have_is_warned_of_and_not_re
     let host = fs::read_to_string("/etc/passwd").unwrap();
     let last = host.lines().last().and_then(|line| line.split(':').next()).unwrap();
     let script = format!(
-        "unshare --mount --propagation private sh -ec 'mount --bind {} /etc/passwd; exec \"$@\"' sh \"$@\"; exit",
+        "unshare --mount --propagation private sh -ec 'mount --bind {} /etc/passwd; exec \"$@\"' \
+         sh \"$@\"; exit",
         ours.display()
     );
     let mut command = Command::new("unshare");
     command.args(["--mount", "--pid", "--fork", "--mount-proc", "sh", "-ec", &script, "sh"]);
-    command.arg(perfusion_bin().unwrap()).args(["config", "check", "--set", "files.directory=/x", "--set"]);
+    command.arg(perfusion_bin().unwrap()).args([
+        "config",
+        "check",
+        "--set",
+        "files.directory=/x",
+        "--set",
+    ]);
     command.arg(format!("selection.except=[{{user: {last}}}, {{user: inside}}]"));
     let outcome = perfusion::run(&mut command, DEADLINE).unwrap();
     assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
@@ -354,7 +405,8 @@ fn perf_refused_ends_with_4_and_says_what_to_allow() {
     let scratch = Scratch::new().unwrap();
     let app = sleeper();
     let output = scratch.path("perf.pb.gz");
-    let mut command = Workload::native("no_perf", &[]).unwrap().arg(perfusion_bin().unwrap()).command();
+    let mut command =
+        Workload::native("no_perf", &[]).unwrap().arg(perfusion_bin().unwrap()).command();
     let outcome = perfusion::run(command.args(record_args(app.pid(), &output)), DEADLINE).unwrap();
     assert_error(&outcome, 4, &["perf_event_open", "seccomp", "CAP_PERFMON"]);
     assert!(!output.exists());
@@ -362,7 +414,9 @@ fn perf_refused_ends_with_4_and_says_what_to_allow() {
 
 #[test]
 fn an_output_that_cannot_be_written_ends_with_5_before_anything_is_recorded() {
-    let Some(_turn) = begin_beside("errors::an_output_that_cannot_be_written", RECORD) else { return };
+    let Some(_turn) = begin_beside("errors::an_output_that_cannot_be_written", RECORD) else {
+        return;
+    };
     let app = sleeper();
     for output in ["/nonexistent/directory/profile.pb.gz", "/proc/profile.pb.gz", "/tmp"] {
         let mut args = record_args(app.pid(), Path::new(output));
@@ -373,7 +427,8 @@ fn an_output_that_cannot_be_written_ends_with_5_before_anything_is_recorded() {
     }
 }
 
-/// `heap` and `leaks` are about managed memory: without a runtime they say so, and nothing of a pause that does not come.
+/// `heap` and `leaks` are about managed memory: without a runtime they say so, and nothing of a
+/// pause that does not come.
 #[test]
 fn what_needs_a_runtime_says_so_before_anything_else() {
     let needs = [RECORD, &[Need::Program("setpriv")]].concat();
@@ -388,13 +443,17 @@ fn what_needs_a_runtime_says_so_before_anything_else() {
         assert_error(&outcome, 1, &[&pid, "(sleep)", "no .NET runtime", "perfusion ps"]);
         assert!(!outcome.stderr.contains("stopped"), "{}", outcome.stderr);
         let mut nobody = Command::new("setpriv");
-        nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&public).args(arguments);
+        nobody
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .arg(&public)
+            .args(arguments);
         let outcome = perfusion::run(&mut nobody, DEADLINE).unwrap();
         assert_error(&outcome, 4, &[&pid, "root with CAP_SYS_PTRACE"]);
     }
     let mut nobody = Command::new("setpriv");
     nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&public);
-    let outcome = perfusion::run(nobody.args(["inspect", "unwind", &pid, "0x1000"]), DEADLINE).unwrap();
+    let outcome =
+        perfusion::run(nobody.args(["inspect", "unwind", &pid, "0x1000"]), DEADLINE).unwrap();
     assert_error(&outcome, 4, &[&pid, "another user's", "as root"]);
 }
 
@@ -407,10 +466,11 @@ fn a_full_disk_ends_with_5_and_leaves_nothing_partial() {
     let disk = scratch.path("disk");
     fs::create_dir(&disk).unwrap();
     let shown = disk.display();
-    // Room for the directory and the filler, not for a page more. What is left is listed by the same shell, in whose namespace alone
-    // the disk is.
+    // Room for the directory and the filler, not for a page more. What is left is listed by the
+    // same shell, in whose namespace alone the disk is.
     let script = format!(
-        "mount -t tmpfs -o size=4k none {shown}\ncat /dev/zero > {shown}/filler 2>/dev/null || true\nset +e\n\"$@\"\ncode=$?\nls -A {shown}\nexit $code"
+        "mount -t tmpfs -o size=4k none {shown}\ncat /dev/zero > {shown}/filler 2>/dev/null || \
+         true\nset +e\n\"$@\"\ncode=$?\nls -A {shown}\nexit $code"
     );
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-ec", &script, "sh"]);
@@ -421,16 +481,21 @@ fn a_full_disk_ends_with_5_and_leaves_nothing_partial() {
     assert!(left.is_empty(), "left on the disk: {left:?}");
 }
 
-/// `perfusion record` on `app`, in a shell that limits the length of files to `blocks` of 512 bytes (POSIX).
+/// `perfusion record` on `app`, in a shell that limits the length of files to `blocks` of 512 bytes
+/// (POSIX).
 fn with_short_files(blocks: u32, app: &App, file: &Path) -> Outcome {
     let mut command = Command::new("sh");
-    command.args(["-c", &format!("ulimit -f {blocks}; exec \"$@\""), "sh"]).arg(perfusion_bin().unwrap());
+    command
+        .args(["-c", &format!("ulimit -f {blocks}; exec \"$@\""), "sh"])
+        .arg(perfusion_bin().unwrap());
     perfusion::run(command.args(record_args(app.pid(), file)), DEADLINE).unwrap()
 }
 
 #[test]
 fn where_files_must_be_short_a_profile_lacks_names_or_is_not_written_and_says_so() {
-    let Some(_turn) = begin_beside("errors::short_files", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside("errors::short_files", &[RECORD, &[Need::C]].concat()) else {
+        return;
+    };
     let scratch = Scratch::new().unwrap();
     let app = Workload::native("spin", &[]).unwrap().start().unwrap();
     let file = scratch.path("short.pb.gz");
@@ -467,7 +532,8 @@ fn an_app_with_diagnostics_off_is_profiled_without_names_and_the_reason_is_shown
     let pid = app.pid().to_string();
     app.stop().unwrap();
     let cpu = profile.sum("cpu", |sample| sample.label("thread_id") == thread);
-    let unnamed = profile.sum("cpu", |sample| sample.label("thread_id") == thread && sample.has("[managed]"));
+    let unnamed =
+        profile.sum("cpu", |sample| sample.label("thread_id") == thread && sample.has("[managed]"));
     // Never a wrong name: the whole chain is there, as addresses.
     assert!(
         cpu > 0 && unnamed * 10 >= cpu * 9,
@@ -488,7 +554,9 @@ fn an_app_with_diagnostics_off_is_profiled_without_names_and_the_reason_is_shown
 
 #[test]
 fn a_program_started_with_diagnostics_off_has_its_reason_too() {
-    let Some(_turn) = begin_beside("errors::started_with_diagnostics_off", RECORD_NET9) else { return };
+    let Some(_turn) = begin_beside("errors::started_with_diagnostics_off", RECORD_NET9) else {
+        return;
+    };
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("off.pb.gz");
     let program = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().arg("3");
@@ -527,9 +595,11 @@ fn a_process_nobody_may_look_at_is_no_target() {
     let scratch = Scratch::new().unwrap();
     let (app, output) = (sleeper(), scratch.path("x.pb.gz"));
     let maps = format!("/proc/{}/maps", app.pid());
-    // The kernel opens no device on such a mount, for nobody (`may_open`, fs/namei.c): the same answer, with all capabilities there are.
+    // The kernel opens no device on such a mount, for nobody (`may_open`, fs/namei.c): the same
+    // answer, with all capabilities there are.
     let setup = format!(
-        "cd {0:?}; mount -t tmpfs -o nodev none .; cd {0:?}; mknod closed c 1 3; mount --bind closed {maps}",
+        "cd {0:?}; mount -t tmpfs -o nodev none .; cd {0:?}; mknod closed c 1 3; mount --bind \
+         closed {maps}",
         scratch.path(""),
     );
     let outcome = in_own_mounts(&setup, &record_args(app.pid(), &output));
@@ -551,14 +621,22 @@ fn a_musl_process_is_profiled_by_name() {
     let Some(_turn) = begin_beside("errors::a_musl_process", &needs) else { return };
     let program = cache_dir().join("spin-musl");
     let source = sources_of_native().join("spin.c");
-    let built =
-        Command::new("musl-gcc").args(["-O1", "-g", "-o"]).arg(&program).arg(source).status().unwrap();
+    let built = Command::new("musl-gcc")
+        .args(["-O1", "-g", "-o"])
+        .arg(&program)
+        .arg(source)
+        .status()
+        .unwrap();
     assert!(built.success());
     let app = Workload::program(program).start().unwrap();
     let (profile, _) = record_pid(app.pid(), Duration::from_secs(2), &[]).unwrap();
     let cpu = profile.sum("cpu", |_| true);
     let here = profile.sum("cpu", |sample| sample.positions(&["main", "spin_here"]).is_some());
-    assert!(cpu > 0 && here * 10 >= cpu * 9, "{here} of {cpu} ns:\n{}", profile.describe("cpu", |_| true));
+    assert!(
+        cpu > 0 && here * 10 >= cpu * 9,
+        "{here} of {cpu} ns:\n{}",
+        profile.describe("cpu", |_| true)
+    );
 }
 
 #[test]
@@ -567,7 +645,8 @@ fn a_32_bit_process_is_timed_and_named_as_what_it_is() {
     let Some(_turn) = begin_beside("errors::a_32_bit_process", &needs) else { return };
     let app = Workload::program(assemble_32_bit("spin32").unwrap()).spawn().unwrap();
     let (profile, outcome) = record_pid(app.pid(), Duration::from_secs(2), &[]).unwrap();
-    // Asleep 10 of every 10 ms, and what it then waits for a CPU: known from the scheduler, whatever the stack is.
+    // Asleep 10 of every 10 ms, and what it then waits for a CPU: known from the scheduler,
+    // whatever the stack is.
     let (blocked, runnable) = (profile.sum("blocked", |_| true), profile.sum("runnable", |_| true));
     assert!(
         blocked * 10 > (profile.duration_ns - runnable) * 8 && blocked > runnable,
@@ -581,7 +660,9 @@ fn a_32_bit_process_is_timed_and_named_as_what_it_is() {
 
 #[test]
 fn a_command_that_cannot_be_started_ends_with_127() {
-    let Some(_turn) = begin_beside("errors::a_command_that_cannot_be_started", RECORD) else { return };
+    let Some(_turn) = begin_beside("errors::a_command_that_cannot_be_started", RECORD) else {
+        return;
+    };
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("x.pb.gz");
     fs::write(&file, "an earlier profile").unwrap();
@@ -616,8 +697,10 @@ fn ps_and_doctor_say_what_they_see() {
     // A recording started while another runs is nobody's error.
     let sleeper = sleeper();
     let scratch = Scratch::new().unwrap();
-    let first = Recording::of_pid(sleeper.pid(), &scratch.path("a.pb.gz"), &["--duration", "1s"]).unwrap();
-    let second = Recording::of_pid(sleeper.pid(), &scratch.path("b.pb.gz"), &["--duration", "1s"]).unwrap();
+    let first =
+        Recording::of_pid(sleeper.pid(), &scratch.path("a.pb.gz"), &["--duration", "1s"]).unwrap();
+    let second =
+        Recording::of_pid(sleeper.pid(), &scratch.path("b.pb.gz"), &["--duration", "1s"]).unwrap();
     first.finish_well(SLACK).unwrap();
     second.finish_well(SLACK).unwrap();
 }
@@ -631,7 +714,9 @@ fn the_c_workloads_compile() {
 
 #[test]
 fn a_file_that_is_no_profile_is_refused_by_name() {
-    let Some(_turn) = begin_beside("errors::a_file_that_is_no_profile", &[Need::Perfusion]) else { return };
+    let Some(_turn) = begin_beside("errors::a_file_that_is_no_profile", &[Need::Perfusion]) else {
+        return;
+    };
     let scratch = Scratch::new().unwrap();
     let gzip_header = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3];
     for (name, bytes, why) in [
@@ -651,7 +736,9 @@ fn a_file_that_is_no_profile_is_refused_by_name() {
 
 #[test]
 fn a_recorded_command_keeps_its_own_exit_code_and_signal() {
-    let Some(_turn) = begin_beside("errors::a_recorded_command_keeps_its_exit_code", RECORD) else { return };
+    let Some(_turn) = begin_beside("errors::a_recorded_command_keeps_its_exit_code", RECORD) else {
+        return;
+    };
     let scratch = Scratch::new().unwrap();
     for (script, code) in [("exit 0", 0), ("exit 42", 42), ("kill -KILL $$", 128 + 9)] {
         let mut command = perfusion::command(["record", "-o"]);

@@ -1,4 +1,5 @@
-//! Issue 5, Show 5: exact mode knows every object, and what became of it, as well as the program itself does.
+//! Issue 5, Show 5: exact mode knows every object, and what became of it, as well as the program
+//! itself does.
 
 use std::time::Duration;
 
@@ -24,15 +25,21 @@ struct Recorded {
     types: String,
 }
 
-fn record(runtime: Runtime, arguments: &[&str], variables: &[(&str, &str)]) -> anyhow::Result<Recorded> {
+fn record(
+    runtime: Runtime,
+    arguments: &[&str],
+    variables: &[(&str, &str)],
+) -> anyhow::Result<Recorded> {
     let scratch = Scratch::new()?;
     let file = scratch.path("app.pb.gz");
-    let app = arguments.iter().fold(Workload::dotnet(runtime, "exact", &[])?, |app, arg| app.arg(*arg));
+    let app =
+        arguments.iter().fold(Workload::dotnet(runtime, "exact", &[])?, |app, arg| app.arg(*arg));
     let mut recording = command(["record", "--exact", "-o"]);
     recording.arg(&file).arg("--").args(app.command_line()).envs(variables.iter().copied());
     let outcome = run(&mut recording, DEADLINE)?;
     anyhow::ensure!(outcome.code() == 0, "{}", outcome.stderr);
-    let truth = outcome.stdout.lines().find_map(|line| line.strip_prefix("truth ")).context("no truth")?;
+    let truth =
+        outcome.stdout.lines().find_map(|line| line.strip_prefix("truth ")).context("no truth")?;
     let account = std::fs::read(scratch.path("app.exact.json")).context(outcome.stderr)?;
     let printed = |arguments: &[&str]| -> anyhow::Result<String> {
         Ok(run(command(["report"]).arg(&file).args(arguments), DEADLINE)?.stdout)
@@ -82,13 +89,16 @@ fn assert_true(recorded: &Recorded, only: &[&str]) {
     for (name, truth) in recorded.truth["types"].as_object().expect("types") {
         let of = types.iter().find(|of| of["name"] == name.as_str());
         let of = of.unwrap_or_else(|| panic!("{name} is missing"));
-        for (word, path) in NAMES.iter().filter(|(word, _)| only.is_empty() || only.contains(word)) {
+        for (word, path) in NAMES.iter().filter(|(word, _)| only.is_empty() || only.contains(word))
+        {
             if let Some(expected) = truth.get(word).and_then(Value::as_u64) {
                 assert_eq!(number(of, path), expected, "{word} of {name}");
             }
         }
         // The profile has the same.
-        for (column, path) in [("alloc_objects", "/allocated/objects"), ("alloc_space", "/allocated/bytes")] {
+        for (column, path) in
+            [("alloc_objects", "/allocated/objects"), ("alloc_space", "/allocated/bytes")]
+        {
             let sum = recorded.profile.sum(column, |sample| sample.label("type") == name);
             assert_eq!(u64::try_from(sum), Ok(number(of, path)), "{column} of {name}");
         }
@@ -96,7 +106,8 @@ fn assert_true(recorded: &Recorded, only: &[&str]) {
     let sum = |path: &str| types.iter().map(|of| number(of, path)).sum::<u64>();
     assert_eq!(sum("/allocated/objects"), number(process, "/objects"));
     assert_eq!(sum("/allocated/bytes"), number(process, "/bytes"));
-    // .NET 10 tells nobody of the values it boxes by a helper of its own (where optimized code does not box them inline): they were found by collections and at the end.
+    // .NET 10 tells nobody of the values it boxes by a helper of its own (where optimized code does
+    // not box them inline): they were found by collections and at the end.
     let is_new = process["runtime"].as_str().is_some_and(|version| version.starts_with("10."));
     assert_eq!(is_new, number(process, "/unseen") > 0, "{}", recorded.report);
     assert_eq!(is_new, recorded.report.contains("  found  "), "{}", recorded.report);
@@ -132,8 +143,9 @@ fn a_process_that_was_two_programs_has_the_sum_of_both(runtime: Runtime) {
         small.map(|of| number(of, "/allocated/objects")).sum::<u64>()
     };
     assert_eq!(of(&programs[1]), 2 * OBJECTS);
-    let sum =
-        Profile::read(&file).unwrap().sum("alloc_objects", |sample| sample.label("type") == "Family.Small");
+    let sum = Profile::read(&file)
+        .unwrap()
+        .sum("alloc_objects", |sample| sample.label("type") == "Family.Small");
     assert_eq!(u64::try_from(sum), Ok(of(&programs[0]) + 2 * OBJECTS), "{}", outcome.stderr);
 }
 
@@ -143,18 +155,32 @@ fn assert_lives_are_true(runtime: Runtime, arguments: &[&str]) -> u64 {
     let process = process(&recorded);
     let collections = process["collections"].as_array().expect("a list");
     assert_eq!(collections.len() as u64, number(&recorded.truth, "/collections"));
-    assert!(collections.iter().all(|of| of["reason"].as_str().is_some_and(|why| why.starts_with("induced"))));
+    assert!(
+        collections
+            .iter()
+            .all(|of| of["reason"].as_str().is_some_and(|why| why.starts_with("induced")))
+    );
     assert!(collections.iter().all(|of| number(of, "/pause_ns") > 0), "{collections:?}");
     assert_true(&recorded, &[]);
-    // The dead have lived through as many collections as the program has seen them live through, by its weak handles.
+    // The dead have lived through as many collections as the program has seen them live through, by
+    // its weak handles.
     for (name, truth) in recorded.truth["types"].as_object().expect("types") {
         let Some(died) = truth.get("died") else { continue };
-        let of = process["types"].as_array().expect("a list").iter().find(|of| of["name"] == name.as_str());
+        let of = process["types"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .find(|of| of["name"] == name.as_str());
         let told = of.and_then(|of| of["died_after_collections"].as_array()).expect("lifetimes");
-        let told = told.iter().map(|one| (number(one, "/from").to_string(), one["objects"].clone()));
+        let told =
+            told.iter().map(|one| (number(one, "/from").to_string(), one["objects"].clone()));
         assert_eq!(&Value::Object(told.collect()), died, "lifetimes of {name}");
     }
-    assert!(recorded.truth["types"]["Counted.Brief"]["died"].as_object().is_some_and(|died| died.len() > 1));
+    assert!(
+        recorded.truth["types"]["Counted.Brief"]["died"]
+            .as_object()
+            .is_some_and(|died| died.len() > 1)
+    );
     // What survived each collection adds up.
     for of in process["types"].as_array().expect("a list") {
         let each = of["per_collection"].as_array().expect("a list");
@@ -175,8 +201,10 @@ fn survivors_moves_and_promotions_are_those_of_the_program(runtime: Runtime) {
     let name = format!("exact::survivors on {runtime}");
     let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     // Show 5 wants ten million objects; what is true of each is the same.
-    let objects =
-        assert_lives_are_true(runtime, &if long_form() { ["8", "20", "2000"] } else { ["8", "6", "100"] });
+    let objects = assert_lives_are_true(
+        runtime,
+        &if long_form() { ["8", "20", "2000"] } else { ["8", "6", "100"] },
+    );
     assert!(!long_form() || objects > 10_000_000, "{objects}");
     println!("{name}: {objects} objects, all of them true");
 }
@@ -192,8 +220,10 @@ fn what_holds_the_objects_of_a_type_is_what_the_program_knows(runtime: Runtime) 
     assert!(number(process, "/looked/took_ns") > 0);
     let types = process["types"].as_array().expect("a list");
     let holders = |name: &str| {
-        let of =
-            types.iter().find(|of| of["name"] == name).unwrap_or_else(|| panic!("no {name}: {types:#?}"));
+        let of = types
+            .iter()
+            .find(|of| of["name"] == name)
+            .unwrap_or_else(|| panic!("no {name}: {types:#?}"));
         &of["holders"]
     };
     for (name, truth) in recorded.truth.as_object().expect("types") {
@@ -202,8 +232,15 @@ fn what_holds_the_objects_of_a_type_is_what_the_program_knows(runtime: Runtime) 
         }
     }
     assert!(number(holders("Counted.Leaf"), "/stack_roots") > 0, "its local");
-    let row = recorded.report.lines().find(|line| line.contains("Counted.Node ") && line.contains(" 299 "));
-    assert!(row.is_some() && recorded.report.contains("after collection 1 ("), "{}", recorded.report);
+    let row = recorded
+        .report
+        .lines()
+        .find(|line| line.contains("Counted.Node ") && line.contains(" 299 "));
+    assert!(
+        row.is_some() && recorded.report.contains("after collection 1 ("),
+        "{}",
+        recorded.report
+    );
 }
 
 on_runtimes!(free_space_before_and_after_a_collection_is_the_runtimes: net8 Net8, net10 Net10; long: net9 Net9);
@@ -228,8 +265,10 @@ fn free_space_before_and_after_a_collection_is_the_runtimes(runtime: Runtime) {
     }
     // 200 holes of 100,000 bytes.
     assert!(most_free.iter().all(|most| (19_900_000..20_100_000).contains(most)), "{most_free:?}");
-    let shown =
-        recorded.report.lines().any(|line| line.contains("heap before") && line.contains("heap after"));
+    let shown = recorded
+        .report
+        .lines()
+        .any(|line| line.contains("heap before") && line.contains("heap after"));
     assert!(shown, "{}", recorded.report);
 }
 
@@ -246,20 +285,24 @@ fn objects_are_counted_while_the_runtime_collects(runtime: Runtime) {
     let process = process(&recorded);
     println!("{name}: {} objects, all of them counted", process["objects"]);
     // Chance chooses each byte with p = 1/102,400, whatever the runtime would.
-    let line = recorded.profile.comments.iter().find(|line| line.starts_with("loss: ")).expect("a line");
-    let chosen = line.split_once("allocations ").and_then(|(_, rest)| rest.split(' ').next()).unwrap();
+    let line =
+        recorded.profile.comments.iter().find(|line| line.starts_with("loss: ")).expect("a line");
+    let chosen =
+        line.split_once("allocations ").and_then(|(_, rest)| rest.split(' ').next()).unwrap();
     let chosen: f64 = chosen.parse().unwrap();
     let in_all = |bytes: u64| bytes as f64 / 102_400.0;
     let expected = in_all(number(process, "/bytes"));
     let random = 5.0 * expected.sqrt();
-    // Of classes of which nobody is told of some each object has more to be chosen by, as many bytes as there are of these, but what it was before the last collection.
+    // Of classes of which nobody is told of some each object has more to be chosen by, as many
+    // bytes as there are of these, but what it was before the last collection.
     let (unseen, more) = match number(process, "/unseen") {
         0 => (0.0, 0.0),
         unseen => (in_all(24 * unseen), in_all(20 * 24 * unseen)),
     };
     let bounds = expected - unseen - random..expected + more + random;
     assert!(bounds.contains(&chosen), "{chosen} were chosen, expected {bounds:?}");
-    let by_stride = recorded.profile.samples.iter().filter(|sample| sample.label("sampling") == "stride");
+    let by_stride =
+        recorded.profile.samples.iter().filter(|sample| sample.label("sampling") == "stride");
     assert_eq!(by_stride.count(), 0, "also alive ones are chosen by chance");
     let collections = process["collections"].as_array().expect("a list");
     // Of what was allocated before a collection nothing is missing: it is dead or has survived.
@@ -275,7 +318,8 @@ fn objects_are_counted_whoever_collects(runtime: Runtime) {
     // Several heaps with threads of their own.
     let recorded = record(runtime, &["4", "3", "50", "3"], &[("DOTNET_gcServer", "1")]).unwrap();
     assert_true(&recorded, &["objects", "bytes"]);
-    // Memory is always short, so a full collection follows one that was stopped for it, and nothing announces it but an event.
+    // Memory is always short, so a full collection follows one that was stopped for it, and nothing
+    // announces it but an event.
     let short = [
         ("DOTNET_GCHeapHardLimit", "A000000"),
         ("DOTNET_GCHighMemPercent", "1"),
@@ -288,14 +332,20 @@ fn objects_are_counted_whoever_collects(runtime: Runtime) {
     let ones = collections.iter().filter(|of| of["reason"] == "provisional_full").count();
     println!("{name}: {ones} of {} collections were announced by an event only", collections.len());
     assert!(ones > 0 || !long_form(), "{}", recorded.report);
-    assert_eq!(collections.len() as u64, number(&recorded.truth, "/collections"), "{}", recorded.report);
+    assert_eq!(
+        collections.len() as u64,
+        number(&recorded.truth, "/collections"),
+        "{}",
+        recorded.report
+    );
 }
 
 on_runtimes!(boxed_values_are_those_of_who_boxed_them: net8 Net8, net10 Net10; long: net9 Net9);
 
 fn boxed_values_are_those_of_who_boxed_them(runtime: Runtime) {
     let name = format!("exact::boxes on {runtime}");
-    // Alone: the program lives for half a second, and a recorder that comes too late to read its code has guessed stacks.
+    // Alone: the program lives for half a second, and a recorder that comes too late to read its
+    // code has guessed stacks.
     let Some(_turn) = begin(&name, &record_on(runtime)) else { return };
     // 16 MiB of generation 0: a few collections.
     let recorded = record(runtime, &["boxes"], &[("DOTNET_GCgen0size", "1000000")]).unwrap();
@@ -308,28 +358,39 @@ fn boxed_values_are_those_of_who_boxed_them(runtime: Runtime) {
     let by = |method: &str| {
         let is_it = |sample: &Sample| sample.label("type") == "Counted.Loose" && sample.has(method);
         let value = |sample: &Sample| recorded.profile.value(sample, "alloc_objects");
-        let made = recorded.profile.samples.iter().filter(|sample| is_it(sample) && value(sample) > 0);
-        let chosen: f64 = made.map(|sample| sample.label("sampled_objects").parse::<f64>().unwrap()).sum();
+        let made =
+            recorded.profile.samples.iter().filter(|sample| is_it(sample) && value(sample) > 0);
+        let chosen: f64 =
+            made.map(|sample| sample.label("sampled_objects").parse::<f64>().unwrap()).sum();
         (recorded.profile.sum("alloc_objects", is_it) as f64, chosen)
     };
     let (helper, inline) = (by("BoxByHelper"), by("BoxInline"));
     println!("{name}: by the helper {helper:?}, inline {inline:?} (objects, sampled)");
-    let all = || recorded.profile.describe("alloc_objects", |sample| sample.label("type") == "Counted.Loose");
+    let all = || {
+        recorded.profile.describe("alloc_objects", |sample| sample.label("type") == "Counted.Loose")
+    };
     assert_eq!((helper.0 + inline.0) as u64, made, "{}", all());
-    // Chance has chosen some 470 and 230 of them. What .NET 10 told nobody of is not shared by chance: who boxes inline is not among its makers. It told of one in 340 made by the
-    // helper, which are chosen with more bytes than they have once a collection has shown how it is.
+    // Chance has chosen some 470 and 230 of them. What .NET 10 told nobody of is not shared by
+    // chance: who boxes inline is not among its makers. It told of one in 340 made by the helper,
+    // which are chosen with more bytes than they have once a collection has shown how it is.
     let error = (helper.0 / truth("helper") as f64 - 1.0).abs();
     let is_new = number(process, "/unseen") > 0;
     assert!(error < if is_new { 0.01 } else { 0.15 }, "{helper:?}, {inline:?}");
-    assert!(helper.1 > if is_new { 5.0 } else { 300.0 } && inline.1 > 100.0, "{helper:?}, {inline:?}");
+    assert!(
+        helper.1 > if is_new { 5.0 } else { 300.0 } && inline.1 > 100.0,
+        "{helper:?}, {inline:?}"
+    );
 }
 
 #[test]
 fn a_program_with_little_address_space_is_counted_and_runs_on() {
     let runtime = Runtime::Net10;
-    let Some(_turn) = begin_beside("exact: little address space", &record_on(runtime)) else { return };
+    let Some(_turn) = begin_beside("exact: little address space", &record_on(runtime)) else {
+        return;
+    };
     let scratch = Scratch::new().unwrap();
-    // What exact mode would like to have for itself is some thirty times as much. Below 8 GiB it takes nothing (`reservations`).
+    // What exact mode would like to have for itself is some thirty times as much. Below 8 GiB it
+    // takes nothing (`reservations`).
     const LIMIT_KIB: &str = "12000000";
     let app = Workload::dotnet(runtime, "exact", &[]).unwrap().arg("2").arg("1").arg("10");
     let mut recording = command(["record", "--exact", "-o"]);
@@ -343,14 +404,23 @@ fn a_program_with_little_address_space_is_counted_and_runs_on() {
     recording.args(app.command_line()).env("DOTNET_GCHeapHardLimit", "10000000");
     let outcome = run(&mut recording, DEADLINE).unwrap();
     assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
-    let truth = outcome.stdout.lines().find_map(|line| line.strip_prefix("truth ")).expect("a truth");
+    let truth =
+        outcome.stdout.lines().find_map(|line| line.strip_prefix("truth ")).expect("a truth");
     let truth: Value = serde_json::from_str(truth).unwrap();
     let account: Value =
         serde_json::from_slice(&std::fs::read(scratch.path("app.exact.json")).unwrap()).unwrap();
     let process = &account["processes"][0];
     for (name, truth) in truth["types"].as_object().expect("types") {
-        let of = process["types"].as_array().expect("a list").iter().find(|of| of["name"] == name.as_str());
-        assert_eq!(of.map(|of| number(of, "/allocated/objects")), truth["objects"].as_u64(), "{name}");
+        let of = process["types"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .find(|of| of["name"] == name.as_str());
+        assert_eq!(
+            of.map(|of| number(of, "/allocated/objects")),
+            truth["objects"].as_u64(),
+            "{name}"
+        );
     }
     assert_eq!(
         (&process["ending"], &process["losses"]),
@@ -380,7 +450,11 @@ fn a_heap_whose_objects_are_counted_is_not_surveyed_beside() {
     let pid = pid.unwrap().to_string();
     let refused = run(&mut command(["heap", "--pid", &pid]), DEADLINE).unwrap();
     assert_eq!(refused.code(), 1, "{}", refused.stdout);
-    assert!(refused.stderr.contains(&pid) && refused.stderr.contains("--exact"), "{}", refused.stderr);
+    assert!(
+        refused.stderr.contains(&pid) && refused.stderr.contains("--exact"),
+        "{}",
+        refused.stderr
+    );
     // The recording ends with its program.
     let app = Pid::from_raw(pid.parse().unwrap()).unwrap();
     rustix::process::kill_process(app, Signal::KILL).unwrap();
@@ -388,9 +462,12 @@ fn a_heap_whose_objects_are_counted_is_not_surveyed_beside() {
 }
 
 fn children(pid: u32) -> Vec<u32> {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().map_while(Result::ok);
+    let tasks =
+        std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().map_while(Result::ok);
     let lists = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
     lists
-        .flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .flat_map(|list| {
+            list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()
+        })
         .collect()
 }

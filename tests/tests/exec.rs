@@ -1,5 +1,5 @@
-//! A process that becomes another program while it is recorded: what ran before bears the name it had then, and no time is lost or counted
-//! twice, whichever thread called `execve`.
+//! A process that becomes another program while it is recorded: what ran before bears the name it
+//! had then, and no time is lost or counted twice, whichever thread called `execve`.
 
 use std::process::Command;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use system_tests::perfusion::{self, Recording, SLACK, Scratch, record_pid};
 use system_tests::profile::Sample;
 use system_tests::{Profile, Workload};
 
-/// Records a process that becomes another one on the way. Answers the profile, the process, the thread that called `execve`, and how long each
-/// program burned a CPU by its own clock.
+/// Records a process that becomes another one on the way. Answers the profile, the process, the
+/// thread that called `execve`, and how long each program burned a CPU by its own clock.
 fn recorded(caller: &str) -> (Profile, u32, u32, [i64; 2]) {
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("becomes.pb.gz");
@@ -41,11 +41,14 @@ fn assert_programs_are_told_apart(profile: &Profile, burnt: [i64; 2]) {
         let cpu = |fits: &dyn Fn(&Sample) -> bool| {
             profile.sum("cpu", |sample| sample.has(&function) && fits(sample))
         };
-        let own = cpu(&|sample| sample.label("process") == program && sample.label("thread_name") == program);
+        let own = cpu(&|sample| {
+            sample.label("process") == program && sample.label("thread_name") == program
+        });
         let all = cpu(&|_| true);
         let picture = || profile.describe("cpu", |_| true);
         assert_eq!(own, all, "{function} stands under another program:\n{}", picture());
-        // The thread's clock is the scheduler's account; around the burning there is little else, of which some may be sampled with it.
+        // The thread's clock is the scheduler's account; around the burning there is little else,
+        // of which some may be sampled with it.
         assert!(
             (own - burnt).abs() * 20 <= burnt,
             "{function}: {own} ns, by its own clock {burnt}:\n{}",
@@ -56,19 +59,26 @@ fn assert_programs_are_told_apart(profile: &Profile, burnt: [i64; 2]) {
 
 fn wall(profile: &Profile, tid: u32, program: &str) -> i64 {
     let tid = tid.to_string();
-    let fits = |sample: &Sample| sample.label("thread_id") == tid && sample.label("process") == program;
+    let fits =
+        |sample: &Sample| sample.label("thread_id") == tid && sample.label("process") == program;
     ["cpu", "runnable", "blocked"].into_iter().map(|column| profile.sum(column, fits)).sum()
 }
 
 fn assert_whole(profile: &Profile, sum: i64, what: &str) {
     let duration = profile.duration_ns;
     let picture = || profile.describe("wall", |_| true);
-    assert!((sum - duration).abs() * 100 <= duration, "{what}: {sum} of {duration} ns:\n{}", picture());
+    assert!(
+        (sum - duration).abs() * 100 <= duration,
+        "{what}: {sum} of {duration} ns:\n{}",
+        picture()
+    );
 }
 
 #[test]
 fn the_first_thread_becomes_another_program() {
-    let Some(_turn) = begin_beside("exec::first_thread", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside("exec::first_thread", &[RECORD, &[Need::C]].concat()) else {
+        return;
+    };
     let (profile, pid, caller, burnt) = recorded("first");
     assert_eq!(caller, pid);
     assert_programs_are_told_apart(&profile, burnt);
@@ -81,7 +91,9 @@ fn the_first_thread_becomes_another_program() {
 
 #[test]
 fn another_thread_than_the_first_becomes_another_program() {
-    let Some(_turn) = begin_beside("exec::other_thread", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside("exec::other_thread", &[RECORD, &[Need::C]].concat()) else {
+        return;
+    };
     let (profile, pid, caller, burnt) = recorded("second");
     assert_ne!(caller, pid);
     assert_programs_are_told_apart(&profile, burnt);
@@ -89,8 +101,12 @@ fn another_thread_than_the_first_becomes_another_program() {
     let (before, after) = (wall(&profile, caller, "before"), wall(&profile, pid, "after"));
     assert_eq!(wall(&profile, caller, "after"), 0, "{}", profile.describe("wall", |_| true));
     assert_whole(&profile, before + after, "the thread that calls execve");
-    assert!(before * 100 >= burnt[0] * 99 && after * 100 >= burnt[1] * 99, "{before} {after} {burnt:?}");
-    // The first thread ended where the other took its place; either may have waited for a CPU to do so.
+    assert!(
+        before * 100 >= burnt[0] * 99 && after * 100 >= burnt[1] * 99,
+        "{before} {after} {burnt:?}"
+    );
+    // The first thread ended where the other took its place; either may have waited for a CPU to do
+    // so.
     let first = wall(&profile, pid, "before");
     let queued = profile.sum("runnable", |sample| sample.label("process") == "before");
     assert!(
@@ -102,7 +118,11 @@ fn another_thread_than_the_first_becomes_another_program() {
             && sample.label("process") == "before"
             && sample.has("wait_for_the_other")
     });
-    assert!(waited * 100 >= first * 95, "{waited} of {first}:\n{}", profile.describe("blocked", |_| true));
+    assert!(
+        waited * 100 >= first * 95,
+        "{waited} of {first}:\n{}",
+        profile.describe("blocked", |_| true)
+    );
 }
 
 #[test]
@@ -111,7 +131,12 @@ fn a_started_program_is_recorded_from_its_first_instruction_and_not_before() {
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("started.pb.gz");
     let mut command = perfusion::command(["record", "-o"]);
-    command.arg(&file).args(["--", "/bin/sh", "-c", "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done"]);
+    command.arg(&file).args([
+        "--",
+        "/bin/sh",
+        "-c",
+        "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done",
+    ]);
     let outcome = perfusion::run(&mut command, SLACK).unwrap();
     assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
     let profile = Profile::read(&file).unwrap();
@@ -137,14 +162,22 @@ impl Drop for Loop {
 #[test]
 fn programs_that_live_for_a_millisecond_have_their_stacks() {
     let Some(_turn) = begin("exec::short_lives", RECORD) else { return };
-    let shell = Loop(Command::new("/bin/sh").args(["-c", "while :; do /bin/true; done"]).spawn().unwrap());
-    let (profile, outcome) = record_pid(shell.0.id(), Duration::from_secs(3), &["--no-attach"]).unwrap();
-    let counter =
-        |name: &str| profile.counter(name).unwrap_or_else(|| panic!("no {name}: {}", outcome.stderr));
+    let shell =
+        Loop(Command::new("/bin/sh").args(["-c", "while :; do /bin/true; done"]).spawn().unwrap());
+    let (profile, outcome) =
+        record_pid(shell.0.id(), Duration::from_secs(3), &["--no-attach"]).unwrap();
+    let counter = |name: &str| {
+        profile.counter(name).unwrap_or_else(|| panic!("no {name}: {}", outcome.stderr))
+    };
     let (walked, broken) = (counter("stacks_walked"), counter("stacks_broken"));
-    // While a program replaces another one, and when it has given back its memory at its end, there is no stack to be copied.
+    // While a program replaces another one, and when it has given back its memory at its end, there
+    // is no stack to be copied.
     let gone = counter("stack_unreadable");
-    assert!(walked > 100 && (broken - gone) * 50 <= walked, "{walked}, {broken}, {gone}: {}", outcome.stderr);
+    assert!(
+        walked > 100 && (broken - gone) * 50 <= walked,
+        "{walked}, {broken}, {gone}: {}",
+        outcome.stderr
+    );
     assert_eq!(counter("images_failed"), 0, "{}", outcome.stderr);
     let whole = |sample: &Sample| {
         let in_program =

@@ -1,5 +1,6 @@
-//! Faults that the daemon must survive (docs/reliability.md): killed again and again, disks that are full or read-only, configurations that are
-//! broken or swapped beneath it, receivers that say nothing, processes by the thousand.
+//! Faults that the daemon must survive (docs/reliability.md): killed again and again, disks that
+//! are full or read-only, configurations that are broken or swapped beneath it, receivers that say
+//! nothing, processes by the thousand.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -21,7 +22,9 @@ use rustix::process::Signal;
 use serde_json::Value;
 use system_tests::app::{App, Workload};
 use system_tests::cgroup::Group;
-use system_tests::environment::{Need, RECORD, RECORD_NET9, Runtime, begin, begin_beside, long_form, skip};
+use system_tests::environment::{
+    Need, RECORD, RECORD_NET9, Runtime, begin, begin_beside, long_form, skip,
+};
 use system_tests::perfusion::{self, Recording, SLACK, Scratch, record_allocations_beside};
 use system_tests::profile::{Profile, Sample};
 use system_tests::region::regions;
@@ -39,7 +42,10 @@ fn daemon(node: &Node) -> Command {
 
 /// Its log says so, and no more than that of a process it has not attached to.
 fn has_attached(daemon: &Recording) -> bool {
-    daemon.progress().lines().any(|line| line.contains(" attached ") && !line.contains("not attached"))
+    daemon
+        .progress()
+        .lines()
+        .any(|line| line.contains(" attached ") && !line.contains("not attached"))
 }
 
 /// How soon the next daemon is in the app again, from when it is ready on.
@@ -60,7 +66,8 @@ fn a_daemon_killed_and_started_again_and_again_hurts_no_app_and_leaves_nothing()
     load.iter().for_each(|app| group.take(app.pid()).unwrap());
     let mut node = Node::new();
     node.configure(&format!(
-        "selection: {{only: [{{cgroup: /perfusion-test-restarts*}}]}}\nattach: {{policy: all}}\nlimits: {{{}}}\n",
+        "selection: {{only: [{{cgroup: /perfusion-test-restarts*}}]}}\nattach: \
+         {{policy: all}}\nlimits: {{{}}}\n",
         node.kill_switch()
     ));
     // Moments as in `restart`: from the first system call into the attached recording.
@@ -69,7 +76,8 @@ fn a_daemon_killed_and_started_again_and_again_hurts_no_app_and_leaves_nothing()
     for round in 0..rounds {
         // Every other one surely gets to where it counts, the last one among them.
         let attaches = round % 2 == 1;
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let moment = Duration::from_millis((state >> 33) % latest);
         let daemon = Recording::spawn(&mut daemon(&node)).unwrap();
         if attaches {
@@ -86,14 +94,17 @@ fn a_daemon_killed_and_started_again_and_again_hurts_no_app_and_leaves_nothing()
             daemon.kill().unwrap();
         }
         app.ensure_alive().unwrap();
-        wait_until("BPF objects to go", DEADLINE, || still_loaded(&objects).is_empty().then_some(()))
-            .unwrap_or_else(|error| panic!("round {round}, after {moment:?}: {error}"));
+        wait_until("BPF objects to go", DEADLINE, || {
+            still_loaded(&objects).is_empty().then_some(())
+        })
+        .unwrap_or_else(|error| panic!("round {round}, after {moment:?}: {error}"));
         seen.extend(objects);
     }
     assert!(seen.iter().any(|(word, _)| *word == "prog_id"), "no kill met a loaded program");
     assert!(attached >= rounds / 2, "{attached} of {rounds} had attached");
 
-    // The next daemon takes over, as if nothing had been. How soon is the best of a few, for any of them may have to wait for a CPU.
+    // The next daemon takes over, as if nothing had been. How soon is the best of a few, for any of
+    // them may have to wait for a CPU.
     let mut attached_anew = Duration::MAX;
     let mut asked = Instant::now();
     for last in [false, false, true] {
@@ -126,7 +137,8 @@ fn a_daemon_killed_and_started_again_and_again_hurts_no_app_and_leaves_nothing()
     .unwrap_or_else(|error| panic!("{error}\n{:?}\n{}", regions(&app), node.daemon().progress()));
     writeln!(
         std::io::stderr(),
-        "{rounds} daemons ended, {attached} of them attached: the next one is in the app {attached_anew:.1?} after it was ready, has a profile with allocations after {took:.1?}, \
+        "{rounds} daemons ended, {attached} of them attached: the next one is in the app \
+         {attached_anew:.1?} after it was ready, has a profile with allocations after {took:.1?}, \
          their instances gone after {:.1?}",
         asked.elapsed()
     )
@@ -137,7 +149,8 @@ fn a_daemon_killed_and_started_again_and_again_hurts_no_app_and_leaves_nothing()
     assert_nothing_left(Path::new("/nowhere"));
     let truth = app.stop().unwrap();
     assert_eq!(truth["mistakes"], 0, "{truth}");
-    // As in `restart`: nothing a user would see, beyond what happens to everybody on a busy machine.
+    // As in `restart`: nothing a user would see, beyond what happens to everybody on a busy
+    // machine.
     let pause = |truth: &Value| truth["longest_pause_ms"].as_f64().unwrap();
     let others = pause(&other.stop().unwrap());
     assert!(pause(&truth) < 1000.0 + 2.0 * others, "{truth}; the other one's {others} ms");
@@ -151,8 +164,11 @@ fn has_allocations(profile: &Profile) -> bool {
 fn new_profile(node: &Node, service: &str, fits: impl Fn(&Profile) -> bool) -> Profile {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos();
     let found = wait_until(&format!("a profile of {service}"), DEADLINE, || {
-        let is_new = |profile: &Profile| u128::try_from(profile.time_ns).is_ok_and(|began| began > now);
-        let fits = |(name, profile): &(String, Profile)| name == service && is_new(profile) && fits(profile);
+        let is_new =
+            |profile: &Profile| u128::try_from(profile.time_ns).is_ok_and(|began| began > now);
+        let fits = |(name, profile): &(String, Profile)| {
+            name == service && is_new(profile) && fits(profile)
+        };
         node.profiles().into_iter().find(fits)
     });
     found.unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress())).1
@@ -160,17 +176,21 @@ fn new_profile(node: &Node, service: &str, fits: impl Fn(&Profile) -> bool) -> P
 
 #[test]
 fn two_daemons_of_different_folders_are_both_whole_and_one_may_end() {
-    let Some(_turn) = begin_beside("faults: two daemons", &[RECORD_NET9, &[Need::Cgroup2]].concat()) else {
+    let Some(_turn) =
+        begin_beside("faults: two daemons", &[RECORD_NET9, &[Need::Cgroup2]].concat())
+    else {
         return;
     };
     let group = group("perfusion-test-two").unwrap();
-    let workload = Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap().env("DD_SERVICE", "shop");
+    let workload =
+        Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap().env("DD_SERVICE", "shop");
     let app = workload.start().unwrap();
     group.take(app.pid()).unwrap();
     let mut nodes = [Node::new(), Node::new()];
     for node in &mut nodes {
         node.configure(&format!(
-            "selection: {{only: [{{cgroup: /perfusion-test-two*}}]}}\nattach: {{policy: all}}\nlimits: {{{}}}\n",
+            "selection: {{only: [{{cgroup: /perfusion-test-two*}}]}}\nattach: \
+             {{policy: all}}\nlimits: {{{}}}\n",
             node.kill_switch()
         ));
         node.start();
@@ -183,8 +203,10 @@ fn two_daemons_of_different_folders_are_both_whole_and_one_may_end() {
     assert_eq!(regions(&app).len(), 2);
     let [first, second] = nodes;
     first.end();
-    wait_until("the first one's library to leave", DEADLINE, || (regions(&app).len() == 1).then_some(()))
-        .unwrap();
+    wait_until("the first one's library to leave", DEADLINE, || {
+        (regions(&app).len() == 1).then_some(())
+    })
+    .unwrap();
     let profile = new_profile(&second, "shop", has_allocations);
     assert_eq!(profile.counter("shim_records_dropped_full").unwrap_or(0), 0);
     second.end();
@@ -200,13 +222,15 @@ fn a_recorder_beside_a_daemon_and_the_daemon_are_both_whole() {
         return;
     };
     let group = group("perfusion-test-guest").unwrap();
-    let workload = Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap().env("DD_SERVICE", "guest");
+    let workload =
+        Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap().env("DD_SERVICE", "guest");
     let mut app = workload.start().unwrap();
     group.take(app.pid()).unwrap();
     let mut node = Node::new();
     // Beside other tests the daemon would lower its rates, down to three samples a second.
     node.configure(&format!(
-        "selection: {{only: [{{cgroup: /perfusion-test-guest*}}]}}\nattach: {{policy: all}}\nlimits: {{cpu: 100%, {}}}\n",
+        "selection: {{only: [{{cgroup: /perfusion-test-guest*}}]}}\nattach: \
+         {{policy: all}}\nlimits: {{cpu: 100%, {}}}\n",
         node.kill_switch()
     ));
     node.start();
@@ -230,29 +254,39 @@ fn a_recorder_beside_a_daemon_and_the_daemon_are_both_whole() {
         profile.describe("alloc_space", |_| true)
     );
     assert!(profile.sum("cpu", made) > 0, "{}", profile.describe("cpu", |_| true));
-    // And so has the daemon, in its windows of that time; the last of them may still have to be written.
+    // And so has the daemon, in its windows of that time; the last of them may still have to be
+    // written.
     new_profile(&node, "guest", has_allocations);
     let all = node.profiles();
     let end = |profile: &Profile| profile.time_ns + profile.duration_ns;
     let mut touched: Vec<&Profile> = all
         .iter()
-        .filter(|(name, profile)| name == "guest" && end(profile) > before && profile.time_ns < after)
+        .filter(|(name, profile)| {
+            name == "guest" && end(profile) > before && profile.time_ns < after
+        })
         .map(|(_, profile)| profile)
         .collect();
     touched.sort_by_key(|profile| profile.time_ns);
-    // Each window goes on where the one before it ended. How many there are is the machine's matter: a late window is a longer one.
+    // Each window goes on where the one before it ended. How many there are is the machine's
+    // matter: a late window is a longer one.
     for pair in touched.windows(2) {
         let gap = (pair[1].time_ns - end(pair[0])).abs();
         assert!(gap <= 50_000_000, "{gap} ns between two windows");
     }
-    let windows: Vec<&Profile> =
-        touched.iter().copied().filter(|profile| profile.time_ns >= begun && end(profile) <= ended).collect();
-    let bytes =
-        |of: &[&Profile]| of.iter().map(|profile| profile.sum("alloc_space", |_| true)).sum::<i64>() as f64;
-    let (most, least, own) = (bytes(&touched), bytes(&windows), to.allocated_bytes - from.allocated_bytes);
+    let windows: Vec<&Profile> = touched
+        .iter()
+        .copied()
+        .filter(|profile| profile.time_ns >= begun && end(profile) <= ended)
+        .collect();
+    let bytes = |of: &[&Profile]| {
+        of.iter().map(|profile| profile.sum("alloc_space", |_| true)).sum::<i64>() as f64
+    };
+    let (most, least, own) =
+        (bytes(&touched), bytes(&windows), to.allocated_bytes - from.allocated_bytes);
     let picture = || {
         format!(
-            "{} windows within {} touched of {:?} s in {:.1} s: {least:.0} and {most:.0} bytes, the app's own {own:.0}; the recorder {allocated:.0} of {:.0} to {:.0}\n{}\n{:#?}",
+            "{} windows within {} touched of {:?} s in {:.1} s: {least:.0} and {most:.0} bytes, \
+             the app's own {own:.0}; the recorder {allocated:.0} of {:.0} to {:.0}\n{}\n{:#?}",
             windows.len(),
             touched.len(),
             touched.iter().map(|profile| profile.duration_ns as f64 / 1e9).collect::<Vec<_>>(),
@@ -265,13 +299,17 @@ fn a_recorder_beside_a_daemon_and_the_daemon_are_both_whole() {
     };
     writeln!(std::io::stderr(), "{}", picture().lines().next().unwrap_or_default()).unwrap();
     assert!(!windows.is_empty(), "{}", picture());
-    // Thousands of samples: a few percent by chance. An app goes slower while a recorder begins, which is at the ends of this time, so it is its bytes
-    // that are compared: those of the windows within are some of its own, and its own are some of those touched. Events that are heard twice give 2.
+    // Thousands of samples: a few percent by chance. An app goes slower while a recorder begins,
+    // which is at the ends of this time, so it is its bytes that are compared: those of the windows
+    // within are some of its own, and its own are some of those touched. Events that are heard
+    // twice give 2.
     assert!(least < 1.1 * own && 0.9 * own < most, "{}", picture());
     assert!(windows.iter().any(|profile| profile.sum("cpu", made) > 0), "{}", picture());
     // Each its own library, and the recorder's has left.
-    wait_until("the recorder's library to leave", DEADLINE, || (regions(&app).len() == 1).then_some(()))
-        .unwrap();
+    wait_until("the recorder's library to leave", DEADLINE, || {
+        (regions(&app).len() == 1).then_some(())
+    })
+    .unwrap();
     new_profile(&node, "guest", has_allocations);
     assert_eq!(node.metric("perfusion_daemon_recordings_total"), 1.0);
     node.end();
@@ -281,7 +319,8 @@ fn a_recorder_beside_a_daemon_and_the_daemon_are_both_whole() {
 
 #[test]
 fn a_frozen_container_holds_up_nobody_and_is_there_again_when_it_thaws() {
-    let Some(_turn) = begin_beside("faults: frozen", &[RECORD_NET9, &[Need::Cgroup2]].concat()) else {
+    let Some(_turn) = begin_beside("faults: frozen", &[RECORD_NET9, &[Need::Cgroup2]].concat())
+    else {
         return;
     };
     stands_still("cold", |frozen, _, how| {
@@ -324,14 +363,16 @@ fn a_process_that_a_debugger_has_stopped_holds_up_nobody_and_is_there_again_when
         drop(debugger.take());
         let states = || {
             let threads = fs::read_dir(format!("/proc/{}/task", app.pid())).unwrap().flatten();
-            let state =
-                |status: String| status.lines().find(|line| line.starts_with("State:")).map(str::to_owned);
+            let state = |status: String| {
+                status.lines().find(|line| line.starts_with("State:")).map(str::to_owned)
+            };
             threads
                 .filter_map(|thread| state(fs::read_to_string(thread.path().join("status")).ok()?))
                 .collect::<Vec<_>>()
         };
         if how {
-            let python = Workload::program("python3").arg("-c").arg(DEBUGGER).arg(app.pid().to_string());
+            let python =
+                Workload::program("python3").arg("-c").arg(DEBUGGER).arg(app.pid().to_string());
             debugger = Some(python.start().unwrap());
             assert!(states().iter().all(|state| state.contains("tracing stop")), "{:?}", states());
         } else {
@@ -343,7 +384,8 @@ fn a_process_that_a_debugger_has_stopped_holds_up_nobody_and_is_there_again_when
     });
 }
 
-/// A process that stands still beside one that does not, when the daemon comes and later, when its library is in it: `still` stops and wakes it.
+/// A process that stands still beside one that does not, when the daemon comes and later, when its
+/// library is in it: `still` stops and wakes it.
 fn stands_still(name: &'static str, mut still: impl FnMut(&Group, &App, bool)) {
     let (resting, awake) = (
         group(&format!("perfusion-test-{name}")).unwrap(),
@@ -357,7 +399,8 @@ fn stands_still(name: &'static str, mut still: impl FnMut(&Group, &App, bool)) {
     still(&resting, &cold, true);
     let mut node = Node::new();
     node.configure(&format!(
-        "selection: {{only: [{{cgroup: /perfusion-test-{name}*}}]}}\nattach: {{policy: all, retry_after: 1s}}\nlimits: {{{}}}\n",
+        "selection: {{only: [{{cgroup: /perfusion-test-{name}*}}]}}\nattach: \
+         {{policy: all, retry_after: 1s}}\nlimits: {{{}}}\n",
         node.kill_switch()
     ));
     node.start();
@@ -366,7 +409,11 @@ fn stands_still(name: &'static str, mut still: impl FnMut(&Group, &App, bool)) {
     let failures = || node.metric("perfusion_daemon_attach_failed_total");
     wait_until("an attach to fail", DEADLINE, || (failures() > 0.0).then_some(()))
         .unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
-    assert!(node.profiles().iter().all(|(service, profile)| service != name || !has_allocations(profile)));
+    assert!(
+        node.profiles()
+            .iter()
+            .all(|(service, profile)| service != name || !has_allocations(profile))
+    );
     // Still when its library is in it, too: the other one is recorded all the while.
     still(&resting, &cold, false);
     new_profile(&node, name, has_allocations);
@@ -394,7 +441,8 @@ fn a_pid_that_is_used_again_is_another_process() {
     let needs = [RECORD, &[Need::C, Need::Cgroup2]].concat();
     let Some(_turn) = begin_beside("faults: pid used again", &needs) else { return };
     let group = group("perfusion-test-again").unwrap();
-    let program = |flags: &[&str]| Workload::native("spin", flags).unwrap().command_line().remove(0);
+    let program =
+        |flags: &[&str]| Workload::native("spin", flags).unwrap().command_line().remove(0);
     // The same file but for the name of its function.
     let (here, there) = (program(&[]), program(&["-Dspin_here=spin_there"]));
     let helper = Workload::native("again", &[]).unwrap().arg(here).arg(there);
@@ -408,12 +456,16 @@ fn a_pid_that_is_used_again_is_another_process() {
     group.take(app.pid()).unwrap();
     group.take(pid).unwrap();
     node.start();
-    let has =
-        |function: &'static str| move |profile: &Profile| profile.sum("samples", |s| s.has(function)) > 0;
+    let has = |function: &'static str| {
+        move |profile: &Profile| profile.sum("samples", |s| s.has(function)) > 0
+    };
     new_profile(&node, "first", has("spin_here"));
     let done = app.ask("again", "done").unwrap();
     if done["errno"] != 0 {
-        skip("faults: pid used again", &format!("clone3 gives no chosen pid: errno {}", done["errno"]));
+        skip(
+            "faults: pid used again",
+            &format!("clone3 gives no chosen pid: errno {}", done["errno"]),
+        );
         return;
     }
     assert_eq!(done["pid"], pid);
@@ -424,19 +476,30 @@ fn a_pid_that_is_used_again_is_another_process() {
     let profiles = node.profiles();
     let samples = |service: &str, function: &str| -> i64 {
         let of = profiles.iter().filter(|(name, _)| name == service);
-        of.map(|(_, profile)| profile.sum("samples", |sample| own(sample) && sample.has(function))).sum()
+        of.map(|(_, profile)| profile.sum("samples", |sample| own(sample) && sample.has(function)))
+            .sum()
     };
-    let counts =
-        ["first", "second"].map(|service| (samples(service, "spin_here"), samples(service, "spin_there")));
+    let counts = ["first", "second"]
+        .map(|service| (samples(service, "spin_here"), samples(service, "spin_there")));
     let [(first_here, first_there), (second_here, second_there)] = counts;
-    assert_eq!((first_there, second_here), (0, 0), "{counts:?}: what one did stands under the other's name");
+    assert_eq!(
+        (first_there, second_here),
+        (0, 0),
+        "{counts:?}: what one did stands under the other's name"
+    );
     assert!(first_here > 0 && second_there > 0, "{counts:?}");
-    // A stack that does not reach `main`, as one taken before the new program's rules were read, says so itself.
+    // A stack that does not reach `main`, as one taken before the new program's rules were read,
+    // says so itself.
     for (service, profile) in &profiles {
         let cut = |sample: &Sample| {
             own(sample) && sample.has("spin_") && !sample.has("main") && !sample.has("[truncated")
         };
-        assert_eq!(profile.sum("samples", cut), 0, "{service}: {}", profile.describe("samples", cut));
+        assert_eq!(
+            profile.sum("samples", cut),
+            0,
+            "{service}: {}",
+            profile.describe("samples", cut)
+        );
     }
     drop(app);
     node.end();
@@ -454,7 +517,9 @@ fn links(pid: u32) -> Vec<String> {
 fn descriptors(pid: u32) -> BTreeMap<String, usize> {
     let mut found = BTreeMap::new();
     for link in links(pid) {
-        *found.entry(link.replace(|character: char| character.is_ascii_digit(), "")).or_default() += 1;
+        *found
+            .entry(link.replace(|character: char| character.is_ascii_digit(), ""))
+            .or_default() += 1;
     }
     found
 }
@@ -466,7 +531,8 @@ fn an_app_that_dies_in_a_call_of_the_library_costs_the_daemon_nothing() {
     let group = group("perfusion-test-dying").unwrap();
     let mut node = Node::new();
     node.configure(&format!(
-        "selection: {{only: [{{cgroup: /perfusion-test-dying*}}]}}\nattach: {{policy: all}}\nlimits: {{{}}}\n",
+        "selection: {{only: [{{cgroup: /perfusion-test-dying*}}]}}\nattach: \
+         {{policy: all}}\nlimits: {{{}}}\n",
         node.kill_switch()
     ));
     node.start();
@@ -474,9 +540,11 @@ fn an_app_that_dies_in_a_call_of_the_library_costs_the_daemon_nothing() {
     let whole = allocator.clone().env("DD_SERVICE", "whole").start().unwrap();
     group.take(whole.pid()).unwrap();
     new_profile(&node, "whole", has_allocations);
-    // What an attach has the app call, the library's own calls last (`profiler-shim/src/syscall.rs`), the how manieth of each it dies in, and of what:
-    // it is told to by the kernel as it enters the call. Of SIGSYS, as of a call that a filter forbids, no runtime hears;
-    // what it hears of and was not raised by itself (SIGSEGV, SIGABRT) it may take for nothing. The library's own thread blocks all signals.
+    // What an attach has the app call, the library's own calls last
+    // (`profiler-shim/src/syscall.rs`), the how manieth of each it dies in, and of what: it is told
+    // to by the kernel as it enters the call. Of SIGSYS, as of a call that a filter forbids, no
+    // runtime hears; what it hears of and was not raised by itself (SIGSEGV, SIGABRT) it may take
+    // for nothing. The library's own thread blocks all signals.
     let deaths = [
         ("openat", 1, "SIGKILL"),
         ("mmap", 1, "SIGSYS"),
@@ -512,23 +580,33 @@ fn an_app_that_dies_in_a_call_of_the_library_costs_the_daemon_nothing() {
             !status.contains("TracerPid:\t0\n") || status.contains("State:\tZ")
         };
         wait_until("the tracer", DEADLINE, || {
-            let threads = fs::read_dir(format!("/proc/{}/task", app.pid())).into_iter().flatten().flatten();
+            let threads =
+                fs::read_dir(format!("/proc/{}/task", app.pid())).into_iter().flatten().flatten();
             threads.map(|thread| thread.path()).all(|thread| traced(&thread)).then_some(())
         })
         .unwrap();
         group.take(app.pid()).unwrap();
-        let status = app.await_exit(DEADLINE).unwrap_or_else(|error| panic!("{call} {which}: {error}"));
+        let status =
+            app.await_exit(DEADLINE).unwrap_or_else(|error| panic!("{call} {which}: {error}"));
         tracer.wait().unwrap();
         let text = fs::read_to_string(&trace).unwrap();
-        assert!(text.contains(&format!("killed by {signal}")), "{call} {which}, {signal}: {status}\n{text}");
+        assert!(
+            text.contains(&format!("killed by {signal}")),
+            "{call} {which}, {signal}: {status}\n{text}"
+        );
         of_the_library += usize::from(text.contains("memfd_create(\"perfusion-shim"));
         dead.push(format!("/proc/{}/", app.pid()));
     }
     assert!(of_the_library > 0, "none died in the library");
-    writeln!(std::io::stderr(), "{of_the_library} of {} died after the library had begun", deaths.len())
-        .unwrap();
-    // The living one has a region; of the dead ones none is left, and nothing of their own. A library that was mapped when its process died is a file with
-    // symbols like others, and stays open as those do, within a bound.
+    writeln!(
+        std::io::stderr(),
+        "{of_the_library} of {} died after the library had begun",
+        deaths.len()
+    )
+    .unwrap();
+    // The living one has a region; of the dead ones none is left, and nothing of their own. A
+    // library that was mapped when its process died is a file with symbols like others, and stays
+    // open as those do, within a bound.
     let left = || {
         let links = links(node.daemon().pid());
         let of_the_dead =
@@ -579,7 +657,8 @@ fn reloads_without_end_keep_the_recording_and_the_old_values_when_the_new_are_wr
     symlink("data/perfusion.yaml", node.scratch.path("perfusion.yaml")).unwrap();
     node.start();
     let count = |node: &Node| {
-        node.metric("perfusion_daemon_reloads_total") + node.metric("perfusion_daemon_reloads_failed_total")
+        node.metric("perfusion_daemon_reloads_total")
+            + node.metric("perfusion_daemon_reloads_failed_total")
     };
     let reload = |number: usize| {
         let before = count(&node);
@@ -599,18 +678,27 @@ fn reloads_without_end_keep_the_recording_and_the_old_values_when_the_new_are_wr
     // Windows go on.
     wait_until("windows", DEADLINE, || (node.profiles().len() >= 5).then_some(())).unwrap();
     let after = descriptors(node.daemon().pid());
-    // Mapped files are opened with the processes that come, also of the tests beside this one, and closed by their own rules: a reload has nothing to do
-    // with them. Of the rest, one that is lost with each reload of a kind would be more than this.
-    let scratch =
-        node.scratch.path("").to_string_lossy().replace(|character: char| character.is_ascii_digit(), "");
+    // Mapped files are opened with the processes that come, also of the tests beside this one, and
+    // closed by their own rules: a reload has nothing to do with them. Of the rest, one that is
+    // lost with each reload of a kind would be more than this.
+    let scratch = node
+        .scratch
+        .path("")
+        .to_string_lossy()
+        .replace(|character: char| character.is_ascii_digit(), "");
     let mapped = |what: &str| {
-        what.starts_with('/') && !["/proc/", "/sys/", &scratch].iter().any(|its| what.starts_with(its))
+        what.starts_with('/')
+            && !["/proc/", "/sys/", &scratch].iter().any(|its| what.starts_with(its))
     };
     for (what, count) in after.iter().filter(|(what, _)| !mapped(what)) {
         let more = count.saturating_sub(before.get(what).copied().unwrap_or(0));
         assert!(more < times / versions.len(), "{count} of {what}: {before:#?}, then {after:#?}");
     }
-    assert_eq!(node.metric("perfusion_daemon_recordings_total"), 1.0, "the recording was not begun anew");
+    assert_eq!(
+        node.metric("perfusion_daemon_recordings_total"),
+        1.0,
+        "the recording was not begun anew"
+    );
     let failed = node.metric("perfusion_daemon_reloads_failed_total");
     assert_eq!(failed, f64::from(u32::try_from((times + versions.len()) / 2).unwrap()));
     // No window was missed: each begins where the one before ended.
@@ -632,7 +720,8 @@ struct Mounted(PathBuf);
 impl Mounted {
     fn tmpfs(at: PathBuf, options: &str) -> Self {
         fs::create_dir_all(&at).unwrap();
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", options, "none"]).arg(&at).status();
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", options, "none"]).arg(&at).status();
         assert!(mounted.unwrap().success());
         Self(at)
     }
@@ -646,7 +735,8 @@ impl Mounted {
             Ok(output) => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
             Err(error) => Err(error.to_string()),
         };
-        run(Command::new("mkfs.ext4").arg("-q").arg(image)).map_err(|error| format!("mkfs.ext4: {error}"))?;
+        run(Command::new("mkfs.ext4").arg("-q").arg(image))
+            .map_err(|error| format!("mkfs.ext4: {error}"))?;
         run(Command::new("mount").args(["-o", "loop"]).arg(image).arg(&at))
             .map_err(|error| format!("mount -o loop: {error}"))?;
         Ok(Self(at))
@@ -676,7 +766,8 @@ fn a_full_or_read_only_disk_costs_the_files_of_that_time_and_nothing_else() {
         "selection: {{only: [{{cgroup: /perfusion-test-disk*}}]}}\nlimits: {{{}}}\n",
         node.kill_switch()
     ));
-    // Room for bytes, but not for many files: so it is the writing that fails, beyond the floor of free space.
+    // Room for bytes, but not for many files: so it is the writing that fails, beyond the floor of
+    // free space.
     let disk = Mounted::tmpfs(node.scratch.path("out"), "size=16m,nr_inodes=40");
     node.start();
     let files = |node: &Node| node.profiles().len();
@@ -771,7 +862,8 @@ fn a_disk_that_does_not_answer_holds_up_its_own_sink_and_nobody_else() {
     let app = spin();
     // Nobody listens there: what is made for it waits in its spool, on another disk.
     node.configure(&format!(
-        "selection: {{only: [{{command: spin}}]}}\nlimits: {{{}}}\nspool: {{directory: {:?}, keep_free: 0B}}\n\
+        "selection: {{only: [{{command: spin}}]}}\nlimits: {{{}}}\nspool: \
+         {{directory: {:?}, keep_free: 0B}}\n\
          otlp: [{{url: \"http://127.0.0.1:{}\", protocol: http}}]\n",
         node.kill_switch(),
         node.scratch.path("spool"),
@@ -780,7 +872,8 @@ fn a_disk_that_does_not_answer_holds_up_its_own_sink_and_nobody_else() {
     node.start();
     let of = |node: &Node, sink: &str, name: &str| {
         let (text, name) = (node.get("/metrics"), format!("perfusion_sink_{name}{{sink=\"{sink}"));
-        let line = text.lines().find(|line| line.starts_with(&name)).unwrap_or_else(|| panic!("{text}"));
+        let line =
+            text.lines().find(|line| line.starts_with(&name)).unwrap_or_else(|| panic!("{text}"));
         line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()
     };
     let grows = |node: &Node, sink: &str, name: &str, by: f64| {
@@ -829,7 +922,8 @@ fn a_disk_that_does_not_answer_holds_up_its_own_sink_and_nobody_else() {
     })
     .unwrap();
     assert_eq!(of(&node, "files", "profiles_dropped_total"), 0.0);
-    // An end does not wait for it for ever, and says what is lost. The kernel lets the process go with the thaw.
+    // An end does not wait for it for ever, and says what is lost. The kernel lets the process go
+    // with the thaw.
     let frozen = Frozen::new(&disk);
     grows(&node, "files", "busy_seconds", 2.0);
     let mut daemon = node.told_to_end();
@@ -861,7 +955,10 @@ fn a_disk_short_of_space_keeps_its_floor_at_the_cost_of_as_many_of_the_oldest_as
     // More than all that waits would give back.
     fs::write(&other, vec![1; 704 << 10]).unwrap();
     put(&mut spool).unwrap_err();
-    assert_eq!((spool.len(), spool.lost()), (4, Lost { evicted: 17, refused: 1, ..Lost::default() }));
+    assert_eq!(
+        (spool.len(), spool.lost()),
+        (4, Lost { evicted: 17, refused: 1, ..Lost::default() })
+    );
     fs::remove_file(&other).unwrap();
     put(&mut spool).unwrap();
     assert_eq!((spool.len(), spool.lost().evicted), (5, 17));
@@ -894,7 +991,10 @@ fn a_disk_short_of_space_keeps_its_floor_at_the_cost_of_as_many_of_the_oldest_as
     let free = free.f_bavail * free.f_frsize;
     assert!(free + (32 << 10) >= floor, "{free}");
     let counters: BTreeMap<_, _> = files.counters().into_iter().collect();
-    assert_eq!((counters["files_written"], counters["files_failed"], counters["files_no_room"]), (30, 0, 0));
+    assert_eq!(
+        (counters["files_written"], counters["files_failed"], counters["files_no_room"]),
+        (30, 0, 0)
+    );
     assert!((5..30).contains(&counters["files_evicted"]), "{counters:?}");
     fs::write(&other, vec![1; 512 << 10]).ok();
     files.put(&finished).unwrap_err();
@@ -906,15 +1006,19 @@ fn a_disk_short_of_space_keeps_its_floor_at_the_cost_of_as_many_of_the_oldest_as
 
 /// What the daemon gives receivers when it is told to end.
 const SINKS_HAVE: Duration = Duration::from_millis(1500);
-/// Then there are the names and the file of the last window, of one program here, and the probes' way out of the kernel: seconds of waiting for RCU where other
-/// tests keep the CPUs busy (four, on two CPUs with ten times as much to do as they can).
+/// Then there are the names and the file of the last window, of one program here, and the probes'
+/// way out of the kernel: seconds of waiting for RCU where other tests keep the CPUs busy (four, on
+/// two CPUs with ten times as much to do as they can).
 const LAST_WINDOW: Duration = Duration::from_secs(5);
 /// Told twice it looks at signals every 50 ms; the kernel takes the probes with it.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
 #[test]
 fn a_receiver_that_says_nothing_holds_the_end_up_no_longer_than_promised() {
-    let Some(_turn) = begin_beside("faults: silent receiver", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside("faults: silent receiver", &[RECORD, &[Need::C]].concat())
+    else {
+        return;
+    };
     let app = spin();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let receiver = listener.local_addr().unwrap();
@@ -930,7 +1034,8 @@ fn a_receiver_that_says_nothing_holds_the_end_up_no_longer_than_promised() {
     });
     let mut node = Node::new();
     node.configure(&format!(
-        "selection: {{only: [{{command: spin}}]}}\nlimits: {{{}}}\nspool: {{directory: {:?}, keep_free: 0B}}\n\
+        "selection: {{only: [{{command: spin}}]}}\nlimits: {{{}}}\nspool: \
+         {{directory: {:?}, keep_free: 0B}}\n\
          otlp: [{{url: \"http://{receiver}\", protocol: http, timeout: 1h}}]\n",
         node.kill_switch(),
         node.scratch.path("spool"),
@@ -943,10 +1048,12 @@ fn a_receiver_that_says_nothing_holds_the_end_up_no_longer_than_promised() {
     daemon.finish_well(SLACK).unwrap();
     let ended = asked.elapsed();
     assert!(ended < SINKS_HAVE + LAST_WINDOW, "{ended:?}");
-    let spooled = fs::read_dir(node.scratch.path("spool")).unwrap().flatten().next().unwrap().path();
+    let spooled =
+        fs::read_dir(node.scratch.path("spool")).unwrap().flatten().next().unwrap().path();
     let waiting = fs::read_dir(spooled).unwrap().flatten();
-    let waiting =
-        waiting.filter(|file| file.path().extension().is_some_and(|kind| kind == "spooled")).count();
+    let waiting = waiting
+        .filter(|file| file.path().extension().is_some_and(|kind| kind == "spooled"))
+        .count();
     assert!(waiting > 0, "what was not taken waits for the next daemon");
 
     // Told twice, it ends at once.
@@ -972,9 +1079,12 @@ fn a_receiver_that_says_nothing_holds_the_end_up_no_longer_than_promised() {
 
 #[test]
 fn arguments_and_environment_of_a_process_are_in_nothing_the_daemon_says() {
-    let Some(_turn) = begin_beside("faults: secrets", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside("faults: secrets", &[RECORD, &[Need::C]].concat()) else {
+        return;
+    };
     let workload = Workload::native("spin", &[]).unwrap();
-    let app = workload.arg("--password=open-sesame").env("DB_PASSWORD", "abracadabra").start().unwrap();
+    let app =
+        workload.arg("--password=open-sesame").env("DB_PASSWORD", "abracadabra").start().unwrap();
     let mut node = Node::new();
     node.configure(&format!(
         "selection: {{only: [{{command: spin}}]}}\nlog: {{level: debug}}\nlimits: {{{}}}\n",
@@ -983,13 +1093,17 @@ fn arguments_and_environment_of_a_process_are_in_nothing_the_daemon_says() {
     node.start();
     let own = app.pid().to_string();
     wait_until("a profile of it", DEADLINE, || {
-        let of = |profile: &Profile| profile.samples.iter().any(|sample| sample.label("pid") == own);
+        let of =
+            |profile: &Profile| profile.samples.iter().any(|sample| sample.label("pid") == own);
         node.profiles().iter().any(|(_, profile)| of(profile)).then_some(())
     })
     .unwrap();
-    let mut said = vec![node.get("/metrics"), node.get("/debug/pipeline"), node.daemon().progress()];
-    for service in
-        fs::read_dir(node.scratch.path("out")).unwrap().flatten().filter(|entry| entry.path().is_dir())
+    let mut said =
+        vec![node.get("/metrics"), node.get("/debug/pipeline"), node.daemon().progress()];
+    for service in fs::read_dir(node.scratch.path("out"))
+        .unwrap()
+        .flatten()
+        .filter(|entry| entry.path().is_dir())
     {
         for file in fs::read_dir(service.path()).unwrap().flatten() {
             let mut bytes = Vec::new();
@@ -1009,8 +1123,10 @@ fn arguments_and_environment_of_a_process_are_in_nothing_the_daemon_says() {
     node.end();
 }
 
-/// How long after a storm nothing of its dead is known any more: they are kept for ten seconds for samples that come late (`crates/host/src/process/table.rs`), by the
-/// time of the events, which come a second late; and what is due is done with the next event and window. Twice that for a machine that others keep busy.
+/// How long after a storm nothing of its dead is known any more: they are kept for ten seconds for
+/// samples that come late (`crates/host/src/process/table.rs`), by the time of the events, which
+/// come a second late; and what is due is done with the next event and window. Twice that for a
+/// machine that others keep busy.
 const FORGOTTEN_WITHIN: Duration = Duration::from_secs(25);
 /// Of its memory before the storm, so much more may be there after it.
 const GROWTH: f64 = 0.10;
@@ -1035,7 +1151,8 @@ fn a_storm_of_processes_leaves_nothing_in_the_daemon() {
         group.take(storm.pid()).unwrap();
         let truth = storm.await_line("truth", 10 * DEADLINE).unwrap();
         assert_eq!(truth["failed"], 0, "{truth}");
-        writeln!(std::io::stderr(), "{} processes in {} s", truth["started"], truth["seconds"]).unwrap();
+        writeln!(std::io::stderr(), "{} processes in {} s", truth["started"], truth["seconds"])
+            .unwrap();
         // What it has not got to yet is in its ring.
         windows(&node, 2.0);
         truth["started"].as_u64().unwrap()
@@ -1047,20 +1164,27 @@ fn a_storm_of_processes_leaves_nothing_in_the_daemon() {
         let mut answer = String::new();
         connection.read_to_string(&mut answer).unwrap();
         let answer: Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).ok()?;
-        let pids = answer["processes"].as_array().unwrap().iter().map(|known| known["pid"].as_u64().unwrap());
+        let pids = answer["processes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|known| known["pid"].as_u64().unwrap());
         Some(pids.filter(|pid| !Path::new(&format!("/proc/{pid}")).exists()).collect())
     };
-    // Those that were dead at once after it are not known any more; others of this host die all the time. How long that took.
+    // Those that were dead at once after it are not known any more; others of this host die all the
+    // time. How long that took.
     let forgets = || -> Duration {
         let asked = Instant::now();
         let of_the_storm = wait_until("who is dead", DEADLINE, dead).unwrap();
         let known = || Some(dead()?.intersection(&of_the_storm).count());
         wait_until("the dead to be forgotten", DEADLINE, || (known()? == 0).then_some(()))
-            .unwrap_or_else(|error| panic!("{error}: {:?} of {} are known", known(), of_the_storm.len()));
+            .unwrap_or_else(|error| {
+                panic!("{error}: {:?} of {} are known", known(), of_the_storm.len())
+            });
         asked.elapsed()
     };
-    // As many as the promise is about where the machine is free to, and fewer a second where it is not. A tenth of that, before, has it make all room it needs
-    // for so much at once.
+    // As many as the promise is about where the machine is free to, and fewer a second where it is
+    // not. A tenth of that, before, has it make all room it needs for so much at once.
     let (count, rate) = if long_form() { (60_000, 2_000) } else { (1_500, 2_000) };
     rage(count / 10, rate);
     // The least of a few looks: a window in progress takes memory and gives it back.
@@ -1081,7 +1205,8 @@ fn a_storm_of_processes_leaves_nothing_in_the_daemon() {
     });
     let mib = |bytes: f64| bytes / f64::from(1 << 20);
     let text = format!(
-        "a storm of {started}: memory {:.1} MiB before, {:.1} at once after, {:.1} at last; its dead forgotten after {took:.1?}",
+        "a storm of {started}: memory {:.1} MiB before, {:.1} at once after, {:.1} at last; its \
+         dead forgotten after {took:.1?}",
         mib(before),
         mib(after_storm),
         mib(after)
@@ -1106,7 +1231,8 @@ fn a_log_that_cannot_be_written_ends_nothing_and_its_lines_are_counted() {
         let lost = node.metric("perfusion_daemon_log_lines_lost_total");
         (lost > 0.0 && node.metric("perfusion_daemon_windows_total") > 0.0).then_some(())
     });
-    let told = rustix::process::kill_process(rustix::process::Pid::from_child(&running), Signal::TERM);
+    let told =
+        rustix::process::kill_process(rustix::process::Pid::from_child(&running), Signal::TERM);
     let ended = wait_until("its end", SLACK, || running.try_wait().unwrap());
     running.kill().ok();
     running.wait().unwrap();

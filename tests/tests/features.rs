@@ -1,4 +1,5 @@
-//! What rules leave out of one service and not of another: in the kernel, in the app, and when the rules change.
+//! What rules leave out of one service and not of another: in the kernel, in the app, and when the
+//! rules change.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
@@ -15,8 +16,10 @@ use system_tests::wait::wait_until;
 
 use crate::node::{DEADLINE, Node, group};
 
-/// What a shim does changes "two seconds after" the configuration (docs/selection.md): a look a second at what rules say, and an end and a start of a session
-/// in the runtime. Four times that is for a machine whose CPUs a few tests share; a daemon that applies it with the next window of 60 s, or never, is far beyond.
+/// What a shim does changes "two seconds after" the configuration (docs/selection.md): a look a
+/// second at what rules say, and an end and a start of a session in the runtime. Four times that is
+/// for a machine whose CPUs a few tests share; a daemon that applies it with the next window of 60
+/// s, or never, is far beyond.
 const CHANGES_WITHIN: Duration = Duration::from_secs(8);
 
 fn named(program: &str, service: &str) -> App {
@@ -28,7 +31,11 @@ fn sum(profiles: &[Profile], sample_type: &str, fits: impl Fn(&Sample) -> bool) 
 }
 
 fn profiles(node: &Node, service: &str) -> Vec<Profile> {
-    node.profiles().into_iter().filter(|(name, _)| name == service).map(|(_, profile)| profile).collect()
+    node.profiles()
+        .into_iter()
+        .filter(|(name, _)| name == service)
+        .map(|(_, profile)| profile)
+        .collect()
 }
 
 fn says(profiles: &[Profile], comment: &str) -> bool {
@@ -47,7 +54,8 @@ fn windows(node: &Node, more: f64) {
 #[test]
 fn samples_and_waits_are_left_out_in_the_kernel_and_what_is_left_stays_exact() {
     let Some(_turn) = begin("features: kernel", &[RECORD, &[Need::C]].concat()) else { return };
-    let (Ok(without), Ok(rare)) = (group("perfusion-test-nocpu"), group("perfusion-test-rare")) else {
+    let (Ok(without), Ok(rare)) = (group("perfusion-test-nocpu"), group("perfusion-test-rare"))
+    else {
         skip("features: kernel", "no cgroup v2 hierarchy to write to");
         return;
     };
@@ -58,7 +66,10 @@ fn samples_and_waits_are_left_out_in_the_kernel_and_what_is_left_stays_exact() {
     let mut node = Node::new();
     node.configure(&format!(
         "selection: {{only: [{{command: spin}}, {{command: naps}}], features: {{cpu: {{except: [{}]}}, \
-         waits: {{except: [{{command: naps}}]}}}}, rates: [{{who: {}, frequency: 50}}]}}\nrecording: {{frequency: 400}}\n\
+         waits: {{except: [{{command: naps}}]}}}}, rates: [{{who: {}, frequency: 50}}]}}\nrecording: \
+         \
+         \
+         {{frequency: 400}}\n\
          limits: {{cpu: 100%, {}}}\n",
         at(&without),
         at(&rare),
@@ -70,7 +81,8 @@ fn samples_and_waits_are_left_out_in_the_kernel_and_what_is_left_stays_exact() {
     rare.take(seldom.pid()).unwrap();
     node.start();
     let of = |service: &str| {
-        // What is left out of a thread that sleeps is looked up when it is visited, every two seconds.
+        // What is left out of a thread that sleeps is looked up when it is visited, every two
+        // seconds.
         profiles(&node, service).into_iter().skip(3).collect::<Vec<_>>()
     };
     wait_until("samples", DEADLINE, || {
@@ -79,7 +91,8 @@ fn samples_and_waits_are_left_out_in_the_kernel_and_what_is_left_stays_exact() {
         (all && sum(&of("plain"), "samples", |_| true) >= 400).then_some(())
     })
     .unwrap();
-    let total = |profiles: &[Profile], sample_type: &str| sum(profiles, sample_type, |_| true) as f64;
+    let total =
+        |profiles: &[Profile], sample_type: &str| sum(profiles, sample_type, |_| true) as f64;
 
     // Samples per second on a CPU: one in eight, while the time itself is exact.
     let (often, rarely) = (of("plain"), of("seldom"));
@@ -95,7 +108,11 @@ fn samples_and_waits_are_left_out_in_the_kernel_and_what_is_left_stays_exact() {
         &rarely,
         "samples: one in 8 of 400 per second and CPU, as asked; cpu is exact all the same"
     ));
-    assert!(!often[0].comments.iter().any(|line| line.ends_with("as asked")), "{:?}", often[0].comments);
+    assert!(
+        !often[0].comments.iter().any(|line| line.ends_with("as asked")),
+        "{:?}",
+        often[0].comments
+    );
 
     let without_cpu = of("timeless");
     assert_eq!((total(&without_cpu, "cpu"), total(&without_cpu, "samples")), (0.0, 0.0));
@@ -105,13 +122,20 @@ fn samples_and_waits_are_left_out_in_the_kernel_and_what_is_left_stays_exact() {
     // The same, asked of the daemon. This program is none of those that are recorded.
     let left_out = |app: &App| {
         let row = node.ps(app.pid());
-        (row["daemon"]["left_out"].clone(), row["daemon"]["one_sample_in"].as_u64(), row["why_not"].clone())
+        (
+            row["daemon"]["left_out"].clone(),
+            row["daemon"]["one_sample_in"].as_u64(),
+            row["why_not"].clone(),
+        )
     };
     assert_eq!(left_out(&plain), (json!([]), Some(1), Value::Null));
     let said = json!("left out by rules: all but one in 8 CPU samples");
     assert_eq!(left_out(&seldom), (json!([]), Some(8), said));
     assert_eq!(left_out(&timeless), (json!(["cpu"]), Some(1), json!("left out by rules: cpu")));
-    assert_eq!(left_out(&sleepless), (json!(["waits"]), Some(1), json!("left out by rules: waits")));
+    assert_eq!(
+        left_out(&sleepless),
+        (json!(["waits"]), Some(1), json!("left out by rules: waits"))
+    );
     assert_eq!(node.ps(std::process::id())["why_not"], "not selected by the daemon's rules");
 
     let without_waits = of("sleepless");
@@ -136,7 +160,8 @@ fn what_is_left_out_of_a_service_is_not_asked_of_its_runtime_and_changes_within_
     let mut node = Node::new();
     let rules = |features: &str| {
         format!(
-            "selection: {{only: [{{cgroup: /{name}*}}], features: {{{features}}}}}\nattach: {{policy: all}}\nlimits: {{{}}}\n",
+            "selection: {{only: [{{cgroup: /{name}*}}], features: {{{features}}}}}\nattach: \
+             {{policy: all}}\nlimits: {{{}}}\n",
             node.kill_switch()
         )
     };
@@ -145,7 +170,8 @@ fn what_is_left_out_of_a_service_is_not_asked_of_its_runtime_and_changes_within_
         rules("allocations: {except: [{service: shop}]}, live_objects: {enabled: false}"),
     );
     let nothing = rules(
-        "allocations: {enabled: false}, names: {enabled: false}, exceptions: {enabled: false}, contention: {enabled: false}",
+        "allocations: {enabled: false}, names: {enabled: false}, exceptions: {enabled: false}, \
+         contention: {enabled: false}",
     );
     node.configure(&shop);
     let workload = Workload::dotnet(runtime, "allocator", &[]).unwrap();
@@ -155,7 +181,8 @@ fn what_is_left_out_of_a_service_is_not_asked_of_its_runtime_and_changes_within_
         group.take(app.pid()).unwrap();
         app.await_ready().unwrap();
     }
-    // Of the first one's service; it makes large objects when told to, of which the runtime tells one by one.
+    // Of the first one's service; it makes large objects when told to, of which the runtime tells
+    // one by one.
     let mut large =
         Workload::dotnet(runtime, "large", &[]).unwrap().env("DD_SERVICE", "shop").spawn().unwrap();
     group.take(large.pid()).unwrap();
@@ -176,7 +203,8 @@ fn what_is_left_out_of_a_service_is_not_asked_of_its_runtime_and_changes_within_
     await_of("shop", "inuse_space");
     await_of("batch", "cpu");
     let of = |app: &App, counter| counted(&regions(app), counter);
-    wait_until("a session", DEADLINE, || (of(&large, Counter::SessionsStarted) >= 1).then_some(())).unwrap();
+    wait_until("a session", DEADLINE, || (of(&large, Counter::SessionsStarted) >= 1).then_some(()))
+        .unwrap();
     large.perform("make").unwrap();
     let large_objects = of(&large, Counter::LargeObjects);
     assert!(large_objects >= 100, "{large_objects}");
@@ -188,7 +216,10 @@ fn what_is_left_out_of_a_service_is_not_asked_of_its_runtime_and_changes_within_
     assert!(says(&said, columns), "{:?}", said.last().unwrap().comments);
     assert!(says(&said, "exceptions: not recorded, as asked"));
     let left_out = |app: &App| node.ps(app.pid())["daemon"]["left_out"].clone();
-    assert_eq!([left_out(first), left_out(second)], [json!([]), json!(["allocations", "exceptions"])]);
+    assert_eq!(
+        [left_out(first), left_out(second)],
+        [json!([]), json!(["allocations", "exceptions"])]
+    );
 
     // The other way round, in the same recording: the runtimes get other sessions.
     node.configure(&batch);
@@ -199,7 +230,8 @@ fn what_is_left_out_of_a_service_is_not_asked_of_its_runtime_and_changes_within_
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
     let took = asked.elapsed();
-    let text = format!("the apps have other sessions {took:.1?} after the configuration was changed\n");
+    let text =
+        format!("the apps have other sessions {took:.1?} after the configuration was changed\n");
     std::io::stderr().write_all(text.as_bytes()).unwrap();
     assert!(took < CHANGES_WITHIN, "{took:.1?}");
     large.perform("make").unwrap();
@@ -225,7 +257,8 @@ fn what_is_left_out_of_a_service_is_not_asked_of_its_runtime_and_changes_within_
     })
     .unwrap();
     let row = node.ps(first.pid());
-    let why = "all that needs it is left out; left out by rules: allocations, names, exceptions, contention";
+    let why = "all that needs it is left out; left out by rules: allocations, names, exceptions, \
+         contention";
     assert_eq!(row["why_not"], why);
     node.end();
     for app in apps.into_iter().chain([large]) {

@@ -1,4 +1,5 @@
-//! Profiles of other tools: what pprof, built from its module, makes of a file, `perfusion report` makes of it, too.
+//! Profiles of other tools: what pprof, built from its module, makes of a file, `perfusion report`
+//! makes of it, too.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -22,12 +23,16 @@ fn ours(path: &Path) -> Result<(Judged, String, String), String> {
     let profile = perfusion_report::load(path).map_err(|error| error.to_string())?;
     let stacks = Stacks::new(&profile);
     let name = stacks.default_sample_type();
-    let unit = stacks.sample_types().find(|(of, _)| *of == name).map_or("", |(_, unit)| unit).to_owned();
+    let unit =
+        stacks.sample_types().find(|(of, _)| *of == name).map_or("", |(_, unit)| unit).to_owned();
     let mut lines = Vec::new();
-    folded::write(&profile, name, &View::default(), &mut lines).map_err(|error| error.to_string())?;
+    folded::write(&profile, name, &View::default(), &mut lines)
+        .map_err(|error| error.to_string())?;
     let column = stacks.sample_type(name).map_err(|error| error.to_string())?;
-    let mut judged =
-        Judged { total: stacks.values(column, &View::default()).total.whole(), ..Judged::default() };
+    let mut judged = Judged {
+        total: stacks.values(column, &View::default()).total.whole(),
+        ..Judged::default()
+    };
     for line in String::from_utf8(lines).map_err(|error| error.to_string())?.lines() {
         let (stack, value) = line.rsplit_once(' ').ok_or_else(|| format!("no value: {line}"))?;
         let value: i128 = value.parse().map_err(|error| format!("{line}: {error}"))?;
@@ -72,7 +77,8 @@ fn comparable(judged: Judged) -> Judged {
     }
 }
 
-/// The table that people see has the judge's functions with the judge's values, as people read them.
+/// The table that people see has the judge's functions with the judge's values, as people read
+/// them.
 fn check_table(table: &str, judged: &Judged, unit: &str, what: &str) {
     let mut rows: BTreeMap<(String, String), usize> = BTreeMap::new();
     for row in table.lines().skip(2).filter(|row| row.contains('%')) {
@@ -101,7 +107,10 @@ fn compare(kind: Kind, seeds: std::ops::Range<u64>) -> (usize, usize) {
             Ok(ours) => ours,
             Err(refusal) => {
                 let judged = judge(&path, "nanoseconds").unwrap();
-                assert!(judged.is_err(), "{what}: refused with `{refusal}`, pprof reads {judged:?}");
+                assert!(
+                    judged.is_err(),
+                    "{what}: refused with `{refusal}`, pprof reads {judged:?}"
+                );
                 refused += 1;
                 continue;
             }
@@ -143,16 +152,18 @@ fn a_file_that_is_cut_or_changed_anywhere_is_read_or_refused_and_never_ends_the_
                     let stacks = Stacks::new(&reading.profile);
                     let name = stacks.default_sample_type();
                     top::table(&reading.profile, name, &Options::default()).unwrap();
-                    folded::write(&reading.profile, name, &View::default(), &mut Vec::new()).unwrap();
-                    perfusion_report::flame::page(&reading.profile, "x", None, &View::default()).unwrap();
+                    folded::write(&reading.profile, name, &View::default(), &mut Vec::new())
+                        .unwrap();
+                    perfusion_report::flame::page(&reading.profile, "x", None, &View::default())
+                        .unwrap();
                 }
             }
         }
     }
 }
 
-/// What the frames of each name add up to in a flame graph. inferno parts a frame in two where other names begin with its own, since it sorts
-/// lines: so the sum.
+/// What the frames of each name add up to in a flame graph. inferno parts a frame in two where
+/// other names begin with its own, since it sorts lines: so the sum.
 fn sums(nodes: impl IntoIterator<Item = (String, i128)>) -> BTreeMap<String, i128> {
     let mut sums = BTreeMap::new();
     for (name, value) in nodes {
@@ -195,11 +206,13 @@ fn inferno_reads_each_function_of_folded_text_with_its_own_name_and_value() {
             let title = title.split("</title>").next()?;
             let (name, numbers) = title.rsplit_once(" (")?;
             let value = numbers.split(' ').next()?.replace(',', "").parse::<i128>().ok()?;
-            let text = [("&lt;", "<"), ("&gt;", ">"), ("&quot;", "\""), ("&apos;", "'"), ("&amp;", "&")];
+            let text =
+                [("&lt;", "<"), ("&gt;", ">"), ("&quot;", "\""), ("&apos;", "'"), ("&amp;", "&")];
             let name = text.iter().fold(name.to_owned(), |name, (of, is)| name.replace(of, is));
             Some((unescaped(&name), value))
         };
-        let read = sums(svg.split("<title>").skip(1).filter_map(title).filter(|(name, _)| name != "all"));
+        let read =
+            sums(svg.split("<title>").skip(1).filter_map(title).filter(|(name, _)| name != "all"));
         let judged = judge(&path, "nanoseconds").unwrap().unwrap();
         assert_eq!(read, sums(nodes(&judged.stacks)), "{seed}");
     }

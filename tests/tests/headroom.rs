@@ -1,4 +1,5 @@
-//! Memory that a command makes a program use, when the program has little left. No command kills it, and each reports what it found.
+//! Memory that a command makes a program use, when the program has little left. No command kills
+//! it, and each reports what it found.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,7 +23,8 @@ impl Confined {
         let of_workload = Workload::dotnet(runtime, "smallobjects", &[])?.command_line();
         let group = Group::of_memory(&format!("perfusion-test-headroom-{}", std::process::id()))?;
         // It enters before it has memory of its own.
-        let enter = format!("echo $$ > {} && exec \"$@\"", group.path().join("cgroup.procs").display());
+        let enter =
+            format!("echo $$ > {} && exec \"$@\"", group.path().join("cgroup.procs").display());
         let mut workload = Workload::program("/bin/sh").arg("-c").arg(enter).arg("sh");
         let mut words = of_workload.into_iter();
         let program = words.next().unwrap_or_default();
@@ -47,7 +49,8 @@ impl Confined {
         let pid = self.app.pid().to_string();
         let outcome = run(command([args[0], "--pid", &pid]).args(&args[1..]), SLACK).unwrap();
         let said = outcome.stderr.clone() + &outcome.stdout;
-        let is_refused = ["has ", " MiB left", "memory.", "--force"].iter().all(|part| said.contains(part));
+        let is_refused =
+            ["has ", " MiB left", "memory.", "--force"].iter().all(|part| said.contains(part));
         let lacks = said.contains("events of the walk are missing");
         let what = match (outcome.code(), is_refused, lacks) {
             (0, false, false) => "taken",
@@ -71,7 +74,8 @@ fn cell(runtime: Runtime, dotnet: Option<&Path>, megabytes: u32, left: u64) -> S
     confined.leave(left).unwrap();
     let (of_heap, outcome) = confined.survey(&["heap", "--rows", "3"]);
     confined.is_well();
-    let smaller = if outcome.stderr.contains(" MiB instead of ") { " with a smaller buffer" } else { "" };
+    let smaller =
+        if outcome.stderr.contains(" MiB instead of ") { " with a smaller buffer" } else { "" };
     confined.leave(left).unwrap();
     let (of_leaks, _) = confined.survey(&["leaks", "--duration", "3s", "--window", "1s", "--heap"]);
     confined.is_well();
@@ -84,7 +88,9 @@ on_runtimes!(no_program_is_killed_by_a_survey_that_its_limits_do_not_allow: net8
 /// Some cells of the table.
 fn no_program_is_killed_by_a_survey_that_its_limits_do_not_allow(runtime: Runtime) {
     let name = format!("headroom::some on {runtime}");
-    let Some(_turn) = begin(&name, &[Need::Root, Need::Perfusion, Need::Clr(runtime)]) else { return };
+    let Some(_turn) = begin(&name, &[Need::Root, Need::Perfusion, Need::Clr(runtime)]) else {
+        return;
+    };
     for (megabytes, left) in [(50, 4), (300, 16), (300, 64)] {
         let row = cell(runtime, None, megabytes, left * MIB);
         let expected = if left == 64 { "taken" } else { "refused" };
@@ -125,9 +131,10 @@ fn newer_than(dotnet: &Path) -> Option<PathBuf> {
 fn a_program_that_dies_of_a_survey_is_said_to_have() {
     let needs = [Need::Root, Need::Perfusion, Need::Clr(Runtime::Net9)];
     let Some(_turn) = begin("headroom::forced", &needs) else { return };
-    for args in
-        [&["heap", "--force"][..], &["leaks", "--duration", "3s", "--window", "1s", "--heap", "--force"]]
-    {
+    for args in [
+        &["heap", "--force"][..],
+        &["leaks", "--duration", "3s", "--window", "1s", "--heap", "--force"],
+    ] {
         let mut confined = Confined::start(Runtime::Net9, None, 300).unwrap();
         confined.leave(6 * MIB).unwrap();
         let pid = confined.app.pid().to_string();

@@ -15,26 +15,42 @@ use system_tests::{Outcome, Profile, Runtime, Sample, Workload, on_runtimes};
 /// A kind of root that differs from runtime to runtime.
 const THREAD_STATIC: &str = "thread-static";
 
-/// What holds each class of `holders.cs`, how many objects of it there are, and names that stand on the way, from the root on.
+/// What holds each class of `holders.cs`, how many objects of it there are, and names that stand on
+/// the way, from the root on.
 const HELD: [(&str, i64, &[&str]); 6] = [
     ("Holders.ByEvent", 1000, &["static field Holders.Feed.Changed", "System.EventHandler"]),
     (
         "Holders.ByTimer",
         200,
-        &["System.Threading.TimerQueueTimer", "System.Threading.TimerCallback", "Holders.Program+closure"],
+        &[
+            "System.Threading.TimerQueueTimer",
+            "System.Threading.TimerCallback",
+            "Holders.Program+closure",
+        ],
     ),
     (
         "Holders.ByTable",
         300,
-        &["static field Holders.Program.keys", "Holders.TableKey", "dependent handle (ConditionalWeakTable)"],
+        &[
+            "static field Holders.Program.keys",
+            "Holders.TableKey",
+            "dependent handle (ConditionalWeakTable)",
+        ],
     ),
     ("Holders.ByThreadStatic", 400, &[THREAD_STATIC, "Holders.ByThreadStatic[]"]),
     (
         "Holders.ByThreadLocal",
         600,
-        &["static field Holders.Program.local", "System.Threading.ThreadLocal<Holders.ByThreadLocal[]>"],
+        &[
+            "static field Holders.Program.local",
+            "System.Threading.ThreadLocal<Holders.ByThreadLocal[]>",
+        ],
     ),
-    ("Holders.ByAsync", 500, &["static field Holders.Program.gate", "Holders.Program.Hold(…)+async"]),
+    (
+        "Holders.ByAsync",
+        500,
+        &["static field Holders.Program.gate", "Holders.Program.Hold(…)+async"],
+    ),
 ];
 
 fn heap(args: &[&str]) -> Outcome {
@@ -47,7 +63,10 @@ on_runtimes!(a_survey_names_what_holds_objects_and_leaves_the_app_as_it_was: net
 
 fn a_survey_names_what_holds_objects_and_leaves_the_app_as_it_was(runtime: Runtime) {
     let name = format!("heap::a_survey on {runtime}");
-    let Some(_turn) = begin_beside(&name, &[Need::Root, Need::Perfusion, Need::Clr(runtime)]) else { return };
+    let Some(_turn) = begin_beside(&name, &[Need::Root, Need::Perfusion, Need::Clr(runtime)])
+    else {
+        return;
+    };
     let mut app = Workload::dotnet(runtime, "holders", &[]).unwrap().start().unwrap();
     let (pid, scratch) = (app.pid().to_string(), Scratch::new().unwrap());
     let files = [scratch.path("before.pb.gz"), scratch.path("after.pb.gz")];
@@ -58,18 +77,25 @@ fn a_survey_names_what_holds_objects_and_leaves_the_app_as_it_was(runtime: Runti
     let profile = Profile::read(files[0].as_ref()).unwrap();
     for (held, count, holders) in HELD {
         // Before .NET 9 the runtime tells no thread-static field from other things behind handles.
-        let thread_static = if runtime == Runtime::Net8 { "handle (strong)" } else { "thread-static field" };
-        let holders: Vec<&str> =
-            holders.iter().map(|&name| if name == THREAD_STATIC { thread_static } else { name }).collect();
-        let of_type = |sample: &&Sample| sample.stack.last().is_some_and(|frame| frame.function == held);
+        let thread_static =
+            if runtime == Runtime::Net8 { "handle (strong)" } else { "thread-static field" };
+        let holders: Vec<&str> = holders
+            .iter()
+            .map(|&name| if name == THREAD_STATIC { thread_static } else { name })
+            .collect();
+        let of_type =
+            |sample: &&Sample| sample.stack.last().is_some_and(|frame| frame.function == held);
         let samples: Vec<&Sample> = profile.samples.iter().filter(of_type).collect();
         let objects: i64 = samples.iter().map(|sample| profile.value(sample, "objects")).sum();
         assert_eq!(objects, count, "{held}: {}", first.stdout);
         for sample in samples {
             assert!(sample.positions(&holders).is_some(), "{held}: {}", sample.text());
         }
-        let row =
-            first.stdout.lines().find(|line| line.ends_with(&format!("  {held}"))).expect(&first.stdout);
+        let row = first
+            .stdout
+            .lines()
+            .find(|line| line.ends_with(&format!("  {held}")))
+            .expect(&first.stdout);
         assert!(row.contains(&format!(" {} ", grouped(count))), "{row}");
     }
 
@@ -80,7 +106,8 @@ fn a_survey_names_what_holds_objects_and_leaves_the_app_as_it_was(runtime: Runti
     assert!(grown.contains(" +500 ") && grown.contains(" 1,500 "), "{diff}");
     assert!(diff.contains("static field Holders.Feed.Changed"), "{diff}");
 
-    // Had a keyword been left on, the begin or end of any other session would make the runtime collect.
+    // Had a keyword been left on, the begin or end of any other session would make the runtime
+    // collect.
     let target = Target::open(app.pid()).unwrap();
     let what = Listen { keywords: 1, level: 4, buffer_mib: 1 };
     let events = listen(&target, &what, Arc::new(AtomicBool::new(false)), SLACK).unwrap();
@@ -92,7 +119,8 @@ fn a_survey_names_what_holds_objects_and_leaves_the_app_as_it_was(runtime: Runti
     assert_eq!(collections("collections") - collections("collections_before"), expected, "{truth}");
 }
 
-/// With server collections other threads walk than say that a collection begins, and their events come in no order.
+/// With server collections other threads walk than say that a collection begins, and their events
+/// come in no order.
 #[test]
 fn a_survey_of_an_app_with_server_collections_is_whole() {
     let needs = [Need::Root, Need::Perfusion, Need::Clr(Runtime::Net9)];
@@ -141,20 +169,32 @@ fn a_survey_that_is_interrupted_says_so_and_leaves_the_app_as_it_was() {
 
 on_runtimes!(a_heap_of_very_many_objects_is_counted_within_its_memory: net10 Net10; long: net8 Net8, net9 Net9);
 
-/// In the long form 40 million objects, 4 GB of them, within the command's default of 1 GiB; else a fortieth, within a sixteenth.
+/// In the long form 40 million objects, 4 GB of them, within the command's default of 1 GiB; else a
+/// fortieth, within a sixteenth.
 fn a_heap_of_very_many_objects_is_counted_within_its_memory(runtime: Runtime) {
     let name = format!("heap::very_many on {runtime}");
     let needs = [Need::Root, Need::Perfusion, Need::Clr(runtime)];
     // Where others take the CPUs the runtime has no room for so much that is not read yet.
-    let Some(_turn) = (if long_form() { begin(&name, &needs) } else { begin_beside(&name, &needs) }) else {
+    let Some(_turn) =
+        (if long_form() { begin(&name, &needs) } else { begin_beside(&name, &needs) })
+    else {
         return;
     };
-    let (orders, limit_mib): (i64, u64) = if long_form() { (10_000_000, 1024) } else { (250_000, 64) };
+    let (orders, limit_mib): (i64, u64) =
+        if long_form() { (10_000_000, 1024) } else { (250_000, 64) };
     let slack = if long_form() { SLACK * 10 } else { SLACK };
-    let app = Workload::dotnet(runtime, "orders", &[]).unwrap().arg(orders.to_string()).start().unwrap();
+    let app =
+        Workload::dotnet(runtime, "orders", &[]).unwrap().arg(orders.to_string()).start().unwrap();
     let (begun, before) = (Instant::now(), memory(app.pid(), "VmRSS"));
     let mut survey = command(["heap"]);
-    survey.args(["--pid", &app.pid().to_string(), "--memory", &limit_mib.to_string(), "--rows", "1000"]);
+    survey.args([
+        "--pid",
+        &app.pid().to_string(),
+        "--memory",
+        &limit_mib.to_string(),
+        "--rows",
+        "1000",
+    ]);
     let survey = Recording::spawn(&mut survey).unwrap();
     // The most it had until then, so that the last look before its end is the one that counts.
     let (mut most, mut app_most) = (0, before);
@@ -175,20 +215,23 @@ fn a_heap_of_very_many_objects_is_counted_within_its_memory(runtime: Runtime) {
         assert!(row.contains(&format!(" {} ", grouped(count))), "{row}");
     }
     assert!(most <= limit_mib, "{most} MiB of {limit_mib}: {}", outcome.stderr);
-    // Where the runtime has no room for what is not read yet, the sums are no sums of the heap, and say so.
+    // Where the runtime has no room for what is not read yet, the sums are no sums of the heap, and
+    // say so.
     if !long_form() {
         let part = heap(&["--pid", &app.pid().to_string(), "--buffer", "16", "--quiet"]).stdout;
-        let is_all = part
-            .lines()
-            .any(|line| line.ends_with("  Orders.Order") && line.contains(&format!(" {} ", grouped(orders))));
+        let is_all = part.lines().any(|line| {
+            line.ends_with("  Orders.Order") && line.contains(&format!(" {} ", grouped(orders)))
+        });
         assert!(is_all != part.starts_with("NOT ALL of the heap, "), "{part}");
         println!("{name}: with a buffer of 16 MiB {}", part.lines().next().unwrap_or_default());
     }
     let truth = app.stop().unwrap();
     assert_eq!(truth["orders"].as_i64(), Some(orders), "{truth}");
-    let paused = outcome.stderr.lines().find(|line| line.contains("paused for")).unwrap_or_default();
+    let paused =
+        outcome.stderr.lines().find(|line| line.contains("paused for")).unwrap_or_default();
     println!(
-        "{name}: {orders} orders in a heap of {} bytes: {took:.1?}, {most} MiB of {limit_mib} at most, the app {before} to {app_most} MiB; {paused}\n{}",
+        "{name}: {orders} orders in a heap of {} bytes: {took:.1?}, {most} MiB of {limit_mib} at \
+         most, the app {before} to {app_most} MiB; {paused}\n{}",
         truth["heap_bytes"],
         outcome.stdout.lines().take(6).collect::<Vec<_>>().join("\n")
     );

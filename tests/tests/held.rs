@@ -1,4 +1,5 @@
-//! A file system that does not answer (FUSE): what a process does with one holds up nobody else's profile.
+//! A file system that does not answer (FUSE): what a process does with one holds up nobody else's
+//! profile.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -18,14 +19,17 @@ fn held(directory: &Path, what: &str) -> App {
     Workload::native("held", &["-pthread"]).unwrap().arg(directory).arg(what).start().unwrap()
 }
 
-/// A profile of both processes, written while the first one's file system does not answer; and what was said. The recording goes on until
-/// `held_up` is said and the other one's thread has had a CPU for two seconds since.
+/// A profile of both processes, written while the first one's file system does not answer; and what
+/// was said. The recording goes on until `held_up` is said and the other one's thread has had a CPU
+/// for two seconds since.
 fn record(held: App, other: &App, file: &Path, held_up: &str) -> (Profile, String) {
     let recording = held_up_recording(&[held.pid(), other.pid()], file, held_up);
-    // From here on: a visit that is given up is begun anew, and it is that one which sees the others and passes the process over.
+    // From here on: a visit that is given up is begun anew, and it is that one which sees the
+    // others and passes the process over.
     let cpu = || schedstat(other.pid()).get(&other.thread("spin")).map(|account| account.oncpu);
     let begin = cpu().unwrap();
-    wait_until("two seconds of a CPU", SLACK, || (cpu()? - begin > 2_000_000_000).then_some(())).unwrap();
+    wait_until("two seconds of a CPU", SLACK, || (cpu()? - begin > 2_000_000_000).then_some(()))
+        .unwrap();
     recording.signal(Signal::INT).unwrap();
     let written = wait_until("the profile", SLACK, || file.exists().then_some(()));
     let progress = recording.progress();
@@ -36,7 +40,8 @@ fn record(held: App, other: &App, file: &Path, held_up: &str) -> (Profile, Strin
     (Profile::read(file).unwrap(), outcome.stderr)
 }
 
-/// A recording that has said so. Each sleeping thread of a recording is read once, so one that ran out of them is followed by another.
+/// A recording that has said so. Each sleeping thread of a recording is read once, so one that ran
+/// out of them is followed by another.
 fn held_up_recording(pids: &[u32], file: &Path, held_up: &str) -> Recording {
     const AT_ONCE: Duration = Duration::from_secs(15);
     for _ in 0..8 {
@@ -70,7 +75,8 @@ fn a_stack_in_a_file_that_is_never_read_holds_up_no_visit_to_others() {
     let held = held(&scratch.path("mount"), "stack");
     // Started later, so it is visited later: the kernel goes by thread ids.
     let app = Workload::native("waits", &["-pthread"]).unwrap().arg("spin").start().unwrap();
-    // Which thread's visit meets the file is chance: the pages change all the time, on another CPU than the one that reads them.
+    // Which thread's visit meets the file is chance: the pages change all the time, on another CPU
+    // than the one that reads them.
     let held_up = "reading the stack of a sleeping thread takes more than a second";
     let (profile, log) = record(held, &app, &scratch.path("held.pb.gz"), held_up);
 
@@ -95,7 +101,8 @@ fn a_program_of_a_file_system_that_does_not_answer_holds_up_nobody_elses_stacks(
     let held = held(&scratch.path("mount"), "program");
     let held_pid = held.pid().to_string();
     let app = Workload::native("waits", &["-pthread"]).unwrap().arg("spin").start().unwrap();
-    let (profile, log) = record(held, &app, &scratch.path("held.pb.gz"), "a file system does not answer");
+    let (profile, log) =
+        record(held, &app, &scratch.path("held.pb.gz"), "a file system does not answer");
 
     let picture = || format!("{log}\n{}", profile.describe("cpu", |_| true));
     assert!(profile.counter("calls_given_up").unwrap() > 0, "nothing was held up: {}", picture());

@@ -1,4 +1,5 @@
-//! A runtime that does not answer: one whose suspension is pending, because a thread is in native code that the runtime knows nothing of.
+//! A runtime that does not answer: one whose suspension is pending, because a thread is in native
+//! code that the runtime knows nothing of.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,8 @@ use system_tests::perfusion::{Recording, SLACK, Scratch, command};
 use system_tests::wait::let_pass;
 use system_tests::{App, Profile, Runtime, Workload, on_runtimes};
 
-/// How long the runtime is stuck. Longer than all commands here together, in a busy machine's time too.
+/// How long the runtime is stuck. Longer than all commands here together, in a busy machine's time
+/// too.
 const STUCK_SECONDS: &str = "40";
 /// A second is promised; a busy machine takes its time to start threads and to end a process.
 const PROMPT: Duration = Duration::from_millis(1500);
@@ -68,7 +70,12 @@ fn a_runtime_that_is_stuck_holds_up_no_command(runtime: Runtime) {
             let began = Instant::now();
             recording.signal(signal).unwrap();
             let outcome = recording.finish(SLACK).unwrap();
-            assert!(began.elapsed() < PROMPT, "{args:?}: {:?}: {}", began.elapsed(), outcome.stderr);
+            assert!(
+                began.elapsed() < PROMPT,
+                "{args:?}: {:?}: {}",
+                began.elapsed(),
+                outcome.stderr
+            );
         }
     }
     app.ensure_alive().unwrap();
@@ -89,5 +96,10 @@ fn a_dump_names_who_holds_up_the_runtime(runtime: Runtime) {
     let threads = dump["threads"].as_array().unwrap();
     let holder = threads.iter().find(|thread| thread["name"] == "holder").expect(&outcome.stdout);
     assert_eq!(dump["suspension"]["pending"], true, "{}", outcome.stderr);
-    assert_eq!(dump["suspension"]["held_up_by"], serde_json::json!([holder["tid"]]), "{}", outcome.stdout);
+    assert_eq!(
+        dump["suspension"]["held_up_by"],
+        serde_json::json!([holder["tid"]]),
+        "{}",
+        outcome.stdout
+    );
 }

@@ -25,7 +25,8 @@ fn record_all_sees_every_busy_process_and_accounts_for_every_event() {
     }
     // Each process keeps its own stacks: a host's worth of them is told apart by pid.
     let spins = profile.sum("cpu", |sample| {
-        sample.label("pid") == native.pid().to_string() && sample.positions(&["main", "spin_here"]).is_some()
+        sample.label("pid") == native.pid().to_string()
+            && sample.positions(&["main", "spin_here"]).is_some()
     });
     assert!(
         spins > 0,
@@ -33,7 +34,11 @@ fn record_all_sees_every_busy_process_and_accounts_for_every_event() {
         profile.describe("cpu", |sample| sample.label("pid") == native.pid().to_string())
     );
     gotool::check_valid(&file).unwrap();
-    let loss = profile.comments.iter().find(|comment| comment.starts_with("loss: ")).expect("no loss line");
+    let loss = profile
+        .comments
+        .iter()
+        .find(|comment| comment.starts_with("loss: "))
+        .expect("no loss line");
     assert!(!loss.contains("unaccounted"), "{loss}\n{:#?}", profile.comments);
     assert!(outcome.stderr.contains(loss.as_str()), "not on stderr: {loss}\n{}", outcome.stderr);
     managed.stop().unwrap();
@@ -58,8 +63,16 @@ fn a_cgroup_is_attached_to_when_asked_and_told_about_when_not() {
         (named, outcome.stderr, profile)
     };
     let (named, said, profile) = record(&[]);
-    assert!(named == 0 && said.contains("--attach"), "{said}\n{}", profile.describe("cpu", |_| true));
+    assert!(
+        named == 0 && said.contains("--attach"),
+        "{said}\n{}",
+        profile.describe("cpu", |_| true)
+    );
     let (named, said, profile) = record(&["--attach"]);
-    assert!(named > 0 && !said.contains("without --attach"), "{said}\n{}", profile.describe("cpu", |_| true));
+    assert!(
+        named > 0 && !said.contains("without --attach"),
+        "{said}\n{}",
+        profile.describe("cpu", |_| true)
+    );
     app.stop().unwrap();
 }

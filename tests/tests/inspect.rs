@@ -1,4 +1,5 @@
-//! `perfusion inspect unwind`: which rule an address has and where it comes from, in files and in running CLRs.
+//! `perfusion inspect unwind`: which rule an address has and where it comes from, in files and in
+//! running CLRs.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,15 +20,18 @@ const PROBES: u64 = 600;
 
 fn inspect(target: &str, address: u64, json: bool) -> Outcome {
     let address = format!("{address:#x}");
-    let arguments = ["inspect", "unwind", target, &address].into_iter().chain(json.then_some("--json"));
+    let arguments =
+        ["inspect", "unwind", target, &address].into_iter().chain(json.then_some("--json"));
     run(&mut command(arguments), DEADLINE).unwrap()
 }
 
 /// The C library this test runs on, and the address of a symbol in it.
 fn libc_symbol(symbol: &str) -> (String, u64) {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let path =
-        maps.lines().filter_map(|line| line.split_whitespace().nth(5)).find(|path| path.contains("libc.so"));
+    let path = maps
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(5))
+        .find(|path| path.contains("libc.so"));
     let path = path.expect("a C library").to_owned();
     let listed = Command::new("nm").args(["-D", "--defined-only", &path]).output().unwrap();
     let listed = String::from_utf8(listed.stdout).unwrap();
@@ -44,7 +48,9 @@ fn a_real_libc_says_where_frames_are_and_where_threads_start() {
     let (libc, getenv) = libc_symbol("getenv");
     let text = inspect(&libc, getenv, false);
     assert_eq!(text.code(), 0, "{}", text.stderr);
-    for line in ["CFA             rsp + 8", "return address  [CFA - 8]", "from            .eh_frame"] {
+    for line in
+        ["CFA             rsp + 8", "return address  [CFA - 8]", "from            .eh_frame"]
+    {
         assert!(text.stdout.contains(line), "no `{line}`:\n{}", text.stdout);
     }
     let json: Value = serde_json::from_str(&inspect(&libc, getenv, true).stdout).unwrap();
@@ -64,7 +70,9 @@ fn a_real_libc_says_where_frames_are_and_where_threads_start() {
 
 #[test]
 fn what_cannot_be_looked_up_is_said() {
-    let Some(_turn) = begin_beside("inspect::what_cannot_be_looked_up", &[Need::Perfusion]) else { return };
+    let Some(_turn) = begin_beside("inspect::what_cannot_be_looked_up", &[Need::Perfusion]) else {
+        return;
+    };
     let (libc, _) = libc_symbol("getenv");
     let scratch = Scratch::new().unwrap();
     let assembly = scratch.path("il.dll");
@@ -82,12 +90,17 @@ fn what_cannot_be_looked_up_is_said() {
         assert_eq!(outcome.code(), code, "{target}: {}", outcome.stderr);
         assert!(outcome.stderr.contains(word), "{target}: no `{word}`: {}", outcome.stderr);
     }
-    // Of a process: where the address is, or what is next to it. Itself is one that has both code and data.
+    // Of a process: where the address is, or what is next to it. Itself is one that has both code
+    // and data.
     let own = std::process::id().to_string();
     let data = std::ptr::from_ref(&own).addr() as u64;
     for (target, address, words) in [
         (own.as_str(), 1, &["0x1 is in no mapping of process", "below is nothing; above, 0x"][..]),
-        (&own, data, &["is in no code of process", "(data); the nearest code below is 0x", "(code)"]),
+        (
+            &own,
+            data,
+            &["is in no code of process", "(data); the nearest code below is 0x", "(code)"],
+        ),
         // Pid 2 is the kernel's thread that starts others, unless this is a container.
         ("2", 1, &["0x1 is in no "]),
     ] {
@@ -125,7 +138,9 @@ fn every_sort_of_code_of_a_clr_has_rules(runtime: Runtime) {
         // A new one each time: a process's budget of searched memory is for a second of walks.
         let mut table = ProcessTable::new();
         let length = mapping.range.end - mapping.range.start;
-        for address in mapping.range.clone().step_by(usize::try_from((length / PROBES).max(1)).unwrap()) {
+        for address in
+            mapping.range.clone().step_by(usize::try_from((length / PROBES).max(1)).unwrap())
+        {
             let Ok(explained) = table.explain_process(app.pid(), address, true) else { continue };
             let origin = match explained.origin {
                 Origin::None => "none".to_owned(),
@@ -143,8 +158,9 @@ fn every_sort_of_code_of_a_clr_has_rules(runtime: Runtime) {
         ("libc", "eh_frame"),
         ("vdso", "eh_frame"),
     ] {
-        let (_, address) =
-            *seen.get(&format!("{sort} {origin}")).unwrap_or_else(|| panic!("no {sort} {origin}: {seen:?}"));
+        let (_, address) = *seen
+            .get(&format!("{sort} {origin}"))
+            .unwrap_or_else(|| panic!("no {sort} {origin}: {seen:?}"));
         // The command says the same.
         let outcome = inspect(&app.pid().to_string(), address, true);
         assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
@@ -154,8 +170,11 @@ fn every_sort_of_code_of_a_clr_has_rules(runtime: Runtime) {
             assert_eq!(json["next_instruction"]["origin"], origin, "{json:#}");
         }
     }
-    let epilogues: u64 =
-        seen.iter().filter(|(key, _)| key.ends_with(" epilogue")).map(|(_, (count, _))| count).sum();
+    let epilogues: u64 = seen
+        .iter()
+        .filter(|(key, _)| key.ends_with(" epilogue"))
+        .map(|(_, (count, _))| count)
+        .sum();
     assert!(epilogues > 0, "no epilogue among {seen:?}");
     app.stop().unwrap();
 }

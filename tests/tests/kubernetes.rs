@@ -1,5 +1,6 @@
-//! Pods from the API server: they name services, label samples, and are chosen or opt out by what they say of themselves. Here the server's part
-//! is played by a small server of the test, with answers from `fixtures/kubernetes`; against the server itself `cargo xtask apiserver` runs the
+//! Pods from the API server: they name services, label samples, and are chosen or opt out by what
+//! they say of themselves. Here the server's part is played by a small server of the test, with
+//! answers from `fixtures/kubernetes`; against the server itself `cargo xtask apiserver` runs the
 //! tests that are ignored, and with PERFUSION_RECORD_ANSWERS=FOLDER keeps its answers.
 
 use std::collections::BTreeMap;
@@ -14,7 +15,9 @@ use std::time::SystemTime;
 use serde_json::{Value, json};
 use system_tests::app::{App, Workload};
 use system_tests::cgroup::Group;
-use system_tests::environment::{Need, RECORD, RECORD_NET9, Runtime, begin, begin_beside, cgroup2, sources};
+use system_tests::environment::{
+    Need, RECORD, RECORD_NET9, Runtime, begin, begin_beside, cgroup2, sources,
+};
 use system_tests::perfusion;
 use system_tests::profile::Profile;
 use system_tests::wait::wait_until;
@@ -47,7 +50,8 @@ impl PodGroup {
     }
 }
 
-/// An answer of the API server, written after its documents (one that it gave: `PERFUSION_RECORD_ANSWERS`).
+/// An answer of the API server, written after its documents (one that it gave:
+/// `PERFUSION_RECORD_ANSWERS`).
 fn recorded(name: &str) -> String {
     fs::read_to_string(sources().join("fixtures/kubernetes").join(name)).unwrap()
 }
@@ -86,11 +90,14 @@ impl Server {
             .take_while(|line| !line.is_empty())
             .collect();
         // One that hung up before it asked.
-        let Some(request) = lines.first().and_then(|line| line.split(' ').nth(1)).map(str::to_owned) else {
+        let Some(request) =
+            lines.first().and_then(|line| line.split(' ').nth(1)).map(str::to_owned)
+        else {
             return;
         };
-        let allowed =
-            lines.iter().any(|line| line.eq_ignore_ascii_case(&format!("authorization: bearer {TOKEN}")));
+        let allowed = lines
+            .iter()
+            .any(|line| line.eq_ignore_ascii_case(&format!("authorization: bearer {TOKEN}")));
         let mut served = self.0.lock().unwrap();
         served.requests.push(request.clone());
         let json = "content-type: application/json\r\nconnection: close\r\n";
@@ -109,7 +116,8 @@ impl Server {
         } else {
             ("200 OK", recorded("list.json"))
         };
-        write!(stream, "HTTP/1.1 {status}\r\n{json}content-length: {}\r\n\r\n{body}", body.len()).ok();
+        write!(stream, "HTTP/1.1 {status}\r\n{json}content-length: {}\r\n\r\n{body}", body.len())
+            .ok();
     }
 
     /// Tells whoever watches.
@@ -138,7 +146,13 @@ impl Server {
     }
 
     fn lists(&self) -> usize {
-        self.0.lock().unwrap().requests.iter().filter(|request| !request.contains("watch=1")).count()
+        self.0
+            .lock()
+            .unwrap()
+            .requests
+            .iter()
+            .filter(|request| !request.contains("watch=1"))
+            .count()
     }
 }
 
@@ -154,7 +168,8 @@ fn configuration(node: &Node, url: &str, more: &str) -> String {
 }
 
 fn has_shim(pid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("perfusion-shim"))
+    fs::read_to_string(format!("/proc/{pid}/maps"))
+        .is_ok_and(|maps| maps.contains("perfusion-shim"))
 }
 
 fn of_pid(profile: &Profile, pid: u32) -> usize {
@@ -170,7 +185,8 @@ pub(crate) fn windows(node: &Node, more: f64) {
     .unwrap();
 }
 
-/// Samples of a process in windows that begin from now on, of which two are waited for. (By their times: files of windows before may come late.)
+/// Samples of a process in windows that begin from now on, of which two are waited for. (By their
+/// times: files of windows before may come late.)
 fn samples_from_now(node: &Node, pid: u32) -> usize {
     // What is on its way is over then.
     windows(node, 2.0);
@@ -206,9 +222,22 @@ enum Way {
     Trace,
 }
 
-/// What of a process's directory is the process itself; the rest is what the kernel counts of it and tells everybody.
-const INSIDE: [&str; 12] =
-    ["auxv", "cmdline", "cwd", "environ", "exe", "fd", "fdinfo", "map_files", "maps", "mem", "root", "smaps"];
+/// What of a process's directory is the process itself; the rest is what the kernel counts of it
+/// and tells everybody.
+const INSIDE: [&str; 12] = [
+    "auxv",
+    "cmdline",
+    "cwd",
+    "environ",
+    "exe",
+    "fd",
+    "fdinfo",
+    "map_files",
+    "maps",
+    "mem",
+    "root",
+    "smaps",
+];
 
 /// True when so much of a path below a process's directory leads into it.
 fn is_inside(place: &str) -> bool {
@@ -267,7 +296,10 @@ fn a_trace_tells_each_way_into_a_process() {
         [Way::Path, Way::Descriptor]
     );
     assert_eq!(of(r#"7 openat(4</proc/12>, "maps", O_RDONLY <unfinished ...>"#), [Way::Descriptor]);
-    assert_eq!(of(r#"7 openat2(4</proc/12/root>, "tmp", {flags=O_PATH}, 24) = 5</tmp>"#), [Way::Descriptor]);
+    assert_eq!(
+        of(r#"7 openat2(4</proc/12/root>, "tmp", {flags=O_PATH}, 24) = 5</tmp>"#),
+        [Way::Descriptor]
+    );
     assert_eq!(
         of(
             r#"7 connect(4<socket:[9]>, {sa_family=AF_UNIX, sun_path="/tmp/dotnet-diagnostic-12-1-socket"}, 110) = 0"#
@@ -295,10 +327,13 @@ fn pods_name_services_label_samples_and_opt_out_without_being_touched() {
         all.iter().find(|pod| pod["metadata"]["name"] == name).unwrap().clone()
     };
     let (web, shy) = (pod("web-1"), pod("shy-1"));
-    let Ok(web_group) = PodGroup::new(&uid(&web), WEB_CONTAINER) else { panic!("no cgroup can be made") };
+    let Ok(web_group) = PodGroup::new(&uid(&web), WEB_CONTAINER) else {
+        panic!("no cgroup can be made")
+    };
     let shy_group = PodGroup::new(&uid(&shy), SHY_CONTAINER).unwrap();
     // Nobody has told of this one: it may be one that opts out.
-    let strange_group = PodGroup::new("99999999-2222-3333-4444-555555555555", &"c".repeat(64)).unwrap();
+    let strange_group =
+        PodGroup::new("99999999-2222-3333-4444-555555555555", &"c".repeat(64)).unwrap();
     let app = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap();
     let (mut web_app, mut shy_app, strange) = (app.spawn().unwrap(), app.spawn().unwrap(), spin());
     for app in [&mut web_app, &mut shy_app] {
@@ -312,15 +347,18 @@ fn pods_name_services_label_samples_and_opt_out_without_being_touched() {
     let server = Server::default();
     let url = format!("http://127.0.0.1:{}", server.listen());
     fs::write(node.scratch.path("token"), "not-the-token\n").unwrap();
-    let selection =
-        "selection: {only: [{namespace: shop}, {cgroup: /kubepods-pod99999999_*}]}\nattach: {policy: all}\n";
+    let selection = "selection: {only: [{namespace: shop}, {cgroup: /kubepods-pod99999999_*}]}\nattach: \
+         \
+         \
+         {policy: all}\n";
     node.configure(&configuration(&node, &url, selection));
     let trace = node.scratch.path("trace");
     let mut command = tracer(&trace);
     command.arg("-D").arg(perfusion::command([""; 0]).get_program());
     node.run(command.args(["daemon", "--config"]).arg(node.scratch.path("perfusion.yaml")));
 
-    // Without the right token nothing is known. Tokens are renewed: the file is read for each request.
+    // Without the right token nothing is known. Tokens are renewed: the file is read for each
+    // request.
     wait_until("the refusal to be said", DEADLINE, || {
         node.daemon().progress().contains("answers 401: Unauthorized").then_some(())
     })
@@ -328,12 +366,16 @@ fn pods_name_services_label_samples_and_opt_out_without_being_touched() {
     fs::write(node.scratch.path("token"), TOKEN).unwrap();
 
     let profile = wait_until("a profile of the pod's application with names", DEADLINE, || {
-        let named = |profile: &Profile| profile.functions().iter().any(|name| name.contains("CallHeavy"));
-        node.profiles().into_iter().rfind(|(service, profile)| service == "web-shop" && named(profile))
+        let named =
+            |profile: &Profile| profile.functions().iter().any(|name| name.contains("CallHeavy"));
+        node.profiles()
+            .into_iter()
+            .rfind(|(service, profile)| service == "web-shop" && named(profile))
     });
-    let (_, profile) =
-        profile.unwrap_or_else(|error| panic!("{error}\n{}\n{:?}", node.daemon().progress(), node.pids()));
-    let sample = profile.samples.iter().find(|sample| sample.label("pid") == web_app.pid().to_string());
+    let (_, profile) = profile
+        .unwrap_or_else(|error| panic!("{error}\n{}\n{:?}", node.daemon().progress(), node.pids()));
+    let sample =
+        profile.samples.iter().find(|sample| sample.label("pid") == web_app.pid().to_string());
     let label = |name: &str| sample.unwrap().label(name);
     assert_eq!(label("k8s.namespace.name"), "shop");
     assert_eq!(label("k8s.pod.name"), "web-1");
@@ -344,9 +386,11 @@ fn pods_name_services_label_samples_and_opt_out_without_being_touched() {
     assert_eq!(node.metric("perfusion_pods"), 2.0);
     assert!(has_shim(web_app.pid()));
 
-    // The others were neither recorded nor touched, and the trace would have shown it: it shows each way of the daemon into the one that may be touched, and
-    // the ways the daemon does not go of a program that goes them. What is not counted is the look of every daemon, as it begins, into everybody's directories
-    // for temporary files, where one that crashed may have left its library: by a thread of its own, which is known by its look at the kernel's.
+    // The others were neither recorded nor touched, and the trace would have shown it: it shows
+    // each way of the daemon into the one that may be touched, and the ways the daemon does not go
+    // of a program that goes them. What is not counted is the look of every daemon, as it begins,
+    // into everybody's directories for temporary files, where one that crashed may have left its
+    // library: by a thread of its own, which is known by its look at the kernel's.
     let traced = fs::read_to_string(&trace).unwrap();
     let sweeps = |line: &&str| line.contains("</proc/2>, \"environ\"");
     let sweeper = traced.lines().find(sweeps).and_then(|line| line.split(' ').next());
@@ -360,14 +404,26 @@ fn pods_name_services_label_samples_and_opt_out_without_being_touched() {
     let memory = "import ctypes, sys\nlibc = ctypes.CDLL(None)\npid = int(sys.argv[1])\n\
                   libc.process_vm_readv(pid, None, 0, None, 0, 0)\nlibc.ptrace(3, pid, None, None)";
     let mut command = tracer(&control);
-    assert!(command.args(["python3", "-c", memory, &web_app.pid().to_string()]).status().unwrap().success());
+    assert!(
+        command
+            .args(["python3", "-c", memory, &web_app.pid().to_string()])
+            .status()
+            .unwrap()
+            .success()
+    );
     let of_control = ways(fs::read_to_string(&control).unwrap().lines(), web_app.pid());
-    assert_eq!(of_control, BTreeMap::from([(Way::Memory, 1), (Way::Trace, 1)]), "the trace is blind");
+    assert_eq!(
+        of_control,
+        BTreeMap::from([(Way::Memory, 1), (Way::Trace, 1)]),
+        "the trace is blind"
+    );
     for app in [&shy_app, &strange] {
         let pid = app.pid().to_string();
-        let picture = || traced.lines().filter(|line| line.contains(&pid)).collect::<Vec<_>>().join("\n");
+        let picture =
+            || traced.lines().filter(|line| line.contains(&pid)).collect::<Vec<_>>().join("\n");
         assert_eq!(touched(app.pid()), BTreeMap::new(), "{}", picture());
-        // Of its environment TMPDIR, and the directory that names, and /tmp or /dev/shm, below its root.
+        // Of its environment TMPDIR, and the directory that names, and /tmp or /dev/shm, below its
+        // root.
         let swept = ways(traced.lines().filter(by_sweeper), app.pid());
         assert!(swept.keys().all(|way| *way == Way::Descriptor), "{swept:?}: {}", picture());
         assert!(swept.values().sum::<usize>() <= 4, "{swept:?}: {}", picture());
@@ -378,7 +434,8 @@ fn pods_name_services_label_samples_and_opt_out_without_being_touched() {
     let event = |kind: &str, pod: &Value, version: &str, out: bool| {
         let mut pod = pod.clone();
         pod["metadata"]["resourceVersion"] = version.into();
-        pod["metadata"]["annotations"] = if out { json!({"perfusion/profile": "off"}) } else { json!({}) };
+        pod["metadata"]["annotations"] =
+            if out { json!({"perfusion/profile": "off"}) } else { json!({}) };
         json!({"type": kind, "object": pod})
     };
     server.say(&event("MODIFIED", &web, "70001", true));
@@ -401,11 +458,15 @@ fn pods_name_services_label_samples_and_opt_out_without_being_touched() {
     assert_eq!(server.asked_from().as_deref(), Some("70002"));
     let lists = server.lists();
     server.say(&serde_json::from_str(&recorded("gone.json")).unwrap());
-    wait_until("all pods to be asked for again", DEADLINE, || (server.lists() > lists).then_some(()))
+    wait_until("all pods to be asked for again", DEADLINE, || {
+        (server.lists() > lists).then_some(())
+    })
+    .unwrap();
+    wait_until("a watch after that", DEADLINE, || (server.watches() > before + 1).then_some(()))
         .unwrap();
-    wait_until("a watch after that", DEADLINE, || (server.watches() > before + 1).then_some(())).unwrap();
     server.say(&event("DELETED", &web, "70010", false));
-    wait_until("one to be gone", DEADLINE, || (node.metric("perfusion_pods") == 1.0).then_some(())).unwrap();
+    wait_until("one to be gone", DEADLINE, || (node.metric("perfusion_pods") == 1.0).then_some(()))
+        .unwrap();
     drop((web_app, shy_app, strange));
     node.end();
 }
@@ -414,7 +475,8 @@ fn pods_name_services_label_samples_and_opt_out_without_being_touched() {
 fn rules_know_all_cgroups_of_the_host_when_the_daemon_is_in_a_container() {
     let needs = [RECORD, &[Need::C, Need::Cgroup2, Need::Program("unshare")]].concat();
     let Some(_turn) = begin_beside("kubernetes: cgroup namespace", &needs) else { return };
-    let (uid, other) = ("11111111-2222-3333-4444-555555555555", "11111111-2222-3333-4444-666666666666");
+    let (uid, other) =
+        ("11111111-2222-3333-4444-555555555555", "11111111-2222-3333-4444-666666666666");
     let own = group("perfusion-test-own").unwrap();
     let wanted = PodGroup::new(uid, WEB_CONTAINER).unwrap();
     let unwanted = PodGroup::new(other, SHY_CONTAINER).unwrap();
@@ -426,11 +488,13 @@ fn rules_know_all_cgroups_of_the_host_when_the_daemon_is_in_a_container() {
     fs::create_dir_all(logs.join(format!("shop_web-1_{uid}"))).unwrap();
     fs::create_dir_all(logs.join(format!("bank_vault-1_{other}"))).unwrap();
     node.configure(&format!(
-        "kubernetes: {{pod_logs: {logs:?}}}\nselection: {{only: [{{namespace: shop}}]}}\nlimits: {{{}}}\n",
+        "kubernetes: {{pod_logs: {logs:?}}}\nselection: {{only: [{{namespace: shop}}]}}\nlimits: \
+         {{{}}}\n",
         node.kill_switch()
     ));
     let script = "echo $$ > \"$0/cgroup.procs\" && mount=$1 && shift && export mount && \
-                  exec unshare --cgroup --mount sh -c 'umount \"$mount\" && mount -t cgroup2 none \"$mount\" && exec \"$0\" \"$@\"' \"$@\"";
+                  exec unshare --cgroup --mount sh -c 'umount \"$mount\" && mount -t cgroup2 none \
+         \"$mount\" && exec \"$0\" \"$@\"' \"$@\"";
     let mut command = Command::new("sh");
     command.args(["-c", script]).arg(own.path()).arg(cgroup2().unwrap());
     command.arg(perfusion::command([""; 0]).get_program()).args(["daemon", "--config"]);
@@ -447,7 +511,8 @@ fn rules_know_all_cgroups_of_the_host_when_the_daemon_is_in_a_container() {
         let of = |profile: &Profile| of_pid(profile, inside.pid()) > 0;
         node.profiles().into_iter().rfind(|(_, profile)| of(profile))
     });
-    let (_, profile) = profile.unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
+    let (_, profile) =
+        profile.unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
     assert!(profile.samples.iter().all(|sample| sample.label("k8s.pod.name") == "web-1"));
     windows(&node, 3.0);
     assert_eq!(node.pids().into_iter().collect::<Vec<_>>(), [inside.pid()]);
@@ -489,12 +554,21 @@ impl Cluster {
             Command::new(std::env::var("PERFUSION_ETCD").expect("PERFUSION_ETCD names no program"));
         etcd.arg("--data-dir").arg(folder.join("store"));
         etcd.args(["--listen-client-urls", &url(store), "--advertise-client-urls", &url(store)]);
-        etcd.args(["--listen-peer-urls", &url(peers), "--initial-advertise-peer-urls", &url(peers)]);
+        etcd.args([
+            "--listen-peer-urls",
+            &url(peers),
+            "--initial-advertise-peer-urls",
+            &url(peers),
+        ]);
         etcd.args(["--initial-cluster", &format!("default={}", url(peers))]);
         let etcd = background(&mut etcd, &folder.join("etcd.log"));
-        fs::write(folder.join("tokens"), format!("{ADMIN},admin,admin,\"system:masters\"\n")).unwrap();
-        let key =
-            Command::new("openssl").args(["genrsa", "-out"]).arg(folder.join("key")).arg("2048").output();
+        fs::write(folder.join("tokens"), format!("{ADMIN},admin,admin,\"system:masters\"\n"))
+            .unwrap();
+        let key = Command::new("openssl")
+            .args(["genrsa", "-out"])
+            .arg(folder.join("key"))
+            .arg("2048")
+            .output();
         assert!(key.unwrap().status.success());
         let mut cluster = Self { folder: folder.to_owned(), port, store, etcd, server: None };
         cluster.serve();
@@ -504,8 +578,9 @@ impl Cluster {
     /// Starts the API server, anew where it ran.
     fn serve(&mut self) {
         drop(self.server.take());
-        let mut server =
-            Command::new(std::env::var("PERFUSION_APISERVER").expect("PERFUSION_APISERVER names no program"));
+        let mut server = Command::new(
+            std::env::var("PERFUSION_APISERVER").expect("PERFUSION_APISERVER names no program"),
+        );
         let file = |name: &str| self.folder.join(name).display().to_string();
         server.args([
             format!("--etcd-servers=http://127.0.0.1:{}", self.store),
@@ -545,7 +620,14 @@ impl Cluster {
         body: Option<(&str, &str)>,
     ) -> Option<(u16, String)> {
         let mut curl = Command::new("curl");
-        curl.args(["--silent", "--show-error", "--max-time", "20", "--write-out", "\n%{http_code}"]);
+        curl.args([
+            "--silent",
+            "--show-error",
+            "--max-time",
+            "20",
+            "--write-out",
+            "\n%{http_code}",
+        ]);
         curl.arg("--cacert").arg(self.authority()).args(["--request", method]);
         curl.args(["--header", &format!("authorization: Bearer {token}")]);
         if let Some((kind, body)) = body {
@@ -560,7 +642,8 @@ impl Cluster {
 
     /// What the administrator is answered.
     fn does(&self, method: &str, path: &str, body: &Value) -> Value {
-        let kind = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
+        let kind =
+            if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
         let text = body.to_string();
         let (status, answer) = self.ask(ADMIN, method, path, Some((kind, &text))).unwrap();
         assert!((200..300).contains(&status), "{method} {path}: {status} {answer}");
@@ -568,7 +651,14 @@ impl Cluster {
     }
 
     /// A pod whose container runs, as a kubelet would tell.
-    fn pod(&self, node: &str, name: &str, container: &str, labels: &Value, annotations: &Value) -> String {
+    fn pod(
+        &self,
+        node: &str,
+        name: &str,
+        container: &str,
+        labels: &Value,
+        annotations: &Value,
+    ) -> String {
         let made = self.does(
             "POST",
             "/api/v1/namespaces/shop/pods",
@@ -605,7 +695,9 @@ impl Cluster {
         fs::write(self.folder.join("kubeconfig"), kubeconfig.to_string()).unwrap();
         let mut helm =
             Command::new(std::env::var("PERFUSION_HELM").expect("PERFUSION_HELM names no program"));
-        helm.env("KUBECONFIG", self.folder.join("kubeconfig")).env("HOME", &self.folder).args(arguments);
+        helm.env("KUBECONFIG", self.folder.join("kubeconfig"))
+            .env("HOME", &self.folder)
+            .args(arguments);
         helm
     }
 }
@@ -649,9 +741,11 @@ fn a_real_api_server_takes_the_chart_and_its_pods_are_profiled() {
         cluster.does("POST", "/api/v1/namespaces", &json!({"metadata": {"name": name}}));
     }
 
-    // Kinds that others bring, by their own definitions, which this server holds objects against from then on.
+    // Kinds that others bring, by their own definitions, which this server holds objects against
+    // from then on.
     for variable in ["PERFUSION_POD_MONITORS", "PERFUSION_CONSTRAINTS"] {
-        let path = std::env::var(variable).unwrap_or_else(|_| panic!("{variable} names no definition"));
+        let path =
+            std::env::var(variable).unwrap_or_else(|_| panic!("{variable} names no definition"));
         let definition = fs::read_to_string(&path).unwrap();
         let place = place_of(&definition).unwrap();
         let (status, answer) =
@@ -665,13 +759,16 @@ fn a_real_api_server_takes_the_chart_and_its_pods_are_profiled() {
             let conditions = told["status"]["conditions"].as_array()?;
             conditions
                 .iter()
-                .any(|condition| condition["type"] == "Established" && condition["status"] == "True")
+                .any(|condition| {
+                    condition["type"] == "Established" && condition["status"] == "True"
+                })
                 .then_some(())
         })
         .unwrap();
     }
 
-    // What the chart renders, object by object, strictly: no field is unknown, none has a wrong value.
+    // What the chart renders, object by object, strictly: no field is unknown, none has a wrong
+    // value.
     let (mut taken, mut kinds) = (0, String::new());
     for entry in fs::read_dir(chart().join("rendered")).unwrap() {
         let path = entry.unwrap().path();
@@ -691,7 +788,8 @@ fn a_real_api_server_takes_the_chart_and_its_pods_are_profiled() {
     }
     let broken = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\ndate: {}\n";
     let place = format!("{}?dryRun=All&fieldValidation=Strict", place_of(broken).unwrap());
-    let (status, answer) = cluster.ask(ADMIN, "POST", &place, Some(("application/yaml", broken))).unwrap();
+    let (status, answer) =
+        cluster.ask(ADMIN, "POST", &place, Some(("application/yaml", broken))).unwrap();
     assert_eq!((status, answer.contains("unknown field")), (400, true), "{answer}");
 
     // And by helm, with each scenario's values; then for good.
@@ -704,15 +802,22 @@ fn a_real_api_server_takes_the_chart_and_its_pods_are_profiled() {
     succeed(upgrade.arg(chart().join("ci/everything.yaml")).arg(chart()));
 
     // The service account may do what the daemon needs, and nothing else.
-    let request = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
-    let token =
-        cluster.does("POST", "/api/v1/namespaces/perfusion/serviceaccounts/perfusion/token", &request);
+    let request =
+        json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
+    let token = cluster.does(
+        "POST",
+        "/api/v1/namespaces/perfusion/serviceaccounts/perfusion/token",
+        &request,
+    );
     let token = token["status"]["token"].as_str().unwrap().to_owned();
     let may = |path: &str| cluster.ask(&token, "GET", path, None).unwrap().0;
     assert_eq!(may("/api/v1/pods?fieldSelector=spec.nodeName%3Dnode-1"), 200);
-    for path in
-        ["/api/v1/secrets", "/api/v1/nodes", "/api/v1/namespaces/shop/pods/web-1", "/api/v1/configmaps"]
-    {
+    for path in [
+        "/api/v1/secrets",
+        "/api/v1/nodes",
+        "/api/v1/namespaces/shop/pods/web-1",
+        "/api/v1/configmaps",
+    ] {
         assert_eq!(may(path), 403, "{path}");
     }
 
@@ -727,24 +832,32 @@ fn a_real_api_server_takes_the_chart_and_its_pods_are_profiled() {
         &json!({"perfusion/profile": "off"}),
     );
     cluster.pod("node-2", "far-1", &"d".repeat(64), &labels, &none);
-    let (web_group, shy_group) =
-        (PodGroup::new(&web_uid, WEB_CONTAINER).unwrap(), PodGroup::new(&shy_uid, SHY_CONTAINER).unwrap());
+    let (web_group, shy_group) = (
+        PodGroup::new(&web_uid, WEB_CONTAINER).unwrap(),
+        PodGroup::new(&shy_uid, SHY_CONTAINER).unwrap(),
+    );
     let (web, shy) = (spin(), spin());
     web_group.take(&web);
     shy_group.take(&shy);
     let mut node = Node::new();
     fs::write(node.scratch.path("token"), &token).unwrap();
     fs::copy(cluster.authority(), node.scratch.path("ca.crt")).unwrap();
-    // Not the whole host: a daemon built for tests falls behind on a busy one, and changes would show when it has caught up.
+    // Not the whole host: a daemon built for tests falls behind on a busy one, and changes would
+    // show when it has caught up.
     let selection = "selection: {only: [{namespace: shop}]}\n";
-    node.configure(&configuration(&node, &format!("https://127.0.0.1:{}", cluster.port), selection));
+    node.configure(&configuration(
+        &node,
+        &format!("https://127.0.0.1:{}", cluster.port),
+        selection,
+    ));
     node.start();
     let profile = wait_until("the pod's profile", DEADLINE, || {
         node.profiles()
             .into_iter()
             .rfind(|(service, profile)| service == "web-shop" && of_pid(profile, web.pid()) > 0)
     });
-    let (_, profile) = profile.unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
+    let (_, profile) =
+        profile.unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
     for sample in &profile.samples {
         assert_eq!(sample.label("k8s.pod.name"), "web-1");
         assert_eq!(sample.label("k8s.container.name"), "main");
@@ -753,12 +866,17 @@ fn a_real_api_server_takes_the_chart_and_its_pods_are_profiled() {
     assert_eq!(node.metric("perfusion_pods"), 2.0, "of this node only");
     assert!(!node.pids().contains(&shy.pid()));
 
-    // Changes are heard of, also those made while the API server was away; what was known stays known meanwhile.
+    // Changes are heard of, also those made while the API server was away; what was known stays
+    // known meanwhile.
     cluster.annotate("shy-1", &Value::Null);
     let has = |pid: u32| node.pids().contains(&pid).then_some(());
     wait_until("the one that opts in", DEADLINE, || has(shy.pid())).unwrap_or_else(|error| {
-        let told =
-            node.get("/metrics").lines().filter(|line| line.contains("_pod")).collect::<Vec<_>>().join("\n");
+        let told = node
+            .get("/metrics")
+            .lines()
+            .filter(|line| line.contains("_pod"))
+            .collect::<Vec<_>>()
+            .join("\n");
         panic!("{error}\n{told}\n{}", node.daemon().progress())
     });
     let failures = node.metric("perfusion_daemon_pod_failures_total");
@@ -777,7 +895,8 @@ fn a_real_api_server_takes_the_chart_and_its_pods_are_profiled() {
     cluster.annotate("web-1", &Value::Null);
     record_answers(&cluster);
     cluster.does("DELETE", "/api/v1/namespaces/shop/pods/web-1", &json!({"gracePeriodSeconds": 0}));
-    wait_until("one to be gone", DEADLINE, || (node.metric("perfusion_pods") == 1.0).then_some(())).unwrap();
+    wait_until("one to be gone", DEADLINE, || (node.metric("perfusion_pods") == 1.0).then_some(()))
+        .unwrap();
 
     succeed(&mut cluster.helm(&["uninstall", "perfusion"]));
     let left = [
@@ -799,7 +918,9 @@ fn a_real_api_server_takes_the_chart_and_its_pods_are_profiled() {
 
 /// Keeps what the other tests play, where it is asked for.
 fn record_answers(cluster: &Cluster) {
-    let Some(folder) = std::env::var_os("PERFUSION_RECORD_ANSWERS").map(PathBuf::from) else { return };
+    let Some(folder) = std::env::var_os("PERFUSION_RECORD_ANSWERS").map(PathBuf::from) else {
+        return;
+    };
     cluster.annotate("shy-1", &json!("off"));
     let list = "/api/v1/pods?fieldSelector=spec.nodeName%3Dnode-1&limit=100&resourceVersion=0";
     let keep = |name: &str, token: &str, path: &str| {

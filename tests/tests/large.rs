@@ -1,4 +1,5 @@
-//! Large objects are counted one by one, on every runtime, however the library came into the process and whoever else listens there.
+//! Large objects are counted one by one, on every runtime, however the library came into the
+//! process and whoever else listens there.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +19,8 @@ use system_tests::region::{counted, regions};
 use system_tests::truth::tap::{Tap, without_loss};
 use system_tests::{Profile, Recording, Runtime, Workload, on_runtimes, wait_until};
 
-/// The large objects of `large.cs`: type, bytes as the runtime counts them, and how many each of its threads makes.
+/// The large objects of `large.cs`: type, bytes as the runtime counts them, and how many each of
+/// its threads makes.
 const MADE: [(&str, i64, i64); 7] = [
     ("Large.Oak[]", 85_000, 20),
     ("Large.Ash[]", 100_032, 15),
@@ -31,7 +33,8 @@ const MADE: [(&str, i64, i64); 7] = [
 const THREADS: i64 = 2;
 /// Of large ones that are pinned, which lie on a heap of their own.
 const PINNED: f64 = 60.0;
-/// What `flood` makes of the first type, and samples told of in a second then: more than `make` makes.
+/// What `flood` makes of the first type, and samples told of in a second then: more than `make`
+/// makes.
 const FLOOD: i64 = 3_000;
 const SAMPLES: u32 = 256;
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -43,7 +46,8 @@ fn of_heap(profile: &Decoded, column: &str, heap: &str) -> Vec<TypeRow> {
     rows(profile, column, &Options { view, ..Options::default() })
 }
 
-/// The profile has of each type so many as `count` makes of those of a thread, to the object and to the byte, and says that it is exact.
+/// The profile has of each type so many as `count` makes of those of a thread, to the object and to
+/// the byte, and says that it is exact.
 fn assert_exact(profile: &Decoded, column: &str, count: impl Fn(i64) -> i64) {
     let rows = of_heap(profile, column, "loh");
     for (name, bytes, each) in MADE {
@@ -90,11 +94,13 @@ fn each_is_counted_and_alive_until_it_is_not(runtime: Runtime) {
     assert_exact(&alive, "inuse_space", |each| each / 2);
     assert_exact(&dead, "inuse_space", |_| 0);
     assert_exact(&dead_in_background, "inuse_space", |_| 0);
-    // Neither left out nor counted twice: 60 of 100 KB, of which .NET 10 tells of 37 ± 4, so the estimate is 60 ± 6; five of those.
+    // Neither left out nor counted twice: 60 of 100 KB, of which .NET 10 tells of 37 ± 4, so the
+    // estimate is 60 ± 6; five of those.
     let pinned = of_heap(&made, "alloc_space", "poh");
     let pin = pinned.iter().find(|row| row.name == "Large.Pin[]").expect("some were told of");
     assert!(pin.counted.is_none() && (pin.objects.value - PINNED).abs() <= 30.0, "{pin:?}");
-    // More than can be told of one by one: chance has chosen, with an interval on runtimes without one, too.
+    // More than can be told of one by one: chance has chosen, with an interval on runtimes without
+    // one, too.
     let rows = of_heap(&flood, "alloc_space", "loh");
     let oak = rows.iter().find(|row| row.name == MADE[0].0).expect("some were told of");
     assert!(oak.has_interval && oak.counted.is_none() && oak.seen < FLOOD, "{oak:?}");
@@ -109,7 +115,9 @@ on_runtimes!(two_recorders_beside_another_profiler_count_each_object_once: net8 
 
 fn two_recorders_beside_another_profiler_count_each_object_once(runtime: Runtime) {
     let name = format!("large::two_recorders on {runtime}");
-    let Some(_turn) = begin_beside(&name, &[&record_on(runtime)[..], &[Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside(&name, &[&record_on(runtime)[..], &[Need::C]].concat()) else {
+        return;
+    };
     let scratch = Scratch::new().unwrap();
     let counts = scratch.path("counts.json");
     let library = compile_c("main_profiler", "main_profiler.so", &["-shared", "-fPIC"]).unwrap();
@@ -129,7 +137,9 @@ fn two_recorders_beside_another_profiler_count_each_object_once(runtime: Runtime
         let listens = |region| counted(std::slice::from_ref(region), Counter::SessionsStarted) > 0;
         (all.len() == 2 && all.iter().all(listens)).then_some(())
     })
-    .unwrap_or_else(|error| panic!("{error}\n{}", recordings.each_ref().map(Recording::progress).concat()));
+    .unwrap_or_else(|error| {
+        panic!("{error}\n{}", recordings.each_ref().map(Recording::progress).concat())
+    });
     app.perform("make").unwrap();
     for recording in &recordings {
         recording.signal(rustix::process::Signal::INT).unwrap();
@@ -146,10 +156,18 @@ fn two_recorders_beside_another_profiler_count_each_object_once(runtime: Runtime
         // Each with its stack.
         let profile = Profile::read(file).unwrap();
         let ours = |sample: &system_tests::Sample| {
-            sample.label("heap") == "loh" && MADE.iter().any(|(name, ..)| sample.label("type") == *name)
+            sample.label("heap") == "loh"
+                && MADE.iter().any(|(name, ..)| sample.label("type") == *name)
         };
-        let of = |method: &str| profile.sum("alloc_objects", |sample| ours(sample) && sample.has(method));
-        assert_eq!(of("Large.Program.MakeAll"), of(""), "{}", profile.describe("alloc_objects", ours));
+        let of = |method: &str| {
+            profile.sum("alloc_objects", |sample| ours(sample) && sample.has(method))
+        };
+        assert_eq!(
+            of("Large.Program.MakeAll"),
+            of(""),
+            "{}",
+            profile.describe("alloc_objects", ours)
+        );
     }
 }
 
@@ -167,7 +185,8 @@ fn each_is_counted_from_the_first_instruction_on(runtime: Runtime) {
     assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
     assert_exact(&read(&file), "alloc_space", |each| each);
     let report = run(command(["report", "--type", "alloc_objects"]).arg(&file), DEADLINE).unwrap();
-    let line = report.stdout.lines().find(|line| line.ends_with("  Large.Fir[]")).expect(&report.stdout);
+    let line =
+        report.stdout.lines().find(|line| line.ends_with("  Large.Fir[]")).expect(&report.stdout);
     let cells: Vec<&str> = line.split_whitespace().collect();
     assert_eq!((cells[3], &cells[4..7]), ("exact", &["10", "exact", "10"][..]), "{line}");
 }

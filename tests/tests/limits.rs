@@ -1,5 +1,5 @@
-//! Limits of the system are told as what they are: the error's name, the object, the limit in force and the remedy. And with few of something a
-//! recording does what it can.
+//! Limits of the system are told as what they are: the error's name, the object, the limit in force
+//! and the remedy. And with few of something a recording does what it can.
 
 use std::fs;
 use std::path::Path;
@@ -22,7 +22,9 @@ fn limited(before: &str, arguments: &[&str]) -> Outcome {
 /// As one that may not raise its hard limits.
 fn unprivileged(before: &str, arguments: &[&str]) -> Outcome {
     let mut command = Command::new("sh");
-    let line = format!("{before} exec setpriv --bounding-set=-sys_resource --inh-caps=-sys_resource \"$@\"");
+    let line = format!(
+        "{before} exec setpriv --bounding-set=-sys_resource --inh-caps=-sys_resource \"$@\""
+    );
     command.args(["-c", &line]).arg("sh").arg(perfusion_bin().unwrap());
     perfusion::run(command.args(arguments), SLACK).unwrap()
 }
@@ -37,7 +39,8 @@ fn assert_told(outcome: &Outcome, words: &[&str]) {
 fn named_share(file: &Path) -> f64 {
     let profile = Profile::read(file).unwrap();
     let all = profile.sum("samples", |sample| sample.label("process") == "spin");
-    let named = profile.sum("samples", |sample| sample.label("process") == "spin" && sample.has("spin_here"));
+    let named = profile
+        .sum("samples", |sample| sample.label("process") == "spin" && sample.has("spin_here"));
     // Of some 200, on a CPU of its own.
     assert!(all > 5, "{}", profile.describe("samples", |_| true));
     named as f64 / all as f64
@@ -51,7 +54,8 @@ fn few_open_files_are_raised_used_sparingly_or_refused_with_the_numbers() {
     let app = Workload::native("spin", &[]).unwrap().start().unwrap();
     let file = scratch.path("files.pb.gz");
     let pid = app.pid().to_string();
-    let record = ["record", "-d", "2s", "--pid", &pid, "-o", &file.display().to_string()].map(str::to_owned);
+    let record =
+        ["record", "-d", "2s", "--pid", &pid, "-o", &file.display().to_string()].map(str::to_owned);
     let record: Vec<&str> = record.iter().map(String::as_str).collect();
     // The soft limit is raised by everybody, the hard one by who may.
     let status = fs::read_to_string("/proc/self/status").unwrap();
@@ -76,10 +80,15 @@ fn few_open_files_are_raised_used_sparingly_or_refused_with_the_numbers() {
     for limit in [needed - 1, 24] {
         let outcome = unprivileged(&format!("ulimit -n {limit};"), &record);
         assert_eq!(outcome.code(), 4, "{}", outcome.stderr);
-        assert_told(&outcome, &["perfusion: RLIMIT_NOFILE", &format!("found {limit}:"), "ulimit -n"]);
+        assert_told(
+            &outcome,
+            &["perfusion: RLIMIT_NOFILE", &format!("found {limit}:"), "ulimit -n"],
+        );
         let doctor = unprivileged(&format!("ulimit -n {limit};"), &["doctor"]);
         let told = |line: &str| {
-            line.starts_with("BAD") && line.contains("recording") && line.contains(&format!("found {limit}:"))
+            line.starts_with("BAD")
+                && line.contains("recording")
+                && line.contains(&format!("found {limit}:"))
         };
         assert!(doctor.stdout.lines().any(told), "{}", doctor.stdout);
     }
@@ -117,14 +126,23 @@ fn a_lowered_rate_of_samples_is_told_by_record_and_doctor_alike() {
     let record = ["record", "-d", "1s", "--pid", &pid, "-o", &file];
     let outcome = perfusion::run(&mut perfusion::command(record), SLACK).unwrap();
     assert_eq!(outcome.code(), 4, "{}", outcome.stderr);
-    let words = ["EINVAL", "kernel.perf_event_max_sample_rate is 50", "99 samples per second", "--frequency"];
+    let words = [
+        "EINVAL",
+        "kernel.perf_event_max_sample_rate is 50",
+        "99 samples per second",
+        "--frequency",
+    ];
     assert_told(&outcome, &words);
     let doctor = perfusion::run(&mut perfusion::command(["doctor"]), SLACK).unwrap();
     assert_eq!(doctor.code(), 4, "{}", doctor.stdout);
     let line = doctor.stdout.lines().find(|line| line.starts_with("BAD")).unwrap();
-    assert!(line.contains("recording") && words[..3].iter().all(|word| line.contains(word)), "{line}");
+    assert!(
+        line.contains("recording") && words[..3].iter().all(|word| line.contains(word)),
+        "{line}"
+    );
     // The remedies work, and a dump takes what it can have.
-    let outcome = perfusion::run(perfusion::command(record).args(["--frequency", "50"]), SLACK).unwrap();
+    let outcome =
+        perfusion::run(perfusion::command(record).args(["--frequency", "50"]), SLACK).unwrap();
     assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
     let outcome = perfusion::run(&mut perfusion::command(["dump", "--pid", &pid]), SLACK).unwrap();
     assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
@@ -189,7 +207,8 @@ fn a_missing_diagnostics_socket_has_the_reason_that_can_be_seen() {
     let long = scratch.path(&"x".repeat(80)).display().to_string();
     fs::create_dir(&long).unwrap();
     let filter = compile_c("no_socket", "no_socket", &[]).unwrap();
-    let filtered = line.iter().fold(Workload::program(filter), |workload, word| workload.arg(word.clone()));
+    let filtered =
+        line.iter().fold(Workload::program(filter), |workload, word| workload.arg(word.clone()));
     for (workload, words) in [
         (plain.clone().env("TMPDIR", &missing), [missing.as_str(), "ENOENT"]),
         (plain.clone().env("TMPDIR", &long), ["TMPDIR has ", " bytes"]),
@@ -208,7 +227,8 @@ fn a_missing_diagnostics_socket_has_the_reason_that_can_be_seen() {
 
 #[test]
 fn a_process_too_young_for_a_socket_is_given_a_reason_at_the_end() {
-    let Some(_turn) = begin_beside("limits::young", &[RECORD_NET9, &[Need::C, Need::Cgroup2]].concat())
+    let Some(_turn) =
+        begin_beside("limits::young", &[RECORD_NET9, &[Need::C, Need::Cgroup2]].concat())
     else {
         return;
     };
@@ -217,7 +237,8 @@ fn a_process_too_young_for_a_socket_is_given_a_reason_at_the_end() {
     let group = crate::node::group(&name).unwrap();
     let line = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().command_line();
     let filter = compile_c("no_socket", "no_socket", &[]).unwrap();
-    let workload = line.iter().fold(Workload::program(filter), |workload, word| workload.arg(word.clone()));
+    let workload =
+        line.iter().fold(Workload::program(filter), |workload, word| workload.arg(word.clone()));
     let file = scratch.path("young.pb.gz");
     let mut command = perfusion::command(["record", "--attach", "-o"]);
     command.arg(&file).arg("--cgroup").arg(group.path());
@@ -250,12 +271,18 @@ fn processes_that_a_mount_hides_are_mentioned() {
     fs::set_permissions(copy.parent().unwrap(), fs::Permissions::from_mode(0o755)).unwrap();
     for (option, hidden) in [("0", false), ("1", true), ("2", true)] {
         let line = format!(
-            "mount -t proc -o hidepid={option} proc /proc && exec setpriv --reuid=65534 --regid=65534 --clear-groups {} ps",
+            "mount -t proc -o hidepid={option} proc /proc && exec setpriv --reuid=65534 \
+             --regid=65534 --clear-groups {} ps",
             copy.display()
         );
         let mut command = Command::new("unshare");
         let outcome = perfusion::run(command.args(["-m", "sh", "-c", &line]), SLACK).unwrap();
         assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
-        assert_eq!(outcome.stderr.contains("hidepid="), hidden, "hidepid={option}: {}", outcome.stderr);
+        assert_eq!(
+            outcome.stderr.contains("hidepid="),
+            hidden,
+            "hidepid={option}: {}",
+            outcome.stderr
+        );
     }
 }

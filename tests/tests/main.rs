@@ -1,9 +1,16 @@
-//! All system tests, in one binary: each module one part of the promise, each test named after what breaks when it fails.
+//! All system tests, in one binary: each module one part of the promise, each test named after what
+//! breaks when it fails.
 //!
-//! Run by `cargo xtask test`, which sets the variables of `system_tests::environment`. They take their turns, those that measure time alone,
-//! so a plain `cargo test -p system-tests NAME` works too.
+//! Run by `cargo xtask test`, which sets the variables of `system_tests::environment`. They take
+//! their turns, those that measure time alone, so a plain `cargo test -p system-tests NAME` works
+//! too.
 
-#![allow(clippy::unwrap_used, clippy::panic, clippy::expect_used, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
 
 mod attach;
 mod attribution;

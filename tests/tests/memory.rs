@@ -18,7 +18,14 @@ const LEAKED_PER_SECOND: f64 = 2000.0;
 const GARBAGE_PER_SECOND: f64 = 20_000.0;
 const CACHED_OBJECTS: f64 = 4000.0;
 
-fn assert_near(what: &str, found: i64, expected: f64, tolerance: f64, profile: &Profile, column: &str) {
+fn assert_near(
+    what: &str,
+    found: i64,
+    expected: f64,
+    tolerance: f64,
+    profile: &Profile,
+    column: &str,
+) {
     let error = (found as f64 - expected).abs() / expected;
     assert!(
         error <= tolerance,
@@ -42,8 +49,9 @@ fn leak_cache_and_garbage_are_told_apart_by_bytes_and_age(runtime: Runtime) {
     let (leak, garbage, cache) =
         ("Memory.Program.Leak", "Memory.Program.MakeGarbage", "Memory.Program.RefreshCache");
 
-    // Bytes allocated. One sample stands for about 100 KiB: 12 s give 250 of the leak and 2500 of the garbage, so 1/√n is
-    // 6 % and 2 %; four of those, as one test in ten thousand may fail by chance.
+    // Bytes allocated. One sample stands for about 100 KiB: 12 s give 250 of the leak and 2500 of
+    // the garbage, so 1/√n is 6 % and 2 %; four of those, as one test in ten thousand may fail by
+    // chance.
     let leaked_bytes = LEAKED_PER_SECOND * OBJECT_BYTES * seconds;
     let garbage_bytes = GARBAGE_PER_SECOND * OBJECT_BYTES * seconds;
     assert_near(
@@ -63,11 +71,13 @@ fn leak_cache_and_garbage_are_told_apart_by_bytes_and_age(runtime: Runtime) {
         "alloc_space",
     );
     // Each sample says which of the two objects it met; nearly all bytes are the arrays'.
-    let arrays = profile.sum("alloc_space", |sample| sample.has(garbage) && sample.label("type") == "byte[]");
+    let arrays = profile
+        .sum("alloc_space", |sample| sample.has(garbage) && sample.label("type") == "byte[]");
     assert!(arrays as f64 > garbage_bytes * 0.85, "byte[]: {arrays} of {garbage_bytes:.0}");
 
-    // Bytes alive at the end: all of the leak, one cache (or two, in the moment of its replacement), and of the garbage what was
-    // made since the last collection 250 ms before (a second of it for a slow machine).
+    // Bytes alive at the end: all of the leak, one cache (or two, in the moment of its
+    // replacement), and of the garbage what was made since the last collection 250 ms before (a
+    // second of it for a slow machine).
     assert_near(
         "inuse_space of the leak",
         column("inuse_space", leak),
@@ -88,7 +98,8 @@ fn leak_cache_and_garbage_are_told_apart_by_bytes_and_age(runtime: Runtime) {
 
     // Ages, in powers of two.
     let ages = |method: &str| -> Vec<f64> {
-        let alive = |sample: &&Sample| sample.has(method) && profile.value(sample, "inuse_space") > 0;
+        let alive =
+            |sample: &&Sample| sample.has(method) && profile.value(sample, "inuse_space") > 0;
         profile
             .samples
             .iter()
@@ -97,11 +108,20 @@ fn leak_cache_and_garbage_are_told_apart_by_bytes_and_age(runtime: Runtime) {
             .collect()
     };
     let oldest = |method: &str| ages(method).into_iter().fold(0.0, f64::max);
-    // A label 2^k stands for ages from 2^k to 2^(k+1). 12 s tell the same as the promised 30 s: the leak's oldest label must be 8,
-    // the last power of two below the length (in 30 s 16), and the cache must not pass 3 s though its place was refilled five times.
-    assert!(oldest(leak) * 2.0 > seconds * 0.9, "the leak's oldest object: {} of {seconds} s", oldest(leak));
+    // A label 2^k stands for ages from 2^k to 2^(k+1). 12 s tell the same as the promised 30 s: the
+    // leak's oldest label must be 8, the last power of two below the length (in 30 s 16), and the
+    // cache must not pass 3 s though its place was refilled five times.
+    assert!(
+        oldest(leak) * 2.0 > seconds * 0.9,
+        "the leak's oldest object: {} of {seconds} s",
+        oldest(leak)
+    );
     assert!(oldest(cache) < 3.0, "the cache's oldest object: {} s", oldest(cache));
-    assert!(ages(leak).iter().any(|age| *age <= 2.0), "young leaked objects are there too: {:?}", ages(leak));
+    assert!(
+        ages(leak).iter().any(|age| *age <= 2.0),
+        "young leaked objects are there too: {:?}",
+        ages(leak)
+    );
     // Long-lived objects have been promoted.
     let generation_2 =
         profile.sum("inuse_space", |sample| sample.has(leak) && sample.label("generation") == "2");
@@ -116,8 +136,10 @@ fn known_allocations_are_estimated_as_well_as_stated(runtime: Runtime) {
     let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     let windows = if long_form() { 260 } else { 8 };
     let (cells, steps) = without_loss(|| allocations::measure(runtime, windows)).unwrap();
-    let found =
-        || allocations::markdown(runtime, &cells).unwrap() + &allocations::markdown(runtime, &steps).unwrap();
+    let found = || {
+        allocations::markdown(runtime, &cells).unwrap()
+            + &allocations::markdown(runtime, &steps).unwrap()
+    };
     assert!(cells.iter().all(|cell| cell.row.is_some()), "a type is missing: {cells:#?}");
     // Large objects are all told of.
     let is_large = |cell: &&allocations::Cell| cell.name == "Known.Fir[]";
@@ -125,9 +147,11 @@ fn known_allocations_are_estimated_as_well_as_stated(runtime: Runtime) {
         let known = cell.row.as_ref().map(|row| (row.objects.value, row.bytes.value, row.counted));
         assert_eq!(known, Some((cell.true_objects, cell.true_bytes, Some("exact"))), "{}", found());
     }
-    let has_interval = |cell: &allocations::Cell| cell.row.as_ref().is_none_or(|row| row.has_interval);
+    let has_interval =
+        |cell: &allocations::Cell| cell.row.as_ref().is_none_or(|row| row.has_interval);
     if runtime < Runtime::Net10 {
-        // No interval is claimed where there is none, and where the documents say that the stride misleads, it does.
+        // No interval is claimed where there is none, and where the documents say that the stride
+        // misleads, it does.
         assert!(
             !cells
                 .iter()
@@ -152,16 +176,18 @@ fn known_allocations_are_estimated_as_well_as_stated(runtime: Runtime) {
 fn assert_as_stated(cells: &[allocations::Cell], of: Of, found: &dyn Fn() -> String) {
     let all = allocations::sum(cells, None, of);
     let bias = (all.ratio - 1.0).abs();
-    // Promised is no bias beyond 1 %. So many windows are known to 0.3 or 0.4 %, and one honest run in fifty is further off than 1 %; 3 standard errors are
-    // one in 400. In the short form 4.5: 1 in 100,000, which tells gross errors only.
+    // Promised is no bias beyond 1 %. So many windows are known to 0.3 or 0.4 %, and one honest run
+    // in fifty is further off than 1 %; 3 standard errors are one in 400. In the short form 4.5: 1
+    // in 100,000, which tells gross errors only.
     let most = if long_form() { f64::max(0.01, 3.0 * all.stderr) } else { 4.5 * all.stderr };
     assert!(bias <= most, "{of:?} {all:?}: {}", found());
     assert_covered(all.covered, all.cells, &|| found() + &allocations::missed(cells, of));
 }
 
-/// 95 of 100 intervals hold the truth: 93 to 97 % are promised, of 2,000 and more. One standard deviation of the share of so many is 0.5 %, so that is four of
-/// them. Of 500 it is 1 %, and an honest run in 25 is outside: as much as two of those is added there. In the short form 4.5 of them are the bound, and only
-/// that too few hold it is found out.
+/// 95 of 100 intervals hold the truth: 93 to 97 % are promised, of 2,000 and more. One standard
+/// deviation of the share of so many is 0.5 %, so that is four of them. Of 500 it is 1 %, and an
+/// honest run in 25 is outside: as much as two of those is added there. In the short form 4.5 of
+/// them are the bound, and only that too few hold it is found out.
 fn assert_covered(covered: usize, count: usize, found: &dyn Fn() -> String) {
     let (covered, count) = (covered as f64, count as f64);
     let deviation = (0.95 * 0.05 / count).sqrt();
@@ -176,7 +202,8 @@ fn assert_covered(covered: usize, count: usize, found: &dyn Fn() -> String) {
 
 #[test]
 fn a_part_of_the_samples_stands_for_all() {
-    let Some(_turn) = begin_beside("memory::a_part_of_the_samples", &record_on(Runtime::Net10)) else {
+    let Some(_turn) = begin_beside("memory::a_part_of_the_samples", &record_on(Runtime::Net10))
+    else {
         return;
     };
     let windows = if long_form() { 60 } else { 6 };
@@ -185,7 +212,8 @@ fn a_part_of_the_samples_stands_for_all() {
         assert_as_stated(&cells, of, &|| allocations::markdown(Runtime::Net10, &cells).unwrap());
     }
     // Of those that are told a part is watched.
-    let alive = without_loss(|| live::measure(Runtime::Net10, windows, ALLOCATION_SAMPLES)).unwrap();
+    let alive =
+        without_loss(|| live::measure(Runtime::Net10, windows, ALLOCATION_SAMPLES)).unwrap();
     for of in [|window: &live::Window| window.objects[4], |window: &live::Window| window.bytes[4]] {
         let (mean, stderr, covered) = live::sum(&alive, of);
         let found = || live::markdown(Runtime::Net10, &alive).unwrap();
@@ -206,7 +234,11 @@ fn a_few_watched_objects_stand_for_all_that_is_alive(runtime: Runtime) {
     };
     let windows = without_loss(|| live::measure(runtime, count, allocations::ALL_SAMPLES)).unwrap();
     let found = || live::markdown(runtime, &windows).unwrap();
-    assert!(windows.iter().all(|window| window.watched <= 256 && window.watched > 50), "{}", found());
+    assert!(
+        windows.iter().all(|window| window.watched <= 256 && window.watched > 50),
+        "{}",
+        found()
+    );
     for of in [|window: &live::Window| window.objects[4], |window: &live::Window| window.bytes[4]] {
         let (mean, stderr, covered) = live::sum(&windows, of);
         if runtime < Runtime::Net10 {
@@ -222,17 +254,24 @@ fn a_few_watched_objects_stand_for_all_that_is_alive(runtime: Runtime) {
 
 /// All runtimes at a time: a verdict takes a minute.
 #[test]
-#[ignore = "watches for 80 s: cargo test -p system-tests leaks_caches -- --ignored, with the variables of tests/README.md"]
+#[ignore = "watches for 80 s: cargo test -p system-tests leaks_caches -- --ignored, with the \
+     variables of tests/README.md"]
 fn leaks_caches_and_pools_are_told_apart_on_every_runtime() {
     let needs: Vec<_> = Runtime::ALL.into_iter().flat_map(record_on).collect();
     let Some(_turn) = begin_beside("memory::leaks_caches_and_pools", &needs) else { return };
-    let started = Runtime::ALL.map(|runtime| verdicts::start(runtime, Duration::from_secs(80)).unwrap());
+    let started =
+        Runtime::ALL.map(|runtime| verdicts::start(runtime, Duration::from_secs(80)).unwrap());
     for watched in started {
         let said = watched.said().unwrap();
         assert!(said.is_right(), "{}: {}", said.runtime, said.text);
         let (_, leak) = said.text.split_once("\nleak: Leaks.Fast[] ").unwrap();
         assert!(leak.contains("Leaks.Program.LeakFast()"), "{}: {}", said.runtime, said.text);
-        assert_eq!(said.text.contains("fixed stride"), said.runtime < Runtime::Net10, "{}", said.text);
+        assert_eq!(
+            said.text.contains("fixed stride"),
+            said.runtime < Runtime::Net10,
+            "{}",
+            said.text
+        );
     }
 }
 
@@ -241,7 +280,8 @@ on_runtimes!(objects_of_one_type_are_held_by_what_holds_those_of_their_place: ne
 fn objects_of_one_type_are_held_by_what_holds_those_of_their_place(runtime: Runtime) {
     let name = format!("memory::objects_of_one_type_are_held on {runtime}");
     let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
-    // 4 MB: by itself the runtime takes the size of the cache, which 6 s of this do not fill everywhere.
+    // 4 MB: by itself the runtime takes the size of the cache, which 6 s of this do not fill
+    // everywhere.
     let kept = Workload::dotnet(runtime, "kept", &[]).unwrap().env("DOTNET_GCgen0size", "400000");
     let app = kept.start().unwrap();
     let watching = Recording::spawn(
@@ -251,7 +291,10 @@ fn objects_of_one_type_are_held_by_what_holds_those_of_their_place(runtime: Runt
     .unwrap();
     let text = watching.finish_well(SLACK * 2).unwrap().stdout;
     let truth = app.stop().unwrap();
-    assert!(truth["list"].as_f64() > Some(100.0) && truth["listeners"].as_f64() > Some(100.0), "{truth}");
+    assert!(
+        truth["list"].as_f64() > Some(100.0) && truth["listeners"].as_f64() > Some(100.0),
+        "{truth}"
+    );
     let place = |method: &str| {
         let place = text.split("\n\n").find(|place| place.contains(method));
         place.unwrap_or_else(|| panic!("no {method}: {text}"))
@@ -277,7 +320,9 @@ fn objects_of_one_type_are_held_by_what_holds_those_of_their_place(runtime: Runt
 #[test]
 fn who_ends_a_watch_early_or_outlives_its_process_has_the_verdicts_and_no_survey() {
     let runtime = Runtime::Net10;
-    let Some(_turn) = begin_beside("memory::who_ends_a_watch_early", &record_on(runtime)) else { return };
+    let Some(_turn) = begin_beside("memory::who_ends_a_watch_early", &record_on(runtime)) else {
+        return;
+    };
     let watch = |app: &App| {
         let mut watching = Recording::spawn(
             command(["leaks", "--heap", "--duration", "1h", "--window", "1s", "--pid"])
@@ -293,7 +338,10 @@ fn who_ends_a_watch_early_or_outlives_its_process_has_the_verdicts_and_no_survey
     let watching = watch(&app).unwrap();
     watching.signal(rustix::process::Signal::INT).unwrap();
     let outcome = said(watching);
-    assert!(outcome.stdout.contains("what holds the objects is not known: interrupted\n"), "{outcome:?}");
+    assert!(
+        outcome.stdout.contains("what holds the objects is not known: interrupted\n"),
+        "{outcome:?}"
+    );
     assert!(!outcome.stderr.contains("is asked for a full collection"), "{outcome:?}");
     let watching = watch(&app).unwrap();
     app.stop().unwrap();
@@ -307,8 +355,14 @@ fn who_ends_a_watch_early_or_outlives_its_process_has_the_verdicts_and_no_survey
     watching.await_session(&app).unwrap();
     app.send("become").unwrap();
     let outcome = said(watching);
-    assert!(outcome.stdout.contains("what holds the objects is not known: the library "), "{outcome:?}");
-    assert!(outcome.stderr.contains(" no longer has the library that tells of its objects, "), "{outcome:?}");
+    assert!(
+        outcome.stdout.contains("what holds the objects is not known: the library "),
+        "{outcome:?}"
+    );
+    assert!(
+        outcome.stderr.contains(" no longer has the library that tells of its objects, "),
+        "{outcome:?}"
+    );
     app.ensure_alive().unwrap();
 }
 
@@ -320,7 +374,10 @@ fn the_report_shows_types_and_how_sure_they_are(runtime: Runtime) {
     let app = Workload::dotnet(runtime, "memory", &[]).unwrap().start().unwrap();
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("memory.pb.gz");
-    Recording::of_pid(app.pid(), &file, &["--duration", "3s"]).unwrap().finish_well(SLACK * 2).unwrap();
+    Recording::of_pid(app.pid(), &file, &["--duration", "3s"])
+        .unwrap()
+        .finish_well(SLACK * 2)
+        .unwrap();
     app.stop().unwrap();
     for (column, last) in [("alloc_space", "per second"), ("inuse_objects", "oldest")] {
         let report = std::process::Command::new(perfusion_bin().unwrap())
@@ -333,10 +390,15 @@ fn the_report_shows_types_and_how_sure_they_are(runtime: Runtime) {
         assert!(table.lines().nth(1).is_some_and(|head| head.contains(last)), "{text}");
         let bytes = table.lines().find(|line| line.ends_with("  byte[]")).expect(&text);
         let (interval, remark) = (bytes.contains('…'), table.contains("docs/allocations.md"));
-        assert_eq!((interval, remark), (runtime >= Runtime::Net10, runtime < Runtime::Net10), "{text}");
+        assert_eq!(
+            (interval, remark),
+            (runtime >= Runtime::Net10, runtime < Runtime::Net10),
+            "{text}"
+        );
     }
     let profile = Profile::read(&file).unwrap();
-    let of_array = |sample: &&Sample| sample.label("type") == "byte[]" && sample.has("Memory.Program.Leak");
+    let of_array =
+        |sample: &&Sample| sample.label("type") == "byte[]" && sample.has("Memory.Program.Leak");
     let sample = profile.samples.iter().find(of_array).expect("a sample of the leak");
     // 24 bytes of the array and its 1,000 elements.
     assert_eq!((sample.label("size_class"), sample.label("heap")), ("1024", "soh"));
@@ -350,9 +412,11 @@ on_runtimes!(objects_that_were_let_go_are_gone_after_the_next_collection_and_not
 fn objects_that_were_let_go_are_gone_after_the_next_collection_and_not_before(runtime: Runtime) {
     let name = format!("memory::objects_that_were_let_go on {runtime}");
     let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
-    // One batch of `freed.cs` with its array; 1/√n of its some 50 samples is 14 %, and four of those 57 %.
+    // One batch of `freed.cs` with its array; 1/√n of its some 50 samples is 14 %, and four of
+    // those 57 %.
     let batch = 5000.0 * OBJECT_BYTES;
-    let alive = |profile: &Profile| profile.sum("inuse_space", |sample| sample.has("Freed.Program.Fill"));
+    let alive =
+        |profile: &Profile| profile.sum("inuse_space", |sample| sample.has("Freed.Program.Fill"));
     let whole = |profile: &Profile| {
         let alive = alive(profile) as f64;
         assert!(
@@ -371,17 +435,21 @@ fn objects_that_were_let_go_are_gone_after_the_next_collection_and_not_before(ru
     assert_eq!(alive(&freed), 0, "{}", freed.describe("inuse_space", |_| true));
 }
 
-/// Records the workload `freed` while it makes one batch of objects, and does what the commands say after that.
+/// Records the workload `freed` while it makes one batch of objects, and does what the commands say
+/// after that.
 fn record_commands(runtime: Runtime, commands: &[&str]) -> Profile {
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("freed.pb.gz");
     // So much room for young objects (256 MiB, in hexadecimal) that no collection comes by itself.
-    let workload = Workload::dotnet(runtime, "freed", &[]).unwrap().env("DOTNET_GCgen0size", "10000000");
+    let workload =
+        Workload::dotnet(runtime, "freed", &[]).unwrap().env("DOTNET_GCgen0size", "10000000");
     let mut app = workload.start().unwrap();
     let recording = Recording::of_pid(app.pid(), &file, &[]).unwrap();
-    // Half of a whole batch's samples: the next one is surely seen from its first object on. It takes the place of the others.
+    // Half of a whole batch's samples: the next one is surely seen from its first object on. It
+    // takes the place of the others.
     let samples = |app: &App| counted(&regions(app), Counter::AllocationSamples);
-    // Not one before the session is there: on a slow machine so many would fill the room for young objects.
+    // Not one before the session is there: on a slow machine so many would fill the room for young
+    // objects.
     recording.await_session(&app).unwrap();
     let listened = wait_until("allocations to be listened to", SLACK, || {
         let before = samples(&app);

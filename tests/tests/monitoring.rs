@@ -1,5 +1,5 @@
-//! The alerts and the dashboard beside a real Prometheus that scrapes a real daemon: all they ask for is there, and a daemon that is well raises
-//! no alert.
+//! The alerts and the dashboard beside a real Prometheus that scrapes a real daemon: all they ask
+//! for is there, and a daemon that is well raises no alert.
 
 use std::fs;
 use std::path::PathBuf;
@@ -22,8 +22,9 @@ struct Prometheus {
 
 impl Prometheus {
     fn start(scratch: &Scratch, daemon: u16) -> Self {
-        let tools =
-            PathBuf::from(std::env::var("PERFUSION_PROMETHEUS").expect("PERFUSION_PROMETHEUS is not set"));
+        let tools = PathBuf::from(
+            std::env::var("PERFUSION_PROMETHEUS").expect("PERFUSION_PROMETHEUS is not set"),
+        );
         let (port, rules) = (free_port(), sources().join("../packaging/monitoring/rules.yaml"));
         let config = format!(
             "global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}\n\
@@ -74,8 +75,10 @@ fn a_prometheus_finds_all_that_the_dashboard_asks_for_and_a_daemon_that_is_well_
     let mut node = Node::new();
     // A sink with a spool has the counters of both.
     node.configure(&format!(
-        "selection: {{only: [{{command: dotnet}}]}}\nattach: {{policy: all}}\nlimits: {{cpu: 100%, {}}}\n\
-         spool: {{directory: {:?}, keep_free: 0B}}\notlp: [{{url: \"http://127.0.0.1:{}\", protocol: http}}]\n",
+        "selection: {{only: [{{command: dotnet}}]}}\nattach: {{policy: all}}\nlimits: \
+         {{cpu: 100%, {}}}\n\
+         spool: {{directory: {:?}, keep_free: 0B}}\notlp: \
+         [{{url: \"http://127.0.0.1:{}\", protocol: http}}]\n",
         node.kill_switch(),
         node.scratch.path("spool"),
         free_port(),
@@ -93,7 +96,8 @@ fn a_prometheus_finds_all_that_the_dashboard_asks_for_and_a_daemon_that_is_well_
     for query in asked.lines() {
         wait_until(query, DEADLINE, || {
             // Nothing is divided by nothing once stacks are walked.
-            let number = |value: &Value| value["value"][1].as_str().is_some_and(|text| text != "NaN");
+            let number =
+                |value: &Value| value["value"][1].as_str().is_some_and(|text| text != "NaN");
             let values = prometheus.values(query);
             (!values.is_empty() && values.iter().all(number)).then_some(())
         })

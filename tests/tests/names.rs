@@ -18,16 +18,19 @@ fn unnamed_share(profile: &Profile, fits: impl Fn(&Sample) -> bool) -> f64 {
     unnamed as f64 / all.max(1) as f64
 }
 
-const CHAIN: [&str; 3] = ["CallHeavy.Program.Loop", "CallHeavy.Program.Root", "CallHeavy.Program.L1"];
+const CHAIN: [&str; 3] =
+    ["CallHeavy.Program.Loop", "CallHeavy.Program.Root", "CallHeavy.Program.L1"];
 
-/// The loop's thread shows the loop by name, and hardly anything has none. Only that thread is asked how much of it is the loop: on a busy
-/// machine the start of the runtime costs more than a loop of a second or two gets.
+/// The loop's thread shows the loop by name, and hardly anything has none. Only that thread is
+/// asked how much of it is the loop: on a busy machine the start of the runtime costs more than a
+/// loop of a second or two gets.
 fn assert_named(profile: &Profile) {
     assert_loop_named(profile, |_| true);
     let samples = |fits: &dyn Fn(&Sample) -> bool| profile.sum("samples", fits);
     let (all, unnamed) = (samples(&|_| true), samples(&|sample| sample.has("[managed]")));
-    // Code that runs once, while the runtime or the EventPipe session starts, may be past when its question is sent; it is not asked
-    // about then, for it may have been unloaded. 2 samples and 2 %: such code is met a few times in a start, however long the recording.
+    // Code that runs once, while the runtime or the EventPipe session starts, may be past when its
+    // question is sent; it is not asked about then, for it may have been unloaded. 2 samples and 2
+    // %: such code is met a few times in a start, however long the recording.
     let nameless = || profile.describe("cpu", |sample| sample.has("[managed]"));
     assert!(unnamed <= 2 + all / 50, "{unnamed} of {all} samples: {}", nameless());
 }
@@ -37,13 +40,22 @@ fn assert_loop_named(profile: &Profile, of_app: impl Fn(&Sample) -> bool) {
     let picture = || profile.describe("cpu", &of_app);
     let on_thread = |sample: &Sample| of_app(sample) && sample.label("thread_name") == "callheavy";
     let all = profile.sum("cpu", on_thread);
-    let in_loop = profile.sum("cpu", |sample| on_thread(sample) && sample.positions(&CHAIN[..2]).is_some());
-    let chain = profile.sum("cpu", |sample| on_thread(sample) && sample.positions(&CHAIN).is_some());
-    // The rest is the runtime on that thread: its start, and the counting of calls until the methods have reached tier 1.
+    let in_loop =
+        profile.sum("cpu", |sample| on_thread(sample) && sample.positions(&CHAIN[..2]).is_some());
+    let chain =
+        profile.sum("cpu", |sample| on_thread(sample) && sample.positions(&CHAIN).is_some());
+    // The rest is the runtime on that thread: its start, and the counting of calls until the
+    // methods have reached tier 1.
     assert!(in_loop * 2 > all, "{in_loop} of {all} ns in the loop:\n{}", picture());
-    assert!(chain * 2 > in_loop, "{chain} of {in_loop} ns below the loop in the chain:\n{}", picture());
-    // Until a method has reached tier 1 its calls are counted by a stub, which is thrown away then, and with it the one sample that may fall on its last call.
-    let unnamed = |sample: &Sample| of_app(sample) && sample.has("CallHeavy.") && sample.has("[managed]");
+    assert!(
+        chain * 2 > in_loop,
+        "{chain} of {in_loop} ns below the loop in the chain:\n{}",
+        picture()
+    );
+    // Until a method has reached tier 1 its calls are counted by a stub, which is thrown away then,
+    // and with it the one sample that may fall on its last call.
+    let unnamed =
+        |sample: &Sample| of_app(sample) && sample.has("CallHeavy.") && sample.has("[managed]");
     assert!(profile.sum("samples", unnamed) <= 1, "{}", picture());
 }
 
@@ -51,7 +63,8 @@ fn assert_loop_named(profile: &Profile, of_app: impl Fn(&Sample) -> bool) {
 fn a_process_that_ran_before_the_profiler_came_has_all_its_names() {
     let Some(_turn) = begin_beside("names::a_process_that_ran_before", RECORD_NET9) else { return };
     let app = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().start().unwrap();
-    // The promise says a minute; what matters is that everything was compiled before (`ready` says so).
+    // The promise says a minute; what matters is that everything was compiled before (`ready` says
+    // so).
     let_pass(Duration::from_secs(if long_form() { 60 } else { 0 }));
     let (profile, _) = record_pid(app.pid(), Duration::from_secs(3), &[]).unwrap();
     app.stop().unwrap();
@@ -64,21 +77,30 @@ fn a_recorded_process_is_left_as_it_was_found() {
     let app = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().start().unwrap();
     let ours = || {
         let maps = fs::read_to_string(format!("/proc/{}/maps", app.pid())).unwrap();
-        let left: Vec<String> =
-            maps.lines().filter(|line| line.contains("perfusion-shim")).map(str::to_owned).collect();
+        let left: Vec<String> = maps
+            .lines()
+            .filter(|line| line.contains("perfusion-shim"))
+            .map(str::to_owned)
+            .collect();
         (!left.is_empty()).then_some(left)
     };
     for round in 0..2 {
         let (profile, _) = record_pid(app.pid(), Duration::from_secs(2), &[]).unwrap();
         assert_named(&profile);
-        // The runtime unloads the library some 0.3 s after the detach was asked for (up to 5 s with a GC in the way).
-        let gone =
-            wait_until("shim and region to leave the process", SLACK, || ours().is_none().then_some(()));
+        // The runtime unloads the library some 0.3 s after the detach was asked for (up to 5 s with
+        // a GC in the way).
+        let gone = wait_until("shim and region to leave the process", SLACK, || {
+            ours().is_none().then_some(())
+        });
         assert!(gone.is_ok(), "round {round}: still mapped: {:?}", ours());
         let fds = fs::read_dir(format!("/proc/{}/fd", app.pid())).unwrap();
-        let links: Vec<String> =
-            fds.filter_map(|fd| Some(fs::read_link(fd.ok()?.path()).ok()?.display().to_string())).collect();
-        assert!(!links.iter().any(|link| link.contains("perfusion-shim")), "round {round}: {links:?}");
+        let links: Vec<String> = fds
+            .filter_map(|fd| Some(fs::read_link(fd.ok()?.path()).ok()?.display().to_string()))
+            .collect();
+        assert!(
+            !links.iter().any(|link| link.contains("perfusion-shim")),
+            "round {round}: {links:?}"
+        );
     }
     app.stop().unwrap();
 }
@@ -88,7 +110,8 @@ fn a_process_that_exits_during_the_recording_keeps_its_names() {
     let Some(_turn) = begin_beside("names::a_process_that_exits", RECORD_NET9) else { return };
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("exits.pb.gz");
-    let mut app = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().arg("2").start().unwrap();
+    let mut app =
+        Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().arg("2").start().unwrap();
     // However long the recorder takes to start, the app has all of its two seconds before it.
     app.signal(Signal::STOP).unwrap();
     // Without a duration the recording ends when its target has.
@@ -117,13 +140,16 @@ fn a_killed_process_keeps_the_names_asked_before() {
     app.signal(Signal::KILL).unwrap();
     recording.finish_well(SLACK).unwrap();
     let profile = Profile::read(&file).unwrap();
-    // As for one that lives, so that a profile without the app's stacks does not pass for one without a nameless frame.
+    // As for one that lives, so that a profile without the app's stacks does not pass for one
+    // without a nameless frame.
     assert_named(&profile);
 }
 
 on_runtimes!(record_dash_dash_profiles_from_the_first_instruction_and_exits_with_the_programs_code: net8 Net8, net10 Net10; long: net9 Net9);
 
-fn record_dash_dash_profiles_from_the_first_instruction_and_exits_with_the_programs_code(runtime: Runtime) {
+fn record_dash_dash_profiles_from_the_first_instruction_and_exits_with_the_programs_code(
+    runtime: Runtime,
+) {
     let name = format!("names::record_dash_dash on {runtime}");
     let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     let scratch = Scratch::new().unwrap();
@@ -133,18 +159,24 @@ fn record_dash_dash_profiles_from_the_first_instruction_and_exits_with_the_progr
     command.arg(&file).arg("--").args(program.command_line());
     let outcome = perfusion::run(&mut command, 4 * SLACK).unwrap();
     assert_eq!(outcome.code(), 7, "the program's own code is 7:\n{}", outcome.stderr);
-    assert!(outcome.stdout.contains("ready"), "the program's stdout is its own: {}", outcome.stdout);
+    assert!(
+        outcome.stdout.contains("ready"),
+        "the program's stdout is its own: {}",
+        outcome.stdout
+    );
     let profile = Profile::read(&file).unwrap();
     assert_named(&profile);
     // From the first instruction: the host that loads the runtime is in it.
-    let hosting =
-        profile.sum("cpu", |sample| sample.stack.iter().any(|frame| frame.mapping.contains("libhostfxr")));
+    let hosting = profile
+        .sum("cpu", |sample| sample.stack.iter().any(|frame| frame.mapping.contains("libhostfxr")));
     assert!(hosting > 0, "nothing of libhostfxr:\n{}", profile.describe("cpu", |_| true));
-    // The runtime's thread that waits until the profiler wants to leave is called as the program is: not the program's wait all the same.
+    // The runtime's thread that waits until the profiler wants to leave is called as the program
+    // is: not the program's wait all the same.
     let of_runtime = |sample: &Sample| {
         let in_clr = |mapping: &str| mapping.ends_with("libcoreclr.so");
-        let alone =
-            |mapping: &str| in_clr(mapping) || mapping.contains("libc.so") || mapping.contains("kernel");
+        let alone = |mapping: &str| {
+            in_clr(mapping) || mapping.contains("libc.so") || mapping.contains("kernel")
+        };
         sample.label("thread_role") == "app"
             && sample.stack.iter().any(|frame| in_clr(&frame.mapping))
             && sample.stack.iter().all(|frame| alone(&frame.mapping))
@@ -152,7 +184,11 @@ fn record_dash_dash_profiles_from_the_first_instruction_and_exits_with_the_progr
     let parked = |sample: &Sample| sample.label("wait_kind") == "idle";
     let idle = profile.sum("blocked", |sample| of_runtime(sample) && parked(sample));
     let shown = profile.sum("blocked", |sample| of_runtime(sample) && !parked(sample));
-    assert!(idle > shown * 10, "{idle} ns, and {shown}:\n{}", profile.describe("blocked", of_runtime));
+    assert!(
+        idle > shown * 10,
+        "{idle} ns, and {shown}:\n{}",
+        profile.describe("blocked", of_runtime)
+    );
 }
 
 #[test]
@@ -171,7 +207,8 @@ fn two_runtimes_at_once_are_told_apart(pair: [Runtime; 2]) {
     let Some(_turn) = begin_beside(&name, &needs) else { return };
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("two.pb.gz");
-    let apps = pair.map(|runtime| Workload::dotnet(runtime, "callheavy", &[]).unwrap().start().unwrap());
+    let apps =
+        pair.map(|runtime| Workload::dotnet(runtime, "callheavy", &[]).unwrap().start().unwrap());
     let pids = format!("{},{}", apps[0].pid(), apps[1].pid());
     let mut command = perfusion::command(["record", "--duration", "4s", "--pid", &pids, "-o"]);
     Recording::spawn(command.arg(&file)).unwrap().finish_well(SLACK).unwrap();
@@ -180,9 +217,11 @@ fn two_runtimes_at_once_are_told_apart(pair: [Runtime; 2]) {
         let pid = app.pid().to_string();
         let of_app = |sample: &Sample| sample.label("pid") == pid;
         assert_loop_named(&profile, of_app);
-        // As everywhere: code that runs once, while the session starts, may be past when its question is sent.
-        let samples =
-            |fits: &dyn Fn(&Sample) -> bool| profile.sum("samples", |sample| of_app(sample) && fits(sample));
+        // As everywhere: code that runs once, while the session starts, may be past when its
+        // question is sent.
+        let samples = |fits: &dyn Fn(&Sample) -> bool| {
+            profile.sum("samples", |sample| of_app(sample) && fits(sample))
+        };
         let (all, unnamed) = (samples(&|_| true), samples(&|sample| sample.has("[managed]")));
         assert!(unnamed <= 2 + all / 100, "{runtime}: {}", profile.describe("cpu", of_app));
         // No frame of one runtime's libraries in the other's process.
@@ -191,7 +230,9 @@ fn two_runtimes_at_once_are_told_apart(pair: [Runtime; 2]) {
             line.find('/').map(|at| &line[at..]).filter(|path| path.ends_with("/libcoreclr.so"))
         });
         let own = own.unwrap();
-        for frame in profile.samples.iter().filter(|sample| of_app(sample)).flat_map(|sample| &sample.stack) {
+        for frame in
+            profile.samples.iter().filter(|sample| of_app(sample)).flat_map(|sample| &sample.stack)
+        {
             if frame.mapping.ends_with("/libcoreclr.so") {
                 assert_eq!(frame.mapping, own, "{runtime}");
             }
@@ -204,12 +245,17 @@ fn two_runtimes_at_once_are_told_apart(pair: [Runtime; 2]) {
 
 #[test]
 fn children_of_a_recorded_command_are_recorded_with_names() {
-    let Some(_turn) = begin_beside("names::children_of_a_recorded_command", RECORD_NET9) else { return };
+    let Some(_turn) = begin_beside("names::children_of_a_recorded_command", RECORD_NET9) else {
+        return;
+    };
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("children.pb.gz");
     let program = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().arg("2");
     let mut command = perfusion::command(["record", "-o"]);
-    command.arg(&file).args(["--", "/bin/sh", "-c", "\"$@\"; exit 5", "sh"]).args(program.command_line());
+    command
+        .arg(&file)
+        .args(["--", "/bin/sh", "-c", "\"$@\"; exit 5", "sh"])
+        .args(program.command_line());
     let outcome = perfusion::run(&mut command, 4 * SLACK).unwrap();
     assert_eq!(outcome.code(), 5, "the shell's code, not its child's:\n{}", outcome.stderr);
     // Shown when the test fails.
@@ -239,8 +285,10 @@ fn a_dotnet_child_of_a_recorded_process_gets_its_names() {
     let profile = Profile::read(&file).unwrap();
     let adopted = profile.counter("shim_regions_adopted").unwrap_or(0);
     let all = profile.sum("cpu", |sample| sample.label("thread_name") == "callheavy");
-    let named = profile.sum("cpu", |sample| sample.has("CallHeavy.Program.Root") && !sample.has("[managed]"));
-    // The child is looked at a few times a second: what ran only before the attach, such as the loop's first tier, has no name.
+    let named = profile
+        .sum("cpu", |sample| sample.has("CallHeavy.Program.Root") && !sample.has("[managed]"));
+    // The child is looked at a few times a second: what ran only before the attach, such as the
+    // loop's first tier, has no name.
     assert!(
         named * 2 > all && adopted == 1,
         "{named} of {all} ns, {adopted} regions\n{}\n{}",
@@ -264,8 +312,9 @@ fn generic_types_and_methods_show_their_type_arguments(runtime: Runtime) {
         "Generics.Table<__Canon>.Fill(__Canon)",
         "Generics.Table<int>.Row<Generics.Price>.Walk(int)",
     ] {
-        let samples = profile
-            .sum("samples", |sample| sample.stack.last().is_some_and(|frame| frame.function == method));
+        let samples = profile.sum("samples", |sample| {
+            sample.stack.last().is_some_and(|frame| frame.function == method)
+        });
         assert!(samples > 0, "{runtime}: no {method} in {:#?}", generics(&profile));
     }
     // And nothing else of the program but what calls them, and what waits for their end.
@@ -277,27 +326,36 @@ fn generic_types_and_methods_show_their_type_arguments(runtime: Runtime) {
 
 on_runtimes!(ordinary_code_is_named_beside_assemblies_that_are_unloaded: net10 Net10; long: net8 Net8, net9 Net9);
 
-/// Whoever unloads something now and then keeps the names of everything else: the runtime may be asked about code that was on a stack since.
+/// Whoever unloads something now and then keeps the names of everything else: the runtime may be
+/// asked about code that was on a stack since.
 fn ordinary_code_is_named_beside_assemblies_that_are_unloaded(runtime: Runtime) {
-    let name = format!("names::ordinary_code_is_named_beside_assemblies_that_are_unloaded on {runtime}");
+    let name =
+        format!("names::ordinary_code_is_named_beside_assemblies_that_are_unloaded on {runtime}");
     let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
-    let app = Workload::dotnet(runtime, "unloading", &[]).unwrap().arg("200").arg("1").start().unwrap();
+    let app =
+        Workload::dotnet(runtime, "unloading", &[]).unwrap().arg("200").arg("1").start().unwrap();
     let (profile, _) = record_pid(app.pid(), Duration::from_secs(4), &[]).unwrap();
     let truth = app.stop().unwrap();
-    assert!(truth["unloaded"].as_i64() > Some(0) && truth["mistakes"].as_i64() == Some(0), "{truth}");
+    assert!(
+        truth["unloaded"].as_i64() > Some(0) && truth["mistakes"].as_i64() == Some(0),
+        "{truth}"
+    );
     let on_thread = |sample: &Sample| sample.label("thread_name") == "work";
     let picture = || profile.describe("cpu", on_thread);
     let loops = ["Unloading.Program.Loop", "Unloading.Program.Root", "Unloading.Program.Burn"];
-    let chain = profile.sum("cpu", |sample| on_thread(sample) && sample.positions(&loops).is_some());
+    let chain =
+        profile.sum("cpu", |sample| on_thread(sample) && sample.positions(&loops).is_some());
     assert!(chain * 2 > profile.sum("cpu", on_thread), "{chain} ns in the loop:\n{}", picture());
     assert!(unnamed_share(&profile, on_thread) <= 0.01, "{}", picture());
 }
 
 on_runtimes!(a_process_survives_questions_about_code_that_comes_and_goes: net8 Net8; long: net9 Net9, net10 Net10);
 
-/// Asked about code of an unloaded module, the runtime ends the process. So questions are asked as often as can be while modules go.
+/// Asked about code of an unloaded module, the runtime ends the process. So questions are asked as
+/// often as can be while modules go.
 fn a_process_survives_questions_about_code_that_comes_and_goes(runtime: Runtime) {
-    let name = format!("names::a_process_survives_questions_about_code_that_comes_and_goes on {runtime}");
+    let name =
+        format!("names::a_process_survives_questions_about_code_that_comes_and_goes on {runtime}");
     let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("unloads.pb.gz");
@@ -312,9 +370,13 @@ fn a_process_survives_questions_about_code_that_comes_and_goes(runtime: Runtime)
         .unwrap();
     // Without a duration the recording ends when its target has.
     let recording = Recording::of_pid(app.pid(), &file, &["--frequency", "999"]).unwrap();
-    let truth = app.await_line("truth", Duration::from_secs(if long_form() { 3600 } else { 300 })).unwrap();
+    let truth =
+        app.await_line("truth", Duration::from_secs(if long_form() { 3600 } else { 300 })).unwrap();
     assert_eq!(app.await_exit(4 * SLACK).unwrap().code(), Some(7), "{truth}");
-    assert!(truth["unloaded"].as_i64() >= Some(unloads) && truth["mistakes"].as_i64() == Some(0), "{truth}");
+    assert!(
+        truth["unloaded"].as_i64() >= Some(unloads) && truth["mistakes"].as_i64() == Some(0),
+        "{truth}"
+    );
     recording.finish_well(SLACK).unwrap();
     let profile = Profile::read(&file).unwrap();
     assert!(profile.sum("alloc_objects", |_| true) > 0, "no allocations");

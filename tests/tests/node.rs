@@ -1,4 +1,5 @@
-//! The daemon as a neighbour on its node: it stays within its CPU time and memory, says how each process stands, and records whom it is told to.
+//! The daemon as a neighbour on its node: it stays within its CPU time and memory, says how each
+//! process stands, and records whom it is told to.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,7 +13,9 @@ use rustix::process::Signal;
 use serde_json::Value;
 use system_tests::app::{App, Workload};
 use system_tests::cgroup::Group;
-use system_tests::environment::{Need, RECORD, RECORD_NET9, Runtime, begin, begin_beside, long_form, skip};
+use system_tests::environment::{
+    Need, RECORD, RECORD_NET9, Runtime, begin, begin_beside, long_form, skip,
+};
 use system_tests::perfusion::{self, Recording, SLACK, Scratch};
 use system_tests::profile::Profile;
 use system_tests::wait::{let_pass, wait_until};
@@ -79,7 +82,8 @@ impl Node {
     /// What `perfusion ps` says of a process, by this daemon's word.
     pub(crate) fn ps(&self, pid: u32) -> Value {
         let mut ps = perfusion::command(["ps", "--json", "--config"]);
-        let outcome = perfusion::run(ps.arg(self.scratch.path("perfusion.yaml")), DEADLINE).unwrap();
+        let outcome =
+            perfusion::run(ps.arg(self.scratch.path("perfusion.yaml")), DEADLINE).unwrap();
         assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
         let rows: Value = serde_json::from_str(&outcome.stdout).unwrap();
         rows.as_array().unwrap().iter().find(|row| row["pid"] == pid).unwrap().clone()
@@ -91,7 +95,8 @@ impl Node {
         value(&text, name).unwrap_or_else(|| panic!("no {name}:\n{text}"))
     }
 
-    /// Bytes it takes: resident and of rings as the kernel says now, and of maps, which change with a recording only, as it says itself.
+    /// Bytes it takes: resident and of rings as the kernel says now, and of maps, which change with
+    /// a recording only, as it says itself.
     pub(crate) fn memory(&self) -> f64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.daemon().pid())).unwrap();
         let kib = |name: &str| -> f64 {
@@ -102,7 +107,8 @@ impl Node {
             + self.metric("perfusion_memory_bytes{part=\"maps\"}")
     }
 
-    /// Looks twice a second how much memory it has, until so many windows more are over, for ten seconds at least.
+    /// Looks twice a second how much memory it has, until so many windows more are over, for ten
+    /// seconds at least.
     pub(crate) fn watch_memory(&self, windows: f64) -> Vec<f64> {
         let over = || self.metric("perfusion_daemon_windows_total");
         let (first, begun, mut seen) = (over(), Instant::now(), Vec::new());
@@ -124,9 +130,14 @@ impl Node {
         let mut found = Vec::new();
         for service in fs::read_dir(self.scratch.path("out")).into_iter().flatten().flatten() {
             let name = service.file_name().to_string_lossy().into_owned();
-            let files = fs::read_dir(service.path()).into_iter().flatten().flatten().map(|file| file.path());
-            let mut files: Vec<_> =
-                files.filter(|file| file.extension().is_some_and(|ending| ending == "gz")).collect();
+            let files = fs::read_dir(service.path())
+                .into_iter()
+                .flatten()
+                .flatten()
+                .map(|file| file.path());
+            let mut files: Vec<_> = files
+                .filter(|file| file.extension().is_some_and(|ending| ending == "gz"))
+                .collect();
             files.sort();
             found.extend(files.iter().filter_map(|file| match Profile::read(file) {
                 Ok(profile) => Some((name.clone(), profile)),
@@ -177,13 +188,16 @@ pub(crate) fn spin() -> App {
 
 #[test]
 fn over_its_cpu_budget_it_records_at_lower_rates_says_so_and_comes_back() {
-    let Some(_turn) = begin_beside("node: CPU budget", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside("node: CPU budget", &[RECORD, &[Need::C]].concat()) else {
+        return;
+    };
     let mut node = Node::new();
     // The rest of a busy machine would only keep it busy.
     let (selection, switch) = ("selection: {only: [{command: spin}]}", node.kill_switch());
     let limits = |cpu: &str| format!("{selection}\nlimits: {{cpu: {cpu}, {switch}}}\n");
     node.configure(&limits("0.1%"));
-    // The budget is a part of all CPUs, so as many of them are busy on a large machine as on a small one.
+    // The budget is a part of all CPUs, so as many of them are busy on a large machine as on a
+    // small one.
     let cpus = std::thread::available_parallelism().unwrap().get();
     let app = spin();
     let _more: Vec<_> = (1..cpus / 2).map(|_| spin()).collect();
@@ -191,11 +205,14 @@ fn over_its_cpu_budget_it_records_at_lower_rates_says_so_and_comes_back() {
     // 99 a second were asked for; two steps are a quarter of that.
     wait_until("two steps", DEADLINE, || {
         let text = node.get("/metrics");
-        let at_least = |name: &str, least: f64| value(&text, name).is_some_and(|found| found >= least);
+        let at_least =
+            |name: &str, least: f64| value(&text, name).is_some_and(|found| found >= least);
         let most = value(&text, "perfusion_frequency_hertz").is_some_and(|hertz| hertz <= 24.0);
         (at_least("perfusion_rate_steps", 2.0) && most).then_some(())
     })
-    .unwrap_or_else(|error| panic!("{error}\n{}\n{}", node.daemon().progress(), node.get("/metrics")));
+    .unwrap_or_else(|error| {
+        panic!("{error}\n{}\n{}", node.daemon().progress(), node.get("/metrics"))
+    });
     assert!(node.metric("perfusion_daemon_windows_over_cpu_total") >= 2.0);
     let is_lowered = |profile: &Profile| {
         profile.comments.iter().any(|line| line.starts_with("rates lowered, to stay within"))
@@ -235,34 +252,45 @@ fn over_its_cpu_budget_it_records_at_lower_rates_says_so_and_comes_back() {
     node.end();
 }
 
-/// Processes that come and go in a cgroup: each run maps other files and walks other stacks, and some of each round a file that nobody has seen before (in
-/// `folder`), so that what is remembered of them grows without end.
+/// Processes that come and go in a cgroup: each run maps other files and walks other stacks, and
+/// some of each round a file that nobody has seen before (in `folder`), so that what is remembered
+/// of them grows without end.
 fn churn(group: &Group, folder: &Path) -> std::process::Child {
     let churn = "perl=$(command -v perl); n=0; while :; do \
-        for i in sed tail grep sort ls date env id python3 perl gcc ld readelf tar; do $i --version; done; \
-        for i in 1 2 3 4; do n=$((n+1)); cp \"$perl\" \"$1/$n\"; \"$1/$n\" -e '1 while $i++ < 1e6'; rm \"$1/$n\"; done; \
+        for i in sed tail grep sort ls date env id python3 perl gcc ld readelf tar; do $i \
+         --version; done; \
+        for i in 1 2 3 4; do n=$((n+1)); cp \"$perl\" \"$1/$n\"; \"$1/$n\" -e '1 while $i++ < \
+         1e6'; rm \"$1/$n\"; done; \
         done";
     let mut shell = std::process::Command::new("/bin/sh");
-    let shell =
-        shell.args(["-c", churn, "sh"]).arg(folder).stdout(std::process::Stdio::null()).spawn().unwrap();
+    let shell = shell
+        .args(["-c", churn, "sh"])
+        .arg(folder)
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
     group.take(shell.id()).unwrap();
     shell
 }
 
-/// Looks at the daemon's memory all the time over so many windows that all that is done against too much of it would have its turn; of more than it may
-/// have there is at no time more than what may be on its way: a sixteenth of the bound is the ring to the probes, and four times that its records behind it
-/// (`daemon/src/daemon/mode.rs`). Memory is looked at once a second, and what is found then to be too much is given back.
+/// Looks at the daemon's memory all the time over so many windows that all that is done against too
+/// much of it would have its turn; of more than it may have there is at no time more than what may
+/// be on its way: a sixteenth of the bound is the ring to the probes, and four times that its
+/// records behind it (`daemon/src/daemon/mode.rs`). Memory is looked at once a second, and what is
+/// found then to be too much is given back.
 fn assert_within(what: &str, node: &Node, bound: f64) {
     let slack = bound / 4.0;
     let seen = node.watch_memory(if long_form() { 120.0 } else { 12.0 });
-    let (least, most) =
-        seen.iter().fold((f64::INFINITY, 0.0_f64), |(least, most), look| (least.min(*look), most.max(*look)));
+    let (least, most) = seen
+        .iter()
+        .fold((f64::INFINITY, 0.0_f64), |(least, most), look| (least.min(*look), most.max(*look)));
     let mib = |bytes: f64| bytes / f64::from(1 << 20);
     let over = seen.iter().filter(|look| **look > bound).count();
     let [shed, cuts] =
         ["shed", "cuts"].map(|what| node.metric(&format!("perfusion_daemon_memory_{what}_total")));
     let text = format!(
-        "{what}: {:.1} to {:.1} MiB in {} looks, {over} of them above the bound of {:.1} MiB; caches dropped {shed} times, windows cut {cuts} times",
+        "{what}: {:.1} to {:.1} MiB in {} looks, {over} of them above the bound of {:.1} MiB; \
+         caches dropped {shed} times, windows cut {cuts} times",
         mib(least),
         mib(most),
         seen.len(),
@@ -275,20 +303,23 @@ fn assert_within(what: &str, node: &Node, bound: f64) {
     assert!(3 * over <= seen.len(), "{text}\n{}", node.daemon().progress());
 }
 
-/// The least that may be asked for. What is recorded here takes minutes to reach it; what is done then is seen in a small cgroup, whose bound is below what the
-/// daemon would have otherwise.
+/// The least that may be asked for. What is recorded here takes minutes to reach it; what is done
+/// then is seen in a small cgroup, whose bound is below what the daemon would have otherwise.
 const BOUND_MIB: u32 = 64;
 
 #[test]
 fn with_a_small_bound_its_memory_stays_within_it_on_a_host_where_processes_come_and_go() {
-    let Some(_turn) = begin_beside("node: memory bound", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside("node: memory bound", &[RECORD, &[Need::C]].concat()) else {
+        return;
+    };
     let Ok(group) = group("perfusion-test-churn") else {
         skip("node: memory bound", "no cgroup v2 hierarchy to write to");
         return;
     };
     let mut node = Node::new();
     node.configure(&format!(
-        "selection: {{only: [{{cgroup: /perfusion-test-churn*}}]}}\nlimits: {{memory: {BOUND_MIB}MiB, {}}}\n",
+        "selection: {{only: [{{cgroup: /perfusion-test-churn*}}]}}\nlimits: \
+         {{memory: {BOUND_MIB}MiB, {}}}\n",
         node.kill_switch()
     ));
     let app = spin();
@@ -308,7 +339,8 @@ fn with_a_small_bound_its_memory_stays_within_it_on_a_host_where_processes_come_
     node.end();
 }
 
-/// What its cgroup allows: so little that what it would have otherwise, some 40 MiB, is more than its part of that.
+/// What its cgroup allows: so little that what it would have otherwise, some 40 MiB, is more than
+/// its part of that.
 const LITTLE: u64 = 60 << 20;
 
 #[test]
@@ -343,7 +375,8 @@ fn with_little_memory_in_its_cgroup_it_starts_in_a_reduced_mode_that_it_names() 
     assert_eq!(bound, (LITTLE as f64 * 0.6).floor());
     assert!(node.metric("perfusion_frequency_hertz") <= 49.0);
     wait_until("three windows that say so", DEADLINE, || {
-        let says = |line: &String| line.starts_with("reduced mode: its cgroup allows 60 MiB of memory");
+        let says =
+            |line: &String| line.starts_with("reduced mode: its cgroup allows 60 MiB of memory");
         let profiles = node.profiles();
         let of_app = profiles.iter().filter(|(name, _)| name == "spin");
         (of_app.filter(|(_, profile)| profile.comments.iter().any(says)).count() >= 3).then_some(())
@@ -353,7 +386,9 @@ fn with_little_memory_in_its_cgroup_it_starts_in_a_reduced_mode_that_it_names() 
     wait_until("memory to be short", DEADLINE, || {
         (node.metric("perfusion_daemon_memory_shed_total") >= 1.0).then_some(())
     })
-    .unwrap_or_else(|error| panic!("{error}: {} of {bound}\n{}", node.memory(), node.daemon().progress()));
+    .unwrap_or_else(|error| {
+        panic!("{error}: {} of {bound}\n{}", node.memory(), node.daemon().progress())
+    });
     assert_within("in a small cgroup", &node, bound);
     churn.kill().unwrap();
     churn.wait().unwrap();
@@ -367,7 +402,8 @@ fn a_daemon_says_how_each_process_stands_to_root_alone_and_nobody_holds_it_up() 
     let Some(_turn) = begin_beside("node: control socket", RECORD_NET9) else { return };
     let mut node = Node::new();
     node.configure(&format!(
-        "selection: {{only: [{{command: dotnet}}]}}\nattach: {{policy: listed, services: [told]}}\nlimits: {{{}}}\n",
+        "selection: {{only: [{{command: dotnet}}]}}\nattach: \
+         {{policy: listed, services: [told]}}\nlimits: {{{}}}\n",
         node.kill_switch()
     ));
     let workload =
@@ -386,7 +422,10 @@ fn a_daemon_says_how_each_process_stands_to_root_alone_and_nobody_holds_it_up() 
     })
     .unwrap_or_else(|error| panic!("{error}: {:?}\n{}", rows(), node.daemon().progress()));
     drop(silent);
-    assert_eq!((row["mode"].as_str(), row["daemon"]["is_clr"].as_bool()), (Some("shim_loaded"), Some(true)));
+    assert_eq!(
+        (row["mode"].as_str(), row["daemon"]["is_clr"].as_bool()),
+        (Some("shim_loaded"), Some(true))
+    );
     assert!(row["daemon"]["stacks_broken"].as_u64() <= row["daemon"]["stacks"].as_u64());
     assert_eq!(shy_row["daemon"]["shim"], false);
     assert_eq!(shy_row["why_not"], "it opted out with PERFUSION_ATTACH=off");
@@ -395,13 +434,18 @@ fn a_daemon_says_how_each_process_stands_to_root_alone_and_nobody_holds_it_up() 
 
     // Another user gets no word, even where the file has lost its rights.
     let python = "import socket,sys,os\nos.setgid(65534);os.setuid(65534)\ns=socket.socket(socket.AF_UNIX)\n\
-                  s.connect(sys.argv[1])\ns.send(b'GET /processes HTTP/1.1\\r\\n\\r\\n')\nsys.exit(len(s.recv(100)))";
-    let ask = || std::process::Command::new("python3").args(["-c", python]).arg(&socket).output().unwrap();
+                  s.connect(sys.argv[1])\ns.send(b'GET /processes \
+         HTTP/1.1\\r\\n\\r\\n')\nsys.exit(len(s.recv(100)))";
+    let ask = || {
+        std::process::Command::new("python3").args(["-c", python]).arg(&socket).output().unwrap()
+    };
     if std::process::Command::new("python3").arg("--version").output().is_ok() {
         assert!(String::from_utf8_lossy(&ask().stderr).contains("PermissionError"));
-        for (path, mode) in
-            [(socket.clone(), 0o666), (node.scratch.path("run"), 0o755), (node.scratch.path(""), 0o755)]
-        {
+        for (path, mode) in [
+            (socket.clone(), 0o666),
+            (node.scratch.path("run"), 0o755),
+            (node.scratch.path(""), 0o755),
+        ] {
             fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
         }
         let refused = ask();
@@ -424,14 +468,16 @@ fn a_daemon_says_how_each_process_stands_to_root_alone_and_nobody_holds_it_up() 
 #[test]
 fn only_those_are_recorded_that_the_rules_choose_and_no_word_is_heard_of_others() {
     let Some(_turn) = begin("node: selection", &[RECORD, &[Need::C]].concat()) else { return };
-    let (Ok(wanted), Ok(unwanted)) = (group("perfusion-test-wanted"), group("perfusion-test-unwanted"))
+    let (Ok(wanted), Ok(unwanted)) =
+        (group("perfusion-test-wanted"), group("perfusion-test-unwanted"))
     else {
         skip("node: selection", "no cgroup v2 hierarchy to write to");
         return;
     };
     let mut node = Node::new();
     let rules = |text: &str| format!("selection: {text}\nlimits: {{{}}}\n", node.kill_switch());
-    let by_cgroup = rules("{only: [{cgroup: /perfusion-test-*}], except: [{cgroup: /perfusion-test-unw*}]}");
+    let by_cgroup =
+        rules("{only: [{cgroup: /perfusion-test-*}], except: [{cgroup: /perfusion-test-unw*}]}");
     let by_command = rules("{only: [{command: spin}]}");
     // Others than root run on many a host.
     let by_user = rules("{only: [{command: spin}], except: [{user: root}]}");
@@ -472,7 +518,12 @@ fn only_those_are_recorded_that_the_rules_choose_and_no_word_is_heard_of_others(
         (node.metric("perfusion_daemon_windows_total") >= before + 2.0).then_some(())
     })
     .unwrap();
-    assert_eq!(node.metric("perfusion_events_cpu_samples_total"), 0.0, "{}", node.get("/debug/pipeline"));
+    assert_eq!(
+        node.metric("perfusion_events_cpu_samples_total"),
+        0.0,
+        "{}",
+        node.get("/debug/pipeline")
+    );
     node.end();
 }
 
@@ -510,8 +561,10 @@ fn a_process_is_called_what_its_sdk_publishes_and_lies_change_nothing() {
     for name in ["early", "late"] {
         app.perform(name).unwrap();
         let profile = await_service(&node, name, app.pid());
-        let own = profile.samples.iter().filter(|sample| sample.label("pid") == app.pid().to_string());
-        let labels: BTreeSet<&str> = own.map(|sample| sample.label("service.instance.id")).collect();
+        let own =
+            profile.samples.iter().filter(|sample| sample.label("pid") == app.pid().to_string());
+        let labels: BTreeSet<&str> =
+            own.map(|sample| sample.label("service.instance.id")).collect();
         assert_eq!(labels, BTreeSet::from(["one"]));
     }
     // By now each has been looked at as often as that one.
@@ -519,7 +572,8 @@ fn a_process_is_called_what_its_sdk_publishes_and_lies_change_nothing() {
         await_service(&node, "by-variable", liar.pid());
     }
     let pids = liars.each_ref().map(|liar| liar.pid().to_string());
-    for (service, profile) in node.profiles().iter().filter(|(service, _)| service != "by-variable") {
+    for (service, profile) in node.profiles().iter().filter(|(service, _)| service != "by-variable")
+    {
         assert!(
             !profile.samples.iter().any(|sample| pids.iter().any(|pid| pid == sample.label("pid"))),
             "{service}"

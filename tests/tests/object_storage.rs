@@ -1,4 +1,5 @@
-//! The daemon's profiles as objects of a store that speaks S3's protocol and checks its signatures: s3s, with a directory for its objects.
+//! The daemon's profiles as objects of a store that speaks S3's protocol and checks its signatures:
+//! s3s, with a directory for its objects.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -54,7 +55,9 @@ fn files(root: &Path, prefix: &str) -> BTreeMap<String, Vec<u8>> {
 
 #[test]
 fn a_store_has_every_file_as_an_object_also_those_of_the_time_it_was_away() {
-    let Some(_turn) = begin_beside("object storage", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside("object storage", &[RECORD, &[Need::C]].concat()) else {
+        return;
+    };
     let scratch = Scratch::new().unwrap();
     let [config, folder, store, key_id, secret] =
         ["perfusion.yaml", "files", "store", "key-id", "secret"].map(|name| scratch.path(name));
@@ -67,9 +70,12 @@ fn a_store_has_every_file_as_an_object_also_those_of_the_time_it_was_away() {
     let port = listener.local_addr().unwrap().port();
     drop(listener);
     let text = format!(
-        "windows: {{ length: 1s, aligned: false }}\nfiles: {{ directory: {folder:?}, keep_free: 0B }}\n\
+        "windows: {{ length: 1s, aligned: false }}\nfiles: \
+         {{ directory: {folder:?}, keep_free: 0B }}\n\
          s3:\n  - {{ endpoint: \"http://127.0.0.1:{port}\", bucket: profiles, prefix: a/b, key_id_file: {key_id:?}, secret_file: {secret:?} }}\n\
-         selection: {{ only: [{{ command: spin }}] }}\nspool: {{ directory: {:?}, keep_free: 0B }}\ntelemetry: {{ listen: null }}\nlimits: {{ kill_switch: {:?} }}\n",
+         selection: {{ only: [{{ command: spin }}] }}\nspool: \
+         {{ directory: {:?}, keep_free: 0B }}\ntelemetry: {{ listen: null }}\nlimits: \
+         {{ kill_switch: {:?} }}\n",
         scratch.path("spool"),
         scratch.path("run/off"),
     );
@@ -86,7 +92,8 @@ fn a_store_has_every_file_as_an_object_also_those_of_the_time_it_was_away() {
     told("sending profiles works again");
     let bucket = store.join("profiles");
     // Each is there as soon as it was taken; the folder's are there first.
-    wait_until("some windows as objects", SLACK, || (files(&bucket, "").len() > 4).then_some(())).unwrap();
+    wait_until("some windows as objects", SLACK, || (files(&bucket, "").len() > 4).then_some(()))
+        .unwrap();
     daemon.signal(rustix::process::Signal::TERM).unwrap();
     let outcome = daemon.finish_well(SLACK).unwrap();
     drop(app);
@@ -104,5 +111,10 @@ fn a_store_has_every_file_as_an_object_also_those_of_the_time_it_was_away() {
             (format!("{}/{}", parts[2], parts[4]), body.clone())
         })
         .collect();
-    assert!(same_names == files, "{names:?}, {:?}: {}", files.keys().collect::<Vec<_>>(), outcome.stderr);
+    assert!(
+        same_names == files,
+        "{names:?}, {:?}: {}",
+        files.keys().collect::<Vec<_>>(),
+        outcome.stderr
+    );
 }

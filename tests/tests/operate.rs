@@ -1,5 +1,6 @@
-//! What whoever runs a daemon relies on: the three forms of its kill switch, that it makes way for others, that its metrics are those that are
-//! listed, what it says each process costs, and that a reload makes it forget nothing.
+//! What whoever runs a daemon relies on: the three forms of its kill switch, that it makes way for
+//! others, that its metrics are those that are listed, what it says each process costs, and that a
+//! reload makes it forget nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -23,7 +24,8 @@ const NOBODY: &str = "selection: {only: [{command: no-such-command}]}";
 fn the_kill_switch_is_a_signal_a_value_and_a_file_and_each_is_named_and_undone_by_itself() {
     let Some(_turn) = begin_beside("operate: kill switch", RECORD) else { return };
     let mut node = Node::new();
-    let limits = |off: bool| format!("{NOBODY}\nlimits: {{switched_off: {off}, {}}}\n", node.kill_switch());
+    let limits =
+        |off: bool| format!("{NOBODY}\nlimits: {{switched_off: {off}, {}}}\n", node.kill_switch());
     let (on, off) = (limits(false), limits(true));
     node.configure(&on);
     node.start();
@@ -37,9 +39,15 @@ fn the_kill_switch_is_a_signal_a_value_and_a_file_and_each_is_named_and_undone_b
         .unwrap_or_else(|error| panic!("{error}: {text}\n{}", node.daemon().progress()));
         let text = node.get("/metrics");
         assert_eq!(value(&text, "perfusion_recording"), Some(0.0));
-        for (form, word) in [("file", "run/off"), ("signal", "SIGUSR1"), ("config", "limits.switched_off")] {
+        for (form, word) in
+            [("file", "run/off"), ("signal", "SIGUSR1"), ("config", "limits.switched_off")]
+        {
             let metric = format!("perfusion_switched_off{{by=\"{form}\"}}");
-            assert_eq!(value(&text, &metric), Some(f64::from(u8::from(by.contains(&word)))), "{form}");
+            assert_eq!(
+                value(&text, &metric),
+                Some(f64::from(u8::from(by.contains(&word)))),
+                "{form}"
+            );
         }
         // A daemon that is switched off lives.
         assert!(node.get("/healthz").starts_with("HTTP/1.1 200"));
@@ -62,7 +70,8 @@ fn the_kill_switch_is_a_signal_a_value_and_a_file_and_each_is_named_and_undone_b
     fs::write(node.scratch.path("run/off"), "").unwrap();
     is_off(&["limits.switched_off", "run/off"]);
     let mut ps = perfusion::command(["ps", "--config"]);
-    let said = perfusion::run(ps.arg(node.scratch.path("perfusion.yaml")), DEADLINE).unwrap().stderr;
+    let said =
+        perfusion::run(ps.arg(node.scratch.path("perfusion.yaml")), DEADLINE).unwrap().stderr;
     assert!(said.contains("switched off by the file"), "{said}");
     node.configure(&on);
     node.daemon().signal(Signal::HUP).unwrap();
@@ -76,13 +85,17 @@ fn the_kill_switch_is_a_signal_a_value_and_a_file_and_each_is_named_and_undone_b
     let daemon = node.take();
     daemon.signal(Signal::TERM).unwrap();
     let said = daemon.finish_well(2 * SLACK).unwrap().stderr;
-    for line in ["switched off by SIGUSR1", "switched off by limits.switched_off", "switched off by the file"]
-    {
+    for line in [
+        "switched off by SIGUSR1",
+        "switched off by limits.switched_off",
+        "switched off by the file",
+    ] {
         assert!(said.contains(line), "{line}: {said}");
     }
 }
 
-/// `oom_score_adj` of a process, and of each of its threads name, nice, and what ionice(1) calls the I/O priority.
+/// `oom_score_adj` of a process, and of each of its threads name, nice, and what ionice(1) calls
+/// the I/O priority.
 fn standing(pid: u32) -> (i32, BTreeSet<(String, i32, String)>) {
     let read = |path: &str| fs::read_to_string(format!("/proc/{pid}/{path}")).unwrap();
     let mut threads = BTreeSet::new();
@@ -93,7 +106,11 @@ fn standing(pid: u32) -> (i32, BTreeSet<(String, i32, String)>) {
         let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")) else { continue };
         if io.status.success() {
             let name = stat.split(['(', ')']).nth(1).unwrap().to_owned();
-            threads.insert((name, nice(&stat), String::from_utf8(io.stdout).unwrap().trim().to_owned()));
+            threads.insert((
+                name,
+                nice(&stat),
+                String::from_utf8(io.stdout).unwrap().trim().to_owned(),
+            ));
         }
     }
     (read("oom_score_adj").trim().parse().unwrap(), threads)
@@ -106,13 +123,16 @@ fn nice(stat: &str) -> i32 {
 }
 
 #[test]
-fn it_makes_way_for_others_with_all_its_threads_unless_told_otherwise_and_what_record_starts_does_not() {
+fn it_makes_way_for_others_with_all_its_threads_unless_told_otherwise_and_what_record_starts_does_not()
+ {
     let needs = [RECORD, &[Need::Program("ionice")]].concat();
     let Some(_turn) = begin_beside("operate: priorities", &needs) else { return };
     // What these tests run with, the daemon has as well: it never raises itself.
     let own_nice = getpriority_process(None).unwrap();
     let (own_oom, _) = standing(std::process::id());
-    for (lower, oom, of_others) in [(true, own_oom.max(500), own_nice.max(10)), (false, own_oom, own_nice)] {
+    for (lower, oom, of_others) in
+        [(true, own_oom.max(500), own_nice.max(10)), (false, own_oom, own_nice)]
+    {
         let mut node = Node::new();
         let switch = node.kill_switch();
         node.configure(&format!("{NOBODY}\nlimits: {{lower_priority: {lower}, {switch}}}\n"));
@@ -134,18 +154,28 @@ fn it_makes_way_for_others_with_all_its_threads_unless_told_otherwise_and_what_r
             (found_oom == oom && seen.len() == 6).then_some(())
         })
         .unwrap_or_else(|error| panic!("{error}: {:?}", standing(node.daemon().pid())));
-        assert!(!node.daemon().progress().contains("stays as it is"), "{}", node.daemon().progress());
+        assert!(
+            !node.daemon().progress().contains("stays as it is"),
+            "{}",
+            node.daemon().progress()
+        );
         node.end();
     }
     let scratch = system_tests::perfusion::Scratch::new().unwrap();
     let mut record = perfusion::command(["record", "-o"]);
-    record.arg(scratch.path("x.pb.gz")).args(["--", "cat", "/proc/self/oom_score_adj", "/proc/self/stat"]);
+    record.arg(scratch.path("x.pb.gz")).args([
+        "--",
+        "cat",
+        "/proc/self/oom_score_adj",
+        "/proc/self/stat",
+    ]);
     let said = perfusion::run(&mut record, SLACK).unwrap();
     let (oom, stat) = said.stdout.split_once('\n').unwrap_or_else(|| panic!("{said:?}"));
     assert_eq!((oom.parse(), nice(stat)), (Ok(own_oom), own_nice));
 }
 
-/// What OpenMetrics 1.0 says of a document, as far as it can be seen from outside: type and sample names of each family.
+/// What OpenMetrics 1.0 says of a document, as far as it can be seen from outside: type and sample
+/// names of each family.
 fn parse(text: &str) -> BTreeMap<String, (String, BTreeSet<String>)> {
     let body = text.strip_suffix("# EOF\n").unwrap_or_else(|| panic!("no end: {text}"));
     let is_name = |name: &str| {
@@ -156,10 +186,12 @@ fn parse(text: &str) -> BTreeMap<String, (String, BTreeSet<String>)> {
     // Neither a quote nor a backslash stands alone.
     let is_escaped = |text: &str| {
         let mut letters = text.chars();
-        std::iter::from_fn(|| letters.next().map(|c| (c, (c == '\\').then(|| letters.next()).flatten())))
-            .collect::<Vec<_>>()
-            .iter()
-            .all(|(c, next)| *c != '"' && (*c != '\\' || matches!(next, Some('n' | '\\' | '"'))))
+        std::iter::from_fn(|| {
+            letters.next().map(|c| (c, (c == '\\').then(|| letters.next()).flatten()))
+        })
+        .collect::<Vec<_>>()
+        .iter()
+        .all(|(c, next)| *c != '"' && (*c != '\\' || matches!(next, Some('n' | '\\' | '"'))))
     };
     let mut families: BTreeMap<String, (String, BTreeSet<String>)> = BTreeMap::new();
     let (mut current, mut described, mut series) = (String::new(), String::new(), BTreeSet::new());
@@ -193,7 +225,10 @@ fn parse(text: &str) -> BTreeMap<String, (String, BTreeSet<String>)> {
             // Values have no `","` in them.
             for label in labels.split("\",").filter(|label| !label.is_empty()) {
                 let (label, value) = label.split_once("=\"").unwrap_or_else(|| panic!("{line}"));
-                assert!(is_name(label) && is_escaped(value.strip_suffix('"').unwrap_or(value)), "{line}");
+                assert!(
+                    is_name(label) && is_escaped(value.strip_suffix('"').unwrap_or(value)),
+                    "{line}"
+                );
             }
             samples.insert(name.to_owned());
         }
@@ -202,7 +237,8 @@ fn parse(text: &str) -> BTreeMap<String, (String, BTreeSet<String>)> {
     families
 }
 
-/// Of each row the second column, which the code's lists are written to by `cargo xtask tidy --fix`.
+/// Of each row the second column, which the code's lists are written to by
+/// `cargo xtask tidy --fix`.
 fn listed() -> BTreeSet<String> {
     let rows = include_str!("../../docs/metrics.md").lines().filter(|line| line.starts_with("| `"));
     rows.map(|row| row.split('|').nth(2).unwrap().trim().trim_matches('`').to_owned()).collect()
@@ -210,14 +246,17 @@ fn listed() -> BTreeSet<String> {
 
 #[test]
 fn metrics_are_those_that_are_listed_each_with_its_meaning_and_in_the_form_of_openmetrics() {
-    let Some(_turn) = begin_beside("operate: metrics", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside("operate: metrics", &[RECORD, &[Need::C]].concat()) else {
+        return;
+    };
     let app = spin();
     let mut node = Node::new();
     // Nobody is there to take it: what such a sink counts is counted all the same.
     let receivers = [free_port(), free_port()];
     node.configure(&format!(
         "selection: {{only: [{{command: spin}}]}}\nlimits: {{{}}}\n\
-         spool: {{directory: {:?}, keep_free: 0B}}\notlp: [{{url: \"http://127.0.0.1:{}\", protocol: http}}]\n\
+         spool: {{directory: {:?}, keep_free: 0B}}\notlp: \
+         [{{url: \"http://127.0.0.1:{}\", protocol: http}}]\n\
          pyroscope: [{{url: \"http://127.0.0.1:{}\"}}]\n",
         node.kill_switch(),
         node.scratch.path("spool"),
@@ -225,25 +264,31 @@ fn metrics_are_those_that_are_listed_each_with_its_meaning_and_in_the_form_of_op
         receivers[1],
     ));
     node.start();
-    let made =
-        format!("perfusion_sink_requests_made_total{{sink=\"otlp http://127.0.0.1:{}\"}}", receivers[0]);
+    let made = format!(
+        "perfusion_sink_requests_made_total{{sink=\"otlp http://127.0.0.1:{}\"}}",
+        receivers[0]
+    );
     wait_until("a window with the sinks", DEADLINE, || {
         let text = node.get("/metrics");
-        (value(&text, &made)? > 0.0 && value(&text, "perfusion_stacks_walked_total")? > 0.0).then_some(())
+        (value(&text, &made)? > 0.0 && value(&text, "perfusion_stacks_walked_total")? > 0.0)
+            .then_some(())
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", node.get("/metrics")));
     let answer = node.get("/metrics");
     let (head, text) = answer.split_once("\r\n\r\n").unwrap();
     assert!(head.contains("application/openmetrics-text; version=1.0.0; charset=utf-8"), "{head}");
     let families = parse(text);
-    let told: BTreeSet<String> = families.values().flat_map(|(_, samples)| samples.clone()).collect();
+    let told: BTreeSet<String> =
+        families.values().flat_map(|(_, samples)| samples.clone()).collect();
     assert_eq!(told, listed(), "those of /metrics and those of docs/metrics.md");
 
     // What the daemon says a process costs it, by the same daemon.
     let ps = |json: &[&str]| {
         let mut ps = perfusion::command(["ps"]);
-        let outcome =
-            perfusion::run(ps.args(json).arg("--config").arg(node.scratch.path("perfusion.yaml")), DEADLINE);
+        let outcome = perfusion::run(
+            ps.args(json).arg("--config").arg(node.scratch.path("perfusion.yaml")),
+            DEADLINE,
+        );
         outcome.unwrap().stdout
     };
     let row = wait_until("a cost", DEADLINE, || {
@@ -253,15 +298,21 @@ fn metrics_are_those_that_are_listed_each_with_its_meaning_and_in_the_form_of_op
     .unwrap_or_else(|error| panic!("{error}: {}", node.ps(app.pid())));
     let of = |name: &str| row["daemon"][name].as_u64().unwrap();
     assert!(
-        of("records") >= of("stacks") && of("known_for_ms") > 0 && of("cpu_us") >= of("lookup_ms") * 1000
+        of("records") >= of("stacks")
+            && of("known_for_ms") > 0
+            && of("cpu_us") >= of("lookup_ms") * 1000
     );
     let all: serde_json::Value = serde_json::from_str(&ps(&["--json"])).unwrap();
     let costs = all.as_array().unwrap().iter().filter_map(|row| row["daemon"]["cpu_us"].as_u64());
-    let (sum, daemon) = (costs.sum::<u64>(), node.metric("perfusion_cpu_seconds_total{part=\"daemon\"}"));
+    let (sum, daemon) =
+        (costs.sum::<u64>(), node.metric("perfusion_cpu_seconds_total{part=\"daemon\"}"));
     // Some of it is an estimate, from one record in sixteen.
     assert!(sum as f64 / 1e6 < 1.5 * daemon + 0.05, "{sum} of {daemon}");
     let table = ps(&[]);
-    let line = table.lines().find(|line| line.trim_start().starts_with(&format!("{} ", app.pid()))).unwrap();
+    let line = table
+        .lines()
+        .find(|line| line.trim_start().starts_with(&format!("{} ", app.pid())))
+        .unwrap();
     assert!(table.lines().next().unwrap().contains("   COST  ") && line.contains('%'), "{table}");
     node.end();
 }
@@ -283,7 +334,8 @@ fn who_cannot_be_attached_to_is_not_tried_again_when_the_configuration_begins_a_
     let switch = node.kill_switch();
     let with = |frequency: u32| {
         format!(
-            "selection: {{only: [{{cgroup: /{name}*}}]}}\nattach: {{policy: all, retry_after: 1s}}\n\
+            "selection: {{only: [{{cgroup: /{name}*}}]}}\nattach: \
+             {{policy: all, retry_after: 1s}}\n\
              recording: {{frequency: {frequency}}}\nlimits: {{cpu: 100%, {switch}}}\n"
         )
     };
@@ -292,14 +344,18 @@ fn who_cannot_be_attached_to_is_not_tried_again_when_the_configuration_begins_a_
     let become_so = |recordings: f64| {
         wait_until("one attached and one failed", DEADLINE, || {
             let text = node.get("/metrics");
-            let is = |name: &str, expected: f64| value(&text, name).is_some_and(|found| found >= expected);
+            let is = |name: &str, expected: f64| {
+                value(&text, name).is_some_and(|found| found >= expected)
+            };
             let done = is("perfusion_daemon_attached_total", recordings)
                 && is("perfusion_daemon_attach_failed_total", 1.0)
                 && is("perfusion_daemon_recordings_total", recordings);
             let known = node.ps(silent.pid())["daemon"]["why_not"].is_string();
             (done && known).then_some(())
         })
-        .unwrap_or_else(|error| panic!("{error}\n{}\n{}", node.daemon().progress(), node.get("/metrics")));
+        .unwrap_or_else(|error| {
+            panic!("{error}\n{}\n{}", node.daemon().progress(), node.get("/metrics"))
+        });
     };
     become_so(1.0);
     node.configure(&with(49));
@@ -307,7 +363,12 @@ fn who_cannot_be_attached_to_is_not_tried_again_when_the_configuration_begins_a_
     become_so(2.0);
     // Processes are considered every second.
     let_pass(Duration::from_millis(2500));
-    assert_eq!(node.metric("perfusion_daemon_attach_failed_total"), 1.0, "{}", node.daemon().progress());
+    assert_eq!(
+        node.metric("perfusion_daemon_attach_failed_total"),
+        1.0,
+        "{}",
+        node.daemon().progress()
+    );
     let why = node.ps(silent.pid())["daemon"]["why_not"].clone();
     assert!(why.as_str().unwrap().contains("DOTNET_EnableDiagnostics"), "{why}");
     // Frames of the one that has nobody to ask are not counted as names that are missing.
@@ -366,8 +427,10 @@ fn what_the_host_refuses_of_a_good_configuration_stays_as_it_was() {
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
     let before = node.profiles().len();
-    wait_until("windows as before", DEADLINE, || (node.profiles().len() >= before + 2).then_some(()))
-        .unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
+    wait_until("windows as before", DEADLINE, || {
+        (node.profiles().len() >= before + 2).then_some(())
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
     assert_eq!(node.metric("perfusion_frequency_hertz"), 99.0);
     assert!(node.daemon().progress().contains("what is recorded stays as it was"));
     // And a good one is taken afterwards.
@@ -382,14 +445,17 @@ fn what_the_host_refuses_of_a_good_configuration_stays_as_it_was() {
 
 #[test]
 fn a_program_whose_every_stack_is_another_does_not_take_it_beyond_its_memory() {
-    let Some(_turn) = begin("operate: stacks and memory", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(_turn) = begin("operate: stacks and memory", &[RECORD, &[Need::C]].concat()) else {
+        return;
+    };
     let mut node = Node::new();
     // Only what must end the window does.
     fs::write(
         node.scratch.path("perfusion.yaml"),
         format!(
             "windows: {{length: 1h, aligned: false}}\n\
-             files: {{directory: {0}/out, keep_free: 1MiB}}\ntelemetry: {{listen: 127.0.0.1:{1}}}\n\
+             files: {{directory: {0}/out, keep_free: 1MiB}}\ntelemetry: \
+             {{listen: 127.0.0.1:{1}}}\n\
              selection: {{only: [{{command: differ}}]}}\n\
              recording: {{wait_stacks: 64MiB}}\n\
              limits: {{memory: 192MiB, cpu: 100%, {2}}}\n",
@@ -419,7 +485,8 @@ fn a_program_whose_every_stack_is_another_does_not_take_it_beyond_its_memory() {
         bound / mib,
         node.daemon().progress()
     );
-    // Windows go on from each other, and each has what its stacks were, or says that there was no room for them.
+    // Windows go on from each other, and each has what its stacks were, or says that there was no
+    // room for them.
     let profiles = node.profiles();
     for pair in profiles.windows(2) {
         let gap = (pair[1].1.time_ns - pair[0].1.time_ns - pair[0].1.duration_ns).abs();

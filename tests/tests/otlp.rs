@@ -1,5 +1,5 @@
-//! The daemon's profiles in a real Collector, by gRPC and HTTP, against the files of the same run. Needs a Collector with the profiles signal
-//! (`cargo xtask collector` builds one and runs this).
+//! The daemon's profiles in a real Collector, by gRPC and HTTP, against the files of the same run.
+//! Needs a Collector with the profiles signal (`cargo xtask collector` builds one and runs this).
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -72,7 +72,8 @@ impl Received {
             reader.read_exact(&mut body).unwrap();
             let value = serde_json::from_slice(&body).unwrap();
             self.0.lock().unwrap().entry(path).or_default().push(value);
-            let answer = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
+            let answer =
+                "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
             reader.get_mut().write_all(answer.as_bytes()).unwrap();
         }
     }
@@ -85,7 +86,8 @@ impl Received {
                 .flat_map(|of| each(of, "scopeProfiles"))
                 .flat_map(|of| each(of, "profiles"))
             {
-                let name = usize::try_from(profile["sampleType"]["typeStrindex"].as_u64().unwrap()).unwrap();
+                let name = usize::try_from(profile["sampleType"]["typeStrindex"].as_u64().unwrap())
+                    .unwrap();
                 let sum = totals.entry(strings[name].as_str().unwrap().to_owned()).or_default();
                 for value in each(profile, "samples").flat_map(|sample| each(sample, "values")) {
                     // Protobuf's JSON has 64-bit numbers as text.
@@ -142,9 +144,15 @@ fn collector(program: &str, scratch: &Scratch, grpc: u16, http: u16, to: u16) ->
         )
     };
     let text = format!(
-        "receivers:\n  otlp/grpc: {{ protocols: {{ grpc: {{ endpoint: \"127.0.0.1:{grpc}\" }} }} }}\n  otlp/http: {{ protocols: {{ http: {{ endpoint: \"127.0.0.1:{http}\" }} }} }}\n\
+        "receivers:\n  otlp/grpc: \
+         {{ protocols: {{ grpc: {{ endpoint: \"127.0.0.1:{grpc}\" }} }} }}\n  otlp/http: \
+         {{ protocols: {{ http: {{ endpoint: \"127.0.0.1:{http}\" }} }} }}\n\
          exporters:\n  otlp_http/grpc: {}\n  otlp_http/http: {}\n\
-         service:\n  telemetry: {{ metrics: {{ level: none }} }}\n  pipelines:\n    profiles/grpc: {{ receivers: [otlp/grpc], exporters: [otlp_http/grpc] }}\n    profiles/http: {{ receivers: [otlp/http], exporters: [otlp_http/http] }}\n",
+         service:\n  telemetry: {{ metrics: {{ level: none }} }}\n  pipelines:\n    profiles/grpc: \
+         \
+         \
+         {{ receivers: [otlp/grpc], exporters: [otlp_http/grpc] }}\n    profiles/http: \
+         {{ receivers: [otlp/http], exporters: [otlp_http/http] }}\n",
         exporter("grpc"),
         exporter("http"),
     );
@@ -171,9 +179,12 @@ fn a_collector_gets_the_same_totals_as_the_files_by_grpc_and_http_and_after_an_o
     let files = scratch.path("files");
     let config = scratch.path("perfusion.yaml");
     let text = format!(
-        "windows: {{ length: 1s, aligned: false }}\nfiles: {{ directory: {files:?}, keep_free: 0B }}\n\
-         otlp:\n  - {{ url: \"http://127.0.0.1:{grpc}\", protocol: grpc, max_request: 64KiB }}\n  - {{ url: \"http://127.0.0.1:{http}\", protocol: http }}\n\
-         spool: {{ directory: {:?}, keep_free: 0B }}\ntelemetry: {{ listen: null }}\nlimits: {{ kill_switch: {:?} }}\nlog: {{ level: debug }}\n",
+        "windows: {{ length: 1s, aligned: false }}\nfiles: \
+         {{ directory: {files:?}, keep_free: 0B }}\n\
+         otlp:\n  - {{ url: \"http://127.0.0.1:{grpc}\", protocol: grpc, max_request: 64KiB }}\n  \
+         - {{ url: \"http://127.0.0.1:{http}\", protocol: http }}\n\
+         spool: {{ directory: {:?}, keep_free: 0B }}\ntelemetry: {{ listen: null }}\nlimits: \
+         {{ kill_switch: {:?} }}\nlog: {{ level: debug }}\n",
         scratch.path("spool"),
         scratch.path("run/off"),
     );
@@ -184,13 +195,20 @@ fn a_collector_gets_the_same_totals_as_the_files_by_grpc_and_http_and_after_an_o
     // Nobody is there yet: what is made waits, beside the lock of each spool.
     let named = |folder: &Path| -> Vec<(String, PathBuf)> {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        entries.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path())).collect()
+        entries
+            .map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path()))
+            .collect()
     };
     let spooled = |kind: &str| {
-        let spools = named(&scratch.path("spool")).into_iter().filter(|(name, _)| name.starts_with(kind));
-        spools.flat_map(|(_, spool)| named(&spool)).filter(|(name, _)| name != ".perfusion.lock").count()
+        let spools =
+            named(&scratch.path("spool")).into_iter().filter(|(name, _)| name.starts_with(kind));
+        spools
+            .flat_map(|(_, spool)| named(&spool))
+            .filter(|(name, _)| name != ".perfusion.lock")
+            .count()
     };
-    wait_until("both spools to hold something", SLACK, || (spooled("otlp-http") > 4).then_some(())).unwrap();
+    wait_until("both spools to hold something", SLACK, || (spooled("otlp-http") > 4).then_some(()))
+        .unwrap();
     let _collector = collector(&program, &scratch, grpc, http, to);
     wait_until("both spools to be sent", Duration::from_secs(120), || {
         (!received.totals("grpc").is_empty() && !received.totals("http").is_empty()).then_some(())
@@ -211,7 +229,8 @@ fn a_collector_gets_the_same_totals_as_the_files_by_grpc_and_http_and_after_an_o
     assert!(expected["cpu"] > 0 && expected["wall"] > 0, "{expected:?}");
     assert_eq!(received.totals("http"), expected, "{}", outcome.stderr);
     assert_eq!(received.totals("grpc"), expected, "{}", outcome.stderr);
-    let services: std::collections::BTreeSet<String> = received.services("grpc").into_iter().collect();
+    let services: std::collections::BTreeSet<String> =
+        received.services("grpc").into_iter().collect();
     assert!(services.contains("spin"), "{services:?}");
     writeln!(
         std::io::stderr(),

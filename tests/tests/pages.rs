@@ -1,4 +1,5 @@
-//! The flame graph page in a real browser: what it draws of profiles that are too deep, too wide, differences, or hostile.
+//! The flame graph page in a real browser: what it draws of profiles that are too deep, too wide,
+//! differences, or hostile.
 
 use std::path::Path;
 use std::process::Command;
@@ -39,7 +40,8 @@ fn profile(stacks: &[(Vec<String>, i64)]) -> Profile {
     profile
 }
 
-/// The page as the browser has it once its scripts ran. A script that failed has drawn nothing, and says so.
+/// The page as the browser has it once its scripts ran. A script that failed has drawn nothing, and
+/// says so.
 fn drawn(page: &str) -> String {
     let scratch = Scratch::new().unwrap();
     let path = scratch.path("page.html");
@@ -87,7 +89,11 @@ fn nine_thousand_levels_are_drawn_down_to_the_last_that_is_and_the_rest_is_said(
     let dom = drawn(&page(&profile(&[(deep, 1_000)])));
     let frames = frames(&dom);
     assert_eq!(frames.len(), 1 + 1_000 + 1);
-    assert!(frames.iter().any(|frame| frame.starts_with("[8,000 deeper levels]")), "{:?}", frames.last());
+    assert!(
+        frames.iter().any(|frame| frame.starts_with("[8,000 deeper levels]")),
+        "{:?}",
+        frames.last()
+    );
 }
 
 #[test]
@@ -102,7 +108,11 @@ fn forty_thousand_equal_functions_are_never_nothing() {
             40_001 => "[40,001 more …]",
             _ => "[90,000 more …]",
         };
-        assert!(frames(&dom).iter().any(|frame| frame.starts_with(expected)), "{count}: {:?}", frames(&dom));
+        assert!(
+            frames(&dom).iter().any(|frame| frame.starts_with(expected)),
+            "{count}: {:?}",
+            frames(&dom)
+        );
     }
     // Beside one that is wide enough, the others are one.
     let wide = [(vec!["wide".to_owned()], 100_000)].into_iter();
@@ -117,9 +127,12 @@ fn forty_thousand_equal_functions_are_never_nothing() {
 fn a_difference_is_drawn_with_signs() {
     let Some(_turn) = begin_beside("pages::difference", NEEDS) else { return };
     let stack = |names: [&str; 2], value| (names.map(str::to_owned).to_vec(), value);
-    let dom = drawn(&page(&profile(&[stack(["main", "grew"], 30), stack(["main", "shrank"], -20)])));
+    let dom =
+        drawn(&page(&profile(&[stack(["main", "grew"], 30), stack(["main", "shrank"], -20)])));
     let frames = frames(&dom);
-    let of = |name: &str| frames.iter().find(|frame| frame.starts_with(name)).copied().unwrap_or_default();
+    let of = |name: &str| {
+        frames.iter().find(|frame| frame.starts_with(name)).copied().unwrap_or_default()
+    };
     assert!(of("grew").contains("+30 ns · 60.0 % of all"), "{frames:?}");
     assert!(of("shrank").contains("-20 ns · 40.0 % of all"), "{frames:?}");
     assert!(of("main").contains("+10 ns · 100.0 % of all"), "{frames:?}");
@@ -130,8 +143,15 @@ fn a_page_without_types_and_one_with_hostile_names_stand() {
     let Some(_turn) = begin_beside("pages::hostile", NEEDS) else { return };
     let dom = drawn(&page(&Profile { string_table: vec![String::new()], ..Profile::default() }));
     assert!(dom.contains("Nothing was counted") && frames(&dom).is_empty(), "{dom}");
-    let names = ["<script>document.title='hit'</script>", "__proto__", "constructor", "\u{202e}x", "a\u{0}b"];
-    let stacks: Vec<_> = names.iter().map(|name| (vec!["main".to_owned(), (*name).to_owned()], 10)).collect();
+    let names = [
+        "<script>document.title='hit'</script>",
+        "__proto__",
+        "constructor",
+        "\u{202e}x",
+        "a\u{0}b",
+    ];
+    let stacks: Vec<_> =
+        names.iter().map(|name| (vec!["main".to_owned(), (*name).to_owned()], 10)).collect();
     let dom = drawn(&page(&profile(&stacks)));
     assert!(dom.contains("<title>test</title>"), "a name ran as a script");
     assert_eq!(frames(&dom).len(), 2 + names.len(), "{:?}", frames(&dom));

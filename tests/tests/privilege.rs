@@ -24,7 +24,8 @@ const SETS: [&str; 4] = ["CapInh", "CapPrm", "CapEff", "CapAmb"];
 fn of_threads(pid: u32, line: &str) -> Vec<u64> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     // One may end meanwhile.
-    let texts = threads.filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("status")).ok());
+    let texts =
+        threads.filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("status")).ok());
     let value = |text: String| {
         let value = text.lines().find_map(|found| found.strip_prefix(line)?.strip_prefix(':'));
         u64::from_str_radix(value.unwrap().trim(), 16).unwrap()
@@ -45,7 +46,8 @@ fn signal(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid.try_into().unwrap()).unwrap(), signal).unwrap();
 }
 
-/// A daemon as the unit runs it: root, but with the unit's capabilities, of which CAP_SETPCAP is none, and without ways to new ones.
+/// A daemon as the unit runs it: root, but with the unit's capabilities, of which CAP_SETPCAP is
+/// none, and without ways to new ones.
 fn as_the_unit_does(node: &Node) -> Command {
     let unit = include_str!("../../packaging/perfusion.service");
     let listed = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
@@ -72,9 +74,11 @@ fn started(workload: &Workload, group: &Group) -> App {
 }
 
 fn await_shim(node: &Node, app: &App) {
-    wait_until("the shim", DEADLINE, || has_shim(app.pid()).then_some(())).unwrap_or_else(|error| {
-        panic!("{error}: {}\n{}", node.ps(app.pid()), node.daemon().progress());
-    });
+    wait_until("the shim", DEADLINE, || has_shim(app.pid()).then_some(())).unwrap_or_else(
+        |error| {
+            panic!("{error}: {}\n{}", node.ps(app.pid()), node.daemon().progress());
+        },
+    );
 }
 
 #[test]
@@ -88,7 +92,8 @@ fn the_capability_that_attach_needs_is_the_helpers_alone() {
         node.kill_switch()
     ));
     let group = group(name).unwrap();
-    // Another user's programs, and a directory for temporary files that only he can use: the library goes there as well.
+    // Another user's programs, and a directory for temporary files that only he can use: the
+    // library goes there as well.
     fs::set_permissions(node.scratch.path(""), fs::Permissions::from_mode(0o755)).unwrap();
     let temporary = node.scratch.path("temporary");
     fs::create_dir(&temporary).unwrap();
@@ -108,14 +113,20 @@ fn the_capability_that_attach_needs_is_the_helpers_alone() {
     let app = started(&theirs.clone().env("TMPDIR", &temporary), &group);
     await_shim(&node, &app);
     wait_until("a profile with managed names", DEADLINE, || {
-        let named = |profile: &Profile| profile.functions().iter().any(|name| name.contains("CallHeavy"));
+        let named =
+            |profile: &Profile| profile.functions().iter().any(|name| name.contains("CallHeavy"));
         node.profiles().iter().any(|(_, profile)| named(profile)).then_some(())
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
-    wait_until("the library's file to be gone", DEADLINE, || library(&temporary).is_none().then_some(()))
-        .unwrap();
+    wait_until("the library's file to be gone", DEADLINE, || {
+        library(&temporary).is_none().then_some(())
+    })
+    .unwrap();
     let maps = fs::read_to_string(format!("/proc/{}/maps", app.pid())).unwrap();
-    assert!(maps.contains(&format!("{}/perfusion-shim-", temporary.display())), "not placed there: {maps}");
+    assert!(
+        maps.contains(&format!("{}/perfusion-shim-", temporary.display())),
+        "not placed there: {maps}"
+    );
 
     for set in SETS {
         let had = of_threads(daemon, set);
@@ -138,12 +149,18 @@ fn the_capability_that_attach_needs_is_the_helpers_alone() {
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", node.daemon().progress()));
     assert_eq!(node.metric("perfusion_daemon_helpers_ended_total"), 1.0);
-    // Of another user's process that comes now the reason is shown; one of its own user needs no helper; who was attached to stays so.
+    // Of another user's process that comes now the reason is shown; one of its own user needs no
+    // helper; who was attached to stays so.
     let late = started(&theirs, &group);
     let why = wait_until("a reason", DEADLINE, || {
-        node.ps(late.pid())["why_not"].as_str().filter(|why| why.contains("helper")).map(str::to_owned)
+        node.ps(late.pid())["why_not"]
+            .as_str()
+            .filter(|why| why.contains("helper"))
+            .map(str::to_owned)
     })
-    .unwrap_or_else(|error| panic!("{error}: {}\n{}", node.ps(late.pid()), node.daemon().progress()));
+    .unwrap_or_else(|error| {
+        panic!("{error}: {}\n{}", node.ps(late.pid()), node.daemon().progress())
+    });
     assert!(why.contains("restart the daemon"), "{why}");
     let own = started(&roots, &group);
     await_shim(&node, &own);
@@ -158,7 +175,8 @@ fn the_capability_that_attach_needs_is_the_helpers_alone() {
 /// What lies in a directory and has the library's kind of name.
 fn library(directory: &Path) -> Option<String> {
     let mut names = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name());
-    names.find_map(|name| name.into_string().ok().filter(|name| name.starts_with("perfusion-shim-")))
+    names
+        .find_map(|name| name.into_string().ok().filter(|name| name.starts_with("perfusion-shim-")))
 }
 
 #[test]

@@ -1,5 +1,6 @@
-//! A process has one name, however it was started and whatever it did to its arguments and threads: in the label, in `ps`, `dump` and `heap`, and as
-//! the daemon's service. docs/names.md has the table that these programs are the rows of.
+//! A process has one name, however it was started and whatever it did to its arguments and threads:
+//! in the label, in `ps`, `dump` and `heap`, and as the daemon's service. docs/names.md has the
+//! table that these programs are the rows of.
 
 use std::ffi::OsString;
 use std::fs;
@@ -26,7 +27,8 @@ struct Program {
     workload: Workload,
 }
 
-/// What a host of one application has in place of the application's path: the digest of "foobar" (src/native/corehost/corehost.cpp of dotnet/runtime).
+/// What a host of one application has in place of the application's path: the digest of "foobar"
+/// (src/native/corehost/corehost.cpp of dotnet/runtime).
 const PLACEHOLDER: &[u8] = b"c3ab8ff13720e8ad9047dd39466b3c8974e592c2fa383d4a3960714caef0c4f2";
 
 /// The host of one application, made of the SDK's template as the SDK makes it.
@@ -83,7 +85,8 @@ fn programs(runtime: Runtime, scratch: &Scratch) -> Vec<Program> {
         symlink(&host, &link).unwrap();
         for (how, host) in [("host of one application", host), ("a link to that", link)] {
             let root = dotnet.parent().unwrap().as_os_str().to_owned();
-            programs.push(Program { how, workload: Workload::program(host).env("DOTNET_ROOT", root) });
+            programs
+                .push(Program { how, workload: Workload::program(host).env("DOTNET_ROOT", root) });
         }
     }
     programs
@@ -163,8 +166,8 @@ fn services(apps: &mut [App], cgroup: &Group, name: &str, scratch: &Scratch) -> 
             let mut profiles = files
                 .filter(|file| file.extension().is_some_and(|end| end == "gz"))
                 .filter_map(|file| Profile::read(&file).ok());
-            let is_in =
-                profiles.any(|profile| profile.samples.iter().any(|s| s.label("pid") == pid.to_string()));
+            let is_in = profiles
+                .any(|profile| profile.samples.iter().any(|s| s.label("pid") == pid.to_string()));
             is_in.then(|| service.file_name().into_string().unwrap())
         })
     };
@@ -186,7 +189,9 @@ fn a_process_has_one_name_everywhere(runtime: Runtime) {
     let programs = programs(runtime, &scratch);
     let mut apps: Vec<App> = programs
         .iter()
-        .map(|program| program.workload.start().unwrap_or_else(|error| panic!("{}: {error:#}", program.how)))
+        .map(|program| {
+            program.workload.start().unwrap_or_else(|error| panic!("{}: {error:#}", program.how))
+        })
         .collect();
     let group_name = format!("perfusion-test-names-{}", std::process::id());
     let cgroup = group(&group_name).unwrap();

@@ -9,7 +9,9 @@ use perfusion_sources::shim::{Settings, Wishes};
 use serde_json::Value;
 use system_tests::app::{assemble_32_bit, copy_program};
 use system_tests::cgroup::Group;
-use system_tests::environment::{Need, RECORD, RECORD_NET9, begin_beside, perfusion_bin, record_on};
+use system_tests::environment::{
+    Need, RECORD, RECORD_NET9, begin_beside, perfusion_bin, record_on,
+};
 use system_tests::perfusion::{self, SLACK, Scratch, record_pid};
 use system_tests::region::regions;
 use system_tests::{App, Recording, Runtime, Workload, on_runtimes, wait_until};
@@ -25,9 +27,10 @@ struct Row {
 impl Row {
     /// The cells of the line: columns begin where their headings do.
     fn cells(&self, heading: &str) -> [String; 7] {
-        let starts: Vec<usize> = ["NAME", "RUNTIME", "CONTAINER", "MODE", "COMMAND", "WHY NOT MORE"]
-            .map(|word| heading.find(word).unwrap_or_else(|| panic!("no {word}: {heading}")))
-            .to_vec();
+        let starts: Vec<usize> =
+            ["NAME", "RUNTIME", "CONTAINER", "MODE", "COMMAND", "WHY NOT MORE"]
+                .map(|word| heading.find(word).unwrap_or_else(|| panic!("no {word}: {heading}")))
+                .to_vec();
         let bounds: Vec<usize> = [0].into_iter().chain(starts).chain([usize::MAX]).collect();
         let cell = |at: usize| {
             let (begin, end) = (bounds[at], bounds[at + 1]);
@@ -37,14 +40,16 @@ impl Row {
     }
 }
 
-/// What `ps` says of a process: its cells, which must agree with the JSON form, but for the command line.
+/// What `ps` says of a process: its cells, which must agree with the JSON form, but for the command
+/// line.
 fn seen_by(mut ps: Command, mut ps_json: Command, pid: u32) -> [String; 6] {
     let text = perfusion::run(&mut ps, DEADLINE).unwrap();
     let json = perfusion::run(&mut ps_json, DEADLINE).unwrap();
     assert_eq!((text.code(), json.code()), (0, 0), "{}{}", text.stderr, json.stderr);
     let heading = text.stdout.lines().next().unwrap();
     let is_it = |line: &&str| line.split_whitespace().next() == Some(&pid.to_string());
-    let line = text.stdout.lines().find(is_it).unwrap_or_else(|| panic!("no {pid}:\n{}", text.stdout));
+    let line =
+        text.stdout.lines().find(is_it).unwrap_or_else(|| panic!("no {pid}:\n{}", text.stdout));
     let rows: Value = serde_json::from_str(&json.stdout).unwrap();
     let object = rows.as_array().unwrap().iter().find(|row| row["pid"] == pid).unwrap();
     let row = Row { line: line.to_owned(), json: object.clone() };
@@ -57,7 +62,8 @@ fn seen_by(mut ps: Command, mut ps_json: Command, pid: u32) -> [String; 6] {
         None => word.starts_with(shown),
     };
     assert!(
-        kept.split(' ').zip(whole.split(' ')).all(is_part) && !kept.is_empty() || mode == "not seen",
+        kept.split(' ').zip(whole.split(' ')).all(is_part) && !kept.is_empty()
+            || mode == "not seen",
         "{command:?} of {whole:?}"
     );
     let cells = [id, name, runtime, container_id, mode, why_not];
@@ -107,7 +113,9 @@ fn a_dotnet_process_has_its_version_and_how_it_can_be_profiled(runtime: Runtime)
 
 #[test]
 fn each_reason_why_not_more_is_said() {
-    let needs = [RECORD_NET9, &[Need::Program("as"), Need::Program("ld"), Need::Program("setpriv")]].concat();
+    let needs =
+        [RECORD_NET9, &[Need::Program("as"), Need::Program("ld"), Need::Program("setpriv")]]
+            .concat();
     let Some(_turn) = begin_beside("ps::each_reason", &needs) else { return };
     let scratch = Scratch::new().unwrap();
     let callheavy = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap();
@@ -146,24 +154,32 @@ fn each_reason_why_not_more_is_said() {
     copy_program(&perfusion_bin().unwrap(), &copy).unwrap();
     let nobody = |arguments: &[&str]| {
         let mut command = Command::new("setpriv");
-        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&copy).args(arguments);
+        command
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .arg(&copy)
+            .args(arguments);
         command
     };
     std::os::unix::fs::chown(copy.parent().unwrap(), Some(65534), Some(65534)).unwrap();
-    let [_, name, runtime, _, mode, why] = seen_by(nobody(&["ps"]), nobody(&["ps", "--json"]), native.pid());
+    let [_, name, runtime, _, mode, why] =
+        seen_by(nobody(&["ps"]), nobody(&["ps", "--json"]), native.pid());
     assert_eq!((name.as_str(), runtime.as_str(), mode.as_str()), ("sleep", "?", "not seen"));
     assert!(why.contains("CAP_SYS_PTRACE"), "{why}");
 }
 
 #[test]
 fn a_process_whose_files_may_not_be_that_long_is_left_alone() {
-    let Some(_turn) = begin_beside("ps::file_limit", &[RECORD_NET9, &[Need::Shim]].concat()) else { return };
+    let Some(_turn) = begin_beside("ps::file_limit", &[RECORD_NET9, &[Need::Shim]].concat()) else {
+        return;
+    };
     let callheavy = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap();
-    // 1,000 blocks of 512 bytes. Without the runtime's own large file (doubly mapped code), for which such a limit is too small as well.
+    // 1,000 blocks of 512 bytes. Without the runtime's own large file (doubly mapped code), for
+    // which such a limit is too small as well.
     let line = callheavy.command_line().into_iter();
     let limited = Workload::program("/bin/sh").arg("-c").arg("ulimit -f 1000; exec \"$0\" \"$@\"");
     let limited = line.fold(limited, Workload::arg).env("DOTNET_EnableWriteXorExecute", "0");
-    let limited = callheavy.environment().iter().fold(limited, |app, (name, value)| app.env(name, value));
+    let limited =
+        callheavy.environment().iter().fold(limited, |app, (name, value)| app.env(name, value));
     let app = limited.start().unwrap();
     let [.., mode, why] = seen(app.pid());
     assert_eq!(mode, "no names");
@@ -179,7 +195,8 @@ fn a_process_whose_files_may_not_be_that_long_is_left_alone() {
 fn a_process_in_a_container_has_the_containers_id() {
     let needs = [RECORD, &[Need::Cgroup2]].concat();
     let Some(_turn) = begin_beside("ps::a_process_in_a_container", &needs) else { return };
-    // As Docker calls it under systemd; what makes it a container's is the name alone, on every host.
+    // As Docker calls it under systemd; what makes it a container's is the name alone, on every
+    // host.
     let id = format!("{:016x}", std::process::id()).repeat(4);
     let group = Group::new(&format!("docker-{id}.scope")).unwrap();
     let app = Workload::program("/bin/sleep").arg("600").spawn().unwrap();

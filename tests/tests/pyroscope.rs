@@ -1,5 +1,6 @@
-//! The daemon's profiles at a Pyroscope server. The real one is not to be had here: this one is strict, takes only what its published messages
-//! and default limits allow, and what it took is compared with the files of the same run.
+//! The daemon's profiles at a Pyroscope server. The real one is not to be had here: this one is
+//! strict, takes only what its published messages and default limits allow, and what it took is
+//! compared with the files of the same run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -17,8 +18,9 @@ use system_tests::environment::{Need, RECORD, begin_beside};
 use system_tests::perfusion::{Recording, SLACK, Scratch, command};
 use system_tests::wait::wait_until;
 
-/// The messages as the server publishes them (grafana/pyroscope, api/push/v1/push.proto and api/types/v1/types.proto), written down here again on purpose:
-/// a test that reads with the code that wrote would not see a wrong field number.
+/// The messages as the server publishes them (grafana/pyroscope, api/push/v1/push.proto and
+/// api/types/v1/types.proto), written down here again on purpose: a test that reads with the code
+/// that wrote would not see a wrong field number.
 mod published {
     #[derive(Clone, PartialEq, prost::Message)]
     pub(super) struct PushRequest {
@@ -60,7 +62,8 @@ mod published {
 /// What the server takes by default (pkg/validation/limits.go).
 const MOST_BYTES: usize = 4 << 20;
 const MOST_SAMPLES: usize = 16_000;
-/// Bytes of a tenant, before compression and with the labels: so many at once (`ingestion_burst_size_mb`), and so many more in a second (`ingestion_rate_mb`).
+/// Bytes of a tenant, before compression and with the labels: so many at once
+/// (`ingestion_burst_size_mb`), and so many more in a second (`ingestion_rate_mb`).
 const BURST: f64 = 2.0 * 1_048_576.0;
 const RATE: f64 = 4.0 * 1_048_576.0;
 
@@ -110,8 +113,10 @@ fn serve(stream: TcpStream, taken: &Mutex<Taken>) {
         }
         lines.push(line.trim().to_ascii_lowercase());
     }
-    let length: usize =
-        lines.iter().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok()).unwrap_or(0);
+    let length: usize = lines
+        .iter()
+        .find_map(|line| line.strip_prefix("content-length: ")?.parse().ok())
+        .unwrap_or(0);
     let mut body = vec![0; length];
     // One that hung up in the middle sends it again.
     if reader.read_exact(&mut body).is_err() {
@@ -120,11 +125,13 @@ fn serve(stream: TcpStream, taken: &Mutex<Taken>) {
     let mut taken = taken.lock().unwrap();
     let answer = if taken.away > 0 {
         taken.away -= 1;
-        "HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        "HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: \
+         close\r\n\r\n"
     } else {
         match take(&lines, &body, &mut taken) {
             Ok(()) => {
-                "HTTP/1.1 200 OK\r\ncontent-type: application/proto\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+                "HTTP/1.1 200 OK\r\ncontent-type: application/proto\r\ncontent-length: \
+                 0\r\nconnection: close\r\n\r\n"
             }
             Err(Not::Now) => {
                 "HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -138,10 +145,13 @@ fn serve(stream: TcpStream, taken: &Mutex<Taken>) {
     reader.get_mut().write_all(answer.as_bytes()).ok();
 }
 
-/// Checks as the distributor does (grafana/pyroscope, pkg/distributor/distributor.go and pkg/validation/validate.go) and adds up.
+/// Checks as the distributor does (grafana/pyroscope, pkg/distributor/distributor.go and
+/// pkg/validation/validate.go) and adds up.
 fn take(head: &[String], body: &[u8], taken: &mut Taken) -> Result<(), Not> {
     let has = |line: &str| head.iter().any(|known| known == line);
-    if head[0] != "post /push.v1.pusherservice/push http/1.1" || !has("content-type: application/proto") {
+    if head[0] != "post /push.v1.pusherservice/push http/1.1"
+        || !has("content-type: application/proto")
+    {
         return Err(format!("{head:?}").into());
     }
     if !has("connect-protocol-version: 1") || !has("x-scope-orgid: team-a") {
@@ -159,14 +169,18 @@ fn take(head: &[String], body: &[u8], taken: &mut Taken) -> Result<(), Not> {
             series.labels.iter().map(|label| (label.name.clone(), label.value.clone())).collect();
         let service = check_labels(&own)?;
         for sample in &series.samples {
-            let profile = perfusion_pprof::decode(&sample.raw_profile).map_err(|error| error.to_string())?;
+            let profile =
+                perfusion_pprof::decode(&sample.raw_profile).map_err(|error| error.to_string())?;
             let mut unpacked = Vec::new();
             let mut gzip = flate2::read::MultiGzDecoder::new(sample.raw_profile.as_slice());
             gzip.read_to_end(&mut unpacked).map_err(|error| error.to_string())?;
             let bytes = unpacked.len();
             let labels: usize = own.iter().map(|(name, value)| name.len() + value.len()).sum();
             limit_rate(bytes + labels, taken)?;
-            if bytes > MOST_BYTES || profile.sample.len() > MOST_SAMPLES || profile.sample.is_empty() {
+            if bytes > MOST_BYTES
+                || profile.sample.len() > MOST_SAMPLES
+                || profile.sample.is_empty()
+            {
                 return Err(format!("{bytes} bytes, {} samples", profile.sample.len()).into());
             }
             if profile.string_table.iter().any(|text| text.len() > 65_535) {
@@ -191,7 +205,8 @@ fn take(head: &[String], body: &[u8], taken: &mut Taken) -> Result<(), Not> {
     Ok(())
 }
 
-/// Takes them out of the burst (`rateLimit`). What alone is more than that could be sent again for ever.
+/// Takes them out of the burst (`rateLimit`). What alone is more than that could be sent again for
+/// ever.
 fn limit_rate(bytes: usize, taken: &mut Taken) -> Result<(), Not> {
     let (bytes, now) = (bytes as f64, Instant::now());
     if bytes > BURST {
@@ -206,7 +221,8 @@ fn limit_rate(bytes: usize, taken: &mut Taken) -> Result<(), Not> {
     Ok(())
 }
 
-/// One for each set of texts that label samples, besides the push's own labels, which go first (pkg/model/pprofsplit, `VisitSampleSeries`).
+/// One for each set of texts that label samples, besides the push's own labels, which go first
+/// (pkg/model/pprofsplit, `VisitSampleSeries`).
 fn series_of(own: &Series, profile: &Profile) -> BTreeSet<Series> {
     let text = |place: i64| profile.string_table[usize::try_from(place).unwrap()].clone();
     let of = |sample: &Sample| {
@@ -257,7 +273,8 @@ fn listen(taken: &Arc<Mutex<Taken>>) -> u16 {
     port
 }
 
-/// So many samples, each with a place and a name of its own, of so many bytes, of a thread of its own in one of two pods.
+/// So many samples, each with a place and a name of its own, of so many bytes, of a thread of its
+/// own in one of two pods.
 fn profile(samples: u64, name_bytes: usize) -> Profile {
     const FIXED: [&str; 10] = [
         "",
@@ -312,7 +329,8 @@ fn a_profile_that_is_longer_than_the_server_takes_arrives_in_parts_and_nothing_i
         options.reach.headers.insert("x-scope-orgid".to_owned(), "team-a".to_owned());
         // A server that is slow to read what a busy machine sends it gets it once all the same.
         options.timeout.0 = SLACK;
-        let mut spool = SpoolOptions { directory: Some(scratch.path("spool")), ..SpoolOptions::default() };
+        let mut spool =
+            SpoolOptions { directory: Some(scratch.path("spool")), ..SpoolOptions::default() };
         spool.keep_free.0 = 0;
         let mut sink = Pyroscope::open(&options, &spool).unwrap();
         let now = std::time::SystemTime::now();
@@ -334,7 +352,8 @@ fn a_profile_that_is_longer_than_the_server_takes_arrives_in_parts_and_nothing_i
         let counter = |name: &str| sink.counters().into_iter().find(|(n, _)| *n == name).unwrap().1;
         // All parts together are more than a burst: the server has some of them wait.
         wait_until("all parts", SLACK, || {
-            (counter("requests_sent") + counter("requests_refused") == counter("requests_made")).then_some(())
+            (counter("requests_sent") + counter("requests_refused") == counter("requests_made"))
+                .then_some(())
         })
         .unwrap_or_else(|error| panic!("{error}: {:?}", sink.counters()));
         assert_eq!(counter("samples_too_long"), 0);
@@ -344,7 +363,8 @@ fn a_profile_that_is_longer_than_the_server_takes_arrives_in_parts_and_nothing_i
         assert_eq!(taken.totals, expected);
         assert!(taken.pushes >= 2, "{} parts", taken.pushes);
         assert!(taken.largest_samples <= MOST_SAMPLES && taken.largest_bytes as f64 <= BURST);
-        let pods = taken.series.iter().map(|series| (series.len(), series["k8s_pod_name"].as_str()));
+        let pods =
+            taken.series.iter().map(|series| (series.len(), series["k8s_pod_name"].as_str()));
         assert_eq!(pods.collect::<Vec<_>>(), [(3, "web-0"), (3, "web-1")]);
     }
 }
@@ -357,9 +377,12 @@ fn a_strict_server_takes_every_push_also_after_it_was_away_and_has_the_totals_of
     let scratch = Scratch::new().unwrap();
     let (config, files) = (scratch.path("perfusion.yaml"), scratch.path("files"));
     let text = format!(
-        "windows: {{ length: 1s, aligned: false }}\nfiles: {{ directory: {files:?}, keep_free: 0B }}\n\
+        "windows: {{ length: 1s, aligned: false }}\nfiles: \
+         {{ directory: {files:?}, keep_free: 0B }}\n\
          pyroscope:\n  - {{ url: \"http://127.0.0.1:{port}\", max_profile: 64KiB, reach: {{ headers: {{ x-scope-orgid: team-a }} }} }}\n\
-         selection: {{ only: [{{ command: spin }}] }}\nspool: {{ directory: {:?}, keep_free: 0B }}\ntelemetry: {{ listen: null }}\nlimits: {{ kill_switch: {:?} }}\n",
+         selection: {{ only: [{{ command: spin }}] }}\nspool: \
+         {{ directory: {:?}, keep_free: 0B }}\ntelemetry: {{ listen: null }}\nlimits: \
+         {{ kill_switch: {:?} }}\n",
         scratch.path("spool"),
         scratch.path("run/off"),
     );
@@ -371,7 +394,9 @@ fn a_strict_server_takes_every_push_also_after_it_was_away_and_has_the_totals_of
         let taken = taken.lock().unwrap();
         (taken.pushes > 5 && taken.totals.contains_key(&spin)).then_some(())
     })
-    .unwrap_or_else(|error| panic!("{error}: {:?}\n{}", taken.lock().unwrap().wrong, daemon.progress()));
+    .unwrap_or_else(|error| {
+        panic!("{error}: {:?}\n{}", taken.lock().unwrap().wrong, daemon.progress())
+    });
     daemon.signal(rustix::process::Signal::TERM).unwrap();
     let outcome = daemon.finish_well(SLACK).unwrap();
     drop(app);
@@ -397,7 +422,8 @@ fn a_strict_server_takes_every_push_also_after_it_was_away_and_has_the_totals_of
         }
         sums
     };
-    // Names of directories are not quite those of services: by type all agree, and so does the one that has the same.
+    // Names of directories are not quite those of services: by type all agree, and so does the one
+    // that has the same.
     assert_eq!(by_type(&taken.totals), by_type(&expected), "{}", outcome.stderr);
     assert_eq!(taken.totals[&spin], expected[&spin]);
     // No label of a thread, a process or a wait made more of them.

@@ -1,6 +1,6 @@
-//! The daemon on a node of two hundred services, one of them with stacks that are long beyond reason,
-//! and receivers that misbehave, in a cgroup of the chart's limit. It lives, what can arrive arrives
-//! once, and it ends in time.
+//! The daemon on a node of two hundred services, one of them with stacks that are long beyond
+//! reason, and receivers that misbehave, in a cgroup of the chart's limit. It lives, what can
+//! arrive arrives once, and it ends in time.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
@@ -94,7 +94,8 @@ fn serve(mut stream: TcpStream, does: Does, is_pyroscope: bool, taken: &Mutex<Cp
         }
     };
     let text = String::from_utf8_lossy(&read[..head]).to_ascii_lowercase();
-    let length = text.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse().ok());
+    let length =
+        text.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse().ok());
     let length: usize = length.unwrap();
     if matches!(does, Does::Resets(limit) if length > limit) {
         rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
@@ -131,7 +132,9 @@ fn cpu_of(body: &[u8], is_pyroscope: bool) -> (String, i64) {
     let strings = &request.dictionary.as_ref().unwrap().string_table;
     let resource = &request.resource_profiles[0];
     let attribute = &resource.resource.as_ref().unwrap().attributes[0];
-    let Some(Value::StringValue(service)) = &attribute.value.as_ref().unwrap().value else { panic!() };
+    let Some(Value::StringValue(service)) = &attribute.value.as_ref().unwrap().value else {
+        panic!()
+    };
     let of_cpu = resource.scope_profiles[0].profiles.iter().filter(|profile| {
         let name = profile.sample_type.unwrap().type_strindex;
         strings[usize::try_from(name).unwrap()] == "cpu"
@@ -152,11 +155,14 @@ fn cpu_of_profile(bytes: &[u8]) -> i64 {
 /// CPU time by service, as the files have it.
 fn cpu_of_files(folder: &Path) -> Cpu {
     let mut cpu = Cpu::new();
-    for service in std::fs::read_dir(folder).unwrap().flatten().filter(|entry| entry.path().is_dir()) {
+    for service in
+        std::fs::read_dir(folder).unwrap().flatten().filter(|entry| entry.path().is_dir())
+    {
         let name = service.file_name().into_string().unwrap();
         for file in std::fs::read_dir(service.path()).unwrap().flatten() {
             if file.path().to_string_lossy().ends_with(".pb.gz") {
-                *cpu.entry(name.clone()).or_default() += cpu_of_profile(&std::fs::read(file.path()).unwrap());
+                *cpu.entry(name.clone()).or_default() +=
+                    cpu_of_profile(&std::fs::read(file.path()).unwrap());
             }
         }
     }
@@ -167,8 +173,11 @@ fn cpu_of_files(folder: &Path) -> Cpu {
 /// A program under a name of its own, which is its service's.
 fn named(scratch: &Scratch, program: &Path, name: &str, arguments: &[&str]) -> App {
     let path = scratch.path(name);
-    std::fs::hard_link(program, &path).or_else(|_| std::fs::copy(program, &path).map(drop)).unwrap();
-    let program = arguments.iter().fold(Workload::program(path), |program, argument| program.arg(argument));
+    std::fs::hard_link(program, &path)
+        .or_else(|_| std::fs::copy(program, &path).map(drop))
+        .unwrap();
+    let program =
+        arguments.iter().fold(Workload::program(path), |program, argument| program.arg(argument));
     program.start().unwrap()
 }
 
@@ -204,11 +213,15 @@ fn receivers_that_misbehave_cost_neither_the_daemon_nor_each_other() {
         let of = receivers.iter().filter(|(_, is_pyroscope, _)| *is_pyroscope == of_pyroscope);
         let protocol = if of_pyroscope { "" } else { ", protocol: http" };
         of.map(|(.., receiver)| {
-            format!("  - {{ url: \"http://127.0.0.1:{}\", timeout: 2s{protocol} }}\n", receiver.port)
+            format!(
+                "  - {{ url: \"http://127.0.0.1:{}\", timeout: 2s{protocol} }}\n",
+                receiver.port
+            )
         })
         .collect()
     };
-    let (port, files, config) = (free_port(), scratch.path("files"), scratch.path("perfusion.yaml"));
+    let (port, files, config) =
+        (free_port(), scratch.path("files"), scratch.path("perfusion.yaml"));
     let text = format!(
         "windows: {{ length: 10s }}\nservices: {{ max: 400 }}\n\
          files: {{ directory: {files:?}, keep_free: 0B, max_size: 4GiB }}\n\
@@ -223,8 +236,8 @@ fn receivers_that_misbehave_cost_neither_the_daemon_nor_each_other() {
     );
     std::fs::write(&config, text).unwrap();
 
-    // Some MiB of stacks in a window of the short form, and some tens of the long one. A build without
-    // optimization packs two MiB a second, for each receiver anew.
+    // Some MiB of stacks in a window of the short form, and some tens of the long one. A build
+    // without optimization packs two MiB a second, for each receiver anew.
     let sleep = if long_form() { "8000" } else { "100000" };
     let mut apps = vec![named(&scratch, &program, "deep", &["2000", sleep, "200"])];
     for number in 0..services {
@@ -251,8 +264,11 @@ fn receivers_that_misbehave_cost_neither_the_daemon_nor_each_other() {
     let of = |kind: bool, receiver: &Receiver, name: &str| {
         let kind = if kind { "pyroscope" } else { "otlp" };
         let port = receiver.port;
-        value(&metrics(), &format!("perfusion_sink_{name}{{sink=\"{kind} http://127.0.0.1:{port}\"}}"))
-            .unwrap()
+        value(
+            &metrics(),
+            &format!("perfusion_sink_{name}{{sink=\"{kind} http://127.0.0.1:{port}\"}}"),
+        )
+        .unwrap()
     };
     // The window in which the programs ended, and all that waits for receivers that answer.
     let windows = || value(&metrics(), "perfusion_daemon_windows_total").unwrap();
@@ -266,8 +282,10 @@ fn receivers_that_misbehave_cost_neither_the_daemon_nor_each_other() {
         })
         .unwrap_or_else(|error| panic!("{error}\n{}\n{}", daemon.progress(), metrics()));
     }
-    let refused: Vec<f64> =
-        receivers.iter().map(|(_, kind, receiver)| of(*kind, receiver, "requests_refused_total")).collect();
+    let refused: Vec<f64> = receivers
+        .iter()
+        .map(|(_, kind, receiver)| of(*kind, receiver, "requests_refused_total"))
+        .collect();
     let last = metrics();
     let told = Instant::now();
     daemon.signal(Signal::TERM).unwrap();
@@ -282,7 +300,10 @@ fn receivers_that_misbehave_cost_neither_the_daemon_nor_each_other() {
     for ((does, _, receiver), refused) in receivers.iter().zip(refused) {
         let taken = receiver.taken();
         let small = |cpu: &Cpu| -> Cpu {
-            cpu.iter().filter(|(name, _)| name.starts_with("small")).map(|(n, c)| (n.clone(), *c)).collect()
+            cpu.iter()
+                .filter(|(name, _)| name.starts_with("small"))
+                .map(|(n, c)| (n.clone(), *c))
+                .collect()
         };
         match does {
             // Its stacks pack well: each alone is short enough.

@@ -1,4 +1,5 @@
-//! Show 8: the profiler dies at any moment; the app does not notice, nothing stays behind, and the next profiler starts afresh.
+//! Show 8: the profiler dies at any moment; the app does not notice, nothing stays behind, and the
+//! next profiler starts afresh.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,8 +21,9 @@ pub(crate) fn bpf_objects(pid: u32) -> BTreeSet<(&'static str, u32)> {
     for text in entries.filter_map(|entry| fs::read_to_string(entry.ok()?.path()).ok()) {
         for line in text.lines() {
             for word in ["prog_id", "map_id"] {
-                if let Some(id) =
-                    line.strip_prefix(word).and_then(|rest| rest.trim_start_matches(':').trim().parse().ok())
+                if let Some(id) = line
+                    .strip_prefix(word)
+                    .and_then(|rest| rest.trim_start_matches(':').trim().parse().ok())
                 {
                     ids.insert((word, id));
                 }
@@ -33,8 +35,9 @@ pub(crate) fn bpf_objects(pid: u32) -> BTreeSet<(&'static str, u32)> {
 
 /// Those of `ids` that the kernel still has.
 pub(crate) fn still_loaded(ids: &BTreeSet<(&'static str, u32)>) -> BTreeSet<(&'static str, u32)> {
-    let programs =
-        aya::programs::loaded_programs().filter_map(Result::ok).map(|program| ("prog_id", program.id()));
+    let programs = aya::programs::loaded_programs()
+        .filter_map(Result::ok)
+        .map(|program| ("prog_id", program.id()));
     let maps = aya::maps::loaded_maps().filter_map(Result::ok).map(|map| ("map_id", map.id()));
     programs.chain(maps).filter(|id| ids.contains(id)).collect()
 }
@@ -42,14 +45,17 @@ pub(crate) fn still_loaded(ids: &BTreeSet<(&'static str, u32)>) -> BTreeSet<(&'s
 /// Where libraries of started programs lie.
 const STARTED: &str = "/run/perfusion-record";
 
-/// Fails when files of ours are left. Another recorder on this host may just be making one of its own.
+/// Fails when files of ours are left. Another recorder on this host may just be making one of its
+/// own.
 pub(crate) fn assert_nothing_left(outputs: &Path) {
-    let gone =
-        wait_until("a clean host", Duration::from_secs(10), || leftovers(outputs).is_empty().then_some(()));
+    let gone = wait_until("a clean host", Duration::from_secs(10), || {
+        leftovers(outputs).is_empty().then_some(())
+    });
     assert!(gone.is_ok(), "{:?}", leftovers(outputs));
 }
 
-/// Files of ours that nobody holds: libraries in the places where they may be put, and unfinished outputs in `outputs`.
+/// Files of ours that nobody holds: libraries in the places where they may be put, and unfinished
+/// outputs in `outputs`.
 fn leftovers(outputs: &Path) -> Vec<PathBuf> {
     let places = [
         std::env::temp_dir(),
@@ -58,11 +64,14 @@ fn leftovers(outputs: &Path) -> Vec<PathBuf> {
         PathBuf::from(STARTED),
         outputs.to_path_buf(),
     ];
-    let entries = places.iter().filter_map(|place| fs::read_dir(place).ok()).flatten().filter_map(Result::ok);
+    let entries =
+        places.iter().filter_map(|place| fs::read_dir(place).ok()).flatten().filter_map(Result::ok);
     let ours = entries.map(|entry| entry.path()).filter(|path| {
-        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let name =
+            path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let library = name.starts_with("perfusion-") && name.ends_with(".so");
-        let unfinished = path.parent() == Some(outputs) && name.starts_with('.') && name.ends_with(".tmp");
+        let unfinished =
+            path.parent() == Some(outputs) && name.starts_with('.') && name.ends_with(".tmp");
         library && !is_held(path) || unfinished
     });
     ours.collect::<BTreeSet<_>>().into_iter().collect()
@@ -70,7 +79,8 @@ fn leftovers(outputs: &Path) -> Vec<PathBuf> {
 
 /// True while the recorder that has put it there lives.
 fn is_held(library: &Path) -> bool {
-    fs::File::open(library).is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive).is_err())
+    fs::File::open(library)
+        .is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive).is_err())
 }
 
 #[test]
@@ -83,8 +93,8 @@ fn killing_the_profiler_at_random_moments_never_hurts_the_app() {
     let mut recording = Recording::of_pid(app.pid(), &scratch.path("killed.pb.gz"), &[]).unwrap();
     recording.await_progress("recording pid", SLACK).unwrap();
     let way = begun.elapsed();
-    // A fixed sequence (Knuth's 64-bit LCG), so that a failure can be repeated: moments from the first system call of the start, through loading
-    // and attaching, into the recording.
+    // A fixed sequence (Knuth's 64-bit LCG), so that a failure can be repeated: moments from the
+    // first system call of the start, through loading and attaching, into the recording.
     let longest = if long_form() { 3 * way } else { 3 * way / 2 };
     let mut state: u64 = 42;
     let mut moment = way;
@@ -93,20 +103,26 @@ fn killing_the_profiler_at_random_moments_never_hurts_the_app() {
         let objects = bpf_objects(recording.pid());
         recording.kill().unwrap();
         app.ensure_alive().unwrap();
-        let gone = wait_until("BPF objects to go", SLACK, || still_loaded(&objects).is_empty().then_some(()));
+        let gone = wait_until("BPF objects to go", SLACK, || {
+            still_loaded(&objects).is_empty().then_some(())
+        });
         assert!(
             gone.is_ok(),
             "round {round}, killed after {moment:?}: left behind {:?}",
             still_loaded(&objects)
         );
         seen.extend(objects);
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         moment = longest.mul_f64((state >> 33) as f64 / f64::from(1u32 << 31));
         recording = Recording::of_pid(app.pid(), &scratch.path("killed.pb.gz"), &[]).unwrap();
         let_pass(moment);
     }
     // Had every kill come before the programs were loaded, nothing would have been shown.
-    assert!(seen.iter().any(|(word, _)| *word == "prog_id"), "no kill met a loaded BPF program: {seen:?}");
+    assert!(
+        seen.iter().any(|(word, _)| *word == "prog_id"),
+        "no kill met a loaded BPF program: {seen:?}"
+    );
     assert!(still_loaded(&seen).is_empty(), "left behind: {:?}", still_loaded(&seen));
 
     // The last one is killed while it surely receives events; then the shim must notice by itself.
@@ -121,19 +137,25 @@ fn killing_the_profiler_at_random_moments_never_hurts_the_app() {
     let_pass(Duration::from_secs(2));
     let quiet = digest(&regions(&app));
     let_pass(Duration::from_millis(1500));
-    assert_eq!(digest(&regions(&app)), quiet, "the shim still writes 2 s after its profiler's death");
+    assert_eq!(
+        digest(&regions(&app)),
+        quiet,
+        "the shim still writes 2 s after its profiler's death"
+    );
 
     // The next one sees everything, and sweeps what the dead ones left.
     let heard = record_allocations(&mut app, 1, Duration::from_secs(2)).unwrap();
     let (profile, outcome) = &heard.profiles[0];
-    let allocated = profile.sum("alloc_space", |sample| sample.has("Allocator.Program.Make")) as f64;
+    let allocated =
+        profile.sum("alloc_space", |sample| sample.has("Allocator.Program.Make")) as f64;
     heard.assert_holds(profile, allocated, &outcome.stderr);
     assert_nothing_left(scratch.path("killed.pb.gz").parent().unwrap());
     // It computed the right thing all the time.
     let truth = app.stop().unwrap();
     assert_eq!(truth["mistakes"], 0, "{truth}");
-    // No stall that a user would see: a profiler that stops the app for its attach or its death would show here. The runtime's own
-    // collections and a busy machine make some 20 ms; the attach blocks no thread of the app.
+    // No stall that a user would see: a profiler that stops the app for its attach or its death
+    // would show here. The runtime's own collections and a busy machine make some 20 ms; the attach
+    // blocks no thread of the app.
     assert!(truth["longest_pause_ms"].as_f64().unwrap() < 1000.0, "{truth}");
 }
 
@@ -162,7 +184,9 @@ fn waiting_children(recorder: u32) -> Vec<u32> {
     let tasks = fs::read_dir(format!("/proc/{recorder}/task")).into_iter().flatten().flatten();
     let children = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
     let children: Vec<u32> = children
-        .flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .flat_map(|text| {
+            text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()
+        })
         .collect();
     children.into_iter().filter(|&pid| waits_at_the_gate(pid)).collect()
 }
@@ -179,7 +203,11 @@ fn a_recorder_killed_while_its_program_waits_at_the_gate_leaves_nothing() {
     let ran = scratch.path("ran");
     let started = Path::new(STARTED);
     let there = || -> BTreeSet<_> {
-        fs::read_dir(started).into_iter().flatten().map(|entry| entry.unwrap().file_name()).collect()
+        fs::read_dir(started)
+            .into_iter()
+            .flatten()
+            .map(|entry| entry.unwrap().file_name())
+            .collect()
     };
     // Keepers of recordings before this one may still have to end.
     let others = there();
@@ -188,9 +216,13 @@ fn a_recorder_killed_while_its_program_waits_at_the_gate_leaves_nothing() {
         let mut command = system_tests::perfusion::command(["record", "-o"]);
         command.arg(scratch.path("x.pb.gz")).arg("--").arg("/bin/touch").arg(&ran);
         let recorder = Recording::spawn(&mut command).unwrap();
-        // Loading the probes takes far longer than a look at the children; where this test had no CPU meanwhile, once more.
+        // Loading the probes takes far longer than a look at the children; where this test had no
+        // CPU meanwhile, once more.
         let waiting = wait_until("the waiting child", SLACK, || {
-            waiting_children(recorder.pid()).pop().map(Some).or_else(|| ran.exists().then_some(None))
+            waiting_children(recorder.pid())
+                .pop()
+                .map(Some)
+                .or_else(|| ran.exists().then_some(None))
         });
         if let Some(waiting) = waiting.unwrap()
             && is_shut_in(&recorder, waiting)
@@ -203,8 +235,10 @@ fn a_recorder_killed_while_its_program_waits_at_the_gate_leaves_nothing() {
         fs::remove_file(&ran).unwrap();
         assert!(attempts.next().is_some(), "the gate was always open before it was seen");
     };
-    // The kernel gives a pid to somebody else only after all others (pid_max): a gate seen under it again would still be this one.
-    wait_until("the waiting child to go", SLACK, || (!waits_at_the_gate(waiting)).then_some(())).unwrap();
+    // The kernel gives a pid to somebody else only after all others (pid_max): a gate seen under it
+    // again would still be this one.
+    wait_until("the waiting child to go", SLACK, || (!waits_at_the_gate(waiting)).then_some(()))
+        .unwrap();
     assert!(!ran.exists(), "a program that nobody records any more has run");
     // All it left is the library it had placed, which the next start sweeps.
     let own: BTreeSet<_> = there().difference(&others).cloned().collect();
@@ -244,8 +278,10 @@ fn a_program_started_by_a_recording_has_the_stdin_of_the_recorder() {
     let scratch = Scratch::new().unwrap();
     let text = scratch.path("text");
     fs::write(&text, "first\nsecond\n").unwrap();
-    // The shell takes the first line, and what the recorded program sees begins after it: one open file, with one position.
-    let script = "exec < \"$1\"; read line; \"$2\" record -o \"$3\" -- /bin/cat; echo \"then $(cat)\"";
+    // The shell takes the first line, and what the recorded program sees begins after it: one open
+    // file, with one position.
+    let script =
+        "exec < \"$1\"; read line; \"$2\" record -o \"$3\" -- /bin/cat; echo \"then $(cat)\"";
     let mut command = std::process::Command::new("sh");
     command.args(["-c", script, "sh"]).arg(&text);
     command.arg(perfusion_bin().unwrap()).arg(scratch.path("x.pb.gz"));
@@ -263,7 +299,8 @@ fn what_a_recorder_leaves_that_dies_while_it_writes_goes_with_the_next() {
     let file = outputs.join("x.pb.gz");
     let app = Workload::program("/bin/sleep").arg("600").spawn().unwrap();
     // Everything is written and synced then, but not yet where it belongs.
-    let mut command = Workload::native("die_at_rename", &[]).unwrap().arg(perfusion_bin().unwrap()).command();
+    let mut command =
+        Workload::native("die_at_rename", &[]).unwrap().arg(perfusion_bin().unwrap()).command();
     command.args(["record", "--duration", "1s", "--pid", &app.pid().to_string(), "-o"]).arg(&file);
     let outcome = system_tests::perfusion::run(&mut command, SLACK).unwrap();
     let killed = std::os::unix::process::ExitStatusExt::signal(&outcome.status);
@@ -274,6 +311,9 @@ fn what_a_recorder_leaves_that_dies_while_it_writes_goes_with_the_next() {
     };
     assert!(names().iter().any(|name| name.ends_with(".tmp")), "it died elsewhere: {:?}", names());
     assert!(!file.exists());
-    Recording::of_pid(app.pid(), &file, &["--duration", "500ms"]).unwrap().finish_well(SLACK).unwrap();
+    Recording::of_pid(app.pid(), &file, &["--duration", "500ms"])
+        .unwrap()
+        .finish_well(SLACK)
+        .unwrap();
     assert_eq!(names(), ["x.pb.gz"]);
 }

@@ -1,5 +1,6 @@
-//! A node with very many processes, cgroups and runtimes, of which some come and go all the time: the daemon keeps to its memory, loses nothing it
-//! does not count, and has the time of all of them. Small here; `cargo xtask scale` asks for more and prints what it costs.
+//! A node with very many processes, cgroups and runtimes, of which some come and go all the time:
+//! the daemon keeps to its memory, loses nothing it does not count, and has the time of all of
+//! them. Small here; `cargo xtask scale` asks for more and prints what it costs.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,10 +26,13 @@ struct Size {
     window: u64,
 }
 
-/// What `cargo xtask scale` asks for, in this order: with it the figures are judged, too, which on a machine that others use says little.
+/// What `cargo xtask scale` asks for, in this order: with it the figures are judged, too, which on
+/// a machine that others use says little.
 fn size() -> (Size, bool) {
     let asked = std::env::var("PERFUSION_SCALE").ok();
-    let of = |text: &str| text.split_whitespace().map(|word| word.parse().unwrap()).collect::<Vec<usize>>();
+    let of = |text: &str| {
+        text.split_whitespace().map(|word| word.parse().unwrap()).collect::<Vec<usize>>()
+    };
     let [processes, cgroups, runtimes, starts_a_second, seconds] =
         asked.as_deref().map_or_else(|| vec![200, 20, 2, 100, 2], of).try_into().unwrap();
     let (seconds, window) = (seconds as u64, if asked.is_some() { 10 } else { 1 });
@@ -129,12 +133,15 @@ fn a_node_of_very_many_processes_is_recorded_within_bounds() {
         .fold(crowd, |crowd, word| crowd.arg(word.to_string()));
     let crowd = crowd.arg(top).start().unwrap();
     let in_groups = || {
-        let procs =
-            |number: usize| fs::read_to_string(top.join(number.to_string()).join("cgroup.procs")).unwrap();
+        let procs = |number: usize| {
+            fs::read_to_string(top.join(number.to_string()).join("cgroup.procs")).unwrap()
+        };
         (0..size.cgroups).map(|number| procs(number).lines().count()).sum::<usize>()
     };
-    wait_until("the crowd in its cgroups", DEADLINE, || (in_groups() >= size.processes).then_some(()))
-        .unwrap();
+    wait_until("the crowd in its cgroups", DEADLINE, || {
+        (in_groups() >= size.processes).then_some(())
+    })
+    .unwrap();
     let workload = Workload::dotnet(Runtime::Net9, "trickle", &[]).unwrap();
     let mut runtimes: Vec<App> = (0..size.runtimes)
         .map(|number| {
@@ -144,15 +151,18 @@ fn a_node_of_very_many_processes_is_recorded_within_bounds() {
         })
         .collect();
     runtimes.iter_mut().for_each(|app| app.await_ready().unwrap());
-    let storm =
-        Workload::native("storm", &["-static"]).unwrap().arg("0").arg(size.starts_a_second.to_string());
+    let storm = Workload::native("storm", &["-static"])
+        .unwrap()
+        .arg("0")
+        .arg(size.starts_a_second.to_string());
     let storm = storm.start().unwrap();
     groups.take(&storm, 0);
 
     let mut node = Node::new();
     let text = format!(
         "windows: {{length: {}s, aligned: false}}\nfiles: {{directory: {:?}, keep_free: 1MiB}}\n\
-         telemetry: {{listen: 127.0.0.1:{}}}\nselection: {{only: [{{cgroup: /perfusion-test-scale*}}]}}\n\
+         telemetry: {{listen: 127.0.0.1:{}}}\nselection: \
+         {{only: [{{cgroup: /perfusion-test-scale*}}]}}\n\
          attach: {{policy: all}}\nlimits: {{cpu: 100%, {}}}\n",
         size.window,
         node.scratch.path("out"),
@@ -202,7 +212,8 @@ fn a_node_of_very_many_processes_is_recorded_within_bounds() {
     let of = |service: &str| -> Vec<&Profile> {
         profiles.iter().filter(|(name, _)| name == service).map(|(_, profile)| profile).collect()
     };
-    // Each window has the whole time of each sleeper, whoever else came and went; the first one began before they were looked at.
+    // Each window has the whole time of each sleeper, whoever else came and went; the first one
+    // began before they were looked at.
     let crowds = of("crowd");
     let mut late: f64 = 0.0;
     for pair in crowds.windows(2).skip(1) {
@@ -222,13 +233,15 @@ fn a_node_of_very_many_processes_is_recorded_within_bounds() {
         .iter()
         .filter_map(|sample| sample.label("pid").parse().ok())
         .collect();
-    let allocations = of("trickle").iter().map(|profile| profile.sum("alloc_space", |_| true)).sum::<i64>();
+    let allocations =
+        of("trickle").iter().map(|profile| profile.sum("alloc_space", |_| true)).sum::<i64>();
     assert!(allocations > 0);
 
     let bound = after.value("perfusion_memory_limit_bytes") / f64::from(1 << 20);
     let (daemon, probes) = quiet.cpus_since(&before);
     let (daemon_busy, probes_busy) = after.cpus_since(&before_busy);
-    // What is there however busy the CPUs are, and what each busy CPU adds: its samples, and the walks and rules behind them.
+    // What is there however busy the CPUs are, and what each busy CPU adds: its samples, and the
+    // walks and rules behind them.
     let added = (daemon_busy + probes_busy - daemon - probes).max(0.0) / cpus as f64;
     let of_node = (daemon + probes + added * NODE_CPUS * NODE_BUSY) / NODE_CPUS;
     let lost = |name: &str| after.value(&format!("perfusion_{name}_total"));
@@ -239,14 +252,18 @@ fn a_node_of_very_many_processes_is_recorded_within_bounds() {
         storm.await_line("truth", DEADLINE).unwrap()
     };
     let starts = truth["started"].as_f64().unwrap() / truth["seconds"].as_f64().unwrap();
-    let megabytes = |[resident, maps, rings]: [f64; 3]| format!("{resident:.0} + {maps:.0} + {rings:.0} MiB");
+    let megabytes =
+        |[resident, maps, rings]: [f64; 3]| format!("{resident:.0} + {maps:.0} + {rings:.0} MiB");
     let text = format!(
         "\nscale: {} processes in {} cgroups, {} runtimes, {starts:.0} starts a second; load {}\n\
-         all shims read {:.1} s after the start; {} pids in the last window, windows late by {:.1} % at most\n\
+         all shims read {:.1} s after the start; {} pids in the last window, windows late by {:.1} \
+         % at most\n\
          memory at most {} quiet, {} busy, of {bound:.0} MiB (resident + maps + rings)\n\
-         CPUs: quiet {daemon:.3} daemon + {probes:.4} probes; {cpus} busy ones: {daemon_busy:.3} + {probes_busy:.4}\n\
+         CPUs: quiet {daemon:.3} daemon + {probes:.4} probes; {cpus} busy ones: {daemon_busy:.3} + \
+         {probes_busy:.4}\n\
          of a node of {NODE_CPUS} CPUs, half of them busy: {:.2} %\n\
-         lost: {} CPU samples and {} waits for a full ring, {} processes refused, {} mappings evicted, {} stacks of gone processes\n",
+         lost: {} CPU samples and {} waits for a full ring, {} processes refused, {} mappings \
+         evicted, {} stacks of gone processes\n",
         size.processes,
         size.cgroups,
         size.runtimes,

@@ -1,5 +1,6 @@
-//! A daemon that runs for long while everything comes and goes: its memory does not grow, and no descriptor, thread, mapping or map entry is left
-//! of what has gone. Seconds here; `cargo xtask soak MINUTES` goes on for longer and judges how fast memory grows.
+//! A daemon that runs for long while everything comes and goes: its memory does not grow, and no
+//! descriptor, thread, mapping or map entry is left of what has gone. Seconds here;
+//! `cargo xtask soak MINUTES` goes on for longer and judges how fast memory grows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -22,18 +23,23 @@ use crate::restart::bpf_objects;
 const FILES: &str = "500";
 /// New processes a second, beside the .NET apps that come and go one after the other.
 const STARTS_A_SECOND: &str = "100";
-/// Looks at the daemon a second, and seconds of whose least memory each is a point of the line that is laid through them: memory goes up and down with each window.
+/// Looks at the daemon a second, and seconds of whose least memory each is a point of the line that
+/// is laid through them: memory goes up and down with each window.
 const LOOK: Duration = Duration::from_secs(1);
 const POINT_SECONDS: f64 = 120.0;
-/// Growth of memory that is allowed: in a soak of an hour or more with twice its standard error, so that it is shown and not only not refuted.
+/// Growth of memory that is allowed: in a soak of an hour or more with twice its standard error, so
+/// that it is shown and not only not refuted.
 const MIB_AN_HOUR: f64 = 1.0;
 const LONG: Duration = Duration::from_secs(3600);
-/// In a shorter one memory may not be shown to grow by more, and at its end come down to no more than this part above the most it was at its beginning:
-/// seconds tell no slope, buffers for the largest window so far are still being made, and what is free is given back every ten seconds.
+/// In a shorter one memory may not be shown to grow by more, and at its end come down to no more
+/// than this part above the most it was at its beginning: seconds tell no slope, buffers for the
+/// largest window so far are still being made, and what is free is given back every ten seconds.
 const GROWTH: f64 = 0.15;
-/// How soon nothing of what has gone is left: exited processes are kept for ten seconds, and a recording that is over is taken apart by and by.
+/// How soon nothing of what has gone is left: exited processes are kept for ten seconds, and a
+/// recording that is over is taken apart by and by.
 const GONE_WITHIN: Duration = Duration::from_secs(60);
-/// Most descriptors of programs and libraries (`crates/host/src/process/images.rs`): a cache, for any other process may have them.
+/// Most descriptors of programs and libraries (`crates/host/src/process/images.rs`): a cache, for
+/// any other process may have them.
 const MOST_IMAGES: usize = 512;
 
 /// What a thread reads of its own CPU time, with its ids left out.
@@ -64,11 +70,13 @@ impl Held {
                 / f64::from(1 << 20)
         };
         let entries = |what: &str| fs::read_dir(format!("/proc/{pid}/{what}")).unwrap().flatten();
-        let is_image =
-            |path: &Path| path.is_absolute() && !path.starts_with("/proc") && !path.starts_with("/dev");
+        let is_image = |path: &Path| {
+            path.is_absolute() && !path.starts_with("/proc") && !path.starts_with("/dev")
+        };
         let (mut images, mut descriptors) = (0, BTreeMap::new());
         for path in entries("fd").filter_map(|entry| fs::read_link(entry.path()).ok()) {
-            let kind = path.to_string_lossy().replace(|character: char| character.is_ascii_digit(), "");
+            let kind =
+                path.to_string_lossy().replace(|character: char| character.is_ascii_digit(), "");
             if is_image(&path) && !kind.starts_with("/memfd:perfusion") {
                 images += 1;
             } else {
@@ -99,7 +107,8 @@ impl Held {
         counted.map(|(_, count)| count).sum()
     }
 
-    /// What there is more of than there was, by more than what it says and does just now: fewer than what one that is left of each app would be.
+    /// What there is more of than there was, by more than what it says and does just now: fewer
+    /// than what one that is left of each app would be.
     fn more_than(&self, before: &Self) -> Vec<String> {
         let kinds = self.descriptors.iter().map(|(kind, count)| {
             let most = match kind.as_str() {
@@ -129,8 +138,8 @@ struct Map {
     keys: Vec<Vec<u8>>,
 }
 
-/// The daemon's hash maps: what comes and goes has an entry in some of them. (All others are arrays, which never grow, and none is a cache: an LRU map
-/// would be one, and hold what it likes.)
+/// The daemon's hash maps: what comes and goes has an entry in some of them. (All others are
+/// arrays, which never grow, and none is a cache: an LRU map would be one, and hold what it likes.)
 fn maps(pid: u32) -> Vec<Map> {
     let infos = fs::read_dir(format!("/proc/{pid}/fdinfo")).unwrap().flatten();
     let texts = infos.filter_map(|entry| fs::read_to_string(entry.path()).ok());
@@ -144,9 +153,11 @@ fn maps(pid: u32) -> Vec<Map> {
         let output = std::process::Command::new("bpftool").args(arguments).output().unwrap();
         serde_json::from_slice::<serde_json::Value>(&output.stdout).ok()
     };
-    let byte = |byte: &serde_json::Value| u8::from_str_radix(byte.as_str()?.strip_prefix("0x")?, 16).ok();
-    let key =
-        |entry: &serde_json::Value| entry["key"].as_array()?.iter().map(byte).collect::<Option<Vec<u8>>>();
+    let byte =
+        |byte: &serde_json::Value| u8::from_str_radix(byte.as_str()?.strip_prefix("0x")?, 16).ok();
+    let key = |entry: &serde_json::Value| {
+        entry["key"].as_array()?.iter().map(byte).collect::<Option<Vec<u8>>>()
+    };
     ids.iter()
         .filter_map(|id| {
             let id = id.to_string();
@@ -175,7 +186,8 @@ fn of_the_gone(maps: &[Map]) -> BTreeMap<&str, usize> {
     let top = cgroup2().unwrap();
     groups.insert(fs::metadata(&top).unwrap().ino());
     cgroups(&top, &mut groups);
-    let number = |key: &[u8]| key.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
+    let number =
+        |key: &[u8]| key.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
     let is_there = |map: &Map, key: &[u8]| match map.name.as_str() {
         // By thread and by process: the kernel knows both by such a path.
         "THREADS" | "SELECTED" | "SPACES" | "SPANS" | "PASSED_OVER" => {
@@ -207,7 +219,8 @@ fn tell(held: &[Held], apps: u32, reloads: u32) {
     std::io::stderr().write_all(text.as_bytes()).unwrap();
 }
 
-/// Growth a second and its standard error, of a line through the least value of each stretch of time.
+/// Growth a second and its standard error, of a line through the least value of each stretch of
+/// time.
 fn slope(held: &[Held], value: impl Fn(&Held) -> f64) -> Option<(f64, f64)> {
     let mut points: Vec<(f64, f64)> = Vec::new();
     let mut at = f64::NEG_INFINITY;
@@ -237,8 +250,10 @@ fn slope(held: &[Held], value: impl Fn(&Held) -> f64) -> Option<(f64, f64)> {
 fn what_comes_and_goes_leaves_nothing_in_a_daemon_that_runs_on() {
     let needs = [RECORD_NET9, &[Need::C, Need::Cgroup2, Need::Program("bpftool")]].concat();
     let Some(_turn) = begin("soak", &needs) else { return };
-    let minutes: Option<u64> = std::env::var("PERFUSION_SOAK").ok().map(|minutes| minutes.parse().unwrap());
-    let length = minutes.map_or(Duration::from_secs(15), |minutes| Duration::from_secs(60 * minutes));
+    let minutes: Option<u64> =
+        std::env::var("PERFUSION_SOAK").ok().map(|minutes| minutes.parse().unwrap());
+    let length =
+        minutes.map_or(Duration::from_secs(15), |minutes| Duration::from_secs(60 * minutes));
     // Caches fill meanwhile.
     let warming = length / 6;
     let group = group("perfusion-test-soak").unwrap();
@@ -254,7 +269,8 @@ fn what_comes_and_goes_leaves_nothing_in_a_daemon_that_runs_on() {
         ));
     };
     configure(&node, 99);
-    // So few files that for each new one an old one goes before the caches are full: the list of those that are kept grows until then.
+    // So few files that for each new one an old one goes before the caches are full: the list of
+    // those that are kept grows until then.
     let mut command = perfusion::command(["daemon", "--config"]);
     command.arg(node.scratch.path("perfusion.yaml")).env("PERFUSION_FILES_MAX_COUNT", FILES);
     node.run(&mut command);
@@ -301,18 +317,25 @@ fn what_comes_and_goes_leaves_nothing_in_a_daemon_that_runs_on() {
     reload(&node, 97);
     windows(&node, 2.0);
     // No recording before the last one is being taken apart any more.
-    let one_recording = || maps(node.daemon().pid()).iter().filter(|map| map.name == "THREADS").count() == 1;
-    wait_until("the recording before to be gone", GONE_WITHIN, || one_recording().then_some(())).unwrap();
+    let one_recording =
+        || maps(node.daemon().pid()).iter().filter(|map| map.name == "THREADS").count() == 1;
+    wait_until("the recording before to be gone", GONE_WITHIN, || one_recording().then_some(()))
+        .unwrap();
     let most_before = node.watch_memory(2.0).into_iter().fold(0.0, f64::max) / f64::from(1 << 20);
     let begun = Instant::now();
     let (before, maps_before) = (Held::now(&node, begun), maps(node.daemon().pid()));
 
-    let storm =
-        Workload::native("storm", &["-static"]).unwrap().arg("0").arg(STARTS_A_SECOND).start().unwrap();
+    let storm = Workload::native("storm", &["-static"])
+        .unwrap()
+        .arg("0")
+        .arg(STARTS_A_SECOND)
+        .start()
+        .unwrap();
     group.take(storm.pid()).unwrap();
     let (mut held, mut apps, mut reloads): (Vec<Held>, _, _) = (Vec::new(), 0, 0);
     let mut told = 0;
-    // Where a machine is slow, until one that is left of each would be seen: three apps, a reload, and one after it.
+    // Where a machine is slow, until one that is left of each would be seen: three apps, a reload,
+    // and one after it.
     while begun.elapsed() < length || apps < 4 {
         let app = come(&node);
         let seen = Instant::now();
@@ -347,7 +370,8 @@ fn what_comes_and_goes_leaves_nothing_in_a_daemon_that_runs_on() {
         after.more_than(&before).is_empty() && of_the_gone(maps).is_empty() && is_little(after)
     };
     let settled = wait_until("what has gone to be given back", GONE_WITHIN, || {
-        // Each look starts two programs for every map: without a pause that is a storm of five hundred a second, which the daemon has to follow.
+        // Each look starts two programs for every map: without a pause that is a storm of five
+        // hundred a second, which the daemon has to follow.
         let_pass(LOOK);
         Some(look()).filter(nothing_left)
     });
@@ -361,8 +385,10 @@ fn what_comes_and_goes_leaves_nothing_in_a_daemon_that_runs_on() {
     let most = warmed.iter().map(Held::memory).fold(0.0, f64::max);
     let mut text = format!(
         "\nsoak of {:.0} s: {} processes and {apps} .NET apps came and went, {reloads} reloads\n\
-         memory {least:.1} to {most:.1} MiB after the first sixth; before and after: {:.1} and {:.1} MiB (itself, maps and rings: {} and {}), \
-         {} and {} descriptors, {} and {} of programs, {} and {} threads, {} and {} mappings, {} and {} BPF objects, {took:.1?} after the last had gone\n\
+         memory {least:.1} to {most:.1} MiB after the first sixth; before and after: {:.1} and \
+         {:.1} MiB (itself, maps and rings: {} and {}), \
+         {} and {} descriptors, {} and {} of programs, {} and {} threads, {} and {} mappings, {} \
+         and {} BPF objects, {took:.1?} after the last had gone\n\
          entries of hash maps: {:?} and {:?}, of what has gone: {:?}\n",
         begun.elapsed().as_secs_f64(),
         truth["started"],
@@ -384,9 +410,15 @@ fn what_comes_and_goes_leaves_nothing_in_a_daemon_that_runs_on() {
         entries(&maps_after),
         of_the_gone(&maps_after),
     );
-    let growth = slope(&warmed, Held::memory).map(|(slope, error)| (slope * 3600.0, error * 3600.0));
+    let growth =
+        slope(&warmed, Held::memory).map(|(slope, error)| (slope * 3600.0, error * 3600.0));
     if let Some((slope, error)) = growth {
-        writeln!(text, "growth: {slope:.2} ± {error:.2} MiB an hour (a line through the least of every {POINT_SECONDS} s)").unwrap();
+        writeln!(
+            text,
+            "growth: {slope:.2} ± {error:.2} MiB an hour (a line through the least of \
+             every {POINT_SECONDS} s)"
+        )
+        .unwrap();
     }
     std::io::stderr().write_all(text.as_bytes()).unwrap();
     stays.ensure_alive().unwrap();
@@ -410,7 +442,9 @@ fn what_comes_and_goes_leaves_nothing_in_a_daemon_that_runs_on() {
     };
     assert_eq!(named(&maps_after), named(&maps_before), "{text}");
     match growth {
-        Some((slope, error)) if length >= LONG => assert!(slope + 2.0 * error <= MIB_AN_HOUR, "{text}"),
+        Some((slope, error)) if length >= LONG => {
+            assert!(slope + 2.0 * error <= MIB_AN_HOUR, "{text}")
+        }
         Some((slope, error)) => assert!(slope - 2.0 * error <= MIB_AN_HOUR, "{text}"),
         None => assert!(length < LONG, "too few points for a line: {text}"),
     }

@@ -1,5 +1,5 @@
-//! What threads work for: spans of traces, as threads publish them (OpenTelemetry's thread context), with all ways in which a program finds its own
-//! thread-local variables.
+//! What threads work for: spans of traces, as threads publish them (OpenTelemetry's thread
+//! context), with all ways in which a program finds its own thread-local variables.
 
 use std::time::Duration;
 
@@ -49,7 +49,8 @@ fn workload(place: Where) -> Workload {
         }
         Where::Loaded(compiler, flags) => {
             let flags = [LIBRARY, &["-O2", "-DLARGE"], flags].concat();
-            let library = Workload::compiled(compiler, "spans.c", &flags).unwrap().command_line().remove(0);
+            let library =
+                Workload::compiled(compiler, "spans.c", &flags).unwrap().command_line().remove(0);
             Workload::compiled(compiler, "spans.c", &["-O2", "-ldl"]).unwrap().arg(library)
         }
     }
@@ -59,7 +60,8 @@ fn of<'a>(thread: &'a str, span: &'a str) -> impl Fn(&Sample) -> bool + 'a {
     move |sample| sample.label("thread_name") == thread && sample.label("span_id") == span
 }
 
-/// Of ten parts of CPU time six are one span's, in which the thread also sleeps, two another's; two have none, as has what came before the first look.
+/// Of ten parts of CPU time six are one span's, in which the thread also sleeps, two another's; two
+/// have none, as has what came before the first look.
 fn assert_shares(what: &str, profile: &Profile) {
     let picture = || format!("{what}: {:?}", profile.sum_by("cpu", "span_id"));
     for (thread, trace, first, second) in SPANS {
@@ -68,13 +70,20 @@ fn assert_shares(what: &str, profile: &Profile) {
         let all = first_ns + second_ns + none;
         let share = first_ns / (first_ns + second_ns);
         assert!((0.67..0.83).contains(&share), "{thread}: {share} of 0.75\n{}", picture());
-        // Two parts of ten, and all of what came before: the second look is a second later, a sixth of the recording, and on a busy machine half of it.
-        assert!((0.13..0.80).contains(&(none / all)), "{thread}: {none} of {all} ns\n{}", picture());
+        // Two parts of ten, and all of what came before: the second look is a second later, a sixth
+        // of the recording, and on a busy machine half of it.
+        assert!(
+            (0.13..0.80).contains(&(none / all)),
+            "{thread}: {none} of {all} ns\n{}",
+            picture()
+        );
         let traces = profile.samples.iter().filter(|sample| !sample.label("span_id").is_empty());
         let mut own = traces.filter(|sample| sample.label("thread_name") == thread);
         assert!(own.all(|sample| sample.label("trace_id") == trace), "{}", picture());
         let slept = |span: &str| {
-            let sleeps = |sample: &Sample| of(thread, span)(sample) && sample.label("wait_reason") == "sleep";
+            let sleeps = |sample: &Sample| {
+                of(thread, span)(sample) && sample.label("wait_reason") == "sleep"
+            };
             profile.sum("blocked", sleeps) as f64
         };
         let (within, elsewhere, before) = (slept(first), slept(second), slept(""));
@@ -91,7 +100,8 @@ fn time_is_told_apart_by_span_wherever_the_variable_is() {
     let needs = [RECORD, &[Need::C, Need::Program("musl-gcc")]].concat();
     let Some(_turn) = begin_beside("spans::wherever", &needs) else { return };
     let descriptors = &["-mtls-dialect=gnu2"][..];
-    // Each keeps two CPUs busy for six seconds: in the short form one of each way to find the variable.
+    // Each keeps two CPUs busy for six seconds: in the short form one of each way to find the
+    // variable.
     let (always, long) = (true, long_form());
     let places = [
         ("program", always, Where::Own),
@@ -125,14 +135,18 @@ fn time_is_told_apart_by_span_wherever_the_variable_is() {
 /// Of whose waits nearly none is kept by the coin, and those looked at stand for themselves.
 #[test]
 fn a_wait_that_is_looked_at_has_the_span_its_thread_sleeps_in() {
-    let Some(_turn) = begin_beside("spans::looked_at", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside("spans::looked_at", &[RECORD, &[Need::C]].concat()) else {
+        return;
+    };
     let app = workload(Where::Own).start().unwrap();
     let options = ["--spans", "--wait-stacks-one-in", "1000000"];
     let (profile, _) = record_pid(app.pid(), Duration::from_secs(7), &options).unwrap();
     let rests = |sample: &Sample| sample.label("thread_name") == "resting";
     let in_span = |sample: &Sample| rests(sample) && sample.label("span_id") == RESTING;
-    let (all, in_span) = (profile.sum("blocked", rests) as f64, profile.sum("blocked", in_span) as f64);
-    // The wait it was in when the recording began was looked at before anybody knew where spans are.
+    let (all, in_span) =
+        (profile.sum("blocked", rests) as f64, profile.sum("blocked", in_span) as f64);
+    // The wait it was in when the recording began was looked at before anybody knew where spans
+    // are.
     assert!(
         all > 6.5e9 && in_span > 0.3 * all,
         "{in_span} of {all}: {:?}",
@@ -143,7 +157,9 @@ fn a_wait_that_is_looked_at_has_the_span_its_thread_sleeps_in() {
 /// Where nothing is taught of rules.
 #[test]
 fn the_probes_for_older_kernels_tell_spans_apart_too() {
-    let Some(_turn) = begin_beside("spans: older probes", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside("spans: older probes", &[RECORD, &[Need::C]].concat()) else {
+        return;
+    };
     let Some(options) = capture::older_options() else { return };
     let app = workload(Where::Own).start().unwrap();
     let options = KernelOptions {
@@ -155,8 +171,10 @@ fn the_probes_for_older_kernels_tell_spans_apart_too() {
     };
     let shims = ShimSource::new(1, ShimLimits::default());
     let recording =
-        Recording::start(KernelSource::start(&options).unwrap(), shims, ProcessTable::new()).unwrap();
-    // Where spans are is known after a look or two, of which the second comes a second after the first.
+        Recording::start(KernelSource::start(&options).unwrap(), shims, ProcessTable::new())
+            .unwrap();
+    // Where spans are is known after a look or two, of which the second comes a second after the
+    // first.
     let_pass(Duration::from_secs(5));
     let recorded = recording.stop().unwrap();
     let cpu = |told: bool| -> f64 {
@@ -179,7 +197,8 @@ fn the_daemon_tells_spans_apart_when_it_is_configured_to() {
     group.take(app.pid()).unwrap();
     let mut node = Node::new();
     node.configure(&format!(
-        "selection: {{only: [{{cgroup: /perfusion-test-spans*}}]}}\nrecording: {{spans: true}}\nlimits: {{{}}}\n",
+        "selection: {{only: [{{cgroup: /perfusion-test-spans*}}]}}\nrecording: \
+         {{spans: true}}\nlimits: {{{}}}\n",
         node.kill_switch()
     ));
     node.start();

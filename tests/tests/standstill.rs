@@ -1,4 +1,5 @@
-//! Nothing that children of a recorded program inherit holds them up for long, whatever has become of the recorder.
+//! Nothing that children of a recorded program inherit holds them up for long, whatever has become
+//! of the recorder.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -10,8 +11,8 @@ use system_tests::{Recording, Runtime, Workload, on_runtimes, wait_until};
 
 /// For a machine that is busy with other things, too.
 const DEADLINE: Duration = Duration::from_secs(120);
-/// What a child may take longer than alone while nobody records, on a machine that is busy. A recorder that is alive and does not answer costs a
-/// second at most.
+/// What a child may take longer than alone while nobody records, on a machine that is busy. A
+/// recorder that is alive and does not answer costs a second at most.
 const NOTHING: Duration = Duration::from_millis(300);
 const WAIT_AT_START: Duration = Duration::from_millis(2000);
 
@@ -36,12 +37,22 @@ impl Child {
         std::fs::read_to_string(self.scratch.path("said")).unwrap_or_default()
     }
 
-    /// A script that starts the child whenever there is another file `go.N`, within `wrapper`, and says how many milliseconds it took.
+    /// A script that starts the child whenever there is another file `go.N`, within `wrapper`, and
+    /// says how many milliseconds it took.
     fn script(&self, runs: usize, wrapper: &str) -> String {
         format!(
-            "echo ready >> {said}; n=0; while [ $n -lt {runs} ]; do until [ -e {go}.$n ]; do sleep 0.02; done; \
+            "echo ready >> {said}; n=0; while [ $n -lt {runs} ]; do until [ -e {go}.$n ]; do sleep \
+             \
+             \
+             0.02; done; \
              s=$(date +%s%N); {wrapper} timeout -s KILL 60 {line} > {out}; rc=$?; e=$(date +%s%N); \
-             echo \"took $(( (e - s) / 1000000 )) rc $rc $(grep -c done {out})\" >> {said}; n=$((n + 1)); done",
+             \
+             \
+             \
+             echo \"took $(( (e - s) / 1000000 )) rc $rc $(grep -c done {out})\" >> {said}; n=$((n \
+             \
+             \
+             + 1)); done",
             said = self.scratch.path("said").display(),
             go = self.scratch.path("go").display(),
             out = self.scratch.path("out").display(),
@@ -51,7 +62,11 @@ impl Child {
 
     fn recording(&self, mode: &[&str], more: &[&str], script: &str) -> Command {
         let mut recording = command(["record", "-q", "-o"]);
-        recording.arg(self.scratch.path("app.pb.gz")).args(mode).args(more).args(["--", "sh", "-c", script]);
+        recording
+            .arg(self.scratch.path("app.pb.gz"))
+            .args(mode)
+            .args(more)
+            .args(["--", "sh", "-c", script]);
         recording
     }
 
@@ -59,7 +74,11 @@ impl Child {
     fn run(&self, number: usize) -> Duration {
         std::fs::write(self.scratch.path(&format!("go.{number}")), "").unwrap();
         let line = wait_until("the child", DEADLINE, || {
-            self.said().lines().filter(|line| line.starts_with("took")).nth(number).map(str::to_owned)
+            self.said()
+                .lines()
+                .filter(|line| line.starts_with("took"))
+                .nth(number)
+                .map(str::to_owned)
         });
         let line = line.unwrap();
         let words: Vec<&str> = line.split(' ').collect();
@@ -84,17 +103,20 @@ fn runs() -> usize {
     if long_form() { 100 } else { 4 }
 }
 
-/// Runs the child; prints what docs/reliability.md has. A wait for somebody who is not there is in each run, and what other programs do to the
-/// machine is not: so the shortest run has none, and the longest one is no longer than a wait with an end.
+/// Runs the child; prints what docs/reliability.md has. A wait for somebody who is not there is in
+/// each run, and what other programs do to the machine is not: so the shortest run has none, and
+/// the longest one is no longer than a wait with an end.
 fn assert_waits_for_nobody(child: &Child, name: &str, alone: Duration, is_recorded: bool) {
     let mut took: Vec<Duration> = (0..runs()).map(|number| child.run(number)).collect();
     took.sort();
     let (shortest, middle, longest) = (took[0], took[took.len() / 2], took[took.len() - 1]);
     println!(
-        "{name}: of {}: {shortest:.2?} to {longest:.2?}, half below {middle:.2?}; alone {alone:.2?}",
+        "{name}: of {}: {shortest:.2?} to {longest:.2?}, half below {middle:.2?}; alone \
+         {alone:.2?}",
         runs()
     );
-    // Whoever waits for a recorder that is there waits for its answer, which comes late on a busy machine.
+    // Whoever waits for a recorder that is there waits for its answer, which comes late on a busy
+    // machine.
     let least = if is_recorded { WAIT_AT_START } else { NOTHING };
     assert!(shortest < alone + least, "{name}: {took:?} and {alone:?} alone");
     assert!(longest < alone + 2 * WAIT_AT_START, "{name}: {took:?} and {alone:?} alone");
@@ -109,9 +131,12 @@ fn a_child_after_the_end_of_the_recording_waits_for_nobody(runtime: Runtime) {
         let child = Child::new(runtime);
         let alone = child.alone();
         let script = child.script(runs(), "");
-        let recording = Recording::spawn(&mut child.recording(mode, &["-d", "1s"], &script)).unwrap();
-        wait_until("the profile", DEADLINE, || child.scratch.path("app.pb.gz").exists().then_some(()))
-            .unwrap();
+        let recording =
+            Recording::spawn(&mut child.recording(mode, &["-d", "1s"], &script)).unwrap();
+        wait_until("the profile", DEADLINE, || {
+            child.scratch.path("app.pb.gz").exists().then_some(())
+        })
+        .unwrap();
         assert_waits_for_nobody(&child, &format!("{name} {mode:?}"), alone, false);
         recording.finish_well(DEADLINE).unwrap();
     }
@@ -173,8 +198,14 @@ fn a_child_in_namespaces_of_its_own_starts_and_ends(runtime: Runtime) {
             let alone = child.alone();
             let script = child.script(runs(), wrapper);
             let recording = Recording::spawn(&mut child.recording(mode, &[], &script)).unwrap();
-            wait_until("the shell", DEADLINE, || child.said().contains("ready").then_some(())).unwrap();
-            assert_waits_for_nobody(&child, &format!("{name} {wrapper} {mode:?}"), alone, wrapper != hidden);
+            wait_until("the shell", DEADLINE, || child.said().contains("ready").then_some(()))
+                .unwrap();
+            assert_waits_for_nobody(
+                &child,
+                &format!("{name} {wrapper} {mode:?}"),
+                alone,
+                wrapper != hidden,
+            );
             recording.finish_well(DEADLINE).unwrap();
         }
     }

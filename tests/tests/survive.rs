@@ -1,4 +1,5 @@
-//! What is hard on a runtime while it is profiled: the app computes what it computes alone, ends as it ends alone, and the recording ends well.
+//! What is hard on a runtime while it is profiled: the app computes what it computes alone, ends as
+//! it ends alone, and the recording ends well.
 //!
 //! The long form (`cargo xtask test --long survive`) goes on for ten minutes with each.
 
@@ -83,7 +84,8 @@ fn needs(runtime: Runtime) -> Vec<Need> {
     [&record_on(runtime)[..], &[Need::C]].concat()
 }
 
-/// Allocations are heard of, objects are watched, and the recorder has been told names: it has stacks of them.
+/// Allocations are heard of, objects are watched, and the recorder has been told names: it has
+/// stacks of them.
 fn is_at_work(app: &App) -> bool {
     let regions = regions(app);
     let count = |counter| counted(&regions, counter);
@@ -93,9 +95,11 @@ fn is_at_work(app: &App) -> bool {
 }
 
 impl Hardship {
-    /// Rounds of the app before it is recorded (which say what is right), then while it is, then one after it.
+    /// Rounds of the app before it is recorded (which say what is right), then while it is, then
+    /// one after it.
     fn endured_by(self, runtime: Runtime) -> Option<Survived> {
-        let env: String = self.env.iter().map(|(variable, value)| format!(" {variable}={value}")).collect();
+        let env: String =
+            self.env.iter().map(|(variable, value)| format!(" {variable}={value}")).collect();
         let name = format!("survive::{}{env} on {runtime}", self.mode);
         let _turn = begin_beside(&name, &needs(runtime))?;
         let scratch = Scratch::new().unwrap();
@@ -111,15 +115,20 @@ impl Hardship {
         let go = |app: &mut App| {
             app.perform("go").unwrap_or_else(|error| panic!("{error:#}\n{}", recording.progress()));
         };
-        // The session begins while the app stands still: the runtime runs managed code for it, and beside threads that have a collection at every
-        // allocation that takes minutes on a busy machine. (`attach::attached_and_detached…` attaches beside threads at work.)
+        // The session begins while the app stands still: the runtime runs managed code for it, and
+        // beside threads that have a collection at every allocation that takes minutes on a busy
+        // machine. (`attach::attached_and_detached…` attaches beside threads at work.)
         wait_until("a session", SLACK, || {
             (counted(&regions(&app), Counter::SessionsStarted) > 0).then_some(())
         })
         .unwrap_or_else(|error| panic!("{error}\n{}", recording.progress()));
         let (begun, mut others) = (Instant::now(), 1);
         while !is_at_work(&app) {
-            assert!(begun.elapsed() < SLACK, "no allocations are heard of:\n{}", recording.progress());
+            assert!(
+                begun.elapsed() < SLACK,
+                "no allocations are heard of:\n{}",
+                recording.progress()
+            );
             go(&mut app);
             others += 1;
         }
@@ -131,7 +140,8 @@ impl Hardship {
         }
         let (took, to) = (begun.elapsed(), app.mark().unwrap());
         println!(
-            "{name}: {rounds} rounds in {took:.1?}; the app's memory was {rss} MiB and is {} MiB, the recorder's was at most {} MiB",
+            "{name}: {rounds} rounds in {took:.1?}; the app's memory was {rss} MiB and is {} MiB, \
+             the recorder's was at most {} MiB",
             memory(app.pid(), "VmRSS"),
             memory(recording.pid(), "VmHWM")
         );
@@ -139,7 +149,8 @@ impl Hardship {
         let outcome = recording.finish_well(SLACK).unwrap();
         let last = app.mark().unwrap();
         // It is alone again, and still right.
-        wait_until("the library to leave", SLACK, || regions(&app).is_empty().then_some(())).unwrap();
+        wait_until("the library to leave", SLACK, || regions(&app).is_empty().then_some(()))
+            .unwrap();
         app.perform("go").unwrap();
         others += 1;
         let truth = app.stop().unwrap();
@@ -148,7 +159,8 @@ impl Hardship {
         let picture = || survived.picture();
         assert_eq!(survived.truth("rounds"), u64::from(others + rounds), "{}", picture());
         assert_eq!(survived.truth("mistakes"), 0, "{}", picture());
-        // It was recorded all the time: what is in the profile is what the app says of itself, but for what is counted as lost.
+        // It was recorded all the time: what is in the profile is what the app says of itself, but
+        // for what is counted as lost.
         let heard = counter("shim_allocation_samples");
         // Those thinned are stood for by others.
         let told = heard - counter("shim_allocations_thinned");
@@ -156,12 +168,15 @@ impl Hardship {
         let bytes = survived.profile.sum("alloc_space", |_| true) as f64;
         let least = (to.allocated_bytes - from.allocated_bytes) * kept;
         let most = last.allocated_bytes - first.allocated_bytes;
-        // Five standard errors of so many samples. A tick (.NET 8 and 9) counts the 8 KB that a thread is given to allocate in, and what a
-        // collection or the thread's end leaves unused of them: with a collection at every allocation several times what is allocated.
+        // Five standard errors of so many samples. A tick (.NET 8 and 9) counts the 8 KB that a
+        // thread is given to allocate in, and what a collection or the thread's end leaves unused
+        // of them: with a collection at every allocation several times what is allocated.
         let tolerance = 0.2 + 5.0 / (told as f64).sqrt();
         let is_sampled = runtime >= Runtime::Net10;
-        // .NET 10 draws where its next sample lies when a thread is given room to allocate in. A collection at every allocation takes that room away
-        // each time, before a sample is reached, and its samples stand for less than half of all (3.4e8 bytes of 7.5e8 seen): so the runtime samples then.
+        // .NET 10 draws where its next sample lies when a thread is given room to allocate in. A
+        // collection at every allocation takes that room away each time, before a sample is
+        // reached, and its samples stand for less than half of all (3.4e8 bytes of 7.5e8 seen): so
+        // the runtime samples then.
         let is_all = !(is_sampled && self.env.iter().any(|(name, _)| *name == "DOTNET_GCStress"));
         assert!(
             (!is_all || bytes > least * (1.0 - tolerance))
@@ -176,7 +191,8 @@ impl Hardship {
         assert_eq!(counter("shim_regions_disabled"), 0, "{}", picture());
         assert_eq!(counter("shim_events_malformed"), 0, "{}", picture());
         println!(
-            "{name}: {bytes:.2e} bytes allocated by the profile, {least:.2e} to {most:.2e} by the app; {heard} allocation samples, {} objects \
+            "{name}: {bytes:.2e} bytes allocated by the profile, {least:.2e} to {most:.2e} by the \
+             app; {heard} allocation samples, {} objects \
              watched, {:.2} % of samples with a frame without a name; {}",
             counter("shim_handles_created"),
             survived.unnamed_percent(),
@@ -192,10 +208,15 @@ fn collections_without_end_and_objects_of_every_kind(runtime: Runtime) {
     let server: &[_] = &[("DOTNET_gcServer", "1")];
     let modes: &[_] = if long_form() { &[&[], server] } else { &[&[]] };
     for env in modes {
-        let hardship = Hardship { mode: "collections", amount: 3000, rounds: 2, long: LONG / 2, env };
+        let hardship =
+            Hardship { mode: "collections", amount: 3000, rounds: 2, long: LONG / 2, env };
         let Some(survived) = hardship.endured_by(runtime) else { return };
         assert!(survived.truth("full_collections") > 10, "{}", survived.truth);
-        assert!(survived.truth("collections") > survived.truth("full_collections"), "{}", survived.truth);
+        assert!(
+            survived.truth("collections") > survived.truth("full_collections"),
+            "{}",
+            survived.truth
+        );
         // Objects were seen to die at the ends of collections.
         assert!(survived.counter("shim_objects_dead") > 0, "{}", survived.picture());
     }
@@ -203,7 +224,8 @@ fn collections_without_end_and_objects_of_every_kind(runtime: Runtime) {
 
 on_runtimes!(a_collection_at_every_allocation: net8 Net8; long: net9 Net9, net10 Net10);
 
-/// `DOTNET_GCStress=3`: a full collection at every allocation that the runtime's own code makes, and at transitions between managed code and it.
+/// `DOTNET_GCStress=3`: a full collection at every allocation that the runtime's own code makes,
+/// and at transitions between managed code and it.
 fn a_collection_at_every_allocation(runtime: Runtime) {
     let modes = [("collections", 10), ("exceptions", 12), ("threads", 50), ("code", 4)];
     let modes = if long_form() { &modes[..] } else { &modes[..1] };
@@ -240,7 +262,11 @@ fn exceptions_in_flight_of_every_kind(runtime: Runtime) {
     let Some(survived) = hardship.endured_by(runtime) else { return };
     let thrown = survived.profile.sum("exceptions", |sample| sample.has("Survive.Exceptions"));
     // Each subject has thrown one at least, and 960 of them are a round.
-    assert!(thrown >= i64::from(survived.rounds) * 960 / 2, "{thrown} thrown:\n{}", survived.picture());
+    assert!(
+        thrown >= i64::from(survived.rounds) * 960 / 2,
+        "{thrown} thrown:\n{}",
+        survived.picture()
+    );
 }
 
 on_runtimes!(load_contexts_and_dynamic_methods_that_come_and_go: net10 Net10; long: net8 Net8, net9 Net9);
@@ -250,13 +276,16 @@ fn load_contexts_and_dynamic_methods_that_come_and_go(runtime: Runtime) {
     let Some(survived) = hardship.endured_by(runtime) else { return };
     // Each round has found 40 contexts and 80 methods dead.
     assert_eq!(survived.truth("subjects"), survived.truth("rounds") * 120, "{}", survived.truth);
-    // Code that has gone gives its addresses to other code, which may stay without a name, but has no other's: who calls whom is known.
+    // Code that has gone gives its addresses to other code, which may stay without a name, but has
+    // no other's: who calls whom is known.
     let mut seen = [0; 3];
     for sample in survived.own() {
         let has = |function| sample.has(function);
         let others: &[&str] = match () {
             () if has("Survive.Code.Even") => &["passing_odd", "Survive.Guest", "Survive.Code.Odd"],
-            () if has("Survive.Code.Odd") => &["passing_even", "Survive.Guest", "Survive.Code.Even"],
+            () if has("Survive.Code.Odd") => {
+                &["passing_even", "Survive.Guest", "Survive.Code.Even"]
+            }
             () if has("Survive.Code.Context") => &["passing_"],
             () if has("Survive.Code.Dynamic") => &["Survive.Guest"],
             () => &[],
@@ -264,7 +293,9 @@ fn load_contexts_and_dynamic_methods_that_come_and_go(runtime: Runtime) {
         for other in others {
             assert!(!has(other), "{other} has no business in {}", sample.text());
         }
-        for (seen, name) in seen.iter_mut().zip(["passing_odd", "passing_even", "Survive.Guest.Run"]) {
+        for (seen, name) in
+            seen.iter_mut().zip(["passing_odd", "passing_even", "Survive.Guest.Run"])
+        {
             *seen += i32::from(has(name));
         }
     }
@@ -279,8 +310,8 @@ fn children_that_are_started_all_the_time(runtime: Runtime) {
 
 on_runtimes!(forked_children_keep_out_of_the_parents_region: net8 Net8; long: net9 Net9, net10 Net10);
 
-/// A forked child has the shim's code and the runtime that calls it, but neither the region nor the shim's thread. Children that go on as
-/// managed code allocate: the runtime calls the shim there.
+/// A forked child has the shim's code and the runtime that calls it, but neither the region nor the
+/// shim's thread. Children that go on as managed code allocate: the runtime calls the shim there.
 fn forked_children_keep_out_of_the_parents_region(runtime: Runtime) {
     // A collection in the child would wait for threads that are not there; so would the compiler.
     let env = &[
@@ -317,7 +348,8 @@ impl Death {
 fn death_of(runtime: Runtime, how: &str, recorded: bool) -> Death {
     let scratch = Scratch::new().unwrap();
     let (file, words) = (scratch.path("died.pb.gz"), scratch.path("stderr"));
-    let shell = Workload::program("/bin/sh").arg("-c").arg("exec 2>\"$0\"; exec \"$@\"").arg(&words);
+    let shell =
+        Workload::program("/bin/sh").arg("-c").arg("exec 2>\"$0\"; exec \"$@\"").arg(&words);
     let program = workload(runtime, "busy", 0);
     let shell = program.command_line().into_iter().fold(shell, |shell, word| shell.arg(word));
     let mut app = shell.env("DOTNET_DbgEnableMiniDump", "0").start().unwrap();
@@ -345,14 +377,22 @@ fn death_of(runtime: Runtime, how: &str, recorded: bool) -> Death {
         let allocated = profile.sum("alloc_space", |sample| sample.has("Survive."));
         assert!(allocated > 0, "{}\n{}", outcome.stderr, profile.describe("alloc_space", |_| true));
     }
-    Death { signal: status.signal(), code: status.code(), words: fs::read_to_string(&words).unwrap() }
+    Death {
+        signal: status.signal(),
+        code: status.code(),
+        words: fs::read_to_string(&words).unwrap(),
+    }
 }
 
 fn dies_as_alone(runtime: Runtime, how: &str, says: &[&str]) {
     let name = format!("survive::{how} on {runtime}");
     let Some(_turn) = begin_beside(&name, &needs(runtime)) else { return };
     let (alone, recorded) = (death_of(runtime, how, false), death_of(runtime, how, true));
-    assert_eq!((recorded.signal, recorded.code), (alone.signal, alone.code), "{alone:#?}\n{recorded:#?}");
+    assert_eq!(
+        (recorded.signal, recorded.code),
+        (alone.signal, alone.code),
+        "{alone:#?}\n{recorded:#?}"
+    );
     assert_eq!(alone.signal, Some(Signal::ABORT.as_raw()), "{alone:#?}");
     assert_eq!(recorded.lines(), alone.lines(), "{alone:#?}\n{recorded:#?}");
     for words in says {
@@ -374,13 +414,17 @@ fn stack_overflow_is_the_runtimes_own_end(runtime: Runtime) {
 
 on_runtimes!(a_stack_that_ends_in_an_allocation_ends_the_process: net8 Net8; long: net9 Net9, net10 Net10);
 
-/// There the runtime's code or the shim's is what finds no room, not the app's: what the runtime says of that depends on where it was, and
-/// so does its signal. It dies of one, at once.
+/// There the runtime's code or the shim's is what finds no room, not the app's: what the runtime
+/// says of that depends on where it was, and so does its signal. It dies of one, at once.
 fn a_stack_that_ends_in_an_allocation_ends_the_process(runtime: Runtime) {
     let name = format!("survive::overflow-allocating on {runtime}");
     let Some(_turn) = begin_beside(&name, &needs(runtime)) else { return };
     let recorded = death_of(runtime, "overflow-allocating", true);
     let ends = [Signal::ABORT, Signal::SEGV].map(|signal| Some(signal.as_raw()));
     assert!(ends.contains(&recorded.signal), "{recorded:#?}");
-    println!("{name}: {:?}, {}", recorded.signal, recorded.words.lines().next().unwrap_or_default());
+    println!(
+        "{name}: {:?}, {}",
+        recorded.signal,
+        recorded.words.lines().next().unwrap_or_default()
+    );
 }

@@ -1,4 +1,5 @@
-//! Show 4: how much time each thread had, waited for a CPU and was blocked: exact, whatever the sampling rate.
+//! Show 4: how much time each thread had, waited for a CPU and was blocked: exact, whatever the
+//! sampling rate.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -19,7 +20,12 @@ struct Times {
 fn times(profile: &Profile, tid: u32) -> Times {
     let tid = tid.to_string();
     let sum = |column| profile.sum(column, |sample| sample.label("thread_id") == tid);
-    Times { oncpu: sum("cpu"), runnable: sum("runnable"), blocked: sum("blocked"), wall: sum("wall") }
+    Times {
+        oncpu: sum("cpu"),
+        runnable: sum("runnable"),
+        blocked: sum("blocked"),
+        wall: sum("wall"),
+    }
 }
 
 #[test]
@@ -37,9 +43,14 @@ fn duty_cycles_and_the_sum_of_states_and_schedstat_agree() {
         [20, 50, 90].map(|percent| (percent, app.thread(&format!("duty-{percent}")))).to_vec();
     let truth = app.stop().unwrap();
     let duration = profile.duration_ns as f64;
-    // Started and written around the recording; the profile says how long it was itself, on a busy machine longer than it was to be.
+    // Started and written around the recording; the profile says how long it was itself, on a busy
+    // machine longer than it was to be.
     let length = 9.5..took.as_secs_f64();
-    assert!(length.contains(&(duration / 1e9)), "{duration} ns, {took:?} in all:\n{}", outcome.stderr);
+    assert!(
+        length.contains(&(duration / 1e9)),
+        "{duration} ns, {took:?} in all:\n{}",
+        outcome.stderr
+    );
 
     for (percent, tid) in threads {
         let Times { oncpu, runnable, blocked, wall } = times(&profile, tid);
@@ -47,10 +58,12 @@ fn duty_cycles_and_the_sum_of_states_and_schedstat_agree() {
         let own = truth[format!("cpu_ns_{percent}")].as_f64().unwrap()
             / truth[format!("wall_ns_{percent}")].as_f64().unwrap();
         let picture = format!(
-            "duty-{percent}: on-CPU {oncpu} + runnable {runnable} + blocked {blocked} ns, wall {wall}, recording {duration} ns; by its own clocks {own:.4}"
+            "duty-{percent}: on-CPU {oncpu} + runnable {runnable} + blocked {blocked} ns, wall \
+             {wall}, recording {duration} ns; by its own clocks {own:.4}"
         );
-        // 3 points, as promised. On a machine with too few CPUs a thread cannot have its duty, nor the same one in each second (its own
-        // figure covers some seconds more than the recording): then schedstat below is the judge alone.
+        // 3 points, as promised. On a machine with too few CPUs a thread cannot have its duty, nor
+        // the same one in each second (its own figure covers some seconds more than the recording):
+        // then schedstat below is the judge alone.
         if (own - percent as f64 / 100.0).abs() < 0.01 {
             assert!((share - own).abs() < 0.03, "{picture}");
             assert!((share - percent as f64 / 100.0).abs() < 0.03, "{picture}");
@@ -64,9 +77,10 @@ fn duty_cycles_and_the_sum_of_states_and_schedstat_agree() {
             (wall as f64 - sum).abs() <= sum * 0.001,
             "the wall column is the sum of the three: {picture}"
         );
-        // 1 % as promised, beyond what the looks around the two ends leave open; schedstat itself moves on only with the scheduler's tick,
-        // of at most 10 ms.
-        let between = log.oncpu_between(tid, profile.time_ns, profile.time_ns + profile.duration_ns);
+        // 1 % as promised, beyond what the looks around the two ends leave open; schedstat itself
+        // moves on only with the scheduler's tick, of at most 10 ms.
+        let between =
+            log.oncpu_between(tid, profile.time_ns, profile.time_ns + profile.duration_ns);
         let (least, most) = between.expect("looks before and after the recording");
         let (least, most) = (least as f64, most as f64);
         assert!(
@@ -86,8 +100,10 @@ fn a_thread_that_wakes_thousands_of_times_a_second_has_the_cpu_time_that_the_ker
     let log = log.stop();
     let Times { oncpu, runnable, blocked, .. } = times(&profile, napper);
     let (from, to) = (profile.time_ns, profile.time_ns + profile.duration_ns);
-    let (least, most) = log.oncpu_between(napper, from, to).expect("looks before and after the recording");
-    // 3 points beyond what the looks leave open: schedstat itself moves on with the scheduler's tick only.
+    let (least, most) =
+        log.oncpu_between(napper, from, to).expect("looks before and after the recording");
+    // 3 points beyond what the looks leave open: schedstat itself moves on with the scheduler's
+    // tick only.
     let (least, most) = (least as f64 * 0.97 - 10e6, most as f64 * 1.03 + 10e6);
     assert!(
         (least..most).contains(&(oncpu as f64)),
@@ -109,13 +125,15 @@ fn every_thread_of_the_process_adds_up_to_its_time() {
     let before: Vec<u32> = schedstat(app.pid()).into_keys().collect();
     let (profile, _) = record_pid(app.pid(), Duration::from_secs(4), &[]).unwrap();
     let after = schedstat(app.pid());
-    // Threads that were there all the time, asleep or not: a sleeper that never switched is found only by looking.
+    // Threads that were there all the time, asleep or not: a sleeper that never switched is found
+    // only by looking.
     let all: Vec<u32> = before.into_iter().filter(|tid| after.contains_key(tid)).collect();
     assert!(all.len() > 8, "{all:?}");
     for tid in all {
         let Times { oncpu, runnable, blocked, wall } = times(&profile, tid);
         let sum = oncpu + runnable + blocked;
-        let name = fs::read_to_string(format!("/proc/{}/task/{tid}/comm", app.pid())).unwrap_or_default();
+        let name =
+            fs::read_to_string(format!("/proc/{}/task/{tid}/comm", app.pid())).unwrap_or_default();
         assert!(
             (sum - profile.duration_ns).abs() * 100 <= profile.duration_ns,
             "{} {tid}: {oncpu} + {runnable} + {blocked} = {sum} (wall {wall}), recording {} ns",

@@ -51,7 +51,8 @@ fn usual_root(profile: &Profile, samples: &[&Sample]) -> Vec<String> {
 
 #[test]
 fn a_library_that_is_rewritten_in_place_and_loaded_again_is_another_one() {
-    let Some(_turn) = begin_beside("unwind::rewritten_library", &[RECORD, &[Need::C]].concat()) else {
+    let Some(_turn) = begin_beside("unwind::rewritten_library", &[RECORD, &[Need::C]].concat())
+    else {
         return;
     };
     let scratch = Scratch::new().unwrap();
@@ -59,7 +60,8 @@ fn a_library_that_is_rewritten_in_place_and_loaded_again_is_another_one() {
     let plugin = |name: &str, frame: &str| {
         let (name, frame) = (format!("-DPLUGIN={name}"), format!("-DFRAME={frame}"));
         let output = format!("{}.so", &name[9..]);
-        compile_c("reloads", &output, &["-shared", "-fPIC", "-fomit-frame-pointer", &name, &frame]).unwrap()
+        compile_c("reloads", &output, &["-shared", "-fPIC", "-fomit-frame-pointer", &name, &frame])
+            .unwrap()
     };
     let mut app = Workload::native("reloads", &[])
         .unwrap()
@@ -79,7 +81,8 @@ fn a_library_that_is_rewritten_in_place_and_loaded_again_is_another_one() {
     let picture = || profile.describe("cpu", |_| true);
     let whole = |sample: &Sample| sample.has("main") && sample.has("run");
     let second = profile.sum("cpu", |sample| sample.has("second_burn") && whole(sample));
-    // Until they are told that the code is another one, the probes walk by the first's rules; how long that is depends on the machine's load.
+    // Until they are told that the code is another one, the probes walk by the first's rules; how
+    // long that is depends on the machine's load.
     let marked = profile.sum("cpu", |sample| sample.has("[truncated: code replaced]"));
     let burnt = reloaded["second"].as_i64().unwrap();
     // Those of the first, whose symbols are gone, do not bear the second's names.
@@ -96,24 +99,37 @@ fn a_library_that_is_rewritten_in_place_and_loaded_again_is_another_one() {
 
 #[test]
 fn code_that_nothing_is_known_of_is_left_by_a_search_of_the_stack_and_marked() {
-    let Some(_turn) = begin_beside("unwind::uncharted", &[RECORD, &[Need::C]].concat()) else { return };
-    // Not bound from the start: the frames of the loader, which binds a function when it is called first, are left on the stack and lead on as true ones do.
+    let Some(_turn) = begin_beside("unwind::uncharted", &[RECORD, &[Need::C]].concat()) else {
+        return;
+    };
+    // Not bound from the start: the frames of the loader, which binds a function when it is called
+    // first, are left on the stack and lead on as true ones do.
     let app = Workload::native("uncharted", &["-pthread", "-Wl,-z,lazy"]).unwrap().start().unwrap();
-    let waits_in =
-        || fs::read_to_string(format!("/proc/{}/task/{}/wchan", app.pid(), app.thread("asleep"))).unwrap();
-    wait_until("the thread to sleep", SLACK, || waits_in().contains("nanosleep").then_some(())).unwrap();
+    let waits_in = || {
+        fs::read_to_string(format!("/proc/{}/task/{}/wchan", app.pid(), app.thread("asleep")))
+            .unwrap()
+    };
+    wait_until("the thread to sleep", SLACK, || waits_in().contains("nanosleep").then_some(()))
+        .unwrap();
     let (profile, outcome) =
-        record_pid(app.pid(), Duration::from_secs(2), &["--no-attach", "--frequency", "999"]).unwrap();
-    for (name, column) in
-        [("bare", "cpu"), ("framed", "cpu"), ("keeping", "cpu"), ("pushing", "cpu"), ("asleep", "blocked")]
-    {
+        record_pid(app.pid(), Duration::from_secs(2), &["--no-attach", "--frequency", "999"])
+            .unwrap();
+    for (name, column) in [
+        ("bare", "cpu"),
+        ("framed", "cpu"),
+        ("keeping", "cpu"),
+        ("pushing", "cpu"),
+        ("asleep", "blocked"),
+    ] {
         let id = app.thread(name).to_string();
         let of_thread = |sample: &Sample| sample.label("thread_id") == id;
         let caller = format!("calls_{name}");
         let chain = ["enter", &caller, "[guessed caller]", name];
         let right = |sample: &Sample| {
             let root = sample.stack.first().is_some_and(|frame| frame.mapping.contains("libc.so"));
-            root && sample.positions(&chain).is_some_and(|at| at.iter().is_sorted_by(|a, b| **b == **a + 1))
+            root && sample
+                .positions(&chain)
+                .is_some_and(|at| at.iter().is_sorted_by(|a, b| **b == **a + 1))
         };
         let seen = profile.sum(column, |sample| of_thread(sample) && right(sample));
         let all = profile.sum(column, of_thread);
@@ -136,7 +152,8 @@ fn tier1_call_chains_without_frame_pointers_are_exact(runtime: Runtime) {
     let length = Duration::from_secs(if long_form() { 30 } else { 3 });
     let thread = app.thread("callheavy").to_string();
     let (mut total, mut bad) = (0, 0);
-    // Below some thousand samples the share says little. A loaded machine gives the thread a part of a CPU: it takes longer then.
+    // Below some thousand samples the share says little. A loaded machine gives the thread a part
+    // of a CPU: it takes longer then.
     for _ in 0..16 {
         let (profile, outcome) = record_pid(app.pid(), length, &["--frequency", "1999"]).unwrap();
         let (samples, wrong) = judge(runtime, &profile, &thread, &outcome.stderr);
@@ -186,7 +203,8 @@ fn judge(runtime: Runtime, profile: &Profile, thread: &str, log: &str) -> (i64, 
         "the stack does not begin in libc: {picture}"
     );
     assert!(root.last().is_some_and(|name| name == "CallHeavy.Program.Loop"), "{picture}");
-    // .NET 10 has Thread.StartCallback between the two; before, it and what follows it left by tail calls.
+    // .NET 10 has Thread.StartCallback between the two; before, it and what follows it left by tail
+    // calls.
     assert!(root.iter().any(|name| name == "Workload.Start"), "{picture}");
     (total, bad)
 }
@@ -202,7 +220,11 @@ fn waiting_threads_show_their_whole_stack_down_to_the_start(runtime: Runtime) {
     for (thread, chain, longest_ns) in [
         (
             "wait-monitor",
-            ["Waits.Program.MonitorLoop", "Waits.Program.MonitorOuter", "Waits.Program.MonitorInner"],
+            [
+                "Waits.Program.MonitorLoop",
+                "Waits.Program.MonitorOuter",
+                "Waits.Program.MonitorInner",
+            ],
             90_000_000,
         ),
         (
@@ -223,22 +245,31 @@ fn waiting_threads_show_their_whole_stack_down_to_the_start(runtime: Runtime) {
             of_thread(sample)
                 && sample.stack[0].mapping.contains("libc")
                 && sample.positions(&chain).is_some_and(|at| {
-                    // The three are neighbours, and what is below them is the way from the thread's start.
+                    // The three are neighbours, and what is below them is the way from the thread's
+                    // start.
                     at[1] == at[0] + 1
                         && at[2] == at[1] + 1
-                        && sample.positions(&["Workload.Start", chain[0]]) == Some(vec![at[0] - 1, at[0]])
+                        && sample.positions(&["Workload.Start", chain[0]])
+                            == Some(vec![at[0] - 1, at[0]])
                 })
         });
         let picture = format!(
             "{runtime} {thread}: {whole} of {blocked} ns blocked\n{}",
             profile.describe("blocked", of_thread)
         );
-        // For a CPU, too: on a busy machine that is some percent of its time, with nothing else running less than one.
+        // For a CPU, too: on a busy machine that is some percent of its time, with nothing else
+        // running less than one.
         let runnable = profile.sum("runnable", of_thread);
-        assert!(blocked + runnable > profile.duration_ns * 95 / 100, "it does nothing but wait: {picture}");
-        assert!(blocked > profile.duration_ns * 80 / 100, "{runnable} ns of them for a CPU: {picture}");
-        // All but the wait in progress when the recording began (its stack was taken before anyone looked), twice over for one
-        // more that a GC or the attach itself causes.
+        assert!(
+            blocked + runnable > profile.duration_ns * 95 / 100,
+            "it does nothing but wait: {picture}"
+        );
+        assert!(
+            blocked > profile.duration_ns * 80 / 100,
+            "{runnable} ns of them for a CPU: {picture}"
+        );
+        // All but the wait in progress when the recording began (its stack was taken before anyone
+        // looked), twice over for one more that a GC or the attach itself causes.
         assert!(blocked - whole <= 2 * longest_ns, "{picture}");
     }
     app.stop().unwrap();

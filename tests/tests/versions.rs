@@ -1,4 +1,5 @@
-//! Upgrade and downgrade: what a recorder and the library of another version do with each other in one process.
+//! Upgrade and downgrade: what a recorder and the library of another version do with each other in
+//! one process.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +17,8 @@ use system_tests::wait::wait_until;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// The library as this code makes it, but for the one instruction that writes the version into its region.
+/// The library as this code makes it, but for the one instruction that writes the version into its
+/// region.
 fn library_of_version(version: u32, to: &Path) {
     let word = |version: u32| (u64::from(version) | HEADER_BYTES << 32).to_le_bytes();
     let mut library = perfusion_artefacts::shim().unwrap().to_vec();
@@ -28,7 +30,8 @@ fn library_of_version(version: u32, to: &Path) {
     std::fs::write(to, library).unwrap();
 }
 
-/// An app into which a recorder of that version has loaded its library, and which has lost its recorder.
+/// An app into which a recorder of that version has loaded its library, and which has lost its
+/// recorder.
 fn app_with(library: &Path) -> App {
     let other = Settings::new(Wishes::default()).unwrap();
     let launch = launch(&other, false).unwrap();
@@ -58,18 +61,21 @@ fn await_quiet(regions: &[std::path::PathBuf]) {
 
 #[test]
 fn a_recorder_and_the_library_of_another_version_leave_each_other_alone_and_the_app_is_well() {
-    let Some(_turn) = begin_beside("versions: layout", &[RECORD_NET9, &[Need::Shim]].concat()) else {
+    let Some(_turn) = begin_beside("versions: layout", &[RECORD_NET9, &[Need::Shim]].concat())
+    else {
         return;
     };
     let scratch = Scratch::new().unwrap();
-    // To the older side the newer one is what the older one is to it: this recorder is both. Each has an app of its own, at the same time.
+    // To the older side the newer one is what the older one is to it: this recorder is both. Each
+    // has an app of its own, at the same time.
     let meets = |version: u32| {
         let library = scratch.path(&format!("library-{version}.so"));
         library_of_version(version, &library);
         let mut app = app_with(&library);
-        let other =
-            wait_until("its region", DEADLINE, || Some(regions(&app)).filter(|found| !found.is_empty()))
-                .unwrap();
+        let other = wait_until("its region", DEADLINE, || {
+            Some(regions(&app)).filter(|found| !found.is_empty())
+        })
+        .unwrap();
         // It was there from the start, and counts until it finds that nobody reads.
         await_quiet(&other);
         // Until its own library is read, however long a busy machine takes for that.

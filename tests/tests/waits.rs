@@ -1,4 +1,5 @@
-//! Waits: what a thread waited for, how long and who ended it; and threads that slept before the profiler came.
+//! Waits: what a thread waited for, how long and who ended it; and threads that slept before the
+//! profiler came.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -31,16 +32,22 @@ fn a_thread_asleep_since_before_the_profiler_came_has_its_stack(runtime: Runtime
     let (profile, outcome) = record_pid(app.pid(), Duration::from_secs(5), &[]).unwrap();
     app.stop().unwrap();
 
-    let picture = || format!("{}\n{}", outcome.stderr, profile.describe("blocked", of_thread(asleep)));
+    let picture =
+        || format!("{}\n{}", outcome.stderr, profile.describe("blocked", of_thread(asleep)));
     let all = profile.sum("wall", of_thread(asleep));
     assert!((all - profile.duration_ns).abs() * 100 <= profile.duration_ns, "{}", picture());
     // From the thread's start to where it sleeps, through the runtime, each frame with its name.
     let whole = |sample: &Sample| {
-        let chain = ["TimedWaits.Program.AsleepOuter", "TimedWaits.Program.AsleepInner", "Wait", "futex"];
+        let chain =
+            ["TimedWaits.Program.AsleepOuter", "TimedWaits.Program.AsleepInner", "Wait", "futex"];
         let root = sample.stack.first().is_some_and(|frame| frame.mapping.contains("libc.so"));
-        of_thread(asleep)(sample) && root && sample.positions(&chain).is_some() && !sample.has("[managed]")
+        of_thread(asleep)(sample)
+            && root
+            && sample.positions(&chain).is_some()
+            && !sample.has("[managed]")
     };
-    let seen = profile.sum("blocked", |sample| whole(sample) && sample.label("wait_reason") == "event");
+    let seen =
+        profile.sum("blocked", |sample| whole(sample) && sample.label("wait_reason") == "event");
     // All but what passed before the first look, which comes once the probes are in.
     assert!(seen * 100 >= all * 98, "{seen} of {all} ns:\n{}", picture());
     assert!(
@@ -51,14 +58,16 @@ fn a_thread_asleep_since_before_the_profiler_came_has_its_stack(runtime: Runtime
     );
 }
 
-/// A kind of wait: the thread that does nothing else, the reason it must be given, and who must have ended it.
+/// A kind of wait: the thread that does nothing else, the reason it must be given, and who must
+/// have ended it.
 struct Expected {
     thread: &'static str,
     reason: &'static str,
     ended_by: EndedBy,
 }
 
-/// A budget for the stack of every wait of these programs: what thinning does is a matter of other tests.
+/// A budget for the stack of every wait of these programs: what thinning does is a matter of other
+/// tests.
 const ALL_STACKS: [&str; 2] = ["--wait-stack-mib", "64"];
 
 enum EndedBy {
@@ -71,7 +80,8 @@ enum EndedBy {
     Child,
 }
 
-/// Nanoseconds of the waits the program wrote down, as far as they lie in the recording: begins and ends since 1970.
+/// Nanoseconds of the waits the program wrote down, as far as they lie in the recording: begins and
+/// ends since 1970.
 fn own_account(truth: &serde_json::Value, thread: &str, profile: &Profile) -> i64 {
     let times: Vec<i64> =
         truth[thread].as_array().unwrap().iter().map(|time| time.as_i64().unwrap()).collect();
@@ -119,20 +129,23 @@ fn assert_wait(
         "it hardly waited: {own} ns by its own clock; {}",
         picture()
     );
-    // Where the runtime's frames have no names (code that was replaced before anybody could ask), the reason is the kernel's.
+    // Where the runtime's frames have no names (code that was replaced before anybody could ask),
+    // the reason is the kernel's.
     let nameless = |sample: &Sample| {
         let unnamed = |frame: &Frame| {
             frame.function.starts_with("[managed]") || frame.function.starts_with("[truncated")
         };
         sample.label("wait_reason") == "futex" && sample.stack.iter().any(unnamed)
     };
-    let is_of = |sample: &Sample| sample.label("wait_reason") == expected.reason || nameless(sample);
+    let is_of =
+        |sample: &Sample| sample.label("wait_reason") == expected.reason || nameless(sample);
     let waited = |sample: &Sample| this(sample) && is_of(sample);
-    let named =
-        profile.sum("blocked", |sample| this(sample) && sample.label("wait_reason") == expected.reason);
+    let named = profile
+        .sum("blocked", |sample| this(sample) && sample.label("wait_reason") == expected.reason);
     assert!(named > 0, "no wait has its reason; {}", picture());
     let blocked = profile.sum("blocked", waited) as f64;
-    // By the program's clock a wait also has the way in and out of it: what this thread ran, and what it waited for a CPU.
+    // By the program's clock a wait also has the way in and out of it: what this thread ran, and
+    // what it waited for a CPU.
     let around = (profile.sum("cpu", &this) + profile.sum("runnable", &this)) as f64;
     assert!(
         blocked <= own * 1.02 && blocked + around >= own * 0.98,
@@ -140,18 +153,21 @@ fn assert_wait(
         expected.reason,
         picture()
     );
-    // None of it was anything else than blocked but what the kernel itself says the thread ran or waited for a CPU. Not even that is in
-    // the kernel's account: its CPU was not run.
+    // None of it was anything else than blocked but what the kernel itself says the thread ran or
+    // waited for a CPU. Not even that is in the kernel's account: its CPU was not run.
     let (begin, end) = (profile.time_ns, profile.time_ns + profile.duration_ns);
     let wanted = kernel.wanted_cpu_between(tid(expected.thread), begin, end).unwrap() as f64;
-    let stolen = profile.sum("runnable", |sample| this(sample) && sample.label("wait_reason") == "stolen");
+    let stolen =
+        profile.sum("runnable", |sample| this(sample) && sample.label("wait_reason") == "stolen");
     assert!(
         blocked >= own * 0.98 - wanted - stolen as f64,
-        "{blocked} ns blocked for {}, {own} ns by its own clock; it had or wanted a CPU for {wanted} ns, says the kernel, which was stolen for {stolen} ns; {}",
+        "{blocked} ns blocked for {}, {own} ns by its own clock; it had or wanted a CPU for \
+         {wanted} ns, says the kernel, which was stolen for {stolen} ns; {}",
         expected.reason,
         picture()
     );
-    // Beside others that want its CPU, a runtime that spins before it waits (`sched_yield`) may hardly ever block: then by the kernel's account, too.
+    // Beside others that want its CPU, a runtime that spins before it waits (`sched_yield`) may
+    // hardly ever block: then by the kernel's account, too.
     if wanted > own * 0.5 {
         println!(
             "{} ran or wanted a CPU for {wanted} of {own} ns: too busy a machine to tell wakers",
@@ -161,15 +177,24 @@ fn assert_wait(
     }
     let right = |waker: &str| match expected.ended_by {
         EndedBy::Timer => waker == "timer",
-        EndedBy::Thread(name) => waker.starts_with(name) && waker.ends_with(&format!("/{}", tid(name))),
+        EndedBy::Thread(name) => {
+            waker.starts_with(name) && waker.ends_with(&format!("/{}", tid(name)))
+        }
         EndedBy::Named(name) => waker.starts_with(name),
         EndedBy::Child => {
-            waker.starts_with(expected.thread) && !waker.ends_with(&format!("/{}", tid(expected.thread)))
+            waker.starts_with(expected.thread)
+                && !waker.ends_with(&format!("/{}", tid(expected.thread)))
         }
     };
-    let by_right = profile.sum("blocked", |sample| waited(sample) && right(sample.label("waker"))) as f64;
-    // The waits that the recording's start and end cut are not counted: nobody had ended the last one.
-    assert!(by_right >= blocked * 0.9, "{by_right} of {blocked} ns ended by the right one; {}", picture());
+    let by_right =
+        profile.sum("blocked", |sample| waited(sample) && right(sample.label("waker"))) as f64;
+    // The waits that the recording's start and end cut are not counted: nobody had ended the last
+    // one.
+    assert!(
+        by_right >= blocked * 0.9,
+        "{by_right} of {blocked} ns ended by the right one; {}",
+        picture()
+    );
 }
 
 #[test]
@@ -225,7 +250,8 @@ fn managed_waits_have_their_length_reason_and_waker(runtime: Runtime) {
     }
 }
 
-/// Nearly all the ended waits of a thread must have this chain, root first: where it waited, `[woken by]`, what ended it.
+/// Nearly all the ended waits of a thread must have this chain, root first: where it waited,
+/// `[woken by]`, what ended it.
 fn assert_woken(profile: &Profile, thread: (&str, u32), chain: &[&str], why: &str) {
     let this = of_thread(thread.1);
     let ended = |sample: &Sample| this(sample) && !sample.label("waker").is_empty();
@@ -263,14 +289,18 @@ fn a_wait_shows_the_stack_that_ended_it() {
         ("wait-pipe", &["wait_pipe", "pipe_read", "[woken by]", "pipe_write", "end_pipe"]),
         ("wait-socket", &["wait_socket", "[woken by]", "unix_stream_sendmsg", "end_socket"]),
         ("wait-accept", &["wait_accept", "[woken by]", "unix_stream_connect", "end_accept"]),
-        ("wait-fault", &["wait_fault", "handle_userfault", "[woken by]", "userfaultfd", "end_fault"]),
+        (
+            "wait-fault",
+            &["wait_fault", "handle_userfault", "[woken by]", "userfaultfd", "end_fault"],
+        ),
     ];
     for (name, chain) in by_thread {
         let tid = app_thread(&threads, name);
         assert_woken(&profile, (name, tid), chain, &outcome.stderr);
         // The start of the waker's thread is the outermost of all.
         let woken = |sample: &&Sample| of_thread(tid)(sample) && sample.positions(chain).is_some();
-        let at_its_start = |sample: &Sample| sample.stack.last().unwrap().mapping.contains("libc.so");
+        let at_its_start =
+            |sample: &Sample| sample.stack.last().unwrap().mapping.contains("libc.so");
         assert!(profile.samples.iter().filter(woken).all(at_its_start), "{name}");
     }
     let sleeper = app_thread(&threads, "wait-sleep");
@@ -290,7 +320,10 @@ fn a_wait_shows_the_stack_that_ended_it() {
     assert!(table.contains("wait_futex") && !table.contains("end_futex"), "{table}");
     assert!(folded.contains(";wait_futex;") && folded.contains(";end_futex;"), "{folded}");
     let words: Vec<&str> = table.split_whitespace().collect();
-    assert!(words.join(" ").contains(&format!("wait stacks: {}", wait_stacks(&profile))), "{table}");
+    assert!(
+        words.join(" ").contains(&format!("wait stacks: {}", wait_stacks(&profile))),
+        "{table}"
+    );
 }
 
 on_runtimes!(a_managed_wait_shows_the_method_that_released_it: net10 Net10);
@@ -300,11 +333,18 @@ fn a_managed_wait_shows_the_method_that_released_it(runtime: Runtime) {
     let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     let app = Workload::dotnet(runtime, "timedwaits", &[]).unwrap().start().unwrap();
     let threads = thread_ids(&app);
-    let (profile, outcome) =
-        record_pid(app.pid(), Duration::from_secs(4), &["--waker-stacks", "--wait-stack-mib", "64"]).unwrap();
+    let (profile, outcome) = record_pid(
+        app.pid(),
+        Duration::from_secs(4),
+        &["--waker-stacks", "--wait-stack-mib", "64"],
+    )
+    .unwrap();
     app.stop().unwrap();
     let chains: [(&str, &[&str]); 2] = [
-        ("wait-monitor", &["WaitForLock", "futex_wait", "[woken by]", "futex_wake", "Program.HoldLock"]),
+        (
+            "wait-monitor",
+            &["WaitForLock", "futex_wait", "[woken by]", "futex_wake", "Program.HoldLock"],
+        ),
         (
             "wait-semaphore",
             &["WaitForSemaphore", "[woken by]", "SemaphoreSlim.Release", "TimedWaits.Program"],
@@ -338,27 +378,43 @@ fn a_long_wait_has_its_stack_though_the_coin_keeps_one_in_many() {
         record_pid(app.pid(), Duration::from_secs(9), &["--wait-stack-mib", "1"]).unwrap();
     let truth = app.stop().unwrap();
 
-    let picture = || format!("{}\n{}", outcome.stderr, profile.describe("blocked", of_thread(sleeper)));
+    let picture =
+        || format!("{}\n{}", outcome.stderr, profile.describe("blocked", of_thread(sleeper)));
     let counter = |name| profile.counter(name).unwrap();
     let (all, kept) = (counter("waits"), counter("waits_stored"));
-    assert!(kept * 5 < all, "{kept} of {all} waits kept: not thinned enough to tell\n{}", picture());
+    assert!(
+        kept * 5 < all,
+        "{kept} of {all} waits kept: not thinned enough to tell\n{}",
+        picture()
+    );
     // The probability that the profile states is that of all waits.
     let stated = wait_stacks(&profile);
     let words: Vec<&str> = stated.split([' ', ',', ';']).collect();
     let number = |at: usize| words[at].parse::<f64>().unwrap();
     let probability = words.iter().position(|word| *word == "probability:").unwrap() + 1;
-    let (least, most, mean) = (number(probability), number(probability + 2), number(probability + 4));
-    assert!(least < mean && mean < most && most <= 1.0 && stated.ends_with("few waits"), "{stated}");
+    let (least, most, mean) =
+        (number(probability), number(probability + 2), number(probability + 4));
+    assert!(
+        least < mean && mean < most && most <= 1.0 && stated.ends_with("few waits"),
+        "{stated}"
+    );
     let truth_of_all = kept as f64 / all as f64;
-    assert!((mean - truth_of_all).abs() <= truth_of_all * 0.2, "{kept} of {all}: {stated}\n{}", picture());
+    assert!(
+        (mean - truth_of_all).abs() <= truth_of_all * 0.2,
+        "{kept} of {all}: {stated}\n{}",
+        picture()
+    );
     let this = of_thread(sleeper);
     let own = own_account(&truth, "wait-long", &profile) as f64;
-    let there =
-        |sample: &Sample| this(sample) && sample.has("wait_long") && sample.label("wait_reason") == "sleep";
-    // Each of its waits lasts longer than the time between two visits: none depends on the coin, and none weighs more than itself. The
-    // program has written down the wait that the recording's end cut, if it ended before the program did.
+    let there = |sample: &Sample| {
+        this(sample) && sample.has("wait_long") && sample.label("wait_reason") == "sleep"
+    };
+    // Each of its waits lasts longer than the time between two visits: none depends on the coin,
+    // and none weighs more than itself. The program has written down the wait that the recording's
+    // end cut, if it ended before the program did.
     let all = profile.sum("blocked", there) as f64;
-    let ended = profile.sum("blocked", |sample| there(sample) && !sample.label("waker").is_empty()) as f64;
+    let ended =
+        profile.sum("blocked", |sample| there(sample) && !sample.label("waker").is_empty()) as f64;
     assert!(
         ended <= own * 1.02 && all >= own * 0.95,
         "{all} ns, of which {ended} in waits that ended, and {own} ns by its own clock:\n{}",
@@ -366,7 +422,11 @@ fn a_long_wait_has_its_stack_though_the_coin_keeps_one_in_many() {
     );
     // All times stay exact, whatever was thinned.
     let wall = profile.sum("wall", &this);
-    assert!((wall - profile.duration_ns).abs() * 100 <= profile.duration_ns, "{wall} ns:\n{}", picture());
+    assert!(
+        (wall - profile.duration_ns).abs() * 100 <= profile.duration_ns,
+        "{wall} ns:\n{}",
+        picture()
+    );
 }
 
 /// What a profile says of the probability with which waits kept their stacks.
@@ -382,30 +442,43 @@ fn a_thread_that_waits_now_and_then_loses_no_wait_to_the_coin() {
     let (profile, outcome) = record_pid(app.pid(), Duration::from_secs(6), &[]).unwrap();
     let truth = app.stop().unwrap();
 
-    let picture = || format!("{}\n{}", outcome.stderr, profile.describe("blocked", of_thread(waiter)));
+    let picture =
+        || format!("{}\n{}", outcome.stderr, profile.describe("blocked", of_thread(waiter)));
     let counter = |name| profile.counter(name).unwrap();
     let (all, kept) = (counter("waits"), counter("waits_stored"));
-    assert!(kept * 5 < all, "{kept} of {all} waits kept: not thinned enough to tell\n{}", picture());
-    // It has some 20 waits a second, of four kinds in turn. Were some of them left to chance, the others would stand for them, of whatever
-    // kind they are.
-    let waits: Vec<&[serde_json::Value]> = truth["wait-turns"].as_array().unwrap().chunks_exact(2).collect();
+    assert!(
+        kept * 5 < all,
+        "{kept} of {all} waits kept: not thinned enough to tell\n{}",
+        picture()
+    );
+    // It has some 20 waits a second, of four kinds in turn. Were some of them left to chance, the
+    // others would stand for them, of whatever kind they are.
+    let waits: Vec<&[serde_json::Value]> =
+        truth["wait-turns"].as_array().unwrap().chunks_exact(2).collect();
     let (begin, end) = (profile.time_ns, profile.time_ns + profile.duration_ns);
     for (turn, reason) in ["sleep", "poll", "select", "epoll"].into_iter().enumerate() {
         let own: i64 = waits
             .iter()
             .skip(turn)
             .step_by(4)
-            .map(|wait| (wait[1].as_i64().unwrap().min(end) - wait[0].as_i64().unwrap().max(begin)).max(0))
+            .map(|wait| {
+                (wait[1].as_i64().unwrap().min(end) - wait[0].as_i64().unwrap().max(begin)).max(0)
+            })
             .sum();
-        let of_kind = |sample: &Sample| of_thread(waiter)(sample) && sample.label("wait_reason") == reason;
+        let of_kind =
+            |sample: &Sample| of_thread(waiter)(sample) && sample.label("wait_reason") == reason;
         let seen = profile.sum("blocked", of_kind) + profile.sum("runnable", of_kind);
         assert!(own > profile.duration_ns / 10, "{own} ns of {reason}: too busy a machine to tell");
-        assert!((seen - own).abs() * 50 <= own, "{reason}: {seen} ns, {own} by its own clock\n{}", picture());
+        assert!(
+            (seen - own).abs() * 50 <= own,
+            "{reason}: {seen} ns, {own} by its own clock\n{}",
+            picture()
+        );
     }
 }
 
-/// What a kept wait stands for is 1/p, when it was visited one. If those the coin did not keep are visited less often, the others stand for too
-/// little in the mean.
+/// What a kept wait stands for is 1/p, when it was visited one. If those the coin did not keep are
+/// visited less often, the others stand for too little in the mean.
 #[test]
 fn a_process_that_changes_its_mappings_puts_off_the_visits_to_all_its_waits() {
     let Some(_turn) = begin("waits::mappings", &[RECORD, &[Need::C]].concat()) else { return };
@@ -422,14 +495,20 @@ fn a_process_that_changes_its_mappings_puts_off_the_visits_to_all_its_waits() {
     let counter = |name| profile.counter(name).unwrap();
     let (visited, deferred) = (counter("sleepers"), counter("sleepers_deferred"));
     assert!(visited >= 100, "{visited} visits\n{}", outcome.stderr);
-    // Nearly always somebody has the lock. Half of the waits are kept: were they not put off, half would be left.
-    assert!(deferred * 10 >= visited * 7, "{deferred} of {visited} visits put off\n{}", outcome.stderr);
+    // Nearly always somebody has the lock. Half of the waits are kept: were they not put off, half
+    // would be left.
+    assert!(
+        deferred * 10 >= visited * 7,
+        "{deferred} of {visited} visits put off\n{}",
+        outcome.stderr
+    );
 }
 
 #[test]
 fn a_new_threads_first_wait_is_for_a_cpu() {
     let Some(_turn) = begin("waits::new_threads", &[RECORD, &[Need::C]].concat()) else { return };
-    let (workload, scratch) = (Workload::native("waits", &["-pthread"]).unwrap(), Scratch::new().unwrap());
+    let (workload, scratch) =
+        (Workload::native("waits", &["-pthread"]).unwrap(), Scratch::new().unwrap());
     let file = scratch.path("new.pb.gz");
     let before: [OsString; 5] =
         ["--quiet".into(), "record".into(), "-o".into(), file.clone().into(), "--".into()];
@@ -446,7 +525,10 @@ fn a_new_threads_first_wait_is_for_a_cpu() {
     let new: BTreeSet<&str> = of("[not yet run]").map(|sample| sample.label("thread_id")).collect();
     assert!(new.len() >= 10, "of its 15 threads only {new:?} waited for a first CPU");
     for sample in of("[not yet run]") {
-        assert_eq!((sample.label("wait_reason"), profile.value(sample, "blocked")), ("preempted", 0));
+        assert_eq!(
+            (sample.label("wait_reason"), profile.value(sample, "blocked")),
+            ("preempted", 0)
+        );
     }
 }
 
@@ -466,12 +548,16 @@ fn a_short_recording_keeps_more_stacks_than_a_long_ones_share_and_loses_none() {
         let counter = |name: &str| profile.counter(name).unwrap();
         let (all, kept) = (counter("waits"), counter("waits_stored"));
         let picture = format!("{storm}: {kept} of {all} waits kept\n{}", outcome.stderr);
-        // While something is left of what the start adds, up to 2 MiB in each of ten intervals, all 6 MiB of the second may be its threads': 3,000
-        // stacks of about a kilobyte, and as much for the work, and up to 10,000 by what is added.
+        // While something is left of what the start adds, up to 2 MiB in each of ten intervals, all
+        // 6 MiB of the second may be its threads': 3,000 stacks of about a kilobyte, and as much
+        // for the work, and up to 10,000 by what is added.
         assert!(kept >= all.min(least), "{picture}");
-        // Each of them found room in the ring. Where the recorder gets no CPU for a third of a second some do not.
-        let lost: i64 =
-            ["waits_ring_full", "wait_ends_ring_full", "cpu_samples_ring_full"].map(counter).iter().sum();
+        // Each of them found room in the ring. Where the recorder gets no CPU for a third of a
+        // second some do not.
+        let lost: i64 = ["waits_ring_full", "wait_ends_ring_full", "cpu_samples_ring_full"]
+            .map(counter)
+            .iter()
+            .sum();
         assert!(lost * 20 <= kept, "{lost} lost: {picture}");
     }
 }
@@ -479,17 +565,20 @@ fn a_short_recording_keeps_more_stacks_than_a_long_ones_share_and_loses_none() {
 #[test]
 fn a_stack_whose_pages_a_userfaultfd_holds_back_holds_up_nobody() {
     let Some(_turn) = begin("waits::faulty_stack", &[RECORD, &[Need::C]].concat()) else { return };
-    let app = Workload::native("waits", &["-pthread"]).unwrap().arg("faulty-stack").start().unwrap();
+    let app =
+        Workload::native("waits", &["-pthread"]).unwrap().arg("faulty-stack").start().unwrap();
     let (faulty, asleep) = (app.thread("faulty-stack"), app.thread("asleep"));
     let (profile, outcome) = record_pid(app.pid(), Duration::from_secs(6), &[]).unwrap();
     app.stop().unwrap();
 
     let picture = || format!("{}\n{}", outcome.stderr, profile.describe("blocked", |_| true));
-    // It is visited first, and nobody ever fills its pages: the copy ends there, and the thread after it has its stack.
+    // It is visited first, and nobody ever fills its pages: the copy ends there, and the thread
+    // after it has its stack.
     let whole = |sample: &Sample| of_thread(asleep)(sample) && sample.has("wait_asleep");
     let seen = profile.sum("blocked", whole);
     assert!(seen * 10 >= profile.duration_ns * 9, "{seen} ns:\n{}", picture());
-    let kernel = |sample: &Sample| of_thread(faulty)(sample) && sample.label("wait_reason") == "sleep";
+    let kernel =
+        |sample: &Sample| of_thread(faulty)(sample) && sample.label("wait_reason") == "sleep";
     let seen = profile.sum("blocked", kernel);
     assert!(
         seen * 10 >= profile.duration_ns * 9,
@@ -500,13 +589,16 @@ fn a_stack_whose_pages_a_userfaultfd_holds_back_holds_up_nobody() {
 
 #[test]
 fn a_sleeping_thread_has_its_stack_however_large_it_is() {
-    let Some(_turn) = begin_beside("waits::large_frame", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside("waits::large_frame", &[RECORD, &[Need::C]].concat()) else {
+        return;
+    };
     let workload = Workload::native("waits", &["-pthread"]).unwrap().arg("large-frame");
     let app = workload.start().unwrap();
     for name in LARGE.map(|(name, _)| name) {
         await_sleep(&app, name);
     }
-    let (profile, outcome) = record_pid(app.pid(), Duration::from_secs(1), &["--no-attach"]).unwrap();
+    let (profile, outcome) =
+        record_pid(app.pid(), Duration::from_secs(1), &["--no-attach"]).unwrap();
     assert_large_stacks(&profile, &app, 900_000_000, &outcome.stderr);
     app.stop().unwrap();
 
@@ -533,8 +625,11 @@ fn a_sleeping_thread_has_its_stack_however_large_it_is() {
 }
 
 /// Threads of the workload `large-frame`, and the function that makes the stack large.
-const LARGE: [(&str, &str); 3] =
-    [("large-frame", "wait_in_large_frame"), ("huge-frame", "wait_in_huge_frame"), ("recursion", "recurse")];
+const LARGE: [(&str, &str); 3] = [
+    ("large-frame", "wait_in_large_frame"),
+    ("huge-frame", "wait_in_huge_frame"),
+    ("recursion", "recurse"),
+];
 
 fn await_sleep(app: &App, thread: &str) {
     let wchan = format!("/proc/{}/task/{}/wchan", app.pid(), app.thread(thread));
@@ -544,10 +639,12 @@ fn await_sleep(app: &App, thread: &str) {
 
 fn assert_large_stacks(profile: &Profile, app: &App, least: i64, log: &str) {
     for (name, function) in LARGE {
-        let asleep =
-            |sample: &Sample| of_thread(app.thread(name))(sample) && sample.label("wait_reason") == "sleep";
-        let picture =
-            || format!("{name}: {log}\n{}", profile.describe("blocked", of_thread(app.thread(name))));
+        let asleep = |sample: &Sample| {
+            of_thread(app.thread(name))(sample) && sample.label("wait_reason") == "sleep"
+        };
+        let picture = || {
+            format!("{name}: {log}\n{}", profile.describe("blocked", of_thread(app.thread(name))))
+        };
         let whole = |sample: &Sample| {
             let root = sample.stack.first().is_some_and(|frame| frame.mapping.contains("libc.so"));
             let depth = sample.stack.iter().filter(|frame| frame.function == "recurse").count();
@@ -561,7 +658,9 @@ fn assert_large_stacks(profile: &Profile, app: &App, least: i64, log: &str) {
 
 #[test]
 fn a_signal_handler_on_a_stack_of_its_own_is_followed_to_what_it_interrupted() {
-    let Some(_turn) = begin_beside("waits::handlers", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside("waits::handlers", &[RECORD, &[Need::C]].concat()) else {
+        return;
+    };
     let app = Workload::native("waits", &["-pthread"]).unwrap().arg("handlers").start().unwrap();
     for name in ["wait-below", "wait-above"] {
         await_sleep(&app, name);
@@ -571,8 +670,8 @@ fn a_signal_handler_on_a_stack_of_its_own_is_followed_to_what_it_interrupted() {
     for (name, column, innermost, percent) in [
         ("wait-below", "blocked", "handle_sleep", 99),
         ("wait-above", "blocked", "handle_sleep", 99),
-        // Until the probes have learnt the way, which takes a busy machine a while, the daemon has the handler's stack only, and by the
-        // time it comes to read on the nap is over.
+        // Until the probes have learnt the way, which takes a busy machine a while, the daemon has
+        // the handler's stack only, and by the time it comes to read on the nap is over.
         ("naps-below", "blocked", "handle_naps", 30),
         ("computes-below", "cpu", "handle_compute", 30),
         ("computes-above", "cpu", "handle_compute", 30),
@@ -585,7 +684,11 @@ fn a_signal_handler_on_a_stack_of_its_own_is_followed_to_what_it_interrupted() {
         };
         let all = profile.sum(column, &this);
         let seen = profile.sum(column, |sample| this(sample) && whole(sample));
-        assert!(all > 100_000_000 && seen * 100 >= all * percent, "{seen} of {all} ns:\n{}", picture());
+        assert!(
+            all > 100_000_000 && seen * 100 >= all * percent,
+            "{seen} of {all} ns:\n{}",
+            picture()
+        );
         let lies = profile.sum("wall", |sample| this(sample) && sample.has("no unwind rule"));
         assert_eq!(lies, 0, "{}", picture());
     }
@@ -594,10 +697,13 @@ fn a_signal_handler_on_a_stack_of_its_own_is_followed_to_what_it_interrupted() {
 
 #[test]
 fn a_coroutines_stack_ends_where_the_c_library_began_it() {
-    let Some(_turn) = begin_beside("waits::coroutine", &[RECORD, &[Need::C]].concat()) else { return };
+    let Some(_turn) = begin_beside("waits::coroutine", &[RECORD, &[Need::C]].concat()) else {
+        return;
+    };
     let app = Workload::native("waits", &["-pthread"]).unwrap().arg("coroutine").start().unwrap();
     await_sleep(&app, "coroutine");
-    let (profile, outcome) = record_pid(app.pid(), Duration::from_secs(1), &["--no-attach"]).unwrap();
+    let (profile, outcome) =
+        record_pid(app.pid(), Duration::from_secs(1), &["--no-attach"]).unwrap();
     let its = of_thread(app.thread("coroutine"));
     let picture = || format!("{}\n{}", outcome.stderr, profile.describe("blocked", &its));
     let whole = |sample: &Sample| {
@@ -605,7 +711,8 @@ fn a_coroutines_stack_ends_where_the_c_library_began_it() {
         let asleep = sample.positions(&["in_coroutine", "nanosleep"]).is_some();
         root.mapping.contains("libc.so") && function.function == "in_coroutine" && asleep
     };
-    let all = profile.sum("blocked", |sample| its(sample) && sample.label("wait_reason") == "sleep");
+    let all =
+        profile.sum("blocked", |sample| its(sample) && sample.label("wait_reason") == "sleep");
     let seen = profile.sum("blocked", |sample| its(sample) && whole(sample));
     assert!(all > 500_000_000 && seen * 100 >= all * 99, "{seen} of {all} ns:\n{}", picture());
     app.stop().unwrap();
@@ -624,16 +731,20 @@ fn a_kernels_worker_that_serves_a_process_has_a_kernel_stack_and_no_other() {
         let tasks = fs::read_dir(format!("/proc/{}/task", app.pid())).unwrap();
         let tids = tasks.filter_map(|task| task.unwrap().file_name().to_str()?.parse::<u32>().ok());
         let comm = |tid: &u32| fs::read_to_string(format!("/proc/{}/task/{tid}/comm", app.pid()));
-        tids.filter(|tid| comm(tid).is_ok_and(|comm| comm.starts_with("iou-wrk"))).collect::<Vec<u32>>()
+        tids.filter(|tid| comm(tid).is_ok_and(|comm| comm.starts_with("iou-wrk")))
+            .collect::<Vec<u32>>()
     };
     let worker = wait_until("the worker", SLACK, || workers().first().copied()).unwrap();
-    let (profile, outcome) = record_pid(app.pid(), Duration::from_secs(1), &["--no-attach"]).unwrap();
+    let (profile, outcome) =
+        record_pid(app.pid(), Duration::from_secs(1), &["--no-attach"]).unwrap();
     let its = of_thread(worker);
     let picture = || format!("{}\n{}", outcome.stderr, profile.describe("wall", &its));
-    let lies = |sample: &Sample| its(sample) && (sample.has("truncated") || sample.has("[unknown]"));
+    let lies =
+        |sample: &Sample| its(sample) && (sample.has("truncated") || sample.has("[unknown]"));
     assert_eq!(profile.sum("wall", lies), 0, "{}", picture());
-    let kernel =
-        |sample: &Sample| sample.stack.first().is_some_and(|frame| frame.mapping.contains("[kernel"));
+    let kernel = |sample: &Sample| {
+        sample.stack.first().is_some_and(|frame| frame.mapping.contains("[kernel"))
+    };
     let seen = profile.sum("wall", |sample| its(sample) && kernel(sample));
     let all = profile.sum("wall", &its);
     assert!(all > 0 && seen * 10 >= all * 8, "{seen} of {all} ns:\n{}", picture());
@@ -648,11 +759,15 @@ fn a_thread_that_waits_for_a_new_page_of_its_stack_has_its_stack() {
     let (profile, outcome) = record_pid(app.pid(), Duration::from_secs(2), &[]).unwrap();
     let truth = app.stop().unwrap();
 
-    let waiting = |sample: &Sample| of_thread(grows)(sample) && sample.label("wait_reason") == "page_fault";
-    let picture = || format!("{}\n{}", outcome.stderr, profile.describe("blocked", of_thread(grows)));
-    let (own, blocked) = (own_account(&truth, "wait-stack", &profile), profile.sum("blocked", waiting));
+    let waiting =
+        |sample: &Sample| of_thread(grows)(sample) && sample.label("wait_reason") == "page_fault";
+    let picture =
+        || format!("{}\n{}", outcome.stderr, profile.describe("blocked", of_thread(grows)));
+    let (own, blocked) =
+        (own_account(&truth, "wait-stack", &profile), profile.sum("blocked", waiting));
     assert!(blocked * 10 >= own * 9, "{blocked} of {own} ns:\n{}", picture());
-    // All of them, also before the probes have learnt to leave these frames, when they copy a stack whose first pages are not there.
+    // All of them, also before the probes have learnt to leave these frames, when they copy a stack
+    // whose first pages are not there.
     let chain = ["wait_new_stack", "grow_outer", "grow_inner", "handle_userfault"];
     let whole = |sample: &Sample| {
         let root = sample.stack.first().is_some_and(|frame| frame.mapping.contains("libc.so"));
@@ -660,8 +775,9 @@ fn a_thread_that_waits_for_a_new_page_of_its_stack_has_its_stack() {
     };
     let seen = profile.sum("blocked", |sample| waiting(sample) && whole(sample));
     assert_eq!(seen, blocked, "{}", picture());
-    let by_filler = profile
-        .sum("blocked", |sample| waiting(sample) && sample.label("waker").ends_with(&format!("/{fills}")));
+    let by_filler = profile.sum("blocked", |sample| {
+        waiting(sample) && sample.label("waker").ends_with(&format!("/{fills}"))
+    });
     assert!(by_filler * 10 >= blocked * 8, "{}", picture());
 }
 
@@ -676,7 +792,8 @@ impl CpuLimit {
     pub(crate) fn new() -> Option<Self> {
         let v2 = Path::new("/sys/fs/cgroup");
         let controllers = fs::read_to_string(v2.join("cgroup.controllers")).unwrap_or_default();
-        let (root, limits) = if controllers.split_whitespace().any(|controller| controller == "cpu") {
+        let (root, limits) = if controllers.split_whitespace().any(|controller| controller == "cpu")
+        {
             fs::write(v2.join("cgroup.subtree_control"), "+cpu").ok()?;
             (v2.to_owned(), vec![("cpu.max", "20000 100000")])
         } else {
@@ -687,15 +804,22 @@ impl CpuLimit {
         let directory = root.join(format!("perfusion-test-{}", std::process::id()));
         fs::create_dir(&directory).ok()?;
         let limit = Self { directory, root };
-        let set = |(file, value): &(&str, &str)| fs::write(limit.directory.join(file), value).is_ok();
+        let set =
+            |(file, value): &(&str, &str)| fs::write(limit.directory.join(file), value).is_ok();
         limits.iter().all(set).then_some(limit)
     }
 
-    /// Nanoseconds its run queues have been stopped so far. The kernel adds a stop when it ends, a period of 100 ms later at the most.
+    /// Nanoseconds its run queues have been stopped so far. The kernel adds a stop when it ends, a
+    /// period of 100 ms later at the most.
     fn throttled_ns(&self) -> i64 {
         let stat = fs::read_to_string(self.directory.join("cpu.stat")).unwrap();
-        let value = |name| stat.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<i64>().ok());
-        value("throttled_usec ").map(|usec| usec * 1000).or_else(|| value("throttled_time ")).unwrap()
+        let value = |name| {
+            stat.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<i64>().ok())
+        };
+        value("throttled_usec ")
+            .map(|usec| usec * 1000)
+            .or_else(|| value("throttled_time "))
+            .unwrap()
     }
 
     pub(crate) fn hold(&self, pid: u32) {
@@ -728,12 +852,17 @@ fn a_thread_that_has_wanted_a_cpu_since_before_the_profiler_came_has_not_run() {
     let (begin, end) = (profile.time_ns, profile.time_ns + profile.duration_ns);
     for (name, tid) in threads.iter().filter(|(name, _)| name.starts_with("starved")) {
         let this = of_thread(*tid);
-        let picture =
-            || format!("{name}: {}\n{}", outcome.stderr, profile.describe("runnable", of_thread(*tid)));
+        let picture = || {
+            format!("{name}: {}\n{}", outcome.stderr, profile.describe("runnable", of_thread(*tid)))
+        };
         let (_, most) = kernel.oncpu_between(*tid, begin, end).unwrap();
         let cpu = profile.sum("cpu", &this);
         // The account of one that has a CPU at the moment may be a tick old.
-        assert!(cpu <= most + 20_000_000, "{cpu} ns on a CPU, {most} by the kernel's account; {}", picture());
+        assert!(
+            cpu <= most + 20_000_000,
+            "{cpu} ns on a CPU, {most} by the kernel's account; {}",
+            picture()
+        );
         let wanted = profile.sum("runnable", |sample| this(sample) && sample.has("want_cpu"));
         assert!(
             (cpu + wanted) * 20 >= profile.duration_ns * 19,
@@ -752,14 +881,17 @@ fn wall_clock_ns() -> i64 {
 fn waiting_for_a_cgroups_cpu_limit_is_told_from_waiting_for_a_cpu() {
     let Some(_turn) = begin("waits::throttled", &[RECORD, &[Need::C]].concat()) else { return };
     let Some(limit) = CpuLimit::new() else {
-        std::io::stderr().write_all(b"\nSKIPPED waits::throttled: no cgroup CPU controller\n").unwrap();
+        std::io::stderr()
+            .write_all(b"\nSKIPPED waits::throttled: no cgroup CPU controller\n")
+            .unwrap();
         return;
     };
     let app = Workload::native("waits", &["-pthread"]).unwrap().arg("spin").start().unwrap();
     limit.hold(app.pid());
     let spin = app.thread("spin");
     let stop = AtomicBool::new(false);
-    // Kept in the background, so that the time of the recording can be cut out: begin and end are known afterwards.
+    // Kept in the background, so that the time of the recording can be cut out: begin and end are
+    // known afterwards.
     let (log, profile) = thread::scope(|scope| {
         let log = scope.spawn(|| {
             let mut log = Vec::new();
@@ -778,15 +910,17 @@ fn waiting_for_a_cgroups_cpu_limit_is_told_from_waiting_for_a_cpu() {
 
     let this = of_thread(spin);
     let picture = || profile.describe("runnable", &this);
-    let throttled =
-        profile.sum("runnable", |sample| this(sample) && sample.label("wait_reason") == "throttled");
-    let others = profile.sum("runnable", |sample| this(sample) && sample.label("wait_reason") != "throttled");
+    let throttled = profile
+        .sum("runnable", |sample| this(sample) && sample.label("wait_reason") == "throttled");
+    let others = profile
+        .sum("runnable", |sample| this(sample) && sample.label("wait_reason") != "throttled");
     let (cpu, blocked) = (profile.sum("cpu", &this), profile.sum("blocked", &this));
     assert!(cpu * 4 < profile.duration_ns, "{cpu} ns on CPU:\n{}", picture());
     assert!(blocked * 100 < profile.duration_ns, "it never blocks, {blocked} ns:\n{}", picture());
     let at = |moment: i64| log.iter().rfind(|(time, _)| *time <= moment).unwrap().1;
     let kernel = at(profile.time_ns + profile.duration_ns) - at(profile.time_ns);
-    // On a busy machine it may take long to use up a fifth of a CPU; it happened all the same. A period at each end may be counted late.
+    // On a busy machine it may take long to use up a fifth of a CPU; it happened all the same. A
+    // period at each end may be counted late.
     assert!(kernel > 0, "never throttled, says the kernel:\n{}", picture());
     assert!(
         throttled as f64 >= kernel as f64 * 0.98 - 200e6,

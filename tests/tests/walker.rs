@@ -1,4 +1,5 @@
-//! The probes' walker against the finisher: the same stack whoever walked it, and nearly all of it walked by the probes.
+//! The probes' walker against the finisher: the same stack whoever walked it, and nearly all of it
+//! walked by the probes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -23,8 +24,11 @@ struct Stages {
 
 impl Stages {
     fn start(pid: u32, options: KernelOptions) -> Self {
-        let mut kernel =
-            KernelSource::start(&KernelOptions { selection: Selection::Pids(vec![pid]), ..options }).unwrap();
+        let mut kernel = KernelSource::start(&KernelOptions {
+            selection: Selection::Pids(vec![pid]),
+            ..options
+        })
+        .unwrap();
         let rules = kernel.take_rules().unwrap();
         Self { kernel, processes: ProcessTable::new(), rules }
     }
@@ -63,17 +67,23 @@ fn both_walkers_find_the_same_stacks(runtime: Runtime) {
     for (workload, most) in [("callheavy", 1500), ("waits", 500)] {
         let app = Workload::dotnet(runtime, workload, &[]).unwrap().start().unwrap();
         let pid = app.pid();
-        let options = KernelOptions { copies_all: true, frequency_hz: 1999, ..KernelOptions::default() };
+        let options =
+            KernelOptions { copies_all: true, frequency_hz: 1999, ..KernelOptions::default() };
         let mut stages = Stages::start(pid, options);
         let (mut compared, mut not_comparable) = (0u32, 0u32);
         let mut differences: BTreeMap<String, u32> = BTreeMap::new();
         wait_until("stacks walked by both", DEADLINE, || {
             stages.round(pid, |processes, context| {
                 let walk = context.walk.clone().unwrap();
-                // Everything once more from the innermost frame on, as if the probes had found nothing.
-                let nothing =
-                    ProbeWalk { frames: Vec::new(), end: WalkEnd::HandedOver { exact: true }, ..walk };
-                let whole = finish(processes, pid, &UserContext { walk: Some(nothing), ..context.clone() });
+                // Everything once more from the innermost frame on, as if the probes had found
+                // nothing.
+                let nothing = ProbeWalk {
+                    frames: Vec::new(),
+                    end: WalkEnd::HandedOver { exact: true },
+                    ..walk
+                };
+                let whole =
+                    finish(processes, pid, &UserContext { walk: Some(nothing), ..context.clone() });
                 // Where the copy ends the finisher does; the probes read on.
                 if walk.end != WalkEnd::ThreadStart || whole.broken == Some(Marker::TruncatedCopy) {
                     not_comparable += 1;
@@ -96,7 +106,8 @@ fn both_walkers_find_the_same_stacks(runtime: Runtime) {
         .unwrap();
         let counters = stages.processes.counters();
         eprintln!(
-            "{runtime} {workload}: {compared} stacks compared, {not_comparable} not comparable, {} lessons",
+            "{runtime} {workload}: {compared} stacks compared, {not_comparable} not comparable, {} \
+             lessons",
             counters.lessons
         );
         assert!(differences.is_empty(), "{runtime} {workload}: {differences:#?}");
@@ -118,7 +129,8 @@ fn after_a_while_the_probes_walk_nearly_all_frames_themselves() {
             let walked = context.walk.as_ref().unwrap().frames.len();
             let done = finish(processes, pid, context);
             stacks += 1;
-            // The first ones are the lesson, of 2 s at the thread's full speed; the promise is stated after 10.
+            // The first ones are the lesson, of 2 s at the thread's full speed; the promise is
+            // stated after 10.
             if stacks > 4000 {
                 by_probes += walked;
                 by_daemon += done.frames.len() - walked;
@@ -131,5 +143,8 @@ fn after_a_while_the_probes_walk_nearly_all_frames_themselves() {
     app.stop().unwrap();
     let all = by_probes + by_daemon;
     assert!(by_daemon * 100 <= all, "{by_daemon} of {all} frames were left to the daemon");
-    assert!(unfinished * 1000 <= stacks, "{unfinished} of {stacks} stacks do not reach the thread's start");
+    assert!(
+        unfinished * 1000 <= stacks,
+        "{unfinished} of {stacks} stacks do not reach the thread's start"
+    );
 }

@@ -1,5 +1,6 @@
-//! `cargo xtask apiserver`: a real Kubernetes API server, built by Go from its published modules, and the tests that speak to it: the chart, and
-//! the daemon that asks it for pods. Takes minutes to build, so `ci` does without: there recorded answers of this server stand for it.
+//! `cargo xtask apiserver`: a real Kubernetes API server, built by Go from its published modules,
+//! and the tests that speak to it: the chart, and the daemon that asks it for pods. Takes minutes
+//! to build, so `ci` does without: there recorded answers of this server stand for it.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -17,7 +18,8 @@ const MODULE: &str = "k8s.io/kubernetes";
 const VERSION: &str = "v1.36.3";
 /// Its parts are modules of their own with this version.
 const STAGING: &str = "v0.36.3";
-/// A server that was not built by the project's own scripts calls itself this otherwise, and charts ask for its version.
+/// A server that was not built by the project's own scripts calls itself this otherwise, and charts
+/// ask for its version.
 const NAMED: &str = "-X k8s.io/component-base/version.gitVersion=";
 
 /// What the chart makes of kinds that others bring: their definitions, by module and file.
@@ -79,12 +81,14 @@ fn install(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// A module that has the server as a dependency. Its parts, which its own go.mod has in folders beside it, are the published ones.
+/// A module that has the server as a dependency. Its parts, which its own go.mod has in folders
+/// beside it, are the published ones.
 fn own_module(theirs: &str) -> String {
     let part = |line: &str| {
         let (name, version) = line.trim().split_once(' ')?;
         // Others have a time and a commit behind it.
-        (name.starts_with("k8s.io/") && version.split(' ').next() == Some("v0.0.0")).then(|| name.to_owned())
+        (name.starts_with("k8s.io/") && version.split(' ').next() == Some("v0.0.0"))
+            .then(|| name.to_owned())
     };
     let mut parts: Vec<String> =
         theirs.lines().filter_map(|line| part(line.trim_start_matches("require "))).collect();
@@ -93,7 +97,10 @@ fn own_module(theirs: &str) -> String {
     let go = theirs.lines().find(|line| line.starts_with("go ")).unwrap_or("go 1.26");
     let replaced: Vec<String> =
         parts.iter().map(|part| format!("replace {part} => {part} {STAGING}\n")).collect();
-    format!("module perfusion/apiserver\n\n{go}\n\nrequire {MODULE} {VERSION}\n\n{}", replaced.concat())
+    format!(
+        "module perfusion/apiserver\n\n{go}\n\nrequire {MODULE} {VERSION}\n\n{}",
+        replaced.concat()
+    )
 }
 
 #[cfg(test)]
@@ -102,10 +109,16 @@ mod tests {
 
     #[test]
     fn the_parts_of_the_server_are_the_published_ones() {
-        let theirs = "module k8s.io/kubernetes\n\ngo 1.26.0\n\nrequire (\n\tk8s.io/api v0.0.0\n\tk8s.io/utils v0.0.0-20250604\n\tgithub.com/x/y v0.0.0-1\n\tk8s.io/kms v0.0.0 // indirect\n)\nreplace (\n\tk8s.io/api => ./staging/src/k8s.io/api\n)\n";
+        let theirs = "module k8s.io/kubernetes\n\ngo 1.26.0\n\nrequire (\n\tk8s.io/api \
+             v0.0.0\n\tk8s.io/utils v0.0.0-20250604\n\tgithub.com/x/y v0.0.0-1\n\tk8s.io/kms \
+             v0.0.0 // indirect\n)\nreplace (\n\tk8s.io/api => ./staging/src/k8s.io/api\n)\n";
         assert_eq!(
             own_module(theirs),
-            "module perfusion/apiserver\n\ngo 1.26.0\n\nrequire k8s.io/kubernetes v1.36.3\n\nreplace k8s.io/api => k8s.io/api v0.36.3\nreplace k8s.io/kms => k8s.io/kms v0.36.3\n"
+            "module perfusion/apiserver\n\ngo 1.26.0\n\nrequire k8s.io/kubernetes \
+             v1.36.3\n\nreplace k8s.io/api => k8s.io/api v0.36.3\nreplace k8s.io/kms => k8s.io/kms \
+             \
+             \
+             v0.36.3\n"
         );
     }
 }

@@ -1,6 +1,7 @@
-//! `cargo xtask bench [FIGURE [--write]]`: what profiling costs, measured on a real CLR under a real kernel, one function per figure. A run of all
-//! figures writes docs/benchmarks.md; one figure is printed, and with `--write` replaces its section there. Nothing here judges: the budgets stand
-//! beside the values.
+//! `cargo xtask bench [FIGURE [--write]]`: what profiling costs, measured on a real CLR under a
+//! real kernel, one function per figure. A run of all figures writes docs/benchmarks.md; one figure
+//! is printed, and with `--write` replaces its section there. Nothing here judges: the budgets
+//! stand beside the values.
 
 mod compiler;
 mod crowd;
@@ -45,12 +46,18 @@ const LEARNING_SECONDS: f64 = 2.0;
 
 type Figure = fn(&Bench<'_>) -> Result<Vec<Row>>;
 
-/// Name on the command line, what it measures and how (a heading, and text below it where more is to be said), and the code that does it.
+/// Name on the command line, what it measures and how (a heading, and text below it where more is
+/// to be said), and the code that does it.
 const FIGURES: [(&str, &str, Figure); 15] = [
-    ("start", "From starting `perfusion record` to the first sample in the kernel", start_to_first_sample),
+    (
+        "start",
+        "From starting `perfusion record` to the first sample in the kernel",
+        start_to_first_sample,
+    ),
     (
         "sample",
-        "10 s of CPU samples of an app that is busy on all CPUs with 40 managed and native frames, after 10 s, everything on",
+        "10 s of CPU samples of an app that is busy on all CPUs with 40 managed and native frames, \
+         after 10 s, everything on",
         sample,
     ),
     (
@@ -60,12 +67,14 @@ const FIGURES: [(&str, &str, Figure); 15] = [
     ),
     (
         "steady",
-        "10 s of a recording that has run for 2 s, with everything on, 99 Hz, the app busy on all CPUs",
+        "10 s of a recording that has run for 2 s, with everything on, 99 Hz, the app busy on all \
+         CPUs",
         steady,
     ),
     (
         "thrifty",
-        "The same with `--wait-stack-mib 1`: the times of waits are exact as ever, their stacks are a sample",
+        "The same with `--wait-stack-mib 1`: the times of waits are exact as ever, their stacks \
+         are a sample",
         thrifty,
     ),
     (
@@ -75,7 +84,8 @@ const FIGURES: [(&str, &str, Figure); 15] = [
     ),
     (
         "kestrel",
-        "Requests of about half a millisecond a Kestrel app answers in a second, all CPUs busy, clients included, recorded against not recorded, in alternation",
+        "Requests of about half a millisecond a Kestrel app answers in a second, all CPUs busy, \
+         clients included, recorded against not recorded, in alternation",
         kestrel,
     ),
     (
@@ -85,11 +95,16 @@ const FIGURES: [(&str, &str, Figure); 15] = [
     ),
     (
         "micro",
-        "Objects of 32 bytes a second, made by all CPUs and nothing else, recorded against not recorded, in alternation",
+        "Objects of 32 bytes a second, made by all CPUs and nothing else, recorded against not \
+         recorded, in alternation",
         micro,
     ),
     ("micro-10", "The same on .NET 10, whose runtime samples allocations itself", micro_sampled),
-    ("allocation", "An app that allocates 400 MB/s, seen by its own profile at 4,999 Hz", allocation),
+    (
+        "allocation",
+        "An app that allocates 400 MB/s, seen by its own profile at 4,999 Hz",
+        allocation,
+    ),
     (
         "crowd",
         "20 s of a whole host: a browser, Node, CoreCLR, and programs that share libLLVM",
@@ -119,12 +134,13 @@ pub(crate) fn bench(paths: &Paths, steps: &Steps, only: Option<&str>, write: boo
     let bench = Bench { paths, steps };
 
     let mut document = format!(
-        "# What profiling costs\nWritten by `cargo xtask bench` on {machine}. Probe times are the kernel's own (`kernel.bpf_stats_enabled`, which is on for these figures only).\n"
+        "# What profiling costs\nWritten by `cargo xtask bench` on {machine}. Probe times are the \
+         kernel's own (`kernel.bpf_stats_enabled`, which is on for these figures only).\n"
     );
     let file = paths.root.join("docs/benchmarks.md");
     if only.is_some() {
-        document =
-            fs::read_to_string(&file).with_context(|| format!("{}: cannot be read", file.display()))?;
+        document = fs::read_to_string(&file)
+            .with_context(|| format!("{}: cannot be read", file.display()))?;
     }
     for (name, how, figure) in FIGURES {
         if only.is_some_and(|only| only != name) {
@@ -147,22 +163,27 @@ pub(crate) fn bench(paths: &Paths, steps: &Steps, only: Option<&str>, write: boo
         document = with_section(&document, &text);
     }
     if only.is_none() || write {
-        fs::write(&file, document).with_context(|| format!("{}: cannot be written", file.display()))?;
+        fs::write(&file, document)
+            .with_context(|| format!("{}: cannot be written", file.display()))?;
         steps.step(&format!("wrote {}", file.display()));
     }
     Ok(())
 }
 
-/// The document with this section, which begins with its heading, in the place of the one that has the same heading, or at the end.
+/// The document with this section, which begins with its heading, in the place of the one that has
+/// the same heading, or at the end.
 fn with_section(document: &str, section: &str) -> String {
     const HEADING: &str = "\n## ";
     let heading = section.split_inclusive('\n').take(2).collect::<String>();
-    let Some((before, rest)) = document.split_once(&heading) else { return document.to_owned() + section };
+    let Some((before, rest)) = document.split_once(&heading) else {
+        return document.to_owned() + section;
+    };
     let after = rest.find(HEADING).map_or("", |at| &rest[at..]);
     [before, section, after].concat()
 }
 
-/// Kernel, processor, number of CPUs and how busy they are with other things: what another run's figures differ by.
+/// Kernel, processor, number of CPUs and how busy they are with other things: what another run's
+/// figures differ by.
 fn machine() -> Result<String> {
     let cpu = fs::read_to_string("/proc/cpuinfo").context("/proc/cpuinfo")?;
     let model = cpu
@@ -173,7 +194,11 @@ fn machine() -> Result<String> {
     let cpus = output(&mut Command::new("nproc"))?;
     let load = fs::read_to_string("/proc/loadavg").context("/proc/loadavg")?;
     let busy = load.split(' ').next().unwrap_or_default();
-    Ok(format!("Linux {}, {} × {model}, load average before it began {busy}", kernel.trim(), cpus.trim()))
+    Ok(format!(
+        "Linux {}, {} × {model}, load average before it began {busy}",
+        kernel.trim(),
+        cpus.trim()
+    ))
 }
 
 /// Medians of 5 starts.
@@ -187,15 +212,16 @@ fn start_to_first_sample(bench: &Bench<'_>) -> Result<Vec<Row>> {
         load::pass(0.5);
         daemon.finish()?;
     }
-    let row = |what, times, budget| Row { what, measured: format!("{:.0} ms", median(times)), budget };
+    let row =
+        |what, times, budget| Row { what, measured: format!("{:.0} ms", median(times)), budget };
     Ok(vec![
         row("start to first sample, median of 5", times, "300 ms"),
         row("of that, all programs through the kernel's verifier", loads, "50 ms"),
     ])
 }
 
-/// A sample in a hundredth of a second finds none of its code and data in the CPU's caches; at ten times the frequency some, at fifty times
-/// most: what the three differ by is waiting for memory.
+/// A sample in a hundredth of a second finds none of its code and data in the CPU's caches; at ten
+/// times the frequency some, at fifty times most: what the three differ by is waiting for memory.
 fn sample(bench: &Bench<'_>) -> Result<Vec<Row>> {
     const SECONDS: f64 = 10.0;
     const WHAT: [[&str; 2]; 3] = [
@@ -222,7 +248,8 @@ fn sample(bench: &Bench<'_>) -> Result<Vec<Row>> {
         let samples = counts.get(Counter::CpuSamples);
         let handed_over = counts.get(Counter::WalksHandedOver);
         let frames = counts.get(Counter::WalkFrames);
-        let walks = handed_over + counts.get(Counter::WalksToStart) + counts.get(Counter::WalksTruncated);
+        let walks =
+            handed_over + counts.get(Counter::WalksToStart) + counts.get(Counter::WalksTruncated);
         let of = |stage: usize| (stages[stage] - stages_before[stage]) as f64 / samples / 1e3;
         rows.push(Row {
             what,
@@ -240,7 +267,12 @@ fn sample(bench: &Bench<'_>) -> Result<Vec<Row>> {
         });
         rows.push(Row {
             what: "kernel stack; copy of what was not walked; into the ring",
-            measured: format!("{:.2}; {:.2}; {:.2} µs", of(STAGE_KERNEL), of(STAGE_COPY), of(STAGE_SEND)),
+            measured: format!(
+                "{:.2}; {:.2}; {:.2} µs",
+                of(STAGE_KERNEL),
+                of(STAGE_COPY),
+                of(STAGE_SEND)
+            ),
             budget: "",
         });
         rows.push(Row {
@@ -252,11 +284,13 @@ fn sample(bench: &Bench<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Once as it comes, once with the stacks of wakers, and once with nearly no stack kept, which shows what the times alone cost.
+/// Once as it comes, once with the stacks of wakers, and once with nearly no stack kept, which
+/// shows what the times alone cost.
 ///
-/// The kernel measures by reading a clock before and after each run, and one such reading is in what it measures; there are some three runs
-/// to a switch. What a program took that does nothing is told, and taken off what stands beside a budget: without
-/// `kernel.bpf_stats_enabled`, as a kernel comes, there is none of it.
+/// The kernel measures by reading a clock before and after each run, and one such reading is in
+/// what it measures; there are some three runs to a switch. What a program took that does nothing
+/// is told, and taken off what stands beside a budget: without `kernel.bpf_stats_enabled`, as a
+/// kernel comes, there is none of it.
 fn switches(bench: &Bench<'_>) -> Result<Vec<Row>> {
     const PER_SECOND: u32 = 100_000;
     const SECONDS: f64 = 5.0;
@@ -303,7 +337,8 @@ fn switches(bench: &Bench<'_>) -> Result<Vec<Row>> {
         rows.push(Row {
             what,
             measured: format!(
-                "{:.2} µs; as measured {:.2}, with {:.1} runs of {measuring:.0} ns for the measuring; {:.0} switches/s, {kept:.1} % of the stacks \
+                "{:.2} µs; as measured {:.2}, with {:.1} runs of {measuring:.0} ns for the \
+                 measuring; {:.0} switches/s, {kept:.1} % of the stacks \
                  kept, {wakers:.0} wakers' stacks/s",
                 of_a_switch(work.scheduler.ns - work.scheduler.runs * measuring),
                 of_a_switch(work.scheduler.ns),
@@ -340,7 +375,8 @@ fn costs(bench: &Bench<'_>, options: &[&str]) -> Result<Vec<Row>> {
     let _statistics = statistics::Enabled::enable()?;
     let app = load::App::start(bench.paths)?;
     let pid = app.pid().to_string();
-    let mut daemon = daemon::Recorder::start_with(bench.paths, &[&["--pid", &pid], options].concat())?;
+    let mut daemon =
+        daemon::Recorder::start_with(bench.paths, &[&["--pid", &pid], options].concat())?;
     daemon.first_sample()?;
     daemon.attached(app.pid())?;
     load::pass(LEARNING_SECONDS);
@@ -353,7 +389,8 @@ fn costs(bench: &Bench<'_>, options: &[&str]) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     let mut probes_ns = 0.0;
     for (id, program) in &programs_after {
-        let before = programs_before.get(id).map_or((0, 0), |program| (program.runs, program.run_ns));
+        let before =
+            programs_before.get(id).map_or((0, 0), |program| (program.runs, program.run_ns));
         let (runs, ns) = ((program.runs - before.0) as f64, (program.run_ns - before.1) as f64);
         probes_ns += ns;
         if runs > 0.0 {
@@ -428,7 +465,8 @@ fn throughput_with(bench: &Bench<'_>, runtime: &str, arguments: &[&str]) -> Resu
     throughput_of(bench, &mut app, listener)
 }
 
-/// The Kestrel app, and clients that keep all CPUs busy with requests that take it half a millisecond each.
+/// The Kestrel app, and clients that keep all CPUs busy with requests that take it half a
+/// millisecond each.
 fn kestrel(bench: &Bench<'_>) -> Result<Vec<Row>> {
     kestrel_of(bench, 500)
 }
@@ -455,8 +493,10 @@ enum Window {
     Recorded,
 }
 
-/// Rounds of windows, every second one backwards, so that drift cancels out; the interval is of the rounds' ratios. A recorded window begins once the shim is there
-/// and the probes have learned the app's code: the start is a figure of its own, and the daemon is busy with what is new for some five seconds.
+/// Rounds of windows, every second one backwards, so that drift cancels out; the interval is of the
+/// rounds' ratios. A recorded window begins once the shim is there and the probes have learned the
+/// app's code: the start is a figure of its own, and the daemon is busy with what is new for some
+/// five seconds.
 fn throughput_of(
     bench: &Bench<'_>,
     app: &mut load::App,
@@ -519,7 +559,8 @@ fn throughput_of(
         Row {
             what,
             measured: format!(
-                "{median:.2} % (95 % interval {low:.2} to {high:.2}), median of {} from {lowest:.2} to {highest:.2}",
+                "{median:.2} % (95 % interval {low:.2} to {high:.2}), median of {} from \
+                 {lowest:.2} to {highest:.2}",
                 ratios.len()
             ),
             budget,
@@ -530,7 +571,8 @@ fn throughput_of(
         row("operations per second with everything on, of without", "99 %", of_time),
         row("the same per second of CPU time the app got", "99 %", of_cpu),
         row(
-            "of that what the runtime keeps when it tells its events to nobody (`xtask/native/listening.c`)",
+            "of that what the runtime keeps when it tells its events to nobody \
+             (`xtask/native/listening.c`)",
             "",
             listening,
         ),
@@ -548,8 +590,8 @@ fn daemon_row(percents: &[f64]) -> Row {
     }
 }
 
-/// CPU time below the shim's event callback, by the number of allocation samples it took: all of them with their stacks, so that chance, which is
-/// cheaper, decides on none.
+/// CPU time below the shim's event callback, by the number of allocation samples it took: all of
+/// them with their stacks, so that chance, which is cheaper, decides on none.
 fn allocation(bench: &Bench<'_>) -> Result<Vec<Row>> {
     const CALLBACK: &str = "event_pipe_event_delivered";
     let mut all = Vec::new();
@@ -594,7 +636,11 @@ fn allocation(bench: &Bench<'_>) -> Result<Vec<Row>> {
 /// A number among the comments of a profile, which is not 0.
 fn comment(profile: &Path, name: &str) -> Result<f64> {
     let number = counter(profile, name)?;
-    if number > 0.0 { Ok(number) } else { bail!("{}: no {name} in its comments", profile.display()) }
+    if number > 0.0 {
+        Ok(number)
+    } else {
+        bail!("{}: no {name} in its comments", profile.display())
+    }
 }
 
 /// A counter among the comments of a profile, 0 where it has none of that name.
@@ -608,14 +654,17 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     match (values.get(middle), values.get(middle.wrapping_sub(1))) {
-        (Some(upper), Some(lower)) if values.len().is_multiple_of(2) => f64::midpoint(*upper, *lower),
+        (Some(upper), Some(lower)) if values.len().is_multiple_of(2) => {
+            f64::midpoint(*upper, *lower)
+        }
         (Some(upper), _) => *upper,
         (None, _) => 0.0,
     }
 }
 
-/// The median, and the interval that holds the true one with 95 %: of n values as many are below it as heads come up when n coins are thrown.
-/// So the k-th value from either end is on its own side of it unless fewer than k heads come up, for which there is a chance of 2.5 % at most.
+/// The median, and the interval that holds the true one with 95 %: of n values as many are below it
+/// as heads come up when n coins are thrown. So the k-th value from either end is on its own side
+/// of it unless fewer than k heads come up, for which there is a chance of 2.5 % at most.
 fn median_interval(values: &[f64]) -> [f64; 3] {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -642,12 +691,17 @@ mod tests {
         assert!((median(vec![4.0, 1.0, 2.0, 3.0]) - 2.5).abs() < 1e-9);
     }
 
-    /// Tables of the sign test have these ranks: 6 and 15 of 20 values, 3 and 10 of 12, and none of 5.
+    /// Tables of the sign test have these ranks: 6 and 15 of 20 values, 3 and 10 of 12, and none of
+    /// 5.
     #[test]
     fn interval_of_a_median() {
         let of = |n: u32| median_interval(&(1..=n).rev().map(f64::from).collect::<Vec<_>>());
-        for (n, expected) in [(20, [10.5, 6.0, 15.0]), (12, [6.5, 3.0, 10.0]), (5, [3.0, 1.0, 5.0])] {
-            assert!(of(n).iter().zip(expected).all(|(found, right)| (found - right).abs() < 1e-9), "{n}");
+        for (n, expected) in [(20, [10.5, 6.0, 15.0]), (12, [6.5, 3.0, 10.0]), (5, [3.0, 1.0, 5.0])]
+        {
+            assert!(
+                of(n).iter().zip(expected).all(|(found, right)| (found - right).abs() < 1e-9),
+                "{n}"
+            );
         }
     }
 

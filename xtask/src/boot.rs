@@ -1,5 +1,5 @@
-//! `cargo xtask boot [unit|pod]`: a Debian with systemd that is really booted, in qemu, and what is to be deployed in it. Emulated (TCG), so it runs
-//! where there is no /dev/kvm.
+//! `cargo xtask boot [unit|pod]`: a Debian with systemd that is really booted, in qemu, and what is
+//! to be deployed in it. Emulated (TCG), so it runs where there is no /dev/kvm.
 
 mod pod;
 mod unit;
@@ -31,7 +31,8 @@ const PACKAGES: [debian::Package; 5] = [
 const KERNEL: &str = "linux-image-6.1.0-";
 const MEBIBYTES: u32 = 3072;
 
-/// Unpacks the root into memory and goes on there: services' own mounts need a root that can be moved, which the kernel's first one is not.
+/// Unpacks the root into memory and goes on there: services' own mounts need a root that can be
+/// moved, which the kernel's first one is not.
 const INIT: &str = "\
 #!/bin/busybox sh
 /bin/busybox mkdir -p /root
@@ -57,7 +58,8 @@ TTYPath=/dev/ttyS0
 WantedBy=graphical.target
 ";
 
-/// What all trials begin with: words of their scripts. Each part is said to the serial line, and how it ended.
+/// What all trials begin with: words of their scripts. Each part is said to the serial line, and
+/// how it ended.
 const WORDS: &str = r#"
 say() { echo; echo "@@ $1"; }
 # Until it is true, for four minutes at most.
@@ -113,7 +115,10 @@ const TRIALS: [Trial; 2] = [unit::TRIAL, pod::TRIAL];
 
 pub(crate) fn boot(paths: &Paths, steps: &Steps, only: Option<&str>) -> Result<()> {
     if let Some(only) = only.filter(|only| TRIALS.iter().all(|trial| trial.name != *only)) {
-        bail!("nothing to boot is called `{only}`; there are {}", TRIALS.map(|trial| trial.name).join(", "));
+        bail!(
+            "nothing to boot is called `{only}`; there are {}",
+            TRIALS.map(|trial| trial.name).join(", ")
+        );
     }
     need_root("a Debian of its own")?;
     debian::install(steps, &PACKAGES)?;
@@ -122,14 +127,21 @@ pub(crate) fn boot(paths: &Paths, steps: &Steps, only: Option<&str>) -> Result<(
     fs::create_dir_all(&folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
     let apt = Apt::new(&folder, steps)?;
     let names = apt.names()?;
-    let kernel = kernels::newest(&names, KERNEL)
-        .with_context(|| format!("no package {KERNEL}…; remove {} to look again", folder.display()))?;
+    let kernel = kernels::newest(&names, KERNEL).with_context(|| {
+        format!("no package {KERNEL}…; remove {} to look again", folder.display())
+    })?;
     let image = apt.kernel(kernel, steps)?;
     for trial in TRIALS.iter().filter(|trial| only.is_none_or(|only| only == trial.name)) {
         let files = pack(paths, steps, &folder, trial)?;
         steps.step(&format!("booting Debian with {kernel} for `{}` (some minutes)", trial.name));
         let log = folder.join(format!("{}.log", trial.name));
-        kernels::boot(&image, &files, &log, MEBIBYTES, "systemd.show_status=false systemd.log_target=null")?;
+        kernels::boot(
+            &image,
+            &files,
+            &log,
+            MEBIBYTES,
+            "systemd.show_status=false systemd.log_target=null",
+        )?;
         let text = fs::read(&log).with_context(|| format!("{}: cannot be read", log.display()))?;
         let found = Found::read(&String::from_utf8_lossy(&text));
         let mut verdicts = Verdicts { found: &found, wrong: Vec::new() };
@@ -141,17 +153,24 @@ pub(crate) fn boot(paths: &Paths, steps: &Steps, only: Option<&str>) -> Result<(
     Ok(())
 }
 
-/// Packs the machine: busybox, and a Debian with a runtime, two programs and what the trial needs in it, nothing of ours installed yet.
+/// Packs the machine: busybox, and a Debian with a runtime, two programs and what the trial needs
+/// in it, nothing of ours installed yet.
 fn pack(paths: &Paths, steps: &Steps, folder: &Path, trial: &Trial) -> Result<PathBuf> {
     let root = folder.join(format!("debian-{}", trial.name));
     let done = folder.join(format!("debian-{}.made", trial.name));
     if !done.exists() {
         clear(&root)?;
-        let packages: Vec<&str> = ["systemd", "dbus"].iter().chain(trial.packages).copied().collect();
-        steps.step(&format!("making a Debian with {} and nothing else (75 s)", packages.join(", ")));
+        let packages: Vec<&str> =
+            ["systemd", "dbus"].iter().chain(trial.packages).copied().collect();
+        steps
+            .step(&format!("making a Debian with {} and nothing else (75 s)", packages.join(", ")));
         output(
             Command::new("debootstrap")
-                .args(["--variant=minbase", &format!("--include={}", packages.join(",")), "bookworm"])
+                .args([
+                    "--variant=minbase",
+                    &format!("--include={}", packages.join(",")),
+                    "bookworm",
+                ])
                 .arg(&root),
         )?;
         fs::write(&done, "").with_context(|| format!("{}: cannot be written", done.display()))?;
@@ -184,9 +203,14 @@ fn pack(paths: &Paths, steps: &Steps, folder: &Path, trial: &Trial) -> Result<Pa
     fs::set_permissions(&init, fs::Permissions::from_mode(0o755))
         .with_context(|| format!("{}: chmod", init.display()))?;
     let script = "set -e; tar -C \"$1\" --exclude=./var/cache/apt --exclude=./var/lib/apt/lists \
-                  --exclude=./usr/share/doc -c . | gzip -1 > root.tar.gz; find . | cpio --quiet -o -H newc > \"$2\"";
+                  --exclude=./usr/share/doc -c . | gzip -1 > root.tar.gz; find . | cpio --quiet -o \
+         \
+         \
+         -H newc > \"$2\"";
     let files = folder.join("files.cpio");
-    output(Command::new("sh").args(["-c", script, "sh"]).arg(&root).arg(&files).current_dir(&initrd))?;
+    output(
+        Command::new("sh").args(["-c", script, "sh"]).arg(&root).arg(&files).current_dir(&initrd),
+    )?;
     Ok(files)
 }
 
@@ -201,7 +225,8 @@ fn programs(paths: &Paths, check: &Path) -> Result<()> {
     bench::compile_load(paths)?;
     let load = paths.target.join("bench");
     for name in ["load.dll", "load.runtimeconfig.json"] {
-        fs::copy(load.join(name), check.join(name)).with_context(|| format!("{name} cannot be copied"))?;
+        fs::copy(load.join(name), check.join(name))
+            .with_context(|| format!("{name} cannot be copied"))?;
     }
     let runtime = check.join("dotnet");
     fs::create_dir_all(runtime.join("shared")).context("a place for the runtime")?;
@@ -224,8 +249,9 @@ struct Verdicts<'a> {
 
 impl Verdicts<'_> {
     fn check(&mut self, name: &str, what: &str, is_well: impl Fn(&Part) -> bool) {
-        let text =
-            |part: &Part| part.lines.iter().filter(|line| !line.is_empty()).cloned().collect::<Vec<_>>();
+        let text = |part: &Part| {
+            part.lines.iter().filter(|line| !line.is_empty()).cloned().collect::<Vec<_>>()
+        };
         match self.found.part(name) {
             Ok(part) if is_well(part) => println!("  ok      {what}"),
             Ok(part) => {

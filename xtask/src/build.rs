@@ -1,4 +1,5 @@
-//! `cargo xtask build`: the eBPF object, the shim, and the daemon with both inside. What is fresh is decided by cargo alone.
+//! `cargo xtask build`: the eBPF object, the shim, and the daemon with both inside. What is fresh
+//! is decided by cargo alone.
 
 use std::{
     fs,
@@ -17,7 +18,8 @@ use crate::{
 
 const BPF_TARGET: &str = "bpfel-unknown-none";
 
-/// What `rustup` and an outer cargo put into the environment and another toolchain's cargo must not see.
+/// What `rustup` and an outer cargo put into the environment and another toolchain's cargo must not
+/// see.
 const INHERITED: [&str; 8] = [
     "CARGO",
     "CARGO_BUILD_TARGET",
@@ -54,9 +56,14 @@ pub(crate) fn build_with(paths: &Paths, steps: &Steps, ebpf: &EbpfToolchain) -> 
     Ok(paths.perfusion())
 }
 
-/// A cargo command on one package, for the BPF target. Alone, because features must not mix with the workspace's: `ebpf-common` has one
-/// for the daemon that needs std.
-pub(crate) fn bpf_cargo(paths: &Paths, ebpf: &EbpfToolchain, subcommand: &str, package: &str) -> Command {
+/// A cargo command on one package, for the BPF target. Alone, because features must not mix with
+/// the workspace's: `ebpf-common` has one for the daemon that needs std.
+pub(crate) fn bpf_cargo(
+    paths: &Paths,
+    ebpf: &EbpfToolchain,
+    subcommand: &str,
+    package: &str,
+) -> Command {
     let mut command = Command::new(&ebpf.cargo);
     for name in INHERITED {
         command.env_remove(name);
@@ -77,7 +84,8 @@ pub(crate) fn bpf_cargo(paths: &Paths, ebpf: &EbpfToolchain, subcommand: &str, p
     command
 }
 
-/// Lints one package for the BPF target. Not `cargo clippy`: cargo prefers the `cargo-clippy` of rustup, whose driver has no such target.
+/// Lints one package for the BPF target. Not `cargo clippy`: cargo prefers the `cargo-clippy` of
+/// rustup, whose driver has no such target.
 pub(crate) fn bpf_clippy(paths: &Paths, ebpf: &EbpfToolchain, package: &str) -> Command {
     let mut command = bpf_cargo(paths, ebpf, "check", package);
     command

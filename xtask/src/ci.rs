@@ -17,7 +17,8 @@ use crate::{
     test, tidy,
 };
 
-/// Commands of ours that have little to do with the rest, and leave CPUs idle where they wait for the network or for one core.
+/// Commands of ours that have little to do with the rest, and leave CPUs idle where they wait for
+/// the network or for one core.
 const BESIDE: [&str; 2] = ["helm", "image"];
 
 /// CI has 40 minutes. A slow machine may not finish the system tests in that time. Tests that have
@@ -32,8 +33,8 @@ pub(crate) fn ci(paths: &Paths, steps: &Steps) -> Result<()> {
     monitoring::check(paths, steps)?;
     let ebpf = setup::build_tools(paths, steps)?;
 
-    // The tests measure time, so they come when all else is over. What is only checked and what is built are in two target folders of cargo's,
-    // of which each is used by one at a time.
+    // The tests measure time, so they come when all else is over. What is only checked and what is
+    // built are in two target folders of cargo's, of which each is used by one at a time.
     thread::scope(|scope| {
         let beside = scope.spawn(|| beside(paths, steps));
         let checks = checks(paths, steps, &ebpf);
@@ -41,8 +42,9 @@ pub(crate) fn ci(paths: &Paths, steps: &Steps) -> Result<()> {
         checks.and(beside)
     })?;
 
-    // Here everything a test needs is installed: one that skips itself is a failure.
-    // The fuzz targets run on their corpus among them; the engine would have everything built a third time (`cargo xtask fuzz`).
+    // Here everything a test needs is installed: one that skips itself is a failure. The fuzz
+    // targets run on their corpus among them; the engine would have everything built a third time
+    // (`cargo xtask fuzz`).
     test::test(paths, steps, None, test::Mode { required: true, long: false, until })
 }
 
@@ -61,7 +63,14 @@ fn checks(paths: &Paths, steps: &Steps, ebpf: &EbpfToolchain) -> Result<()> {
 
     steps.step("documentation");
     run(cargo(paths)
-        .args(["doc", "--workspace", "--exclude", "ebpf-probes", "--no-deps", "--document-private-items"])
+        .args([
+            "doc",
+            "--workspace",
+            "--exclude",
+            "ebpf-probes",
+            "--no-deps",
+            "--document-private-items",
+        ])
         // Private items are documented too, so a link to one leads somewhere.
         .env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private-intra-doc-links"))?;
 
@@ -69,8 +78,8 @@ fn checks(paths: &Paths, steps: &Steps, ebpf: &EbpfToolchain) -> Result<()> {
     steps.step("lints of the eBPF crate");
     run(&mut bpf_clippy(paths, ebpf, "ebpf-probes"))?;
 
-    // That target has `core` and nothing else: no std, no alloc. `profiler-protocol` wants more of atomics than it has; the shim's build
-    // links it without std.
+    // That target has `core` and nothing else: no std, no alloc. `profiler-protocol` wants more of
+    // atomics than it has; the shim's build links it without std.
     steps.step("ebpf-common without std");
     run(&mut bpf_cargo(paths, ebpf, "check", "ebpf-common"))?;
 
@@ -78,7 +87,8 @@ fn checks(paths: &Paths, steps: &Steps, ebpf: &EbpfToolchain) -> Result<()> {
     setup::pinned_dotnets(paths, steps)
 }
 
-/// Runs [`BESIDE`], one after the other, prints what each said when it is over, and compiles the tests.
+/// Runs [`BESIDE`], one after the other, prints what each said when it is over, and compiles the
+/// tests.
 fn beside(paths: &Paths, steps: &Steps) -> Result<()> {
     for word in BESIDE {
         // This program, also when a build has put another one in its place.

@@ -1,4 +1,5 @@
-//! `cargo xtask collector`: an OpenTelemetry Collector with the profiles signal, built by its own builder, and the tests that send to it.
+//! `cargo xtask collector`: an OpenTelemetry Collector with the profiles signal, built by its own
+//! builder, and the tests that send to it.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -32,7 +33,8 @@ fn install(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
     fs::create_dir_all(&folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
     let module = |path: &str| format!("[{{ gomod: {path} {VERSION} }}]");
     let config = format!(
-        "dist: {{ name: otelcol, output_path: ./build, version: {} }}\nreceivers: {}\nexporters: {}\n",
+        "dist: {{ name: otelcol, output_path: ./build, version: {} }}\nreceivers: {}\nexporters: \
+         {}\n",
         VERSION.trim_start_matches('v'),
         module(RECEIVER),
         module(EXPORTER),
@@ -40,6 +42,10 @@ fn install(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
     fs::write(folder.join("builder.yaml"), config).context("the Collector's builder.yaml")?;
     let builder = format!("go.opentelemetry.io/collector/cmd/builder@{VERSION}");
     output(Command::new("go").args(["install", &builder]).env("GOBIN", &folder))?;
-    output(Command::new(folder.join("builder")).args(["--config", "builder.yaml"]).current_dir(&folder))?;
+    output(
+        Command::new(folder.join("builder"))
+            .args(["--config", "builder.yaml"])
+            .current_dir(&folder),
+    )?;
     Ok(program)
 }

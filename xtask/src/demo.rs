@@ -38,7 +38,14 @@ pub(crate) fn run(paths: &Paths, steps: &Steps) -> Result<()> {
     let profile = folder.join("profile.pb.gz");
     run_command(
         Command::new(&perfusion)
-            .args(["record", "--duration", "10s", "--pid", &demo.child.id().to_string(), "--output"])
+            .args([
+                "record",
+                "--duration",
+                "10s",
+                "--pid",
+                &demo.child.id().to_string(),
+                "--output",
+            ])
             .arg(&profile),
     )?;
     demo.end()?;
@@ -88,7 +95,8 @@ fn compile(paths: &Paths, dotnet: &Dotnet, folder: &Path) -> Result<PathBuf> {
     Ok(app)
 }
 
-/// Runs `compile` on a copy of the source below `folder`, unless the product of the same text is there.
+/// Runs `compile` on a copy of the source below `folder`, unless the product of the same text is
+/// there.
 fn when_changed(
     source: &Path,
     product: &Path,
@@ -101,7 +109,8 @@ fn when_changed(
         return Ok(());
     }
     if product.exists() {
-        fs::remove_file(product).with_context(|| format!("{}: cannot be removed", product.display()))?;
+        fs::remove_file(product)
+            .with_context(|| format!("{}: cannot be removed", product.display()))?;
     }
     write_if_changed(&copy, &text)?;
     compile(&copy)
@@ -137,7 +146,10 @@ impl Demo {
     /// Ends it; fails when it has ended by itself, for then the recording is not one of 10 s.
     fn end(mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait().context("asking after the demo app")? {
-            bail!("the demo app: expected it to run on, found that it ended during the recording: {status}");
+            bail!(
+                "the demo app: expected it to run on, found that it ended during the recording: \
+                 {status}"
+            );
         }
         Ok(())
     }

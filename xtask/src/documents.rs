@@ -1,4 +1,5 @@
-//! Rules of the documents: links resolve, the book has every page, the README is short, and few sentences are long.
+//! Rules of the documents: links resolve, the book has every page, the README is short, and few
+//! sentences are long.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -20,7 +21,9 @@ const README_BYTES: usize = 6 * 1024;
 /// Checks the documents among `files`, which are relative to the root.
 pub(crate) fn check(paths: &Paths, files: &[PathBuf], broken: &mut Vec<String>) {
     let mut pages = HashMap::new();
-    for file in files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "md")) {
+    for file in
+        files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "md"))
+    {
         if let Ok(text) = fs::read_to_string(paths.root.join(file)) {
             pages.insert(file.clone(), text);
         }
@@ -48,7 +51,9 @@ pub(crate) fn check(paths: &Paths, files: &[PathBuf], broken: &mut Vec<String>) 
             } else if !anchor.is_empty()
                 && anchors.get(target.as_path()).is_some_and(|known| !known.contains(anchor))
             {
-                broken.push(format!("{name}:{line}: the link `{link}` names a heading that is not there"));
+                broken.push(format!(
+                    "{name}:{line}: the link `{link}` names a heading that is not there"
+                ));
             }
         }
         if file.starts_with("docs") || file == Path::new("README.md") {
@@ -58,7 +63,10 @@ pub(crate) fn check(paths: &Paths, files: &[PathBuf], broken: &mut Vec<String>) 
         }
     }
     if long * SHARE > all {
-        broken.push(format!("README.md and docs: {long} of {all} sentences have more than {LONG} words; at most one in {SHARE} may"));
+        broken.push(format!(
+            "README.md and docs: {long} of {all} sentences have more than {LONG} \
+             words; at most one in {SHARE} may"
+        ));
     }
     check_book(&pages, broken);
     check_readme(&pages, broken);
@@ -116,7 +124,10 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
 
 /// A line without what stands between backticks; `code` stands for each of these.
 fn without_code(line: &str, code: &str) -> String {
-    line.split('`').enumerate().map(|(index, part)| if index % 2 == 0 { part } else { code }).collect()
+    line.split('`')
+        .enumerate()
+        .map(|(index, part)| if index % 2 == 0 { part } else { code })
+        .collect()
 }
 
 /// Links into the repository, with their lines.
@@ -146,7 +157,8 @@ fn anchors(text: &str) -> HashSet<String> {
         .collect()
 }
 
-/// Words of each sentence. Tables, headings and code are none; a piece of code in a sentence is one word.
+/// Words of each sentence. Tables, headings and code are none; a piece of code in a sentence is one
+/// word.
 fn sentences(text: &str) -> Vec<usize> {
     let mut paragraphs = vec![String::new()];
     let mut last = 0;
@@ -172,15 +184,14 @@ fn sentences(text: &str) -> Vec<usize> {
 fn lengths(paragraph: &str) -> Vec<usize> {
     let mut found = vec![0];
     // The address of a link is no word.
-    let text: String = paragraph
-        .split("](")
-        .enumerate()
-        .map(
-            |(index, part)| {
+    let text: String =
+        paragraph
+            .split("](")
+            .enumerate()
+            .map(|(index, part)| {
                 if index == 0 { part } else { part.split_once(')').map_or(part, |(_, rest)| rest) }
-            },
-        )
-        .collect();
+            })
+            .collect();
     for word in text.split_whitespace() {
         if let Some(words) = found.last_mut()
             && word.chars().any(char::is_alphanumeric)
@@ -215,7 +226,8 @@ mod tests {
 
     #[test]
     fn words_of_sentences_are_counted_without_tables_and_code() {
-        let text = "# Heading here\nOne two `a b c` four. Five\nsix ([seven](x.md))!\n\n| no | word |\n- eight nine\n- ten\n```\ncode here\n```\n";
+        let text = "# Heading here\nOne two `a b c` four. Five\nsix ([seven](x.md))!\n\n| no | \
+             word |\n- eight nine\n- ten\n```\ncode here\n```\n";
         assert_eq!(sentences(text), [4, 3, 2, 1]);
     }
 }

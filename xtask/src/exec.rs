@@ -1,4 +1,5 @@
-//! Steps with their time, and child processes whose failure says which command, what it returned and what it printed.
+//! Steps with their time, and child processes whose failure says which command, what it returned
+//! and what it printed.
 
 use std::{
     env, fs,
@@ -28,8 +29,9 @@ impl Steps {
     }
 }
 
-/// A cargo in the workspace. `cargo run`, which began us, has set variables that describe this program; a build script that looks at such (ring's
-/// does) would run anew, and all that depends on it be built anew, whenever a cargo of ours and one that a person types take turns.
+/// A cargo in the workspace. `cargo run`, which began us, has set variables that describe this
+/// program; a build script that looks at such (ring's does) would run anew, and all that depends on
+/// it be built anew, whenever a cargo of ours and one that a person types take turns.
 pub(crate) fn cargo(paths: &Paths) -> Command {
     let mut command = Command::new("cargo");
     command.current_dir(&paths.root);
@@ -39,7 +41,8 @@ pub(crate) fn cargo(paths: &Paths) -> Command {
     command
 }
 
-/// Variables that cargo sets for the program it runs (the Cargo book, "Environment variables Cargo sets for crates").
+/// Variables that cargo sets for the program it runs (the Cargo book, "Environment variables Cargo
+/// sets for crates").
 fn is_of_a_package(name: &str) -> bool {
     name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")
 }
@@ -56,9 +59,9 @@ fn typed(command: &Command) -> String {
 
 /// Runs a command that talks to the person itself.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
-    let status = command
-        .status()
-        .with_context(|| format!("`{}` did not start: is it installed, and on PATH?", typed(command)))?;
+    let status = command.status().with_context(|| {
+        format!("`{}` did not start: is it installed, and on PATH?", typed(command))
+    })?;
     if !status.success() {
         bail!("`{}` failed: expected exit code 0, found {status}", typed(command));
     }
@@ -67,18 +70,21 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 
 /// Runs a command and returns all it said, whatever its exit code.
 pub(crate) fn outcome(command: &mut Command) -> Result<Output> {
-    command
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("`{}` did not start: is it installed, and on PATH?", typed(command)))
+    command.stdin(Stdio::null()).output().with_context(|| {
+        format!("`{}` did not start: is it installed, and on PATH?", typed(command))
+    })
 }
 
-/// Runs a quiet command and returns its standard output; the error has the end of its standard error.
+/// Runs a quiet command and returns its standard output; the error has the end of its standard
+/// error.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let output = outcome(command)?;
     if !output.status.success() {
-        let said =
-            format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let said = format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
         let lines: Vec<&str> = said.lines().collect();
         let end = lines.get(lines.len().saturating_sub(30)..).unwrap_or_default().join("\n");
         bail!("`{}` failed: expected exit code 0, found {}\n{end}", typed(command), output.status);
@@ -86,14 +92,16 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Runs a command whose words somebody else's would get between: returns all it said, and whether it exited with 0.
+/// Runs a command whose words somebody else's would get between: returns all it said, and whether
+/// it exited with 0.
 pub(crate) fn told(command: &mut Command) -> Result<(bool, String)> {
     let line = typed(command);
     let (mut reader, writer) = io::pipe().with_context(|| format!("a pipe for `{line}`"))?;
     let other = writer.try_clone().with_context(|| format!("a pipe for `{line}`"))?;
     command.stdin(Stdio::null()).stdout(writer).stderr(other);
-    let mut child =
-        command.spawn().with_context(|| format!("`{line}` did not start: is it installed, and on PATH?"))?;
+    let mut child = command
+        .spawn()
+        .with_context(|| format!("`{line}` did not start: is it installed, and on PATH?"))?;
     // As in `watch`.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut said = Vec::new();
@@ -102,7 +110,8 @@ pub(crate) fn told(command: &mut Command) -> Result<(bool, String)> {
     Ok((status.success(), String::from_utf8_lossy(&said).into_owned()))
 }
 
-/// Runs a command, passing on line by line what it says, if `see` returns true of the line. Returns whether it exited with 0.
+/// Runs a command, passing on line by line what it says, if `see` returns true of the line. Returns
+/// whether it exited with 0.
 pub(crate) fn watch(command: &mut Command, mut see: impl FnMut(&str) -> bool) -> Result<bool> {
     let line = typed(command);
     let (reader, writer) = io::pipe().with_context(|| format!("a pipe for `{line}`"))?;
@@ -138,7 +147,8 @@ pub(crate) fn need_root(what_for: &str) -> Result<()> {
     Ok(())
 }
 
-/// A command whose root is `root` and which has /proc there, as everything that starts programs gives them. For root only; gone with the command.
+/// A command whose root is `root` and which has /proc there, as everything that starts programs
+/// gives them. For root only; gone with the command.
 pub(crate) fn chroot(root: &Path) -> Command {
     let script = "mount -t proc proc \"$1/proc\" && exec chroot \"$@\"";
     let mut command = Command::new("unshare");
@@ -152,13 +162,15 @@ pub(crate) fn version(command: &mut Command) -> Option<String> {
     Some(text.lines().next().unwrap_or_default().to_owned())
 }
 
-/// Writes a file only when its content changes, so that cargo's and our own freshness checks by time stay true.
+/// Writes a file only when its content changes, so that cargo's and our own freshness checks by
+/// time stay true.
 pub(crate) fn write_if_changed(path: &Path, content: &[u8]) -> Result<()> {
     if fs::read(path).is_ok_and(|old| old == content) {
         return Ok(());
     }
     if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
+        fs::create_dir_all(folder)
+            .with_context(|| format!("{}: cannot be made", folder.display()))?;
     }
     fs::write(path, content).with_context(|| format!("{}: cannot be written", path.display()))
 }
@@ -176,11 +188,16 @@ mod tests {
         let paths = Paths::find().unwrap();
         let command = cargo(&paths);
         let removed = |name: &str| {
-            std::env::var_os(name).is_some() && command.get_envs().any(|set| set == (OsStr::new(name), None))
+            std::env::var_os(name).is_some()
+                && command.get_envs().any(|set| set == (OsStr::new(name), None))
         };
         assert!(
-            removed("CARGO_MANIFEST_DIR") && removed("CARGO_PKG_NAME") && removed("CARGO_PKG_VERSION_PRE")
+            removed("CARGO_MANIFEST_DIR")
+                && removed("CARGO_PKG_NAME")
+                && removed("CARGO_PKG_VERSION_PRE")
         );
-        assert!(command.get_envs().all(|(name, _)| name != "CARGO_HOME" && name != "CARGO_TARGET_DIR"));
+        assert!(
+            command.get_envs().all(|(name, _)| name != "CARGO_HOME" && name != "CARGO_TARGET_DIR")
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! `cargo xtask fuzz`: the targets of `fuzz/` under libFuzzer, with coverage counters in the code under test, built by stable Rust.
+//! `cargo xtask fuzz`: the targets of `fuzz/` under libFuzzer, with coverage counters in the code
+//! under test, built by stable Rust.
 
 use std::{
     env,
@@ -18,12 +19,14 @@ use crate::{
 /// libFuzzer is C++; its crate compiles it.
 const PACKAGES: [debian::Package; 1] = [("g++", "libFuzzer, the engine of the fuzz targets")];
 
-/// What the engine needs of the compiler: counters per branch, and every comparison reported. All stable flags.
+/// What the engine needs of the compiler: counters per branch, and every comparison reported. All
+/// stable flags.
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares";
 
-/// Bounds that are part of every target's promise: seconds for one input, MiB for the process, MiB for one allocation.
+/// Bounds that are part of every target's promise: seconds for one input, MiB for the process, MiB
+/// for one allocation.
 const BOUNDS: [&str; 3] = ["-timeout=10", "-rss_limit_mb=512", "-malloc_limit_mb=64"];
 
 /// Longest input, bytes: the seeds are shorter, and short inputs are tried more often.
@@ -33,9 +36,15 @@ const MAX_INPUT: &str = "-max_len=4096";
 pub(crate) const LONG: u64 = 10_000_000;
 
 /// Runs one target or all, each for this many executions, beginning with its corpus.
-pub(crate) fn fuzz(paths: &Paths, steps: &Steps, target: Option<&str>, executions: u64) -> Result<()> {
+pub(crate) fn fuzz(
+    paths: &Paths,
+    steps: &Steps,
+    target: Option<&str>,
+    executions: u64,
+) -> Result<()> {
     let targets = targets(paths)?;
-    let chosen: Vec<&String> = targets.iter().filter(|name| target.is_none_or(|t| t == *name)).collect();
+    let chosen: Vec<&String> =
+        targets.iter().filter(|name| target.is_none_or(|t| t == *name)).collect();
     if chosen.is_empty() {
         bail!("no fuzz target `{}`; there are {}", target.unwrap_or_default(), targets.join(", "));
     }
@@ -46,7 +55,10 @@ pub(crate) fn fuzz(paths: &Paths, steps: &Steps, target: Option<&str>, execution
         steps.step(&format!("fuzzing {name}: {executions} executions"));
         lines.push(run_target(paths, &engine, name, executions)?);
     }
-    println!("| target | executions | s | edges reached | features | peak MiB |\n|---|---|---|---|---|---|");
+    println!(
+        "| target | executions | s | edges reached | features | peak MiB \
+         |\n|---|---|---|---|---|---|"
+    );
     for line in lines {
         println!("{line}");
     }
@@ -57,7 +69,9 @@ pub(crate) fn fuzz(paths: &Paths, steps: &Steps, target: Option<&str>, execution
 fn targets(paths: &Paths) -> Result<Vec<String>> {
     let folder = paths.root.join("fuzz/corpus");
     let mut names = Vec::new();
-    for entry in fs::read_dir(&folder).with_context(|| format!("{}: cannot be listed", folder.display()))? {
+    for entry in
+        fs::read_dir(&folder).with_context(|| format!("{}: cannot be listed", folder.display()))?
+    {
         let entry = entry.with_context(|| format!("{}: cannot be listed", folder.display()))?;
         names.push(entry.file_name().to_string_lossy().into_owned());
     }
@@ -65,7 +79,8 @@ fn targets(paths: &Paths) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Its own target folder: the flags hold for every crate, and everything else would be built anew after each run.
+/// Its own target folder: the flags hold for every crate, and everything else would be built anew
+/// after each run.
 fn build(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
     const TRIPLE: &str = "x86_64-unknown-linux-gnu";
     steps.step("building the fuzz targets");
@@ -74,7 +89,17 @@ fn build(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
     flags.push(' ');
     flags.push_str(FLAGS);
     run(cargo(paths)
-        .args(["build", "--package", "fuzz", "--features", "engine", "--bin", "fuzz", "--profile", "fuzz"])
+        .args([
+            "build",
+            "--package",
+            "fuzz",
+            "--features",
+            "engine",
+            "--bin",
+            "fuzz",
+            "--profile",
+            "fuzz",
+        ])
         // Named, so that the flags are not for build scripts and macros.
         .args(["--target", TRIPLE, "--target-dir"])
         .arg(&folder)
@@ -85,7 +110,8 @@ fn build(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
     Ok(folder.join(TRIPLE).join("fuzz/fuzz"))
 }
 
-/// Runs a target and returns its line of the table. New inputs are kept below the target folder, for the next run.
+/// Runs a target and returns its line of the table. New inputs are kept below the target folder,
+/// for the next run.
 fn run_target(paths: &Paths, engine: &Path, name: &str, executions: u64) -> Result<String> {
     let folder = paths.target.join("fuzz/found");
     let found = folder.join(name);
@@ -112,7 +138,8 @@ fn run_target(paths: &Paths, engine: &Path, name: &str, executions: u64) -> Resu
     if !status.success() || outcome.executions < executions {
         let lines: Vec<&str> = said.lines().filter(|line| !line.starts_with('#')).collect();
         bail!(
-            "fuzz target {name}: a finding after {} of {executions} executions; `PERFUSION_FUZZ_TARGET={name} {} INPUT` runs \
+            "fuzz target {name}: a finding after {} of {executions} executions; \
+             `PERFUSION_FUZZ_TARGET={name} {} INPUT` runs \
              it alone\n{}",
             outcome.executions,
             engine.display(),
@@ -170,8 +197,13 @@ mod tests {
         ] {
             outcome.see(line);
         }
-        let expected =
-            Outcome { executions: 10_000_000, seconds: 55, edges: 107, features: 375, peak_mib: 27 };
+        let expected = Outcome {
+            executions: 10_000_000,
+            seconds: 55,
+            edges: 107,
+            features: 375,
+            peak_mib: 27,
+        };
         assert_eq!(outcome, expected);
     }
 }

@@ -1,5 +1,6 @@
-//! The chart: linted by helm itself, rendered with the values of each scenario in `helm/ci`, compared with what `helm/rendered` keeps, and
-//! checked against Kubernetes' own schemas; values that the chart must refuse are tried, too.
+//! The chart: linted by helm itself, rendered with the values of each scenario in `helm/ci`,
+//! compared with what `helm/rendered` keeps, and checked against Kubernetes' own schemas; values
+//! that the chart must refuse are tried, too.
 
 use std::{
     fs,
@@ -107,10 +108,13 @@ pub(crate) fn lint(paths: &Paths, steps: &Steps, fix: bool) -> Result<()> {
 fn scenarios(chart: &Path) -> Result<Vec<String>> {
     let folder = chart.join("ci");
     let mut names = Vec::new();
-    for entry in fs::read_dir(&folder).with_context(|| format!("{}: cannot be listed", folder.display()))? {
+    for entry in
+        fs::read_dir(&folder).with_context(|| format!("{}: cannot be listed", folder.display()))?
+    {
         let path = entry.with_context(|| format!("{}: cannot be listed", folder.display()))?.path();
         let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
-        names.extend(stem.filter(|_| path.extension().is_some_and(|extension| extension == "yaml")));
+        names
+            .extend(stem.filter(|_| path.extension().is_some_and(|extension| extension == "yaml")));
     }
     names.sort();
     Ok(names)
@@ -128,7 +132,8 @@ fn render(helm: &Path, chart: &Path, values: &Path, kubernetes: &str) -> Result<
 
 /// The objects whose kinds Kubernetes itself knows.
 fn own(rendered: &str) -> String {
-    let foreign = |object: &str| FOREIGN.iter().any(|group| object.contains(&format!("apiVersion: {group}")));
+    let foreign =
+        |object: &str| FOREIGN.iter().any(|group| object.contains(&format!("apiVersion: {group}")));
     rendered.split("---\n").filter(|object| !foreign(object)).collect::<Vec<_>>().join("---\n")
 }
 
@@ -144,7 +149,8 @@ fn refusals(helm: &Path, chart: &Path) -> Result<()> {
         let said = String::from_utf8_lossy(&got.stderr);
         if got.status.success() || !said.contains(names) {
             bail!(
-                "helm template --set {set}: expected a refusal that names `{names}`, found {}: {said}",
+                "helm template --set {set}: expected a refusal that names `{names}`, found {}: \
+                 {said}",
                 got.status
             );
         }
@@ -152,21 +158,34 @@ fn refusals(helm: &Path, chart: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What an installation says to the person who made it. helm shows notes only of what a cluster took, so they are rendered as an object here.
+/// What an installation says to the person who made it. helm shows notes only of what a cluster
+/// took, so they are rendered as an object here.
 fn notes(helm: &Path, chart: &Path, folder: &Path) -> Result<()> {
     let copy = folder.join("notes");
     clear(&copy)?;
     output(Command::new("cp").arg("-r").arg(chart).arg(&copy))?;
-    fs::write(copy.join("templates/notes.yaml"), "notes: {{ include \"perfusion.notes\" . | toJson }}\n")
-        .with_context(|| format!("{}: cannot be written", copy.display()))?;
+    fs::write(
+        copy.join("templates/notes.yaml"),
+        "notes: {{ include \"perfusion.notes\" . | toJson }}\n",
+    )
+    .with_context(|| format!("{}: cannot be written", copy.display()))?;
     for (set, warning) in WARNED {
         let said = output(
             Command::new(helm)
                 .args(["template", "perfusion", "--kube-version", KUBERNETES[1]])
                 .arg(&copy)
-                .args(["--namespace", "perfusion", "--show-only", "templates/notes.yaml", "--set", set]),
+                .args([
+                    "--namespace",
+                    "perfusion",
+                    "--show-only",
+                    "templates/notes.yaml",
+                    "--set",
+                    set,
+                ]),
         )?;
-        if !said.contains(warning) || !said.contains("pod-security.kubernetes.io/enforce=privileged") {
+        if !said.contains(warning)
+            || !said.contains("pod-security.kubernetes.io/enforce=privileged")
+        {
             bail!("notes with --set {set}: expected `{warning}`, found:\n{said}");
         }
     }
@@ -197,11 +216,18 @@ pub(crate) fn as_json<const N: usize>(
             Command::new(&helm)
                 .args(["template", "perfusion", "--kube-version", KUBERNETES[1]])
                 .arg(&copy)
-                .args(["--namespace", "perfusion", "--show-only", "templates/object.yaml", "--values"])
+                .args([
+                    "--namespace",
+                    "perfusion",
+                    "--show-only",
+                    "templates/object.yaml",
+                    "--values",
+                ])
                 .arg(values),
         )?;
         let object = said.lines().find_map(|line| line.strip_prefix("object: "));
-        let object = object.with_context(|| format!("{template}: expected an object, found {said}"))?;
+        let object =
+            object.with_context(|| format!("{template}: expected an object, found {said}"))?;
         *made = serde_json::from_str(object).with_context(|| format!("{template} as JSON"))?;
     }
     Ok(made)
@@ -251,7 +277,11 @@ mod tests {
 
     #[test]
     fn objects_of_others_are_left_out() {
-        let rendered = "---\napiVersion: v1\nkind: A\n---\napiVersion: security.openshift.io/v1\nkind: B\n---\napiVersion: apps/v1\nkind: C\n";
-        assert_eq!(own(rendered), "---\napiVersion: v1\nkind: A\n---\napiVersion: apps/v1\nkind: C\n");
+        let rendered = "---\napiVersion: v1\nkind: A\n---\napiVersion: \
+             security.openshift.io/v1\nkind: B\n---\napiVersion: apps/v1\nkind: C\n";
+        assert_eq!(
+            own(rendered),
+            "---\napiVersion: v1\nkind: A\n---\napiVersion: apps/v1\nkind: C\n"
+        );
     }
 }

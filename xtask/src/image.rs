@@ -1,5 +1,6 @@
-//! `cargo xtask image`: the files of the container image in `target/image`, checked without a container engine: what is there, that it is all
-//! the program needs (it runs with that folder as its root), and that the Dockerfile adds nothing.
+//! `cargo xtask image`: the files of the container image in `target/image`, checked without a
+//! container engine: what is there, that it is all the program needs (it runs with that folder as
+//! its root), and that the Dockerfile adds nothing.
 
 use std::{
     collections::BTreeSet,
@@ -21,7 +22,8 @@ use crate::{
 const PROGRAM: &str = "usr/bin/perfusion";
 const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
 /// Where the chart mounts something; a read-only root cannot grow them.
-const MOUNTED: [&str; 6] = ["dev", "etc/perfusion", "proc", "run/perfusion", "sys", "var/lib/perfusion"];
+const MOUNTED: [&str; 6] =
+    ["dev", "etc/perfusion", "proc", "run/perfusion", "sys", "var/lib/perfusion"];
 /// Who root is, and that names are looked up in /etc/hosts, then asked of a name server.
 const TEXTS: [(&str, &str); 3] = [
     ("etc/passwd", "root:x:0:0:root:/:/nonexistent\n"),
@@ -37,7 +39,8 @@ const LAST_STAGE: [&str; 4] = [
 ];
 /// More means that something came along.
 const MOST_BYTES: u64 = 48 << 20;
-/// The same of a program that was not optimized: it is 67 MB of unoptimized code, and no file came along.
+/// The same of a program that was not optimized: it is 67 MB of unoptimized code, and no file came
+/// along.
 const MOST_BYTES_UNOPTIMIZED: u64 = 80 << 20;
 
 /// Lays the image's files out and checks them.
@@ -61,17 +64,22 @@ pub(crate) fn image(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
 fn lay_out(perfusion: &Path, root: &Path) -> Result<BTreeSet<PathBuf>> {
     for folder in MOUNTED.into_iter().chain(["usr/bin"]) {
         let folder = root.join(folder);
-        fs::create_dir_all(&folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
+        fs::create_dir_all(&folder)
+            .with_context(|| format!("{}: cannot be made", folder.display()))?;
     }
     let mut files = BTreeSet::from([PathBuf::from(PROGRAM)]);
-    output(Command::new("strip").args(["--strip-debug", "-o"]).arg(root.join(PROGRAM)).arg(perfusion))?;
+    output(
+        Command::new("strip").args(["--strip-debug", "-o"]).arg(root.join(PROGRAM)).arg(perfusion),
+    )?;
     let libraries = output(Command::new("ldd").arg(perfusion))?;
-    let libraries = libraries.split_whitespace().filter(|word| word.starts_with('/') && !word.ends_with(':'));
+    let libraries =
+        libraries.split_whitespace().filter(|word| word.starts_with('/') && !word.ends_with(':'));
     for from in libraries.chain([AUTHORITIES]) {
         let inside = from.trim_start_matches('/');
         let to = root.join(inside);
         if let Some(folder) = to.parent() {
-            fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
+            fs::create_dir_all(folder)
+                .with_context(|| format!("{}: cannot be made", folder.display()))?;
         }
         // Of a link, what it leads to.
         fs::copy(from, &to).with_context(|| format!("{from}: cannot be copied"))?;
@@ -89,11 +97,13 @@ fn check_files(root: &Path, expected: &BTreeSet<PathBuf>, most: u64) -> Result<(
     let mut bytes = 0;
     let mut folders = vec![root.to_path_buf()];
     while let Some(folder) = folders.pop() {
-        for entry in
-            fs::read_dir(&folder).with_context(|| format!("{}: cannot be listed", folder.display()))?
+        for entry in fs::read_dir(&folder)
+            .with_context(|| format!("{}: cannot be listed", folder.display()))?
         {
-            let path = entry.with_context(|| format!("{}: cannot be listed", folder.display()))?.path();
-            let facts = path.symlink_metadata().with_context(|| format!("{}: its kind", path.display()))?;
+            let path =
+                entry.with_context(|| format!("{}: cannot be listed", folder.display()))?.path();
+            let facts =
+                path.symlink_metadata().with_context(|| format!("{}: its kind", path.display()))?;
             if facts.is_dir() {
                 folders.push(path);
             } else {
@@ -111,9 +121,12 @@ fn check_files(root: &Path, expected: &BTreeSet<PathBuf>, most: u64) -> Result<(
 
 fn check_dockerfile(paths: &Paths) -> Result<()> {
     let path = paths.root.join("Dockerfile");
-    let text = fs::read_to_string(&path).with_context(|| format!("{}: cannot be read", path.display()))?;
-    let lines: Vec<&str> = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
-    let last = lines.iter().rposition(|line| line.starts_with("FROM ")).context("Dockerfile: no FROM")?;
+    let text =
+        fs::read_to_string(&path).with_context(|| format!("{}: cannot be read", path.display()))?;
+    let lines: Vec<&str> =
+        text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
+    let last =
+        lines.iter().rposition(|line| line.starts_with("FROM ")).context("Dockerfile: no FROM")?;
     let (first, last) = lines.split_at(last);
     if last != LAST_STAGE || first.last() != Some(&"RUN cargo xtask image") {
         bail!(
@@ -139,8 +152,10 @@ fn check_program(root: &Path, steps: &Steps) -> Result<()> {
         format!("image: the program printed no JSON: {}", String::from_utf8_lossy(&said.stderr))
     })?;
     for part in ["eBPF probes", "shim for .NET"] {
-        let check =
-            checks.iter().find(|check| check["name"] == part).context("doctor does not look at it")?;
+        let check = checks
+            .iter()
+            .find(|check| check["name"] == part)
+            .context("doctor does not look at it")?;
         if check["outcome"] != "good" {
             bail!("image: {part}: {}", check["message"]);
         }

@@ -1,5 +1,6 @@
-//! `cargo xtask kernels`: Debian's kernels from 5.10 to the newest, one after another in qemu: what `doctor` says there, and whether a
-//! recording has the stacks a program is known to have. Emulated (TCG), so it runs where there is no /dev/kvm, and slowly.
+//! `cargo xtask kernels`: Debian's kernels from 5.10 to the newest, one after another in qemu: what
+//! `doctor` says there, and whether a recording has the stacks a program is known to have. Emulated
+//! (TCG), so it runs where there is no /dev/kvm, and slowly.
 
 use std::{
     collections::BTreeMap,
@@ -28,12 +29,20 @@ const PACKAGES: [debian::Package; 4] = [
 
 /// Debian's releases that the kernels come from, oldest first.
 const SOURCES: &str = "\
-deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bullseye main
-deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian-security bullseye-security main
-deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm main
-deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian-security bookworm-security main
-deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian trixie main
-deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian sid main
+deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian \
+     bullseye main
+deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] \
+     http://deb.debian.org/debian-security bullseye-security main
+deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian \
+     bookworm main
+deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] \
+     http://deb.debian.org/debian-security bookworm-security main
+deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian trixie \
+     \
+     \
+     main
+deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian sid \
+     main
 ";
 
 const KERNELS: [Kernel; 4] = [
@@ -57,7 +66,8 @@ struct Kernel {
     prefix: &'static str,
     /// The checks of `doctor` that say it lacks something; all else is expected to work.
     lacks: &'static [&'static str],
-    /// Maps count as locked memory, so that who may have little of it can record nothing, and is told so.
+    /// Maps count as locked memory, so that who may have little of it can record nothing, and is
+    /// told so.
     locked_maps: bool,
 }
 
@@ -76,8 +86,12 @@ say kernel; /bin/busybox uname -r; say 'exit 0'
 say doctor; /bin/perfusion doctor --json 2> /dev/null; say \"exit $?\"
 /bin/chain > /tmp/ready & pid=$!
 until /bin/busybox grep -q ready /tmp/ready; do /bin/busybox usleep 100000; done
-say confined; /bin/setpriv --bounding-set=-sys_resource /bin/perfusion doctor --json 2> /dev/null; say \"exit $?\"
-say 'confined record'; /bin/setpriv --bounding-set=-sys_resource /bin/perfusion --quiet record --pid $pid --duration 1s -o /tmp/c.pb.gz 2>&1; say \"exit $?\"
+say confined; /bin/setpriv --bounding-set=-sys_resource /bin/perfusion doctor --json 2> /dev/null; \
+     \
+     \
+     say \"exit $?\"
+say 'confined record'; /bin/setpriv --bounding-set=-sys_resource /bin/perfusion --quiet record \
+     --pid $pid --duration 1s -o /tmp/c.pb.gz 2>&1; say \"exit $?\"
 account() {
 say \"$1\"
 while read -r up idle; do echo \"up $up\"; done < /proc/uptime
@@ -85,14 +99,17 @@ for task in /proc/$pid/task/*; do echo \"${task##*/} $(/bin/busybox cat $task/sc
 }
 account before
 /bin/perfusion record --pid $pid --duration 10s -o /tmp/p.pb.gz > /tmp/said 2>&1 & recorder=$!
-until /bin/busybox grep -q '^recording ' /tmp/said 2> /dev/null || ! kill -0 $recorder; do /bin/busybox usleep 100000; done
+until /bin/busybox grep -q '^recording ' /tmp/said 2> /dev/null || ! kill -0 $recorder; do \
+     /bin/busybox usleep 100000; done
 account 'from within'; /bin/busybox sleep 7; account 'until within'
 wait $recorder; code=$?
 account after
 say record; /bin/busybox cat /tmp/said; say \"exit $code\"
-say samples; /bin/perfusion report /tmp/p.pb.gz --format folded --type samples 2>&1; say \"exit $?\"
+say samples; /bin/perfusion report /tmp/p.pb.gz --format folded --type samples 2>&1; say \"exit \
+     $?\"
 for type in cpu runnable blocked; do
-say $type; /bin/perfusion report /tmp/p.pb.gz --format folded --type $type --by thread_id --idle 2>&1; say \"exit $?\"
+say $type; /bin/perfusion report /tmp/p.pb.gz --format folded --type $type --by thread_id --idle \
+     2>&1; say \"exit $?\"
 done
 say dump; /bin/perfusion dump --pid $pid 2>&1; say \"exit $?\"
 clocks() {
@@ -101,8 +118,10 @@ while read -r up idle; do echo \"up $up\"; done < /proc/uptime
 while read -r now at ns rest; do [ \"$now $at\" = 'now at' ] && echo \"monotonic $ns\"; done < /proc/timer_list
 }
 clocks 'before sleep'
-/bin/perfusion record --pid $pid --spans --duration 5s -o /tmp/s.pb.gz > /tmp/said 2>&1 & recorder=$!
-until /bin/busybox grep -q '^recording ' /tmp/said 2> /dev/null || ! kill -0 $recorder; do /bin/busybox usleep 100000; done
+/bin/perfusion record --pid $pid --spans --duration 5s -o /tmp/s.pb.gz > /tmp/said 2>&1 & \
+     recorder=$!
+until /bin/busybox grep -q '^recording ' /tmp/said 2> /dev/null || ! kill -0 $recorder; do \
+     /bin/busybox usleep 100000; done
 /bin/busybox date -s '2001-01-01 00:00:00' > /dev/null
 echo 0 > /sys/class/rtc/rtc0/wakealarm; echo +4 > /sys/class/rtc/rtc0/wakealarm
 echo mem > /sys/power/state
@@ -110,13 +129,15 @@ wait $recorder; code=$?
 clocks 'after sleep'
 say slept; /bin/busybox cat /tmp/said; say \"exit $code\"
 for type in cpu runnable blocked; do
-say \"slept $type\"; /bin/perfusion report /tmp/s.pb.gz --format folded --type $type --by thread_id --idle 2>&1; say \"exit $?\"
+say \"slept $type\"; /bin/perfusion report /tmp/s.pb.gz --format folded --type $type --by \
+     thread_id --idle 2>&1; say \"exit $?\"
 done
 /bin/busybox mount -t securityfs security /sys/kernel/security
 for level in integrity confidentiality; do
 echo $level > /sys/kernel/security/lockdown
 say \"$level doctor\"; /bin/perfusion doctor --json 2> /dev/null; say \"exit $?\"
-say \"$level\"; /bin/perfusion --quiet record --pid $pid --duration 1s -o /tmp/l.pb.gz 2>&1; say \"exit $?\"
+say \"$level\"; /bin/perfusion --quiet record --pid $pid --duration 1s -o /tmp/l.pb.gz 2>&1; say \
+     \"exit $?\"
 done
 say end
 /bin/busybox poweroff -f
@@ -142,7 +163,8 @@ pub(crate) fn kernels(paths: &Paths, steps: &Steps, only: Option<&str>) -> Resul
     let packages = apt.names()?;
     let files = pack(paths, &folder, &perfusion)?;
     let mut table = String::from(
-        "| kernel | `doctor` | CPU samples whole | waits whole | threads' times | asleep since before | `dump` |\n\
+        "| kernel | `doctor` | CPU samples whole | waits whole | threads' times | asleep since \
+         before | `dump` |\n\
          |---|---|---|---|---|---|---|\n",
     );
     let mut wrong = Vec::new();
@@ -151,8 +173,9 @@ pub(crate) fn kernels(paths: &Paths, steps: &Steps, only: Option<&str>) -> Resul
         if only.is_some_and(|only| only != version) {
             continue;
         }
-        let package = newest(&packages, prefix)
-            .with_context(|| format!("no package {prefix}…; remove {} to look again", folder.display()))?;
+        let package = newest(&packages, prefix).with_context(|| {
+            format!("no package {prefix}…; remove {} to look again", folder.display())
+        })?;
         let image = apt.kernel(package, steps)?;
         steps.step(&format!("booting {package}"));
         let log = folder.join(format!("{version}.log"));
@@ -161,7 +184,9 @@ pub(crate) fn kernels(paths: &Paths, steps: &Steps, only: Option<&str>) -> Resul
         let found = Found::read(&String::from_utf8_lossy(&text));
         match found.line(&kernel) {
             Ok(line) => table.push_str(&line),
-            Err(error) => wrong.push(format!("{package}: {error:#}; all it said is in {}", log.display())),
+            Err(error) => {
+                wrong.push(format!("{package}: {error:#}; all it said is in {}", log.display()))
+            }
         }
     }
     print!("{table}");
@@ -185,9 +210,11 @@ impl Apt {
         }
         steps.step("reading Debian's package lists (45 MB)");
         for part in [&lists, &apt.folder.join("archives/partial")] {
-            fs::create_dir_all(part).with_context(|| format!("{}: cannot be made", part.display()))?;
+            fs::create_dir_all(part)
+                .with_context(|| format!("{}: cannot be made", part.display()))?;
         }
-        fs::write(apt.folder.join("sources.list"), SOURCES).context("sources.list of the kernels")?;
+        fs::write(apt.folder.join("sources.list"), SOURCES)
+            .context("sources.list of the kernels")?;
         let updated = output(apt.command("apt-get").arg("update"));
         if updated.is_err() {
             // Half of the lists would look like all of them next time.
@@ -228,7 +255,8 @@ impl Apt {
         steps.step(&format!("fetching {package}"));
         output(self.command("apt-get").args(["download", package]))?;
         // Its modules are not needed: all the machine has is built in.
-        let script = "set -e; dpkg-deb --fsys-tarfile \"$1\"_*.deb | tar -xO --wildcards '*/vmlinuz*' > \"$1\".new; \
+        let script = "set -e; dpkg-deb --fsys-tarfile \"$1\"_*.deb | tar -xO --wildcards \
+             '*/vmlinuz*' > \"$1\".new; \
                       rm \"$1\"_*.deb; mv \"$1\".new \"$1\".vmlinuz";
         output(Command::new("sh").args(["-c", script, "sh", package]).current_dir(&self.folder))?;
         Ok(image)
@@ -243,16 +271,27 @@ pub(crate) fn newest<'a>(packages: &'a [String], prefix: &str) -> Option<&'a str
         if !version.chars().all(|c| c.is_ascii_digit() || ".+deb".contains(c)) {
             return None;
         }
-        Some(version.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect())
+        Some(
+            version
+                .split(|c: char| !c.is_ascii_digit())
+                .filter_map(|number| number.parse().ok())
+                .collect(),
+        )
     };
-    packages.iter().filter_map(|name| Some((version(name)?, name))).max().map(|(_, name)| name.as_str())
+    packages
+        .iter()
+        .filter_map(|name| Some((version(name)?, name)))
+        .max()
+        .map(|(_, name)| name.as_str())
 }
 
-/// Packs the machine's files: busybox, perfusion, the program with known stacks and the libraries of both.
+/// Packs the machine's files: busybox, perfusion, the program with known stacks and the libraries
+/// of both.
 fn pack(paths: &Paths, folder: &Path, perfusion: &Path) -> Result<PathBuf> {
     let root = folder.join("root");
     if root.exists() {
-        fs::remove_dir_all(&root).with_context(|| format!("{}: cannot be removed", root.display()))?;
+        fs::remove_dir_all(&root)
+            .with_context(|| format!("{}: cannot be removed", root.display()))?;
     }
     for name in ["bin", "proc", "sys", "dev", "tmp"] {
         let part = root.join(name);
@@ -260,7 +299,8 @@ fn pack(paths: &Paths, folder: &Path, perfusion: &Path) -> Result<PathBuf> {
     }
     let copy = |from: &Path, to: PathBuf| -> Result<()> {
         if let Some(parent) = to.parent() {
-            fs::create_dir_all(parent).with_context(|| format!("{}: cannot be made", parent.display()))?;
+            fs::create_dir_all(parent)
+                .with_context(|| format!("{}: cannot be made", parent.display()))?;
         }
         fs::copy(from, &to).with_context(|| format!("{}: cannot be copied", from.display()))?;
         Ok(())
@@ -277,7 +317,9 @@ fn pack(paths: &Paths, folder: &Path, perfusion: &Path) -> Result<PathBuf> {
     let setpriv = Path::new("/usr/bin/setpriv");
     copy(setpriv, root.join("bin/setpriv"))?;
     let libraries = output(Command::new("ldd").arg(&chain).arg(perfusion).arg(setpriv))?;
-    for word in libraries.split_whitespace().filter(|word| word.starts_with('/') && !word.ends_with(':')) {
+    for word in
+        libraries.split_whitespace().filter(|word| word.starts_with('/') && !word.ends_with(':'))
+    {
         let inside = word.trim_start_matches('/');
         copy(Path::new(word), root.join(inside))?;
     }
@@ -292,8 +334,15 @@ fn pack(paths: &Paths, folder: &Path, perfusion: &Path) -> Result<PathBuf> {
 }
 
 /// Runs a machine of so many MiB to its end, with these words more on the kernel's command line.
-pub(crate) fn boot(kernel: &Path, files: &Path, log: &Path, mebibytes: u32, words: &str) -> Result<()> {
-    let written = fs::File::create(log).with_context(|| format!("{}: cannot be made", log.display()))?;
+pub(crate) fn boot(
+    kernel: &Path,
+    files: &Path,
+    log: &Path,
+    mebibytes: u32,
+    words: &str,
+) -> Result<()> {
+    let written =
+        fs::File::create(log).with_context(|| format!("{}: cannot be made", log.display()))?;
     run(Command::new("timeout")
         .args(["1800", "qemu-system-x86_64", "-accel", "tcg"])
         // Debian's 6.12 does not boot with an emulated cmpxchg16b.
@@ -305,7 +354,9 @@ pub(crate) fn boot(kernel: &Path, files: &Path, log: &Path, mebibytes: u32, word
         .arg(files)
         .args([
             "-append",
-            &format!("console=ttyS0 quiet panic=-1 loglevel=5 softlockup_all_cpu_backtrace=1 {words}"),
+            &format!(
+                "console=ttyS0 quiet panic=-1 loglevel=5 softlockup_all_cpu_backtrace=1 {words}"
+            ),
         ])
         .stdin(std::process::Stdio::null())
         .stdout(written))
@@ -346,7 +397,8 @@ impl Found {
 
     /// The table's line; an error when something is not as it must be.
     fn line(&self, expected: &Kernel) -> Result<String> {
-        let kernel = self.part("kernel")?.lines.iter().find(|line| !line.is_empty()).context("no name")?;
+        let kernel =
+            self.part("kernel")?.lines.iter().find(|line| !line.is_empty()).context("no name")?;
         let (doctor, record) = (self.part("doctor")?, self.part("record")?);
         let lacks = lacks(doctor)?;
         if doctor.exit != Some(0) || record.exit != Some(0) {
@@ -382,20 +434,33 @@ impl Found {
         let has = |text: &str| dump.lines.iter().any(|line| line.contains(text));
         let (asleep, dumped) = if expected.lacks.contains(&SLEEPERS) {
             if slept.1 != 0 || dump.exit != Some(4) || !has("it takes Linux 5.18 or newer") {
-                bail!("sleeper's stack {slept:?}, dump ended with {:?}: {:?}", dump.exit, dump.lines);
+                bail!(
+                    "sleeper's stack {slept:?}, dump ended with {:?}: {:?}",
+                    dump.exit,
+                    dump.lines
+                );
             }
             ("its time", "refused, exit code 4")
         } else {
-            let dumped = ["asleep_inner", "asleep_outer", "wait_outer", "spin_inner"].into_iter().all(has);
+            let dumped =
+                ["asleep_inner", "asleep_outer", "wait_outer", "spin_inner"].into_iter().all(has);
             if slept.0 == 0 || dump.exit != Some(0) || !dumped {
-                bail!("sleeper's stack {slept:?}, dump ended with {:?}: {:?}", dump.exit, dump.lines);
+                bail!(
+                    "sleeper's stack {slept:?}, dump ended with {:?}: {:?}",
+                    dump.exit,
+                    dump.lines
+                );
             }
             ("whole", "whole")
         };
         let names: Vec<&str> = lacks.iter().map(|(name, _)| name.as_str()).collect();
         Ok(format!(
             "| {kernel} | {} | {} of {} | {} | within {} µs | {asleep} | {dumped} |\n",
-            if names.is_empty() { "lacks nothing".to_owned() } else { format!("lacks {}", names.join(", ")) },
+            if names.is_empty() {
+                "lacks nothing".to_owned()
+            } else {
+                format!("lacks {}", names.join(", "))
+            },
             cpu.0,
             cpu.1,
             percent(waits),
@@ -403,12 +468,14 @@ impl Found {
         ))
     }
 
-    /// Without the capability to allow itself more locked memory. `doctor` tries a recording, so both end alike.
+    /// Without the capability to allow itself more locked memory. `doctor` tries a recording, so
+    /// both end alike.
     fn check_confined(&self, expected: &Kernel) -> Result<()> {
         let doctor = self.part("confined")?;
         let lacks = lacks(doctor)?;
-        let told =
-            lacks.iter().any(|(name, text)| name == "locked memory" && text.contains("CAP_SYS_RESOURCE"));
+        let told = lacks
+            .iter()
+            .any(|(name, text)| name == "locked memory" && text.contains("CAP_SYS_RESOURCE"));
         let record = self.part("confined record")?;
         let exit = if expected.locked_maps { 4 } else { 0 };
         let named = record.lines.iter().any(|line| line.contains("LimitMEMLOCK"));
@@ -416,7 +483,8 @@ impl Found {
             || (doctor.exit, record.exit) != (Some(exit), Some(exit))
         {
             bail!(
-                "without CAP_SYS_RESOURCE doctor ended with {:?}: {lacks:?}, record with {:?}: {:?}",
+                "without CAP_SYS_RESOURCE doctor ended with {:?}: {lacks:?}, record with {:?}: \
+                 {:?}",
                 doctor.exit,
                 record.exit,
                 record.lines
@@ -425,17 +493,24 @@ impl Found {
         Ok(())
     }
 
-    /// Locked down, first as far as is no hindrance (`integrity`), then so far that eBPF may not read memory.
+    /// Locked down, first as far as is no hindrance (`integrity`), then so far that eBPF may not
+    /// read memory.
     fn check_lockdown(&self) -> Result<()> {
         let (allowed, locked) = (self.part("integrity")?, self.part("confidentiality")?);
         let doctor = self.part("confidentiality doctor")?;
-        let named = |part: &Part| part.lines.iter().any(|line| line.contains("lockdown=confidentiality"));
+        let named =
+            |part: &Part| part.lines.iter().any(|line| line.contains("lockdown=confidentiality"));
         if allowed.exit != Some(0) || named(self.part("integrity doctor")?) {
-            bail!("under lockdown's integrity record ended with {:?}: {:?}", allowed.exit, allowed.lines);
+            bail!(
+                "under lockdown's integrity record ended with {:?}: {:?}",
+                allowed.exit,
+                allowed.lines
+            );
         }
         if (locked.exit, doctor.exit) != (Some(4), Some(4)) || !named(locked) || !named(doctor) {
             bail!(
-                "under lockdown's confidentiality record ended with {:?}: {:?}; doctor with {:?}: {:?}",
+                "under lockdown's confidentiality record ended with {:?}: {:?}; doctor with {:?}: \
+                 {:?}",
                 locked.exit,
                 locked.lines,
                 doctor.exit,
@@ -445,12 +520,14 @@ impl Found {
         Ok(())
     }
 
-    /// The clock was set back by years and the machine slept for seconds while it recorded: each thread has the time by the clock that does both not.
+    /// The clock was set back by years and the machine slept for seconds while it recorded: each
+    /// thread has the time by the clock that does both not.
     fn check_suspended(&self) -> Result<()> {
         let recorded = self.part("slept")?;
         let (before, after) = (self.part("before sleep")?, self.part("after sleep")?);
         let since = |part: &Part| Some((part.told().0, part.value("monotonic")?));
-        let (Some((up, awake)), Some((up_after, awake_after))) = (since(before), since(after)) else {
+        let (Some((up, awake)), Some((up_after, awake_after))) = (since(before), since(after))
+        else {
             bail!("no clocks: {before:?}, {after:?}");
         };
         let (all, awake) = (up_after.saturating_sub(up), awake_after.saturating_sub(awake));
@@ -463,7 +540,8 @@ impl Found {
         let whole = |sum: &u64| (SHORT_NS..SHORT_NS + asleep / 2).contains(sum);
         if recorded.exit != Some(0) || sums.len() != 4 || !sums.iter().all(whole) {
             bail!(
-                "while the machine slept record ended with {:?}: {:?}; the times of its threads add up to {sums:?} ns, it slept for {asleep}",
+                "while the machine slept record ended with {:?}: {:?}; the times of its threads \
+                 add up to {sums:?} ns, it slept for {asleep}",
                 recorded.exit,
                 recorded.lines
             );
@@ -471,37 +549,45 @@ impl Found {
         Ok(())
     }
 
-    /// Each thread's times against the kernel's own account: of a part of the recording, of which they have at least as much, and of all the time
-    /// around it, of which they have no more. Answers the least and the most that one thread's add up to.
+    /// Each thread's times against the kernel's own account: of a part of the recording, of which
+    /// they have at least as much, and of all the time around it, of which they have no more.
+    /// Answers the least and the most that one thread's add up to.
     fn check_times(&self) -> Result<(u64, u64)> {
         let columns = self.columns("")?;
         let sums = columns.values().map(|of| of.iter().sum::<u64>());
         let (least, most) = (sums.clone().min().unwrap_or(0), sums.max().unwrap_or(0));
-        let (within, around) = (self.told("from within", "until within")?, self.told("before", "after")?);
+        let (within, around) =
+            (self.told("from within", "until within")?, self.told("before", "after")?);
         let (from, to) = (RECORDED_NS, around.0 + SLACK_NS);
         if columns.len() != 4 || (most - least) * 1000 > most || least < from || most > to {
             bail!(
-                "the times of {} threads, of 4 that lived through it all, add up to {least} to {most} ns; that should be {from} to {to}",
+                "the times of {} threads, of 4 that lived through it all, add up to {least} to \
+                 {most} ns; that should be {from} to {to}",
                 columns.len()
             );
         }
         for ((tid, &[cpu, runnable, blocked]), role) in columns.iter().zip(ROLES) {
-            let kernels = |told: &Told| told.1.get(tid).copied().context("a thread has no schedstat");
-            let ([ran, waited], [ran_at_most, waited_at_most]) = (kernels(&within)?, kernels(&around)?);
+            let kernels =
+                |told: &Told| told.1.get(tid).copied().context("a thread has no schedstat");
+            let ([ran, waited], [ran_at_most, waited_at_most]) =
+                (kernels(&within)?, kernels(&around)?);
             let sum = cpu + runnable + blocked;
             let sleeps = if role == SPINNER {
                 blocked <= SLACK_NS
             } else {
                 blocked + sum / 10 >= sum.saturating_sub(ran_at_most + waited_at_most)
             };
-            // A CPU that runs nothing of the thread that has it, as for an interrupt, makes that thread wait as well, but not by the kernel's account.
+            // A CPU that runs nothing of the thread that has it, as for an interrupt, makes that
+            // thread wait as well, but not by the kernel's account.
             if !sleeps
                 || !(ran..=ran_at_most + 2 * SLACK_NS).contains(&(cpu + SLACK_NS))
                 || runnable + SLACK_NS < waited
             {
                 bail!(
-                    "thread {tid} ({role}) ran for {cpu} ns, waited {runnable} for a CPU and {blocked} for something else; by its schedstat it ran for {ran} \
-                     and waited {waited} for a CPU in a part of that time, and ran for {ran_at_most} and waited {waited_at_most} in all of it and more"
+                    "thread {tid} ({role}) ran for {cpu} ns, waited {runnable} for a CPU and \
+                     {blocked} for something else; by its schedstat it ran for {ran} \
+                     and waited {waited} for a CPU in a part of that time, and ran for \
+                     {ran_at_most} and waited {waited_at_most} in all of it and more"
                 );
             }
         }
@@ -515,7 +601,9 @@ impl Found {
             for line in &self.part(&format!("{of}{part}"))?.lines {
                 let Some((stack, value)) = line.rsplit_once(' ') else { continue };
                 let Some((thread, _)) = stack.split_once(';') else { continue };
-                let (Ok(thread), Ok(value)) = (thread.parse(), value.parse::<u64>()) else { continue };
+                let (Ok(thread), Ok(value)) = (thread.parse(), value.parse::<u64>()) else {
+                    continue;
+                };
                 if let Some(sum) = threads.entry(thread).or_default().get_mut(column) {
                     *sum += value;
                 }
@@ -547,15 +635,16 @@ const RECORDED_NS: u64 = 10_000_000_000;
 const SHORT_NS: u64 = 5_000_000_000;
 const SLEPT_NS: u64 = 2_000_000_000;
 
-/// By how much two of the kernel's accounts may be apart: that of a thread that runs is brought up to date at ticks, and `/proc/uptime` has two
-/// decimals.
+/// By how much two of the kernel's accounts may be apart: that of a thread that runs is brought up
+/// to date at ticks, and `/proc/uptime` has two decimals.
 const SLACK_NS: u64 = 100_000_000;
 
 /// The threads of `three_threads.c` in the order they are made.
 const ROLES: [&str; 4] = ["main", SPINNER, "waiter", "sleeper"];
 const SPINNER: &str = "spinner";
 
-/// Nanoseconds, and by thread those it ran and those it waited for a CPU (`/proc/PID/task/TID/schedstat`).
+/// Nanoseconds, and by thread those it ran and those it waited for a CPU
+/// (`/proc/PID/task/TID/schedstat`).
 type Told = (u64, BTreeMap<u32, [u64; 2]>);
 
 fn percent((part, all): (u64, u64)) -> String {
@@ -591,7 +680,9 @@ impl Part {
                     told.0 = hundredths * 10_000_000;
                 }
                 [tid, ran, waited, _] => {
-                    if let (Ok(tid), Ok(ran), Ok(waited)) = (tid.parse(), ran.parse(), waited.parse()) {
+                    if let (Ok(tid), Ok(ran), Ok(waited)) =
+                        (tid.parse(), ran.parse(), waited.parse())
+                    {
                         told.1.insert(tid, [ran, waited]);
                     }
                 }
@@ -601,17 +692,21 @@ impl Part {
         told
     }
 
-    /// Of the folded stacks with one of the functions of `chain` in them, the values of those that have the chain from its first function
-    /// on, unbroken (a sample may have met any of them as the innermost), and of all.
+    /// Of the folded stacks with one of the functions of `chain` in them, the values of those that
+    /// have the chain from its first function on, unbroken (a sample may have met any of them as
+    /// the innermost), and of all.
     fn share(&self, chain: &[&str]) -> (u64, u64) {
         let mut share = (0, 0);
         for line in &self.lines {
             let Some((stack, value)) = line.rsplit_once(' ') else { continue };
             let there: Vec<&str> = stack.split(';').filter(|frame| chain.contains(frame)).collect();
-            let Some(value) = value.parse::<u64>().ok().filter(|_| !there.is_empty()) else { continue };
+            let Some(value) = value.parse::<u64>().ok().filter(|_| !there.is_empty()) else {
+                continue;
+            };
             share.1 += value;
-            let whole =
-                chain.starts_with(&there) && stack.contains(&there.join(";")) && !stack.contains("guessed");
+            let whole = chain.starts_with(&there)
+                && stack.contains(&there.join(";"))
+                && !stack.contains("guessed");
             share.0 += if whole { value } else { 0 };
         }
         share
@@ -659,17 +754,25 @@ mod tests {
             let spun = seconds * 900_000_000;
             let waited = seconds * 90_000_000;
             format!(
-                "@@ {part}\r\nup {seconds}.00\r\n1 5 5 1\r\n2 {spun} {waited} 9\r\n3 5 5 1\r\n4 5 5 1\r\n"
+                "@@ {part}\r\nup {seconds}.00\r\n1 5 5 1\r\n2 {spun} {waited} 9\r\n3 5 5 1\r\n4 5 \
+                 5 1\r\n"
             )
         };
-        let told = [told("before", 20), told("from within", 22), told("until within", 29), told("after", 34)];
+        let told = [
+            told("before", 20),
+            told("from within", 22),
+            told("until within", 29),
+            told("after", 34),
+        ];
         format!(
             "@@ kernel\r\n6.1.0-52-amd64\r\n@@ exit 0\r\n@@ doctor\r\n[{lacks}]\r\n@@ exit 0\r\n\
-             @@ confined\r\n[{lacks}]\r\n@@ exit 0\r\n@@ confined record\r\n@@ exit 0\r\n{}@@ record\r\n{limited}@@ exit {record}\r\n\
+             @@ confined\r\n[{lacks}]\r\n@@ exit 0\r\n@@ confined record\r\n@@ exit 0\r\n{}@@ \
+             record\r\n{limited}@@ exit {record}\r\n\
              @@ samples\r\n{samples}\r\n@@ exit 0\r\n\
              @@ cpu\r\n2;x;spin_thread 9000000000\r\n3;x;wait_thread 10000000\r\n@@ exit 0\r\n\
              @@ runnable\r\n2;x;spin_thread 1000000000\r\n@@ exit 0\r\n\
-             @@ blocked\r\n1;[waiting] 10000001000\r\n3;x;wait_thread;wait_outer;wait_inner;nanosleep 9990000000\r\n\
+             @@ blocked\r\n1;[waiting] \
+             10000001000\r\n3;x;wait_thread;wait_outer;wait_inner;nanosleep 9990000000\r\n\
              {asleep} 10000000000\r\n@@ exit 0\r\n@@ dump\r\n{dump}\r\n{}@@ end\r\n",
             told.concat(),
             asleep_and_locked(5),
@@ -680,8 +783,10 @@ mod tests {
     fn asleep_and_locked(counted: u64) -> String {
         let threads: String = (1..5).map(|tid| format!("{tid};x {counted}000000001\r\n")).collect();
         format!(
-            "@@ before sleep\r\nup 10.00\r\nmonotonic 9000000000\r\n@@ after sleep\r\nup 20.00\r\nmonotonic 15000000000\r\n\
-             @@ slept\r\n@@ exit 0\r\n@@ slept cpu\r\n@@ exit 0\r\n@@ slept runnable\r\n@@ exit 0\r\n@@ slept blocked\r\n{threads}@@ exit 0\r\n\
+            "@@ before sleep\r\nup 10.00\r\nmonotonic 9000000000\r\n@@ after sleep\r\nup \
+             20.00\r\nmonotonic 15000000000\r\n\
+             @@ slept\r\n@@ exit 0\r\n@@ slept cpu\r\n@@ exit 0\r\n@@ slept runnable\r\n@@ exit \
+             0\r\n@@ slept blocked\r\n{threads}@@ exit 0\r\n\
              @@ integrity doctor\r\n[]\r\n@@ exit 0\r\n@@ integrity\r\n@@ exit 0\r\n\
              @@ confidentiality doctor\r\nboot without lockdown=confidentiality\r\n@@ exit 4\r\n\
              @@ confidentiality\r\nboot without lockdown=confidentiality\r\n@@ exit 4\r\n"
@@ -691,14 +796,16 @@ mod tests {
     const GOOD: &str = "x;spin_thread;spin_outer;spin_middle;spin_inner 400";
     const WHOLE: Kernel = Kernel { version: "", prefix: "", lacks: &[], locked_maps: false };
     const OLD: Kernel = Kernel { lacks: &[SLEEPERS], ..WHOLE };
-    const SAID: &str = r#"{"name": "sleeping threads", "outcome": "limited", "message": "too old"}"#;
+    const SAID: &str =
+        r#"{"name": "sleeping threads", "outcome": "limited", "message": "too old"}"#;
 
     #[test]
     fn a_stack_that_is_not_whole_is_told() {
         let line = Found::read(&log(GOOD, "0", "")).line(&WHOLE).unwrap();
         assert_eq!(
             line,
-            "| 6.1.0-52-amd64 | lacks nothing | 400 of 400 | 1000 ‰ of 9990 ms | within 1 µs | whole | whole |\n"
+            "| 6.1.0-52-amd64 | lacks nothing | 400 of 400 | 1000 ‰ of 9990 ms | within 1 µs | \
+             whole | whole |\n"
         );
         let bad = format!("{GOOD}\r\nx;spin_middle;spin_inner 3");
         assert!(Found::read(&log(&bad, "0", "")).line(&WHOLE).is_err());
@@ -733,7 +840,8 @@ mod tests {
             let error = moved(cpu, runnable, blocked).unwrap_err();
             assert!(error.contains("thread 2 (spinner)"), "{error}");
         }
-        let half = good.replace("wait_inner;nanosleep 9990000000", "wait_inner;nanosleep 4990000000");
+        let half =
+            good.replace("wait_inner;nanosleep 9990000000", "wait_inner;nanosleep 4990000000");
         let half = half.replace("@@ runnable", "@@ runnable\r\n3;x 5000000000");
         let error = Found::read(&half).line(&WHOLE).unwrap_err().to_string();
         assert!(error.contains("thread 3 (waiter)"), "{error}");
@@ -748,10 +856,14 @@ mod tests {
             assert!(good.contains(from), "{from}");
             Found::read(&good.replace(from, to)).line(&WHOLE).unwrap_err().to_string()
         };
-        assert!(told(&asleep_and_locked(5), &asleep_and_locked(9)).contains("while the machine slept"));
+        assert!(
+            told(&asleep_and_locked(5), &asleep_and_locked(9)).contains("while the machine slept")
+        );
         assert!(told("monotonic 15000000000", "monotonic 19000000000").contains("did not sleep"));
         assert!(told("boot without lockdown=", "it has ").contains("confidentiality"));
-        assert!(told("@@ integrity\r\n@@ exit 0", "@@ integrity\r\n@@ exit 4").contains("integrity"));
+        assert!(
+            told("@@ integrity\r\n@@ exit 0", "@@ integrity\r\n@@ exit 4").contains("integrity")
+        );
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! Dispatch of `cargo xtask …`: every development command that is not plain cargo. Depends on no member of the workspace, so that it
-//! builds in seconds on a bare machine. What a command does lives in the module of its name.
+//! Dispatch of `cargo xtask …`: every development command that is not plain cargo. Depends on no
+//! member of the workspace, so that it builds in seconds on a bare machine. What a command does
+//! lives in the module of its name.
 
 mod apiserver;
 mod bench;
@@ -33,38 +34,57 @@ const HELP: &str = "\
 cargo xtask COMMAND
 
   run             set up, build, start the demo app, profile it for 10 s, show the profile (root)
-  setup           install what `run` misses: eBPF toolchain; .NET and a C# compiler unless PATH has an SDK; print versions
+  setup           install what `run` misses: eBPF toolchain; .NET and a C# compiler unless PATH \
+     has an SDK; print versions
   build           eBPF object, shim and target/release/perfusion with both inside
   test [--long] [FILTER]
-                  every test, system tests on the real kernel and CLRs included (root); --long takes the full durations and counts
+                  every test, system tests on the real kernel and CLRs included (root); --long \
+     takes the full durations and counts
   fuzz [TARGET] [--executions N]
-                  look for inputs that break a fuzz target, 10 million executions each unless told (docs/fuzzing.md)
+                  look for inputs that break a fuzz target, 10 million executions each unless told \
+     (docs/fuzzing.md)
   kernels [5.10|6.1|6.12|newest]
-                  boot Debian's kernels in qemu and record a program with known stacks on each (root; docs/kernel-policy.md)
+                  boot Debian's kernels in qemu and record a program with known stacks on each \
+     (root; docs/kernel-policy.md)
   boot [unit|pod]
-                  boot a Debian with systemd in qemu: install the package, use it under its unit, purge it; run the chart's pod (root, 20 minutes)
+                  boot a Debian with systemd in qemu: install the package, use it under its unit, \
+     purge it; run the chart's pod (root, 20 minutes)
   bench [FIGURE [--write]]
-                  measure what the profiler costs; writes docs/benchmarks.md, of one figure with --write only (root)
+                  measure what the profiler costs; writes docs/benchmarks.md, of one figure with \
+     --write only (root)
   truth [--seconds N] [--repetitions N] [WORKLOAD… | thinning]
-                  how true profiles of programs with known stacks and times are; writes docs/truth.md (root)
+                  how true profiles of programs with known stacks and times are; writes \
+     docs/truth.md (root)
   memory [--windows N]
-                  how true allocations and live objects of programs with known ones are; writes the figures in docs/memory.md (root)
+                  how true allocations and live objects of programs with known ones are; writes \
+     the figures in docs/memory.md (root)
   collector       profiles sent to a real OpenTelemetry Collector, which is built first (root)
   leaks [--runs N] [--at-once N]
-                  how often `perfusion leaks` is right about programs with known leaks; writes the figures in docs/leaks.md (root)
-  apiserver       the chart and the daemon against a real Kubernetes API server, which is built first (root, 10 minutes)
+                  how often `perfusion leaks` is right about programs with known leaks; writes the \
+     figures in docs/leaks.md (root)
+  apiserver       the chart and the daemon against a real Kubernetes API server, which is built \
+     first (root, 10 minutes)
   scale [PROCESSES CGROUPS RUNTIMES STARTS SECONDS]
-                  what the daemon takes on a node with very many processes, some of which come and go: 2000 200 50 100 60 unless told (root)
-  soak [MINUTES]  how the daemon's memory grows while processes, .NET apps and recordings come and go: an hour unless told (root)
-  monitoring      alerts and dashboard by Prometheus' promtool, and beside a real Prometheus and a real daemon (root)
-  tidy [--fix]    rules no compiler checks: crate edges, first lines of files, documents locked to code
-  helm [--fix]    lint the chart, compare what it renders with helm/rendered, check that against Kubernetes' schemas
-  image           the files of the container image in target/image, and whether they are all it needs
+                  what the daemon takes on a node with very many processes, some of which come and \
+     go: 2000 200 50 100 60 unless told (root)
+  soak [MINUTES]  how the daemon's memory grows while processes, .NET apps and recordings come and \
+     go: an hour unless told (root)
+  monitoring      alerts and dashboard by Prometheus' promtool, and beside a real Prometheus and a \
+     real daemon (root)
+  tidy [--fix]    rules no compiler checks: crate edges, first lines of files, documents locked to \
+     code
+  helm [--fix]    lint the chart, compare what it renders with helm/rendered, check that against \
+     Kubernetes' schemas
+  image           the files of the container image in target/image, and whether they are all it \
+     needs
   package [--install]
-                  deb and rpm in target/packages; --install tries both in a Debian with nothing else in it (root)
-  ci              format, lints, docs, tidy, no_std builds, chart, tests, a short run of every fuzz target
+                  deb and rpm in target/packages; --install tries both in a Debian with nothing \
+     else in it (root)
+  ci              format, lints, docs, tidy, no_std builds, chart, tests, a short run of every \
+     fuzz target
 
-Everything made lies below target/. PERFUSION_TOOLCHAIN names another folder for what setup installs, so that checkouts can share it.
+Everything made lies below target/. PERFUSION_TOOLCHAIN names another folder for what setup \
+     installs, so that checkouts can share it.
 ";
 
 const SHORT: test::Mode = test::Mode { required: false, long: false, until: None };

@@ -1,5 +1,6 @@
-//! Modules of a crate: those that stand beside each other use each other in one direction only. A folder counts as one
-//! module for those beside it. A module may use what its own folder's `mod.rs` defines, and that file its modules.
+//! Modules of a crate: those that stand beside each other use each other in one direction only. A
+//! folder counts as one module for those beside it. A module may use what its own folder's `mod.rs`
+//! defines, and that file its modules.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,17 +39,20 @@ pub(crate) fn circles(folder: &Path) -> Result<Vec<String>> {
 }
 
 fn list(folder: &Path, at: &mut ModulePath, files: &mut Vec<(ModulePath, String)>) -> Result<()> {
-    let entries = fs::read_dir(folder).with_context(|| format!("{}: cannot be listed", folder.display()))?;
+    let entries =
+        fs::read_dir(folder).with_context(|| format!("{}: cannot be listed", folder.display()))?;
     for entry in entries {
         let path = entry?.path();
-        let Some(stem) = path.file_stem().and_then(|stem| stem.to_str()).map(str::to_owned) else { continue };
+        let Some(stem) = path.file_stem().and_then(|stem| stem.to_str()).map(str::to_owned) else {
+            continue;
+        };
         if path.is_dir() {
             at.push(stem);
             list(&path, at, files)?;
             at.pop();
         } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let text =
-                fs::read_to_string(&path).with_context(|| format!("{}: cannot be read", path.display()))?;
+            let text = fs::read_to_string(&path)
+                .with_context(|| format!("{}: cannot be read", path.display()))?;
             let mut module = at.clone();
             if !["lib", "main", "mod"].contains(&stem.as_str()) {
                 module.push(stem);
@@ -61,7 +65,8 @@ fn list(folder: &Path, at: &mut ModulePath, files: &mut Vec<(ModulePath, String)
 
 /// The code without comments, and without the tests at its end.
 fn without_tests(text: &str) -> String {
-    let end = text.find("\n#[cfg(test)]\nmod ").or_else(|| text.find("\n#[cfg(test)]\npub(crate) mod "));
+    let end =
+        text.find("\n#[cfg(test)]\nmod ").or_else(|| text.find("\n#[cfg(test)]\npub(crate) mod "));
     let code = &text[..end.unwrap_or(text.len())];
     code.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
 }
@@ -73,7 +78,8 @@ fn references(module: &ModulePath, code: &str) -> Vec<ModulePath> {
     for start in ["crate::", "self::", "super::"] {
         for (at, _) in code.match_indices(start) {
             let before = at.checked_sub(1).map(|before| bytes[before]);
-            if before.is_some_and(|b| b.is_ascii_alphanumeric() || [b'_', b':', b'$'].contains(&b)) {
+            if before.is_some_and(|b| b.is_ascii_alphanumeric() || [b'_', b':', b'$'].contains(&b))
+            {
                 continue;
             }
             expand(&code[at..], Vec::new(), &mut |path| {
@@ -95,8 +101,13 @@ fn references(module: &ModulePath, code: &str) -> Vec<ModulePath> {
     found
 }
 
-/// Calls `each` with every path that `text` begins with: of `a::{b, c::{d}}` with `a::b` and `a::c::d`. Answers the rest.
-fn expand<'a>(text: &'a str, mut so_far: Vec<String>, each: &mut dyn FnMut(Vec<String>)) -> &'a str {
+/// Calls `each` with every path that `text` begins with: of `a::{b, c::{d}}` with `a::b` and
+/// `a::c::d`. Answers the rest.
+fn expand<'a>(
+    text: &'a str,
+    mut so_far: Vec<String>,
+    each: &mut dyn FnMut(Vec<String>),
+) -> &'a str {
     let mut rest = text.trim_start();
     loop {
         if let Some(mut inner) = rest.strip_prefix('{') {
@@ -107,7 +118,10 @@ fn expand<'a>(text: &'a str, mut so_far: Vec<String>, each: &mut dyn FnMut(Vec<S
                 }
                 let after = expand(inner, so_far.clone(), each).trim_start();
                 inner = after.strip_prefix(',').unwrap_or(after);
-                if inner.len() == text.len() || inner.is_empty() || !inner.starts_with(is_path_or_end) {
+                if inner.len() == text.len()
+                    || inner.is_empty()
+                    || !inner.starts_with(is_path_or_end)
+                {
                     return inner;
                 }
             }
@@ -128,7 +142,8 @@ fn expand<'a>(text: &'a str, mut so_far: Vec<String>, each: &mut dyn FnMut(Vec<S
                 let after = after.trim_start();
                 let renamed = after.strip_prefix("as ").map(|of| of.trim_start());
                 return renamed.map_or(after, |of| {
-                    let end = of.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(of.len());
+                    let end =
+                        of.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(of.len());
                     &of[end..]
                 });
             }
@@ -172,7 +187,8 @@ fn circle(edges: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
             return None;
         }
         way.push(at);
-        let found = edges.get(at).into_iter().flatten().find_map(|next| visit(next, edges, way, done));
+        let found =
+            edges.get(at).into_iter().flatten().find_map(|next| visit(next, edges, way, done));
         way.pop();
         found
     }
@@ -197,8 +213,10 @@ mod tests {
     #[test]
     fn a_path_is_counted_from_the_crates_root() {
         let module = ["attach".to_owned(), "ipc".to_owned()].to_vec();
-        let found =
-            references(&module, "use super::place::{self, Unfit}; x(crate::types::Type); other_crate::y()");
+        let found = references(
+            &module,
+            "use super::place::{self, Unfit}; x(crate::types::Type); other_crate::y()",
+        );
         let found: Vec<String> = found.iter().map(|path| path.join("::")).collect();
         assert_eq!(found, ["types::Type", "attach::place", "attach::place::Unfit"]);
     }

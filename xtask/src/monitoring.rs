@@ -1,5 +1,6 @@
-//! `cargo xtask monitoring`: the alerts and the dashboard in `packaging/monitoring` by Prometheus' own tools: whether they are valid, whether each
-//! alert is raised for what it is about and for nothing else, and whether a real Prometheus that scrapes a real daemon finds what they ask for.
+//! `cargo xtask monitoring`: the alerts and the dashboard in `packaging/monitoring` by Prometheus'
+//! own tools: whether they are valid, whether each alert is raised for what it is about and for
+//! nothing else, and whether a real Prometheus that scrapes a real daemon finds what they ask for.
 
 use std::{
     fs,
@@ -41,7 +42,8 @@ pub(crate) fn monitoring(paths: &Paths, steps: &Steps) -> Result<()> {
 
 /// What needs no recording; answers where the tools are.
 pub(crate) fn check(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
-    let promtool = debian::unpack(steps, &paths.toolchain.join("prometheus"), PACKAGE, "usr/bin/promtool")?;
+    let promtool =
+        debian::unpack(steps, &paths.toolchain.join("prometheus"), PACKAGE, "usr/bin/promtool")?;
     let tools = promtool.parent().context("the folder of promtool")?.to_path_buf();
     steps.step("alerts and dashboard: promtool");
     let folder = folder_of(paths);
@@ -84,23 +86,28 @@ fn untested(rules: &str, tests: &str) -> Vec<String> {
     let alerts = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: "));
     let raised = |alert: &str| {
         let mut lines = tests.lines().map(str::trim);
-        lines.any(|line| line == format!("alertname: {alert}")) && lines.next() == Some("exp_alerts:")
+        lines.any(|line| line == format!("alertname: {alert}"))
+            && lines.next() == Some("exp_alerts:")
     };
     alerts.filter(|alert| !raised(alert)).map(str::to_owned).collect()
 }
 
 /// What the panels of a dashboard ask for, of all nodes.
 fn queries(dashboard: &Path) -> Result<Vec<String>> {
-    let text =
-        fs::read_to_string(dashboard).with_context(|| format!("{}: cannot be read", dashboard.display()))?;
-    let json: Value =
-        serde_json::from_str(&text).with_context(|| format!("{}: not JSON", dashboard.display()))?;
+    let text = fs::read_to_string(dashboard)
+        .with_context(|| format!("{}: cannot be read", dashboard.display()))?;
+    let json: Value = serde_json::from_str(&text)
+        .with_context(|| format!("{}: not JSON", dashboard.display()))?;
     let panels = json["panels"].as_array().context("the dashboard has no panels")?;
     let targets = panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten();
-    let queries: Vec<String> =
-        targets.filter_map(|target| Some(target["expr"].as_str()?.replace("$instance", ".*"))).collect();
+    let queries: Vec<String> = targets
+        .filter_map(|target| Some(target["expr"].as_str()?.replace("$instance", ".*")))
+        .collect();
     if queries.len() < panels.len() || queries.iter().any(|query| query.contains('$')) {
-        bail!("{}: expected a query in each panel, without variables but $instance", dashboard.display());
+        bail!(
+            "{}: expected a query in each panel, without variables but $instance",
+            dashboard.display()
+        );
     }
     Ok(queries)
 }
@@ -108,7 +115,10 @@ fn queries(dashboard: &Path) -> Result<Vec<String>> {
 /// As recording rules, which promtool checks. A JSON string is a YAML one.
 fn as_rules(queries: &[String]) -> String {
     let rules = queries.iter().enumerate().map(|(number, query)| {
-        format!("      - record: panel:query{number}\n        expr: {}\n", Value::from(query.as_str()))
+        format!(
+            "      - record: panel:query{number}\n        expr: {}\n",
+            Value::from(query.as_str())
+        )
     });
     format!("groups:\n  - name: dashboard\n    rules:\n{}", rules.collect::<String>())
 }

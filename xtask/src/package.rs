@@ -1,5 +1,6 @@
-//! `cargo xtask package`: deb and rpm with the program, its unit, manual pages and completions, made by nfpm from `packaging/nfpm.yaml`, and
-//! checked; with `--install` they are installed into and removed from a Debian with nothing else in it.
+//! `cargo xtask package`: deb and rpm with the program, its unit, manual pages and completions,
+//! made by nfpm from `packaging/nfpm.yaml`, and checked; with `--install` they are installed into
+//! and removed from a Debian with nothing else in it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,7 +35,9 @@ pub(crate) fn package(paths: &Paths, steps: &Steps, install: bool) -> Result<()>
     check_unit(paths, steps)?;
     let packages = packages(paths, steps)?;
     for package in [&packages.deb, &packages.rpm] {
-        let bytes = fs::metadata(package).with_context(|| format!("{}: not made", package.display()))?.len();
+        let bytes = fs::metadata(package)
+            .with_context(|| format!("{}: not made", package.display()))?
+            .len();
         println!("  {} ({:.1} MB)", package.display(), bytes as f64 / 1e6);
     }
     if install {
@@ -64,27 +67,38 @@ pub(crate) fn check_unit(paths: &Paths, steps: &Steps) -> Result<()> {
     debian::install(steps, &[("systemd", "checks the unit")])?;
     steps.step("unit: systemd-analyze");
     let unit = paths.root.join(UNIT);
-    let text = fs::read_to_string(&unit).with_context(|| format!("{}: cannot be read", unit.display()))?;
+    let text =
+        fs::read_to_string(&unit).with_context(|| format!("{}: cannot be read", unit.display()))?;
     let folder = paths.target.join(FOLDER).join("unit");
     fs::create_dir_all(&folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
-    // `verify` wants to see the programs, and there is no perfusion in /usr/bin of the machine that checks.
+    // `verify` wants to see the programs, and there is no perfusion in /usr/bin of the machine that
+    // checks.
     let checked = folder.join("perfusion.service");
     fs::write(&checked, text.replace("/usr/bin/perfusion", "/bin/true"))
         .with_context(|| format!("{}: cannot be written", checked.display()))?;
-    let verified = outcome(Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&checked))?;
-    // It exits with 0 even for a key it does not know. Of other units on the machine it may complain, too.
+    let verified =
+        outcome(Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&checked))?;
+    // It exits with 0 even for a key it does not know. Of other units on the machine it may
+    // complain, too.
     let said = String::from_utf8_lossy(&verified.stderr);
     let ours: Vec<&str> = said.lines().filter(|line| line.contains("perfusion")).collect();
     if !verified.status.success() || !ours.is_empty() {
         bail!("{UNIT}: systemd-analyze verify: {said}");
     }
     let added = paths.root.join(DROP_IN);
-    let added = fs::read_to_string(&added).with_context(|| format!("{}: cannot be read", added.display()))?;
+    let added = fs::read_to_string(&added)
+        .with_context(|| format!("{}: cannot be read", added.display()))?;
     for text in [text.clone(), text + &added] {
-        fs::write(&checked, text).with_context(|| format!("{}: cannot be written", checked.display()))?;
+        fs::write(&checked, text)
+            .with_context(|| format!("{}: cannot be written", checked.display()))?;
         output(
             Command::new("systemd-analyze")
-                .args(["security", "--no-pager", "--offline=true", &format!("--threshold={MOST_EXPOSED}")])
+                .args([
+                    "security",
+                    "--no-pager",
+                    "--offline=true",
+                    &format!("--threshold={MOST_EXPOSED}"),
+                ])
                 .arg(&checked),
         )?;
     }
@@ -106,11 +120,15 @@ fn make(paths: &Paths, steps: &Steps, perfusion: &Path, folder: &Path) -> Result
     for page in listed(&man)? {
         output(Command::new("gzip").args(["-9n"]).arg(man.join(page)))?;
     }
-    for (shell, name) in [("bash", "perfusion.bash"), ("fish", "perfusion.fish"), ("zsh", "_perfusion")] {
+    for (shell, name) in
+        [("bash", "perfusion.bash"), ("fish", "perfusion.fish"), ("zsh", "_perfusion")]
+    {
         let script = output(Command::new(perfusion).args(["completions", shell]))?;
-        fs::write(completions.join(name), script).with_context(|| format!("completions of {shell}"))?;
+        fs::write(completions.join(name), script)
+            .with_context(|| format!("completions of {shell}"))?;
     }
-    // Without debug information, a tenth of the size; its symbols stay, and so do stacks of the daemon itself.
+    // Without debug information, a tenth of the size; its symbols stay, and so do stacks of the
+    // daemon itself.
     let stripped = stage.join("perfusion");
     output(Command::new("strip").args(["--strip-debug", "-o"]).arg(&stripped).arg(perfusion))?;
 
@@ -119,7 +137,14 @@ fn make(paths: &Paths, steps: &Steps, perfusion: &Path, folder: &Path) -> Result
         let target = folder.join(format!("perfusion.{kind}"));
         output(
             Command::new(&nfpm)
-                .args(["package", "--config", "packaging/nfpm.yaml", "--packager", kind, "--target"])
+                .args([
+                    "package",
+                    "--config",
+                    "packaging/nfpm.yaml",
+                    "--packager",
+                    kind,
+                    "--target",
+                ])
                 .arg(&target)
                 .current_dir(&paths.root)
                 .env("PERFUSION_STAGE", &stage)
@@ -149,7 +174,10 @@ fn install_nfpm(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
 
 fn own_version(perfusion: &Path) -> Result<String> {
     let line = output(Command::new(perfusion).arg("--version"))?;
-    line.split_whitespace().nth(1).map(str::to_owned).context("`perfusion --version` printed no version")
+    line.split_whitespace()
+        .nth(1)
+        .map(str::to_owned)
+        .context("`perfusion --version` printed no version")
 }
 
 /// The newest glibc of which the program asks a symbol: what the packages must depend on.
@@ -160,19 +188,24 @@ fn newest_glibc(program: &Path) -> Result<String> {
 
 fn newest_version(symbols: &str) -> Option<String> {
     let versions = symbols.split(|letter: char| letter.is_whitespace() || "(),".contains(letter));
-    let numbers =
-        |text: &str| -> Option<Vec<u32>> { text.split('.').map(|part| part.parse().ok()).collect() };
+    let numbers = |text: &str| -> Option<Vec<u32>> {
+        text.split('.').map(|part| part.parse().ok()).collect()
+    };
     let known = versions.filter_map(|word| word.strip_prefix("GLIBC_"));
     known.filter_map(|text| Some((numbers(text)?, text))).max().map(|(_, text)| text.to_owned())
 }
 
 fn listed(folder: &Path) -> Result<Vec<PathBuf>> {
-    let entries = fs::read_dir(folder).with_context(|| format!("{}: cannot be listed", folder.display()))?;
+    let entries =
+        fs::read_dir(folder).with_context(|| format!("{}: cannot be listed", folder.display()))?;
     let names = entries.map(|entry| entry.map(|entry| PathBuf::from(entry.file_name())));
-    names.collect::<Result<_, _>>().with_context(|| format!("{}: cannot be listed", folder.display()))
+    names
+        .collect::<Result<_, _>>()
+        .with_context(|| format!("{}: cannot be listed", folder.display()))
 }
 
-/// Files of these folders are the package managers' own: lists of what is installed, their logs and caches.
+/// Files of these folders are the package managers' own: lists of what is installed, their logs and
+/// caches.
 const BOOKS: [&str; 6] =
     ["var/lib/dpkg", "var/lib/rpm", "var/log", "var/cache", "root/.rpmdb", "var/lib/apt"];
 
@@ -209,7 +242,9 @@ fn install_and_remove(folder: &Path, steps: &Steps, packages: &Packages) -> Resu
         output(&mut inside(&["dpkg", "--verify", "perfusion"]))?;
         fs::create_dir_all(root.join("var/lib/perfusion/profiles")).context("state of a run")?;
         output(&mut inside(&["dpkg", "--remove", "perfusion"]))?;
-        if !root.join("etc/perfusion/perfusion.yaml").exists() || !root.join("var/lib/perfusion").exists() {
+        if !root.join("etc/perfusion/perfusion.yaml").exists()
+            || !root.join("var/lib/perfusion").exists()
+        {
             bail!("deb: `remove` took configuration or data, which stay until `purge`");
         }
     }
@@ -238,15 +273,22 @@ fn in_use(root: &Path, inside: &dyn Fn(&[&str]) -> Command) -> Result<()> {
     if !version.starts_with("perfusion ") {
         bail!("installed: `perfusion --version` printed `{version}`");
     }
-    output(inside(&perfusion).args(["config", "check", "--config", "/etc/perfusion/perfusion.yaml"]))?;
+    output(inside(&perfusion).args([
+        "config",
+        "check",
+        "--config",
+        "/etc/perfusion/perfusion.yaml",
+    ]))?;
     let enabled = root.join("etc/systemd/system/multi-user.target.wants/perfusion.service");
     if enabled.symlink_metadata().is_err() {
         bail!("installed: {} is not there: the unit is not enabled", enabled.display());
     }
     // Names of pages and completions are what their readers look for.
-    for file in
-        ["man/man1/perfusion.1.gz", "man/man1/perfusion-record.1.gz", "bash-completion/completions/perfusion"]
-    {
+    for file in [
+        "man/man1/perfusion.1.gz",
+        "man/man1/perfusion-record.1.gz",
+        "bash-completion/completions/perfusion",
+    ] {
         let path = root.join("usr/share").join(file);
         if fs::metadata(&path).map_or(0, |found| found.len()) == 0 {
             bail!("installed: {} is missing or empty", path.display());
@@ -266,7 +308,8 @@ fn tree(root: &Path) -> Result<BTreeMap<PathBuf, String>> {
             if BOOKS.iter().any(|book| inside.starts_with(book)) {
                 continue;
             }
-            let facts = path.symlink_metadata().with_context(|| format!("{}: its kind", path.display()))?;
+            let facts =
+                path.symlink_metadata().with_context(|| format!("{}: its kind", path.display()))?;
             let mode = facts.permissions().mode();
             if facts.is_dir() {
                 found.insert(inside, format!("{mode:o}"));
@@ -291,7 +334,10 @@ fn nothing_left(
         .map(|(path, what)| format!("/{}: {what}", path.display()))
         .collect();
     if !changed.is_empty() {
-        bail!("{kind}: expected the host as it was before, found differences:\n{}", changed.join("\n"));
+        bail!(
+            "{kind}: expected the host as it was before, found differences:\n{}",
+            changed.join("\n")
+        );
     }
     Ok(())
 }
@@ -302,7 +348,8 @@ mod tests {
 
     #[test]
     fn versions_are_compared_by_number() {
-        let symbols = "  0x00a0:   Name: GLIBC_2.9  Flags: none  Version: 7\n  001: 4 (GLIBC_2.34)   5 (GLIBC_2.2.5)\n (GCC_3.0)";
+        let symbols = "  0x00a0:   Name: GLIBC_2.9  Flags: none  Version: 7\n  001: 4 \
+             (GLIBC_2.34)   5 (GLIBC_2.2.5)\n (GCC_3.0)";
         assert_eq!(newest_version(symbols).as_deref(), Some("2.34"));
         assert_eq!(newest_version("(GCC_3.0)"), None);
     }

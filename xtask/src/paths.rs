@@ -12,7 +12,8 @@ pub(crate) struct Paths {
     pub(crate) target: PathBuf,
     /// What `setup` installs.
     pub(crate) toolchain: PathBuf,
-    /// The profile that the program and its tests are built with, if not the usual ones: CI builds both with one, and what they share once.
+    /// The profile that the program and its tests are built with, if not the usual ones: CI builds
+    /// both with one, and what they share once.
     pub(crate) profile: Option<String>,
 }
 
@@ -21,10 +22,12 @@ impl Paths {
         let manifest = env::var_os("CARGO_MANIFEST_DIR")
             .map(PathBuf::from)
             .context("CARGO_MANIFEST_DIR is not set: run this as `cargo xtask`")?;
-        let root =
-            manifest.parent().with_context(|| format!("{} has no parent", manifest.display()))?.to_path_buf();
-        let target =
-            env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |path| root.join(path));
+        let root = manifest
+            .parent()
+            .with_context(|| format!("{} has no parent", manifest.display()))?
+            .to_path_buf();
+        let target = env::var_os("CARGO_TARGET_DIR")
+            .map_or_else(|| root.join("target"), |path| root.join(path));
         let toolchain = env::var_os("PERFUSION_TOOLCHAIN")
             .map_or_else(|| target.join("toolchain"), |path| root.join(path));
         let profile = env::var("PERFUSION_PROFILE").ok();
@@ -36,8 +39,8 @@ impl Paths {
         self.dotnet_roots().join(major).join("dotnet")
     }
 
-    /// Folder with the roots `8`, `9`, `10` and, where there is a copy of it, `11`, each with just its own
-    /// runtime.
+    /// Folder with the roots `8`, `9`, `10` and, where there is a copy of it, `11`, each with just
+    /// its own runtime.
     pub(crate) fn dotnet_roots(&self) -> PathBuf {
         self.toolchain.join("dotnet")
     }

@@ -1,5 +1,6 @@
-//! `cargo xtask scale [PROCESSES CGROUPS RUNTIMES STARTS SECONDS]`: the daemon on a node with very many processes; prints what it takes and loses.
-//! `cargo xtask soak [MINUTES]`: the daemon while processes, .NET apps and recordings come and go for long; prints how its memory grows.
+//! `cargo xtask scale [PROCESSES CGROUPS RUNTIMES STARTS SECONDS]`: the daemon on a node with very
+//! many processes; prints what it takes and loses. `cargo xtask soak [MINUTES]`: the daemon while
+//! processes, .NET apps and recordings come and go for long; prints how its memory grows.
 
 use std::env;
 
@@ -20,7 +21,9 @@ const USUAL: [&str; 5] = ["2000", "200", "50", "100", "60"];
 pub(crate) fn scale(paths: &Paths, steps: &Steps, arguments: &[&str]) -> Result<()> {
     need_root("recording")?;
     let size = if arguments.is_empty() { &USUAL } else { arguments };
-    if size.len() != USUAL.len() || size.iter().any(|number| !number.parse::<u32>().is_ok_and(|n| n > 0)) {
+    if size.len() != USUAL.len()
+        || size.iter().any(|number| !number.parse::<u32>().is_ok_and(|n| n > 0))
+    {
         bail!(
             "expected {} numbers, PROCESSES CGROUPS RUNTIMES STARTS SECONDS, found `{}`",
             USUAL.len(),

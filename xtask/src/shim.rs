@@ -1,5 +1,6 @@
-//! The shim as a `no_std` cdylib: built with its own flags in its own target folder, then checked. One file serves glibc of any age and
-//! musl, because it needs nothing but a few symbols every C library has.
+//! The shim as a `no_std` cdylib: built with its own flags in its own target folder, then checked.
+//! One file serves glibc of any age and musl, because it needs nothing but a few symbols every C
+//! library has.
 
 use std::{fs, process::Command};
 
@@ -10,8 +11,9 @@ use crate::{
     paths::Paths,
 };
 
-/// Stacks of allocations are walked from inside the library: frame pointers for others, unwind tables for us. On aarch64 atomics that ask the C
-/// library which instructions there are would need `getauxval`.
+/// Stacks of allocations are walked from inside the library: frame pointers for others, unwind
+/// tables for us. On aarch64 atomics that ask the C library which instructions there are would need
+/// `getauxval`.
 const FLAGS: &str = if cfg!(target_arch = "aarch64") {
     "-C force-frame-pointers=yes -C force-unwind-tables=yes -C target-feature=-outline-atomics"
 } else {
@@ -65,9 +67,12 @@ pub(crate) fn build(paths: &Paths, steps: &Steps) -> Result<()> {
     let bytes = fs::read(&built)
         .with_context(|| format!("{}: expected the build to leave it there", built.display()))?;
     let read = output(
-        Command::new("readelf").args(["--wide", "--dynamic", "--dyn-syms", "--sections"]).arg(&built),
+        Command::new("readelf")
+            .args(["--wide", "--dynamic", "--dyn-syms", "--sections"])
+            .arg(&built),
     )?;
-    check(&Facts::from_readelf(&read), bytes.len()).with_context(|| format!("{}", built.display()))?;
+    check(&Facts::from_readelf(&read), bytes.len())
+        .with_context(|| format!("{}", built.display()))?;
     write_if_changed(&paths.shim(), &bytes)
 }
 
@@ -113,10 +118,16 @@ fn check(facts: &Facts, bytes: usize) -> Result<()> {
     if !facts.needed.is_empty() {
         broken.push(format!("needs libraries: {}", facts.needed.join(", ")));
     }
-    let surplus: Vec<&str> =
-        facts.undefined.iter().map(String::as_str).filter(|name| !BOUND_AT_LOAD.contains(name)).collect();
+    let surplus: Vec<&str> = facts
+        .undefined
+        .iter()
+        .map(String::as_str)
+        .filter(|name| !BOUND_AT_LOAD.contains(name))
+        .collect();
     if surplus.contains(&"perfusion_shim_has_a_panic_path") {
-        broken.push("a panic path survived optimisation: the panic handler is referred to".to_owned());
+        broken.push(
+            "a panic path survived optimisation: the panic handler is referred to".to_owned(),
+        );
     }
     if !surplus.is_empty() {
         broken.push(format!(
@@ -159,8 +170,8 @@ mod tests {
 
     #[test]
     fn each_broken_rule_is_named() {
-        let panics =
-            "     4: 0000000000000000     0 NOTYPE  GLOBAL DEFAULT  UND perfusion_shim_has_a_panic_path\n";
+        let panics = "     4: 0000000000000000     0 NOTYPE  GLOBAL DEFAULT  UND \
+             perfusion_shim_has_a_panic_path\n";
         let needs = " 0x0000000000000001 (NEEDED)             Shared library: [libc.so.6]\n";
         let exports = "     5: 0000000000004500    21 FUNC    GLOBAL DEFAULT   11 memcpy\n";
         for (more, bytes, expected) in [

@@ -1,4 +1,5 @@
-//! `cargo xtask test [FILTER]`: every test, from plain ones without privilege to real CLRs under a real kernel, and one sum at the end.
+//! `cargo xtask test [FILTER]`: every test, from plain ones without privilege to real CLRs under a
+//! real kernel, and one sum at the end.
 
 use std::{
     env,
@@ -36,7 +37,8 @@ struct Sum {
     unsteady: Vec<String>,
 }
 
-/// So many system tests at most may fail beside others and be tried again alone; more than that is no accident.
+/// So many system tests at most may fail beside others and be tried again alone; more than that is
+/// no accident.
 const UNSTEADY_AT_MOST: usize = 2;
 /// How often such a test must pass then, one time after the other.
 const PASSES_ALONE: usize = 3;
@@ -48,9 +50,11 @@ const TO_TRY_AGAIN: Duration = Duration::from_secs(150);
 pub(crate) struct Mode {
     /// A system test whose needs are not met fails instead of being skipped.
     pub(crate) required: bool,
-    /// The durations and counts the promises are stated with, instead of the shortest the statistics allow.
+    /// The durations and counts the promises are stated with, instead of the shortest the
+    /// statistics allow.
     pub(crate) long: bool,
-    /// System tests that have not begun by then are skipped, which is said and counted; what hangs then is ended as failed.
+    /// System tests that have not begun by then are skipped, which is said and counted; what hangs
+    /// then is ended as failed.
     pub(crate) until: Option<SystemTime>,
 }
 
@@ -90,17 +94,21 @@ pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, mode: Mod
         if mode.required {
             system.env("PERFUSION_TESTS_REQUIRED", "1");
         }
-        if let Some(until) = until.and_then(|until| until.duration_since(SystemTime::UNIX_EPOCH).ok()) {
+        if let Some(until) =
+            until.and_then(|until| until.duration_since(SystemTime::UNIX_EPOCH).ok())
+        {
             system.env("PERFUSION_TESTS_UNTIL", until.as_secs().to_string());
         }
     };
     let mut system = system(paths);
-    // All begin, and wait for their turn (`environment::begin` of the tests): few run at a time, and those that measure time alone.
+    // All begin, and wait for their turn (`environment::begin` of the tests): few run at a time,
+    // and those that measure time alone.
     system.args(filter).args(["--", "--test-threads=1000"]);
     settings(&mut system, mode.until);
     let failed_before = sum.failures.len();
     sum.run("system tests", &mut system)?;
-    // Where the time for tests is over by now, what failed on a slow machine would fail for that alone.
+    // Where the time for tests is over by now, what failed on a slow machine would fail for that
+    // alone.
     let until_again = mode.until.map(|until| until.max(SystemTime::now() + TO_TRY_AGAIN));
     for name in sum.to_try_again(failed_before) {
         steps.step(&format!("{name} failed beside others: {PASSES_ALONE} times alone"));
@@ -115,7 +123,8 @@ pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, mode: Mod
 
     for unsteady in &sum.unsteady {
         println!(
-            "UNSTEADY {unsteady}: failed beside others (above), passed {PASSES_ALONE} times out of {PASSES_ALONE} alone"
+            "UNSTEADY {unsteady}: failed beside others (above), passed {PASSES_ALONE} times out of \
+             {PASSES_ALONE} alone"
         );
     }
     for skipped in &sum.skipped {
@@ -174,8 +183,9 @@ fn system(paths: &Paths) -> Command {
     command
 }
 
-/// Runs the system tests of one subject that are ignored without a server of somebody else's, whose program or programs `servers` are, by the
-/// variable that names each. `PERFUSION_BIN` names a program to test in place of one that is built now.
+/// Runs the system tests of one subject that are ignored without a server of somebody else's, whose
+/// program or programs `servers` are, by the variable that names each. `PERFUSION_BIN` names a
+/// program to test in place of one that is built now.
 pub(crate) fn with_servers(
     paths: &Paths,
     steps: &Steps,
@@ -198,7 +208,8 @@ pub(crate) fn with_servers(
     run_some(&mut tests)
 }
 
-/// Runs tests, of which there has to be one: a filter that fits none any more would be good news for ever.
+/// Runs tests, of which there has to be one: a filter that fits none any more would be good news
+/// for ever.
 pub(crate) fn run_some(tests: &mut Command) -> Result<()> {
     let mut sum = Sum::default();
     if !watch(tests, |line| sum.see(line))? {
@@ -207,8 +218,8 @@ pub(crate) fn run_some(tests: &mut Command) -> Result<()> {
     sum.some()
 }
 
-/// `--no-fail-fast`: one failed test must not hide the next one. All runs have the same probes and shim inside: the daemon's library would
-/// be built anew for each run otherwise.
+/// `--no-fail-fast`: one failed test must not hide the next one. All runs have the same probes and
+/// shim inside: the daemon's library would be built anew for each run otherwise.
 fn cargo_test(paths: &Paths) -> Command {
     let mut command = cargo(paths);
     command
@@ -232,8 +243,9 @@ impl Sum {
         Ok(())
     }
 
-    /// Those that have failed after the first `before` and get a second chance: a test that judges statistics or time beside others, on a machine
-    /// that is not ours alone, may fail once without a defect in what it tests. None if they are too many, or if not all have a name.
+    /// Those that have failed after the first `before` and get a second chance: a test that judges
+    /// statistics or time beside others, on a machine that is not ours alone, may fail once without
+    /// a defect in what it tests. None if they are too many, or if not all have a name.
     fn to_try_again(&self, before: usize) -> Vec<String> {
         let named = self.failures.get(before..).unwrap_or_default();
         let all_named = self.failures.len() == self.failed && self.broken.is_empty();
@@ -259,14 +271,18 @@ impl Sum {
         took.into_iter().take(SHOWN)
     }
 
-    /// Reads libtest's sum, `test NAME ... ignored, REASON`, and of our harness `TOOK SECONDS s, HOW: NAME` and `SKIPPED NAME: REASON`, which is
-    /// printed for a test whose needs are not met (libtest counts it as passed). Returns whether a person should see the line: that a test has waited
-    /// a minute for its turn says nothing.
+    /// Reads libtest's sum, `test NAME ... ignored, REASON`, and of our harness
+    /// `TOOK SECONDS s, HOW: NAME` and `SKIPPED NAME: REASON`, which is printed for a test whose
+    /// needs are not met (libtest counts it as passed). Returns whether a person should see the
+    /// line: that a test has waited a minute for its turn says nothing.
     fn see(&mut self, line: &str) -> bool {
-        if let Some((seconds, name)) = line.strip_prefix("TOOK ").and_then(|rest| rest.split_once(" s, ")) {
+        if let Some((seconds, name)) =
+            line.strip_prefix("TOOK ").and_then(|rest| rest.split_once(" s, "))
+        {
             self.took.push((seconds.parse().unwrap_or_default(), name.to_owned()));
         }
-        if let Some(reason) = line.find("SKIPPED ").and_then(|at| line.get(at + "SKIPPED ".len()..)) {
+        if let Some(reason) = line.find("SKIPPED ").and_then(|at| line.get(at + "SKIPPED ".len()..))
+        {
             self.skipped.push(reason.to_owned());
             self.skipped_as_passed += 1;
         } else if let Some((name, reason)) =
@@ -308,7 +324,8 @@ mod tests {
             "test c ... FAILED",
             "test d::net8 ... FAILED",
             "SKIPPED stacks::exact: no .NET 10 below PERFUSION_DOTNET_ROOTS",
-            "test result: FAILED. 3 passed; 2 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s",
+            "test result: FAILED. 3 passed; 2 failed; 1 ignored; 0 measured; 0 filtered out; \
+             finished in 0.00s",
         ] {
             sum.see(line);
         }
@@ -325,7 +342,8 @@ mod tests {
         assert_eq!(sum.to_try_again(1), ["d::net8", "e"]);
         let mut none = Sum::default();
         none.see(
-            "test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 267 filtered out; finished in 0.00s",
+            "test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 267 filtered out; \
+             finished in 0.00s",
         );
         assert!(none.some().is_err());
         assert_eq!(

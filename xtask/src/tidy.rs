@@ -1,4 +1,5 @@
-//! `cargo xtask tidy`: rules of this project that no compiler checks. Each broken one is a line `file:line: what, and what to do`.
+//! `cargo xtask tidy`: rules of this project that no compiler checks. Each broken one is a line
+//! `file:line: what, and what to do`.
 
 use std::{
     collections::HashSet,
@@ -16,8 +17,9 @@ use crate::{
     paths::Paths,
 };
 
-/// The members in the order of the data. Each may depend on those above it, and on nothing below. `system-tests` may use any; `xtask` only what needs
-/// nothing else, for it must build before setup.
+/// The members in the order of the data. Each may depend on those above it, and on nothing below.
+/// `system-tests` may use any; `xtask` only what needs nothing else, for it must build before
+/// setup.
 const ORDER: [&str; 21] = [
     "ebpf-common",
     "profiler-protocol",
@@ -49,15 +51,17 @@ const ALONE: [(&str, &[&str]); 3] = [
     ("xtask", &["ebpf-common"]),
 ];
 
-/// Circles of modules that stay: member, where, and one module of the circle. The helper does in a process of its own what `ipc` and `place` ask it for,
-/// by their own functions. In the shim a callback of the runtime runs code that makes objects with callbacks.
+/// Circles of modules that stay: member, where, and one module of the circle. The helper does in a
+/// process of its own what `ipc` and `place` ask it for, by their own functions. In the shim a
+/// callback of the runtime runs code that makes objects with callbacks.
 const CIRCLES: [(&str, &str, &str); 3] = [
     ("perfusion-dotnet", "attach", "helper"),
     ("profiler-shim", "the crate", "com"),
     ("profiler-shim", "com", "callback"),
 ];
 
-/// Files and folders where `unsafe` may be written: the kernel's, the CLR's and the allocator's interfaces, and memory shared with others.
+/// Files and folders where `unsafe` may be written: the kernel's, the CLR's and the allocator's
+/// interfaces, and memory shared with others.
 const UNSAFE_ALLOWED: [&str; 13] = [
     "ebpf-probes/src/",
     "ebpf-common/src/",
@@ -91,10 +95,11 @@ const COUNTER_LISTS: [(&str, &str, &str); 7] = [
 /// Counts of what is in a cache now, which may fall (`daemon/src/daemon/families.rs`).
 const GAUGES: &str = "symbolize_";
 
-/// Folders of the root directory that are the same on every machine; another one there is somebody's own.
+/// Folders of the root directory that are the same on every machine; another one there is
+/// somebody's own.
 const STANDARD_FOLDERS: [&str; 17] = [
-    "bin", "boot", "dev", "etc", "lib", "lib64", "media", "mnt", "opt", "proc", "run", "sbin", "srv", "sys",
-    "tmp", "usr", "var",
+    "bin", "boot", "dev", "etc", "lib", "lib64", "media", "mnt", "opt", "proc", "run", "sbin",
+    "srv", "sys", "tmp", "usr", "var",
 ];
 
 /// Checks all rules; with `fix` documents that are written from code are written anew.
@@ -135,10 +140,16 @@ fn function(line: &str) -> Option<String> {
     Some(line.split_once(['(', '<'])?.0.to_owned())
 }
 
-/// The tests that docs/reliability.md names are there: those in its fourth column, and each `module::test`.
-fn check_named_tests(paths: &Paths, functions: &HashSet<String>, broken: &mut Vec<String>) -> Result<()> {
+/// The tests that docs/reliability.md names are there: those in its fourth column, and each
+/// `module::test`.
+fn check_named_tests(
+    paths: &Paths,
+    functions: &HashSet<String>,
+    broken: &mut Vec<String>,
+) -> Result<()> {
     let path = paths.root.join("docs/reliability.md");
-    let text = fs::read_to_string(&path).with_context(|| format!("{}: cannot be read", path.display()))?;
+    let text =
+        fs::read_to_string(&path).with_context(|| format!("{}: cannot be read", path.display()))?;
     for (number, line) in numbered(&text) {
         let shown_by = code_spans(line.split('|').nth(4).unwrap_or_default());
         let in_modules = code_spans(line).filter_map(|span| Some(span.rsplit_once("::")?.1));
@@ -160,7 +171,9 @@ fn check_edges(paths: &Paths, broken: &mut Vec<String>) -> Result<()> {
     for package in metadata["packages"].as_array().into_iter().flatten() {
         let name = package["name"].as_str().unwrap_or_default();
         let Some(place) = ORDER.iter().position(|member| *member == name) else {
-            broken.push(format!("{name}: unknown member; give it its place in ORDER, xtask/src/tidy.rs"));
+            broken.push(format!(
+                "{name}: unknown member; give it its place in ORDER, xtask/src/tidy.rs"
+            ));
             continue;
         };
         let alone = ALONE.iter().find(|(member, _)| *member == name).map(|(_, allowed)| *allowed);
@@ -169,7 +182,8 @@ fn check_edges(paths: &Paths, broken: &mut Vec<String>) -> Result<()> {
             let other = dependency["name"].as_str().unwrap_or_default();
             if !dependency["path"].is_null() && !allowed.contains(&other) {
                 broken.push(format!(
-                    "{name} depends on {other}, which does not stand above it: see xtask/src/tidy.rs"
+                    "{name} depends on {other}, which does not stand above it: see \
+                     xtask/src/tidy.rs"
                 ));
             }
         }
@@ -177,11 +191,15 @@ fn check_edges(paths: &Paths, broken: &mut Vec<String>) -> Result<()> {
             let circles = modules::circles(&Path::new(manifest).with_file_name("src"))?;
             let stays = |circle: &&String| {
                 CIRCLES.iter().any(|(member, parent, module)| {
-                    *member == name && circle.starts_with(&format!("{parent}: ")) && circle.contains(module)
+                    *member == name
+                        && circle.starts_with(&format!("{parent}: "))
+                        && circle.contains(module)
                 })
             };
             let broken_by = circles.iter().filter(|circle| !stays(circle));
-            broken.extend(broken_by.map(|circle| format!("{name}: modules use each other: {circle}")));
+            broken.extend(
+                broken_by.map(|circle| format!("{name}: modules use each other: {circle}")),
+            );
         }
     }
     Ok(())
@@ -190,15 +208,16 @@ fn check_edges(paths: &Paths, broken: &mut Vec<String>) -> Result<()> {
 /// Every dependency is justified in its line.
 fn check_dependency_reasons(paths: &Paths, broken: &mut Vec<String>) -> Result<()> {
     let manifest = paths.root.join("Cargo.toml");
-    let text =
-        fs::read_to_string(&manifest).with_context(|| format!("{}: cannot be read", manifest.display()))?;
+    let text = fs::read_to_string(&manifest)
+        .with_context(|| format!("{}: cannot be read", manifest.display()))?;
     let mut inside = false;
     for (number, line) in numbered(&text) {
         if line.starts_with('[') {
             inside = line == "[workspace.dependencies]";
         } else if inside && line.contains('=') && !line.contains("path =") && !line.contains('#') {
             broken.push(format!(
-                "Cargo.toml:{number}: a dependency without its reason; add it as a comment in the line"
+                "Cargo.toml:{number}: a dependency without its reason; add it as a comment in the \
+                 line"
             ));
         }
     }
@@ -207,7 +226,9 @@ fn check_dependency_reasons(paths: &Paths, broken: &mut Vec<String>) -> Result<(
 
 /// All files of the checkout but those that git ignores or that belong to git.
 fn list(root: &Path, folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
-    for entry in fs::read_dir(folder).with_context(|| format!("{}: cannot be listed", folder.display()))? {
+    for entry in
+        fs::read_dir(folder).with_context(|| format!("{}: cannot be listed", folder.display()))?
+    {
         let entry = entry.with_context(|| format!("{}: cannot be listed", folder.display()))?;
         let path = entry.path();
         let name = entry.file_name();
@@ -251,13 +272,15 @@ fn check_machine_paths(name: &str, text: &str, machine_paths: &[String], broken:
         for path in machine_paths {
             // "daemon/src/" is no path below /src/: a path begins where no path goes on.
             let starts = line.match_indices(path.as_str()).any(|(at, _)| {
-                !line
-                    .get(..at)
-                    .unwrap_or_default()
-                    .ends_with(|before: char| before.is_alphanumeric() || "._-/*}$".contains(before))
+                !line.get(..at).unwrap_or_default().ends_with(|before: char| {
+                    before.is_alphanumeric() || "._-/*}$".contains(before)
+                })
             });
             if starts {
-                broken.push(format!("{name}:{number}: {path}: a path of somebody's machine; make it relative or take it from the environment"));
+                broken.push(format!(
+                    "{name}:{number}: {path}: a path of somebody's machine; make \
+                     it relative or take it from the environment"
+                ));
             }
         }
     }
@@ -270,18 +293,21 @@ fn check_rust(name: &str, text: &str, broken: &mut Vec<String>) {
     let path = Path::new(name);
     let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
     if EMPTY_NAMES.contains(&stem.as_str()) {
-        broken.push(format!("{name}: a module called `{stem}` says nothing; name it after what it does"));
+        broken.push(format!(
+            "{name}: a module called `{stem}` says nothing; name it after what it does"
+        ));
     }
     let may_be_unsafe = UNSAFE_ALLOWED.iter().any(|allowed| name.starts_with(allowed));
     for (number, line) in numbered(text) {
         let code = without_comment_and_strings(line);
         if !may_be_unsafe && words(&code).any(|word| word == "unsafe") {
             broken.push(format!(
-                "{name}:{number}: `unsafe` is not allowed here; xtask/src/tidy.rs lists where it is"
+                "{name}:{number}: `unsafe` is not allowed here; xtask/src/tidy.rs lists where it \
+                 is"
             ));
         }
-        let reexport =
-            code.trim_start().starts_with("pub use ") || code.trim_start().starts_with("pub(crate) use ");
+        let reexport = code.trim_start().starts_with("pub use ")
+            || code.trim_start().starts_with("pub(crate) use ");
         if reexport && code.contains("::*") {
             broken.push(format!(
                 "{name}:{number}: a re-export of everything hides where names come from; list them"
@@ -290,17 +316,20 @@ fn check_rust(name: &str, text: &str, broken: &mut Vec<String>) {
     }
 }
 
-/// docs/metrics.md is written from the lists of counters, so that none can be missing or say something else.
+/// docs/metrics.md is written from the lists of counters, so that none can be missing or say
+/// something else.
 fn check_counters(paths: &Paths, fix: bool, broken: &mut Vec<String>) -> Result<()> {
     let mut text = String::from(
-        "# Counters\n\nWritten by `cargo xtask tidy --fix` from the lists in the code. Every loss has its counter; a profile has all of them in its \
-         comments that are not 0, by their names, and so has `/debug/pipeline`. `/metrics` has them all, with type and meaning (HELP): what ends with `_total` only \
+        "# Counters\n\nWritten by `cargo xtask tidy --fix` from the lists in the code. Every loss \
+         has its counter; a profile has all of them in its \
+         comments that are not 0, by their names, and so has `/debug/pipeline`. `/metrics` has \
+         them all, with type and meaning (HELP): what ends with `_total` only \
          grows, until the daemon begins a new recording or ends; the rest may fall.\n",
     );
     for (list, what, prefix) in COUNTER_LISTS {
         let path = paths.root.join(list);
-        let source =
-            fs::read_to_string(&path).with_context(|| format!("{}: cannot be read", path.display()))?;
+        let source = fs::read_to_string(&path)
+            .with_context(|| format!("{}: cannot be read", path.display()))?;
         text.push_str(&format!(
             "\n## {what}\n`{list}`\n\n| name | in `/metrics` | meaning |\n|---|---|---|\n"
         ));
@@ -313,7 +342,8 @@ fn check_counters(paths: &Paths, fix: bool, broken: &mut Vec<String>) -> Result<
         write_if_changed(&document, text.as_bytes())?;
     } else if !fs::read_to_string(&document).is_ok_and(|found| found == text) {
         broken.push(
-            "docs/metrics.md: differs from the lists of counters; run `cargo xtask tidy --fix`".to_owned(),
+            "docs/metrics.md: differs from the lists of counters; run `cargo xtask tidy --fix`"
+                .to_owned(),
         );
     }
     Ok(())
@@ -328,8 +358,8 @@ struct Counted {
     suffix: &'static str,
 }
 
-/// The counters of a list: `Variant "name" "help";`, or `Variant = 1, "name";` below its help as a doc comment. `Gauge` and `Info` before the
-/// variant are types; without one it is a counter.
+/// The counters of a list: `Variant "name" "help";`, or `Variant = 1, "name";` below its help as a
+/// doc comment. `Gauge` and `Info` before the variant are types; without one it is a counter.
 fn counters(list: &str) -> Vec<Counted> {
     let mut found = Vec::new();
     let mut comment = String::new();
@@ -399,10 +429,17 @@ mod tests {
     fn unsafe_is_found_in_code_only() {
         assert_eq!(rust("daemon/src/run.rs", "//! x\nlet a = unsafe { b() };").len(), 1);
         assert_eq!(
-            rust("daemon/src/run.rs", "//! x\nlet a = \"unsafe\"; // unsafe\n#![deny(unsafe_code)]").len(),
+            rust(
+                "daemon/src/run.rs",
+                "//! x\nlet a = \"unsafe\"; // unsafe\n#![deny(unsafe_code)]"
+            )
+            .len(),
             0
         );
-        assert_eq!(rust("crates/sources/src/kernel/perf.rs", "//! x\nlet a = unsafe { b() };").len(), 0);
+        assert_eq!(
+            rust("crates/sources/src/kernel/perf.rs", "//! x\nlet a = unsafe { b() };").len(),
+            0
+        );
         assert_eq!(without_comment_and_strings(r#"a("\"//", b) // c"#), "a(, b) ");
     }
 
@@ -413,7 +450,8 @@ mod tests {
 
     #[test]
     fn counters_of_both_forms_and_all_types_are_read() {
-        let list = "/// An enum.\nenum A {\nFull \"full\" \"no room\";\n/// Two\n/// lines.\nLost = 1, \"lost\";\n\
+        let list = "/// An enum.\nenum A \
+             {\nFull \"full\" \"no room\";\n/// Two\n/// lines.\nLost = 1, \"lost\";\n\
                     Gauge ROOM \"room\" \"left\";\nconst A: &str = \"a\";\n\"symbolize_x\" \"y\";\nInfo BUILD \"build\" \"what\";\n";
         let expected = [
             ("full", "no room", "_total"),
@@ -422,8 +460,11 @@ mod tests {
             ("symbolize_x", "y", ""),
             ("build", "what", "_info"),
         ];
-        let expected =
-            expected.map(|(name, help, suffix)| Counted { name: name.into(), help: help.into(), suffix });
+        let expected = expected.map(|(name, help, suffix)| Counted {
+            name: name.into(),
+            help: help.into(),
+            suffix,
+        });
         assert_eq!(counters(list), expected);
     }
 

@@ -1,4 +1,5 @@
-//! With what probability waits kept their stacks, as the records of the kept ones tell it: what the estimates of a window stand on.
+//! With what probability waits kept their stacks, as the records of the kept ones tell it: what the
+//! estimates of a window stand on.
 
 use std::num::NonZeroU32;
 
@@ -6,7 +7,8 @@ use std::num::NonZeroU32;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Chances {
     kept: u64,
-    /// Sum of 1/p over the kept ones. Its mean is the number of all waits, so `kept` over it estimates the mean of p over all of them.
+    /// Sum of 1/p over the kept ones. Its mean is the number of all waits, so `kept` over it
+    /// estimates the mean of p over all of them.
     stand_for: f64,
     /// Largest and smallest 1/p.
     rarest: f64,
@@ -35,7 +37,12 @@ impl Chances {
         let (least, most) = (1.0 / self.rarest, 1.0 / self.surest);
         let range = if self.rarest > self.surest {
             let mean = self.kept as f64 / self.stand_for;
-            format!("{} to {}, {} in the mean of all waits", number(least), number(most), number(mean))
+            format!(
+                "{} to {}, {} in the mean of all waits",
+                number(least),
+                number(most),
+                number(mean)
+            )
         } else {
             number(most)
         };
@@ -64,7 +71,8 @@ mod tests {
         (0..10).for_each(|_| chances.kept(100.0));
         assert_eq!(
             chances.text(None),
-            "110 kept; their probability: 0.01 to 1, 0.1 in the mean of all waits; chosen by the budget, more for threads with few waits"
+            "110 kept; their probability: 0.01 to 1, 0.1 in the mean of all waits; chosen by the \
+             budget, more for threads with few waits"
         );
     }
 
@@ -85,9 +93,12 @@ mod tests {
             chances.kept(1.0 / p);
             chances.text(NonZeroU32::new(1))
         };
-        for (p, text) in
-            [(1.0, "1"), (0.123_456, "0.123"), (0.012_345, "0.0123"), (1.0 / 1_048_576.0, "0.000000954")]
-        {
+        for (p, text) in [
+            (1.0, "1"),
+            (0.123_456, "0.123"),
+            (0.012_345, "0.0123"),
+            (1.0 / 1_048_576.0, "0.000000954"),
+        ] {
             assert!(of(p).contains(&format!(": {text};")), "{}", of(p));
         }
     }

@@ -1,16 +1,18 @@
-//! Which threads of programs run a collection right now: workstation GC collects on the thread that allocates.
+//! Which threads of programs run a collection right now: workstation GC collects on the thread that
+//! allocates.
 
 use foldhash::HashMap;
 use perfusion_model::event::{MonotonicNs, RegionId, ThreadId};
 
-/// Of one process: who stopped the others, who said that a collection begins, and the same as other libraries in it told of it. A process that
-/// tells of more keeps the last ones.
+/// Of one process: who stopped the others, who said that a collection begins, and the same as other
+/// libraries in it told of it. A process that tells of more keeps the last ones.
 const MOST: usize = 8;
 
 struct Collector {
     tid: u32,
     region: RegionId,
-    /// Until when, once the collection is over: what the runtime does then is to let the others run again.
+    /// Until when, once the collection is over: what the runtime does then is to let the others run
+    /// again.
     until: Option<MonotonicNs>,
 }
 
@@ -91,7 +93,8 @@ mod tests {
         for tid in 0..1000 {
             collecting.begins(ThreadId { pid: 7, tid }, RegionId(1));
         }
-        let all = (0..1000).filter(|&tid| collecting.contains(ThreadId { pid: 7, tid }, MonotonicNs(1)));
+        let all =
+            (0..1000).filter(|&tid| collecting.contains(ThreadId { pid: 7, tid }, MonotonicNs(1)));
         assert_eq!(all.collect::<Vec<_>>(), (1000 - MOST as u32..1000).collect::<Vec<_>>());
     }
 }

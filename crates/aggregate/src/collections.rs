@@ -1,16 +1,19 @@
 //! Collections of the garbage collector, and the pauses that are theirs.
 //!
-//! The runtime stops all managed threads, begins a collection and lets them run again: the pause is that collection's. A background collection
-//! makes two pauses, at its beginning and in its middle, and lets the threads run in between. A collection of the young generations
-//! that precedes a background one shares its first pause: it has the part until the other begins.
+//! The runtime stops all managed threads, begins a collection and lets them run again: the pause is
+//! that collection's. A background collection makes two pauses, at its beginning and in its middle,
+//! and lets the threads run in between. A collection of the young generations that precedes a
+//! background one shares its first pause: it has the part until the other begins.
 
 use perfusion_model::event::{MonotonicNs, RegionId, ThreadId};
 use std::collections::{HashMap, VecDeque};
 
-/// Collections of a runtime of which more may be told beside the one in the background: those just over, and one that is not.
+/// Collections of a runtime of which more may be told beside the one in the background: those just
+/// over, and one that is not.
 const RECENT: usize = 8;
 
-/// What a collection is counted by. Words for all the runtime's codes, so their number is bounded whatever a process says.
+/// What a collection is counted by. Words for all the runtime's codes, so their number is bounded
+/// whatever a process says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Kind {
     /// The oldest generation it looked at: 0 to 2.
@@ -50,7 +53,8 @@ pub fn reason_name(code: u8) -> Option<&'static str> {
 }
 
 impl Kind {
-    /// From the runtime's codes: `GCStart`'s Depth, Reason and Type (`gc_etw_type` of gc/gcinterface.h in dotnet/runtime).
+    /// From the runtime's codes: `GCStart`'s Depth, Reason and Type (`gc_etw_type` of
+    /// gc/gcinterface.h in dotnet/runtime).
     #[must_use]
     pub fn of(generation: u8, reason: u8, kind: u8) -> Self {
         let reason = reason_name(reason).unwrap_or("other");
@@ -133,8 +137,14 @@ pub struct Collections {
 }
 
 impl Collections {
-    /// `by` begins to stop all managed threads for a collection. Answers who had stopped them before, if that never ended.
-    pub fn pause_begins(&mut self, region: RegionId, by: ThreadId, at: MonotonicNs) -> Option<ThreadId> {
+    /// `by` begins to stop all managed threads for a collection. Answers who had stopped them
+    /// before, if that never ended.
+    pub fn pause_begins(
+        &mut self,
+        region: RegionId,
+        by: ThreadId,
+        at: MonotonicNs,
+    ) -> Option<ThreadId> {
         let runtime = self.runtimes.entry(region).or_default();
         runtime.foreign = false;
         let pause = Pause { by, part: at, collection: None, cut: false };
@@ -143,7 +153,8 @@ impl Collections {
         before.map(|pause| pause.by)
     }
 
-    /// Managed threads begin to be stopped for something else: what is told of the end is not about a collection.
+    /// Managed threads begin to be stopped for something else: what is told of the end is not about
+    /// a collection.
     pub fn foreign_pause_begins(&mut self, region: RegionId) {
         self.runtimes.entry(region).or_default().foreign = true;
     }
@@ -215,7 +226,8 @@ impl Collections {
         let runtime = self.runtimes.get_mut(&region).zip(number);
         let known = runtime.and_then(|(runtime, number)| runtime.collection(number));
         let kind = known.as_ref().map(|collection| collection.kind);
-        let first = known.is_some_and(|collection| !std::mem::replace(&mut collection.counted, true));
+        let first =
+            known.is_some_and(|collection| !std::mem::replace(&mut collection.counted, true));
         let sum = self.sums.entry((region, kind)).or_default();
         sum.count += u64::from(first);
         sum.pause_ns = sum.pause_ns.saturating_add(pause_ns);
@@ -224,7 +236,10 @@ impl Collections {
 
     /// Runtimes whose managed threads stand still.
     pub fn paused(&self) -> impl Iterator<Item = RegionId> {
-        self.runtimes.iter().filter(|(_, runtime)| runtime.pause.is_some()).map(|(region, _)| *region)
+        self.runtimes
+            .iter()
+            .filter(|(_, runtime)| runtime.pause.is_some())
+            .map(|(region, _)| *region)
     }
 
     /// Whether a pause goes on that began in this window.
@@ -234,8 +249,9 @@ impl Collections {
         pause.is_some_and(|pause| !pause.cut)
     }
 
-    /// A window ends: its sums, and who stops others over its end. What a collection left whose pauses were in the window before goes to the next
-    /// pauses of its kind: a sum is told beside pauses.
+    /// A window ends: its sums, and who stops others over its end. What a collection left whose
+    /// pauses were in the window before goes to the next pauses of its kind: a sum is told beside
+    /// pauses.
     pub fn cut(&mut self) -> (Sums, Vec<ThreadId>) {
         let pauses = self.runtimes.values_mut().filter_map(|runtime| runtime.pause.as_mut());
         let stopping = pauses.map(|pause| {
@@ -244,8 +260,9 @@ impl Collections {
         });
         let stopping = stopping.collect();
         let runtimes = &self.runtimes;
-        let without_pause =
-            self.sums.extract_if(|(region, _), sum| sum.pause_ns == 0 && runtimes.contains_key(region));
+        let without_pause = self
+            .sums
+            .extract_if(|(region, _), sum| sum.pause_ns == 0 && runtimes.contains_key(region));
         let later = without_pause.collect();
         (std::mem::replace(&mut self.sums, later), stopping)
     }
@@ -291,7 +308,10 @@ mod tests {
         }
         let (sums, _) = collections.cut();
         assert_eq!(sums, [((R, Some(kind)), sum(2, 70, 50, 2_000))].into());
-        assert_eq!((kind.reason, kind.kind, collections.unmatched()), ("alloc_small", "blocking", 0));
+        assert_eq!(
+            (kind.reason, kind.kind, collections.unmatched()),
+            ("alloc_small", "blocking", 0)
+        );
     }
 
     #[test]
@@ -340,7 +360,8 @@ mod tests {
         collections.pause_ends(R, at(340));
         collections.ends(R, 6);
         collections.left(R, 6, 900);
-        let expected = [((R, Some(background)), sum(1, 60, 40, 900)), ((R, Some(during)), sum(20, 20, 1, 0))];
+        let expected =
+            [((R, Some(background)), sum(1, 60, 40, 900)), ((R, Some(during)), sum(20, 20, 1, 0))];
         assert_eq!(collections.cut().0, expected.into());
     }
 
@@ -352,7 +373,10 @@ mod tests {
             collections.begins(R, number, background, at(100));
             collections.pause_ends(R, at(110));
             let promoted = u64::from(number - 1) * 900;
-            assert_eq!(collections.cut().0, [((R, Some(background)), sum(1, 10, 10, promoted))].into());
+            assert_eq!(
+                collections.cut().0,
+                [((R, Some(background)), sum(1, 10, 10, promoted))].into()
+            );
             collections.ends(R, number);
             collections.left(R, number, 900);
             assert_eq!(collections.cut().0, [].into());

@@ -1,4 +1,5 @@
-//! Sampled allocations and the sampled objects that are still alive, each standing for what was not sampled (D7, D8).
+//! Sampled allocations and the sampled objects that are still alive, each standing for what was not
+//! sampled (D7, D8).
 
 use foldhash::{HashMap, HashMapExt as _};
 use perfusion_model::event::{Allocation, AllocationKind, Heap, MonotonicNs, RegionId};
@@ -7,17 +8,20 @@ use perfusion_model::stack::{StackId, StackTable};
 use profiler_protocol::live;
 use std::ops::AddAssign;
 
-/// Probability with which the runtime samples each single byte (.NET 10 `AllocationSampled`, `docs/design/features/RandomizedAllocationSampling.md`
-/// of dotnet/runtime): a mean distance of 100 KiB.
+/// Probability with which the runtime samples each single byte (.NET 10 `AllocationSampled`,
+/// `docs/design/features/RandomizedAllocationSampling.md` of dotnet/runtime): a mean distance of
+/// 100 KiB.
 pub const SAMPLED_BYTE_PROBABILITY: f64 = 1.0 / 102_400.0;
 
-/// Sites, and living objects, kept of one region at most; a process that invents samples takes its share. See [`Allocations::expect`].
+/// Sites, and living objects, kept of one region at most; a process that invents samples takes its
+/// share. See [`Allocations::expect`].
 const MAX_OF_REGION: usize = 1 << 17;
 /// The same of all regions.
 const MAX_OF_ALL: usize = 1 << 20;
 /// Fewest sites that there is room for.
 const LEAST_SITES: usize = 1 << 15;
-/// A window's samples for each that is told of in a second: a minute's of small objects, one of large ones, and some that were told of beyond that.
+/// A window's samples for each that is told of in a second: a minute's of small objects, one of
+/// large ones, and some that were told of beyond that.
 const SECONDS_OF_SITES: usize = 128;
 
 /// What samples stand for.
@@ -31,7 +35,8 @@ pub struct Weight {
     pub seen: u64,
     /// Their own bytes.
     pub seen_bytes: u64,
-    /// Variance of `bytes`: Σ bytes²·(1−π) (`aggregate::interval`). Without a meaning where the runtime samples by a stride.
+    /// Variance of `bytes`: Σ bytes²·(1−π) (`aggregate::interval`). Without a meaning where the
+    /// runtime samples by a stride.
     pub variance: f64,
 }
 
@@ -45,9 +50,11 @@ impl AddAssign for Weight {
     }
 }
 
-/// The weight of one sampled allocation of `size` bytes. `AllocationSampled`: the object was chosen with probability 1−q^size, so
-/// it stands for the inverse; unbiased. `AllocationTick`: it stands for the bytes since the last tick, as the event says; biased where
-/// allocations are in step with the stride. A large object stands for itself. Where many samples come the library tells one in 2^`level` of them, by chance, so each stands for as many.
+/// The weight of one sampled allocation of `size` bytes. `AllocationSampled`: the object was chosen
+/// with probability 1−q^size, so it stands for the inverse; unbiased. `AllocationTick`: it stands
+/// for the bytes since the last tick, as the event says; biased where allocations are in step with
+/// the stride. A large object stands for itself. Where many samples come the library tells one in
+/// 2^`level` of them, by chance, so each stands for as many.
 #[must_use]
 pub fn weight(kind: AllocationKind, size: u64, level: u8) -> Weight {
     let seen_bytes = size.max(1);
@@ -107,7 +114,8 @@ pub struct LiveObject {
     pub sample: u64,
     /// When it was allocated.
     pub born: MonotonicNs,
-    /// Generation at the last collection that looked at it; before the first, the one it was allocated in.
+    /// Generation at the last collection that looked at it; before the first, the one it was
+    /// allocated in.
     pub generation: u8,
     size: u64,
     /// What it stands for as a sample of what is allocated.
@@ -118,10 +126,12 @@ pub struct LiveObject {
     level: u8,
     /// How often the region's level had been raised before.
     raised_before: u64,
-    /// Collections it has survived in the generations it was in before, and those of the present one before it came into it.
+    /// Collections it has survived in the generations it was in before, and those of the present
+    /// one before it came into it.
     survived: u32,
     entered_after: u32,
-    /// Full collections before it came, for the last time, into a generation that only these look at.
+    /// Full collections before it came, for the last time, into a generation that only these look
+    /// at.
     old_after: u32,
 }
 
@@ -136,7 +146,8 @@ impl LiveObject {
         Weight { objects, bytes, variance, ..self.sampled }
     }
 
-    /// How it was chosen: what stands for itself among all that was allocated is one of several by chance where not all of those are watched.
+    /// How it was chosen: what stands for itself among all that was allocated is one of several by
+    /// chance where not all of those are watched.
     #[must_use]
     pub fn sampling(&self) -> Sampling {
         match self.site.sampling {
@@ -146,12 +157,14 @@ impl LiveObject {
     }
 }
 
-/// How a region's level was raised. It holds for every object that was alive then, and a process may raise as often as it likes: so the objects
-/// are not gone through, but each remembers how often it had been raised before.
+/// How a region's level was raised. It holds for every object that was alive then, and a process
+/// may raise as often as it likes: so the objects are not gone through, but each remembers how
+/// often it had been raised before.
 #[derive(Default)]
 struct Raised {
     count: u64,
-    /// How often it had been raised, this time included, and to what level: higher ones before lower ones, so a level at most once.
+    /// How often it had been raised, this time included, and to what level: higher ones before
+    /// lower ones, so a level at most once.
     steps: Vec<(u64, u8)>,
 }
 
@@ -172,7 +185,8 @@ impl Raised {
 /// Collections of a region: how many looked at generation 0, at 1 too, and at everything.
 type Collections = [u32; 3];
 
-/// Place in [`Collections`] of those that look at a generation; large and pinned objects (3, 4) are looked at with generation 2.
+/// Place in [`Collections`] of those that look at a generation; large and pinned objects (3, 4) are
+/// looked at with generation 2.
 fn looked_at(generation: u8) -> usize {
     usize::from(generation.min(2))
 }
@@ -216,11 +230,13 @@ pub struct Allocations {
     sites_of: HashMap<RegionId, usize>,
     live_objects: usize,
     most: Most,
-    /// By region: the highest level at which one was told of in this window, and since its objects are watched: of these some may live and not be known.
+    /// By region: the highest level at which one was told of in this window, and since its objects
+    /// are watched: of these some may live and not be known.
     rarest: HashMap<RegionId, Levels>,
     rarest_watched: HashMap<RegionId, Levels>,
-    /// By region: the level at which its objects are watched, as last told of; and how many of those that are told of one by one are not watched, though no chance
-    /// has left them out, since the region's objects are watched.
+    /// By region: the level at which its objects are watched, as last told of; and how many of
+    /// those that are told of one by one are not watched, though no chance has left them out, since
+    /// the region's objects are watched.
     level: HashMap<RegionId, u8>,
     unwatched: HashMap<RegionId, u64>,
     /// By region and sample: one region's end costs nothing of the others'.
@@ -239,11 +255,13 @@ pub struct Allocations {
 }
 
 impl Allocations {
-    /// What libraries were asked for: so many living objects at a time, and in windows so many samples in a second. A region that has more has invented them,
-    /// and all of them are named at the end of a window. An object's death may be told of after others have come, or be lost.
+    /// What libraries were asked for: so many living objects at a time, and in windows so many
+    /// samples in a second. A region that has more has invented them, and all of them are named at
+    /// the end of a window. An object's death may be told of after others have come, or be lost.
     pub fn expect(&mut self, live_objects: u32, samples: Option<u32>) {
-        let of =
-            |number: u32, times: usize| usize::try_from(number).unwrap_or(usize::MAX).saturating_mul(times);
+        let of = |number: u32, times: usize| {
+            usize::try_from(number).unwrap_or(usize::MAX).saturating_mul(times)
+        };
         let sites = samples.map_or(MAX_OF_REGION, |samples| of(samples, SECONDS_OF_SITES));
         self.most = Most {
             sites: sites.clamp(LEAST_SITES, MAX_OF_REGION),
@@ -279,7 +297,8 @@ impl Allocations {
         }
         if let Some(level) = allocation.watched {
             self.level.insert(region, level);
-            // Large objects are looked at by full collections only, also before the library has told their generation.
+            // Large objects are looked at by full collections only, also before the library has
+            // told their generation.
             let generation = match heap {
                 Heap::Small => 0,
                 Heap::Large => 3,
@@ -392,21 +411,24 @@ impl Allocations {
         survived(object, &collections)
     }
 
-    /// Full collections since the object has been in generation 2 or a heap of its own; `None` while it is not. The last may be going on still. Those
-    /// that it survived before do not count: an object may stay young through any number of them, or be made young again.
+    /// Full collections since the object has been in generation 2 or a heap of its own; `None`
+    /// while it is not. The last may be going on still. Those that it survived before do not count:
+    /// an object may stay young through any number of them, or be made young again.
     #[must_use]
     pub fn survived_old(&self, object: &LiveObject) -> Option<u32> {
         let collections = self.collections.get(&object.site.region).copied().unwrap_or_default();
         (object.generation >= 2).then(|| collections[2].saturating_sub(object.old_after))
     }
 
-    /// When the last full collection but one began: what was old by then is alive for sure, since the last may be going on still.
+    /// When the last full collection but one began: what was old by then is alive for sure, since
+    /// the last may be going on still.
     #[must_use]
     pub fn proven_at(&self, region: RegionId) -> Option<MonotonicNs> {
         self.full.get(&region).and_then(|[_, before]| *before)
     }
 
-    /// From now on objects of the region are watched, and of those that were before nothing is known any more.
+    /// From now on objects of the region are watched, and of those that were before nothing is
+    /// known any more.
     pub fn watched_from(&mut self, region: RegionId, time: MonotonicNs) {
         self.region_gone(region);
         self.watched_since.insert(region, time);
@@ -430,7 +452,8 @@ impl Allocations {
         self.watched_since.remove(&region);
     }
 
-    /// The next window begins: what was allocated is forgotten, what is alive stays. `carry` takes a stack over to it.
+    /// The next window begins: what was allocated is forgotten, what is alive stays. `carry` takes
+    /// a stack over to it.
     pub fn next_window(&mut self, carry: &mut dyn FnMut(StackId) -> StackId) {
         // Without their room: a busy window's is not kept.
         (self.sites, self.sites_of, self.rarest) = (HashMap::new(), HashMap::new(), HashMap::new());
@@ -439,7 +462,8 @@ impl Allocations {
         }
     }
 
-    /// Of one in how many samples like the site's was told when that was least often in this window; `None` where of each.
+    /// Of one in how many samples like the site's was told when that was least often in this
+    /// window; `None` where of each.
     #[must_use]
     pub fn told_one_in(&self, site: &Site) -> Option<u64> {
         self.rarest.get(&site.region)?.one_in(site.heap)
@@ -451,7 +475,8 @@ impl Allocations {
         self.rarest_watched.get(&site.region)?.one_in(site.heap)
     }
 
-    /// How many large objects of the site's region are not watched, though no chance has left them out: some may live and not be known.
+    /// How many large objects of the site's region are not watched, though no chance has left them
+    /// out: some may live and not be known.
     #[must_use]
     pub fn unwatched(&self, site: &Site) -> Option<u64> {
         self.unwatched.get(&site.region).copied()
@@ -485,13 +510,15 @@ impl Allocations {
         self.large
     }
 
-    /// Samples counted under the rest of their region, and objects not followed, because there were too many.
+    /// Samples counted under the rest of their region, and objects not followed, because there were
+    /// too many.
     #[must_use]
     pub fn refused(&self) -> (u64, u64) {
         (self.sites_refused, self.live_refused)
     }
 
-    /// Samples without a weak handle (not chosen, all handles in use, or a runtime before .NET 7): absent from the live heap.
+    /// Samples without a weak handle (not chosen, all handles in use, or a runtime before .NET 7):
+    /// absent from the live heap.
     #[must_use]
     pub fn untracked(&self) -> u64 {
         self.untracked
@@ -503,9 +530,10 @@ fn survived(object: &LiveObject, collections: &Collections) -> u32 {
     object.survived.saturating_add(since)
 }
 
-/// True where a collection is known to have looked at a live object and left it alive, by its generation and the collections it has survived (rounded
-/// down to a power of two or not). These are counted when they begin, so the only one may be going on still; but an object changes from 0 to 1
-/// or 2 at the end of one only.
+/// True where a collection is known to have looked at a live object and left it alive, by its
+/// generation and the collections it has survived (rounded down to a power of two or not). These
+/// are counted when they begin, so the only one may be going on still; but an object changes from 0
+/// to 1 or 2 at the end of one only.
 #[must_use]
 pub fn has_survived(generation: i64, survived: i64) -> bool {
     match generation {
@@ -520,13 +548,15 @@ pub fn count_bucket(number: u32) -> u64 {
     number.checked_ilog2().map_or(0, |bits| 1 << bits)
 }
 
-/// `size` rounded down to a power of two, at least 1: bounds the number of label values, and keeps objects of one class alike.
+/// `size` rounded down to a power of two, at least 1: bounds the number of label values, and keeps
+/// objects of one class alike.
 #[must_use]
 pub fn size_class(size: u64) -> u64 {
     1 << size.max(1).ilog2()
 }
 
-/// Age in seconds rounded down to a power of two, 0 below one second: bounds the number of label values (D10).
+/// Age in seconds rounded down to a power of two, 0 below one second: bounds the number of label
+/// values (D10).
 #[must_use]
 pub fn age_bucket_seconds(born: MonotonicNs, now: MonotonicNs) -> u64 {
     let seconds = now.0.saturating_sub(born.0) / 1_000_000_000;
@@ -537,9 +567,12 @@ pub fn age_bucket_seconds(born: MonotonicNs, now: MonotonicNs) -> u64 {
 mod tests {
     use super::NameId;
     use super::{
-        Allocations, MAX_OF_REGION, Sampling, Site, age_bucket_seconds, has_survived, size_class, weight,
+        Allocations, MAX_OF_REGION, Sampling, Site, age_bucket_seconds, has_survived, size_class,
+        weight,
     };
-    use perfusion_model::event::{Allocation, AllocationKind, Heap, MonotonicNs, RegionId, UserContext};
+    use perfusion_model::event::{
+        Allocation, AllocationKind, Heap, MonotonicNs, RegionId, UserContext,
+    };
     use perfusion_model::stack::{StackId, StackTable};
     use profiler_protocol::live;
 
@@ -558,7 +591,8 @@ mod tests {
         }
     }
 
-    /// The expectation of the estimator, summed over the choice's own probability, is the truth for every size.
+    /// The expectation of the estimator, summed over the choice's own probability, is the truth for
+    /// every size.
     #[test]
     fn the_sampled_weight_is_the_inverse_of_the_inclusion_probability() {
         for size in [24u64, 100, 1_000, 102_400, 1_000_000] {
@@ -577,8 +611,10 @@ mod tests {
     #[test]
     fn a_thinned_sample_stands_for_those_that_were_not_told() {
         for size in [24u64, 102_400, 1_000_000] {
-            let (one, thinned) =
-                (weight(AllocationKind::Sampled, size, 0), weight(AllocationKind::Sampled, size, 3));
+            let (one, thinned) = (
+                weight(AllocationKind::Sampled, size, 0),
+                weight(AllocationKind::Sampled, size, 3),
+            );
             assert!((thinned.objects / one.objects - 8.0).abs() < 1e-9, "{size}");
             assert!((thinned.bytes / one.bytes - 8.0).abs() < 1e-9, "{size}");
             let missed = 1.0 - 1.0 / thinned.objects;
@@ -614,11 +650,13 @@ mod tests {
                 (StackId(1), NameId::default()),
             );
         }
-        let mut sites: Vec<_> = heap.sites().map(|(site, weight)| (site.sampling, weight.objects)).collect();
+        let mut sites: Vec<_> =
+            heap.sites().map(|(site, weight)| (site.sampling, weight.objects)).collect();
         sites.sort_by(|(_, a), (_, b)| a.total_cmp(b));
         assert_eq!(sites, [(Sampling::Exact, 1.0), (Sampling::Random, 4.0)]);
         assert_eq!((heap.large(), heap.ticks()), (2, 0));
-        let alive = |heap: &Allocations| heap.live().map(|object| object.sampling()).collect::<Vec<_>>();
+        let alive =
+            |heap: &Allocations| heap.live().map(|object| object.sampling()).collect::<Vec<_>>();
         assert!(alive(&heap).contains(&Sampling::Exact));
         // The threshold of level 9 is above the importance of either.
         heap.dropped(region, 9, &[]);
@@ -690,31 +728,42 @@ mod tests {
         made(&mut heap, 1 << 20, None);
         assert_eq!(heap.unwatched(&site), Some(1));
         // From a level on of which the smaller one is left out by chance.
-        let level =
-            (0..live::TOP_LEVEL).find(|level| live::chance(live::importance(85_000, 0), *level) < 1.0);
+        let level = (0..live::TOP_LEVEL)
+            .find(|level| live::chance(live::importance(85_000, 0), *level) < 1.0);
         heap.dropped(region, level.unwrap(), &[]);
         made(&mut heap, 85_000, None);
         assert_eq!(heap.unwatched(&site), Some(1));
         made(&mut heap, 100 << 20, None);
         assert_eq!(heap.unwatched(&site), Some(2));
         heap.next_window(&mut |stack| stack);
-        assert_eq!((heap.unwatched(&site), heap.unwatched(&Site { region: other, ..site })), (Some(2), None));
+        assert_eq!(
+            (heap.unwatched(&site), heap.unwatched(&Site { region: other, ..site })),
+            (Some(2), None)
+        );
     }
 
     #[test]
     fn a_region_that_invents_samples_takes_its_share_and_no_more() {
         let (mut heap, hostile, other) = (Allocations::default(), RegionId(1), RegionId(2));
         let (share, extra) = (MAX_OF_REGION as u64, 10);
-        let sampled =
-            |sample| Allocation { type_id: sample, ..allocation(sample, 64, AllocationKind::Sampled) };
+        let sampled = |sample| Allocation {
+            type_id: sample,
+            ..allocation(sample, 64, AllocationKind::Sampled)
+        };
         for sample in 0..share + extra {
-            heap.allocated(hostile, MonotonicNs(5), &sampled(sample), (StackId(1), NameId::default()));
+            heap.allocated(
+                hostile,
+                MonotonicNs(5),
+                &sampled(sample),
+                (StackId(1), NameId::default()),
+            );
         }
         assert_eq!(heap.refused(), (extra, extra));
         heap.allocated(hostile, MonotonicNs(5), &sampled(0), (StackId(1), NameId::default()));
         heap.allocated(other, MonotonicNs(5), &sampled(0), (StackId(1), NameId::default()));
         assert_eq!(heap.refused(), (extra, extra), "known ones, and those of others, have room");
-        let rest: Vec<_> = heap.sites().filter(|(site, _)| site.stack == StackTable::OVERFLOW).collect();
+        let rest: Vec<_> =
+            heap.sites().filter(|(site, _)| site.stack == StackTable::OVERFLOW).collect();
         assert_eq!(rest.len(), 1);
         let one = weight(AllocationKind::Sampled, 64, 0);
         assert!((rest[0].1.bytes - extra as f64 * one.bytes).abs() < 1.0, "no byte is lost");
@@ -728,7 +777,8 @@ mod tests {
         let (mut heap, region) = (Allocations::default(), RegionId(1));
         heap.expect(256, Some(512));
         for sample in 0..70_000 {
-            let born = Allocation { type_id: sample, ..allocation(sample, 64, AllocationKind::Sampled) };
+            let born =
+                Allocation { type_id: sample, ..allocation(sample, 64, AllocationKind::Sampled) };
             heap.allocated(region, MonotonicNs(5), &born, (StackId(1), NameId::default()));
         }
         assert_eq!((heap.live().count(), heap.sites().count()), (512, 65_536 + 1));
@@ -823,7 +873,8 @@ mod tests {
     #[test]
     fn an_object_survives_the_collections_that_look_at_its_generation() {
         let (mut heap, region) = (Allocations::default(), RegionId(3));
-        let survived = |heap: &Allocations| heap.live().map(|object| heap.survived(&object)).sum::<u32>();
+        let survived =
+            |heap: &Allocations| heap.live().map(|object| heap.survived(&object)).sum::<u32>();
         heap.collection(region, 2, MonotonicNs(0));
         heap.allocated(
             region,
@@ -878,9 +929,11 @@ mod tests {
     #[test]
     fn a_large_object_has_not_survived_a_collection_of_young_ones() {
         let (mut heap, region) = (Allocations::default(), RegionId(3));
-        let survived = |heap: &Allocations| heap.live().map(|object| heap.survived(&object)).sum::<u32>();
+        let survived =
+            |heap: &Allocations| heap.live().map(|object| heap.survived(&object)).sum::<u32>();
         for (sample, of) in [(1, Heap::Large), (2, Heap::Pinned)] {
-            let object = Allocation { heap: of, ..allocation(sample, 100_000, AllocationKind::Sampled) };
+            let object =
+                Allocation { heap: of, ..allocation(sample, 100_000, AllocationKind::Sampled) };
             heap.allocated(region, MonotonicNs(5), &object, (StackId(1), NameId::default()));
         }
         let mut generations: Vec<u8> = heap.live().map(|object| object.generation).collect();
@@ -912,13 +965,19 @@ mod tests {
 
     #[test]
     fn size_classes_are_powers_of_two() {
-        assert_eq!([0, 1, 24, 32, 300_000, u64::MAX].map(size_class), [1, 1, 16, 32, 262_144, 1 << 63]);
+        assert_eq!(
+            [0, 1, 24, 32, 300_000, u64::MAX].map(size_class),
+            [1, 1, 16, 32, 262_144, 1 << 63]
+        );
     }
 
     #[test]
     fn ages_are_powers_of_two() {
         let s = |n: u64| MonotonicNs(n * 1_000_000_000);
-        assert_eq!([0, 1, 2, 3, 4, 31].map(|n| age_bucket_seconds(s(0), s(n))), [0, 1, 2, 2, 4, 16]);
+        assert_eq!(
+            [0, 1, 2, 3, 4, 31].map(|n| age_bucket_seconds(s(0), s(n))),
+            [0, 1, 2, 2, 4, 16]
+        );
         assert_eq!(age_bucket_seconds(s(9), s(1)), 0);
     }
 }

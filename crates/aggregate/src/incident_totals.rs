@@ -1,8 +1,9 @@
 //! Exceptions and contentions sum to what their runtime counted.
 //!
-//! A shim counts each of them and tells of some, chosen by chance, with a stack. Each that was told of stands for itself and for
-//! others; how many others there were in all is known from the count. So the others are scaled to it: what was told of one by one
-//! stays exact, and where chance chose, the parts keep their proportions. The numbers become whole without a change of the sum.
+//! A shim counts each of them and tells of some, chosen by chance, with a stack. Each that was told
+//! of stands for itself and for others; how many others there were in all is known from the count.
+//! So the others are scaled to it: what was told of one by one stays exact, and where chance chose,
+//! the parts keep their proportions. The numbers become whole without a change of the sum.
 
 use super::incidents::{LockWait, Throw, Thrown, Waited};
 use perfusion_model::event::IncidentCounts;
@@ -27,7 +28,9 @@ impl IncidentTotals {
         for IncidentCounts { region, counts, covered } in counts {
             let before = self.before.get(region).copied().unwrap_or_default();
             let sums = self.window.entry(*region).or_insert([Some(0); 2]);
-            for (((sum, now), before), covered) in sums.iter_mut().zip(counts).zip(before).zip(covered) {
+            for (((sum, now), before), covered) in
+                sums.iter_mut().zip(counts).zip(before).zip(covered)
+            {
                 let since = now.saturating_sub(before);
                 *sum = sum.filter(|_| *covered).map(|sum| sum.saturating_add(since));
             }
@@ -51,8 +54,10 @@ impl IncidentTotals {
         let mut unsampled = Vec::new();
         for (region, [thrown, waited]) in self.window.drain() {
             let (throws, waits) = by_region.remove(&region).unwrap_or_default();
-            let rest =
-                [thrown.map_or(0, |total| fit(throws, total)), waited.map_or(0, |total| fit(waits, total))];
+            let rest = [
+                thrown.map_or(0, |total| fit(throws, total)),
+                waited.map_or(0, |total| fit(waits, total)),
+            ];
             if rest != [0; 2] {
                 unsampled.push((region, rest));
             }
@@ -99,9 +104,13 @@ fn fit<T: Estimate>(mut sums: Vec<&mut T>, total: u64) -> u64 {
         return total;
     }
     let (others, total) = ((all - told).max(0.0), total as f64);
-    // Fewer counted than told of: by what came between the look at the counters and the window's end.
-    let (of_told, of_others) =
-        if total >= told && others > 0.0 { (1.0, (total - told) / others) } else { (total / told, 0.0) };
+    // Fewer counted than told of: by what came between the look at the counters and the window's
+    // end.
+    let (of_told, of_others) = if total >= told && others > 0.0 {
+        (1.0, (total - told) / others)
+    } else {
+        (total / told, 0.0)
+    };
     // What is whole already stays so: it comes before what is rounded.
     let is_estimate = |sum: &T| sum.parts().0 > sum.parts().1;
     sums.sort_by_key(|sum| is_estimate(sum));
@@ -129,7 +138,8 @@ mod tests {
     }
 
     fn throw(region: u32, tid: u32) -> Throw {
-        let place = Place { region: RegionId(region), tid, name: NameId::default(), stack: StackId(1) };
+        let place =
+            Place { region: RegionId(region), tid, name: NameId::default(), stack: StackId(1) };
         Throw { place, type_name: None, message: None, rethrown: false }
     }
 
@@ -171,7 +181,10 @@ mod tests {
         assert_eq!(throws[&throw(3, 1)], told);
         // Counts are of the window: what was counted before is not counted again.
         totals.count(&[counts(1, [7, 0]), counts(3, [9, 4])]);
-        assert_eq!(totals.complete(&mut HashMap::new(), &mut HashMap::new()), [(RegionId(1), [2, 0])]);
+        assert_eq!(
+            totals.complete(&mut HashMap::new(), &mut HashMap::new()),
+            [(RegionId(1), [2, 0])]
+        );
     }
 
     proptest! {

@@ -1,4 +1,5 @@
-//! Exceptions and waits for locks, by where they happened. Each that was told of stands for others of its kind (`Thin` in the shim's `thin.rs`).
+//! Exceptions and waits for locks, by where they happened. Each that was told of stands for others
+//! of its kind (`Thin` in the shim's `thin.rs`).
 
 use perfusion_model::event::RegionId;
 use perfusion_model::labels::NameId;
@@ -7,7 +8,8 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;
 
-/// Places kept of one region, of each kind; what comes after that is one place. A shim tells of some hundred incidents a second.
+/// Places kept of one region, of each kind; what comes after that is one place. A shim tells of
+/// some hundred incidents a second.
 const MAX_OF_REGION: usize = 1 << 15;
 /// The same of all regions.
 const MAX_OF_ALL: usize = 1 << 18;
@@ -178,7 +180,8 @@ mod tests {
         let mut counts: Vec<f64> = throws.into_values().map(|sum| sum.count).collect();
         counts.sort_by(f64::total_cmp);
         assert_eq!(counts, [1.0, 1.0, 2.0, 5.0]);
-        let mut waits: Vec<_> = waits.into_iter().map(|(of, sum)| (of.held_at, sum.count, sum.ns)).collect();
+        let mut waits: Vec<_> =
+            waits.into_iter().map(|(of, sum)| (of.held_at, sum.count, sum.ns)).collect();
         waits.sort_by_key(|(held_at, ..)| *held_at);
         assert_eq!(waits, [(None, 1.0, 20.0), (Some(StackId(7)), 3.0, 250.0)]);
         assert_eq!(incidents.take().0.len(), 0);

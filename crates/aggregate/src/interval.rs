@@ -1,13 +1,17 @@
 //! How sure an estimate from sampled objects is.
 //!
-//! An object that was in the sample with probability π stands for 1/π objects (Horvitz–Thompson). When objects are chosen independently, the
-//! estimate T = Σ x/π of a total has the variance V = Σ (x/π)²·(1−π), estimated here from the sample itself. A sample of few objects is far from a
-//! normal distribution, so T is taken for T/m times a Poisson count of m = T²/V effective observations, whose 95 % interval is that
-//! of Jeffreys (Gamma(m + ½)): on average over true values it covers them as often as it says, from a handful of objects on. Of objects that are
-//! nearly all seen, which make many effective observations, one may be missing all the same: the upper end is at least that of a
-//! gamma distribution with the mean and the variance that half an object more would make (Fay and Feuer, 1997, whose whole object is for at
-//! least 95 % always). That object is one that would have stood for as much as any could have: where objects were chosen with one probability in a quiet
-//! second and with a hundredth of it in a busy one, a type of which only the first were seen may have had many of the others.
+//! An object that was in the sample with probability π stands for 1/π objects (Horvitz–Thompson).
+//! When objects are chosen independently, the estimate T = Σ x/π of a total has the variance V = Σ
+//! (x/π)²·(1−π), estimated here from the sample itself. A sample of few objects is far from a
+//! normal distribution, so T is taken for T/m times a Poisson count of m = T²/V effective
+//! observations, whose 95 % interval is that of Jeffreys (Gamma(m + ½)): on average over true
+//! values it covers them as often as it says, from a handful of objects on. Of objects that are
+//! nearly all seen, which make many effective observations, one may be missing all the same: the
+//! upper end is at least that of a gamma distribution with the mean and the variance that half an
+//! object more would make (Fay and Feuer, 1997, whose whole object is for at least 95 % always).
+//! That object is one that would have stood for as much as any could have: where objects were
+//! chosen with one probability in a quiet second and with a hundredth of it in a busy one, a type
+//! of which only the first were seen may have had many of the others.
 
 /// Half the width of a 95 % interval of a normal distribution, in standard deviations.
 const NORMAL_95: f64 = 1.959_964;
@@ -35,7 +39,8 @@ pub struct Interval {
 }
 
 impl Estimate {
-    /// The total `value` of objects that are alike, of which `seen` were in the sample and stand for `objects`.
+    /// The total `value` of objects that are alike, of which `seen` were in the sample and stand
+    /// for `objects`.
     #[must_use]
     pub fn of_alike(value: f64, seen: f64, objects: f64) -> Self {
         let missed = if objects > seen { 1.0 - seen / objects } else { 0.0 };
@@ -56,7 +61,10 @@ impl Estimate {
     pub fn interval95(self, at_least: f64) -> Interval {
         let sure = self.value.max(at_least);
         if self.variance <= 0.0 || self.value <= 0.0 {
-            return Interval { low: sure, high: self.with_half_of(self.missed, NORMAL_95).max(sure) };
+            return Interval {
+                low: sure,
+                high: self.with_half_of(self.missed, NORMAL_95).max(sure),
+            };
         }
         // What one that was seen stands for.
         let one = self.variance / self.value;
@@ -69,8 +77,8 @@ impl Estimate {
         }
     }
 
-    /// An end of the gamma distribution that has mean and variance of this and of half an object more, which stands for `one`; where all stand for as much
-    /// that is Gamma(m + ½).
+    /// An end of the gamma distribution that has mean and variance of this and of half an object
+    /// more, which stands for `one`; where all stand for as much that is Gamma(m + ½).
     fn with_half_of(self, one: f64, z: f64) -> f64 {
         let (mean, variance) = (self.value + one / 2.0, self.variance + one * one / 2.0);
         if mean > 0.0 && variance > 0.0 {
@@ -89,8 +97,8 @@ impl Interval {
     }
 }
 
-/// The quantile of Gamma(shape, 1) that belongs to the standard normal quantile `z` (Wilson and Hilferty, 1931): within 2 % of its distance
-/// from the mean for shapes of 1.5 and more.
+/// The quantile of Gamma(shape, 1) that belongs to the standard normal quantile `z` (Wilson and
+/// Hilferty, 1931): within 2 % of its distance from the mean for shapes of 1.5 and more.
 fn gamma_quantile(shape: f64, z: f64) -> f64 {
     let ninth = 1.0 / (9.0 * shape);
     shape * (1.0 - ninth + z * ninth.sqrt()).max(0.0).powi(3)
@@ -100,10 +108,13 @@ fn gamma_quantile(shape: f64, z: f64) -> f64 {
 mod tests {
     use super::{Estimate, NORMAL_95, gamma_quantile};
 
-    /// χ² with 2·shape degrees of freedom is 2·Gamma(shape): printed tables of χ² at 0.025 and 0.975.
+    /// χ² with 2·shape degrees of freedom is 2·Gamma(shape): printed tables of χ² at 0.025 and
+    /// 0.975.
     #[test]
     fn quantiles_agree_with_tables_of_chi_squared() {
-        for (degrees, low, high) in [(3.0, 0.216, 9.348), (10.0, 3.247, 20.483), (40.0, 24.433, 59.342)] {
+        for (degrees, low, high) in
+            [(3.0, 0.216, 9.348), (10.0, 3.247, 20.483), (40.0, 24.433, 59.342)]
+        {
             for (z, truth) in [(-NORMAL_95, low), (NORMAL_95, high)] {
                 let found = 2.0 * gamma_quantile(degrees / 2.0, z);
                 assert!(

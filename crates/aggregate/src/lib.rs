@@ -6,8 +6,9 @@
 //! window.add(&frames, &labels, SampleType::Cpu, 10_101_010.1);
 //! for entry in window.entries() { /* frames, labels, values by SampleType::index() */ }
 //! ```
-//! Keys are full (no hash stands for a stack) and bounded: what comes after the limit goes to one entry whose only frame is
-//! [`Marker::Overflow`](perfusion_model::frame::Marker::Overflow), so that sums stay right. No names of functions here.
+//! Keys are full (no hash stands for a stack) and bounded: what comes after the limit goes to one
+//! entry whose only frame is [`Marker::Overflow`](perfusion_model::frame::Marker::Overflow), so
+//! that sums stay right. No names of functions here.
 
 pub mod chance;
 pub mod collecting;

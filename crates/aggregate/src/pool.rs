@@ -1,8 +1,10 @@
 //! Thread pools: how many workers a runtime lets run at a time, and why it changed that.
 //!
-//! It begins with as many as there are processors. It adds one when work has waited for half a second and no worker has taken any (starvation), some
-//! when workers block on tasks (cooperative blocking), and tries more and fewer to see whether more gets done (hill climbing): `PortableThreadPool` of
-//! System.Private.CoreLib in dotnet/runtime. Each change is told, with the number it led to.
+//! It begins with as many as there are processors. It adds one when work has waited for half a
+//! second and no worker has taken any (starvation), some when workers block on tasks (cooperative
+//! blocking), and tries more and fewer to see whether more gets done (hill climbing):
+//! `PortableThreadPool` of System.Private.CoreLib in dotnet/runtime. Each change is told, with the
+//! number it led to.
 
 use perfusion_model::event::RegionId;
 use std::collections::{BTreeMap, HashMap};
@@ -75,12 +77,20 @@ impl Workers {
             let parts = [(of.added, "added"), (of.removed, "removed")];
             let parts = parts.into_iter().filter(|(count, _)| *count > 0);
             let parts: Vec<String> = parts.map(|(count, what)| format!("{count} {what}")).collect();
-            let times = if of.count == 1 { "once".to_owned() } else { format!("{} times", of.count) };
-            let parts = if parts.is_empty() { String::new() } else { format!(" ({})", parts.join(", ")) };
+            let times =
+                if of.count == 1 { "once".to_owned() } else { format!("{} times", of.count) };
+            let parts =
+                if parts.is_empty() { String::new() } else { format!(" ({})", parts.join(", ")) };
             format!("{reason} {times}{parts}")
         };
         let changes: Vec<String> = changes.into_iter().map(change).collect();
-        format!("{} to {} workers, {} at most: {}", self.from, self.to, self.most, changes.join(", "))
+        format!(
+            "{} to {} workers, {} at most: {}",
+            self.from,
+            self.to,
+            self.most,
+            changes.join(", ")
+        )
     }
 }
 
@@ -124,7 +134,8 @@ impl Pools {
         let reason = reason.copied().unwrap_or("other");
         let starved = reason == STARVATION;
         self.starved += u64::from(starved);
-        // Against starvation one worker at a time is added, so before the first change that is told there was one less.
+        // Against starvation one worker at a time is added, so before the first change that is told
+        // there was one less.
         let before = self.workers.insert(region, workers);
         let before = before.unwrap_or(workers.saturating_sub(u32::from(starved)));
         let begin = || Workers { from: before, to: before, most: before, changes: BTreeMap::new() };
@@ -182,7 +193,8 @@ mod tests {
         assert_eq!(workers.changes[STARVATION], Changes { count: 2, added: 2, removed: 0 });
         assert_eq!(
             sum.text(),
-            "2 to 4 workers, 6 at most: starvation 2 times (2 added), climbing_move once (1 removed), \
+            "2 to 4 workers, 6 at most: starvation 2 times (2 added), climbing_move once (1 \
+             removed), \
              cooperative_blocking once (2 added), thread_timed_out once (1 removed)"
         );
         assert!(pools.take().is_empty());
@@ -191,7 +203,10 @@ mod tests {
         assert_eq!(sum.text(), "4 to 7 workers, 7 at most: other once (3 added)");
         pools.forget(R);
         pools.adjusted(R, 9, 1);
-        assert_eq!(pools.take().remove(&R).unwrap().text(), "9 to 9 workers, 9 at most: initializing once");
+        assert_eq!(
+            pools.take().remove(&R).unwrap().text(),
+            "9 to 9 workers, 9 at most: initializing once"
+        );
     }
 
     #[test]
@@ -201,7 +216,10 @@ mod tests {
             pools.looked(R, items);
         }
         let text = |pools: &mut Pools| pools.take().remove(&R).unwrap().text();
-        assert_eq!(text(&mut pools), "15.0 items of work waiting on average, 40 at most, looked at 3 times");
+        assert_eq!(
+            text(&mut pools),
+            "15.0 items of work waiting on average, 40 at most, looked at 3 times"
+        );
         pools.looked(R, u64::MAX);
         pools.adjusted(R, 3, 6);
         let both = text(&mut pools);

@@ -6,7 +6,8 @@ use perfusion_model::stack::StackId;
 /// Places kept of a thread. Who asks does so right after the time he asks for: a wait that is over.
 const KEPT: usize = 32;
 
-/// Seen in `stack` from one moment on: at a CPU sample, after which it was there or on its way to what is seen next; or in a wait, which ends.
+/// Seen in `stack` from one moment on: at a CPU sample, after which it was there or on its way to
+/// what is seen next; or in a wait, which ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Seen {
     from: MonotonicNs,
@@ -22,7 +23,8 @@ const OPEN: MonotonicNs = MonotonicNs(u64::MAX);
 pub struct Recent(Vec<Seen>);
 
 impl Recent {
-    /// It was sampled there, or waits there: the latter until [`Self::waited`] says that it does no more. The same may be told twice.
+    /// It was sampled there, or waits there: the latter until [`Self::waited`] says that it does no
+    /// more. The same may be told twice.
     pub fn seen(&mut self, from: MonotonicNs, stack: StackId) {
         let seen = Seen { from, until: OPEN, stack };
         // Mostly the last: records of several CPUs come about in the order of their times.
@@ -77,7 +79,9 @@ mod tests {
         for (from, stack) in [(10, 1), (20, 2), (20, 2), (15, 1)] {
             recent.seen(T(from), StackId(stack));
         }
-        let at = |recent: &Recent, begin, end| recent.mostly_between(T(begin), T(end)).map(|stack| stack.0);
+        let at = |recent: &Recent, begin, end| {
+            recent.mostly_between(T(begin), T(end)).map(|stack| stack.0)
+        };
         assert_eq!(at(&recent, 100, 110), Some(2), "it waits still");
         recent.waited(T(20), T(30));
         recent.seen(T(40), StackId(3));

@@ -1,15 +1,19 @@
-//! What a .NET thread waits for, as the runtime's own frames say. To the kernel all of the runtime's waits are the same: a futex.
+//! What a .NET thread waits for, as the runtime's own frames say. To the kernel all of the
+//! runtime's waits are the same: a futex.
 //!
-//! Most waits end in a method of `System.Threading`, whose name says what they are. `lock` did not before .NET 10: the helper that
-//! compiled code calls for it goes straight into libcoreclr, whose functions have no names. But the runtime has one function through which
-//! go all waits a program asked for, and none of its own (`Thread::DoAppropriateWait`, src/coreclr/vm/threads.cpp of dotnet/runtime: a
-//! wait that `Thread.Interrupt` can end). It is found by where it stands: in the waits of `Monitor.Wait` and `WaitHandle`, and in no wait of
-//! a thread of the runtime's own.
+//! Most waits end in a method of `System.Threading`, whose name says what they are. `lock` did not
+//! before .NET 10: the helper that compiled code calls for it goes straight into libcoreclr, whose
+//! functions have no names. But the runtime has one function through which go all waits a program
+//! asked for, and none of its own (`Thread::DoAppropriateWait`, src/coreclr/vm/threads.cpp of
+//! dotnet/runtime: a wait that `Thread.Interrupt` can end). It is found by where it stands: in the
+//! waits of `Monitor.Wait` and `WaitHandle`, and in no wait of a thread of the runtime's own.
 //!
-//! Where no method says what a wait is for, where the code went into the runtime may: optimised code calls the function that waits itself,
-//! and the runtime's file names those functions ([`perfusion_symbolize::wait_functions`]). So does the runtime's own event for a wait for a lock: it
-//! is sent from the function that waited, below the helper. Where all those functions are known and none of them was called, a wait through
-//! the one function is for a lock, by a helper that has no name.
+//! Where no method says what a wait is for, where the code went into the runtime may: optimised
+//! code calls the function that waits itself, and the runtime's file names those functions
+//! ([`perfusion_symbolize::wait_functions`]). So does the runtime's own event for a wait for a
+//! lock: it is sent from the function that waited, below the helper. Where all those functions are
+//! known and none of them was called, a wait through the one function is for a lock, by a helper
+//! that has no name.
 
 use super::threads::WaitReason;
 use perfusion_model::frame::{FrameKey, ImageId};
@@ -17,8 +21,8 @@ use perfusion_symbolize::Symbol;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// Methods that block, by how their names begin, and the word for it. Of a chain of them the outermost counts: the task, not the monitor
-/// it waits on inside.
+/// Methods that block, by how their names begin, and the word for it. Of a chain of them the
+/// outermost counts: the task, not the monitor it waits on inside.
 const METHODS: &[(&str, &str)] = &[
     ("System.Threading.Tasks.Task.SpinWait", "task"),
     ("System.Threading.Tasks.Task.SpinThenBlockingWait", "task"),
@@ -58,9 +62,11 @@ const ASKED: &[&str] = &[
 ];
 
 /// Waits that do not, though a method stands behind them.
-const NOT_ASKED: &[&str] = &["System.Threading.Thread.Sleep", "System.Threading.LowLevelLifoSemaphore."];
+const NOT_ASKED: &[&str] =
+    &["System.Threading.Thread.Sleep", "System.Threading.LowLevelLifoSemaphore."];
 
-/// Managed code that sends the event itself, from .NET 10 on: where it goes into the runtime says nothing about waits.
+/// Managed code that sends the event itself, from .NET 10 on: where it goes into the runtime says
+/// nothing about waits.
 const SENDERS: &[&str] = &[NAMESPACE, "System.Diagnostics.", STUB];
 
 /// How many functions are remembered of all runtimes together.
@@ -81,7 +87,8 @@ impl LockEvents {
         let is_native = |frame: &FrameKey| matches!(frame, FrameKey::Native { .. });
         let Some(method) = stack.iter().position(|frame| !is_native(frame)) else { return };
         let (inside, rest) = stack.split_at(method);
-        if let (Some(&entry), Some(&method @ FrameKey::Managed { .. })) = (inside.last(), rest.first())
+        if let (Some(&entry), Some(&method @ FrameKey::Managed { .. })) =
+            (inside.last(), rest.first())
             && self.entries.len() + self.inside.len() + inside.len() < MAX_FUNCTIONS
         {
             self.entries.insert((entry, method));
@@ -119,14 +126,16 @@ pub struct RuntimeWaits {
     asked: HashSet<Function>,
     /// Functions that methods call to wait, and the words for what for.
     entries: HashMap<Function, &'static str>,
-    /// Runtimes whose functions for every other wait a program can ask for are known: what remains is locks.
+    /// Runtimes whose functions for every other wait a program can ask for are known: what remains
+    /// is locks.
     complete: HashSet<ImageId>,
     /// Functions only threads go through that a collection holds up.
     held: HashSet<Function>,
 }
 
 impl RuntimeWaits {
-    /// Learns from `stacks`, from events for waits for locks, and from the functions of the runtime's files that wait; all frames have names.
+    /// Learns from `stacks`, from events for waits for locks, and from the functions of the
+    /// runtime's files that wait; all frames have names.
     #[must_use]
     pub fn learn<'a>(
         stacks: impl Iterator<Item = &'a [FrameKey]>,
@@ -140,16 +149,17 @@ impl RuntimeWaits {
             method.unresolved.is_none() && !SENDERS.iter().any(sends)
         };
         let entries = locks.entries.iter().filter(|&&(_, method)| waits_itself(method));
-        let entries = entries.map(|&(entry, _)| (entry, "lock")).chain(wait_functions.iter().copied());
+        let entries =
+            entries.map(|&(entry, _)| (entry, "lock")).chain(wait_functions.iter().copied());
         let entries: HashMap<Function, &'static str> =
             entries.filter_map(|(entry, word)| Some((function(entry, &symbol)?, word))).collect();
         let has = |image: ImageId, wanted: &str| {
             entries.iter().any(|((of, _), word)| *of == image && *word == wanted)
         };
         let images: HashSet<ImageId> = entries.keys().map(|(image, _)| *image).collect();
-        let complete = images
-            .into_iter()
-            .filter(|&image| ["lock", "condition", "join", "event"].iter().all(|word| has(image, word)));
+        let complete = images.into_iter().filter(|&image| {
+            ["lock", "condition", "join", "event"].iter().all(|word| has(image, word))
+        });
         let complete = complete.collect();
         // By runtime: there can be several on a host, each with a function of its own.
         let mut asked: HashMap<(ImageId, Function), usize> = HashMap::new();
@@ -162,9 +172,9 @@ impl RuntimeWaits {
             let functions: HashSet<Function> = functions(stack, &symbol).collect();
             let method = methods(stack, &symbol).next();
             let begins = |with: &[&str]| {
-                method
-                    .as_ref()
-                    .is_some_and(|method| with.iter().any(|name| method.system_name.starts_with(name)))
+                method.as_ref().is_some_and(|method| {
+                    with.iter().any(|name| method.system_name.starts_with(name))
+                })
             };
             if asked.len() + others.len() + functions.len() > MAX_FUNCTIONS {
                 break;
@@ -179,32 +189,36 @@ impl RuntimeWaits {
                 others.extend(functions);
             }
         }
-        // A thread can be held up by a collection on its way out of such a wait: what only a few of them go through is not it. And without
-        // waits to tell them from, nothing can be told.
+        // A thread can be held up by a collection on its way out of such a wait: what only a few of
+        // them go through is not it. And without waits to tell them from, nothing can be told.
         let told_apart: HashSet<ImageId> = others.iter().map(|(image, _)| *image).collect();
         let in_most = |&((runtime, _), times): &(&(ImageId, Function), &usize)| {
             told_apart.contains(runtime)
                 && asked_stacks.get(runtime).is_some_and(|stacks| times * 2 > *stacks)
         };
-        // What is on the way to the event is also on the way out of the wait, where a collection can hold a thread up.
+        // What is on the way to the event is also on the way out of the wait, where a collection
+        // can hold a thread up.
         let inside: HashSet<Function> =
             locks.inside.iter().filter_map(|&frame| function(frame, &symbol)).collect();
         let asked = asked.iter().filter(in_most).map(|((_, function), _)| function);
-        let asked = asked.filter(|function| !others.contains(*function) && !inside.contains(*function));
+        let asked =
+            asked.filter(|function| !others.contains(*function) && !inside.contains(*function));
         let asked = asked.cloned().collect();
         Self { asked, entries, complete, held: HashSet::new() }
     }
 
-    /// Learns from `waits`, whose frames have names, how the runtime holds up a thread for a collection. On its way out of a wait a thread is held
-    /// up inside the method that waited (`Thread::RareDisablePreemptiveGC`, src/coreclr/vm/threadsuspend.cpp of dotnet/runtime), which would say
-    /// the wrong thing. The way there is in waits that began while the process stood still and that the thread ended which had stopped it,
-    /// and hardly in others.
+    /// Learns from `waits`, whose frames have names, how the runtime holds up a thread for a
+    /// collection. On its way out of a wait a thread is held up inside the method that waited
+    /// (`Thread::RareDisablePreemptiveGC`, src/coreclr/vm/threadsuspend.cpp of dotnet/runtime),
+    /// which would say the wrong thing. The way there is in waits that began while the process
+    /// stood still and that the thread ended which had stopped it, and hardly in others.
     pub fn learn_pauses<'a>(
         &mut self,
         waits: impl Iterator<Item = Waited<'a>>,
         symbol: impl Fn(FrameKey) -> Arc<Symbol>,
     ) {
-        let (mut held, mut others) = (HashMap::<Function, f64>::new(), HashMap::<Function, f64>::new());
+        let (mut held, mut others) =
+            (HashMap::<Function, f64>::new(), HashMap::<Function, f64>::new());
         for wait in waits {
             if held.len() + others.len() > MAX_FUNCTIONS {
                 break;
@@ -220,8 +234,11 @@ impl RuntimeWaits {
                 functions.for_each(|function| *of.entry(function).or_default() += wait.blocked_ns);
             }
         }
-        // Before the runtime's events come nobody tells that it stands still, nor does the task iterator.
-        held.retain(|function, held_ns| others.get(function).is_none_or(|others_ns| others_ns < held_ns));
+        // Before the runtime's events come nobody tells that it stands still, nor does the task
+        // iterator.
+        held.retain(|function, held_ns| {
+            others.get(function).is_none_or(|others_ns| others_ns < held_ns)
+        });
         self.held = held.into_keys().collect();
     }
 
@@ -235,12 +252,16 @@ impl RuntimeWaits {
     ) -> Option<&'static str> {
         // A method without a name may be any of those below.
         let innermost = methods(stack, &symbol).next()?;
-        if reason.suspended && functions(stack, &symbol).any(|function| self.held.contains(&function)) {
+        if reason.suspended
+            && functions(stack, &symbol).any(|function| self.held.contains(&function))
+        {
             return Some("gc_suspend");
         }
         let mut found = None;
         for method in methods(stack, &symbol) {
-            if let Some((_, word)) = METHODS.iter().find(|(name, _)| method.system_name.starts_with(name)) {
+            if let Some((_, word)) =
+                METHODS.iter().find(|(name, _)| method.system_name.starts_with(name))
+            {
                 found = Some(*word);
             } else if !method.system_name.starts_with(NAMESPACE) {
                 break;
@@ -323,7 +344,8 @@ mod tests {
     struct Names(Vec<&'static str>);
 
     impl Names {
-        /// A stack, innermost first: `k:` kernel, `n:` native, `m:` native of another runtime, else managed.
+        /// A stack, innermost first: `k:` kernel, `n:` native, `m:` native of another runtime, else
+        /// managed.
         fn stack(&mut self, names: &[&'static str]) -> Vec<FrameKey> {
             let mut at = |name| {
                 let known = self.0.iter().position(|known| *known == name);
@@ -377,8 +399,9 @@ mod tests {
         waits.name(WaitReason { suspended, ..FUTEX }, &stack, |frame| names.symbol(frame))
     }
 
-    /// A process of .NET 8: the pool's gate waits, a finalizer, somebody who sleeps, and one who was held up on his way out of a wait.
-    /// `complete`: the functions for all sorts of waits are known.
+    /// A process of .NET 8: the pool's gate waits, a finalizer, somebody who sleeps, and one who
+    /// was held up on his way out of a wait. `complete`: the functions for all sorts of waits are
+    /// known.
     fn learnt(names: &mut Names, complete: bool) -> RuntimeWaits {
         learnt_beside(names, complete, &[])
     }
@@ -453,16 +476,32 @@ mod tests {
         assert_eq!(of(&["k:futex_wait", "n:pal", monitor, "Mine"]), Some("condition"));
         let slim = "System.Threading.ManualResetEventSlim.Wait";
         assert_eq!(of(&["k:futex_wait", "n:pal", monitor, slim, "Mine"]), Some("event"));
-        let task =
-            ["k:futex_wait", "n:pal", monitor, slim, "System.Threading.Tasks.Task.InternalWaitCore", "Mine"];
+        let task = [
+            "k:futex_wait",
+            "n:pal",
+            monitor,
+            slim,
+            "System.Threading.Tasks.Task.InternalWaitCore",
+            "Mine",
+        ];
         assert_eq!(of(&task), Some("task"));
         assert_eq!(of(&["n:pal", "System.Threading.Monitor.Enter_Slowpath", "Mine"]), Some("lock"));
-        let stub =
-            ["k:futex_wait", "n:pal", "IL_STUB_PInvoke", "System.Threading.SemaphoreSlim.WaitCore", "Mine"];
+        let stub = [
+            "k:futex_wait",
+            "n:pal",
+            "IL_STUB_PInvoke",
+            "System.Threading.SemaphoreSlim.WaitCore",
+            "Mine",
+        ];
         assert_eq!(of(&stub), Some("semaphore"));
         // What called the program's own code is not what it waits for.
         assert_eq!(
-            of(&["n:pal", "System.Threading.Thread.Sleep", "Mine", "System.Threading.Tasks.Task.Wait"]),
+            of(&[
+                "n:pal",
+                "System.Threading.Thread.Sleep",
+                "Mine",
+                "System.Threading.Tasks.Task.Wait"
+            ]),
             Some("sleep")
         );
         assert_eq!(of(&["n:pal", "Mine"]), None);
@@ -473,7 +512,8 @@ mod tests {
     fn a_wait_the_program_asked_for_without_a_method_is_one_for_a_lock() {
         let mut names = Names(Vec::new());
         let waits = learnt(&mut names, true);
-        let lock = ["k:futex_wait", "n:cond_wait", "n:pal", "n:asked", "n:event", "n:enter", "Mine"];
+        let lock =
+            ["k:futex_wait", "n:cond_wait", "n:pal", "n:asked", "n:event", "n:enter", "Mine"];
         assert_eq!(word(&mut names, &waits, false, &lock), Some("lock"));
         // It may well begin while a collection goes on.
         assert_eq!(word(&mut names, &waits, true, &lock), Some("lock"));
@@ -488,10 +528,17 @@ mod tests {
     fn each_of_several_runtimes_has_a_function_of_its_own() {
         let mut names = Names(Vec::new());
         let monitor = "System.Threading.Monitor.Wait";
-        let theirs =
-            names.stack(&["k:futex_wait", "n:cond_wait", "m:asked", "m:obj_wait", monitor, "Theirs"]);
+        let theirs = names.stack(&[
+            "k:futex_wait",
+            "n:cond_wait",
+            "m:asked",
+            "m:obj_wait",
+            monitor,
+            "Theirs",
+        ]);
         let finalizer = names.stack(&["k:futex_wait", "n:cond_wait", "m:finalizer"]);
-        let lock = ["k:futex_wait", "n:cond_wait", "n:pal", "n:asked", "n:event", "n:enter", "Mine"];
+        let lock =
+            ["k:futex_wait", "n:cond_wait", "n:pal", "n:asked", "n:event", "n:enter", "Mine"];
         let asked = |waits: &RuntimeWaits| {
             [1, 2].map(|image| waits.asked.contains(&(ImageId(image), "asked".into())))
         };
@@ -507,7 +554,8 @@ mod tests {
     fn a_wait_whose_method_was_inlined_is_known_by_the_function_that_was_called() {
         let mut names = Names(Vec::new());
         let waits = learnt(&mut names, true);
-        let wait = ["k:futex_wait", "n:cond_wait", "n:pal", "n:asked", "n:event", "n:obj_wait", "Mine"];
+        let wait =
+            ["k:futex_wait", "n:cond_wait", "n:pal", "n:asked", "n:event", "n:obj_wait", "Mine"];
         assert_eq!(word(&mut names, &waits, false, &wait), Some("condition"));
         let join = ["k:futex_wait", "n:cond_wait", "n:pal", "n:asked", "n:join", "Mine"];
         assert_eq!(word(&mut names, &waits, false, &join), Some("join"));
@@ -529,11 +577,20 @@ mod tests {
         let mut names = Names(Vec::new());
         let mut waits = learnt(&mut names, true);
         let sleep = "System.Threading.Thread.Sleep";
-        let out_of_sleep =
-            ["k:futex_wait", "n:cond_wait", "n:pal", "n:event", "n:rare_disable", "n:sleep", sleep, "Mine"];
+        let out_of_sleep = [
+            "k:futex_wait",
+            "n:cond_wait",
+            "n:pal",
+            "n:event",
+            "n:rare_disable",
+            "n:sleep",
+            sleep,
+            "Mine",
+        ];
         let asleep = ["k:futex_wait", "n:cond_wait", "n:pal", "n:sleep", sleep, "Mine"];
         let finalizer = ["k:futex_wait", "n:cond_wait", "n:pal", "n:event", "n:finalizer"];
-        let locked = ["k:futex_wait", "n:cond_wait", "n:pal", "n:asked", "n:event", "n:enter", "Mine"];
+        let locked =
+            ["k:futex_wait", "n:cond_wait", "n:pal", "n:asked", "n:event", "n:enter", "Mine"];
         // Began while the process stood still; ended by who had stopped it; for how long.
         type Row<'a> = (&'a [&'static str], bool, bool, f64);
         let mut learn = |waits: &mut RuntimeWaits, rows: &[Row<'_>]| {
@@ -545,12 +602,15 @@ mod tests {
                 blocked_ns: row.3,
             });
             waits.learn_pauses(rows, |frame| names.symbol(frame));
-            [&out_of_sleep[..], &asleep, &locked].map(|stack| word(&mut names, waits, true, stack).unwrap())
+            [&out_of_sleep[..], &asleep, &locked]
+                .map(|stack| word(&mut names, waits, true, stack).unwrap())
         };
         // Nothing to tell it by.
-        let nothing: [Row<'_>; 2] = [(&asleep, false, false, 9e9), (&out_of_sleep, true, false, 1e6)];
+        let nothing: [Row<'_>; 2] =
+            [(&asleep, false, false, 9e9), (&out_of_sleep, true, false, 1e6)];
         assert_eq!(learn(&mut waits, &nothing), ["sleep", "sleep", "lock"]);
-        // Who begins to sleep while a collection goes on sleeps. Not all of who is held up is known to be.
+        // Who begins to sleep while a collection goes on sleeps. Not all of who is held up is known
+        // to be.
         let all: [Row<'_>; 5] = [
             (&asleep, false, false, 9e9),
             (&finalizer, false, false, 9e9),
@@ -559,9 +619,13 @@ mod tests {
             (&out_of_sleep, false, true, 1e5),
         ];
         assert_eq!(learn(&mut waits, &all), ["gc_suspend", "sleep", "lock"]);
-        // Who began to wait for a lock then, and got it from the thread that had collected, says nothing against all others.
+        // Who began to wait for a lock then, and got it from the thread that had collected, says
+        // nothing against all others.
         let locks: [Row<'_>; 2] = [(&locked, true, true, 1e6), (&locked, false, false, 9e6)];
-        assert_eq!(learn(&mut waits, &[&all[..], &locks].concat()), ["gc_suspend", "sleep", "lock"]);
+        assert_eq!(
+            learn(&mut waits, &[&all[..], &locks].concat()),
+            ["gc_suspend", "sleep", "lock"]
+        );
     }
 
     #[test]
@@ -601,9 +665,12 @@ mod tests {
         let finalizer = ["k:futex_wait", "n:cond_wait", "n:pal", "n:event", "n:finalizer"];
         let learn = |names: &mut Names, stacks: &[&[&'static str]]| {
             let stacks: Vec<_> = stacks.iter().map(|stack| names.stack(stack)).collect();
-            RuntimeWaits::learn(stacks.iter().map(Vec::as_slice), &events, &[], |frame| names.symbol(frame))
+            RuntimeWaits::learn(stacks.iter().map(Vec::as_slice), &events, &[], |frame| {
+                names.symbol(frame)
+            })
         };
-        // With waits to tell from: by the function only such waits go through, also while a collection goes on.
+        // With waits to tell from: by the function only such waits go through, also while a
+        // collection goes on.
         let waits = learn(&mut names, &[&lock, &lock, &held, &finalizer]);
         assert_eq!(word(&mut names, &waits, false, &lock), Some("lock"));
         assert_eq!(word(&mut names, &waits, true, &lock), Some("lock"));
@@ -631,18 +698,28 @@ mod tests {
         let stack = ["k:futex_wait", "n:cond_wait", "n:pal", "n:mon_enter", "Mine"];
         assert_eq!(word(&mut names, &waits, false, &stack), Some("lock"));
         assert_eq!(word(&mut names, &waits, true, &stack), Some("gc_suspend"));
-        assert_eq!(word(&mut names, &waits, false, &["k:futex_wait", "n:pal", "n:other", "Mine"]), None);
+        assert_eq!(
+            word(&mut names, &waits, false, &["k:futex_wait", "n:pal", "n:other", "Mine"]),
+            None
+        );
     }
 
     #[test]
     fn nothing_is_learnt_without_waits_to_tell_from() {
         let mut names = Names(Vec::new());
-        let gate =
-            names.stack(&["k:futex_wait", "n:pal", "n:asked", "System.Threading.WaitHandle.WaitOne", "Gate"]);
-        let waits =
-            RuntimeWaits::learn(std::iter::once(gate.as_slice()), &LockEvents::default(), &[], |frame| {
-                names.symbol(frame)
-            });
+        let gate = names.stack(&[
+            "k:futex_wait",
+            "n:pal",
+            "n:asked",
+            "System.Threading.WaitHandle.WaitOne",
+            "Gate",
+        ]);
+        let waits = RuntimeWaits::learn(
+            std::iter::once(gate.as_slice()),
+            &LockEvents::default(),
+            &[],
+            |frame| names.symbol(frame),
+        );
         assert_eq!(word(&mut names, &waits, false, &["k:futex_wait", "n:pal", "Mine"]), None);
     }
 }

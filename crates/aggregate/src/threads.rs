@@ -1,19 +1,25 @@
-//! Scheduler truth meets samples: samples and kept waits say *where* a thread's time went, the scheduler's exact totals say
-//! *how much*. So every column of a thread sums to its true time (D1, D2), whatever was thinned or lost.
+//! Scheduler truth meets samples: samples and kept waits say *where* a thread's time went, the
+//! scheduler's exact totals say *how much*. So every column of a thread sums to its true time (D1,
+//! D2), whatever was thinned or lost.
 //!
-//! - cpu: each of the thread's n samples stands for 1/n of its on-CPU time. A thread that ran and was never sampled gives its
-//!   time to the stacks it left the CPU with, in proportion to how long it had run before each. Time stolen from it while it held a
-//!   CPU is spread over the same stacks, as runnable.
-//!   A thread that runs collections on the side has two such sums, where the time of its collections is known: one is shared by the
-//!   samples in them, the rest by the others.
-//! - runnable, blocked: a wait kept by the coin stands for `weight` waits, one the task iterator saw for itself alone, whatever the coin
-//!   said. That is unbiased: the visits do not depend on the coin (`ebpf-probes/src/iter.rs`), so of the waits that were not visited each
-//!   still stands for itself in the mean. Where the coin thinned the thread's waits, the estimated ones share what is left of the exact total, each row by
-//!   its ratio to all of them; where nothing was thinned, what is missing is shown under a marker.
+//! - cpu: each of the thread's n samples stands for 1/n of its on-CPU time. A thread that ran and
+//!   was never sampled gives its time to the stacks it left the CPU with, in proportion to how long
+//!   it had run before each. Time stolen from it while it held a CPU is spread over the same
+//!   stacks, as runnable. A thread that runs collections on the side has two such sums, where the
+//!   time of its collections is known: one is shared by the samples in them, the rest by the
+//!   others.
+//! - runnable, blocked: a wait kept by the coin stands for `weight` waits, one the task iterator
+//!   saw for itself alone, whatever the coin said. That is unbiased: the visits do not depend on
+//!   the coin (`ebpf-probes/src/iter.rs`), so of the waits that were not visited each still stands
+//!   for itself in the mean. Where the coin thinned the thread's waits, the estimated ones share
+//!   what is left of the exact total, each row by its ratio to all of them; where nothing was
+//!   thinned, what is missing is shown under a marker.
 //!
-//! A ratio of two estimates is biased when few waits were kept: of 5 at two places, one with waits three times as long, the share of the
-//! short ones came out 6 points above a true 25, of 70 still 0.3. Two things against it: the probe keeps the first waits of every thread, so
-//! that some 64 stand behind every ratio (`ebpf-probes/src/coin.rs`), and Beale's correction takes off what is left to first order.
+//! A ratio of two estimates is biased when few waits were kept: of 5 at two places, one with waits
+//! three times as long, the share of the short ones came out 6 points above a true 25, of 70 still
+//! 0.3. Two things against it: the probe keeps the first waits of every thread, so that some 64
+//! stand behind every ratio (`ebpf-probes/src/coin.rs`), and Beale's correction takes off what is
+//! left to first order.
 
 use super::recent::Recent;
 use foldhash::HashMap;
@@ -45,8 +51,8 @@ pub enum Place {
 pub struct WaitReason {
     /// State it left the CPU in.
     pub state: WaitStateKey,
-    /// [Family](super::wait_reason::family) of the system call it was in: its number may be any that the process likes, and waits are kept
-    /// apart by this.
+    /// [Family](super::wait_reason::family) of the system call it was in: its number may be any
+    /// that the process likes, and waits are kept apart by this.
     pub syscall: Option<&'static str>,
     /// The scheduler counts it as a wait for input or output.
     pub io: bool,
@@ -103,7 +109,8 @@ pub enum Waker {
     Other,
 }
 
-/// One line of the result. All times in nanoseconds; their sums per thread equal the scheduler's totals.
+/// One line of the result. All times in nanoseconds; their sums per thread equal the scheduler's
+/// totals.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     /// The thread.
@@ -126,7 +133,8 @@ pub struct Row {
     pub runnable_ns: f64,
     /// Time blocked.
     pub blocked_ns: f64,
-    /// Standard error of `runnable_ns` and `blocked_ns` together; 0 where nothing was left to chance.
+    /// Standard error of `runnable_ns` and `blocked_ns` together; 0 where nothing was left to
+    /// chance.
     pub wait_stderr_ns: f64,
 }
 
@@ -159,8 +167,9 @@ struct Estimate {
     spread: Spread,
 }
 
-/// What the coin may have done to sums of waits. Of waits x, each kept with probability p and then weighing w = 1/p, the sum of w·x has a
-/// variance that Σ w·(w − 1)·x² over the kept ones estimates without bias; of two such sums the covariance is the same with x·y.
+/// What the coin may have done to sums of waits. Of waits x, each kept with probability p and then
+/// weighing w = 1/p, the sum of w·x has a variance that Σ w·(w − 1)·x² over the kept ones estimates
+/// without bias; of two such sums the covariance is the same with x·y.
 #[derive(Clone, Copy, Default)]
 struct Spread {
     blocked: f64,
@@ -196,7 +205,8 @@ impl Estimate {
         let to = if weight > 1.0 { &mut self.scaled } else { &mut self.sure };
         to.blocked_ns += blocked_ns as f64 * weight;
         to.runnable_ns += runnable_ns as f64 * weight;
-        let (blocked, runnable, chance) = (blocked_ns as f64, runnable_ns as f64, weight * (weight - 1.0));
+        let (blocked, runnable, chance) =
+            (blocked_ns as f64, runnable_ns as f64, weight * (weight - 1.0));
         let spread = Spread {
             blocked: chance * blocked * blocked,
             both: chance * blocked * runnable,
@@ -215,7 +225,8 @@ struct Open {
     origin: Option<WakeOrigin>,
     /// What the thread was doing that ended it.
     waker: Option<StackId>,
-    /// When the thread left the CPU, if the iterator could tell: before the recording, or about `start`.
+    /// When the thread left the CPU, if the iterator could tell: before the recording, or about
+    /// `start`.
     left_cpu: Option<MonotonicNs>,
 }
 
@@ -253,8 +264,8 @@ struct Thread {
     /// Only where somebody wants to know.
     recent: Option<Box<Recent>>,
     collected: Collected,
-    /// The wait that ended before anything else was heard of the thread. The one it was in when it entered the recording, if it began then
-    /// too and the iterator did not see it.
+    /// The wait that ended before anything else was heard of the thread. The one it was in when it
+    /// entered the recording, if it began then too and the iterator did not see it.
     first: Option<First>,
     /// It was in no snapshot at the end of the window before.
     unseen: bool,
@@ -283,7 +294,8 @@ const FOR_A_CPU: WaitReason =
 /// Rows of ended threads that are kept apart; as many keys has a window (`window.rs`).
 const MAX_ENDED_ROWS: usize = 200_000;
 
-/// Places, reasons and wakers of one thread's waits that are kept apart. Places and reasons are few; threads that wake it may come and go without end.
+/// Places, reasons and wakers of one thread's waits that are kept apart. Places and reasons are
+/// few; threads that wake it may come and go without end.
 const MAX_WAITS: usize = 4096;
 
 /// Collects one window of all threads.
@@ -294,7 +306,8 @@ pub struct Threads {
     ended: Vec<Row>,
     /// When the last ended thread of each id had entered the recording.
     told: HashMap<u32, MonotonicNs>,
-    /// The sums of threads that ended after there was no more room for rows, and how many these were.
+    /// The sums of threads that ended after there was no more room for rows, and how many these
+    /// were.
     rest: Option<Row>,
     summed_up: u64,
     unmatched_wait_ends: u64,
@@ -311,8 +324,8 @@ pub struct Threads {
 
 impl Threads {
     fn thread(&mut self, id: ThreadId) -> &mut Thread {
-        // A tid that is used again belongs to a new thread. The old one has ended and was moved away by `thread_end`, unless that
-        // is still to come, or lost.
+        // A tid that is used again belongs to a new thread. The old one has ended and was moved
+        // away by `thread_end`, unless that is still to come, or lost.
         if self.threads.get(&id.tid).is_some_and(|thread| thread.id != id)
             && let Some(old) = self.threads.remove(&id.tid)
         {
@@ -335,9 +348,15 @@ impl Threads {
         }
     }
 
-    /// Where a thread was most of the time between two moments, as far as the last places of it say that are kept.
+    /// Where a thread was most of the time between two moments, as far as the last places of it say
+    /// that are kept.
     #[must_use]
-    pub fn mostly_between(&self, id: ThreadId, begin: MonotonicNs, end: MonotonicNs) -> Option<StackId> {
+    pub fn mostly_between(
+        &self,
+        id: ThreadId,
+        begin: MonotonicNs,
+        end: MonotonicNs,
+    ) -> Option<StackId> {
         self.threads
             .get(&id.tid)
             .filter(|thread| thread.id == id)?
@@ -366,13 +385,15 @@ impl Threads {
         thread.last_run = Some((time, stack));
     }
 
-    /// The thread leaves the CPU while it runs a collection, of which it had run so long. To be said beside [`Threads::wait_start`], which then has no time to
-    /// tell: else a thread's other work, where that is too little to be sampled, had the stacks of its collections.
+    /// The thread leaves the CPU while it runs a collection, of which it had run so long. To be
+    /// said beside [`Threads::wait_start`], which then has no time to tell: else a thread's other
+    /// work, where that is too little to be sampled, had the stacks of its collections.
     pub fn collecting_slice(&mut self, id: ThreadId, stack: StackId, ran_ns: u64, weight: f64) {
         self.thread(id).collected.on_cpu.left(stack, ran_ns, weight);
     }
 
-    /// The thread has run a collection, for so long on a CPU; `None` when that is not known, or not all of it was in this window.
+    /// The thread has run a collection, for so long on a CPU; `None` when that is not known, or not
+    /// all of it was in this window.
     pub fn collected(&mut self, id: ThreadId, cpu_ns: Option<u64>) {
         // What a process says of its own threads may be made up: this id is another process's now.
         if self.threads.get(&id.tid).is_some_and(|thread| thread.id.pid != id.pid) {
@@ -397,11 +418,19 @@ impl Threads {
         let thread = self.thread(id);
         thread.on_cpu.left(stack, ran_ns, weight);
         thread.last_run = Some((time, stack));
-        thread.open =
-            Some(Open { start: time, stack, weight, reason, origin: None, waker: None, left_cpu: None });
+        thread.open = Some(Open {
+            start: time,
+            stack,
+            weight,
+            reason,
+            origin: None,
+            waker: None,
+            left_cpu: None,
+        });
     }
 
-    /// The iterator saw the thread in the wait that began at `start`: from now on it stands for itself. Answers its stack when that is known.
+    /// The iterator saw the thread in the wait that began at `start`: from now on it stands for
+    /// itself. Answers its stack when that is known.
     pub fn seen_waiting(&mut self, id: ThreadId, start: MonotonicNs) -> Option<StackId> {
         let open = self.thread(id).open.as_mut().filter(|open| open.start == start)?;
         open.weight = 1.0;
@@ -409,7 +438,13 @@ impl Threads {
     }
 
     /// The iterator saw the thread in the wait that began at `start`, with this stack.
-    pub fn sleeper(&mut self, id: ThreadId, start: MonotonicNs, stack: StackId, reason: WaitReason) {
+    pub fn sleeper(
+        &mut self,
+        id: ThreadId,
+        start: MonotonicNs,
+        stack: StackId,
+        reason: WaitReason,
+    ) {
         if self.seen_waiting(id, start).is_some() {
             return;
         }
@@ -419,8 +454,15 @@ impl Threads {
         if thread.open.as_ref().is_some_and(|open| open.start > start) {
             return;
         }
-        thread.open =
-            Some(Open { start, stack, weight: 1.0, reason, origin: None, waker: None, left_cpu: None });
+        thread.open = Some(Open {
+            start,
+            stack,
+            weight: 1.0,
+            reason,
+            origin: None,
+            waker: None,
+            left_cpu: None,
+        });
     }
 
     /// The scheduler's note of when the thread left the CPU for the wait that began at `start`.
@@ -444,8 +486,15 @@ impl Threads {
         self.threads.get(&tid)?.last_run
     }
 
-    /// Somebody ended the blocked part of the wait of thread `tid`; `stack` is what that thread was doing, if it was one and its stack was taken.
-    pub fn wake(&mut self, tid: u32, start: MonotonicNs, origin: WakeOrigin, stack: Option<StackId>) {
+    /// Somebody ended the blocked part of the wait of thread `tid`; `stack` is what that thread was
+    /// doing, if it was one and its stack was taken.
+    pub fn wake(
+        &mut self,
+        tid: u32,
+        start: MonotonicNs,
+        origin: WakeOrigin,
+        stack: Option<StackId>,
+    ) {
         let open = self.threads.get_mut(&tid).and_then(|thread| thread.open.as_mut());
         if let Some(open) = open.filter(|open| open.start == start) {
             (open.origin, open.waker) = (Some(origin), stack);
@@ -554,8 +603,8 @@ impl Threads {
         self.unmatched_wait_ends
     }
 
-    /// Closes the last window: slices waits in progress and makes every column of a thread sum to its exact total.
-    /// `running` are the threads that still exist, with their totals as of now.
+    /// Closes the last window: slices waits in progress and makes every column of a thread sum to
+    /// its exact total. `running` are the threads that still exist, with their totals as of now.
     #[must_use]
     pub fn finish(mut self, running: &[ThreadSnapshot]) -> Vec<Row> {
         self.cut(running, &mut |stack| stack, true)
@@ -577,9 +626,16 @@ fn no_times(thread: ThreadId) -> ThreadTimes {
 
 impl Thread {
     /// `counted` is what earlier windows have of that wait.
-    fn slice_open_wait(&mut self, progress: Progress, since: MonotonicNs, counted: cut::CountedWait) {
+    fn slice_open_wait(
+        &mut self,
+        progress: Progress,
+        since: MonotonicNs,
+        counted: cut::CountedWait,
+    ) {
         let open = self.open.take();
-        let Progress::Waiting { start, blocked_ns, runnable_ns, new_thread, woken_throttled, .. } = progress
+        let Progress::Waiting {
+            start, blocked_ns, runnable_ns, new_thread, woken_throttled, ..
+        } = progress
         else {
             return;
         };
@@ -597,7 +653,8 @@ impl Thread {
         waited.add(blocked_ns, runnable_ns, open.weight);
     }
 
-    /// The runnable part of a wait whose thread was woken when its cgroup had used up its CPU limit.
+    /// The runnable part of a wait whose thread was woken when its cgroup had used up its CPU
+    /// limit.
     fn limited(&mut self, open: &Open, runnable_ns: u64) {
         let reason = WaitReason { state: WaitStateKey::Throttled, ..open.reason };
         let throttled = self.waits.entry((open.stack, reason, None)).or_default();
@@ -630,8 +687,12 @@ impl Thread {
             wait_stderr_ns: 0.0,
         };
         let (oncpu, stolen) = (times.oncpu_ns as f64, times.stolen_ns as f64);
-        let held =
-            Some(WaitReason { state: WaitStateKey::Stolen, syscall: None, io: false, suspended: false });
+        let held = Some(WaitReason {
+            state: WaitStateKey::Stolen,
+            syscall: None,
+            io: false,
+            suspended: false,
+        });
         let mut spread = |place, samples, share: f64| {
             if samples > 0 || oncpu > 0.0 {
                 rows.push(Row { samples, cpu_ns: oncpu * share, ..row(place, None, None) });
@@ -672,13 +733,17 @@ impl Thread {
         let (blocked, runnable) =
             (times.blocked_ns as f64, times.runnable_ns as f64 - times.stolen_ns as f64);
         let total = |part: fn(&Estimate) -> f64| self.waits.values().map(part).sum::<f64>();
-        let (sure_blocked, sure_runnable) = (total(|w| w.sure.blocked_ns), total(|w| w.sure.runnable_ns));
-        let (more_blocked, more_runnable) = (total(|w| w.scaled.blocked_ns), total(|w| w.scaled.runnable_ns));
-        // Unless the iterator saw it, the wait the thread was in when it entered the recording has no stack. Its length is known.
+        let (sure_blocked, sure_runnable) =
+            (total(|w| w.sure.blocked_ns), total(|w| w.sure.runnable_ns));
+        let (more_blocked, more_runnable) =
+            (total(|w| w.scaled.blocked_ns), total(|w| w.scaled.runnable_ns));
+        // Unless the iterator saw it, the wait the thread was in when it entered the recording has
+        // no stack. Its length is known.
         let first = self.first.filter(|first| first.start == times.since);
         let (before_blocked, before_runnable) = first.map_or((0.0, 0.0), |first| {
             // No more than there is: the two are read apart.
-            let within = |before: u64, total: f64, sure: f64| (before as f64).min((total - sure).max(0.0));
+            let within =
+                |before: u64, total: f64, sure: f64| (before as f64).min((total - sure).max(0.0));
             (
                 within(first.blocked_ns, blocked, sure_blocked),
                 within(first.runnable_ns, runnable, sure_runnable),
@@ -694,16 +759,18 @@ impl Thread {
         for ((stack, reason, waker), waited) in self.waits {
             let mut others = spread;
             others.add(waited.spread, -1.0);
-            // A row is its part of the thread's exact rest. To first order a wait of its own moves it by scale × (1 − part), one of
-            // another row by −scale × part: the linearised variance of a ratio estimator.
+            // A row is its part of the thread's exact rest. To first order a wait of its own moves
+            // it by scale × (1 − part), one of another row by −scale × part: the linearised
+            // variance of a ratio estimator.
             let of_blocked = blocked.part(waited.scaled.blocked_ns, waited.spread.blocked);
             let of_runnable = runnable.part(waited.scaled.runnable_ns, waited.spread.runnable);
             let (by_blocked, by_runnable) = (blocked.scale(), runnable.scale());
-            let variance =
-                waited.spread.variance(by_blocked * (1.0 - of_blocked), by_runnable * (1.0 - of_runnable))
-                    + others.variance(-by_blocked * of_blocked, -by_runnable * of_runnable)
-                    + (blocked.beyond_estimate() * of_blocked).powi(2)
-                    + (runnable.beyond_estimate() * of_runnable).powi(2);
+            let variance = waited
+                .spread
+                .variance(by_blocked * (1.0 - of_blocked), by_runnable * (1.0 - of_runnable))
+                + others.variance(-by_blocked * of_blocked, -by_runnable * of_runnable)
+                + (blocked.beyond_estimate() * of_blocked).powi(2)
+                + (runnable.beyond_estimate() * of_runnable).powi(2);
             rows.push(Row {
                 wait_stderr_ns: variance.max(0.0).sqrt(),
                 blocked_ns: waited.sure.blocked_ns * blocked.sure + blocked.rest * of_blocked,
@@ -714,7 +781,11 @@ impl Thread {
         let mut missing = |marker, reason, blocked_ns: f64, runnable_ns: f64| {
             if blocked_ns + runnable_ns >= 1.0 {
                 let (blocked_ns, runnable_ns) = (blocked_ns.max(0.0), runnable_ns.max(0.0));
-                rows.push(Row { blocked_ns, runnable_ns, ..row(Place::Marker(marker), reason, None) });
+                rows.push(Row {
+                    blocked_ns,
+                    runnable_ns,
+                    ..row(Place::Marker(marker), reason, None)
+                });
             }
         };
         if first.is_some_and(|first| first.new_thread) {
@@ -726,14 +797,16 @@ impl Thread {
     }
 }
 
-/// An estimate that is short of the exact total by more standard errors than this, and that is less than half of it, is not short by chance: records
-/// were lost, or a long wait came among many short ones and was not kept. The kept waits do not stand for that time. Up to twice the estimate
-/// they do: where the budget left some stretches all but without a kept wait, the thread's other waits are the best guess there is, and the stated error
-/// says how good it is.
+/// An estimate that is short of the exact total by more standard errors than this, and that is less
+/// than half of it, is not short by chance: records were lost, or a long wait came among many short
+/// ones and was not kept. The kept waits do not stand for that time. Up to twice the estimate they
+/// do: where the budget left some stretches all but without a kept wait, the thread's other waits
+/// are the best guess there is, and the stated error says how good it is.
 const BELIEVED_ERRORS: f64 = 4.0;
 const BELIEVED_TIMES: f64 = 2.0;
 
-/// What makes a thread's estimates sum to its exact total, as far as chance explains the difference.
+/// What makes a thread's estimates sum to its exact total, as far as chance explains the
+/// difference.
 struct Division {
     /// Factor of what is sure: it stays as it is, except for the rounding of two clocks read apart.
     sure: f64,
@@ -751,17 +824,24 @@ impl Division {
         let left = (total - sure).max(0.0);
         let believed = (more * BELIEVED_TIMES).max(more + BELIEVED_ERRORS * variance.sqrt());
         let rest = if more > 0.0 { left.min(believed) } else { 0.0 };
-        Self { sure: if sure > total { total / sure } else { 1.0 }, rest, lost: left - rest, more, variance }
+        Self {
+            sure: if sure > total { total / sure } else { 1.0 },
+            rest,
+            lost: left - rest,
+            more,
+            variance,
+        }
     }
 
-    /// How far the estimate is from what it is scaled to. No sampling error says how much of that is a place of which no wait was kept: each row is
-    /// unsure by its part of it.
+    /// How far the estimate is from what it is scaled to. No sampling error says how much of that
+    /// is a place of which no wait was kept: each row is unsure by its part of it.
     fn beyond_estimate(&self) -> f64 {
         self.rest - self.more
     }
 
-    /// The part of a row with estimate Y, of variance R, in the rest. Beale's ratio estimator, (Y/X)·(1 + R/XY)/(1 + Q/X²), R being the
-    /// covariance of Y with X, since rows share no waits. Over all rows it sums to 1, as the ΣR are Q.
+    /// The part of a row with estimate Y, of variance R, in the rest. Beale's ratio estimator,
+    /// (Y/X)·(1 + R/XY)/(1 + Q/X²), R being the covariance of Y with X, since rows share no waits.
+    /// Over all rows it sums to 1, as the ΣR are Q.
     fn part(&self, own: f64, variance: f64) -> f64 {
         if self.more > 0.0 {
             (own * self.more + variance) / (self.more * self.more + self.variance)
@@ -780,7 +860,9 @@ impl Division {
 mod tests {
     use super::{Place, Row, Threads, WaitReason, WaitStateKey, Waker};
     use perfusion_model::event::WakeOrigin;
-    use perfusion_model::event::{MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes, WaitEnd};
+    use perfusion_model::event::{
+        MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes, WaitEnd,
+    };
     use perfusion_model::feature::Feature;
     use perfusion_model::frame::Marker;
     use perfusion_model::stack::StackId;
@@ -826,8 +908,9 @@ mod tests {
     pub(super) const ON_CPU: Progress = Progress::OnCpu { since: MonotonicNs(0) };
 
     fn sums(rows: &[Row]) -> (f64, f64, f64) {
-        rows.iter()
-            .fold((0.0, 0.0, 0.0), |(c, r, b), row| (c + row.cpu_ns, r + row.runnable_ns, b + row.blocked_ns))
+        rows.iter().fold((0.0, 0.0, 0.0), |(c, r, b), row| {
+            (c + row.cpu_ns, r + row.runnable_ns, b + row.blocked_ns)
+        })
     }
 
     #[test]
@@ -837,7 +920,8 @@ mod tests {
             threads.cpu_sample(T, MonotonicNs(1), StackId(1));
             threads.wait_start(T, MonotonicNs(2), StackId(2), SLEEP, 1, 1.0);
             threads.wait_end(&end(2, 60));
-            let rows = threads.finish(&running(ThreadTimes { left_out, ..times(40, 0, 60) }, ON_CPU));
+            let rows =
+                threads.finish(&running(ThreadTimes { left_out, ..times(40, 0, 60) }, ON_CPU));
             assert!(rows.iter().all(|row| row.cpu_ns + row.blocked_ns > 0.0), "{rows:?}");
             sums(&rows)
         };
@@ -848,8 +932,9 @@ mod tests {
         assert_eq!(columns(cpu | waits), (0.0, 0.0, 0.0));
     }
 
-    /// Of 10,000 waits at each of two places the coin keeps one in 100, a hundred times over. The true time of a place must lie within
-    /// 2.576 standard errors of the estimate about 99 times; fewer than 96 would have a chance of 1 in 300.
+    /// Of 10,000 waits at each of two places the coin keeps one in 100, a hundred times over. The
+    /// true time of a place must lie within 2.576 standard errors of the estimate about 99 times;
+    /// fewer than 96 would have a chance of 1 in 300.
     #[test]
     fn the_stated_error_covers_the_truth_as_often_as_it_says() {
         let mut random = 88_172_645_463_325_252u64;
@@ -889,8 +974,10 @@ mod tests {
                 }
             }
             let rows = threads.finish(&running(times(1, runnable, blocked), ON_CPU));
-            let row =
-                rows.iter().find(|r| r.place == Place::Stack(StackId(1)) && r.reason.is_some()).unwrap();
+            let row = rows
+                .iter()
+                .find(|r| r.place == Place::Stack(StackId(1)) && r.reason.is_some())
+                .unwrap();
             assert!(row.wait_stderr_ns > 0.0 && row.wait_stderr_ns < truth);
             let error = (row.blocked_ns + row.runnable_ns - truth).abs();
             covered += usize::from(error <= 2.576 * row.wait_stderr_ns);
@@ -898,8 +985,9 @@ mod tests {
         assert!((96..=100).contains(&covered), "{covered} of 100");
     }
 
-    /// Threads with 60 waits each, of which a coin of 1 in 1000 and a chance of 32 in n for the n-th (less than `ebpf-probes/src/coin.rs` gives)
-    /// keep some 52. No thread's estimate is much worth, but those of 4000 must not all err on the same side.
+    /// Threads with 60 waits each, of which a coin of 1 in 1000 and a chance of 32 in n for the
+    /// n-th (less than `ebpf-probes/src/coin.rs` gives) keep some 52. No thread's estimate is much
+    /// worth, but those of 4000 must not all err on the same side.
     #[test]
     fn estimates_from_few_waits_are_not_all_wrong_in_the_same_direction() {
         let mut random = 88_172_645_463_325_252u64;
@@ -939,7 +1027,8 @@ mod tests {
             error += rows.iter().find(at).map_or(0.0, |row| row.blocked_ns) - truth as f64;
             all += truth as f64;
         }
-        // The mean of so many has a standard error of 0.002 of the truth, and the correction leaves as much; the plain ratio is off by 0.013.
+        // The mean of so many has a standard error of 0.002 of the truth, and the correction leaves
+        // as much; the plain ratio is off by 0.013.
         assert!((error / all).abs() < 0.006, "off by {} of the truth", error / all);
     }
 
@@ -963,8 +1052,9 @@ mod tests {
             collected.iter().for_each(|&ns| threads.collected(T, ns));
             threads.finish(&running(times(1_000, 0, 0), ON_CPU))
         };
-        let cpu =
-            |rows: &[Row], place| rows.iter().filter(|r| r.place == place).map(|r| r.cpu_ns).sum::<f64>();
+        let cpu = |rows: &[Row], place| {
+            rows.iter().filter(|r| r.place == place).map(|r| r.cpu_ns).sum::<f64>()
+        };
         let [inside, outside] = [1, 2].map(|id| Place::Stack(StackId(id)));
         let known = rows(&[Some(100), Some(150)], 3, 1);
         assert_eq!((cpu(&known, inside), cpu(&known, outside)), (250.0, 750.0));
@@ -975,7 +1065,8 @@ mod tests {
             (cpu(&unseen, Place::Marker(Marker::GarbageCollector)), cpu(&unseen, outside)),
             (250.0, 750.0)
         );
-        // What is too little to be sampled has the stacks it left the CPU with, and none of those of the other.
+        // What is too little to be sampled has the stacks it left the CPU with, and none of those
+        // of the other.
         let slices = |collected: Option<u64>, inside: u32| {
             let mut threads = Threads::default();
             (0..inside).for_each(|_| threads.collecting_sample(T, MonotonicNs(0), StackId(1)));
@@ -990,7 +1081,10 @@ mod tests {
         assert_eq!(slices(Some(250), 0), [0.0, 750.0, 250.0]);
         assert_eq!(slices(None, 0), [0.0, 300.0, 700.0]);
         let only = rows(&[Some(400)], 1, 0);
-        assert_eq!((cpu(&only, inside), cpu(&only, Place::Marker(Marker::NotSampled))), (400.0, 600.0));
+        assert_eq!(
+            (cpu(&only, inside), cpu(&only, Place::Marker(Marker::NotSampled))),
+            (400.0, 600.0)
+        );
         let all = rows(&[Some(2_000)], 1, 0);
         assert_eq!(sums(&all), (1_000.0, 0.0, 0.0));
     }
@@ -1064,9 +1158,12 @@ mod tests {
         }
         assert_eq!(threads.wakers_capped(), 7);
         let rows = threads.finish(&running(times(wakers, 0, 9 * wakers), ON_CPU));
-        let of = |waker: fn(&Waker) -> bool| rows.iter().filter(move |r| r.waker.as_ref().is_some_and(waker));
+        let of = |waker: fn(&Waker) -> bool| {
+            rows.iter().filter(move |r| r.waker.as_ref().is_some_and(waker))
+        };
         assert_eq!(of(|waker| matches!(waker, Waker::Thread { .. })).count(), super::MAX_WAITS);
-        let other: Vec<f64> = of(|waker| *waker == Waker::Other).map(|row| row.blocked_ns).collect();
+        let other: Vec<f64> =
+            of(|waker| *waker == Waker::Other).map(|row| row.blocked_ns).collect();
         assert_eq!(other, [63.0]);
     }
 
@@ -1118,7 +1215,8 @@ mod tests {
         threads.wait_start(T, MonotonicNs(90), StackId(3), SLEEP, 10, 10.0);
         threads.wait_end(&end(90, 1));
         let rows = threads.finish(&running(times(30, 0, 85), ON_CPU));
-        let at = |id| rows.iter().find(|r| r.reason.is_some() && r.place == Place::Stack(StackId(id)));
+        let at =
+            |id| rows.iter().find(|r| r.reason.is_some() && r.place == Place::Stack(StackId(id)));
         let blocked = |id| at(id).map(|row| row.blocked_ns);
         assert_eq!([blocked(1), blocked(2), blocked(3)], [Some(40.0), Some(30.0), Some(15.0)]);
         assert!(rows.iter().all(|row| !matches!(row.place, Place::Marker(_))), "{rows:?}");
@@ -1140,7 +1238,8 @@ mod tests {
         });
         let rows = threads.finish(&running(times(20, 20, 60), ON_CPU));
         let of = |state| {
-            let row = rows.iter().find(|row| row.reason.is_some_and(|reason| reason.state == state));
+            let row =
+                rows.iter().find(|row| row.reason.is_some_and(|reason| reason.state == state));
             row.map(|row| (row.blocked_ns, row.runnable_ns, row.waker))
         };
         assert_eq!(of(WaitStateKey::Interruptible), Some((60.0, 0.0, Some(Waker::Timer))));
@@ -1158,10 +1257,15 @@ mod tests {
             woken_throttled: true,
         };
         for (runnable, blocked, limited) in [(30, 60.0, 30.0), (50, 0.0, 20.0)] {
-            let rows =
-                threads.cut(&running(times(10, runnable, 60), waiting(runnable)), &mut |stack| stack, false);
+            let rows = threads.cut(
+                &running(times(10, runnable, 60), waiting(runnable)),
+                &mut |stack| stack,
+                false,
+            );
             let sum = |state| {
-                let of = rows.iter().filter(|row| row.reason.is_some_and(|reason| reason.state == state));
+                let of = rows
+                    .iter()
+                    .filter(|row| row.reason.is_some_and(|reason| reason.state == state));
                 of.fold((0.0, 0.0), |(b, r), row| (b + row.blocked_ns, r + row.runnable_ns))
             };
             assert_eq!(sum(WaitStateKey::Interruptible), (blocked, 0.0));
@@ -1187,7 +1291,10 @@ mod tests {
             rows.iter().find(|row| row.waker == waker).map(|row| (row.place, row.blocked_ns))
         };
         let wait = |blocked| Some((Place::Stack(StackId(5)), blocked));
-        assert_eq!([of(Some(StackId(7))), of(Some(StackId(8))), of(None)], [wait(8.0), wait(4.0), wait(4.0)]);
+        assert_eq!(
+            [of(Some(StackId(7))), of(Some(StackId(8))), of(None)],
+            [wait(8.0), wait(4.0), wait(4.0)]
+        );
         assert_eq!(sums(&rows).2, 16.0);
     }
 
@@ -1209,9 +1316,11 @@ mod tests {
         threads.wait_start(T, MonotonicNs(60), StackId(5), SLEEP, 10, 1.0);
         threads.wait_end(&end(60, 20));
         assert_eq!(threads.unmatched_wait_ends(), 0);
-        // Asleep until 50, on CPU to 60, asleep to 80, on CPU to 90; of the 20 ns after that no stack arrived.
+        // Asleep until 50, on CPU to 60, asleep to 80, on CPU to 90; of the 20 ns after that no
+        // stack arrived.
         let rows = threads.finish(&running(times(20, 0, 90), ON_CPU));
-        let at = |marker| rows.iter().find(|r| r.place == Place::Marker(marker)).map(|r| r.blocked_ns);
+        let at =
+            |marker| rows.iter().find(|r| r.place == Place::Marker(marker)).map(|r| r.blocked_ns);
         assert_eq!(at(Marker::WaitingSinceBefore), Some(50.0));
         assert_eq!(at(Marker::StackLost), Some(20.0));
     }
@@ -1221,7 +1330,8 @@ mod tests {
         let since = MonotonicNs(1_000);
         let times = |runnable_ns| ThreadTimes { since, ..times(10, runnable_ns, 0) };
         let new = |rows: &[Row]| {
-            let waits: Vec<&Row> = rows.iter().filter(|row| row.runnable_ns + row.blocked_ns > 0.0).collect();
+            let waits: Vec<&Row> =
+                rows.iter().filter(|row| row.runnable_ns + row.blocked_ns > 0.0).collect();
             let [row] = waits[..] else { panic!("{rows:?}") };
             assert_eq!(row.place, Place::Marker(Marker::NotYetRun));
             assert_eq!(row.reason.map(|reason| reason.state), Some(WaitStateKey::Preempted));
@@ -1261,11 +1371,13 @@ mod tests {
         threads.wait_start(T, MonotonicNs(900), StackId(5), SLEEP, 10, 100.0);
         threads.wait_end(&end(900, 10));
         let rows = threads.finish(&running(times(1_000, 0, 1_050), ON_CPU));
-        let at = |place| rows.iter().filter(|r| r.place == place).map(|r| r.blocked_ns).sum::<f64>();
+        let at =
+            |place| rows.iter().filter(|r| r.place == place).map(|r| r.blocked_ns).sum::<f64>();
         assert_eq!(at(Place::Marker(Marker::WaitingSinceBefore)), 50.0);
         assert_eq!(at(Place::Stack(StackId(5))), 1_000.0);
 
-        // One in ten kept of 100 waits of 10 ns, and then one of 30 µs that was not: the others do not stand for it, and say that they are unsure.
+        // One in ten kept of 100 waits of 10 ns, and then one of 30 µs that was not: the others do
+        // not stand for it, and say that they are unsure.
         let mut threads = Threads::default();
         for n in 1..=10 {
             threads.wait_start(T, MonotonicNs(100 * n), StackId(5), SLEEP, 10, 10.0);
@@ -1278,12 +1390,17 @@ mod tests {
                 .map_or((0.0, 0.0), |r| (r.blocked_ns, r.wait_stderr_ns))
         };
         let (short, error) = at(Place::Stack(StackId(5)));
-        assert!((1_000.0..2_300.0).contains(&short) && error >= short - 1_000.0, "{short} ± {error}");
+        assert!(
+            (1_000.0..2_300.0).contains(&short) && error >= short - 1_000.0,
+            "{short} ± {error}"
+        );
         assert_eq!(at(Place::Marker(Marker::StackLost)).0, 31_000.0 - short);
 
-        // Nothing kept at all: the thread did run, and its waits are lost, not older than the recording.
+        // Nothing kept at all: the thread did run, and its waits are lost, not older than the
+        // recording.
         let rows = Threads::default().finish(&running(times(1_000, 0, 1_050), ON_CPU));
-        let at = |marker| rows.iter().find(|r| r.place == Place::Marker(marker)).map(|r| r.blocked_ns);
+        let at =
+            |marker| rows.iter().find(|r| r.place == Place::Marker(marker)).map(|r| r.blocked_ns);
         assert_eq!((at(Marker::WaitingSinceBefore), at(Marker::StackLost)), (None, Some(1_050.0)));
     }
 
@@ -1294,15 +1411,21 @@ mod tests {
         threads.cpu_sample(T, MonotonicNs(10), StackId(1));
         threads.cpu_sample(other, MonotonicNs(20), StackId(2));
         threads.thread_end(times(70, 0, 0));
-        threads.thread_end(ThreadTimes { thread: other, since: MonotonicNs(15), ..times(30, 0, 0) });
+        threads.thread_end(ThreadTimes {
+            thread: other,
+            since: MonotonicNs(15),
+            ..times(30, 0, 0)
+        });
         let rows = threads.finish(&[]);
         let of = |id, stack| {
-            let row = rows.iter().find(|r| r.thread == id && r.place == Place::Stack(StackId(stack)));
+            let row =
+                rows.iter().find(|r| r.thread == id && r.place == Place::Stack(StackId(stack)));
             row.map(|row| row.cpu_ns)
         };
         // Of the first one's time it is not known where it was spent; none of it is the other's.
         assert_eq!([of(T, 1), of(other, 2)], [Some(0.0), Some(30.0)]);
-        let lost = rows.iter().find(|r| r.thread == T && r.place == Place::Marker(Marker::NotSampled));
+        let lost =
+            rows.iter().find(|r| r.thread == T && r.place == Place::Marker(Marker::NotSampled));
         assert_eq!(lost.map(|row| row.cpu_ns), Some(70.0));
         assert_eq!(rows.len(), 3);
     }

@@ -1,12 +1,14 @@
-//! Words for what a thread waits for, from its state, its system call and where in the kernel it waits.
+//! Words for what a thread waits for, from its state, its system call and where in the kernel it
+//! waits.
 
 use super::threads::{WaitReason, WaitStateKey};
 use std::sync::Arc;
 
 /// The `wait_reason` label. `kernel` are the names of the wait's kernel frames, innermost first.
 ///
-/// In this order: what the scheduler knows (`preempted`, `throttled`), locks inside the kernel, faults, then the system call's family, with
-/// what is behind the descriptor for reads and writes. `io` is block input or output, where nothing says better what for.
+/// In this order: what the scheduler knows (`preempted`, `throttled`), locks inside the kernel,
+/// faults, then the system call's family, with what is behind the descriptor for reads and writes.
+/// `io` is block input or output, where nothing says better what for.
 #[must_use]
 pub fn name(reason: WaitReason, kernel: &[Arc<str>]) -> &'static str {
     let at = |sites: &[&str]| kernel.iter().any(|frame| sites.contains(&plain(frame)));
@@ -18,9 +20,12 @@ pub fn name(reason: WaitReason, kernel: &[Arc<str>]) -> &'static str {
         WaitStateKey::Other => return "stopped",
         WaitStateKey::Interruptible | WaitStateKey::Uninterruptible => {}
     }
-    // A mutex of the program's that inherits priorities is waited for as one of the kernel's is (kernel/futex/pi.c).
+    // A mutex of the program's that inherits priorities is waited for as one of the kernel's is
+    // (kernel/futex/pi.c).
     let is_kernels = !at(&["futex_lock_pi", "futex_wait_requeue_pi"]);
-    if is_kernels && kernel.iter().any(|frame| LOCKS.iter().any(|lock| plain(frame).starts_with(lock))) {
+    if is_kernels
+        && kernel.iter().any(|frame| LOCKS.iter().any(|lock| plain(frame).starts_with(lock)))
+    {
         return "lock";
     }
     if at(FAULT) {
@@ -36,7 +41,11 @@ pub fn name(reason: WaitReason, kernel: &[Arc<str>]) -> &'static str {
         "restart" => "syscall",
         "recv" => "read:socket",
         "send" => "write:socket",
-        "kernel" | "syscall" | "open" | "sync" | "memory" | "exec" | "clone" | "exit" if reason.io => "io",
+        "kernel" | "syscall" | "open" | "sync" | "memory" | "exec" | "clone" | "exit"
+            if reason.io =>
+        {
+            "io"
+        }
         family => family,
     }
 }
@@ -65,8 +74,13 @@ const LOCKS: &[&str] = &[
 ];
 
 /// A page fault of the program, or of the kernel on its behalf (arch/x86/mm/fault.c, mm/memory.c).
-const FAULT: &[&str] =
-    &["exc_page_fault", "asm_exc_page_fault", "handle_mm_fault", "handle_userfault", "do_user_addr_fault"];
+const FAULT: &[&str] = &[
+    "exc_page_fault",
+    "asm_exc_page_fault",
+    "handle_mm_fault",
+    "handle_userfault",
+    "do_user_addr_fault",
+];
 
 /// What a read or write waits for, by where it does (fs/pipe.c, net/, drivers/tty/, fs/).
 fn direction(family: &'static str, kernel: &[Arc<str>], io: bool) -> &'static str {
@@ -98,7 +112,8 @@ fn direction(family: &'static str, kernel: &[Arc<str>], io: bool) -> &'static st
         ("sock_write_iter", "write:socket", "write:socket"),
         ("sock_sendmsg", "write:socket", "write:socket"),
     ];
-    let site = kernel.iter().find_map(|frame| SITES.iter().find(|(site, ..)| *site == plain(frame)));
+    let site =
+        kernel.iter().find_map(|frame| SITES.iter().find(|(site, ..)| *site == plain(frame)));
     match (site, family) {
         (Some((_, read, _)), "read") => read,
         (Some((.., write)), _) => write,
@@ -107,7 +122,8 @@ fn direction(family: &'static str, kernel: &[Arc<str>], io: bool) -> &'static st
     }
 }
 
-/// Family of a system call by its x86-64 number (`arch/x86/entry/syscalls/syscall_64.tbl` of Linux); `syscall` for all others.
+/// Family of a system call by its x86-64 number (`arch/x86/entry/syscalls/syscall_64.tbl` of
+/// Linux); `syscall` for all others.
 #[must_use]
 pub fn family(number: u32) -> &'static str {
     match number {
@@ -150,7 +166,10 @@ mod tests {
 
     fn reason(state: WaitStateKey, syscall: Option<u32>, io: bool, sites: &[&str]) -> &'static str {
         let sites: Vec<Arc<str>> = sites.iter().map(|&site| site.into()).collect();
-        name(WaitReason { state, syscall: syscall.map(super::family), io, suspended: false }, &sites)
+        name(
+            WaitReason { state, syscall: syscall.map(super::family), io, suspended: false },
+            &sites,
+        )
     }
 
     #[test]
@@ -171,7 +190,10 @@ mod tests {
     fn what_a_stop_has_interrupted_goes_on_as_what_it_was() {
         let of = |sites: &[&str]| reason(WaitStateKey::Interruptible, Some(219), false, sites);
         assert_eq!(of(&["schedule", "do_sys_poll", "do_restart_poll", "do_syscall_64"]), "poll");
-        assert_eq!(of(&["schedule", "futex_do_wait", "futex_wait_restart", "do_syscall_64"]), "futex");
+        assert_eq!(
+            of(&["schedule", "futex_do_wait", "futex_wait_restart", "do_syscall_64"]),
+            "futex"
+        );
         assert_eq!(of(&["schedule", "do_nanosleep", "hrtimer_nanosleep_restart"]), "sleep");
         assert_eq!(of(&[]), "syscall");
     }
@@ -185,11 +207,17 @@ mod tests {
     #[test]
     fn locks_and_faults_are_told_from_the_system_call_they_happen_in() {
         use WaitStateKey::{Interruptible, Uninterruptible};
-        let lock = ["schedule", "rwsem_down_write_slowpath", "down_write_killable", "vm_mmap_pgoff"];
+        let lock =
+            ["schedule", "rwsem_down_write_slowpath", "down_write_killable", "vm_mmap_pgoff"];
         assert_eq!(reason(Uninterruptible, Some(9), false, &lock), "lock");
         assert_eq!(reason(Uninterruptible, Some(1), false, &["__mutex_lock.constprop.0"]), "lock");
-        let fault =
-            ["schedule", "handle_userfault", "handle_mm_fault", "exc_page_fault", "asm_exc_page_fault"];
+        let fault = [
+            "schedule",
+            "handle_userfault",
+            "handle_mm_fault",
+            "exc_page_fault",
+            "asm_exc_page_fault",
+        ];
         assert_eq!(reason(Interruptible, None, false, &fault), "page_fault");
         assert_eq!(
             reason(Uninterruptible, Some(0), true, &["folio_wait_bit", "handle_mm_fault"]),

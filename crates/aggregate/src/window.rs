@@ -1,5 +1,5 @@
-//! [`Window`]: the values of one recording interval. Bounded in keys and in distinct values per label; every loss of detail
-//! is counted, no value is lost.
+//! [`Window`]: the values of one recording interval. Bounded in keys and in distinct values per
+//! label; every loss of detail is counted, no value is lost.
 
 use super::chance::Chances;
 use super::pool::Sum;
@@ -16,8 +16,9 @@ use std::sync::Arc;
 pub struct Limits {
     /// Distinct (stack, labels) pairs. Spans are told apart while there are half as many.
     pub max_keys: usize,
-    /// Distinct values of each open-ended label (waker, type, type_raw, type_module, container_id, exception_type, exception_message, lock_owner, thread_name, and
-    /// the names in waker_name and lock_owner_name).
+    /// Distinct values of each open-ended label (waker, type, type_raw, type_module, container_id,
+    /// exception_type, exception_message, lock_owner, thread_name, and the names in waker_name and
+    /// lock_owner_name).
     pub max_label_values: usize,
     /// Bytes of those together, of one label, beyond the first [`FEW_VALUES`].
     pub max_label_bytes: usize,
@@ -62,8 +63,12 @@ impl Sampled {
             bytes: labels.sampled_bytes.unwrap_or(0),
             variance: labels.space_stderr.map(|stderr| (stderr as f64).powi(2)),
         };
-        let rest =
-            Labels { sampled_objects: None, sampled_bytes: None, space_stderr: None, ..labels.clone() };
+        let rest = Labels {
+            sampled_objects: None,
+            sampled_bytes: None,
+            space_stderr: None,
+            ..labels.clone()
+        };
         Some((sampled, rest))
     }
 
@@ -124,7 +129,8 @@ impl Cap {
 /// What a window could not keep apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowCounters {
-    /// Additions that went to an overflow entry because `max_keys` was reached or the stack table was full.
+    /// Additions that went to an overflow entry because `max_keys` was reached or the stack table
+    /// was full.
     pub overflowed: u64,
     /// Additions one of whose labels became [`OTHER`].
     pub capped_labels: u64,
@@ -178,7 +184,13 @@ impl Window {
     }
 
     /// Adds `value` to one column of (frames, labels). Frames are innermost first.
-    pub fn add(&mut self, frames: &[FrameKey], labels: &Labels, sample_type: SampleType, value: f64) {
+    pub fn add(
+        &mut self,
+        frames: &[FrameKey],
+        labels: &Labels,
+        sample_type: SampleType,
+        value: f64,
+    ) {
         self.add_all(frames, labels, &[(sample_type, value)]);
     }
 
@@ -292,7 +304,9 @@ impl Window {
             waker_name.apply(&mut changed.waker_name, limit),
             owner_name.apply(&mut changed.lock_owner_name, limit),
         ];
-        if (&changed.type_name, &changed.exception_type) != (&labels.type_name, &labels.exception_type) {
+        if (&changed.type_name, &changed.exception_type)
+            != (&labels.type_name, &labels.exception_type)
+        {
             // As many as there are types.
             (changed.type_raw, changed.type_module) = (None, None);
         }
@@ -388,7 +402,8 @@ mod tests {
         assert_eq!(sum, 1000.0);
         assert_eq!(window.counters().overflowed, 990);
         assert_eq!(window.entries().len(), 11);
-        let overflow = window.entries().find(|entry| entry.frames == [FrameKey::Marker(Marker::Overflow)]);
+        let overflow =
+            window.entries().find(|entry| entry.frames == [FrameKey::Marker(Marker::Overflow)]);
         assert_eq!(overflow.map(|entry| entry.values[SampleType::Cpu.index()]), Some(990.0));
         window.add(&[FrameKey::Kernel(3)], &thread(1), SampleType::Cpu, 1.0);
         assert_eq!(window.counters().overflowed, 990, "a known key is never pushed out");
@@ -403,7 +418,8 @@ mod tests {
             window.add(&stack, &thread((first % 2) as u32), SampleType::Cpu, 1.0);
         }
         assert_eq!(total(&window, SampleType::Cpu, 0) + total(&window, SampleType::Cpu, 1), 200.0);
-        let rest = window.entries().filter(|entry| entry.frames == [FrameKey::Marker(Marker::Overflow)]);
+        let rest =
+            window.entries().filter(|entry| entry.frames == [FrameKey::Marker(Marker::Overflow)]);
         let rest: Vec<f64> = rest.map(|entry| entry.values[SampleType::Cpu.index()]).collect();
         assert_eq!((rest.len(), rest[0] + rest[1]), (2, window.counters().overflowed as f64));
     }
@@ -420,7 +436,10 @@ mod tests {
             .map(|entry| (entry.labels.waker.clone().unwrap().to_string(), entry.values[3]))
             .collect();
         by_waker.sort_by(|a, b| a.0.cmp(&b.0));
-        assert_eq!(by_waker, [(OTHER.to_owned(), 3.0), ("a".to_owned(), 2.0), ("b".to_owned(), 1.0)]);
+        assert_eq!(
+            by_waker,
+            [(OTHER.to_owned(), 3.0), ("a".to_owned(), 2.0), ("b".to_owned(), 1.0)]
+        );
         assert_eq!(window.counters().capped_labels, 3);
     }
 
@@ -438,7 +457,9 @@ mod tests {
         }
         let mut told: Vec<_> = window
             .entries()
-            .map(|entry| [&entry.labels.type_name, &entry.labels.type_raw, &entry.labels.type_module])
+            .map(|entry| {
+                [&entry.labels.type_name, &entry.labels.type_raw, &entry.labels.type_module]
+            })
             .map(|names| names.map(|name| name.as_deref().unwrap_or("none").to_owned()))
             .collect();
         told.sort();
@@ -469,7 +490,9 @@ mod tests {
         }
         let told: Vec<_> = window
             .entries()
-            .map(|entry| (entry.values[SampleType::AllocObjects.index()], entry.sampled.unwrap().labels()))
+            .map(|entry| {
+                (entry.values[SampleType::AllocObjects.index()], entry.sampled.unwrap().labels())
+            })
             .map(|(value, of)| (value, of.sampled_objects, of.sampled_bytes, of.space_stderr))
             .collect();
         // 6² + 6² + 7² = 11².

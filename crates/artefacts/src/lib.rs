@@ -25,7 +25,8 @@ mod tests {
 
     /// BPF_STX | BPF_ATOMIC | BPF_DW, which was BPF_XADD before 5.12 (include/uapi/linux/bpf.h).
     const ATOMIC_64: u8 = 0xdb;
-    /// Which atomic instruction is the probes' barrier, by its constant: BPF_ADD, and BPF_XCHG where that is none (`machine::barrier` there).
+    /// Which atomic instruction is the probes' barrier, by its constant: BPF_ADD, and BPF_XCHG
+    /// where that is none (`machine::barrier` there).
     const BARRIER: u32 = if cfg!(target_arch = "x86_64") { 0 } else { 0xe1 };
     /// BPF_LD | BPF_IMM | BPF_DW.
     const LOAD_64: u8 = 0x18;
@@ -41,7 +42,8 @@ mod tests {
         Some(code.as_chunks::<8>().0.iter().map(read).collect())
     }
 
-    /// How often a program loads the address of a function: what comes from where functions are, by an instruction that is no call.
+    /// How often a program loads the address of a function: what comes from where functions are, by
+    /// an instruction that is no call.
     fn functions_named(name: &str) -> Option<usize> {
         let object = object::File::parse(super::probes()?).unwrap();
         let symbol = object.symbol_by_name(name).unwrap();
@@ -58,8 +60,9 @@ mod tests {
         Some(all.filter(|(offset, relocation)| is_function(*offset, relocation.target())).count())
     }
 
-    /// The iterator notes its visit and then looks at the state, a switch-in stores the state and then looks for a visit: without a full
-    /// barrier in both, each can miss the other. No test can win that race, so the barriers themselves are looked for.
+    /// The iterator notes its visit and then looks at the state, a switch-in stores the state and
+    /// then looks for a visit: without a full barrier in both, each can miss the other. No test can
+    /// win that race, so the barriers themselves are looked for.
     #[test]
     fn a_visit_and_the_end_of_a_wait_have_a_barrier_each() {
         for program in ["sched_switch", "sleepers"] {
@@ -68,7 +71,8 @@ mod tests {
         }
     }
 
-    /// What 5.10 refuses before it looks whether it is ever reached (`resolve_pseudo_ldimm64`, kernel/bpf/verifier.c).
+    /// What 5.10 refuses before it looks whether it is ever reached (`resolve_pseudo_ldimm64`,
+    /// kernel/bpf/verifier.c).
     #[test]
     fn programs_for_older_kernels_have_nothing_those_do_not_know() {
         let programs = [
@@ -86,7 +90,10 @@ mod tests {
         for program in programs {
             let Some(instructions) = instructions(program) else { return };
             for (code, constant) in instructions {
-                assert!(code != ATOMIC_64 || constant == 0, "{program}: an atomic instruction of 5.12");
+                assert!(
+                    code != ATOMIC_64 || constant == 0,
+                    "{program}: an atomic instruction of 5.12"
+                );
             }
             assert_eq!(functions_named(program), Some(0), "{program}");
         }

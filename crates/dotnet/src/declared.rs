@@ -1,5 +1,6 @@
-//! Names from the assemblies that the process has mapped: the class of each static field, looked up by the field's name, and by its type
-//! where several classes have a field of the name; and the classes around nested types, of which the runtime tells the innermost only.
+//! Names from the assemblies that the process has mapped: the class of each static field, looked up
+//! by the field's name, and by its type where several classes have a field of the name; and the
+//! classes around nested types, of which the runtime tells the innermost only.
 
 use crate::metadata::{Assembly, Field, Room};
 use crate::types::Type;
@@ -34,17 +35,22 @@ pub struct Assemblies {
 }
 
 impl Assemblies {
-    /// Opens those that are called assemblies and are not open yet, `most` of them in all. A process that is gone has none.
+    /// Opens those that are called assemblies and are not open yet, `most` of them in all. A
+    /// process that is gone has none.
     pub fn look(&mut self, target: &Target, most: usize) {
         let mut paths = Vec::new();
         let listed = target.maps(|line| {
-            if line.inode != 0 && line.name.ends_with(".dll") && self.seen.insert((line.device, line.inode)) {
+            if line.inode != 0
+                && line.name.ends_with(".dll")
+                && self.seen.insert((line.device, line.inode))
+            {
                 paths.push(PathBuf::from(line.name));
             }
             self.seen.len() < most
         });
         if listed.is_ok() {
-            self.files.extend(paths.iter().filter_map(|path| target.open_regular_in_root(path).ok()));
+            self.files
+                .extend(paths.iter().filter_map(|path| target.open_regular_in_root(path).ok()));
         }
     }
 
@@ -82,8 +88,8 @@ fn by_module(types: &[Type]) -> HashMap<u64, Vec<usize>> {
     modules
 }
 
-/// Fills in what a survey's names lack, of types and of static fields. They may take a sixteenth of what is allowed for all. Answers how many bytes
-/// they have taken.
+/// Fills in what a survey's names lack, of types and of static fields. They may take a sixteenth of
+/// what is allowed for all. Answers how many bytes they have taken.
 pub fn complete_names(
     target: &Target,
     types: &mut [Type],
@@ -108,9 +114,15 @@ pub fn complete_names(
     allowed - room.bytes()
 }
 
-/// Names the nested ones among the types of a module, if it is this assembly: if most of its types are found here by their tokens.
-/// (The runtime escapes some characters of names, so that not all may be.)
-fn name_nested(assembly: &Assembly<'_>, numbers: &[usize], types: &mut [Type], room: &mut Room) -> bool {
+/// Names the nested ones among the types of a module, if it is this assembly: if most of its types
+/// are found here by their tokens. (The runtime escapes some characters of names, so that not all
+/// may be.)
+fn name_nested(
+    assembly: &Assembly<'_>,
+    numbers: &[usize],
+    types: &mut [Type],
+    room: &mut Room,
+) -> bool {
     let name = |types: &[Type], number: usize| -> Option<String> {
         let found = types.get(number)?;
         let (own, whole) = assembly.class_names(found.token)?;
@@ -153,7 +165,8 @@ fn name_arrays(types: &mut [Type], room: &mut Room) {
             if element.name.is_empty() {
                 continue;
             }
-            let suffix = name.name.rfind('[').and_then(|at| name.name.get(at..)).unwrap_or_default();
+            let suffix =
+                name.name.rfind('[').and_then(|at| name.name.get(at..)).unwrap_or_default();
             let whole = format!("{}{suffix}", element.name);
             if room.take(whole.len()).is_none() {
                 return;
@@ -174,8 +187,10 @@ fn name_classes(
     for field in static_fields {
         let Some(candidates) = found.get(&field.name) else { continue };
         let open = types.get(field.type_index as usize).map_or("", Type::open_name);
-        let fits: Vec<&Field> =
-            candidates.iter().filter(|candidate| candidate.type_name.as_deref() == Some(open)).collect();
+        let fits: Vec<&Field> = candidates
+            .iter()
+            .filter(|candidate| candidate.type_name.as_deref() == Some(open))
+            .collect();
         field.class = match (fits.as_slice(), candidates.as_slice()) {
             ([one], _) => Some(one.class.clone()),
             ([], [one]) => Some(one.class.clone()),
@@ -185,7 +200,8 @@ fn name_classes(
     }
 }
 
-/// The first bytes of a file, `most` of them; the file system may hold that up for a moment each time.
+/// The first bytes of a file, `most` of them; the file system may hold that up for a moment each
+/// time.
 fn content(file: &ForeignFile, most: u64) -> Option<Vec<u8>> {
     let length = usize::try_from(file.metadata().ok()?.len().min(most)).ok()?;
     let mut bytes = vec![0; length];

@@ -1,4 +1,5 @@
-//! Little-endian fields taken off the front of bytes that the profiled process wrote. Whatever they are, each take is a value or `None`.
+//! Little-endian fields taken off the front of bytes that the profiled process wrote. Whatever they
+//! are, each take is a value or `None`.
 
 /// What is left of them.
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +39,8 @@ impl<'a> Fields<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// A number in pieces of seven bits, lowest first; the eighth bit says that another piece follows.
+    /// A number in pieces of seven bits, lowest first; the eighth bit says that another piece
+    /// follows.
     pub fn varint(&mut self) -> Option<u64> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
@@ -60,7 +62,8 @@ impl<'a> Fields<'a> {
     pub fn text(&mut self) -> Option<String> {
         let units = self.0.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
         let length = units.clone().position(|unit| unit == 0)?;
-        let text = char::decode_utf16(units.take(length)).map(|c| c.unwrap_or(char::REPLACEMENT_CHARACTER));
+        let text = char::decode_utf16(units.take(length))
+            .map(|c| c.unwrap_or(char::REPLACEMENT_CHARACTER));
         let text = text.collect();
         self.take(length * 2 + 2)?;
         Some(text)
@@ -76,7 +79,10 @@ mod tests {
     fn fields_are_taken_in_order_and_never_past_the_end() {
         let mut fields = Fields(&[1, 2, 0, 0xac, 0x02, b'h', 0, b'i', 0, 0, 0, 9]);
         assert_eq!((fields.u8(), fields.u16(), fields.varint()), (Some(1), Some(2), Some(300)));
-        assert_eq!((fields.text().as_deref(), fields.u16(), fields.u8()), (Some("hi"), None, Some(9)));
+        assert_eq!(
+            (fields.text().as_deref(), fields.u16(), fields.u8()),
+            (Some("hi"), None, Some(9))
+        );
         assert_eq!((fields.u8(), fields.text()), (None, None));
         assert_eq!(Fields(&[0xff; 11]).varint(), None);
         assert_eq!(Fields(&[0xff, 0xff, 0xff, 0xff, 0x1f]).varint32(), None);

@@ -1,6 +1,7 @@
-//! Names that the runtime's events lack: the class of a static field, and the classes around a nested one. The assembly's metadata has them.
-//! Layouts: ECMA-335, II.24 (tables and streams), II.25 (PE). An assembly is the profiled process's file: every number in it is checked, and
-//! what is wrong with one makes its names missing, nothing else.
+//! Names that the runtime's events lack: the class of a static field, and the classes around a
+//! nested one. The assembly's metadata has them. Layouts: ECMA-335, II.24 (tables and streams),
+//! II.25 (PE). An assembly is the profiled process's file: every number in it is checked, and what
+//! is wrong with one makes its names missing, nothing else.
 
 use crate::fields::Fields;
 use std::cmp::Ordering;
@@ -18,8 +19,8 @@ const MOST_LOOKS: usize = 1 << 24;
 /// Nesting of classes that is followed.
 const MAX_NESTING: usize = 16;
 
-/// What is left of what names from assemblies may take, and of the types that may be looked for in them: a process can map files that were made for
-/// nothing else.
+/// What is left of what names from assemblies may take, and of the types that may be looked for in
+/// them: a process can map files that were made for nothing else.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     bytes: usize,
@@ -57,7 +58,8 @@ impl Room {
 pub struct Field {
     /// Its class with namespace, nested ones after `+`.
     pub class: String,
-    /// Its type where that is a class, structure or generic instance of one, without arguments: `System.Collections.Generic.List`1`.
+    /// Its type where that is a class, structure or generic instance of one, without arguments:
+    /// `System.Collections.Generic.List`1`.
     pub type_name: Option<String>,
 }
 
@@ -91,8 +93,8 @@ const TYPE_DEF_OR_REF: Column = Coded(2, &[0x02, 0x01, 0x1b]);
 const HAS_ATTRIBUTE: Column = Coded(
     5,
     &[
-        0x06, 0x04, 0x01, 0x02, 0x08, 0x09, 0x0a, 0x00, 0x0e, 0x17, 0x14, 0x11, 0x1a, 0x1b, 0x20, 0x23, 0x26,
-        0x27, 0x28, 0x2a, 0x2c, 0x2b,
+        0x06, 0x04, 0x01, 0x02, 0x08, 0x09, 0x0a, 0x00, 0x0e, 0x17, 0x14, 0x11, 0x1a, 0x1b, 0x20,
+        0x23, 0x26, 0x27, 0x28, 0x2a, 0x2c, 0x2b,
     ],
 );
 const IMPLEMENTATION: Column = Coded(2, &[0x26, 0x23, 0x27]);
@@ -180,7 +182,8 @@ impl<'a> Assembly<'a> {
         let (_flags, streams) = (fields.u16()?, fields.u16()?);
         let (mut strings, mut blobs, mut tables) = (None, None, None);
         for _ in 0..streams {
-            let (offset, size) = (usize::try_from(fields.u32()?).ok()?, usize::try_from(fields.u32()?).ok()?);
+            let (offset, size) =
+                (usize::try_from(fields.u32()?).ok()?, usize::try_from(fields.u32()?).ok()?);
             let length = fields.0.iter().take(32).position(|&byte| byte == 0)?;
             let name = fields.0.get(..length)?;
             fields.take((length + 1).next_multiple_of(4))?;
@@ -267,7 +270,8 @@ impl<'a> Assembly<'a> {
         Some(if namespace.is_empty() { name.to_owned() } else { format!("{namespace}.{name}") })
     }
 
-    /// The class with a token of `TypeDef`: its name alone, with namespace, and with those of the classes around it.
+    /// The class with a token of `TypeDef`: its name alone, with namespace, and with those of the
+    /// classes around it.
     #[must_use]
     pub fn class_names(&self, token: u32) -> Option<(String, String)> {
         let row = token & 0xff_ffff;
@@ -277,7 +281,8 @@ impl<'a> Assembly<'a> {
         Some((self.name(table::TYPE_DEF, row)?, self.class(row)?))
     }
 
-    /// Adds the static fields with the names in `wanted` that it declares, by name, as long as there is room for them.
+    /// Adds the static fields with the names in `wanted` that it declares, by name, as long as
+    /// there is room for them.
     pub fn static_fields(
         &self,
         wanted: &HashSet<&str>,
@@ -297,7 +302,8 @@ impl<'a> Assembly<'a> {
         let fields = self.counts[table::FIELD];
         let classes = self.counts[table::TYPE_DEF];
         // Classes have their fields one after the other, in the order of classes.
-        let first = |class: u32| self.get(table::TYPE_DEF, class, 4).unwrap_or(fields.saturating_add(1));
+        let first =
+            |class: u32| self.get(table::TYPE_DEF, class, 4).unwrap_or(fields.saturating_add(1));
         let mut class = 1;
         for field in 1..=fields {
             while class < classes && first(class + 1) <= field {
@@ -316,7 +322,9 @@ impl<'a> Assembly<'a> {
             if list.len() < MAX_CLASSES {
                 let type_name = self.type_of(self.get(table::FIELD, field, 2)?);
                 let class = self.class(class)?;
-                room.take(size_of::<Field>() + class.len() + type_name.as_ref().map_or(0, String::len))?;
+                room.take(
+                    size_of::<Field>() + class.len() + type_name.as_ref().map_or(0, String::len),
+                )?;
                 list.push(Field { class, type_name });
             }
         }
@@ -423,7 +431,8 @@ fn metadata(file: &[u8]) -> Option<&[u8]> {
             section.take(8)?;
             let [size, begin, raw_size, raw] =
                 [section.u32()?, section.u32()?, section.u32()?, section.u32()?];
-            let inside = address.checked_sub(begin).filter(|&inside| inside < size.max(raw_size))?;
+            let inside =
+                address.checked_sub(begin).filter(|&inside| inside < size.max(raw_size))?;
             raw.checked_add(inside)
         })
     };

@@ -1,6 +1,7 @@
 //! The stream of an event session, format "nettrace" version 4, as documented in microsoft/perfview
-//! `src/TraceEvent/EventPipe/EventPipeFormat.md`. A process wrote it, so nothing in it is believed: every length has a bound, the
-//! tables of event kinds and of threads too, and what does not follow the format ends the reading with an error.
+//! `src/TraceEvent/EventPipe/EventPipeFormat.md`. A process wrote it, so nothing in it is believed:
+//! every length has a bound, the tables of event kinds and of threads too, and what does not follow
+//! the format ends the reading with an error.
 //!
 //! ```text
 //! "Nettrace" · 20 · "!FastSerialization.1" · object … · 1
@@ -22,7 +23,8 @@ const END_OBJECT: u8 = 6;
 
 /// Longest name of a type of object.
 const NAME_BYTES: u32 = 64;
-/// The runtime begins a new block after 100 KiB, and an event is shorter than 64 KiB (`ep-block.h`, `ep-event-payload.h`).
+/// The runtime begins a new block after 100 KiB, and an event is shorter than 64 KiB (`ep-block.h`,
+/// `ep-event-payload.h`).
 const BLOCK_BYTES: u32 = 4 << 20;
 /// Kinds of events and threads that are told apart.
 const TABLE_ENTRIES: usize = 65_536;
@@ -100,7 +102,11 @@ impl<R: Read> Reader<R> {
             lost: 0,
         };
         let begin: [u8; BEGIN.len()] = reader.array()?;
-        if begin == BEGIN { Ok(reader) } else { Err(reader.malformed("the begin of a nettrace stream")) }
+        if begin == BEGIN {
+            Ok(reader)
+        } else {
+            Err(reader.malformed("the begin of a nettrace stream"))
+        }
     }
 
     /// Events that the runtime had no room for, as far as the sequence numbers tell by now.
@@ -360,7 +366,8 @@ mod tests {
         [vec![128, 0, length], payload].concat()
     }
 
-    /// Two kinds, the second of another provider; thread 300 has events 1 and 2, later 5, and ends at 7; a tick is a microsecond.
+    /// Two kinds, the second of another provider; thread 300 has events 1 and 2, later 5, and ends
+    /// at 7; a tick is a microsecond.
     fn stream() -> Vec<u8> {
         let mut stream = BEGIN.to_vec();
         object(&mut stream, "Trace", |stream| {
@@ -371,11 +378,12 @@ mod tests {
         let kinds = [head(), kind(1, super::RUNTIME_PROVIDER, 18), kind(2, "Other", 18)].concat();
         block(&mut stream, "MetadataBlock", &kinds);
         block(&mut stream, "StackBlock", &[1, 2, 3]);
-        // Kind, sequence (thread 300 = 0xac 0x02, processor 1), time and length; then only the time; then another kind, a step of two in
-        // the sequence, thread, stack, activity.
+        // Kind, sequence (thread 300 = 0xac 0x02, processor 1), time and length; then only the
+        // time; then another kind, a step of two in the sequence, thread, stack, activity.
         let first = [&[1 | 2 | 128, 1, 0, 0xac, 2, 1, 100, 3][..], b"abc"].concat();
         let second = [&[0, 50][..], b"def"].concat();
-        let third = [&[1 | 2 | 4 | 8 | 16, 2, 2, 0xac, 2, 1, 9, 7][..], &[5], &[0; 16], b"ghi"].concat();
+        let third =
+            [&[1 | 2 | 4 | 8 | 16, 2, 2, 0xac, 2, 1, 9, 7][..], &[5], &[0; 16], b"ghi"].concat();
         block(&mut stream, "EventBlock", &[head(), first, second, third].concat());
         let mut point = 0u64.to_le_bytes().to_vec();
         point.extend(1u32.to_le_bytes());
@@ -392,8 +400,9 @@ mod tests {
     fn read(bytes: &[u8]) -> Result<(Vec<Seen>, u64), NettraceError> {
         let mut reader = Reader::new(bytes)?;
         let mut events = Vec::new();
-        let mut each =
-            |event: Event<'_>| events.push((event.id, event.thread, event.time_ns, event.payload.to_vec()));
+        let mut each = |event: Event<'_>| {
+            events.push((event.id, event.thread, event.time_ns, event.payload.to_vec()))
+        };
         while reader.read(&mut each)? {}
         Ok((events, reader.lost()))
     }
@@ -401,7 +410,10 @@ mod tests {
     #[test]
     fn events_of_the_runtime_are_read_and_lost_ones_counted() {
         let (events, lost) = read(&stream()).unwrap();
-        assert_eq!(events, [(18, 300, 100_000, b"abc".to_vec()), (18, 300, 150_000, b"def".to_vec())]);
+        assert_eq!(
+            events,
+            [(18, 300, 100_000, b"abc".to_vec()), (18, 300, 150_000, b"def".to_vec())]
+        );
         // 3 and 4, then 6 and 7.
         assert_eq!(lost, 4);
     }

@@ -1,5 +1,6 @@
-//! Types as the runtime tells of them (BulkType events): numbered in the order they are met, named when their event comes, which may be before
-//! or after the first object. Layout: `ClrEtwAll.man` of dotnet/runtime.
+//! Types as the runtime tells of them (BulkType events): numbered in the order they are met, named
+//! when their event comes, which may be before or after the first object. Layout: `ClrEtwAll.man`
+//! of dotnet/runtime.
 
 use crate::fields::Fields;
 use foldhash::fast::RandomState;
@@ -34,7 +35,9 @@ impl Type {
 
     /// True for the type that the runtime has told so of.
     fn is(&self, module: u64, token: u32, name: &str) -> bool {
-        self.module == module && self.token == token && self.name == perfusion_model::text::clean(name)
+        self.module == module
+            && self.token == token
+            && self.name == perfusion_model::text::clean(name)
     }
 
     /// True for a class or structure of some module's own.
@@ -44,7 +47,8 @@ impl Type {
     }
 }
 
-/// What a type takes beside its name: its entry, and those that say its number, half of whose places are empty at worst.
+/// What a type takes beside its name: its entry, and those that say its number, half of whose
+/// places are empty at worst.
 const TYPE_BYTES: usize = size_of::<Type>() + 2 * (size_of::<(u64, u32)>() + 1);
 
 /// How much is kept of what a process tells.
@@ -57,7 +61,8 @@ pub struct Room {
 }
 
 impl Room {
-    /// Where `limit_bytes` are allowed for all: an eighth of them for types, another for names, and no more than any program has use for.
+    /// Where `limit_bytes` are allowed for all: an eighth of them for types, another for names, and
+    /// no more than any program has use for.
     #[must_use]
     pub fn within(limit_bytes: usize) -> Self {
         let part = limit_bytes / 8;
@@ -102,7 +107,8 @@ impl Types {
 
     /// A new number for what has this id from now on.
     fn add(&mut self, id: u64) -> u32 {
-        let Some(number) = u32::try_from(self.list.len()).ok().filter(|_| self.list.len() < self.room.types)
+        let Some(number) =
+            u32::try_from(self.list.len()).ok().filter(|_| self.list.len() < self.room.types)
         else {
             return 0;
         };
@@ -139,12 +145,14 @@ impl Types {
         name.into_owned()
     }
 
-    /// Takes an event; `None` when it does not have its layout. What has the id of a type that was unloaded is a type of its own.
+    /// Takes an event; `None` when it does not have its layout. What has the id of a type that was
+    /// unloaded is a type of its own.
     pub fn learn(&mut self, mut fields: Fields<'_>) -> Option<()> {
         let (count, _runtime) = (fields.u32()?, fields.u16()?);
         for _ in 0..count {
             let id = fields.u64()?;
-            let (module, token, flags, _sort) = (fields.u64()?, fields.u32()?, fields.u32()?, fields.u8()?);
+            let (module, token, flags, _sort) =
+                (fields.u64()?, fields.u32()?, fields.u32()?, fields.u8()?);
             let name = fields.text()?;
             let parameters = usize::try_from(fields.u32()?).ok()?;
             let mut parameters = Fields(fields.take(parameters.checked_mul(8)?)?);
@@ -158,7 +166,9 @@ impl Types {
             }
             let element = match flags & ARRAY {
                 0 => None,
-                _ => parameters.u64().map(|id| self.number(id)).filter(|&element| element != number),
+                _ => {
+                    parameters.u64().map(|id| self.number(id)).filter(|&element| element != number)
+                }
             };
             let name = self.keep_name(&name);
             if let Some(known) = self.get_mut(number).filter(|_| number != 0) {
@@ -176,7 +186,9 @@ mod tests {
 
     fn event(id: u64, module: u64, name: &str) -> Vec<u8> {
         let mut event = [&1u32.to_le_bytes()[..], &0u16.to_le_bytes(), &id.to_le_bytes()].concat();
-        event.extend([&module.to_le_bytes()[..], &2u32.to_le_bytes(), &0u32.to_le_bytes(), &[0]].concat());
+        event.extend(
+            [&module.to_le_bytes()[..], &2u32.to_le_bytes(), &0u32.to_le_bytes(), &[0]].concat(),
+        );
         event.extend(name.encode_utf16().chain([0]).flat_map(u16::to_le_bytes));
         event.extend(0u32.to_le_bytes());
         event

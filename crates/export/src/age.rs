@@ -1,6 +1,8 @@
-//! Whether the wall clock may say how old something is. One that was set wrong makes all that waits or is kept look too old at once, and what is removed
-//! for that does not come back with the right time. So its progress is compared with the clock that nobody sets: after a jump nothing goes for its age,
-//! until the clock is back where it was or has gone on evenly for long enough to be meant. Bounds of size and number hold all the while.
+//! Whether the wall clock may say how old something is. One that was set wrong makes all that waits
+//! or is kept look too old at once, and what is removed for that does not come back with the right
+//! time. So its progress is compared with the clock that nobody sets: after a jump nothing goes for
+//! its age, until the clock is back where it was or has gone on evenly for long enough to be meant.
+//! Bounds of size and number hold all the while.
 //!
 //! The judgement is the process's: there is one wall clock, and sinks come and go with reloads.
 
@@ -8,9 +10,11 @@ use rustix::time::{ClockId, clock_gettime};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-/// What is further off is of a clock that was set, by a time zone or by years. One that is put right by less has caught up soon.
+/// What is further off is of a clock that was set, by a time zone or by years. One that is put
+/// right by less has caught up soon.
 pub const JUMP: Duration = Duration::from_secs(600);
-/// How long a clock goes on evenly after a jump before it is believed. Who keeps it right (NTP) looks at it every 17 minutes or more often.
+/// How long a clock goes on evenly after a jump before it is believed. Who keeps it right (NTP)
+/// looks at it every 17 minutes or more often.
 const STEADY: Duration = Duration::from_secs(3600);
 
 static CLOCK: Mutex<Clock> = Mutex::new(Clock::new());
@@ -39,7 +43,10 @@ impl Now {
 fn since_boot() -> Duration {
     let time = clock_gettime(ClockId::Boottime);
     // Neither is ever negative.
-    Duration::new(time.tv_sec.try_into().unwrap_or_default(), time.tv_nsec.try_into().unwrap_or_default())
+    Duration::new(
+        time.tv_sec.try_into().unwrap_or_default(),
+        time.tv_nsec.try_into().unwrap_or_default(),
+    )
 }
 
 /// Both clocks at one moment.
@@ -51,7 +58,8 @@ struct Reading {
 }
 
 impl Reading {
-    /// How far the wall clock is from where it would be, had it gone on evenly since an earlier reading; and whether it is ahead.
+    /// How far the wall clock is from where it would be, had it gone on evenly since an earlier
+    /// reading; and whether it is ahead.
     fn off_since(self, before: Self) -> (Duration, bool) {
         let passed = self.even.saturating_sub(before.even);
         match self.wall.duration_since(before.wall + passed) {
@@ -94,7 +102,8 @@ impl Clock {
                 tracing::warn!(
                     by = ?Duration::from_secs(by.as_secs()),
                     ahead,
-                    "the wall clock has jumped: no profile is removed for its age before the clock has gone on evenly for an hour"
+                    "the wall clock has jumped: no profile is removed for its age before the clock \
+                     has gone on evenly for an hour"
                 );
                 self.jumped = Some(now);
                 return false;

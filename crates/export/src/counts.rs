@@ -1,4 +1,5 @@
-//! What sinks count, in words: for docs/metrics.md and /metrics. Which of it a sink has depends on what it is.
+//! What sinks count, in words: for docs/metrics.md and /metrics. Which of it a sink has depends on
+//! what it is.
 
 macro_rules! lists {
     ($(Counter $counter:literal $meaning:literal;)+ $(Gauge $gauge:literal $what:literal;)+) => {

@@ -1,7 +1,8 @@
-//! The way from a spool to a receiver that may be away: one thread that sends, waits when it is told
-//! to, longer each time, and never in the way of the profiler. A request that waits is passed by
-//! others; which goes next is said in [`turns`](super::turns). Every request ends as one of: sent,
-//! given up and counted by its cause, lost in the spool, split into smaller ones, or still waiting.
+//! The way from a spool to a receiver that may be away: one thread that sends, waits when it is
+//! told to, longer each time, and never in the way of the profiler. A request that waits is passed
+//! by others; which goes next is said in [`turns`](super::turns). Every request ends as one of:
+//! sent, given up and counted by its cause, lost in the spool, split into smaller ones, or still
+//! waiting.
 
 use super::age::Now;
 use super::file::FileError;
@@ -105,7 +106,8 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// What each sink over a network counts, by the names its metrics have; `made` requests were put.
+    /// What each sink over a network counts, by the names its metrics have; `made` requests were
+    /// put.
     #[must_use]
     pub fn counters(&self, made: u64) -> [(&'static str, u64); 13] {
         [
@@ -207,7 +209,8 @@ impl State {
             self.told_lost = Some(now);
             tracing::warn!(
                 sink,
-                "of what waits the oldest is lost, as spool.max_size, max_age and keep_free have it: requests_evicted and requests_expired count it"
+                "of what waits the oldest is lost, as spool.max_size, max_age and keep_free have \
+                 it: requests_evicted and requests_expired count it"
             );
         }
         put
@@ -316,7 +319,9 @@ impl State {
                     let reason = remark.unwrap_or_else(|| "it gives no reason".to_owned());
                     let reason = match rejected {
                         0 => format!("the receiver says of profiles that it took: {reason}"),
-                        _ => format!("the receiver drops profiles of requests that it takes: {reason}"),
+                        _ => format!(
+                            "the receiver drops profiles of requests that it takes: {reason}"
+                        ),
                     };
                     let event = Event {
                         service: &service,
@@ -359,7 +364,8 @@ impl State {
                 self.turns.judged(*item);
                 let is_long = self.sizes.of(long(taken, remote)) != Length::Usual;
                 if !is_long {
-                    // A receiver that refuses short ones, too, does not refuse them for their length.
+                    // A receiver that refuses short ones, too, does not refuse them for their
+                    // length.
                     self.turns.fails_short(*item, now);
                     self.sizes.doubt();
                 }
@@ -380,12 +386,14 @@ impl State {
                 }
             }
             Verdict::Failed(reason) => {
-                let failure = Failure { counts: true, length: self.sizes.of(long(taken, remote)), ..failure };
+                let failure =
+                    Failure { counts: true, length: self.sizes.of(long(taken, remote)), ..failure };
                 let blame = self.turns.failed(*item, failure, now, chance);
                 self.failed(sink, taken, &service, &reason, blame, remote);
             }
             Verdict::Later { after, reason } => {
-                let failure = Failure { asked: after, length: self.sizes.of(long(taken, remote)), ..failure };
+                let failure =
+                    Failure { asked: after, length: self.sizes.of(long(taken, remote)), ..failure };
                 let blame = self.turns.failed(*item, failure, now, chance);
                 self.failed(sink, taken, &service, &reason, blame, remote);
             }
@@ -412,7 +420,9 @@ impl State {
                 if self.split_long(sink, taken, service, reason, remote) {
                     return;
                 }
-                if self.turns.is_whole(taken.item, age(taken.item), Instant::now()) == Blame::TooLong {
+                if self.turns.is_whole(taken.item, age(taken.item), Instant::now())
+                    == Blame::TooLong
+                {
                     self.give_up(sink, taken.item, service, reason, End::TooLarge);
                     return;
                 }
@@ -433,7 +443,15 @@ impl State {
         let then = "it waits in the spool";
         self.event(
             sink,
-            Event { service: service_of_state, reason, detail: "", then, count: 1, unit: "attempts", ends },
+            Event {
+                service: service_of_state,
+                reason,
+                detail: "",
+                then,
+                count: 1,
+                unit: "attempts",
+                ends,
+            },
         );
     }
 
@@ -454,7 +472,14 @@ impl State {
     }
 
     /// Puts smaller requests in the place of one; false where that cannot be.
-    fn split(&mut self, sink: &str, taken: &Taken, service: &str, reason: &str, remote: &dyn Remote) -> bool {
+    fn split(
+        &mut self,
+        sink: &str,
+        taken: &Taken,
+        service: &str,
+        reason: &str,
+        remote: &dyn Remote,
+    ) -> bool {
         let parts = remote.split(&taken.payload);
         if parts.len() < 2 {
             return false;
@@ -465,13 +490,17 @@ impl State {
         for part in parts {
             // What the spool does not take it has counted.
             if let Err(error) = self.put(sink, at, Kind::Request, taken.item.group, &part) {
-                tracing::warn!(sink, service, %error, "a part of a request that is too large is lost");
+                tracing::warn!(sink, service, %error, "a part of a request that is too large is \
+                     lost");
             }
         }
         self.spool.done(taken.item.sequence);
         let then = "it is sent in smaller parts";
         let ends = Ends::WhenQuiet;
-        self.event(sink, Event { service, reason, detail: "", then, count: 1, unit: "requests", ends });
+        self.event(
+            sink,
+            Event { service, reason, detail: "", then, count: 1, unit: "requests", ends },
+        );
         true
     }
 
@@ -490,7 +519,10 @@ impl State {
             }
         };
         self.spool.done(item.sequence);
-        self.event(sink, Event { service, reason, detail: "", then, count: 1, unit: "requests", ends });
+        self.event(
+            sink,
+            Event { service, reason, detail: "", then, count: 1, unit: "requests", ends },
+        );
     }
 }
 
@@ -519,8 +551,9 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    /// Opens the spool and starts the thread, which waits for the remote that it is sent, and begins with what an earlier daemon left. `sink` is what
-    /// messages call it, `timeout` bounds one attempt. Whoever cannot have a delivery keeps the remote for another time.
+    /// Opens the spool and starts the thread, which waits for the remote that it is sent, and
+    /// begins with what an earlier daemon left. `sink` is what messages call it, `timeout` bounds
+    /// one attempt. Whoever cannot have a delivery keeps the remote for another time.
     ///
     /// # Errors
     /// When the spool's directory cannot be used or no thread be started.
@@ -543,7 +576,11 @@ impl Delivery {
                     other.run(timeout, &mut *remote);
                 }
             })
-            .map_err(|source| FileError { path: directory.to_owned(), step: "start its thread", source })?;
+            .map_err(|source| FileError {
+                path: directory.to_owned(),
+                step: "start its thread",
+                source,
+            })?;
         Ok((Self { shared, thread: Some(thread) }, employ))
     }
 
@@ -551,7 +588,13 @@ impl Delivery {
     ///
     /// # Errors
     /// When it is lost.
-    pub fn put(&self, at: SystemTime, kind: Kind, service: &str, payload: &[u8]) -> Result<(), FileError> {
+    pub fn put(
+        &self,
+        at: SystemTime,
+        kind: Kind,
+        service: &str,
+        payload: &[u8],
+    ) -> Result<(), FileError> {
         let mut state = self.shared.lock();
         let group = state.know(service);
         let put = state.put(&self.shared.sink, at, kind, group, payload);
@@ -608,7 +651,8 @@ impl Delivery {
         self.shared.lock().backlog()
     }
 
-    /// The same two as they are now; none while somebody else has them, who may be waiting for a disk.
+    /// The same two as they are now; none while somebody else has them, who may be waiting for a
+    /// disk.
     #[must_use]
     pub fn glance(&self) -> Option<(Figures, Backlog)> {
         let state = match self.shared.state.try_lock() {
@@ -619,7 +663,8 @@ impl Delivery {
         Some((Figures { lost: state.spool.lost(), ..state.figures }, state.backlog()))
     }
 
-    /// Sends what can be sent before `deadline`, without waiting for a receiver that is away; the rest stays.
+    /// Sends what can be sent before `deadline`, without waiting for a receiver that is away; the
+    /// rest stays.
     pub fn close(&mut self, deadline: Instant) {
         self.shared.lock().closing = Some(deadline);
         self.shared.changed.notify_all();
@@ -639,8 +684,9 @@ impl Drop for Delivery {
     }
 }
 
-/// A delivery that begins when it is first needed: until then the one whose place it takes may still be at work in the same spool. One that cannot begin
-/// is tried again with each payload: what is in its way, such as a disk that is full or read-only, may pass.
+/// A delivery that begins when it is first needed: until then the one whose place it takes may
+/// still be at work in the same spool. One that cannot begin is tried again with each payload: what
+/// is in its way, such as a disk that is full or read-only, may pass.
 pub struct Lazy {
     /// What messages call the sink.
     sink: String,
@@ -666,7 +712,8 @@ impl Lazy {
         timeout: Duration,
         remote: impl Remote,
     ) -> Self {
-        let (sink, remote): (_, Option<Box<dyn Remote>>) = (sink.to_owned(), Some(Box::new(remote)));
+        let (sink, remote): (_, Option<Box<dyn Remote>>) =
+            (sink.to_owned(), Some(Box::new(remote)));
         Self { sink, directory, limits, timeout, remote, delivery: None, lost: 0, trouble: None }
     }
 
@@ -676,7 +723,8 @@ impl Lazy {
         &self.directory
     }
 
-    /// Begins with what an earlier daemon left, if it has not begun and there is any. Where that cannot be, it is told once.
+    /// Begins with what an earlier daemon left, if it has not begun and there is any. Where that
+    /// cannot be, it is told once.
     pub fn take_up(&mut self) {
         if self.delivery.is_some() || !spool::holds_any(&self.directory) {
             return;
@@ -686,7 +734,8 @@ impl Lazy {
         if let Err(error) = begun
             && before.is_none_or(|before| before != error.to_string())
         {
-            tracing::warn!(sink = self.sink, %error, "what an earlier daemon left is not sent; it is tried again every minute");
+            tracing::warn!(sink = self.sink, %error, "what an earlier daemon left is not sent; it \
+                 is tried again every minute");
         }
     }
 
@@ -757,7 +806,8 @@ impl Lazy {
             Some(delivery) => delivery,
             None => {
                 let start = Delivery::start(&self.sink, &self.directory, self.limits, self.timeout);
-                let (delivery, employ) = start.inspect_err(|error| self.trouble = Some(error.to_string()))?;
+                let (delivery, employ) =
+                    start.inspect_err(|error| self.trouble = Some(error.to_string()))?;
                 if let Some(remote) = self.remote.take() {
                     // The thread waits for it.
                     employ.send(remote).ok();
@@ -825,7 +875,10 @@ impl Shared {
                         None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                         Some(until) => {
                             let left = until.saturating_duration_since(now);
-                            self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                            self.changed
+                                .wait_timeout(state, left)
+                                .unwrap_or_else(PoisonError::into_inner)
+                                .0
                         }
                     };
                 }
@@ -862,7 +915,9 @@ mod tests {
     impl Remote for Told {
         fn send(&mut self, payload: &[u8], _: &dyn Fn() -> Instant) -> Verdict {
             self.seen.send(payload.to_vec()).unwrap();
-            self.answers.recv().unwrap_or(Verdict::Later { after: None, reason: "nobody answers".to_owned() })
+            self.answers
+                .recv()
+                .unwrap_or(Verdict::Later { after: None, reason: "nobody answers".to_owned() })
         }
     }
 
@@ -873,7 +928,8 @@ mod tests {
     }
 
     fn started(directory: &Path, remote: impl Remote) -> Delivery {
-        let (delivery, employ) = Delivery::start("test", directory, LIMITS, Duration::from_secs(1)).unwrap();
+        let (delivery, employ) =
+            Delivery::start("test", directory, LIMITS, Duration::from_secs(1)).unwrap();
         employ.send(Box::new(remote)).unwrap();
         delivery
     }
@@ -896,7 +952,10 @@ mod tests {
         assert_eq!(seen, [b"one", b"two", b"six", b"one"]);
         delivery.close(Instant::now() + Duration::from_secs(60));
         let figures = delivery.figures();
-        assert_eq!((figures.sent, figures.refused, figures.retries, figures.rejected_profiles), (2, 1, 1, 2));
+        assert_eq!(
+            (figures.sent, figures.refused, figures.retries, figures.rejected_profiles),
+            (2, 1, 1, 2)
+        );
         assert_eq!((delivery.backlog().requests, figures.sent_bytes), (0, 6));
     }
 
@@ -907,14 +966,17 @@ mod tests {
         let mut delivery = started(directory.path(), remote);
         for service in ["web", "shop"] {
             delivery.put(SystemTime::now(), Kind::Request, service, service.as_bytes()).unwrap();
-            answer.send(Verdict::Later { after: None, reason: "no answer in time".to_owned() }).unwrap();
+            answer
+                .send(Verdict::Later { after: None, reason: "no answer in time".to_owned() })
+                .unwrap();
         }
         assert_eq!((saw.recv().unwrap(), saw.recv().unwrap()), (b"web".to_vec(), b"shop".to_vec()));
         while delivery.figures().retries < 2 {
             std::thread::yield_now();
         }
         let causes = delivery.backlog().causes;
-        let found: Vec<_> = causes.iter().map(|sum| (sum.service.as_str(), sum.count, sum.lasts)).collect();
+        let found: Vec<_> =
+            causes.iter().map(|sum| (sum.service.as_str(), sum.count, sum.lasts)).collect();
         assert_eq!(found, [("", 2, true)]);
         drop(answer);
         delivery.close(Instant::now());
@@ -949,10 +1011,12 @@ mod tests {
         let mut spool = Spool::open(directory.path(), LIMITS).unwrap();
         spool.put(SystemTime::now(), b"one").unwrap();
         let found = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path());
-        let first = found.into_iter().find(|path| path.to_str().unwrap().ends_with(".spooled")).unwrap();
+        let first =
+            found.into_iter().find(|path| path.to_str().unwrap().ends_with(".spooled")).unwrap();
         spool.put(SystemTime::now(), b"two").unwrap();
         drop(spool);
-        let mut delivery = Delivery::start("test", directory.path(), LIMITS, Duration::from_secs(1)).unwrap();
+        let mut delivery =
+            Delivery::start("test", directory.path(), LIMITS, Duration::from_secs(1)).unwrap();
         std::fs::remove_file(&first).and_then(|()| std::fs::create_dir(&first)).unwrap();
         let (remote, _answer, saw) = told();
         delivery.1.send(Box::new(remote)).unwrap();
@@ -962,7 +1026,10 @@ mod tests {
         // The first failure is followed by a second of silence, in which the end comes.
         delivery.0.close(Instant::now() + Duration::from_secs(60));
         let figures = delivery.0.figures();
-        assert_eq!((figures.reads_failed, figures.retries, delivery.0.backlog().requests), (1, 0, 2));
+        assert_eq!(
+            (figures.reads_failed, figures.retries, delivery.0.backlog().requests),
+            (1, 0, 2)
+        );
         assert_eq!(figures.lost, spool::Lost::default());
         assert!(saw.try_recv().is_err());
     }
@@ -1057,7 +1124,8 @@ mod tests {
         let (remote, answer, saw) = told();
         let mut lazy = Lazy::new("test", directory.clone(), LIMITS, Duration::from_secs(1), remote);
         for _ in 0..2 {
-            let error = lazy.put(SystemTime::now(), Kind::Request, "web", b"lost").unwrap_err().to_string();
+            let error =
+                lazy.put(SystemTime::now(), Kind::Request, "web", b"lost").unwrap_err().to_string();
             assert!(error.contains(directory.to_str().unwrap()), "{error}");
             assert_eq!(lazy.backlog().trouble, Some(error));
         }

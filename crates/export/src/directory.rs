@@ -1,8 +1,10 @@
 //! Profiles as files: `DIRECTORY/SERVICE/TIME.pb.gz`, and one line each in `DIRECTORY/index.jsonl`.
 //!
-//! A file appears whole or not at all, and those of a window together, up to 64 of them: a disk that is busy with other things is waited for at once, not one after the other. The oldest go when there are too many, they are too large together or too old, or the file system
-//! has too little room left. The directory's names tell all that the index does, so the index is made anew from them at the start, and whenever
-//! it could not be written.
+//! A file appears whole or not at all, and those of a window together, up to 64 of them: a disk
+//! that is busy with other things is waited for at once, not one after the other. The oldest go
+//! when there are too many, they are too large together or too old, or the file system has too
+//! little room left. The directory's names tell all that the index does, so the index is made anew
+//! from them at the start, and whenever it could not be written.
 
 use super::age::{self, Now};
 use super::file;
@@ -51,17 +53,20 @@ impl Default for Files {
     }
 }
 
-/// The index is written anew when so many of its lines, and a quarter of all, are of files that are gone.
+/// The index is written anew when so many of its lines, and a quarter of all, are of files that are
+/// gone.
 const STALE_LINES: usize = 256;
 /// A directory's name takes 255 bytes at most (NAME_MAX); longer ones are cut and get a hash.
 const NAME_BYTES: usize = 200;
 
-/// So many of them are waited for at once: what the disk does for one it has done for others by then (each flushes all that was written before).
+/// So many of them are waited for at once: what the disk does for one it has done for others by
+/// then (each flushes all that was written before).
 const WAITED_FOR: usize = 8;
 /// So many files wait for the end of their window at most: each takes two descriptors.
 const MOST_STAGED: usize = 64;
 
-/// One file: when its window began in milliseconds since 1970, and which of those of that moment it is.
+/// One file: when its window began in milliseconds since 1970, and which of those of that moment it
+/// is.
 type Key = (u64, Arc<str>, u32);
 
 /// A line of the index.
@@ -118,8 +123,9 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Takes up the directory, made if it is not there. What is in it is listed with the first profile or window: until then the sink whose
-    /// place this one takes may still be at work there, and its files would be in nobody's list.
+    /// Takes up the directory, made if it is not there. What is in it is listed with the first
+    /// profile or window: until then the sink whose place this one takes may still be at work
+    /// there, and its files would be in nobody's list.
     ///
     /// # Errors
     /// When it cannot be made or read, or is another process's.
@@ -146,7 +152,8 @@ impl Directory {
         })
     }
 
-    /// True when somebody has removed the directory, or put another in its place: then what locked it is not there any more.
+    /// True when somebody has removed the directory, or put another in its place: then what locked
+    /// it is not there any more.
     fn is_gone(&self) -> bool {
         let there = fs::symlink_metadata(self.root.join(lock::NAME));
         match there {
@@ -155,10 +162,12 @@ impl Directory {
         }
     }
 
-    /// Somebody has removed the directory, or its lock: it is made anew, and what was known of it is forgotten.
+    /// Somebody has removed the directory, or its lock: it is made anew, and what was known of it
+    /// is forgotten.
     fn make_again(&mut self) -> Result<(), file::FileError> {
         drop(std::mem::replace(&mut self.lock, make(&self.root)?));
-        tracing::warn!(path = %self.root.display(), "the directory of profiles was gone or is another one: it is made, locked and listed anew");
+        tracing::warn!(path = %self.root.display(), "the directory of profiles was gone or is \
+             another one: it is made, locked and listed anew");
         self.forget();
         self.known = Known::Nothing;
         Ok(())
@@ -170,7 +179,8 @@ impl Directory {
         self.bytes = 0;
     }
 
-    /// Looks at what is there, if not all of it is known. What cannot be listed is in the way of nothing else.
+    /// Looks at what is there, if not all of it is known. What cannot be listed is in the way of
+    /// nothing else.
     fn list(&mut self) {
         if self.known == Known::All {
             return;
@@ -183,26 +193,35 @@ impl Directory {
                 self.renew_index();
             }
             Err(error) => {
-                tracing::warn!(%error, "not all profiles there are known: some may stay longer than they should; it is tried again");
+                tracing::warn!(%error, "not all profiles there are known: some may stay longer \
+                     than they should; it is tried again");
             }
         }
     }
 
     /// Takes up what is in the root, as it is found there; what was known of it is forgotten.
-    fn take_up(&mut self, found: impl Iterator<Item = io::Result<DirEntry>>) -> Result<(), file::FileError> {
+    fn take_up(
+        &mut self,
+        found: impl Iterator<Item = io::Result<DirEntry>>,
+    ) -> Result<(), file::FileError> {
         self.forget();
         let mut all = Ok(());
         for entry in found {
-            all = all.and(entry.map_err(listing(&self.root)).and_then(|entry| self.take_up_entry(&entry)));
+            all = all.and(
+                entry.map_err(listing(&self.root)).and_then(|entry| self.take_up_entry(&entry)),
+            );
         }
         file::sweep(&self.root);
         all
     }
 
-    /// Takes up a service's files. What can be no service's is somebody else's, such as `lost+found`.
+    /// Takes up a service's files. What can be no service's is somebody else's, such as
+    /// `lost+found`.
     fn take_up_entry(&mut self, entry: &DirEntry) -> Result<(), file::FileError> {
         let path = entry.path();
-        let Some(service) = entry.file_name().to_str().filter(|name| is_encoded(name)).map(Arc::from) else {
+        let Some(service) =
+            entry.file_name().to_str().filter(|name| is_encoded(name)).map(Arc::from)
+        else {
             return Ok(());
         };
         if !entry.file_type().map_err(listing(&path))?.is_dir() {
@@ -216,12 +235,16 @@ impl Directory {
         };
         for entry in found {
             let entry = entry.map_err(listing(&path))?;
-            let Some((start, number)) = entry.file_name().to_str().and_then(parse_name) else { continue };
+            let Some((start, number)) = entry.file_name().to_str().and_then(parse_name) else {
+                continue;
+            };
             match entry.metadata() {
                 Ok(status) if status.is_file() => {
                     self.note((start, Arc::clone(&service), number), status.len());
                 }
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(listing(&path)(error)),
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(listing(&path)(error));
+                }
                 _ => {}
             }
         }
@@ -229,7 +252,8 @@ impl Directory {
     }
 
     fn note(&mut self, (start, service, number): Key, bytes: u64) {
-        // All files of a service share one name: one each, made between all that a window makes and frees, would hold a page of that each.
+        // All files of a service share one name: one each, made between all that a window makes and
+        // frees, would hold a page of that each.
         let known = self.names.get_key_value(&service).map(|(name, _)| Arc::clone(name));
         let service = known.unwrap_or(service);
         *self.names.entry(Arc::clone(&service)).or_default() += 1;
@@ -237,7 +261,8 @@ impl Directory {
         self.files.insert((start, service, number), bytes);
     }
 
-    /// What goes first to make room: what the clock says is still to come, then the oldest, and the last window's only when nothing else is left.
+    /// What goes first to make room: what the clock says is still to come, then the oldest, and the
+    /// last window's only when nothing else is left.
     fn first(&self, now: SystemTime) -> Option<Key> {
         let is_last = |key: &&Key| self.last == Some(key.0);
         // Of a clock that was wrong, and is right again.
@@ -252,7 +277,8 @@ impl Directory {
         let path = self.root.join(&*key.1).join(file_name(key.0, key.2));
         // Whoever removed it before us did the same.
         if let Err(error) = file::remove(&path) {
-            tracing::warn!(path = %path.display(), %error, "the oldest profile cannot be removed, and stays");
+            tracing::warn!(path = %path.display(), %error, "the oldest profile cannot be removed, \
+                 and stays");
             return false;
         }
         let Some((key, bytes)) = self.files.remove_entry(key) else { return false };
@@ -270,8 +296,9 @@ impl Directory {
         true
     }
 
-    /// The oldest go, until their files had so many bytes; false, and none goes, where that is more than all of them have. By our own account: a file
-    /// system may say much later what became free, or others may take it at once, and that is no reason to give all there is.
+    /// The oldest go, until their files had so many bytes; false, and none goes, where that is more
+    /// than all of them have. By our own account: a file system may say much later what became
+    /// free, or others may take it at once, and that is no reason to give all there is.
     fn make_room(&mut self, bytes: u64, now: SystemTime) -> bool {
         let Some(end) = self.bytes.checked_sub(bytes) else { return false };
         while self.bytes > end {
@@ -286,7 +313,8 @@ impl Directory {
         let oldest = if now.tells_age { moment(now.wall) } else { 0 };
         let oldest = oldest.saturating_sub(millis(self.options.max_age.0));
         loop {
-            let full = self.bytes > self.options.max_size.0 || self.files.len() > self.options.max_count;
+            let full =
+                self.bytes > self.options.max_size.0 || self.files.len() > self.options.max_count;
             let too_old = self.files.keys().next().filter(|key| key.0 < oldest).cloned();
             let goes = too_old.or_else(|| if full { self.first(now.wall) } else { None });
             if !goes.is_some_and(|key| self.evict(&key)) {
@@ -330,7 +358,8 @@ impl Directory {
     }
 
     fn write_index(&mut self) -> Result<(), SinkError> {
-        let text: Vec<u8> = self.files.iter().flat_map(|(key, bytes)| self.line(key, *bytes)).collect();
+        let text: Vec<u8> =
+            self.files.iter().flat_map(|(key, bytes)| self.line(key, *bytes)).collect();
         file::write(&self.root.join(INDEX), &text)?;
         self.stale_lines = 0;
         self.index_broken = false;
@@ -353,7 +382,10 @@ impl Directory {
         if !self.make_room(lacks, SystemTime::now()) {
             self.no_room += 1;
             let found = format!(
-                "the file system has less free space than files.keep_free: {lacks} bytes less than it should, and all profiles here are {}",
+                "the file system has less free space than files.keep_free: {lacks} bytes less than \
+                 \
+                 \
+                 it should, and all profiles here are {}",
                 self.bytes
             );
             return Err(SinkError::Refused { reason: found });
@@ -371,7 +403,8 @@ impl Directory {
             file::stage(&directory, &name, packed)
         };
         let file = match stage() {
-            // Others fill the disk, too, or it has no more inodes. As much as this one takes is given for it, and no more if that does not help.
+            // Others fill the disk, too, or it has no more inodes. As much as this one takes is
+            // given for it, and no more if that does not help.
             Err(error)
                 if error.source.kind() == io::ErrorKind::StorageFull
                     && self.make_room(length.max(1), SystemTime::now()) =>
@@ -408,14 +441,18 @@ impl Directory {
         {
             // The files are there.
             self.index_broken = true;
-            tracing::warn!(%error, "the index of profiles is out of date; it is written anew after this window");
+            tracing::warn!(%error, "the index of profiles is out of date; it is written anew after \
+                 \
+                 \
+                 this window");
         }
     }
 
     fn append(&self, lines: &[u8]) -> Result<(), file::FileError> {
         let path = self.root.join(INDEX);
         // Who may write here leads nobody elsewhere by a link.
-        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags =
+            OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let opened = openat(CWD, &path, flags, Mode::from_raw_mode(0o644)).map(fs::File::from);
         opened
             .map_err(io::Error::from)
@@ -506,7 +543,8 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// `20261121T213700.000Z.pb.gz`; `-1` and so on before the suffix for further ones of the same moment.
+/// `20261121T213700.000Z.pb.gz`; `-1` and so on before the suffix for further ones of the same
+/// moment.
 pub(super) fn file_name(start: u64, number: u32) -> String {
     let time = Utc::of(Duration::from_millis(start)).compact();
     if number == 0 { format!("{time}{SUFFIX}") } else { format!("{time}-{number}{SUFFIX}") }
@@ -522,8 +560,8 @@ fn parse_name(name: &str) -> Option<(u64, u32)> {
     (file_name(start, number) == format!("{name}{SUFFIX}")).then_some((start, number))
 }
 
-/// A service's name as a directory's: letters, digits, `-`, `_` and inner dots stay, all else becomes `%` and two digits. So does the first letter of the
-/// index's own name.
+/// A service's name as a directory's: letters, digits, `-`, `_` and inner dots stay, all else
+/// becomes `%` and two digits. So does the first letter of the index's own name.
 pub(super) fn encode(service: &str) -> String {
     let mut name = String::new();
     for (at, byte) in service.bytes().enumerate() {
@@ -557,7 +595,8 @@ fn decode(directory: &str) -> String {
     let mut rest = directory.as_bytes();
     while let Some((&first, after)) = rest.split_first() {
         let code = after.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
-        match code.filter(|_| first == b'%').and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+        match code.filter(|_| first == b'%').and_then(|digits| u8::from_str_radix(digits, 16).ok())
+        {
             Some(byte) => {
                 bytes.push(byte);
                 rest = after.get(2..).unwrap_or_default();
@@ -588,7 +627,8 @@ mod tests {
         Finished {
             service: service.into(),
             labels: BTreeMap::new(),
-            start: SystemTime::UNIX_EPOCH + Duration::from_secs(today - today % 60 - 600 + 60 * minute),
+            start: SystemTime::UNIX_EPOCH
+                + Duration::from_secs(today - today % 60 - 600 + 60 * minute),
             duration: Duration::from_secs(60),
             profile: Profile { string_table: vec![String::new()], ..Profile::default() }.into(),
         }
@@ -690,7 +730,10 @@ mod tests {
         for minute in 0..3 {
             put(&mut directory, &finished("now", minute));
             directory.window_over();
-            assert_eq!(directory.files.keys().filter(|key| &*key.1 == "now").count() as u64, minute + 1);
+            assert_eq!(
+                directory.files.keys().filter(|key| &*key.1 == "now").count() as u64,
+                minute + 1
+            );
         }
         assert_eq!(directory.files.len(), 5);
         // A little ahead: what was just written stays.
@@ -737,7 +780,11 @@ mod tests {
         assert_eq!(directory.files.len(), 4);
         assert!(directory.make_room(each + 1, now));
         assert_eq!((directory.bytes, directory.evicted), (2 * each, 2));
-        assert_eq!(directory.files.keys().map(|key| key.0).max(), directory.last, "the newest stay");
+        assert_eq!(
+            directory.files.keys().map(|key| key.0).max(),
+            directory.last,
+            "the newest stay"
+        );
     }
 
     #[test]
@@ -777,14 +824,22 @@ mod tests {
         let mut directory = Directory::open(root.path(), &options(3, 0)).unwrap();
         // The disk fails on the last one.
         let (whole, broken) = (fs::read_dir(root.path()).unwrap(), Err(io::Error::other("broken")));
-        let found = whole.filter(|entry| entry.as_ref().unwrap().file_name() != "b").chain([broken]);
+        let found =
+            whole.filter(|entry| entry.as_ref().unwrap().file_name() != "b").chain([broken]);
         let error = directory.take_up(found).unwrap_err().to_string();
-        assert!(error.contains("broken") && error.contains(root.path().to_str().unwrap()), "{error}");
+        assert!(
+            error.contains("broken") && error.contains(root.path().to_str().unwrap()),
+            "{error}"
+        );
         directory.known = Known::Part;
         assert_eq!(directory.files.len(), 2, "what could be listed is known");
         directory.keep_within_limits(Now { wall: SystemTime::now(), tells_age: true });
         put(&mut directory, &finished("a", 2));
-        assert_eq!((directory.files.len(), lines(root.path()).len()), (3, 5), "no line is lost meanwhile");
+        assert_eq!(
+            (directory.files.len(), lines(root.path()).len()),
+            (3, 5),
+            "no line is lost meanwhile"
+        );
         directory.window_over();
         assert_eq!((directory.known, directory.files.len()), (Known::All, 3));
         assert!(root.path().join("lost+found").exists());
@@ -815,7 +870,11 @@ mod tests {
         directory.window_over();
         assert_eq!((directory.files.len(), lines(&root).len(), directory.evicted), (1, 1, 0));
         assert!(root.join(lock::NAME).exists(), "others are kept out");
-        assert_eq!(fs::read_dir(other.join("a")).unwrap().count(), 2, "what was there is nobody's to remove");
+        assert_eq!(
+            fs::read_dir(other.join("a")).unwrap().count(),
+            2,
+            "what was there is nobody's to remove"
+        );
     }
 
     #[test]
@@ -877,9 +936,13 @@ mod tests {
             put(&mut directory, &finished(service, 0));
         }
         directory.window_over();
-        let listed: Vec<_> = lines(root.path()).iter().map(|line| line["service"].clone()).collect();
+        let listed: Vec<_> =
+            lines(root.path()).iter().map(|line| line["service"].clone()).collect();
         assert_eq!((listed.len(), directory.index_broken), (2, false));
-        assert!(listed.contains(&INDEX.into()) && listed.contains(&lock::NAME.into()), "{listed:?}");
+        assert!(
+            listed.contains(&INDEX.into()) && listed.contains(&lock::NAME.into()),
+            "{listed:?}"
+        );
     }
 
     proptest! {

@@ -1,7 +1,9 @@
 //! Files that appear whole or not at all: written to a new file beside the target, synced, renamed.
 
 use perfusion_host::leftover::{self, Naming};
-use rustix::fs::{Advice, AtFlags, CWD, Mode, OFlags, fadvise, fsync, openat, renameat, statvfs, unlinkat};
+use rustix::fs::{
+    Advice, AtFlags, CWD, Mode, OFlags, fadvise, fsync, openat, renameat, statvfs, unlinkat,
+};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use std::ffi::OsStr;
@@ -13,7 +15,8 @@ use std::path::{Path, PathBuf};
 
 /// How files are called before they have their own name.
 const NAMING: Naming = Naming { prefix: ".perfusion-", suffix: ".tmp" };
-/// How often a new file is made, when the sweep of another recorder takes it away before it is locked.
+/// How often a new file is made, when the sweep of another recorder takes it away before it is
+/// locked.
 const ATTEMPTS: u32 = 100;
 
 /// A file was not written; nothing of it is left.
@@ -62,11 +65,12 @@ pub fn is_stdout(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
-/// Writes `bytes` to `path`, over what is there. A symbolic link to a file is replaced, not followed; a device or pipe is written into,
-/// and so is standard output, which `-` means.
+/// Writes `bytes` to `path`, over what is there. A symbolic link to a file is replaced, not
+/// followed; a device or pipe is written into, and so is standard output, which `-` means.
 ///
 /// # Errors
-/// When the directory cannot be written, the disk is full, or `path` is a directory. Nothing partial is left.
+/// When the directory cannot be written, the disk is full, or `path` is a directory. Nothing
+/// partial is left.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     let fail = |step| failing(path, step);
     match Destination::of(path)? {
@@ -83,7 +87,8 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
             new.file.sync_all().map_err(fail("sync to disk"))?;
             let listed = new.listed();
             new.rename(name).map_err(|error| fail("rename into place")(error.into()))?;
-            // The name itself must survive a crash too. Some file systems cannot sync a directory: the file is complete anyway.
+            // The name itself must survive a crash too. Some file systems cannot sync a directory:
+            // the file is complete anyway.
             if let Some(listed) = listed {
                 fsync(listed).ok();
             }
@@ -92,8 +97,9 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     }
 }
 
-/// Writes `bytes` to a new file in a directory that is looked after ([`sweep`]): for what is soon done with. A daemon that dies leaves all of it or
-/// nothing; a machine that fails may leave less of it, so whoever reads it must know how long it is.
+/// Writes `bytes` to a new file in a directory that is looked after ([`sweep`]): for what is soon
+/// done with. A daemon that dies leaves all of it or nothing; a machine that fails may leave less
+/// of it, so whoever reads it must know how long it is.
 ///
 /// # Errors
 /// As [`write()`].
@@ -101,17 +107,19 @@ pub fn write_into(directory: &Path, name: &str, bytes: &[u8]) -> Result<(), File
     stage(directory, name, bytes)?.rename()
 }
 
-/// Writes `bytes` to a file that is not yet there under its name, and has the kernel begin to write them to the disk.
+/// Writes `bytes` to a file that is not yet there under its name, and has the kernel begin to write
+/// them to the disk.
 ///
 /// # Errors
 /// As [`write()`].
 pub fn stage(directory: &Path, name: &str, bytes: &[u8]) -> Result<Staged, FileError> {
     let path = directory.join(name);
     // Others may write in the directory that it lies in, and lead nobody elsewhere by a link.
-    let mut new =
-        New::make(directory, OFlags::NOFOLLOW).map_err(|error| not_made(&path, directory, error))?;
+    let mut new = New::make(directory, OFlags::NOFOLLOW)
+        .map_err(|error| not_made(&path, directory, error))?;
     new.file.write_all(bytes).map_err(failing(&path, "write"))?;
-    // POSIX_FADV_DONTNEED begins to write what is dirty and does not wait (mm/fadvise.c). Where it is not understood, `publish` waits longer.
+    // POSIX_FADV_DONTNEED begins to write what is dirty and does not wait (mm/fadvise.c). Where it
+    // is not understood, `publish` waits longer.
     fadvise(&new.file, 0, None, Advice::DontNeed).ok();
     Ok(Staged { new, path })
 }
@@ -123,7 +131,8 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// Waits until its bytes are on the disk, and gives it its name: it is never there in part, even if the machine fails.
+    /// Waits until its bytes are on the disk, and gives it its name: it is never there in part,
+    /// even if the machine fails.
     ///
     /// # Errors
     /// As [`write()`].
@@ -134,7 +143,9 @@ impl Staged {
 
     fn rename(self) -> Result<(), FileError> {
         let name = self.path.file_name().unwrap_or_default();
-        self.new.rename(name).map_err(|error| failing(&self.path, "rename into place")(error.into()))
+        self.new
+            .rename(name)
+            .map_err(|error| failing(&self.path, "rename into place")(error.into()))
     }
 }
 
@@ -178,7 +189,8 @@ fn failing(path: &Path, step: &'static str) -> impl Fn(io::Error) -> FileError +
     move |source| FileError { path: path.clone(), step, source }
 }
 
-/// Why there is no new file for `path` in `directory`, in the words of who gave the path: the new file's own name is nothing to them.
+/// Why there is no new file for `path` in `directory`, in the words of who gave the path: the new
+/// file's own name is nothing to them.
 fn not_made(path: &Path, directory: &Path, error: Errno) -> FileError {
     let (step, source) = match error {
         Errno::NOENT => {
@@ -192,7 +204,8 @@ fn not_made(path: &Path, directory: &Path, error: Errno) -> FileError {
 
 /// Where bytes for a path go.
 enum Destination<'a> {
-    /// A device, pipe or socket, also behind a link (`/dev/null`, `/dev/stdout`): written into, never replaced.
+    /// A device, pipe or socket, also behind a link (`/dev/null`, `/dev/stdout`): written into,
+    /// never replaced.
     Special,
     /// A new file in the path's directory, and the name it gets in the end.
     Beside(New, &'a OsStr),
@@ -211,18 +224,21 @@ impl<'a> Destination<'a> {
         };
         match std::fs::metadata(path) {
             Ok(found) if found.is_dir() => {
-                let todo = io::Error::new(io::ErrorKind::IsADirectory, "give the path of a file in it");
+                let todo =
+                    io::Error::new(io::ErrorKind::IsADirectory, "give the path of a file in it");
                 return Err(fail("it is a directory")(todo));
             }
             Ok(found) if !found.is_file() => return Ok(Self::Special),
-            // A file that is somebody's open descriptor, such as /dev/stdout under a redirection: the link must stay.
+            // A file that is somebody's open descriptor, such as /dev/stdout under a redirection:
+            // the link must stay.
             Ok(_) if is_descriptor(path) => return Ok(Self::Special),
             _ => {}
         }
         let directory =
             path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         sweep(directory);
-        let new = New::make(directory, OFlags::empty()).map_err(|error| not_made(path, directory, error))?;
+        let new = New::make(directory, OFlags::empty())
+            .map_err(|error| not_made(path, directory, error))?;
         Ok(Self::Beside(new, name))
     }
 }
@@ -230,8 +246,9 @@ impl<'a> Destination<'a> {
 /// True for a name in procfs, also behind links of /dev: `/dev/stdout` is `/proc/self/fd/1`.
 fn is_descriptor(path: &Path) -> bool {
     let directory = |path: &Path| path.parent().and_then(|parent| parent.canonicalize().ok());
-    let target =
-        std::fs::read_link(path).ok().filter(|_| directory(path).is_some_and(|at| at == Path::new("/dev")));
+    let target = std::fs::read_link(path)
+        .ok()
+        .filter(|_| directory(path).is_some_and(|at| at == Path::new("/dev")));
     directory(target.as_deref().unwrap_or(path)).is_some_and(|at| at.starts_with("/proc"))
 }
 
@@ -254,13 +271,15 @@ impl Drop for New {
 }
 
 impl New {
-    /// A file that did not exist before (O_EXCL), in a directory that is opened with these flags, too; readable by its owner and, by umask, others.
+    /// A file that did not exist before (O_EXCL), in a directory that is opened with these flags,
+    /// too; readable by its owner and, by umask, others.
     fn make(directory: &Path, more: OFlags) -> Result<Self, Errno> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | more;
         let directory = openat(CWD, directory, flags, Mode::empty())?;
         for _ in 0..ATTEMPTS {
             let name = NAMING.fresh()?;
-            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let flags =
+                OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let file = openat(&directory, &name, flags, Mode::from_raw_mode(0o644))?;
             let new = Self {
                 directory: directory.try_clone().map_err(errno)?,
@@ -269,7 +288,8 @@ impl New {
             };
             match leftover::hold(&new.file) {
                 Ok(false) => {}
-                // On a file system without locks nobody can sweep either: it asks for the lock, too.
+                // On a file system without locks nobody can sweep either: it asks for the lock,
+                // too.
                 Ok(true) | Err(_) => return Ok(new),
             }
         }
@@ -321,7 +341,9 @@ mod tests {
         let left = ".perfusion-0123456789abcdef.tmp";
         std::fs::write(directory.path().join(left), "half").unwrap();
         let path = directory.path().join("a.pb.gz");
-        let Destination::Beside(living, _) = Destination::of(&path).unwrap() else { panic!("a device?") };
+        let Destination::Beside(living, _) = Destination::of(&path).unwrap() else {
+            panic!("a device?")
+        };
         assert!(!names(directory.path()).contains(&left.to_owned()));
         check(&path).unwrap();
         assert_eq!(names(directory.path()), [living.name.clone().unwrap()]);

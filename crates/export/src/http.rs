@@ -1,8 +1,10 @@
-//! Requests to others: HTTP/1.1 or HTTP/2, plain or with TLS. A connection of its own for each, since there are few in a minute: a receiver that
-//! was replaced, or one of several behind a balancer, is found each time. Certificates and secrets are read from their files each time,
+//! Requests to others: HTTP/1.1 or HTTP/2, plain or with TLS. A connection of its own for each,
+//! since there are few in a minute: a receiver that was replaced, or one of several behind a
+//! balancer, is found each time. Certificates and secrets are read from their files each time,
 //! because they are renewed while we run.
 //!
-//! A [`Client`] posts to a receiver, with a deadline for all of it and an answer of bounded length; a [`Peer`] hands an answer over as it comes.
+//! A [`Client`] posts to a receiver, with a deadline for all of it and an answer of bounded length;
+//! a [`Peer`] hands an answer over as it comes.
 
 use super::words;
 use http_body_util::{BodyExt as _, Full};
@@ -134,7 +136,10 @@ pub enum HttpError {
         source: pem::Error,
     },
     /// Nobody to believe.
-    #[error("no file with certificate authorities: expected {}, or one named in the configuration", AUTHORITIES.join(" or "))]
+    #[error("no file with certificate authorities: expected {}, or one named in the configuration", AUTHORITIES.join(" \
+         \
+         \
+         or "))]
     NoAuthorities,
     /// A certificate, ours or theirs.
     #[error("{}", words::of_tls(.0))]
@@ -200,8 +205,8 @@ impl Drop for Drivers {
 }
 
 impl Drivers {
-    /// Closes the connection. Where nobody waited for that, it would be open until there is something to send again: nobody else runs the
-    /// runtime.
+    /// Closes the connection. Where nobody waited for that, it would be open until there is
+    /// something to send again: nobody else runs the runtime.
     async fn end(&self) {
         let mut tasks = std::mem::take(&mut *self.0.lock());
         tasks.shutdown().await;
@@ -248,7 +253,8 @@ impl Coming {
         }
     }
 
-    /// So much of it as fits, for who is told by the status what it is: of a longer one there are no trailers.
+    /// So much of it as fits, for who is told by the status what it is: of a longer one there are
+    /// no trailers.
     ///
     /// # Errors
     /// When the connection fails.
@@ -295,7 +301,9 @@ impl Peer {
 
     /// Whose files are read when there is something to ask, and no sooner.
     fn of(settings: Settings, version: Version) -> Result<Self, HttpError> {
-        if !matches!(settings.url.scheme_str(), Some("http" | "https")) || settings.url.host().is_none() {
+        if !matches!(settings.url.scheme_str(), Some("http" | "https"))
+            || settings.url.host().is_none()
+        {
             return Err(HttpError::Url(settings.url));
         }
         Ok(Self { settings, version })
@@ -309,7 +317,8 @@ impl Peer {
         self.ask(Method::GET, path, &[], Vec::new(), None).await
     }
 
-    /// Sends `body` to `path` below the URL's own. Whoever does not wait for ever for the answer says until when.
+    /// Sends `body` to `path` below the URL's own. Whoever does not wait for ever for the answer
+    /// says until when.
     async fn ask(
         &self,
         method: Method,
@@ -330,11 +339,14 @@ impl Peer {
         let mut request = match self.version {
             Version::One => Request::builder().uri(&whole).header(HOST, authority),
             Version::Two => {
-                let target = Uri::builder().scheme(url.scheme_str().unwrap_or("http")).authority(authority);
+                let target =
+                    Uri::builder().scheme(url.scheme_str().unwrap_or("http")).authority(authority);
                 Request::builder().uri(target.path_and_query(whole).build()?)
             }
         };
-        request = request.method(method).header(USER_AGENT, concat!("perfusion/", env!("CARGO_PKG_VERSION")));
+        request = request
+            .method(method)
+            .header(USER_AGENT, concat!("perfusion/", env!("CARGO_PKG_VERSION")));
         for (name, value) in headers {
             request = request.header(name, *value);
         }
@@ -343,9 +355,11 @@ impl Peer {
         }
         let request = request.body(Full::new(Bytes::from(body)))?;
 
-        let mut addresses: Vec<SocketAddr> = lookup_host((host, port)).await.map_err(failed)?.collect();
+        let mut addresses: Vec<SocketAddr> =
+            lookup_host((host, port)).await.map_err(failed)?.collect();
         // One that accepts and then says nothing is not in the way of the next attempt.
-        let chance = usize::try_from(leftover::random().unwrap_or_default() >> 32).unwrap_or_default();
+        let chance =
+            usize::try_from(leftover::random().unwrap_or_default() >> 32).unwrap_or_default();
         let first = chance.checked_rem(addresses.len()).unwrap_or_default();
         addresses.rotate_left(first);
         let stream = connect(&addresses, until).await.map_err(failed)?;
@@ -354,7 +368,8 @@ impl Peer {
             return self.converse(stream, request).await;
         }
         let connector = TlsConnector::from(tls(&self.settings.tls, self.version)?);
-        let name = ServerName::try_from(host.to_owned()).map_err(|_| HttpError::Url(url.clone()))?;
+        let name =
+            ServerName::try_from(host.to_owned()).map_err(|_| HttpError::Url(url.clone()))?;
         self.converse(connector.connect(name, stream).await.map_err(failed)?, request).await
     }
 
@@ -367,7 +382,8 @@ impl Peer {
         let drivers = Drivers::default();
         let response = match self.version {
             Version::One => {
-                let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await?;
+                let (mut sender, connection) =
+                    hyper::client::conn::http1::handshake(stream).await?;
                 drivers.0.execute(connection);
                 sender.send_request(request).await
             }
@@ -391,7 +407,8 @@ impl Peer {
     }
 }
 
-/// The first of them that answers. One that swallows what it is sent has its share of the time only: the kernel itself would wait for two minutes.
+/// The first of them that answers. One that swallows what it is sent has its share of the time
+/// only: the kernel itself would wait for two minutes.
 async fn connect(addresses: &[SocketAddr], until: Option<Instant>) -> io::Result<TcpStream> {
     let Some((last, others)) = addresses.split_last() else {
         return Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
@@ -425,20 +442,21 @@ impl Drop for Client {
 }
 
 impl Client {
-    /// Reads no file before there is something to send: one that is missing now may be there then, as each is read anew for each request. Who wants to
-    /// know asks [`Settings::check_files`].
+    /// Reads no file before there is something to send: one that is missing now may be there then,
+    /// as each is read anew for each request. Who wants to know asks [`Settings::check_files`].
     ///
     /// # Errors
     /// When the URL is none.
     pub fn new(settings: Settings, version: Version) -> Result<Self, HttpError> {
         let peer = Peer::of(settings, version)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime =
-            runtime.map_err(|source| HttpError::Connect { to: "the runtime".to_owned(), source })?;
+        let runtime = runtime
+            .map_err(|source| HttpError::Connect { to: "the runtime".to_owned(), source })?;
         Ok(Self { peer, runtime: Some(runtime) })
     }
 
-    /// Sends `body` to `path` below the URL's own and reads the answer. The deadline may be brought forward meanwhile.
+    /// Sends `body` to `path` below the URL's own and reads the answer. The deadline may be brought
+    /// forward meanwhile.
     ///
     /// # Errors
     /// When there is no answer by `deadline`.
@@ -472,21 +490,23 @@ fn header(name: &HeaderName, secret: &Secret) -> Result<HeaderValue, HttpError> 
     let text = match secret {
         Secret::Value(value) => value.clone(),
         Secret::File(prefix, path) => {
-            let text =
-                fs::read_to_string(path).map_err(|source| HttpError::File { path: path.clone(), source })?;
+            let text = fs::read_to_string(path)
+                .map_err(|source| HttpError::File { path: path.clone(), source })?;
             format!("{prefix}{}", text.trim())
         }
     };
-    let mut value =
-        HeaderValue::try_from(text).map_err(|source| HttpError::Header { name: name.clone(), source })?;
+    let mut value = HeaderValue::try_from(text)
+        .map_err(|source| HttpError::Header { name: name.clone(), source })?;
     value.set_sensitive(true);
     Ok(value)
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, HttpError> {
     let fail = |source| HttpError::Pem { path: path.to_owned(), source };
-    let found =
-        CertificateDer::pem_file_iter(path).map_err(fail)?.collect::<Result<Vec<_>, _>>().map_err(fail)?;
+    let found = CertificateDer::pem_file_iter(path)
+        .map_err(fail)?
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(fail)?;
     if found.is_empty() { Err(fail(pem::Error::NoItemsFound)) } else { Ok(found) }
 }
 
@@ -534,7 +554,8 @@ mod tests {
             let full = socket.listen(1).unwrap();
             let swallows = full.local_addr().unwrap();
             let mut waiting = Vec::new();
-            while let Ok(stream) = std::net::TcpStream::connect_timeout(&swallows, Duration::from_millis(200))
+            while let Ok(stream) =
+                std::net::TcpStream::connect_timeout(&swallows, Duration::from_millis(200))
             {
                 waiting.push(stream);
             }
@@ -555,7 +576,9 @@ mod tests {
     fn a_header_is_what_its_file_holds_now() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("key");
-        let of = |prefix| header(&HeaderName::from_static("x-api-key"), &Secret::File(prefix, path.clone()));
+        let of = |prefix| {
+            header(&HeaderName::from_static("x-api-key"), &Secret::File(prefix, path.clone()))
+        };
         assert!(of("").unwrap_err().to_string().contains(path.to_str().unwrap()));
         for value in ["first", "renewed"] {
             fs::write(&path, format!(" {value}\n")).unwrap();

@@ -1,8 +1,10 @@
-//! Step 7, OUT: where finished profiles go. [`file::write`] puts one in a file, whole or not at all: all that `record` needs. The daemon hands
-//! every [`Finished`] window to any number of [`Sink`]s, one file (or folder) each.
+//! Step 7, OUT: where finished profiles go. [`file::write`] puts one in a file, whole or not at
+//! all: all that `record` needs. The daemon hands every [`Finished`] window to any number of
+//! [`Sink`]s, one file (or folder) each.
 //!
-//! A sink is called on a thread of its own. It may take as long as a local disk does; one that sends over a network puts the profile into its
-//! spool and sends from another thread, because what waits for a remote end is to be on the disk meanwhile, not in memory.
+//! A sink is called on a thread of its own. It may take as long as a local disk does; one that
+//! sends over a network puts the profile into its spool and sends from another thread, because what
+//! waits for a remote end is to be on the disk meanwhile, not in memory.
 
 pub mod age;
 pub mod counts;
@@ -37,14 +39,16 @@ use std::time::{Duration, Instant, SystemTime};
 pub struct Finished {
     /// The service's name, of printable characters.
     pub service: Arc<str>,
-    /// What else tells where it comes from, by the names of OpenTelemetry's resource attributes: `host.name`, `k8s.*`. Never an argument or a
-    /// variable of a process, unless the configuration asks for it.
+    /// What else tells where it comes from, by the names of OpenTelemetry's resource attributes:
+    /// `host.name`, `k8s.*`. Never an argument or a variable of a process, unless the configuration
+    /// asks for it.
     pub labels: BTreeMap<String, String>,
     /// When the window began, by the wall clock.
     pub start: SystemTime,
     /// How long it was, by the clock that is never set.
     pub duration: Duration,
-    /// The merged profile: all sample types, names, build ids, and comments with rates and losses. It passes `pprof::validate`.
+    /// The merged profile: all sample types, names, build ids, and comments with rates and losses.
+    /// It passes `pprof::validate`.
     pub profile: Packed,
 }
 
@@ -77,7 +81,8 @@ struct Line {
     is_taken: bool,
 }
 
-static LINE: Mutex<Line> = Mutex::new(Line { waiting: VecDeque::new(), last_ticket: 0, is_taken: false });
+static LINE: Mutex<Line> =
+    Mutex::new(Line { waiting: VecDeque::new(), last_ticket: 0, is_taken: false });
 static LINE_MOVED: Condvar = Condvar::new();
 /// Whoever waits for a turn has a moment for other things so often.
 const TURN_LOOK: Duration = Duration::from_millis(100);
@@ -161,8 +166,8 @@ pub trait Sink: Send {
     /// So many bytes of memory are there for all of the program. Said before the first profile.
     fn within(&mut self, _memory: u64) {}
 
-    /// How it learns that the daemon ends or a window waits, and how it says what it counts while it
-    /// is at work. Said before the first profile.
+    /// How it learns that the daemon ends or a window waits, and how it says what it counts while
+    /// it is at work. Said before the first profile.
     fn hurries(&mut self, _hurry: Hurry) {}
 
     /// Takes one profile. It is given once: what is to be sent again later the sink keeps itself.
@@ -171,7 +176,8 @@ pub trait Sink: Send {
     /// When the profile is lost; the sink has counted it.
     fn put(&mut self, finished: &Finished) -> Result<(), SinkError>;
 
-    /// All profiles of a window were put, or none has come for a minute: a moment for what is due now and then, such as retention.
+    /// All profiles of a window were put, or none has come for a minute: a moment for what is due
+    /// now and then, such as retention.
     fn window_over(&mut self) {}
 
     /// It waits for memory that others have, so its next moment is to come soon.

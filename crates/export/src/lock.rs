@@ -1,7 +1,9 @@
-//! One process at a time uses a directory of profiles or a spool: two would send and remove what is the other's. A lock of a file in it (flock)
-//! says so to all processes that see the directory, in whatever container; it goes with the process, however that ends.
+//! One process at a time uses a directory of profiles or a spool: two would send and remove what is
+//! the other's. A lock of a file in it (flock) says so to all processes that see the directory, in
+//! whatever container; it goes with the process, however that ends.
 //!
-//! Within a process the lock is shared: while a reload puts other sinks in place of those at work, both have it, and take turns.
+//! Within a process the lock is shared: while a reload puts other sinks in place of those at work,
+//! both have it, and take turns.
 
 use super::file::FileError;
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, fstat, openat};
@@ -18,7 +20,8 @@ pub const NAME: &str = ".perfusion.lock";
 /// How often the file is made, when another process takes an empty directory away with it.
 const ATTEMPTS: u32 = 10;
 
-/// What this process holds, by the file's path. A file system may take long over a lock: meanwhile nobody waits but for the same one.
+/// What this process holds, by the file's path. A file system may take long over a lock: meanwhile
+/// nobody waits but for the same one.
 static HELD: Mutex<BTreeMap<PathBuf, Arc<Mutex<Weak<Lock>>>>> = Mutex::new(BTreeMap::new());
 
 /// A directory is this process's for as long as any of these lives.
@@ -28,14 +31,16 @@ pub struct Lock {
     file: File,
 }
 
-/// Takes the lock of a directory that is there. On a file system that knows no locks nobody is kept out.
+/// Takes the lock of a directory that is there. On a file system that knows no locks nobody is kept
+/// out.
 ///
 /// # Errors
 /// When another process has it, or its file cannot be made.
 pub fn hold(directory: &Path) -> Result<Arc<Lock>, FileError> {
     let fail = |step, source: io::Error| FileError { path: directory.join(NAME), step, source };
-    let path =
-        fs::canonicalize(directory).map_err(|source| fail("look for its directory", source))?.join(NAME);
+    let path = fs::canonicalize(directory)
+        .map_err(|source| fail("look for its directory", source))?
+        .join(NAME);
     let held = slot(&path);
     let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
     // One of a file that somebody removed keeps nobody out.
@@ -45,7 +50,8 @@ pub fn hold(directory: &Path) -> Result<Arc<Lock>, FileError> {
     let file = take(&path).map_err(|error| match error {
         Errno::WOULDBLOCK => {
             let todo =
-                "another process uses this directory: give each daemon one of its own, or end the other one";
+                "another process uses this directory: give each daemon one of its own, or end the \
+                 other one";
             fail("lock", io::Error::new(io::ErrorKind::WouldBlock, todo))
         }
         error => fail("make the lock's file", error.into()),
@@ -55,7 +61,8 @@ pub fn hold(directory: &Path) -> Result<Arc<Lock>, FileError> {
     Ok(lock)
 }
 
-/// Where a file's lock is, or will be. Of those that nobody has in hand, and that hold no lock, none stays.
+/// Where a file's lock is, or will be. Of those that nobody has in hand, and that hold no lock,
+/// none stays.
 fn slot(path: &Path) -> Arc<Mutex<Weak<Lock>>> {
     let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
     held.retain(|_, slot| {
@@ -78,7 +85,8 @@ impl Lock {
 }
 
 fn take(path: &Path) -> Result<File, Errno> {
-    // Nobody's link or pipe leads elsewhere. A file open for writing would keep the file system from being made read-only.
+    // Nobody's link or pipe leads elsewhere. A file open for writing would keep the file system
+    // from being made read-only.
     let flags = OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let mut access = OFlags::RDONLY;
     for _ in 0..ATTEMPTS {
@@ -104,7 +112,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         // Whoever opens the file anew is to a lock as another process is.
         let elsewhere = || take(&directory.path().join(NAME));
-        let (old, new) = (hold(directory.path()).unwrap(), hold(&directory.path().join(".")).unwrap());
+        let (old, new) =
+            (hold(directory.path()).unwrap(), hold(&directory.path().join(".")).unwrap());
         assert!(Arc::ptr_eq(&old, &new));
         drop(old);
         assert_eq!(elsewhere().unwrap_err(), Errno::WOULDBLOCK);
@@ -112,7 +121,10 @@ mod tests {
         let other = elsewhere().unwrap();
         let error = hold(directory.path()).unwrap_err().to_string();
         let path = directory.path().join(NAME);
-        assert!(error.contains(path.to_str().unwrap()) && error.contains("one of its own"), "{error}");
+        assert!(
+            error.contains(path.to_str().unwrap()) && error.contains("one of its own"),
+            "{error}"
+        );
         drop(other);
         hold(directory.path()).unwrap();
     }
@@ -136,7 +148,8 @@ mod tests {
                 std::thread::spawn(move || hold(&path).map_err(|error| error.to_string()))
             })
             .collect();
-        let locks: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect();
+        let locks: Vec<_> =
+            threads.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect();
         assert!(locks.iter().all(|lock| Arc::ptr_eq(lock, &locks[0])));
     }
 

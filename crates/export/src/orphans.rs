@@ -1,5 +1,7 @@
-//! Spools of receivers that are configured no more, or have theirs elsewhere since `spool.directory` was changed. What waits there is for nobody, but the receiver may come back (a reload with a mistake in
-//! it), so it goes by its age, as it would with the receiver, and the directory with the last of it.
+//! Spools of receivers that are configured no more, or have theirs elsewhere since
+//! `spool.directory` was changed. What waits there is for nobody, but the receiver may come back (a
+//! reload with a mistake in it), so it goes by its age, as it would with the receiver, and the
+//! directory with the last of it.
 
 use super::age::Now;
 use super::spool::{Limits, Spool};
@@ -28,10 +30,17 @@ impl Orphans {
     /// Those in `directory` but `in_use`, of which nothing older than `age` is kept.
     #[must_use]
     pub fn of(directory: Option<PathBuf>, in_use: Vec<PathBuf>, age: Duration) -> Self {
-        Self { directories: directory.into_iter().collect(), age, in_use, looked: None, said: HashSet::new() }
+        Self {
+            directories: directory.into_iter().collect(),
+            age,
+            in_use,
+            looked: None,
+            said: HashSet::new(),
+        }
     }
 
-    /// Looks after what former ones looked after, too: a reload may have moved the directory, and what waits in the old one is in nobody's spool.
+    /// Looks after what former ones looked after, too: a reload may have moved the directory, and
+    /// what waits in the old one is in nobody's spool.
     #[must_use]
     pub fn after(mut self, former: Self) -> Self {
         self.directories.extend(former.directories);
@@ -56,8 +65,12 @@ impl Orphans {
         let entries = self.directories.iter().filter_map(|directory| fs::read_dir(directory).ok());
         for entry in entries.flatten().flatten() {
             let (name, path) = (entry.file_name(), entry.path());
-            let spool = name.to_str().is_some_and(|name| KINDS.iter().any(|kind| name.starts_with(kind)));
-            if spool && !self.in_use.contains(&path) && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            let spool =
+                name.to_str().is_some_and(|name| KINDS.iter().any(|kind| name.starts_with(kind)));
+            if spool
+                && !self.in_use.contains(&path)
+                && entry.file_type().is_ok_and(|kind| kind.is_dir())
+            {
                 let first = self.said.insert(path.clone());
                 expire(&path, self.age, now, first);
             }
@@ -70,18 +83,22 @@ fn expire(path: &Path, age: Duration, now: Now, first: bool) {
     let mut spool = match Spool::open(path, limits) {
         Ok(spool) => spool,
         // Another daemon's, with receivers of its own.
-        Err(error) => return tracing::debug!(%error, "a spool that no receiver here has is left alone"),
+        Err(error) => {
+            return tracing::debug!(%error, "a spool that no receiver here has is left alone");
+        }
     };
     spool.expire(now);
     let (expired, waiting) = (spool.lost().expired, spool.len());
     if spool.remove_if_empty() {
-        tracing::info!(path = %path.display(), expired, "a spool that no receiver has any more is removed");
+        tracing::info!(path = %path.display(), expired, "a spool that no receiver has any more is \
+             removed");
     } else if first || expired > 0 {
         tracing::warn!(
             path = %path.display(),
             expired,
             waiting,
-            "no receiver has this spool any more, or spool.directory is another now: what waits goes by spool.max_age"
+            "no receiver has this spool any more, or spool.directory is another now: what waits \
+             goes by spool.max_age"
         );
     }
 }
@@ -105,8 +122,11 @@ mod tests {
         }
         fs::write(at("pyroscope-y").join("somebody's"), "x").unwrap();
         std::os::unix::fs::symlink(at("somebody's"), at("otlp-link")).unwrap();
-        let mut orphans =
-            Orphans::of(Some(folder.path().to_owned()), vec![at("otlp-new"), at("otlp-away")], hour);
+        let mut orphans = Orphans::of(
+            Some(folder.path().to_owned()),
+            vec![at("otlp-new"), at("otlp-away")],
+            hour,
+        );
         let waiting = |name: &str| Spool::open(&at(name), all).unwrap().len();
         orphans.expire(Now { wall: made + hour + Duration::from_secs(1), tells_age: true });
         assert_eq!(["otlp-old", "otlp-new", "s3-x", "somebody's"].map(waiting), [1, 2, 1, 2]);

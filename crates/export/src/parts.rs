@@ -1,5 +1,6 @@
 //! A finished window -> parts that are each no longer than a receiver takes, made, handed over and
-//! dropped one at a time. Memory is the profile's tables and one part, whatever the profile is like.
+//! dropped one at a time. Memory is the profile's tables and one part, whatever the profile is
+//! like.
 
 use super::deliver::{Backlog, Figures, Lazy};
 use super::spool::Kind;
@@ -18,8 +19,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Part of the memory for the tables of profiles that parts are made of, of all sinks together.
 const TABLES: u64 = 8;
-/// So long a sink waits for room that the tables of others have. A window of which no part was made by
-/// then waits in the spool as it is: another sink's disk may not answer.
+/// So long a sink waits for room that the tables of others have. A window of which no part was made
+/// by then waits in the spool as it is: another sink's disk may not answer.
 const ROOM_WAIT: Duration = Duration::from_secs(10);
 /// So often it looks whether the daemon ends meanwhile.
 const ROOM_LOOK: Duration = Duration::from_millis(100);
@@ -33,8 +34,8 @@ const SAMPLE_BYTES: u64 = 512;
 /// otherwise.
 const DEFAULT_MEMORY: u64 = 256 << 20;
 
-/// Bytes of tables that are in memory now: a sink has its own as long as it makes parts of them, which
-/// may be as long as its disk takes.
+/// Bytes of tables that are in memory now: a sink has its own as long as it makes parts of them,
+/// which may be as long as its disk takes.
 struct Tables {
     bytes: Mutex<usize>,
     /// There are fewer.
@@ -129,10 +130,10 @@ impl MemoryBounds {
     }
 }
 
-/// What the two sides of a sink tell each other while it makes parts. Whoever has it says until when
-/// parts are made, set once, when the daemon ends; and that the next window waits. What is left then
-/// waits in the spool. The sink says that it goes on, for whoever looks whether a disk answers, and
-/// what it has counted so far.
+/// What the two sides of a sink tell each other while it makes parts. Whoever has it says until
+/// when parts are made, set once, when the daemon ends; and that the next window waits. What is
+/// left then waits in the spool. The sink says that it goes on, for whoever looks whether a disk
+/// answers, and what it has counted so far.
 #[derive(Clone, Debug, Default)]
 pub struct Hurry {
     end: Arc<OnceLock<Instant>>,
@@ -185,7 +186,8 @@ impl Hurry {
     /// True when what parts are not made of yet is to be put into the spool as it is.
     #[must_use]
     pub fn gives_way(&self) -> bool {
-        // Pairs with the stores of whoever was given `waits`. It is a hint: nothing else is read by it.
+        // Pairs with the stores of whoever was given `waits`. It is a hint: nothing else is read by
+        // it.
         self.is_over() || self.waits.load(Ordering::Relaxed)
     }
 
@@ -361,7 +363,8 @@ fn turn(hurry: &Hurry, mut wait: impl FnMut()) -> Option<Turn> {
     one
 }
 
-/// A window of which requests are to be made later, or by the next daemon, as it waits in the spool.
+/// A window of which requests are to be made later, or by the next daemon, as it waits in the
+/// spool.
 #[derive(Clone, PartialEq, Message)]
 struct Unmade {
     #[prost(string, tag = "1")]
@@ -386,7 +389,9 @@ impl Unmade {
         Self {
             service: finished.service.to_string(),
             labels: finished.labels.clone(),
-            start_nanos: nanos(finished.start.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()),
+            start_nanos: nanos(
+                finished.start.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default(),
+            ),
             duration_nanos: nanos(finished.duration),
             first,
             profile: finished.profile.bytes().to_vec(),
@@ -509,8 +514,9 @@ impl Outgoing {
         self.has_no_room
     }
 
-    /// The tables of a window's profile; none where there is no time or no room for it, another window
-    /// waits for the sink, or an earlier one in the spool, and it waits there as well; or where they are too large, which is said and counted.
+    /// The tables of a window's profile; none where there is no time or no room for it, another
+    /// window waits for the sink, or an earlier one in the spool, and it waits there as well; or
+    /// where they are too large, which is said and counted.
     ///
     /// # Errors
     /// When the profile cannot be read, or the spool does not take the window.
@@ -534,7 +540,8 @@ impl Outgoing {
                 return self.keep(finished, first, at).map(|()| None);
             };
             let taken = *TABLES_NOW.bytes();
-            let tables = stream::tables(finished.profile.bytes(), self.memory.tables.saturating_sub(taken));
+            let tables =
+                stream::tables(finished.profile.bytes(), self.memory.tables.saturating_sub(taken));
             let tables = tables.map(|(profile, bytes)| WindowTables::new(profile, bytes));
             drop(one);
             match tables {
@@ -586,8 +593,10 @@ impl Outgoing {
         let made = each(finished, first, parts, hurry, encode, &mut way)?;
         if made.dropped_samples > 0 {
             self.counts.dropped_samples += made.dropped_samples;
-            let reason =
-                format!("stacks are longer than a {} may be, {} bytes", self.what, bounds.lone_bytes);
+            let reason = format!(
+                "stacks are longer than a {} may be, {} bytes",
+                self.what, bounds.lone_bytes
+            );
             self.delivery.event(Event {
                 service: &finished.service,
                 reason: &reason,
@@ -618,9 +627,12 @@ impl Outgoing {
         report(&self.hurry, &self.delivery, self.counts);
     }
 
-    /// Goes on with windows that wait in the spool, those of an earlier daemon, too, until another one
-    /// waits for the sink; `make` makes requests of a window's samples from one on.
-    pub fn take_up(&mut self, mut make: impl FnMut(&mut Self, &Finished, u64) -> Result<(), SinkError>) {
+    /// Goes on with windows that wait in the spool, those of an earlier daemon, too, until another
+    /// one waits for the sink; `make` makes requests of a window's samples from one on.
+    pub fn take_up(
+        &mut self,
+        mut make: impl FnMut(&mut Self, &Finished, u64) -> Result<(), SinkError>,
+    ) {
         self.delivery.take_up();
         self.has_no_room = false;
         self.is_taking_up = true;
@@ -713,9 +725,11 @@ mod tests {
     fn a_window_that_waits_has_the_one_before_it_go_on_from_the_spool() {
         let folder = tempfile::tempdir().unwrap();
         let limits = Limits { bytes: 1 << 20, age: Duration::from_secs(3600), free_bytes: 0 };
-        let delivery = Lazy::new("test", folder.path().join("s"), limits, Duration::from_secs(1), Takes);
+        let delivery =
+            Lazy::new("test", folder.path().join("s"), limits, Duration::from_secs(1), Takes);
         let mut outgoing = Outgoing::new(delivery, 1 << 20, "request");
-        let (hurry, now, made) = (outgoing.hurry.clone(), SystemTime::now(), Mutex::new(Vec::new()));
+        let (hurry, now, made) =
+            (outgoing.hurry.clone(), SystemTime::now(), Mutex::new(Vec::new()));
         let waits = |waits| hurry.waits().store(waits, Ordering::Relaxed);
         let make = |outgoing: &mut Outgoing, finished: &Finished, first, waits_from| {
             let Some(_tables) = outgoing.tables(finished, first, now)? else { return Ok(()) };
@@ -734,7 +748,11 @@ mod tests {
 
         outgoing.begin();
         make(&mut outgoing, &window(4), 0, 3).unwrap();
-        assert_eq!((taken(), kinds(&outgoing)), (vec![1, 2], Some(3)), "two, and the rest as it is");
+        assert_eq!(
+            (taken(), kinds(&outgoing)),
+            (vec![1, 2], Some(3)),
+            "two, and the rest as it is"
+        );
         make(&mut outgoing, &window(1), 0, 0).unwrap();
         waits(false);
         make(&mut outgoing, &window(2), 0, 0).unwrap();
@@ -757,14 +775,16 @@ mod tests {
     fn what_a_sink_counts_is_told_while_it_waits_for_its_turn() {
         let folder = tempfile::tempdir().unwrap();
         let limits = Limits { bytes: 1 << 20, age: Duration::from_secs(3600), free_bytes: 0 };
-        let delivery = Lazy::new("test", folder.path().join("s"), limits, Duration::from_secs(1), Takes);
+        let delivery =
+            Lazy::new("test", folder.path().join("s"), limits, Duration::from_secs(1), Takes);
         let mut outgoing = Outgoing::new(delivery, 1 << 20, "request");
         outgoing.delivery.put(SystemTime::now(), Kind::Request, "web", b"one").unwrap();
         outgoing.counts.requests = 1;
         let hurry = outgoing.hurry.clone();
         let one = Turn::next();
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| outgoing.tables(&window(1), 0, SystemTime::now()).unwrap().is_some());
+            let waits = scope
+                .spawn(|| outgoing.tables(&window(1), 0, SystemTime::now()).unwrap().is_some());
             let deadline = Instant::now() + Duration::from_secs(60);
             while !hurry.reported().counters.contains(&("requests_made", 1)) {
                 assert!(Instant::now() < deadline);
@@ -780,7 +800,8 @@ mod tests {
     fn the_bound_that_is_said_is_the_one_that_stacks_were_measured_by() {
         let folder = tempfile::tempdir().unwrap();
         let limits = Limits { bytes: 1 << 20, age: Duration::from_secs(3600), free_bytes: 0 };
-        let delivery = Lazy::new("test", folder.path().join("s"), limits, Duration::from_secs(1), Takes);
+        let delivery =
+            Lazy::new("test", folder.path().join("s"), limits, Duration::from_secs(1), Takes);
         let mut outgoing = Outgoing::new(delivery, 4 << 20, "request");
         // As after a refusal of 16,000 bytes. What is taken meanwhile may have it forgotten.
         let bounds = Bounds { samples: 10, bytes: 8000, lone_bytes: 64_000 };
@@ -805,7 +826,8 @@ mod tests {
     fn tables_of_all_sinks_share_their_room_and_what_finds_none_waits_in_the_spool() {
         let folder = tempfile::tempdir().unwrap();
         let limits = Limits { bytes: 1 << 20, age: Duration::from_secs(3600), free_bytes: 0 };
-        let delivery = Lazy::new("test", folder.path().join("s"), limits, Duration::from_secs(1), Takes);
+        let delivery =
+            Lazy::new("test", folder.path().join("s"), limits, Duration::from_secs(1), Takes);
         let mut outgoing = Outgoing::new(delivery, 1 << 20, "request");
         outgoing.within(8 << 20);
         let room = outgoing.memory.tables;

@@ -1,8 +1,10 @@
-//! Profiles to Pyroscope by its push service (`push.v1.PusherService`, a Connect service over HTTP/1.1): raw pprof with all sample types, under
-//! the labels of a series, split so that no part is longer than the server takes, from a spool of its own.
+//! Profiles to Pyroscope by its push service (`push.v1.PusherService`, a Connect service over
+//! HTTP/1.1): raw pprof with all sample types, under the labels of a series, split so that no part
+//! is longer than the server takes, from a spool of its own.
 //!
-//! The server makes a series of each set of texts that label samples (grafana/pyroscope, pkg/model/pprofsplit, `VisitSampleSeries`), and checks its
-//! names as it does those of the series, so samples go there with few labels and plain names.
+//! The server makes a series of each set of texts that label samples (grafana/pyroscope,
+//! pkg/model/pprofsplit, `VisitSampleSeries`), and checks its names as it does those of the series,
+//! so samples go there with few labels and plain names.
 
 use super::deliver::{Backlog, Lazy, Remote, Verdict};
 use super::http::{Answer, Client, Version};
@@ -27,19 +29,23 @@ use std::time::{Duration, Instant, SystemTime};
 const PATH: &str = "/push.v1.PusherService/Push";
 /// Connect's own header; a server may insist on it.
 const PROTOCOL: HeaderName = HeaderName::from_static("connect-protocol-version");
-/// The server's limits unless its operator changed them (grafana/pyroscope, pkg/validation/limits.go): a profile of 4 MiB before compression
-/// and of 16,000 samples, 30 labels of a series with names of 1,024 and values of 2,048 bytes, nothing older than an hour.
+/// The server's limits unless its operator changed them (grafana/pyroscope,
+/// pkg/validation/limits.go): a profile of 4 MiB before compression and of 16,000 samples, 30
+/// labels of a series with names of 1,024 and values of 2,048 bytes, nothing older than an hour.
 const PROFILE_BYTES: RangeInclusive<u64> = 64 << 10..=64 << 20;
-/// Less than those 4 MiB: a profile and the labels of its series together count against a burst of 2 MiB a tenant (`ingestion_burst_size_mb`; pkg/distributor,
-/// `rateLimit`), and what alone is more is told to try again later, for ever. 30 labels are 90 KiB at most.
+/// Less than those 4 MiB: a profile and the labels of its series together count against a burst of
+/// 2 MiB a tenant (`ingestion_burst_size_mb`; pkg/distributor, `rateLimit`), and what alone is more
+/// is told to try again later, for ever. 30 labels are 90 KiB at most.
 const BURST_BYTES: u64 = 1920 << 10;
 const MOST_SAMPLES: usize = 16_000;
 const MOST_LABELS: usize = 30;
 const MOST_NAME_BYTES: usize = 1024;
 const MOST_VALUE_BYTES: usize = 2048;
-/// A profile's age is the server's measure, from its window's start, less what clocks differ by and sending takes.
+/// A profile's age is the server's measure, from its window's start, less what clocks differ by and
+/// sending takes.
 pub const MOST_AGE: Duration = Duration::from_secs(3600 - 120);
-/// What the profile's types are found under in the server's list: `perfusion:cpu:nanoseconds:cpu:nanoseconds`.
+/// What the profile's types are found under in the server's list:
+/// `perfusion:cpu:nanoseconds:cpu:nanoseconds`.
 const NAME: &str = "perfusion";
 /// The label of a series that has the service's name.
 const SERVICE: &str = "service_name";
@@ -91,9 +97,11 @@ pub struct RawSample {
 pub struct PyroscopeOptions {
     /// `http://` or `https://`, host and port, and the path the server lies below, if any.
     pub url: String,
-    /// Longest profile, before compression, 64KiB to 64MiB: of more than its `ingestion_burst_size_mb`, 2MiB unless told otherwise, a server takes nothing.
+    /// Longest profile, before compression, 64KiB to 64MiB: of more than its
+    /// `ingestion_burst_size_mb`, 2MiB unless told otherwise, a server takes nothing.
     pub max_profile: Bytes,
-    /// Labels of samples that the server gets, by the names they have in the profile; each set of their values is a series there. All others are left out.
+    /// Labels of samples that the server gets, by the names they have in the profile; each set of
+    /// their values is a series there. All others are left out.
     pub sample_labels: Vec<String>,
     /// For one attempt.
     pub timeout: Span,
@@ -133,13 +141,17 @@ impl PyroscopeOptions {
             ));
         }
         let wrong = |found: String| {
-            Err(format!("{}: sample_labels: expected names of labels, each once, found {found}", self.url))
+            Err(format!(
+                "{}: sample_labels: expected names of labels, each once, found {found}",
+                self.url
+            ))
         };
         for (at, name) in self.sample_labels.iter().enumerate() {
             if name.is_empty() {
                 return wrong("an empty one".to_owned());
             }
-            if let Some(other) = self.sample_labels.iter().take(at).find(|other| plain(other) == plain(name))
+            if let Some(other) =
+                self.sample_labels.iter().take(at).find(|other| plain(other) == plain(name))
             {
                 return wrong(format!("`{other}` and `{name}`, which are one to the server"));
             }
@@ -158,7 +170,8 @@ pub struct Pyroscope {
 }
 
 impl Pyroscope {
-    /// Sets it up; as for OpenTelemetry's receivers, what an earlier daemon left is sent when the first window is over.
+    /// Sets it up; as for OpenTelemetry's receivers, what an earlier daemon left is sent when the
+    /// first window is over.
     ///
     /// # Errors
     /// When the settings cannot be used. A server that is away is no error.
@@ -168,7 +181,12 @@ impl Pyroscope {
         Ok(Self::with(options, spool.limits(), directory, Server(client)))
     }
 
-    fn with(options: &PyroscopeOptions, limits: Limits, directory: PathBuf, server: impl Remote) -> Self {
+    fn with(
+        options: &PyroscopeOptions,
+        limits: Limits,
+        directory: PathBuf,
+        server: impl Remote,
+    ) -> Self {
         let limits = Limits { age: limits.age.min(MOST_AGE), ..limits };
         let name = format!("pyroscope {}", options.place());
         let delivery = Lazy::new(&name, directory, limits, options.timeout.0, server);
@@ -260,8 +278,9 @@ impl Sink for Pyroscope {
     }
 }
 
-/// What the spool measures the age from: the window's end, as for all receivers, but so that nothing is sent that the server finds too old. Each that
-/// it refused would be followed by a longer wait, in which the next grows too old.
+/// What the spool measures the age from: the window's end, as for all receivers, but so that
+/// nothing is sent that the server finds too old. Each that it refused would be followed by a
+/// longer wait, in which the next grows too old.
 fn aged_from(finished: &Finished, age: Duration) -> SystemTime {
     (finished.start + finished.duration).min(finished.start + MOST_AGE.saturating_sub(age))
 }
@@ -275,12 +294,13 @@ fn cut(text: &str, bytes: usize) -> &str {
 /// The name as the server takes it. Names of OpenTelemetry's have dots.
 fn plain(name: &str) -> String {
     let digit = if name.starts_with(|first: char| first.is_ascii_digit()) { "_" } else { "" };
-    let letters = name.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '_' });
+    let letters =
+        name.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '_' });
     cut(&digit.chars().chain(letters).collect::<String>(), MOST_NAME_BYTES).to_owned()
 }
 
-/// What the server knows those labels of samples as that it gets, and how many found no room beside the series' own. Of a name that the series has, too, the
-/// server would take no notice.
+/// What the server knows those labels of samples as that it gets, and how many found no room beside
+/// the series' own. Of a name that the series has, too, the server would take no notice.
 fn sample_labels<'a>(
     wanted: &'a [String],
     series: &[LabelPair],
@@ -307,7 +327,8 @@ fn labels(finished: &Finished) -> (Vec<LabelPair>, u64) {
     all.insert("__name__".to_owned(), NAME.to_owned());
     all.insert(SERVICE.to_owned(), cut(&finished.service, MOST_VALUE_BYTES).to_owned());
     let mut dropped = 0;
-    for (name, value) in finished.labels.iter().filter(|(name, value)| !name.is_empty() && !value.is_empty())
+    for (name, value) in
+        finished.labels.iter().filter(|(name, value)| !name.is_empty() && !value.is_empty())
     {
         let name = plain(name);
         if all.contains_key(&name) || all.len() >= MOST_LABELS {
@@ -365,7 +386,8 @@ fn halves(payload: &[u8]) -> Result<Vec<Vec<u8>>, SinkError> {
         .into_iter()
         .map(|samples| {
             let all = Bounds { samples: usize::MAX, bytes: usize::MAX, lone_bytes: usize::MAX };
-            let mut splitter = Splitter::new(&whole, all, Kept { names: &names, cut: |value| value });
+            let mut splitter =
+                Splitter::new(&whole, all, Kept { names: &names, cut: |value| value });
             for sample in samples {
                 // All fit into one.
                 splitter.add(sample);
@@ -375,22 +397,31 @@ fn halves(payload: &[u8]) -> Result<Vec<Vec<u8>>, SinkError> {
         .collect()
 }
 
-/// Connect answers a request in the type it came in (connectrpc.com/docs/protocol, "Unary-Response").
+/// Connect answers a request in the type it came in (connectrpc.com/docs/protocol,
+/// "Unary-Response").
 fn is_of_the_protocol(answer: &Answer) -> bool {
-    answer.headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/proto"))
+    answer
+        .headers
+        .get(CONTENT_TYPE)
+        .is_some_and(|kind| kind.as_bytes().starts_with(b"application/proto"))
 }
 
-/// Connect's codes are HTTP's (connectrpc.com/docs/protocol, "Error codes"): 429 is exhausted, 503 unavailable, 504 too late. A 500 is the
-/// server's own fault, which may pass, or what it says of a profile that it cannot cope with; what it does not take for good is 400, 401, 403, 404, 413, 501.
+/// Connect's codes are HTTP's (connectrpc.com/docs/protocol, "Error codes"): 429 is exhausted, 503
+/// unavailable, 504 too late. A 500 is the server's own fault, which may pass, or what it says of a
+/// profile that it cannot cope with; what it does not take for good is 400, 401, 403, 404, 413,
+/// 501.
 fn verdict(answer: &Answer) -> Verdict {
     match answer.status {
         200..=299 if is_of_the_protocol(answer) => Verdict::Accepted { rejected: 0, remark: None },
         // A page to log in at, or another service behind the same address.
         200..=299 => {
-            let found =
-                answer.headers.get(CONTENT_TYPE).map_or("no type", |kind| kind.to_str().unwrap_or("another"));
+            let found = answer
+                .headers
+                .get(CONTENT_TYPE)
+                .map_or("no type", |kind| kind.to_str().unwrap_or("another"));
             let reason = format!(
-                "{} with {found}: expected application/proto, as Pyroscope answers; is the URL right?",
+                "{} with {found}: expected application/proto, as Pyroscope answers; is the URL \
+                 right?",
                 answer.status
             );
             Verdict::Later { after: None, reason }
@@ -418,7 +449,10 @@ mod tests {
     fn finished(names: &[(&str, &str)]) -> Finished {
         Finished {
             service: "é".repeat(1025).as_str().into(),
-            labels: names.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+            labels: names
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+                .collect(),
             start: SystemTime::UNIX_EPOCH,
             duration: Duration::from_secs(60),
             profile: Profile::default().into(),
@@ -427,9 +461,15 @@ mod tests {
 
     #[test]
     fn labels_are_what_the_server_takes() {
-        let (all, dropped) =
-            labels(&finished(&[("host.name", "node-1"), ("host_name", "other"), ("1st", "x"), ("none", "")]));
-        let of = |name: &str| all.iter().find(|label| label.name == name).map(|label| label.value.as_str());
+        let (all, dropped) = labels(&finished(&[
+            ("host.name", "node-1"),
+            ("host_name", "other"),
+            ("1st", "x"),
+            ("none", ""),
+        ]));
+        let of = |name: &str| {
+            all.iter().find(|label| label.name == name).map(|label| label.value.as_str())
+        };
         assert_eq!(
             (of("__name__"), of("host_name"), of("_1st")),
             (Some("perfusion"), Some("node-1"), Some("x"))
@@ -445,10 +485,12 @@ mod tests {
     #[test]
     fn of_samples_those_labels_are_kept_that_are_asked_for_and_find_room_beside_the_series() {
         let wanted = ["k8s.pod.name", "host.name", "absent", "x"].map(str::to_owned);
-        let string_table = ["", "k8s.pod.name", "host.name", "thread_name", "x"].map(str::to_owned).to_vec();
+        let string_table =
+            ["", "k8s.pod.name", "host.name", "thread_name", "x"].map(str::to_owned).to_vec();
         let profile = Profile { string_table, ..Profile::default() };
         let (few, _) = labels(&finished(&[("host.name", "node-1")]));
-        let expected = BTreeMap::from([("k8s.pod.name", "k8s_pod_name".to_owned()), ("x", "x".to_owned())]);
+        let expected =
+            BTreeMap::from([("k8s.pod.name", "k8s_pod_name".to_owned()), ("x", "x".to_owned())]);
         assert_eq!(sample_labels(&wanted, &few, &profile), (expected, 0));
         let many: Vec<String> = (0..27).map(|number| format!("label{number}")).collect();
         let many: Vec<(&str, &str)> = many.iter().map(|name| (name.as_str(), "x")).collect();
@@ -491,8 +533,13 @@ mod tests {
         for (service, ago) in [("old", 3590), ("new", 3000)] {
             let start = now - Duration::from_secs(ago);
             let profile = profile.clone();
-            sink.put(&Finished { service: service.into(), start, profile: profile.into(), ..finished(&[]) })
-                .unwrap();
+            sink.put(&Finished {
+                service: service.into(),
+                start,
+                profile: profile.into(),
+                ..finished(&[])
+            })
+            .unwrap();
         }
         let request = PushRequest::decode(sent.recv().unwrap().as_slice()).unwrap();
         assert!(request.series[0].labels.iter().any(|label| label.value == "new"), "{request:?}");
@@ -515,8 +562,9 @@ mod tests {
                 .collect(),
             ..Profile::default()
         };
-        whole.location =
-            (1..=5).map(|id| perfusion_pprof::proto::Location { id, ..Default::default() }).collect();
+        whole.location = (1..=5)
+            .map(|id| perfusion_pprof::proto::Location { id, ..Default::default() })
+            .collect();
         let pushed = request(&labels(&finished(&[])).0, &whole).unwrap();
         let parts = halves(&pushed).unwrap();
         let found: Vec<Profile> = parts
@@ -554,7 +602,9 @@ mod tests {
     #[test]
     fn age_counts_from_the_end_where_the_start_allows_it() {
         let window = Finished { duration: Duration::from_secs(600), ..finished(&[]) };
-        let from = |age| aged_from(&window, Duration::from_secs(age)).duration_since(window.start).unwrap();
+        let from = |age| {
+            aged_from(&window, Duration::from_secs(age)).duration_since(window.start).unwrap()
+        };
         assert_eq!((from(300), from(3480)), (Duration::from_secs(600), Duration::ZERO));
         assert_eq!(from(3400), Duration::from_secs(80));
     }
@@ -579,12 +629,17 @@ mod tests {
             reason.starts_with("200 with text/html; charset=utf-8: expected application/proto"),
             "{reason}"
         );
-        assert!(matches!(verdict(&answer(200)), Verdict::Later { reason, .. } if reason.contains("no type")));
+        assert!(
+            matches!(verdict(&answer(200)), Verdict::Later { reason, .. } if reason.contains("no \
+                 type"))
+        );
         assert!(
             matches!(verdict(&answer(500)), Verdict::Failed(reason) if reason.contains("resource_exhausted"))
         );
         for status in [429, 503, 504] {
-            let Verdict::Later { after, reason } = verdict(&answer(status)) else { panic!("{status}") };
+            let Verdict::Later { after, reason } = verdict(&answer(status)) else {
+                panic!("{status}")
+            };
             assert_eq!(after, Some(Duration::from_secs(7)));
             assert!(reason.contains("resource_exhausted"), "{reason}");
         }

@@ -21,8 +21,10 @@ pub struct Bytes(pub u64);
 pub struct Share(pub f64);
 
 /// Units of time and their milliseconds, largest first.
-const TIMES: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
-/// Units of size and their bytes: powers of two, largest first, then those of ten. Kubernetes writes them without the B.
+const TIMES: [(&str, u64); 5] =
+    [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
+/// Units of size and their bytes: powers of two, largest first, then those of ten. Kubernetes
+/// writes them without the B.
 const SIZES: [(&str, u64); 9] = [
     ("TiB", 1 << 40),
     ("GiB", 1 << 30),
@@ -49,8 +51,9 @@ impl FromStr for Span {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let expected =
-            || format!("`{text}` is no length of time: expected for example 500ms, 90s, 5m, 12h, 7d");
+        let expected = || {
+            format!("`{text}` is no length of time: expected for example 500ms, 90s, 5m, 12h, 7d")
+        };
         let (number, unit) = split(text).ok_or_else(expected)?;
         let unit = if unit.is_empty() { "s" } else { unit };
         let (_, ms) = TIMES.iter().find(|(name, _)| *name == unit).ok_or_else(expected)?;
@@ -65,7 +68,8 @@ impl FromStr for Span {
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX);
-        let (name, unit) = TIMES.iter().find(|(_, unit)| ms.is_multiple_of(*unit)).unwrap_or(&("ms", 1));
+        let (name, unit) =
+            TIMES.iter().find(|(_, unit)| ms.is_multiple_of(*unit)).unwrap_or(&("ms", 1));
         write!(f, "{}{name}", ms / unit)
     }
 }
@@ -164,9 +168,16 @@ macro_rules! unit {
     };
 }
 
-unit!(Span "Span" "a length of time such as 500ms, 90s, 5m, 12h, 7d; a plain number is seconds" "^([0-9]+[.]?[0-9]*|[.][0-9]+) *(ms|s|m|h|d)?$");
-unit!(Bytes "Bytes" "a size such as 64KiB, 512MiB, 10GB" "^([0-9]+[.]?[0-9]*|[.][0-9]+) *([kKmMgGtT][iI]?)?[bB]?$");
-unit!(Share "Share" "a part such as 5% or 0.5%; a plain number is percent" "^([0-9]+[.]?[0-9]*|[.][0-9]+) *%?$");
+unit!(Span "Span" "a length of time such as 500ms, 90s, 5m, 12h, 7d; a plain number is seconds" "^([0-9]+[.]?[0-9]*|[.][0-9]+) \
+     \
+     \
+     *(ms|s|m|h|d)?$");
+unit!(Bytes "Bytes" "a size such as 64KiB, 512MiB, 10GB" "^([0-9]+[.]?[0-9]*|[.][0-9]+) \
+     *([kKmMgGtT][iI]?)?[bB]?$");
+unit!(Share "Share" "a part such as 5% or 0.5%; a plain number is percent" "^([0-9]+[.]?[0-9]*|[.][0-9]+) \
+     \
+     \
+     *%?$");
 
 #[cfg(test)]
 mod tests {
@@ -189,7 +200,8 @@ mod tests {
             ["2Gi", "512M", "64k", ".5 mib", "7b"].map(|text| text.parse::<Bytes>().unwrap().0),
             [2 << 30, 512_000_000, 64_000, 512 << 10, 7]
         );
-        for bad in ["", "0", "0s", "-1s", "1 day", "s", "1e9d", "99999d", "nan", "inf", "10é", "é"] {
+        for bad in ["", "0", "0s", "-1s", "1 day", "s", "1e9d", "99999d", "nan", "inf", "10é", "é"]
+        {
             assert!(bad.parse::<Span>().is_err(), "{bad}");
         }
         assert_eq!(

@@ -1,5 +1,7 @@
-//! Profiles as objects of S3, or of a store that speaks its protocol: `PREFIX/SERVICE/NODE/TIME.pb.gz`, whole pprof files as the files' sink writes them, from
-//! a spool of their own. An object is put again under the same key until the store has it, so nothing is there twice.
+//! Profiles as objects of S3, or of a store that speaks its protocol:
+//! `PREFIX/SERVICE/NODE/TIME.pb.gz`, whole pprof files as the files' sink writes them, from a spool
+//! of their own. An object is put again under the same key until the store has it, so nothing is
+//! there twice.
 
 use super::deliver::{Backlog, Lazy, Remote, Verdict};
 use super::directory::{encode, file_name, moment};
@@ -23,7 +25,8 @@ use tokio::runtime::Runtime;
 
 /// How often a request in progress looks when it has to end.
 const DEADLINE_LOOK: Duration = Duration::from_millis(200);
-/// What S3 takes for the length of a key (Amazon S3 user guide, "Naming Amazon S3 objects"), less what is behind the prefix.
+/// What S3 takes for the length of a key (Amazon S3 user guide, "Naming Amazon S3 objects"), less
+/// what is behind the prefix.
 const MOST_PREFIX_BYTES: usize = 512;
 /// What a sample's node is called in labels.
 const NODE: &str = "host.name";
@@ -39,10 +42,12 @@ pub struct S3Options {
     pub prefix: String,
     /// Where it lies; absent: what the environment says (`AWS_REGION`), else `us-east-1`.
     pub region: Option<String>,
-    /// URL of another store than Amazon's, such as `https://minio:9000`, which then has the bucket's name in its path.
+    /// URL of another store than Amazon's, such as `https://minio:9000`, which then has the
+    /// bucket's name in its path.
     pub endpoint: Option<String>,
-    /// Files with the access key's id and its secret, both read anew for each request. Absent: what the environment has, as Amazon's own tools find it (variables, a
-    /// token of the pod's service account, the container's or the machine's metadata).
+    /// Files with the access key's id and its secret, both read anew for each request. Absent: what
+    /// the environment has, as Amazon's own tools find it (variables, a token of the pod's service
+    /// account, the container's or the machine's metadata).
     pub key_id_file: Option<PathBuf>,
     /// See `key_id_file`.
     pub secret_file: Option<PathBuf>,
@@ -81,7 +86,8 @@ impl S3Options {
     /// # Errors
     /// What was expected and found.
     pub fn check(&self) -> Result<(), String> {
-        let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
+        let plain =
+            |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
         if !(3..=63).contains(&self.bucket.len()) || !self.bucket.bytes().all(plain) {
             return Err(format!(
                 "bucket: expected 3 to 63 small letters, digits, `-` and `.`, found `{}`",
@@ -94,7 +100,9 @@ impl S3Options {
         if let Some(url) = &self.endpoint
             && !(url.starts_with("https://") || url.starts_with("http://"))
         {
-            return Err(format!("endpoint: expected a URL such as https://minio:9000, found `{url}`"));
+            return Err(format!(
+                "endpoint: expected a URL such as https://minio:9000, found `{url}`"
+            ));
         }
         if self.prefix.len() > MOST_PREFIX_BYTES {
             return Err(format!(
@@ -105,12 +113,15 @@ impl S3Options {
         // A store is asked for no key that has other parts.
         if let Err(error) = Key::parse(self.prefix.trim_matches('/')) {
             return Err(format!(
-                "prefix: expected parts of printable characters between single slashes, none of them `.` or `..`, found `{}`: {error}",
+                "prefix: expected parts of printable characters between single slashes, none of \
+                 them `.` or `..`, found `{}`: {error}",
                 self.prefix.escape_debug()
             ));
         }
         if self.key_id_file.is_some() != self.secret_file.is_some() {
-            return Err("expected key_id_file and secret_file together, found one of them".to_owned());
+            return Err(
+                "expected key_id_file and secret_file together, found one of them".to_owned()
+            );
         }
         Ok(())
     }
@@ -129,7 +140,8 @@ impl S3Options {
             }
         }
         // The spool tries again, and knows when.
-        let never = RetryConfig { max_retries: 0, retry_timeout: Duration::ZERO, ..RetryConfig::default() };
+        let never =
+            RetryConfig { max_retries: 0, retry_timeout: Duration::ZERO, ..RetryConfig::default() };
         let mut store = AmazonS3Builder::from_env()
             .with_bucket_name(&self.bucket)
             .with_client_options(client)
@@ -162,7 +174,11 @@ impl KeyFiles {
             let failed = |source| FileError { path: path.clone(), step: "read", source };
             fs::read_to_string(path).map(|text| text.trim().to_owned()).map_err(failed)
         };
-        Ok(AwsCredential { key_id: read(&self.key_id)?, secret_key: read(&self.secret)?, token: None })
+        Ok(AwsCredential {
+            key_id: read(&self.key_id)?,
+            secret_key: read(&self.secret)?,
+            token: None,
+        })
     }
 }
 
@@ -177,7 +193,10 @@ impl CredentialProvider for KeyFiles {
         'a: 'b,
         Self: 'b,
     {
-        let failed = |error: FileError| object_store::Error::Generic { store: "S3", source: Box::new(error) };
+        let failed = |error: FileError| object_store::Error::Generic {
+            store: "S3",
+            source: Box::new(error),
+        };
         let read = self.read().map(Arc::new).map_err(failed);
         Box::pin(std::future::ready(read))
     }
@@ -207,7 +226,8 @@ impl S3 {
     /// When the settings cannot be used. A store that is away is no error.
     pub fn open(options: &S3Options, spool: &SpoolOptions) -> Result<Self, SinkError> {
         let place = options.place();
-        let refused = |reason: String| SinkError::Refused { reason: format!("s3 {place}: {reason}") };
+        let refused =
+            |reason: String| SinkError::Refused { reason: format!("s3 {place}: {reason}") };
         let store = options.store().map_err(refused)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| refused(error.to_string()))?;
@@ -234,7 +254,8 @@ impl Sink for S3 {
     }
 
     fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
-        let object = Object { key: key(&self.prefix, finished), body: finished.profile.bytes().to_vec() };
+        let object =
+            Object { key: key(&self.prefix, finished), body: finished.profile.bytes().to_vec() };
         self.objects += 1;
         let at = finished.start + finished.duration;
         Ok(self.delivery.put(at, Kind::Request, &finished.service, &object.encode_to_vec())?)
@@ -261,7 +282,11 @@ impl Sink for S3 {
 fn key(prefix: &str, finished: &Finished) -> String {
     let node = encode(finished.labels.get(NODE).map_or("unknown", String::as_str));
     let slash = if prefix.is_empty() { "" } else { "/" };
-    format!("{prefix}{slash}{}/{node}/{}", encode(&finished.service), file_name(moment(finished.start), 0))
+    format!(
+        "{prefix}{slash}{}/{node}/{}",
+        encode(&finished.service),
+        file_name(moment(finished.start), 0)
+    )
 }
 
 struct Bucket {
@@ -280,8 +305,9 @@ impl Drop for Bucket {
 }
 
 impl Remote for Bucket {
-    /// Nothing that a store says is known to be about this object alone, so it waits: a key that ran out and a bucket that is not there can be repaired
-    /// meanwhile. One that is refused again and again while others are taken is given up.
+    /// Nothing that a store says is known to be about this object alone, so it waits: a key that
+    /// ran out and a bucket that is not there can be repaired meanwhile. One that is refused again
+    /// and again while others are taken is given up.
     fn send(&mut self, payload: &[u8], deadline: &dyn Fn() -> Instant) -> Verdict {
         let Ok(Object { key, body }) = Object::decode(payload) else {
             return Verdict::Refused("what waited in the spool is no object".to_owned());
@@ -297,7 +323,9 @@ impl Remote for Bucket {
                 let look = deadline().min(Instant::now() + DEADLINE_LOOK);
                 match tokio::time::timeout_at(look.into(), put.as_mut()).await {
                     Ok(answer) => return answer.map_err(|error| error.to_string()),
-                    Err(_) if Instant::now() >= deadline() => return Err("no answer in time".to_owned()),
+                    Err(_) if Instant::now() >= deadline() => {
+                        return Err("no answer in time".to_owned());
+                    }
                     Err(_) => {}
                 }
             }
@@ -349,7 +377,10 @@ mod tests {
             prefix: "/x/".to_owned(),
             ..good.clone()
         };
-        assert_eq!((elsewhere.check(), elsewhere.place().as_str()), (Ok(()), "http://a:9000//profiles/x"));
+        assert_eq!(
+            (elsewhere.check(), elsewhere.place().as_str()),
+            (Ok(()), "http://a:9000//profiles/x")
+        );
         for bad in [
             S3Options::default(),
             S3Options { bucket: "Big".to_owned(), ..good.clone() },

@@ -1,6 +1,6 @@
 //! How long requests may be, as one receiver is seen to take them: its limit may be lower than what
-//! the configuration says. New requests are measured before compression; a limit may be of the bytes
-//! after it, so those are looked at, too.
+//! the configuration says. New requests are measured before compression; a limit may be of the
+//! bytes after it, so those are looked at, too.
 
 use super::turns::Length;
 use perfusion_pprof::split::Bounds;
@@ -153,7 +153,9 @@ mod tests {
         assert!((limit..=8 * limit).contains(&bounds.lone_bytes), "{bounds:?}");
         assert_eq!((sizes.of(long(limit)), sizes.of(long(tried))), (Length::Long, Length::Usual));
         assert_eq!(sizes.of(long(MOST)), Length::AsRefused);
-        assert!(sizes.has_taken(tried) && !sizes.has_taken(limit) && !Sizes::default().has_taken(0));
+        assert!(
+            sizes.has_taken(tried) && !sizes.has_taken(limit) && !Sizes::default().has_taken(0)
+        );
         // The limit may be another by then.
         assert_eq!(sizes.bounds(MOST, now + REMEMBERED).bytes, MOST);
     }
@@ -161,7 +163,10 @@ mod tests {
     #[test]
     fn what_may_have_been_refused_for_its_length_keeps_nothing_from_being_tried() {
         let (mut sizes, now) = (Sizes::default(), Instant::now());
-        assert_eq!((sizes.of(long(MOST)), sizes.of(long(SHORT_BYTES))), (Length::Long, Length::Usual));
+        assert_eq!(
+            (sizes.of(long(MOST)), sizes.of(long(SHORT_BYTES))),
+            (Length::Long, Length::Usual)
+        );
         assert!(sizes.has_taken_none());
         sizes.taken(long(3000), now);
         sizes.refused(long(1 << 20), false, now);

@@ -1,6 +1,8 @@
-//! What waits to be sent, in files of a directory: it survives the daemon, keeps its order, and has an end. When it is full the oldest goes;
-//! whatever goes unsent is counted by its cause. Most of it is gone again before a disk would have it, so the disk is not waited for: a machine that fails
-//! may leave less of the newest than their names say, and those are not sent, and counted. Times are handed in, so that a day's outage can be tested in a moment.
+//! What waits to be sent, in files of a directory: it survives the daemon, keeps its order, and has
+//! an end. When it is full the oldest goes; whatever goes unsent is counted by its cause. Most of
+//! it is gone again before a disk would have it, so the disk is not waited for: a machine that
+//! fails may leave less of the newest than their names say, and those are not sent, and counted.
+//! Times are handed in, so that a day's outage can be tested in a moment.
 
 use super::age::Now;
 use super::file::{self, FileError};
@@ -100,7 +102,8 @@ pub struct Spool {
     limits: Limits,
     /// Oldest first.
     items: Items,
-    /// Done with, but their files could not be removed: they are not sent again, and removed as soon as that is possible.
+    /// Done with, but their files could not be removed: they are not sent again, and removed as
+    /// soon as that is possible.
     left: Vec<Item>,
     /// Of the files of both.
     bytes: u64,
@@ -127,8 +130,15 @@ impl Spool {
         for entry in fs::read_dir(directory).map_err(fail("list the directory"))? {
             let entry = entry.map_err(fail("list the directory"))?;
             let Some(item) = entry.file_name().to_str().and_then(parse) else {
-                if entry.path().extension().is_some_and(|kind| SUFFIX.ends_with(&*kind.to_string_lossy())) {
-                    tracing::warn!(path = %entry.path().display(), "is no request of this version: it is not sent, and stays; remove it");
+                if entry
+                    .path()
+                    .extension()
+                    .is_some_and(|kind| SUFFIX.ends_with(&*kind.to_string_lossy()))
+                {
+                    tracing::warn!(path = %entry.path().display(), "is no request of this version: \
+                         \
+                         \
+                         it is not sent, and stays; remove it");
                 }
                 continue;
             };
@@ -144,7 +154,8 @@ impl Spool {
         let torn = left.iter().filter(|item| item.bytes != done_length(item.length)).count();
         if torn > 0 {
             let path = directory.display();
-            tracing::warn!(%path, torn, "what waited to be sent is not as it was put (the machine failed, or somebody wrote there): it is not sent");
+            tracing::warn!(%path, torn, "what waited to be sent is not as it was put (the machine \
+                 failed, or somebody wrote there): it is not sent");
         }
         Ok(Self {
             lock,
@@ -161,7 +172,8 @@ impl Spool {
         })
     }
 
-    /// Takes what was made at `at`. Of the oldest so many go as make room for it; none where all of them together would not.
+    /// Takes what was made at `at`. Of the oldest so many go as make room for it; none where all of
+    /// them together would not.
     ///
     /// # Errors
     /// When it does not fit or the disk refuses it; it is counted.
@@ -178,8 +190,10 @@ impl Spool {
         let path = self.directory.join(&name);
         if bytes > self.limits.bytes {
             self.lost.refused += 1;
-            let source =
-                io::Error::other(format!("{bytes} bytes, and the spool holds {}", self.limits.bytes));
+            let source = io::Error::other(format!(
+                "{bytes} bytes, and the spool holds {}",
+                self.limits.bytes
+            ));
             return Err(FileError { path, step: "spool", source });
         }
         self.remove_left();
@@ -201,7 +215,8 @@ impl Spool {
         loop {
             match file::write_into(&self.directory, &name, payload) {
                 Ok(()) => break,
-                // Others fill the disk, too, or it has no more inodes. As much as this one takes is given for it, and no more if that does not help.
+                // Others fill the disk, too, or it has no more inodes. As much as this one takes is
+                // given for it, and no more if that does not help.
                 Err(error)
                     if error.source.kind() == io::ErrorKind::StorageFull
                         && !made_room
@@ -209,7 +224,8 @@ impl Spool {
                 {
                     made_room = true;
                 }
-                // Somebody has removed the directory. What was in it is counted when its turn comes.
+                // Somebody has removed the directory. What was in it is counted when its turn
+                // comes.
                 Err(error) if error.source.kind() == io::ErrorKind::NotFound && !made_again => {
                     made_again = true;
                     let lock = make(&self.directory).inspect_err(|_| self.lost.refused += 1)?;
@@ -231,9 +247,9 @@ impl Spool {
     /// stays, whatever is put, until [`done`](Self::done) or [`later`](Self::later).
     ///
     /// # Errors
-    /// When it cannot be read. What is in the way, such as too many open files, is most likely in the
-    /// way of all and may pass, so all stay. One that cannot be read again and again goes, and is
-    /// counted.
+    /// When it cannot be read. What is in the way, such as too many open files, is most likely in
+    /// the way of all and may pass, so all stay. One that cannot be read again and again goes, and
+    /// is counted.
     pub fn take(
         &mut self,
         now: Now,
@@ -241,7 +257,8 @@ impl Spool {
     ) -> Result<Option<Taken>, Unreadable> {
         loop {
             self.expire(now);
-            let Some(&item) = pick(&self.items).and_then(|sequence| self.items.get(&sequence)) else {
+            let Some(&item) = pick(&self.items).and_then(|sequence| self.items.get(&sequence))
+            else {
                 return Ok(None);
             };
             // It may have been put since the last look.
@@ -253,7 +270,8 @@ impl Spool {
             let path = self.path(item);
             match fs::read(&path) {
                 Ok(payload) if u64::try_from(payload.len()) != Ok(item.length) => {
-                    tracing::warn!(path = %path.display(), found = payload.len(), "is not as it was put: it is not sent");
+                    tracing::warn!(path = %path.display(), found = payload.len(), "is not as it \
+                         was put: it is not sent");
                 }
                 Ok(payload) => {
                     self.unread = None;
@@ -269,7 +287,8 @@ impl Spool {
                         self.unread = Some((item.sequence, times));
                         return Err(Unreadable { path, source });
                     }
-                    tracing::warn!(path = %path.display(), error = %source, "cannot be read {times} times in a row; it is dropped");
+                    tracing::warn!(path = %path.display(), error = %source, "cannot be read \
+                         {times} times in a row; it is dropped");
                 }
             }
             self.remove(item.sequence);
@@ -277,9 +296,10 @@ impl Spool {
         }
     }
 
-    /// The oldest window that requests are to be made of. It stays until [`drop_item`](Self::drop_item)
-    /// and may be evicted meanwhile. One that is gone, or not as it was put, is counted. One that cannot
-    /// be read now stays until it is too old: what is in the way, such as too many open files, may pass.
+    /// The oldest window that requests are to be made of. It stays until
+    /// [`drop_item`](Self::drop_item) and may be evicted meanwhile. One that is gone, or not as it
+    /// was put, is counted. One that cannot be read now stays until it is too old: what is in the
+    /// way, such as too many open files, may pass.
     pub fn window(&mut self, now: Now) -> Option<Taken> {
         self.expire(now);
         let windows: Vec<Item> =
@@ -291,11 +311,13 @@ impl Spool {
                     return Some(Taken { item, payload });
                 }
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    tracing::warn!(path = %path.display(), %error, "cannot be read: requests are made of it later");
+                    tracing::warn!(path = %path.display(), %error, "cannot be read: requests are \
+                         made of it later");
                 }
                 found => {
                     let error = found.err().map_or_else(String::new, |error| error.to_string());
-                    tracing::warn!(path = %path.display(), error, "was changed in the spool: no requests are made of it");
+                    tracing::warn!(path = %path.display(), error, "was changed in the spool: no \
+                         requests are made of it");
                     self.remove(item.sequence);
                     self.lost.gone += 1;
                 }
@@ -320,7 +342,8 @@ impl Spool {
             return;
         }
         let now = seconds(now.wall);
-        // Once a second: most often the first are the oldest, but what was put while the clock was ahead keeps none behind it.
+        // Once a second: most often the first are the oldest, but what was put while the clock was
+        // ahead keeps none behind it.
         if self.looked.replace(now) == Some(now) {
             return;
         }
@@ -385,8 +408,9 @@ impl Spool {
         self.lost
     }
 
-    /// The oldest go, until their files had so many bytes; false, and none goes, where that is more than all of them have. By our own account: a file
-    /// system may say much later what became free, or others may take it at once, and that is no reason to give all there is.
+    /// The oldest go, until their files had so many bytes; false, and none goes, where that is more
+    /// than all of them have. By our own account: a file system may say much later what became
+    /// free, or others may take it at once, and that is no reason to give all there is.
     fn make_room(&mut self, bytes: u64) -> bool {
         let busy = self.busy.and_then(|sequence| self.items.get(&sequence));
         let most: u64 = self.items.values().map(|item| item.bytes).sum();
@@ -418,7 +442,8 @@ impl Spool {
         if let Some(mut item) = self.items.remove(&sequence)
             && !self.unlink(item)
         {
-            // Whoever opens this spool next would send it again: what is longer than it was, and a hole, is done with.
+            // Whoever opens this spool next would send it again: what is longer than it was, and a
+            // hole, is done with.
             let opened = OpenOptions::new().write(true).truncate(true).open(self.path(item));
             if opened.and_then(|file| file.set_len(done_length(item.length))).is_ok() {
                 self.bytes = self.bytes.saturating_sub(item.bytes);
@@ -428,7 +453,8 @@ impl Spool {
         }
     }
 
-    /// Until the first that cannot be removed either: whatever is in the way of one is most likely in the way of all.
+    /// Until the first that cannot be removed either: whatever is in the way of one is most likely
+    /// in the way of all.
     fn remove_left(&mut self) {
         while let Some(&item) = self.left.last()
             && self.unlink(item)
@@ -441,7 +467,8 @@ impl Spool {
     fn unlink(&mut self, item: Item) -> bool {
         let path = self.path(item);
         if let Err(error) = file::remove(&path) {
-            tracing::warn!(path = %path.display(), %error, "cannot be removed from the spool; it is tried again");
+            tracing::warn!(path = %path.display(), %error, "cannot be removed from the spool; it \
+                 is tried again");
             return false;
         }
         self.bytes = self.bytes.saturating_sub(item.bytes);
@@ -457,7 +484,8 @@ impl Spool {
 #[must_use]
 pub fn holds_any(directory: &Path) -> bool {
     // Where it cannot be listed, whoever opens it is told.
-    let names = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let names =
+        fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.file_name());
     names.into_iter().any(|name| name.to_str().and_then(parse).is_some())
 }
 
@@ -577,7 +605,10 @@ mod tests {
         fs::write(directory.path().join("somebody's file"), "x").unwrap();
         let mut spool = Spool::open(directory.path(), ALL).unwrap();
         spool.put(at(30), &[12]).unwrap();
-        assert_eq!(drain(&mut spool, now(40)), (1..=12).map(|number| vec![number]).collect::<Vec<_>>());
+        assert_eq!(
+            drain(&mut spool, now(40)),
+            (1..=12).map(|number| vec![number]).collect::<Vec<_>>()
+        );
         assert_eq!((spool.bytes(), spool.lost()), (0, Lost::default()));
         assert!(directory.path().join("somebody's file").exists());
     }
@@ -593,9 +624,15 @@ mod tests {
         spool.put_as(at(0), Kind::Window, groups[1], b"two").unwrap();
         drop(spool);
         let spool = Spool::open(directory.path(), ALL).unwrap();
-        let found: Vec<(Kind, u64)> = spool.items().values().map(|item| (item.kind, item.group)).collect();
-        assert_eq!(found, [(Kind::Request, 0), (Kind::Request, groups[0]), (Kind::Window, groups[1])]);
-        for bad in ["-x0123456789abcdef", "-r0123", "-r0123456789abcdeg", "-r0123456789abcdef-1", "-"] {
+        let found: Vec<(Kind, u64)> =
+            spool.items().values().map(|item| (item.kind, item.group)).collect();
+        assert_eq!(
+            found,
+            [(Kind::Request, 0), (Kind::Request, groups[0]), (Kind::Window, groups[1])]
+        );
+        for bad in
+            ["-x0123456789abcdef", "-r0123", "-r0123456789abcdeg", "-r0123456789abcdef-1", "-"]
+        {
             assert_eq!(parse(&format!("{:020}-1-1{bad}.spooled", 1)), None, "{bad}");
         }
     }
@@ -660,7 +697,8 @@ mod tests {
         }
         let sent = drain(&mut spool, now((day - 1) * 60));
         // The last hour, both ends in it.
-        let expected: Vec<Vec<u8>> = (day - 61..day).map(|minute| minute.to_le_bytes().to_vec()).collect();
+        let expected: Vec<Vec<u8>> =
+            (day - 61..day).map(|minute| minute.to_le_bytes().to_vec()).collect();
         assert_eq!(sent, expected);
         assert_eq!(spool.lost(), Lost { expired: day - 61, ..Lost::default() });
         assert_eq!(files(directory.path()), Vec::<PathBuf>::new());
@@ -675,7 +713,12 @@ mod tests {
         let profiles: Vec<Vec<u8>> = (0..288_u64)
             .map(|number| {
                 let bytes = 30_000 + number * 7919 % 320_000;
-                number.to_le_bytes().into_iter().cycle().take(usize::try_from(bytes).unwrap()).collect()
+                number
+                    .to_le_bytes()
+                    .into_iter()
+                    .cycle()
+                    .take(usize::try_from(bytes).unwrap())
+                    .collect()
             })
             .collect();
         for (number, profile) in (0..).zip(&profiles) {
@@ -781,7 +824,10 @@ mod tests {
         fs::remove_file(&path).and_then(|()| fs::create_dir(&path)).unwrap();
         assert!(spool.oldest(now(0)).is_err());
         fs::remove_dir(&path).and_then(|()| fs::write(&path, b"one")).unwrap();
-        assert_eq!((drain(&mut spool, now(0)), spool.lost()), (vec![b"one".to_vec()], Lost::default()));
+        assert_eq!(
+            (drain(&mut spool, now(0)), spool.lost()),
+            (vec![b"one".to_vec()], Lost::default())
+        );
     }
 
     #[test]
@@ -809,7 +855,11 @@ mod tests {
         let sent = spool.oldest(now(0)).unwrap().unwrap();
         make_lasting();
         spool.done(sent.item.sequence);
-        assert_eq!((spool.len(), spool.bytes()), (1, 700), "it takes its room as long as it is there");
+        assert_eq!(
+            (spool.len(), spool.bytes()),
+            (1, 700),
+            "it takes its room as long as it is there"
+        );
         assert_eq!(drain(&mut spool, now(0)), [[1; 100]]);
         assert!(spool.put(at(0), &[2; 500]).is_err());
         fs::remove_dir(&path).unwrap();
@@ -821,7 +871,8 @@ mod tests {
     fn what_was_sent_and_cannot_be_removed_is_not_sent_by_the_next_daemon() {
         use std::os::unix::fs::PermissionsExt as _;
         let directory = tempfile::tempdir().unwrap();
-        let allow = |mode| fs::set_permissions(directory.path(), fs::Permissions::from_mode(mode)).unwrap();
+        let allow =
+            |mode| fs::set_permissions(directory.path(), fs::Permissions::from_mode(mode)).unwrap();
         let mut spool = Spool::open(directory.path(), ALL).unwrap();
         spool.put(at(0), b"sent").unwrap();
         // Root removes it all the same.
@@ -830,8 +881,14 @@ mod tests {
         drop(spool);
         // By hand, for root's sake.
         allow(0o700);
-        let done =
-            Item { sequence: 7, kind: Kind::Request, group: 0, at: 1_700_000_000, length: 4, bytes: 0 };
+        let done = Item {
+            sequence: 7,
+            kind: Kind::Request,
+            group: 0,
+            at: 1_700_000_000,
+            length: 4,
+            bytes: 0,
+        };
         fs::write(directory.path().join(name(done)), "\0\0\0\0\0").unwrap();
         let mut spool = Spool::open(directory.path(), ALL).unwrap();
         assert_eq!(
@@ -874,7 +931,8 @@ mod tests {
             spool.put(at(0), text.as_bytes()).unwrap();
         }
         fs::write(spool.path(*spool.items.values().next().unwrap()), "").unwrap();
-        fs::write(spool.path(*spool.items.values().nth(1).unwrap()), "somebody else's text").unwrap();
+        fs::write(spool.path(*spool.items.values().nth(1).unwrap()), "somebody else's text")
+            .unwrap();
         assert_eq!(drain(&mut spool, now(0)), [b"whole"]);
         assert_eq!((spool.lost(), spool.bytes()), (Lost { gone: 2, ..Lost::default() }, 0));
         spool.put(at(0), b"longer").unwrap();

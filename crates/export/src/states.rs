@@ -1,8 +1,8 @@
-//! What a sink says of its receiver: a state when it begins, once, by service and cause, and its sum
-//! when it ends. Numbers are no part of a cause: sizes and times differ from answer to answer.
+//! What a sink says of its receiver: a state when it begins, once, by service and cause, and its
+//! sum when it ends. Numbers are no part of a cause: sizes and times differ from answer to answer.
 //!
-//! A state that comes and goes is said to; then it ends when it has not been there for some minutes.
-//! Times are handed in, so that hours can be tested in a moment.
+//! A state that comes and goes is said to; then it ends when it has not been there for some
+//! minutes. Times are handed in, so that hours can be tested in a moment.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 const SAY_AGAIN: Duration = Duration::from_secs(3600);
 /// A state without an end of its own has ended when nothing of it has come for so long.
 const QUIET: Duration = Duration::from_secs(600);
-/// A state of a service of which nothing is taken any more is forgotten after this: a receiver may ask
-/// for a wait of an hour.
+/// A state of a service of which nothing is taken any more is forgotten after this: a receiver may
+/// ask for a wait of an hour.
 const FORGOTTEN: Duration = Duration::from_secs(7200);
-/// Whose fault something is shows within this time, or else it is said of the service that it happened to.
+/// Whose fault something is shows within this time, or else it is said of the service that it
+/// happened to.
 const SEEN_WITHIN: Duration = Duration::from_secs(120);
 /// Services that are named for one cause. Of more the number is said.
 const NAMED: usize = 5;
@@ -35,8 +36,8 @@ pub enum Ends {
     /// When it takes something of this service.
     WhenServiceTaken,
     /// The same, of what may be the receiver's fault as well. It is said once that shows: when it
-    /// happens to the service again, or the receiver takes something of another one. When it turns out
-    /// to be the receiver's, it is the receiver's state.
+    /// happens to the service again, or the receiver takes something of another one. When it turns
+    /// out to be the receiver's, it is the receiver's state.
     WhenWhoseIsSeen,
     /// When nothing of it has come for some minutes.
     WhenQuiet,
@@ -178,7 +179,8 @@ impl States {
         };
         let first_return = state.comes_and_goes && state.count > 0 && state.ends != Ends::WhenQuiet;
         if let Some((count, since)) = met_first {
-            (state.count, state.since) = (state.count.saturating_add(count), state.since.min(since));
+            (state.count, state.since) =
+                (state.count.saturating_add(count), state.since.min(since));
         }
         state.count = state.count.saturating_add(event.count);
         state.last = now;
@@ -196,7 +198,10 @@ impl States {
             state.ends = Ends::WhenQuiet;
             let is_said = state.is_named || event.service.is_empty();
             is_said.then(|| {
-                format!("{WHAT}: {what}; {}. It comes and goes: it is said again when it is over", event.then)
+                format!(
+                    "{WHAT}: {what}; {}. It comes and goes: it is said again when it is over",
+                    event.then
+                )
             })
         } else if lasts && (state.is_named || event.service.is_empty()) {
             Some(format!(
@@ -223,11 +228,12 @@ impl States {
         self.states.iter().filter(is_named).count()
     }
 
-    /// It is the receiver's fault, and so is what happened to services of which it was not seen whose it
-    /// is. Answers how often it happened for this cause, and since when.
+    /// It is the receiver's fault, and so is what happened to services of which it was not seen
+    /// whose it is. Answers how often it happened for this cause, and since when.
     fn become_the_receivers(&mut self, cause: &str, now: Instant) -> Option<(u64, Instant)> {
         let is_open = |state: &State| state.is_open && state.ended.is_none();
-        let keys = self.states.iter().filter(|(_, state)| is_open(state)).map(|(key, _)| key.clone());
+        let keys =
+            self.states.iter().filter(|(_, state)| is_open(state)).map(|(key, _)| key.clone());
         let mut of_cause = None;
         for key in keys.collect::<Vec<_>>() {
             let Some(state) = self.states.remove(&key) else { continue };
@@ -237,7 +243,8 @@ impl States {
                 continue;
             }
             // It ends with the others, and nothing was said of it.
-            let of_receiver = State { is_open: false, ends: Ends::WhenTaken, count: 0, ..state.clone() };
+            let of_receiver =
+                State { is_open: false, ends: Ends::WhenTaken, count: 0, ..state.clone() };
             let known = self.states.entry((String::new(), key.1)).or_insert(of_receiver);
             known.count = known.count.saturating_add(state.count);
         }
@@ -249,7 +256,9 @@ impl States {
         let keys: Vec<(String, String)> = self
             .states
             .iter()
-            .filter(|((service, _), state)| state.is_open && state.ended.is_none() && is_so(service, state))
+            .filter(|((service, _), state)| {
+                state.is_open && state.ended.is_none() && is_so(service, state)
+            })
             .map(|(key, _)| key.clone())
             .collect();
         for key in keys {
@@ -276,7 +285,10 @@ impl States {
 
     /// To be called now and then.
     pub fn look(&mut self, now: Instant) {
-        self.is_of_services(|_, state| now.saturating_duration_since(state.last) >= SEEN_WITHIN, now);
+        self.is_of_services(
+            |_, state| now.saturating_duration_since(state.last) >= SEEN_WITHIN,
+            now,
+        );
         let quiet = |at: Instant| now.saturating_duration_since(at) >= QUIET;
         self.end(now, |_, state| state.ends == Ends::WhenQuiet && quiet(state.last));
         // What waited was given up, or its service is gone: nothing of it will be taken.
@@ -284,15 +296,17 @@ impl States {
             matches!(state.ends, Ends::WhenServiceTaken | Ends::WhenWhoseIsSeen)
                 && now.saturating_duration_since(state.last) >= FORGOTTEN
         };
-        for state in self.states.values_mut().filter(|state| state.ended.is_none() && is_gone(state)) {
+        for state in
+            self.states.values_mut().filter(|state| state.ended.is_none() && is_gone(state))
+        {
             state.ended = Some(now);
         }
         // Those that did not come back.
         self.states.retain(|_, state| state.ended.is_none_or(|ended| !quiet(ended)));
     }
 
-    /// Nothing comes any more. What has not ended is said with its sum up to now; whether it is over
-    /// nobody knows.
+    /// Nothing comes any more. What has not ended is said with its sum up to now; whether it is
+    /// over nobody knows.
     pub fn close(&mut self, now: Instant) {
         let mut more: BTreeMap<&str, (u64, u64, &'static str)> = BTreeMap::new();
         let mut lines = Vec::new();
@@ -307,11 +321,16 @@ impl States {
             }
             let until = if state.ends == Ends::WhenQuiet { state.last } else { now };
             let lasted = span(until.saturating_duration_since(state.since));
-            let text = format!("up to the end: {} {} in {lasted} of this: {cause}", state.count, state.unit);
+            let text = format!(
+                "up to the end: {} {} in {lasted} of this: {cause}",
+                state.count, state.unit
+            );
             lines.push(Line { is_warning: false, service: service.clone(), text });
         }
         for (cause, (services, count, unit)) in more {
-            let text = format!("up to the end: {count} {unit} of {services} more services of this: {cause}");
+            let text = format!(
+                "up to the end: {count} {unit} of {services} more services of this: {cause}"
+            );
             lines.push(Line { is_warning: false, service: String::new(), text });
         }
         self.lines.append(&mut lines);
@@ -330,8 +349,10 @@ impl States {
             let lasted = span(state.last.saturating_duration_since(state.since));
             if state.ends == Ends::WhenQuiet {
                 if state.is_named {
-                    let text =
-                        format!("{} {} in {lasted} of this, which is over: {cause}", state.count, state.unit);
+                    let text = format!(
+                        "{} {} in {lasted} of this, which is over: {cause}",
+                        state.count, state.unit
+                    );
                     self.lines.push(Line { is_warning: false, service: service.clone(), text });
                 } else if !service.is_empty() {
                     let (services, count, _) = more.entry(cause).or_insert((0, 0, state.unit));
@@ -339,7 +360,8 @@ impl States {
                 }
                 continue;
             }
-            // What no line has begun, none ends: of more services than are named, and of what happened once.
+            // What no line has begun, none ends: of more services than are named, and of what
+            // happened once.
             if !state.is_named {
                 continue;
             }
@@ -348,7 +370,9 @@ impl States {
             *longest = (*longest).max(now.saturating_duration_since(state.since));
         }
         for (cause, (services, count, unit)) in more {
-            let text = format!("{count} {unit} of {services} more services of this, which is over: {cause}");
+            let text = format!(
+                "{count} {unit} of {services} more services of this, which is over: {cause}"
+            );
             self.lines.push(Line { is_warning: false, service: String::new(), text });
         }
         for (service, (attempts, lasted)) in works {
@@ -403,13 +427,13 @@ pub fn say(sink: &str, lines: Vec<Line>) {
     }
 }
 
-/// Target of lines about states. There are few of them by their own rule, so that the log's limit of
-/// lines of one place is not for them: one receiver's would be in the way of another's.
+/// Target of lines about states. There are few of them by their own rule, so that the log's limit
+/// of lines of one place is not for them: one receiver's would be in the way of another's.
 pub const SAID: &str = "perfusion::receivers";
 
-/// A reason without its numbers: `413: limit 65536` and `413: limit 70000` are one cause. A word with
-/// a digit in it is a number, too, such as the id of a request in hexadecimal. The number of a status
-/// in front of the text stays.
+/// A reason without its numbers: `413: limit 65536` and `413: limit 70000` are one cause. A word
+/// with a digit in it is a number, too, such as the id of a request in hexadecimal. The number of a
+/// status in front of the text stays.
 fn cause(reason: &str) -> String {
     let (head, text) = reason.split_at(reason.find(": ").unwrap_or(0));
     let is_between = |letter: char| !(letter.is_alphanumeric() || letter == '-' || letter == '_');
@@ -445,7 +469,15 @@ mod tests {
     use super::*;
 
     fn event<'a>(service: &'a str, reason: &'a str, ends: Ends) -> Event<'a> {
-        Event { service, reason, detail: "", then: "it is dropped", count: 1, unit: "requests", ends }
+        Event {
+            service,
+            reason,
+            detail: "",
+            then: "it is dropped",
+            count: 1,
+            unit: "requests",
+            ends,
+        }
     }
 
     fn texts(states: &mut States) -> Vec<String> {
@@ -460,7 +492,8 @@ mod tests {
         let (mut states, start) = (States::default(), Instant::now());
         for window in 0..50_u32 {
             let now = start + window * MINUTE;
-            let reason = format!("the receiver answers 413: {} bytes are too many", 5_000_000 + window);
+            let reason =
+                format!("the receiver answers 413: {} bytes are too many", 5_000_000 + window);
             states.event(event("big", &reason, Ends::WhenQuiet), now);
             states.taken("small", now);
             states.taken("big", now);
@@ -469,7 +502,8 @@ mod tests {
         let said = texts(&mut states);
         assert_eq!(
             said,
-            ["big: sending a profile: the receiver answers 413: 5000000 bytes are too many; it is dropped"]
+            ["big: sending a profile: the receiver answers 413: 5000000 bytes are too many; it \
+                 is dropped"]
         );
         states.look(start + 49 * MINUTE + QUIET);
         let said = texts(&mut states);
@@ -485,7 +519,8 @@ mod tests {
     #[test]
     fn a_receiver_that_was_away_is_said_to_be_and_to_work_again() {
         let (mut states, start) = (States::default(), Instant::now());
-        let away = |service| event(service, "a:4317: Connection refused (os error 111)", Ends::WhenTaken);
+        let away =
+            |service| event(service, "a:4317: Connection refused (os error 111)", Ends::WhenTaken);
         for second in 0..100 {
             states.event(away(""), start + Duration::from_secs(second));
         }
@@ -494,7 +529,10 @@ mod tests {
         states.taken("any", start + Duration::from_secs(100));
         assert_eq!(states.trouble(), None);
         let said = texts(&mut states);
-        assert_eq!(said, [": sending profiles works again, after 100 attempts that failed in 1 min 40 s"]);
+        assert_eq!(
+            said,
+            [": sending profiles works again, after 100 attempts that failed in 1 min 40 s"]
+        );
     }
 
     #[test]
@@ -502,7 +540,8 @@ mod tests {
         let (mut states, start) = (States::default(), Instant::now());
         let mut now = start;
         for _ in 0..500 {
-            states.event(event("web", "the receiver answers 503: busy", Ends::WhenWhoseIsSeen), now);
+            states
+                .event(event("web", "the receiver answers 503: busy", Ends::WhenWhoseIsSeen), now);
             states.taken("shop", now);
             states.taken("web", now + Duration::from_secs(1));
             now += Duration::from_secs(7);
@@ -561,7 +600,10 @@ mod tests {
             states.taken(service, start + 2 * MINUTE);
         }
         let said = texts(&mut states);
-        assert_eq!(said, [": sending profiles works again, after 2 attempts that failed in 2 min 0 s"]);
+        assert_eq!(
+            said,
+            [": sending profiles works again, after 2 attempts that failed in 2 min 0 s"]
+        );
     }
 
     #[test]
@@ -572,7 +614,8 @@ mod tests {
         let start = Instant::now();
         let begins = ["web: sending a profile: the receiver answers 429: no; it is dropped"];
         // Another one is taken, it fails again, or nothing else comes.
-        let (mut states, mut again, mut alone) = (States::default(), States::default(), States::default());
+        let (mut states, mut again, mut alone) =
+            (States::default(), States::default(), States::default());
         fails(&mut states, start);
         states.taken("shop", start);
         assert_eq!(texts(&mut states), begins);
@@ -604,7 +647,10 @@ mod tests {
         let (mut states, start) = (States::default(), Instant::now());
         states.event(event("web", "the receiver answers 503: busy", Ends::WhenWhoseIsSeen), start);
         states.taken("web", start + Duration::from_secs(1));
-        states.event(event("web", "the receiver answers 503: busy", Ends::WhenWhoseIsSeen), start + MINUTE);
+        states.event(
+            event("web", "the receiver answers 503: busy", Ends::WhenWhoseIsSeen),
+            start + MINUTE,
+        );
         states.taken("web", start + MINUTE);
         states.look(start + QUIET * 3);
         assert_eq!((texts(&mut states), states.sums().count()), (vec![], 0));
@@ -619,15 +665,18 @@ mod tests {
             states.event(event("web", "it answers 413: no", Ends::WhenQuiet), now);
             states.event(event("shop", "it answers 429: no", Ends::WhenServiceTaken), now);
         }
-        states.event(event("cart", "it answers 503: no", Ends::WhenWhoseIsSeen), start + MINUTE * 3);
+        states
+            .event(event("cart", "it answers 503: no", Ends::WhenWhoseIsSeen), start + MINUTE * 3);
         texts(&mut states);
         states.close(start + MINUTE * 3);
         let said = texts(&mut states);
         let expected = [
             ": up to the end: 3 requests in 3 min 0 s of this: no answer in time; it is dropped",
             "cart: up to the end: 1 requests in 0 s of this: it answers 503: no; it is dropped",
-            "shop: up to the end: 3 requests in 3 min 0 s of this: it answers 429: no; it is dropped",
-            "web: up to the end: 3 requests in 2 min 0 s of this: it answers 413: no; it is dropped",
+            "shop: up to the end: 3 requests in 3 min 0 s of this: it answers 429: no; it is \
+             dropped",
+            "web: up to the end: 3 requests in 2 min 0 s of this: it answers 413: no; it is \
+             dropped",
         ];
         assert_eq!(said, expected);
         states.close(start + MINUTE * 4);
@@ -649,7 +698,10 @@ mod tests {
     #[test]
     fn a_state_of_a_service_that_is_gone_has_an_end() {
         let (mut states, start) = (States::default(), Instant::now());
-        states.event(event("web", "the receiver answers 429: slow down", Ends::WhenServiceTaken), start);
+        states.event(
+            event("web", "the receiver answers 429: slow down", Ends::WhenServiceTaken),
+            start,
+        );
         states.taken("shop", start + MINUTE);
         states.look(start + MINUTE);
         assert!(states.trouble().is_some());
@@ -664,9 +716,13 @@ mod tests {
         let (mut states, start) = (States::default(), Instant::now());
         for turn in 0..3_u32 {
             let now = start + MINUTE * turn;
-            let services: Vec<String> = (0..100).map(|number| format!("service {number}")).collect();
+            let services: Vec<String> =
+                (0..100).map(|number| format!("service {number}")).collect();
             for service in &services {
-                states.event(event(service, "the receiver answers 503: busy", Ends::WhenWhoseIsSeen), now);
+                states.event(
+                    event(service, "the receiver answers 503: busy", Ends::WhenWhoseIsSeen),
+                    now,
+                );
             }
             states.taken("other", now);
             services.iter().for_each(|service| states.taken(service, now));
@@ -685,7 +741,10 @@ mod tests {
         assert_eq!(cause("a:4317: refused (111)"), "a:4317: refused (#)");
         let ids = ["3f2a1b9c-dead-4bee-a1b2-c3d4e5f60718", "0badcafe-1111-4bee-a1b2-beefbeefbeef"];
         for id in ids {
-            assert_eq!(cause(&format!("it answers 400: request {id}: no")), "it answers 400: request #: no");
+            assert_eq!(
+                cause(&format!("it answers 400: request {id}: no")),
+                "it answers 400: request #: no"
+            );
         }
     }
 }

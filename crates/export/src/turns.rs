@@ -2,8 +2,8 @@
 //! Times are handed in, so that hours can be tested in a moment.
 //!
 //! A failure may be the receiver's or the request's own. It is taken for the request's until two
-//! services in a row have failed; then for the receiver's, until one request is taken. What fails for
-//! its own sake waits by itself, and all others pass it. Each has its number of tries.
+//! services in a row have failed; then for the receiver's, until one request is taken. What fails
+//! for its own sake waits by itself, and all others pass it. Each has its number of tries.
 
 use super::spool::{Item, Items, Kind};
 use std::collections::{HashMap, HashSet};
@@ -14,26 +14,29 @@ const FIRST_WAIT: Duration = Duration::from_secs(1);
 /// Longest wait of our own choice. A receiver may ask for more, within [`MOST_ASKED`].
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
 const MOST_ASKED: Duration = Duration::from_secs(3600);
-/// A receiver that fails is asked so often at least while there is a service whose requests it has not
-/// failed on: the failures may be those services' own.
+/// A receiver that fails is asked so often at least while there is a service whose requests it has
+/// not failed on: the failures may be those services' own.
 const UNTRIED_WAIT: Duration = Duration::from_secs(10);
 /// So often requests of a service may fail while the receiver takes others, and for [`LEAST_TIME`]:
 /// then they have one try each.
 const MOST_TRIES: u32 = 4;
-/// No request is given up by its tries before its service has failed for so long, and before it is so
-/// old itself: a part of a receiver that starts again is back by then.
+/// No request is given up by its tries before its service has failed for so long, and before it is
+/// so old itself: a part of a receiver that starts again is back by then.
 const LEAST_TIME: Duration = Duration::from_secs(60);
-/// So often requests of a service fail before one that may be too long is split: that loses nothing.
+/// So often requests of a service fail before one that may be too long is split: that loses
+/// nothing.
 const TRIES_TO_SPLIT: u32 = 2;
-/// The same where nothing else shows that the receiver takes anything: there may be one service only.
+/// The same where nothing else shows that the receiver takes anything: there may be one service
+/// only.
 const FAILURES_TO_SPLIT: u32 = 4;
-/// The same of a service that has failed along with another: that may have been the receiver's fault.
+/// The same of a service that has failed along with another: that may have been the receiver's
+/// fault.
 const MOST_SHARED_TRIES: u32 = 8;
 /// Services that are remembered without a request that waits.
 const MOST_SERVICES: usize = 4096;
-/// So often a receiver may fail on one request of its own fault, by what it says, before that is taken
-/// for the request's. It takes 18 minutes: a receiver that is away and says just this costs one
-/// request by then, and one in each hour that follows.
+/// So often a receiver may fail on one request of its own fault, by what it says, before that is
+/// taken for the request's. It takes 18 minutes: a receiver that is away and says just this costs
+/// one request by then, and one in each hour that follows.
 pub const MOST_FAILURES: u32 = 12;
 
 /// What is sent next.
@@ -166,8 +169,8 @@ pub struct Turns {
     lone: Option<Lone>,
 }
 
-/// Long requests that cannot be split and are not taken. Once they were tried for their time, each has
-/// one try, until one so long is taken.
+/// Long requests that cannot be split and are not taken. Once they were tried for their time, each
+/// has one try, until one so long is taken.
 #[derive(Clone, Copy, Debug)]
 struct Lone {
     /// When the first failed.
@@ -205,7 +208,9 @@ impl Turns {
         }
         // Services that fail are for when there is nothing else to do.
         let is_untroubled = |item: &Item| {
-            self.services.get(&item.group).is_none_or(|service| service.failures == 0 && !service.is_suspect)
+            self.services
+                .get(&item.group)
+                .is_none_or(|service| service.failures == 0 && !service.is_suspect)
                 && !self.tried.contains(&item.group)
                 && !self.requests.contains_key(&item.sequence)
         };
@@ -220,7 +225,8 @@ impl Turns {
                 soonest = Some(soonest.map_or(until, |soonest| soonest.min(until)));
                 continue;
             }
-            // A short one shows whether it is for the length. What is to be given up goes by its age.
+            // A short one shows whether it is for the length. What is to be given up goes by its
+            // age.
             let is_over = service.is_some_and(|service| service.is_over(self.taken, now));
             // Of those that cannot be split the shortest is the most likely to be taken.
             let request = self.requests.get(&item.sequence).filter(|request| !request.is_whole);
@@ -304,7 +310,8 @@ impl Turns {
                 return Blame::Receiver;
             }
         } else {
-            let may_be_length = length != Length::Usual && !request.is_whole && !service.fails_short;
+            let may_be_length =
+                length != Length::Usual && !request.is_whole && !service.fails_short;
             let tries = if length == Length::AsRefused { 1 } else { TRIES_TO_SPLIT };
             if may_be_length && service.tries >= tries {
                 // Its parts are requests that were not tried.
@@ -312,7 +319,9 @@ impl Turns {
                 service.until = now + wait(1, asked, chance);
                 return Blame::Length;
             }
-            if may_be_length && (service.failures >= FAILURES_TO_SPLIT || request.failures >= MOST_FAILURES) {
+            if may_be_length
+                && (service.failures >= FAILURES_TO_SPLIT || request.failures >= MOST_FAILURES)
+            {
                 return Blame::Length;
             }
             if length != Length::Usual && request.is_whole && self.is_too_long(item, age, now) {
@@ -325,8 +334,8 @@ impl Turns {
                 }
             }
         }
-        // A service that is over by its tries says nothing of the receiver, and has no more waits. One
-        // request that is over by its failures says nothing of the next one.
+        // A service that is over by its tries says nothing of the receiver, and has no more waits.
+        // One request that is over by its failures says nothing of the next one.
         self.requests.remove(&item.sequence);
         if is_over && let Some(service) = self.services.get_mut(&item.group) {
             (service.is_suspect, service.until) = (true, now);
@@ -354,20 +363,18 @@ impl Turns {
         Blame::Request
     }
 
-    /// A long request that cannot be split has failed. It has come to its end when such were tried for
-    /// their time, and shorter ones of the same service were taken meanwhile; or none was, and the
-    /// service's own time is over.
+    /// A long request that cannot be split has failed. It has come to its end when such were tried
+    /// for their time, and shorter ones of the same service were taken meanwhile; or none was, and
+    /// the service's own time is over.
     fn is_too_long(&mut self, item: Item, age: Duration, now: Instant) -> bool {
         let lone = self.lone.get_or_insert(Lone { since: now, tries: 0, least: item.length });
         let is_over = lone.is_over(now) && item.length >= lone.least / 2;
         lone.tries = lone.tries.saturating_add(1);
         lone.least = lone.least.min(item.length);
         let (since, taken) = (lone.since, self.taken);
-        let Some(service) = self
-            .services
-            .get_mut(&item.group)
-            .filter(|of| is_over && (of.since > since || of.is_over(taken, now) && age >= LEAST_TIME))
-        else {
+        let Some(service) = self.services.get_mut(&item.group).filter(|of| {
+            is_over && (of.since > since || of.is_over(taken, now) && age >= LEAST_TIME)
+        }) else {
             return false;
         };
         service.until = now;
@@ -375,8 +382,9 @@ impl Turns {
         true
     }
 
-    /// What was said of its services may have been the receiver's fault: they wait no longer than it
-    /// does. Their tries count on, since two services that are never taken fail along with each other.
+    /// What was said of its services may have been the receiver's fault: they wait no longer than
+    /// it does. Their tries count on, since two services that are never taken fail along with each
+    /// other.
     fn receiver_fails(&mut self, now: Instant, asked: Option<Duration>, chance: u64) {
         self.failures = self.failures.saturating_add(1);
         self.is_certain |= asked.is_some();
@@ -405,11 +413,11 @@ impl Turns {
     }
 }
 
-/// Doubles with each failure and is spread by up to a fifth, so that the daemons of a cluster do not
-/// come back all at once. `chance` is any number.
+/// Doubles with each failure and is spread by up to a fifth, so that the daemons of a cluster do
+/// not come back all at once. `chance` is any number.
 pub fn wait(failures: u32, asked: Option<Duration>, chance: u64) -> Duration {
-    let doubled =
-        FIRST_WAIT.saturating_mul(1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX));
+    let doubled = FIRST_WAIT
+        .saturating_mul(1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX));
     let chosen = doubled.min(LONGEST_WAIT).max(asked.unwrap_or_default().min(MOST_ASKED));
     let spread = u32::try_from(chance % 200).unwrap_or_default();
     chosen + chosen / 1000 * spread
@@ -419,7 +427,8 @@ pub fn wait(failures: u32, asked: Option<Duration>, chance: u64) -> Duration {
 mod tests {
     use super::*;
 
-    const COUNTS: Failure = Failure { counts: true, asked: None, length: Length::Usual, age: Duration::ZERO };
+    const COUNTS: Failure =
+        Failure { counts: true, asked: None, length: Length::Usual, age: Duration::ZERO };
 
     fn items(all: &[(u64, u64)]) -> Items {
         let item = |&(sequence, group): &(u64, u64)| {
@@ -531,7 +540,8 @@ mod tests {
 
     #[test]
     fn a_new_request_of_a_service_that_is_never_taken_has_its_own_time() {
-        let mut run = Run::new(&[(1, 7), (2, 7)], &|group, passed| group != 7 || passed.as_secs() > 200);
+        let mut run =
+            Run::new(&[(1, 7), (2, 7)], &|group, passed| group != 7 || passed.as_secs() > 200);
         for number in 100..500 {
             run.put(&[(number, 2)]);
             if number == 150 {
@@ -553,7 +563,11 @@ mod tests {
         };
         assert_eq!(fails(&mut turns, long), Blame::Request);
         assert_eq!(fails(&mut turns, long), Blame::Length);
-        assert_eq!(turns.next(&items(&[(4, 1)]), now), Next::Wait(now + FIRST_WAIT), "no longer than that");
+        assert_eq!(
+            turns.next(&items(&[(4, 1)]), now),
+            Next::Wait(now + FIRST_WAIT),
+            "no longer than that"
+        );
         // Of one that cannot be split it is not asked again.
         assert_eq!(turns.is_whole(all[&1], Duration::ZERO, now), Blame::Request);
         assert_eq!(fails(&mut turns, long), Blame::Request);
@@ -566,7 +580,8 @@ mod tests {
 
     #[test]
     fn lone_stacks_that_are_too_long_have_one_try_once_one_was_tried_for_its_time() {
-        // 1 and 2 cannot be split; 3 is short and of the same service, as one in each ten seconds is.
+        // 1 and 2 cannot be split; 3 is short and of the same service, as one in each ten seconds
+        // is.
         let (all, began) = (items(&[(1, 1), (2, 1), (3, 1)]), Instant::now());
         let long = Failure { length: Length::Long, ..Failure::default() };
         let (mut turns, mut now, mut tries) = (Turns::default(), began, 0);
@@ -592,7 +607,10 @@ mod tests {
                 turns.taken(all[&3]);
             }
         };
-        assert!((60..80).contains(&ended) && (8..40).contains(&tries), "{tries} tries in {ended} s");
+        assert!(
+            (60..80).contains(&ended) && (8..40).contains(&tries),
+            "{tries} tries in {ended} s"
+        );
         let next = Item { length: 9, ..all[&2] };
         let as_refused = Failure { length: Length::AsRefused, ..Failure::default() };
         turns.taken(all[&3]);
@@ -633,7 +651,8 @@ mod tests {
     #[test]
     fn one_service_alone_with_long_requests_has_them_split_in_the_end() {
         let (all, now) = (items(&[(1, 1)]), Instant::now());
-        let (mut turns, long) = (Turns::default(), Failure { length: Length::Long, ..Failure::default() });
+        let (mut turns, long) =
+            (Turns::default(), Failure { length: Length::Long, ..Failure::default() });
         for _ in 1..FAILURES_TO_SPLIT {
             assert_eq!(turns.failed(all[&1], long, now, 0), Blame::Request);
         }

@@ -1,5 +1,5 @@
-//! Errors between a sink and its receiver, as sentences. Errors of libraries name their own types, or
-//! say no more than that there was one.
+//! Errors between a sink and its receiver, as sentences. Errors of libraries name their own types,
+//! or say no more than that there was one.
 
 use std::error::Error;
 use std::io;
@@ -12,7 +12,8 @@ pub fn of_connection(error: &io::Error) -> String {
     match (inner, error.kind()) {
         (Some(inner), _) => of_tls(inner),
         (None, io::ErrorKind::UnexpectedEof) => {
-            "the connection was closed during the TLS handshake: is the port one for TLS?".to_owned()
+            "the connection was closed during the TLS handshake: is the port one for TLS?"
+                .to_owned()
         }
         _ => error.to_string(),
     }
@@ -49,7 +50,8 @@ fn of_certificate(error: &CertificateError) -> String {
         }
         CertificateError::Revoked => "was revoked",
         CertificateError::UnknownIssuer => {
-            "is of an authority that is not trusted: expected one of reach.ca_file or of the system"
+            "is of an authority that is not trusted: expected one of reach.ca_file or of the \
+             system"
         }
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
             "is for another name than the URL's host"
@@ -61,7 +63,8 @@ fn of_certificate(error: &CertificateError) -> String {
         }
         // The library of certificates names this by a type of its own.
         other if format!("{other:?}").contains("CaUsedAsEndEntity") => {
-            "is an authority's own, as self-signed ones are: expected a server's certificate that is signed by \
+            "is an authority's own, as self-signed ones are: expected a server's certificate that \
+             is signed by \
              an authority of reach.ca_file or of the system"
         }
         other => return format!("the receiver's certificate is not accepted: {other}"),
@@ -76,7 +79,8 @@ pub fn of_request(error: &hyper::Error) -> String {
         return "the receiver closed the connection before it answered".to_owned();
     }
     if error.is_parse() {
-        return "the answer is not HTTP of the version that was asked for: is the protocol (grpc, http) right?"
+        return "the answer is not HTTP of the version that was asked for: is the protocol (grpc, \
+             http) right?"
             .to_owned();
     }
     let mut source = error.source();
@@ -135,7 +139,10 @@ mod tests {
             assert!(said.contains(expected), "{said}");
             let types = ["Error", "CaUsed", "Invalid", "NotValid", "Unknown", "("];
             assert!(!types.iter().any(|name| said.contains(name)), "{said}");
-            let io = io::Error::new(io::ErrorKind::InvalidData, rustls::Error::InvalidCertificate(error));
+            let io = io::Error::new(
+                io::ErrorKind::InvalidData,
+                rustls::Error::InvalidCertificate(error),
+            );
             assert_eq!(of_connection(&io), said);
         }
         let plain = rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType);

@@ -1,13 +1,15 @@
 //! Has the runtime walk its heap, and reads the walk.
 //!
-//! Two event sessions. The first listens to the walk; its events stream while they are written, so that the runtime's buffer stays small.
-//! The second asks for the collection that walks: the runtime runs it before it answers, so a single session would hold the whole walk
-//! in the app's memory. The second is ended first, and at once: as long as its keyword is on, every session that begins or ends, another
-//! tool's too, would make the runtime collect again (dotnet/runtime `eventtrace.cpp`, `GCHeapCollect`). Both end when this ends, in order or
-//! by their sockets.
+//! Two event sessions. The first listens to the walk; its events stream while they are written, so
+//! that the runtime's buffer stays small. The second asks for the collection that walks: the
+//! runtime runs it before it answers, so a single session would hold the whole walk in the app's
+//! memory. The second is ended first, and at once: as long as its keyword is on, every session that
+//! begins or ends, another tool's too, would make the runtime collect again (dotnet/runtime
+//! `eventtrace.cpp`, `GCHeapCollect`). Both end when this ends, in order or by their sockets.
 //!
-//! Up to .NET 9 a session's keywords are still counted while it ends, so the end of the second one collects, too, and the end of the first leaves
-//! its keywords behind where another tool listens. A third session, without keywords, begins and ends last: then they are counted anew
+//! Up to .NET 9 a session's keywords are still counted while it ends, so the end of the second one
+//! collects, too, and the end of the first leaves its keywords behind where another tool listens. A
+//! third session, without keywords, begins and ends last: then they are counted anew
 //! (dotnet/runtime#121462).
 
 use crate::memory_plan::{Plan, TooLittle, plan};
@@ -26,21 +28,26 @@ use std::time::{Duration, Instant};
 
 /// Keywords: collections, walk of the heap, types with their names.
 const WALK: u64 = 0x1 | 0x10_0000 | 0x8_0000 | 0x100_0000;
-/// Keywords: a collection now. Collections are listened to so that the runtime finds out by itself when nobody reads any more.
+/// Keywords: a collection now. Collections are listened to so that the runtime finds out by itself
+/// when nobody reads any more.
 const COLLECT: u64 = 0x1 | 0x80_0000;
 /// Informational.
 const LEVEL: u32 = 4;
 /// For a runtime that has nothing to do but answer.
 const ANSWER: Duration = Duration::from_secs(30);
-/// For a collection with a walk: 40 million objects take about ten seconds, and a machine may be loaded.
+/// For a collection with a walk: 40 million objects take about ten seconds, and a machine may be
+/// loaded.
 const COLLECTION: Duration = Duration::from_secs(600);
-/// How long an interrupted survey waits for the runtime, so that all is put back in order. Whoever sent the signal
-/// waits for the command's end.
+/// How long an interrupted survey waits for the runtime, so that all is put back in order. Whoever
+/// sent the signal waits for the command's end.
 const ORDERLY_END: Duration = Duration::from_millis(600);
-/// What the runtime calls the thread that sends a session's events (`ep_rt_thread_create`, vm/eventing/eventpipe/ep-rt-coreclr.h). It is a managed one: when it is
-/// to begin while the world stands still for a collection, it does so after that, and until then all events stay in the runtime's buffer.
+/// What the runtime calls the thread that sends a session's events (`ep_rt_thread_create`,
+/// vm/eventing/eventpipe/ep-rt-coreclr.h). It is a managed one: when it is to begin while the world
+/// stands still for a collection, it does so after that, and until then all events stay in the
+/// runtime's buffer.
 const SENDER: &str = ".NET EventPipe";
-/// It looks for events and sleeps a tenth of a second, over and over: who has slept twice has begun. A machine may be loaded.
+/// It looks for events and sleeps a tenth of a second, over and over: who has slept twice has
+/// begun. A machine may be loaded.
 const SLEPT: u64 = 2;
 const BEGINS: Duration = Duration::from_secs(2);
 /// Threads among which it is looked for.
@@ -71,7 +78,8 @@ pub enum SurveyError {
     },
     /// It has too little memory left for a survey.
     #[error(
-        "process {pid}: a survey of its heap was not begun: it takes at least {} of the process's memory, and {headroom}. The kernel might \
+        "process {pid}: a survey of its heap was not begun: it takes at least {} of the process's \
+         memory, and {headroom}. The kernel might \
          kill or throttle the process. Raise the limit, or use --force to go on all the same",
         mib(*needed)
     )]
@@ -85,7 +93,8 @@ pub enum SurveyError {
     },
     /// It had too little memory left during a survey.
     #[error(
-        "process {pid}: the survey of its heap was ended early: {headroom}, and {} must be left. Its runtime gives its buffer back. Raise the \
+        "process {pid}: the survey of its heap was ended early: {headroom}, and {} must be left. \
+         Its runtime gives its buffer back. Raise the \
          limit, use a smaller --buffer, or use --force to go on all the same",
         mib(*floor)
     )]
@@ -163,20 +172,22 @@ struct Shared {
 }
 
 impl Shared {
-    /// Each of these is told for itself; nothing else is told by it. Pairs with the stores of the reader.
+    /// Each of these is told for itself; nothing else is told by it. Pairs with the stores of the
+    /// reader.
     fn progress(&self) -> Progress {
         let stopped = self.stopped.load(Ordering::Relaxed);
         Progress { objects: self.objects.load(Ordering::Relaxed), stopped }
     }
 }
 
-/// Raises `give_up` a while after `interrupted` was raised: all waits for the runtime end then, whatever they wait
-/// for. Ends with the survey.
+/// Raises `give_up` a while after `interrupted` was raised: all waits for the runtime end then,
+/// whatever they wait for. Ends with the survey.
 fn end_waits_after(interrupted: &Arc<AtomicBool>, shared: &Arc<Shared>) -> io::Result<()> {
     let (interrupted, shared) = (Arc::clone(interrupted), Arc::clone(shared));
     let run = move || {
         let mut since = None;
-        // Pairs with the stores of the signal's thread and of whoever takes the survey; nothing else is told by them.
+        // Pairs with the stores of the signal's thread and of whoever takes the survey; nothing
+        // else is told by them.
         while !shared.over.load(Ordering::Relaxed) {
             if interrupted.load(Ordering::Relaxed)
                 && since.get_or_insert_with(Instant::now).elapsed() > ORDERLY_END
@@ -276,7 +287,8 @@ fn take(
     };
     let cgroups = MemoryCgroups::of(target);
     let floor = settings.plan.floor_bytes;
-    // Pairs with the store of the signal's thread, and of the reader's; nothing else is told by them.
+    // Pairs with the store of the signal's thread, and of the reader's; nothing else is told by
+    // them.
     while !collecting.is_finished() {
         progress(shared.progress());
         if shared.give_up.load(Ordering::Relaxed) {
@@ -287,7 +299,8 @@ fn take(
             return Err(interrupted_with(pid, paused, false));
         }
         if let Some(headroom) = cgroups.headroom().filter(|headroom| headroom.bytes < floor) {
-            // Closed sockets are what a runtime finds out soonest: it ends the sessions and gives their memory back.
+            // Closed sockets are what a runtime finds out soonest: it ends the sessions and gives
+            // their memory back.
             shared.give_up.store(true, Ordering::Relaxed);
             return Err(SurveyError::HeadroomGone { pid, floor, headroom: Box::new(headroom) });
         }
@@ -330,14 +343,18 @@ fn take(
     Ok(walk.finish(lost))
 }
 
-/// Waits until the thread has begun that sends the events of the session just opened; `others` were there before. Not for ever: without it more is lost, which is told.
+/// Waits until the thread has begun that sends the events of the session just opened; `others` were
+/// there before. Not for ever: without it more is lost, which is told.
 fn wait_for_sender(target: &Target, others: &[(u32, u64)], interrupted: &AtomicBool) {
     let until = Instant::now() + BEGINS;
     let is_new = |tid: u32| others.iter().all(|(other, _)| *other != tid);
     let has_begun = |&(tid, slept): &(u32, u64)| is_new(tid) && slept >= SLEPT;
     while !target.threads_called(SENDER, THREADS).iter().any(has_begun) {
         if Instant::now() >= until || interrupted.load(Ordering::Relaxed) {
-            return tracing::debug!(pid = target.pid(), "no thread of the runtime is seen to send events");
+            return tracing::debug!(
+                pid = target.pid(),
+                "no thread of the runtime is seen to send events"
+            );
         }
         thread::sleep(LOOK);
     }
@@ -360,7 +377,9 @@ const WAS_PAUSED: &str = "was paused for the collection all the same";
 fn interrupted_with(pid: u32, paused: &str, put_back: bool) -> SurveyError {
     let settings = match put_back {
         true => "it has its event settings back",
-        false => "it does not answer, and puts its event settings back when it finds our sockets closed",
+        false => {
+            "it does not answer, and puts its event settings back when it finds our sockets closed"
+        }
     };
     SurveyError::Interrupted { pid, left: format!("{paused}; {settings}") }
 }

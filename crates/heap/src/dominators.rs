@@ -1,8 +1,9 @@
-//! What would go with an object: the objects that every way from a root leads to through it (it dominates them).
+//! What would go with an object: the objects that every way from a root leads to through it (it
+//! dominates them).
 //!
-//! Semi-NCA (Georgiadis, *Linear-Time Algorithms for Dominators and Related Problems*, 2005, section 2.4): nearly linear whatever the graph
-//! looks like, so that no heap can be made to keep us busy. Nodes are numbered in the order a depth-first search meets them; 0 is the
-//! root of all.
+//! Semi-NCA (Georgiadis, *Linear-Time Algorithms for Dominators and Related Problems*, 2005,
+//! section 2.4): nearly linear whatever the graph looks like, so that no heap can be made to keep
+//! us busy. Nodes are numbered in the order a depth-first search meets them; 0 is the root of all.
 
 use crate::graph::{Graph, NOWHERE};
 use crate::walk::Root;
@@ -13,8 +14,8 @@ const LARGEST: usize = 64;
 /// What was found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dominated {
-    /// Bytes dominated by objects of each type. What an object of the type dominates that is itself dominated by another of the type
-    /// counts once.
+    /// Bytes dominated by objects of each type. What an object of the type dominates that is itself
+    /// dominated by another of the type counts once.
     pub by_type: Vec<u64>,
     /// Objects that no other object dominates, with the bytes they dominate, largest first.
     pub largest: Vec<(u32, u64)>,
@@ -23,8 +24,8 @@ pub struct Dominated {
 /// Bytes that [`find`] takes beside the graph.
 #[must_use]
 pub fn bytes_needed(graph: &Graph) -> usize {
-    // Five numbers a node while dominators are looked for, the search's stack or the references backwards beside them, and later
-    // the sums.
+    // Five numbers a node while dominators are looked for, the search's stack or the references
+    // backwards beside them, and later the sums.
     graph.len().saturating_mul(40).saturating_add(graph.references().saturating_mul(12))
 }
 
@@ -36,8 +37,9 @@ pub fn find(graph: &Graph, roots: &[Root], types: usize) -> Dominated {
     let Search { order, .. } = search;
     let object = |node: usize| order.get(node).copied().unwrap_or(NOWHERE);
 
-    let mut bytes: Vec<u64> =
-        (0..order.len()).map(|node| if node == 0 { 0 } else { graph.shape(object(node)).bytes() }).collect();
+    let mut bytes: Vec<u64> = (0..order.len())
+        .map(|node| if node == 0 { 0 } else { graph.shape(object(node)).bytes() })
+        .collect();
     // A node's dominator has a lower number.
     for node in (1..order.len()).rev() {
         bytes[dominators[node] as usize] += bytes[node];
@@ -53,7 +55,12 @@ pub fn find(graph: &Graph, roots: &[Root], types: usize) -> Dominated {
 }
 
 /// Walks the tree of dominators and counts an object where no other of its type is above it.
-fn by_type(dominators: &[u32], bytes: &[u64], types: usize, type_of: &dyn Fn(usize) -> usize) -> Vec<u64> {
+fn by_type(
+    dominators: &[u32],
+    bytes: &[u64],
+    types: usize,
+    type_of: &dyn Fn(usize) -> usize,
+) -> Vec<u64> {
     let mut sums = vec![0u64; types];
     let mut above = vec![0u32; types];
     let (first, children) = lists(dominators.len(), &|add| {
@@ -86,8 +93,8 @@ fn by_type(dominators: &[u32], bytes: &[u64], types: usize, type_of: &dyn Fn(usi
 /// Takes (belongs to, number).
 type Add<'a> = dyn FnMut(u32, u32) + 'a;
 
-/// Lists of numbers one after the other, by the number they belong to, and where each begins. `visit` is called twice with a function
-/// and must call it with the same pairs.
+/// Lists of numbers one after the other, by the number they belong to, and where each begins.
+/// `visit` is called twice with a function and must call it with the same pairs.
 fn lists(count: usize, visit: &dyn Fn(&mut Add<'_>)) -> (Vec<u32>, Vec<u32>) {
     let mut first = vec![0u32; count + 2];
     visit(&mut |of, _| first[of as usize + 2] += 1);
@@ -117,10 +124,13 @@ struct Search {
 
 impl Search {
     fn new(graph: &Graph, roots: &[Root]) -> Self {
-        let mut search = Self { order: vec![NOWHERE], nodes: vec![NOWHERE; graph.len()], parents: vec![0] };
+        let mut search =
+            Self { order: vec![NOWHERE], nodes: vec![NOWHERE; graph.len()], parents: vec![0] };
         let mut stack: Vec<(u32, u32)> = roots.iter().map(|root| (root.object, 0)).collect();
         while let Some((object, parent)) = stack.pop() {
-            let Some(place) = search.nodes.get_mut(object as usize).filter(|place| **place == NOWHERE) else {
+            let Some(place) =
+                search.nodes.get_mut(object as usize).filter(|place| **place == NOWHERE)
+            else {
                 continue;
             };
             let node = search.order.len() as u32;
@@ -213,7 +223,9 @@ mod tests {
             builder.object(address(object), 24, object % 2, to.len() as u64).unwrap();
         }
         references.iter().flatten().for_each(|&to| builder.reference(address(to)).unwrap());
-        dependents.iter().for_each(|&(key, value)| builder.dependent(address(key), address(value)).unwrap());
+        dependents
+            .iter()
+            .for_each(|&(key, value)| builder.dependent(address(key), address(value)).unwrap());
         builder.finish(&mut []).unwrap()
     }
 
@@ -237,7 +249,8 @@ mod tests {
         // 0 -> 1 -> 2 -> 3, and 4 -> 5 <- 6.
         let graph = graph(&[vec![1], vec![2], vec![3], vec![], vec![5], vec![], vec![]], &[(6, 5)]);
         let found = find(&graph, &roots(&[0, 4, 6]), 2);
-        // 0 dominates 1, 2 and 3; 2 lies below another of its type. 4 and 6 dominate only themselves.
+        // 0 dominates 1, 2 and 3; 2 lies below another of its type. 4 and 6 dominate only
+        // themselves.
         assert_eq!(found.by_type, [6 * 24, 4 * 24]);
         assert_eq!(found.largest, [(0, 4 * 24), (4, 24), (5, 24), (6, 24)]);
     }

@@ -1,9 +1,10 @@
-//! A heap in little memory: four bytes an object, four a reference, four for where an object's references begin, and one bit for each
-//! eight bytes of heap while references are still addresses.
+//! A heap in little memory: four bytes an object, four a reference, four for where an object's
+//! references begin, and one bit for each eight bytes of heap while references are still addresses.
 //!
-//! Addresses become 32 bits by numbering the pieces of 4 MiB that are met: 13 bits of piece and 19 of word in it, so 32 GiB of heap. An
-//! object's number is the order in which it came; which one is at an address is counted from the bits, because the runtime walks
-//! upwards (a stretch of objects that came in order of address is a run, and no two runs may overlap).
+//! Addresses become 32 bits by numbering the pieces of 4 MiB that are met: 13 bits of piece and 19
+//! of word in it, so 32 GiB of heap. An object's number is the order in which it came; which one is
+//! at an address is counted from the bits, because the runtime walks upwards (a stretch of objects
+//! that came in order of address is a run, and no two runs may overlap).
 
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
@@ -37,7 +38,10 @@ pub enum NoGraph {
     #[error("references were not kept: there are too many")]
     Many,
     /// Events were lost, so it is unknown which references belong to which object.
-    #[error("references were not kept: {lost} events of the walk are missing (a larger --buffer may help)")]
+    #[error(
+        "references were not kept: {lost} events of the walk are missing (a larger --buffer may \
+         help)"
+    )]
     Lost {
         /// How many at the least.
         lost: u64,
@@ -108,7 +112,8 @@ impl Graph {
     /// The shape of an object.
     #[must_use]
     pub fn shape(&self, object: u32) -> Shape {
-        let shape = self.objects.get(object as usize).and_then(|&shape| self.shapes.get(shape as usize));
+        let shape =
+            self.objects.get(object as usize).and_then(|&shape| self.shapes.get(shape as usize));
         shape.copied().unwrap_or(Shape { type_index: 0, words: 0 })
     }
 
@@ -186,7 +191,8 @@ impl Builder {
         4 * (self.objects.len() + self.first.len() + self.references.len())
             + size_of::<Run>() * self.runs.len()
             + 8 * self.dependents.len()
-            // The table of numbers has a key, a value and a control byte, and is half empty at worst.
+            // The table of numbers has a key, a value and a control byte, and is half empty at
+            // worst.
             + self.shapes.len() * (8 + 2 * 13)
             + self.pieces.bytes()
     }
@@ -228,10 +234,9 @@ impl Builder {
             self.in_run = false;
             return Ok(());
         }
-        let continued = self
-            .runs
-            .last_mut()
-            .filter(|run| self.in_run && place > run.last && place >> WORD_BITS == run.last >> WORD_BITS);
+        let continued = self.runs.last_mut().filter(|run| {
+            self.in_run && place > run.last && place >> WORD_BITS == run.last >> WORD_BITS
+        });
         match continued {
             Some(run) => run.last = place,
             None => self.runs.push(Run { start: place, last: place, object }),
@@ -307,8 +312,10 @@ impl Builder {
         self.pieces.count();
         let (pieces, runs) = (&self.pieces, &self.runs);
         let find = |place: u32| {
-            let run =
-                runs.partition_point(|run| run.start <= place).checked_sub(1).and_then(|at| runs.get(at));
+            let run = runs
+                .partition_point(|run| run.start <= place)
+                .checked_sub(1)
+                .and_then(|at| runs.get(at));
             match run {
                 Some(run) if place <= run.last && pieces.is_marked(place) => {
                     // Counts only grow in a piece, and a run lies in one.
@@ -421,7 +428,10 @@ impl Pieces {
         let stretch = word / COUNTED_BITS;
         let from = stretch * (COUNTED_BITS / 64);
         let whole = piece.bits.get(from..word / 64).unwrap_or_default();
-        let part = piece.bits.get(word / 64).map_or(0, |bits| (bits & ((1 << (word % 64)) - 1)).count_ones());
+        let part = piece
+            .bits
+            .get(word / 64)
+            .map_or(0, |bits| (bits & ((1 << (word % 64)) - 1)).count_ones());
         let counted = piece.counts.get(stretch).copied().unwrap_or(0);
         counted + whole.iter().map(|bits| bits.count_ones()).sum::<u32>() + part
     }

@@ -45,7 +45,8 @@ impl Held {
         for node in handles.iter().filter_map(|handle| self.nodes.get(handle)) {
             *counts.entry(*node).or_default() += 1;
         }
-        let mut ways: Vec<Way> = counts.into_iter().map(|(node, objects)| Way { objects, node }).collect();
+        let mut ways: Vec<Way> =
+            counts.into_iter().map(|(node, objects)| Way { objects, node }).collect();
         ways.sort_by_key(|way| (std::cmp::Reverse(way.objects), way.node));
         ways
     }
@@ -54,10 +55,12 @@ impl Held {
     #[must_use]
     pub fn of_type(&self, name: &str) -> (u64, u64) {
         let all = (0..).zip(&self.survey.types).filter(|(_, of)| of.objects > 0);
-        all.filter(|(number, _)| self.survey.type_name(*number) == name)
-            .fold((0, 0), |(objects, bytes), (_, of)| {
+        all.filter(|(number, _)| self.survey.type_name(*number) == name).fold(
+            (0, 0),
+            |(objects, bytes), (_, of)| {
                 (of.objects.saturating_add(objects), of.bytes.saturating_add(bytes))
-            })
+            },
+        )
     }
 
     /// The steps of a way, from a root on.
@@ -74,7 +77,11 @@ impl Held {
         let graph = survey.graph.as_ref().map_err(ToString::to_string)?;
         let needed = in_all(&survey, graph, paths::bytes_needed(graph));
         if needed > limit_bytes {
-            return Err(format!("that takes {} MiB of {} (--memory)", needed >> 20, limit_bytes >> 20));
+            return Err(format!(
+                "that takes {} MiB of {} (--memory)",
+                needed >> 20,
+                limit_bytes >> 20
+            ));
         }
         let (handles, objects): (Vec<u64>, Vec<u32>) = survey.watched.iter().copied().unzip();
         let (paths, nodes) = Paths::find_with(graph, &survey.roots, &survey.lists(), &objects);
@@ -93,7 +100,8 @@ pub fn in_all(survey: &Survey, graph: &Graph, needed: usize) -> usize {
 pub fn pause(survey: &Survey) -> String {
     let again = match survey.collections {
         several @ 2.. => format!(
-            " by {several} collections: up to .NET 9 the runtime collects again when the survey ends, and the app may have done so itself"
+            " by {several} collections: up to .NET 9 the runtime collects again when the survey \
+             ends, and the app may have done so itself"
         ),
         _ => String::new(),
     };
@@ -109,7 +117,8 @@ pub fn notes(survey: &Survey) -> Vec<String> {
     }
     if survey.lost > 0 && !is_told {
         let what = if survey.graph.is_ok() {
-            "some types may have no name, some roots be left out, and the last objects of the walk not be counted"
+            "some types may have no name, some roots be left out, and the last objects of the walk \
+             not be counted"
         } else {
             "objects are not counted, and types may have no name (a larger --buffer may help)"
         };
@@ -123,11 +132,17 @@ pub fn notes(survey: &Survey) -> Vec<String> {
             counted(rest.objects, "object")
         ));
     }
-    let others =
-        survey.types.iter().skip(1).filter(unnamed).map(|of| of.objects).fold(0, u64::saturating_add);
+    let others = survey
+        .types
+        .iter()
+        .skip(1)
+        .filter(unnamed)
+        .map(|of| of.objects)
+        .fold(0, u64::saturating_add);
     if others > 0 {
         notes.push(format!(
-            "{} of types without a name: the runtime tells names to one survey at a time, and another one was going on, or there is no room for names (--memory)",
+            "{} of types without a name: the runtime tells names to one survey at a time, and \
+             another one was going on, or there is no room for names (--memory)",
             counted(others, "object")
         ));
     }
@@ -146,11 +161,14 @@ mod tests {
     #[test]
     fn objects_that_are_held_alike_are_one_way_and_the_dead_have_none() {
         let mut survey = small(0);
-        // Two handles watch the object that a static field holds, one what that holds, and one what nobody does.
+        // Two handles watch the object that a static field holds, one what that holds, and one what
+        // nobody does.
         survey.watched = vec![(0x10, 0), (0x18, 0), (0x20, 1), (0x28, 3)];
         let held = Held::of(survey, 1 << 20).unwrap();
         let shown = |handles: &[u64]| {
-            let shown = |way| held.steps(way).iter().map(ToString::to_string).collect::<Vec<_>>().join(" > ");
+            let shown = |way| {
+                held.steps(way).iter().map(ToString::to_string).collect::<Vec<_>>().join(" > ")
+            };
             held.ways(handles).into_iter().map(|way| (way.objects, shown(way))).collect::<Vec<_>>()
         };
         let field = "static field cache > Shop.Cache";
@@ -158,7 +176,10 @@ mod tests {
             shown(&[0x20, 0x10, 0x18, 0x99]),
             [(2, field.to_owned()), (1, format!("{field} > string"))]
         );
-        assert_eq!(shown(&[0x28]), [(1, "[not reached from a root] > [type without a name]".to_owned())]);
+        assert_eq!(
+            shown(&[0x28]),
+            [(1, "[not reached from a root] > [type without a name]".to_owned())]
+        );
         assert!(shown(&[0x99]).is_empty());
     }
 

@@ -1,8 +1,9 @@
 //! What a survey costs the process that is surveyed, and whether its limits allow that.
 //!
-//! The runtime keeps events that were not read yet in its buffer. A walk writes them faster than they are read,
-//! so the buffer is used whole. Beyond it a survey took 0.2 to 5 MiB of .NET 8, 9, 10 and 11, with 50, 300 and
-//! 2,000 MB of small objects: the runtime's first event session, its types' names, the collection's mark stack.
+//! The runtime keeps events that were not read yet in its buffer. A walk writes them faster than
+//! they are read, so the buffer is used whole. Beyond it a survey took 0.2 to 5 MiB of .NET 8, 9,
+//! 10 and 11, with 50, 300 and 2,000 MB of small objects: the runtime's first event session, its
+//! types' names, the collection's mark stack.
 
 use perfusion_host::process::headroom::{Headroom, mib};
 
@@ -10,7 +11,8 @@ use perfusion_host::process::headroom::{Headroom, mib};
 const BESIDE: u64 = 6 << 20;
 /// And one byte for so many of the process: its collection marks more where there is more.
 const PART: u64 = 256;
-/// A buffer of less holds less than what a walk writes between two looks of the thread that sends it.
+/// A buffer of less holds less than what a walk writes between two looks of the thread that sends
+/// it.
 pub const LEAST_BUFFER_MIB: u32 = 16;
 /// A survey ends early where less is left: half of what is kept free beside the buffer.
 const FLOOR: u64 = BESIDE / 2;
@@ -20,7 +22,8 @@ const FLOOR: u64 = BESIDE / 2;
 pub struct Plan {
     /// The runtime's buffer, MiB.
     pub buffer_mib: u32,
-    /// The survey ends early when fewer bytes than this are left; 0 where it is to go on whatever happens.
+    /// The survey ends early when fewer bytes than this are left; 0 where it is to go on whatever
+    /// happens.
     pub floor_bytes: u64,
     /// What is to be said of it.
     pub note: Option<String>,
@@ -58,7 +61,8 @@ pub fn plan(
     let buffer_mib = fits.max(least);
     let note = format!(
         "the runtime's buffer is {buffer_mib} MiB instead of {wanted_mib}, because {headroom}; \
-         a survey takes {} with this buffer. Events that do not fit into it are lost, and the survey says so",
+         a survey takes {} with this buffer. Events that do not fit into it are lost, and the \
+         survey says so",
         mib(needed(buffer_mib))
     );
     Ok(Plan { buffer_mib, floor_bytes, note: Some(note) })
@@ -82,7 +86,8 @@ mod tests {
 
     #[test]
     fn the_buffer_shrinks_to_what_is_left_and_no_further_than_is_of_use() {
-        let buffer = |mib, force| plan(left(mib), 300 << 20, 256, force).map(|plan| plan.buffer_mib);
+        let buffer =
+            |mib, force| plan(left(mib), 300 << 20, 256, force).map(|plan| plan.buffer_mib);
         assert_eq!(buffer(320, false), Ok(256));
         assert_eq!(buffer(64, false), Ok(56));
         assert_eq!(buffer(24, false), Ok(16));

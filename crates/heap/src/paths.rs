@@ -1,11 +1,13 @@
-//! How each object is held: the shortest way to it from a root, and all such ways together as a tree of types. Objects that are held in
-//! the same way, type by type, are one node of it.
+//! How each object is held: the shortest way to it from a root, and all such ways together as a
+//! tree of types. Objects that are held in the same way, type by type, are one node of it.
 //!
-//! References between the nodes of the runtime's doubly linked lists ([`LISTS`]) are followed last, and from the nearest node on through the whole list: whoever holds one
-//! timer does not hold the others in any sense that helps.
+//! References between the nodes of the runtime's doubly linked lists ([`LISTS`]) are followed last,
+//! and from the nearest node on through the whole list: whoever holds one timer does not hold the
+//! others in any sense that helps.
 //!
-//! Ways of recursive structures are folded: where the last types of a way repeat the ones before them (a list's nodes, a tree's nodes and
-//! arrays by turns), the repetition is left out, so a list of a million is one node.
+//! Ways of recursive structures are folded: where the last types of a way repeat the ones before
+//! them (a list's nodes, a tree's nodes and arrays by turns), the repetition is left out, so a list
+//! of a million is one node.
 
 use crate::graph::{Graph, NOWHERE};
 use crate::walk::{Root, RootKind, Survey};
@@ -22,7 +24,8 @@ const MAX_DEPTH: u16 = 256;
 /// Most nodes. Objects of further ways are counted under one of their type.
 const MAX_NODES: usize = 1 << 18;
 
-/// Numbers of types that are nodes of lists. Asked of each object there is: with a hash that costs little.
+/// Numbers of types that are nodes of lists. Asked of each object there is: with a hash that costs
+/// little.
 pub type Lists = HashSet<u32, RandomState>;
 
 /// What stands at a node.
@@ -34,7 +37,8 @@ pub enum Step {
     Root(RootKind, Option<u32>),
     /// Objects of a type.
     Type(u32),
-    /// A dependent handle: what is below is a value of a `ConditionalWeakTable`, or the like, whose key is above.
+    /// A dependent handle: what is below is a value of a `ConditionalWeakTable`, or the like, whose
+    /// key is above.
     Dependent,
     /// Objects that no root leads to.
     Unreached,
@@ -78,16 +82,23 @@ impl Paths {
         Self::find_with(graph, roots, &Lists::default(), &[]).0
     }
 
-    /// The same where objects of the types `lists` are nodes of lists ([`Survey::lists`]), with the node at which each of these objects ends.
+    /// The same where objects of the types `lists` are nodes of lists ([`Survey::lists`]), with the
+    /// node at which each of these objects ends.
     #[must_use]
-    pub fn find_with(graph: &Graph, roots: &[Root], lists: &Lists, objects: &[u32]) -> (Self, Vec<u32>) {
+    pub fn find_with(
+        graph: &Graph,
+        roots: &[Root],
+        lists: &Lists,
+        objects: &[u32],
+    ) -> (Self, Vec<u32>) {
         let top = Node { step: Step::Top, parent: 0, objects: 0, bytes: 0, depth: 0 };
         let mut paths = Self { nodes: vec![top], numbers: HashMap::default() };
         // Node of each object, or NOWHERE before it is reached.
         let mut at = vec![NOWHERE; graph.len()];
         // Objects in the order in which they are reached: a level of the search after the other.
         let mut reached = Vec::with_capacity(graph.len());
-        // In order of kinds: what a static field refers to is held by it, whatever else refers to it.
+        // In order of kinds: what a static field refers to is held by it, whatever else refers to
+        // it.
         for root in roots {
             let parent = paths.child(0, Step::Root(root.kind, root.field));
             paths.reach(graph, root.object, parent, &mut at, &mut reached);
@@ -116,7 +127,14 @@ impl Paths {
     }
 
     /// Reaches what an object holds, but for its neighbours in a list.
-    fn spread(&mut self, graph: &Graph, object: u32, lists: &Lists, at: &mut [u32], reached: &mut Vec<u32>) {
+    fn spread(
+        &mut self,
+        graph: &Graph,
+        object: u32,
+        lists: &Lists,
+        at: &mut [u32],
+        reached: &mut Vec<u32>,
+    ) {
         let parent = at.get(object as usize).copied().unwrap_or(0);
         let own = graph.shape(object).type_index;
         let list = lists.contains(&own).then_some(own);
@@ -133,7 +151,8 @@ impl Paths {
         }
     }
 
-    /// Reaches all nodes of the list of which an object is one, also beyond those that are held otherwise themselves.
+    /// Reaches all nodes of the list of which an object is one, also beyond those that are held
+    /// otherwise themselves.
     fn follow_list(
         &mut self,
         graph: &Graph,
@@ -153,7 +172,8 @@ impl Paths {
         let own = graph.shape(object).type_index;
         let mut chain = vec![object];
         while let Some(object) = chain.pop() {
-            for other in graph.direct(object).filter(|&other| graph.shape(other).type_index == own) {
+            for other in graph.direct(object).filter(|&other| graph.shape(other).type_index == own)
+            {
                 if is_new(other) {
                     self.reach(graph, other, node, at, reached);
                     chain.push(other);
@@ -162,7 +182,14 @@ impl Paths {
         }
     }
 
-    fn reach(&mut self, graph: &Graph, object: u32, parent: u32, at: &mut [u32], reached: &mut Vec<u32>) {
+    fn reach(
+        &mut self,
+        graph: &Graph,
+        object: u32,
+        parent: u32,
+        at: &mut [u32],
+        reached: &mut Vec<u32>,
+    ) {
         if let Some(place) = at.get_mut(object as usize)
             && *place == NOWHERE
         {
@@ -214,15 +241,18 @@ impl Paths {
         }
         (1..=FOLDED).find_map(|period| {
             let (last, before) = (way.get(..period)?, way.get(period..2 * period)?);
-            let repeats =
-                last.iter().zip(before).all(|((_, a), (_, b))| a == b && !matches!(a, Step::Root(..)));
+            let repeats = last
+                .iter()
+                .zip(before)
+                .all(|((_, a), (_, b))| a == b && !matches!(a, Step::Root(..)));
             repeats.then(|| before.first().map(|&(number, _)| number))?
         })
     }
 
     fn new_child(&mut self, parent: u32, step: Step) -> u32 {
         let parent = match self.node(parent) {
-            // Below the mark, which stands for any number of steps, lies what is deeper, side by side.
+            // Below the mark, which stands for any number of steps, lies what is deeper, side by
+            // side.
             Some(node) if node.depth >= MAX_DEPTH => node.parent,
             Some(node) if node.depth == MAX_DEPTH - 2 && step != Step::Deeper => {
                 self.child(parent, Step::Deeper)
@@ -290,8 +320,9 @@ fn shortened(name: String) -> String {
     }
 }
 
-/// Nodes of lists in which the runtime keeps what is waited for, each of which knows its neighbours (System.Private.CoreLib: Timer.cs, CancellationTokenSource.cs), and
-/// those of `LinkedList<T>`; of a nested type the runtime tells the innermost name.
+/// Nodes of lists in which the runtime keeps what is waited for, each of which knows its neighbours
+/// (System.Private.CoreLib: Timer.cs, CancellationTokenSource.cs), and those of `LinkedList<T>`; of
+/// a nested type the runtime tells the innermost name.
 const LISTS: [&str; 4] = [
     "System.Threading.TimerQueueTimer",
     "System.Threading.CancellationTokenSource+CallbackNode",
@@ -316,16 +347,18 @@ impl Survey {
     fn whole_step_name(&self, step: Step) -> String {
         match step {
             Step::Top => "root".to_owned(),
-            Step::Root(kind, field) => match field.and_then(|field| self.fields.get(field as usize)) {
-                Some(StaticField { name, class: Some(class), .. }) => {
-                    let class = perfusion_model::pretty::type_name(class);
-                    format!("{} {class}.{}", kind.name(), written(name))
+            Step::Root(kind, field) => {
+                match field.and_then(|field| self.fields.get(field as usize)) {
+                    Some(StaticField { name, class: Some(class), .. }) => {
+                        let class = perfusion_model::pretty::type_name(class);
+                        format!("{} {class}.{}", kind.name(), written(name))
+                    }
+                    Some(StaticField { name, .. }) if !name.is_empty() => {
+                        format!("{} {}", kind.name(), written(name))
+                    }
+                    _ => kind.name().to_owned(),
                 }
-                Some(StaticField { name, .. }) if !name.is_empty() => {
-                    format!("{} {}", kind.name(), written(name))
-                }
-                _ => kind.name().to_owned(),
-            },
+            }
             Step::Type(number) => self.type_name(number),
             Step::Dependent => "dependent handle (ConditionalWeakTable)".to_owned(),
             Step::Unreached => "[not reached from a root]".to_owned(),
@@ -359,11 +392,15 @@ mod tests {
         let ways: Vec<(Vec<String>, u64)> = paths
             .ends()
             .map(|(number, node)| {
-                (paths.way(number).iter().map(|&step| survey.step_name(step)).collect(), node.objects)
+                (
+                    paths.way(number).iter().map(|&step| survey.step_name(step)).collect(),
+                    node.objects,
+                )
             })
             .collect();
         let table = "dependent handle (ConditionalWeakTable)";
-        let way = |steps: &[&str]| (steps.iter().map(|&step| step.to_owned()).collect::<Vec<_>>(), 1);
+        let way =
+            |steps: &[&str]| (steps.iter().map(|&step| step.to_owned()).collect::<Vec<_>>(), 1);
         let expected = [
             way(&["static field cache", "Shop.Cache"]),
             way(&["static field cache", "Shop.Cache", "string"]),
@@ -395,7 +432,8 @@ mod tests {
 
     #[test]
     fn who_holds_one_node_of_a_list_does_not_hold_the_others() {
-        // A queue (1) holds the first of three timers (3) that are linked both ways, and each holds a state (4); another one (2, 5) holds the second timer.
+        // A queue (1) holds the first of three timers (3) that are linked both ways, and each holds
+        // a state (4); another one (2, 5) holds the second timer.
         let (queue, another, timer, state, wrapper) = (1, 2, 3, 4, 5);
         let objects: [(u32, &[u64]); 9] = [
             (queue, &[2]),
@@ -416,19 +454,31 @@ mod tests {
         }
         let graph = builder.finish(&mut []).unwrap();
         let root = |object| Root { kind: RootKind::Other, field: None, object };
-        let (paths, nodes) =
-            Paths::find_with(&graph, &[root(0), root(1)], &[timer].into_iter().collect(), &[5, 6, 7]);
+        let (paths, nodes) = Paths::find_with(
+            &graph,
+            &[root(0), root(1)],
+            &[timer].into_iter().collect(),
+            &[5, 6, 7],
+        );
         let ways: Vec<Vec<u32>> = nodes.into_iter().map(|node| types_of(paths.way(node))).collect();
         assert_eq!(
             ways,
-            [vec![queue, timer, state], vec![another, wrapper, timer, state], vec![queue, timer, state]]
+            [
+                vec![queue, timer, state],
+                vec![another, wrapper, timer, state],
+                vec![queue, timer, state]
+            ]
         );
     }
 
     #[test]
     fn repetitions_are_folded_and_nothing_else() {
         assert_eq!(chain(&[1; 1000]), [(vec![1], 1000)]);
-        assert_eq!(chain(&[1, 2, 1, 3]).last().unwrap().0, [1, 2, 1, 3], "one return is no repetition");
+        assert_eq!(
+            chain(&[1, 2, 1, 3]).last().unwrap().0,
+            [1, 2, 1, 3],
+            "one return is no repetition"
+        );
         let by_turns = chain(&[9, 1, 2, 1, 2, 1, 2, 3]);
         assert_eq!(by_turns.last().unwrap().0, [9, 1, 2, 3]);
         assert_eq!(by_turns.iter().map(|(_, objects)| objects).sum::<u64>(), 8);

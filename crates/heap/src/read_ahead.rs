@@ -1,6 +1,7 @@
-//! Reads a stream ahead of whoever makes sense of it. While a runtime walks its heap, one thread of its writes events and another sends them; on two CPUs a
-//! third that understands them takes from these what they need, and what finds no room in the runtime's buffer is lost. So what comes is taken at once, and
-//! understood with a lower priority.
+//! Reads a stream ahead of whoever makes sense of it. While a runtime walks its heap, one thread of
+//! its writes events and another sends them; on two CPUs a third that understands them takes from
+//! these what they need, and what finds no room in the runtime's buffer is lost. So what comes is
+//! taken at once, and understood with a lower priority.
 
 use std::io::{self, Read};
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -8,10 +9,12 @@ use std::thread;
 
 /// Bytes taken at once.
 const PIECE: usize = 256 << 10;
-/// The part that what waits may take of all memory beyond what the program itself needs. All is needed at the end only, when nothing waits any more.
+/// The part that what waits may take of all memory beyond what the program itself needs. All is
+/// needed at the end only, when nothing waits any more.
 const PART: usize = 4;
 const ITSELF: usize = 48 << 20;
-/// For who understands them: a third of the usual weight (`sched_prio_to_weight`, kernel/sched/core.c).
+/// For who understands them: a third of the usual weight (`sched_prio_to_weight`,
+/// kernel/sched/core.c).
 const NICE: i32 = 5;
 
 /// The stream, as it came.
@@ -22,7 +25,8 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// Begins to read `stream` on a thread of its own, as far ahead as a part of so much memory allows. It ends with the stream, or with the first that nobody takes any more.
+    /// Begins to read `stream` on a thread of its own, as far ahead as a part of so much memory
+    /// allows. It ends with the stream, or with the first that nobody takes any more.
     ///
     /// # Errors
     /// When there is no thread to be had.
@@ -106,9 +110,13 @@ mod tests {
         Stream(BYTES, None).read_to_end(&mut sent).unwrap();
         Ahead::of(Stream(BYTES, None), 0).unwrap().read_to_end(&mut came).unwrap();
         assert!(sent == came && came.len() == BYTES);
-        let mut broken = Ahead::of(Stream(BYTES, Some(io::ErrorKind::ConnectionReset)), 1 << 30).unwrap();
+        let mut broken =
+            Ahead::of(Stream(BYTES, Some(io::ErrorKind::ConnectionReset)), 1 << 30).unwrap();
         came.clear();
-        assert_eq!(broken.read_to_end(&mut came).unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+        assert_eq!(
+            broken.read_to_end(&mut came).unwrap_err().kind(),
+            io::ErrorKind::ConnectionReset
+        );
         assert!(sent == came, "what came before the error is there");
     }
 }

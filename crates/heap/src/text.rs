@@ -45,7 +45,11 @@ pub fn text(survey: &Survey, findings: &Findings, rows: usize) -> String {
         && let Some(dominated) = &findings.dominated
     {
         // Writing to a String cannot fail.
-        writeln!(text, "\nlargest holders: what goes when one object does, and no other object holds").ok();
+        writeln!(
+            text,
+            "\nlargest holders: what goes when one object does, and no other object holds"
+        )
+        .ok();
         writeln!(text, "{:>10}  object", "dominated").ok();
         for &(object, size) in dominated.largest.iter().take(rows.min(LARGEST)) {
             let name = survey.type_name(graph.shape(object).type_index);
@@ -65,21 +69,33 @@ pub fn text(survey: &Survey, findings: &Findings, rows: usize) -> String {
 
 /// The table of types; their numbers in its order.
 fn types(survey: &Survey, findings: &Findings, rows: usize, text: &mut String) -> Vec<u32> {
-    let mut order: Vec<u32> =
-        (0..).zip(&survey.types).filter(|(_, found)| found.objects > 0).map(|(number, _)| number).collect();
+    let mut order: Vec<u32> = (0..)
+        .zip(&survey.types)
+        .filter(|(_, found)| found.objects > 0)
+        .map(|(number, _)| number)
+        .collect();
     let found = |number: u32| survey.types.get(number as usize);
-    order.sort_by_key(|&number| (std::cmp::Reverse(found(number).map_or(0, |found| found.bytes)), number));
+    order.sort_by_key(|&number| {
+        (std::cmp::Reverse(found(number).map_or(0, |found| found.bytes)), number)
+    });
     let (objects, all) = (survey.objects(), survey.bytes());
-    let sum = format!("{} in {} of {}", bytes(all), counted(objects, "object"), counted(order.len(), "type"));
+    let sum = format!(
+        "{} in {} of {}",
+        bytes(all),
+        counted(objects, "object"),
+        counted(order.len(), "type")
+    );
     match survey.lost {
         0 if survey.malformed == 0 => writeln!(text, "{sum}").ok(),
         // What is behind the bad place of an event was not counted.
         0 => writeln!(text, "at least {sum}").ok(),
-        // All but perhaps the walk's last objects are there: references could not have been told apart otherwise.
+        // All but perhaps the walk's last objects are there: references could not have been told
+        // apart otherwise.
         _ if survey.graph.is_ok() => writeln!(text, "at least {sum}").ok(),
         lost => writeln!(
             text,
-            "NOT ALL of the heap, {} or more are missing, each of up to thousands of objects: at least {sum}",
+            "NOT ALL of the heap, {} or more are missing, each of up to thousands of objects: at \
+             least {sum}",
             counted(lost, "event")
         )
         .ok(),
@@ -135,8 +151,14 @@ fn roots(survey: &Survey, findings: &Findings, text: &mut String) {
         if roots.unwrap_or(objects) == 0 {
             return;
         }
-        let (size, objects) = if known { (bytes(size), count(objects)) } else { Default::default() };
-        writeln!(text, "{size:>10} {objects:>14} {:>10}  {name}", roots.map_or_else(String::new, count)).ok();
+        let (size, objects) =
+            if known { (bytes(size), count(objects)) } else { Default::default() };
+        writeln!(
+            text,
+            "{size:>10} {objects:>14} {:>10}  {name}",
+            roots.map_or_else(String::new, count)
+        )
+        .ok();
     };
     for (kind, &roots) in RootKind::ALL.into_iter().zip(&survey.root_counts) {
         line(Step::Root(kind, None), Some(roots), kind.name());
@@ -144,7 +166,12 @@ fn roots(survey: &Survey, findings: &Findings, text: &mut String) {
     line(Step::Unreached, None, "not reached from a root");
     line(Step::Further, None, "[held in further ways]");
     let (dependents, weak) = (count(survey.dependents), count(survey.weak));
-    writeln!(text, "and {dependents} dependent handles (ConditionalWeakTable: the key holds the value), {weak} weak ones, which hold nothing").ok();
+    writeln!(
+        text,
+        "and {dependents} dependent handles (ConditionalWeakTable: the key holds the \
+         value), {weak} weak ones, which hold nothing"
+    )
+    .ok();
 }
 
 /// The ways of the largest types.
@@ -157,7 +184,8 @@ fn ways(survey: &Survey, paths: &Paths, order: &[u32], rows: usize, text: &mut S
     }
     writeln!(
         text,
-        "\nwhat holds the largest types: the shortest way from a root, and its share of the type's bytes"
+        "\nwhat holds the largest types: the shortest way from a root, and its share of the type's \
+         bytes"
     )
     .ok();
     for &kind in order.iter().take(rows) {
@@ -165,7 +193,14 @@ fn ways(survey: &Survey, paths: &Paths, order: &[u32], rows: usize, text: &mut S
         found.sort_by_key(|(number, node)| (std::cmp::Reverse(node.bytes), *number));
         let all: u64 = found.iter().map(|(_, node)| node.bytes).fold(0, u64::saturating_add);
         let objects: u64 = found.iter().map(|(_, node)| node.objects).fold(0, u64::saturating_add);
-        writeln!(text, "\n{}: {} in {}", survey.type_name(kind), bytes(all), counted(objects, "object")).ok();
+        writeln!(
+            text,
+            "\n{}: {} in {}",
+            survey.type_name(kind),
+            bytes(all),
+            counted(objects, "object")
+        )
+        .ok();
         let shown: Vec<_> = found
             .iter()
             .enumerate()

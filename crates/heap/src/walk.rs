@@ -1,10 +1,13 @@
-//! The runtime's walk over its heap, event by event: what is there by type is counted always, the graph is kept as far as memory allows.
+//! The runtime's walk over its heap, event by event: what is there by type is counted always, the
+//! graph is kept as far as memory allows.
 //!
-//! A walk is part of a blocking collection of all generations that an event session asked for (`GCHeapCollect`). One thread writes it, in
-//! order: static fields, then objects, references, roots, each sort numbered from 0 on. Up to .NET 9 a second walk may follow, of the same
-//! thread or, with server collections, another one; what other threads write stands anywhere in the stream. The first walk is taken, and
-//! a number 0 that comes again ends it. Layouts: `ClrEtwAll.man` and `eventtrace_gcheap.cpp` of dotnet/runtime. What a process sends is bounded, and believed about
-//! nothing but itself.
+//! A walk is part of a blocking collection of all generations that an event session asked for
+//! (`GCHeapCollect`). One thread writes it, in order: static fields, then objects, references,
+//! roots, each sort numbered from 0 on. Up to .NET 9 a second walk may follow, of the same thread
+//! or, with server collections, another one; what other threads write stands anywhere in the
+//! stream. The first walk is taken, and a number 0 that comes again ends it. Layouts:
+//! `ClrEtwAll.man` and `eventtrace_gcheap.cpp` of dotnet/runtime. What a process sends is bounded,
+//! and believed about nothing but itself.
 
 use crate::graph::{Builder, Graph, NOWHERE, NoGraph};
 use perfusion_dotnet::declared::StaticField;
@@ -31,7 +34,8 @@ mod id {
 /// Asked for, by a session or the app itself.
 const INDUCED: u32 = 1;
 const OLDEST_GENERATION: u32 = 2;
-/// Stops and starts of the managed threads, and collections, that are kept: all that happens while a survey is taken.
+/// Stops and starts of the managed threads, and collections, that are kept: all that happens while
+/// a survey is taken.
 const MAX_MARKS: usize = 1 << 16;
 /// Roots that are kept.
 const MAX_ROOTS: usize = 1 << 24;
@@ -48,13 +52,14 @@ const COUNTED: u32 = 8;
 pub enum RootKind {
     /// A static field.
     Static,
-    /// A thread-static field (.NET 9 and newer). They are told after a thread's frames, with the method of the last of these, which is none where a thread begins
-    /// in the runtime; the main thread's are as variables of its outermost method, and cannot be told from such.
+    /// A thread-static field (.NET 9 and newer). They are told after a thread's frames, with the
+    /// method of the last of these, which is none where a thread begins in the runtime; the main
+    /// thread's are as variables of its outermost method, and cannot be told from such.
     ThreadStatic,
     /// A local variable.
     Stack,
-    /// A strong handle: `GCHandle`, and the runtime's own tables, in which are the static fields of generic types and, before .NET 9,
-    /// the thread-static ones.
+    /// A strong handle: `GCHandle`, and the runtime's own tables, in which are the static fields of
+    /// generic types and, before .NET 9, the thread-static ones.
     StrongHandle,
     /// A pinning handle.
     PinningHandle,
@@ -94,7 +99,8 @@ impl RootKind {
         }
     }
 
-    /// Of the runtime's kinds (`EtwGCRootKind`) and flags; `None` for what holds nothing. A variable of a stack comes with its method.
+    /// Of the runtime's kinds (`EtwGCRootKind`) and flags; `None` for what holds nothing. A
+    /// variable of a stack comes with its method.
     fn of(kind: u8, flags: u32, id: u64) -> Option<Self> {
         Some(match (kind, flags) {
             (_, flags) if flags & WEAK != 0 => return None,
@@ -133,7 +139,8 @@ pub struct Survey {
     pub roots: Vec<Root>,
     /// Roots of each kind, as they came.
     pub root_counts: [u64; RootKind::ALL.len()],
-    /// The objects that are watched by those weak handles that were asked for, each with its handle.
+    /// The objects that are watched by those weak handles that were asked for, each with its
+    /// handle.
     pub watched: Vec<(u64, u32)>,
     /// Bytes of types and names.
     pub type_bytes: usize,
@@ -147,7 +154,8 @@ pub struct Survey {
     pub collections: u32,
     /// Events of the walk that do not have the layout they should.
     pub malformed: u64,
-    /// Events the runtime had no room for. With a graph none with objects or references, except perhaps the walk's last objects where these refer to nothing.
+    /// Events the runtime had no room for. With a graph none with objects or references, except
+    /// perhaps the walk's last objects where these refer to nothing.
     pub lost: u64,
 }
 
@@ -171,7 +179,8 @@ impl Survey {
     }
 }
 
-/// What static fields take beside their names, and roots with the places that become objects in the end.
+/// What static fields take beside their names, and roots with the places that become objects in the
+/// end.
 fn bytes_of(fields: &[StaticField], roots: &[Root]) -> usize {
     size_of_val(fields) + size_of_val(roots) + roots.len() * size_of::<u32>()
 }
@@ -259,7 +268,8 @@ impl Walk {
         self.objects
     }
 
-    /// True when a full collection that was asked for has begun, for which managed threads are stopped.
+    /// True when a full collection that was asked for has begun, for which managed threads are
+    /// stopped.
     #[must_use]
     pub fn has_stopped_threads(&self) -> bool {
         self.has_begun() || self.marks.iter().any(|(_, mark)| *mark == Mark::Induced)
@@ -326,7 +336,8 @@ impl Walk {
         Some(())
     }
 
-    /// How long the managed threads stood still for collections that were asked for, and how many those were.
+    /// How long the managed threads stood still for collections that were asked for, and how many
+    /// those were.
     fn pause(&mut self) -> (Duration, u32) {
         self.marks.sort_unstable();
         let (mut pause_ns, mut collections, mut stopped, mut induced) = (0u64, 0u32, None, 0u32);
@@ -345,7 +356,8 @@ impl Walk {
         (Duration::from_nanos(pause_ns), collections)
     }
 
-    /// Takes the number and the count of an event of a sort; the count is 0 for the first one of another walk.
+    /// Takes the number and the count of an event of a sort; the count is 0 for the first one of
+    /// another walk.
     fn expect(&mut self, sort: Sort, fields: &mut Fields<'_>) -> Option<u32> {
         let (number, count, _runtime) = (fields.u32()?, fields.u32()?, fields.u16()?);
         let next = self.next.get_mut(sort as usize)?;
@@ -388,7 +400,8 @@ impl Walk {
     fn add_roots(&mut self, mut fields: Fields<'_>) -> Option<()> {
         let count = self.expect(Sort::Roots, &mut fields)?;
         for _ in 0..count {
-            let (address, kind, flags, id) = (fields.u64()?, fields.u8()?, fields.u32()?, fields.u64()?);
+            let (address, kind, flags, id) =
+                (fields.u64()?, fields.u8()?, fields.u32()?, fields.u64()?);
             match RootKind::of(kind, flags, id) {
                 _ if address == 0 => {}
                 Some(kind) => self.add_root(kind, None, address),
@@ -429,7 +442,8 @@ impl Walk {
     fn add_statics(&mut self, mut fields: Fields<'_>) -> Option<()> {
         let (count, _domain, _runtime) = (fields.u32()?, fields.u64()?, fields.u16()?);
         for _ in 0..count {
-            let (_root, object, id, _flags) = (fields.u64()?, fields.u64()?, fields.u64()?, fields.u32()?);
+            let (_root, object, id, _flags) =
+                (fields.u64()?, fields.u64()?, fields.u64()?, fields.u32()?);
             let name = fields.text()?;
             let field = (self.fields.len() < MAX_STATICS).then(|| {
                 let (name, type_index) = (self.types.keep_name(&name), self.types.number(id));
@@ -477,7 +491,8 @@ impl Walk {
         let graph = self.graph.and_then(|graph| match (self.missing, self.malformed) {
             (0, 0) => {
                 let of_watched = watched.iter().map(|(_, place)| *place);
-                let mut places: Vec<u32> = roots.iter().map(|root| root.object).chain(of_watched).collect();
+                let mut places: Vec<u32> =
+                    roots.iter().map(|root| root.object).chain(of_watched).collect();
                 let graph = graph.finish(&mut places)?;
                 let of_watched = watched.iter_mut().map(|(_, place)| place);
                 let held = roots.iter_mut().map(|root| &mut root.object).chain(of_watched);
@@ -556,14 +571,20 @@ pub(crate) mod tests {
     }
 
     fn collection(walk: &mut Walk, time_ns: u64, generation: u32) {
-        send(walk, id::GC_START, time_ns, payload().u32(5).u32(generation).u32(1).u32(0).u16(0).u64(0));
+        send(
+            walk,
+            id::GC_START,
+            time_ns,
+            payload().u32(5).u32(generation).u32(1).u32(0).u16(0).u64(0),
+        );
     }
 
     fn numbered(number: u32, count: u32) -> Payload {
         payload().u32(number).u32(count).u16(0)
     }
 
-    /// A heap of four: a static field and a stack hold object 0, which holds 1 and itself; 1 is the key of 2; nobody holds 3.
+    /// A heap of four: a static field and a stack hold object 0, which holds 1 and itself; 1 is the
+    /// key of 2; nobody holds 3.
     pub(crate) fn small(objects_event: u32) -> Survey {
         let mut walk = Walk::new(1 << 20);
         let at = |object: u64| 0x10_0000 + object * 0x40;
@@ -589,7 +610,8 @@ pub(crate) mod tests {
         let types = types.u64(71).u64(1).u32(0).u32(0).u8(0).text("System.String").u32(0);
         send(&mut walk, id::TYPES, 0, types);
         send(&mut walk, id::RESTARTED, 2_000_001_000, payload().u16(0));
-        // Another thread's event, and the next walk; the collection's own event may come at any time.
+        // Another thread's event, and the next walk; the collection's own event may come at any
+        // time.
         let other = numbered(0, 1).u64(at(9)).u64(24).u64(77).u64(0).0;
         walk.event(Event { id: id::OBJECTS, thread: 8, time_ns: 0, payload: &other });
         send(&mut walk, id::STATICS, 0, payload().u32(0).u64(0).u16(0));
@@ -602,10 +624,16 @@ pub(crate) mod tests {
     #[test]
     fn a_walk_gives_types_roots_and_the_graph() {
         let survey = small(0);
-        let names: Vec<_> =
-            survey.types.iter().map(|found| (found.name.as_str(), found.objects, found.bytes)).collect();
+        let names: Vec<_> = survey
+            .types
+            .iter()
+            .map(|found| (found.name.as_str(), found.objects, found.bytes))
+            .collect();
         // 22 bytes are 24 on the heap.
-        assert_eq!(names, [("", 0, 0), ("Shop.Cache", 1, 40), ("System.String", 2, 48), ("", 1, 64)]);
+        assert_eq!(
+            names,
+            [("", 0, 0), ("Shop.Cache", 1, 40), ("System.String", 2, 48), ("", 1, 64)]
+        );
         let expected = [
             Root { kind: RootKind::Static, field: Some(0), object: 0 },
             Root { kind: RootKind::Stack, field: None, object: 0 },
@@ -627,12 +655,14 @@ pub(crate) mod tests {
         let mut walk = Walk::new(1 << 20).with_handles(Arc::new([0x500, 0x508].into()));
         let at = |object: u64| 0x10_0000 + object * 0x40;
         let weak = |roots: Payload, object, handle| roots.u64(at(object)).u8(2).u32(2).u64(handle);
-        // One that was not asked for, one of which nothing is left, one of what is no object, and one that is told of too often.
+        // One that was not asked for, one of which nothing is left, one of what is no object, and
+        // one that is told of too often.
         let roots = weak(weak(numbered(0, 5), 0, 0x4f8), 1, 0x500);
         let roots = roots.u64(0).u8(2).u32(2).u64(0x508);
         let roots = weak(weak(roots, 7, 0x508), 0, 0x500);
         send(&mut walk, id::ROOTS, 0, roots);
-        let objects = numbered(0, 2).u64(at(0)).u64(24).u64(70).u64(0).u64(at(1)).u64(24).u64(70).u64(0);
+        let objects =
+            numbered(0, 2).u64(at(0)).u64(24).u64(70).u64(0).u64(at(1)).u64(24).u64(70).u64(0);
         send(&mut walk, id::OBJECTS, 0, objects);
         let survey = walk.finish(0);
         assert_eq!((survey.watched.as_slice(), survey.weak), (&[(0x500, 1)][..], 4));
@@ -676,7 +706,16 @@ pub(crate) mod tests {
         assert!(walk.bytes_beside() < 1024 && walk.root_counts[3] == 60_000);
         let mut walk = Walk::new(LIMIT);
         for id in 1..100_000 {
-            let types = payload().u32(1).u16(0).u64(id).u64(1).u32(0).u32(0).u8(0).text("Shop.Order").u32(0);
+            let types = payload()
+                .u32(1)
+                .u16(0)
+                .u64(id)
+                .u64(1)
+                .u32(0)
+                .u32(0)
+                .u8(0)
+                .text("Shop.Order")
+                .u32(0);
             send(&mut walk, id::TYPES, 0, types);
         }
         assert!((LIMIT / 16..LIMIT / 4).contains(&walk.bytes_beside()), "{}", walk.bytes_beside());

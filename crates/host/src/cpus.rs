@@ -32,8 +32,9 @@ pub fn possible() -> Result<u32, CpusError> {
 fn list(path: &'static str) -> Result<Vec<u32>, CpusError> {
     let failed = |source| CpusError { path, source };
     let text = std::fs::read_to_string(path).map_err(failed)?;
-    cpu_list(&text)
-        .ok_or_else(|| failed(io::Error::other(format!("expected a list such as 0-3,7, found {text:?}"))))
+    cpu_list(&text).ok_or_else(|| {
+        failed(io::Error::other(format!("expected a list such as 0-3,7, found {text:?}")))
+    })
 }
 
 fn cpu_list(text: &str) -> Option<Vec<u32>> {

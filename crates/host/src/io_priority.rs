@@ -1,4 +1,5 @@
-//! The class and priority a thread's input and output has with the disk: two system calls that rustix does not have.
+//! The class and priority a thread's input and output has with the disk: two system calls that
+//! rustix does not have.
 
 use std::ffi::{c_int, c_long};
 use std::io;
@@ -23,8 +24,9 @@ unsafe extern "C" {
     fn syscall(number: c_long, ...) -> c_long;
 }
 
-/// Makes this thread, and those that it makes from now on, one of the last of its class where its requests come before that. Threads that are idle
-/// already, and have the disk when nobody else wants it, stay so.
+/// Makes this thread, and those that it makes from now on, one of the last of its class where its
+/// requests come before that. Threads that are idle already, and have the disk when nobody else
+/// wants it, stay so.
 ///
 /// # Errors
 /// When the kernel refuses.
@@ -32,7 +34,8 @@ pub fn step_back() -> io::Result<()> {
     let [set, get] = SET_AND_GET;
     // SAFETY: it takes two numbers and touches no memory of this process.
     let now = unsafe { syscall(get, THREAD, SELF) };
-    let now = c_int::try_from(now).ok().filter(|now| *now >= 0).ok_or_else(io::Error::last_os_error)?;
+    let now =
+        c_int::try_from(now).ok().filter(|now| *now >= 0).ok_or_else(io::Error::last_os_error)?;
     let (class, priority) = (now >> CLASS_SHIFT, now & LAST);
     if class == IDLE || class == BEST_EFFORT && priority == LAST {
         return Ok(());

@@ -1,6 +1,7 @@
-//! Files that must not outlive a recorder, however it ends: each is locked (flock) for as long as somebody needs it, so one with our kind of
-//! name that nobody locks was left behind by a crash. A lock tells more than a pid in the name: the recorder may live in another pid
-//! namespace, and its pid may be somebody else's by now.
+//! Files that must not outlive a recorder, however it ends: each is locked (flock) for as long as
+//! somebody needs it, so one with our kind of name that nobody locks was left behind by a crash. A
+//! lock tells more than a pid in the name: the recorder may live in another pid namespace, and its
+//! pid may be somebody else's by now.
 
 use rustix::fs::{Dir, FileType, FlockOperation, Mode, OFlags, flock, fstat, openat};
 use rustix::io::Errno;
@@ -34,7 +35,8 @@ impl Naming {
     pub fn fits(self, name: &str) -> bool {
         let digits = name.strip_prefix(self.prefix).and_then(|rest| rest.strip_suffix(self.suffix));
         digits.is_some_and(|digits| {
-            digits.len() == 16 && digits.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+            digits.len() == 16
+                && digits.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
         })
     }
 }
@@ -50,7 +52,8 @@ pub fn random() -> Result<u64, Errno> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// Locks a file that was just made. False when a sweep came between: then the file is gone already, and another has to be made.
+/// Locks a file that was just made. False when a sweep came between: then the file is gone already,
+/// and another has to be made.
 ///
 /// # Errors
 /// When the file system knows no locks.
@@ -62,7 +65,8 @@ pub fn hold(file: impl AsFd) -> Result<bool, Errno> {
     }
 }
 
-/// Removes from `directory`, with `unlink`, the regular files of these owners that are called so and that nobody holds. Returns how many.
+/// Removes from `directory`, with `unlink`, the regular files of these owners that are called so
+/// and that nobody holds. Returns how many.
 pub fn sweep(
     directory: impl AsFd,
     naming: Naming,
@@ -81,7 +85,8 @@ fn remove(
     owners: &[u32],
     unlink: impl Fn(&str) -> Result<(), Errno>,
 ) -> bool {
-    // What the name stands for is looked at without following a link, and without waiting for the other end of a pipe.
+    // What the name stands for is looked at without following a link, and without waiting for the
+    // other end of a pipe.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let Ok(file) = openat(&directory, name, flags, Mode::empty()) else { return false };
     let Ok(status) = fstat(&file) else { return false };
@@ -121,7 +126,8 @@ mod tests {
         .unwrap();
         let me = rustix::process::geteuid().as_raw();
         let directory = File::open(folder.path()).unwrap();
-        let unlink = |name: &str| rustix::fs::unlinkat(&directory, name, rustix::fs::AtFlags::empty());
+        let unlink =
+            |name: &str| rustix::fs::unlinkat(&directory, name, rustix::fs::AtFlags::empty());
         let sweep = |owner| super::sweep(&directory, NAMING, &[owner], unlink);
         assert_eq!(sweep(me + 1), 0, "another user's");
         assert_eq!(sweep(me), 1);

@@ -1,4 +1,5 @@
-//! The table of pods, by the uid their cgroups have. Whoever learns of pods writes it; rules, names of services and labels read it.
+//! The table of pods, by the uid their cgroups have. Whoever learns of pods writes it; rules, names
+//! of services and labels read it.
 
 use perfusion_model::labels::PodLabels;
 use perfusion_model::text::printable;
@@ -43,7 +44,10 @@ impl Pod {
     /// The application it says it belongs to.
     #[must_use]
     pub fn app(&self) -> Option<&str> {
-        APP.iter().filter_map(|key| self.labels.get(*key)).map(String::as_str).find(|app| !app.is_empty())
+        APP.iter()
+            .filter_map(|key| self.labels.get(*key))
+            .map(String::as_str)
+            .find(|app| !app.is_empty())
     }
 
     /// True when it wants to be neither recorded nor attached to.
@@ -88,9 +92,10 @@ impl Shown {
         if let Some(name) = container.and_then(|id| pod.containers.get(id)) {
             show("k8s.container.name", name);
         }
-        for (kind, keys, values) in
-            [("label", &self.labels, &pod.labels), ("annotation", &self.annotations, &pod.annotations)]
-        {
+        for (kind, keys, values) in [
+            ("label", &self.labels, &pod.labels),
+            ("annotation", &self.annotations, &pod.annotations),
+        ] {
             for key in keys {
                 if let Some(value) = values.get(key) {
                     show(&format!("k8s.pod.{kind}.{key}"), value);
@@ -135,7 +140,8 @@ impl Pods {
         self.read().by_uid.values().filter(|entry| entry.gone.is_none()).count()
     }
 
-    /// How often a pod came or changed what it says of itself: rules may say something else of it since.
+    /// How often a pod came or changed what it says of itself: rules may say something else of it
+    /// since.
     #[must_use]
     pub fn changes(&self) -> u64 {
         self.read().changes
@@ -161,7 +167,9 @@ impl Pods {
 
     /// This pod is there no more.
     pub fn remove(&self, uid: &str, pod: &Pod, now: Instant) {
-        if let Some(entry) = self.write().by_uid.get_mut(uid).filter(|entry| entry.pod.uid == pod.uid) {
+        if let Some(entry) =
+            self.write().by_uid.get_mut(uid).filter(|entry| entry.pod.uid == pod.uid)
+        {
             entry.gone.get_or_insert(now);
         }
     }
@@ -169,7 +177,8 @@ impl Pods {
     /// These are all there are.
     pub fn replace(&self, pods: Vec<(String, Pod)>, now: Instant) {
         let mut all = self.write();
-        let there: HashSet<(&String, &String)> = pods.iter().map(|(uid, pod)| (uid, &pod.uid)).collect();
+        let there: HashSet<(&String, &String)> =
+            pods.iter().map(|(uid, pod)| (uid, &pod.uid)).collect();
         for (uid, entry) in &mut all.by_uid {
             if !there.contains(&(uid, &entry.pod.uid)) {
                 entry.gone.get_or_insert(now);
@@ -193,9 +202,13 @@ impl Pods {
 fn put(all: &mut All, uid: String, pod: Pod) {
     let full = all.by_uid.len() >= MOST;
     match all.by_uid.get_mut(&uid) {
-        // Whoever makes a pod chooses its annotations, and by them it could say that it is this one.
+        // Whoever makes a pod chooses its annotations, and by them it could say that it is this
+        // one.
         Some(entry) if entry.gone.is_none() && entry.pod.uid != pod.uid => {
-            tracing::warn!(uid, "two pods say that a cgroup is theirs: the one that was known first has it");
+            tracing::warn!(
+                uid,
+                "two pods say that a cgroup is theirs: the one that was known first has it"
+            );
         }
         // What is unchanged stays the same one.
         Some(entry) => {
@@ -214,7 +227,8 @@ fn put(all: &mut All, uid: String, pod: Pod) {
 }
 
 fn forget(all: &mut All, now: Instant) {
-    all.by_uid.retain(|_, entry| entry.gone.is_none_or(|gone| now.duration_since(gone) < KEEP_GONE));
+    all.by_uid
+        .retain(|_, entry| entry.gone.is_none_or(|gone| now.duration_since(gone) < KEEP_GONE));
 }
 
 #[cfg(test)]
@@ -224,7 +238,12 @@ mod tests {
     use std::time::Instant;
 
     fn pod(name: &str) -> Pod {
-        Pod { name: name.to_owned(), namespace: "shop".to_owned(), uid: "u".to_owned(), ..Pod::default() }
+        Pod {
+            name: name.to_owned(),
+            namespace: "shop".to_owned(),
+            uid: "u".to_owned(),
+            ..Pod::default()
+        }
     }
 
     fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
@@ -237,7 +256,10 @@ mod tests {
         pods.put("a".to_owned(), pod("a"), start);
         pods.put("b".to_owned(), pod("b"), start);
         pods.remove("a", &pod("a"), start);
-        assert_eq!((pods.count(), pods.get("a").map(|pod| pod.name.clone()).as_deref()), (1, Some("a")));
+        assert_eq!(
+            (pods.count(), pods.get("a").map(|pod| pod.name.clone()).as_deref()),
+            (1, Some("a"))
+        );
         // A list without it means the same.
         pods.replace(vec![("c".to_owned(), pod("c"))], start);
         assert_eq!((pods.count(), pods.get("b").is_some()), (1, true));
@@ -256,7 +278,8 @@ mod tests {
         assert_eq!((name().as_str(), pods.count()), ("own", 1));
         pods.replace(vec![("a".to_owned(), other()), ("a".to_owned(), pod("own"))], now);
         assert_eq!(name(), "own");
-        // The image of a pod from a file can be made anew: the pod has the same cgroup, and the image another uid.
+        // The image of a pod from a file can be made anew: the pod has the same cgroup, and the
+        // image another uid.
         pods.remove("a", &pod("own"), now);
         pods.put("a".to_owned(), other(), now);
         assert_eq!(name(), "other");
@@ -270,14 +293,19 @@ mod tests {
         pods.replace((0..MOST + 1).map(|n| (n.to_string(), pod("x"))).collect(), now);
         assert_eq!((pods.count(), pods.changes()), (MOST, MOST as u64));
         pods.put("0".to_owned(), pod("renamed"), now);
-        assert_eq!((pods.get("0").unwrap().name.as_str(), pods.changes()), ("renamed", MOST as u64 + 1));
+        assert_eq!(
+            (pods.get("0").unwrap().name.as_str(), pods.changes()),
+            ("renamed", MOST as u64 + 1)
+        );
         pods.put("0".to_owned(), pod("renamed"), now);
         assert_eq!(pods.changes(), MOST as u64 + 1, "nothing new");
     }
 
     #[test]
     fn the_recommended_label_names_the_application_before_the_old_one() {
-        let of = |labels: &[(&str, &str)]| Pod { labels: map(labels), ..pod("x") }.app().map(str::to_owned);
+        let of = |labels: &[(&str, &str)]| {
+            Pod { labels: map(labels), ..pod("x") }.app().map(str::to_owned)
+        };
         assert_eq!(of(&[("app", "a"), ("app.kubernetes.io/name", "b")]).as_deref(), Some("b"));
         assert_eq!(of(&[("app", "a")]).as_deref(), Some("a"));
         assert_eq!([of(&[]), of(&[("app", "")])], [None, None]);
@@ -306,11 +334,16 @@ mod tests {
         let shown = Shown { labels: keys(&["team", "absent"]), annotations: keys(&["owner"]) };
         let of = |id: &str| {
             let labels = shown.of(&pod, Some(id)).shown;
-            labels.into_iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
+            labels
+                .into_iter()
+                .map(|(name, value)| format!("{name}={value}"))
+                .collect::<Vec<_>>()
+                .join(" ")
         };
         assert_eq!(
             of("id"),
-            "k8s.namespace.name=shop k8s.pod.name=web k8s.pod.uid=u k8s.container.name=main k8s.pod.label.team=a\u{fffd} k8s.pod.annotation.owner=o"
+            "k8s.namespace.name=shop k8s.pod.name=web k8s.pod.uid=u k8s.container.name=main \
+             k8s.pod.label.team=a\u{fffd} k8s.pod.annotation.owner=o"
         );
         assert!(!of("another").contains("k8s.container.name"));
     }

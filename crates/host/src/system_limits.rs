@@ -1,13 +1,14 @@
-//! What a system call's error means here: its name, the limit that is in force, and what to do. The one place that knows which limit of
-//! the system stands behind which error, and the one that raises limits of this process.
+//! What a system call's error means here: its name, the limit that is in force, and what to do. The
+//! one place that knows which limit of the system stands behind which error, and the one that
+//! raises limits of this process.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::error::Error;
 use std::sync::OnceLock;
 use std::{fs, io};
 
-/// Descriptors that a recording needs without any process: maps, programs and links of the probes, channels between threads; and
-/// those that loading takes for a moment.
+/// Descriptors that a recording needs without any process: maps, programs and links of the probes,
+/// channels between threads; and those that loading takes for a moment.
 const OPEN_FILES: u64 = 58;
 /// The same for each CPU: perf's ring, and the sampling timer with its link.
 const OPEN_FILES_OF_CPU: u64 = 3;
@@ -76,8 +77,8 @@ pub fn name(errno: i32) -> Option<&'static str> {
     NAMES.iter().find(|(number, _)| *number == errno).map(|(_, name)| *name)
 }
 
-/// An error with all that is behind it: the text of each cause that the text before does not have, the name of the system's error,
-/// the limit in force and the remedy.
+/// An error with all that is behind it: the text of each cause that the text before does not have,
+/// the name of the system's error, the limit in force and the remedy.
 #[must_use]
 pub fn explain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
@@ -112,7 +113,8 @@ fn remedy(errno: i32) -> Option<String> {
     let remedy = match errno {
         // EMFILE
         24 => format!(
-            "RLIMIT_NOFILE is {}, and a recording on this host needs {}: allow more (ulimit -n, LimitNOFILE=)",
+            "RLIMIT_NOFILE is {}, and a recording on this host needs {}: allow more (ulimit -n, \
+             LimitNOFILE=)",
             limit(Resource::Nofile),
             needed_open_files()
         ),
@@ -120,26 +122,30 @@ fn remedy(errno: i32) -> Option<String> {
         23 => format!("fs.file-max is {}: raise it (sysctl fs.file-max)", sysctl("fs.file-max")),
         // EAGAIN, of the calls whose errors are told: making a thread or a process.
         11 => format!(
-            "no thread or process could be made: RLIMIT_NPROC is {}, kernel.threads-max is {}, and the cgroup may have a \
+            "no thread or process could be made: RLIMIT_NPROC is {}, kernel.threads-max is {}, and \
+             the cgroup may have a \
              pids.max: allow more (ulimit -u, LimitNPROC=, TasksMax=)",
             limit(Resource::Nproc),
             sysctl("kernel.threads-max")
         ),
         // EFBIG
         27 => format!(
-            "RLIMIT_FSIZE is {} bytes: allow longer files (ulimit -f unlimited, LimitFSIZE=infinity)",
+            "RLIMIT_FSIZE is {} bytes: allow longer files (ulimit -f unlimited, \
+             LimitFSIZE=infinity)",
             limit(Resource::Fsize)
         ),
         // ENOMEM
         12 => format!(
-            "the host, this process's cgroup or RLIMIT_AS ({}) has no memory left for it: allow more",
+            "the host, this process's cgroup or RLIMIT_AS ({}) has no memory left for it: allow \
+             more",
             limit(Resource::As)
         ),
         // ENOSPC
         28 => "the file system is full: make room, or name a file elsewhere".to_owned(),
         // EDQUOT
         122 => {
-            "this user's quota on the file system is used up: make room, or name a file elsewhere".to_owned()
+            "this user's quota on the file system is used up: make room, or name a file elsewhere"
+                .to_owned()
         }
         // EROFS
         30 => "the file system is mounted read-only: name a file elsewhere".to_owned(),
@@ -178,13 +184,16 @@ pub fn sampler_advice(frequency_hz: u32, error: &(dyn Error + 'static)) -> Strin
     }
     match (errno, max_sample_rate()) {
         (Some(22), Some(most)) if u64::from(frequency_hz) > most => format!(
-            "; {MAX_SAMPLE_RATE} is {most}, and {frequency_hz} samples per second were asked for: ask for less (--frequency, \
-             recording.frequency), or raise it (sysctl -w {MAX_SAMPLE_RATE}=100000). The kernel lowers it by itself where samples take \
+            "; {MAX_SAMPLE_RATE} is {most}, and {frequency_hz} samples per second were asked for: \
+             ask for less (--frequency, \
+             recording.frequency), or raise it (sysctl -w {MAX_SAMPLE_RATE}=100000). The kernel \
+             lowers it by itself where samples take \
              more than kernel.perf_cpu_time_max_percent ({})",
             sysctl("kernel.perf_cpu_time_max_percent")
         ),
         (Some(1 | 13), _) => format!(
-            "; kernel.perf_event_paranoid is {}: grant CAP_PERFMON, and allow the system call where a seccomp profile forbids it",
+            "; kernel.perf_event_paranoid is {}: grant CAP_PERFMON, and allow the system call \
+             where a seccomp profile forbids it",
             sysctl("kernel.perf_event_paranoid")
         ),
         _ => String::new(),
@@ -202,8 +211,9 @@ pub fn needed_open_files() -> u64 {
     })
 }
 
-/// Allows this process as many open files as it may have, and [`MANY_OPEN_FILES`] where it has the right to (CAP_SYS_RESOURCE). A
-/// program that it starts keeps the limits that this one was started with, if it is started before. Answers the limit in force.
+/// Allows this process as many open files as it may have, and [`MANY_OPEN_FILES`] where it has the
+/// right to (CAP_SYS_RESOURCE). A program that it starts keeps the limits that this one was started
+/// with, if it is started before. Answers the limit in force.
 pub fn raise_open_files() -> u64 {
     let before = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: before.maximum, ..before };
@@ -222,7 +232,8 @@ pub fn open_files() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// How many files a cache may keep open that would keep `most`: with few descriptors its part of those that a recording does not need.
+/// How many files a cache may keep open that would keep `most`: with few descriptors its part of
+/// those that a recording does not need.
 #[must_use]
 pub fn share_of_open_files(most: usize) -> usize {
     let free = open_files().saturating_sub(needed_open_files());
@@ -239,7 +250,10 @@ mod tests {
     #[test]
     fn names_are_those_of_the_system() {
         for (number, name) in NAMES.into_iter().filter(|(number, _)| *number < 500) {
-            assert!(!io::Error::from_raw_os_error(number).to_string().contains("Unknown"), "{name}");
+            assert!(
+                !io::Error::from_raw_os_error(number).to_string().contains("Unknown"),
+                "{name}"
+            );
         }
         for (errno, expected) in [
             (Errno::MFILE, "EMFILE"),
@@ -264,7 +278,10 @@ mod tests {
         let told = |errno: Errno| explain(&Failed(errno.into()));
         let text = told(Errno::MFILE);
         let limit = format!("RLIMIT_NOFILE is {}", open_files());
-        assert!(text.starts_with("a test: ") && text.contains("[EMFILE]") && text.contains(&limit), "{text}");
+        assert!(
+            text.starts_with("a test: ") && text.contains("[EMFILE]") && text.contains(&limit),
+            "{text}"
+        );
         assert!(text.contains("ulimit -n"), "{text}");
         assert!(told(Errno::FBIG).contains("RLIMIT_FSIZE"));
         assert!(told(Errno::NFILE).contains("fs.file-max is "));
@@ -278,7 +295,10 @@ mod tests {
         #[error("outer")]
         struct Outer(#[source] io::Error);
         let text = explain(&Outer(Errno::MFILE.into()));
-        assert!(text.starts_with("outer: Too many open files (os error 24) [EMFILE]: RLIMIT"), "{text}");
+        assert!(
+            text.starts_with("outer: Too many open files (os error 24) [EMFILE]: RLIMIT"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Dates of the wall clock, in UTC: for names of files and lines of indices, which must be the same everywhere.
+//! Dates of the wall clock, in UTC: for names of files and lines of indices, which must be the same
+//! everywhere.
 
 use std::time::Duration;
 
@@ -73,12 +74,14 @@ pub fn parse_compact(text: &str) -> Option<Duration> {
         return None;
     }
     let (year, month, day) = (number(0, 4)?, number(4, 2)?, number(6, 2)?);
-    let (hour, minute, second, milli) = (number(9, 2)?, number(11, 2)?, number(13, 2)?, number(16, 3)?);
+    let (hour, minute, second, milli) =
+        (number(9, 2)?, number(11, 2)?, number(13, 2)?, number(16, 3)?);
     let year = if month <= 2 { year - 1 } else { year };
     let from_march = if month > 2 { month - 3 } else { month + 9 };
     let year_of_era = year % 400;
     let day_of_era =
-        year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + (153 * from_march + 2) / 5 + day - 1;
+        year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + (153 * from_march + 2) / 5 + day
+            - 1;
     let days = year / 400 * ERA_DAYS + day_of_era - EPOCH_DAYS;
     let seconds = u64::try_from(days * 86_400 + hour * 3_600 + minute * 60 + second).ok()?;
     Some(Duration::from_secs(seconds) + Duration::from_millis(u64::try_from(milli).ok()?))

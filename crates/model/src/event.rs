@@ -1,5 +1,5 @@
-//! Events: what the kernel's probes and the shims report, whatever their records look like in a ring. All stages behind
-//! the sources see only these types.
+//! Events: what the kernel's probes and the shims report, whatever their records look like in a
+//! ring. All stages behind the sources see only these types.
 
 use profiler_protocol::record::NOT_NOW;
 use std::time::{Duration, SystemTime};
@@ -9,8 +9,8 @@ const CLOCKS_APART_NS: u64 = 100_000;
 /// How often that is tried.
 const CLOCK_READINGS: u32 = 10;
 
-/// CLOCK_MONOTONIC of the initial time namespace, in nanoseconds (`bpf_ktime_get_ns`, perf's `clockid`, the shim's clock
-/// with its namespace offset removed).
+/// CLOCK_MONOTONIC of the initial time namespace, in nanoseconds (`bpf_ktime_get_ns`, perf's
+/// `clockid`, the shim's clock with its namespace offset removed).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MonotonicNs(pub u64);
 
@@ -23,8 +23,9 @@ impl MonotonicNs {
         Self(seconds.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(nanos.unwrap_or(0)))
     }
 
-    /// This moment, which is past, by the wall clock as that is set now. Whoever loses the CPU between one clock and the other is wrong by as long: so the wall clock is
-    /// read between two looks at this one, a few times where they are far apart, and the closest counts.
+    /// This moment, which is past, by the wall clock as that is set now. Whoever loses the CPU
+    /// between one clock and the other is wrong by as long: so the wall clock is read between two
+    /// looks at this one, a few times where they are far apart, and the closest counts.
     #[must_use]
     pub fn on_wall_clock(self) -> SystemTime {
         let mut closest = (u64::MAX, Self(0), SystemTime::UNIX_EPOCH);
@@ -68,10 +69,11 @@ pub struct Span {
 pub struct UserRegs {
     /// Values by place; meaningful only where `known` has the bit set.
     pub gpr: [u64; 16],
-    /// Bit n set: `gpr[n]` was captured. A sample from the kernel knows all; the shim knows callee-saved ones and the
-    /// stack pointer.
+    /// Bit n set: `gpr[n]` was captured. A sample from the kernel knows all; the shim knows
+    /// callee-saved ones and the stack pointer.
     pub known: u16,
-    /// The instruction pointer: the exact instruction, unless the probes' walk says that it is a return address.
+    /// The instruction pointer: the exact instruction, unless the probes' walk says that it is a
+    /// return address.
     pub ip: u64,
 }
 
@@ -107,11 +109,14 @@ pub struct ProbeWalk {
 pub struct UserContext {
     /// What the probes walked before; `None` for contexts that do not come from them.
     pub walk: Option<ProbeWalk>,
-    /// Registers at the moment of capture, or of the frame the probes handed over; meaningless when they did not.
+    /// Registers at the moment of capture, or of the frame the probes handed over; meaningless when
+    /// they did not.
     pub regs: UserRegs,
-    /// Bytes from the stack pointer, or behind `skipped`, upwards; shorter than asked where the stack's mapping ends.
+    /// Bytes from the stack pointer, or behind `skipped`, upwards; shorter than asked where the
+    /// stack's mapping ends.
     pub stack: Vec<u8>,
-    /// Bytes at the stack pointer that were not in memory: nothing has been written to them yet, or they are swapped out.
+    /// Bytes at the stack pointer that were not in memory: nothing has been written to them yet, or
+    /// they are swapped out.
     pub skipped: u64,
     /// True when the copy ended because the limit was reached, not because memory did.
     pub limited: bool,
@@ -121,7 +126,8 @@ pub struct UserContext {
     pub asleep: Option<Asleep>,
 }
 
-/// A thread that is blocked. While it has run no longer it is in the same place, and its stack is what it was.
+/// A thread that is blocked. While it has run no longer it is in the same place, and its stack is
+/// what it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asleep {
     /// The thread.
@@ -143,10 +149,14 @@ impl Event {
     /// True for a shim's answer "not now".
     #[must_use]
     pub fn is_withheld(&self) -> bool {
-        matches!(self.kind, EventKind::Shim { event: ShimEvent::NoMethod { hresult: NOT_NOW, .. }, .. })
+        matches!(
+            self.kind,
+            EventKind::Shim { event: ShimEvent::NoMethod { hresult: NOT_NOW, .. }, .. }
+        )
     }
 
-    /// True when there may be code that should be seen soon: of a process that has begun or become another and may not last, or of one that unloads some.
+    /// True when there may be code that should be seen soon: of a process that has begun or become
+    /// another and may not last, or of one that unloads some.
     #[must_use]
     pub fn is_change(&self) -> bool {
         match &self.kind {
@@ -167,8 +177,12 @@ impl Event {
                 + user.walk.as_ref().map_or(0, |walk| size_of_val(&*walk.frames))
         };
         let behind = match &self.kind {
-            EventKind::CpuSample(sample) => kernel(&sample.kernel) + sample.user.as_deref().map_or(0, user),
-            EventKind::WaitStart(wait) => kernel(&wait.kernel) + wait.user.as_deref().map_or(0, user),
+            EventKind::CpuSample(sample) => {
+                kernel(&sample.kernel) + sample.user.as_deref().map_or(0, user)
+            }
+            EventKind::WaitStart(wait) => {
+                kernel(&wait.kernel) + wait.user.as_deref().map_or(0, user)
+            }
             EventKind::Sleeper(sleeper) => sleeper
                 .seen
                 .as_ref()
@@ -179,12 +193,19 @@ impl Event {
             }
             EventKind::Mmap(mmap) => mmap.path.len(),
             EventKind::Shim { event, .. } => match event {
-                ShimEvent::Allocation(allocation) => size_of::<Allocation>() + user(&allocation.user),
+                ShimEvent::Allocation(allocation) => {
+                    size_of::<Allocation>() + user(&allocation.user)
+                }
                 ShimEvent::Exception(exception) => {
                     let message = exception.message.as_ref().map_or(0, String::len);
-                    size_of::<Exception>() + exception.type_name.len() + message + user(&exception.at.user)
+                    size_of::<Exception>()
+                        + exception.type_name.len()
+                        + message
+                        + user(&exception.at.user)
                 }
-                ShimEvent::Contention(contention) => size_of::<Contention>() + user(&contention.at.user),
+                ShimEvent::Contention(contention) => {
+                    size_of::<Contention>() + user(&contention.at.user)
+                }
                 ShimEvent::TypeName { name, module, .. } => name.len() + module.len(),
                 ShimEvent::ThreadName { name, .. } => name.len(),
                 ShimEvent::Method(method) => {
@@ -254,7 +275,8 @@ pub enum EventKind {
     ProcessRecordsLost,
     /// Something a shim said about its own process.
     Shim {
-        /// Process in the initial pid namespace, as the finder established it (never from the record).
+        /// Process in the initial pid namespace, as the finder established it (never from the
+        /// record).
         pid: u32,
         /// Which region (one per attached instance) said it.
         region: RegionId,
@@ -270,7 +292,8 @@ pub struct CpuSample {
     pub thread: ThreadId,
     /// Command name at that moment.
     pub comm: [u8; 16],
-    /// User context; `None` for kernel threads. Boxed, as everywhere: events are sorted, and this is most of one.
+    /// User context; `None` for kernel threads. Boxed, as everywhere: events are sorted, and this
+    /// is most of one.
     pub user: Option<Box<UserContext>>,
     /// Kernel return addresses, innermost first; empty when user code was interrupted.
     pub kernel: Vec<u64>,
@@ -342,7 +365,8 @@ pub struct Sleeper {
     pub comm: [u8; 16],
     /// When the wait began; when the recording did, for a wait that is older.
     pub start: MonotonicNs,
-    /// How long the thread has been off the CPU in all, to some milliseconds; `None` when the kernel does not say.
+    /// How long the thread has been off the CPU in all, to some milliseconds; `None` when the
+    /// kernel does not say.
     pub off_cpu_ns: Option<u64>,
     /// `None` when its stack was sent before, with the `WaitStart` or an earlier `Sleeper`.
     pub seen: Option<SleeperStack>,
@@ -372,7 +396,8 @@ pub struct IncidentCounts {
     pub region: RegionId,
     /// How many.
     pub counts: [u64; 2],
-    /// False where records were left out since the last look: then the profile does not cover what was counted.
+    /// False where records were left out since the last look: then the profile does not cover what
+    /// was counted.
     pub covered: [bool; 2],
 }
 
@@ -413,8 +438,8 @@ pub struct WakerStack {
     pub user: Option<Box<UserContext>>,
 }
 
-/// The end of a kept wait; pairs with the `WaitStart` of the same thread whose time is `start`, or the
-/// `Sleeper` with that start.
+/// The end of a kept wait; pairs with the `WaitStart` of the same thread whose time is `start`, or
+/// the `Sleeper` with that start.
 #[derive(Clone, Debug)]
 pub struct WaitEnd {
     /// The thread.
@@ -425,7 +450,8 @@ pub struct WaitEnd {
     pub blocked_ns: u64,
     /// Nanoseconds it then (or from the start) waited for a CPU.
     pub runnable_ns: u64,
-    /// Who woke it: thread and command name; `None` when it was never blocked. tid 0 is the idle task: an interrupt woke it.
+    /// Who woke it: thread and command name; `None` when it was never blocked. tid 0 is the idle
+    /// task: an interrupt woke it.
     pub waker: Option<(ThreadId, [u8; 16])>,
     /// When it was woken its cgroup had used up its CPU limit: the runnable part is the limit's.
     pub woken_throttled: bool,
@@ -433,7 +459,8 @@ pub struct WaitEnd {
     pub new_thread: bool,
 }
 
-/// Exact scheduler times of one thread since the recording began. Law: the three sum to the time it existed in the recording.
+/// Exact scheduler times of one thread since the recording began. Law: the three sum to the time it
+/// existed in the recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadTimes {
     /// The thread.
@@ -442,7 +469,8 @@ pub struct ThreadTimes {
     pub oncpu_ns: u64,
     /// Nanoseconds runnable, waiting for a CPU.
     pub runnable_ns: u64,
-    /// Part of those in which it held a CPU that did not run it: taken by the hypervisor or by interrupts.
+    /// Part of those in which it held a CPU that did not run it: taken by the hypervisor or by
+    /// interrupts.
     pub stolen_ns: u64,
     /// Nanoseconds blocked.
     pub blocked_ns: u64,
@@ -452,7 +480,8 @@ pub struct ThreadTimes {
     pub left_out: u32,
 }
 
-/// A thread that is alive, looked at from outside: its times as if the state it is in ended at `at`.
+/// A thread that is alive, looked at from outside: its times as if the state it is in ended at
+/// `at`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadSnapshot {
     /// Its times, closed at `at`.
@@ -483,7 +512,8 @@ pub enum Progress {
         kept: bool,
         /// The thread is new and waits for its first CPU.
         new_thread: bool,
-        /// When it was woken its cgroup had used up its CPU limit: the runnable part is the limit's.
+        /// When it was woken its cgroup had used up its CPU limit: the runnable part is the
+        /// limit's.
         woken_throttled: bool,
     },
 }
@@ -503,7 +533,8 @@ pub struct Mmap {
     pub device: (u32, u32),
     /// Inode.
     pub inode: u64,
-    /// Path as the process's mount namespace shows it, `//anon`, `[vdso]`, or `/memfd:NAME (deleted)`.
+    /// Path as the process's mount namespace shows it, `//anon`, `[vdso]`, or
+    /// `/memfd:NAME (deleted)`.
     pub path: String,
 }
 
@@ -525,14 +556,16 @@ pub enum Heap {
 /// How an allocation was chosen, which says what it stands for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum AllocationKind {
-    /// AllocationTick (.NET 6–9): a fixed stride of about 100 KiB; it stands for `amount` bytes. No unbiased estimator exists.
+    /// AllocationTick (.NET 6–9): a fixed stride of about 100 KiB; it stands for `amount` bytes. No
+    /// unbiased estimator exists.
     Tick {
         /// Bytes allocated on this heap since the last tick.
         amount: u64,
     },
     /// AllocationSampled (.NET 10+): each byte is an independent trial with p = 1/102400.
     Sampled,
-    /// The same, by exact mode: an object that stands for others of its class, too, which nobody is told of, is chosen as if it were larger.
+    /// The same, by exact mode: an object that stands for others of its class, too, which nobody is
+    /// told of, is chosen as if it were larger.
     Chosen {
         /// Bytes that chance had to choose from, its own included.
         bytes: u64,
@@ -562,11 +595,13 @@ pub struct Allocation {
     pub watched: Option<u8>,
     /// Registers and stack of the allocating thread, inside the shim's callback.
     pub user: UserContext,
-    /// When they were taken, or earlier: unlike the event's time never later, whatever became of the record.
+    /// When they were taken, or earlier: unlike the event's time never later, whatever became of
+    /// the record.
     pub seen: MonotonicNs,
 }
 
-/// Where a thread was in the middle of something the runtime told of; chosen by chance to stand for others of its kind.
+/// Where a thread was in the middle of something the runtime told of; chosen by chance to stand for
+/// others of its kind.
 #[derive(Clone, Debug)]
 pub struct RuntimeSample {
     /// The thread.
@@ -608,7 +643,8 @@ pub struct Contention {
 pub struct Method {
     /// The address that was asked about.
     pub asked: u64,
-    /// Module identity inside the process (ModuleID), with `token` and `instantiation` the function's identity.
+    /// Module identity inside the process (ModuleID), with `token` and `instantiation` the
+    /// function's identity.
     pub module_id: u64,
     /// MethodDef token; 0 for dynamic methods.
     pub token: u32,
@@ -625,7 +661,8 @@ pub struct Method {
 /// What a shim says, decoded and bounds-checked, still only believed about its own process.
 #[derive(Clone, Debug)]
 pub enum ShimEvent {
-    /// The instance is up: runtime version as (major, minor, build) and the instance's number in its process.
+    /// The instance is up: runtime version as (major, minor, build) and the instance's number in
+    /// its process.
     Hello {
         /// Runtime version.
         runtime: (u16, u16, u16),
@@ -640,7 +677,8 @@ pub enum ShimEvent {
         type_id: u64,
         /// ModuleID of its module; 0 when the runtime did not tell.
         module_id: u64,
-        /// Name with generic arguments; what the compiler has made is as it is called in the metadata.
+        /// Name with generic arguments; what the compiler has made is as it is called in the
+        /// metadata.
         name: String,
         /// Module's simple file name.
         module: String,
@@ -656,7 +694,8 @@ pub enum ShimEvent {
         /// When the question said that it was seen; later than all when it could not say so.
         seen: MonotonicNs,
     },
-    /// Code in these ranges is gone (dynamic method collected, module unloaded): names and rules die.
+    /// Code in these ranges is gone (dynamic method collected, module unloaded): names and rules
+    /// die.
     CodeUnloaded {
         /// (start, length).
         ranges: Vec<(u64, u64)>,
@@ -731,7 +770,8 @@ pub enum ShimEvent {
         /// (sample, generation).
         samples: Vec<(u64, u8)>,
     },
-    /// These sampled objects are not watched any more: chance chose others, which were all above the level.
+    /// These sampled objects are not watched any more: chance chose others, which were all above
+    /// the level.
     ObjectsDropped {
         /// The level (`profiler_protocol::live`).
         level: u8,
@@ -749,7 +789,8 @@ pub enum ShimEvent {
     Mark,
     /// A managed thread's OS id and name.
     ThreadName {
-        /// OS thread id in the initial pid namespace (translated by the reader when it can), else as the process sees it.
+        /// OS thread id in the initial pid namespace (translated by the reader when it can), else
+        /// as the process sees it.
         tid: u32,
         /// The name.
         name: String,

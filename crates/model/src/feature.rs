@@ -1,11 +1,14 @@
 //! Features of a recording, and which of them rules leave out of a process.
 
-use ebpf_common::config::{RULE_CPU, RULE_FEATURES, RULE_RECORDED, RULE_TAKES, RULE_THINS, RULE_WAITS};
+use ebpf_common::config::{
+    RULE_CPU, RULE_FEATURES, RULE_RECORDED, RULE_TAKES, RULE_THINS, RULE_WAITS,
+};
 
 /// The features that the probes see to.
 pub const OF_KERNEL: u32 = RULE_RECORDED | RULE_CPU | RULE_WAITS;
 
-/// What a process has or has not. The first three are the probes' business, and they know nothing of the others.
+/// What a process has or has not. The first three are the probes' business, and they know nothing
+/// of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Feature {
@@ -108,7 +111,10 @@ impl LeftOut {
 
     /// The features that are left out, by their names in the configuration.
     pub fn features(self) -> impl Iterator<Item = &'static str> {
-        Feature::NAMED.into_iter().filter(move |(feature, _)| self.has(*feature)).map(|(_, name)| name)
+        Feature::NAMED
+            .into_iter()
+            .filter(move |(feature, _)| self.has(*feature))
+            .map(|(_, name)| name)
     }
 
     /// The same in one line.

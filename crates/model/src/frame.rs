@@ -1,6 +1,7 @@
 //! What a frame is before it has a name.
 
-/// A process of this recording: index into the process table, unique per (pid, start time, exec count).
+/// A process of this recording: index into the process table, unique per (pid, start time, exec
+/// count).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessId(pub u32);
 
@@ -20,8 +21,8 @@ pub enum FrameKey {
         /// ELF virtual address.
         address: u64,
     },
-    /// Managed code, JIT-compiled or ReadyToRun: the body's first address in the process. `generation` grows when code at this
-    /// address was unloaded and replaced.
+    /// Managed code, JIT-compiled or ReadyToRun: the body's first address in the process.
+    /// `generation` grows when code at this address was unloaded and replaced.
     Managed {
         /// The process.
         process: ProcessId,
@@ -65,9 +66,11 @@ pub enum Marker {
     TruncatedNotKnown,
     /// The probes walked it by rules of code that was replaced meanwhile.
     TruncatedStale,
-    /// The kernel had begun to end the thread, and its memory was gone: there was no stack to be read. Nothing went wrong.
+    /// The kernel had begun to end the thread, and its memory was gone: there was no stack to be
+    /// read. Nothing went wrong.
     Exiting,
-    /// The frame above this one (its caller) was guessed by frame pointer, or by a search of the stack.
+    /// The frame above this one (its caller) was guessed by frame pointer, or by a search of the
+    /// stack.
     Guessed,
     /// The wait began before the recording: no stack was seen.
     WaitingSinceBefore,
@@ -75,20 +78,22 @@ pub enum Marker {
     NotYetRun,
     /// On CPU for less than a sampling period: no stack was seen.
     NotSampled,
-    /// Waits whose stack was lost on the way (ring full), or was not kept while none that was can stand for them: their time is exact, their
-    /// place is not known.
+    /// Waits whose stack was lost on the way (ring full), or was not kept while none that was can
+    /// stand for them: their time is exact, their place is not known.
     StackLost,
     /// Parent of all frames of collector threads.
     GarbageCollector,
     /// The window had no room for another stack: only the sums are kept.
     Overflow,
-    /// Inside the innermost frame of a wait: the frames beyond are those of the thread that ended it, innermost first.
+    /// Inside the innermost frame of a wait: the frames beyond are those of the thread that ended
+    /// it, innermost first.
     WokenBy,
     /// In place of those: a timer ended the wait.
     WokenByTimer,
     /// Another interrupt did.
     WokenByInterrupt,
-    /// Inside the innermost frame of a wait for a lock: the frames beyond are those of the thread that held it, innermost first.
+    /// Inside the innermost frame of a wait for a lock: the frames beyond are those of the thread
+    /// that held it, innermost first.
     HeldBy,
     /// A thread did whose stack is not known: it is not recorded, or the stack was lost on the way.
     WakerUnknown,

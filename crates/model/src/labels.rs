@@ -99,9 +99,12 @@ impl SampleType {
             | Self::Exceptions
             | Self::Contentions => "count",
             Self::AllocSpace | Self::InuseSpace => "bytes",
-            Self::Cpu | Self::Runnable | Self::Blocked | Self::Wall | Self::Delay | Self::GcPause => {
-                "nanoseconds"
-            }
+            Self::Cpu
+            | Self::Runnable
+            | Self::Blocked
+            | Self::Wall
+            | Self::Delay
+            | Self::GcPause => "nanoseconds",
         }
     }
 }
@@ -121,7 +124,8 @@ pub const fn heap_name(heap: Heap) -> &'static str {
 pub enum Sampling {
     /// Each of them was told of and stands for itself.
     Exact,
-    /// By chance, with a known probability (each byte for itself in `AllocationSampled`): estimates are unbiased and have an interval.
+    /// By chance, with a known probability (each byte for itself in `AllocationSampled`): estimates
+    /// are unbiased and have an interval.
     Random,
     /// One per fixed number of bytes (`AllocationTick`): no unbiased estimator exists.
     Stride,
@@ -139,7 +143,8 @@ impl Sampling {
     }
 }
 
-/// What is told of collections beside their pauses. Of samples that are merged only the values are added up, so these belong to one sample.
+/// What is told of collections beside their pauses. Of samples that are merged only the values are
+/// added up, so these belong to one sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CollectionLabels {
     /// `blocking`, `background` or `foreground`.
@@ -162,7 +167,8 @@ pub struct PodLabels {
 }
 
 impl Hash for PodLabels {
-    /// Equal ones are of one pod, and few others are: to go through all the text for each value counted would cost more than it tells.
+    /// Equal ones are of one pod, and few others are: to go through all the text for each value
+    /// counted would cost more than it tells.
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.uid.hash(state);
     }
@@ -184,7 +190,8 @@ impl Hash for PublishedLabels {
     }
 }
 
-/// What samples of a thread show of what it worked for, in hexadecimal digits as W3C Trace Context has them.
+/// What samples of a thread show of what it worked for, in hexadecimal digits as W3C Trace Context
+/// has them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SpanLabels {
     trace: String,
@@ -213,11 +220,13 @@ impl SpanLabels {
     }
 }
 
-/// Stands for what a thread was called, among what its samples are counted by; 0 for no name (`run::names`).
+/// Stands for what a thread was called, among what its samples are counted by; 0 for no name
+/// (`run::names`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct NameId(pub u32);
 
-/// All labels a value can carry. Absent ones are `None`; strings are shared, so that a clone is cheap.
+/// All labels a value can carry. Absent ones are `None`; strings are shared, so that a clone is
+/// cheap.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Labels {
     /// Service the process belongs to: says which profile the value goes to, and is no label in it.
@@ -250,11 +259,13 @@ pub struct Labels {
     pub waker: Option<Arc<str>>,
     /// The same without ids, which threads of a pool share.
     pub waker_name: Option<Arc<str>>,
-    /// Standard error of `runnable` and `blocked` together, nanoseconds, where the coin chose which waits keep their stack.
+    /// Standard error of `runnable` and `blocked` together, nanoseconds, where the coin chose which
+    /// waits keep their stack.
     pub wait_stderr: Option<u64>,
     /// Type of the allocated object.
     pub type_name: Option<Arc<str>>,
-    /// The name that the runtime has for it, or for the type of the exception, where that is another one (`symbolize::types`).
+    /// The name that the runtime has for it, or for the type of the exception, where that is
+    /// another one (`symbolize::types`).
     pub type_raw: Option<Arc<str>>,
     /// Its module, where the process has another type of that name.
     pub type_module: Option<Arc<str>>,
@@ -268,23 +279,28 @@ pub struct Labels {
     pub sampled_objects: Option<u64>,
     /// Their own bytes.
     pub sampled_bytes: Option<u64>,
-    /// Standard error of the bytes that were allocated or are alive, where chance chose the objects.
+    /// Standard error of the bytes that were allocated or are alive, where chance chose the
+    /// objects.
     pub space_stderr: Option<u64>,
     /// Age of a live object, a power of two (`aggregate::heap`).
     pub age_seconds: Option<u64>,
-    /// Of one in how many such samples of its process was told when that was least often: in the window, of what is alive since it has been watched.
+    /// Of one in how many such samples of its process was told when that was least often: in the
+    /// window, of what is alive since it has been watched.
     pub told_one_in: Option<u64>,
-    /// Of live objects that are told of one by one: how many of its process have no handle that watches them, since any are watched.
+    /// Of live objects that are told of one by one: how many of its process have no handle that
+    /// watches them, since any are watched.
     pub unwatched: Option<u64>,
     /// How long live objects of its process have been watched without a break, milliseconds.
     pub watched_ms: Option<u64>,
-    /// How long before the end the last full collection but one of its process began, milliseconds: what was old by then and is there is alive for sure.
+    /// How long before the end the last full collection but one of its process began, milliseconds:
+    /// what was old by then and is there is alive for sure.
     pub proven_ms: Option<u64>,
     /// Collections a live object has survived, rounded down to a power of two.
     pub survived: Option<u64>,
     /// Full collections that a live object has survived since it is old: 0, 1, or 2 for more.
     pub survived_old: Option<u64>,
-    /// The weak handle that watches a live object: in no file, only where it is asked what holds the object (`perfusion leaks --heap`).
+    /// The weak handle that watches a live object: in no file, only where it is asked what holds
+    /// the object (`perfusion leaks --heap`).
     pub handle: Option<u64>,
     /// Generation of a live object, or the one a collection condemned.
     pub generation: Option<u8>,
@@ -326,7 +342,11 @@ impl Labels {
         };
         number("pid", self.pid.map(i64::from), "");
         number("thread_id", self.thread_id.map(i64::from), "");
-        number("age_seconds", self.age_seconds.map(|age| i64::try_from(age).unwrap_or(i64::MAX)), "seconds");
+        number(
+            "age_seconds",
+            self.age_seconds.map(|age| i64::try_from(age).unwrap_or(i64::MAX)),
+            "seconds",
+        );
         let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         number("watched_for", self.watched_ms.map(count), "milliseconds");
         number("proven_before", self.proven_ms.map(count), "milliseconds");
@@ -338,7 +358,11 @@ impl Labels {
         number("space_stderr", self.space_stderr.map(count), "bytes");
         let stderr = self.wait_stderr.map(|ns| i64::try_from(ns).unwrap_or(i64::MAX));
         number("wait_stderr", stderr, "nanoseconds");
-        number("gcs_survived", self.survived.map(|count| i64::try_from(count).unwrap_or(i64::MAX)), "");
+        number(
+            "gcs_survived",
+            self.survived.map(|count| i64::try_from(count).unwrap_or(i64::MAX)),
+            "",
+        );
         number("full_gcs_survived", self.survived_old.map(count), "");
         number(HANDLE, self.handle.map(count), "");
         number("generation", self.generation.map(i64::from), "");

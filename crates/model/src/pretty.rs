@@ -1,5 +1,6 @@
-//! Managed names for people: what the C# compiler made of a method is told back as the method that was written. Total
-//! functions over hostile text; the raw name stays in the profile as `system_name`.
+//! Managed names for people: what the C# compiler made of a method is told back as the method that
+//! was written. Total functions over hostile text; the raw name stays in the profile as
+//! `system_name`.
 
 use crate::text::clean;
 use std::borrow::Cow;
@@ -8,7 +9,8 @@ use std::fmt::Write as _;
 /// Deepest nesting of generic arguments and generated names that is rewritten.
 const MAX_DEPTH: usize = 16;
 
-/// The readable form of `Namespace.Type+Nested.Method(parameters)`; nested types may be written with `.` or `/` too.
+/// The readable form of `Namespace.Type+Nested.Method(parameters)`; nested types may be written
+/// with `.` or `/` too.
 ///
 /// | compiled | shown |
 /// |---|---|
@@ -30,18 +32,24 @@ pub fn managed(raw: &str) -> String {
         [.., owner, method] if method.text == "MoveNext" => {
             state_machine(owner.text).map(|(method, arguments)| {
                 let written = written(method, 0).unwrap_or_else(|| Written::plain(method));
-                format!("{}{}+async", declaring(path, &segments, owner.start), written.show(arguments))
+                format!(
+                    "{}{}+async",
+                    declaring(path, &segments, owner.start),
+                    written.show(arguments)
+                )
             })
         }
-        [.., method] => written(method.text, 0)
-            .map(|written| format!("{}{}", declaring(path, &segments, method.start), written.show(""))),
+        [.., method] => written(method.text, 0).map(|written| {
+            format!("{}{}", declaring(path, &segments, method.start), written.show(""))
+        }),
         [] => None,
     };
     clean(&outermost_first(&shown.unwrap_or_else(|| format!("{path}{parameters}")))).into_owned()
 }
 
-/// The readable form of a type's name: as the runtime writes it (`TypeString` with namespaces and all arguments) or as the shim does (arguments in
-/// `<…>` after the level they belong to, nested types after a dot). Both give the same, so that a type is called alike wherever it is told of.
+/// The readable form of a type's name: as the runtime writes it (`TypeString` with namespaces and
+/// all arguments) or as the shim does (arguments in `<…>` after the level they belong to, nested
+/// types after a dot). Both give the same, so that a type is called alike wherever it is told of.
 ///
 /// | runtime | shim | shown |
 /// |---|---|---|
@@ -59,7 +67,8 @@ pub fn type_name(raw: &str) -> String {
     clean(&outermost_first(&type_within(&without_files(&clean(raw)), 0))).into_owned()
 }
 
-/// Of arrays of arrays the runtime writes the innermost rank first, and C# the outermost: `int[][,]` of the one is `int[,][]` of the other.
+/// Of arrays of arrays the runtime writes the innermost rank first, and C# the outermost:
+/// `int[][,]` of the one is `int[,][]` of the other.
 fn outermost_first(name: &str) -> Cow<'_, str> {
     if !name.contains("][") {
         return Cow::Borrowed(name);
@@ -87,15 +96,18 @@ fn outermost_first(name: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Without what the compiler puts before the name of a type that only its file knows (`file class`, most of them made by generators): the file's name, `F`, the
-/// SHA-256 of its path in 64 digits, and `__`.
+/// Without what the compiler puts before the name of a type that only its file knows (`file class`,
+/// most of them made by generators): the file's name, `F`, the SHA-256 of its path in 64 digits,
+/// and `__`.
 fn without_files(name: &str) -> Cow<'_, str> {
     const DIGITS: usize = 64;
     let (mut shown, mut rest) = (String::new(), name);
     while let Some(at) = rest.find(">F") {
         let digits = rest.get(at + 2..at + 2 + DIGITS);
-        let is_hash = digits.is_some_and(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
-        let file = rest[..at].rfind('<').filter(|_| is_hash && rest[at + 2 + DIGITS..].starts_with("__"));
+        let is_hash =
+            digits.is_some_and(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
+        let file =
+            rest[..at].rfind('<').filter(|_| is_hash && rest[at + 2 + DIGITS..].starts_with("__"));
         shown.push_str(&rest[..file.unwrap_or(at + 2)]);
         rest = &rest[file.map_or(at + 2, |_| at + 2 + DIGITS + 2)..];
     }
@@ -121,7 +133,8 @@ impl Level<'_> {
         }
     }
 
-    /// Made by the compiler for closures: `<>c__DisplayClass5_0`, `<>c`, and generic ones like `<>c__5<T>`.
+    /// Made by the compiler for closures: `<>c__DisplayClass5_0`, `<>c`, and generic ones like
+    /// `<>c__5<T>`.
     fn is_closure(&self) -> bool {
         self.name.strip_prefix("<>c").is_some_and(|rest| rest.is_empty() || rest.starts_with("__"))
     }
@@ -133,7 +146,10 @@ fn type_within(name: &str, depth: usize) -> String {
     loop {
         let shorter = element.strip_suffix(['*', '&']).or_else(|| {
             let open = element.strip_suffix(']')?.rfind('[')?;
-            element[open + 1..element.len() - 1].bytes().all(|b| b == b',').then(|| &element[..open])
+            element[open + 1..element.len() - 1]
+                .bytes()
+                .all(|b| b == b',')
+                .then(|| &element[..open])
         });
         match shorter {
             Some(shorter) if !shorter.is_empty() => element = shorter,
@@ -157,17 +173,19 @@ fn levels(element: &str, depth: usize) -> Vec<Level<'_>> {
     let open = open.filter(|_| element.ends_with(']') && depth < MAX_DEPTH);
     // What is bracketed as a whole is a name that is none, such as `[unknown type]`.
     let open = open.filter(|open| *open > 0);
-    let (path, listed) = match open.and_then(|open| Some((&element[..open], bracketed(&element[open..])?))) {
-        Some((path, (arguments, ""))) => (path, arguments),
-        _ => (element, Vec::new()),
-    };
+    let (path, listed) =
+        match open.and_then(|open| Some((&element[..open], bracketed(&element[open..])?))) {
+            Some((path, (arguments, ""))) => (path, arguments),
+            _ => (element, Vec::new()),
+        };
     let shown = listed.iter().map(|argument| type_within(without_assembly(argument), depth + 1));
     let mut left = shown.collect::<Vec<_>>().into_iter();
     let segments = segments(path);
     let count = segments.len();
     let levels = segments.iter().enumerate().map(|(at, segment)| {
         let (name, own) = own_arguments(segment.text, depth);
-        // The runtime lists arguments for all levels together, outermost first: each level gets its own, and the innermost what is left.
+        // The runtime lists arguments for all levels together, outermost first: each level gets its
+        // own, and the innermost what is left.
         let arity = if at + 1 == count { usize::MAX } else { arity(name) };
         let arguments = own.into_iter().chain(left.by_ref().take(arity)).collect();
         Level { name: without_arity(name), arguments }
@@ -180,13 +198,15 @@ fn own_arguments(segment: &str, depth: usize) -> (&str, Vec<String>) {
     let none = (segment, Vec::new());
     // What the compiler made begins with a bracket, which is a part of its name.
     let from = angled(segment).map_or(0, |(inside, _)| inside.len() + 2);
-    let Some(open) = segment[from..].find('<').map(|at| from + at).filter(|_| depth < MAX_DEPTH) else {
+    let Some(open) = segment[from..].find('<').map(|at| from + at).filter(|_| depth < MAX_DEPTH)
+    else {
         return none;
     };
     match (&segment[..open], angled(&segment[open..])) {
-        (name, Some((inside, ""))) if !name.is_empty() => {
-            (name, split_list(inside).iter().map(|argument| type_within(argument, depth + 1)).collect())
-        }
+        (name, Some((inside, ""))) if !name.is_empty() => (
+            name,
+            split_list(inside).iter().map(|argument| type_within(argument, depth + 1)).collect(),
+        ),
         _ => none,
     }
 }
@@ -224,12 +244,14 @@ fn shown_type(levels: &[Level<'_>]) -> String {
         let what = if last.name.starts_with("<>c__DisplayClass") { "closure" } else { "lambdas" };
         return format!("{}+{what}{}", joined(without_closures(before)), last.list());
     }
-    if let ([Level { name, .. }], "ValueTuple", [_, _, ..]) = (before, &*last.name, last.arguments.as_slice())
+    if let ([Level { name, .. }], "ValueTuple", [_, _, ..]) =
+        (before, &*last.name, last.arguments.as_slice())
         && name == "System"
     {
         return tuple(&last.arguments);
     }
-    if let ([Level { name, .. }], "Nullable", [of]) = (before, &*last.name, last.arguments.as_slice())
+    if let ([Level { name, .. }], "Nullable", [of]) =
+        (before, &*last.name, last.arguments.as_slice())
         && name == "System"
     {
         return format!("{of}?");
@@ -238,8 +260,9 @@ fn shown_type(levels: &[Level<'_>]) -> String {
     keyword(&whole).map_or(whole, str::to_owned)
 }
 
-/// What an async method keeps its state in while it waits, where it is known: the object that the builder makes for that,
-/// `AsyncTaskMethodBuilder<TResult>.AsyncStateMachineBox<TStateMachine>` and the like, is the method's and nobody else's.
+/// What an async method keeps its state in while it waits, where it is known: the object that the
+/// builder makes for that, `AsyncTaskMethodBuilder<TResult>.AsyncStateMachineBox<TStateMachine>`
+/// and the like, is the method's and nobody else's.
 fn boxed<'a>(before: &[Level<'_>], last: &'a Level<'_>) -> Option<&'a String> {
     let [system, runtime, services, builder] = before else { return None };
     let is_builder = [system, runtime, services].map(|level| &*level.name)
@@ -254,7 +277,8 @@ fn tuple(arguments: &[String]) -> String {
     let items = arguments.join(", ");
     match arguments {
         [seven @ .., rest] if seven.len() == 7 => {
-            let of_one = rest.strip_prefix("System.ValueTuple<").and_then(|rest| rest.strip_suffix('>'));
+            let of_one =
+                rest.strip_prefix("System.ValueTuple<").and_then(|rest| rest.strip_suffix('>'));
             let of_more = rest.strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
             match of_more.or(of_one) {
                 Some(rest) => format!("({}, {rest})", seven.join(", ")),
@@ -266,7 +290,8 @@ fn tuple(arguments: &[String]) -> String {
 }
 
 fn joined(levels: &[Level<'_>]) -> String {
-    let levels: Vec<String> = levels.iter().map(|level| format!("{}{}", level.name, level.list())).collect();
+    let levels: Vec<String> =
+        levels.iter().map(|level| format!("{}{}", level.name, level.list())).collect();
     levels.join(".")
 }
 
@@ -359,7 +384,8 @@ fn split_parameters(name: &str) -> (&str, &str) {
     (name, "")
 }
 
-/// The type that declares what was written at byte `end` of `path`, with its dot: closure classes are left out.
+/// The type that declares what was written at byte `end` of `path`, with its dot: closure classes
+/// are left out.
 fn declaring<'a>(path: &'a str, segments: &[Segment<'_>], mut end: usize) -> Cow<'a, str> {
     for segment in segments.iter().rev() {
         if segment.start < end {
@@ -377,7 +403,8 @@ fn declaring<'a>(path: &'a str, segments: &[Segment<'_>], mut end: usize) -> Cow
 fn state_machine(owner: &str) -> Option<(&str, &str)> {
     let (inside, rest) = angled(owner)?;
     let rest = rest.strip_prefix('d')?;
-    let rest = rest.strip_prefix("__").unwrap_or(rest).trim_start_matches(|c: char| c.is_ascii_digit());
+    let rest =
+        rest.strip_prefix("__").unwrap_or(rest).trim_start_matches(|c: char| c.is_ascii_digit());
     (!inside.is_empty() && (rest.is_empty() || rest.starts_with('<'))).then_some((inside, rest))
 }
 
@@ -419,7 +446,8 @@ impl Written {
     }
 }
 
-/// `<Run>b__5_0` -> Run(…)+lambda, `<Run>g__Inner|0_1` -> Run(…)+Inner, `<Main>$` -> Main(…); nested ones from the outside in.
+/// `<Run>b__5_0` -> Run(…)+lambda, `<Run>g__Inner|0_1` -> Run(…)+Inner, `<Main>$` -> Main(…);
+/// nested ones from the outside in.
 fn written(method: &str, depth: usize) -> Option<Written> {
     let (inside, rest) = angled(method)?;
     if inside.is_empty() || depth > MAX_DEPTH {
@@ -438,8 +466,8 @@ fn written(method: &str, depth: usize) -> Option<Written> {
     Some(written)
 }
 
-/// Metadata's generic forms turned into C#'s: ``List`1[System.Int32]``, ``List`1[[System.Int32, System.Private.CoreLib]]``,
-/// ``List`1<System.Int32>``; an open ``List`1`` stays.
+/// Metadata's generic forms turned into C#'s: ``List`1[System.Int32]``, ``List`1[[System.Int32,
+/// System.Private.CoreLib]]``, ``List`1<System.Int32>``; an open ``List`1`` stays.
 fn generics(text: &str, depth: usize) -> String {
     let mut shown = String::with_capacity(text.len());
     let mut rest = text;
@@ -450,8 +478,10 @@ fn generics(text: &str, depth: usize) -> String {
         let tail = &after[1 + digits..];
         let list = if depth < MAX_DEPTH && digits > 0 { bracketed(tail) } else { None };
         if let Some((arguments, tail)) = list {
-            let arguments: Vec<String> =
-                arguments.iter().map(|argument| generics(without_assembly(argument), depth + 1)).collect();
+            let arguments: Vec<String> = arguments
+                .iter()
+                .map(|argument| generics(without_assembly(argument), depth + 1))
+                .collect();
             write!(shown, "<{}>", arguments.join(", ")).unwrap_or_default();
             rest = tail;
         } else if digits > 0 && tail.starts_with('<') {
@@ -465,7 +495,8 @@ fn generics(text: &str, depth: usize) -> String {
     shown
 }
 
-/// The comma-separated items of a leading `[`…`]`, and the rest. An array's `[]` or `[,]` is no list.
+/// The comma-separated items of a leading `[`…`]`, and the rest. An array's `[]` or `[,]` is no
+/// list.
 fn bracketed(text: &str) -> Option<(Vec<&str>, &str)> {
     let inside = text.strip_prefix('[')?;
     if inside.starts_with([']', ',']) {
@@ -509,8 +540,14 @@ mod tests {
         for (raw, shown) in [
             ("Ns.Orders.Load(System.Int32)", "Ns.Orders.Load(System.Int32)"),
             ("Ns.Orders+<Load>d__3.MoveNext()", "Ns.Orders.Load(…)+async"),
-            ("Ns.Orders+<Load>d__3<System.Int32>.MoveNext()", "Ns.Orders.Load<System.Int32>(…)+async"),
-            ("Ns.Orders+<Load>d__3`1[System.Int32].MoveNext()", "Ns.Orders.Load<System.Int32>(…)+async"),
+            (
+                "Ns.Orders+<Load>d__3<System.Int32>.MoveNext()",
+                "Ns.Orders.Load<System.Int32>(…)+async",
+            ),
+            (
+                "Ns.Orders+<Load>d__3`1[System.Int32].MoveNext()",
+                "Ns.Orders.Load<System.Int32>(…)+async",
+            ),
             ("Ns.Outer+Inner+<Load>d__3.MoveNext()", "Ns.Outer+Inner.Load(…)+async"),
             ("Ns.Type+<>c__DisplayClass5_0.<Run>b__1(System.Int32)", "Ns.Type.Run(…)+lambda"),
             ("Ns.Type+<>c.<Run>b__5_0()", "Ns.Type.Run(…)+lambda"),
@@ -563,7 +600,10 @@ mod tests {
         ] {
             assert_eq!(managed(&raw), shown, "of {raw}");
         }
-        assert_eq!(type_name(&format!("Ns.Map<Ns.{file}Key, {file}Value[]>")), "Ns.Map<Ns.Key, Value[]>");
+        assert_eq!(
+            type_name(&format!("Ns.Map<Ns.{file}Key, {file}Value[]>")),
+            "Ns.Map<Ns.Key, Value[]>"
+        );
         // Something else, cut short, and hostile text.
         for raw in [
             of(&"0A".repeat(31)),
@@ -607,8 +647,16 @@ mod tests {
             ),
             ("A.Outer`1+Inner[System.Int32]", "A.Outer<int>.Inner", "A.Outer<int>.Inner"),
             ("A.List`1[[System.Int32, System.Private.CoreLib]]", "A.List<int>", "A.List<int>"),
-            ("System.ValueTuple`2[System.Int32,Ns.A]", "System.ValueTuple<int, Ns.A>", "(int, Ns.A)"),
-            ("System.ValueTuple`1[System.Int32]", "System.ValueTuple<int>", "System.ValueTuple<int>"),
+            (
+                "System.ValueTuple`2[System.Int32,Ns.A]",
+                "System.ValueTuple<int, Ns.A>",
+                "(int, Ns.A)",
+            ),
+            (
+                "System.ValueTuple`1[System.Int32]",
+                "System.ValueTuple<int>",
+                "System.ValueTuple<int>",
+            ),
             (
                 "A.List`1[System.ValueTuple`2[Ns.A,System.ValueTuple`2[Ns.B,System.Int32[]]]][]",
                 "A.List<System.ValueTuple<Ns.A, System.ValueTuple<Ns.B, int[]>>>[]",
@@ -650,7 +698,11 @@ mod tests {
             ),
             ("Ns.Type+<>c", "Ns.Type.<>c", "Ns.Type+lambdas"),
             ("Ns.Type+<>c__5`1[System.Int32]", "Ns.Type.<>c__5<int>", "Ns.Type+lambdas<int>"),
-            ("Ns.Type+<>c+<<Run>b__0_0>d", "Ns.Type.<>c.<<Run>b__0_0>d", "Ns.Type.Run(…)+lambda+async"),
+            (
+                "Ns.Type+<>c+<<Run>b__0_0>d",
+                "Ns.Type.<>c.<<Run>b__0_0>d",
+                "Ns.Type.Run(…)+lambda+async",
+            ),
             (
                 "Ns.T+<A.IEnumerable<System.Int32>.Get>d__1",
                 "Ns.T.<A.IEnumerable<System.Int32>.Get>d__1",

@@ -10,13 +10,15 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StackId(pub u32);
 
-/// Frames of all stacks together: 200 MB, a hundred thousand stacks of eighty frames. Random recursion makes every stack a new one.
+/// Frames of all stacks together: 200 MB, a hundred thousand stacks of eighty frames. Random
+/// recursion makes every stack a new one.
 const MAX_FRAMES: usize = 1 << 23;
 /// Where less is allowed: a few hundred stacks, which are a profile yet.
 const LEAST_FRAMES: usize = 1 << 15;
 /// What a stack takes besides its frames, in frames.
 const OVERHEAD: usize = 4;
-/// Part of the room that there is besides for stacks of spans, which are as many as an app has requests: they take none from the others.
+/// Part of the room that there is besides for stacks of spans, which are as many as an app has
+/// requests: they take none from the others.
 const SPAN_PART: usize = 8;
 /// What stands for a stack there was no room for.
 const NO_ROOM: &[FrameKey] = &[FrameKey::Marker(Marker::Overflow)];
@@ -30,8 +32,8 @@ pub enum StackSpan {
     Other,
 }
 
-/// All stacks of a window. Frames are innermost first, kernel frames before user frames. The same frames for another span are another stack, which shares
-/// them.
+/// All stacks of a window. Frames are innermost first, kernel frames before user frames. The same
+/// frames for another span are another stack, which shares them.
 pub struct StackTable {
     ids: HashMap<Arc<[FrameKey]>, StackId, RandomState>,
     /// Those with a span, by the stack without it.
@@ -91,8 +93,8 @@ impl StackTable {
         id
     }
 
-    /// The id of `frames` of a thread of `pid` that was in this span, made if new; where there is no room for one more, that of the same frames in
-    /// [`StackSpan::Other`].
+    /// The id of `frames` of a thread of `pid` that was in this span, made if new; where there is
+    /// no room for one more, that of the same frames in [`StackSpan::Other`].
     pub fn intern_for(&mut self, frames: &[FrameKey], span: Option<Span>, pid: u32) -> StackId {
         let without = self.intern(frames);
         span.map_or(without, |span| self.in_span(without, StackSpan::Of(span), pid))
@@ -112,7 +114,8 @@ impl StackTable {
         std::mem::replace(self, next)
     }
 
-    /// There is room for stacks of so many bytes, those that are there among them: where they are more already, none comes to them.
+    /// There is room for stacks of so many bytes, those that are there among them: where they are
+    /// more already, none comes to them.
     pub fn allow(&mut self, bytes: u64) {
         let frames = usize::try_from(bytes).unwrap_or(usize::MAX) / size_of::<FrameKey>();
         self.room = frames.clamp(LEAST_FRAMES, MAX_FRAMES);
@@ -234,7 +237,9 @@ const fn spans_in(room: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{FrameKey, LEAST_FRAMES, OVERHEAD, SPAN_PART, Span, StackId, StackSpan, StackTable};
+    use super::{
+        FrameKey, LEAST_FRAMES, OVERHEAD, SPAN_PART, Span, StackId, StackSpan, StackTable,
+    };
     use std::collections::HashSet;
 
     #[test]
@@ -267,7 +272,8 @@ mod tests {
         }
         table.allow(0);
         assert!((table.fill() - 0.5).abs() < 0.01, "{}", table.fill());
-        let more: Vec<StackId> = (least / 2..2 * least).map(|first| table.intern(&stack(first))).collect();
+        let more: Vec<StackId> =
+            (least / 2..2 * least).map(|first| table.intern(&stack(first))).collect();
         assert_eq!((table.len(), more[least]), (least, StackTable::OVERFLOW));
         table.allow(u64::MAX);
         assert!(table.fill() < 0.01 && table.intern(&stack(3 * least)) != StackTable::OVERFLOW);
@@ -298,7 +304,9 @@ mod tests {
         let of = |id| span(id).map(StackSpan::Of);
         let other = Some(StackSpan::Other);
         assert_eq!(ids.map(|id| table.span(id)), [None, of(1), of(2), of(1), other, other]);
-        assert!(ids.iter().all(|id| table.frames(*id) == frames) && table.find(&frames) == Some(ids[0]));
+        assert!(
+            ids.iter().all(|id| table.frames(*id) == frames) && table.find(&frames) == Some(ids[0])
+        );
         assert_eq!((table.iter().count(), table.refused(), table.spans_refused()), (1, 0, 2));
         let overflow = table.frames(StackTable::OVERFLOW).to_vec();
         assert_eq!(table.intern_for(&overflow, span(1), 7), StackTable::OVERFLOW);
@@ -328,6 +336,8 @@ mod tests {
         assert_eq!(flood(&mut table, 2, 5), 5);
         assert_eq!(flood(&mut table, 1, 10_000), 0);
         let ids: HashSet<StackId> = (0..stacks).map(|first| table.intern(&frames(first))).collect();
-        assert!(ids.len() == stacks && !ids.contains(&StackTable::OVERFLOW) && table.refused() == 0);
+        assert!(
+            ids.len() == stacks && !ids.contains(&StackTable::OVERFLOW) && table.refused() == 0
+        );
     }
 }

@@ -7,8 +7,8 @@ use std::fmt::Write;
 pub const MAX_BYTES: usize = 2048;
 /// The longest escaped character, and the end of a name that is cut.
 const ROOM_BYTES: usize = 12 + 3 + 16;
-/// Control characters and direction overrides escaped, length bounded. The end of one that is cut is a number made of all of it: names
-/// that differ only in what is cut stay different.
+/// Control characters and direction overrides escaped, length bounded. The end of one that is cut
+/// is a number made of all of it: names that differ only in what is cut stay different.
 #[must_use]
 pub fn clean(text: &str) -> Cow<'_, str> {
     let hidden = |c: char| {

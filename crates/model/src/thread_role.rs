@@ -1,16 +1,18 @@
-//! What a thread is for. Any program may give its threads any names, so a name alone says nothing: where the thread began has to agree with it.
+//! What a thread is for. Any program may give its threads any names, so a name alone says nothing:
+//! where the thread began has to agree with it.
 
 use crate::frame::FrameKey;
 use std::sync::Arc;
 
-/// The role of a thread of which no whole stack was seen, and whose name may be the runtime's or the program's choice.
+/// The role of a thread of which no whole stack was seen, and whose name may be the runtime's or
+/// the program's choice.
 pub const UNKNOWN: &str = "unknown";
 
 /// The role of threads that do nothing but collect.
 const COLLECTOR: &str = "gc";
 
-/// Outermost managed methods of a thread that are kept: `Thread.StartCallback`, up to five more of `System.Threading`, and the method the thread
-/// was made for.
+/// Outermost managed methods of a thread that are kept: `Thread.StartCallback`, up to five more of
+/// `System.Threading`, and the method the thread was made for.
 pub const START_METHODS: usize = 8;
 
 /// Which sort of file the first function of a thread is in, the C library's left aside.
@@ -29,7 +31,8 @@ pub enum StartFile {
 }
 
 impl StartFile {
-    /// By the file's name; `None` for the C library and the dynamic linker. `is_profiler`: the file is the profiler's own.
+    /// By the file's name; `None` for the C library and the dynamic linker. `is_profiler`: the file
+    /// is the profiler's own.
     #[must_use]
     pub fn of(file: &str, is_profiler: bool) -> Option<Self> {
         if ["libc.so", "libc-", "libpthread", "ld-musl-", "ld-linux"]
@@ -57,16 +60,19 @@ pub enum StartMethods {
     Unnamed(Vec<FrameKey>),
     /// `Thread.Start` began it, for a method with this role.
     Thread(&'static str),
-    /// The runtime's own code called them: a finalizer, say, or what `Thread.Start` was given where its methods are left by a jump (.NET 8).
+    /// The runtime's own code called them: a finalizer, say, or what `Thread.Start` was given where
+    /// its methods are left by a jump (.NET 8).
     CalledByRuntime,
 }
 
-/// Where a thread began, as its whole stacks show: those that a walk followed to the thread's start without a guess.
+/// Where a thread began, as its whole stacks show: those that a walk followed to the thread's start
+/// without a guess.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ThreadStart {
     /// The outermost file.
     pub file: StartFile,
-    /// A stack was seen without managed methods, and none with them before it: a thread of `Thread.Start` has such stacks at its start only.
+    /// A stack was seen without managed methods, and none with them before it: a thread of
+    /// `Thread.Start` has such stacks at its start only.
     pub was_native: bool,
     /// The outermost managed methods.
     pub methods: StartMethods,
@@ -91,8 +97,8 @@ struct NamedRole {
     managed: bool,
 }
 
-/// Names are those that the .NET runtime sets (`src/coreclr/vm`, `src/coreclr/gc` and `src/libraries` of dotnet/runtime), cut to the kernel's 15
-/// bytes.
+/// Names are those that the .NET runtime sets (`src/coreclr/vm`, `src/coreclr/gc` and
+/// `src/libraries` of dotnet/runtime), cut to the kernel's 15 bytes.
 fn named(comm: &str) -> Option<NamedRole> {
     let (role, managed) = match comm {
         ".NET Server GC" | ".NET BGC" => (COLLECTOR, false),
@@ -100,7 +106,8 @@ fn named(comm: &str) -> Option<NamedRole> {
         // The first up to .NET 10, the second from 11 on.
         ".NET Tiered Com" | ".NET Tiered JIT" => ("tiered_jit", false),
         ".NET SigHandler" | ".NET EventPipe" | ".NET SynchManag"
-        // The transport and the helper thread of the debugger (src/coreclr/debug), which every process has.
+        // The transport and the helper thread of the debugger (src/coreclr/debug), which every
+        // process has.
         | ".NET DebugPipe" | ".NET Debugger" => ("runtime", false),
         ".NET Timer" => ("timer", true),
         ".NET Sockets" | ".NET TP Gate"
@@ -152,7 +159,8 @@ impl RoleEvidence {
                 Some(named) => named.role,
                 None => "app",
             },
-            // Without the methods' names: a finalizer that was seen waiting is one, a thread of the pool is one by its name only.
+            // Without the methods' names: a finalizer that was seen waiting is one, a thread of the
+            // pool is one by its name only.
             StartMethods::Unnamed(_) => match self.named {
                 Some(named) if named.managed => named.role,
                 Some(named) if start.was_native && named.role != COLLECTOR => named.role,
@@ -181,7 +189,8 @@ impl RoleEvidence {
     }
 }
 
-/// The first methods of the framework's own threads, the files they are in, and what those threads are for.
+/// The first methods of the framework's own threads, the files they are in, and what those threads
+/// are for.
 const FIRST_METHODS: [(&str, &str, &str); 7] = [
     (CORE, "System.Threading.PortableThreadPool.WorkerThread.", "threadpool"),
     (CORE, "System.Threading.PortableThreadPool.GateThread.", "runtime"),
@@ -194,12 +203,17 @@ const FIRST_METHODS: [(&str, &str, &str); 7] = [
 
 const CORE: &str = "System.Private.CoreLib.dll";
 
-/// By what every thread of `Thread.Start` begins, and what may lie between that and the method it was made for.
-const THREAD: [&str; 3] =
-    ["System.Threading.Thread.", "System.Threading.ThreadHelper.", "System.Threading.ExecutionContext."];
+/// By what every thread of `Thread.Start` begins, and what may lie between that and the method it
+/// was made for.
+const THREAD: [&str; 3] = [
+    "System.Threading.Thread.",
+    "System.Threading.ThreadHelper.",
+    "System.Threading.ExecutionContext.",
+];
 
 impl ThreadStart {
-    /// Takes up a further whole stack of the thread, whose outermost managed methods are `methods`, the outermost first.
+    /// Takes up a further whole stack of the thread, whose outermost managed methods are `methods`,
+    /// the outermost first.
     pub fn saw(&mut self, methods: Vec<FrameKey>) {
         if methods.is_empty() {
             self.was_native = true;
@@ -228,13 +242,14 @@ impl ThreadStart {
         }
     }
 
-    /// Takes up what the methods are called: `method` answers a method's name as the runtime writes it and its module's file, or nothing as long
-    /// as they are not known.
+    /// Takes up what the methods are called: `method` answers a method's name as the runtime writes
+    /// it and its module's file, or nothing as long as they are not known.
     pub fn name(&mut self, method: impl Fn(FrameKey) -> Option<(Arc<str>, Arc<str>)>) {
         let StartMethods::Unnamed(methods) = &self.methods else { return };
         let mut begun = false;
         for &frame in methods {
-            // Stubs have no names, and none of those further in decides before the outer ones are known.
+            // Stubs have no names, and none of those further in decides before the outer ones are
+            // known.
             let FrameKey::Managed { .. } = frame else { continue };
             let Some((name, module)) = method(frame) else { return };
             // Nested types come with either sign.
@@ -243,7 +258,8 @@ impl ThreadStart {
                 begun = true;
                 continue;
             }
-            let first = |(of, prefix, _): &&(&str, &str, &str)| *of == &*module && name.starts_with(prefix);
+            let first =
+                |(of, prefix, _): &&(&str, &str, &str)| *of == &*module && name.starts_with(prefix);
             self.methods = match FIRST_METHODS.iter().find(first) {
                 Some((_, _, role)) => StartMethods::Thread(role),
                 None if begun => StartMethods::Thread("app"),
@@ -257,8 +273,9 @@ impl ThreadStart {
     }
 }
 
-/// Methods in which the framework's own threads wait for work (src/libraries of dotnet/runtime: `LowLevelLifoSemaphore`,
-/// `PortableThreadPool`, `TimerQueue` and `CounterGroup` of System.Private.CoreLib, `SocketAsyncEngine` of System.Net.Sockets, `FileSystemWatcher`).
+/// Methods in which the framework's own threads wait for work (src/libraries of dotnet/runtime:
+/// `LowLevelLifoSemaphore`, `PortableThreadPool`, `TimerQueue` and `CounterGroup` of
+/// System.Private.CoreLib, `SocketAsyncEngine` of System.Net.Sockets, `FileSystemWatcher`).
 const PARKING: [&str; 9] = [
     "System.Threading.LowLevelLifoSemaphore.",
     "System.Threading.LowLevelMonitor.",
@@ -274,9 +291,10 @@ const PARKING: [&str; 9] = [
 /// Methods by which anyone may wait, and stubs, which may have no name: who waits is their caller.
 const MEANS: [&str; 4] = ["IL_STUB", "[", "Interop.", "System.Threading.WaitHandle."];
 
-/// True for a thread that waits for work, not for something the program does (D13): one of the runtime's own without managed code on
-/// its stack, or one in a method where the framework parks its threads. `methods` are the managed ones of its stack as the runtime
-/// calls them, innermost first.
+/// True for a thread that waits for work, not for something the program does (D13): one of the
+/// runtime's own without managed code on its stack, or one in a method where the framework parks
+/// its threads. `methods` are the managed ones of its stack as the runtime calls them, innermost
+/// first.
 pub fn is_parked<M: AsRef<str>>(role: Option<&str>, methods: impl IntoIterator<Item = M>) -> bool {
     let mut methods = methods.into_iter().peekable();
     if methods.peek().is_none() {
@@ -291,16 +309,19 @@ pub fn is_parked<M: AsRef<str>>(role: Option<&str>, methods: impl IntoIterator<I
     waiter.is_some_and(|method| is_in(&PARKING, method.as_ref()))
 }
 
-/// True for a wait in the runtime's files and the C library's alone, from the thread's start on: whose thread it is has no business of the
-/// program's, whatever it is called. Where a profiler is loaded the runtime starts one that waits for it to be unloaded
-/// (`ProfilingAPIDetach::CreateDetachThread`, src/coreclr/vm/profdetach.cpp) and gives it no name, so it is called like the one that started it.
-/// `files` are those of the stack's native frames, innermost first, by their names; `None` for one that is in no file.
+/// True for a wait in the runtime's files and the C library's alone, from the thread's start on:
+/// whose thread it is has no business of the program's, whatever it is called. Where a profiler is
+/// loaded the runtime starts one that waits for it to be unloaded
+/// (`ProfilingAPIDetach::CreateDetachThread`, src/coreclr/vm/profdetach.cpp) and gives it no name,
+/// so it is called like the one that started it. `files` are those of the stack's native frames,
+/// innermost first, by their names; `None` for one that is in no file.
 pub fn is_of_the_runtime_alone<'a>(files: impl Iterator<Item = Option<&'a str>>) -> bool {
     let (mut in_runtime, mut outermost_is_libc) = (false, false);
     for file in files {
         let Some(file) = file else { return false };
-        outermost_is_libc =
-            ["libc.so", "libc-", "libpthread", "ld-musl-"].iter().any(|libc| file.starts_with(libc));
+        outermost_is_libc = ["libc.so", "libc-", "libpthread", "ld-musl-"]
+            .iter()
+            .any(|libc| file.starts_with(libc));
         let is_runtime = file == "libcoreclr.so";
         if !is_runtime && !outermost_is_libc {
             return false;
@@ -318,7 +339,8 @@ mod tests {
         FrameKey::Managed { process: crate::frame::ProcessId(0), start, generation: 0 }
     }
 
-    /// The role of a thread with this name and file of its start, whose whole stacks had these outermost methods.
+    /// The role of a thread with this name and file of its start, whose whole stacks had these
+    /// outermost methods.
     fn role(comm: &str, file: StartFile, stacks: &[&[(&str, &str)]]) -> &'static str {
         let mut start: Option<ThreadStart> = None;
         let mut names = Vec::new();
@@ -367,7 +389,11 @@ mod tests {
                 "{name}, seen at its start"
             );
             assert_eq!(role(name, StartFile::Other, &[&[]]), "app", "{name}, of a native library");
-            assert_eq!(role(name, StartFile::Program, &[&[]]), "app", "{name}, of a native program");
+            assert_eq!(
+                role(name, StartFile::Program, &[&[]]),
+                "app",
+                "{name}, of a native program"
+            );
         }
         // A class of the program's may be called like the framework's.
         let own = (WORKER.0, "Faked.dll");
@@ -427,7 +453,8 @@ mod tests {
 
     #[test]
     fn a_runtime_in_the_executable_starts_its_threads_there() {
-        let start = ThreadStart { file: StartFile::Program, was_native: true, methods: StartMethods::None };
+        let start =
+            ThreadStart { file: StartFile::Program, was_native: true, methods: StartMethods::None };
         let of = |inside| RoleEvidence::new(".NET BGC", Some(start.clone()), inside).role();
         assert_eq!([of(true), of(false)], ["gc", "app"]);
     }
@@ -453,9 +480,18 @@ mod tests {
             (".NET Debugger", &[]),
             (".NET DebugPipe", &[]),
             (".NET SigHandler", &[]),
-            (".NET TP Worker", &["System.Threading.LowLevelLifoSemaphore.WaitForSignal(System.Int32)"]),
-            (".NET TP Gate", &[WAIT_ONE, "System.Threading.PortableThreadPool.GateThread.GateThreadStart()"]),
-            (".NET Counter Po", &[WAIT_ONE, "System.Diagnostics.Tracing.CounterGroup.PollForValues()"]),
+            (
+                ".NET TP Worker",
+                &["System.Threading.LowLevelLifoSemaphore.WaitForSignal(System.Int32)"],
+            ),
+            (
+                ".NET TP Gate",
+                &[WAIT_ONE, "System.Threading.PortableThreadPool.GateThread.GateThreadStart()"],
+            ),
+            (
+                ".NET Counter Po",
+                &[WAIT_ONE, "System.Diagnostics.Tracing.CounterGroup.PollForValues()"],
+            ),
             (".NET Timer", &[WAIT_ONE, "System.Threading.TimerQueue.TimerThread()"]),
             (
                 ".NET Sockets",
@@ -483,10 +519,19 @@ mod tests {
     fn what_the_program_waits_for_is_shown_on_whatever_thread() {
         let waits: [(&str, &[&str]); 5] = [
             ("dotnet", &[]),
-            ("main", &["System.Threading.WaitHandle.WaitOneNoCheck(System.Int32)", "Shop.Program.Main()"]),
+            (
+                "main",
+                &[
+                    "System.Threading.WaitHandle.WaitOneNoCheck(System.Int32)",
+                    "Shop.Program.Main()",
+                ],
+            ),
             (
                 ".NET TP Worker",
-                &["Shop.Work.Lock()", "System.Threading.PortableThreadPool+WorkerThread.WorkerThreadStart()"],
+                &[
+                    "Shop.Work.Lock()",
+                    "System.Threading.PortableThreadPool+WorkerThread.WorkerThreadStart()",
+                ],
             ),
             // A lock on the way to a timer.
             (

@@ -9,7 +9,8 @@ enum Measure {
     Memory,
 }
 
-/// The names of units that `go tool pprof` knows (`internal/measurement`), without a plural's s, and what one is in nanoseconds or bytes.
+/// The names of units that `go tool pprof` knows (`internal/measurement`), without a plural's s,
+/// and what one is in nanoseconds or bytes.
 const UNITS: [(&[&str], Measure, f64); 11] = [
     (&["ns", "nanosecond"], Measure::Time, 1.0),
     (&["us", "μs", "microsecond"], Measure::Time, 1e3),
@@ -48,7 +49,8 @@ pub fn base(unit: &str) -> (&str, f64) {
     }
 }
 
-/// `value` of `unit` with three significant digits or so: `1.23 s`, `45.6 MiB`, `1,234`, `1,234 requests`.
+/// `value` of `unit` with three significant digits or so: `1.23 s`, `45.6 MiB`, `1,234`,
+/// `1,234 requests`.
 #[must_use]
 pub fn human(value: impl Into<i128>, unit: &str) -> String {
     let value = value.into();
@@ -60,10 +62,17 @@ pub fn human(value: impl Into<i128>, unit: &str) -> String {
     };
     match measure(unit) {
         _ if value == 0 => "0".to_owned(),
-        Some((Measure::Time, factor)) => scaled(factor, &[(1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns")]),
+        Some((Measure::Time, factor)) => {
+            scaled(factor, &[(1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns")])
+        }
         Some((Measure::Memory, factor)) => scaled(
             factor,
-            &[(1024.0 * 1024.0 * 1024.0, "GiB"), (1024.0 * 1024.0, "MiB"), (1024.0, "KiB"), (1.0, "B")],
+            &[
+                (1024.0 * 1024.0 * 1024.0, "GiB"),
+                (1024.0 * 1024.0, "MiB"),
+                (1024.0, "KiB"),
+                (1.0, "B"),
+            ],
         ),
         None if COUNTS.contains(&singular(unit).as_str()) => grouped(value),
         None => format!("{} {}", grouped(value), clean(unit)),

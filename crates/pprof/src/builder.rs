@@ -1,4 +1,5 @@
-//! The tables of a profile while it is made: strings, functions, mappings, locations, each stored once.
+//! The tables of a profile while it is made: strings, functions, mappings, locations, each stored
+//! once.
 
 use super::proto::{Function, Line, Location, Mapping, Profile, ValueType};
 use super::{KERNEL_MAPPING, MANAGED_MAPPING};
@@ -105,10 +106,14 @@ impl<'a> Builder<'a> {
     fn function(&mut self, symbol: &Symbol) -> u64 {
         let name = self.string(&symbol.name);
         let managed = matches!(symbol.module, Module::Managed(_) | Module::Jit);
-        // Go's pprof takes a name with `<`, `[` or `::` that equals its system name for C++ and cuts type arguments and
-        // parameters away (`looksLikeDemangledCPlusPlus`, internal/symbolizer of google/pprof).
-        let system_name =
-            if managed && symbol.name == symbol.system_name { 0 } else { self.string(&symbol.system_name) };
+        // Go's pprof takes a name with `<`, `[` or `::` that equals its system name for C++ and
+        // cuts type arguments and parameters away (`looksLikeDemangledCPlusPlus`,
+        // internal/symbolizer of google/pprof).
+        let system_name = if managed && symbol.name == symbol.system_name {
+            0
+        } else {
+            self.string(&symbol.system_name)
+        };
         let id = next_id(self.profile.function.len());
         let known = *self.functions.entry((name, system_name)).or_insert(id);
         if known == id {
@@ -138,7 +143,9 @@ impl<'a> Builder<'a> {
                 ));
                 let build_id = image.and_then(|image| image.build_id);
                 mapping.build_id = self.string(&build_id.map_or_else(String::new, hex));
-                if let Some(text) = image.and_then(|image| image.file).and_then(native::text_segment) {
+                if let Some(text) =
+                    image.and_then(|image| image.file).and_then(native::text_segment)
+                {
                     mapping.memory_start = text.start;
                     mapping.memory_limit = text.limit;
                     mapping.file_offset = text.file_offset;

@@ -30,9 +30,11 @@ pub struct About {
     pub duration: Duration,
     /// CPU time between samples, nanoseconds.
     pub period_ns: u64,
-    /// The program, where there is one: becomes the first mapping, which readers take for the main binary.
+    /// The program, where there is one: becomes the first mapping, which readers take for the main
+    /// binary.
     pub main_image: Option<ImageId>,
-    /// Rates, scaling, caveats, counters; one line each. The one that begins with [`super::LOSS_PREFIX`] is the loss line.
+    /// Rates, scaling, caveats, counters; one line each. The one that begins with
+    /// [`super::LOSS_PREFIX`] is the loss line.
     pub comments: Vec<String>,
 }
 
@@ -152,8 +154,11 @@ fn head(builder: &mut Builder<'_>, about: &About) {
         .map(|sample_type| builder.value_type(sample_type.name(), sample_type.unit()))
         .to_vec();
     let period_type = builder.value_type(SampleType::Cpu.name(), SampleType::Cpu.unit());
-    let comment =
-        about.comments.iter().map(|comment| builder.string(&perfusion_model::text::clean(comment))).collect();
+    let comment = about
+        .comments
+        .iter()
+        .map(|comment| builder.string(&perfusion_model::text::clean(comment)))
+        .collect();
     if let Some(image) = about.main_image {
         builder.mapping(&Module::Image(image));
     }
@@ -168,7 +173,8 @@ fn head(builder: &mut Builder<'_>, about: &About) {
     profile.comment = comment;
 }
 
-/// Rounds to the nearest integer after adding what earlier values of the column lost, and remembers what this one loses.
+/// Rounds to the nearest integer after adding what earlier values of the column lost, and remembers
+/// what this one loses.
 fn round(value: f64, carry: &mut f64) -> i64 {
     if value <= 0.0 {
         return 0;
@@ -185,9 +191,11 @@ fn labels(builder: &mut Builder<'_>, labels: &Labels, encoded: &mut Vec<Label>) 
     labels.each(|name, value| {
         let key = builder.string(name);
         encoded.push(match value {
-            LabelValue::Text(text) => {
-                Label { key, str: builder.string(&perfusion_model::text::clean(text)), ..Label::default() }
-            }
+            LabelValue::Text(text) => Label {
+                key,
+                str: builder.string(&perfusion_model::text::clean(text)),
+                ..Label::default()
+            },
             LabelValue::Number(num, unit) => {
                 Label { key, num, num_unit: builder.string(unit), ..Label::default() }
             }

@@ -41,13 +41,21 @@ pub enum Refusal {
     #[error("no message of the format (pprof: unrecognized profile format)")]
     Wire,
     /// A second time stamp: profiles have one.
-    #[error("two or more profiles one after the other in one file (pprof: concatenated profiles detected)")]
+    #[error(
+        "two or more profiles one after the other in one file (pprof: concatenated profiles \
+         detected)"
+    )]
     Concatenated,
     /// The string table begins with something.
-    #[error("a string table that does not begin with the empty string (pprof: string_table[0] must be '')")]
+    #[error(
+        "a string table that does not begin with the empty string (pprof: string_table[0] must be \
+         '')"
+    )]
     FirstString,
     /// A string index outside the table.
-    #[error("the string index {found} in a table of {len} strings (pprof: malformed profile format)")]
+    #[error(
+        "the string index {found} in a table of {len} strings (pprof: malformed profile format)"
+    )]
     String {
         /// The index.
         found: i64,
@@ -62,7 +70,8 @@ pub enum Refusal {
     SamplesWithoutTypes,
     /// A sample with another number of values than there are types.
     #[error(
-        "a sample with {found} values for {types} sample types (pprof: mismatch: sample has {found} values vs. {types} types)"
+        "a sample with {found} values for {types} sample types (pprof: mismatch: sample has \
+         {found} values vs. {types} types)"
     )]
     Values {
         /// Values found.
@@ -71,14 +80,17 @@ pub enum Refusal {
         types: usize,
     },
     /// A sample with a location that is not in the table.
-    #[error("a sample with location {id}, which is not in the table (pprof: sample has nil location)")]
+    #[error(
+        "a sample with location {id}, which is not in the table (pprof: sample has nil location)"
+    )]
     NoLocation {
         /// The location.
         id: u64,
     },
     /// A line with a function that is not in the table.
     #[error(
-        "location {id} with a function that is not in the table (pprof: location id: {id} has a line with nil function)"
+        "location {id} with a function that is not in the table (pprof: location id: {id} has a \
+         line with nil function)"
     )]
     NoFunction {
         /// The location.

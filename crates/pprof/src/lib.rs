@@ -1,4 +1,5 @@
-//! 6. ENCODE: a [`Window`](perfusion_aggregate::Window) and its names -> one gzipped pprof; and back, for reports and tests.
+//! 6. ENCODE: a [`Window`](perfusion_aggregate::Window) and its names -> one gzipped pprof; and
+//!    back, for reports and tests.
 //!
 //! ```text
 //! symbolizer.resolve(window.frames(), &directory);
@@ -6,13 +7,17 @@
 //! let bytes = pprof::encode(&window, &symbolizer, &directory, &about)?;    // checked before it is returned
 //! let profile = pprof::decode(&bytes)?;                                    // gunzip + validate
 //! ```
-//! - all thirteen sample types in one profile; `default_sample_type` is cpu, period and period type are cpu's;
-//! - a native or kernel location is an address, a managed one a function, whatever body or tier ran;
-//! - addresses are those of the ELF file, so that the mapping's start, limit and offset are the file's own and a server can
-//!   symbolize again; managed code has one pseudo mapping per module;
-//! - values are rounded so that each column's sum is right: what is cut from one sample is added to the next.
+//! - all thirteen sample types in one profile; `default_sample_type` is cpu, period and period type
+//!   are cpu's;
+//! - a native or kernel location is an address, a managed one a function, whatever body or tier
+//!   ran;
+//! - addresses are those of the ELF file, so that the mapping's start, limit and offset are the
+//!   file's own and a server can symbolize again; managed code has one pseudo mapping per module;
+//! - values are rounded so that each column's sum is right: what is cut from one sample is added to
+//!   the next.
 //!
-//! Samples are encoded one at a time into the compressor: memory is the output and the tables, never the whole message.
+//! Samples are encoded one at a time into the compressor: memory is the output and the tables,
+//! never the whole message.
 
 #![deny(clippy::as_conversions)]
 
@@ -51,18 +56,21 @@ pub const LOST_PREFIX: &str = "LOST: ";
 /// True of a comment about what was counted that says that this is not all.
 #[must_use]
 pub fn tells_of_uncounted(comment: &str) -> bool {
-    let said = [EXACT_PREFIX, COUNTS_PREFIX].into_iter().find_map(|prefix| comment.strip_prefix(prefix));
+    let said =
+        [EXACT_PREFIX, COUNTS_PREFIX].into_iter().find_map(|prefix| comment.strip_prefix(prefix));
     said.is_some_and(|said| said.contains(LOST_PREFIX))
 }
 
-/// Begins each line about what the recording lacks for want of a right, on stderr and in the profile's comments.
+/// Begins each line about what the recording lacks for want of a right, on stderr and in the
+/// profile's comments.
 pub const LIMITED: &str = "limited: ";
 
 /// Begins each comment of the profile about a process without a shim.
 pub const WITHOUT_SHIM: &str = "no managed names, allocations or live objects: ";
 /// Comments that begin with this say what became of a thread pool; reports of waits show them.
 pub const POOL_PREFIX: &str = "thread pool of ";
-/// The comment that begins with this says with what probability waits kept their stacks; reports of waits show it.
+/// The comment that begins with this says with what probability waits kept their stacks; reports of
+/// waits show it.
 pub const WAIT_STACKS_PREFIX: &str = "wait stacks: ";
 /// How the comment begins that a window was recorded at lower rates than was asked for.
 pub const RATES_LOWERED_PREFIX: &str = "rates lowered, ";

@@ -1,5 +1,5 @@
-//! The comment that says what was lost, written and read back: of each kind of event how many there were, how many are in the profile, and what became
-//! of the rest.
+//! The comment that says what was lost, written and read back: of each kind of event how many there
+//! were, how many are in the profile, and what became of the rest.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -76,20 +76,25 @@ const TYPES_REFUSED: &str = "shim_types_refused";
 const REGIONS_REFUSED: &str = "shim_regions_refused";
 const REGIONS_DISABLED: &str = "shim_regions_disabled";
 
-/// Sampled objects that nobody watches, and not because chance has not chosen them: what is alive may be more than what is watched stands for.
+/// Sampled objects that nobody watches, and not because chance has not chosen them: what is alive
+/// may be more than what is watched stands for.
 pub const UNWATCHED: [&str; 3] = [HANDLES_FULL, HANDLES_REFUSED, LIVE_REFUSED];
 
-/// Large objects that chance left out: those of their types that were told of may each stand for itself alone, and are not all of them then.
+/// Large objects that chance left out: those of their types that were told of may each stand for
+/// itself alone, and are not all of them then.
 pub const LARGE_THINNED: &str = "shim_large_objects_thinned";
 
-/// What a process's library has told and could not be understood, or did not come whole: a record each, whatever it was about, or all of a region from then on.
+/// What a process's library has told and could not be understood, or did not come whole: a record
+/// each, whatever it was about, or all of a region from then on.
 pub const UNREAD: [&str; 5] =
     [RECORDS_ABANDONED, RECORDS_MALFORMED, EVENTS_MALFORMED, HOLES, REGIONS_DISABLED];
 
-/// A process's library heard nothing of us for so long that it went quiet, and told nothing until it did.
+/// A process's library heard nothing of us for so long that it went quiet, and told nothing until
+/// it did.
 pub const LEASES_LOST: &str = "shim_leases_lost";
 
-/// Where types or stacks of objects are missing, or fewer are watched; or all of a region, which may be a child's that is its parent's.
+/// Where types or stacks of objects are missing, or fewer are watched; or all of a region, which
+/// may be a child's that is its parent's.
 const OF_OBJECTS: [&str; 6] =
     [SITES_REFUSED, LIVE_SET_SHRUNK, TYPES_QUEUE_FULL, TYPES_REFUSED, REGIONS_REFUSED, LEASES_LOST];
 
@@ -118,7 +123,8 @@ pub fn number(line: &str, name: &str) -> u64 {
     parts(line).find_map(count).unwrap_or(0)
 }
 
-/// Of the allocations that a [`line()`] tells of: how many found the ring full, and of how many it is not known where they are.
+/// Of the allocations that a [`line()`] tells of: how many found the ring full, and of how many it
+/// is not known where they are.
 #[must_use]
 pub fn allocations(line: &str) -> [u64; 2] {
     let part = parts(line).find_map(|part| part.strip_prefix(ALLOCATIONS)).unwrap_or_default();
@@ -135,14 +141,16 @@ pub fn line(counters: &[(String, u64)]) -> String {
     line_with(counters, UNACCOUNTED, None)
 }
 
-/// The same for one window of several: some events are counted at one side of its edge and stored at the other.
+/// The same for one window of several: some events are counted at one side of its edge and stored
+/// at the other.
 #[must_use]
 pub fn line_of_window(counters: &[(String, u64)]) -> String {
     line_with(counters, "still on their way when it ended", Some("from before it began"))
 }
 
 fn line_with(counters: &[(String, u64)], rest: &str, before: Option<&str>) -> String {
-    let values: HashMap<&str, u64> = counters.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+    let values: HashMap<&str, u64> =
+        counters.iter().map(|(name, value)| (name.as_str(), *value)).collect();
     let of = |name: &str| values.get(name).copied().unwrap_or(0);
     let mut line = String::new();
     let mut kind = |what: &str, produced: u64, stored: u64, causes: &[(&str, u64)]| {
@@ -208,19 +216,29 @@ mod tests {
 
     #[test]
     fn the_line_adds_up_or_says_what_is_missing() {
-        let counters =
-            |list: &[(&str, u64)]| list.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect::<Vec<_>>();
-        let good = counters(&[("cpu_samples", 10), ("events_cpu_samples", 7), ("cpu_samples_ring_full", 3)]);
+        let counters = |list: &[(&str, u64)]| {
+            list.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect::<Vec<_>>()
+        };
+        let good = counters(&[
+            ("cpu_samples", 10),
+            ("events_cpu_samples", 7),
+            ("cpu_samples_ring_full", 3),
+        ]);
         assert!(
             line(&good).starts_with("cpu samples 10 = 7 stored + 3 ring full; waits 0 = 0 stored;"),
             "{}",
             line(&good)
         );
         let shim = counters(&[("shim_handles_refused", 3), ("shim_types_refused", 2)]);
-        assert!(line(&shim).ends_with("; shim_handles_refused 3; shim_types_refused 2"), "{}", line(&shim));
+        assert!(
+            line(&shim).ends_with("; shim_handles_refused 3; shim_types_refused 2"),
+            "{}",
+            line(&shim)
+        );
         let ended = counters(&[("stacks_walked", 5), ("stacks_exact", 4), ("stacks_exiting", 1)]);
         assert!(
-            line(&ended).ends_with("stacks 5: 4 exact, 0 broken, 0 guessed, 1 of threads being ended"),
+            line(&ended)
+                .ends_with("stacks 5: 4 exact, 0 broken, 0 guessed, 1 of threads being ended"),
             "{}",
             line(&ended)
         );

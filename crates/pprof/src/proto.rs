@@ -1,7 +1,7 @@
-//! The messages of google/pprof's `profile.proto`, which is checked in beside this file (Apache-2.0, from
-//! github.com/google/pprof v0.0.0-20260906184651-6331bc6350fe). Generated, not edited: `prost_build` 0.14 over the descriptor
-//! set `protox` 0.9 makes of it, without the comments, then rustfmt. A test in `validate.rs` compares the two, field by
-//! field. No logic here.
+//! The messages of google/pprof's `profile.proto`, which is checked in beside this file
+//! (Apache-2.0, from github.com/google/pprof v0.0.0-20260906184651-6331bc6350fe). Generated, not
+//! edited: `prost_build` 0.14 over the descriptor set `protox` 0.9 makes of it, without the
+//! comments, then rustfmt. A test in `validate.rs` compares the two, field by field. No logic here.
 #![allow(missing_docs, reason = "generated; the .proto beside it is the documentation")]
 
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -103,7 +103,11 @@ impl<'a> Splitter<'a> {
         for &id in &sample.location_id {
             self.location(id);
         }
-        let new = Sample { location_id: key.0.clone(), value: sample.value.clone(), label: key.1.clone() };
+        let new = Sample {
+            location_id: key.0.clone(),
+            value: sample.value.clone(),
+            label: key.1.clone(),
+        };
         self.part.bytes += field(new.encoded_len());
         if self.part.bytes > most || self.part.samples.len() >= self.bounds.samples.max(1) {
             self.part.back_to(&mark);
@@ -168,8 +172,11 @@ impl<'a> Splitter<'a> {
         }
         let Some(&mapping) = self.mappings.get(&id) else { return };
         let mut string = |index| self.part.string(text(self.whole, index));
-        let mapping =
-            Mapping { filename: string(mapping.filename), build_id: string(mapping.build_id), ..*mapping };
+        let mapping = Mapping {
+            filename: string(mapping.filename),
+            build_id: string(mapping.build_id),
+            ..*mapping
+        };
         self.part.bytes += field(mapping.encoded_len());
         self.part.known_mappings.insert(id);
         self.part.mappings.push(mapping);
@@ -232,7 +239,8 @@ impl<'a> Part<'a> {
         };
         part.string("");
         let mut string = |index| part.string(text(whole, index));
-        let mut kind = |kind: ValueType| ValueType { r#type: string(kind.r#type), unit: string(kind.unit) };
+        let mut kind =
+            |kind: ValueType| ValueType { r#type: string(kind.r#type), unit: string(kind.unit) };
         let sample_type = whole.sample_type.iter().copied().map(&mut kind).collect();
         let period_type = whole.period_type.map(&mut kind);
         part.head = Profile {
@@ -319,7 +327,9 @@ impl<'a> Part<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::proto::{Function, Label, Line, Location, Mapping, Profile, Sample, ValueType};
+    use super::super::proto::{
+        Function, Label, Line, Location, Mapping, Profile, Sample, ValueType,
+    };
     use super::super::validate;
     use super::{Bounds, Kept, Splitter};
     use prost::Message as _;
@@ -333,7 +343,8 @@ mod tests {
 
     fn split_keeping(whole: &Profile, bounds: Bounds, kept: Kept<'_>) -> Split {
         let mut splitter = Splitter::new(whole, bounds, kept);
-        let mut parts: Vec<Profile> = whole.sample.iter().filter_map(|sample| splitter.add(sample)).collect();
+        let mut parts: Vec<Profile> =
+            whole.sample.iter().filter_map(|sample| splitter.add(sample)).collect();
         let (last, dropped_samples) = splitter.finish();
         parts.extend(last);
         Split { parts, dropped_samples }
@@ -345,7 +356,8 @@ mod tests {
         split_keeping(whole, bounds, Kept { names: &names, cut: |text| text })
     }
 
-    /// So many samples, each with a location, a function and a name of its own below one that all share.
+    /// So many samples, each with a location, a function and a name of its own below one that all
+    /// share.
     fn profile(samples: u64) -> Profile {
         let fixed = ["", "cpu", "nanoseconds", "pid", "a comment", "/bin/app", "main"];
         let mut string_table: Vec<String> = fixed.map(str::to_owned).to_vec();
@@ -357,7 +369,12 @@ mod tests {
             time_nanos: 1_700_000_000_000_000_000,
             duration_nanos: 1_000_000_000,
             comment: vec![4],
-            mapping: vec![Mapping { id: 1, filename: 5, has_functions: true, ..Mapping::default() }],
+            mapping: vec![Mapping {
+                id: 1,
+                filename: 5,
+                has_functions: true,
+                ..Mapping::default()
+            }],
             ..Profile::default()
         };
         for id in 1..=samples + 1 {
@@ -368,7 +385,13 @@ mod tests {
             }
             whole.function.push(Function { id, name, system_name: name, ..Function::default() });
             let line = vec![Line { function_id: id, ..Line::default() }];
-            whole.location.push(Location { id, mapping_id: 1, address: id, line, ..Location::default() });
+            whole.location.push(Location {
+                id,
+                mapping_id: 1,
+                address: id,
+                line,
+                ..Location::default()
+            });
             if !shared {
                 whole.sample.push(Sample {
                     location_id: vec![id, samples + 1],
@@ -399,7 +422,10 @@ mod tests {
                 assert_eq!(part.function.len(), part.sample.len() + 1);
                 let main = part.function.iter().find(|function| function.id == 1001).unwrap();
                 assert_eq!(part.string_table[usize::try_from(main.name).unwrap()], "main");
-                assert_eq!(part.string_table[usize::try_from(part.comment[0]).unwrap()], "a comment");
+                assert_eq!(
+                    part.string_table[usize::try_from(part.comment[0]).unwrap()],
+                    "a comment"
+                );
             }
         }
         assert_eq!(split(&whole, 1000, usize::MAX).parts.len(), 1);
@@ -431,7 +457,8 @@ mod tests {
 
     /// One with these samples, each of which has a number of its own, too.
     fn labelled(samples: &[Labelled<'_>]) -> Profile {
-        let mut string_table: Vec<String> = ["", "cpu", "nanoseconds", "pid"].map(str::to_owned).to_vec();
+        let mut string_table: Vec<String> =
+            ["", "cpu", "nanoseconds", "pid"].map(str::to_owned).to_vec();
         let mut place = |text: &str| {
             let found = string_table.iter().position(|known| known == text);
             i64::try_from(found.unwrap_or_else(|| {
@@ -457,7 +484,8 @@ mod tests {
             label.push(Label { key: 3, num: number, ..Label::default() });
             whole.sample.push(Sample { location_id: vec![*location], value: vec![*value], label });
         }
-        whole.location = (1..=3).map(|id| Location { id, address: id, ..Location::default() }).collect();
+        whole.location =
+            (1..=3).map(|id| Location { id, address: id, ..Location::default() }).collect();
         whole.string_table = string_table;
         whole
     }
@@ -466,7 +494,8 @@ mod tests {
     fn facts(profile: &Profile) -> Vec<(u64, i64, String)> {
         let text = |place: i64| profile.string_table[usize::try_from(place).unwrap()].as_str();
         let of = |sample: &Sample| {
-            let labels = sample.label.iter().map(|label| format!("{}={}", text(label.key), text(label.str)));
+            let labels =
+                sample.label.iter().map(|label| format!("{}={}", text(label.key), text(label.str)));
             (sample.location_id[0], sample.value[0], labels.collect::<Vec<_>>().join(" "))
         };
         profile.sample.iter().map(of).collect()
@@ -483,7 +512,8 @@ mod tests {
             (1, 32, &[("k8s.pod.name", "api"), ("x", "lone")]),
         ]);
         validate(&whole).unwrap();
-        let kept = BTreeMap::from([("k8s.pod.name", "k8s_pod_name".to_owned()), ("x", "x".to_owned())]);
+        let kept =
+            BTreeMap::from([("k8s.pod.name", "k8s_pod_name".to_owned()), ("x", "x".to_owned())]);
         let bounds = Bounds { samples: 100, bytes: 1 << 20, lone_bytes: 1 << 20 };
         let narrow = |kept: &BTreeMap<&str, String>| {
             let kept = Kept { names: kept, cut: |text| &text[..text.len().min(4)] };
@@ -502,7 +532,10 @@ mod tests {
         ];
         assert_eq!(facts(&narrowed), expected);
         let nothing = narrow(&BTreeMap::new());
-        assert_eq!(facts(&nothing), [(1, 1 + 4 + 32, String::new()), (2, 2 + 8 + 16, String::new())]);
+        assert_eq!(
+            facts(&nothing),
+            [(1, 1 + 4 + 32, String::new()), (2, 2 + 8 + 16, String::new())]
+        );
         assert_eq!(nothing.comment.len(), whole.comment.len());
     }
 }

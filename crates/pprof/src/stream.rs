@@ -26,7 +26,9 @@ pub fn tables(packed: &[u8], most_bytes: usize) -> Result<(Profile, usize), Ppro
     let (mut profile, mut bytes, mut one) = (Profile::default(), 0_usize, Vec::new());
     fields(packed, |field, source| {
         let Field::Bytes { number, length } = field else {
-            let Field::Number { number, value } = field else { return Ok(ControlFlow::Continue(())) };
+            let Field::Number { number, value } = field else {
+                return Ok(ControlFlow::Continue(()));
+            };
             one.clear();
             encode_key(narrow(number)?, WireType::Varint, &mut one);
             encode_varint(value, &mut one);
@@ -115,8 +117,10 @@ fn fields(
             0 => Field::Number { number, value: varint(&mut *source)? },
             2 => Field::Bytes { number, length: varint(&mut *source)? },
             kind @ (1 | 5) => {
-                let skipped =
-                    io::copy(&mut (&mut *source).take(if kind == 1 { 8 } else { 4 }), &mut io::sink());
+                let skipped = io::copy(
+                    &mut (&mut *source).take(if kind == 1 { 8 } else { 4 }),
+                    &mut io::sink(),
+                );
                 skipped.map(|_| Field::Other)?
             }
             kind => return Err(broken(&format!("a field of wire type {kind}")).into()),
@@ -205,7 +209,8 @@ mod tests {
         let mut found = Vec::new();
         samples(&packed, 40, |position, sample| {
             found.push((position, sample.location_id[0]));
-            let go_on = if position < 42 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
+            let go_on =
+                if position < 42 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
             Ok::<_, PprofError>(go_on)
         })
         .unwrap();
@@ -217,7 +222,9 @@ mod tests {
         let packed = pack(&profile()).unwrap();
         let error = tables(&packed, 5000).unwrap_err();
         assert!(matches!(error, PprofError::LargeTables(5000)), "{error}");
-        for bad in [&packed[..packed.len() / 2], b"\x0f", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"] {
+        for bad in
+            [&packed[..packed.len() / 2], b"\x0f", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"]
+        {
             assert!(tables(bad, usize::MAX).is_err());
         }
     }

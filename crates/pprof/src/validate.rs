@@ -1,5 +1,6 @@
-//! The rules every reader relies on: those of google/pprof's `CheckValid` and decoder (`profile/profile.go`,
-//! `profile/encode.go`), and what the .proto asks for beyond them (one value per label key, dense string indices).
+//! The rules every reader relies on: those of google/pprof's `CheckValid` and decoder
+//! (`profile/profile.go`, `profile/encode.go`), and what the .proto asks for beyond them (one value
+//! per label key, dense string indices).
 
 use super::proto::{Profile, Sample};
 use std::collections::HashSet;
@@ -100,7 +101,8 @@ impl Checker {
         Ok(())
     }
 
-    /// Checks the tables of a profile, and the samples seen against them where location ids are 1, 2, 3, ….
+    /// Checks the tables of a profile, and the samples seen against them where location ids are 1,
+    /// 2, 3, ….
     ///
     /// # Errors
     /// The rule that is broken.
@@ -128,7 +130,9 @@ impl Checker {
             }
         }
         let default = profile.default_sample_type;
-        if default != 0 && !profile.sample_type.iter().any(|sample_type| sample_type.r#type == default) {
+        if default != 0
+            && !profile.sample_type.iter().any(|sample_type| sample_type.r#type == default)
+        {
             return Err(Invalid::DefaultSampleType);
         }
         let id = self.max_location;
@@ -182,7 +186,9 @@ fn strings(profile: &Profile, max_in_samples: i64) -> Result<(), Invalid> {
     for &comment in &profile.comment {
         check("comment", comment)?;
     }
-    for field in [profile.drop_frames, profile.keep_frames, profile.default_sample_type, profile.doc_url] {
+    for field in
+        [profile.drop_frames, profile.keep_frames, profile.default_sample_type, profile.doc_url]
+    {
         check("profile", field)?;
     }
     Ok(())
@@ -212,10 +218,22 @@ mod tests {
             match words.as_slice() {
                 ["message", name] => message = name,
                 ["repeated", kind, name, "=", number] => {
-                    fields.push((message.into(), (*name).into(), (*kind).into(), true, (*number).into()));
+                    fields.push((
+                        message.into(),
+                        (*name).into(),
+                        (*kind).into(),
+                        true,
+                        (*number).into(),
+                    ));
                 }
                 [kind, name, "=", number] if !message.is_empty() => {
-                    fields.push((message.into(), (*name).into(), (*kind).into(), false, (*number).into()));
+                    fields.push((
+                        message.into(),
+                        (*name).into(),
+                        (*kind).into(),
+                        false,
+                        (*number).into(),
+                    ));
                 }
                 _ => {}
             }
@@ -293,15 +311,27 @@ mod tests {
         assert_eq!(broken(|p| p.string_table.clear()), Invalid::FirstString);
         assert!(matches!(broken(|p| p.function[0].name = 5), Invalid::String { found: 5, .. }));
         assert!(matches!(broken(|p| p.comment.push(-1)), Invalid::String { found: -1, .. }));
-        assert!(matches!(broken(|p| p.sample[0].value.push(1)), Invalid::Values { found: 2, expected: 1 }));
+        assert!(matches!(
+            broken(|p| p.sample[0].value.push(1)),
+            Invalid::Values { found: 2, expected: 1 }
+        ));
         assert!(matches!(broken(|p| p.sample_type.clear()), Invalid::Values { .. }));
-        assert!(matches!(broken(|p| p.location[0].id = 0), Invalid::Id { table: "location", id: 0 }));
-        assert!(matches!(broken(|p| p.mapping.push(p.mapping[0])), Invalid::Id { table: "mapping", .. }));
+        assert!(matches!(
+            broken(|p| p.location[0].id = 0),
+            Invalid::Id { table: "location", id: 0 }
+        ));
+        assert!(matches!(
+            broken(|p| p.mapping.push(p.mapping[0])),
+            Invalid::Id { table: "mapping", .. }
+        ));
         assert!(matches!(
             broken(|p| p.location[0].mapping_id = 9),
             Invalid::Reference { table: "mapping", .. }
         ));
-        assert!(matches!(broken(|p| p.location[0].line[0].function_id = 0), Invalid::Reference { .. }));
+        assert!(matches!(
+            broken(|p| p.location[0].line[0].function_id = 0),
+            Invalid::Reference { .. }
+        ));
         assert!(matches!(broken(|p| p.sample[0].location_id.push(2)), Invalid::Reference { .. }));
         assert!(matches!(broken(|p| p.sample[0].label[0].str = 3), Invalid::Label { .. }));
         assert!(matches!(broken(|p| p.sample[0].label[0].key = 0), Invalid::Label { .. }));

@@ -5,8 +5,9 @@ use perfusion_model::event::MonotonicNs;
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// A question without an answer is repeated for so long; later only when its address is seen again. With the repetitions of a lost
-/// question (`source/shim/names.rs`) that stays below the six seconds of docs/shim-protocol.md for shims that are not told when it was.
+/// A question without an answer is repeated for so long; later only when its address is seen again.
+/// With the repetitions of a lost question (`source/shim/names.rs`) that stays below the six
+/// seconds of docs/shim-protocol.md for shims that are not told when it was.
 const FRESH: Duration = Duration::from_secs(2);
 /// Entries from which on the old ones are looked for.
 const FEW: usize = 65_536;
@@ -33,8 +34,14 @@ fn is_fresh(at: MonotonicNs, now: MonotonicNs) -> bool {
 }
 
 impl Asked {
-    /// It is asked about now, and was surely on a stack at `seen` (0: never that is known). Answers when it last was.
-    pub(super) fn note(&mut self, place: Place, now: MonotonicNs, seen: MonotonicNs) -> MonotonicNs {
+    /// It is asked about now, and was surely on a stack at `seen` (0: never that is known). Answers
+    /// when it last was.
+    pub(super) fn note(
+        &mut self,
+        place: Place,
+        now: MonotonicNs,
+        seen: MonotonicNs,
+    ) -> MonotonicNs {
         let last = self.at.entry(place).or_insert(Last { asked: now, seen });
         *last = Last { asked: now, seen: last.seen.max(seen) };
         let seen = last.seen;
@@ -72,7 +79,8 @@ mod tests {
         let mut asked = Asked::default();
         let second = u64::try_from(FRESH.as_nanos()).unwrap() / 2;
         let request = |address| (1, address);
-        // As many new ones in each second as are few: three seconds' worth is kept at most, until the next search finds it.
+        // As many new ones in each second as are few: three seconds' worth is kept at most, until
+        // the next search finds it.
         for address in 0..40 * FEW as u64 {
             let now = MonotonicNs(address / FEW as u64 * second);
             assert_eq!(asked.note(request(address), now, now), now);
@@ -80,7 +88,9 @@ mod tests {
         }
         assert!(asked.at.len() <= 8 * FEW, "{}", asked.at.len());
         let newest = MonotonicNs(39 * second);
-        assert!(asked.is_fresh(request(38 * FEW as u64), newest) && !asked.is_fresh(request(0), newest));
+        assert!(
+            asked.is_fresh(request(38 * FEW as u64), newest) && !asked.is_fresh(request(0), newest)
+        );
         assert_eq!(asked.seen(request(0)), MonotonicNs(0));
     }
 

@@ -1,11 +1,13 @@
-//! How much is on its way to the processor: draining pauses by bytes, because a single round may hand on a whole ring.
+//! How much is on its way to the processor: draining pauses by bytes, because a single round may
+//! hand on a whole ring.
 
 use perfusion_model::event::Event;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// So many contents of the probes' ring are taken before draining waits for the processor. With the ring itself that is three seconds of what the
-/// budget of wait stacks lets through; more would be most of the memory the recorder of a busy host takes.
+/// So many contents of the probes' ring are taken before draining waits for the processor. With the
+/// ring itself that is three seconds of what the budget of wait stacks lets through; more would be
+/// most of the memory the recorder of a busy host takes.
 const RINGS: usize = 2;
 
 /// Bytes of events that were drained and are not processed yet; shared by both ends.

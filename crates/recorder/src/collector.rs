@@ -1,5 +1,6 @@
-//! The quick half of the pipeline: drains every source in rounds, merges by time, hands batches on. It never waits for the
-//! processor: when too much is on its way it holds what it has, drains no more, and the rings count what they drop.
+//! The quick half of the pipeline: drains every source in rounds, merges by time, hands batches on.
+//! It never waits for the processor: when too much is on its way it holds what it has, drains no
+//! more, and the rings count what they drop.
 
 use super::backlog::Backlog;
 use super::commands::Inbox;
@@ -17,9 +18,11 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{SyncSender, TryRecvError, TrySendError};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Rounds in which the shims' last words are read at the end, at most: each takes a bounded number of bytes.
+/// Rounds in which the shims' last words are read at the end, at most: each takes a bounded number
+/// of bytes.
 const LAST_ROUNDS: usize = 16;
-/// How long shims are given to leave at the end, unless somebody waits for it: a collection in progress holds one up.
+/// How long shims are given to leave at the end, unless somebody waits for it: a collection in
+/// progress holds one up.
 const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 
 /// What the collector hands on.
@@ -76,7 +79,8 @@ pub struct Collector {
     /// A cut that was asked for meanwhile, with its rates: it follows.
     cut_next: Option<Option<Rates>>,
     pulse: Pulse,
-    /// Counters of exceptions and contentions when the kernel was closed: the profile covers no more.
+    /// Counters of exceptions and contentions when the kernel was closed: the profile covers no
+    /// more.
     of_incidents: Vec<(String, u64)>,
     /// How long shims are given to leave at the end.
     leave_within: Duration,
@@ -239,7 +243,8 @@ impl Collector {
         }
     }
 
-    /// Announces the end of a window. One that is asked for before the last is through follows it; of several the last.
+    /// Announces the end of a window. One that is asked for before the last is through follows it;
+    /// of several the last.
     fn cut(&mut self, next: Option<Rates>) {
         if self.cut_until.is_some() {
             self.cut_next = Some(next);
@@ -254,7 +259,10 @@ impl Collector {
         if let Some(next) = next.filter(|next| *next != rates) {
             kernel.set_rates(next.kernel);
             let ShimLimits { live_objects, .. } = self.shims.limits();
-            self.shims.set_limits(ShimLimits { live_objects, allocation_samples: next.allocation_samples });
+            self.shims.set_limits(ShimLimits {
+                live_objects,
+                allocation_samples: next.allocation_samples,
+            });
         }
         let incidents = self.shims.incidents();
         let counters = self.counters();
@@ -264,7 +272,8 @@ impl Collector {
 
     fn counters(&self) -> Vec<(String, u64)> {
         let kernel = self.kernel.iter().flat_map(KernelSource::counters);
-        let mut all: Vec<(String, u64)> = kernel.map(|(info, value)| (info.name.to_owned(), value)).collect();
+        let mut all: Vec<(String, u64)> =
+            kernel.map(|(info, value)| (info.name.to_owned(), value)).collect();
         all.append(&mut self.shims.counters());
         all.push(("order_late".to_owned(), self.order.late()));
         all.push(("collector_paused_rounds".to_owned(), self.paused_rounds));
@@ -286,7 +295,8 @@ impl Collector {
         // Finds threads whose end went unseen, for the drain below.
         drop(kernel.thread_times());
         let before = MonotonicNs::now();
-        // Frozen first, so that no thread ends and nothing is counted between the totals and the last records.
+        // Frozen first, so that no thread ends and nothing is counted between the totals and the
+        // last records.
         let at = kernel.freeze();
         let incidents = self.shims.incidents();
         self.of_incidents = self.shims.counters();
@@ -300,8 +310,11 @@ impl Collector {
                 break;
             }
         }
-        let counters =
-            kernel.counters().into_iter().map(|(info, value)| (info.name.to_owned(), value)).collect();
+        let counters = kernel
+            .counters()
+            .into_iter()
+            .map(|(info, value)| (info.name.to_owned(), value))
+            .collect();
         drop(kernel);
         let mut events = Vec::new();
         self.order.finish(&mut events);
@@ -343,9 +356,11 @@ impl Collector {
         let staying = self.shims.detach_all_within(self.leave_within);
         tracing::debug!(took = ?began.elapsed(), "shims have left");
         if !staying.is_empty() {
-            tracing::warn!(pids = ?staying, "the shim has not left these processes yet; it will when its lease runs out");
+            tracing::warn!(pids = ?staying, "the shim has not left these processes yet; it will \
+                 when its lease runs out");
         }
-        // What was left behind by a round is read in the next: never all at once, and not for ever from one that goes on writing.
+        // What was left behind by a round is read in the next: never all at once, and not for ever
+        // from one that goes on writing.
         for _ in 0..LAST_ROUNDS {
             let order = &mut self.order;
             let more = self.shims.drain(&mut |event| order.push(event));
@@ -371,8 +386,8 @@ impl Collector {
         self.send_all();
     }
 
-    /// Hands everything on; false when nobody listens. Waiting is right here: the kernel is not drained any more, and the processor only has
-    /// to empty the channel.
+    /// Hands everything on; false when nobody listens. Waiting is right here: the kernel is not
+    /// drained any more, and the processor only has to empty the channel.
     fn send_all(&mut self) -> bool {
         let held = std::mem::take(&mut self.held);
         held.into_iter().all(|batch| self.out.send(batch).is_ok())

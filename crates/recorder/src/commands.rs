@@ -1,4 +1,5 @@
-//! The way from those who command the collector to it: a channel, and a bell that it can wait for together with the kernel's.
+//! The way from those who command the collector to it: a channel, and a bell that it can wait for
+//! together with the kernel's.
 
 use super::processor::Questions;
 use perfusion_sources::Rates;
@@ -29,7 +30,8 @@ pub(crate) enum Command {
     Cgroups(HashMap<u64, u32>),
     /// Say how it stands.
     Look(SyncSender<Look>),
-    /// The recording is over: take the final totals and let the kernel go; the shims are kept for the last names.
+    /// The recording is over: take the final totals and let the kernel go; the shims are kept for
+    /// the last names.
     CloseKernel,
     /// Let the shims go too, and end.
     Finish,
@@ -94,8 +96,9 @@ impl Inbox {
         self.from.try_recv()
     }
 
-    /// Waits for a command, for `other` to be readable, or for that moment; true when `other` is. To be called when [`Inbox::next`] has found nothing: a
-    /// ring that is heard here too early is of a command that is found by the next look, and one that is sent later rings again.
+    /// Waits for a command, for `other` to be readable, or for that moment; true when `other` is.
+    /// To be called when [`Inbox::next`] has found nothing: a ring that is heard here too early is
+    /// of a command that is found by the next look, and one that is sent later rings again.
     pub(super) fn wait(&self, other: Option<BorrowedFd<'_>>, until: Instant) -> bool {
         let watched = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut fds = vec![watched(self.bell.as_fd())];

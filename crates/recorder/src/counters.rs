@@ -1,4 +1,5 @@
-//! What the stages inside the daemon count, in words: for docs/metrics.md and for whoever reads a profile's comments.
+//! What the stages inside the daemon count, in words: for docs/metrics.md and for whoever reads a
+//! profile's comments.
 
 macro_rules! counters {
     ($($name:literal $help:literal;)+) => {
@@ -96,14 +97,16 @@ mod tests {
         }
     }
 
-    /// But for those of the collector, of the probes' rules, and of names, of which there are only those that count something.
+    /// But for those of the collector, of the probes' rules, and of names, of which there are only
+    /// those that count something.
     #[test]
     fn every_counter_that_is_described_is_counted() {
         let mut counted = daemon_counters(&Processor::new(ProcessTable::new()));
         counted.extend(window_counters(&Window::new(Limits::default())));
         let others = ["order_late", "collector_paused_rounds", "lessons_lost"];
-        for (name, _) in
-            DAEMON.iter().filter(|(name, _)| !name.starts_with("symbolize_") && !others.contains(name))
+        for (name, _) in DAEMON
+            .iter()
+            .filter(|(name, _)| !name.starts_with("symbolize_") && !others.contains(name))
         {
             assert!(counted.iter().any(|(known, _)| known == name), "{name} is nobody's");
         }

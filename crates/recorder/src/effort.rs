@@ -1,13 +1,15 @@
-//! What a process costs the daemon: the CPU time that what is told of it takes. To look at this thread's clock costs a part of what most
-//! events cost, so that some are measured, which chance chooses, and stand for the others. Look-ups into files are rare and may
-//! take a thousand times as long: these are always measured (`process::budget`), and are left out here.
+//! What a process costs the daemon: the CPU time that what is told of it takes. To look at this
+//! thread's clock costs a part of what most events cost, so that some are measured, which chance
+//! chooses, and stand for the others. Look-ups into files are rare and may take a thousand times as
+//! long: these are always measured (`process::budget`), and are left out here.
 
 use perfusion_host::process::ProcessTable;
 use perfusion_host::process::budget::cpu_time;
 use perfusion_model::event::{Event, EventKind};
 use std::time::Duration;
 
-/// One event in so many is measured. The steps from one to the next are from 1 to 2 · EVERY - 1, each as likely as the others.
+/// One event in so many is measured. The steps from one to the next are from 1 to 2 · EVERY - 1,
+/// each as likely as the others.
 const EVERY: u32 = 16;
 
 /// Which event is measured next.
@@ -78,9 +80,9 @@ fn pid(kind: &EventKind) -> Option<u32> {
         EventKind::ThreadEnd(times) => Some(times.thread.pid),
         EventKind::Rename(rename) => Some(rename.thread.pid),
         EventKind::Exec { pid, .. } | EventKind::Shim { pid, .. } => Some(*pid),
-        EventKind::Comm { thread, .. } | EventKind::Fork { thread, .. } | EventKind::Exit { thread } => {
-            Some(thread.pid)
-        }
+        EventKind::Comm { thread, .. }
+        | EventKind::Fork { thread, .. }
+        | EventKind::Exit { thread } => Some(thread.pid),
         EventKind::Mmap(mmap) => Some(mmap.pid),
         EventKind::ProcessRecordsLost => None,
     }
@@ -94,7 +96,8 @@ mod tests {
     fn one_in_sixteen_is_measured_and_in_step_with_nothing() {
         let mut effort = Effort::default();
         let due: Vec<bool> = (0..1_600_000).map(|_| effort.is_due()).collect();
-        let count = |of: usize, at: usize| due.iter().skip(at).step_by(of).filter(|due| **due).count();
+        let count =
+            |of: usize, at: usize| due.iter().skip(at).step_by(of).filter(|due| **due).count();
         assert!((95_000..105_000).contains(&count(1, 0)), "{} of 100,000", count(1, 0));
         // Events of two processes in turn, and every sixteenth one, are measured as often as any.
         for at in 0..2 {

@@ -1,6 +1,7 @@
-//! Brings the shim into every .NET process of a recording: those that are there when it begins, and those that come while it lasts, such as
-//! the children of a process that was named. Which these are the pipeline says, which sees their mappings. One thread, beside the recording;
-//! it looks a few times a second.
+//! Brings the shim into every .NET process of a recording: those that are there when it begins, and
+//! those that come while it lasts, such as the children of a process that was named. Which these
+//! are the pipeline says, which sees their mappings. One thread, beside the recording; it looks a
+//! few times a second.
 
 use super::Watcher;
 use perfusion_dotnet::attach::place;
@@ -23,12 +24,14 @@ use std::time::{Duration, Instant};
 
 /// Between two looks for new processes; as often the pipeline says which there are.
 const LOOK: Duration = Duration::from_millis(250);
-/// A program has this long from its start until its runtime is there and listens; then it counts as what it is.
+/// A program has this long from its start until its runtime is there and listens; then it counts as
+/// what it is.
 pub const GROWS_UP: Duration = Duration::from_secs(5);
 
-/// A thread that a runtime has once profilers of its environment are loaded ("This must happen before Thread::HasStarted() that fires profiler notifications
-/// is called on the finalizer thread", `EEStartupHelper`, src/coreclr/vm/ceemain.cpp of dotnet/runtime). Before that it may wait for a tool for ever
-/// (`DOTNET_DiagnosticPorts` with `suspend`).
+/// A thread that a runtime has once profilers of its environment are loaded ("This must happen
+/// before Thread::HasStarted() that fires profiler notifications is called on the finalizer
+/// thread", `EEStartupHelper`, src/coreclr/vm/ceemain.cpp of dotnet/runtime). Before that it may
+/// wait for a tool for ever (`DOTNET_DiagnosticPorts` with `suspend`).
 const STARTED: &str = ".NET Finalizer";
 /// Threads among which it is looked for: it is one of the first.
 const THREADS: usize = 1024;
@@ -38,7 +41,8 @@ const THREADS: usize = 1024;
 pub enum Whom {
     /// These, and the children they make while they are recorded.
     Named(Vec<u32>),
-    /// A program that was started with the shim in its environment, and its children: those that did not load it get it.
+    /// A program that was started with the shim in its environment, and its children: those that
+    /// did not load it get it.
     Started(u32),
     /// The processes of this cgroup v2 directory itself.
     Cgroup(PathBuf),
@@ -118,13 +122,15 @@ impl Follower {
         Self { thread: Some(thread), stop: Some(stop), give_up, complete, reasons }
     }
 
-    /// When all processes that were there at the start had been looked at; `None` as long as they have not.
+    /// When all processes that were there at the start had been looked at; `None` as long as they
+    /// have not.
     #[must_use]
     pub fn complete_since(&self) -> Option<Instant> {
         self.complete.get().copied()
     }
 
-    /// Says that no further process is worth the effort, and that a runtime which has not answered is not waited for any longer.
+    /// Says that no further process is worth the effort, and that a runtime which has not answered
+    /// is not waited for any longer.
     pub fn cease(&mut self) {
         // Pairs with the loads in `ipc`; nothing else is told by it.
         self.give_up.store(true, Ordering::Relaxed);
@@ -184,7 +190,8 @@ impl Work {
             complete.get_or_init(Instant::now);
             place::remove_those_of_the_dead();
             // The pipeline forgets for a while whatever it is not sure of.
-            self.looked_at.retain(|&known, _| present.contains(&known) || program(known.0) == Some(known));
+            self.looked_at
+                .retain(|&known, _| present.contains(&known) || program(known.0) == Some(known));
             match stopped.recv_timeout(LOOK) {
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
@@ -192,15 +199,18 @@ impl Work {
         }
     }
 
-    /// Processes that are named, and those in which the recording has seen a CLR: it follows children from their fork on.
+    /// Processes that are named, and those in which the recording has seen a CLR: it follows
+    /// children from their fork on.
     fn candidates(&self) -> Vec<u32> {
         let managed = self.watcher.managed().into_iter().map(|process| process.pid);
         match &self.whom {
             Whom::All | Whom::Started(_) => managed.collect(),
-            // Of all others it is told what they map, too: the kernel's records do not say whose they are.
+            // Of all others it is told what they map, too: the kernel's records do not say whose
+            // they are.
             Whom::Cgroup(path) => {
                 let text = std::fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
-                let inside: HashSet<u32> = text.lines().filter_map(|line| line.parse().ok()).collect();
+                let inside: HashSet<u32> =
+                    text.lines().filter_map(|line| line.parse().ok()).collect();
                 managed.filter(|pid| inside.contains(pid)).collect()
             }
             Whom::Named(pids) => {
@@ -226,7 +236,8 @@ impl Work {
             Whom::Cgroup(_) | Whom::All => false,
         };
         let is_new = since > self.began && since.elapsed() < GROWS_UP;
-        let is_young = is_new || matches!(self.whom, Whom::Started(_)) && since.elapsed() < GROWS_UP;
+        let is_young =
+            is_new || matches!(self.whom, Whom::Started(_)) && since.elapsed() < GROWS_UP;
         let Ok(target) = Target::open(pid) else { return };
         let Ok(Inspection { runtime, why_not, .. }) = inspect(&target, None) else { return };
         let is_dotnet = matches!(runtime, Runtime::CoreClr { .. } | Runtime::SingleFile { .. });
@@ -240,16 +251,25 @@ impl Work {
         match why_not {
             // It may still become one, or begin to listen.
             Some(WhyNot::NotDotnet) if is_young => {}
-            // The recording may end before it is old enough to be asked again: that is the reason then.
+            // The recording may end before it is old enough to be asked again: that is the reason
+            // then.
             Some(why @ WhyNot::NoSocket(_)) if is_young => {
-                if is_dotnet && said.is_none() && !matches!(self.whom, Whom::Started(_)) && !has_ours() {
+                if is_dotnet
+                    && said.is_none()
+                    && !matches!(self.whom, Whom::Started(_))
+                    && !has_ours()
+                {
                     let reason = format!("process {pid}: {why}");
                     self.note(&reason);
                     self.looked_at.insert(program, Look::Busy { since, again: now, said: reason });
                 }
             }
-            // It loads the shim by itself, if it has the program's environment: a second one would tell all of it once more.
-            None if matches!(self.whom, Whom::Started(_)) && (is_young || is_starting()) && !has_ours() => {
+            // It loads the shim by itself, if it has the program's environment: a second one would
+            // tell all of it once more.
+            None if matches!(self.whom, Whom::Started(_))
+                && (is_young || is_starting())
+                && !has_ours() =>
+            {
                 // Nobody looks often for the region of one that has not had any for so long.
                 if !is_young {
                     self.watcher.watch(pid);
@@ -287,7 +307,8 @@ impl Work {
                         let again = Instant::now() + BUSY;
                         self.looked_at.insert(program, Look::Busy { since, again, said });
                     }
-                    Err(AttachError::Ended { .. } | AttachError::NoSuchProcess { .. }) if !named => {}
+                    Err(AttachError::Ended { .. } | AttachError::NoSuchProcess { .. })
+                        if !named => {}
                     Err(error) => {
                         self.unsay(said);
                         self.refuse(pid, is_dotnet || named, explain(&error));

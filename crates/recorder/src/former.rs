@@ -1,4 +1,5 @@
-//! Programs that processes were before `execve`: what ran in them bears their names, not those of what came after.
+//! Programs that processes were before `execve`: what ran in them bears their names, not those of
+//! what came after.
 
 use perfusion_model::event::{MonotonicNs, RegionId, ThreadId};
 use perfusion_model::frame::ProcessId;
@@ -6,7 +7,8 @@ use perfusion_model::labels::Labels;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Most processes whose last program is remembered. The ends of its threads come within the delay between the rings.
+/// Most processes whose last program is remembered. The ends of its threads come within the delay
+/// between the rings.
 const MAX_PROCESSES: usize = 16_384;
 
 /// What a process was.
@@ -21,7 +23,8 @@ pub(super) struct Former {
 }
 
 impl Former {
-    /// Makes labels of today those of a thread of the former program. Only the first thread's id goes on to be used.
+    /// Makes labels of today those of a thread of the former program. Only the first thread's id
+    /// goes on to be used.
     pub(super) fn relabel(&self, labels: &mut Labels, thread: ThreadId) {
         labels.service.clone_from(&self.labels.service);
         labels.process.clone_from(&self.labels.process);
@@ -63,14 +66,16 @@ impl Formers {
         self.regions.remove(&region);
     }
 
-    /// A thread has ended: threads of a program that comes later with its process's id are not of what that was.
+    /// A thread has ended: threads of a program that comes later with its process's id are not of
+    /// what that was.
     pub(super) fn exited(&mut self, thread: ThreadId) {
         if thread.tid == thread.pid {
             self.processes.remove(&thread.pid);
         }
     }
 
-    /// The program a thread was of that entered the recording at `since`, unless its process is still that.
+    /// The program a thread was of that entered the recording at `since`, unless its process is
+    /// still that.
     pub(super) fn of_thread(&self, thread: ThreadId, since: MonotonicNs) -> Option<&Former> {
         self.processes.get(&thread.pid).map(|former| &**former).filter(|former| since < former.at)
     }

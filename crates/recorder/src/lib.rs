@@ -1,5 +1,5 @@
-//! Joins the stages: the only folder that knows all of them. [`Recording`] owns the two threads of one recording; see
-//! docs/architecture.md for why there are two.
+//! Joins the stages: the only folder that knows all of them. [`Recording`] owns the two threads of
+//! one recording; see docs/architecture.md for why there are two.
 
 mod asked;
 pub mod backlog;
@@ -49,14 +49,16 @@ use std::time::{Duration, Instant, SystemTime};
 const BATCHES: usize = 256;
 /// Commands on their way to the collector, which takes all of them every round.
 const COMMANDS: usize = 1_024;
-/// How long the processor waits for a batch, while the recording goes on, and while names are waited for.
+/// How long the processor waits for a batch, while the recording goes on, and while names are
+/// waited for.
 const PAUSE: Duration = Duration::from_millis(100);
 const SHORT_PAUSE: Duration = Duration::from_millis(20);
 /// Answers about the processes that may be asked for at once.
 const MOST_WISHES: usize = 8;
 /// How long the shims are given for the last names.
 const LAST_NAMES: Duration = Duration::from_secs(2);
-/// And no longer than this after the last answer came: what does not answer any more is not waited for.
+/// And no longer than this after the last answer came: what does not answer any more is not waited
+/// for.
 const NO_ANSWERS: Duration = Duration::from_millis(400);
 /// How long shims are given to leave at the end of a recording that somebody waits for.
 const LEAVE_SOON: Duration = Duration::from_millis(500);
@@ -64,9 +66,11 @@ const LEAVE_SOON: Duration = Duration::from_millis(500);
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 /// How often free memory is given back.
 const TRIM_EVERY: Duration = Duration::from_secs(10);
-/// How often the processor says how it stands, and how long the collector, which answers at once, is given to.
+/// How often the processor says how it stands, and how long the collector, which answers at once,
+/// is given to.
 const SAY_EVERY: Duration = Duration::from_secs(1);
-/// How often it says which processes run a CLR, whoever loads shims waits for it; and how full the window is, which may have to end.
+/// How often it says which processes run a CLR, whoever loads shims waits for it; and how full the
+/// window is, which may have to end.
 const SAY_MANAGED_EVERY: Duration = Duration::from_millis(250);
 const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -90,7 +94,8 @@ pub struct Over<'a> {
     pub is_last: bool,
 }
 
-/// Takes each window of a recording that has several, on the processor's thread: no longer than it takes to encode it.
+/// Takes each window of a recording that has several, on the processor's thread: no longer than it
+/// takes to encode it.
 pub type TakeWindow = Box<dyn FnMut(Over<'_>) + Send>;
 
 /// One recording in progress.
@@ -165,7 +170,8 @@ struct Wishes {
     names: HashMap<u32, bool>,
 }
 
-/// Lets other threads speak with the collector: tell it of processes that a shim was loaded into, ask how it stands.
+/// Lets other threads speak with the collector: tell it of processes that a shim was loaded into,
+/// ask how it stands.
 #[derive(Clone)]
 pub struct Watcher {
     commands: Commands,
@@ -226,8 +232,9 @@ impl Watcher {
         let (answer, answered) = sync_channel(1);
         self.commands.try_send(Command::Look(answer)).ok()?;
         let mut look = answered.recv_timeout(LOOK_TIMEOUT).ok()?;
-        look.counters
-            .extend(self.said.lock().unwrap_or_else(PoisonError::into_inner).counters.iter().cloned());
+        look.counters.extend(
+            self.said.lock().unwrap_or_else(PoisonError::into_inner).counters.iter().cloned(),
+        );
         Some(look)
     }
 }
@@ -247,11 +254,16 @@ impl Recording {
     ///
     /// # Errors
     /// When a thread cannot be made.
-    pub fn start(kernel: KernelSource, shims: ShimSource, processes: ProcessTable) -> io::Result<Self> {
+    pub fn start(
+        kernel: KernelSource,
+        shims: ShimSource,
+        processes: ProcessTable,
+    ) -> io::Result<Self> {
         Self::spawn(kernel, shims, Processor::new(processes).with_lock_owners(), None)
     }
 
-    /// Starts both threads, for a recording that goes on from window to window and tells services apart.
+    /// Starts both threads, for a recording that goes on from window to window and tells services
+    /// apart.
     ///
     /// # Errors
     /// When a thread cannot be made.
@@ -274,7 +286,8 @@ impl Recording {
         processor: Processor,
         take: Option<(TakeWindow, MonotonicNs)>,
     ) -> io::Result<Self> {
-        let (rules, spans, threads) = (kernel.take_rules(), kernel.take_spans(), kernel.take_threads());
+        let (rules, spans, threads) =
+            (kernel.take_rules(), kernel.take_spans(), kernel.take_threads());
         let pulse = Pulse::default();
         let mut processor =
             processor.with_waker_stacks(kernel.has_waker_stacks()).with_spans(kernel.has_spans());
@@ -287,7 +300,8 @@ impl Recording {
         let (commands, obeyed) = commands::channel(COMMANDS)?;
         let of_collector = Pulse::default();
         let watch = Pulses { processor: pulse.watch(), collector: of_collector.watch() };
-        let mut collector = Collector::new(kernel, shims, backlog.clone(), batches, obeyed, of_collector);
+        let mut collector =
+            Collector::new(kernel, shims, backlog.clone(), batches, obeyed, of_collector);
         if take.is_none() {
             collector = collector.leaving_within(LEAVE_SOON);
         }
@@ -308,7 +322,8 @@ impl Recording {
             naming: None,
             of_windows: Vec::new(),
         };
-        // The kernel's symbols take 50 ms to read, in which a program that ends soon could be asked for no names.
+        // The kernel's symbols take 50 ms to read, in which a program that ends soon could be asked
+        // for no names.
         let wake_sites = Arc::clone(&run.processor.wake_sites);
         let is_one_window = run.take.is_none();
         let (ahead, read_names) = ReadAhead::new();
@@ -323,7 +338,9 @@ impl Recording {
         };
         std::thread::Builder::new().name("symbols".into()).spawn(read)?;
         Ok(Self {
-            collector: std::thread::Builder::new().name("collector".into()).spawn(move || collector.run())?,
+            collector: std::thread::Builder::new()
+                .name("collector".into())
+                .spawn(move || collector.run())?,
             processor: std::thread::Builder::new().name("processor".into()).spawn(move || {
                 let totals = run.until_closed(&from_collector)?;
                 Some(run.finish(totals))
@@ -373,12 +390,14 @@ impl Recording {
         self.commands.try_send(Command::Cgroups(cgroups)).is_ok()
     }
 
-    /// From now on the stacks of a window may take so many bytes; those beyond are one stack, and counted.
+    /// From now on the stacks of a window may take so many bytes; those beyond are one stack, and
+    /// counted.
     pub fn allow_stacks(&self, bytes: u64) {
         self.wishes.lock().unwrap_or_else(PoisonError::into_inner).stacks = Some(bytes);
     }
 
-    /// How much of that the window in progress has taken, a moment ago: 1 is all of it, and more where more was allowed before.
+    /// How much of that the window in progress has taken, a moment ago: 1 is all of it, and more
+    /// where more was allowed before.
     #[must_use]
     pub fn stacks_fill(&self) -> f64 {
         self.said.lock().unwrap_or_else(PoisonError::into_inner).stacks_fill
@@ -395,7 +414,8 @@ impl Recording {
         self.commands.send(Command::CloseKernel).ok();
     }
 
-    /// Ends the recording and waits for the last names and the result; `None` when a thread has failed, and with it the truth.
+    /// Ends the recording and waits for the last names and the result; `None` when a thread has
+    /// failed, and with it the truth.
     #[must_use]
     pub fn stop(self) -> Option<Recorded> {
         self.close();
@@ -458,7 +478,8 @@ impl Run {
         let (mut said, mut said_managed, mut trimmed) = (asked, asked, asked);
         loop {
             self.pulse.beat();
-            let pause = if deadline.is_some() || self.naming.is_some() { SHORT_PAUSE } else { PAUSE };
+            let pause =
+                if deadline.is_some() || self.naming.is_some() { SHORT_PAUSE } else { PAUSE };
             match batches.recv_timeout(pause) {
                 Ok(Batch::Events(events, bytes)) => {
                     for event in events {
@@ -480,7 +501,9 @@ impl Run {
                     deadline = Some(Instant::now() + LAST_NAMES);
                     tracing::debug!("the kernel is closed");
                 }
-                Ok(Batch::End { counters }) => return totals.map(|totals| End { totals, counters }),
+                Ok(Batch::End { counters }) => {
+                    return totals.map(|totals| End { totals, counters });
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return None,
             }
@@ -499,21 +522,29 @@ impl Run {
                 let (managed, fill) = (self.processor.managed(), self.processor.stacks_fill());
                 self.say(|said| (said.managed, said.stacks_fill) = (managed, fill));
             }
-            // A question may find no shim yet, or no room; while its code was just seen running it may be repeated.
+            // A question may find no shim yet, or no room; while its code was just seen running it
+            // may be repeated.
             let repeat = asked.elapsed() > ASK_AGAIN;
             if repeat || deadline.is_some() {
                 let open = self.processor.unanswered(MonotonicNs::now());
-                if self.naming.as_ref().is_some_and(|n| open.is_empty() || Instant::now() >= n.until) {
+                if self
+                    .naming
+                    .as_ref()
+                    .is_some_and(|n| open.is_empty() || Instant::now() >= n.until)
+                {
                     self.named();
                 }
-                // Of those that have ended no answers come but those that are in their rings, and these are read anyway.
+                // Of those that have ended no answers come but those that are in their rings, and
+                // these are read anyway.
                 let asked_of = || open.iter().map(|request| request.pid).collect::<BTreeSet<u32>>();
                 let lives = |pid| process::is_running(pid, process::start_ticks(pid));
                 if deadline.is_some() && open.len() != lacking.0 {
                     lacking = (open.len(), Instant::now());
                 }
                 let is_late = |until| Instant::now() >= until || lacking.1.elapsed() >= NO_ANSWERS;
-                if deadline.is_some_and(|until| is_late(until) || !asked_of().into_iter().any(lives)) {
+                if deadline
+                    .is_some_and(|until| is_late(until) || !asked_of().into_iter().any(lives))
+                {
                     tracing::debug!(unanswered = open.len(), "the last names are here");
                     // Fails only when the collector is gone, and then the channel ends.
                     self.commands.send(Command::Finish).ok();
@@ -563,7 +594,8 @@ impl Run {
         }
     }
 
-    /// A window ends. What went unseen of its threads is asked for here: it takes its time, and the rings must not wait.
+    /// A window ends. What went unseen of its threads is asked for here: it takes its time, and the
+    /// rings must not wait.
     fn begin_cut(&mut self, totals: KernelTotals<ThreadLook>) {
         let KernelTotals { at, wall, rates, threads, mut counters, incidents, .. } = totals;
         self.processor.incident_totals.count(&incidents);
@@ -636,7 +668,8 @@ impl Run {
     }
 }
 
-/// Asks shims; a name that finds no room is asked for again at the end, and a shim that is not told that it was heard waits its time.
+/// Asks shims; a name that finds no room is asked for again at the end, and a shim that is not told
+/// that it was heard waits its time.
 fn ask(commands: &Commands, questions: Questions) {
     if !questions.is_empty() {
         match commands.try_send(Command::Ask(questions)) {

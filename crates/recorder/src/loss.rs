@@ -101,8 +101,11 @@ pub fn daemon_counters(processor: &Processor) -> Vec<(String, u64)> {
         ("unwind_budget_refusals", table.budget_refusals),
         ("method_bodies_replaced", table.bodies_replaced),
     ];
-    let mut all: Vec<(String, u64)> =
-        process_counters().into_iter().chain(named).map(|(name, value)| (name.to_owned(), value)).collect();
+    let mut all: Vec<(String, u64)> = process_counters()
+        .into_iter()
+        .chain(named)
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect();
     for (name, value) in processor.estimator_counters() {
         all.push((name.to_owned(), value));
     }

@@ -8,13 +8,15 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// A sample that still has a thread's former name is taken at most so long after the rename, which is told of just before it is done.
+/// A sample that still has a thread's former name is taken at most so long after the rename, which
+/// is told of just before it is done.
 const RENAMING_NS: u64 = 1_000_000;
 
 /// Most names that samples of other kinds are told apart by.
 const MAX_IDS: usize = 1 << 16;
 
-/// A command name without its padding. The kernel cuts names at 15 bytes, also in the middle of a character: what is left of that is left out.
+/// A command name without its padding. The kernel cuts names at 15 bytes, also in the middle of a
+/// character: what is left of that is left out.
 #[must_use]
 pub fn comm_text(comm: &[u8; 16]) -> Cow<'_, str> {
     let end = comm.iter().position(|&byte| byte == 0).unwrap_or(comm.len());
@@ -25,7 +27,8 @@ pub fn comm_text(comm: &[u8; 16]) -> Cow<'_, str> {
 #[must_use]
 pub fn is_cut_of(comm: &str, name: &str) -> bool {
     // A character has four bytes at most.
-    comm == name || comm.len() + 3 >= COMM_BYTES && name.len() > comm.len() && name.starts_with(comm)
+    comm == name
+        || comm.len() + 3 >= COMM_BYTES && name.len() > comm.len() && name.starts_with(comm)
 }
 
 /// A name as it was given, and as it is shown: control characters would do harm in terminals.
@@ -65,14 +68,17 @@ impl Kernel {
 
 /// What a runtime calls a thread.
 struct Managed {
-    /// The process whose runtime said so: of a thread whose id is another process's by now it says nothing.
+    /// The process whose runtime said so: of a thread whose id is another process's by now it says
+    /// nothing.
     pid: u32,
     name: Name,
-    /// What the kernel called the thread then. Once it calls it otherwise, the name is one that the thread had before.
+    /// What the kernel called the thread then. Once it calls it otherwise, the name is one that the
+    /// thread had before.
     comm: Option<Arc<str>>,
 }
 
-/// Names of all threads of a recording. A thread's id that is used again takes the new thread's name.
+/// Names of all threads of a recording. A thread's id that is used again takes the new thread's
+/// name.
 #[derive(Default)]
 pub struct ThreadNames {
     kernel: HashMap<u32, Kernel>,
@@ -86,7 +92,9 @@ impl ThreadNames {
     /// The kernel's name of `tid` as a record tells it.
     pub fn kernel(&mut self, tid: u32, name: &str) {
         match self.kernel.get_mut(&tid) {
-            Some(known) if *known.name.given == *name => (known.told, known.inherited) = (None, false),
+            Some(known) if *known.name.given == *name => {
+                (known.told, known.inherited) = (None, false)
+            }
             _ => drop(self.kernel.insert(tid, Kernel::of(Name::of(name)))),
         }
     }
@@ -104,7 +112,8 @@ impl ThreadNames {
         }
     }
 
-    /// Whether a sample of `at` with this kernel's name says nothing new: the name is known, or was the thread's until that moment.
+    /// Whether a sample of `at` with this kernel's name says nothing new: the name is known, or was
+    /// the thread's until that moment.
     #[must_use]
     pub fn is_known(&self, tid: u32, name: &str, at: MonotonicNs) -> bool {
         self.kernel.get(&tid).is_some_and(|known| {
@@ -128,7 +137,8 @@ impl ThreadNames {
     #[must_use]
     pub fn may_be_cut(&self, thread: ThreadId) -> bool {
         let comm = self.comm(thread.tid);
-        let is_told = |managed: &Managed| managed.pid == thread.pid && is_cut_of(comm, &managed.name.given);
+        let is_told =
+            |managed: &Managed| managed.pid == thread.pid && is_cut_of(comm, &managed.name.given);
         comm.len() + 3 >= COMM_BYTES && !self.managed.get(&thread.tid).is_some_and(is_told)
     }
 
@@ -138,8 +148,9 @@ impl ThreadNames {
         self.kernel.get(&tid).is_some_and(|known| known.inherited)
     }
 
-    /// The thread is about to become another program, which the kernel calls `name`: that is not what it was called until now. A sample may have
-    /// met it under that name already, for the kernel gives it before it tells of it (`begin_new_exec`, fs/exec.c).
+    /// The thread is about to become another program, which the kernel calls `name`: that is not
+    /// what it was called until now. A sample may have met it under that name already, for the
+    /// kernel gives it before it tells of it (`begin_new_exec`, fs/exec.c).
     pub fn becomes(&mut self, tid: u32, name: &str) {
         if let Some(known) = self.kernel.get_mut(&tid).filter(|known| *known.name.given == *name)
             && let Some(told) = known.told.take()
@@ -148,21 +159,25 @@ impl ThreadNames {
         }
     }
 
-    /// The runtime's name of its `thread`: not cut to 15 bytes. Answers what the thread was called until now, where that was another name: neither what
-    /// the kernel keeps of this one, nor nothing.
+    /// The runtime's name of its `thread`: not cut to 15 bytes. Answers what the thread was called
+    /// until now, where that was another name: neither what the kernel keeps of this one, nor
+    /// nothing.
     pub fn managed(&mut self, thread: ThreadId, name: &str) -> Option<Arc<str>> {
         let before = self.name_of(thread).cloned();
         let comm = self.kernel.get(&thread.tid).map(|known| Arc::clone(&known.name.given));
         let is_told = |comm: &Arc<str>| is_cut_of(comm, name);
         let before = before.filter(|before| {
-            !is_told(&before.given) && !comm.as_ref().is_some_and(is_told) && !self.is_inherited(thread.tid)
+            !is_told(&before.given)
+                && !comm.as_ref().is_some_and(is_told)
+                && !self.is_inherited(thread.tid)
         });
         self.managed.insert(thread.tid, Managed { pid: thread.pid, name: Name::of(name), comm });
         before.map(|before| before.shown)
     }
 
-    /// `tid` is a new thread's, made by the thread `parent`, whose name it has until it takes another (`dup_task_struct`, kernel/fork.c): one that
-    /// ends before it is sampled tells no other.
+    /// `tid` is a new thread's, made by the thread `parent`, whose name it has until it takes
+    /// another (`dup_task_struct`, kernel/fork.c): one that ends before it is sampled tells no
+    /// other.
     pub fn forked(&mut self, parent: u32, tid: u32) {
         self.managed.remove(&tid);
         if let Some(name) = self.kernel.get(&parent).map(|known| known.name.clone()) {
@@ -208,7 +223,8 @@ impl ThreadNames {
         self.name_of(thread).map(|name| Arc::clone(&name.shown))
     }
 
-    /// What to show of a thread that the kernel has called `comm`: the runtime's name if that is what the kernel has cut.
+    /// What to show of a thread that the kernel has called `comm`: the runtime's name if that is
+    /// what the kernel has cut.
     #[must_use]
     pub fn completed(&self, thread: ThreadId, comm: &str) -> Arc<str> {
         let managed = self.managed.get(&thread.tid).filter(|managed| managed.pid == thread.pid);
@@ -259,10 +275,14 @@ mod tests {
         names.kernel(8, "who had this id before");
         names.managed(thread(8), "and was managed");
         names.forked(7, 8);
-        let shown = |names: &ThreadNames, tid| names.shown(thread(tid)).map(|name| name.to_string());
+        let shown =
+            |names: &ThreadNames, tid| names.shown(thread(tid)).map(|name| name.to_string());
         assert_eq!(shown(&names, 8).as_deref(), Some("maker"));
         names.kernel(8, "own");
-        assert_eq!((shown(&names, 7).as_deref(), shown(&names, 8).as_deref()), (Some("maker"), Some("own")));
+        assert_eq!(
+            (shown(&names, 7).as_deref(), shown(&names, 8).as_deref()),
+            (Some("maker"), Some("own"))
+        );
         names.became(8, "program");
         assert_eq!(shown(&names, 8).as_deref(), Some("program"));
         // Of a maker nobody knows nothing is known.
@@ -346,9 +366,12 @@ mod tests {
     fn a_sample_that_was_taken_while_its_thread_was_renamed_does_not_rename_it_back() {
         let mut names = ThreadNames::default();
         names.renamed(8, "A", "B", MonotonicNs(5_000));
-        assert!(names.is_known(8, "B", MonotonicNs(0)) && names.is_known(8, "A", MonotonicNs(5_100)));
         assert!(
-            !names.is_known(8, "A", MonotonicNs(5_000_000)) && !names.is_known(8, "C", MonotonicNs(5_100))
+            names.is_known(8, "B", MonotonicNs(0)) && names.is_known(8, "A", MonotonicNs(5_100))
+        );
+        assert!(
+            !names.is_known(8, "A", MonotonicNs(5_000_000))
+                && !names.is_known(8, "C", MonotonicNs(5_100))
         );
     }
 

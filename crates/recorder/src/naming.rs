@@ -8,11 +8,16 @@ use perfusion_model::thread_role;
 use perfusion_symbolize::Symbolizer;
 use std::sync::Arc;
 
-/// How the kernel names what lies between a traced function and the stack helper (include/trace/bpf_probe.h, kernel/trace/bpf_trace.c).
+/// How the kernel names what lies between a traced function and the stack helper
+/// (include/trace/bpf_probe.h, kernel/trace/bpf_trace.c).
 const TRACING: [&str; 4] = ["bpf_prog_", "bpf_trace_run", "__bpf_trace_", "__traceiter_"];
 
-/// Kernel stacks begin inside the tracepoint that takes them; those frames are ours, not the program's.
-pub(super) fn without_own_frames<'a>(symbolizer: &Symbolizer, frames: &'a [FrameKey]) -> &'a [FrameKey] {
+/// Kernel stacks begin inside the tracepoint that takes them; those frames are ours, not the
+/// program's.
+pub(super) fn without_own_frames<'a>(
+    symbolizer: &Symbolizer,
+    frames: &'a [FrameKey],
+) -> &'a [FrameKey] {
     let own = |frame: &&FrameKey| {
         matches!(frame, FrameKey::Kernel(_)) && {
             let name = &symbolizer.symbol(**frame).name;
@@ -22,8 +27,9 @@ pub(super) fn without_own_frames<'a>(symbolizer: &Symbolizer, frames: &'a [Frame
     &frames[frames.iter().take_while(own).count()..]
 }
 
-/// The frames of a wait with those of who ended it beyond the innermost, the other way round: the two stacks meet at the marker, each with
-/// what it was doing in the middle and the start of its thread at its end.
+/// The frames of a wait with those of who ended it beyond the innermost, the other way round: the
+/// two stacks meet at the marker, each with what it was doing in the middle and the start of its
+/// thread at its end.
 pub(super) fn with_waker(
     symbolizer: &Symbolizer,
     waiting: &[FrameKey],
@@ -36,14 +42,17 @@ pub(super) fn with_waker(
         Waker::Thread { stack: Some(stack), .. } => {
             without_own_frames(symbolizer, stacks.frames(stack)).iter().rev().copied().collect()
         }
-        Waker::Thread { stack: None, .. } | Waker::Other => vec![FrameKey::Marker(Marker::WakerUnknown)],
+        Waker::Thread { stack: None, .. } | Waker::Other => {
+            vec![FrameKey::Marker(Marker::WakerUnknown)]
+        }
     };
     frames.push(FrameKey::Marker(Marker::WokenBy));
     frames.extend_from_slice(waiting);
     frames
 }
 
-/// The frames of a wait for a lock with those of where its owner was meanwhile beyond the innermost, like those of a waker.
+/// The frames of a wait for a lock with those of where its owner was meanwhile beyond the
+/// innermost, like those of a waker.
 pub(super) fn with_owner(
     symbolizer: &Symbolizer,
     waiting: &[FrameKey],
@@ -53,8 +62,9 @@ pub(super) fn with_owner(
     held_at.chain([FrameKey::Marker(Marker::HeldBy)]).chain(waiting.iter().copied()).collect()
 }
 
-/// An exception's stack from the method on that threw it. From .NET 9 on a part of the dispatch is managed code itself (`System.Runtime.EH`,
-/// src/coreclr/nativeaot/Runtime.Base of dotnet/runtime), with native helpers in between.
+/// An exception's stack from the method on that threw it. From .NET 9 on a part of the dispatch is
+/// managed code itself (`System.Runtime.EH`, src/coreclr/nativeaot/Runtime.Base of dotnet/runtime),
+/// with native helpers in between.
 pub(super) fn from_throw<'a>(symbolizer: &Symbolizer, frames: &'a [FrameKey]) -> &'a [FrameKey] {
     let is_managed = |frame: &FrameKey| matches!(frame, FrameKey::Managed { .. });
     let mut rest = frames;
@@ -77,12 +87,20 @@ pub(super) fn is_parked<'a>(
     file_name: impl Fn(ImageId) -> Option<&'a str>,
 ) -> bool {
     let managed = frames.iter().filter(|frame| matches!(frame, FrameKey::Managed { .. }));
-    thread_role::is_parked(role, managed.map(|&frame| Arc::clone(&symbolizer.symbol(frame).system_name)))
-        || thread_role::is_of_the_runtime_alone(frames.iter().filter_map(|&frame| file(frame, &file_name)))
+    thread_role::is_parked(
+        role,
+        managed.map(|&frame| Arc::clone(&symbolizer.symbol(frame).system_name)),
+    ) || thread_role::is_of_the_runtime_alone(
+        frames.iter().filter_map(|&frame| file(frame, &file_name)),
+    )
 }
 
-/// Where a frame of the program's own part of a stack is: the file's name, or nothing where it is in none.
-fn file<'a>(frame: FrameKey, file_name: impl Fn(ImageId) -> Option<&'a str>) -> Option<Option<&'a str>> {
+/// Where a frame of the program's own part of a stack is: the file's name, or nothing where it is
+/// in none.
+fn file<'a>(
+    frame: FrameKey,
+    file_name: impl Fn(ImageId) -> Option<&'a str>,
+) -> Option<Option<&'a str>> {
     match frame {
         FrameKey::Kernel(_) => None,
         FrameKey::Native { image, .. } => Some(file_name(image)),
@@ -91,7 +109,11 @@ fn file<'a>(frame: FrameKey, file_name: impl Fn(ImageId) -> Option<&'a str>) -> 
 }
 
 /// Words for a wait in `frames`, which are named.
-pub(super) fn wait_reason(symbolizer: &Symbolizer, reason: WaitReason, frames: &[FrameKey]) -> &'static str {
+pub(super) fn wait_reason(
+    symbolizer: &Symbolizer,
+    reason: WaitReason,
+    frames: &[FrameKey],
+) -> &'static str {
     let kernel = frames.iter().take_while(|frame| matches!(frame, FrameKey::Kernel(_)));
     let sites: Vec<_> = kernel.map(|&frame| Arc::clone(&symbolizer.symbol(frame).name)).collect();
     words::name(reason, &sites)

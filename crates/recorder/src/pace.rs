@@ -1,5 +1,6 @@
-//! How long the collector waits between two rounds. Each round costs the host the same, however little there is to read (the caches of the CPU are cold by
-//! then): where nothing new happens, rounds are rare.
+//! How long the collector waits between two rounds. Each round costs the host the same, however
+//! little there is to read (the caches of the CPU are cold by then): where nothing new happens,
+//! rounds are rare.
 
 use std::time::{Duration, Instant};
 
@@ -7,14 +8,16 @@ use std::time::{Duration, Instant};
 const AT_ONCE: Duration = Duration::from_millis(2);
 /// While a shim's ring fills, or an answer was withheld.
 const QUICK: Duration = Duration::from_millis(5);
-/// While programs begin, and code comes and goes: what it is has to be asked while it is still there.
+/// While programs begin, and code comes and goes: what it is has to be asked while it is still
+/// there.
 const LIVELY: Duration = Duration::from_millis(20);
 /// Else. The BPF ring holds about a second of samples, a shim's ring some 400 allocations.
 const CALM: Duration = Duration::from_millis(100);
-/// So long nothing new has happened when it is calm: most of what begins shows what it does by then.
+/// So long nothing new has happened when it is calm: most of what begins shows what it does by
+/// then.
 const CALM_AFTER: Duration = Duration::from_secs(1);
-/// After an answer that was withheld, rounds are quick for this long: its code is asked about again when it is seen again, and the sooner
-/// that is, the rarer something is unloaded in between.
+/// After an answer that was withheld, rounds are quick for this long: its code is asked about again
+/// when it is seen again, and the sooner that is, the rarer something is unloaded in between.
 const WITHHELD: Duration = Duration::from_millis(200);
 /// Parts of a ring, in 1/256: when a round finds so much used, the next is a quick one ...
 const FILLS: u64 = 256 / 8;
@@ -112,10 +115,16 @@ mod tests {
         assert_eq!(pace.next(filling, later + 10 * CALM), due(LIVELY, CALM));
         let often = later + 10 * CALM + CALM / 2;
         assert_eq!(pace.next(Found { kernel: 2 * FILLS, ..nothing }, often), due(LIVELY, CALM / 2));
-        assert_eq!(pace.next(Found { shims: 256, ..nothing }, often + CALM / 2), due(LIVELY, LIVELY));
+        assert_eq!(
+            pace.next(Found { shims: 256, ..nothing }, often + CALM / 2),
+            due(LIVELY, LIVELY)
+        );
         assert_eq!(pace.next(nothing, often + CALM / 2), due(LIVELY, LIVELY));
         assert_eq!(pace.next(filling, often + CALM), due(QUICK, QUICK));
-        assert_eq!(pace.next(Found { kernel: FILLS, ..nothing }, often + CALM), due(LIVELY, LIVELY));
+        assert_eq!(
+            pace.next(Found { kernel: FILLS, ..nothing }, often + CALM),
+            due(LIVELY, LIVELY)
+        );
         let later = often + 2 * CALM;
         assert_eq!(pace.next(nothing, later + CALM_AFTER), due(LIVELY, CALM));
         pace.news(later + CALM_AFTER);
@@ -125,9 +134,10 @@ mod tests {
     #[test]
     fn rounds_are_quick_while_something_is_waited_for() {
         let (begin, nothing) = (Instant::now(), Found::default());
-        for (found, quick) in
-            [(Found { waited_for: true, ..nothing }, AT_ONCE), (Found { withheld: true, ..nothing }, QUICK)]
-        {
+        for (found, quick) in [
+            (Found { waited_for: true, ..nothing }, AT_ONCE),
+            (Found { withheld: true, ..nothing }, QUICK),
+        ] {
             let mut pace = Pace::new(begin);
             let calm = begin + 2 * CALM_AFTER;
             assert_eq!(pace.next(nothing, calm), due(LIVELY, CALM));

@@ -1,4 +1,5 @@
-//! The slow half of the pipeline: events in time order become stacks, and stacks become estimates. Names are only asked for here.
+//! The slow half of the pipeline: events in time order become stacks, and stacks become estimates.
+//! Names are only asked for here.
 
 pub mod cut;
 
@@ -30,8 +31,8 @@ use perfusion_host::process::spans::Looks;
 use perfusion_host::process::table::Standing;
 use perfusion_model::event::WakeOrigin;
 use perfusion_model::event::{
-    Allocation, Event, EventKind, Method, MonotonicNs, Progress, RegionId, Rename, RuntimeSample, ShimEvent,
-    Sleeper, Span, ThreadId, ThreadSnapshot, UserContext, WaitEnd,
+    Allocation, Event, EventKind, Method, MonotonicNs, Progress, RegionId, Rename, RuntimeSample,
+    ShimEvent, Sleeper, Span, ThreadId, ThreadSnapshot, UserContext, WaitEnd,
 };
 use perfusion_model::feature::LeftOut;
 use perfusion_model::frame::{FrameKey, Marker, ProcessId};
@@ -69,7 +70,8 @@ pub struct NameRequest {
 pub struct Questions {
     /// These names.
     pub names: Vec<NameRequest>,
-    /// Regions of which a mark has been looked at: their shims wait to be told so behind the questions.
+    /// Regions of which a mark has been looked at: their shims wait to be told so behind the
+    /// questions.
     pub heard: Vec<RegionId>,
 }
 
@@ -95,7 +97,8 @@ impl Questions {
     }
 }
 
-/// Code heaps are made of blocks of this size, each of one loader allocator (`ExecutableAllocator::Granularity` of dotnet/runtime).
+/// Code heaps are made of blocks of this size, each of one loader allocator
+/// (`ExecutableAllocator::Granularity` of dotnet/runtime).
 const CODE_BLOCK: u64 = 64 << 10;
 /// Questions about other code of the block, after each answer.
 const NEIGHBOURS: usize = 64;
@@ -137,11 +140,12 @@ struct Runtime {
     watches: bool,
 }
 
-/// To let the other threads run again takes microseconds; a thread that was told to have ended its collection and not to have done that
-/// is at something else by now, and the record was lost.
+/// To let the other threads run again takes microseconds; a thread that was told to have ended its
+/// collection and not to have done that is at something else by now, and the record was lost.
 const RESTART_NS: u64 = 100_000_000;
 
-/// A thread younger than this that gets its first name was made for it. It gets it with its first instructions, and waits that long for a CPU at most.
+/// A thread younger than this that gets its first name was made for it. It gets it with its first
+/// instructions, and waits that long for a CPU at most.
 const YOUNG_NS: u64 = 1_000_000_000;
 
 /// As many as a hostile library may make up.
@@ -172,13 +176,16 @@ pub struct Processor {
     runtimes: HashMap<RegionId, Runtime>,
     /// Regions that said good-bye in this window, and when.
     pub(super) regions_gone: HashMap<RegionId, MonotonicNs>,
-    /// Regions that are gone and of which a recording without windows has objects that were alive then.
+    /// Regions that are gone and of which a recording without windows has objects that were alive
+    /// then.
     pub(super) alive_at_end: usize,
     /// Threads that run a collection right now.
     pub(super) collecting: Collecting,
-    /// Ids of threads, first ones of processes among them, that began since the last window's end was announced, and in that window.
+    /// Ids of threads, first ones of processes among them, that began since the last window's end
+    /// was announced, and in that window.
     pub(super) begun: [HashSet<u32>; 2],
-    /// Those that have stopped their process for a collection, as long as they live; so many of them at most.
+    /// Those that have stopped their process for a collection, as long as they live; so many of
+    /// them at most.
     pub(super) pausers: HashSet<ThreadId>,
     /// Events of shims after this are not of this window.
     closed: Option<MonotonicNs>,
@@ -203,7 +210,8 @@ pub struct Processor {
     pods: Option<Arc<Pods>>,
     /// What watches live objects, where they are told apart by it.
     pub(super) handles: HashMap<(RegionId, u64), u64>,
-    /// What the probes leave out of the processes of services in this window, and in the one that was over last.
+    /// What the probes leave out of the processes of services in this window, and in the one that
+    /// was over last.
     pub(super) left_out: HashMap<Arc<str>, OfService>,
     pub(super) left_out_before: HashMap<Arc<str>, OfService>,
     /// Threads and wakers are told apart.
@@ -222,7 +230,8 @@ pub struct Processor {
 /// Name and role of a thread, and what is to decide on the latter.
 type Maker = (Option<Arc<str>>, Option<&'static str>, Option<Arc<RoleEvidence>>);
 
-/// Waits of which it is not known what ended their blocked part: a thread ran then, which may have had nothing to do with it.
+/// Waits of which it is not known what ended their blocked part: a thread ran then, which may have
+/// had nothing to do with it.
 #[derive(Default)]
 struct WakersUnknown {
     /// Start of each thread's.
@@ -234,7 +243,8 @@ impl WakersUnknown {
         self.waits.insert(tid, start);
     }
 
-    /// Names nobody for such a wait, unless what ran was the idle task: that does nothing itself, so an interrupt it was.
+    /// Names nobody for such a wait, unless what ran was the idle task: that does nothing itself,
+    /// so an interrupt it was.
     fn take_from(&mut self, end: &mut WaitEnd) {
         if self.waits.remove(&end.thread.tid) == Some(end.start) {
             end.waker = end.waker.filter(|(waker, _)| waker.tid == 0);
@@ -294,7 +304,8 @@ impl Processor {
         }
     }
 
-    /// Tells services apart, and neither threads nor wakers, which would multiply samples; shows the pods of processes.
+    /// Tells services apart, and neither threads nor wakers, which would multiply samples; shows
+    /// the pods of processes.
     #[must_use]
     pub fn by_service(mut self, pods: Arc<Pods>) -> Self {
         self.services = Some(Services::with(Arc::clone(&pods)));
@@ -309,14 +320,16 @@ impl Processor {
         self
     }
 
-    /// From now on live objects that these weak handles watch, by region and sample, are told apart by them.
+    /// From now on live objects that these weak handles watch, by region and sample, are told apart
+    /// by them.
     pub fn tell_handles(&mut self, handles: HashMap<(RegionId, u64), u64>) {
         self.handles = handles;
     }
 
     /// What libraries are asked for.
     pub fn expect(&mut self, limits: ShimLimits) {
-        self.heap.expect(limits.live_objects, self.has_windows().then_some(limits.allocation_samples));
+        self.heap
+            .expect(limits.live_objects, self.has_windows().then_some(limits.allocation_samples));
     }
 
     /// Shows what ended each wait beyond the wait's own stack.
@@ -354,8 +367,10 @@ impl Processor {
         let managed = found.into_iter().map(|(pid, start_ticks)| {
             let info = self.processes.id(pid).and_then(|id| self.processes.info(id));
             let name = info.map_or_else(|| self.names.comm(pid), |info| info.name.as_str());
-            let service =
-                self.services.as_mut().map_or_else(|| name.into(), |services| services.of(pid, name).0);
+            let service = self
+                .services
+                .as_mut()
+                .map_or_else(|| name.into(), |services| services.of(pid, name).0);
             let is_named = self.services.as_ref().is_none_or(|services| services.is_sure(pid));
             super::Managed { pid, start_ticks, service, is_named }
         });
@@ -424,8 +439,13 @@ impl Processor {
             EventKind::CpuSample(sample) => {
                 self.counters.cpu_samples += 1;
                 self.sampled(sample.thread, &sample.comm, time);
-                let stack =
-                    self.stack_for(sample.thread, time, &sample.kernel, sample.user.as_deref(), sample.span);
+                let stack = self.stack_for(
+                    sample.thread,
+                    time,
+                    &sample.kernel,
+                    sample.user.as_deref(),
+                    sample.span,
+                );
                 if self.collects(sample.thread, time) {
                     self.threads.collecting_sample(sample.thread, time, stack);
                 } else {
@@ -436,10 +456,17 @@ impl Processor {
                 self.counters.waits += 1;
                 self.wait_chances.kept(wait.weight);
                 self.sampled(wait.thread, &wait.comm, time);
-                let stack = self.stack_for(wait.thread, time, &wait.kernel, wait.user.as_deref(), wait.span);
+                let stack = self.stack_for(
+                    wait.thread,
+                    time,
+                    &wait.kernel,
+                    wait.user.as_deref(),
+                    wait.span,
+                );
                 let suspended = self.stands_still(wait.thread.pid);
                 let syscall = wait.syscall.map(wait_reason::family);
-                let reason = WaitReason { state: wait.state.into(), syscall, io: wait.io, suspended };
+                let reason =
+                    WaitReason { state: wait.state.into(), syscall, io: wait.io, suspended };
                 let mut ran_ns = wait.ran_ns;
                 if self.collects(wait.thread, time) {
                     self.threads.collecting_slice(wait.thread, stack, ran_ns, wait.weight);
@@ -476,7 +503,8 @@ impl Processor {
                 let former = self.formers.of_thread(times.thread, times.since);
                 let former = former.filter(|_| times.thread.tid == times.thread.pid);
                 let former = former.and_then(|former| former.labels.thread_name.clone());
-                self.threads.name_one(times.thread, || former.or_else(|| self.names.shown(times.thread)));
+                self.threads
+                    .name_one(times.thread, || former.or_else(|| self.names.shown(times.thread)));
                 if self.threads.thread_end(times) {
                     self.ended.insert((times.thread.tid, times.since), labels);
                 }
@@ -552,7 +580,8 @@ impl Processor {
         self.missed_rename(*thread, &from, time);
         let since = until.as_ref().map(|until| until.times.since);
         let young = since.is_some_and(|since| time.0.saturating_sub(since.0) < YOUNG_NS);
-        // A new thread's first name is the one it was made for; until it is told it has that of its maker.
+        // A new thread's first name is the one it was made for; until it is told it has that of its
+        // maker.
         if !(young && self.names.is_inherited(tid)) {
             let name = self.names.shown(*thread).unwrap_or_else(|| clean(&from).into());
             self.threads.renamed(*thread, &name, until.as_ref());
@@ -597,7 +626,13 @@ impl Processor {
         open
     }
 
-    fn unanswered_of(&self, process: ProcessId, pid: u32, now: MonotonicNs, open: &mut Vec<NameRequest>) {
+    fn unanswered_of(
+        &self,
+        process: ProcessId,
+        pid: u32,
+        now: MonotonicNs,
+        open: &mut Vec<NameRequest>,
+    ) {
         let all = self.symbolizer.unanswered(process);
         let fresh = all.filter(|&address| self.asked.is_fresh((pid, address), now));
         open.extend(fresh.map(|address| self.request(pid, address)));
@@ -607,28 +642,33 @@ impl Processor {
         NameRequest { pid, address, seen: self.asked.seen((pid, address)) }
     }
 
-    /// A method has its name. When its code stays, so does all in its block of the code heap: what was withheld of that is asked about again.
+    /// A method has its name. When its code stays, so does all in its block of the code heap: what
+    /// was withheld of that is asked about again.
     fn ask_neighbours(&mut self, process: ProcessId, pid: u32, method: &Method) {
         for &(start, bytes) in &method.ranges {
             let last = start.saturating_add(u64::from(bytes).saturating_sub(1));
             let blocks = start & !(CODE_BLOCK - 1)..=last | (CODE_BLOCK - 1);
             let neighbours = self.symbolizer.withheld(process, blocks).take(NEIGHBOURS);
-            let requests: Vec<NameRequest> = neighbours.map(|address| self.request(pid, address)).collect();
+            let requests: Vec<NameRequest> =
+                neighbours.map(|address| self.request(pid, address)).collect();
             self.questions.names.extend(requests);
         }
     }
 
-    /// Managed methods that shims would not ask about, for a last try: some lie in code that has turned out to stay.
+    /// Managed methods that shims would not ask about, for a last try: some lie in code that has
+    /// turned out to stay.
     #[must_use]
     pub fn withheld(&self) -> Vec<NameRequest> {
         let of = |(process, pid)| {
             self.symbolizer.withheld(process, 0..=u64::MAX).map(move |address| (pid, address))
         };
-        let processes = self.region_pid.values().filter_map(|&pid| Some((self.processes.id(pid)?, pid)));
+        let processes =
+            self.region_pid.values().filter_map(|&pid| Some((self.processes.id(pid)?, pid)));
         processes.flat_map(of).map(|(pid, address)| self.request(pid, address)).collect()
     }
 
-    /// The kernel source ended at `at`: what a shim tells of later is not counted, its names still are.
+    /// The kernel source ended at `at`: what a shim tells of later is not counted, its names still
+    /// are.
     pub fn close_at(&mut self, at: MonotonicNs) {
         self.closed = Some(at);
     }
@@ -642,7 +682,8 @@ impl Processor {
         }
     }
 
-    /// Counts the managed frames of a window, and those that its end found without a name although there is a shim to ask.
+    /// Counts the managed frames of a window, and those that its end found without a name although
+    /// there is a shim to ask.
     pub(super) fn count_managed(&mut self, frames: &HashSet<FrameKey>) {
         let process = |(&region, pid): (&RegionId, &u32)| match self.formers.of_region(region) {
             Some(former) => former.process,
@@ -676,22 +717,28 @@ impl Processor {
         let mut comments = Vec::new();
         if large > 0 {
             comments.push(
-                "alloc, inuse of large objects: the runtime tells of each as it is allocated (LARGEOBJECT_ALLOCATED): label sampling=exact; of those beyond \
-                 --allocation-samples in a second chance chooses with a known probability, and of those alive beyond --live-objects: sampling=random"
+                "alloc, inuse of large objects: the runtime tells of each as it is allocated \
+                 (LARGEOBJECT_ALLOCATED): label sampling=exact; of those beyond \
+                 --allocation-samples in a second chance chooses with a known probability, and of \
+                 those alive beyond --live-objects: sampling=random"
                     .to_owned(),
             );
         }
         if all > ticks + large {
             comments.push(
-                "alloc, inuse (.NET 10 and later): AllocationSampled, every byte an independent trial with p = 1/102400; \
-                 an object of s bytes stands for 1/(1-(1-p)^s); unbiased; label sampled_objects says how many were seen"
+                "alloc, inuse (.NET 10 and later): AllocationSampled, every byte an independent \
+                 trial with p = 1/102400; \
+                 an object of s bytes stands for 1/(1-(1-p)^s); unbiased; label sampled_objects \
+                 says how many were seen"
                     .to_owned(),
             );
         }
         if ticks > 0 {
             comments.push(
-                "alloc, inuse (.NET 6 to 9): AllocationTick, one sample per about 100 KiB at a fixed stride, standing for the bytes \
-                 since the last; no unbiased estimator and no interval exists: types in step with the stride are over- or understated, \
+                "alloc, inuse (.NET 6 to 9): AllocationTick, one sample per about 100 KiB at a \
+                 fixed stride, standing for the bytes \
+                 since the last; no unbiased estimator and no interval exists: types in step with \
+                 the stride are over- or understated, \
                  some many times over"
                     .to_owned(),
             );
@@ -699,7 +746,8 @@ impl Processor {
         comments.extend(inuse_comments(all > 0, self.runtimes.values().copied()));
         if self.alive_at_end > 0 {
             comments.push(format!(
-                "inuse: of {} that had ended or become another program by the end, what was alive, and how old, when that happened",
+                "inuse: of {} that had ended or become another program by the end, what was alive, \
+                 and how old, when that happened",
                 counted(self.alive_at_end, "runtime")
             ));
         }
@@ -725,7 +773,8 @@ impl Processor {
         ]
     }
 
-    /// A thread found asleep. Its frames' code is surely there, since the thread will return to it: what has no name yet is asked for.
+    /// A thread found asleep. Its frames' code is surely there, since the thread will return to it:
+    /// what has no name yet is asked for.
     fn sleeper(&mut self, time: MonotonicNs, sleeper: &Sleeper) {
         let (thread, start) = (sleeper.thread, sleeper.start);
         self.sampled(thread, &sleeper.comm, time);
@@ -735,7 +784,8 @@ impl Processor {
             let stack = self.stack_for(thread, time, &seen.kernel, seen.user.as_deref(), seen.span);
             // When it began is long ago.
             let syscall = seen.syscall.map(wait_reason::family);
-            let reason = WaitReason { state: seen.state.into(), syscall, io: seen.io, suspended: false };
+            let reason =
+                WaitReason { state: seen.state.into(), syscall, io: seen.io, suspended: false };
             self.threads.sleeper(thread, start, stack, reason);
         }
         if let Some(off_cpu_ns) = sleeper.off_cpu_ns {
@@ -748,7 +798,8 @@ impl Processor {
         let frames = self.stacks.frames(stack);
         for &frame in &frames[..sure_frames(frames)] {
             if let FrameKey::Managed { process, start, .. } = frame
-                && (self.symbolizer.wants_answer(frame, true) || self.symbolizer.is_waiting(process, start))
+                && (self.symbolizer.wants_answer(frame, true)
+                    || self.symbolizer.is_waiting(process, start))
             {
                 let seen = self.asked.note((pid, start), time, time);
                 self.questions.names.push(NameRequest { pid, address: start, seen });
@@ -756,13 +807,15 @@ impl Processor {
         }
     }
 
-    /// All threads as they are at the end, read after `at`. Those that wait were in their stacks then, or came there later: a shim that was
-    /// loaded after they were seen can now be asked for the names.
+    /// All threads as they are at the end, read after `at`. Those that wait were in their stacks
+    /// then, or came there later: a shim that was loaded after they were seen can now be asked for
+    /// the names.
     pub fn still_there(&mut self, threads: &[ThreadSnapshot], at: MonotonicNs) {
         for snapshot in threads {
             let thread = snapshot.times.thread;
             if let Progress::Waiting { start, .. } = snapshot.progress
-                && let Some(wait) = self.threads.waiting(thread.tid).filter(|wait| wait.start == start)
+                && let Some(wait) =
+                    self.threads.waiting(thread.tid).filter(|wait| wait.start == start)
             {
                 self.ask_again(thread.pid, wait.stack, at.max(start));
             }
@@ -794,11 +847,13 @@ impl Processor {
         let stacks = stacks.iter().map(|&stack| self.stacks.frames(stack));
         let functions = self.wait_functions.called(stacks.clone(), &self.processes);
         self.symbolizer.resolve(functions.iter().map(|&(function, _)| function), &self.processes);
-        self.runtime_waits =
-            RuntimeWaits::learn(stacks, &self.lock_events, &functions, |frame| self.symbolizer.symbol(frame));
+        self.runtime_waits = RuntimeWaits::learn(stacks, &self.lock_events, &functions, |frame| {
+            self.symbolizer.symbol(frame)
+        });
     }
 
-    /// Names the frames of all stacks there are so far, so that it is done when their values are summed up.
+    /// Names the frames of all stacks there are so far, so that it is done when their values are
+    /// summed up.
     pub fn name_early(&mut self) {
         let frames = self.stacks.iter().flatten().copied();
         self.symbolizer.resolve(frames, &self.processes);
@@ -816,7 +871,9 @@ impl Processor {
         let word = naming::wait_reason(&self.symbolizer, reason, frames);
         // To the kernel, all waits of the runtime are this.
         if word == "futex" {
-            self.runtime_waits.name(reason, frames, |frame| self.symbolizer.symbol(frame)).unwrap_or(word)
+            self.runtime_waits
+                .name(reason, frames, |frame| self.symbolizer.symbol(frame))
+                .unwrap_or(word)
         } else {
             word
         }
@@ -841,7 +898,8 @@ impl Processor {
         user: Option<&UserContext>,
         span: Option<Span>,
     ) -> StackId {
-        let mut frames: Vec<FrameKey> = kernel.iter().map(|&address| FrameKey::Kernel(address)).collect();
+        let mut frames: Vec<FrameKey> =
+            kernel.iter().map(|&address| FrameKey::Kernel(address)).collect();
         if let Some(user) = user {
             let kernel = frames.len();
             if self.walk(thread.pid, (time, time), user, &mut frames) {
@@ -853,8 +911,11 @@ impl Processor {
         if self.is_collector(thread) {
             frames.push(FrameKey::Marker(Marker::GarbageCollector));
         } else if self.collects(thread, time) {
-            // The collection is not the work of the method that happened to allocate: cut there, so that all of it meets.
-            if let Some(managed) = frames.iter().position(|frame| matches!(frame, FrameKey::Managed { .. })) {
+            // The collection is not the work of the method that happened to allocate: cut there, so
+            // that all of it meets.
+            if let Some(managed) =
+                frames.iter().position(|frame| matches!(frame, FrameKey::Managed { .. }))
+            {
                 frames.truncate(managed);
             }
             frames.push(FrameKey::Marker(Marker::GarbageCollector));
@@ -874,20 +935,30 @@ impl Processor {
             let image = self.processes.image(image)?;
             let name = file_name(&image.path);
             let file = StartFile::of(name, place::is_ours(name));
-            let is_aot = || thread.pid != thread.tid && comm.starts_with(".NET ") && image.is_native_aot();
-            if file == Some(StartFile::Program) && is_aot() { Some(StartFile::Runtime) } else { file }
+            let is_aot =
+                || thread.pid != thread.tid && comm.starts_with(".NET ") && image.is_native_aot();
+            if file == Some(StartFile::Program) && is_aot() {
+                Some(StartFile::Runtime)
+            } else {
+                file
+            }
         });
     }
 
     /// What says what a thread is for.
     fn role_evidence(&self, thread: ThreadId) -> RoleEvidence {
         let info = self.processes.id(thread.pid).and_then(|id| self.processes.info(id));
-        self.starts.evidence(thread, self.names.comm(thread.tid), info.is_some_and(|info| info.is_clr))
+        self.starts.evidence(
+            thread,
+            self.names.comm(thread.tid),
+            info.is_some_and(|info| info.is_clr),
+        )
     }
 
     /// Whether the thread does nothing but collect.
     fn is_collector(&self, thread: ThreadId) -> bool {
-        RoleEvidence::may_collect(self.names.comm(thread.tid)) && self.role_evidence(thread).is_collector()
+        RoleEvidence::may_collect(self.names.comm(thread.tid))
+            && self.role_evidence(thread).is_collector()
     }
 
     /// The process is another program, or gone.
@@ -906,7 +977,9 @@ impl Processor {
 
     /// Finds out where the threads of a process publish what they work for, now and then.
     fn look_for_spans(&mut self, pid: u32) {
-        let (Some(looks), Some(process)) = (&mut self.spans, self.processes.id(pid)) else { return };
+        let (Some(looks), Some(process)) = (&mut self.spans, self.processes.id(pid)) else {
+            return;
+        };
         let now = Instant::now();
         if looks.is_due(pid, process, now) {
             let found = self.processes.find_spans(pid);
@@ -916,7 +989,8 @@ impl Processor {
         }
     }
 
-    /// Walks a context of the time `now` that was taken at `seen`. True when the walk reached the thread's start without a guess.
+    /// Walks a context of the time `now` that was taken at `seen`. True when the walk reached the
+    /// thread's start without a guess.
     fn walk(
         &mut self,
         pid: u32,
@@ -929,8 +1003,10 @@ impl Processor {
         self.counters.guessed_frames += u64::from(finished.guessed);
         let whole = finished.reached_thread_start && finished.guessed == 0;
         self.counters.exact += u64::from(whole);
-        // Of a stack seen a moment ago all names were asked for then, but a shim may have said "not now".
-        let withheld = || self.processes.id(pid).is_some_and(|process| self.symbolizer.has_withheld(process));
+        // Of a stack seen a moment ago all names were asked for then, but a shim may have said "not
+        // now".
+        let withheld =
+            || self.processes.id(pid).is_some_and(|process| self.symbolizer.has_withheld(process));
         let news = if finished.seen_before && !withheld() { &[][..] } else { &finished.frames };
         let sure = sure_frames(&finished.frames);
         for (index, &frame) in news.iter().enumerate() {
@@ -961,7 +1037,8 @@ impl Processor {
             match event {
                 // It was seen again since that was asked: the answer may be another now.
                 ShimEvent::NoMethod { asked, hresult: NOT_NOW, seen }
-                    if self.symbolizer.is_waiting(process, asked) && self.asked.seen((pid, asked)) > seen =>
+                    if self.symbolizer.is_waiting(process, asked)
+                        && self.asked.seen((pid, asked)) > seen =>
                 {
                     self.questions.names.push(self.request(pid, asked));
                 }
@@ -971,7 +1048,8 @@ impl Processor {
                 self.ask_neighbours(process, pid, method);
             }
             if new_region {
-                // What was seen before there was anybody to ask: asked now, because the process may not live until the end.
+                // What was seen before there was anybody to ask: asked now, because the process may
+                // not live until the end.
                 let mut open = Vec::new();
                 self.unanswered_of(process, pid, time, &mut open);
                 self.questions.names.append(&mut open);
@@ -1000,7 +1078,9 @@ impl Processor {
                 self.collections.ends(region, number);
                 self.collecting.ends(pid, region, MonotonicNs(time.0.saturating_add(RESTART_NS)));
             }
-            ShimEvent::GcHeap { number, promoted } => self.collections.left(region, number, promoted),
+            ShimEvent::GcHeap { number, promoted } => {
+                self.collections.left(region, number, promoted)
+            }
             ShimEvent::PauseBegin { reason, tid } if FOR_COLLECTION.contains(&reason) => {
                 let thread = ThreadId { pid, tid };
                 if let Some(before) = self.collections.pause_begins(region, thread, time) {
@@ -1022,12 +1102,15 @@ impl Processor {
                 self.collecting.none(pid, region);
                 self.collections.pause_ends(region, time);
             }
-            ShimEvent::PoolAdjusted { workers, reason } => self.pools.adjusted(region, workers, reason),
+            ShimEvent::PoolAdjusted { workers, reason } => {
+                self.pools.adjusted(region, workers, reason)
+            }
             ShimEvent::PoolQueue { items } => self.pools.looked(region, items),
             ShimEvent::Exception(exception) => {
                 self.counters.exceptions += 1;
                 let place = self.place(time, pid, region, &exception.at);
-                let (type_name, rethrown) = (Some(exception.type_name.as_str().into()), exception.rethrown);
+                let (type_name, rethrown) =
+                    (Some(exception.type_name.as_str().into()), exception.rethrown);
                 let message = exception.message.as_deref().map(Arc::from);
                 let throw = Throw { place, type_name, message, rethrown };
                 self.incidents.thrown(throw, exception.at.weight);
@@ -1041,16 +1124,23 @@ impl Processor {
                 let stack = self.intern_event(frames);
                 let name = self.names.id(ThreadId { pid, tid: at.tid });
                 let place = Place { region, tid: at.tid, name, stack };
-                let (owner, began) = (contention.owner, time.0.saturating_sub(contention.waited_ns));
+                let (owner, began) =
+                    (contention.owner, time.0.saturating_sub(contention.waited_ns));
                 // Of a thread of its own process: whom a process names is its own choice.
                 let held_at = owner.and_then(|tid| {
                     self.threads.mostly_between(ThreadId { pid, tid }, MonotonicNs(began), time)
                 });
-                self.incidents.waited(LockWait { place, owner, held_at }, contention.waited_ns, weight);
+                self.incidents.waited(
+                    LockWait { place, owner, held_at },
+                    contention.waited_ns,
+                    weight,
+                );
             }
             ShimEvent::ObjectsDead { samples } => self.heap.dead(region, &samples),
             ShimEvent::ObjectsAlive { samples } => self.heap.alive(region, &samples),
-            ShimEvent::ObjectsDropped { level, samples } => self.heap.dropped(region, level, &samples),
+            ShimEvent::ObjectsDropped { level, samples } => {
+                self.heap.dropped(region, level, &samples)
+            }
             ShimEvent::ThreadAt { tid, address } => self.untold.add(ThreadId { pid, tid }, address),
             ShimEvent::ThreadName { tid, name } => {
                 let thread = ThreadId { pid, tid };
@@ -1064,7 +1154,8 @@ impl Processor {
                     self.questions.heard.push(region);
                 }
             }
-            // A first word, or the first after a silence in which the shim let go of all its handles.
+            // A first word, or the first after a silence in which the shim let go of all its
+            // handles.
             ShimEvent::Hello { runtime: version, watches } => {
                 self.runtimes.insert(region, Runtime { version, watches });
                 self.heap.watched_from(region, time);
@@ -1083,27 +1174,45 @@ impl Processor {
         }
     }
 
-    fn allocation(&mut self, time: MonotonicNs, pid: u32, region: RegionId, allocation: &Allocation) {
+    fn allocation(
+        &mut self,
+        time: MonotonicNs,
+        pid: u32,
+        region: RegionId,
+        allocation: &Allocation,
+    ) {
         self.counters.allocations += 1;
         let stack = self.event_stack(pid, (time, allocation.seen), &allocation.user);
         let name = self.names.id(ThreadId { pid, tid: allocation.tid });
         self.heap.allocated(region, time, allocation, (stack, name));
     }
 
-    fn place(&mut self, time: MonotonicNs, pid: u32, region: RegionId, at: &RuntimeSample) -> Place {
+    fn place(
+        &mut self,
+        time: MonotonicNs,
+        pid: u32,
+        region: RegionId,
+        at: &RuntimeSample,
+    ) -> Place {
         let name = self.names.id(ThreadId { pid, tid: at.tid });
         Place { region, tid: at.tid, name, stack: self.event_stack(pid, (time, at.seen), &at.user) }
     }
 
     /// The stack of an event of the runtime's, see [`Processor::intern_event`].
-    fn event_stack(&mut self, pid: u32, times: (MonotonicNs, MonotonicNs), user: &UserContext) -> StackId {
+    fn event_stack(
+        &mut self,
+        pid: u32,
+        times: (MonotonicNs, MonotonicNs),
+        user: &UserContext,
+    ) -> StackId {
         let mut frames = Vec::new();
         self.walk(pid, times, user, &mut frames);
         self.intern_event(frames)
     }
 
-    /// Inside are the shim and the event's delivery: the stack is the innermost managed frame's. Where none was reached, the copy of the stack ended before
-    /// it, what is left is what the runtime did: never our own callback, which would be taken for who allocated.
+    /// Inside are the shim and the event's delivery: the stack is the innermost managed frame's.
+    /// Where none was reached, the copy of the stack ended before it, what is left is what the
+    /// runtime did: never our own callback, which would be taken for who allocated.
     fn intern_event(&mut self, mut frames: Vec<FrameKey>) -> StackId {
         let managed = frames.iter().position(|frame| matches!(frame, FrameKey::Managed { .. }));
         let own = || frames.iter().rposition(|frame| self.is_of_shim(*frame)).map(|last| last + 1);
@@ -1150,7 +1259,8 @@ impl Processor {
         (format!("{name} {}/{owner}", thread.pid).into(), name)
     }
 
-    /// What the values of a thread that entered the recording at `since` are counted under, with as much detail as this recording has, and the service.
+    /// What the values of a thread that entered the recording at `since` are counted under, with as
+    /// much detail as this recording has, and the service.
     pub(super) fn labels_of(&mut self, thread: ThreadId, since: MonotonicNs) -> Labels {
         let mut labels = self.labels_with_service(thread);
         if let Some(former) = self.formers.of_thread(thread, since) {
@@ -1170,13 +1280,15 @@ impl Processor {
         labels
     }
 
-    /// Whether the region's runtime tells of an exception whether it is thrown again: .NET 9 and newer do not.
+    /// Whether the region's runtime tells of an exception whether it is thrown again: .NET 9 and
+    /// newer do not.
     pub(super) fn tells_rethrown(&self, region: RegionId) -> bool {
         self.runtimes.get(&region).is_some_and(|runtime| runtime.version.0 < 9)
     }
 
-    /// What a live object is counted under. Where the thread that made it does not `live` any more, its id may be another's by now, and its name is forgotten:
-    /// the object keeps what was said of it last.
+    /// What a live object is counted under. Where the thread that made it does not `live` any more,
+    /// its id may be another's by now, and its name is forgotten: the object keeps what was said of
+    /// it last.
     pub(super) fn maker_labels(
         &mut self,
         region: RegionId,
@@ -1190,7 +1302,8 @@ impl Processor {
                 (labels.thread_name, labels.thread_role, labels.role_evidence) = said.clone();
             }
             _ => {
-                let said = (labels.thread_name.clone(), labels.thread_role, labels.role_evidence.clone());
+                let said =
+                    (labels.thread_name.clone(), labels.thread_role, labels.role_evidence.clone());
                 self.makers.insert((region, tid), said);
             }
         }
@@ -1212,14 +1325,16 @@ impl Processor {
         labels
     }
 
-    /// Memory is short: forgets what can be found out again. What the window in progress holds stays.
+    /// Memory is short: forgets what can be found out again. What the window in progress holds
+    /// stays.
     pub(super) fn shed(&mut self) {
         self.processes.shed();
         self.symbolizer.shed(&self.stacks.iter().flatten().copied().collect());
         super::trim::give_back();
     }
 
-    /// The names that samples of a process bear for what its runtime calls so, as far as it has told.
+    /// The names that samples of a process bear for what its runtime calls so, as far as it has
+    /// told.
     pub fn type_names(&self) -> impl Fn(u32, u64) -> Option<TypeName> {
         let told = self.types.told_apart();
         move |pid, type_id| {
@@ -1235,10 +1350,12 @@ impl Processor {
         regions.next().map(|(region, _)| self.types.contexts(*region)).unwrap_or_default()
     }
 
-    /// Forgets what only a window that is over and encoded needed: whatever was kept of processes, threads and regions that are gone.
+    /// Forgets what only a window that is over and encoded needed: whatever was kept of processes,
+    /// threads and regions that are gone.
     pub fn forget(&mut self, gone: &Gone) {
         let Gone { regions, threads, pids } = gone;
-        // Those that began since were in no list of who is there: a window waits up to seconds for names before it is forgotten.
+        // Those that began since were in no list of who is there: a window waits up to seconds for
+        // names before it is forgotten.
         let (mut threads, mut pids) = (threads.clone(), pids.clone());
         for since in &self.begun {
             threads.extend(since);
@@ -1285,63 +1402,81 @@ impl Processor {
     }
 }
 
-/// How many of the innermost frames were on the stack for sure, when it was taken. What was reached through a guess may be the return
-/// address of a call that is long over, into code that is not there any more; so may all but the innermost user frame of a walk that
-/// went astray. A copy that was too short, and too many frames, say nothing against the frames before.
+/// How many of the innermost frames were on the stack for sure, when it was taken. What was reached
+/// through a guess may be the return address of a call that is long over, into code that is not
+/// there any more; so may all but the innermost user frame of a walk that went astray. A copy that
+/// was too short, and too many frames, say nothing against the frames before.
 fn sure_frames(frames: &[FrameKey]) -> usize {
     let marker = frames.iter().position(|frame| matches!(frame, FrameKey::Marker(_)));
     match frames.last() {
         Some(FrameKey::Marker(
-            Marker::TruncatedNoRule | Marker::TruncatedUnreadable | Marker::TruncatedStale | Marker::Exiting,
+            Marker::TruncatedNoRule
+            | Marker::TruncatedUnreadable
+            | Marker::TruncatedStale
+            | Marker::Exiting,
         )) => {
-            let kernel = frames.iter().take_while(|frame| matches!(frame, FrameKey::Kernel(_))).count();
+            let kernel =
+                frames.iter().take_while(|frame| matches!(frame, FrameKey::Kernel(_))).count();
             (kernel + 1).min(marker.unwrap_or(frames.len()))
         }
         _ => marker.unwrap_or(frames.len()),
     }
 }
 
-/// What the profile says of live objects: how they were estimated, if `any` allocation was told of, and which runtimes cannot tell.
+/// What the profile says of live objects: how they were estimated, if `any` allocation was told of,
+/// and which runtimes cannot tell.
 fn inuse_comments(any: bool, runtimes: impl Iterator<Item = Runtime>) -> Vec<String> {
-    let (watching, blind): (Vec<Runtime>, Vec<Runtime>) = runtimes.partition(|runtime| runtime.watches);
+    let (watching, blind): (Vec<Runtime>, Vec<Runtime>) =
+        runtimes.partition(|runtime| runtime.watches);
     let mut comments = Vec::new();
     if any && (!watching.is_empty() || blind.is_empty()) {
         comments.push(
-            "inuse: objects allocated since the shim was loaded, as of the last garbage collection that looked at their generation; those \
-             watched when there were more than --live-objects stand for all, by the inverse of the probability with which chance chose them"
+            "inuse: objects allocated since the shim was loaded, as of the last garbage collection \
+             that looked at their generation; those \
+             watched when there were more than --live-objects stand for all, by the inverse of the \
+             probability with which chance chose them"
                 .to_owned(),
         );
     }
     let versions: BTreeSet<(u16, u16, u16)> = blind.iter().map(|runtime| runtime.version).collect();
     comments.extend(versions.into_iter().map(|(major, minor, build)| {
         format!(
-            "{INUSE_NOT_AVAILABLE} of .NET {major}.{minor}.{build}, whose profilers have no weak handles (.NET 7 and later do): live objects of \
+            "{INUSE_NOT_AVAILABLE} of .NET {major}.{minor}.{build}, whose profilers have no weak \
+             handles (.NET 7 and later do): live objects of \
              its processes are not in this profile, their allocations are"
         )
     }));
     comments
 }
 
-/// Suspensions for a collection and for its preparation (`SuspendEEBegin` of the runtime's event manifest, ClrEtwAll.man).
+/// Suspensions for a collection and for its preparation (`SuspendEEBegin` of the runtime's event
+/// manifest, ClrEtwAll.man).
 const FOR_COLLECTION: [u8; 2] = [1, 6];
 
 #[cfg(test)]
 mod tests {
     use super::{FrameKey, Marker, Processor, Runtime, WakersUnknown, inuse_comments, sure_frames};
     use perfusion_host::process::ProcessTable;
-    use perfusion_model::event::{Event, EventKind, MonotonicNs, RegionId, ShimEvent, ThreadId, WaitEnd};
+    use perfusion_model::event::{
+        Event, EventKind, MonotonicNs, RegionId, ShimEvent, ThreadId, WaitEnd,
+    };
     use perfusion_model::frame::ProcessId;
 
     #[test]
     fn a_runtime_that_cannot_watch_objects_is_said_to() {
         let said = |any, runtimes: &[(u16, bool)]| {
-            let runtimes =
-                runtimes.iter().map(|&(major, watches)| Runtime { version: (major, 0, 3), watches });
+            let runtimes = runtimes
+                .iter()
+                .map(|&(major, watches)| Runtime { version: (major, 0, 3), watches });
             let said = inuse_comments(any, runtimes);
             let words = ["not available of .NET 6.0.3,", "objects allocated since"];
             words.map(|words| said.iter().filter(|comment| comment.contains(words)).count())
         };
-        assert_eq!(said(true, &[(6, false), (6, false)]), [1, 0], "nothing is in `inuse` to be explained");
+        assert_eq!(
+            said(true, &[(6, false), (6, false)]),
+            [1, 0],
+            "nothing is in `inuse` to be explained"
+        );
         assert_eq!(said(false, &[(6, false)]), [1, 0]);
         assert_eq!(said(true, &[(6, false), (10, true)]), [1, 1]);
         assert_eq!(said(true, &[(8, true)]), [0, 1]);
@@ -1352,7 +1487,10 @@ mod tests {
         let kind = EventKind::Shim { pid: std::process::id(), region: RegionId(3), event: hello };
         processor.event(Event { time: MonotonicNs(1), kind });
         let comments = processor.estimator_comments();
-        assert!(comments.iter().any(|said| said.contains("not available of .NET 6.0.36")), "{comments:?}");
+        assert!(
+            comments.iter().any(|said| said.contains("not available of .NET 6.0.36")),
+            "{comments:?}"
+        );
     }
 
     #[test]
@@ -1389,8 +1527,12 @@ mod tests {
         assert_eq!(sure_frames(&[]), 0);
         assert_eq!(sure_frames(&[kernel, managed(1), managed(2)]), 3);
         assert_eq!([Marker::TruncatedCopy, Marker::TruncatedDepth].map(ended), [3, 3]);
-        let astray =
-            [Marker::TruncatedNoRule, Marker::TruncatedStale, Marker::TruncatedUnreadable, Marker::Exiting];
+        let astray = [
+            Marker::TruncatedNoRule,
+            Marker::TruncatedStale,
+            Marker::TruncatedUnreadable,
+            Marker::Exiting,
+        ];
         assert_eq!(astray.map(ended), [2; 4], "where it stood");
         let guessed = [managed(1), managed(2), FrameKey::Marker(Marker::Guessed), managed(3)];
         assert_eq!(sure_frames(&guessed), 2);

@@ -1,17 +1,19 @@
-//! Whether the threads of a recording still work. The processor may take long over one event, when a file is large or a file system slow, and the collector
-//! over one round, but not for ever.
+//! Whether the threads of a recording still work. The processor may take long over one event, when
+//! a file is large or a file system slow, and the collector over one round, but not for ever.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Nothing takes so long: one event, or one window's estimates, names or bytes; or a round of all rings and shims.
+/// Nothing takes so long: one event, or one window's estimates, names or bytes; or a round of all
+/// rings and shims.
 const HANGS_AFTER: Duration = Duration::from_secs(60);
 
 /// Beats when the thread has ended.
 const ENDED: u64 = u64::MAX;
 
-/// A thread's end: the processor beats with each event and with each turn of its loop, the collector with each round.
+/// A thread's end: the processor beats with each event and with each turn of its loop, the
+/// collector with each round.
 #[derive(Debug, Default)]
 pub(super) struct Pulse(Arc<AtomicU64>);
 

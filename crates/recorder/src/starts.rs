@@ -3,7 +3,9 @@
 use foldhash::HashMap;
 use perfusion_model::event::ThreadId;
 use perfusion_model::frame::FrameKey;
-use perfusion_model::thread_role::{RoleEvidence, START_METHODS, StartFile, StartMethods, ThreadStart};
+use perfusion_model::thread_role::{
+    RoleEvidence, START_METHODS, StartFile, StartMethods, ThreadStart,
+};
 use perfusion_symbolize::{Module, Symbolizer};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,7 +15,8 @@ use std::sync::Arc;
 pub(super) struct ThreadStarts(HashMap<u32, (u32, ThreadStart)>);
 
 impl ThreadStarts {
-    /// A walk has followed the stack of `thread` to its start without a guess. `file` says which sort of file the native frame is in, see [`StartFile::of`].
+    /// A walk has followed the stack of `thread` to its start without a guess. `file` says which
+    /// sort of file the native frame is in, see [`StartFile::of`].
     pub(super) fn saw(
         &mut self,
         thread: ThreadId,
@@ -40,7 +43,12 @@ impl ThreadStarts {
     }
 
     /// What says what a thread is for that the kernel calls `comm`.
-    pub(super) fn evidence(&self, thread: ThreadId, comm: &str, runtime_in_program: bool) -> RoleEvidence {
+    pub(super) fn evidence(
+        &self,
+        thread: ThreadId,
+        comm: &str,
+        runtime_in_program: bool,
+    ) -> RoleEvidence {
         let start = self.0.get(&thread.tid).filter(|(pid, _)| *pid == thread.pid);
         // The first thread is the program's, and the runtime may be in the program.
         let runtime_in_program = runtime_in_program && thread.pid != thread.tid;

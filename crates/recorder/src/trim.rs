@@ -1,10 +1,13 @@
-//! Free memory goes back to the kernel. Events are made by one thread and freed by the other, so that what a burst of them has taken lies
-//! scattered between what stays; glibc gives back the end of a heap only, unless it is asked.
+//! Free memory goes back to the kernel. Events are made by one thread and freed by the other, so
+//! that what a burst of them has taken lies scattered between what stays; glibc gives back the end
+//! of a heap only, unless it is asked.
 
-/// Has all threads share a few heaps, and has what is large mapped by itself, before there is any. glibc makes up to eight heaps for each CPU, and whoever
-/// starts threads again and again, as each recording does, ends with garbage and something that stays in each of them (seen: 116 MiB resident of which
-/// 6 were in use). And after the first large buffer that is freed it takes those up to that size from the heaps (mallopt(3), `M_MMAP_THRESHOLD`), where
-/// they stay between what is in use: tables and encoded profiles of each window.
+/// Has all threads share a few heaps, and has what is large mapped by itself, before there is any.
+/// glibc makes up to eight heaps for each CPU, and whoever starts threads again and again, as each
+/// recording does, ends with garbage and something that stays in each of them (seen: 116 MiB
+/// resident of which 6 were in use). And after the first large buffer that is freed it takes those
+/// up to that size from the heaps (mallopt(3), `M_MMAP_THRESHOLD`), where they stay between what is
+/// in use: tables and encoded profiles of each window.
 #[cfg(target_env = "gnu")]
 pub fn prepare() {
     // mallopt(3).

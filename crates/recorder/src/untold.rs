@@ -1,4 +1,5 @@
-//! Names of managed threads that are older than the attach, where the kernel has kept a part of them only.
+//! Names of managed threads that are older than the attach, where the kernel has kept a part of
+//! them only.
 
 use super::names::{ThreadNames, is_cut_of};
 use foldhash::HashMap;
@@ -25,7 +26,8 @@ impl UntoldNames {
         }
     }
 
-    /// Reads the names of those that came since the last call from their processes, as far as the kernel's may be cut.
+    /// Reads the names of those that came since the last call from their processes, as far as the
+    /// kernel's may be cut.
     pub(super) fn read(&mut self, names: &mut ThreadNames) {
         self.count = 0;
         for (pid, threads) in self.threads.drain() {

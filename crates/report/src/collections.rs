@@ -1,5 +1,6 @@
-//! The table of collections: how many there were of each kind and why, how long they stopped the program, what they left and what CPU time
-//! they took. All of it is in the samples of `gc_pause`, in labels beside the pauses.
+//! The table of collections: how many there were of each kind and why, how long they stopped the
+//! program, what they left and what CPU time they took. All of it is in the samples of `gc_pause`,
+//! in labels beside the pauses.
 
 use super::stacks::{Kind, Stacks};
 use super::top::{NO_DURATION, Options};
@@ -30,7 +31,8 @@ struct Sum {
 #[derive(Default)]
 struct OfProcess<'a> {
     rows: BTreeMap<Row<'a>, Sum>,
-    /// CPU time of everything, and of collections: on the collector's own threads and on the program's.
+    /// CPU time of everything, and of collections: on the collector's own threads and on the
+    /// program's.
     cpu_ns: i64,
     collectors_ns: i64,
     others_ns: i64,
@@ -51,19 +53,28 @@ pub fn table(profile: &Profile, options: &Options) -> String {
     for sample in stacks.samples().filter(|sample| stacks.is_asked(sample, &options.view.only)) {
         let value = |of| column(of).and_then(|at| sample.value.get(at)).copied().unwrap_or(0);
         let pid = stacks.number(sample, "pid").unwrap_or(0);
-        let process = processes.entry((stacks.label(sample, "process").unwrap_or(""), pid)).or_default();
+        let process =
+            processes.entry((stacks.label(sample, "process").unwrap_or(""), pid)).or_default();
         add(process, &stacks, sample, value(SampleType::GcPause), value(SampleType::Cpu));
     }
     let mut processes: Vec<(Process<'_>, OfProcess<'_>)> =
         processes.into_iter().filter(|(_, process)| !process.rows.is_empty()).collect();
-    let paused =
-        |process: &OfProcess<'_>| process.rows.values().map(|sum| sum.pause_ns).fold(0, i64::saturating_add);
+    let paused = |process: &OfProcess<'_>| {
+        process.rows.values().map(|sum| sum.pause_ns).fold(0, i64::saturating_add)
+    };
     processes.sort_by_key(|((_, pid), process)| (std::cmp::Reverse(paused(process)), *pid));
-    let texts = processes.into_iter().map(|(process, of)| text(process, of, stacks.duration_ns(), options));
+    let texts =
+        processes.into_iter().map(|(process, of)| text(process, of, stacks.duration_ns(), options));
     texts.collect::<Vec<_>>().join("\n")
 }
 
-fn add<'a>(of: &mut OfProcess<'a>, stacks: &Stacks<'a>, sample: &'a Sample, pause_ns: i64, cpu_ns: i64) {
+fn add<'a>(
+    of: &mut OfProcess<'a>,
+    stacks: &Stacks<'a>,
+    sample: &'a Sample,
+    pause_ns: i64,
+    cpu_ns: i64,
+) {
     of.cpu_ns = of.cpu_ns.saturating_add(cpu_ns);
     let root = stacks.frames(sample).last();
     if cpu_ns > 0 && root.is_some_and(|frame| frame.kind == Kind::Note && frame.name == ROOT) {
@@ -73,7 +84,11 @@ fn add<'a>(of: &mut OfProcess<'a>, stacks: &Stacks<'a>, sample: &'a Sample, paus
     }
     if pause_ns > 0 {
         let (text, number) = (|key| stacks.label(sample, key), |key| stacks.number(sample, key));
-        let row = (number("generation"), text("gc_kind").unwrap_or("?"), text("gc_reason").unwrap_or("?"));
+        let row = (
+            number("generation"),
+            text("gc_kind").unwrap_or("?"),
+            text("gc_reason").unwrap_or("?"),
+        );
         let sum = of.rows.entry(row).or_default();
         let counted = |key| number(key).filter(|&value| value > 0).unwrap_or(0);
         sum.count = sum.count.saturating_add(counted("collections"));
@@ -83,19 +98,28 @@ fn add<'a>(of: &mut OfProcess<'a>, stacks: &Stacks<'a>, sample: &'a Sample, paus
     }
 }
 
-fn text((name, pid): Process<'_>, of: OfProcess<'_>, duration_ns: Option<i64>, options: &Options) -> String {
-    let (bold, dim, plain) = if options.colour { ("\x1b[1m", "\x1b[2m", "\x1b[0m") } else { ("", "", "") };
+fn text(
+    (name, pid): Process<'_>,
+    of: OfProcess<'_>,
+    duration_ns: Option<i64>,
+    options: &Options,
+) -> String {
+    let (bold, dim, plain) =
+        if options.colour { ("\x1b[1m", "\x1b[2m", "\x1b[0m") } else { ("", "", "") };
     let mut text = String::new();
     let mut line = |content: String| writeln!(text, "{content}").unwrap_or_default();
     let mut rows: Vec<(Row<'_>, Sum)> = of.rows.into_iter().collect();
     rows.sort_by_key(|(row, sum)| (std::cmp::Reverse(sum.pause_ns), *row));
-    let total = |part: fn(&Sum) -> i64| rows.iter().map(|(_, sum)| part(sum)).fold(0i64, i64::saturating_add);
+    let total = |part: fn(&Sum) -> i64| {
+        rows.iter().map(|(_, sum)| part(sum)).fold(0i64, i64::saturating_add)
+    };
     let (count, paused) = (total(|sum| sum.count), total(|sum| sum.pause_ns));
     let ns = |value: i64| human(value, "nanoseconds");
     let (length, share) = match duration_ns {
-        Some(duration) => {
-            (format!(" in {}", ns(duration)), format!(", {} of the time", percent(paused, duration)))
-        }
+        Some(duration) => (
+            format!(" in {}", ns(duration)),
+            format!(", {} of the time", percent(paused, duration)),
+        ),
         None => (String::new(), format!("; {NO_DURATION}")),
     };
     line(format!(
@@ -108,7 +132,8 @@ fn text((name, pid): Process<'_>, of: OfProcess<'_>, duration_ns: Option<i64>, o
         "{dim}{:>10} {:>9} {:>10} {:>10} {:>10}  generation, kind, reason{plain}",
         "count", "paused", "mean", "longest", "promoted"
     ));
-    let in_background = rows.iter().take(options.limit).any(|((_, kind, _), _)| *kind == "background");
+    let in_background =
+        rows.iter().take(options.limit).any(|((_, kind, _), _)| *kind == "background");
     for ((generation, kind, reason), sum) in rows.into_iter().take(options.limit) {
         let of_what = match generation {
             Some(generation) => format!("{generation} {} {}", clean(kind), clean(reason)),
@@ -125,15 +150,18 @@ fn text((name, pid): Process<'_>, of: OfProcess<'_>, duration_ns: Option<i64>, o
     }
     if in_background {
         line(format!(
-            "{dim}mean: of a collection, and one in the background pauses twice; longest: of a single pause{plain}"
+            "{dim}mean: of a collection, and one in the background pauses twice; longest: of a \
+             single pause{plain}"
         ));
     }
-    // CPU samples have no label of a pause: what a filter leaves of them says nothing of these collections.
+    // CPU samples have no label of a pause: what a filter leaves of them says nothing of these
+    // collections.
     if !options.view.only.is_empty() {
         return text;
     }
     line(format!(
-        "{dim}CPU time in collections: {}, {} of the process's; {} on the collector's own threads, {} on the program's{plain}",
+        "{dim}CPU time in collections: {}, {} of the process's; {} on the collector's own threads, \
+         {} on the program's{plain}",
         ns(of.collectors_ns.saturating_add(of.others_ns)),
         percent(of.collectors_ns.saturating_add(of.others_ns), of.cpu_ns),
         ns(of.collectors_ns),

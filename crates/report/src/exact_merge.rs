@@ -1,6 +1,7 @@
-//! Puts exact values into a profile: per process and type the allocated objects and bytes become the exact ones, split among the stacks of
-//! the objects that the runtime told of by itself. Which stack made which object is known of those only: walking a stack for each would
-//! take some ten times as long as making the object.
+//! Puts exact values into a profile: per process and type the allocated objects and bytes become
+//! the exact ones, split among the stacks of the objects that the runtime told of by itself. Which
+//! stack made which object is known of those only: walking a stack for each would take some ten
+//! times as long as making the object.
 
 use perfusion_dotnet::exact::{Account, Count, Ending, Process, Type};
 use perfusion_model::labels::{OTHER, SampleType, Sampling, UNKNOWN_TYPE};
@@ -12,12 +13,14 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Value of the label `sampling` where values are exact.
 pub const EXACT: &str = Sampling::Exact.name();
-/// The same where the runtime has counted, and the last objects of each type were not told of (`record --alloc-counts`).
+/// The same where the runtime has counted, and the last objects of each type were not told of
+/// (`record --alloc-counts`).
 pub const COUNTED: &str = "counted";
 /// In place of a stack, for types of which no object was told of.
 pub const NO_STACK: &str = "[no stack sampled]";
-/// What the code that makes objects without telling a profiler calls when the thread's buffer is full, and that tells: whoever calls it has made the others,
-/// too (`RuntimeTypeHandle`, System.Private.CoreLib of .NET 10).
+/// What the code that makes objects without telling a profiler calls when the thread's buffer is
+/// full, and that tells: whoever calls it has made the others, too (`RuntimeTypeHandle`,
+/// System.Private.CoreLib of .NET 10).
 const SILENT: &str = "System.RuntimeTypeHandle.InternalAllocNoChecks";
 
 /// Interns strings of a profile.
@@ -28,7 +31,11 @@ struct Strings {
 impl Strings {
     fn new(profile: &Profile) -> Self {
         let numbered = profile.string_table.iter().enumerate();
-        Self { known: numbered.map(|(at, text)| (text.clone(), i64::try_from(at).unwrap_or(0))).collect() }
+        Self {
+            known: numbered
+                .map(|(at, text)| (text.clone(), i64::try_from(at).unwrap_or(0)))
+                .collect(),
+        }
     }
 
     fn number(&mut self, profile: &mut Profile, text: &str) -> i64 {
@@ -49,7 +56,9 @@ fn split(total: u64, weights: &[i64]) -> Vec<i64> {
     let shift = if sum > u128::from(u64::MAX) { 32 } else { 0 };
     let share = |until: u128| match sum {
         0 => 0,
-        _ => u64::try_from(u128::from(total) * (until >> shift) / (sum >> shift)).unwrap_or(u64::MAX),
+        _ => {
+            u64::try_from(u128::from(total) * (until >> shift) / (sum >> shift)).unwrap_or(u64::MAX)
+        }
     };
     let (mut until, mut given) = (0u128, 0u64);
     let parts = weights.iter().map(|&weight| {
@@ -74,7 +83,8 @@ impl Made {
     fn of(of: &Type) -> Self {
         let all = of.allocated;
         let objects = of.unseen.min(all.objects);
-        // They are of one size, since what has components is told of; but for types beyond the table, which share a row.
+        // They are of one size, since what has components is told of; but for types beyond the
+        // table, which share a row.
         let bytes = u128::from(all.bytes) * u128::from(objects) / u128::from(all.objects.max(1));
         Self { all, unseen: Count { objects, bytes: u64::try_from(bytes).unwrap_or(u64::MAX) } }
     }
@@ -94,18 +104,21 @@ fn locations_of(profile: &Profile, name: &str) -> HashSet<u64> {
     profile.location.iter().filter(calls).map(|of| of.id).collect()
 }
 
-/// True for a sample that one of these locations made: it is the last frame, or has called a helper of its own.
+/// True for a sample that one of these locations made: it is the last frame, or has called a helper
+/// of its own.
 fn is_made_by(profile: &Profile, place: usize, locations: &HashSet<u64>) -> bool {
     let of = profile.sample.get(place);
     of.is_some_and(|of| of.location_id.iter().take(2).any(|id| locations.contains(id)))
 }
 
-/// What samples of one type bear: numbers of its readable name, of the runtime's and of its module; 0 for none.
+/// What samples of one type bear: numbers of its readable name, of the runtime's and of its module;
+/// 0 for none.
 type Names = [i64; 3];
 
-/// Puts the exact values of `account` into `profile`; `sampling` says how exact. `known` is what the samples of a process call its types, by their
-/// ClassIDs. Samples of the same processes whose type is not told (beyond the most types of a window, or unknown) lose theirs: the same objects are
-/// in the account under their type. A comment says how many.
+/// Puts the exact values of `account` into `profile`; `sampling` says how exact. `known` is what
+/// the samples of a process call its types, by their ClassIDs. Samples of the same processes whose
+/// type is not told (beyond the most types of a window, or unknown) lose theirs: the same objects
+/// are in the account under their type. A comment says how many.
 pub fn merge(
     profile: &mut Profile,
     account: &Account,
@@ -115,7 +128,10 @@ pub fn merge(
     let strings = &mut Strings::new(profile);
     let column = |profile: &Profile, wanted: SampleType| {
         let name = |at: i64| usize::try_from(at).ok().and_then(|at| profile.string_table.get(at));
-        profile.sample_type.iter().position(|of| name(of.r#type).is_some_and(|name| name == wanted.name()))
+        profile
+            .sample_type
+            .iter()
+            .position(|of| name(of.r#type).is_some_and(|name| name == wanted.name()))
     };
     let (Some(objects_at), Some(bytes_at)) =
         (column(profile, SampleType::AllocObjects), column(profile, SampleType::AllocSpace))
@@ -175,7 +191,8 @@ pub fn merge(
         let mut all: BTreeMap<Names, Made> = BTreeMap::new();
         for (TypeName { shown, raw, module }, made) in sums {
             let names = [Some(shown), raw, module];
-            let names = names.map(|name| name.map_or(0, |name| strings.number(profile, &clean(&name))));
+            let names =
+                names.map(|name| name.map_or(0, |name| strings.number(profile, &clean(&name))));
             // A name that C# has a word for is told without the runtime's own by the library.
             let told = match (places.contains_key(&(i64::from(pid), names)), names) {
                 (false, [shown, _, 0]) => shown_as.get(&(i64::from(pid), shown)).copied().flatten(),
@@ -187,7 +204,8 @@ pub fn merge(
         for ((_, of), found) in places.iter().filter(|((of, _), _)| *of == i64::from(pid)) {
             let placeholder =
                 [OTHER, UNKNOWN_TYPE].map(|name| strings.number(profile, name)).contains(&of[0]);
-            // What the runtime has counted leaves out types whose objects were too few to be told of.
+            // What the runtime has counted leaves out types whose objects were too few to be told
+            // of.
             if in_account.contains(of) || sampling != EXACT && !placeholder {
                 continue;
             }
@@ -206,12 +224,15 @@ pub fn merge(
         for (of, made) in all {
             let pid = i64::from(pid);
             let found = places.get(&(pid, of)).map_or(&[][..], Vec::as_slice);
-            let is_silent =
-                |place: &usize| made.unseen.objects > 0 && is_made_by(profile, *place, &silent_locations);
-            let (silent, others): (Vec<usize>, Vec<usize>) = found.iter().copied().partition(is_silent);
+            let is_silent = |place: &usize| {
+                made.unseen.objects > 0 && is_made_by(profile, *place, &silent_locations)
+            };
+            let (silent, others): (Vec<usize>, Vec<usize>) =
+                found.iter().copied().partition(is_silent);
             let (told, none) = (made.all.less(made.unseen), Count::default());
-            // Those who call the helper are told of too seldom to matter beside others, so what was told of is the others'. And nobody knows whose the unseen ones are
-            // where no such stack was sampled.
+            // Those who call the helper are told of too seldom to matter beside others, so what was
+            // told of is the others'. And nobody knows whose the unseen ones are where no such
+            // stack was sampled.
             let (of_silent, of_others, stackless) = match (&*silent, &*others) {
                 ([], []) => (none, none, made.all),
                 ([], _) => (none, told, made.unseen),
@@ -240,15 +261,22 @@ pub fn merge(
                 continue;
             }
             let value = |profile: &Profile, place: usize, column: usize| {
-                profile.sample.get(place).and_then(|sample| sample.value.get(column)).copied().unwrap_or(0)
+                profile
+                    .sample
+                    .get(place)
+                    .and_then(|sample| sample.value.get(column))
+                    .copied()
+                    .unwrap_or(0)
             };
-            // Large objects are told of one by one: counts that may lack the last ones of a type add nothing.
+            // Large objects are told of one by one: counts that may lack the last ones of a type
+            // add nothing.
             let is_told = |place: &usize| {
                 let labels = profile.sample.get(*place).map_or(&[][..], |sample| &sample.label);
                 labels.iter().any(|label| label.key == sampling_key && label.str == one_by_one)
             };
-            let known =
-                found.iter().fold(0i64, |sum, place| sum.saturating_add(value(profile, *place, objects_at)));
+            let known = found
+                .iter()
+                .fold(0i64, |sum, place| sum.saturating_add(value(profile, *place, objects_at)));
             if sampling != EXACT
                 && found.iter().all(is_told)
                 && known.max(0).unsigned_abs() >= made.all.objects
@@ -261,7 +289,8 @@ pub fn merge(
                     let weights: Vec<i64> = places.iter().map(weight).collect();
                     for (place, part) in places.iter().zip(split(total, &weights)) {
                         let sample = profile.sample.get_mut(*place);
-                        if let Some(value) = sample.and_then(|sample| sample.value.get_mut(column)) {
+                        if let Some(value) = sample.and_then(|sample| sample.value.get_mut(column))
+                        {
                             *value = part;
                         }
                     }
@@ -272,15 +301,18 @@ pub fn merge(
                 // That of the estimate.
                 sample.label.retain(|label| label.key != stderr_key);
                 let labels = sample.label.iter_mut();
-                labels.filter(|label| label.key == sampling_key).for_each(|label| label.str = exact);
+                labels
+                    .filter(|label| label.key == sampling_key)
+                    .for_each(|label| label.str = exact);
             }
         }
     }
     say_untold(profile, strings, untold);
 }
 
-/// The sums of a process by what its samples call the types; a type of which there is none has its module where another one has its name. Where the
-/// process was several programs, ClassIDs of one may be the other's: then the names must be the same.
+/// The sums of a process by what its samples call the types; a type of which there is none has its
+/// module where another one has its name. Where the process was several programs, ClassIDs of one
+/// may be the other's: then the names must be the same.
 fn by_name(
     process: &Process,
     one_of_several: bool,
@@ -310,7 +342,8 @@ fn by_name(
 fn say_untold(profile: &mut Profile, strings: &mut Strings, objects: i64) {
     if objects > 0 {
         let text = format!(
-            "about {objects} objects were sampled without a type of their own; they are counted under their types at `{NO_STACK}`"
+            "about {objects} objects were sampled without a type of their own; they are counted \
+             under their types at `{NO_STACK}`"
         );
         let comment = strings.number(profile, &text);
         profile.comment.push(comment);
@@ -321,13 +354,19 @@ fn add_location(profile: &mut Profile, strings: &mut Strings) -> u64 {
     let name = strings.number(profile, NO_STACK);
     let function = profile.function.iter().map(|function| function.id).max().unwrap_or(0) + 1;
     let location = profile.location.iter().map(|location| location.id).max().unwrap_or(0) + 1;
-    profile.function.push(Function { id: function, name, system_name: name, ..Function::default() });
+    profile.function.push(Function {
+        id: function,
+        name,
+        system_name: name,
+        ..Function::default()
+    });
     let line = vec![Line { function_id: function, ..Line::default() }];
     profile.location.push(Location { id: location, line, ..Location::default() });
     location
 }
 
-/// Tells modules of one file name apart, by the numbers that `contexts` has for those of a process already, and on from there.
+/// Tells modules of one file name apart, by the numbers that `contexts` has for those of a process
+/// already, and on from there.
 pub fn number_modules(account: &mut Account, contexts: impl Fn(u32) -> Contexts) {
     for process in &mut account.processes {
         let mut contexts = contexts(process.pid);
@@ -375,14 +414,25 @@ mod tests {
             contexts.label("m.dll", 0x200);
             contexts
         });
-        let modules: Vec<_> = account.processes[0].types.iter().map(|of| of.module.as_str()).collect();
+        let modules: Vec<_> =
+            account.processes[0].types.iter().map(|of| of.module.as_str()).collect();
         assert_eq!(modules, ["m.dll#2", "m.dll"]);
     }
 
     #[test]
     fn counts_that_may_lack_the_last_objects_replace_no_exact_ones() {
-        let strings =
-            ["", "alloc_objects", "alloc_space", "type", "pid", "sampling", "exact", "A", "B", "cpu"];
+        let strings = [
+            "",
+            "alloc_objects",
+            "alloc_space",
+            "type",
+            "pid",
+            "sampling",
+            "exact",
+            "A",
+            "B",
+            "cpu",
+        ];
         let label = |key, str, num| Label { key, str, num, ..Label::default() };
         let sample = |of| Sample {
             value: vec![0, 10, 1_000_000],
@@ -396,10 +446,8 @@ mod tests {
             ..Profile::default()
         };
         // Of the second type there are small ones, too, of which none was sampled.
-        let counted = [("A", 9, 900_000), ("B", 500, 1_010_000)].map(|(name, objects, bytes)| Type {
-            name: name.to_owned(),
-            allocated: Count { objects, bytes },
-            ..Type::default()
+        let counted = [("A", 9, 900_000), ("B", 500, 1_010_000)].map(|(name, objects, bytes)| {
+            Type { name: name.to_owned(), allocated: Count { objects, bytes }, ..Type::default() }
         });
         let account = Account {
             processes: vec![Process { pid: 9, types: counted.to_vec(), ..Process::default() }],
@@ -415,7 +463,8 @@ mod tests {
 
     #[test]
     fn what_was_not_counted_keeps_what_its_samples_tell() {
-        let strings = ["", "alloc_objects", "alloc_space", "type", "pid", "sampling", "random", "A"];
+        let strings =
+            ["", "alloc_objects", "alloc_space", "type", "pid", "sampling", "random", "A"];
         let label = |key, str, num| Label { key, str, num, ..Label::default() };
         let sample = Sample {
             value: vec![10, 1_000_000],
@@ -438,8 +487,18 @@ mod tests {
 
     #[test]
     fn a_process_that_was_two_programs_has_the_sum_of_both() {
-        let strings =
-            ["", "alloc_objects", "alloc_space", "type", "pid", "sampling", "random", "A", "B", "C"];
+        let strings = [
+            "",
+            "alloc_objects",
+            "alloc_space",
+            "type",
+            "pid",
+            "sampling",
+            "random",
+            "A",
+            "B",
+            "C",
+        ];
         let label = |key, str, num| Label { key, str, num, ..Label::default() };
         let sample = |of| Sample {
             value: vec![10, 100],
@@ -460,8 +519,10 @@ mod tests {
         };
         let program = |types| Process { pid: 9, types, ..Process::default() };
         // The second program has C where the first had A.
-        let programs =
-            vec![program(vec![of(1, "A", 3), of(2, "B", 4)]), program(vec![of(1, "C", 5), of(3, "B", 6)])];
+        let programs = vec![
+            program(vec![of(1, "A", 3), of(2, "B", 4)]),
+            program(vec![of(1, "C", 5), of(3, "B", 6)]),
+        ];
         let account = Account { processes: programs, ..Account::default() };
         let known = |_, class| {
             let name = match class {
@@ -477,8 +538,18 @@ mod tests {
 
     #[test]
     fn sampled_stacks_get_exact_values_and_types_without_a_sample_a_place() {
-        let strings =
-            ["", "alloc_objects", "alloc_space", "type", "pid", "sampling", "random", "A", "cpu", "[other]"];
+        let strings = [
+            "",
+            "alloc_objects",
+            "alloc_space",
+            "type",
+            "pid",
+            "sampling",
+            "random",
+            "A",
+            "cpu",
+            "[other]",
+        ];
         let label = |key, str, num| Label { key, str, num, ..Label::default() };
         let sample = |objects, bytes| Sample {
             value: vec![0, objects, bytes],
@@ -501,7 +572,12 @@ mod tests {
         };
         let types = vec![of("A", 4, 1001), of("B", 7, 70)];
         let account = Account {
-            processes: vec![Process { pid: 9, name: "shop".to_owned(), types, ..Process::default() }],
+            processes: vec![Process {
+                pid: 9,
+                name: "shop".to_owned(),
+                types,
+                ..Process::default()
+            }],
             ..Account::default()
         };
         merge(&mut profile, &account, EXACT, |_, _| None);
@@ -518,7 +594,8 @@ mod tests {
 
     #[test]
     fn objects_that_nobody_was_told_of_go_to_stacks_of_their_makers() {
-        let strings = ["", "alloc_objects", "alloc_space", "type", "pid", "A", "B", "Shop.Load", SILENT];
+        let strings =
+            ["", "alloc_objects", "alloc_space", "type", "pid", "A", "B", "Shop.Load", SILENT];
         let label = |key, str, num| Label { key, str, num, ..Label::default() };
         let sample = |of, location| Sample {
             value: vec![10, 240],

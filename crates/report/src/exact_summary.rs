@@ -1,4 +1,5 @@
-//! An [`Account`] for a person: from what it is and whether it is whole, through what it cost and what collections did, to the types.
+//! An [`Account`] for a person: from what it is and whether it is whole, through what it cost and
+//! what collections did, to the types.
 
 use super::top::fit;
 use perfusion_dotnet::exact::table::TORN;
@@ -10,9 +11,11 @@ use profiler_protocol::exact::LOSSES;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// What one object costs beyond an ordinary allocation when it is made, the runtime's part included, at the least and at the most: *exact* less *plain* and
-/// less our work in collections, which each recording measures itself, as in the table in docs/exact-mode.md and in the loop below it. Most of it is the
-/// runtime's own, and by how much it slows down a program depends on the processor, and on what else is in its caches.
+/// What one object costs beyond an ordinary allocation when it is made, the runtime's part
+/// included, at the least and at the most: *exact* less *plain* and less our work in collections,
+/// which each recording measures itself, as in the table in docs/exact-mode.md and in the loop
+/// below it. Most of it is the runtime's own, and by how much it slows down a program depends on
+/// the processor, and on what else is in its caches.
 fn object_ns(runtime: &str) -> [f64; 2] {
     match runtime.split('.').next().and_then(|major| major.parse::<u32>().ok()) {
         Some(..=8) => [44.0, 80.0],
@@ -22,7 +25,8 @@ fn object_ns(runtime: &str) -> [f64; 2] {
 }
 
 /// What the runtime makes without telling any profiler, where nobody has looked for it.
-pub const UNTOLD: &str = "values boxed since the last collection, what reflection and marshalling made since, and combined delegates: .NET 10 tells no profiler of them, and only a collection \
+pub const UNTOLD: &str = "values boxed since the last collection, what reflection and marshalling \
+     made since, and combined delegates: .NET 10 tells no profiler of them, and only a collection \
                           or the end of the program finds them (docs/exact-mode.md)";
 
 /// What an object costs an ordinary run at the least.
@@ -80,14 +84,18 @@ pub fn text(account: &Account, options: Options) -> String {
     text
 }
 
-/// What a person is told right after the recording, and the profile's comments say: one line a process.
+/// What a person is told right after the recording, and the profile's comments say: one line a
+/// process.
 #[must_use]
 pub fn lines(account: &Account) -> Vec<String> {
     let problems = account.unreadable.iter().cloned().chain(account.left_out());
-    let mut lines: Vec<String> = problems.map(|why| format!("{EXACT_PREFIX}{LOST_PREFIX}{why}")).collect();
+    let mut lines: Vec<String> =
+        problems.map(|why| format!("{EXACT_PREFIX}{LOST_PREFIX}{why}")).collect();
     if account.processes.is_empty() {
         lines.push(
-            "exact: no .NET runtime loaded the profiler: no .NET program, or one with DOTNET_EnableDiagnostics(_Profiler)=0".to_owned(),
+            "exact: no .NET runtime loaded the profiler: no .NET program, or one with \
+             DOTNET_EnableDiagnostics(_Profiler)=0"
+                .to_owned(),
         );
     }
     lines.extend(account.processes.iter().map(|process| {
@@ -120,13 +128,15 @@ fn lost(process: &Process) -> String {
         .iter()
         .map(|(name, number)| {
             let known = LOSSES.iter().map(|(_, name, meaning)| (*name, *meaning)).chain([TORN]);
-            let meaning = known.into_iter().find(|(known, _)| known == name).map_or("", |(_, text)| text);
+            let meaning =
+                known.into_iter().find(|(known, _)| known == name).map_or("", |(_, text)| text);
             format!("{} {name} ({meaning})", count(*number))
         })
         .collect();
     if process.ending == Ending::Killed {
         all.push(
-            "what it allocated in its last moments, a second at most: it was killed or crashed".to_owned(),
+            "what it allocated in its last moments, a second at most: it was killed or crashed"
+                .to_owned(),
         );
     }
     if process.ending == Ending::Declined {
@@ -136,11 +146,16 @@ fn lost(process: &Process) -> String {
     if process.untold {
         all.push(UNTOLD.to_owned());
     }
-    if all.is_empty() { "nothing was lost".to_owned() } else { format!("{LOST_PREFIX}{}", all.join("; ")) }
+    if all.is_empty() {
+        "nothing was lost".to_owned()
+    } else {
+        format!("{LOST_PREFIX}{}", all.join("; "))
+    }
 }
 
-/// One line: what exact mode cost, and which part of that is measured. Its work in collections is; what a single object costs is not: most of it is
-/// the runtime's, which makes objects in another way for whoever wants to know of each, and to read a clock twice costs more than our part.
+/// One line: what exact mode cost, and which part of that is measured. Its work in collections is;
+/// what a single object costs is not: most of it is the runtime's, which makes objects in another
+/// way for whoever wants to know of each, and to read a clock twice costs more than our part.
 fn slowdown(process: &Process) -> String {
     let object_ns = object_ns(&process.runtime);
     let told = process.objects.saturating_sub(process.unseen);
@@ -149,11 +164,13 @@ fn slowdown(process: &Process) -> String {
     let each = format!("estimated from {least} to {most} ns each (docs/exact-mode.md)");
     let own_ns = process.own_cpu_ns.unwrap_or(process.own_ns);
     let own = format!("{} in collections, measured", time(own_ns));
-    let between =
-        |[low, high]: [f64; 2]| format!("{} to {}", time(low.round() as u64), time(high.round() as u64));
+    let between = |[low, high]: [f64; 2]| {
+        format!("{} to {}", time(low.round() as u64), time(high.round() as u64))
+    };
     let Some(cpu_ns) = process.cpu_ns.filter(|ns| *ns > 0) else {
         return format!(
-            "{own}, and some {} for objects, {each}; the CPU time of this process alone is not known",
+            "{own}, and some {} for objects, {each}; the CPU time of this process alone is not \
+             known",
             between(objects_ns)
         );
     };
@@ -165,7 +182,8 @@ fn slowdown(process: &Process) -> String {
     let [low, high] = times.map(|times| format!("{times:.1}"));
     let times = if low == high { low } else { format!("{low} to {high}") };
     format!(
-        "some {times} times the CPU time of an ordinary run: of {} some {} for objects, {each}, and {own}; where much survives, more: the runtime's own collections take longer, too",
+        "some {times} times the CPU time of an ordinary run: of {} some {} for objects, {each}, \
+         and {own}; where much survives, more: the runtime's own collections take longer, too",
         time(cpu_ns),
         between(objects_ns.map(|ns| ns.min(all_ns)))
     )
@@ -177,10 +195,12 @@ fn of_process(process: &Process, options: Options) -> Vec<String> {
         who(process),
         process.runtime,
         match process.ending {
-            Ending::Ended => format!("from its first instruction to its end, {}", time(process.counted_ns)),
+            Ending::Ended =>
+                format!("from its first instruction to its end, {}", time(process.counted_ns)),
             Ending::Running => format!("its first {}; it went on", time(process.counted_ns)),
             Ending::Killed => format!(
-                "its first {}; it was killed or crashed: what it allocated after that, within a second, is missing",
+                "its first {}; it was killed or crashed: what it allocated after that, within a \
+                 second, is missing",
                 time(process.counted_ns)
             ),
             Ending::Declined => format!(
@@ -196,14 +216,22 @@ fn of_process(process: &Process, options: Options) -> Vec<String> {
         sum.add(of.left);
         sum
     });
-    lines.push(format!("  allocated  {}, {}", counted(process.objects, "object"), bytes(process.bytes)));
+    lines.push(format!(
+        "  allocated  {}, {}",
+        counted(process.objects, "object"),
+        bytes(process.bytes)
+    ));
     if process.unseen > 0 {
         lines.push(format!(
-            "  found      {} of them, which .NET tells no profiler of (boxed values, most of them): by a collection, at which they count as born, or at the end",
+            "  found      {} of them, which .NET tells no profiler of (boxed values, most of \
+             them): by a collection, at which they count as born, or at the end",
             count(process.unseen)
         ));
     }
-    lines.push(format!("  left       {}: alive, or not looked at by a collection since", both(left)));
+    lines.push(format!(
+        "  left       {}: alive, or not looked at by a collection since",
+        both(left)
+    ));
     lines.push(format!("  whole      {}", lost(process)));
     lines.push(format!("  slowdown   {}; no collection ran in the background", slowdown(process)));
     lines.push(String::new());
@@ -228,10 +256,13 @@ fn collections(all: &[Collection], counted_ns: u64, rows: usize) -> Vec<String> 
     let total = all.iter().map(pause_ns).fold(0, u64::saturating_add);
     let unknown = match all.iter().filter(|of| of.pause_ns.is_none()).count() {
         0 => String::new(),
-        unknown => format!("; of {unknown} the pause is not known, and the collection itself counts alone"),
+        unknown => {
+            format!("; of {unknown} the pause is not known, and the collection itself counts alone")
+        }
     };
     let mut lines = vec![format!(
-        "collections: {}, pauses of {} in all ({} of the time), exact mode's own work taken away{unknown}",
+        "collections: {}, pauses of {} in all ({} of the time), exact mode's own work taken \
+         away{unknown}",
         all.len(),
         time(total),
         share(total, counted_ns)
@@ -245,7 +276,9 @@ fn collections(all: &[Collection], counted_ns: u64, rows: usize) -> Vec<String> 
         groups.entry((of.generation, &of.reason)).or_default().push(of);
     }
     for ((generation, reason), of) in groups {
-        let sum = |what: fn(&Collection) -> u64| of.iter().map(|one| what(one)).fold(0, u64::saturating_add);
+        let sum = |what: fn(&Collection) -> u64| {
+            of.iter().map(|one| what(one)).fold(0, u64::saturating_add)
+        };
         lines.push(format!(
             "  {:<34} {:>6} {:>10} {:>10}  {:>12} {:>12} {:>12}",
             format!("{generation}, {reason}"),
@@ -267,7 +300,8 @@ fn collections(all: &[Collection], counted_ns: u64, rows: usize) -> Vec<String> 
         false => "each of them".to_owned(),
     });
     lines.push(format!(
-        "  {:>6} {:>10} {:>3} {:<26} {:>10}  {:>12} {:>12} {:>12} {:>12}  {:>11} {:>6} {:>10} {:>6}",
+        "  {:>6} {:>10} {:>3} {:<26} {:>10}  {:>12} {:>12} {:>12} {:>12}  {:>11} {:>6} {:>10} \
+         {:>6}",
         "number",
         "at",
         "gen",
@@ -284,7 +318,8 @@ fn collections(all: &[Collection], counted_ns: u64, rows: usize) -> Vec<String> 
     ));
     for of in longest {
         lines.push(format!(
-            "  {:>6} {:>10} {:>3} {:<26} {:>10}  {:>12} {:>12} {:>12} {:>12}  {:>11} {:>6} {:>10} {:>6}",
+            "  {:>6} {:>10} {:>3} {:<26} {:>10}  {:>12} {:>12} {:>12} {:>12}  {:>11} {:>6} {:>10} \
+             {:>6}",
             of.index.saturating_add(1),
             time(of.began_ns),
             of.generation,
@@ -319,7 +354,11 @@ fn lives(types: &[Type]) -> Vec<String> {
                 Some(to) => format!("{from} to {to}"),
                 None => format!("{from} or more"),
             };
-            lines.push(format!("  {span:>18} {unit:<12} {:>14} {:>7}", count(objects), share(objects, all)));
+            lines.push(format!(
+                "  {span:>18} {unit:<12} {:>14} {:>7}",
+                count(objects),
+                share(objects, all)
+            ));
         }
         lines
     };
@@ -335,7 +374,15 @@ fn types(types: &[Type], options: Options) -> Vec<String> {
         format!("types: {shown} of {}, most bytes first", types.len()),
         format!(
             "  {:>14} {:>10} {:>12} {:>10} {:>12} {:>10} {:>10} {:>12} {:>9}  type",
-            "objects", "bytes", "survivors", "moves", "to gen 1", "to gen 2", "finalized", "left", "left"
+            "objects",
+            "bytes",
+            "survivors",
+            "moves",
+            "to gen 1",
+            "to gen 2",
+            "finalized",
+            "left",
+            "left"
         ),
     ];
     for of in types.iter().take(shown) {
@@ -359,7 +406,8 @@ fn types(types: &[Type], options: Options) -> Vec<String> {
         lines.push(format!("{numbers}{name}{}{module}", if module.is_empty() { "" } else { "  " }));
     }
     lines.push(
-        "survivors: objects that survived a collection; finalized: queued for the finalizer, +n: and alive after that"
+        "survivors: objects that survived a collection; finalized: queued for the finalizer, +n: \
+         and alive after that"
             .to_owned(),
     );
     lines
@@ -375,7 +423,8 @@ fn holders(process: &Process, options: Options) -> Vec<String> {
     let shown = types.len().min(options.rows);
     let mut lines = vec![
         format!(
-            "who holds them, after collection {} ({} to look): {shown} of {} types, most living objects first",
+            "who holds them, after collection {} ({} to look): {shown} of {} types, most living \
+             objects first",
             look.collection.saturating_add(1),
             time(look.took_ns),
             types.len()
@@ -402,7 +451,8 @@ fn holders(process: &Process, options: Options) -> Vec<String> {
         lines.push(format!("{numbers}{name}{}{module}", if module.is_empty() { "" } else { "  " }));
     }
     lines.push(
-        "static fields are elements of arrays of the runtime's (object[]), which handles hold; weak handles hold nothing"
+        "static fields are elements of arrays of the runtime's (object[]), which handles hold; \
+         weak handles hold nothing"
             .to_owned(),
     );
     lines
@@ -427,7 +477,8 @@ mod tests {
             died_after_collections: vec![Lifetime { from: 2, to: Some(3), objects: 5 }],
             ..Type::default()
         };
-        let collection = Collection { generation: 2, reason: "induced".to_owned(), ..Collection::default() };
+        let collection =
+            Collection { generation: 2, reason: "induced".to_owned(), ..Collection::default() };
         let process = Process {
             pid: 42,
             runtime: "10.0.1".to_owned(),
@@ -474,13 +525,18 @@ mod tests {
         let known = said(&account);
         assert!(
             known.contains(
-                "some 1.5 to 2.0 times the CPU time of an ordinary run: of 300 ms some 50 ms to 100 ms for objects, estimated from 50 to 100 ns each \
-                 (docs/exact-mode.md), and 50 ms in collections, measured; where much survives, more"
+                "some 1.5 to 2.0 times the CPU time of an ordinary run: of 300 ms some 50 ms to \
+                 100 ms for objects, estimated from 50 to 100 ns each \
+                 (docs/exact-mode.md), and 50 ms in collections, measured; where much survives, \
+                 more"
             ),
             "{known}"
         );
         account.processes[0].runtime = "8.0.32".to_owned();
-        assert!(said(&account).contains("some 44 ms to 80 ms for objects, estimated from 44 to 80 ns each"));
+        assert!(
+            said(&account)
+                .contains("some 44 ms to 80 ms for objects, estimated from 44 to 80 ns each")
+        );
     }
 
     #[test]
@@ -490,7 +546,8 @@ mod tests {
         account.processes[0].ending = Ending::Killed;
         let text = text(&account, Options { rows: 5, width: Some(80) });
         assert!(
-            text.contains("LOST: 3 memory (objects not counted") && text.contains("killed or crashed"),
+            text.contains("LOST: 3 memory (objects not counted")
+                && text.contains("killed or crashed"),
             "{text}"
         );
         account.processes[0].losses.clear();

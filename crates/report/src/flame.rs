@@ -1,7 +1,8 @@
-//! A flame graph of all sample types as one HTML file that loads nothing: d3-flame-graph inside, data as JSON.
+//! A flame graph of all sample types as one HTML file that loads nothing: d3-flame-graph inside,
+//! data as JSON.
 //!
-//! The page's policy (CSP) allows its own scripts by a nonce and nothing else. Names are hostile: in JSON every `<` is
-//! escaped, and the script sets texts only, never markup.
+//! The page's policy (CSP) allows its own scripts by a nonce and nothing else. Names are hostile:
+//! in JSON every `<` is escaped, and the script sets texts only, never markup.
 
 use super::ReportError;
 use super::stacks::{Frame, Kind, Stacks, View};
@@ -17,9 +18,10 @@ use std::hash::{BuildHasher, RandomState};
 const TEMPLATE: &str = include_str!("assets/page.html");
 const CSS: &str = include_str!("assets/page.css");
 const SCRIPT: &str = include_str!("assets/page.js");
-/// The modules of d3 7 that d3-flame-graph needs, as npm has them: dispatch 3.0.2, color 3.1.1, interpolate 3.0.2, ease 3.0.2,
-/// timer 3.0.2, selection 3.0.1, transition 3.0.2, array 3.2.5, format 3.1.3, time 3.1.1, time-format 4.1.1, scale 4.0.3,
-/// hierarchy 3.1.3, each `dist/*.min.js`, joined in this order.
+/// The modules of d3 7 that d3-flame-graph needs, as npm has them: dispatch 3.0.2, color 3.1.1,
+/// interpolate 3.0.2, ease 3.0.2, timer 3.0.2, selection 3.0.1, transition 3.0.2, array 3.2.5,
+/// format 3.1.3, time 3.1.1, time-format 4.1.1, scale 4.0.3, hierarchy 3.1.3, each `dist/*.min.js`,
+/// joined in this order.
 const D3: &str = include_str!("assets/d3.min.js");
 const D3_LICENCE: &str = include_str!("assets/LICENSE-d3");
 /// npm's d3-flame-graph 5.0.0, `dist/d3-flamegraph.umd.min.js`.
@@ -59,7 +61,8 @@ struct Column<'a> {
     idle_net: Vec<i128>,
 }
 
-/// The page. `title` is shown as it is, so it should say what was recorded. `sample_type` is the one to begin with.
+/// The page. `title` is shown as it is, so it should say what was recorded. `sample_type` is the
+/// one to begin with.
 ///
 /// # Errors
 /// When there is no such sample type or label.
@@ -80,7 +83,8 @@ pub fn page(
     // In a script element only `</` and `<!--` could end or change the data.
     let data = serde_json::to_string(&data).map_err(std::io::Error::from)?.replace('<', "\\u003c");
     // Unguessable is enough: it keeps a name that became markup by a fault of ours from running.
-    let nonce = format!("{:016x}{:016x}", RandomState::new().hash_one(0), RandomState::new().hash_one(1));
+    let nonce =
+        format!("{:016x}{:016x}", RandomState::new().hash_one(0), RandomState::new().hash_one(1));
     let title = markup(&clean(title));
     Ok(fill(
         TEMPLATE,
@@ -97,10 +101,12 @@ pub fn page(
     ))
 }
 
-/// Puts values in place of `{{name}}`, in one pass: a value that looks like a place is not filled again.
+/// Puts values in place of `{{name}}`, in one pass: a value that looks like a place is not filled
+/// again.
 fn fill(template: &str, values: &[(&str, &str)]) -> String {
-    let mut page =
-        String::with_capacity(template.len() + values.iter().map(|(_, value)| value.len()).sum::<usize>());
+    let mut page = String::with_capacity(
+        template.len() + values.iter().map(|(_, value)| value.len()).sum::<usize>(),
+    );
     let mut rest = template;
     while let Some((before, after)) = rest.split_once("{{") {
         let (name, after) = after.split_once("}}").unwrap_or((after, ""));
@@ -262,7 +268,8 @@ mod tests {
     fn what_is_below_the_last_level_is_one_node_that_says_how_deep_it_was() {
         let names: Vec<String> = (0..MAX_LEVELS + 8_000).map(|n| format!("f{}", n % 10)).collect();
         let deep: Vec<&str> = names.iter().map(String::as_str).collect();
-        let profile = profile(&[(&deep, 5), (&deep[..MAX_LEVELS + 1], 2), (&deep[..MAX_LEVELS], 1)]);
+        let profile =
+            profile(&[(&deep, 5), (&deep[..MAX_LEVELS + 1], 2), (&deep[..MAX_LEVELS], 1)]);
         let stacks = Stacks::new(&profile);
         let tree = tree(&stacks, &View::default());
         let data = data(&stacks, &View::default(), &tree);

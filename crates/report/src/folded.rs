@@ -1,9 +1,11 @@
 //! One stack a line: frames from the root, `;` between them, a space, the value.
 //!
-//! The format has no escape of its own. Its readers (flamegraph.pl, inferno, speedscope) part a line at the last space and the stack at
-//! each `;`. They cut blanks at both ends, and take a second number at the end for a second value. So what a name must not have is written
-//! as `\u{3b}`, the way control characters are: `;`, a blank that ends or begins a name or stands before a number at its end, any blank
-//! but the space, and the `#` that begins a comment. A reader that knows nothing of it shows the escape; names that differ stay different.
+//! The format has no escape of its own. Its readers (flamegraph.pl, inferno, speedscope) part a
+//! line at the last space and the stack at each `;`. They cut blanks at both ends, and take a
+//! second number at the end for a second value. So what a name must not have is written as
+//! `\u{3b}`, the way control characters are: `;`, a blank that ends or begins a name or stands
+//! before a number at its end, any blank but the space, and the `#` that begins a comment. A reader
+//! that knows nothing of it shows the escape; names that differ stay different.
 
 use super::ReportError;
 use super::stacks::{Stacks, Values, View};
@@ -24,8 +26,8 @@ pub struct LeftOut {
     pub negative: usize,
 }
 
-/// Writes the stacks with a value of `sample_type` that `view` shows, sorted; equal ones are added up. Labels to group by are the roots
-/// of each.
+/// Writes the stacks with a value of `sample_type` that `view` shows, sorted; equal ones are added
+/// up. Labels to group by are the roots of each.
 ///
 /// # Errors
 /// When there is no such sample type or label, or `output` fails.
@@ -41,7 +43,8 @@ pub fn write(
     let mut lines: BTreeMap<String, i128> = BTreeMap::new();
     let Values { values, idle, .. } = stacks.values(column, view);
     for (sample, value) in values {
-        let mut names: Vec<Cow<'_, str>> = stacks.frames(sample).map(|frame| escaped(&frame.name)).collect();
+        let mut names: Vec<Cow<'_, str>> =
+            stacks.frames(sample).map(|frame| escaped(&frame.name)).collect();
         let groups = stacks.groups(sample, &view.by);
         names.extend(groups.iter().rev().map(|value| Cow::Owned(escaped(value).into_owned())));
         names.reverse();
@@ -135,7 +138,8 @@ mod tests {
             prop_assert_eq!(unescaped(&escaped(&name)), name);
         }
 
-        /// As the strictest reader has it: blanks cut, the last word is the value, no second value, `;` parts frames.
+        /// As the strictest reader has it: blanks cut, the last word is the value, no second value,
+        /// `;` parts frames.
         #[test]
         fn a_line_is_read_as_the_frames_it_was_made_of(names in proptest::collection::vec(name(), 1..6), value in 1u64..1000) {
             let line = format!("{} {value}", names.iter().map(|name| escaped(name)).collect::<Vec<_>>().join(";"));

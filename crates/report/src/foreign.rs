@@ -1,5 +1,5 @@
-//! What a file is that was taken for a profile, and what to do with it: a person who has mixed up two files is helped by that, not by what
-//! protobuf makes of it.
+//! What a file is that was taken for a profile, and what to do with it: a person who has mixed up
+//! two files is helped by that, not by what protobuf makes of it.
 
 use flate2::read::MultiGzDecoder;
 use perfusion_pprof::PprofError;
@@ -13,7 +13,8 @@ const LOOKED_AT: u64 = 4096;
 pub(super) type Answer = (String, &'static str);
 
 /// What to do where nothing better is known.
-pub(super) const RECORD: &str = "name a file that `perfusion record` or another pprof tool has written";
+pub(super) const RECORD: &str =
+    "name a file that `perfusion record` or another pprof tool has written";
 const AGAIN: &str = "copy it again, or record again: nothing of it can be shown";
 
 /// Says what `bytes` are, which are no profile because of `why`.
@@ -30,10 +31,12 @@ pub(super) fn answer(bytes: &[u8], why: &PprofError) -> Answer {
         }
         PprofError::Gzip(_) => ("a damaged gzip file".to_owned(), AGAIN),
         PprofError::TooLarge => (why.to_string(), RECORD),
-        _ if is_gzip && unpacked.is_empty() => {
-            ("a gzip file with nothing in it".to_owned(), "record again: no profile was written into it")
-        }
-        // It has the form of one: what is wrong with it is what a person who writes profiles wants to know.
+        _ if is_gzip && unpacked.is_empty() => (
+            "a gzip file with nothing in it".to_owned(),
+            "record again: no profile was written into it",
+        ),
+        // It has the form of one: what is wrong with it is what a person who writes profiles wants
+        // to know.
         PprofError::Refused(Refusal::Concatenated) => (
             Refusal::Concatenated.to_string(),
             "split them into files; `perfusion report FILE FILE...` shows several as one",
@@ -47,8 +50,8 @@ pub(super) fn answer(bytes: &[u8], why: &PprofError) -> Answer {
             )
         }
         _ => {
-            let (what, todo) =
-                sort(bytes, is_gzip, &unpacked).unwrap_or(("something else, or a part of one", RECORD));
+            let (what, todo) = sort(bytes, is_gzip, &unpacked)
+                .unwrap_or(("something else, or a part of one", RECORD));
             let packed = if is_gzip { " in a gzip file" } else { "" };
             (format!("{what}{packed}"), todo)
         }
@@ -62,22 +65,29 @@ fn sort(bytes: &[u8], is_gzip: bool, unpacked: &[u8]) -> Option<(&'static str, &
         (b"\x1f\x8b", "a gzip file", "unpack it once: it was packed twice"),
         (b"\x28\xb5\x2f\xfd", "a zstd file", "unpack it first: `zstd -d`"),
         (b"PK\x03\x04", "a zip file", "unpack it first"),
-        (b"\x7fELF", "a program or library (ELF)", "name its profile; `perfusion record -- CMD` makes one"),
+        (
+            b"\x7fELF",
+            "a program or library (ELF)",
+            "name its profile; `perfusion record -- CMD` makes one",
+        ),
         (b"PERFILE2", "a file of perf", "`perf report` and `perf script` read it"),
         (
             b"Nettrace",
             "an EventPipe trace",
-            "`dotnet-trace report` reads it; the same process is profiled by `perfusion record --pid`",
+            "`dotnet-trace report` reads it; the same process is profiled by `perfusion record \
+             --pid`",
         ),
         (b"SQLite format 3", "a database", RECORD),
     ];
-    if let Some((_, what, todo)) = magics.into_iter().find(|(magic, ..)| content.starts_with(magic)) {
+    if let Some((_, what, todo)) = magics.into_iter().find(|(magic, ..)| content.starts_with(magic))
+    {
         return Some((what, todo));
     }
     let head = content.get(..usize::try_from(LOOKED_AT).unwrap_or(0).min(content.len()))?;
     let text = text(head)?;
     let start = text.trim_start();
-    // Heads of the formats that pprof had before it took to protobuf (github.com/google/pprof, profile/legacy_profile.go).
+    // Heads of the formats that pprof had before it took to protobuf (github.com/google/pprof,
+    // profile/legacy_profile.go).
     let legacy = [
         "heap profile:",
         "goroutine profile:",
@@ -96,12 +106,14 @@ fn sort(bytes: &[u8], is_gzip: bool, unpacked: &[u8]) -> Option<(&'static str, &
     } else if start.starts_with(['{', '[']) {
         (
             "JSON",
-            "what `record --exact` has counted is shown by `report --exact`; else name the profile itself",
+            "what `record --exact` has counted is shown by `report --exact`; else name the profile \
+             itself",
         )
     } else if start.starts_with('<') {
         (
             "HTML or XML",
-            "a flame graph (`report --format flame`) is opened in a browser; its profile is another file",
+            "a flame graph (`report --format flame`) is opened in a browser; its profile is \
+             another file",
         )
     } else if is_folded(start) {
         ("folded stacks", "they are a report already; name the profile they were made from")
@@ -120,7 +132,8 @@ fn text(head: &[u8]) -> Option<&str> {
         }
         Err(_) => return None,
     };
-    // A short message of protobuf may well be UTF-8, but not without control characters: those are its tags and lengths.
+    // A short message of protobuf may well be UTF-8, but not without control characters: those are
+    // its tags and lengths.
     let printable = |c: char| !c.is_control() || matches!(c, '\n' | '\r' | '\t' | '\x1b');
     (!text.is_empty() && text.chars().all(printable)).then_some(text)
 }
@@ -129,7 +142,8 @@ fn text(head: &[u8]) -> Option<&str> {
 fn is_folded(text: &str) -> bool {
     let line = text.lines().next().unwrap_or_default();
     let stack_and_value = line.rsplit_once(' ');
-    stack_and_value.is_some_and(|(stack, value)| stack.contains(';') && value.parse::<u64>().is_ok())
+    stack_and_value
+        .is_some_and(|(stack, value)| stack.contains(';') && value.parse::<u64>().is_ok())
 }
 
 #[cfg(test)]

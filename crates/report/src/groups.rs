@@ -1,5 +1,6 @@
-//! The table of groups: how much of a sample type each value of a label has, for example each `wait_reason`, `waker` or `type`; of several labels
-//! each combination of values. By window it says how much that is per second, window after window.
+//! The table of groups: how much of a sample type each value of a label has, for example each
+//! `wait_reason`, `waker` or `type`; of several labels each combination of values. By window it
+//! says how much that is per second, window after window.
 
 use super::ReportError;
 use super::stacks::{Stacks, Values, View};
@@ -28,8 +29,9 @@ pub fn table(
     let mut groups: HashMap<Vec<Cow<'_, str>>, i128> = HashMap::new();
     let mut of_windows = HashMap::<String, i128>::new();
     let by_window = by.iter().position(|label| label == WINDOW);
-    let window =
-        |names: &[Cow<'_, str>]| by_window.and_then(|at| names.get(at)).map(|window| window.to_string());
+    let window = |names: &[Cow<'_, str>]| {
+        by_window.and_then(|at| names.get(at)).map(|window| window.to_string())
+    };
     let Values { values, total, idle } = stacks.values(column, &options.view);
     for (sample, value) in values {
         let value = i128::from(value);
@@ -47,7 +49,8 @@ pub fn table(
     }
     let count = groups.len();
     let mut groups: Vec<_> = groups.into_iter().collect();
-    groups.sort_by_cached_key(|(names, value)| (window(names), Reverse(value.abs()), names.clone()));
+    groups
+        .sort_by_cached_key(|(names, value)| (window(names), Reverse(value.abs()), names.clone()));
     // So many of each window.
     let (mut last, mut rows) = (None, 0);
     groups.retain(|(names, _)| {
@@ -70,17 +73,23 @@ pub fn table(
     let widths: Vec<usize> = (0..labels.len())
         .map(|at| {
             let names = groups.iter().map(|(names, _)| names).chain([&labels]);
-            names.filter_map(|names| Some(names.get(at)?.chars().count())).max().unwrap_or(0).min(WIDEST)
+            names
+                .filter_map(|names| Some(names.get(at)?.chars().count()))
+                .max()
+                .unwrap_or(0)
+                .min(WIDEST)
         })
         .collect();
-    let rate =
-        |text: &str| if by_window.is_some() && !moments { format!(" {text:>10}") } else { String::new() };
+    let rate = |text: &str| {
+        if by_window.is_some() && !moments { format!(" {text:>10}") } else { String::new() }
+    };
     if labels.len() > 1 || by_window.is_some() {
         table.dim(&format!("{:>17}{}  {}", "", rate("per second"), columns(&labels, &widths)));
     }
     let mut without_rate = false;
     for (names, sum) in &groups {
-        let length_ns = window(names).and_then(|window| options.windows.get(&window)).copied().unwrap_or(0);
+        let length_ns =
+            window(names).and_then(|window| options.windows.get(&window)).copied().unwrap_or(0);
         let per_second = match length_ns {
             ..=0 => "?".to_owned(),
             _ => human((*sum as f64 * 1e9 / length_ns as f64).round() as i128, table.unit),

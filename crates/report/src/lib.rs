@@ -9,7 +9,8 @@
 //! report::folded::write(&profile, "blocked", &View::default(), &mut std::io::stdout())?;
 //! let html = report::flame::page(&profile, "shop, pid 4242", None, &View::default())?;
 //! ```
-//! Works on any pprof that `go tool pprof` reads ([`perfusion_pprof::read`]), not only our own. Names in a file are data: control characters are escaped wherever they are shown.
+//! Works on any pprof that `go tool pprof` reads ([`perfusion_pprof::read`]), not only our own.
+//! Names in a file are data: control characters are escaped wherever they are shown.
 
 pub mod collections;
 pub mod exact_merge;
@@ -106,7 +107,9 @@ pub enum ReportError {
         available: String,
     },
     /// No sample has the value.
-    #[error("--only {label}={asked}: no sample of the profile has that value; there are {available}")]
+    #[error(
+        "--only {label}={asked}: no sample of the profile has that value; there are {available}"
+    )]
     NoValue {
         /// The label.
         label: String,
@@ -134,7 +137,8 @@ pub enum ReportError {
     StdinTwice,
     /// Nothing is in the file.
     #[error(
-        "{}: expected a pprof profile, found nothing: the file is empty, no profile was written into it",
+        "{}: expected a pprof profile, found nothing: the file is empty, no profile was written \
+         into it",
         shown(path)
     )]
     Empty {
@@ -142,7 +146,8 @@ pub enum ReportError {
         path: PathBuf,
     },
     /// No account of exact mode.
-    #[error("{}: no account of exact mode, which `record --exact` writes beside its profile: {why}", path.display())]
+    #[error("{}: no account of exact mode, which `record --exact` writes beside its profile: \
+         {why}", path.display())]
     NoAccount {
         /// The file.
         path: PathBuf,
@@ -166,7 +171,11 @@ pub fn load(path: &Path) -> Result<Profile, ReportError> {
 ///
 /// # Errors
 /// See [`load`], and when it is something else.
-pub fn load_with(path: &Path, sample_type: &str, expected: &'static str) -> Result<Profile, ReportError> {
+pub fn load_with(
+    path: &Path,
+    sample_type: &str,
+    expected: &'static str,
+) -> Result<Profile, ReportError> {
     let profile = load(path).map_err(|error| match error {
         ReportError::NoProfile { path, found, todo, source } if todo == foreign::RECORD => {
             ReportError::NoProfile { path, found, todo: format!("name {expected}").into(), source }
@@ -197,7 +206,8 @@ fn decoded(path: &Path, bytes: &[u8]) -> Result<Profile, ReportError> {
     }
 }
 
-/// Reads several as one: see [`together`] and [`Together::finish`]. One that is there twice counts once.
+/// Reads several as one: see [`together`] and [`Together::finish`]. One that is there twice counts
+/// once.
 ///
 /// # Errors
 /// When one of them cannot be read or is no valid pprof, or standard input is asked for twice.
@@ -214,7 +224,8 @@ pub fn load_all(
     let (mut again, mut gone) = (Vec::new(), Vec::new());
     for path in paths {
         let bytes = match contents(path) {
-            // A daemon keeps so much and no more: of many files the oldest may go before they are read.
+            // A daemon keeps so much and no more: of many files the oldest may go before they are
+            // read.
             Err(ReportError::Read { source, .. })
                 if source.kind() == ErrorKind::NotFound && paths.len() > 1 =>
             {
@@ -256,7 +267,8 @@ fn shown(path: &Path) -> std::borrow::Cow<'_, str> {
     if path == Path::new("-") { "standard input".into() } else { path.to_string_lossy() }
 }
 
-/// Reads what exact mode has written: the JSON file itself, or the one beside the profile that is named.
+/// Reads what exact mode has written: the JSON file itself, or the one beside the profile that is
+/// named.
 ///
 /// # Errors
 /// When the file cannot be read or is something else.
@@ -276,9 +288,10 @@ pub fn load_account(path: &Path) -> Result<Account, ReportError> {
         .map_err(|error| ReportError::NoAccount { path: path.clone(), why: error.to_string() })?;
     match account.version {
         exact::VERSION => Ok(account),
-        other => {
-            Err(ReportError::NoAccount { path, why: format!("version {other}, expected {}", exact::VERSION) })
-        }
+        other => Err(ReportError::NoAccount {
+            path,
+            why: format!("version {other}, expected {}", exact::VERSION),
+        }),
     }
 }
 

@@ -3,7 +3,9 @@
 use super::stacks::{Only, Stacks, View};
 use super::top::Options;
 use super::{folded, groups, top, types};
-use perfusion_pprof::proto::{Function, Label, Line, Location, Mapping, Profile, Sample, ValueType};
+use perfusion_pprof::proto::{
+    Function, Label, Line, Location, Mapping, Profile, Sample, ValueType,
+};
 
 /// Samples with names from the leaf on and values; one column for each sample type.
 fn profile(types: &[(&str, &str)], samples: &[(&[&str], &[i64])]) -> Profile {
@@ -52,12 +54,21 @@ const CPU: &[(&str, &str)] = &[("cpu", "nanoseconds")];
 fn values_below_zero_are_a_difference_with_its_signs_and_sums() {
     let mut profile = profile(
         CPU,
-        &[(&["a", "main"], &[30]), (&["b", "main"], &[-50]), (&["c", "main"], &[20]), (&["c"], &[-20])],
+        &[
+            (&["a", "main"], &[30]),
+            (&["b", "main"], &[-50]),
+            (&["c", "main"], &[20]),
+            (&["c"], &[-20]),
+        ],
     );
     let shown = table(&profile, "cpu");
-    assert!(shown.starts_with("cpu: difference -20 ns (+50 ns -70 ns), percentages of 120 ns"), "{shown}");
+    assert!(
+        shown.starts_with("cpu: difference -20 ns (+50 ns -70 ns), percentages of 120 ns"),
+        "{shown}"
+    );
     assert!(!shown.contains("nothing was counted"), "{shown}");
-    let rows: Vec<Vec<&str>> = shown.lines().skip(2).map(|row| row.split_whitespace().collect()).collect();
+    let rows: Vec<Vec<&str>> =
+        shown.lines().skip(2).map(|row| row.split_whitespace().collect()).collect();
     assert_eq!(rows[0], ["-50", "ns", "-41.7%", "-50", "ns", "-41.7%", "b"]);
     assert_eq!(rows[1], ["30", "ns", "25.0%", "30", "ns", "25.0%", "a"]);
     assert_eq!(rows.len(), 2, "what adds up to nothing is no row: {shown}");
@@ -68,11 +79,16 @@ fn values_below_zero_are_a_difference_with_its_signs_and_sums() {
 
 #[test]
 fn sums_beyond_64_bits_are_right() {
-    let profile =
-        profile(&[("n", "count")], &[(&["a"], &[i64::MAX]), (&["a"], &[i64::MAX]), (&["b"], &[i64::MIN])]);
+    let profile = profile(
+        &[("n", "count")],
+        &[(&["a"], &[i64::MAX]), (&["a"], &[i64::MAX]), (&["b"], &[i64::MIN])],
+    );
     let mut lines = Vec::new();
     folded::write(&profile, "n", &View::default(), &mut lines).unwrap();
-    assert_eq!(String::from_utf8(lines).unwrap(), "a 18446744073709551614\nb -9223372036854775808\n");
+    assert_eq!(
+        String::from_utf8(lines).unwrap(),
+        "a 18446744073709551614\nb -9223372036854775808\n"
+    );
 }
 
 #[test]
@@ -89,7 +105,10 @@ fn without_a_duration_there_are_no_rates_and_it_is_said() {
     );
     profile.duration_nanos = 2_000_000_000;
     assert!(table(&profile, "alloc_space").contains("total 1000 B in 2 s"));
-    assert!(types::table(&profile, "alloc_space", &Options::default()).contains("500 B  [unknown type]"));
+    assert!(
+        types::table(&profile, "alloc_space", &Options::default())
+            .contains("500 B  [unknown type]")
+    );
 }
 
 #[test]
@@ -99,12 +118,15 @@ fn a_lone_column_of_a_pair_has_no_table_of_types() {
     let comment = string(&mut profile, "perfusion 1.0");
     profile.comment.push(comment);
     assert!(!types::is_known(&Stacks::new(&profile), "inuse_space"));
-    assert!(table(&profile, "inuse_space").starts_with("inuse_space: total 100 B, 1 of 1 functions"));
+    assert!(
+        table(&profile, "inuse_space").starts_with("inuse_space: total 100 B, 1 of 1 functions")
+    );
 }
 
 #[test]
 fn nothing_is_said_of_dotnet_below_the_profile_of_another_tool() {
-    let mut profile = profile(&[("alloc_space", "bytes")], &[(&["runtime.mallocgc", "main.work"], &[100])]);
+    let mut profile =
+        profile(&[("alloc_space", "bytes")], &[(&["runtime.mallocgc", "main.work"], &[100])]);
     label(&mut profile, 0, "wait_kind", "idle");
     let shown = table(&profile, "alloc_space");
     assert!(!shown.contains("System.") && !shown.contains("framework"), "{shown}");
@@ -117,7 +139,8 @@ fn nothing_is_said_of_dotnet_below_the_profile_of_another_tool() {
 
 #[test]
 fn functions_without_names_are_called_as_pprof_calls_them() {
-    let mut profile = profile(CPU, &[(&["", "main"], &[1]), (&["", "main"], &[2]), (&["x", " "], &[4])]);
+    let mut profile =
+        profile(CPU, &[(&["", "main"], &[1]), (&["", "main"], &[2]), (&["x", " "], &[4])]);
     let filename = string(&mut profile, "/usr/lib/libwork.so.1");
     profile.mapping.push(Mapping { id: 1, filename, ..Mapping::default() });
     profile.location[2].mapping_id = 1;
@@ -144,7 +167,8 @@ fn names_that_look_alike_once_escaped_stay_apart() {
     let [one, other] = ["1", "2"].map(|end| format!("{long}{end}"));
     let names = ["a\nb", "a\\u{a}b", "c;d", "c:d", "c\\u{3b}d", "[no stack]", &one, &other];
     let samples: Vec<_> = names.iter().map(|name| vec![*name]).collect();
-    let samples: Vec<(&[&str], &[i64])> = samples.iter().map(|names| (&names[..], &[1][..])).collect();
+    let samples: Vec<(&[&str], &[i64])> =
+        samples.iter().map(|names| (&names[..], &[1][..])).collect();
     let mut profile = profile(CPU, &samples);
     profile.sample.push(Sample { value: vec![1], ..Sample::default() });
     let mut lines = Vec::new();

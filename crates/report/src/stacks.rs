@@ -1,4 +1,5 @@
-//! A profile as reports see it: samples as stacks of named frames with their kind, values of one or all types, labels.
+//! A profile as reports see it: samples as stacks of named frames with their kind, values of one or
+//! all types, labels.
 
 use super::ReportError;
 use perfusion_model::frame::Marker;
@@ -57,7 +58,8 @@ pub struct Only {
     pub value: String,
 }
 
-/// What stands for several labels, name before number: a name alone need not be unique, and a number says little.
+/// What stands for several labels, name before number: a name alone need not be unique, and a
+/// number says little.
 const TOGETHER: [(&str, [&str; 2]); 2] =
     [("thread", ["thread_name", "thread_id"]), ("process", ["process", "pid"])];
 
@@ -103,7 +105,8 @@ impl Total {
         }
     }
 
-    /// What percentages are of. As `go tool pprof` has it: the sum without signs; of a difference to a known base, the base.
+    /// What percentages are of. As `go tool pprof` has it: the sum without signs; of a difference
+    /// to a known base, the base.
     #[must_use]
     pub const fn whole(&self) -> i128 {
         if self.base > 0 { self.base } else { self.up - self.down }
@@ -140,12 +143,19 @@ impl<'a> Stacks<'a> {
     /// Indexes a profile that was validated.
     #[must_use]
     pub fn new(profile: &'a Profile) -> Self {
-        let functions: HashMap<u64, &str> =
-            profile.function.iter().map(|function| (function.id, text(profile, function.name))).collect();
-        let mappings: HashMap<u64, &str> =
-            profile.mapping.iter().map(|mapping| (mapping.id, text(profile, mapping.filename))).collect();
+        let functions: HashMap<u64, &str> = profile
+            .function
+            .iter()
+            .map(|function| (function.id, text(profile, function.name)))
+            .collect();
+        let mappings: HashMap<u64, &str> = profile
+            .mapping
+            .iter()
+            .map(|mapping| (mapping.id, text(profile, mapping.filename)))
+            .collect();
         let ours = read::is_ours(profile);
-        // To pprof a function is its name. What has one name is one function here, too, if it is another tool's: in the first of its files.
+        // To pprof a function is its name. What has one name is one function here, too, if it is
+        // another tool's: in the first of its files.
         let mut of_names: HashMap<&str, (Kind, &str)> = HashMap::new();
         let mut frames = |location: &Location| -> Vec<Frame<'a>> {
             let file = mappings.get(&location.mapping_id).copied();
@@ -157,7 +167,11 @@ impl<'a> Stacks<'a> {
                     return vec![frame(Cow::Owned(format!("0x{:x}", location.address)))];
                 }
                 let name = |id| functions.get(&id).copied().unwrap_or_default();
-                return location.line.iter().map(|line| frame(clean(name(line.function_id)))).collect();
+                return location
+                    .line
+                    .iter()
+                    .map(|line| frame(clean(name(line.function_id))))
+                    .collect();
             }
             let kind = foreign_kind(file.unwrap_or_default());
             let unnamed = || Frame { name: unnamed(module), module, kind };
@@ -178,11 +192,13 @@ impl<'a> Stacks<'a> {
             }
             frames
         };
-        let locations = profile.location.iter().map(|location| (location.id, frames(location))).collect();
+        let locations =
+            profile.location.iter().map(|location| (location.id, frames(location))).collect();
         Self { profile, ours, locations }
     }
 
-    /// True where this program has recorded the profile: what it says of .NET is not true of others'.
+    /// True where this program has recorded the profile: what it says of .NET is not true of
+    /// others'.
     #[must_use]
     pub const fn is_ours(&self) -> bool {
         self.ours
@@ -196,14 +212,21 @@ impl<'a> Stacks<'a> {
         let found = self.sample_types().position(|(found, _)| found == name);
         found.ok_or_else(|| ReportError::NoSampleType {
             asked: clean(name).into_owned(),
-            available: self.sample_types().map(|(name, _)| clean(name)).collect::<Vec<_>>().join(", "),
+            available: self
+                .sample_types()
+                .map(|(name, _)| clean(name))
+                .collect::<Vec<_>>()
+                .join(", "),
         })
     }
 
     /// (name, unit) of each sample type.
     pub fn sample_types(&self) -> impl Iterator<Item = (&'a str, &'a str)> {
         let profile = self.profile;
-        profile.sample_type.iter().map(move |each| (text(profile, each.r#type), text(profile, each.unit)))
+        profile
+            .sample_type
+            .iter()
+            .map(move |each| (text(profile, each.r#type), text(profile, each.unit)))
     }
 
     /// Name of the sample type to show first.
@@ -211,7 +234,8 @@ impl<'a> Stacks<'a> {
     pub fn default_sample_type(&self) -> &'a str {
         let default = text(self.profile, self.profile.default_sample_type);
         let exists = self.sample_types().any(|(name, _)| name == default);
-        // profile.proto: without a default it is the last one. A tool may name one that is not there.
+        // profile.proto: without a default it is the last one. A tool may name one that is not
+        // there.
         match exists && !default.is_empty() {
             true => default,
             false => self.sample_types().last().map_or("", |(name, _)| name),
@@ -247,8 +271,9 @@ impl<'a> Stacks<'a> {
         sample.location_id.iter().filter_map(|id| self.locations.get(id)).flatten()
     }
 
-    /// Frames of a sample as people want them, innermost first: neighbours without a name in one file become one frame with the
-    /// file's name. (The runtime's libraries are stripped: ten addresses in a row would tell nobody anything.)
+    /// Frames of a sample as people want them, innermost first: neighbours without a name in one
+    /// file become one frame with the file's name. (The runtime's libraries are stripped: ten
+    /// addresses in a row would tell nobody anything.)
     pub fn readable_frames(&self, sample: &Sample) -> impl Iterator<Item = Frame<'a>> {
         let mut last: Option<Frame<'a>> = None;
         self.frames(sample).filter_map(move |frame| {
@@ -265,8 +290,9 @@ impl<'a> Stacks<'a> {
     #[must_use]
     pub fn own_readable_frames(&self, sample: &Sample) -> Vec<Frame<'a>> {
         let mut frames: Vec<Frame<'a>> = self.readable_frames(sample).collect();
-        let is_edge =
-            |frame: &Frame<'_>| self.ours && frame.kind == Kind::Note && EDGES.contains(&&*frame.name);
+        let is_edge = |frame: &Frame<'_>| {
+            self.ours && frame.kind == Kind::Note && EDGES.contains(&&*frame.name)
+        };
         if let Some(edge) = frames.iter().rposition(is_edge) {
             frames.drain(..=edge);
         }
@@ -297,7 +323,9 @@ impl<'a> Stacks<'a> {
         match (name, number) {
             // Another tool may have a label of that name.
             (name, None) => name.or_else(|| self.shown(sample, by)),
-            (name, Some(number)) => Some(Cow::Owned(format!("{} {number}", name.as_deref().unwrap_or(by)))),
+            (name, Some(number)) => {
+                Some(Cow::Owned(format!("{} {number}", name.as_deref().unwrap_or(by))))
+            }
         }
     }
 
@@ -307,7 +335,8 @@ impl<'a> Stacks<'a> {
         by.iter().map(|label| self.group(sample, label).unwrap_or(WITHOUT.into())).collect()
     }
 
-    /// Value of one label, control characters escaped; of several labels of one name texts before numbers, as pprof has them.
+    /// Value of one label, control characters escaped; of several labels of one name texts before
+    /// numbers, as pprof has them.
     fn shown(&self, sample: &Sample, key: &str) -> Option<Cow<'a, str>> {
         let mut values = self.values_of(sample, key);
         let first = values.next()?;
@@ -316,8 +345,13 @@ impl<'a> Stacks<'a> {
     }
 
     /// The values of all labels of one name.
-    fn values_of<'s>(&'s self, sample: &'s Sample, key: &'s str) -> impl Iterator<Item = Cow<'a, str>> + 's {
-        let labels = move || sample.label.iter().filter(move |label| text(self.profile, label.key) == key);
+    fn values_of<'s>(
+        &'s self,
+        sample: &'s Sample,
+        key: &'s str,
+    ) -> impl Iterator<Item = Cow<'a, str>> + 's {
+        let labels =
+            move || sample.label.iter().filter(move |label| text(self.profile, label.key) == key);
         let texts = labels().filter(|label| label.str != 0);
         texts.chain(labels().filter(|label| label.str == 0)).map(|label| self.value_of(label))
     }
@@ -340,12 +374,15 @@ impl<'a> Stacks<'a> {
     pub fn is_asked(&self, sample: &Sample, only: &[Only]) -> bool {
         only.iter().all(|Only { label, value }| {
             let whole = self.group(sample, label);
-            let parts = TOGETHER.iter().find(|(name, _)| name == label).map_or(&[][..], |(_, parts)| parts);
+            let parts =
+                TOGETHER.iter().find(|(name, _)| name == label).map_or(&[][..], |(_, parts)| parts);
             match &whole {
                 None => value.is_empty(),
                 Some(whole) => {
                     whole == value
-                        || self.number(sample, label).is_some_and(|number| number.to_string() == *value)
+                        || self
+                            .number(sample, label)
+                            .is_some_and(|number| number.to_string() == *value)
                         || parts
                             .iter()
                             .any(|part| self.shown(sample, part).is_some_and(|part| part == *value))
@@ -402,7 +439,8 @@ impl<'a> Stacks<'a> {
 
     /// What the recording says it lacks, of rights and of processes without a shim.
     pub fn lacks(&self) -> impl Iterator<Item = Cow<'a, str>> {
-        self.comments().filter(|comment| comment.starts_with(LIMITED) || comment.starts_with(WITHOUT_SHIM))
+        self.comments()
+            .filter(|comment| comment.starts_with(LIMITED) || comment.starts_with(WITHOUT_SHIM))
     }
 
     /// True for the time of a thread that was parked for want of work.
@@ -426,23 +464,27 @@ impl<'a> Stacks<'a> {
         self.comments().filter_map(of).fold(0, u64::saturating_add)
     }
 
-    /// That numbers of a sample type are estimates, since of so many that there were some stand for others. Of allocations and waits other parts of the
-    /// profile say so.
+    /// That numbers of a sample type are estimates, since of so many that there were some stand for
+    /// others. Of allocations and waits other parts of the profile say so.
     #[must_use]
     pub fn estimated(&self, sample_type: &str) -> Option<String> {
         let (what, all, thinned) = match sample_type {
             "exceptions" => ("exceptions", "shim_exceptions", "shim_exceptions_thinned"),
-            "contentions" | "delay" => ("waits for locks", "shim_contentions", "shim_contentions_thinned"),
+            "contentions" | "delay" => {
+                ("waits for locks", "shim_contentions", "shim_contentions_thinned")
+            }
             _ => return None,
         };
         let (all, thinned) = (self.counter(all), self.counter(thinned));
         let told = all.saturating_sub(thinned);
-        // The column sums to what the runtimes counted, where all of that is in it. Nobody counts the delay.
+        // The column sums to what the runtimes counted, where all of that is in it. Nobody counts
+        // the delay.
         let is_exact = sample_type != "delay" && self.sum(sample_type) == i64::try_from(all).ok();
         let sum = if is_exact { "the sum is exact, its parts are " } else { "" };
         (thinned > 0).then(|| {
             format!(
-                "{sum}an estimate: of {all} {what} chance chose {told} to be told of, each of which stands \
+                "{sum}an estimate: of {all} {what} chance chose {told} to be told of, each of \
+                 which stands \
                  for others, too"
             )
         })
@@ -468,7 +510,8 @@ impl<'a> Stacks<'a> {
         })
     }
 
-    /// What the loss lines say: of a profile that has one, and of each one of several that are shown together.
+    /// What the loss lines say: of a profile that has one, and of each one of several that are
+    /// shown together.
     pub fn losses(&self) -> impl Iterator<Item = String> {
         self.comments().filter_map(|comment| Some(comment.strip_prefix(LOSS_PREFIX)?.to_owned()))
     }
@@ -496,15 +539,23 @@ fn is_about(comment: &str, what: &str, sample_type: &str) -> bool {
 
 /// An entry of the string table; empty for an index outside it.
 fn text(profile: &Profile, index: i64) -> &str {
-    usize::try_from(index).ok().and_then(|index| profile.string_table.get(index)).map_or("", String::as_str)
+    usize::try_from(index)
+        .ok()
+        .and_then(|index| profile.string_table.get(index))
+        .map_or("", String::as_str)
 }
 
 /// What pprof calls a function without a name.
 fn unnamed(module: &str) -> Cow<'_, str> {
-    if module.is_empty() { Cow::Borrowed(UNKNOWN) } else { Cow::Owned(format!("[{}]", clean(module))) }
+    if module.is_empty() {
+        Cow::Borrowed(UNKNOWN)
+    } else {
+        Cow::Owned(format!("[{}]", clean(module)))
+    }
 }
 
-/// A name with control characters escaped, as [`clean`] does. What looks like such an escape already is escaped itself: two names stay two.
+/// A name with control characters escaped, as [`clean`] does. What looks like such an escape
+/// already is escaped itself: two names stay two.
 fn distinct(name: &str) -> Cow<'_, str> {
     const ESCAPE: &str = "\\u{";
     // Blanks alone would be seen as no name at all.

@@ -42,12 +42,15 @@ impl Sums {
         for sample in &profile.sample {
             let value = |column: usize| sample.value.get(column).copied().unwrap_or(0);
             let amount = Amount { objects: value(objects), bytes: value(bytes) };
-            let mut way: Vec<String> = stacks.frames(sample).map(|frame| frame.name.to_string()).collect();
+            let mut way: Vec<String> =
+                stacks.frames(sample).map(|frame| frame.name.to_string()).collect();
             way.reverse();
             let Some(leaf) = way.last().cloned() else { continue };
-            for both in
-                [self.types.entry(leaf).or_default(), self.ways.entry(way).or_default(), &mut self.all]
-            {
+            for both in [
+                self.types.entry(leaf).or_default(),
+                self.ways.entry(way).or_default(),
+                &mut self.all,
+            ] {
                 if let Some(sum) = both.get_mut(which) {
                     sum.objects = sum.objects.saturating_add(amount.objects);
                     sum.bytes = sum.bytes.saturating_add(amount.bytes);
@@ -58,7 +61,8 @@ impl Sums {
     }
 }
 
-/// What has changed from one survey to another, as text: `rows` types that have grown most and types that have shrunk most, then ways that have grown most.
+/// What has changed from one survey to another, as text: `rows` types that have grown most and
+/// types that have shrunk most, then ways that have grown most.
 ///
 /// # Errors
 /// When one is no profile of a survey.
@@ -92,10 +96,12 @@ pub fn text(before: &Profile, after: &Profile, rows: usize) -> Result<String, Re
         signed(counted(growth(&sums.all).objects, "object")),
     )
     .ok();
-    let mut types: Vec<(&String, &Both)> = sums.types.iter().filter(|(_, both)| both[0] != both[1]).collect();
+    let mut types: Vec<(&String, &Both)> =
+        sums.types.iter().filter(|(_, both)| both[0] != both[1]).collect();
     types.sort_by_key(|(name, both)| (std::cmp::Reverse(growth(both).bytes), *name));
     let grown = types.iter().take_while(|(_, both)| growth(both).bytes > 0).count();
-    let shrunk: Vec<_> = types.iter().rev().take_while(|(_, both)| growth(both).bytes < 0).collect();
+    let shrunk: Vec<_> =
+        types.iter().rev().take_while(|(_, both)| growth(both).bytes < 0).collect();
     let changed = |text: &mut String,
                    what: &str,
                    some: &mut dyn Iterator<Item = &(&String, &Both)>,
@@ -105,8 +111,12 @@ pub fn text(before: &Profile, after: &Profile, rows: usize) -> Result<String, Re
             return;
         }
         writeln!(text, "\n{what} most: {} of {}", all.min(rows), counted(all, "type")).ok();
-        writeln!(text, "{:>12} {:>14} {:>12} {:>14}  type", "bytes", "objects", "bytes now", "objects now")
-            .ok();
+        writeln!(
+            text,
+            "{:>12} {:>14} {:>12} {:>14}  type",
+            "bytes", "objects", "bytes now", "objects now"
+        )
+        .ok();
         for (name, both) in some.take(rows) {
             let (by, now) = (growth(both), both[1]);
             writeln!(
@@ -134,8 +144,11 @@ pub fn text(before: &Profile, after: &Profile, rows: usize) -> Result<String, Re
     }
     for (way, both) in ways.into_iter().take(rows) {
         let by = growth(both);
-        let amount =
-            format!("{} in {}", signed(human(by.bytes, "bytes")), signed(counted(by.objects, "object")));
+        let amount = format!(
+            "{} in {}",
+            signed(human(by.bytes, "bytes")),
+            signed(counted(by.objects, "object"))
+        );
         writeln!(text, "\n{amount}").ok();
         perfusion_heap::text::way(&mut text, way.iter());
     }
@@ -197,7 +210,11 @@ mod tests {
         let said = text(&before, &after, 10).unwrap();
         let (grown, shrunk) = said.split_once("\nshrunk most: 2 of 2 types\n").expect(&said);
         assert!(grown.ends_with("\ngrown: no type\n") && !grown.contains("Order"), "{said}");
-        assert_eq!(shrunk.matches("  Line\n").count() + shrunk.matches("  Order\n").count(), 2, "{said}");
+        assert_eq!(
+            shrunk.matches("  Line\n").count() + shrunk.matches("  Order\n").count(),
+            2,
+            "{said}"
+        );
         assert!(!said.contains("what holds them"), "{said}");
     }
 
@@ -209,9 +226,11 @@ mod tests {
             profile.string_table.push(whose.to_owned());
             Profile { time_nanos, ..profile }
         };
-        let said = text(&survey("heap of pid 7 (shop)", 5), &survey("heap of pid 7 (shop)", 9), 10).unwrap();
+        let said = text(&survey("heap of pid 7 (shop)", 5), &survey("heap of pid 7 (shop)", 9), 10)
+            .unwrap();
         assert!(said.starts_with("24 B in 1 object before"), "{said}");
-        let said = text(&survey("heap of pid 7 (shop)", 9), &survey("heap of pid 8 (bank)", 5), 10).unwrap();
+        let said = text(&survey("heap of pid 7 (shop)", 9), &survey("heap of pid 8 (bank)", 5), 10)
+            .unwrap();
         let (first, rest) = said.split_once('\n').unwrap();
         assert_eq!(first, "of two processes: heap of pid 7 (shop), and heap of pid 8 (bank)");
         assert!(rest.starts_with("the first one is the later one"), "{said}");
@@ -227,24 +246,32 @@ mod tests {
             profile
         };
         let said =
-            text(&survey("loss: none"), &survey("loss: 3 objects of types without a name"), 10).unwrap();
+            text(&survey("loss: none"), &survey("loss: 3 objects of types without a name"), 10)
+                .unwrap();
         assert!(
-            said.starts_with("the second one is not whole: 3 objects of types without a name\n24 B in"),
+            said.starts_with(
+                "the second one is not whole: 3 objects of types without a name\n24 B in"
+            ),
             "{said}"
         );
     }
 
     #[test]
     fn one_that_has_grown_is_one() {
-        let (before, after) =
-            (survey(&[("Order", 1, 24), ("Line", 5, 99)]), survey(&[("Order", 2, 48), ("Line", 4, 90)]));
+        let (before, after) = (
+            survey(&[("Order", 1, 24), ("Line", 5, 99)]),
+            survey(&[("Order", 2, 48), ("Line", 4, 90)]),
+        );
         let said = text(&before, &after, 10).unwrap();
         assert!(
-            said.starts_with("123 B in 6 objects before, 138 B in 6 objects after: +15 B, 0 objects\n"),
+            said.starts_with(
+                "123 B in 6 objects before, 138 B in 6 objects after: +15 B, 0 objects\n"
+            ),
             "{said}"
         );
         let (_, grown) = said.split_once("\ngrown most: 1 of 1 type\n").expect(&said);
-        let (grown, held) = grown.split_once("\nwhat holds them: 1 of 1 way that has grown\n").expect(&said);
+        let (grown, held) =
+            grown.split_once("\nwhat holds them: 1 of 1 way that has grown\n").expect(&said);
         let (grown, shrunk) = grown.split_once("\nshrunk most: 1 of 1 type\n").expect(&said);
         assert!(shrunk.contains("  Line\n"), "{said}");
         assert!(grown.contains("  Order\n") && !grown.contains("  Line\n"), "{said}");

@@ -1,5 +1,6 @@
-//! A survey as pprof: a sample for each way objects are held, its stack the way from the object (innermost) to the root, its values how many
-//! there are and their bytes. And back, for comparing two.
+//! A survey as pprof: a sample for each way objects are held, its stack the way from the object
+//! (innermost) to the root, its values how many there are and their bytes. And back, for comparing
+//! two.
 
 use perfusion_heap::paths::{Paths, Step};
 use perfusion_heap::walk::Survey;
@@ -13,8 +14,9 @@ pub const TYPES: [(&str, &str); 2] = [("objects", "count"), ("space", "bytes")];
 /// Id of the one mapping: readers take functions without one for native.
 const MAPPING: u64 = 1;
 
-/// Steps of all ways together. What a program holds has some millions; a chain of 255 types below which all others hang has sixty, and is half a GB as a file
-/// is made of it. From there on ways begin at [`Step::Further`].
+/// Steps of all ways together. What a program holds has some millions; a chain of 255 types below
+/// which all others hang has sixty, and is half a GB as a file is made of it. From there on ways
+/// begin at [`Step::Further`].
 const MOST_STEPS: usize = 1 << 23;
 
 /// Strings, functions and locations, each once. A function and its location have the same id.
@@ -71,7 +73,12 @@ pub fn profile(
     let sample_type = TYPES.map(|each| tables.value_type(each)).to_vec();
     let default = sample_type.last().copied().unwrap_or_default();
     let filename = tables.string(MANAGED_MAPPING);
-    tables.profile.mapping.push(Mapping { id: MAPPING, filename, has_functions: true, ..Mapping::default() });
+    tables.profile.mapping.push(Mapping {
+        id: MAPPING,
+        filename,
+        has_functions: true,
+        ..Mapping::default()
+    });
     tables.profile.default_sample_type = default.r#type;
     tables.profile.period_type = Some(default);
     tables.profile.period = 1;
@@ -94,7 +101,9 @@ pub fn profile(
             *known.entry(step).or_insert_with(|| tables.location(&survey.step_name(step), is_type))
         };
         let location_id = way.iter().rev().map(&mut location).collect();
-        let value = [node.objects, node.bytes].map(|value| i64::try_from(value).unwrap_or(i64::MAX)).to_vec();
+        let value = [node.objects, node.bytes]
+            .map(|value| i64::try_from(value).unwrap_or(i64::MAX))
+            .to_vec();
         tables.profile.sample.push(Sample { location_id, value, label: Vec::new() });
     }
     validate(&tables.profile)?;

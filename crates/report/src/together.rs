@@ -1,12 +1,16 @@
-//! Several profiles -> one, for reports of more than a window: a daemon writes a file for each service and minute.
+//! Several profiles -> one, for reports of more than a window: a daemon writes a file for each
+//! service and minute.
 //!
-//! Samples stay apart, each with a label `window`: when its profile began. Their other labels say how many objects a sample was made from and how
-//! sure that is, which must not be lost. What was alive is no sum over moments: it is kept of the last one, unless each is shown by itself.
+//! Samples stay apart, each with a label `window`: when its profile began. Their other labels say
+//! how many objects a sample was made from and how sure that is, which must not be lost. What was
+//! alive is no sum over moments: it is kept of the last one, unless each is shown by itself.
 
 use super::survey_profile::TYPES as SURVEYED;
 use perfusion_model::clock::Utc;
 use perfusion_model::labels::SampleType;
-use perfusion_pprof::proto::{Function, Label, Line, Location, Mapping, Profile, Sample, ValueType};
+use perfusion_pprof::proto::{
+    Function, Label, Line, Location, Mapping, Profile, Sample, ValueType,
+};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::Hash;
 use std::ops::Range;
@@ -15,7 +19,8 @@ use std::time::Duration;
 /// The label that says which profile a sample is of.
 pub const WINDOW: &str = "window";
 
-/// Windows that end within so much of the last one end with it. The last one may be short: it ends when the daemon does.
+/// Windows that end within so much of the last one end with it. The last one may be short: it ends
+/// when the daemon does.
 const SAME_MOMENT_NS: i64 = 500_000_000;
 
 /// Windows and their lengths in nanoseconds, by the value of the label.
@@ -27,11 +32,15 @@ pub fn window_of(profile: &Profile) -> String {
     Utc::of(Duration::from_nanos(u64::try_from(profile.time_nanos).unwrap_or(0))).iso()
 }
 
-/// True for what is true of a moment, the end of a window: there is no sum of it over windows, and no rate.
+/// True for what is true of a moment, the end of a window: there is no sum of it over windows, and
+/// no rate.
 #[must_use]
 pub fn is_of_moments(sample_type: &str) -> bool {
     let of_moments = [SampleType::InuseObjects, SampleType::InuseSpace].map(SampleType::name);
-    of_moments.into_iter().chain(SURVEYED.map(|(name, _)| name)).any(|of_moment| of_moment == sample_type)
+    of_moments
+        .into_iter()
+        .chain(SURVEYED.map(|(name, _)| name))
+        .any(|of_moment| of_moment == sample_type)
 }
 
 /// Profiles that are made one.
@@ -76,19 +85,26 @@ impl Together {
         *length = profile.duration_nanos.max(*length);
     }
 
-    /// One profile with all their samples, and how long each window was. With `each_moment` what was alive is there for each window, else for the last
-    /// one alone. If only one window is shown its time alone counts.
+    /// One profile with all their samples, and how long each window was. With `each_moment` what
+    /// was alive is there for each window, else for the last one alone. If only one window is shown
+    /// its time alone counts.
     #[must_use]
     pub fn finish(self, each_moment: bool, only: Option<&str>) -> (Profile, Windows) {
         let Self { whole: Whole { mut profile, of_moments, .. }, mut spans, mut windows } = self;
         let last = spans.iter().map(|span| span.to_ns).max().unwrap_or(0);
         for span in &spans {
-            // What ends in the same moment does so but for the time it takes to write windows of many services.
+            // What ends in the same moment does so but for the time it takes to write windows of
+            // many services.
             let is_last = span.to_ns >= last.saturating_sub(SAME_MOMENT_NS);
             let samples = profile.sample.get_mut(span.samples.clone()).unwrap_or_default();
             for sample in samples.iter_mut().filter(|_| !each_moment && !is_last) {
                 let of_moment = |(at, _): &(usize, &mut i64)| of_moments.contains(at);
-                sample.value.iter_mut().enumerate().filter(of_moment).for_each(|(_, value)| *value = 0);
+                sample
+                    .value
+                    .iter_mut()
+                    .enumerate()
+                    .filter(of_moment)
+                    .for_each(|(_, value)| *value = 0);
             }
         }
         profile.sample.retain(|sample| sample.value.iter().any(|value| *value != 0));
@@ -151,12 +167,16 @@ impl Whole {
     /// Answers its comments.
     fn add(&mut self, from: &Profile, window: &str) -> Vec<i64> {
         let texts: Vec<i64> = from.string_table.iter().map(|text| self.text(text)).collect();
-        let text =
-            |place: i64| usize::try_from(place).ok().and_then(|at| texts.get(at)).copied().unwrap_or(0);
+        let text = |place: i64| {
+            usize::try_from(place).ok().and_then(|at| texts.get(at)).copied().unwrap_or(0)
+        };
         let mappings: HashMap<u64, u64> =
             from.mapping.iter().map(|mapping| (mapping.id, self.mapping(mapping, &text))).collect();
-        let functions: HashMap<u64, u64> =
-            from.function.iter().map(|function| (function.id, self.function(function, &text))).collect();
+        let functions: HashMap<u64, u64> = from
+            .function
+            .iter()
+            .map(|function| (function.id, self.function(function, &text)))
+            .collect();
         let mut locations = HashMap::new();
         for location in &from.location {
             let line = location.line.iter().map(|line| Line {
@@ -166,8 +186,11 @@ impl Whole {
             let mapping = mappings.get(&location.mapping_id).copied().unwrap_or(0);
             locations.insert(location.id, self.location(location, mapping, line.collect()));
         }
-        let columns: Vec<usize> =
-            from.sample_type.iter().map(|each| self.column(text(each.r#type), text(each.unit))).collect();
+        let columns: Vec<usize> = from
+            .sample_type
+            .iter()
+            .map(|each| self.column(text(each.r#type), text(each.unit)))
+            .collect();
         let width = self.profile.sample_type.len();
         let label = Label { key: self.text(WINDOW), str: self.text(window), ..Label::default() };
         for sample in &from.sample {
@@ -184,7 +207,12 @@ impl Whole {
                 num_unit: text(label.num_unit),
             });
             self.profile.sample.push(Sample {
-                location_id: sample.location_id.iter().filter_map(|id| locations.get(id)).copied().collect(),
+                location_id: sample
+                    .location_id
+                    .iter()
+                    .filter_map(|id| locations.get(id))
+                    .copied()
+                    .collect(),
                 value,
                 label: labels.chain([label]).collect(),
             });
@@ -236,10 +264,17 @@ impl Whole {
     }
 
     fn location(&mut self, location: &Location, mapping_id: u64, line: Vec<Line>) -> u64 {
-        let (known, new) = number(&mut self.locations, (mapping_id, location.address, line.clone()));
+        let (known, new) =
+            number(&mut self.locations, (mapping_id, location.address, line.clone()));
         if new {
             let Location { address, is_folded, .. } = *location;
-            self.profile.location.push(Location { id: known, mapping_id, address, line, is_folded });
+            self.profile.location.push(Location {
+                id: known,
+                mapping_id,
+                address,
+                line,
+                is_folded,
+            });
         }
         known
     }
@@ -257,16 +292,26 @@ mod tests {
     use super::{Together, Windows};
     use crate::stacks::Stacks;
     use crate::{groups, top};
-    use perfusion_pprof::proto::{Function, Label, Line, Location, Mapping, Profile, Sample, ValueType};
+    use perfusion_pprof::proto::{
+        Function, Label, Line, Location, Mapping, Profile, Sample, ValueType,
+    };
     use perfusion_pprof::validate;
     use std::iter;
 
     const SECOND: i64 = 1_000_000_000;
 
-    /// One that began after so many seconds, with one sample of a function: bytes allocated and alive. Its tables are in an order of its own.
+    /// One that began after so many seconds, with one sample of a function: bytes allocated and
+    /// alive. Its tables are in an order of its own.
     fn profile(from_s: i64, function: &str, allocated: i64, alive: i64, turned: bool) -> Profile {
-        let mut texts =
-            ["alloc_space", "inuse_space", "bytes", "app.dll", "sampled_objects", "loss: none", function];
+        let mut texts = [
+            "alloc_space",
+            "inuse_space",
+            "bytes",
+            "app.dll",
+            "sampled_objects",
+            "loss: none",
+            function,
+        ];
         if turned {
             texts.reverse();
         }
@@ -360,7 +405,10 @@ mod tests {
         all.add(&lowered);
         let (one, windows) = all.finish(true, Some("1970-01-01T00:00:10.000Z"));
         assert_eq!(Stacks::new(&one).comments().collect::<Vec<_>>(), ["loss: none"]);
-        assert_eq!((one.time_nanos, one.duration_nanos, windows.len()), (10 * SECOND, 10 * SECOND, 1));
+        assert_eq!(
+            (one.time_nanos, one.duration_nanos, windows.len()),
+            (10 * SECOND, 10 * SECOND, 1)
+        );
     }
 
     #[test]

@@ -1,9 +1,11 @@
-//! The table of functions: how much of a sample type is in each itself (flat) and in what it calls (cum).
+//! The table of functions: how much of a sample type is in each itself (flat) and in what it calls
+//! (cum).
 //!
-//! Every wait ends in the kernel's scheduler and every allocation in the runtime, which says nothing, and which helpers of the framework
-//! are in between differs from runtime to runtime. So a wait's or allocation's own function is the innermost managed one that is not the
-//! framework's; without one the innermost managed one, or the innermost outside the kernel. The table says so. A wait is the doing of the
-//! functions that waited: who ended it has no part in the table.
+//! Every wait ends in the kernel's scheduler and every allocation in the runtime, which says
+//! nothing, and which helpers of the framework are in between differs from runtime to runtime. So a
+//! wait's or allocation's own function is the innermost managed one that is not the framework's;
+//! without one the innermost managed one, or the innermost outside the kernel. The table says so. A
+//! wait is the doing of the functions that waited: who ended it has no part in the table.
 
 use super::ReportError;
 use super::stacks::{Frame, Kind, Stacks, Total, Values, View};
@@ -42,12 +44,14 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Defaults for standard output: as wide as the terminal and in colour where it is one and `NO_COLOR` is not set.
+    /// Defaults for standard output: as wide as the terminal and in colour where it is one and
+    /// `NO_COLOR` is not set.
     #[must_use]
     pub fn for_stdout() -> Self {
         let stdout = std::io::stdout();
         let terminal = stdout.is_terminal();
-        let width = rustix::termios::tcgetwinsize(&stdout).ok().map(|size| usize::from(size.ws_col));
+        let width =
+            rustix::termios::tcgetwinsize(&stdout).ok().map(|size| usize::from(size.ws_col));
         Self {
             width: width.filter(|&width| terminal && width > 0),
             colour: terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
@@ -62,11 +66,16 @@ struct Row {
     cum: i128,
 }
 
-/// The table of one sample type, with a heading and, where something was left out, lines that say what.
+/// The table of one sample type, with a heading and, where something was left out, lines that say
+/// what.
 ///
 /// # Errors
 /// When there is no such sample type or label.
-pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> Result<String, ReportError> {
+pub fn table(
+    profile: &Profile,
+    sample_type: &str,
+    options: &Options,
+) -> Result<String, ReportError> {
     let stacks = Stacks::new(profile);
     let column = stacks.sample_type(sample_type)?;
     stacks.check(&options.view)?;
@@ -78,7 +87,8 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> Result<
     for (sample, value) in values {
         let value = i128::from(value);
         let frames = stacks.own_readable_frames(sample);
-        let has_owner = is_owned || stacks.is_ours() && stacks.label(sample, "wait_reason").is_some();
+        let has_owner =
+            is_owned || stacks.is_ours() && stacks.label(sample, "wait_reason").is_some();
         owned |= has_owner;
         if let Some(frame) = if has_owner { owner(&frames) } else { frames.first() } {
             rows.entry(frame.clone()).or_default().flat += value;
@@ -116,35 +126,44 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> Result<
             Kind::Kernel => " [kernel]".to_owned(),
             // A frame without a name is called by its file already.
             _ if frame.name.starts_with('[') => String::new(),
-            Kind::Native | Kind::Managed => format!(" [{}]", clean(frame.module.trim_matches(['[', ']']))),
+            Kind::Native | Kind::Managed => {
+                format!(" [{}]", clean(frame.module.trim_matches(['[', ']'])))
+            }
         };
         table.row(&numbers, &frame.name, &module);
     }
     if owned {
         table.remark(
-            "flat of waits and allocations: the innermost method outside the framework (System.*, Microsoft.*); where there is none, \
+            "flat of waits and allocations: the innermost method outside the framework (System.*, \
+             Microsoft.*); where there is none, \
              the innermost managed one, else the innermost outside the kernel",
         );
     }
     if unnamed && stacks.is_ours() {
         table.remark(
-            "a file in brackets stands for all its functions without a name: it has no symbols of them",
+            "a file in brackets stands for all its functions without a name: it has no symbols of \
+             them",
         );
     }
     if matches!(sample_type, "samples" | "cpu" | "wall") {
-        table
-            .remarks(stacks.comments().filter(|comment| comment.starts_with(RATES_LOWERED_PREFIX)).collect());
+        table.remarks(
+            stacks.comments().filter(|comment| comment.starts_with(RATES_LOWERED_PREFIX)).collect(),
+        );
     }
     if matches!(sample_type, "runnable" | "blocked" | "wall") {
-        table.remarks(stacks.comments().filter(|comment| comment.starts_with(WAIT_STACKS_PREFIX)).collect());
+        table.remarks(
+            stacks.comments().filter(|comment| comment.starts_with(WAIT_STACKS_PREFIX)).collect(),
+        );
     }
     if matches!(sample_type, "blocked" | "wall") {
-        let pools: Vec<_> = stacks.comments().filter(|comment| comment.starts_with(POOL_PREFIX)).collect();
+        let pools: Vec<_> =
+            stacks.comments().filter(|comment| comment.starts_with(POOL_PREFIX)).collect();
         let starved = pools.iter().any(|comment| comment.contains(STARVATION));
         table.remarks(pools);
         if starved {
             table.remark(
-                "starvation: work had waited for half a second, and no worker had taken any; --only thread_role=threadpool shows what the workers did",
+                "starvation: work had waited for half a second, and no worker had taken any; \
+                 --only thread_role=threadpool shows what the workers did",
             );
         }
     }
@@ -174,7 +193,8 @@ pub(super) struct Table<'a> {
 impl<'a> Table<'a> {
     pub(super) fn new(stacks: &Stacks<'a>, column: usize, options: &'a Options) -> Self {
         let (name, unit) = stacks.sample_types().nth(column).unwrap_or_default();
-        let (not_recorded, partly) = (stacks.not_recorded(name), stacks.partly_recorded(name).collect());
+        let (not_recorded, partly) =
+            (stacks.not_recorded(name), stacks.partly_recorded(name).collect());
         let length = match stacks.duration_ns() {
             _ if is_of_moments(name) => String::new(),
             Some(ns) => format!(" in {}", human(ns, "nanoseconds")),
@@ -194,7 +214,14 @@ impl<'a> Table<'a> {
         if self.options.colour { ["\x1b[1m", "\x1b[2m", "\x1b[0m"] } else { [""; 3] }
     }
 
-    pub(super) fn heading(&mut self, what: &str, total: Total, rows: usize, count: usize, things: &str) {
+    pub(super) fn heading(
+        &mut self,
+        what: &str,
+        total: Total,
+        rows: usize,
+        count: usize,
+        things: &str,
+    ) {
         let [bold, _, plain] = self.codes();
         let human = |value: i128| human(value, self.unit);
         let sum = match total.down {
@@ -212,9 +239,20 @@ impl<'a> Table<'a> {
     }
 
     /// Of what has no sum.
-    pub(super) fn heading_of_moments(&mut self, what: &str, rows: usize, count: usize, things: &str) {
+    pub(super) fn heading_of_moments(
+        &mut self,
+        what: &str,
+        rows: usize,
+        count: usize,
+        things: &str,
+    ) {
         let [bold, _, plain] = self.codes();
-        self.line(&[bold, what, plain, &format!(": at the end of each, {rows} of {count} {things}")]);
+        self.line(&[
+            bold,
+            what,
+            plain,
+            &format!(": at the end of each, {rows} of {count} {things}"),
+        ]);
     }
 
     /// Name and module as far as there is room behind the numbers.
@@ -261,9 +299,12 @@ impl<'a> Table<'a> {
             self.remark(&estimated);
         }
         if total > 0 {
-            let windows = if self.options.windows.len() > 1 { "in a part of these windows: " } else { "" };
+            let windows =
+                if self.options.windows.len() > 1 { "in a part of these windows: " } else { "" };
             let partly = std::mem::take(&mut self.partly);
-            self.remarks(partly.into_iter().map(|comment| format!("{windows}{comment}").into()).collect());
+            self.remarks(
+                partly.into_iter().map(|comment| format!("{windows}{comment}").into()).collect(),
+            );
         }
         if idle > 0 {
             self.remark(&parked(idle, self.unit));
@@ -298,14 +339,24 @@ pub fn parked(idle: i128, unit: &str) -> String {
     format!("not shown: {} of parked threads (wait_kind=idle); --idle adds them", human(idle, unit))
 }
 
-/// Sample types whose values belong to a method as waits do: what the framework does inside is not what one looks for.
-const OWNED: [&str; 7] =
-    ["alloc_objects", "alloc_space", "inuse_objects", "inuse_space", "exceptions", "contentions", "delay"];
+/// Sample types whose values belong to a method as waits do: what the framework does inside is not
+/// what one looks for.
+const OWNED: [&str; 7] = [
+    "alloc_objects",
+    "alloc_space",
+    "inuse_objects",
+    "inuse_space",
+    "exceptions",
+    "contentions",
+    "delay",
+];
 
 /// The function a wait or an allocation belongs to.
 fn owner<'f, 'a>(frames: &'f [Frame<'a>]) -> Option<&'f Frame<'a>> {
     let written = |frame: &&Frame<'_>| {
-        frame.kind == Kind::Managed && !frame.name.starts_with('[') && !frame.name.starts_with("IL_STUB")
+        frame.kind == Kind::Managed
+            && !frame.name.starts_with('[')
+            && !frame.name.starts_with("IL_STUB")
     };
     let user = |frame: &&Frame<'_>| frame.kind != Kind::Kernel;
     frames

@@ -1,16 +1,19 @@
-//! All call paths of a profile as one tree for the flame graph, cut to what a browser can hold: [`MAX_LEVELS`] deep, [`MAX_DRAWN`] nodes wide.
-//! What is cut stands in the tree as a node that says how much it is.
+//! All call paths of a profile as one tree for the flame graph, cut to what a browser can hold:
+//! [`MAX_LEVELS`] deep, [`MAX_DRAWN`] nodes wide. What is cut stands in the tree as a node that
+//! says how much it is.
 
 use super::stacks::{Frame, Kind, Stacks, View};
 use perfusion_model::units::grouped;
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
-/// Levels below the root. The library that draws recurses a few times for each: past some 5,000 it overflows the browser's stack.
+/// Levels below the root. The library that draws recurses a few times for each: past some 5,000 it
+/// overflows the browser's stack.
 pub(super) const MAX_LEVELS: usize = 1_000;
 /// Nodes kept while the tree is built; further call paths stay inside their callers.
 const MAX_NODES: usize = 2_000_000;
-/// Nodes with a function: what a browser reads without delay. The smallest call paths are left out first.
+/// Nodes with a function: what a browser reads without delay. The smallest call paths are left out
+/// first.
 pub(super) const MAX_DRAWN: usize = 40_000;
 
 /// Values of a node: of one sample type, of parked threads or not.
@@ -80,8 +83,9 @@ impl<'a> Frames<'a> {
     }
 }
 
-/// The tree of what `view` shows; each value of the first label to group by has a branch of its own, in it each of the next, or, where there
-/// is no such label but several processes, each process.
+/// The tree of what `view` shows; each value of the first label to group by has a branch of its
+/// own, in it each of the next, or, where there is no such label but several processes, each
+/// process.
 pub(super) fn tree<'a>(stacks: &'a Stacks<'a>, view: &View) -> Tree<'a> {
     let mut frames = Frames::default();
     let (mut nodes, left_out) = paths(stacks, view, &mut frames);
@@ -90,7 +94,8 @@ pub(super) fn tree<'a>(stacks: &'a Stacks<'a>, view: &View) -> Tree<'a> {
         node.frame = frames.note(format!("[{} deeper {levels}]", grouped(as_i128(node.deeper))));
     }
     let small = nodes.len().saturating_sub(MAX_DRAWN + 1);
-    let nodes = if small > 0 { largest(&nodes, stacks.sample_types().count(), &mut frames) } else { nodes };
+    let nodes =
+        if small > 0 { largest(&nodes, stacks.sample_types().count(), &mut frames) } else { nodes };
     Tree { frames: frames.list, nodes, left_out: left_out + small }
 }
 
@@ -102,7 +107,8 @@ fn as_i128(number: usize) -> i128 {
 fn paths<'a>(stacks: &'a Stacks<'a>, view: &View, frames: &mut Frames<'a>) -> (Vec<Node>, usize) {
     frames.note("all");
     let asked = || stacks.samples().filter(|sample| stacks.is_asked(sample, &view.only));
-    let processes: HashSet<Option<i64>> = asked().map(|sample| stacks.number(sample, "pid")).collect();
+    let processes: HashSet<Option<i64>> =
+        asked().map(|sample| stacks.number(sample, "pid")).collect();
     let by_process = view.by.is_empty() && processes.len() > 1;
     let by: Cow<'_, [String]> =
         if by_process { Cow::Owned(vec!["process".to_owned()]) } else { Cow::Borrowed(&view.by) };
@@ -111,7 +117,8 @@ fn paths<'a>(stacks: &'a Stacks<'a>, view: &View, frames: &mut Frames<'a>) -> (V
     let mut children: HashMap<(usize, usize), usize> = HashMap::new();
     for sample in asked() {
         let idle = stacks.is_idle(sample);
-        let mut path: Vec<usize> = stacks.readable_frames(sample).map(|frame| frames.id(frame)).collect();
+        let mut path: Vec<usize> =
+            stacks.readable_frames(sample).map(|frame| frames.id(frame)).collect();
         path.extend(stacks.groups(sample, &by).into_iter().rev().map(|name| frames.note(name)));
         path.reverse();
         let deeper = path.len().saturating_sub(MAX_LEVELS);
@@ -120,7 +127,9 @@ fn paths<'a>(stacks: &'a Stacks<'a>, view: &View, frames: &mut Frames<'a>) -> (V
             path.push(usize::MAX);
         }
         let visit = |node: &mut Node| {
-            for (column, &value) in sample.value.iter().enumerate().filter(|(_, value)| **value != 0) {
+            for (column, &value) in
+                sample.value.iter().enumerate().filter(|(_, value)| **value != 0)
+            {
                 let value = i128::from(value);
                 node.add(column, idle, (value.abs(), value));
             }
@@ -152,7 +161,8 @@ fn paths<'a>(stacks: &'a Stacks<'a>, view: &View, frames: &mut Frames<'a>) -> (V
     (nodes, left_out)
 }
 
-/// Of too many nodes those with the largest share of any column, and under each parent one for those of its children that are left out.
+/// Of too many nodes those with the largest share of any column, and under each parent one for
+/// those of its children that are left out.
 fn largest(nodes: &[Node], columns: usize, frames: &mut Frames<'_>) -> Vec<Node> {
     let mut totals = vec![0f64; columns];
     for value in nodes.first().map_or(&[][..], |root| &root.values) {
@@ -164,7 +174,8 @@ fn largest(nodes: &[Node], columns: usize, frames: &mut Frames<'_>) -> Vec<Node>
         let share = |value: &Value| value.width as f64 / totals.get(value.column).unwrap_or(&1.0);
         node.values.iter().map(share).fold(0.0, f64::max)
     };
-    // A parent is never smaller than its child and stands before it: it is among them where its child is.
+    // A parent is never smaller than its child and stands before it: it is among them where its
+    // child is.
     let mut order: Vec<(f64, usize)> = nodes.iter().map(share).zip(0..).collect();
     order.sort_by(|(a, at), (b, other)| b.total_cmp(a).then(at.cmp(other)));
     order.truncate(MAX_DRAWN + 1);

@@ -1,5 +1,6 @@
-//! The table of types: what was allocated or is alive of each, and how sure that is (`aggregate::interval`). Estimates of a type are
-//! sums over the profile's samples, each of which stands for alike objects: one stack, one size class, one age, one generation.
+//! The table of types: what was allocated or is alive of each, and how sure that is
+//! (`aggregate::interval`). Estimates of a type are sums over the profile's samples, each of which
+//! stands for alike objects: one stack, one size class, one age, one generation.
 
 use super::stacks::Stacks;
 use super::top::{NO_DURATION, Options, fit};
@@ -58,7 +59,8 @@ pub struct TypeRow {
     pub seen_bytes: f64,
     /// False where the runtime sampled by a fixed stride: then the variances mean nothing.
     pub has_interval: bool,
-    /// Where it was not sampled but counted: `exact`, `counted` where the last objects of a type were not told of, or `counted in part` where a part was sampled.
+    /// Where it was not sampled but counted: `exact`, `counted` where the last objects of a type
+    /// were not told of, or `counted in part` where a part was sampled.
     pub counted: Option<&'static str>,
     /// Oldest age, rounded down to a power of two, seconds; 0 for allocations.
     pub oldest_seconds: i64,
@@ -70,7 +72,8 @@ pub struct TypeRow {
     pub unwatched: i64,
 }
 
-/// True for a sample type that [`rows`] and [`table`] know, of a profile that has what they need: our labels, and both columns.
+/// True for a sample type that [`rows`] and [`table`] know, of a profile that has what they need:
+/// our labels, and both columns.
 #[must_use]
 pub fn is_known(stacks: &Stacks<'_>, sample_type: &str) -> bool {
     let has = |column: SampleType| stacks.sample_type(column.name()).is_ok();
@@ -85,12 +88,14 @@ fn columns(sample_type: &str) -> Option<[SampleType; 2]> {
     pairs.into_iter().find(|pair| pair.iter().any(|column| column.name() == sample_type))
 }
 
-/// All types of the pair of columns that `sample_type` belongs to, most bytes first, or most objects when that was asked for.
+/// All types of the pair of columns that `sample_type` belongs to, most bytes first, or most
+/// objects when that was asked for.
 #[must_use]
 pub fn rows(profile: &Profile, sample_type: &str, options: &Options) -> Vec<TypeRow> {
     let stacks = Stacks::new(profile);
     let Some(columns) = columns(sample_type) else { return Vec::new() };
-    let [Ok(objects_at), Ok(bytes_at)] = columns.map(|column| stacks.sample_type(column.name())) else {
+    let [Ok(objects_at), Ok(bytes_at)] = columns.map(|column| stacks.sample_type(column.name()))
+    else {
         return Vec::new();
     };
     let mut types: HashMap<Name<'_>, Type> = HashMap::new();
@@ -115,7 +120,8 @@ fn add<'a>(
     sample: &Sample,
     (objects, bytes): (f64, f64),
 ) {
-    let name = (stacks.label(sample, "type").unwrap_or(UNKNOWN_TYPE), stacks.label(sample, "type_module"));
+    let name =
+        (stacks.label(sample, "type").unwrap_or(UNKNOWN_TYPE), stacks.label(sample, "type_module"));
     let of = types.entry(name).or_default();
     let number = |key| stacks.number(sample, key);
     let seen = number("sampled_objects").filter(|&seen| seen > 0);
@@ -136,20 +142,30 @@ fn add<'a>(
     let seen = seen as f64;
     let (of_objects, of_bytes) = match number("space_stderr").filter(|_| bytes > 0.0) {
         Some(stderr) => {
-            // Alike objects: both are off by the same share. Numbers of objects are rounded to whole ones, and one of 300 KB, which stands
-            // for 1.06, is there as 1 or 2: bytes tell better what it is.
+            // Alike objects: both are off by the same share. Numbers of objects are rounded to
+            // whole ones, and one of 300 KB, which stands for 1.06, is there as 1 or 2: bytes tell
+            // better what it is.
             let variance = (stderr as f64).powi(2);
             let alike = positive("sampled_bytes").map_or(objects, |sampled| {
                 (bytes / sampled as f64 * seen).clamp(objects - 1.0, objects + 1.0)
             });
             (
-                Estimate { value: objects, variance: variance * (alike / bytes).powi(2), seen, missed: 0.0 },
+                Estimate {
+                    value: objects,
+                    variance: variance * (alike / bytes).powi(2),
+                    seen,
+                    missed: 0.0,
+                },
                 Estimate { value: bytes, variance, seen, missed: 0.0 },
             )
         }
         // Exact mode knows the sum, and has seen a part of the stacks.
-        None if exact => (Estimate::of_alike(objects, seen, seen), Estimate::of_alike(bytes, seen, seen)),
-        None => (Estimate::of_alike(objects, seen, objects), Estimate::of_alike(bytes, seen, objects)),
+        None if exact => {
+            (Estimate::of_alike(objects, seen, seen), Estimate::of_alike(bytes, seen, seen))
+        }
+        None => {
+            (Estimate::of_alike(objects, seen, objects), Estimate::of_alike(bytes, seen, objects))
+        }
     };
     of.left_out |= number("told_one_in").is_some();
     of.unwatched = of.unwatched.max(number("unwatched").unwrap_or(0));
@@ -199,9 +215,11 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
     let alive = columns(sample_type) == columns(SampleType::InuseSpace.name());
     let by_objects = columns(sample_type).is_some_and(|[objects, _]| objects.name() == sample_type);
     let seconds = Some(profile.duration_nanos as f64 / 1e9).filter(|&seconds| seconds > 0.0);
-    let total: f64 = all.iter().map(|row| if by_objects { row.objects.value } else { row.bytes.value }).sum();
+    let total: f64 =
+        all.iter().map(|row| if by_objects { row.objects.value } else { row.bytes.value }).sum();
     let unit = if by_objects { "count" } else { "bytes" };
-    let (bold, dim, plain) = if options.colour { ("\x1b[1m", "\x1b[2m", "\x1b[0m") } else { ("", "", "") };
+    let (bold, dim, plain) =
+        if options.colour { ("\x1b[1m", "\x1b[2m", "\x1b[0m") } else { ("", "", "") };
     // Lines of losses are of the whole recording: whose objects they were is not known.
     let stacks = Stacks::new(profile);
     let lost = stacks.losses().fold(Lost::default(), |sum, line| sum.and(Lost::of(&line)));
@@ -239,9 +257,10 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
                 (AT_LEAST.to_owned(), AT_LEAST.to_owned())
             }
             (Some(counted), _) => (counted.to_owned(), counted.to_owned()),
-            (None, true) => {
-                (span(row.bytes, row.seen_bytes, "bytes"), span(row.objects, row.seen as f64, "count"))
-            }
+            (None, true) => (
+                span(row.bytes, row.seen_bytes, "bytes"),
+                span(row.objects, row.seen as f64, "count"),
+            ),
             (None, false) => ("not known".to_owned(), "not known".to_owned()),
         };
         let value = if by_objects { row.objects.value } else { row.bytes.value };
@@ -263,11 +282,13 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
     if seconds.is_none() && !alive {
         line(format!("{dim}?: {NO_DURATION}{plain}"));
     }
-    let young =
-        all.iter().fold([0.0; 2], |[objects, bytes], row| [objects + row.young[0], bytes + row.young[1]]);
+    let young = all
+        .iter()
+        .fold([0.0; 2], |[objects, bytes], row| [objects + row.young[0], bytes + row.young[1]]);
     if young.iter().any(|value| *value > 0.0) {
         line(format!(
-            "{dim}{} of it, {}, not known to have been through a collection: until one has looked, what is dead counts as alive{plain}",
+            "{dim}{} of it, {}, not known to have been through a collection: until one has looked, \
+             what is dead counts as alive{plain}",
             human(round(young[1]), "bytes"),
             counted(round(young[0]), "object"),
         ));
@@ -281,26 +302,31 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
     }
     if lost.unread > 0 && all.iter().take(options.limit).any(at_least) {
         line(format!(
-            "{dim}at least: {} of what a runtime's library told could not be read, or did not arrive; whether it was about objects is not known{plain}",
+            "{dim}at least: {} of what a runtime's library told could not be read, or did not \
+             arrive; whether it was about objects is not known{plain}",
             counted(lost.unread, "piece"),
         ));
     }
     if lost.thinned > 0 && all.iter().take(options.limit).any(at_least) {
         line(format!(
-            "{dim}at least: chance left out {} when many came at once; of which types is not known{plain}",
+            "{dim}at least: chance left out {} when many came at once; of which types is not \
+             known{plain}",
             counted(lost.thinned, "large object"),
         ));
     } else if all.iter().take(options.limit).any(|row| row.left_out && at_least(row)) {
         line(format!(
-            "{dim}at least: of large objects that were made earlier, when many came at once, chance left out some{plain}"
+            "{dim}at least: of large objects that were made earlier, when many came at once, \
+             chance left out some{plain}"
         ));
     }
     // Those of this window are among them.
-    let unwatched = all.iter().take(options.limit).filter(|row| at_least(row)).map(|row| row.unwatched).max();
+    let unwatched =
+        all.iter().take(options.limit).filter(|row| at_least(row)).map(|row| row.unwatched).max();
     let unwatched = unwatched.unwrap_or(0).max(i64::try_from(lost.unwatched).unwrap_or(i64::MAX));
     if unwatched > 0 && all.iter().take(options.limit).any(at_least) {
         line(format!(
-            "{dim}at least: {} not watched, for want of a weak handle or of room; of which types is not known{plain}",
+            "{dim}at least: {} not watched, for want of a weak handle or of room; of which types \
+             is not known{plain}",
             match unwatched {
                 1 => "1 object is".to_owned(),
                 number => format!("{} are", counted(number, "object")),
@@ -309,33 +335,41 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
     }
     if lost.uncounted && all.iter().take(options.limit).any(|row| row.counted == Some(EXACT)) {
         line(format!(
-            "{dim}at least: exact mode has not counted all; what is missing says `report --exact`{plain}"
+            "{dim}at least: exact mode has not counted all; what is missing says `report \
+             --exact`{plain}"
         ));
     }
     if lost.silent > 0 {
         line(format!(
-            "{dim}a runtime was not listened to {}, for the recorder got no CPU: what was allocated meanwhile is missing, and what was alive before is no longer watched{plain}",
+            "{dim}a runtime was not listened to {}, for the recorder got no CPU: what was \
+             allocated meanwhile is missing, and what was alive before is no longer watched{plain}",
             counted(lost.silent, "time"),
         ));
     }
     if lost.uncounted && all.iter().take(options.limit).any(|row| row.counted == Some(COUNTED)) {
         line(format!(
-            "{dim}at least: not all that the runtime has counted was heard of; the profile's comments that begin with `counts:` say what is missing{plain}"
+            "{dim}at least: not all that the runtime has counted was heard of; the profile's \
+             comments that begin with `counts:` say what is missing{plain}"
         ));
     }
     if all.iter().take(options.limit).any(|row| row.counted == Some(IN_PART)) {
         line(format!(
-            "{dim}counted in part: the rest is estimated, of processes that were not counted (the profile's comments that begin with `counts:`), and has no interval here: --only process=… or pid=…{plain}"
+            "{dim}counted in part: the rest is estimated, of processes that were not counted (the \
+             profile's comments that begin with `counts:`), and has no interval here: --only \
+             process=… or pid=…{plain}"
         ));
     }
     if all.iter().take(options.limit).any(|row| row.counted.is_some_and(|how| how != EXACT)) {
         line(format!(
-            "{dim}counted: by the runtime; of each type the last objects of each thread that made some, up to 999 for each thread of the runtime, and on .NET 10 most of what is boxed, are not in it; see docs/alloc-counts.md{plain}"
+            "{dim}counted: by the runtime; of each type the last objects of each thread that made \
+             some, up to 999 for each thread of the runtime, and on .NET 10 most of what is boxed, \
+             are not in it; see docs/alloc-counts.md{plain}"
         ));
     }
     if all.iter().take(options.limit).any(|row| !row.has_interval && row.counted.is_none()) {
         line(format!(
-            "{dim}not known: of small and pinned objects .NET 6 to 9 tell of one per 100 KiB at a fixed stride, for which no interval exists; see docs/allocations.md{plain}"
+            "{dim}not known: of small and pinned objects .NET 6 to 9 tell of one per 100 KiB at a \
+             fixed stride, for which no interval exists; see docs/allocations.md{plain}"
         ));
     }
     text
@@ -435,7 +469,8 @@ mod tests {
         of_fates(&samples)
     }
 
-    /// The same of samples that are alive, in a generation and through so many collections, where these are told. What stands for itself is exact.
+    /// The same of samples that are alive, in a generation and through so many collections, where
+    /// these are told. What stands for itself is exact.
     fn of_fates(samples: &[(Weight, Option<(u8, u64)>)]) -> perfusion_pprof::proto::Profile {
         let mut window = Window::new(Limits::default());
         for (address, (weight, alive)) in (1..).zip(samples) {
@@ -443,10 +478,15 @@ mod tests {
                 generation: alive.map(|(generation, _)| generation),
                 survived: alive.map(|(_, survived)| survived),
                 type_name: Some("Huge".into()),
-                sampling: Some(if weight.objects > 1.0 { Sampling::Random } else { Sampling::Exact }),
+                sampling: Some(if weight.objects > 1.0 {
+                    Sampling::Random
+                } else {
+                    Sampling::Exact
+                }),
                 sampled_objects: Some(weight.seen),
                 sampled_bytes: Some(weight.seen_bytes),
-                space_stderr: (weight.objects > 1.0).then_some(weight.variance.sqrt().round() as u64),
+                space_stderr: (weight.objects > 1.0)
+                    .then_some(weight.variance.sqrt().round() as u64),
                 ..Labels::default()
             };
             let [objects, bytes] = match alive {
@@ -463,7 +503,8 @@ mod tests {
             main_image: None,
             comments: Vec::new(),
         };
-        let encoded = perfusion_pprof::encode(&window, &Symbolizer::default(), &ProcessTable::new(), &about);
+        let encoded =
+            perfusion_pprof::encode(&window, &Symbolizer::default(), &ProcessTable::new(), &about);
         perfusion_pprof::decode(&encoded.unwrap()).unwrap()
     }
 
@@ -473,13 +514,19 @@ mod tests {
             (weight(AllocationKind::Sampled, 24, 0), weight(AllocationKind::Sampled, 300_000, 0));
         let said = |samples: &[_], column| {
             let text = table(&of_fates(samples), column, &Options::default());
-            let found =
-                text.lines().find(|line| line.contains("not known to have been through a collection"));
+            let found = text
+                .lines()
+                .find(|line| line.contains("not known to have been through a collection"));
             found.map(str::to_owned)
         };
-        // Two small ones of 100 KiB each, dead or not, beside one that has survived; and a large one that a collection may just look at.
-        let alive =
-            [(small, Some((0, 0))), (small, Some((0, 1))), (small, Some((1, 1))), (large, Some((3, 4)))];
+        // Two small ones of 100 KiB each, dead or not, beside one that has survived; and a large
+        // one that a collection may just look at.
+        let alive = [
+            (small, Some((0, 0))),
+            (small, Some((0, 1))),
+            (small, Some((1, 1))),
+            (large, Some((3, 4))),
+        ];
         for column in ["inuse_space", "inuse_objects"] {
             let line = said(&alive, column).unwrap();
             assert!(
@@ -506,7 +553,8 @@ mod tests {
         assert_eq!(cells[3..7], ["exact", "3", "exact", "3"], "{text}");
         // As many of them and a small one: the doubt is the small one's alone.
         let small = weight(AllocationKind::Sampled, 24, 0);
-        let mixed = rows(&profile(&[large, large, large, small]), "alloc_space", &Options::default());
+        let mixed =
+            rows(&profile(&[large, large, large, small]), "alloc_space", &Options::default());
         assert_eq!((mixed[0].counted, mixed[0].has_interval), (None, true));
         assert!((mixed[0].bytes.variance / small.variance - 1.0).abs() < 0.01, "{mixed:?}");
     }
@@ -519,13 +567,20 @@ mod tests {
                 counters.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect();
             let mut profile = profile(&[large, large]);
             profile.comment.push(profile.string_table.len() as i64);
-            profile.string_table.push(format!("{}{}", perfusion_pprof::LOSS_PREFIX, loss::line(&counters)));
+            profile.string_table.push(format!(
+                "{}{}",
+                perfusion_pprof::LOSS_PREFIX,
+                loss::line(&counters)
+            ));
             table(&profile, "alloc_space", &Options::default())
         };
         let whole = said(&[("shim_allocation_samples", 2), ("events_allocations", 2)]);
         assert!(whole.contains(" exact ") && !whole.contains("at least"), "{whole}");
-        let dropped =
-            [("cpu_samples_ring_full", 3), ("shim_allocation_samples", 9), ("events_allocations", 2)];
+        let dropped = [
+            ("cpu_samples_ring_full", 3),
+            ("shim_allocation_samples", 9),
+            ("events_allocations", 2),
+        ];
         let lossy = said(&[&dropped[..], &[("shim_allocations_dropped_full", 5)]].concat());
         assert!(!lossy.contains("exact") && lossy.contains(" at least  "), "{lossy}");
         assert!(lossy.contains("at least: 5 allocations more found no room"), "{lossy}");
@@ -534,18 +589,26 @@ mod tests {
             counters.retain(|(name, _)| *name != unread.0);
             let text = said(&[&counters[..], &[unread]].concat());
             assert!(
-                !text.contains(" exact ") && text.contains("at least: 1 piece of what a runtime's library"),
+                !text.contains(" exact ")
+                    && text.contains("at least: 1 piece of what a runtime's library"),
                 "{text}"
             );
         }
-        let silent =
-            said(&[("shim_allocation_samples", 2), ("events_allocations", 2), ("shim_leases_lost", 1)]);
+        let silent = said(&[
+            ("shim_allocation_samples", 2),
+            ("events_allocations", 2),
+            ("shim_leases_lost", 1),
+        ]);
         assert!(!silent.contains(" exact ") && silent.contains(" at least  "), "{silent}");
         assert!(silent.contains("a runtime was not listened to 1 time,"), "{silent}");
-        let thinned =
-            said(&[("shim_allocation_samples", 2), ("events_allocations", 2), (loss::LARGE_THINNED, 3)]);
+        let thinned = said(&[
+            ("shim_allocation_samples", 2),
+            ("events_allocations", 2),
+            (loss::LARGE_THINNED, 3),
+        ]);
         assert!(
-            !thinned.contains(" exact ") && thinned.contains("at least: chance left out 3 large objects"),
+            !thinned.contains(" exact ")
+                && thinned.contains("at least: chance left out 3 large objects"),
             "{thinned}"
         );
     }
@@ -563,7 +626,10 @@ mod tests {
         let refused = [("shim_handles_full".to_owned(), 1), ("shim_handles_refused".to_owned(), 2)];
         let refused = format!("{}{}", perfusion_pprof::LOSS_PREFIX, loss::line(&refused));
         let text = said(true, refused.clone());
-        assert!(text.contains("at least: 3 objects are not watched") && !text.contains(" exact "), "{text}");
+        assert!(
+            text.contains("at least: 3 objects are not watched") && !text.contains(" exact "),
+            "{text}"
+        );
         assert!(said(false, refused).contains(" exact "));
         let killed = Process { ending: Ending::Killed, ..Process::default() };
         let lines = summary::lines(&Account { processes: vec![killed], ..Account::default() });
@@ -587,13 +653,19 @@ mod tests {
             // Each was told of with a probability of 0.95.
             let variance = seen * one.objects * (one.objects - 1.0);
             assert!((row.objects.variance / variance - 1.0).abs() < 0.4, "{row:?}, {variance}");
-            assert!((row.bytes.variance / (variance * SIZE * SIZE) - 1.0).abs() < 0.1, "{row:?}, {variance}");
+            assert!(
+                (row.bytes.variance / (variance * SIZE * SIZE) - 1.0).abs() < 0.1,
+                "{row:?}, {variance}"
+            );
             assert!((row.objects.value - seen * one.objects).abs() < 1.0, "{row:?}");
             assert_eq!(row.seen_bytes, seen * SIZE);
             // All there were, or one more, may well be the truth.
             for truth in [seen, seen + 1.0] {
                 assert!(row.objects.interval95(seen).holds(truth), "{truth}: {row:?}");
-                assert!(row.bytes.interval95(row.seen_bytes).holds(truth * SIZE), "{truth}: {row:?}");
+                assert!(
+                    row.bytes.interval95(row.seen_bytes).holds(truth * SIZE),
+                    "{truth}: {row:?}"
+                );
             }
         }
     }

@@ -1,14 +1,16 @@
-//! Starts the program of `record -- CMD` so that it is profiled from its first instruction: the child is this program again,
-//! waits at a gate until the probes and the tables know its pid, and then becomes CMD. The pid stays the same.
+//! Starts the program of `record -- CMD` so that it is profiled from its first instruction: the
+//! child is this program again, waits at a gate until the probes and the tables know its pid, and
+//! then becomes CMD. The pid stays the same.
 //!
-//! The gate is a socket in the place of the child's stdin. What opens it is CMD's real stdin, sent over it; a recorder that gives up, or is
-//! killed, closes it. So nothing has to be made in a file system, and nobody is left waiting, however the recorder ends.
+//! The gate is a socket in the place of the child's stdin. What opens it is CMD's real stdin, sent
+//! over it; a recorder that gives up, or is killed, closes it. So nothing has to be made in a file
+//! system, and nobody is left waiting, however the recorder ends.
 
 use rustix::fs::Access;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use std::ffi::OsString;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -40,8 +42,8 @@ pub enum LaunchError {
     },
 }
 
-/// Finds out whether CMD is there to be started, without starting it: execvp's own search (execvp(3)), in the recorder's PATH, which the child
-/// will have too.
+/// Finds out whether CMD is there to be started, without starting it: execvp's own search
+/// (execvp(3)), in the recorder's PATH, which the child will have too.
 ///
 /// # Errors
 /// As the child would find it.
@@ -65,7 +67,8 @@ pub fn check(command: &[String]) -> Result<(), LaunchError> {
     Err(LaunchError::Spawn { command: program.clone(), source: best.into() })
 }
 
-/// A child that waits at its gate. Dropping it without [`Gated::release`] ends the child, which never becomes CMD then.
+/// A child that waits at its gate. Dropping it without [`Gated::release`] ends the child, which
+/// never becomes CMD then.
 pub struct Gated {
     child: Option<Child>,
     gate: UnixStream,
@@ -87,7 +90,10 @@ impl Gated {
     ///
     /// # Errors
     /// When the gate or the child cannot be made.
-    pub fn spawn(command: &[String], environment: &[(OsString, OsString)]) -> Result<Self, LaunchError> {
+    pub fn spawn(
+        command: &[String],
+        environment: &[(OsString, OsString)],
+    ) -> Result<Self, LaunchError> {
         let shown = command.join(" ");
         // Both ends close on exec, so that no other child can hold the recorder's end open.
         let pair = UnixStream::pair().and_then(|pair| Ok((pair, std::env::current_exe()?)));
@@ -116,7 +122,8 @@ impl Gated {
     /// # Errors
     /// When the child is gone already.
     pub fn release(mut self) -> Result<Child, LaunchError> {
-        // A child that has not come to its gate yet finds the message there, even if we are gone by then.
+        // A child that has not come to its gate yet finds the message there, even if we are gone by
+        // then.
         let sent = send_stdin(&self.gate);
         match (sent, self.child.take()) {
             (Ok(()), Some(child)) => Ok(child),
@@ -137,7 +144,8 @@ fn send_stdin(gate: &UnixStream) -> Result<(), Errno> {
     if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
         return Err(Errno::NOBUFS);
     }
-    retry_on_intr(|| sendmsg(gate, &[IoSlice::new(b"!")], &mut control, SendFlags::NOSIGNAL)).map(drop)
+    retry_on_intr(|| sendmsg(gate, &[IoSlice::new(b"!")], &mut control, SendFlags::NOSIGNAL))
+        .map(drop)
 }
 
 /// Waits at the gate. `None`: it was closed.
@@ -155,7 +163,8 @@ fn receive_stdin(gate: impl AsFd) -> Result<Option<OwnedFd>, Errno> {
     Ok(received)
 }
 
-/// The child's side: waits at the gate, which is its stdin, then becomes `command`. Returns only with what went wrong.
+/// The child's side: waits at the gate, which is its stdin, then becomes `command`. Returns only
+/// with what went wrong.
 #[must_use]
 pub fn exec_when_ready(command: &[String]) -> io::Error {
     let stdin = match receive_stdin(io::stdin()) {

@@ -1,5 +1,6 @@
-//! 1. EVENTS IN. What a record looked like in the kernel's or a shim's ring stays in [`kernel`] and [`shim`]. They make
-//!    [`Event`](perfusion_model::event::Event)s of it, and [`order`] sorts these by time. No symbols, no procfs here.
+//! 1. EVENTS IN. What a record looked like in the kernel's or a shim's ring stays in [`kernel`] and
+//!    [`shim`]. They make [`Event`](perfusion_model::event::Event)s of it, and [`order`] sorts
+//!    these by time. No symbols, no procfs here.
 
 pub mod kernel;
 pub mod launch;

@@ -1,8 +1,10 @@
 //! Merges the streams of all sources into one, by time, with bounded lateness.
 //!
-//! The caller drains every source once per round. A record carries the time of the event, and is published a little later
-//! (the probe copies a stack in between), so a round releases what is older than the *start of the round before it*, or than 20 ms where that is longer
-//! ago: whoever took an earlier time had as long to publish. What comes later still is passed on at once and counted as late.
+//! The caller drains every source once per round. A record carries the time of the event, and is
+//! published a little later (the probe copies a stack in between), so a round releases what is
+//! older than the *start of the round before it*, or than 20 ms where that is longer ago: whoever
+//! took an earlier time had as long to publish. What comes later still is passed on at once and
+//! counted as late.
 
 use perfusion_model::event::{Event, MonotonicNs};
 
@@ -12,7 +14,8 @@ const PUBLISHED_NS: u64 = 20_000_000;
 /// The merge buffer. Its size is bounded by what the sources' rings can hold in two rounds.
 #[derive(Default)]
 pub struct Order {
-    /// What is not released yet, in the order it came: nearly sorted, since each CPU's and each process's events are.
+    /// What is not released yet, in the order it came: nearly sorted, since each CPU's and each
+    /// process's events are.
     pending: Vec<Event>,
     previous_round: MonotonicNs,
     released: MonotonicNs,
@@ -28,7 +31,8 @@ impl Order {
         self.pending.push(event);
     }
 
-    /// Ends a round that began at `round_start` and whose sources are all drained: appends what may go on to `out`.
+    /// Ends a round that began at `round_start` and whose sources are all drained: appends what may
+    /// go on to `out`.
     pub fn end_round(&mut self, round_start: MonotonicNs, out: &mut Vec<Event>) {
         let before = std::mem::replace(&mut self.previous_round, round_start);
         let until = before.max(MonotonicNs(round_start.0.saturating_sub(PUBLISHED_NS)));
@@ -50,8 +54,8 @@ impl Order {
         out.append(&mut self.pending);
     }
 
-    /// A stable sort, which keeps events of equal time in the order they came: their order within one source. Of runs that are sorted it
-    /// is a merge.
+    /// A stable sort, which keeps events of equal time in the order they came: their order within
+    /// one source. Of runs that are sorted it is a merge.
     fn sort(&mut self) {
         self.pending.sort_by_key(|event| event.time);
     }
@@ -70,18 +74,23 @@ mod tests {
     use proptest::prelude::{any, prop, proptest};
 
     fn event(time: u64, tid: u32) -> Event {
-        Event { time: MonotonicNs(time), kind: EventKind::Exit { thread: ThreadId { pid: 1, tid } } }
+        Event {
+            time: MonotonicNs(time),
+            kind: EventKind::Exit { thread: ThreadId { pid: 1, tid } },
+        }
     }
 
     proptest! {
-        /// Rounds of 100; each event is published up to 99 after its time: the output must be whole and sorted.
+        /// Rounds of 100; each event is published up to 99 after its time: the output must be whole
+        /// and sorted.
         #[test]
         fn on_time_events_come_out_whole_and_sorted(events in prop::collection::vec((0u64..1_000, 0u64..100), 0..200), seed in any::<u32>()) {
             let mut published: Vec<(u64, u64)> = events.iter().map(|&(t, delay)| (t + delay, t)).collect();
             published.sort_unstable();
             let (mut order, mut out, mut next) = (Order::default(), Vec::new(), 0);
             for round in 1..=12u64 {
-                // Sources are drained some time after the round starts; here at its very start, the worst case.
+                // Sources are drained some time after the round starts; here at its very start, the
+                // worst case.
                 while next < published.len() && published[next].0 <= round * 100 {
                     order.push(event(published[next].1, seed));
                     next += 1;

@@ -1,5 +1,6 @@
-//! Kernel symbols from `/proc/kallsyms`, by blazesym. The table is parsed per batch and dropped again: it costs some 20 MB, and
-//! after the first window new kernel addresses are rare. A recording of one window parses it while it records ([`ReadAhead`]).
+//! Kernel symbols from `/proc/kallsyms`, by blazesym. The table is parsed per batch and dropped
+//! again: it costs some 20 MB, and after the first window new kernel addresses are rare. A
+//! recording of one window parses it while it records ([`ReadAhead`]).
 
 use blazesym::MaybeDefault;
 use blazesym::symbolize::source::{Kernel, Source};
@@ -20,9 +21,13 @@ fn symbolizer() -> Symbolizer {
 }
 
 fn look_up(symbolizer: &Symbolizer, addresses: &[u64]) -> Vec<Option<String>> {
-    // kallsyms has modules and BPF programs too, and is already relocated; a vmlinux would only add lines.
-    let source =
-        Source::Kernel(Kernel { vmlinux: MaybeDefault::None, debug_syms: false, ..Kernel::default() });
+    // kallsyms has modules and BPF programs too, and is already relocated; a vmlinux would only add
+    // lines.
+    let source = Source::Kernel(Kernel {
+        vmlinux: MaybeDefault::None,
+        debug_syms: false,
+        ..Kernel::default()
+    });
     let found = match symbolizer.symbolize(&source, Input::AbsAddr(addresses)) {
         Ok(found) => found,
         Err(error) => {
@@ -34,7 +39,8 @@ fn look_up(symbolizer: &Symbolizer, addresses: &[u64]) -> Vec<Option<String>> {
     found.into_iter().map(name).collect()
 }
 
-/// The table of a batch that is still to come: who waits for the end of a short program does not wait for 60 ms of parsing too.
+/// The table of a batch that is still to come: who waits for the end of a short program does not
+/// wait for 60 ms of parsing too.
 #[derive(Debug)]
 pub struct ReadAhead {
     ask: Sender<Vec<u64>>,
@@ -42,7 +48,8 @@ pub struct ReadAhead {
 }
 
 impl ReadAhead {
-    /// A batch to come, and what answers it: to be run by a thread of its own, which keeps the table until the batch is answered or given up.
+    /// A batch to come, and what answers it: to be run by a thread of its own, which keeps the
+    /// table until the batch is answered or given up.
     pub fn new() -> (Self, impl FnOnce() + Send) {
         let (ask, asked) = mpsc::channel::<Vec<u64>>();
         let (say, answer) = mpsc::channel();
@@ -77,8 +84,9 @@ const SITES: [(&str, WakeOrigin); 17] = [
     ("hrtimer_wakeup", WakeOrigin::Timer),
     ("process_timeout", WakeOrigin::Timer),
     ("run_posix_cpu_timers", WakeOrigin::Timer),
-    // The thread's own doing: a system call, a fault, or the softirqs that a thread runs itself when it enables them again, which is
-    // how the sender of a packet to this same host wakes its receiver (kernel/softirq.c).
+    // The thread's own doing: a system call, a fault, or the softirqs that a thread runs itself
+    // when it enables them again, which is how the sender of a packet to this same host wakes its
+    // receiver (kernel/softirq.c).
     ("__local_bh_enable_ip", WakeOrigin::Thread),
     ("entry_SYSCALL_64_after_hwframe", WakeOrigin::Thread),
     ("asm_exc_page_fault", WakeOrigin::Thread),
@@ -109,7 +117,8 @@ impl WakeSites {
     fn parse(text: &[u8]) -> Self {
         let mut sites = Vec::new();
         let mut open: Option<(u64, WakeOrigin)> = None;
-        // Sorted by address, as far as the kernel's own text goes; modules follow and have nothing of ours.
+        // Sorted by address, as far as the kernel's own text goes; modules follow and have nothing
+        // of ours.
         for line in text.split(|&byte| byte == b'\n') {
             let Some((address, kind, name)) = symbol_line(line) else { continue };
             if let Some((start, origin)) = open
@@ -123,15 +132,17 @@ impl WakeSites {
                 let name = name.split('.').next().unwrap_or(name);
                 let site = SITES.iter().find(|(site, _)| *site == name).map(|&(_, origin)| origin);
                 let vector = name.strip_prefix("asm_").unwrap_or(name).starts_with("sysvec_");
-                open = site.or(vector.then_some(WakeOrigin::Interrupt)).map(|origin| (address, origin));
+                open = site
+                    .or(vector.then_some(WakeOrigin::Interrupt))
+                    .map(|origin| (address, origin));
             }
         }
         sites.sort_unstable_by_key(|site| site.0);
         Self { sites }
     }
 
-    /// Where a wake-up came from: the innermost frame of its kernel stack that says it, and where all of it is there and none does, the thread
-    /// that ran. `None` when that is not known.
+    /// Where a wake-up came from: the innermost frame of its kernel stack that says it, and where
+    /// all of it is there and none does, the thread that ran. `None` when that is not known.
     #[must_use]
     pub fn origin(&self, wake: &Wake) -> Option<WakeOrigin> {
         let of = |&address: &u64| {
@@ -142,8 +153,8 @@ impl WakeSites {
             (address < end).then_some(origin)
         };
         let found = wake.kernel.iter().find_map(of);
-        // The kernel hides its symbols, or gave no stack. Without the thread's own stack a wake-up is told of only where it is not plain that the
-        // thread did it.
+        // The kernel hides its symbols, or gave no stack. Without the thread's own stack a wake-up
+        // is told of only where it is not plain that the thread did it.
         let hidden = (self.sites.is_empty() || wake.kernel.is_empty()) && wake.by.is_none();
         found.or((!wake.cut && !hidden).then_some(WakeOrigin::Thread))
     }
@@ -211,7 +222,8 @@ mod tests {
 
     #[test]
     fn the_innermost_known_function_says_where_a_wake_up_came_from() {
-        let text = b"1000 T try_to_wake_up\n1100 t hrtimer_wakeup\n1100 T alias\n1200 T futex_wake\n\
+        let text =
+            b"1000 T try_to_wake_up\n1100 t hrtimer_wakeup\n1100 T alias\n1200 T futex_wake\n\
             1300 T common_interrupt.cold\n1400 T entry_SYSCALL_64_after_hwframe\n1500 T next\n";
         let sites = WakeSites::parse(text);
         let origin = |kernel: &[u64]| sites.origin(&wake(kernel)).unwrap();
@@ -229,12 +241,14 @@ mod tests {
 
     #[test]
     fn a_stack_that_is_cut_before_anything_says_where_a_wake_up_came_from_is_nobodys() {
-        let sites = WakeSites::parse(b"1000 T try_to_wake_up\n1100 t hrtimer_wakeup\n1200 T tcp_v4_rcv\n");
+        let sites =
+            WakeSites::parse(b"1000 T try_to_wake_up\n1100 t hrtimer_wakeup\n1200 T tcp_v4_rcv\n");
         let cut = |kernel: &[u64]| Wake { cut: true, ..wake(kernel) };
         assert_eq!(sites.origin(&cut(&[0x1010, 0x1210])), None);
         assert_eq!(sites.origin(&wake(&[0x1010, 0x1210])), Some(WakeOrigin::Thread));
         assert_eq!(sites.origin(&cut(&[0x1010, 0x1110])), Some(WakeOrigin::Timer));
-        // A kernel that hides its symbols: it was not plainly the thread that ran, or its stack would say the same.
+        // A kernel that hides its symbols: it was not plainly the thread that ran, or its stack
+        // would say the same.
         assert_eq!(WakeSites::default().origin(&wake(&[0x1010])), None);
     }
 

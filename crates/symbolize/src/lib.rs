@@ -7,8 +7,9 @@
 //! symbolizer.resolve(window.frames(), &directory);       // at the window's end: one batch per image
 //! let symbol = symbolizer.symbol(frame);                 // total: what has no name says what it is, never a wrong name
 //! ```
-//! [`Directory`] is what this stage must be told about processes and files; the process table implements it. blazesym is used
-//! in `kernel.rs` and `native.rs` only. Every frame that could not be named is counted by reason ([`Symbolizer::counters`]).
+//! [`Directory`] is what this stage must be told about processes and files; the process table
+//! implements it. blazesym is used in `kernel.rs` and `native.rs` only. Every frame that could not
+//! be named is counted by reason ([`Symbolizer::counters`]).
 
 mod directory;
 pub mod kernel;
@@ -49,16 +50,18 @@ pub trait Directory {
     fn image_bytes(&self, _image: ImageId) -> Option<&[u8]> {
         None
     }
-    /// Where the function that holds `address` begins, by the image's unwind data: what no symbol names is at least told apart
-    /// function by function.
+    /// Where the function that holds `address` begins, by the image's unwind data: what no symbol
+    /// names is at least told apart function by function.
     fn function_start(&self, _image: ImageId, _address: u64) -> Option<u64> {
         None
     }
-    /// The pid, in the initial pid namespace, of a process that is still the same one; `None` when it is gone.
+    /// The pid, in the initial pid namespace, of a process that is still the same one; `None` when
+    /// it is gone.
     fn live_pid(&self, process: ProcessId) -> Option<u32>;
 }
 
-/// Identity of a managed function within a [`Symbolizer`]: all code bodies and tiers of a method share one.
+/// Identity of a managed function within a [`Symbolizer`]: all code bodies and tiers of a method
+/// share one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FunctionId(pub u32);
 
@@ -159,8 +162,9 @@ impl Symbolizer {
         self.managed.observe(process, event);
     }
 
-    /// Notes that `frame` will need a name. True when it is managed, the name is not known and nobody was asked for it yet: then
-    /// the shim of its process should be, about its start. True again when that said "not now" and the frame was `surely` seen since.
+    /// Notes that `frame` will need a name. True when it is managed, the name is not known and
+    /// nobody was asked for it yet: then the shim of its process should be, about its start. True
+    /// again when that said "not now" and the frame was `surely` seen since.
     pub fn wants_answer(&mut self, frame: FrameKey, surely: bool) -> bool {
         match frame {
             FrameKey::Managed { process, start, generation } => {
@@ -176,13 +180,18 @@ impl Symbolizer {
         self.managed.is_waiting(process, address)
     }
 
-    /// Addresses of a process that were asked about and not answered yet, to ask again where a question was lost.
+    /// Addresses of a process that were asked about and not answered yet, to ask again where a
+    /// question was lost.
     pub fn unanswered(&self, process: ProcessId) -> impl Iterator<Item = u64> {
         self.managed.waiting(process)
     }
 
     /// Addresses of a process, within a range, that its shim would not ask about when it was asked.
-    pub fn withheld(&self, process: ProcessId, within: RangeInclusive<u64>) -> impl Iterator<Item = u64> {
+    pub fn withheld(
+        &self,
+        process: ProcessId,
+        within: RangeInclusive<u64>,
+    ) -> impl Iterator<Item = u64> {
         self.managed.withheld(process, within)
     }
 
@@ -193,7 +202,11 @@ impl Symbolizer {
     }
 
     /// Looks up all `frames` that are not known yet, in one batch per image.
-    pub fn resolve(&mut self, frames: impl IntoIterator<Item = FrameKey>, directory: &dyn Directory) {
+    pub fn resolve(
+        &mut self,
+        frames: impl IntoIterator<Item = FrameKey>,
+        directory: &dyn Directory,
+    ) {
         let frames: HashSet<FrameKey> = frames.into_iter().collect();
         if self.cache.len() > MAX_CACHED {
             self.cache.retain(|frame, _| frames.contains(frame));
@@ -207,13 +220,16 @@ impl Symbolizer {
         let again = |frame: &FrameKey, symbol: &Symbol| {
             symbol.unresolved.is_some() && matches!(frame, FrameKey::Managed { .. })
         };
-        let new = |frame: &FrameKey| self.cache.get(frame).is_none_or(|symbol| again(frame, symbol));
+        let new =
+            |frame: &FrameKey| self.cache.get(frame).is_none_or(|symbol| again(frame, symbol));
         let mut todo: Vec<FrameKey> = frames.into_iter().filter(new).collect();
         todo.sort_unstable();
         for frame in todo {
             match frame {
                 FrameKey::Kernel(address) => kernel.push(address),
-                FrameKey::Native { image, address } => images.entry(image).or_default().push(address),
+                FrameKey::Native { image, address } => {
+                    images.entry(image).or_default().push(address)
+                }
                 FrameKey::Managed { process, start, generation } => {
                     self.managed.want(process, start, generation, false);
                     self.managed_symbol(frame, (process, start, generation), &mut map, directory);
@@ -256,7 +272,8 @@ impl Symbolizer {
     pub fn symbol(&self, frame: FrameKey) -> Arc<Symbol> {
         let unknown = || {
             Arc::new(match frame {
-                // Nothing has to be looked up for it, and not all are in a window's frames: what stands for stacks without room has none itself.
+                // Nothing has to be looked up for it, and not all are in a window's frames: what
+                // stands for stacks without room has none itself.
                 FrameKey::Marker(marker) => plain(marker_name(marker), Module::None),
                 _ => unnamed("[not resolved]", Module::None, Unresolved::NotLookedUp),
             })
@@ -264,14 +281,16 @@ impl Symbolizer {
         self.cache.get(&frame).cloned().unwrap_or_else(unknown)
     }
 
-    /// Distinct frames without a name by reason, perf-map lines skipped, and names a shim sent that were refused.
+    /// Distinct frames without a name by reason, perf-map lines skipped, and names a shim sent that
+    /// were refused.
     #[must_use]
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut unnamed: BTreeMap<Unresolved, u64> = BTreeMap::new();
         for why in self.cache.values().filter_map(|symbol| symbol.unresolved) {
             *unnamed.entry(why).or_insert(0) += 1;
         }
-        let mut counters: Vec<_> = unnamed.into_iter().map(|(why, count)| (why.name(), count)).collect();
+        let mut counters: Vec<_> =
+            unnamed.into_iter().map(|(why, count)| (why.name(), count)).collect();
         counters.extend(self.perf_maps.list());
         counters.extend(self.managed.counters());
         counters
@@ -292,7 +311,9 @@ impl Symbolizer {
         for (&address, name) in addresses.iter().zip(names) {
             let symbol = match name {
                 Some(name) => plain(&name, Module::Kernel),
-                None => unnamed(&format!("[kernel] 0x{address:x}"), Module::Kernel, Unresolved::Kernel),
+                None => {
+                    unnamed(&format!("[kernel] 0x{address:x}"), Module::Kernel, Unresolved::Kernel)
+                }
             };
             self.put(FrameKey::Kernel(address), symbol);
         }
@@ -317,7 +338,8 @@ impl Symbolizer {
             Some(found) => match found {
                 Ok(names) => (names, Unresolved::NoSymbol),
                 Err(error) => {
-                    tracing::debug!(path = %perfusion_model::text::clean(path), %error, "symbols not read");
+                    tracing::debug!(path = %perfusion_model::text::clean(path), %error, "symbols \
+                         not read");
                     (Vec::new(), Unresolved::ImageUnreadable)
                 }
             },
@@ -352,8 +374,13 @@ impl Symbolizer {
         let found = match self.managed.find(process, start, generation) {
             // A perf map has no generations: it can only speak for code that was never replaced.
             Err(Missing::NotAnswered | Missing::NoMethod) if generation == 0 => {
-                match map.of(process, directory, &mut self.perf_maps).and_then(|map| map.name(start)) {
-                    Some(name) => self.managed.named_by_perf_map(process, name).ok_or(Missing::StoreFull),
+                match map
+                    .of(process, directory, &mut self.perf_maps)
+                    .and_then(|map| map.name(start))
+                {
+                    Some(name) => {
+                        self.managed.named_by_perf_map(process, name).ok_or(Missing::StoreFull)
+                    }
                     None => self.managed.find(process, start, generation),
                 }
             }
@@ -363,8 +390,9 @@ impl Symbolizer {
             Ok(id) => self.managed.symbol(id).ok_or(Missing::NotAnswered),
             Err(missing) => Err(missing),
         };
-        let unknown =
-            |missing: Missing| unnamed(&format!("[managed] 0x{start:x}"), Module::Jit, missing.into());
+        let unknown = |missing: Missing| {
+            unnamed(&format!("[managed] 0x{start:x}"), Module::Jit, missing.into())
+        };
         self.put(frame, symbol.unwrap_or_else(unknown));
     }
 }
@@ -468,7 +496,11 @@ mod tests {
 
     #[test]
     fn a_perf_map_is_looked_for_once_per_process_and_only_where_a_name_is_missing() {
-        let frame = |process, start| FrameKey::Managed { process: ProcessId(process), start, generation: 0 };
+        let frame = |process, start| FrameKey::Managed {
+            process: ProcessId(process),
+            start,
+            generation: 0,
+        };
         let method = Method {
             asked: 0x1000,
             module_id: 1,
@@ -509,7 +541,11 @@ mod tests {
             symbolizer.resolve([managed, unknown], &Nothing);
         }
         let count = |symbolizer: &Symbolizer, why: Unresolved| {
-            symbolizer.counters().into_iter().find(|(name, _)| *name == why.name()).map(|(_, count)| count)
+            symbolizer
+                .counters()
+                .into_iter()
+                .find(|(name, _)| *name == why.name())
+                .map(|(_, count)| count)
         };
         assert_eq!(symbolizer.symbol(managed).name.as_ref(), "[managed] 0x1000");
         assert_eq!(count(&symbolizer, Unresolved::NotAnswered), Some(1));
@@ -542,9 +578,12 @@ mod tests {
 
     #[test]
     fn file_names_are_told_from_paths_and_brackets() {
-        for (path, name) in
-            [("/usr/lib/libc.so.6", "libc.so.6"), ("/a/b (deleted)", "b"), ("[vdso]", "vdso"), ("", "")]
-        {
+        for (path, name) in [
+            ("/usr/lib/libc.so.6", "libc.so.6"),
+            ("/a/b (deleted)", "b"),
+            ("[vdso]", "vdso"),
+            ("", ""),
+        ] {
             assert_eq!(file_name(path), name);
         }
     }

@@ -1,10 +1,12 @@
 //! Names of managed code, as shims tell them, bound to the frames that wanted them.
 //!
-//! A frame is (process, first address of the body, generation), and the finisher decides when an address gets a new generation.
-//! So an answer is about the code that is there when it is given: it names the frames that wait for it, and it is kept for
-//! other frames in its ranges until that code is unloaded or a frame of a newer generation shows that it was replaced. A frame
-//! keeps its name for ever; one that was still waiting when its code went stays nameless. A process is believed about
-//! itself only, what is kept is bounded, and two methods that claim the same code make it nameless rather than wrong.
+//! A frame is (process, first address of the body, generation), and the finisher decides when an
+//! address gets a new generation. So an answer is about the code that is there when it is given: it
+//! names the frames that wait for it, and it is kept for other frames in its ranges until that code
+//! is unloaded or a frame of a newer generation shows that it was replaced. A frame keeps its name
+//! for ever; one that was still waiting when its code went stays nameless. A process is believed
+//! about itself only, what is kept is bounded, and two methods that claim the same code make it
+//! nameless rather than wrong.
 
 use super::perf_map::PerfMapName;
 use super::{FunctionId, Module, Symbol};
@@ -19,8 +21,8 @@ use std::sync::Arc;
 
 /// Code ranges, and frames, kept per process.
 const MAX_RANGES: usize = 300_000;
-/// What names may take, of all processes and of one: some 300,000 and 75,000 functions with names as they are. A name may be as long as its process
-/// likes, up to 2 KiB (`record::MAX_NAME_BYTES`).
+/// What names may take, of all processes and of one: some 300,000 and 75,000 functions with names
+/// as they are. A name may be as long as its process likes, up to 2 KiB (`record::MAX_NAME_BYTES`).
 const MAX_BYTES: usize = 128 << 20;
 const MAX_PROCESS_BYTES: usize = 32 << 20;
 /// What a function takes besides its texts: a symbol, a key, and their places in two tables.
@@ -121,9 +123,15 @@ impl ManagedNames {
         }
     }
 
-    /// Notes that a frame needs a name. True when the name is not known and the shim is to be asked: nobody was yet, or it said "not now"
-    /// and the frame was `surely` on a stack since.
-    pub(super) fn want(&mut self, process: ProcessId, start: u64, generation: u32, surely: bool) -> bool {
+    /// Notes that a frame needs a name. True when the name is not known and the shim is to be
+    /// asked: nobody was yet, or it said "not now" and the frame was `surely` on a stack since.
+    pub(super) fn want(
+        &mut self,
+        process: ProcessId,
+        start: u64,
+        generation: u32,
+        surely: bool,
+    ) -> bool {
         self.processes.entry(process).or_default().want(start, generation, surely)
     }
 
@@ -191,7 +199,8 @@ impl ManagedNames {
             return Some(id);
         }
         let name: Arc<str> = pretty::managed(&system_name).into();
-        let texts = name.len() + system_name.len() + module.as_ref().map_or(0, |module| module.len());
+        let texts =
+            name.len() + system_name.len() + module.as_ref().map_or(0, |module| module.len());
         let bytes = FUNCTION_BYTES + texts;
         let of_process = &mut self.processes.entry(process).or_default().bytes;
         if *of_process + bytes > MAX_PROCESS_BYTES || self.bytes + bytes > MAX_BYTES {
@@ -214,7 +223,11 @@ impl ManagedNames {
     }
 
     /// A function that is only known from a perf map.
-    pub(super) fn named_by_perf_map(&mut self, process: ProcessId, name: &PerfMapName) -> Option<FunctionId> {
+    pub(super) fn named_by_perf_map(
+        &mut self,
+        process: ProcessId,
+        name: &PerfMapName,
+    ) -> Option<FunctionId> {
         let module = name.module.as_deref().map(module_name);
         self.function(process, (0, 0), &name.name, module)
     }
@@ -327,7 +340,8 @@ impl Process {
         (address < range.end).then_some(*range)
     }
 
-    /// First addresses of the live ranges that overlap `start..end`; live ranges never overlap each other.
+    /// First addresses of the live ranges that overlap `start..end`; live ranges never overlap each
+    /// other.
     fn overlapping(&self, start: u64, end: u64) -> Vec<u64> {
         let before = self.live.range(..start).next_back().filter(|(_, range)| range.end > start);
         before.into_iter().chain(self.live.range(start..end)).map(|(&first, _)| first).collect()
@@ -340,7 +354,8 @@ impl Process {
         for first in self.overlapping(start, end) {
             self.live.remove(&first);
         }
-        let gone: Vec<Body> = self.waiting.range(start..end).map(|(&s, w)| (s, w.generation)).collect();
+        let gone: Vec<Body> =
+            self.waiting.range(start..end).map(|(&s, w)| (s, w.generation)).collect();
         for (start, generation) in gone {
             self.take(start);
             self.bound.insert((start, generation), Err(Missing::Unloaded));
@@ -355,7 +370,8 @@ impl Process {
             self.full = true;
             return Inserted::Full;
         }
-        // A range that overlaps and is another function: the code was replaced and nobody said so, or somebody lies.
+        // A range that overlaps and is another function: the code was replaced and nobody said so,
+        // or somebody lies.
         let overlapping = self.overlapping(start, end);
         let (mut first, mut last, mut agreed) = (start, end, Some(function));
         for known in overlapping {
@@ -365,7 +381,8 @@ impl Process {
             }
         }
         self.live.insert(first, Range { end: last, function: agreed });
-        let named: Vec<Body> = self.waiting.range(first..last).map(|(&s, w)| (s, w.generation)).collect();
+        let named: Vec<Body> =
+            self.waiting.range(first..last).map(|(&s, w)| (s, w.generation)).collect();
         for (start, generation) in named {
             self.take(start);
             self.bound.insert((start, generation), agreed.ok_or(Missing::Conflict));
@@ -414,16 +431,28 @@ mod tests {
         let tell = |names: &mut ManagedNames, process, count: u32| {
             for token in 0..count {
                 let at = u64::from(token) * 16;
-                names.observe(ProcessId(process), &method(token, &format!("{long}{token}"), &[(at, 16)]));
+                names.observe(
+                    ProcessId(process),
+                    &method(token, &format!("{long}{token}"), &[(at, 16)]),
+                );
             }
         };
         tell(&mut names, 1, 9_000);
-        assert!(names.bytes <= MAX_PROCESS_BYTES && names.refused > 0, "{} {}", names.bytes, names.refused);
+        assert!(
+            names.bytes <= MAX_PROCESS_BYTES && names.refused > 0,
+            "{} {}",
+            names.bytes,
+            names.refused
+        );
         assert_eq!(name(&mut names, 0x10, 0), Err(Missing::NotAnswered));
         names.observe(PROCESS, &method(1, "Of another", &[(0x10, 16)]));
         assert_eq!(name(&mut names, 0x10, 0).as_deref(), Ok("Of another"));
         (10..14).for_each(|process| tell(&mut names, process, 9_000));
-        assert!(names.bytes <= MAX_BYTES && names.bytes > MAX_BYTES - MAX_PROCESS_BYTES, "{}", names.bytes);
+        assert!(
+            names.bytes <= MAX_BYTES && names.bytes > MAX_BYTES - MAX_PROCESS_BYTES,
+            "{}",
+            names.bytes
+        );
         names.keep(&HashSet::from([PROCESS]));
         assert!(names.bytes < 5_000 && names.ids.len() == 1, "{}", names.bytes);
     }
@@ -435,7 +464,10 @@ mod tests {
             assert!(names.want(PROCESS, start, 0, true), "asked once");
             assert!(!names.want(PROCESS, start, 0, true), "and not again");
         }
-        names.observe(PROCESS, &method(1, "A.B<System.Int32>.M()", &[(0x1000, 0x100), (0x9000, 0x10)]));
+        names.observe(
+            PROCESS,
+            &method(1, "A.B<System.Int32>.M()", &[(0x1000, 0x100), (0x9000, 0x10)]),
+        );
         names.observe(PROCESS, &method(1, "A.B<System.Int32>.M()", &[(0x2000, 0x100)]));
         names.observe(PROCESS, &method(1, "A.B<System.String>.M()", &[(0x3000, 0x100)]));
         let id = |address| names.find(PROCESS, address, 0);
@@ -444,7 +476,10 @@ mod tests {
         assert_ne!(id(0x1000), id(0x3000));
         assert_eq!(id(0x1100), Err(Missing::NotAnswered));
         assert_eq!(names.waiting(PROCESS).collect::<Vec<_>>(), [0x1100]);
-        assert_eq!(names.symbol(id(0x1000).unwrap()).unwrap().module, Module::Managed("App.dll".into()));
+        assert_eq!(
+            names.symbol(id(0x1000).unwrap()).unwrap().module,
+            Module::Managed("App.dll".into())
+        );
         assert_eq!(names.find(ProcessId(8), 0x1000, 0), Err(Missing::NotAnswered));
         assert!(!names.want(PROCESS, 0x2010, 0, true), "an answer serves the whole method");
         assert_eq!(names.find(PROCESS, 0x2010, 0), names.find(PROCESS, 0x1000, 0));
@@ -496,18 +531,31 @@ mod tests {
     fn no_method_is_its_own_reason() {
         let mut names = ManagedNames::default();
         names.want(PROCESS, 0x5000, 0, true);
-        names.observe(PROCESS, &ShimEvent::NoMethod { asked: 0x5000, hresult: -1, seen: MonotonicNs(0) });
+        names.observe(
+            PROCESS,
+            &ShimEvent::NoMethod { asked: 0x5000, hresult: -1, seen: MonotonicNs(0) },
+        );
         assert_eq!(name(&mut names, 0x5000, 0), Err(Missing::NoMethod));
         assert!(names.want(PROCESS, 0x6000, 0, true) && !names.want(PROCESS, 0x6000, 0, true));
-        names
-            .observe(PROCESS, &ShimEvent::NoMethod { asked: 0x6000, hresult: NOT_NOW, seen: MonotonicNs(0) });
+        names.observe(
+            PROCESS,
+            &ShimEvent::NoMethod { asked: 0x6000, hresult: NOT_NOW, seen: MonotonicNs(0) },
+        );
         assert!(names.has_withheld(PROCESS) && !names.is_waiting(PROCESS, 0x6000));
         assert_eq!(names.withheld(PROCESS, 0..=0x6000).collect::<Vec<_>>(), [0x6000]);
-        assert!(!names.want(PROCESS, 0x6000, 0, false), "what may not be there is not asked about again");
-        assert!(names.want(PROCESS, 0x6000, 0, true), "not now means: ask again when it is seen again");
+        assert!(
+            !names.want(PROCESS, 0x6000, 0, false),
+            "what may not be there is not asked about again"
+        );
+        assert!(
+            names.want(PROCESS, 0x6000, 0, true),
+            "not now means: ask again when it is seen again"
+        );
         assert!(!names.has_withheld(PROCESS) && names.is_waiting(PROCESS, 0x6000));
-        names
-            .observe(PROCESS, &ShimEvent::NoMethod { asked: 0x6000, hresult: NOT_NOW, seen: MonotonicNs(0) });
+        names.observe(
+            PROCESS,
+            &ShimEvent::NoMethod { asked: 0x6000, hresult: NOT_NOW, seen: MonotonicNs(0) },
+        );
         names.observe(PROCESS, &method(1, "A.M()", &[(0x6000, 0x10)]));
         assert!(!names.has_withheld(PROCESS));
         assert_eq!(
@@ -518,7 +566,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a process says in whatever order, live ranges stay apart, so a look-up has one answer.
+        /// Whatever a process says in whatever order, live ranges stay apart, so a look-up has one
+        /// answer.
         #[test]
         fn live_ranges_never_overlap(steps in proptest::collection::vec((0u8..3, 0u64..64, 0u64..16, 0u32..4), 0..60)) {
             let mut process = Process::default();

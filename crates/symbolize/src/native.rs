@@ -1,8 +1,9 @@
 //! Native symbols from an ELF file's `.symtab` and `.dynsym`, by blazesym.
 //!
-//! blazesym maps the file, and a mapped file that its owner truncates kills the reader by SIGBUS. The profiled side owns these
-//! files, so what is mapped is a private, sparse copy in a memfd: headers and the symbol and string tables, at their own
-//! offsets. It is bounded, lives for one batch, and costs no memory for code and data.
+//! blazesym maps the file, and a mapped file that its owner truncates kills the reader by SIGBUS.
+//! The profiled side owns these files, so what is mapped is a private, sparse copy in a memfd:
+//! headers and the symbol and string tables, at their own offsets. It is bounded, lives for one
+//! batch, and costs no memory for code and data.
 
 use blazesym::symbolize::source::{Elf, Source};
 use blazesym::symbolize::{Input, Sym, Symbolized, Symbolizer};
@@ -76,7 +77,8 @@ pub struct Name {
     pub system_name: String,
 }
 
-/// What may still be copied for one window: a process may map any number of files with large tables.
+/// What may still be copied for one window: a process may map any number of files with large
+/// tables.
 #[derive(Debug)]
 pub struct CopyBudget {
     left: u64,
@@ -156,7 +158,8 @@ fn memfd() -> Result<File, NativeError> {
     Ok(File::from(rustix::fs::memfd_create("perfusion-symbols", rustix::fs::MemfdFlags::CLOEXEC)?))
 }
 
-/// A memfd as long as `file` that holds its headers and its symbol and string tables, and holes elsewhere.
+/// A memfd as long as `file` that holds its headers and its symbol and string tables, and holes
+/// elsewhere.
 fn sparse_copy(file: &ForeignFile, budget: &mut CopyBudget) -> Result<File, NativeError> {
     let len = file.metadata()?.len();
     if len > MAX_FILE_BYTES {
@@ -195,7 +198,8 @@ fn sparse_copy(file: &ForeignFile, budget: &mut CopyBudget) -> Result<File, Nati
     if found > MAX_COPIED_BYTES {
         return Err(NativeError::TooLarge { found, limit: MAX_COPIED_BYTES });
     }
-    budget.left = budget.left.checked_sub(found).ok_or(NativeError::Budget { found, left: budget.left })?;
+    budget.left =
+        budget.left.checked_sub(found).ok_or(NativeError::Budget { found, left: budget.left })?;
     let copy = memfd()?;
     copy.set_len(len)?;
     let mut chunk = vec![0; CHUNK_BYTES];
@@ -227,7 +231,8 @@ pub struct TextSegment {
     pub file_offset: u64,
 }
 
-/// The first executable `PT_LOAD` segment, widened to whole pages as the loader maps it. `None` for anything unusual.
+/// The first executable `PT_LOAD` segment, widened to whole pages as the loader maps it. `None` for
+/// anything unusual.
 #[must_use]
 pub fn text_segment(file: &ForeignFile) -> Option<TextSegment> {
     const PAGE_BYTES: u64 = 4096;
@@ -246,7 +251,8 @@ pub fn text_segment(file: &ForeignFile) -> Option<TextSegment> {
         if program[..4] != [1, 0, 0, 0] || program[4] & 1 == 0 {
             continue;
         }
-        let (offset, address, len) = (u64_in(&program, 8), u64_in(&program, 16), u64_in(&program, 40));
+        let (offset, address, len) =
+            (u64_in(&program, 8), u64_in(&program, 16), u64_in(&program, 40));
         let before = address % PAGE_BYTES;
         return Some(TextSegment {
             start: address - before,
@@ -285,9 +291,14 @@ mod tests {
     fn names_a_function_of_this_binary_and_nothing_outside_it() {
         let (file, base) = own_image();
         let address = a_function_with_a_known_name() - base;
-        let found = names(&file, &[address + 1, 0x7fff_ffff_ffff], &mut CopyBudget::default()).unwrap();
+        let found =
+            names(&file, &[address + 1, 0x7fff_ffff_ffff], &mut CopyBudget::default()).unwrap();
         let name = found[0].as_ref().unwrap();
-        assert!(name.name.ends_with("native::tests::a_function_with_a_known_name"), "{}", name.name);
+        assert!(
+            name.name.ends_with("native::tests::a_function_with_a_known_name"),
+            "{}",
+            name.name
+        );
         assert!(
             name.system_name.starts_with("_R") || name.system_name.starts_with("_ZN"),
             "{}",
@@ -300,7 +311,10 @@ mod tests {
     fn a_window_copies_no_more_than_its_budget() {
         let (file, _) = own_image();
         let mut budget = CopyBudget { left: 1000 };
-        assert!(matches!(names(&file, &[0x1234], &mut budget), Err(NativeError::Budget { left: 1000, .. })));
+        assert!(matches!(
+            names(&file, &[0x1234], &mut budget),
+            Err(NativeError::Budget { left: 1000, .. })
+        ));
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! The perf map a runtime writes when it is told to (`DOTNET_PerfMapEnabled`): the fallback where no shim answers.
+//! The perf map a runtime writes when it is told to (`DOTNET_PerfMapEnabled`): the fallback where
+//! no shim answers.
 //!
-//! The file lies where the profiled process can write, so it is opened below the process's own root without following links out
-//! of it, must be a regular file of root or of the process's user, and is read (never mapped) up to a limit; lines that are
-//! not understood are skipped and counted.
+//! The file lies where the profiled process can write, so it is opened below the process's own root
+//! without following links out of it, must be a regular file of root or of the process's user, and
+//! is read (never mapped) up to a limit; lines that are not understood are skipped and counted.
 
 use perfusion_host::process::patience::{ForeignFile, Holder, wait_for};
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
@@ -90,11 +91,13 @@ impl PerfMap {
                 None => counters.bad_lines += 1,
             }
         }
-        if lines.len() == MAX_LINES || u64::try_from(bytes_read).is_ok_and(|read| read > MAX_BYTES) {
+        if lines.len() == MAX_LINES || u64::try_from(bytes_read).is_ok_and(|read| read > MAX_BYTES)
+        {
             counters.cut += 1;
         }
         counters.read += 1;
-        // Stable: of lines with one start the last one written, which is the newest code, comes last.
+        // Stable: of lines with one start the last one written, which is the newest code, comes
+        // last.
         lines.sort_by_key(|line| line.start);
         Self { lines }
     }
@@ -120,15 +123,19 @@ enum Found {
 
 fn find(pid: u32) -> Option<Found> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let field =
-        |name: &str| status.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().last();
+    let field = |name: &str| {
+        status.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().last()
+    };
     let inner_pid: u32 = field("NSpid:")?.parse().ok()?;
     // Uid: real, effective, saved, filesystem.
     let uid: u32 = field("Uid:")?.parse().ok()?;
     let root = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let root =
-        rustix::fs::open(format!("{}/root", perfusion_host::process::in_common(pid)), root, Mode::empty())
-            .ok()?;
+    let root = rustix::fs::open(
+        format!("{}/root", perfusion_host::process::in_common(pid)),
+        root,
+        Mode::empty(),
+    )
+    .ok()?;
     // O_PATH first: opening a FIFO or a device for reading would already have effects.
     let found = rustix::fs::openat2(
         &root,
@@ -163,8 +170,9 @@ fn parse(raw: &[u8]) -> Option<Line> {
     Some(Line { start, end, name: split(name) })
 }
 
-/// Takes a name apart. The runtime writes `RETURN [MODULE] TYPE::METHOD(PARAMETERS)[TIER]`, the return type with words such as
-/// `instance` before it (`PerfMap::LogJITCompiledMethod`, `src/coreclr/vm/perfmap.cpp` of dotnet/runtime).
+/// Takes a name apart. The runtime writes `RETURN [MODULE] TYPE::METHOD(PARAMETERS)[TIER]`, the
+/// return type with words such as `instance` before it (`PerfMap::LogJITCompiledMethod`,
+/// `src/coreclr/vm/perfmap.cpp` of dotnet/runtime).
 fn split(name: &str) -> PerfMapName {
     let mut rest = name;
     let mut module = None;
@@ -191,7 +199,8 @@ mod tests {
 
     const MAP: &str = "7f00 100 void [App] App.Orders::Load(int32)[OptimizedTier1]\n\
         not a line\n\
-        8000 10 instance class X [System.Private.CoreLib] System.Threading.Thread::StartCallback()[PreJIT]\n\
+        8000 10 instance class X [System.Private.CoreLib] \
+         System.Threading.Thread::StartCallback()[PreJIT]\n\
         8000 20 native_stub\n\
         ffffffffffffffff 10 wraps\n\
         9000 0 empty\n\
@@ -201,7 +210,8 @@ mod tests {
     fn names_are_found_by_range_and_bad_lines_are_counted() {
         let mut counters = Counters::default();
         let map = PerfMap::read(MAP.as_bytes(), &mut counters);
-        let name = |address| map.name(address).map(|name| (name.name.as_str(), name.module.as_deref()));
+        let name =
+            |address| map.name(address).map(|name| (name.name.as_str(), name.module.as_deref()));
         assert_eq!(name(0x7fff), Some(("App.Orders.Load(int32)", Some("App"))));
         assert_eq!(name(0x8000), Some(("native_stub", None)), "the later line of the file wins");
         assert_eq!(name(0x8020), None);

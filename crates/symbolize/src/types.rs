@@ -1,4 +1,5 @@
-//! What types are called: readable, as their runtime has it, and of which module where nothing else tells two apart.
+//! What types are called: readable, as their runtime has it, and of which module where nothing else
+//! tells two apart.
 
 use perfusion_model::event::RegionId;
 use perfusion_model::pretty;
@@ -6,10 +7,12 @@ use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::sync::Arc;
 
-/// Modules of one file name that are told apart in a process. A program that loads an assembly anew all the time has one module after the other.
+/// Modules of one file name that are told apart in a process. A program that loads an assembly anew
+/// all the time has one module after the other.
 pub const MOST_CONTEXTS: usize = 64;
 
-/// File names of modules that are known of a process. One that compiles all the time may name each assembly anew.
+/// File names of modules that are known of a process. One that compiles all the time may name each
+/// assembly anew.
 const MOST_FILES: usize = 4096;
 
 /// A type's names.
@@ -40,15 +43,17 @@ impl TypeName {
     }
 }
 
-/// Modules of one runtime that come from files of the same name: one assembly in two load contexts is two modules.
+/// Modules of one runtime that come from files of the same name: one assembly in two load contexts
+/// is two modules.
 #[derive(Clone, Debug, Default)]
 pub struct Contexts {
     of_file: HashMap<Arc<str>, Vec<u64>>,
 }
 
 impl Contexts {
-    /// What a module is called: its file's name, and from the second module of that name on `#2`, `#3`, … in the order they were met. Modules of very
-    /// many files are not told apart beyond these.
+    /// What a module is called: its file's name, and from the second module of that name on `#2`,
+    /// `#3`, … in the order they were met. Modules of very many files are not told apart beyond
+    /// these.
     pub fn label(&mut self, file: &str, module_id: u64) -> Arc<str> {
         let file: Arc<str> = perfusion_model::text::clean(file).as_ref().into();
         if self.of_file.len() >= MOST_FILES && !self.of_file.contains_key(&file) {
@@ -74,9 +79,15 @@ pub struct Types {
 
 impl Types {
     /// A runtime calls a type so.
-    pub fn learn(&mut self, region: RegionId, type_id: u64, name: &str, (module, module_id): (&str, u64)) {
-        let module =
-            (!module.is_empty()).then(|| self.contexts.entry(region).or_default().label(module, module_id));
+    pub fn learn(
+        &mut self,
+        region: RegionId,
+        type_id: u64,
+        name: &str,
+        (module, module_id): (&str, u64),
+    ) {
+        let module = (!module.is_empty())
+            .then(|| self.contexts.entry(region).or_default().label(module, module_id));
         self.names.insert((region, type_id), TypeName { module, ..TypeName::of(name) });
     }
 
@@ -95,8 +106,10 @@ impl Types {
     /// All of them, as labels show them.
     #[must_use]
     pub fn told_apart(&self) -> ToldApart<'_> {
-        let names =
-            self.names.iter().map(|((region, _), name)| ((*region, name.system_name()), &name.module));
+        let names = self
+            .names
+            .iter()
+            .map(|((region, _), name)| ((*region, name.system_name()), &name.module));
         ToldApart { types: self, ambiguous: ambiguous(names) }
     }
 }
@@ -149,13 +162,19 @@ mod tests {
         types.learn(region, 0x60, "Plugin.Shop.<>c__DisplayClass2_0", ("plugin.dll", 0x100));
         types.learn(other, 0x10, "Plugin.Order", ("plugin.dll", 0x900));
         let told = types.told_apart();
-        let of = |region, id| told.get(region, id).map(|name| (name.shown.to_string(), name.module));
-        let with = |name: &str, module: Option<&str>| Some((name.to_owned(), module.map(Into::into)));
+        let of =
+            |region, id| told.get(region, id).map(|name| (name.shown.to_string(), name.module));
+        let with =
+            |name: &str, module: Option<&str>| Some((name.to_owned(), module.map(Into::into)));
         assert_eq!(of(region, 0x10), with("Plugin.Order", Some("plugin.dll")));
         assert_eq!(of(region, 0x20), with("Plugin.Order", Some("plugin.dll#2")));
         assert_eq!(of(region, 0x30), with("Plugin.Order", Some("copy.dll")));
         assert_eq!(of(region, 0x40), with("Plugin.Basket", None));
-        assert_eq!(of(other, 0x10), with("Plugin.Order", None), "it is the only one of its process");
+        assert_eq!(
+            of(other, 0x10),
+            with("Plugin.Order", None),
+            "it is the only one of its process"
+        );
         assert_eq!(of(region, 0x99), None);
         // Two closures of one class have the same readable name, and each its own beside it.
         assert_eq!(of(region, 0x50), of(region, 0x60));
@@ -170,7 +189,10 @@ mod tests {
         let raw = |name| TypeName::of(name).raw.map(|raw| raw.to_string());
         assert_eq!(raw("Ns.Order"), None);
         assert_eq!(raw("Ns.Outer.Inner<int>[]"), None);
-        assert_eq!(raw("Ns.Type.<>c__DisplayClass5_0").as_deref(), Some("Ns.Type.<>c__DisplayClass5_0"));
+        assert_eq!(
+            raw("Ns.Type.<>c__DisplayClass5_0").as_deref(),
+            Some("Ns.Type.<>c__DisplayClass5_0")
+        );
         assert_eq!(TypeName::of("Ns.Outer+Inner").system_name(), "Ns.Outer+Inner");
     }
 
@@ -182,7 +204,9 @@ mod tests {
         assert_eq!(&*contexts.label("b.dll", 8), "b.dll");
         let last = (10..10_000).map(|id| contexts.label("a.dll", id)).last();
         assert_eq!(last.as_deref(), Some(format!("a.dll#{MOST_CONTEXTS}").as_str()));
-        let many = (0..2 * MOST_FILES).map(|number| contexts.label(&format!("script{number}.dll"), 1)).last();
+        let many = (0..2 * MOST_FILES)
+            .map(|number| contexts.label(&format!("script{number}.dll"), 1))
+            .last();
         assert_eq!(many.as_deref(), Some(format!("script{}.dll", 2 * MOST_FILES - 1).as_str()));
         assert_eq!(contexts.of_file.len(), MOST_FILES);
     }

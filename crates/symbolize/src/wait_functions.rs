@@ -1,7 +1,9 @@
-//! Where methods go into the runtime to wait, and what for. Optimised code calls those functions itself: the method that did so in the source
-//! has become a part of its caller. They have no symbols, but the runtime finds them by name, in tables of its data (src/coreclr/vm of
-//! dotnet/runtime): `ECFunc` (ecalllist.h, ecall.h), of flags, the function and the method's name, and `s_QCall` (qcallentrypoints.cpp), of
-//! name and function. In the file the pointers are relocations. Before .NET 10 `Monitor` is among them, `Monitor.Wait` a QCall since .NET 9.
+//! Where methods go into the runtime to wait, and what for. Optimised code calls those functions
+//! itself: the method that did so in the source has become a part of its caller. They have no
+//! symbols, but the runtime finds them by name, in tables of its data (src/coreclr/vm of
+//! dotnet/runtime): `ECFunc` (ecalllist.h, ecall.h), of flags, the function and the method's name,
+//! and `s_QCall` (qcallentrypoints.cpp), of name and function. In the file the pointers are
+//! relocations. Before .NET 10 `Monitor` is among them, `Monitor.Wait` a QCall since .NET 9.
 //!
 //! Any file may claim to be a runtime: what it says is bounded, and stands for its own waits only.
 
@@ -68,7 +70,8 @@ const TABLES: [Table; 4] = [
     },
 ];
 
-/// Most entries on either side of the one that was found; the longest table has some five hundred. And most places where one may be.
+/// Most entries on either side of the one that was found; the longest table has some five hundred.
+/// And most places where one may be.
 const MOST_ENTRIES: u64 = 1024;
 const MOST_PLACES: usize = 8;
 /// Longest name that is looked at.
@@ -95,7 +98,8 @@ impl WaitFunctions {
         directory: &dyn Directory,
     ) -> Vec<(FrameKey, &'static str)> {
         let called = stacks.filter_map(|stack| {
-            let method = stack.iter().position(|frame| matches!(frame, FrameKey::Managed { .. }))?;
+            let method =
+                stack.iter().position(|frame| matches!(frame, FrameKey::Managed { .. }))?;
             match stack.get(method.checked_sub(1)?)? {
                 FrameKey::Native { image, .. } => Some(*image),
                 _ => None,
@@ -111,7 +115,9 @@ impl WaitFunctions {
                 self.0.insert(image, found);
             }
             let functions = self.0.get(&image).into_iter().flatten();
-            frames.extend(functions.map(|(&address, &word)| (FrameKey::Native { image, address }, word)));
+            frames.extend(
+                functions.map(|(&address, &word)| (FrameKey::Native { image, address }, word)),
+            );
         }
         frames
     }
@@ -122,7 +128,8 @@ impl WaitFunctions {
     }
 }
 
-/// ELF addresses of the functions; none when the file is no runtime, or one without the tables. `read` fills all it is given from an offset on.
+/// ELF addresses of the functions; none when the file is no runtime, or one without the tables.
+/// `read` fills all it is given from an offset on.
 #[must_use]
 pub fn wait_functions(read: &dyn Fn(u64, &mut [u8]) -> bool) -> Found {
     let Some(file) = File::read(read) else { return Found::new() };
@@ -144,7 +151,9 @@ fn find(file: &File, table: &Table) -> Found {
             let known: Vec<(u64, Option<&'static str>)> = known.collect();
             // One name alone may stand in any table.
             if known.len() > 1 {
-                functions.extend(known.into_iter().filter_map(|(function, word)| Some((function, word?))));
+                functions.extend(
+                    known.into_iter().filter_map(|(function, word)| Some((function, word?))),
+                );
             }
         }
     }
@@ -168,7 +177,10 @@ impl File {
         let header = bytes(0, size_of::<elf::FileHeader64<LE>>() as u64)?;
         let (header, _) = pod::from_bytes::<elf::FileHeader64<LE>>(&header).ok()?;
         let ident = &header.e_ident;
-        if ident.magic != elf::ELFMAG || ident.class != elf::ELFCLASS64 || ident.data != elf::ELFDATA2LSB {
+        if ident.magic != elf::ELFMAG
+            || ident.class != elf::ELFCLASS64
+            || ident.data != elf::ELFDATA2LSB
+        {
             return None;
         }
         let relative = match header.e_machine.get(LE) {
@@ -177,10 +189,13 @@ impl File {
             _ => return None,
         };
         let count = header.e_shnum.get(LE).min(MAX_SECTIONS);
-        let sections =
-            bytes(header.e_shoff.get(LE), u64::from(count) * size_of::<elf::SectionHeader64<LE>>() as u64)?;
+        let sections = bytes(
+            header.e_shoff.get(LE),
+            u64::from(count) * size_of::<elf::SectionHeader64<LE>>() as u64,
+        )?;
         let (sections, _) =
-            pod::slice_from_bytes::<elf::SectionHeader64<LE>>(&sections, usize::from(count)).ok()?;
+            pod::slice_from_bytes::<elf::SectionHeader64<LE>>(&sections, usize::from(count))
+                .ok()?;
         let (mut constants, mut pointers) = (Vec::new(), Vec::new());
         let [mut constants_left, mut pointers_left] = [MAX_BYTES; 2];
         let mut read_so_far = 0;
@@ -195,7 +210,9 @@ impl File {
                 elf::SHT_RELA => &mut pointers_left,
                 _ => continue,
             };
-            let Some(rest) = left.checked_sub(size).filter(|_| read_so_far < MAX_READ) else { continue };
+            let Some(rest) = left.checked_sub(size).filter(|_| read_so_far < MAX_READ) else {
+                continue;
+            };
             read_so_far += 1;
             *left = rest;
             let content = bytes(section.sh_offset.get(LE), size)?;
@@ -204,7 +221,8 @@ impl File {
                 continue;
             }
             let (entries, _) = content.as_chunks::<{ size_of::<elf::Rela64<LE>>() }>();
-            let entries = entries.iter().filter_map(|entry| pod::from_bytes::<elf::Rela64<LE>>(entry).ok());
+            let entries =
+                entries.iter().filter_map(|entry| pod::from_bytes::<elf::Rela64<LE>>(entry).ok());
             let pointer = |entry: &elf::Rela64<LE>| {
                 let is_relative = entry.r_info.get(LE) & u64::from(u32::MAX) == u64::from(relative);
                 let to = u64::try_from(entry.r_addend.get(LE)).ok()?;
@@ -228,7 +246,8 @@ impl File {
         self.pointers.get(found).map(|(_, to)| *to)
     }
 
-    /// Name and function of the entry whose name is pointed to from `at`, and its function from `function_at` bytes on.
+    /// Name and function of the entry whose name is pointed to from `at`, and its function from
+    /// `function_at` bytes on.
     fn entry(&self, at: u64, function_at: i64) -> Option<(&[u8], u64)> {
         let name = self.pointer(at)?;
         let function = self.pointer(at.checked_add_signed(function_at)?)?;
@@ -266,7 +285,8 @@ mod tests {
             (elf::SHT_PROGBITS, 0x1000, constants_at, constants.len() as u64),
             (elf::SHT_RELA, 0x400, relocations_at, size),
         ] {
-            let (mut header, words) = ([0u8; 64], [u64::from(elf::SHF_ALLOC), address, offset, size]);
+            let (mut header, words) =
+                ([0u8; 64], [u64::from(elf::SHF_ALLOC), address, offset, size]);
             header[4..8].copy_from_slice(&kind.to_le_bytes());
             for (at, word) in words.iter().enumerate() {
                 header[8 + 8 * at..16 + 8 * at].copy_from_slice(&word.to_le_bytes());
@@ -296,7 +316,9 @@ mod tests {
     fn the_functions_of_the_table_are_found_by_its_names() {
         let table = |names: &[u64]| -> Vec<(u64, u64)> {
             let entries = (0..).zip(names);
-            entries.flat_map(|(n, name)| [(0x5008 + 24 * n, 0x9000 + n), (0x5010 + 24 * n, *name)]).collect()
+            entries
+                .flat_map(|(n, name)| [(0x5008 + 24 * n, 0x9000 + n), (0x5010 + 24 * n, *name)])
+                .collect()
         };
         let of = |names: &[u64]| found(&file(NAMES, &table(names))).into_iter().collect::<Vec<_>>();
         let locks = [(0x9000, "lock"), (0x9001, "lock"), (0x9002, "lock")];

@@ -1,22 +1,26 @@
-//! (DWARF call frame information, address) → rule, for native code. One address at a time: no table is compiled.
+//! (DWARF call frame information, address) → rule, for native code. One address at a time: no table
+//! is compiled.
 //!
-//! `.eh_frame` is found through the sorted table of `.eh_frame_hdr` (LSB 5.0, 10.6.2); where that table is missing, and for
-//! `.debug_frame`, an index of (start, end, offset) is made once by reading the section from end to end. Where the sections are large
-//! (megabytes in browsers and compilers) they stay in the file, and of both only what one look-up needs is read.
-//! Facts relied on: a CIE with augmentation `S` marks a signal frame (gcc unwind-dw2.c); glibc's `clone3`, `_start` and the
-//! vDSO state the end of the stack by an undefined return address (glibc sysdeps/unix/sysv/linux/x86_64/clone3.S).
-//! Of DWARF expressions those that occur are evaluated: PLT entries (binutils elf_x86_64_eh_frame_plt: the place in the
-//! 16-byte entry decides, and the address is known here), signal frames (glibc sigaction.c: register plus offset, one
-//! dereference) and hand-written assembly that keeps the CFA in its frame (OpenSSL).
-//! On aarch64 the return address stays in x30 unless it says otherwise, and whether it is signed (`DW_CFA_AARCH64_negate_ra_state`) need not
-//! be known: signatures are always taken off.
+//! `.eh_frame` is found through the sorted table of `.eh_frame_hdr` (LSB 5.0, 10.6.2); where that
+//! table is missing, and for `.debug_frame`, an index of (start, end, offset) is made once by
+//! reading the section from end to end. Where the sections are large (megabytes in browsers and
+//! compilers) they stay in the file, and of both only what one look-up needs is read. Facts relied
+//! on: a CIE with augmentation `S` marks a signal frame (gcc unwind-dw2.c); glibc's `clone3`,
+//! `_start` and the vDSO state the end of the stack by an undefined return address (glibc
+//! sysdeps/unix/sysv/linux/x86_64/clone3.S). Of DWARF expressions those that occur are evaluated:
+//! PLT entries (binutils elf_x86_64_eh_frame_plt: the place in the 16-byte entry decides, and the
+//! address is known here), signal frames (glibc sigaction.c: register plus offset, one dereference)
+//! and hand-written assembly that keeps the CFA in its frame (OpenSSL). On aarch64 the return
+//! address stays in x30 unless it says otherwise, and whether it is signed
+//! (`DW_CFA_AARCH64_negate_ra_state`) need not be known: signatures are always taken off.
 
 use super::machine::Machine;
 use super::native::NATIVE;
 use super::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
 use gimli::{
-    BaseAddresses, CfaRule, CommonInformationEntry, DebugFrame, EhFrame, EndianSlice, FrameDescriptionEntry,
-    LittleEndian, Operation, RegisterRule, UnwindContext, UnwindOffset, UnwindSection,
+    BaseAddresses, CfaRule, CommonInformationEntry, DebugFrame, EhFrame, EndianSlice,
+    FrameDescriptionEntry, LittleEndian, Operation, RegisterRule, UnwindContext, UnwindOffset,
+    UnwindSection,
 };
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -25,10 +29,12 @@ type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 
 /// Longest CIE or FDE that is looked into, bytes: the longest of Chromium's has under 20 KiB.
 const MAX_ENTRY_BYTES: usize = 32 << 10;
-/// Most entries looked at when an index is made by reading the whole section, whether they turn out to be of use or not; what is behind
-/// them is in no index. Only Go's programs need one, and the largest of those have some 100,000 functions.
+/// Most entries looked at when an index is made by reading the whole section, whether they turn out
+/// to be of use or not; what is behind them is in no index. Only Go's programs need one, and the
+/// largest of those have some 100,000 functions.
 const MAX_INDEX: usize = 512 << 10;
-/// Most bytes of CIEs read for one index: each FDE that names another one than the FDE before it has its own parsed anew.
+/// Most bytes of CIEs read for one index: each FDE that names another one than the FDE before it
+/// has its own parsed anew.
 const MAX_INDEX_CIE_BYTES: usize = 32 << 20;
 /// Most operations of one DWARF expression, and values on its stack.
 const MAX_OPERATIONS: usize = 64;
@@ -97,7 +103,8 @@ pub struct UnwindSections {
     pub eh_frame: Option<Section>,
     /// `.debug_frame`.
     pub debug_frame: Option<Section>,
-    /// Addresses of `.plt`, `.plt.got` and `.plt.sec`: lld writes no call frame information for them.
+    /// Addresses of `.plt`, `.plt.got` and `.plt.sec`: lld writes no call frame information for
+    /// them.
     pub plt: Vec<Range<u64>>,
     eh_index: OnceLock<Vec<IndexEntry>>,
     debug_index: OnceLock<Vec<IndexEntry>>,
@@ -124,9 +131,10 @@ pub enum Table {
 }
 
 impl Found {
-    /// True when the rule says that a register is saved below the stack pointer. Clang writes that for the instructions after an
-    /// epilogue's pops (it moves the CFA, but does not restore the registers), where the memory may be overwritten already and the
-    /// register itself holds the value; a few leaf functions save into the red zone in earnest. The code tells which.
+    /// True when the rule says that a register is saved below the stack pointer. Clang writes that
+    /// for the instructions after an epilogue's pops (it moves the CFA, but does not restore the
+    /// registers), where the memory may be overwritten already and the register itself holds the
+    /// value; a few leaf functions save into the red zone in earnest. The code tells which.
     #[must_use]
     pub fn saves_below_stack(&self) -> bool {
         let Cfa::Register { base: Register::RSP, offset } = self.rule.cfa else { return false };
@@ -181,14 +189,18 @@ impl UnwindSections {
         let sections = [&self.eh_frame_hdr, &self.eh_frame, &self.debug_frame];
         let indexes = [&self.eh_index, &self.debug_index];
         let starts = self.far.as_ref().and_then(|far| far.starts.get());
-        let index_bytes =
-            indexes.iter().filter_map(|i| i.get()).map(|i| i.len() * size_of::<IndexEntry>()).sum::<usize>();
+        let index_bytes = indexes
+            .iter()
+            .filter_map(|i| i.get())
+            .map(|i| i.len() * size_of::<IndexEntry>())
+            .sum::<usize>();
         sections.iter().filter_map(|s| s.as_ref()).map(|s| s.bytes.len()).sum::<usize>()
             + index_bytes
             + starts.map_or(0, |starts| size_of_val(&**starts))
     }
 
-    /// True when `address` is in a procedure linkage table: straight code of which a replay finds the rule.
+    /// True when `address` is in a procedure linkage table: straight code of which a replay finds
+    /// the rule.
     #[must_use]
     pub fn is_plt(&self, address: u64) -> bool {
         self.plt.iter().any(|range| range.contains(&address))
@@ -210,7 +222,8 @@ impl UnwindSections {
         self.ask(file, address)
     }
 
-    /// The range of the FDE that covers `address`: what an address costs that needs no rule, for a rule's program may be long.
+    /// The range of the FDE that covers `address`: what an address costs that needs no rule, for a
+    /// rule's program may be long.
     ///
     /// # Errors
     /// As [`UnwindSections::rule_in`].
@@ -237,7 +250,8 @@ impl UnwindSections {
         if let Some(hdr) = &self.eh_frame_hdr {
             bases = bases.set_eh_frame_hdr(hdr.address);
         }
-        let dwarf = Dwarf { table: Table::EhFrame, section: eh_frame, bytes: &section.bytes, bases };
+        let dwarf =
+            Dwarf { table: Table::EhFrame, section: eh_frame, bytes: &section.bytes, bases };
         if let Some(hdr) = &self.eh_frame_hdr
             && let Some(found) = by_table(self.machine, hdr, &dwarf, section.address, address)
         {
@@ -253,15 +267,17 @@ impl UnwindSections {
         debug_frame.set_address_size(8);
         debug_frame.set_vendor(self.machine.vendor);
         let bases = BaseAddresses::default();
-        let dwarf = Dwarf { table: Table::DebugFrame, section: debug_frame, bytes: &section.bytes, bases };
+        let dwarf =
+            Dwarf { table: Table::DebugFrame, section: debug_frame, bytes: &section.bytes, bases };
         let index = self.debug_index.get_or_init(|| dwarf.index());
         dwarf.by_index(self.machine, index, address)
     }
 }
 
-/// Looks in the sorted table. `None` when there is none of the one form all linkers write: four bytes of version and encodings,
-/// the place of `.eh_frame`, the number of rows, then rows of two offsets from the section's own address. Read here and not by gimli
-/// (0.34): that multiplies the number of rows without a check.
+/// Looks in the sorted table. `None` when there is none of the one form all linkers write: four
+/// bytes of version and encodings, the place of `.eh_frame`, the number of rows, then rows of two
+/// offsets from the section's own address. Read here and not by gimli (0.34): that multiplies the
+/// number of rows without a check.
 fn by_table<A: Answer>(
     machine: &Machine,
     hdr: &Section,
@@ -303,7 +319,8 @@ fn row_before(rows: &[[u8; ROW_BYTES]], table: u64, address: u64) -> Option<(u64
 }
 
 impl FarSections {
-    /// Sections that are left in the file; `None` when their table has not the usual form, so that all would have to be read.
+    /// Sections that are left in the file; `None` when their table has not the usual form, so that
+    /// all would have to be read.
     #[must_use]
     pub fn new(hdr: Place, eh_frame: Place, file: &dyn FileBytes) -> Option<Self> {
         let mut head = [0; TABLE_AT];
@@ -315,7 +332,8 @@ impl FarSections {
         (rows > 0).then_some(Self { hdr, rows, eh_frame, starts: OnceLock::new() })
     }
 
-    /// Rows from one of `starts` to the next: as many as are read at once, or more where the table is long, whose length the file says.
+    /// Rows from one of `starts` to the next: as many as are read at once, or more where the table
+    /// is long, whose length the file says.
     fn step(&self) -> u64 {
         const MAX_STARTS: u64 = 1024;
         self.rows.div_ceil(MAX_STARTS).max(BLOCK_ROWS)
@@ -343,15 +361,22 @@ impl FarSections {
         self.hdr.offset.saturating_add(TABLE_AT as u64 + row * ROW_BYTES as u64)
     }
 
-    fn ask<A: Answer>(&self, machine: &Machine, file: &dyn FileBytes, address: u64) -> Result<A, Refusal> {
+    fn ask<A: Answer>(
+        &self,
+        machine: &Machine,
+        file: &dyn FileBytes,
+        address: u64,
+    ) -> Result<A, Refusal> {
         let fde_address = self.row(file, address)?.1;
         let offset = fde_address.checked_sub(self.eh_frame.address).ok_or(Refusal::Malformed)?;
         let mut fde = self.entry(file, offset)?;
-        // System V ABI, LSB 5.0, 10.6.1: behind an FDE's length is the distance of its CIE, counted back from there.
+        // System V ABI, LSB 5.0, 10.6.1: behind an FDE's length is the distance of its CIE, counted
+        // back from there.
         let distance = fde.get_mut(LENGTH_BYTES..).and_then(<[u8]>::first_chunk_mut::<4>);
         let distance = distance.ok_or(Refusal::Malformed)?;
         let back = u64::from(u32::from_le_bytes(*distance));
-        let cie_offset = (offset + LENGTH_BYTES as u64).checked_sub(back).ok_or(Refusal::Malformed)?;
+        let cie_offset =
+            (offset + LENGTH_BYTES as u64).checked_sub(back).ok_or(Refusal::Malformed)?;
         let mut section = self.entry(file, cie_offset)?;
         let at = section.len();
         // A section of these two alone, in which all is as it was but the distance.
@@ -361,10 +386,12 @@ impl FarSections {
         eh_frame.set_vendor(machine.vendor);
         // The FDE's place counts in addresses relative to it; the CIE's has none that matters.
         let bases = BaseAddresses::default().set_eh_frame(fde_address.wrapping_sub(at as u64));
-        Dwarf { table: Table::EhFrame, section: eh_frame, bytes: &section, bases }.ask(machine, at, address)
+        Dwarf { table: Table::EhFrame, section: eh_frame, bytes: &section, bases }
+            .ask(machine, at, address)
     }
 
-    /// The last row whose function does not begin behind `address`: by what is known, then by halves, the last of them read at once.
+    /// The last row whose function does not begin behind `address`: by what is known, then by
+    /// halves, the last of them read at once.
     fn row(&self, file: &dyn FileBytes, address: u64) -> Result<(u64, u64), Refusal> {
         let after = self.starts(file)?.partition_point(|start| *start <= address) as u64;
         let mut first = after.checked_sub(1).ok_or(Refusal::NoEntry)? * self.step();
@@ -419,8 +446,8 @@ impl FarSections {
 struct Dwarf<'a, S> {
     table: Table,
     section: S,
-    /// The same bytes, for looking at an entry's length before it is parsed: a CIE's augmentation alone may take up the section, and gimli
-    /// parses a CIE for each FDE that names it.
+    /// The same bytes, for looking at an entry's length before it is parsed: a CIE's augmentation
+    /// alone may take up the section, and gimli parses a CIE for each FDE that names it.
     bytes: &'a [u8],
     bases: BaseAddresses,
 }
@@ -428,8 +455,8 @@ struct Dwarf<'a, S> {
 type Cie<'a> = CommonInformationEntry<Bytes<'a>>;
 
 impl<'a, S: UnwindSection<Bytes<'a>>> Dwarf<'a, S> {
-    /// Length of the CIE or FDE at `offset`, when it is one that is looked into. The form with 64-bit lengths, which says `u32::MAX` first, is
-    /// for sections of more than 4 GiB.
+    /// Length of the CIE or FDE at `offset`, when it is one that is looked into. The form with
+    /// 64-bit lengths, which says `u32::MAX` first, is for sections of more than 4 GiB.
     fn entry_bytes(&self, offset: usize) -> Option<usize> {
         let length = self.bytes.get(offset..)?.first_chunk::<LENGTH_BYTES>()?;
         let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
@@ -452,7 +479,8 @@ impl<'a, S: UnwindSection<Bytes<'a>>> Dwarf<'a, S> {
             let Ok(Some(entry)) = entries.next() else { break };
             let gimli::CieOrFde::Fde(partial) = entry else { continue };
             let offset = partial.offset();
-            // One that would not be executed has no place in the index, nor has one whose CIE does not parse.
+            // One that would not be executed has no place in the index, nor has one whose CIE does
+            // not parse.
             if self.entry_bytes(offset).is_none() {
                 continue;
             }
@@ -497,7 +525,9 @@ impl<'a, S: UnwindSection<Bytes<'a>>> Dwarf<'a, S> {
     /// What the FDE at `offset` says of `address`.
     fn ask<A: Answer>(&self, machine: &Machine, offset: usize, address: u64) -> Result<A, Refusal> {
         self.entry_bytes(offset).ok_or(Refusal::Unsupported)?;
-        let fde = self.section.fde_from_offset(&self.bases, S::Offset::from(offset), |_, _, at| self.cie(at));
+        let fde = self
+            .section
+            .fde_from_offset(&self.bases, S::Offset::from(offset), |_, _, at| self.cie(at));
         let fde = fde.map_err(|error| match error {
             gimli::Error::UnsupportedOffset => Refusal::Unsupported,
             _ => Refusal::Malformed,
@@ -555,8 +585,9 @@ fn fde_rule<'a, S: UnwindSection<Bytes<'a>>>(
         return Err(Refusal::Unsupported);
     }
     let mut context = UnwindContext::new();
-    let row =
-        fde.unwind_info_for_address(section, bases, &mut context, address).map_err(|_| Refusal::Malformed)?;
+    let row = fde
+        .unwind_info_for_address(section, bases, &mut context, address)
+        .map_err(|_| Refusal::Malformed)?;
     let cfa = match row.cfa() {
         CfaRule::RegisterAndOffset { register, offset } => {
             Cfa::Register { base: general(machine, *register)?, offset: narrow(*offset)? }
@@ -586,16 +617,19 @@ fn fde_rule<'a, S: UnwindSection<Bytes<'a>>>(
             RegisterRule::Expression(expression) => {
                 let expression = expression.get(section).map_err(|_| Refusal::Malformed)?;
                 match evaluate(machine, expression, fde.cie().encoding(), address)? {
-                    Value::Register { base, offset } => Saved::AtRegister { base, offset: narrow(offset)? },
+                    Value::Register { base, offset } => {
+                        Saved::AtRegister { base, offset: narrow(offset)? }
+                    }
                     Value::Deref { .. } | Value::Constant(_) => Saved::Lost,
                 }
             }
-            RegisterRule::ValExpression(_) | RegisterRule::Architectural | RegisterRule::Constant(_) => {
-                Saved::Lost
-            }
+            RegisterRule::ValExpression(_)
+            | RegisterRule::Architectural
+            | RegisterRule::Constant(_) => Saved::Lost,
         };
         if *register == return_address {
-            // A return address that is saved in a way not understood must not look like the start of the thread.
+            // A return address that is saved in a way not understood must not look like the start
+            // of the thread.
             if saved == Saved::Lost && !matches!(how, RegisterRule::Undefined) {
                 return Err(Refusal::Unsupported);
             }
@@ -634,8 +668,12 @@ impl Value {
     fn plus(self, n: i64) -> Self {
         match self {
             Self::Constant(c) => Self::Constant(c.wrapping_add_signed(n)),
-            Self::Register { base, offset } => Self::Register { base, offset: offset.wrapping_add(n) },
-            Self::Deref { base, offset, add } => Self::Deref { base, offset, add: add.wrapping_add(n) },
+            Self::Register { base, offset } => {
+                Self::Register { base, offset: offset.wrapping_add(n) }
+            }
+            Self::Deref { base, offset, add } => {
+                Self::Deref { base, offset, add: add.wrapping_add(n) }
+            }
         }
     }
 
@@ -675,7 +713,9 @@ fn evaluate(
             }
             Operation::PlusConstant { value } => pop()?.plus(value.cast_signed()),
             Operation::Plus => match (pop()?, pop()?) {
-                (Value::Constant(c), other) | (other, Value::Constant(c)) => other.plus(c.cast_signed()),
+                (Value::Constant(c), other) | (other, Value::Constant(c)) => {
+                    other.plus(c.cast_signed())
+                }
                 _ => return Err(Refusal::Unsupported),
             },
             Operation::Minus => {
@@ -686,7 +726,9 @@ fn evaluate(
             Operation::Shl => {
                 let count = pop()?.constant()?;
                 let value = pop()?.constant()?;
-                Value::Constant(u32::try_from(count).ok().and_then(|c| value.checked_shl(c)).unwrap_or(0))
+                Value::Constant(
+                    u32::try_from(count).ok().and_then(|c| value.checked_shl(c)).unwrap_or(0),
+                )
             }
             Operation::Ge => {
                 let right = pop()?.constant()?.cast_signed();
@@ -710,8 +752,14 @@ mod tests {
     use proptest::prelude::{any, prop, proptest};
 
     fn at(bytes: &[u8], address: u64) -> Result<Value, Refusal> {
-        let encoding = gimli::Encoding { address_size: 8, format: gimli::Format::Dwarf32, version: 4 };
-        evaluate(&X86_64, gimli::Expression(EndianSlice::new(bytes, LittleEndian)), encoding, address)
+        let encoding =
+            gimli::Encoding { address_size: 8, format: gimli::Format::Dwarf32, version: 4 };
+        evaluate(
+            &X86_64,
+            gimli::Expression(EndianSlice::new(bytes, LittleEndian)),
+            encoding,
+            address,
+        )
     }
 
     #[test]
@@ -731,8 +779,10 @@ mod tests {
 
     /// One FDE for 0x5000..0x5010 behind one CIE, as gcc writes them, at 0x2000.
     fn eh_frame() -> Section {
-        let mut bytes =
-            vec![20, 0, 0, 0, 0, 0, 0, 0, 1, b'z', b'R', 0, 1, 0x78, 16, 1, 0x1b, 0x0c, 7, 8, 0x90, 1, 0, 0];
+        let mut bytes = vec![
+            20, 0, 0, 0, 0, 0, 0, 0, 1, b'z', b'R', 0, 1, 0x78, 16, 1, 0x1b, 0x0c, 7, 8, 0x90, 1,
+            0, 0,
+        ];
         bytes.extend([20, 0, 0, 0, 28, 0, 0, 0]);
         bytes.extend((0x5000i32 - 0x2020).to_le_bytes());
         bytes.extend(0x10u32.to_le_bytes());
@@ -772,15 +822,16 @@ mod tests {
     /// A file of these bytes.
     impl FileBytes for Vec<u8> {
         fn read_at(&self, offset: u64, into: &mut [u8]) -> usize {
-            let there = usize::try_from(offset).ok().and_then(|at| self.get(at..)).unwrap_or_default();
+            let there =
+                usize::try_from(offset).ok().and_then(|at| self.get(at..)).unwrap_or_default();
             let length = there.len().min(into.len());
             into[..length].copy_from_slice(&there[..length]);
             length
         }
     }
 
-    /// `count` functions of 16 bytes from 0x5000 on, each with a CFA of its own, some with a CIE between them; table and sections as one
-    /// file, at 0x3000 and 0x2000.
+    /// `count` functions of 16 bytes from 0x5000 on, each with a CFA of its own, some with a CIE
+    /// between them; table and sections as one file, at 0x3000 and 0x2000.
     fn many(count: u32) -> (Vec<u8>, Place, Place) {
         let mut hdr = vec![1, 0x1b, 0x03, 0x3b, 0, 0, 0, 0];
         hdr.extend(count.to_le_bytes());
@@ -788,7 +839,9 @@ mod tests {
         for function in 0..count {
             if function % 7 == 0 {
                 cie = eh.len();
-                eh.extend([20, 0, 0, 0, 0, 0, 0, 0, 1, b'z', b'R', 0, 1, 0x78, 16, 1, 0x1b, 0x0c, 7, 8]);
+                eh.extend([
+                    20, 0, 0, 0, 0, 0, 0, 0, 1, b'z', b'R', 0, 1, 0x78, 16, 1, 0x1b, 0x0c, 7, 8,
+                ]);
                 eh.extend([0x90, 1, 0, 0]);
             }
             let (at, start) = (eh.len(), 0x5000 + function * 16);
@@ -826,8 +879,11 @@ mod tests {
 
     #[test]
     fn sections_left_in_the_file_give_the_same_rules() {
-        // Between two rows that are remembered lie as many as are read at once, and in the last one more.
-        for (count, step) in [(1, 3), (7, 3), (255, 3), (256, 3), (257, 3), (3000, 3), (300_000, 9973)] {
+        // Between two rows that are remembered lie as many as are read at once, and in the last one
+        // more.
+        for (count, step) in
+            [(1, 3), (7, 3), (255, 3), (256, 3), (257, 3), (3000, 3), (300_000, 9973)]
+        {
             let file = many(count);
             let [near, far] = near_and_far(&file);
             for address in (0x4ff0..0x5010 + u64::from(count) * 16).step_by(step) {
@@ -842,7 +898,8 @@ mod tests {
         }
     }
 
-    /// A CIE whose augmentation is `z`, so many `S` and `R`, then `fdes`, each of whose first word is to be its distance from its CIE.
+    /// A CIE whose augmentation is `z`, so many `S` and `R`, then `fdes`, each of whose first word
+    /// is to be its distance from its CIE.
     fn signals(letters: usize, fdes: &[&[u8]]) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut body = vec![0, 0, 0, 0, 1, b'z'];
@@ -882,7 +939,8 @@ mod tests {
 
     #[test]
     fn very_many_entries_of_a_very_long_one_take_no_longer_than_others() {
-        // Sixteen million letters a million times, which no test would see the end of. The eight bytes of each FDE do not parse.
+        // Sixteen million letters a million times, which no test would see the end of. The eight
+        // bytes of each FDE do not parse.
         let all = vec![&[][..]; 1 << 20];
         for letters in [16 << 20, MAX_ENTRY_BYTES - 64] {
             let eh_frame = Section { address: 0x2000, bytes: signals(letters, &all) };
@@ -896,13 +954,15 @@ mod tests {
             bytes.extend(4u32.to_le_bytes());
             bytes.extend((bytes.len() as u32 - fde % 2 * long.len() as u32).to_le_bytes());
         }
-        let sections = UnwindSections::of(&X86_64, None, Some(Section { address: 0x2000, bytes }), None);
+        let sections =
+            UnwindSections::of(&X86_64, None, Some(Section { address: 0x2000, bytes }), None);
         assert_eq!(sections.rule(0x5000), Err(Refusal::NoEntry));
     }
 
     #[test]
     fn a_table_of_another_form_is_passed_over() {
-        // DW_EH_PE_udata8 as count, and so many rows that their bytes overflow: found by the fuzzer in gimli's reader.
+        // DW_EH_PE_udata8 as count, and so many rows that their bytes overflow: found by the fuzzer
+        // in gimli's reader.
         let mut hdr = vec![1, 0x1b, 0x04, 0x3b, 0, 0, 0, 0];
         hdr.extend(u64::MAX.to_le_bytes());
         hdr.extend([0xff; 8]);

@@ -1,4 +1,5 @@
-//! Rules in the form the probes take: those that practically all code has. The others stay with the finisher.
+//! Rules in the form the probes take: those that practically all code has. The others stay with the
+//! finisher.
 
 use super::machine::Machine;
 use super::rule::{Cfa, FrameKind, Register, Rule, Saved};
@@ -25,7 +26,8 @@ pub fn encode(machine: &Machine, rule: &Rule) -> Option<UnwindRule> {
         let register = *rule.registers.get(usize::from(number))?;
         let is_stack = usize::from(number) == machine.stack_pointer.index();
         *place = match (register, rule.kind) {
-            // They leave with the CFA in the stack pointer, whatever is said of it, and with the CFA in no other register.
+            // They leave with the CFA in the stack pointer, whatever is said of it, and with the
+            // CFA in no other register.
             (Saved::CfaPlus(0), _) if is_stack => SAME,
             (_, FrameKind::Call) if is_stack => return None,
             _ => offset(machine, rule, register)?,
@@ -44,7 +46,8 @@ pub fn encode(machine: &Machine, rule: &Rule) -> Option<UnwindRule> {
     }
     let words = saved.iter().copied().filter_map(word);
     // A leaf on a machine with a link register may have saved nothing.
-    let (low, high) = (words.clone().min().unwrap_or(0), words.max().map_or(Some(0), |p| p.checked_add(8))?);
+    let (low, high) =
+        (words.clone().min().unwrap_or(0), words.max().map_or(Some(0), |p| p.checked_add(8))?);
     let base = place_of(machine, base)?;
     Some(UnwindRule { cfa_offset, cfa_add, saved, low, high, kind, base, reserved: 0 })
 }
@@ -63,7 +66,9 @@ fn offset(machine: &Machine, rule: &Rule, saved: Saved) -> Option<i16> {
         (Saved::Same, ..) => Some(SAME),
         (Saved::Lost, ..) => Some(LOST),
         // The anchor of a signal's frame is the stack pointer.
-        (Saved::AtRegister { base, offset }, FrameKind::Signal, _) if base == machine.stack_pointer => {
+        (Saved::AtRegister { base, offset }, FrameKind::Signal, _)
+            if base == machine.stack_pointer =>
+        {
             from_anchor(offset)
         }
         (_, FrameKind::Signal, _) => None,
@@ -79,7 +84,8 @@ fn offset(machine: &Machine, rule: &Rule, saved: Saved) -> Option<i16> {
 
 /// A register's place among those of a walk.
 fn place_of(machine: &Machine, register: Register) -> Option<u8> {
-    let place = machine.walk_places.iter().position(|number| usize::from(*number) == register.index())?;
+    let place =
+        machine.walk_places.iter().position(|number| usize::from(*number) == register.index())?;
     u8::try_from(place).ok()
 }
 
@@ -120,7 +126,10 @@ mod tests {
         }
         rule.return_address = Saved::AtRegister { base: Register::RSP, offset: 168 };
         let encoded = encode(&X86_64, &rule).unwrap();
-        assert_eq!((encoded.kind, encoded.saved[SP], encoded.low, encoded.high), (RULE_SIGNAL, 96, 64, 176));
+        assert_eq!(
+            (encoded.kind, encoded.saved[SP], encoded.low, encoded.high),
+            (RULE_SIGNAL, 96, 64, 176)
+        );
         rule.registers[7] = Saved::CfaPlus(0);
         assert_eq!(encode(&X86_64, &rule), None, "where rsp is must be known without the CFA");
     }
@@ -130,11 +139,14 @@ mod tests {
         for machine in [&X86_64, &AARCH64] {
             for register in [machine.frame_pointer, machine.stack_pointer] {
                 let is_stack = register == machine.stack_pointer;
-                for saved in [Saved::CfaPlus(0), Saved::CfaPlus(8), Saved::Same, Saved::AtCfa(-16)] {
-                    let mut rule = machine.call(Cfa::Register { base: machine.frame_pointer, offset: 16 });
+                for saved in [Saved::CfaPlus(0), Saved::CfaPlus(8), Saved::Same, Saved::AtCfa(-16)]
+                {
+                    let mut rule =
+                        machine.call(Cfa::Register { base: machine.frame_pointer, offset: 16 });
                     rule.return_address = Saved::AtCfa(-8);
                     rule.registers[register.index()] = saved;
-                    let can = is_stack == (saved == Saved::CfaPlus(0)) && saved != Saved::CfaPlus(8);
+                    let can =
+                        is_stack == (saved == Saved::CfaPlus(0)) && saved != Saved::CfaPlus(8);
                     assert_eq!(encode(machine, &rule).is_some(), can, "{rule:?}");
                 }
             }
@@ -147,7 +159,8 @@ mod tests {
         let far = X86_64.call(Cfa::Register { base: Register::at(10).unwrap(), offset: 8 });
         let mut askew = X86_64.frameless();
         askew.registers[3] = Saved::AtCfa(-20);
-        let elsewhere = Rule { return_address: Saved::InRegister(Register::RBX), ..X86_64.frameless() };
+        let elsewhere =
+            Rule { return_address: Saved::InRegister(Register::RBX), ..X86_64.frameless() };
         for rule in [stub, far, askew, elsewhere] {
             assert_eq!(encode(&X86_64, &rule), None, "{rule:?}");
         }
@@ -166,9 +179,13 @@ mod tests {
     fn a_frame_record_is_counted_from_the_cfa_too() {
         let mut rule = AARCH64.call(Cfa::Register { base: Register::X29, offset: 96 });
         rule.return_address = Saved::AtRegister { base: Register::X29, offset: 8 };
-        rule.registers[Register::X29.index()] = Saved::AtRegister { base: Register::X29, offset: 0 };
+        rule.registers[Register::X29.index()] =
+            Saved::AtRegister { base: Register::X29, offset: 0 };
         let encoded = encode(&AARCH64, &rule).unwrap();
-        assert_eq!((usize::from(encoded.base), encoded.saved[X29], encoded.saved[PC]), (X29, -96, -88));
+        assert_eq!(
+            (usize::from(encoded.base), encoded.saved[X29], encoded.saved[PC]),
+            (X29, -96, -88)
+        );
         assert_eq!((encoded.low, encoded.high), (-96, -80));
     }
 }

@@ -1,9 +1,13 @@
-//! The finisher: walks a captured context (registers and a copy of the stack) to the thread's start, frame by frame, by the
-//! rules a [`Code`] gives; behind the frames that the probes have walked already, by the same rules. Knows nothing of files or processes.
+//! The finisher: walks a captured context (registers and a copy of the stack) to the thread's
+//! start, frame by frame, by the rules a [`Code`] gives; behind the frames that the probes have
+//! walked already, by the same rules. Knows nothing of files or processes.
 //!
-//! Invariants: a walk has at most `max_frames` frames, and its stack pointer grows with every one, but for that of a signal handler, which may
-//! have interrupted code on another stack; a register that was not captured or not saved is never used as if it were. A frame without a rule is left by its frame pointer or by a search of the stack for
-//! its return address ([`scan`]), last and marked, because about a third of optimised managed methods and all of glibc keep no frame pointer.
+//! Invariants: a walk has at most `max_frames` frames, and its stack pointer grows with every one,
+//! but for that of a signal handler, which may have interrupted code on another stack; a register
+//! that was not captured or not saved is never used as if it were. A frame without a rule is left
+//! by its frame pointer or by a search of the stack for its return address ([`scan`]), last and
+//! marked, because about a third of optimised managed methods and all of glibc keep no frame
+//! pointer.
 
 mod scan;
 
@@ -43,21 +47,21 @@ pub struct Step {
 
 /// Looks PCs up.
 pub trait Code {
-    /// What is at `pc`. `exact`: `pc` is the next instruction to run (innermost or interrupted by a signal); else it is a
-    /// return address minus one, inside a call.
+    /// What is at `pc`. `exact`: `pc` is the next instruction to run (innermost or interrupted by a
+    /// signal); else it is a return address minus one, inside a call.
     fn step(&mut self, pc: u64, exact: bool) -> Step;
-    /// The frame at a place the probes have left at `time` by a rule that was taught for it; `None` when that rule did not hold then
-    /// or does not now.
+    /// The frame at a place the probes have left at `time` by a rule that was taught for it; `None`
+    /// when that rule did not hold then or does not now.
     fn walked(&mut self, pc: u64, exact: bool, time: MonotonicNs) -> Option<FrameKey>;
     /// True when `address` is in executable memory.
     fn is_executable(&mut self, address: u64) -> bool;
-    /// Whether `address` is in executable memory and the instruction before it is a call; `None` when that is not known: there was no time
-    /// to look, or the code could not be read.
+    /// Whether `address` is in executable memory and the instruction before it is a call; `None`
+    /// when that is not known: there was no time to look, or the code could not be read.
     fn follows_call(&mut self, address: u64) -> Option<bool>;
     /// Where the call before `address` leads, when that is in the instruction itself.
     fn call_target(&mut self, address: u64) -> Option<u64>;
-    /// More of the thread's stack, from `address` on, as it was when the context was taken; `None` where that is not to be had, or not any
-    /// more.
+    /// More of the thread's stack, from `address` on, as it was when the context was taken; `None`
+    /// where that is not to be had, or not any more.
     fn stack(&mut self, address: u64) -> Option<Vec<u8>>;
 }
 
@@ -98,8 +102,9 @@ impl Finished {
     }
 }
 
-/// What of a context a walk went by: registers it began with and words of the stack. By the same rules, a context that begins at the same
-/// instruction with the same stack pointer and has all of these has the same frames.
+/// What of a context a walk went by: registers it began with and words of the stack. By the same
+/// rules, a context that begins at the same instruction with the same stack pointer and has all of
+/// these has the same frames.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
     registers: u16,
@@ -167,7 +172,8 @@ pub(super) struct Walk<'a> {
     known: u16,
     trace: Trace,
     scans: Scans,
-    /// It is on a stack that a signal handler on another one has interrupted, and of which nothing is in the copy.
+    /// It is on a stack that a signal handler on another one has interrupted, and of which nothing
+    /// is in the copy.
     is_elsewhere: bool,
     /// What was read beyond the copy, each with its address.
     pieces: Vec<(u64, Rc<[u8]>)>,
@@ -226,16 +232,18 @@ impl Walk<'_> {
         Ok(self.register(base)?.wrapping_add_signed(i64::from(offset)))
     }
 
-    /// The word at `address` in the copy, which the walk may or may not go by. Below the frame nothing is kept: what the copy holds there is
-    /// of calls made from it, and where the walk began says nothing about it.
+    /// The word at `address` in the copy, which the walk may or may not go by. Below the frame
+    /// nothing is kept: what the copy holds there is of calls made from it, and where the walk
+    /// began says nothing about it.
     pub(super) fn peek(&self, address: u64) -> Result<(u64, Origin), Missing> {
         let not_written = self.context.skipped != 0 && address < self.stack_start;
         let below = if not_written { Missing::NoCopy } else { Missing::Unknown };
         if address < self.floor {
             return Err(below);
         }
-        let offset =
-            address.checked_sub(self.stack_start).map(|offset| usize::try_from(offset).unwrap_or(usize::MAX));
+        let offset = address
+            .checked_sub(self.stack_start)
+            .map(|offset| usize::try_from(offset).unwrap_or(usize::MAX));
         if let Some(offset) = offset.filter(|_| !self.is_elsewhere)
             && let Some(word) = word_in(&self.context.stack, offset)
         {
@@ -248,7 +256,8 @@ impl Walk<'_> {
             _ if self.is_elsewhere => Missing::BeyondCopy,
             None => below,
             Some(_) if self.context.stack.is_empty() => Missing::NoCopy,
-            // A wild address is no reason to say that the copy was too short: only one that may be on this stack.
+            // A wild address is no reason to say that the copy was too short: only one that may be
+            // on this stack.
             Some(offset) if offset >= MAX_STACK_BYTES => Missing::Unknown,
             Some(_) if self.context.limited => Missing::BeyondCopy,
             Some(_) => Missing::NotThere,
@@ -259,7 +268,8 @@ impl Walk<'_> {
         Err(missing)
     }
 
-    /// Has the word that was missing last read, with what is about it; false when it is not to be had.
+    /// Has the word that was missing last read, with what is about it; false when it is not to be
+    /// had.
     fn read_on(&mut self, code: &mut dyn Code) -> bool {
         let Some(wanted) = self.wanted.take().filter(|_| self.pieces.len() < MAX_PIECES) else {
             return false;
@@ -269,7 +279,9 @@ impl Walk<'_> {
         let mut pieces = [page.max(self.floor), wanted]
             .into_iter()
             .filter_map(|from| Some((from, code.stack(from)?.into())));
-        let Some(piece) = pieces.find(|piece| word_of(piece, wanted).is_some()) else { return false };
+        let Some(piece) = pieces.find(|piece| word_of(piece, wanted).is_some()) else {
+            return false;
+        };
         self.pieces.push(piece);
         self.trace.is_beyond = true;
         true
@@ -293,10 +305,17 @@ impl Walk<'_> {
     }
 
     /// The caller's value of a register, `own` its index here.
-    fn saved(&mut self, saved: Saved, own: Option<usize>, cfa: u64) -> Result<(u64, Origin), Missing> {
+    fn saved(
+        &mut self,
+        saved: Saved,
+        own: Option<usize>,
+        cfa: u64,
+    ) -> Result<(u64, Origin), Missing> {
         let held = |walk: &Self, register: usize| {
             let known = walk.known & (1 << register) != 0;
-            known.then(|| (walk.registers[register], walk.origins[register])).ok_or(Missing::Unknown)
+            known
+                .then(|| (walk.registers[register], walk.origins[register]))
+                .ok_or(Missing::Unknown)
         };
         match saved {
             Saved::Same => held(self, own.ok_or(Missing::Unknown)?),
@@ -306,7 +325,9 @@ impl Walk<'_> {
                 let at = self.plus(base, offset)?;
                 self.peek(at)
             }
-            Saved::CfaPlus(offset) => Ok((cfa.wrapping_add_signed(i64::from(offset)), Origin::Known)),
+            Saved::CfaPlus(offset) => {
+                Ok((cfa.wrapping_add_signed(i64::from(offset)), Origin::Known))
+            }
             Saved::InRegister(other) => held(self, other.index()),
         }
     }
@@ -323,32 +344,40 @@ impl Walk<'_> {
         let mut origins = [Origin::Known; 16];
         let mut known = 0u16;
         for (i, saved) in rule.registers.iter().enumerate() {
-            // Below the stack pointer nothing is kept: an epilogue has taken the register from there already. gcc does not say so
-            // (after `leave` or `pop` it states the new CFA only), and the copy does not reach there.
+            // Below the stack pointer nothing is kept: an epilogue has taken the register from
+            // there already. gcc does not say so (after `leave` or `pop` it states the new CFA
+            // only), and the copy does not reach there.
             let place = match *saved {
                 Saved::AtCfa(offset) => Some(cfa.wrapping_add_signed(i64::from(offset))),
                 Saved::AtRegister { base, offset } => self.plus(base, offset).ok(),
                 _ => None,
             };
-            let saved = if place.is_some_and(|place| place < self.floor) { Saved::Same } else { *saved };
+            let saved =
+                if place.is_some_and(|place| place < self.floor) { Saved::Same } else { *saved };
             if let Ok((value, origin)) = self.saved(saved, Some(i), cfa) {
                 (registers[i], origins[i]) = (value, origin);
                 known |= 1 << i;
             }
         }
-        // The stack pointer must grow, but where a signal handler had a stack of its own (sigaltstack), which may be above the one it
-        // interrupted. Asked first: a guess goes on from this frame's registers. It may stay in a function whose return address is in a register: all those that have not pushed it (aarch64), or have taken it off
-        // again (glibc's `vfork`). A call changes that register, so it leads out of one frame only.
+        // The stack pointer must grow, but where a signal handler had a stack of its own
+        // (sigaltstack), which may be above the one it interrupted. Asked first: a guess goes on
+        // from this frame's registers. It may stay in a function whose return address is in a
+        // register: all those that have not pushed it (aarch64), or have taken it off again
+        // (glibc's `vfork`). A call changes that register, so it leads out of one frame only.
         let sp = self.machine.stack_pointer.index();
         self.go_by(origins[sp]);
-        let stays = registers[sp] == self.floor && matches!(rule.return_address, Saved::InRegister(_));
+        let stays =
+            registers[sp] == self.floor && matches!(rule.return_address, Saved::InRegister(_));
         let is_signal = rule.kind == FrameKind::Signal;
-        let goes_on = registers[sp] > self.floor || stays || is_signal && registers[sp] != self.floor;
+        let goes_on =
+            registers[sp] > self.floor || stays || is_signal && registers[sp] != self.floor;
         if known & (1 << sp) == 0 || !goes_on {
             return Err(Missing::Unknown);
         }
         if is_signal {
-            let end = self.stack_start.saturating_add(u64::try_from(self.context.stack.len()).unwrap_or(0));
+            let end = self
+                .stack_start
+                .saturating_add(u64::try_from(self.context.stack.len()).unwrap_or(0));
             self.is_elsewhere = !(self.stack_start..end).contains(&registers[sp]);
         }
         if let Some(link) = self.machine.link
@@ -356,32 +385,43 @@ impl Walk<'_> {
         {
             known &= !(1 << link.index());
         }
-        (self.registers, self.origins, self.known, self.floor) = (registers, origins, known, registers[sp]);
+        (self.registers, self.origins, self.known, self.floor) =
+            (registers, origins, known, registers[sp]);
         Ok(return_address)
     }
 
-    /// True for a thread's first instructions: it has no caller yet. `None` when the one who makes it cannot be told from it.
+    /// True for a thread's first instructions: it has no caller yet. `None` when the one who makes
+    /// it cannot be told from it.
     fn is_new_thread(&mut self, rule: &Rule, code: &mut dyn Code) -> Option<bool> {
         if rule.kind != FrameKind::NewThread {
             return Some(false);
         }
         match self.cfa(rule.cfa).and_then(|cfa| self.word(cfa.wrapping_sub(8))) {
             Ok(word) => code.follows_call(word).map(|follows| !follows),
-            // Whoever makes a thread has just written its return address; the new one, to which the system call answers 0, has nothing on its
-            // stack yet.
+            // Whoever makes a thread has just written its return address; the new one, to which the
+            // system call answers 0, has nothing on its stack yet.
             Err(Missing::NoCopy) => Some(self.register(Register::RAX) == Ok(0)),
             Err(_) => Some(false),
         }
     }
 
-    /// Leaves a stub: its caller's return address is the first word from where the rule says that follows a call.
-    fn leave_stub(&mut self, rule: &Rule, cfa: u64, words: u8, code: &mut dyn Code) -> Result<u64, Missing> {
+    /// Leaves a stub: its caller's return address is the first word from where the rule says that
+    /// follows a call.
+    fn leave_stub(
+        &mut self,
+        rule: &Rule,
+        cfa: u64,
+        words: u8,
+        code: &mut dyn Code,
+    ) -> Result<u64, Missing> {
         for word in 0..words {
             let at = cfa.wrapping_add(u64::from(word) * 8);
             let candidate = self.word(at.wrapping_sub(8))?;
-            // One that was not seen may be the caller: what is found behind it would be the caller's caller.
+            // One that was not seen may be the caller: what is found behind it would be the
+            // caller's caller.
             if at > self.floor && code.follows_call(candidate).ok_or(Missing::NotSeen)? {
-                let (mut registers, mut origins, mut known) = (self.registers, self.origins, self.known);
+                let (mut registers, mut origins, mut known) =
+                    (self.registers, self.origins, self.known);
                 for (i, saved) in
                     rule.registers.iter().enumerate().filter(|(_, saved)| **saved != Saved::Same)
                 {
@@ -395,16 +435,22 @@ impl Walk<'_> {
                 }
                 let sp = self.machine.stack_pointer.index();
                 (registers[sp], origins[sp]) = (at, Origin::Known);
-                (self.registers, self.origins, self.known, self.floor) = (registers, origins, known, at);
+                (self.registers, self.origins, self.known, self.floor) =
+                    (registers, origins, known, at);
                 return Ok(candidate);
             }
         }
         Err(Missing::Unknown)
     }
 
-    /// Leaves a frame by its frame pointer, if that leads up the stack and to code behind a call. Both machines keep the caller's frame pointer
-    /// and the return address there, one above the other.
-    pub(super) fn leave_by_frame_pointer(&mut self, code: &mut dyn Code, limits: Limits) -> Option<u64> {
+    /// Leaves a frame by its frame pointer, if that leads up the stack and to code behind a call.
+    /// Both machines keep the caller's frame pointer and the return address there, one above the
+    /// other.
+    pub(super) fn leave_by_frame_pointer(
+        &mut self,
+        code: &mut dyn Code,
+        limits: Limits,
+    ) -> Option<u64> {
         let frame = self.register(self.machine.frame_pointer).ok()?;
         if frame < self.floor || !frame.is_multiple_of(8) {
             return None;
@@ -417,15 +463,16 @@ impl Walk<'_> {
         }
         let above = frame.checked_add(16)?;
         self.go_on_from(self.called(above, Some((saved, origin))));
-        // Where a call pushes the return address the frame ends with it; a frame record can be anywhere in its frame.
+        // Where a call pushes the return address the frame ends with it; a frame record can be
+        // anywhere in its frame.
         if self.machine.link.is_some() {
             self.known &= !(1 << self.machine.stack_pointer.index());
         }
         Some(caller)
     }
 
-    /// At the caller of a frame without a rule, whose stack pointer and frame pointer are these. Nothing is known of the other registers: the
-    /// frame may have changed and saved any of them.
+    /// At the caller of a frame without a rule, whose stack pointer and frame pointer are these.
+    /// Nothing is known of the other registers: the frame may have changed and saved any of them.
     fn called(&self, stack_pointer: u64, frame_pointer: Option<(u64, Origin)>) -> Self {
         let mut caller = Self { floor: stack_pointer, known: 0, ..self.copied() };
         let at_call = (self.machine.stack_pointer, (stack_pointer, Origin::Known));
@@ -440,11 +487,16 @@ impl Walk<'_> {
 
     /// The same walk, to try where it leads.
     pub(super) fn copied(&self) -> Self {
-        Self { trace: Trace::default(), pieces: self.pieces.clone(), wanted: Cell::new(None), ..*self }
+        Self {
+            trace: Trace::default(),
+            pieces: self.pieces.clone(),
+            wanted: Cell::new(None),
+            ..*self
+        }
     }
 
-    /// The caller of a frame without a rule when its return address is at `slot`, in the two ways its frame pointer can be known: it is what it
-    /// is here, or what this frame has pushed first.
+    /// The caller of a frame without a rule when its return address is at `slot`, in the two ways
+    /// its frame pointer can be known: it is what it is here, or what this frame has pushed first.
     pub(super) fn callers(&self, slot: u64) -> impl Iterator<Item = Self> {
         let own = self.machine.frame_pointer.index();
         let kept = (self.known & (1 << own) != 0).then(|| (self.registers[own], self.origins[own]));
@@ -459,7 +511,8 @@ impl Walk<'_> {
     }
 }
 
-/// How far a frame may reach beyond where the copy began, bytes: a whole stack by default (`RLIMIT_STACK`, and with it glibc's threads).
+/// How far a frame may reach beyond where the copy began, bytes: a whole stack by default
+/// (`RLIMIT_STACK`, and with it glibc's threads).
 const MAX_STACK_BYTES: usize = 8 << 20;
 /// Most pieces of a stack that are read beyond its copy.
 const MAX_PIECES: usize = 16;
@@ -471,14 +524,23 @@ pub fn walk(context: &UserContext, code: &mut dyn Code, limits: Limits) -> Finis
 }
 
 /// The same, and what it went by.
-pub fn walk_traced(context: &UserContext, code: &mut dyn Code, limits: Limits) -> (Finished, Trace) {
+pub fn walk_traced(
+    context: &UserContext,
+    code: &mut dyn Code,
+    limits: Limits,
+) -> (Finished, Trace) {
     let mut walk = Walk::new(NATIVE, context);
     let done = walk.finish(code, limits);
     (done, walk.trace)
 }
 
 /// The same as [`walk`] of any machine.
-pub fn walk_on(machine: &Machine, context: &UserContext, code: &mut dyn Code, limits: Limits) -> Finished {
+pub fn walk_on(
+    machine: &Machine,
+    context: &UserContext,
+    code: &mut dyn Code,
+    limits: Limits,
+) -> Finished {
     Walk::new(machine, context).finish(code, limits)
 }
 
@@ -544,7 +606,8 @@ impl<'a> Walk<'a> {
             }
             let at = if exact { pc } else { pc.wrapping_sub(1) };
             let step = code.step(at, exact);
-            // Where no code is, no call can return to: the frame before has its return address elsewhere than its rule says.
+            // Where no code is, no call can return to: the frame before has its return address
+            // elsewhere than its rule says.
             if step.rule.is_err() && !done.frames.is_empty() && !code.is_executable(at) {
                 break Marker::TruncatedNoRule;
             }
@@ -561,19 +624,23 @@ impl<'a> Walk<'a> {
                     return done;
                 }
                 Ok(rule) => match self.leave_reading_on(rule, code) {
-                    Ok(caller) => Ok((caller & limits.address_mask, rule.kind == FrameKind::Signal)),
+                    Ok(caller) => {
+                        Ok((caller & limits.address_mask, rule.kind == FrameKind::Signal))
+                    }
                     Err(missing) => Err(missing.into()),
                 },
                 Err(Refusal::Unreadable) => Err(Marker::TruncatedUnreadable),
                 Err(_) => Err(Marker::TruncatedNoRule),
             };
-            // Not where there is a rule, or will be: what is to be read, or waits for a share of the work, says more than a guess.
+            // Not where there is a rule, or will be: what is to be read, or waits for a share of
+            // the work, says more than a guess.
             let scans = match &step.rule {
                 Ok(rule) => matches!(rule.kind, FrameKind::Stub { .. }),
                 Err(refusal) => !matches!(refusal, Refusal::Unreadable | Refusal::Budget),
             } && left == Err(Marker::TruncatedNoRule);
             (pc, exact) = match left {
-                // A zero where a rule says the return address is: code without another end-of-stack mark starts so (Go's goroutines).
+                // A zero where a rule says the return address is: code without another end-of-stack
+                // mark starts so (Go's goroutines).
                 Ok((0, false)) => {
                     done.reached_thread_start = true;
                     return done;
@@ -619,7 +686,10 @@ mod tests {
 
     impl Code for Rules {
         fn step(&mut self, pc: u64, _exact: bool) -> Step {
-            Step { frame: frame(pc), rule: self.0.get(&pc).copied().map(Arc::new).ok_or(Refusal::NoEntry) }
+            Step {
+                frame: frame(pc),
+                rule: self.0.get(&pc).copied().map(Arc::new).ok_or(Refusal::NoEntry),
+            }
         }
         fn walked(&mut self, pc: u64, _exact: bool, _time: MonotonicNs) -> Option<FrameKey> {
             self.0.contains_key(&pc).then(|| frame(pc))
@@ -665,7 +735,11 @@ mod tests {
     #[test]
     fn callers_are_looked_up_one_byte_before_the_return_address() {
         let done = walk_with(
-            &[(0x1010, rsp_plus(16)), (0x101f, X86_64.frameless()), (0x102f, X86_64.thread_start())],
+            &[
+                (0x1010, rsp_plus(16)),
+                (0x101f, X86_64.frameless()),
+                (0x102f, X86_64.thread_start()),
+            ],
             &context(0x1010, 0, &[7, 0x1020, 0x1030]),
         );
         assert_eq!(done.frames, [frame(0x1010), frame(0x101f), frame(0x102f)]);
@@ -683,7 +757,10 @@ mod tests {
         assert_eq!(ended.frames, [frame(0x1010), FrameKey::Marker(Marker::Exiting)]);
         assert!(ended.is_exiting() && !ended.is_broken() && !ended.reached_thread_start);
         let partly = gone(true, &[7]);
-        assert!(partly.is_exiting(), "the rest of its stack was taken in the middle of the copy: {partly:?}");
+        assert!(
+            partly.is_exiting(),
+            "the rest of its stack was taken in the middle of the copy: {partly:?}"
+        );
         let alive = gone(false, &[]);
         assert!(alive.is_broken() && !alive.is_exiting());
         assert_eq!(alive.broken, Some(Marker::TruncatedUnreadable));
@@ -694,7 +771,8 @@ mod tests {
 
     #[test]
     fn a_walk_of_the_probes_is_continued_where_it_was_handed_over() {
-        let rules = [(0x1010, rsp_plus(16)), (0x101f, X86_64.frameless()), (0x102f, X86_64.thread_start())];
+        let rules =
+            [(0x1010, rsp_plus(16)), (0x101f, X86_64.frameless()), (0x102f, X86_64.thread_start())];
         let mut context = context(0x1020, 0, &[0x1030]);
         let mut walk = ProbeWalk {
             time: MonotonicNs(1),
@@ -748,12 +826,18 @@ mod tests {
         }
         fn stack(&mut self, address: u64) -> Option<Vec<u8>> {
             let words = (address..address + (64 << 10)).step_by(8);
-            let word = |at: u64| self.1.iter().find(|(there, _)| *there == at).map_or(0, |(_, word)| *word);
+            let word = |at: u64| {
+                self.1.iter().find(|(there, _)| *there == at).map_or(0, |(_, word)| *word)
+            };
             (!self.1.is_empty()).then(|| words.flat_map(|at| word(at).to_le_bytes()).collect())
         }
     }
 
-    fn walk_asleep(rules: &[(u64, Rule)], memory: &[(u64, u64)], context: &UserContext) -> (Finished, bool) {
+    fn walk_asleep(
+        rules: &[(u64, Rule)],
+        memory: &[(u64, u64)],
+        context: &UserContext,
+    ) -> (Finished, bool) {
         let mut walk = Walk::new(&X86_64, context);
         let mut code = Sleeping(Rules(rules.iter().copied().collect()), memory);
         let done = walk.finish(&mut code, Limits::default());
@@ -762,8 +846,11 @@ mod tests {
 
     #[test]
     fn a_stack_larger_than_its_copy_is_read_on_while_its_thread_sleeps() {
-        let rules =
-            [(0x1010, rsp_plus(70_000)), (0x101f, rsp_plus(200_000)), (0x102f, X86_64.thread_start())];
+        let rules = [
+            (0x1010, rsp_plus(70_000)),
+            (0x101f, rsp_plus(200_000)),
+            (0x102f, X86_64.thread_start()),
+        ];
         let memory = [(STACK + 69_992, 0x1020), (STACK + 269_992, 0x1030)];
         let context = context(0x1010, 0, &[0; 64]);
         let (done, traced) = walk_asleep(&rules, &memory, &context);
@@ -787,13 +874,19 @@ mod tests {
         signal.kind = FrameKind::Signal;
         signal.return_address = Saved::AtRegister { base: Register::RSP, offset: 16 };
         let rules = [(0x1010, signal), (0x1020, rsp_plus(16)), (0x102f, X86_64.thread_start())];
-        for (other, limited) in [(STACK - 0x10_0000, true), (STACK + 0x10_0000, false), (STACK << 1, false)] {
+        for (other, limited) in
+            [(STACK - 0x10_0000, true), (STACK + 0x10_0000, false), (STACK << 1, false)]
+        {
             let mut context = context(0x1010, 0, &[0, other, 0x1020]);
             context.limited = limited;
             let (done, _) = walk_asleep(&rules, &[(other + 8, 0x1030)], &context);
             assert_eq!(done.frames, [frame(0x1010), frame(0x1020), frame(0x102f)], "{other:#x}");
             let (done, _) = walk_asleep(&rules, &[], &context);
-            assert_eq!((done.frames.len(), done.broken), (3, Some(Marker::TruncatedCopy)), "{other:#x}");
+            assert_eq!(
+                (done.frames.len(), done.broken),
+                (3, Some(Marker::TruncatedCopy)),
+                "{other:#x}"
+            );
         }
         // On the same stack both are in the copy.
         let done = walk_with(&rules, &context(0x1010, 0, &[0, STACK + 24, 0x1020, 7, 0x1030]));
@@ -802,8 +895,10 @@ mod tests {
 
     #[test]
     fn a_guess_is_marked_between_the_frames_and_counted() {
-        let done =
-            walk_with(&[(0x102f, X86_64.thread_start())], &context(0x1010, STACK + 8, &[1, 2, 0x1030]));
+        let done = walk_with(
+            &[(0x102f, X86_64.thread_start())],
+            &context(0x1010, STACK + 8, &[1, 2, 0x1030]),
+        );
         assert_eq!(done.frames, [frame(0x1010), FrameKey::Marker(Marker::Guessed), frame(0x102f)]);
         assert_eq!(done.guessed, 1);
     }
@@ -827,7 +922,8 @@ mod tests {
     fn a_caller_that_keeps_the_frame_pointer_is_not_passed_over_by_it() {
         let by_rbp = X86_64.call(Cfa::Register { base: Register::RBP, offset: 16 });
         let rules = [(0x101f, by_rbp), (0x102f, X86_64.thread_start())];
-        let frames = [frame(0x1010), FrameKey::Marker(Marker::Guessed), frame(0x101f), frame(0x102f)];
+        let frames =
+            [frame(0x1010), FrameKey::Marker(Marker::Guessed), frame(0x101f), frame(0x102f)];
         let stack = [7, 0x1020, 9, STACK + 64, 0x1030];
         assert_eq!(walk_with(&rules, &context(0x1010, STACK + 24, &stack)).frames, frames);
         // The frame has pushed it and uses the register for something else.
@@ -837,7 +933,8 @@ mod tests {
 
     #[test]
     fn what_calls_just_here_goes_before_what_older_calls_have_left() {
-        // 0x1040 leads on to 0x1050 and to the thread's start, but it is 0x1010 that calls the function at 0x1010.
+        // 0x1040 leads on to 0x1050 and to the thread's start, but it is 0x1010 that calls the
+        // function at 0x1010.
         let rules = [
             (0x103f, X86_64.frameless()),
             (0x104f, X86_64.thread_start()),
@@ -897,14 +994,18 @@ mod tests {
     fn a_return_address_beyond_the_copy_is_told_from_no_rule() {
         let done = walk_with(&[(0x1010, rsp_plus(64))], &context(0x1010, 0, &[0]));
         assert_eq!(done.broken, Some(Marker::TruncatedCopy));
-        // Larger than any copy, as a frame with a buffer of 64 KiB is; no stack is as large as the last one.
+        // Larger than any copy, as a frame with a buffer of 64 KiB is; no stack is as large as the
+        // last one.
         let done = walk_with(&[(0x1010, rsp_plus(70_000))], &context(0x1010, 0, &[0]));
         assert_eq!(done.broken, Some(Marker::TruncatedCopy));
         let done = walk_with(&[(0x1010, rsp_plus(16 << 20))], &context(0x1010, 0, &[0]));
         assert_eq!(done.broken, Some(Marker::TruncatedNoRule));
         // Nor did a copy end too soon that went on for as long as there was memory.
         let all = UserContext { limited: false, ..context(0x1010, 0, &[0]) };
-        assert_eq!(walk_with(&[(0x1010, rsp_plus(70_000))], &all).broken, Some(Marker::TruncatedUnreadable));
+        assert_eq!(
+            walk_with(&[(0x1010, rsp_plus(70_000))], &all).broken,
+            Some(Marker::TruncatedUnreadable)
+        );
         let done = walk_with(&[], &context(0x1010, 0, &[0]));
         assert_eq!((done.broken, done.frames.len()), (Some(Marker::TruncatedNoRule), 2));
     }
@@ -919,7 +1020,8 @@ mod tests {
 
     #[test]
     fn a_register_taken_back_by_the_epilogue_is_not_read_from_below_the_stack() {
-        // After `leave`: CFA = rsp + 8, rbp said to be saved 16 bytes below it; the caller is left by rbp.
+        // After `leave`: CFA = rsp + 8, rbp said to be saved 16 bytes below it; the caller is left
+        // by rbp.
         let mut after_leave = X86_64.frameless();
         after_leave.registers[Register::RBP.index()] = Saved::AtCfa(-16);
         let caller = X86_64.call(Cfa::Register { base: Register::RBP, offset: 16 });
@@ -932,7 +1034,8 @@ mod tests {
 
     #[test]
     fn a_return_address_in_a_register_leaves_the_stack_as_it_is() {
-        // glibc's `vfork`: `pop %rdi` before the system call, so that the child cannot overwrite it.
+        // glibc's `vfork`: `pop %rdi` before the system call, so that the child cannot overwrite
+        // it.
         let mut vfork = rsp_plus(0);
         vfork.return_address = Saved::InRegister(Register::at(5).unwrap());
         let mut context = context(0x1010, 0, &[7, 0x1030]);
@@ -1012,10 +1115,12 @@ mod tests {
     fn a_frame_that_reaches_into_pages_not_there_is_left_by_what_is_above_them() {
         let mut context = context(0x1010, 0, &[0x1020, 7, 0x1030]);
         context.skipped = 64;
-        let rules = [(0x1010, rsp_plus(72)), (0x101f, rsp_plus(16)), (0x102f, X86_64.thread_start())];
+        let rules =
+            [(0x1010, rsp_plus(72)), (0x101f, rsp_plus(16)), (0x102f, X86_64.thread_start())];
         let done = walk_with(&rules, &context);
         assert_eq!(done.frames, [frame(0x1010), frame(0x101f), frame(0x102f)]);
-        // What would have to be read from them is not known, and it is not said to be missing for good.
+        // What would have to be read from them is not known, and it is not said to be missing for
+        // good.
         let done = walk_with(&[(0x1010, rsp_plus(64))], &context);
         assert_eq!((done.frames.len(), done.broken), (2, Some(Marker::TruncatedUnreadable)));
     }
@@ -1029,8 +1134,10 @@ mod tests {
 
     #[test]
     fn a_rule_that_makes_no_progress_ends_the_walk() {
-        let done =
-            walk_with(&[(0x1010, rsp_plus(0)), (0x100f, rsp_plus(0))], &context(0x1010, 0, &[0x1010; 4]));
+        let done = walk_with(
+            &[(0x1010, rsp_plus(0)), (0x100f, rsp_plus(0))],
+            &context(0x1010, 0, &[0x1010; 4]),
+        );
         assert_eq!(done.frames.len(), 2);
         assert!(done.broken.is_some());
     }
@@ -1090,14 +1197,18 @@ mod tests {
     fn frame_record(bytes: i32) -> Rule {
         let mut rule = AARCH64.call(Cfa::Register { base: Register::X29, offset: bytes });
         rule.return_address = Saved::AtRegister { base: Register::X29, offset: 8 };
-        rule.registers[Register::X29.index()] = Saved::AtRegister { base: Register::X29, offset: 0 };
+        rule.registers[Register::X29.index()] =
+            Saved::AtRegister { base: Register::X29, offset: 0 };
         rule
     }
 
     #[test]
     fn a_leaf_of_aarch64_is_left_by_the_link_register_and_signed_addresses_are_stripped() {
-        let rules =
-            [(0x1010, AARCH64.frameless()), (0x101f, frame_record(32)), (0x102f, AARCH64.thread_start())];
+        let rules = [
+            (0x1010, AARCH64.frameless()),
+            (0x101f, frame_record(32)),
+            (0x102f, AARCH64.thread_start()),
+        ];
         let context = arm(0x1010, STACK, 0x0041_0000_0000_1020, &[0, 0x007e_0000_0000_1030, 7, 8]);
         let done = walk_arm(&rules, &context);
         assert_eq!(done.frames, [frame(0x1010), frame(0x101f), frame(0x102f)]);
@@ -1113,10 +1224,12 @@ mod tests {
 
     #[test]
     fn a_leaf_that_a_signal_interrupted_has_its_link_register_back() {
-        let signal = crate::aarch64::code::signal_return(&[0x68, 0x11, 0x80, 0xd2, 1, 0, 0, 0xd4]).unwrap();
+        let signal =
+            crate::aarch64::code::signal_return(&[0x68, 0x11, 0x80, 0xd2, 1, 0, 0, 0xd4]).unwrap();
         let mut stack = vec![0u64; 90];
         (stack[69], stack[70], stack[71]) = (0x1030, STACK + 640, 0x1020);
-        let rules = [(0x1010, signal), (0x1020, AARCH64.frameless()), (0x102f, AARCH64.thread_start())];
+        let rules =
+            [(0x1010, signal), (0x1020, AARCH64.frameless()), (0x102f, AARCH64.thread_start())];
         let done = walk_arm(&rules, &arm(0x1010, 0, 0, &stack));
         assert_eq!(done.frames, [frame(0x1010), frame(0x1020), frame(0x102f)]);
     }

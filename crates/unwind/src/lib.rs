@@ -1,6 +1,7 @@
-//! Exact stacks: (unwind data, PC) → rule, and the finisher that obeys the rules from a captured context down to the thread's
-//! start. Pure: bytes come in through [`TargetMemory`] and [`managed::PeImage`], nothing here knows procfs, eBPF or where
-//! files are, and no input, however hostile, makes it panic or work without bound.
+//! Exact stacks: (unwind data, PC) → rule, and the finisher that obeys the rules from a captured
+//! context down to the thread's start. Pure: bytes come in through [`TargetMemory`] and
+//! [`managed::PeImage`], nothing here knows procfs, eBPF or where files are, and no input, however
+//! hostile, makes it panic or work without bound.
 
 pub mod aarch64;
 pub mod eh_frame;
@@ -17,6 +18,7 @@ pub mod x86_64;
 
 /// Memory of the profiled process.
 pub trait TargetMemory {
-    /// Reads from `address` into `into` and returns how many bytes it got, from the first on; 0 when nothing could be read.
+    /// Reads from `address` into `into` and returns how many bytes it got, from the first on; 0
+    /// when nothing could be read.
     fn read(&self, address: u64, into: &mut [u8]) -> usize;
 }

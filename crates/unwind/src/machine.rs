@@ -1,5 +1,6 @@
-//! What a walk and its rules must know of a processor, as data: both are always compiled and tested, and [`NATIVE`](crate::native::NATIVE) is the one the daemon
-//! runs on. What is written for one processor only is in `x86_64/` and `aarch64/`.
+//! What a walk and its rules must know of a processor, as data: both are always compiled and
+//! tested, and [`NATIVE`](crate::native::NATIVE) is the one the daemon runs on. What is written for
+//! one processor only is in `x86_64/` and `aarch64/`.
 
 use super::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
 use super::unwind_format::UnwindFormat;
@@ -36,13 +37,15 @@ pub struct Machine {
     pub user_end: u64,
     /// Places of the registers that the probes walk with (`ebpf_common::machine`).
     pub walk_places: [u8; 7],
-    /// Places of the registers that the shim captures, all but the instruction pointer (`profiler_protocol::record::Registers`).
+    /// Places of the registers that the shim captures, all but the instruction pointer
+    /// (`profiler_protocol::record::Registers`).
     pub captured_places: [u8; 7],
     /// The bits of a word that are an address, from an address near the end of user memory.
     pub address_mask: fn(u64) -> u64,
     /// The runtime's unwind information.
     pub unwind_info: UnwindFormat,
-    /// The rule when code, the bytes at an address, is inside an epilogue of the function that takes the range.
+    /// The rule when code, the bytes at an address, is inside an epilogue of the function that
+    /// takes the range.
     pub epilogue: fn(&[u8], u64, &Range<u64>) -> Option<Rule>,
     /// The rule for a stub whose instruction at the address is about to run.
     pub stub: fn(&[u8], u64) -> Result<Rule, Refusal>,
@@ -50,13 +53,16 @@ pub struct Machine {
     pub ends_with_call: fn(&[u8]) -> bool,
     /// Where such a call leads, given the return address, when that is in the instruction itself.
     pub call_target: fn(&[u8], u64) -> Option<u64>,
-    /// The rule when code, the bytes at the next instruction, returns from a signal handler and call frame information does not say how.
+    /// The rule when code, the bytes at the next instruction, returns from a signal handler and
+    /// call frame information does not say how.
     pub signal_return: Option<SignalReturn>,
     /// What code without unwind data says about its frames, where its instructions are followed.
     pub body: Option<BodyDecoder>,
-    /// Whether the bytes of code are where the C library has the function of a new context (makecontext(3)) return to, which nobody has called.
+    /// Whether the bytes of code are where the C library has the function of a new context
+    /// (makecontext(3)) return to, which nobody has called.
     pub is_context_start: fn(&[u8]) -> bool,
-    /// First bytes of the runtime's `OnHijackTripThread`, where its call frame information needs [`Machine::hijack`].
+    /// First bytes of the runtime's `OnHijackTripThread`, where its call frame information needs
+    /// [`Machine::hijack`].
     pub hijack_prologue: &'static [u8],
     /// The rule inside it, at an offset from its start, given what its call frame information says.
     pub hijack: fn(Rule, u64) -> Result<Rule, Refusal>,
@@ -71,9 +77,11 @@ pub type ReadCode<'a> = dyn FnMut(u64, &mut [u8]) -> usize + 'a;
 /// As [`Machine::body`].
 #[derive(Clone, Copy, Debug)]
 pub struct BodyDecoder {
-    /// The rule of the frame whose next instruction is at an address, and whether that is the next to run (else a call is before it).
+    /// The rule of the frame whose next instruction is at an address, and whether that is the next
+    /// to run (else a call is before it).
     pub rule: fn(&mut ReadCode<'_>, u64, bool) -> Result<Rule, Refusal>,
-    /// Given a program's entry point and an address: true when that is behind the call by which the entry point leaves for good.
+    /// Given a program's entry point and an address: true when that is behind the call by which the
+    /// entry point leaves for good.
     pub is_behind_entry: fn(&mut ReadCode<'_>, u64, u64) -> bool,
 }
 
@@ -90,7 +98,8 @@ impl Machine {
         self.callee_saved & (1 << register.index()) != 0
     }
 
-    /// A call frame in which callee-saved registers are unchanged and all others lost, with the return address where the call left it.
+    /// A call frame in which callee-saved registers are unchanged and all others lost, with the
+    /// return address where the call left it.
     #[must_use]
     pub fn call(&self, cfa: Cfa) -> Rule {
         let mut registers = [Saved::Lost; 16];

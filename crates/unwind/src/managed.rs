@@ -1,15 +1,17 @@
-//! Managed code: which method body a PC is in, and its rule. JIT bodies are found in the process's memory, ReadyToRun ones
-//! in the exception directory of their file.
+//! Managed code: which method body a PC is in, and its rule. JIT bodies are found in the process's
+//! memory, ReadyToRun ones in the exception directory of their file.
 //!
-//! *JIT.* The eight bytes before a body point to its `RealCodeHeader` (dotnet/runtime src/coreclr/vm/codeman.h): debug info, EH info,
-//! GC info and MethodDesc pointers, then at +32 the number of unwind entries and that many RUNTIME_FUNCTIONs, the same in
-//! .NET 8, 9 and 10. Entry 0 is the body, the others its funclets, right behind it; all offsets count from the code heap's base, which is
-//! therefore the body's start minus entry 0's begin. Bodies start at multiples of 16, on aarch64 of 8 (`CODE_SIZE_ALIGN` in cgencpu.h), so
-//! the body of a PC is found by going back in such steps to the first address that has such a header. Code heaps hold bodies in
-//! no particular order but never one inside another: the nearest header decides.
-//! *ReadyToRun.* PE data directory 3 is an array of RUNTIME_FUNCTIONs sorted by begin; funclets have entries of their own.
-//! *Neither.* What is left in JIT memory, and the call thunks of ReadyToRun images, are stubs, which are replayed.
-//! What an entry and its unwind information look like is the machine's.
+//! *JIT.* The eight bytes before a body point to its `RealCodeHeader` (dotnet/runtime
+//! src/coreclr/vm/codeman.h): debug info, EH info, GC info and MethodDesc pointers, then at +32 the
+//! number of unwind entries and that many RUNTIME_FUNCTIONs, the same in .NET 8, 9 and 10. Entry 0
+//! is the body, the others its funclets, right behind it; all offsets count from the code heap's
+//! base, which is therefore the body's start minus entry 0's begin. Bodies start at multiples of
+//! 16, on aarch64 of 8 (`CODE_SIZE_ALIGN` in cgencpu.h), so the body of a PC is found by going back
+//! in such steps to the first address that has such a header. Code heaps hold bodies in no
+//! particular order but never one inside another: the nearest header decides. *ReadyToRun.* PE data
+//! directory 3 is an array of RUNTIME_FUNCTIONs sorted by begin; funclets have entries of their
+//! own. *Neither.* What is left in JIT memory, and the call thunks of ReadyToRun images, are stubs,
+//! which are replayed. What an entry and its unwind information look like is the machine's.
 
 use super::TargetMemory;
 use super::machine::Machine;
@@ -20,7 +22,8 @@ use std::ops::Range;
 
 /// Bytes of code that are read for an epilogue or a stub.
 pub const CODE_BYTES: usize = 192;
-/// Longest method body that is found by going back, bytes; the longest in ASP.NET Core's JIT code has under 100 KiB.
+/// Longest method body that is found by going back, bytes; the longest in ASP.NET Core's JIT code
+/// has under 100 KiB.
 pub const MAX_BODY_BYTES: u64 = 1 << 20;
 /// Most bytes of an entry.
 const MAX_ENTRY_BYTES: usize = 12;
@@ -45,7 +48,8 @@ pub struct JitBody {
     /// Base its entries count from.
     base: u64,
     entries: Vec<RuntimeFunction>,
-    /// Unwind information of the body, kept so that callers in it can be left after the process is gone.
+    /// Unwind information of the body, kept so that callers in it can be left after the process is
+    /// gone.
     body_unwind: Vec<u8>,
     /// Address and pointers of the header: they change when the place is given to another method.
     identity: [u64; 5],
@@ -67,7 +71,8 @@ impl Budget {
 }
 
 impl JitBody {
-    /// Finds the body that covers `pc` in a mapping that begins at `floor`; `Ok(None)` when there is none: a stub.
+    /// Finds the body that covers `pc` in a mapping that begins at `floor`; `Ok(None)` when there
+    /// is none: a stub.
     ///
     /// # Errors
     /// [`Refusal::Unreadable`] when the code itself cannot be read, [`Refusal::Budget`].
@@ -81,7 +86,8 @@ impl JitBody {
         let align = machine.unwind_info.body_align;
         let lowest = floor.max(pc.saturating_sub(MAX_BODY_BYTES));
         let mut candidates = MAX_CANDIDATES;
-        // One chunk at a time, downwards; each holds the pointers before the starts in (from + 8, upper + 8].
+        // One chunk at a time, downwards; each holds the pointers before the starts in (from + 8,
+        // upper + 8].
         let first = pc & !(align - 1);
         let mut upper = first;
         let mut chunk = vec![0u8; usize::try_from(CHUNK_BYTES).unwrap_or_default()];
@@ -140,7 +146,8 @@ impl JitBody {
         let first = fixed.get(HEADER_ENTRIES_AT..)?;
         // Where it begins says where the base is, and from there the rest is read.
         let base = start.checked_sub(u64::from(u32_at(first, 0)?))?;
-        let read = |offset: u32, into: &mut [u8]| memory.read(base.wrapping_add(u64::from(offset)), into);
+        let read =
+            |offset: u32, into: &mut [u8]| memory.read(base.wrapping_add(u64::from(offset)), into);
         let first = (format.entry)(first, &read)?;
         if !(1..=MAX_ENTRIES).contains(&count) || first.begin >= first.end {
             return None;
@@ -173,7 +180,8 @@ impl JitBody {
         Some(Self { range: start..end, base, entries, body_unwind, identity })
     }
 
-    /// Whether the same body is still there; `None` when that cannot be read, as of a process that is gone.
+    /// Whether the same body is still there; `None` when that cannot be read, as of a process that
+    /// is gone.
     #[must_use]
     pub fn is_current(&self, machine: &Machine, memory: &dyn TargetMemory) -> Option<bool> {
         let mut pointer = [0u8; 8];
@@ -191,7 +199,13 @@ impl JitBody {
     /// A body of this method without entries, so without rules: for tests of what keeps bodies.
     #[must_use]
     pub fn without_entries(range: Range<u64>, method: u64) -> Self {
-        Self { range, base: 0, entries: Vec::new(), body_unwind: Vec::new(), identity: [0, 0, 0, 0, method] }
+        Self {
+            range,
+            base: 0,
+            entries: Vec::new(),
+            body_unwind: Vec::new(),
+            identity: [0, 0, 0, 0, method],
+        }
     }
 
     fn function(&self, pc: u64) -> Option<RuntimeFunction> {
@@ -199,7 +213,8 @@ impl JitBody {
         self.entries.iter().find(|f| (f.begin..f.end).contains(&offset)).copied()
     }
 
-    /// The rule at `pc`, which the body covers. `exact` says that `pc` is the next instruction to run, not inside a call.
+    /// The rule at `pc`, which the body covers. `exact` says that `pc` is the next instruction to
+    /// run, not inside a call.
     ///
     /// # Errors
     /// As the machine's [`UnwindFormat::rule`].
@@ -211,16 +226,18 @@ impl JitBody {
         exact: bool,
     ) -> Result<Rule, Refusal> {
         let function = self.function(pc).ok_or(Refusal::NoEntry)?;
-        let read =
-            |offset: u32, into: &mut [u8]| memory.read(self.base.wrapping_add(u64::from(offset)), into);
+        let read = |offset: u32, into: &mut [u8]| {
+            memory.read(self.base.wrapping_add(u64::from(offset)), into)
+        };
         let info = |at: u32| {
             if self.entries.first().is_some_and(|body| body.unwind == at) {
                 return Some(self.body_unwind.clone());
             }
             (machine.unwind_info.info)(at, &read)
         };
-        let offset =
-            u32::try_from(pc.wrapping_sub(self.base)).ok().and_then(|o| o.checked_sub(function.begin));
+        let offset = u32::try_from(pc.wrapping_sub(self.base))
+            .ok()
+            .and_then(|o| o.checked_sub(function.begin));
         let offset = offset.ok_or(Refusal::NoEntry)?;
         (machine.unwind_info.rule)(At { function, offset, exact, base: self.base }, &info, &read)
     }
@@ -282,7 +299,12 @@ impl ExceptionDirectory {
 
     /// The function of `machine` that covers `rva` in `image`.
     #[must_use]
-    pub fn function(&self, machine: &Machine, image: &dyn PeImage, rva: u32) -> Option<RuntimeFunction> {
+    pub fn function(
+        &self,
+        machine: &Machine,
+        image: &dyn PeImage,
+        rva: u32,
+    ) -> Option<RuntimeFunction> {
         let format = &machine.unwind_info;
         let entry = |i: usize| self.bytes.get(i.checked_mul(format.entry_bytes)?..);
         let (mut low, mut high) = (0, self.bytes.len() / format.entry_bytes);
@@ -332,7 +354,9 @@ mod tests {
 
     impl TargetMemory for Block {
         fn read(&self, address: u64, into: &mut [u8]) -> usize {
-            let Some(from) = address.checked_sub(self.address).and_then(|o| usize::try_from(o).ok()) else {
+            let Some(from) =
+                address.checked_sub(self.address).and_then(|o| usize::try_from(o).ok())
+            else {
                 return 0;
             };
             let Some(there) = self.bytes.get(from..) else { return 0 };
@@ -402,14 +426,16 @@ mod tests {
     #[test]
     fn a_search_stops_when_its_budget_is_spent() {
         let block = Block { address: HEAP, bytes: vec![0x90; 1 << 20] };
-        let found = JitBody::find(&X86_64, &block, HEAP + 0xf_0000, HEAP, &mut Budget { bytes: 64 << 10 });
+        let found =
+            JitBody::find(&X86_64, &block, HEAP + 0xf_0000, HEAP, &mut Budget { bytes: 64 << 10 });
         assert_eq!(found, Err(Refusal::Budget));
     }
 
     #[test]
     fn headers_that_are_none_cost_what_is_read_of_them() {
         let mut block = heap();
-        // Before each place where a body could begin, a pointer to a header of very many entries, the last of which is not behind the others.
+        // Before each place where a body could begin, a pointer to a header of very many entries,
+        // the last of which is not behind the others.
         let header = 0x3010;
         block.bytes.resize(0x2_0000, 0x90);
         block.put(0x3020, &4000u32.to_le_bytes());
@@ -417,7 +443,10 @@ mod tests {
             let begin = 0x1010 + 8 * entry;
             let words = [begin, begin + 8, 0x3900];
             let at = header + 0x14 + 12 * entry as usize;
-            words.iter().enumerate().for_each(|(i, word)| block.put(at + 4 * i, &word.to_le_bytes()));
+            words
+                .iter()
+                .enumerate()
+                .for_each(|(i, word)| block.put(at + 4 * i, &word.to_le_bytes()));
         }
         block.put(header + 0x14 + 12 * 3999, &[0; 12]);
         let pointer = (HEAP + 0x3000).to_le_bytes();
@@ -432,7 +461,8 @@ mod tests {
     #[test]
     fn the_exception_directory_finds_the_function_that_covers_an_address() {
         let words = [0x10u32, 0x20, 1, 0x20, 0x28, 2, 0x40, 0x50, 3];
-        let directory = ExceptionDirectory::new(words.iter().flat_map(|w| w.to_le_bytes()).collect());
+        let directory =
+            ExceptionDirectory::new(words.iter().flat_map(|w| w.to_le_bytes()).collect());
         assert_eq!(directory.function(&X86_64, &Flat(Vec::new()), 0x1f).map(|f| f.unwind), Some(1));
         assert_eq!(directory.function(&X86_64, &Flat(Vec::new()), 0x20).map(|f| f.unwind), Some(2));
         assert_eq!(directory.function(&X86_64, &Flat(Vec::new()), 0x30), None);

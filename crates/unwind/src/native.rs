@@ -16,6 +16,7 @@ pub const ALL: [&Machine; 2] = [&x86_64::X86_64, &aarch64::AARCH64];
 /// Bits of a word that are an address on this machine.
 #[must_use]
 pub fn native_address_mask() -> u64 {
-    // The name of the program lies at the very end of the main thread's stack (fs/binfmt_elf.c, AT_EXECFN).
+    // The name of the program lies at the very end of the main thread's stack (fs/binfmt_elf.c,
+    // AT_EXECFN).
     (NATIVE.address_mask)(u64::try_from(rustix::param::linux_execfn().as_ptr().addr()).unwrap_or(0))
 }

@@ -12,8 +12,8 @@
 //! ```
 //! The signature of a return address (pointer authentication) is taken off.
 
-/// A general register, by its place among the sixteen that matter to a walk; which ones those are is the machine's
-/// ([`super::machine::Machine`]).
+/// A general register, by its place among the sixteen that matter to a walk; which ones those are
+/// is the machine's ([`super::machine::Machine`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Register(u8);
 
@@ -84,14 +84,16 @@ pub enum Saved {
 pub enum FrameKind {
     /// Made by a call: the caller stands at a return address.
     Call,
-    /// Made by the kernel to run a signal handler: the interrupted code stands at the exact instruction, and every
-    /// register was saved.
+    /// Made by the kernel to run a signal handler: the interrupted code stands at the exact
+    /// instruction, and every register was saved.
     Signal,
-    /// Behind a system call that makes a thread. The one that made it has a caller as after a call; the new one, on a stack nobody has used yet, has none,
-    /// and no call precedes what is where a return address would be.
+    /// Behind a system call that makes a thread. The one that made it has a caller as after a call;
+    /// the new one, on a stack nobody has used yet, has none, and no call precedes what is where a
+    /// return address would be.
     NewThread,
-    /// A runtime stub: the return address is one of the first `words` words from the place the rule names (the others are
-    /// its own, for the code it jumps to), and the walker takes the first that follows a call.
+    /// A runtime stub: the return address is one of the first `words` words from the place the rule
+    /// names (the others are its own, for the code it jumps to), and the walker takes the first
+    /// that follows a call.
     Stub {
         /// At least 1.
         words: u8,

@@ -1,5 +1,5 @@
-//! The probes' walker and the finisher against each other, on random stacks and by random rules, of both machines: wherever the probes hand
-//! over, the stack is the one the finisher finds alone.
+//! The probes' walker and the finisher against each other, on random stacks and by random rules, of
+//! both machines: wherever the probes hand over, the stack is the one the finisher finds alone.
 
 use super::aarch64::AARCH64;
 use super::encode::encode;
@@ -16,7 +16,8 @@ use proptest::prelude::{Just, Strategy, any, prop, prop_assert_eq, prop_oneof, p
 use std::sync::Arc;
 
 const STACK: u64 = 0x7ffc_0000_0000;
-/// A page: the probes read ahead to the middle or the end of one. It repeats fewer words, which are chosen.
+/// A page: the probes read ahead to the middle or the end of one. It repeats fewer words, which are
+/// chosen.
 const WORDS: usize = 512;
 const CHOSEN: usize = 128;
 /// rbx, or x19.
@@ -37,8 +38,9 @@ impl Stack {
     }
 
     fn copy(&self, from: u64) -> Vec<u8> {
-        let offset =
-            from.checked_sub(STACK + 8 * self.from as u64).map(|offset| offset + 8 * self.from as u64);
+        let offset = from
+            .checked_sub(STACK + 8 * self.from as u64)
+            .map(|offset| offset + 8 * self.from as u64);
         let offset = offset.and_then(|offset| usize::try_from(offset).ok());
         offset.and_then(|offset| self.bytes.get(offset..)).unwrap_or_default().to_vec()
     }
@@ -83,8 +85,9 @@ impl Code for Program<'_> {
     }
 }
 
-/// Goes as far as the probes can, and hands over as their record does (`ebpf-probes/src/emit.rs`). `None` when a signal's frame said that
-/// what it interrupted had its stack where there is no memory.
+/// Goes as far as the probes can, and hands over as their record does (`ebpf-probes/src/emit.rs`).
+/// `None` when a signal's frame said that what it interrupted had its stack where there is no
+/// memory.
 fn probe<M: machine::Machine>(
     machine: &Machine,
     walked: &M,
@@ -120,8 +123,11 @@ fn probe<M: machine::Machine>(
         }
         handed.ip = walk.registers[PC];
     }
-    let end =
-        if walk.end == 0 { WalkEnd::HandedOver { exact: walk.exact != 0 } } else { WalkEnd::ThreadStart };
+    let end = if walk.end == 0 {
+        WalkEnd::HandedOver { exact: walk.exact != 0 }
+    } else {
+        WalkEnd::ThreadStart
+    };
     Some(UserContext {
         walk: Some(ProbeWalk { time: MonotonicNs(1), space: 1, frames, end }),
         regs: handed,
@@ -144,7 +150,8 @@ fn any_rule(machine: &'static Machine) -> impl Strategy<Value = Option<Rule>> {
     let base = prop::sample::select(bases.to_vec());
     let cfa = prop_oneof![
         6 => (base, 0..24i32).prop_map(|(base, n)| Cfa::Register { base, offset: n * 8 }),
-        // By other registers it could be kept below the stack pointer, or elsewhere, where only the probes can read.
+        // By other registers it could be kept below the stack pointer, or elsewhere, where only the
+        // probes can read.
         1 => (0..24i32, -4..4i32)
             .prop_map(|(n, add)| Cfa::Deref { base: machine.stack_pointer, offset: n * 8, add: add * 8 }),
     ];
@@ -181,8 +188,10 @@ fn any_rule(machine: &'static Machine) -> impl Strategy<Value = Option<Rule>> {
                 FrameKind::Signal => {
                     // Nothing is counted from it.
                     rule.cfa = Cfa::Register { base: machine.stack_pointer, offset: 8 };
-                    let from =
-                        |word: i32| Saved::AtRegister { base: machine.stack_pointer, offset: 8 * word };
+                    let from = |word: i32| Saved::AtRegister {
+                        base: machine.stack_pointer,
+                        offset: 8 * word,
+                    };
                     rule.registers[PRESERVED.index()] = from(5);
                     rule.registers[machine.frame_pointer.index()] = from(6);
                     rule.registers[machine.stack_pointer.index()] = from(at / -8 + 1);
@@ -191,7 +200,10 @@ fn any_rule(machine: &'static Machine) -> impl Strategy<Value = Option<Rule>> {
                 _ if machine.link.is_some() && in_link => {}
                 _ => rule.return_address = Saved::AtCfa(at),
             }
-            if kind == FrameKind::Call && matches!(stack_at, Saved::CfaPlus(_) | Saved::Same) && chance < 4 {
+            if kind == FrameKind::Call
+                && matches!(stack_at, Saved::CfaPlus(_) | Saved::Same)
+                && chance < 4
+            {
                 rule.registers[machine.stack_pointer.index()] = stack_at;
             }
             match chance {
@@ -248,9 +260,15 @@ fn compare<M: machine::Machine>(
     };
     let Some(together) = probe(machine, walked, regs, rules, stack) else { return Ok(()) };
     let limits = Limits { max_frames: 64, address_mask: (machine.address_mask)(STACK) };
-    let of = |context| walk_on(machine, context, &mut Program { rules, memory: stack, next: 0 }, limits);
+    let of =
+        |context| walk_on(machine, context, &mut Program { rules, memory: stack, next: 0 }, limits);
     let (alone, done) = (of(&alone), of(&together));
-    prop_assert_eq!(seen(&done), seen(&alone), "handed over: {:x?}", (together.walk, together.regs));
+    prop_assert_eq!(
+        seen(&done),
+        seen(&alone),
+        "handed over: {:x?}",
+        (together.walk, together.regs)
+    );
     Ok(())
 }
 

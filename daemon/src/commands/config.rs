@@ -14,7 +14,8 @@ pub fn check(sources: &ConfigSources) -> Result<u8, Error> {
     let loaded = sources.sources().load()?;
     loaded.warn();
     sinks::check_files(&loaded.config).for_each(|problem| tracing::warn!("{problem}"));
-    let from = loaded.file.map_or_else(|| "the defaults".to_owned(), |file| file.display().to_string());
+    let from =
+        loaded.file.map_or_else(|| "the defaults".to_owned(), |file| file.display().to_string());
     to_stdout(format!("{from}: good\n").as_bytes())?;
     Ok(0)
 }

@@ -1,4 +1,5 @@
-//! `perfusion doctor`: what this machine, this user and this binary allow, tried one by one, with what to do about each lack.
+//! `perfusion doctor`: what this machine, this user and this binary allow, tried one by one, with
+//! what to do about each lack.
 
 use super::output::unless_closed;
 use crate::cli::exit;
@@ -6,7 +7,9 @@ use crate::error::Error;
 use perfusion_artefacts as embedded;
 use perfusion_dotnet::attach::place::place_for_start;
 use perfusion_host::process::handle::Target;
-use perfusion_host::system_limits::{MANY_OPEN_FILES, explain, needed_open_files, raise_open_files};
+use perfusion_host::system_limits::{
+    MANY_OPEN_FILES, explain, needed_open_files, raise_open_files,
+};
 use perfusion_report::ReportError;
 use perfusion_sources::kernel::features;
 use perfusion_sources::kernel::{KernelOptions, KernelSource, Selection};
@@ -46,17 +49,16 @@ pub fn checks() -> Vec<Check> {
         .map(|(name, result)| check(name, Outcome::Bad, result.map_err(|error| error.to_string())))
         .collect();
     let built = |part: Option<&[u8]>| {
-        part.map(|_| ())
-            .ok_or_else(|| "this binary was built without it: build with `cargo xtask build`".to_owned())
+        part.map(|_| ()).ok_or_else(|| {
+            "this binary was built without it: build with `cargo xtask build`".to_owned()
+        })
     };
     let probes_at = all.len();
     all.push(check("eBPF probes", Outcome::Bad, built(embedded::probes())));
     all.push(check("shim for .NET", Outcome::Limited, built(embedded::shim())));
-    all.extend(
-        features::limits(perfusion_dotnet::attach::helper::has_it())
-            .into_iter()
-            .map(|(name, result)| check(name, Outcome::Limited, result.map_err(|limit| limit.to_string()))),
-    );
+    all.extend(features::limits(perfusion_dotnet::attach::helper::has_it()).into_iter().map(
+        |(name, result)| check(name, Outcome::Limited, result.map_err(|limit| limit.to_string())),
+    ));
     all.push(check("open files", Outcome::Limited, enough_open_files(open_files)));
     if all.iter().all(|check| check.outcome != Outcome::Bad) {
         all.insert(probes_at + 1, check("recording", Outcome::Bad, recording()));
@@ -76,8 +78,10 @@ fn check(name: &'static str, lack: Outcome, result: Result<(), String>) -> Check
 
 /// Starts what a recording starts, with the same numbers, on this process, and ends it.
 fn recording() -> Result<(), String> {
-    let options =
-        KernelOptions { selection: Selection::Pids(vec![std::process::id()]), ..KernelOptions::default() };
+    let options = KernelOptions {
+        selection: Selection::Pids(vec![std::process::id()]),
+        ..KernelOptions::default()
+    };
     KernelSource::start(&options).map(drop).map_err(|error| explain(&error))
 }
 
@@ -86,8 +90,10 @@ fn enough_open_files(found: u64) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "RLIMIT_NOFILE: expected at least {MANY_OPEN_FILES} open files, found {found}, of which a recording takes {}: with fewer, files \
-         of short-lived processes may be gone before their functions have names; allow more (ulimit -n, LimitNOFILE=)",
+        "RLIMIT_NOFILE: expected at least {MANY_OPEN_FILES} open files, found {found}, of which a \
+         recording takes {}: with fewer, files \
+         of short-lived processes may be gone before their functions have names; allow more \
+         (ulimit -n, LimitNOFILE=)",
         needed_open_files()
     ))
 }
@@ -99,9 +105,9 @@ fn me() -> Result<Target, String> {
 /// Places a file as the shim is placed for `record -- CMD`, and removes it.
 fn placing() -> Result<(), String> {
     let placed = place_for_start(&me()?, b"").map_err(|error| error.to_string());
-    placed
-        .map(drop)
-        .map_err(|error| format!("{error}; have one of these writable for you alone and not mounted noexec"))
+    placed.map(drop).map_err(|error| {
+        format!("{error}; have one of these writable for you alone and not mounted noexec")
+    })
 }
 
 /// Prints the checks as text or as one JSON array. True when recording can start.

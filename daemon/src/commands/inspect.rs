@@ -16,7 +16,8 @@ use std::path::Path;
 /// `perfusion inspect unwind`.
 ///
 /// # Errors
-/// When the process or file cannot be read, no code is at the address, or the output cannot be written.
+/// When the process or file cannot be read, no code is at the address, or the output cannot be
+/// written.
 pub fn unwind(options: &InspectUnwind) -> Result<u8, Error> {
     let mut table = ProcessTable::new();
     let pid = options.target.parse::<u32>().ok();
@@ -36,7 +37,9 @@ pub fn unwind(options: &InspectUnwind) -> Result<u8, Error> {
         text_of(next.as_ref(), call.as_ref())
     };
     match io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(ReportError::Write(error).into()),
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(ReportError::Write(error).into())
+        }
         _ => Ok(0),
     }
 }
@@ -61,7 +64,8 @@ fn text_of(next: Option<&Explained>, call: Option<&Explained>) -> String {
                 let by = NATIVE.name(NATIVE.frame_pointer);
                 writeln!(
                     text,
-                    "  no rule         {refusal}; the caller would be guessed by {by} or a search of the stack, and marked"
+                    "  no rule         {refusal}; the caller would be guessed by {by} or a search \
+                     of the stack, and marked"
                 )
                 .ok();
             }
@@ -89,13 +93,18 @@ fn rule_text(rule: &Rule, text: &mut String) {
     match rule.kind {
         FrameKind::Call => {}
         FrameKind::NewThread => text.push_str(
-            "  kind            makes a thread: the new one has no caller, as what is in the return address's place shows\n",
+            "  kind            makes a thread: the new one has no caller, as what is in the return \
+             address's place shows\n",
         ),
-        FrameKind::Signal => text.push_str("  kind            signal frame: the caller was interrupted\n"),
+        FrameKind::Signal => text.push_str(
+            "  kind            signal frame: the caller was \
+             interrupted\n",
+        ),
         FrameKind::Stub { words } => {
             writeln!(
                 text,
-                "  kind            stub: the first of {words} words that follows a call is the return address"
+                "  kind            stub: the first of {words} words that follows a call is the \
+                 return address"
             )
             .ok();
         }
@@ -121,7 +130,9 @@ fn origin(origin: Origin) -> &'static str {
         Origin::EntryPoint => "the entry point of a program loader, which nothing calls",
         Origin::Code => "decoding the instructions: no unwind data says it",
         Origin::Epilogue => "decoding an epilogue",
-        Origin::Hijack => ".eh_frame, corrected: the runtime puts this function in place of a return address",
+        Origin::Hijack => {
+            ".eh_frame, corrected: the runtime puts this function in place of a return address"
+        }
         Origin::JitUnwindInfo => "unwind information of JIT-compiled code",
         Origin::ReadyToRun => "unwind information by the ReadyToRun exception directory",
         Origin::Stub => "decoding a stub",

@@ -19,8 +19,11 @@ pub fn attach_helper() -> Result<u8, Error> {
 /// # Errors
 /// When one cannot be read or the other not be written.
 pub fn copy(from: &Path, to: &Path) -> Result<u8, Error> {
-    let bytes =
-        std::fs::read(from).map_err(|source| FileError { path: from.to_owned(), step: "read", source })?;
+    let bytes = std::fs::read(from).map_err(|source| FileError {
+        path: from.to_owned(),
+        step: "read",
+        source,
+    })?;
     file::write(to, &bytes)?;
     Ok(0)
 }

@@ -1,4 +1,5 @@
-//! Manual pages and shell completions, made from the command line's types, so that they cannot say anything else.
+//! Manual pages and shell completions, made from the command line's types, so that they cannot say
+//! anything else.
 
 use crate::cli::Cli;
 use crate::error::Error;
@@ -26,7 +27,8 @@ fn script(shell: Shell) -> Vec<u8> {
 
 /// The command without what help does not show either: completions have all they are given.
 fn shown(command: &'static clap::Command) -> clap::Command {
-    let mut copy = clap::Command::new(command.get_name()).version(command.get_version().unwrap_or_default());
+    let mut copy =
+        clap::Command::new(command.get_name()).version(command.get_version().unwrap_or_default());
     if let Some(about) = command.get_about() {
         copy = copy.about(about.clone());
     }
@@ -49,7 +51,11 @@ fn page(command: &clap::Command, directory: &Path) -> Result<(), Error> {
     let manual = clap_mangen::Man::new(command.clone());
     let path = directory.join(manual.get_filename());
     let mut text = Vec::new();
-    manual.render(&mut text).map_err(|source| FileError { path: path.clone(), step: "render", source })?;
+    manual.render(&mut text).map_err(|source| FileError {
+        path: path.clone(),
+        step: "render",
+        source,
+    })?;
     file::write(&path, notes(&String::from_utf8_lossy(&text)).as_bytes())?;
     command
         .get_subcommands()
@@ -57,8 +63,8 @@ fn page(command: &clap::Command, directory: &Path) -> Result<(), Error> {
         .try_for_each(|below| page(below, directory))
 }
 
-/// The page with what stands below the options as it stands there: examples and exit codes, line by line. The library has them as one paragraph under a
-/// heading that says nothing.
+/// The page with what stands below the options as it stands there: examples and exit codes, line by
+/// line. The library has them as one paragraph under a heading that says nothing.
 fn notes(page: &str) -> String {
     let Some((above, below)) = page.split_once("\n.SH EXTRA\n") else { return page.to_owned() };
     let (notes, rest) = match below.find("\n.SH ") {
@@ -99,7 +105,8 @@ mod tests {
             assert!(text.contains(says) && !text.contains(".SH EXTRA"), "{file}:\n{text}");
         }
         let report = std::fs::read_to_string(directory.path().join("perfusion-report.1")).unwrap();
-        let notes = report.split_once(".SH NOTES\n.nf\n").unwrap().1.split_once("\n.fi\n").unwrap().0;
+        let notes =
+            report.split_once(".SH NOTES\n.nf\n").unwrap().1.split_once("\n.fi\n").unwrap().0;
         assert!(
             notes.lines().filter(|line| line.contains("perfusion report app.pb.gz")).count() >= 4,
             "{notes}"

@@ -1,4 +1,5 @@
-//! `perfusion ps`: every process as the profiler sees it, what profiling it allows, and why not more; where a daemon runs, what it has of it.
+//! `perfusion ps`: every process as the profiler sees it, what profiling it allows, and why not
+//! more; where a daemon runs, what it has of it.
 
 use super::output::unless_closed;
 use crate::cli::Ps;
@@ -23,7 +24,8 @@ const ASK_TIMEOUT: Duration = Duration::from_millis(300);
 /// Why a process that the daemon does not record has nothing.
 const UNSELECTED: &str = "not selected by the daemon's rules";
 
-/// Bytes of a command line that are read, and characters of it that a line of the table has at most.
+/// Bytes of a command line that are read, and characters of it that a line of the table has at
+/// most.
 const COMMAND_BYTES: u64 = 256;
 const COMMAND_CHARACTERS: usize = 40;
 /// The same of a service's and a process's name.
@@ -40,8 +42,9 @@ pub enum Daemon {
 }
 
 impl Daemon {
-    /// Whether a process may be asked something over its diagnostics socket. Where there is a daemon its rules and its owner's annotations say who is not
-    /// to be touched, and it has touched those already in which it has a shim.
+    /// Whether a process may be asked something over its diagnostics socket. Where there is a
+    /// daemon its rules and its owner's annotations say who is not to be touched, and it has
+    /// touched those already in which it has a shim.
     fn lets_ask(&self) -> impl Fn(u32) -> bool {
         let with_shim: Option<HashSet<u32>> = match self {
             Self::None => None,
@@ -167,8 +170,9 @@ fn join(rows: &mut [Row], answer: Answer) {
             row.why_not.get_or_insert_with(|| why.clone());
         }
         if let Some(left_out) = left_out(told) {
-            row.why_not =
-                Some(row.why_not.take().map_or(left_out.clone(), |why| format!("{why}; {left_out}")));
+            row.why_not = Some(
+                row.why_not.take().map_or(left_out.clone(), |why| format!("{why}; {left_out}")),
+            );
         }
     }
 }
@@ -182,11 +186,17 @@ fn left_out(told: &Told) -> Option<String> {
     (!left_out.is_empty()).then(|| format!("left out by rules: {}", left_out.join(", ")))
 }
 
-/// Prints the list, as a table or as one JSON array. The note about what this user cannot see goes to `notes`.
+/// Prints the list, as a table or as one JSON array. The note about what this user cannot see goes
+/// to `notes`.
 ///
 /// # Errors
 /// When `/proc` cannot be listed or `out` not be written.
-pub fn print(json: bool, daemon: Daemon, out: &mut dyn Write, notes: &mut dyn Write) -> io::Result<()> {
+pub fn print(
+    json: bool,
+    daemon: Daemon,
+    out: &mut dyn Write,
+    notes: &mut dyn Write,
+) -> io::Result<()> {
     let mut rows = list(&daemon)?;
     if let Daemon::Told(answer) = daemon {
         for remark in &answer.remarks {
@@ -218,12 +228,17 @@ fn hidden() -> Option<String> {
         let stat = std::fs::File::open(format!("/proc/{pid}/stat"));
         stat.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
     };
-    let closed =
-        perfusion_host::process::all_pids().unwrap_or_default().iter().filter(|pid| is_hidden(pid)).count();
-    // Who may trace all processes sees them all, whatever the mount says (`has_pid_permissions`, fs/proc/base.c).
+    let closed = perfusion_host::process::all_pids()
+        .unwrap_or_default()
+        .iter()
+        .filter(|pid| is_hidden(pid))
+        .count();
+    // Who may trace all processes sees them all, whatever the mount says (`has_pid_permissions`,
+    // fs/proc/base.c).
     let sees_init = std::fs::read("/proc/1/stat").is_ok();
     let hides = hides_processes(&mounts).filter(|_| !sees_init || closed > 0);
-    let others = "other users' processes are not listed: run perfusion as root, or with CAP_SYS_PTRACE, or in the group of the mount's gid=";
+    let others = "other users' processes are not listed: run perfusion as root, or with \
+         CAP_SYS_PTRACE, or in the group of the mount's gid=";
     let by_mount = hides.map(|option| {
         let how_many = if closed > 0 { format!(" ({closed} of them)") } else { String::new() };
         format!("/proc is mounted with {option}: {others}{how_many}")
@@ -231,21 +246,25 @@ fn hidden() -> Option<String> {
     by_mount.or_else(|| {
         let own = std::fs::read_link("/proc/self/ns/pid").ok()?;
         (own.to_string_lossy() != features::INITIAL_PID_NAMESPACE).then(|| {
-            "this is not the initial pid namespace: processes outside it are not listed; run with hostPID: true or --pid=host".to_owned()
+            "this is not the initial pid namespace: processes outside it are not listed; run with \
+             hostPID: true or --pid=host"
+                .to_owned()
         })
     })
 }
 
-/// The option of the mount at `/proc` that hides processes (proc(5)), as mountinfo has it. The last mount there is the one in force.
+/// The option of the mount at `/proc` that hides processes (proc(5)), as mountinfo has it. The last
+/// mount there is the one in force.
 fn hides_processes(mountinfo: &str) -> Option<&str> {
     let of_proc = |line: &&str| line.split(' ').nth(4) == Some("/proc");
     let line = mountinfo.lines().rfind(of_proc)?;
-    let option = line.rsplit(' ').next()?.split(',').find(|option| option.starts_with("hidepid="))?;
+    let option =
+        line.rsplit(' ').next()?.split(',').find(|option| option.starts_with("hidepid="))?;
     (!matches!(option, "hidepid=0" | "hidepid=off")).then_some(option)
 }
 
-/// A command line as the table has it. In a long one paths lose their directories first: what tells .NET processes apart is the name of an
-/// assembly, which stands at the end of a long path.
+/// A command line as the table has it. In a long one paths lose their directories first: what tells
+/// .NET processes apart is the name of an assembly, which stands at the end of a long path.
 fn fitting(command: &str) -> String {
     let fits = |text: &str| text.chars().count() <= COMMAND_CHARACTERS;
     if fits(command) {
@@ -276,11 +295,17 @@ fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
     let service_of = |row: &Row| {
         let service = row.daemon.as_ref().and_then(|told| told.standing.service.as_deref());
         // Any program may publish any name.
-        service
-            .map_or_else(|| "-".to_owned(), |service| clean(service).chars().take(NAME_CHARACTERS).collect())
+        service.map_or_else(
+            || "-".to_owned(),
+            |service| clean(service).chars().take(NAME_CHARACTERS).collect(),
+        )
     };
-    let widest =
-        rows.iter().map(|row| service_of(row).chars().count()).max().unwrap_or(0).max("SERVICE".len());
+    let widest = rows
+        .iter()
+        .map(|row| service_of(row).chars().count())
+        .max()
+        .unwrap_or(0)
+        .max("SERVICE".len());
     let columns = |service: &str, stacks: &str, lost: &str, cost: &str| match told {
         true => format!("{service:<widest$}  {stacks:>9}  {lost:>7}  {cost:>7}  "),
         false => String::new(),
@@ -305,11 +330,17 @@ fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
             || columns("-", "-", "-", "-"),
             |Told { standing, shim_dropped, .. }| {
                 let lost = standing.stacks_broken.saturating_add(*shim_dropped);
-                columns(&service_of(row), &standing.stacks.to_string(), &lost.to_string(), &cost(standing))
+                columns(
+                    &service_of(row),
+                    &standing.stacks.to_string(),
+                    &lost.to_string(),
+                    &cost(standing),
+                )
             },
         );
         let line = format!(
-            "{:>7}  {:<wide$}  {:<22}  {container:<12}  {:<11}  {figures}{command:<COMMAND_CHARACTERS$}  {}",
+            "{:>7}  {:<wide$}  {:<22}  {container:<12}  {:<11}  \
+             {figures}{command:<COMMAND_CHARACTERS$}  {}",
             row.pid,
             name_of(row),
             row.runtime.to_string(),
@@ -344,13 +375,16 @@ pub fn ps(options: &Ps) -> Result<u8, Error> {
         }
     };
     let printed = print(options.json, daemon, &mut io::stdout().lock(), &mut io::stderr().lock());
-    unless_closed(printed).map_err(|source| Error::Internal { what: "listing processes", source })?;
+    unless_closed(printed)
+        .map_err(|source| Error::Internal { what: "listing processes", source })?;
     Ok(0)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{COMMAND_CHARACTERS, Daemon, Mode, Row, UNSELECTED, cost, fitting, join, list, print, table};
+    use super::{
+        COMMAND_CHARACTERS, Daemon, Mode, Row, UNSELECTED, cost, fitting, join, list, print, table,
+    };
     use crate::daemon::processes::Answer;
 
     /// All processes there are, while no other test has a socket like a runtime's.
@@ -400,7 +434,8 @@ mod tests {
         assert_eq!(why_not(ticks, out, "", None).unwrap(), format!("it opted out; {said}"));
         assert_eq!(why_not(ticks, out, "", Some("32-bit")).unwrap(), format!("32-bit; {said}"));
         assert_eq!(why_not(ticks + 1, out, "", None), None, "another process");
-        let unselected = |ticks: u64| format!(r#","unselected":[{{"pid":{me},"start_ticks":{ticks}}}]"#);
+        let unselected =
+            |ticks: u64| format!(r#","unselected":[{{"pid":{me},"start_ticks":{ticks}}}]"#);
         assert_eq!(why_not(ticks, out, &unselected(ticks), None).unwrap(), UNSELECTED);
         assert_eq!(why_not(ticks, "", &unselected(ticks + 1), None).unwrap(), "it opted out");
     }
@@ -416,7 +451,9 @@ mod tests {
         };
         let lets_ask = |daemon: Daemon, pid| daemon.lets_ask()(pid);
         assert!(lets_ask(Daemon::None, 7) && lets_ask(told(true), 7));
-        assert!(!lets_ask(told(false), 7) && !lets_ask(told(true), 8) && !lets_ask(Daemon::Silent, 7));
+        assert!(
+            !lets_ask(told(false), 7) && !lets_ask(told(true), 8) && !lets_ask(Daemon::Silent, 7)
+        );
     }
 
     /// Two thousandths of a CPU for a minute; and a daemon of an earlier version says nothing.
@@ -447,7 +484,10 @@ mod tests {
         let long = "/usr/share/dotnet/dotnet /srv/applications/shop/bin/Release/MyShop.dll --urls";
         assert_eq!(fitting(long), "…/dotnet …/MyShop.dll --urls");
         let longer = fitting(&format!("{long} {}", "x".repeat(100)));
-        assert!(longer.starts_with("…/dotnet …/MyShop.dll --urls xxx") && longer.ends_with("x…"), "{longer}");
+        assert!(
+            longer.starts_with("…/dotnet …/MyShop.dll --urls xxx") && longer.ends_with("x…"),
+            "{longer}"
+        );
         assert_eq!(longer.chars().count(), COMMAND_CHARACTERS);
     }
 

@@ -33,27 +33,34 @@ use std::process::{Child, ExitStatus};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-/// How often ended targets are looked for; nothing reports the end of a process that is not a child without its help.
+/// How often ended targets are looked for; nothing reports the end of a process that is not a child
+/// without its help.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long running processes are read at the start of a recording of the whole host. The others are when they are first seen.
+/// How long running processes are read at the start of a recording of the whole host. The others
+/// are when they are first seen.
 const READING: Duration = Duration::from_millis(200);
 
-/// The exit code of a program that the kernel has ended for want of memory (SIGKILL), and of a shell that ran one.
+/// The exit code of a program that the kernel has ended for want of memory (SIGKILL), and of a
+/// shell that ran one.
 const KILLED: u8 = 128 + 9;
-/// An attach that takes longer is told of: a recording with a named process is that much longer than it was asked to be.
+/// An attach that takes longer is told of: a recording with a named process is that much longer
+/// than it was asked to be.
 const LONG_ATTACH: Duration = Duration::from_millis(500);
 
-/// The time of a recording begins when the named processes have the shim, and no later than this after the recording did: a runtime that does
-/// not answer holds up nobody.
+/// The time of a recording begins when the named processes have the shim, and no later than this
+/// after the recording did: a runtime that does not answer holds up nobody.
 const LONGEST_ATTACH: Duration = LONG_ATTACH;
 
 /// What exact values mean beside stacks that are sampled.
-const EXACT_COMMENT: &str = "alloc_objects, alloc_space: exact per process and type; split among stacks by the objects that were sampled";
+const EXACT_COMMENT: &str = "alloc_objects, alloc_space: exact per process and type; split among \
+     stacks by the objects that were sampled";
 
 /// The same of counts by the runtime.
-const COUNTED_COMMENT: &str = "alloc_objects, alloc_space: counted by the runtime per process and type; not told of are, on each thread, the last objects of a type, \
-     up to 999 for each thread of its runtime, the first one where another thread made one before, and on .NET 10 most of what is boxed; split among stacks by the objects that were sampled";
+const COUNTED_COMMENT: &str = "alloc_objects, alloc_space: counted by the runtime per process and \
+     type; not told of are, on each thread, the last objects of a type, \
+     up to 999 for each thread of its runtime, the first one where another thread made one before, \
+     and on .NET 10 most of what is boxed; split among stacks by the objects that were sampled";
 
 /// Says what happens, on stderr, unless told to be quiet.
 #[derive(Clone, Copy)]
@@ -73,9 +80,10 @@ impl Say {
 /// See [`Error`].
 pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     let say = Say(quiet);
-    // From the first moment on, so that an early Ctrl-C ends the recording and not this program in the middle of something.
-    let mut signals =
-        EndSignals::listen().map_err(|source| Error::Internal { what: "signal handler", source })?;
+    // From the first moment on, so that an early Ctrl-C ends the recording and not this program in
+    // the middle of something.
+    let mut signals = EndSignals::listen()
+        .map_err(|source| Error::Internal { what: "signal handler", source })?;
     for &pid in &options.pid {
         check_target(pid)?;
     }
@@ -111,13 +119,14 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?
         .forced(options.force);
     // A shim whose region cannot be opened would only be a burden to the process.
-    let with_shim =
-        !options.no_attach && !limits.iter().any(|limit| matches!(limit, Limit::MappedFiles { .. }));
+    let with_shim = !options.no_attach
+        && !limits.iter().any(|limit| matches!(limit, Limit::MappedFiles { .. }));
 
     // Else a typo would be found when the file of an earlier recording is about to be replaced.
     launch::check(&options.command)?;
-    // The program is started first, but waits at its gate, because its pid must be known to select it.
-    // Kept while it is recorded: its children may load it at any time. They look at its lock and at nothing else to see whether we live.
+    // The program is started first, but waits at its gate, because its pid must be known to select
+    // it. Kept while it is recorded: its children may load it at any time. They look at its lock
+    // and at nothing else to see whether we live.
     let mut library = None;
     if options.exact {
         memory_guard::check_start("--exact", memory_guard::EXACT_BYTES, options.force)?;
@@ -127,7 +136,8 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
             let buffer_mib = memory_guard::counts_buffer(counts::BUFFER_MIB, options.force)?;
             if buffer_mib < counts::BUFFER_MIB {
                 say.line(&format!(
-                    "each runtime keeps up to {buffer_mib} MiB of its events instead of {}, for no more memory is left; \
+                    "each runtime keeps up to {buffer_mib} MiB of its events instead of {}, for no \
+                     more memory is left; \
                      what finds no room is lost and counted",
                     counts::BUFFER_MIB
                 ));
@@ -171,11 +181,18 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     })?;
     let (began, began_wall, began_ns) = (Instant::now(), SystemTime::now(), kernel.started());
     let mut processes = ProcessTable::new();
-    // Those nobody named too, as far as time allows: one that ends before its first stack is looked at has no maps to be read then.
-    let running =
-        if options.all { perfusion_host::process::all_pids().unwrap_or_default() } else { Vec::new() };
-    for pid in targets.iter().copied().chain(running.into_iter().take_while(|_| began.elapsed() < READING)) {
-        // One that is gone already is found out below; one that cannot be read has stacks that say so.
+    // Those nobody named too, as far as time allows: one that ends before its first stack is looked
+    // at has no maps to be read then.
+    let running = if options.all {
+        perfusion_host::process::all_pids().unwrap_or_default()
+    } else {
+        Vec::new()
+    };
+    for pid in
+        targets.iter().copied().chain(running.into_iter().take_while(|_| began.elapsed() < READING))
+    {
+        // One that is gone already is found out below; one that cannot be read has stacks that say
+        // so.
         processes.adopt(pid).ok();
     }
     let tables = ExactTables::default();
@@ -186,7 +203,8 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     if let Some(counting) = &counting {
         shims = shims.with_counts(Box::new(counting.starts()));
     }
-    // Before it is let go: a shell has children within a millisecond, and those of a process that is not watched are not either.
+    // Before it is let go: a shell has children within a millisecond, and those of a process that
+    // is not watched are not either.
     if let Some(pid) = gated_pid {
         shims.watch(pid);
     }
@@ -209,12 +227,20 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     say.line(&format!("recording {}; Ctrl-C ends it", describe(options, child.as_ref())));
     if with_shim && follower.is_none() {
         say.line(
-            "without --attach: managed names and allocations only of .NET processes that have a shim already",
+            "without --attach: managed names and allocations only of .NET processes that have a \
+             shim already",
         );
     }
-    let (end, child) =
-        wait_for_end(options, child, &recording, (began, follower.as_ref(), &attached), &mut signals, say)?;
-    // First: whoever starts from now on finds no library, and nobody waits for a recording that is over.
+    let (end, child) = wait_for_end(
+        options,
+        child,
+        &recording,
+        (began, follower.as_ref(), &attached),
+        &mut signals,
+        say,
+    )?;
+    // First: whoever starts from now on finds no library, and nobody waits for a recording that is
+    // over.
     drop(library);
     if let Some(counting) = &mut counting {
         counting.cease();
@@ -231,7 +257,8 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     };
     // Before the programs have gone further.
     let counted = counting.map(|counting| counting.finish(patience));
-    let mut account = account_path.as_deref().map(|path| (path, account(options, &tables, targets.first())));
+    let mut account =
+        account_path.as_deref().map(|path| (path, account(options, &tables, targets.first())));
     if let End::Gone = end
         && options.duration.is_some()
     {
@@ -246,13 +273,15 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     }
     let duration = Duration::from_nanos(recorded.ended.0.saturating_sub(began_ns.0));
     {
-        // A pipe nobody reads must not keep this program alive; what is written into one is never half a file.
+        // A pipe nobody reads must not keep this program alive; what is written into one is never
+        // half a file.
         let _held = (!file::is_special(&options.output)).then(|| writing.lock());
         let exact = account.as_ref().map(|(_, account)| account);
         let beside = (exact, counted.as_ref());
         let mut lacks = late.comments(duration);
         if options.no_attach {
-            lacks.push(format!("{COLUMNS}{NOT_RECORDED}: --no-attach lets nobody load the library"));
+            lacks
+                .push(format!("{COLUMNS}{NOT_RECORDED}: --no-attach lets nobody load the library"));
         }
         let lacks = (&limits[..], &without_shim[..], &lacks[..]);
         write(options, &recorded, &targets, lacks, (began_wall, duration), beside, say)?;
@@ -268,17 +297,22 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         }
         (End::Child(status), _) => Ok(exit_code(status)),
         (End::Time | End::Gone | End::Interrupted, Some(mut child)) => {
-            say.line(&format!("waiting for {} to end (Ctrl-C to leave it)", options.command.join(" ")));
-            let status =
-                child.wait().map_err(|source| Error::Internal { what: "waiting for the program", source })?;
+            say.line(&format!(
+                "waiting for {} to end (Ctrl-C to leave it)",
+                options.command.join(" ")
+            ));
+            let status = child
+                .wait()
+                .map_err(|source| Error::Internal { what: "waiting for the program", source })?;
             Ok(exit_code(status))
         }
         _ => Ok(0),
     }
 }
 
-/// From the end of the recording on, one more Ctrl-C or SIGTERM ends this program at once, but not while it holds the returned lock: a file
-/// is written whole or not at all. (tokio's handlers stay in place when their runtime is gone, so somebody must listen.)
+/// From the end of the recording on, one more Ctrl-C or SIGTERM ends this program at once, but not
+/// while it holds the returned lock: a file is written whole or not at all. (tokio's handlers stay
+/// in place when their runtime is gone, so somebody must listen.)
 fn leave_on_second_signal() -> Arc<Mutex<()>> {
     let writing = Arc::new(Mutex::new(()));
     let held = Arc::clone(&writing);
@@ -366,7 +400,8 @@ impl Late {
         let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         let comment = |(pid, after): &(u32, Duration)| {
             format!(
-                "{COLUMNS}{NOT_ALL_RECORDED}the first {after:.1?} of process {pid}, which had no library then; rates are of all {duration:.1?}"
+                "{COLUMNS}{NOT_ALL_RECORDED}the first {after:.1?} of process {pid}, which had no \
+                 library then; rates are of all {duration:.1?}"
             )
         };
         found.iter().map(comment).collect()
@@ -396,11 +431,14 @@ fn follow(
             say.line(&format!("{}{reason}", perfusion_pprof::WITHOUT_SHIM));
         }
         // Most processes are no .NET ones: `ps` tells about each.
-        News::Refused { pid, expected: false, reason } => tracing::debug!(pid, reason, "not attached"),
+        News::Refused { pid, expected: false, reason } => {
+            tracing::debug!(pid, reason, "not attached")
+        }
     })
 }
 
-/// Waits for the time to be over, for Ctrl-C or SIGTERM, or for all targets to end. Gives back the child unless it has ended.
+/// Waits for the time to be over, for Ctrl-C or SIGTERM, or for all targets to end. Gives back the
+/// child unless it has ended.
 fn wait_for_end(
     options: &Record,
     mut child: Option<Child>,
@@ -412,7 +450,8 @@ fn wait_for_end(
     let internal = |what| move |source| Error::Internal { what, source };
     let bar = progress(options, say);
     let grows = options.exact || options.alloc_counts.is_some();
-    let growing = child.as_ref().filter(|_| grows).map(|child| Growing::of(child.id(), options.force));
+    let growing =
+        child.as_ref().filter(|_| grows).map(|child| Growing::of(child.id(), options.force));
     let EndSignals { runtime, interrupt, terminate } = signals;
     let end = runtime.block_on(async {
         let mut look = tokio::time::interval(LOOK);
@@ -427,13 +466,15 @@ fn wait_for_end(
                 bar.set_position(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX));
             }
             if let Some(child) = &mut child
-                && let Some(status) = child.try_wait().map_err(internal("waiting for the program"))?
+                && let Some(status) =
+                    child.try_wait().map_err(internal("waiting for the program"))?
             {
                 if exit_code(status) == KILLED
                     && let Some(cgroup) = growing.as_ref().and_then(Growing::killed_in)
                 {
                     crate::error::say(&format!(
-                        "the program was killed: the kernel has killed for want of memory in its cgroup {} meanwhile (oom_kill). \
+                        "the program was killed: the kernel has killed for want of memory in its \
+                         cgroup {} meanwhile (oom_kill). \
                          What the recording made the program use may be the cause",
                         cgroup.display()
                     ));
@@ -449,7 +490,8 @@ fn wait_for_end(
             if !targets.is_empty() && !targets.iter().any(Awaited::is_running) {
                 return Ok(End::Gone);
             }
-            // An attach can take as long as a short recording: the time counts from when the named processes have been seen to.
+            // An attach can take as long as a short recording: the time counts from when the named
+            // processes have been seen to.
             let since = match follower {
                 Some(follower) if !options.pid.is_empty() => {
                     let latest = began + LONGEST_ATTACH;
@@ -480,27 +522,35 @@ fn progress(options: &Record, say: Say) -> Option<ProgressBar> {
 /// What exact mode has counted.
 fn account(options: &Record, tables: &ExactTables, program: Option<&u32>) -> Account {
     let mut account = exact::read(tables, &options.command);
-    // Of a program that is no more the kernel adds its time to ours, but not apart from that of its children.
-    let ticks =
-        perfusion_host::process::stat(std::process::id()).map(|stat| stat.cutime.saturating_add(stat.cstime));
+    // Of a program that is no more the kernel adds its time to ours, but not apart from that of its
+    // children.
+    let ticks = perfusion_host::process::stat(std::process::id())
+        .map(|stat| stat.cutime.saturating_add(stat.cstime));
     if let ([process], Some(ticks)) = (account.processes.as_mut_slice(), ticks)
         && program == Some(&process.pid)
         && process.ending != Ending::Running
     {
         let ticks = u64::try_from(ticks).unwrap_or(0);
-        process.cpu_ns = ticks.saturating_mul(1_000_000_000).checked_div(procfs::ticks_per_second());
+        process.cpu_ns =
+            ticks.saturating_mul(1_000_000_000).checked_div(procfs::ticks_per_second());
     }
     account
 }
 
 fn write_account(path: &Path, account: &Account, say: Say) -> Result<(), Error> {
-    let json = serde_json::to_vec(account)
-        .map_err(|error| Error::Internal { what: "the account of exact mode", source: error.into() })?;
+    let json = serde_json::to_vec(account).map_err(|error| Error::Internal {
+        what: "the account of exact mode",
+        source: error.into(),
+    })?;
     file::write(path, &json)?;
     for line in exact_summary::lines(account) {
         say.line(&line);
     }
-    say.line(&format!("wrote {} ({}); `perfusion report --exact` prints it", shown(path), size(json.len())));
+    say.line(&format!(
+        "wrote {} ({}); `perfusion report --exact` prints it",
+        shown(path),
+        size(json.len())
+    ));
     Ok(())
 }
 
@@ -524,7 +574,8 @@ fn write(
     let begin = MonotonicNs::now();
     let (symbolizer, processes) = (&recorded.processor.symbolizer, &recorded.processor.processes);
     let counts = counted.map(Counted::account);
-    let counts = account.map(|account| (account, EXACT)).or(counts.as_ref().map(|of| (of, COUNTED)));
+    let counts =
+        account.map(|account| (account, EXACT)).or(counts.as_ref().map(|of| (of, COUNTED)));
     let bytes = match counts {
         None => perfusion_pprof::encode(&recorded.window, symbolizer, processes, &about)?,
         Some((account, how)) => {
@@ -561,13 +612,25 @@ fn spans(options: &Record, recorded: &Recorded) -> Option<String> {
         found.map_or(0, |(_, count)| *count)
     };
     options.spans.then(|| match count() {
-        0 if !cfg!(target_arch = "x86_64") => "spans: none; where threads publish them is known on x86-64 only".to_owned(),
-        0 => "spans: none; no thread published what it worked for (OpenTelemetry's thread context: otel_thread_ctx_v1)".to_owned(),
-        count => format!("spans: {count} stacks have trace_id and span_id, as their threads published them"),
+        0 if !cfg!(target_arch = "x86_64") => {
+            "spans: none; where threads publish them is known on \
+             x86-64 only"
+                .to_owned()
+        }
+        0 => {
+            "spans: none; no thread published what it worked for (OpenTelemetry's thread context: \
+             otel_thread_ctx_v1)"
+                .to_owned()
+        }
+        count => format!(
+            "spans: {count} stacks have trace_id and span_id, as their threads \
+             published them"
+        ),
     })
 }
 
-/// What there is less of than there should be: for want of rights, of processes without a library, and of columns.
+/// What there is less of than there should be: for want of rights, of processes without a library,
+/// and of columns.
 type Lacks<'a> = (&'a [Limit], &'a [String], &'a [String]);
 
 fn comments(
@@ -581,10 +644,12 @@ fn comments(
         format!("perfusion {}", env!("CARGO_PKG_VERSION")),
         format!("{}{loss_line}", perfusion_pprof::LOSS_PREFIX),
         format!(
-            "cpu: {} samples per second and CPU say where; each thread's sum is its exact on-CPU time",
+            "cpu: {} samples per second and CPU say where; each thread's sum is its exact on-CPU \
+             time",
             options.frequency
         ),
-        "runnable, blocked: exact per thread; split among stacks by waits kept with known probability"
+        "runnable, blocked: exact per thread; split among stacks by waits kept with known \
+         probability"
             .to_owned(),
         format!(
             "{}{}",
@@ -594,7 +659,8 @@ fn comments(
     ];
     if options.waker_stacks {
         comments.push(
-            "[woken by]: the frames beyond are the stack of the thread that ended the wait, its innermost frame first; timers, other interrupts \
+            "[woken by]: the frames beyond are the stack of the thread that ended the wait, its \
+             innermost frame first; timers, other interrupts \
              and threads that were not recorded have none"
                 .to_owned(),
         );
@@ -602,13 +668,17 @@ fn comments(
     let held = FrameKey::Marker(Marker::HeldBy);
     if recorded.window.entries().any(|entry| entry.frames.contains(&held)) {
         comments.push(
-            "[held by]: the frames beyond are where the lock's owner was most of the time while it was waited for, as far as it was seen, its innermost frame first".to_owned(),
+            "[held by]: the frames beyond are where the lock's owner was most of the time while it \
+             was waited for, as far as it was seen, its innermost frame first".to_owned(),
         );
     }
     comments.extend(spans(options, recorded));
     comments.extend(wishes(options).comments());
     comments.extend(
-        recorded.window.pool_lines(None).map(|line| format!("{}{line}", perfusion_pprof::POOL_PREFIX)),
+        recorded
+            .window
+            .pool_lines(None)
+            .map(|line| format!("{}{line}", perfusion_pprof::POOL_PREFIX)),
     );
     if let Some(account) = account {
         comments.push(EXACT_COMMENT.to_owned());
@@ -619,10 +689,13 @@ fn comments(
         comments.extend(counted.lines());
     }
     comments.extend(limits.iter().map(|limit| format!("{}{limit}", perfusion_pprof::LIMITED)));
-    comments.extend(without_shim.iter().map(|reason| format!("{}{reason}", perfusion_pprof::WITHOUT_SHIM)));
+    comments.extend(
+        without_shim.iter().map(|reason| format!("{}{reason}", perfusion_pprof::WITHOUT_SHIM)),
+    );
     comments.extend(columns.iter().cloned());
     comments.extend(recorded.processor.estimator_comments());
-    // docs/metrics.md has all names; the ones at zero would be most of what a pprof tool prints above its table.
+    // docs/metrics.md has all names; the ones at zero would be most of what a pprof tool prints
+    // above its table.
     let counted = recorded.counters.iter().filter(|(_, value)| *value > 0);
     comments.extend(counted.map(|(name, value)| format!("{name}: {value}")));
     comments

@@ -22,21 +22,24 @@ pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
         };
         let account = perfusion_report::load_account(file)?;
         let width = if to_file { None } else { top::Options::for_stdout().width };
-        let shown = exact_summary::text(&account, exact_summary::Options { rows: options.rows, width });
+        let shown =
+            exact_summary::text(&account, exact_summary::Options { rows: options.rows, width });
         match &options.output {
             Some(path) => file::write(path, shown.as_bytes())?,
             None => to_stdout(shown.as_bytes())?,
         }
         return Ok(0);
     }
-    let window = options.only.iter().find(|only| only.label == WINDOW).map(|only| only.value.as_str());
+    let window =
+        options.only.iter().find(|only| only.label == WINDOW).map(|only| only.value.as_str());
     let asks_windows = window.is_some() || options.by.iter().any(|label| label == WINDOW);
     let (profile, windows) = match options.files.as_slice() {
         [file] if !asks_windows => (perfusion_report::load(file)?, Windows::new()),
         files => perfusion_report::load_all(files, asks_windows, window)?,
     };
     let stacks = Stacks::new(&profile);
-    let sample_type = options.sample_type.as_deref().unwrap_or_else(|| stacks.default_sample_type());
+    let sample_type =
+        options.sample_type.as_deref().unwrap_or_else(|| stacks.default_sample_type());
     let view = View { idle: options.idle, only: options.only.clone(), by: options.by.clone() };
     let mut text = Vec::new();
     match options.format() {
@@ -48,8 +51,8 @@ pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
                 windows,
                 ..if to_file { top::Options::default() } else { top::Options::for_stdout() }
             };
-            let by_type =
-                types::is_known(&stacks, sample_type).then(|| types::table(&profile, sample_type, &shown));
+            let by_type = types::is_known(&stacks, sample_type)
+                .then(|| types::table(&profile, sample_type, &shown));
             let table = match (options.by.as_slice(), by_type) {
                 // With its intervals.
                 ([by], Some(types)) if by == "type" => types,
@@ -76,18 +79,23 @@ pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
             }
             if negative > 0 && !quiet {
                 say(&format!(
-                    "{} below zero: folded text has no form for a difference, most tools leave such lines out",
+                    "{} below zero: folded text has no form for a difference, most tools leave \
+                     such lines out",
                     counted(negative, "stack")
                 ));
             }
         }
         Format::Flame => {
             let title = match options.files.as_slice() {
-                [file] if !file::is_stdout(file) => file.file_name().unwrap_or_default().to_string_lossy(),
+                [file] if !file::is_stdout(file) => {
+                    file.file_name().unwrap_or_default().to_string_lossy()
+                }
                 [_] => "profile".into(),
                 files => format!("{} profiles", files.len()).into(),
             };
-            text.extend(flame::page(&profile, &title, options.sample_type.as_deref(), &view)?.into_bytes());
+            text.extend(
+                flame::page(&profile, &title, options.sample_type.as_deref(), &view)?.into_bytes(),
+            );
         }
     }
     match &options.output {

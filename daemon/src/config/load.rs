@@ -1,7 +1,8 @@
-//! Reads the configuration: flags before environment before file before defaults. The only user of the YAML reader.
+//! Reads the configuration: flags before environment before file before defaults. The only user of
+//! the YAML reader.
 //!
-//! The file is read as it is first, so that what is wrong in it is named with line and column; the other two are put over it value by
-//! value, so that each is named with where it came from.
+//! The file is read as it is first, so that what is wrong in it is named with line and column; the
+//! other two are put over it value by value, so that each is named with where it came from.
 
 use super::{Config, Unfit};
 use crate::log_filter;
@@ -130,7 +131,8 @@ impl Sources {
         let shown = file.clone().unwrap_or_else(|| PathBuf::from("the defaults"));
         let (mut value, mut config) = parse(&text, &shown)?;
         let (mut overlays, mut remarks) = from_environment(environment)?;
-        overlays.extend(self.flags.iter().map(|flag| from_flag(flag)).collect::<Result<Vec<_>, _>>()?);
+        overlays
+            .extend(self.flags.iter().map(|flag| from_flag(flag)).collect::<Result<Vec<_>, _>>()?);
         for Overlay { key, text, origin } in &overlays {
             let wrong = |problem| ConfigError::Overlay { origin: origin.clone(), problem };
             let new: Value = serde_yaml::from_str(text).map_err(|error| wrong(explain(&error)))?;
@@ -139,8 +141,10 @@ impl Sources {
             config = match serde_yaml::from_value(value.clone()) {
                 Ok(read) => read,
                 Err(error) => {
-                    // A node may be called 12345, and a version 1.10: what YAML takes for a number is a text where one is wanted.
-                    let as_text = if is_scalar { text.trim() } else { return Err(wrong(explain(&error))) };
+                    // A node may be called 12345, and a version 1.10: what YAML takes for a number
+                    // is a text where one is wanted.
+                    let as_text =
+                        if is_scalar { text.trim() } else { return Err(wrong(explain(&error))) };
                     put(&mut value, key, Value::String(as_text.to_owned())).map_err(wrong)?;
                     serde_yaml::from_value(value.clone()).map_err(|_| wrong(explain(&error)))?
                 }
@@ -165,7 +169,9 @@ impl Sources {
 fn read(path: &Path) -> Result<String, ConfigError> {
     let failed = |source| ConfigError::Read { path: path.to_owned(), source };
     let mut text = String::new();
-    File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text)).map_err(failed)?;
+    File::open(path)
+        .and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text))
+        .map_err(failed)?;
     if u64::try_from(text.len()).is_ok_and(|bytes| bytes > MAX_BYTES) {
         return Err(failed(io::Error::other("more than 1 MiB: no configuration of perfusion")));
     }
@@ -186,14 +192,16 @@ fn parse(text: &str, path: &Path) -> Result<(Value, Config), ConfigError> {
     Ok((value, config))
 }
 
-/// Line and column in the file where the value with this dotted name stands, or what it is in. `None` when it does not stand there.
+/// Line and column in the file where the value with this dotted name stands, or what it is in.
+/// `None` when it does not stand there.
 fn place(text: &str, key: &str) -> Option<(usize, usize)> {
     // The reader tells places with its errors only: it is made to fail at the value.
     let error = Place(key).deserialize(serde_yaml::Deserializer::from_str(text)).err()?;
     error.location().map(|at| (at.line(), at.column()))
 }
 
-/// Fails at the value with this dotted name, which is here when it is empty; at text and numbers by [`Visitor`]'s own methods.
+/// Fails at the value with this dotted name, which is here when it is empty; at text and numbers by
+/// [`Visitor`]'s own methods.
 struct Place<'a>(&'a str);
 
 impl<'de> DeserializeSeed<'de> for Place<'_> {
@@ -250,7 +258,8 @@ fn nearest<'a>(found: &str, known: impl Iterator<Item = &'a str>) -> String {
 
 /// The closest of `known`, when that is close to what was found.
 fn near<'a>(found: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let (distance, name) = known.map(|name| (strsim::damerau_levenshtein(found, name), name)).min()?;
+    let (distance, name) =
+        known.map(|name| (strsim::damerau_levenshtein(found, name), name)).min()?;
     (distance <= 1 + name.len() / 4).then_some(name)
 }
 
@@ -269,7 +278,11 @@ fn leaves(value: &Value, name: &str, keys: &mut Vec<String>) {
         Value::Mapping(mapping) if !mapping.is_empty() => {
             for (key, value) in mapping {
                 let key = key.as_str().unwrap_or_default();
-                leaves(value, &if name.is_empty() { key.to_owned() } else { format!("{name}.{key}") }, keys);
+                leaves(
+                    value,
+                    &if name.is_empty() { key.to_owned() } else { format!("{name}.{key}") },
+                    keys,
+                );
             }
         }
         _ => keys.push(name.to_owned()),
@@ -285,13 +298,16 @@ fn bare(variable: &str) -> &str {
     variable.strip_prefix(PREFIX).unwrap_or(variable)
 }
 
-/// Variables that name a value, and remarks upon those that nearly do. One that begins like a section and names none is a mistake.
+/// Variables that name a value, and remarks upon those that nearly do. One that begins like a
+/// section and names none is a mistake.
 fn from_environment(
     environment: impl Iterator<Item = (OsString, OsString)>,
 ) -> Result<(Vec<Overlay>, Vec<String>), ConfigError> {
     let keys: Vec<(String, String)> = keys().into_iter().map(|key| (variable(&key), key)).collect();
-    let sections: Vec<String> =
-        keys.iter().filter_map(|(_, key)| Some(format!("{}_", variable(key.split_once('.')?.0)))).collect();
+    let sections: Vec<String> = keys
+        .iter()
+        .filter_map(|(_, key)| Some(format!("{}_", variable(key.split_once('.')?.0))))
+        .collect();
     let (mut overlays, mut remarks) = (Vec::new(), Vec::new());
     for (name, text) in environment {
         let Some(name) = name.to_str().filter(|name| name.starts_with(PREFIX)) else { continue };
@@ -313,7 +329,10 @@ fn from_environment(
                 // It may be somebody else's. By what they begin with all names are alike.
                 let meant = near(bare(name), keys.iter().map(|(variable, _)| bare(variable)));
                 remarks.extend(meant.map(|meant| {
-                    format!("{origin} is left out: there is no such value; did you mean `{PREFIX}{meant}`?")
+                    format!(
+                        "{origin} is left out: there is no such value; did you mean \
+                         `{PREFIX}{meant}`?"
+                    )
                 }));
             }
         }
@@ -361,7 +380,8 @@ fn put(value: &mut Value, key: &str, new: Value) -> Result<(), String> {
     Ok(())
 }
 
-/// The configuration as a file, with the origin of what did not come from the file read. Values of receivers' headers are left out, since they may be secret.
+/// The configuration as a file, with the origin of what did not come from the file read. Values of
+/// receivers' headers are left out, since they may be secret.
 #[must_use]
 pub fn show(loaded: &Loaded) -> String {
     let mut text = match &loaded.file {
@@ -386,7 +406,11 @@ mod tests {
     use super::*;
     use proptest::prelude::proptest;
 
-    fn load(text: &str, environment: &[(&str, &str)], flags: &[&str]) -> Result<Loaded, ConfigError> {
+    fn load(
+        text: &str,
+        environment: &[(&str, &str)],
+        flags: &[&str],
+    ) -> Result<Loaded, ConfigError> {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
         let sources = Sources {
@@ -422,7 +446,10 @@ mod tests {
         assert_eq!(length(&environment, &[]), "20s");
         assert_eq!(length(&environment, &["windows.length=30s"]), "30s");
         assert_eq!(load("# nothing\n", &[], &[]).unwrap().config, Config::default());
-        let lists = load("", &[], &["attach.services=[a, b]", "attach.policy=listed"]).unwrap().config.attach;
+        let lists = load("", &[], &["attach.services=[a, b]", "attach.policy=listed"])
+            .unwrap()
+            .config
+            .attach;
         assert_eq!(lists.services, ["a", "b"]);
     }
 
@@ -454,14 +481,18 @@ mod tests {
         );
         let text = error("files:\n  directory: relative\n", &[], &[]);
         assert!(text.contains("expected an absolute path"), "{text}");
-        let text =
-            error("# first\nwindows: {length: 1m}\nrecording:\n  spans: true\n  frequency: 0\n", &[], &[]);
+        let text = error(
+            "# first\nwindows: {length: 1m}\nrecording:\n  spans: true\n  frequency: 0\n",
+            &[],
+            &[],
+        );
         assert!(text.contains(":5:14: recording.frequency: expected 1 to 10000"), "{text}");
         assert!(error("a: [", &[], &[]).contains(":1:"));
         assert!(error("windows: {length: 1m, length: 2m}", &[], &[]).contains("duplicate"));
     }
 
-    /// In the packaged file a value that is commented out begins with `#` and no blank, or with the two of its section.
+    /// In the packaged file a value that is commented out begins with `#` and no blank, or with the
+    /// two of its section.
     #[test]
     fn the_packaged_file_has_every_value_with_its_default() {
         let packaged = include_str!("../../../packaging/perfusion.yaml");
@@ -487,7 +518,8 @@ mod tests {
 
     #[test]
     fn what_is_shown_is_read_back() {
-        let loaded = load("services:\n  labels: {team: a}\n", &[], &["files.directory=/x"]).unwrap();
+        let loaded =
+            load("services:\n  labels: {team: a}\n", &[], &["files.directory=/x"]).unwrap();
         let shown = show(&loaded);
         assert!(shown.contains("# files.directory from --set files.directory\n"), "{shown}");
         assert_eq!(load(&shown, &[], &[]).unwrap().config, loaded.config);
@@ -495,8 +527,10 @@ mod tests {
 
     #[test]
     fn values_of_headers_are_not_shown() {
-        let text = "spool: {directory: /s}\notlp: [{url: \"http://a\", reach: {headers: {x-api-key: abracadabra}}}]\n";
-        let server = "pyroscope=[{url: \"http://b\", reach: {headers: {x-scope-orgid: open-sesame}}}]";
+        let text = "spool: {directory: /s}\notlp: \
+             [{url: \"http://a\", reach: {headers: {x-api-key: abracadabra}}}]\n";
+        let server =
+            "pyroscope=[{url: \"http://b\", reach: {headers: {x-scope-orgid: open-sesame}}}]";
         let loaded = load(text, &[], &[server]).unwrap();
         let shown = show(&loaded);
         assert!(
@@ -510,22 +544,30 @@ mod tests {
     #[test]
     fn variables_that_are_no_values_are_left_alone_unless_they_look_like_one() {
         assert!(
-            load("", &[("PERFUSION_ATTACH", "off"), ("PERFUSION_LOG", "debug"), ("PATH", "x")], &[]).is_ok()
+            load(
+                "",
+                &[("PERFUSION_ATTACH", "off"), ("PERFUSION_LOG", "debug"), ("PATH", "x")],
+                &[]
+            )
+            .is_ok()
         );
     }
 
     #[test]
     fn a_variable_of_a_misspelt_section_is_left_out_with_what_may_have_been_meant() {
-        let variables =
-            ["PERFUSION_WINDOW_LENGTH", "PERFUSION_BIN", "PERFUSION_PROBES", "PERFUSION_SERVICE_HOST"];
+        let variables = [
+            "PERFUSION_WINDOW_LENGTH",
+            "PERFUSION_BIN",
+            "PERFUSION_PROBES",
+            "PERFUSION_SERVICE_HOST",
+        ];
         let text = "files: {directory: /x}\n";
         let loaded = load(text, &variables.map(|name| (name, "10s")), &[]).unwrap();
         assert_eq!(loaded.config, load(text, &[], &[]).unwrap().config);
         assert_eq!(
             loaded.remarks,
-            [
-                "environment variable PERFUSION_WINDOW_LENGTH is left out: there is no such value; did you mean `PERFUSION_WINDOWS_LENGTH`?"
-            ]
+            ["environment variable PERFUSION_WINDOW_LENGTH is left out: there is no such value; \
+                 did you mean `PERFUSION_WINDOWS_LENGTH`?"]
         );
     }
 
@@ -539,8 +581,9 @@ mod tests {
     fn every_key_has_a_default_and_a_place_in_the_schema() {
         let schema = serde_json::to_value(schemars::schema_for!(Config)).unwrap();
         let properties = |name: &str| {
-            let node =
-                schema["properties"].get(name).unwrap_or_else(|| panic!("{name} is not in the schema"));
+            let node = schema["properties"]
+                .get(name)
+                .unwrap_or_else(|| panic!("{name} is not in the schema"));
             node.get("$ref").map(|path| {
                 let name = path.as_str().unwrap().rsplit('/').next().unwrap();
                 schema["$defs"][name]["properties"].clone()
@@ -588,7 +631,10 @@ mod tests {
             serde_json::from_str(include_str!("../../../helm/values.schema.json")).unwrap();
         let mut own = bare(&serde_json::to_value(schemars::schema_for!(Config)).unwrap());
         let types = own.as_object_mut().unwrap().remove("$defs").unwrap();
-        assert_eq!(chart["properties"]["config"], own, "helm/values.schema.json, `config`: expected\n{own}");
+        assert_eq!(
+            chart["properties"]["config"], own,
+            "helm/values.schema.json, `config`: expected\n{own}"
+        );
         assert_eq!(chart["$defs"], types, "helm/values.schema.json, `$defs`: expected\n{types}");
     }
 

@@ -24,7 +24,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// All of it. What is absent has its default. The daemon reads it again on SIGHUP; what takes effect at its next start only says so.
+/// All of it. What is absent has its default. The daemon reads it again on SIGHUP; what takes
+/// effect at its next start only says so.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
@@ -40,7 +41,8 @@ pub struct Config {
     pub kubernetes: Kubernetes,
     /// Profiles as files.
     pub files: Files,
-    /// Receivers of OpenTelemetry's profiles: collectors, and back ends that speak their protocol. Any number.
+    /// Receivers of OpenTelemetry's profiles: collectors, and back ends that speak their protocol.
+    /// Any number.
     pub otlp: Vec<OtlpOptions>,
     /// Pyroscope servers. Any number.
     pub pyroscope: Vec<PyroscopeOptions>,
@@ -68,27 +70,34 @@ pub struct Recording {
     /// CPU samples per second and CPU, 1 to 10000.
     #[schemars(range(min = 1, max = 10_000))]
     pub frequency: u32,
-    /// Most bytes of user stack copied per sample and wait, 4KiB to 128KiB (before Linux 5.17 at most 64KiB, of a wait 32KiB); only what a thread uses is copied.
+    /// Most bytes of user stack copied per sample and wait, 4KiB to 128KiB (before Linux 5.17 at
+    /// most 64KiB, of a wait 32KiB); only what a thread uses is copied.
     pub stack_copy: Bytes,
-    /// Budget a second for the stacks of waits, a sixth of it for threads that wait more than 32 times a second; above it waits keep their exact timing and their
-    /// stacks are sampled.
+    /// Budget a second for the stacks of waits, a sixth of it for threads that wait more than 32
+    /// times a second; above it waits keep their exact timing and their stacks are sampled.
     pub wait_stacks: Bytes,
-    /// Whether whoever ends a wait has a stack too, beyond the waiting stack and a frame `[woken by]`; out of the same budget.
+    /// Whether whoever ends a wait has a stack too, beyond the waiting stack and a frame
+    /// `[woken by]`; out of the same budget.
     pub waker_stacks: bool,
-    /// Whether CPU time and waits are told apart by what their threads worked for, where those publish it (OpenTelemetry's thread context), in the labels
-    /// `trace_id` and `span_id`; profiles grow.
+    /// Whether CPU time and waits are told apart by what their threads worked for, where those
+    /// publish it (OpenTelemetry's thread context), in the labels `trace_id` and `span_id`;
+    /// profiles grow.
     pub spans: bool,
     /// Sampled objects watched at a time in each .NET process, 256 to 65536.
     pub live_objects: u32,
-    /// Samples of allocations, and large objects, in a second of which each .NET process tells of all, 16 to 1000000 of either; of more, chance chooses about as many.
+    /// Samples of allocations, and large objects, in a second of which each .NET process tells of
+    /// all, 16 to 1000000 of either; of more, chance chooses about as many.
     pub allocation_samples: u32,
-    /// Whether runtimes are asked for exceptions; without, a program that throws many thousand a second pays nothing for it.
+    /// Whether runtimes are asked for exceptions; without, a program that throws many thousand a
+    /// second pays nothing for it.
     pub exceptions: bool,
-    /// Whether what exceptions say is recorded, too (label `exception_message`); messages may hold anything, users' data among it.
+    /// Whether what exceptions say is recorded, too (label `exception_message`); messages may hold
+    /// anything, users' data among it.
     pub exception_messages: bool,
     /// Whether runtimes are asked for waits for locks (`contentions`, `delay`).
     pub contention: bool,
-    /// Whether runtimes are asked how many workers their thread pools have, why that changes, and how much work waits.
+    /// Whether runtimes are asked how many workers their thread pools have, why that changes, and
+    /// how much work waits.
     pub thread_pool: bool,
     /// Memory between the probes and the daemon, a power of two from 1MiB to 1GiB.
     pub ring: Bytes,
@@ -104,8 +113,10 @@ impl Recording {
     /// The rates to begin with.
     #[must_use]
     pub fn rates(&self) -> Rates {
-        let kernel =
-            kernel::Rates { frequency_hz: self.frequency, wait_stack_budget_bytes_per_s: self.wait_stacks.0 };
+        let kernel = kernel::Rates {
+            frequency_hz: self.frequency,
+            wait_stack_budget_bytes_per_s: self.wait_stacks.0,
+        };
         Rates { kernel, allocation_samples: self.allocation_samples }
     }
 
@@ -148,7 +159,8 @@ impl Default for Recording {
 pub struct Windows {
     /// From one second to a day.
     pub length: Span,
-    /// Whether windows begin at whole multiples of their length by the wall clock (every full minute, for one minute).
+    /// Whether windows begin at whole multiples of their length by the wall clock (every full
+    /// minute, for one minute).
     pub aligned: bool,
 }
 
@@ -162,9 +174,11 @@ impl Default for Windows {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Services {
-    /// Most services with a profile of their own in a window: those that used most CPU time. The rest share the service `[other]`.
+    /// Most services with a profile of their own in a window: those that used most CPU time. The
+    /// rest share the service `[other]`.
     pub max: usize,
-    /// Labels of every profile, by the names of OpenTelemetry's resource attributes. `host.name` is there without being named.
+    /// Labels of every profile, by the names of OpenTelemetry's resource attributes. `host.name` is
+    /// there without being named.
     pub labels: BTreeMap<String, String>,
 }
 
@@ -199,7 +213,8 @@ impl Policy {
     }
 }
 
-/// Loading the shim into .NET processes. A process opts out of it with `PERFUSION_ATTACH=off` in its environment.
+/// Loading the shim into .NET processes. A process opts out of it with `PERFUSION_ATTACH=off` in
+/// its environment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Attach {
@@ -228,18 +243,23 @@ impl Default for Attach {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
-    /// CPU time of daemon and probes, of that of all CPUs, 0.1% to 100%. A window that took more is followed by one at lower rates. The probes' counts
-    /// where it is known: with CAP_SYS_ADMIN or kernel.bpf_stats_enabled=1 (`perfusion doctor` tells).
+    /// CPU time of daemon and probes, of that of all CPUs, 0.1% to 100%. A window that took more is
+    /// followed by one at lower rates. The probes' counts where it is known: with CAP_SYS_ADMIN or
+    /// kernel.bpf_stats_enabled=1 (`perfusion doctor` tells).
     pub cpu: Share,
-    /// Memory of the daemon, its maps and rings, 64MiB to 1TiB: with more, caches are dropped, and then windows end early.
+    /// Memory of the daemon, its maps and rings, 64MiB to 1TiB: with more, caches are dropped, and
+    /// then windows end early.
     pub memory: Bytes,
-    /// While there is a file with this name, nothing is recorded and nothing is attached. Its directory also holds the control socket and the file that only
-    /// one daemon can lock, which move when the daemon starts again.
+    /// While there is a file with this name, nothing is recorded and nothing is attached. Its
+    /// directory also holds the control socket and the file that only one daemon can lock, which
+    /// move when the daemon starts again.
     pub kill_switch: PathBuf,
-    /// The kill switch as a value: nothing is recorded and nothing is attached while this is true, from the moment on when the configuration is read again.
+    /// The kill switch as a value: nothing is recorded and nothing is attached while this is true,
+    /// from the moment on when the configuration is read again.
     pub switched_off: bool,
-    /// Whether the daemon makes way for others on its host: an `oom_score_adj` of 500, I/O class best effort with the last priority, and nice 10 for all
-    /// threads but those that record. Only ever lowers itself, once, when it starts; so a change takes effect when it starts again.
+    /// Whether the daemon makes way for others on its host: an `oom_score_adj` of 500, I/O class
+    /// best effort with the last priority, and nice 10 for all threads but those that record. Only
+    /// ever lowers itself, once, when it starts; so a change takes effect when it starts again.
     pub lower_priority: bool,
 }
 
@@ -302,7 +322,8 @@ pub enum LogLevel {
 pub struct Log {
     /// Its form.
     pub format: LogFormat,
-    /// How much of it. Where the command line does not say it (`--set log.level=…`), PERFUSION_LOG of the environment goes before it: a level, or filters such as
+    /// How much of it. Where the command line does not say it (`--set log.level=…`), PERFUSION_LOG
+    /// of the environment goes before it: a level, or filters such as
     /// `warn,perfusion_dotnet::attach=debug`.
     pub level: LogLevel,
 }
@@ -332,15 +353,22 @@ impl Config {
         let lists = |list: &[String], wanted: bool| !list.is_empty() && !wanted;
         let same = self.files.directory.is_some() && self.files.directory == self.spool.directory;
         let odd = [
-            (lists(services, *policy == Policy::Listed), "attach.services is for attach.policy listed only"),
-            (lists(except, *policy != Policy::Off), "attach.except says nothing while attach.policy is off"),
+            (
+                lists(services, *policy == Policy::Listed),
+                "attach.services is for attach.policy listed only",
+            ),
+            (
+                lists(except, *policy != Policy::Off),
+                "attach.except says nothing while attach.policy is off",
+            ),
             (
                 services.iter().chain(except).any(String::is_empty),
                 "attach.services, attach.except: no service has an empty name",
             ),
             (
                 same,
-                "files.directory and spool.directory are the same: spools lie among the services' directories",
+                "files.directory and spool.directory are the same: spools lie among the services' \
+                 directories",
             ),
             (
                 self.has_no_sink(),
@@ -372,8 +400,15 @@ impl Config {
         let unfit = |key, expected: &str, found: String| {
             Err(Unfit { key, problem: format!("expected {expected}, found {found}") })
         };
-        let Recording { frequency, stack_copy, wait_stacks, live_objects, allocation_samples, ring, .. } =
-            &self.recording;
+        let Recording {
+            frequency,
+            stack_copy,
+            wait_stacks,
+            live_objects,
+            allocation_samples,
+            ring,
+            ..
+        } = &self.recording;
         if !(1..=10_000).contains(frequency) {
             return unfit("recording.frequency", "1 to 10000", frequency.to_string());
         }
@@ -387,12 +422,17 @@ impl Config {
             return unfit("recording.live_objects", "256 to 65536", live_objects.to_string());
         }
         if !(16..=1_000_000).contains(allocation_samples) {
-            return unfit("recording.allocation_samples", "16 to 1000000", allocation_samples.to_string());
+            return unfit(
+                "recording.allocation_samples",
+                "16 to 1000000",
+                allocation_samples.to_string(),
+            );
         }
         if !(1 << 20..=1 << 30).contains(&ring.0) || !ring.0.is_power_of_two() {
             return unfit("recording.ring", "a power of two from 1MiB to 1GiB", ring.to_string());
         }
-        if !(Duration::from_secs(1)..=Duration::from_secs(86_400)).contains(&self.windows.length.0) {
+        if !(Duration::from_secs(1)..=Duration::from_secs(86_400)).contains(&self.windows.length.0)
+        {
             return unfit("windows.length", "1s to 1d", self.windows.length.to_string());
         }
         if !(1..=10_000).contains(&self.services.max) {
@@ -426,7 +466,11 @@ impl Config {
             }
         }
         if self.has_receivers() && self.spool.directory.is_none() {
-            return unfit("spool.directory", "a directory, since there is a receiver", "none".to_owned());
+            return unfit(
+                "spool.directory",
+                "a directory, since there is a receiver",
+                "none".to_owned(),
+            );
         }
         for (at, receiver) in self.otlp.iter().enumerate() {
             if let Err(problem) = receiver.check() {
@@ -528,8 +572,10 @@ mod tests {
     fn two_receivers_are_one_whatever_their_last_slash_says() {
         for (kind, url) in [("otlp", "http://a:4317"), ("pyroscope", "http://a/x")] {
             let check = |other: &str| {
-                let text =
-                    format!("spool: {{directory: /s}}\n{kind}: [{{url: \"{url}\"}}, {{url: \"{other}\"}}]\n");
+                let text = format!(
+                    "spool: {{directory: /s}}\n{kind}: [{{url: \"{url}\"}}, \
+                     {{url: \"{other}\"}}]\n"
+                );
                 serde_yaml::from_str::<Config>(&text).unwrap().check()
             };
             assert_eq!(check(&format!("{url}/")).unwrap_err().key, kind);
@@ -544,6 +590,9 @@ mod tests {
         assert_eq!(wishes, Wishes { exceptions: false, ..Wishes::default() });
         assert_eq!(wishes.comments().collect::<Vec<_>>(), ["exceptions: not recorded, as asked"]);
         let wishes = Recording { contention: false, ..Recording::default() }.wishes();
-        assert_eq!(wishes.comments().collect::<Vec<_>>(), ["contentions, delay: not recorded, as asked"]);
+        assert_eq!(
+            wishes.comments().collect::<Vec<_>>(),
+            ["contentions, delay: not recorded, as asked"]
+        );
     }
 }

@@ -1,8 +1,10 @@
-//! Loads the shim into .NET processes as the policy says, on threads of its own: an attach may wait for a runtime for seconds. And tells shims
-//! what rules leave out of their processes, as rules, pods and configuration change.
+//! Loads the shim into .NET processes as the policy says, on threads of its own: an attach may wait
+//! for a runtime for seconds. And tells shims what rules leave out of their processes, as rules,
+//! pods and configuration change.
 //!
-//! Processes are recognised by the pipeline, which sees their mappings. Each is tried at most once at a time, less and less often while it
-//! fails, and never again where it cannot be done or where the process wants none, as long as it runs the same program.
+//! Processes are recognised by the pipeline, which sees their mappings. Each is tried at most once
+//! at a time, less and less often while it fails, and never again where it cannot be done or where
+//! the process wants none, as long as it runs the same program.
 
 use super::covered::Covered;
 use super::state::State;
@@ -46,23 +48,25 @@ enum Outcome {
     Unwanted,
 }
 
-/// What attaches came to that were not made, and why: it outlives the recordings of a daemon, each of which has an attacher of its own. Whoever cannot
-/// be attached to is not tried again because somebody has changed the configuration, and who failed has its wait.
+/// What attaches came to that were not made, and why: it outlives the recordings of a daemon, each
+/// of which has an attacher of its own. Whoever cannot be attached to is not tried again because
+/// somebody has changed the configuration, and who failed has its wait.
 #[derive(Clone, Default)]
 pub struct Memory(Arc<Mutex<Kept>>);
 
 type Kept = HashMap<Program, (Outcome, Option<String>)>;
 
 impl Memory {
-    /// Of another recording than this one there is nothing to attach to any more: the shims have left with it, and what its policy was not for this
-    /// one's may be for.
+    /// Of another recording than this one there is nothing to attach to any more: the shims have
+    /// left with it, and what its policy was not for this one's may be for.
     fn outlives(outcome: Outcome) -> bool {
         matches!(outcome, Outcome::Never | Outcome::Failed(..))
     }
 
     fn keep(&self, known: &HashMap<Program, Outcome>, reasons: &HashMap<Program, String>) {
         let kept = known.iter().filter(|(_, outcome)| Self::outlives(**outcome));
-        let kept = kept.map(|(program, outcome)| (*program, (*outcome, reasons.get(program).cloned())));
+        let kept =
+            kept.map(|(program, outcome)| (*program, (*outcome, reasons.get(program).cloned())));
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = kept.collect();
     }
 
@@ -177,7 +181,9 @@ impl Work {
             self.told.retain(|program, _| alive.contains(program));
             self.changed.retain(|program, _| alive.contains(program));
             place::remove_those_of_the_dead();
-            for death in self.attached.take_deaths().iter().filter(|death| death.killed_in.is_some()) {
+            for death in
+                self.attached.take_deaths().iter().filter(|death| death.killed_in.is_some())
+            {
                 self.state.counters.attached_killed.add(1);
                 tracing::error!("{death}");
             }
@@ -186,7 +192,8 @@ impl Work {
             }
             let rules = self.state.selection();
             let mut filter = rules.as_deref().map(Filter::new);
-            let (mut of_services, mut covered) = (HashMap::new(), HashMap::<Arc<str>, Covered>::new());
+            let (mut of_services, mut covered) =
+                (HashMap::new(), HashMap::<Arc<str>, Covered>::new());
             for (program, process) in managed {
                 let left_out = match &mut filter {
                     Some(filter) => filter.left_out(process.pid, &process.service),
@@ -200,20 +207,23 @@ impl Work {
                 // What is not recorded at all is in no profile.
                 if left_out.is_some() {
                     let is_attached = self.known.get(&program) == Some(&Outcome::Attached);
-                    let (why, changed) = (self.reasons.get(&program), self.changed.get(&program).copied());
+                    let (why, changed) =
+                        (self.reasons.get(&program), self.changed.get(&program).copied());
                     covered.entry(process.service).or_default().add(is_attached, why, changed);
                 }
             }
             self.state.set_left_out(of_services);
             self.state.set_covered(covered);
-            let reasons = self.reasons.iter().map(|(program, why)| ((program.0, program.1), why.clone()));
+            let reasons =
+                self.reasons.iter().map(|(program, why)| ((program.0, program.1), why.clone()));
             self.state.set_unattached(reasons.collect());
             let mut heard = news.recv_timeout(LOOK).ok();
             while let Some(news_of) = heard {
                 match news_of {
                     News::Done(done) => self.done(done),
                     News::Stop => {
-                        // Before the workers are waited for: by then the next attacher may be at work.
+                        // Before the workers are waited for: by then the next attacher may be at
+                        // work.
                         self.memory.keep(&self.known, &self.reasons);
                         return self.workers.stop();
                     }
@@ -239,11 +249,13 @@ impl Work {
         let known = self.known.get(&key).copied();
         if let Some(reason) = self.unwanted(&config.attach, process, left_out) {
             if known == Some(Outcome::Attached) {
-                tracing::info!(pid = process.pid, service = %process.service, "detached: the policy is another now");
+                tracing::info!(pid = process.pid, service = %process.service, "detached: the \
+                     policy is another now");
                 self.watcher.leave(process.pid);
                 self.changed.insert(key, Instant::now());
             }
-            // Considered anew when the policy or what is known of it changes; what cannot be done stays so.
+            // Considered anew when the policy or what is known of it changes; what cannot be done
+            // stays so.
             if known.is_none_or(|known| !Memory::outlives(known)) {
                 self.reasons.insert(key, reason.to_owned());
                 self.known.insert(key, Outcome::Unwanted);
@@ -329,7 +341,9 @@ impl Work {
         match self.state.pods.get(&uid) {
             Some(pod) if pod.wants_no_shim() => Some("its pod opted out with an annotation"),
             // It may be one that opts out.
-            None if self.state.config().kubernetes.pods == Source::Api => Some("its pod is not known yet"),
+            None if self.state.config().kubernetes.pods == Source::Api => {
+                Some("its pod is not known yet")
+            }
             _ => None,
         }
     }
@@ -422,7 +436,10 @@ mod tests {
         let why = |except: &[&str], service: &str, is_named| {
             let except = except.iter().map(|name| (*name).to_owned()).collect();
             let attach = Attach { policy: Policy::All, except, ..Attach::default() };
-            unwanted_by(&attach, &Managed { pid: 1, start_ticks: 1, service: service.into(), is_named })
+            unwanted_by(
+                &attach,
+                &Managed { pid: 1, start_ticks: 1, service: service.into(), is_named },
+            )
         };
         assert!(why(&["bank"], "App", false).is_some_and(|why| why.contains("not known for sure")));
         assert_eq!(why(&["bank"], "App", true), None);
@@ -440,10 +457,15 @@ mod tests {
     #[test]
     fn whose_environment_cannot_be_read_is_tried_again_and_the_reason_is_the_real_one() {
         let first = Duration::from_secs(30);
-        for (errno, said) in [(Errno::TIMEDOUT, "takes too long"), (Errno::ACCESS, "Permission denied")] {
+        for (errno, said) in
+            [(Errno::TIMEDOUT, "takes too long"), (Errno::ACCESS, "Permission denied")]
+        {
             let error = AttachError::unread(7, "environ", errno);
             let (outcome, again) = after(&error, first, 1);
-            assert!(matches!(outcome, Outcome::Failed(2, next) if next > Instant::now()), "{outcome:?}");
+            assert!(
+                matches!(outcome, Outcome::Failed(2, next) if next > Instant::now()),
+                "{outcome:?}"
+            );
             assert_eq!(again, "in 60s");
             let words = error.to_string();
             assert!(words.contains("/proc/7/environ") && words.contains(said), "{words}");

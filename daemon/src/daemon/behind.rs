@@ -53,7 +53,8 @@ mod tests {
     fn a_receiver_that_falls_ever_further_behind_is_said_to_once_and_that_it_has_caught_up() {
         let falls = (0..60).map(|window| window * 90);
         // The spool is full, then it is sent.
-        let waits = falls.chain(std::iter::repeat_n(5400, 60)).chain((0..=60).rev().map(|left| left * 90));
+        let waits =
+            falls.chain(std::iter::repeat_n(5400, 60)).chain((0..=60).rev().map(|left| left * 90));
         assert_eq!(changes(waits), [(5, Change::FallsBehind), (179, Change::CaughtUp)]);
     }
 
@@ -67,7 +68,8 @@ mod tests {
 
     #[test]
     fn what_rises_and_falls_while_it_is_behind_is_not_said_again() {
-        let waits = (0..10).map(|window| window * 90).chain((0..100).map(|window| 700 + window % 7 * 90));
+        let waits =
+            (0..10).map(|window| window * 90).chain((0..100).map(|window| 700 + window % 7 * 90));
         assert_eq!(changes(waits), [(5, Change::FallsBehind)]);
     }
 }

@@ -1,4 +1,5 @@
-//! What the cgroup of this process allows it: CPU time and memory. A limit of a cgroup above counts as well.
+//! What the cgroup of this process allows it: CPU time and memory. A limit of a cgroup above counts
+//! as well.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,8 @@ const NO_LIMIT: u64 = 1 << 60;
 pub struct Confines {
     /// CPUs.
     pub cpus: Option<f64>,
-    /// Bytes: beyond them its processes are ended, or throttled (`memory.high`; a user's `MemoryHigh=`), which for a daemon is no better.
+    /// Bytes: beyond them its processes are ended, or throttled (`memory.high`; a user's
+    /// `MemoryHigh=`), which for a daemon is no better.
     pub memory: Option<u64>,
 }
 
@@ -56,7 +58,10 @@ impl Confines {
         let number = |name: &str| text(name).trim().parse::<u64>().ok();
         let quota = |quota: u64, period: u64| quota as f64 / period.max(1) as f64;
         let two = text("cpu.max");
-        let two = two.trim().split_once(' ').and_then(|(q, p)| Some(quota(q.parse().ok()?, p.parse().ok()?)));
+        let two = two
+            .trim()
+            .split_once(' ')
+            .and_then(|(q, p)| Some(quota(q.parse().ok()?, p.parse().ok()?)));
         // Without a limit the quota of version 1 is -1, which is no u64.
         let one = || Some(quota(number("cpu.cfs_quota_us")?, number("cpu.cfs_period_us")?));
         if let Some(cpus) = two.or_else(one) {

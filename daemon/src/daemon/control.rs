@@ -1,5 +1,6 @@
-//! The control socket: the same answers as over HTTP, and what only root may know, how each process stands. Its file has mode 0600, lies beside
-//! the kill switch, and whoever connects must be root or who runs the daemon, whatever rights the file has by then.
+//! The control socket: the same answers as over HTTP, and what only root may know, how each process
+//! stands. Its file has mode 0600, lies beside the kill switch, and whoever connects must be root
+//! or who runs the daemon, whatever rights the file has by then.
 
 use super::http::{self, About};
 use super::processes::{Answer, PROCESSES};
@@ -22,7 +23,8 @@ use std::time::Duration;
 const NAME: &str = "control.sock";
 /// Connections that wait to be taken.
 const BACKLOG: i32 = 8;
-/// How long the daemon is given to answer, and how much is read of it: 16,384 processes of some 300 bytes fit six times.
+/// How long the daemon is given to answer, and how much is read of it: 16,384 processes of some 300
+/// bytes fit six times.
 const TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_BYTES: u64 = 32 << 20;
 
@@ -40,7 +42,8 @@ pub struct Control {
 }
 
 impl Control {
-    /// Listens at `path`. The caller holds the lock that only one daemon can have, so what lies there is a dead one's.
+    /// Listens at `path`. The caller holds the lock that only one daemon can have, so what lies
+    /// there is a dead one's.
     ///
     /// # Errors
     /// When it cannot be had.

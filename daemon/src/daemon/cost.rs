@@ -1,4 +1,5 @@
-//! What the profiler itself costs: CPU time of this process and of its probes, and memory, the kernel's for it included.
+//! What the profiler itself costs: CPU time of this process and of its probes, and memory, the
+//! kernel's for it included.
 
 use perfusion_recorder::commands::Look;
 use perfusion_sources::kernel::features::PROBES_COUNTED;
@@ -7,8 +8,8 @@ use std::fs;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The kernel counts the probes' run time only while it is asked to, for the counting costs up to a fifth of the probes' own time: so it
-/// counts for one part of the time.
+/// The kernel counts the probes' run time only while it is asked to, for the counting costs up to a
+/// fifth of the probes' own time: so it counts for one part of the time.
 const COUNTED_FOR: Duration = Duration::from_secs(1);
 const COUNT_EVERY: Duration = Duration::from_secs(10);
 
@@ -53,7 +54,8 @@ pub struct Spent {
 }
 
 impl Spent {
-    /// What was taken since. What probes took counts where it was known both times: to know it is no cost.
+    /// What was taken since. What probes took counts where it was known both times: to know it is
+    /// no cost.
     #[must_use]
     pub fn since(self, before: Self) -> Duration {
         let probes = self.probes.zip(before.probes).map(|(now, before)| now.saturating_sub(before));
@@ -64,8 +66,8 @@ impl Spent {
 /// Memory in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// Anonymous and shared memory of this process. Pages of files are not in it: the kernel drops them when it needs room, but for those of
-    /// the ring to the probes, which is one of the maps.
+    /// Anonymous and shared memory of this process. Pages of files are not in it: the kernel drops
+    /// them when it needs room, but for those of the ring to the probes, which is one of the maps.
     pub resident: u64,
     /// Of the BPF maps, in the kernel.
     pub maps: u64,
@@ -85,19 +87,28 @@ impl Memory {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let kib = |name: &str| {
             let value = status.lines().find_map(|line| line.strip_prefix(name));
-            value.and_then(|value| value.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0)
+            value
+                .and_then(|value| value.split_whitespace().next()?.parse::<u64>().ok())
+                .unwrap_or(0)
         };
-        Self { resident: (kib("RssAnon:") + kib("RssShmem:")) << 10, maps: 0, rings: kib("VmPin:") << 10 }
+        Self {
+            resident: (kib("RssAnon:") + kib("RssShmem:")) << 10,
+            maps: 0,
+            rings: kib("VmPin:") << 10,
+        }
     }
 }
 
-/// What the kernel has set aside for the maps this process holds, each counted once however many descriptors it has.
+/// What the kernel has set aside for the maps this process holds, each counted once however many
+/// descriptors it has.
 fn map_bytes() -> u64 {
     let descriptors = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let mut maps = std::collections::HashMap::new();
     for descriptor in descriptors {
         // Of the many files that are open only maps are looked at closer.
-        if !fs::read_link(descriptor.path()).is_ok_and(|link| link.as_os_str() == "anon_inode:bpf-map") {
+        if !fs::read_link(descriptor.path())
+            .is_ok_and(|link| link.as_os_str() == "anon_inode:bpf-map")
+        {
             continue;
         }
         let info = format!("/proc/self/fdinfo/{}", descriptor.file_name().to_string_lossy());
@@ -121,8 +132,8 @@ pub fn daemon_cpu() -> Duration {
 }
 
 impl Cost {
-    /// True when the kernel should begin or end to count the probes' time: then [`Cost::observe`] is due, with counting begun before it or
-    /// ended after it.
+    /// True when the kernel should begin or end to count the probes' time: then [`Cost::observe`]
+    /// is due, with counting begun before it or ended after it.
     #[must_use]
     pub fn wants_look(&self, now: Instant) -> bool {
         let probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -147,7 +158,8 @@ impl Cost {
                     // A new recording has begun meanwhile, with programs of its own.
                     return false;
                 };
-                // Some probe runs at each context switch: nothing at all in a second means that nobody counted.
+                // Some probe runs at each context switch: nothing at all in a second means that
+                // nobody counted.
                 probes.unknown = taken == 0;
                 let rate = taken as f64 / 1e9 / counted;
                 if probes.estimated.is_none() {
@@ -162,7 +174,8 @@ impl Cost {
         }
     }
 
-    /// CPU time of the probes, estimated from the parts in which the kernel counted; `None` where it does not count.
+    /// CPU time of the probes, estimated from the parts in which the kernel counted; `None` where
+    /// it does not count.
     #[must_use]
     pub fn probes_cpu(&self) -> Option<Duration> {
         let probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -175,7 +188,8 @@ impl Cost {
         *self.window.lock().unwrap_or_else(PoisonError::into_inner) = now;
     }
 
-    /// A recording has ended, and its programs have with it: until now they took as much as when they were looked at last, from now on nothing.
+    /// A recording has ended, and its programs have with it: until now they took as much as when
+    /// they were looked at last, from now on nothing.
     pub fn recording_ended(&self, now: Instant) {
         let mut probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner);
         *probes = Probes { total: probes.until(now), unknown: probes.unknown, ..Probes::default() };
@@ -218,7 +232,8 @@ impl Cost {
         };
         let bytes = self.memory().total();
         format!(
-            "cost of the profiler: {:.3} s CPU of the daemon ({:.2}% of one CPU), {probes}, {} MiB with maps and rings",
+            "cost of the profiler: {:.3} s CPU of the daemon ({:.2}% of one CPU), {probes}, {} MiB \
+             with maps and rings",
             daemon.as_secs_f64(),
             share(daemon),
             bytes >> 20,
@@ -265,7 +280,8 @@ mod tests {
         cost.recording_ended(start + COUNT_EVERY);
         let taken = cost.probes_cpu().unwrap();
         assert!((taken.as_secs_f64() - 1.0).abs() < 1e-6, "{taken:?}");
-        // The next one is looked at anew, with programs that have taken less, and its first window pays for itself alone.
+        // The next one is looked at anew, with programs that have taken less, and its first window
+        // pays for itself alone.
         cost.recording_begins();
         assert!(cost.comment(second).contains("about 0.000 s in the probes"));
         assert!(cost.wants_look(start + COUNT_EVERY + second));

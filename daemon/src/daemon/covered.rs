@@ -1,4 +1,5 @@
-//! How many of a service's .NET processes have the library, for what only the library tells: a profile must not pass off as zero what nobody counted.
+//! How many of a service's .NET processes have the library, for what only the library tells: a
+//! profile must not pass off as zero what nobody counted.
 
 use perfusion_sources::shim::{COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED};
 use std::time::{Duration, Instant};
@@ -28,24 +29,34 @@ impl Covered {
     }
 
     /// What a profile of the last `duration` has to say of it.
-    pub fn comments(&self, now: Instant, duration: Duration) -> impl Iterator<Item = String> + use<> {
+    pub fn comments(
+        &self,
+        now: Instant,
+        duration: Duration,
+    ) -> impl Iterator<Item = String> + use<> {
         let Self { processes, attached, .. } = *self;
         let why = self.why.as_deref().unwrap_or("not yet attached to");
-        let partly = self.changed.is_some_and(|changed| now.saturating_duration_since(changed) < duration);
+        let partly =
+            self.changed.is_some_and(|changed| now.saturating_duration_since(changed) < duration);
         let lacking = match attached {
             _ if attached == processes => None,
             0 => Some(format!(
-                "{COLUMNS}{NOT_RECORDED}: none of {processes} .NET processes has the library: {why}"
+                "{COLUMNS}{NOT_RECORDED}: none of {processes} .NET processes has the library: \
+                 {why}"
             )),
             _ => {
                 let without = processes - attached;
                 Some(format!(
-                    "{COLUMNS}{NOT_ALL_RECORDED}{without} of {processes} .NET processes, which have no library: {why}"
+                    "{COLUMNS}{NOT_ALL_RECORDED}{without} of {processes} .NET processes, which \
+                     have no library: {why}"
                 ))
             }
         };
         let partly = partly.then(|| {
-            format!("{COLUMNS}{NOT_ALL_RECORDED}all this time: .NET processes were attached to or left meanwhile; rates are of the whole time")
+            format!(
+                "{COLUMNS}{NOT_ALL_RECORDED}all this time: .NET processes were attached to or \
+                 left meanwhile; rates are of the whole time"
+            )
         });
         lacking.into_iter().chain(partly)
     }
@@ -64,12 +75,15 @@ mod tests {
         let said = |covered: &Covered| covered.comments(now, minute).collect::<Vec<_>>();
         assert!(said(&covered).is_empty(), "no .NET");
         covered.add(false, Some(&off), None);
-        assert!(
-            said(&covered)[0]
-                .ends_with(": not recorded: none of 1 .NET processes has the library: attach.policy is off")
-        );
+        assert!(said(&covered)[0].ends_with(
+            ": not recorded: none of 1 .NET processes has the library: attach.policy is off"
+        ));
         covered.add(true, None, Some(now - 2 * minute));
-        assert!(said(&covered)[0].contains(": not of 1 of 2 .NET processes"), "{:?}", said(&covered));
+        assert!(
+            said(&covered)[0].contains(": not of 1 of 2 .NET processes"),
+            "{:?}",
+            said(&covered)
+        );
         let mut whole = Covered::default();
         whole.add(true, None, Some(now - 2 * minute));
         assert!(said(&whole).is_empty());

@@ -1,5 +1,6 @@
-//! Every family of metrics there can be, of which each answer has its name, its type and its meaning: the lists of counters of the stages, those of
-//! the sinks, and what is only said here. docs/metrics.md is written from the same lists.
+//! Every family of metrics there can be, of which each answer has its name, its type and its
+//! meaning: the lists of counters of the stages, those of the sinks, and what is only said here.
+//! docs/metrics.md is written from the same lists.
 
 use crate::counts::Counts;
 use ebpf_common::counter::Counter;
@@ -121,9 +122,16 @@ mod tests {
         let mut names = HashSet::new();
         for family in pipeline().chain(daemon()).chain(OWN.iter().copied()) {
             assert!(names.insert(family.name), "{} is there twice", family.name);
-            assert!(!family.help.is_empty() && family.help.trim() == family.help, "{}", family.name);
+            assert!(
+                !family.help.is_empty() && family.help.trim() == family.help,
+                "{}",
+                family.name
+            );
         }
-        assert_eq!(sinks().map(|family| family.name).collect::<HashSet<_>>().len(), sinks().count());
+        assert_eq!(
+            sinks().map(|family| family.name).collect::<HashSet<_>>().len(),
+            sinks().count()
+        );
     }
 }
 
@@ -145,23 +153,35 @@ mod sink_tests {
     #[test]
     fn what_sinks_count_is_described_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
-        let spool = SpoolOptions { directory: Some(folder.path().join("spool")), ..SpoolOptions::default() };
+        let spool = SpoolOptions {
+            directory: Some(folder.path().join("spool")),
+            ..SpoolOptions::default()
+        };
         let url = || "http://a".to_owned();
         let sinks: Vec<Box<dyn Sink>> = vec![
             Box::new(Directory::open(folder.path(), &Files::default()).unwrap()),
-            Box::new(Otlp::open(&OtlpOptions { url: url(), ..OtlpOptions::default() }, &spool).unwrap()),
             Box::new(
-                Pyroscope::open(&PyroscopeOptions { url: url(), ..PyroscopeOptions::default() }, &spool)
-                    .unwrap(),
+                Otlp::open(&OtlpOptions { url: url(), ..OtlpOptions::default() }, &spool).unwrap(),
+            ),
+            Box::new(
+                Pyroscope::open(
+                    &PyroscopeOptions { url: url(), ..PyroscopeOptions::default() },
+                    &spool,
+                )
+                .unwrap(),
             ),
             #[cfg(feature = "object-storage")]
             Box::new(
-                S3::open(&S3Options { bucket: "profiles".to_owned(), ..S3Options::default() }, &spool)
-                    .unwrap(),
+                S3::open(
+                    &S3Options { bucket: "profiles".to_owned(), ..S3Options::default() },
+                    &spool,
+                )
+                .unwrap(),
             ),
         ];
         let counters = sinks.iter().flat_map(|sink| sink.counters()).collect();
-        let standing = Standing { counters, backlog: Some(Backlog::default()), ..Standing::default() };
+        let standing =
+            Standing { counters, backlog: Some(Backlog::default()), ..Standing::default() };
         let counted: BTreeSet<&str> = standing.values().map(|(name, _)| name).collect();
         assert_eq!(counted, SINK.iter().chain(SINK_GAUGES).map(|(name, _)| *name).collect());
     }

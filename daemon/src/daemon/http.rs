@@ -1,5 +1,6 @@
-//! `/metrics`, `/healthz`, `/readyz`, `/debug/pipeline` over HTTP, and `/processes` for root. A few fixed answers to GET need no server of
-//! a library: what is read is bounded in bytes and time, each connection has one answer, and there are few connections at once.
+//! `/metrics`, `/healthz`, `/readyz`, `/debug/pipeline` over HTTP, and `/processes` for root. A few
+//! fixed answers to GET need no server of a library: what is read is bounded in bytes and time,
+//! each connection has one answer, and there are few connections at once.
 
 use super::sinks::SinkWatcher;
 use super::state::State;
@@ -15,8 +16,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Connections at once. A further one takes the place of the oldest that has not asked yet, not the other way round: whoever holds connections open for
-/// nothing must not keep the kubelet from asking whether this daemon lives.
+/// Connections at once. A further one takes the place of the oldest that has not asked yet, not the
+/// other way round: whoever holds connections open for nothing must not keep the kubelet from
+/// asking whether this daemon lives.
 const CONNECTIONS: usize = 64;
 /// Threads at once: those of closed connections may still be at their answer.
 const THREADS: usize = 2 * CONNECTIONS;
@@ -25,7 +27,8 @@ const REQUEST_BYTES: usize = 8 << 10;
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// What takes much work to say is said again for so long.
 const SAME_FOR: Duration = Duration::from_millis(500);
-/// The daemon looks at its clocks every second, and whether its threads move; one that has not for so long hangs.
+/// The daemon looks at its clocks every second, and whether its threads move; one that has not for
+/// so long hangs.
 const HANGS_AFTER: Duration = Duration::from_secs(15);
 
 /// A connection, whatever it came over.
@@ -81,17 +84,20 @@ pub(super) struct About {
 }
 
 impl About {
-    /// `private` where it is root who asks, through the control socket: processes may be told of, too.
+    /// `private` where it is root who asks, through the control socket: processes may be told of,
+    /// too.
     pub(super) fn new(state: Arc<State>, sinks: SinkWatcher, private: bool) -> Self {
         Self { state, sinks, private, metrics: Arc::default(), pipeline: Arc::default() }
     }
 }
 
-/// What was said last. Whoever may ask over the network may ask without end, and what that costs is taken from the recording.
+/// What was said last. Whoever may ask over the network may ask without end, and what that costs is
+/// taken from the recording.
 #[derive(Default)]
 struct Said(Mutex<Option<(Instant, Whether, Arc<str>)>>);
 
-/// Whether it is recorded, and by what it is switched off: `/readyz` says so at once, and nobody else is to say anything else then.
+/// Whether it is recorded, and by what it is switched off: `/readyz` says so at once, and nobody
+/// else is to say anything else then.
 type Whether = (bool, Switch);
 
 impl Said {
@@ -240,7 +246,11 @@ impl Drop for Server {
         self.stop.store(true, Ordering::Relaxed);
         let mut wake = self.address;
         if wake.ip().is_unspecified() {
-            wake.set_ip(if wake.is_ipv4() { [127, 0, 0, 1].into() } else { [0, 0, 0, 0, 0, 0, 0, 1].into() });
+            wake.set_ip(if wake.is_ipv4() {
+                [127, 0, 0, 1].into()
+            } else {
+                [0, 0, 0, 0, 0, 0, 0, 1].into()
+            });
         }
         // Wakes the thread; where that fails it is left to the end of the program.
         if TcpStream::connect_timeout(&wake, TIMEOUT).is_ok()
@@ -251,7 +261,11 @@ impl Drop for Server {
     }
 }
 
-fn answer(mut connection: impl Connection, about: &About, has_asked: impl FnOnce()) -> io::Result<()> {
+fn answer(
+    mut connection: impl Connection,
+    about: &About,
+    has_asked: impl FnOnce(),
+) -> io::Result<()> {
     let About { state, sinks, private, metrics, pipeline } = about;
     let asked = request(&mut connection)?;
     has_asked();
@@ -278,17 +292,22 @@ fn answer(mut connection: impl Connection, about: &About, has_asked: impl FnOnce
             Some(processes) => ("200 OK", JSON, processes.into()),
             None => unavailable(&idle(state, "nothing is recorded, or it is too busy to say")),
         },
-        Some(_) => {
-            ("404 Not Found", TEXT, "there are /metrics, /healthz, /readyz and /debug/pipeline\n".into())
-        }
+        Some(_) => (
+            "404 Not Found",
+            TEXT,
+            "there are /metrics, /healthz, /readyz and /debug/pipeline\n".into(),
+        ),
     };
     let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: \
+         close\r\n\r\n",
         body.len()
     );
     let deadline = Instant::now() + TIMEOUT;
     let body = if matches!(asked, Some((Method::Head, _))) { "" } else { &body };
-    for part in [head.as_bytes(), body.as_bytes()].into_iter().flat_map(|text| text.chunks(64 << 10)) {
+    for part in
+        [head.as_bytes(), body.as_bytes()].into_iter().flat_map(|text| text.chunks(64 << 10))
+    {
         // One who takes it byte by byte does not get more time by that.
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -345,7 +364,9 @@ fn request(connection: &mut impl Connection) -> io::Result<Option<(Method, Strin
     let (method, path) = match (words.next(), words.next()) {
         (Some(b"GET"), Some(path)) => (Method::Get, path),
         (Some(b"HEAD"), Some(path)) => (Method::Head, path),
-        (Some(other), Some(path)) if other.iter().all(u8::is_ascii_uppercase) => (Method::Other, path),
+        (Some(other), Some(path)) if other.iter().all(u8::is_ascii_uppercase) => {
+            (Method::Other, path)
+        }
         _ => return Ok(None),
     };
     let path = path.split(|&byte| byte == b'?').next().unwrap_or_default();
@@ -376,23 +397,34 @@ mod tests {
             (Arc::new(State::of(Config::default())), Sinks::start(Opened::default()).unwrap());
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let server = Server::start(listen, Arc::clone(&state), sinks.watcher()).unwrap();
-        let get = |path: &str| ask(server.address(), &format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"));
+        let get =
+            |path: &str| ask(server.address(), &format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"));
         assert!(
-            get("/metrics?x").starts_with("HTTP/1.1 200 OK\r\nContent-Type: application/openmetrics-text")
+            get("/metrics?x")
+                .starts_with("HTTP/1.1 200 OK\r\nContent-Type: application/openmetrics-text")
         );
         assert!(get("/metrics").ends_with("# EOF\n"));
         assert!(get("/healthz").starts_with("HTTP/1.1 200"));
         assert!(get("/readyz").starts_with("HTTP/1.1 503"), "nothing is recorded");
         state.set_failure(Some("no recording can begin: out of\nmemory".to_owned()));
-        assert!(get("/readyz").ends_with("nothing is recorded: no recording can begin: out of memory\n"));
+        assert!(
+            get("/readyz")
+                .ends_with("nothing is recorded: no recording can begin: out of memory\n")
+        );
         assert!(get("/etc/passwd").starts_with("HTTP/1.1 404"));
         assert!(get("/processes").starts_with("HTTP/1.1 404"), "only over the control socket");
         assert!(get("/debug/pipeline").ends_with('}'));
         let refused = ask(server.address(), "POST /metrics HTTP/1.1\r\n\r\n");
-        assert!(refused.starts_with("HTTP/1.1 405 Method Not Allowed\r\nAllow: GET, HEAD\r\n"), "{refused}");
+        assert!(
+            refused.starts_with("HTTP/1.1 405 Method Not Allowed\r\nAllow: GET, HEAD\r\n"),
+            "{refused}"
+        );
         assert!(ask(server.address(), "hello\r\n\r\n").starts_with("HTTP/1.1 400"));
         let head = ask(server.address(), "HEAD /healthz HTTP/1.1\r\n\r\n");
-        assert!(head.starts_with("HTTP/1.1 200 OK") && head.contains("Content-Length: 6\r\n"), "{head}");
+        assert!(
+            head.starts_with("HTTP/1.1 200 OK") && head.contains("Content-Length: 6\r\n"),
+            "{head}"
+        );
         assert!(head.ends_with("\r\n\r\n"), "{head}");
         let long = format!("GET /{}", "x".repeat(10 << 10));
         let mut connection = TcpStream::connect(server.address()).unwrap();

@@ -1,4 +1,5 @@
-//! One sink on a thread of its own, with windows that wait for it: a disk or mount that does not answer holds up nobody else's profiles.
+//! One sink on a thread of its own, with windows that wait for it: a disk or mount that does not
+//! answer holds up nobody else's profiles.
 
 use super::behind::{self, Change, Trend};
 use super::queue::{Empty, Queue, Window};
@@ -17,7 +18,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a sink is given for the windows that wait for it when the daemon ends, the last one too.
+/// How long a sink is given for the windows that wait for it when the daemon ends, the last one
+/// too.
 const LAST_WINDOWS: Duration = Duration::from_secs(10);
 /// How long requests are made of windows then. The rest of them waits in the spool, for the next
 /// daemon.
@@ -29,9 +31,11 @@ const LAST: Duration = Duration::from_millis(1500);
 const PARTS_WITHIN: Duration = Duration::from_millis(1600);
 /// The same of sending: the daemon ends within three seconds.
 const SENT_WITHIN: Duration = Duration::from_millis(2400);
-/// What a sink counts between two windows, such as what a receiver took or refused, is published so often.
+/// What a sink counts between two windows, such as what a receiver took or refused, is published so
+/// often.
 const PUBLISH_EVERY: Duration = Duration::from_secs(1);
-/// Where no windows come, such as while recording is switched off, a sink has its moment so often: what is too old goes then, too.
+/// Where no windows come, such as while recording is switched off, a sink has its moment so often:
+/// what is too old goes then, too.
 const NO_WINDOW: Duration = Duration::from_secs(60);
 /// The same of one that waits for memory which others have.
 const SHORT_OF_MEMORY: Duration = Duration::from_secs(1);
@@ -62,12 +66,14 @@ impl Standing {
     /// Name and value of each counter and gauge.
     pub fn values(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let of_lane = [("profiles_dropped", self.dropped), ("busy_seconds", self.busy.as_secs())];
-        let of_sink = self.counters.iter().copied().chain(self.backlog.iter().flat_map(Backlog::gauges));
+        let of_sink =
+            self.counters.iter().copied().chain(self.backlog.iter().flat_map(Backlog::gauges));
         of_sink.chain(of_lane)
     }
 }
 
-/// A sink, and those that took its place one after the other: what waits and what they counted is of them all.
+/// A sink, and those that took its place one after the other: what waits and what they counted is
+/// of them all.
 pub struct Lane {
     name: String,
     place: PathBuf,
@@ -95,8 +101,8 @@ pub enum Former {
     None,
     /// All, of one that works in the same place, when that has done what it is doing.
     Here(Lane),
-    /// What waits for one of its name that works in another place, and what that has counted. The two are at work at once: a disk that does not answer is
-    /// left behind.
+    /// What waits for one of its name that works in another place, and what that has counted. The
+    /// two are at work at once: a disk that does not answer is left behind.
     Elsewhere(Lane),
 }
 
@@ -123,7 +129,8 @@ struct State {
     closing: Option<Instant>,
     /// The same, and what is not sent by then waits for the next one.
     last: Option<Instant>,
-    /// What those before counted: one that takes another's place goes on from there, since counters grow only.
+    /// What those before counted: one that takes another's place goes on from there, since counters
+    /// grow only.
     former: BTreeMap<&'static str, u64>,
     counters: Vec<(&'static str, u64)>,
     backlog: Option<Backlog>,
@@ -140,7 +147,8 @@ impl Shared {
         this.queue.take_over(&before.queue);
         let counters = before.state().counters.clone();
         // Until it has said anything itself.
-        let state = State { former: counters.iter().copied().collect(), counters, ..State::default() };
+        let state =
+            State { former: counters.iter().copied().collect(), counters, ..State::default() };
         Self { state: Mutex::new(state), ..this }
     }
 }
@@ -150,7 +158,10 @@ impl Lane {
     ///
     /// # Errors
     /// When the thread cannot be made. The former goes on as it was.
-    pub fn start(sink: Box<dyn Sink>, former: Former) -> Result<(Self, Option<Self>), (io::Error, Former)> {
+    pub fn start(
+        sink: Box<dyn Sink>,
+        former: Former,
+    ) -> Result<(Self, Option<Self>), (io::Error, Former)> {
         let (former, sink) = match former {
             Former::Here(lane) => match lane.exchange(sink) {
                 // Its thread is there and waits: however often that happens there is one.
@@ -231,7 +242,8 @@ impl Lane {
     pub fn standing(&self) -> Standing {
         let hurry = &self.shared.hurry;
         let state = self.shared.state();
-        // What is counted while it is at work. Each grows only, so that the larger value is the newer.
+        // What is counted while it is at work. Each grows only, so that the larger value is the
+        // newer.
         let Report { counters: reported, backlog } = hurry.reported();
         let mut counters = state.counters.clone();
         for (name, value) in reported {
@@ -242,7 +254,9 @@ impl Lane {
             }
         }
         let since = |began: Option<Instant>, later: Option<Instant>| {
-            began.map(|began| later.map_or(began, |later| began.max(later)).elapsed()).unwrap_or_default()
+            began
+                .map(|began| later.map_or(began, |later| began.max(later)).elapsed())
+                .unwrap_or_default()
         };
         Standing {
             sink: self.name.clone(),
@@ -267,8 +281,8 @@ impl Lane {
         self.thread.is_some()
     }
 
-    /// Tells it that nothing more comes, and not to take long over the rest, since the daemon was told to
-    /// end at `told`. Its end is to be waited for.
+    /// Tells it that nothing more comes, and not to take long over the rest, since the daemon was
+    /// told to end at `told`. Its end is to be waited for.
     pub fn close(&mut self, told: Instant) -> Option<JoinHandle<()>> {
         let now = Instant::now();
         self.shared.hurry.end_by((now + LAST_PARTS).min(told + PARTS_WITHIN));
@@ -357,7 +371,8 @@ impl Work {
                 continue;
             }
             let put = self.timed(|sink| sink.put(&finished));
-            let put = put.unwrap_or_else(|| Err(SinkError::Refused { reason: PANICKED.to_owned() }));
+            let put =
+                put.unwrap_or_else(|| Err(SinkError::Refused { reason: PANICKED.to_owned() }));
             if let Err(error) = put {
                 failed += 1;
                 let (reason, detail) = match &error {
@@ -389,13 +404,18 @@ impl Work {
         tracing::debug!(sink, profiles, failed, "window handed over");
         // Whatever was said of earlier ones.
         if failed > 0 && self.closing().is_some() {
-            tracing::error!(sink, profiles = failed, "lost: it did not take them, and this is the end");
+            tracing::error!(
+                sink,
+                profiles = failed,
+                "lost: it did not take them, and this is the end"
+            );
         }
         if late > 0 {
             tracing::error!(
                 sink,
                 profiles = late,
-                "lost: it was not done with the last windows within {LAST_WINDOWS:?}; its disk is very busy or does not answer"
+                "lost: it was not done with the last windows within {LAST_WINDOWS:?}; its disk is \
+                 very busy or does not answer"
             );
         }
         self.window_over();
@@ -405,14 +425,17 @@ impl Work {
 
     /// Says when ever more waits for its receiver, and when that is over.
     fn look_at_backlog(&mut self, profiles: usize) {
-        let Some(Some(Backlog { requests, bytes, .. })) = self.timed(|sink| sink.backlog()) else { return };
+        let Some(Some(Backlog { requests, bytes, .. })) = self.timed(|sink| sink.backlog()) else {
+            return;
+        };
         let sink = self.sink.name();
         match self.trend.window(u64::try_from(profiles).unwrap_or(u64::MAX), requests) {
             None => {}
             Some(Change::FallsBehind) => tracing::warn!(
                 target: states::SAID,
                 sink,
-                "falls behind: what waits for it has grown for {} windows, to {requests} requests of {bytes} bytes",
+                "falls behind: what waits for it has grown for {} windows, to {requests} requests \
+                 of {bytes} bytes",
                 behind::WINDOWS
             ),
             Some(Change::CaughtUp) => tracing::info!(
@@ -428,13 +451,15 @@ impl Work {
             sink.window_over();
             sink.is_short_of_memory()
         });
-        self.moment_at = Instant::now() + if short == Some(true) { SHORT_OF_MEMORY } else { NO_WINDOW };
+        self.moment_at =
+            Instant::now() + if short == Some(true) { SHORT_OF_MEMORY } else { NO_WINDOW };
     }
 
     fn publish(&mut self) {
         self.publish_at = Instant::now() + PUBLISH_EVERY;
         // It may have to wait for its spool.
-        let Some((mut counters, backlog)) = self.timed(|sink| (sink.counters(), sink.backlog())) else {
+        let Some((mut counters, backlog)) = self.timed(|sink| (sink.counters(), sink.backlog()))
+        else {
             return;
         };
         let mut state = self.shared.state();
@@ -450,7 +475,8 @@ impl Work {
         self.shared.state().closing
     }
 
-    /// Has the sink do something, and says so meanwhile; `None` when it panicked, which costs no more than what it was at.
+    /// Has the sink do something, and says so meanwhile; `None` when it panicked, which costs no
+    /// more than what it was at.
     fn timed<T>(&mut self, work: impl FnOnce(&mut dyn Sink) -> T) -> Option<T> {
         let is_own = {
             let (mut state, now) = (self.shared.state(), Some(Instant::now()));
@@ -460,7 +486,8 @@ impl Work {
             is_own
         };
         let sink = &mut *self.sink;
-        // A sink keeps no promise of memory across its calls, and what it counts may be off by what it was at.
+        // A sink keeps no promise of memory across its calls, and what it counts may be off by what
+        // it was at.
         let done = catch_unwind(AssertUnwindSafe(|| work(sink)));
         {
             let mut state = self.shared.state();
@@ -491,7 +518,9 @@ pub mod tests {
             labels: BTreeMap::new(),
             start: SystemTime::now(),
             duration: Duration::from_secs(60),
-            profile: perfusion_export::Packed::new(perfusion_pprof::pack(&Profile::default()).unwrap()),
+            profile: perfusion_export::Packed::new(
+                perfusion_pprof::pack(&Profile::default()).unwrap(),
+            ),
         })
     }
 
@@ -533,7 +562,8 @@ pub mod tests {
             assert!(shared.queue.give(&window, 0));
             work.put(shared.queue.next(work.turn, Instant::now()).unwrap());
         }
-        let sums: Vec<(String, u64)> = work.states.sums().map(|sum| (sum.cause, sum.count)).collect();
+        let sums: Vec<(String, u64)> =
+            work.states.sums().map(|sum| (sum.cause, sum.count)).collect();
         assert_eq!(sums, [("it is broken; a profile is lost".to_owned(), 6)]);
     }
 
@@ -593,7 +623,8 @@ pub mod tests {
             if let Ok(value) = self.1.recv() {
                 let backlog = Some(Backlog { requests: value, ..Backlog::default() });
                 std::thread::sleep(Duration::from_millis(600));
-                self.0.report(|| Some(Report { counters: vec![("requests_made", value)], backlog }));
+                self.0
+                    .report(|| Some(Report { counters: vec![("requests_made", value)], backlog }));
                 self.1.recv().unwrap();
                 self.2 = value;
             }
@@ -626,7 +657,9 @@ pub mod tests {
         drop(tell);
         until(|| lane.standing().busy.is_zero());
         // What it says itself is the last word.
-        until(|| lane.standing().counters == [("requests_made", 4)] && lane.standing().backlog.is_none());
+        until(|| {
+            lane.standing().counters == [("requests_made", 4)] && lane.standing().backlog.is_none()
+        });
         lane.close(Instant::now()).unwrap().join().unwrap();
     }
 
@@ -661,7 +694,9 @@ pub mod tests {
 
     #[test]
     fn the_end_is_measured_from_when_the_daemon_was_told_to() {
-        for (recording_took, sends, makes) in [(0, 1500, true), (1900, 500, false), (9000, 0, false)] {
+        for (recording_took, sends, makes) in
+            [(0, 1500, true), (1900, 500, false), (9000, 0, false)]
+        {
             let (tell, heard) = channel();
             let mut lane = started(Box::new(Sends(tell, Hurry::default())), Former::None).0;
             let now = Instant::now();
@@ -671,7 +706,10 @@ pub mod tests {
             let left = deadline.saturating_duration_since(now);
             // Whatever passed between the two looks at the clock.
             let most = Duration::from_millis(sends) + now.elapsed();
-            assert!(left <= most && left >= Duration::from_millis(sends), "{recording_took}: {left:?}");
+            assert!(
+                left <= most && left >= Duration::from_millis(sends),
+                "{recording_took}: {left:?}"
+            );
             assert_eq!(hurry.is_over(), !makes, "{recording_took}");
             thread.join().unwrap();
         }

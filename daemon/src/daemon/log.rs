@@ -1,5 +1,6 @@
-//! The daemon's own log: on stderr, for people or one JSON object a line. Each place in the code has so many lines a minute; what was left
-//! out is said in one line instead, so that nothing that goes wrong again and again fills a disk.
+//! The daemon's own log: on stderr, for people or one JSON object a line. Each place in the code
+//! has so many lines a minute; what was left out is said in one line instead, so that nothing that
+//! goes wrong again and again fills a disk.
 
 use super::outlet::Outlet;
 use crate::config::{Log as Options, LogFormat, LogLevel};
@@ -36,8 +37,8 @@ pub(super) struct Log {
     outlet: Outlet,
 }
 
-/// Begins to log, as configured; once in the life of the program. Lines wait until they are [written](Log::write). What the command line says of the level
-/// goes before the environment.
+/// Begins to log, as configured; once in the life of the program. Lines wait until they are
+/// [written](Log::write). What the command line says of the level goes before the environment.
 pub(super) fn start(log: &Options, level_by_flag: bool) -> Log {
     let level = match log.level {
         LogLevel::Error => "error",
@@ -48,7 +49,8 @@ pub(super) fn start(log: &Options, level_by_flag: bool) -> Log {
     let (filter, problem) = log_filter::filter(level, level_by_flag);
     let (limiter, outlet) = (Limiter::default(), Outlet::default());
     let writer = outlet.clone();
-    let form = tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || writer.clone());
+    let form =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || writer.clone());
     match log.format {
         LogFormat::Json => form.json().flatten_event(true).finish().with(limiter.clone()).init(),
         LogFormat::Text => form
@@ -73,13 +75,15 @@ impl Log {
         self.outlet.begin(io::stderr())
     }
 
-    /// To be called now and then: says what was left out where a period is over, and what was lost. That is handed back, to be counted.
+    /// To be called now and then: says what was left out where a period is over, and what was lost.
+    /// That is handed back, to be counted.
     pub(super) fn look(&self, now: Instant) -> u64 {
         self.limiter.sum_up(now);
         if let Some(lines) = self.outlet.unsaid() {
             tracing::warn!(
                 lines,
-                "lines of this log are lost: whoever reads it was too slow, or they could not be written"
+                "lines of this log are lost: whoever reads it was too slow, or they could not be \
+                 written"
             );
         }
         self.outlet.lost()
@@ -113,7 +117,8 @@ impl Log {
     }
 }
 
-/// Counts lines, and leaves out those of places that have had theirs. Lines of the level `debug` are not counted: who asks for them wants all.
+/// Counts lines, and leaves out those of places that have had theirs. Lines of the level `debug`
+/// are not counted: who asks for them wants all.
 #[derive(Clone, Default)]
 struct Limiter(Arc<Mutex<HashMap<Identifier, Place>>>);
 
@@ -137,26 +142,32 @@ impl Limiter {
         self.end_periods(|place| now.saturating_duration_since(place.since) >= PERIOD);
     }
 
-    /// Says what was left out until now; each place has a new period. Whatever went on before, what is said at the daemon's end is not
-    /// left out.
+    /// Says what was left out until now; each place has a new period. Whatever went on before, what
+    /// is said at the daemon's end is not left out.
     fn begin_anew(&self) {
         self.end_periods(|_| true);
     }
 
     fn end_periods(&self, is_over: impl Fn(&Place) -> bool) {
         let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let over: Vec<Place> = places.extract_if(|_, place| is_over(place)).map(|(_, place)| place).collect();
+        let over: Vec<Place> =
+            places.extract_if(|_, place| is_over(place)).map(|(_, place)| place).collect();
         // The line below comes here, too.
         drop(places);
         for place in over.iter().filter(|place| place.left_out() > 0) {
-            tracing::warn!("{} more of these lines were left out: {}", place.left_out(), place.named);
+            tracing::warn!(
+                "{} more of these lines were left out: {}",
+                place.left_out(),
+                place.named
+            );
         }
     }
 
     /// True when one more line may come from this place.
     fn take(&self, place: Identifier, now: Instant, name: impl FnOnce() -> String) -> bool {
         let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = places.entry(place).or_insert(Place { since: now, lines: 0, named: String::new() });
+        let place =
+            places.entry(place).or_insert(Place { since: now, lines: 0, named: String::new() });
         place.lines = place.lines.saturating_add(1);
         if place.left_out() == 1 {
             place.named = name();
@@ -168,7 +179,8 @@ impl Limiter {
 impl<S: Subscriber> Layer<S> for Limiter {
     fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
         let metadata = event.metadata();
-        // States of receivers are few by their own rule: one receiver's lines must not take another's.
+        // States of receivers are few by their own rule: one receiver's lines must not take
+        // another's.
         *metadata.level() >= Level::DEBUG
             || metadata.target() == SAID
             || self.take(metadata.callsite(), Instant::now(), || name(event))
@@ -231,7 +243,9 @@ mod tests {
             tracing::error!("the first of another place");
             (0..2 * LINES).for_each(|_| tracing::debug!("who asks for these wants all"));
             let said = lines.take();
-            let count = |said: &[String], text: &str| said.iter().filter(|line| line.contains(text)).count();
+            let count = |said: &[String], text: &str| {
+                said.iter().filter(|line| line.contains(text)).count()
+            };
             assert_eq!(count(&said, "it fails"), 10, "{said:#?}");
             assert_eq!(count(&said, "the first of another place"), 1);
             assert_eq!(count(&said, "wants all"), 20);
@@ -241,7 +255,8 @@ mod tests {
             limiter.sum_up(Instant::now() + PERIOD);
             let said = lines.take();
             assert!(
-                said.len() == 1 && said[0].contains("30 more of these lines were left out: it fails"),
+                said.len() == 1
+                    && said[0].contains("30 more of these lines were left out: it fails"),
                 "{said:?}"
             );
 
@@ -251,7 +266,10 @@ mod tests {
             limiter.begin_anew();
             often(1);
             let said = lines.take();
-            assert!(said[0].contains("5 more of these lines") && said[1].contains("it fails"), "{said:?}");
+            assert!(
+                said[0].contains("5 more of these lines") && said[1].contains("it fails"),
+                "{said:?}"
+            );
             limiter.begin_anew();
             assert!(lines.take().is_empty());
         });

@@ -1,4 +1,5 @@
-//! The counters of all stages as OpenMetrics text. Labels are few and bounded: no process, no service. What there can be is in `families`.
+//! The counters of all stages as OpenMetrics text. Labels are few and bounded: no process, no
+//! service. What there can be is in `families`.
 
 use super::cost::daemon_cpu;
 use super::families::{self, Family, Kind};
@@ -11,7 +12,8 @@ use std::fmt::Write as _;
 /// What [`text()`] is: the answer's type.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// One document. Each family is there, with its type and meaning; those of the pipeline have values while it stands.
+/// One document. Each family is there, with its type and meaning; those of the pipeline have values
+/// while it stands.
 #[must_use]
 pub fn text(state: &State, look: Option<&Look>, sinks: &[Standing]) -> String {
     let mut document = Document(String::new());
@@ -21,7 +23,8 @@ pub fn text(state: &State, look: Option<&Look>, sinks: &[Standing]) -> String {
         document.family(family, &single(counted.get(family.name).copied().unwrap_or(0) as f64));
     }
     of_sinks(&mut document, sinks);
-    let label = |label: &str, of: &str, value: f64| (format!("{{{label}=\"{}\"}}", escaped(of)), value);
+    let label =
+        |label: &str, of: &str, value: f64| (format!("{{{label}=\"{}\"}}", escaped(of)), value);
     let part = |of: &str, value: f64| label("part", of, value);
     let mut cpu = vec![part("daemon", daemon_cpu().as_secs_f64())];
     cpu.extend(state.cost.probes_cpu().map(|probes| part("probes", probes.as_secs_f64())));
@@ -56,7 +59,8 @@ fn pipeline(document: &mut Document, look: Option<&Look>) {
         *counted.entry(name).or_default() += value;
     }
     for family in families::pipeline() {
-        // One that nobody has counted yet is at 0 while it could be; a zero for want of an answer would be a fall.
+        // One that nobody has counted yet is at 0 while it could be; a zero for want of an answer
+        // would be a fall.
         let value = counted.remove(family.name).or(look.map(|_| 0));
         match value {
             Some(value) => document.family(family, &single(value as f64)),
@@ -132,17 +136,19 @@ mod tests {
 
     #[test]
     fn alerts_and_dashboard_name_metrics_that_there_are() {
-        let sinks =
-            families::sinks().map(|family| format!("perfusion_sink_{}{}", family.name, family.kind.suffix()));
-        let all = families::pipeline().chain(families::daemon()).chain(families::OWN.iter().copied());
+        let sinks = families::sinks()
+            .map(|family| format!("perfusion_sink_{}{}", family.name, family.kind.suffix()));
+        let all =
+            families::pipeline().chain(families::daemon()).chain(families::OWN.iter().copied());
         let known = all.map(|family| format!("perfusion_{}{}", family.name, family.kind.suffix()));
         let known: HashSet<String> = known.chain(sinks).collect();
         let files = [
             include_str!("../../../packaging/monitoring/rules.yaml"),
             include_str!("../../../packaging/monitoring/dashboard.json"),
         ];
-        let words =
-            files.iter().flat_map(|text| text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_'));
+        let words = files
+            .iter()
+            .flat_map(|text| text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_'));
         let named: HashSet<&str> = words.filter(|word| word.starts_with("perfusion_")).collect();
         assert!(named.len() > 20);
         for name in named {
@@ -186,8 +192,12 @@ mod tests {
         ];
         let look = Look { counters, costs: Vec::new(), shims: Vec::new() };
         state.set_watcher(Some(Watcher::of_nobody().unwrap()));
-        let backlog =
-            Backlog { requests: 3, bytes: 17, trouble: Some("away".to_owned()), ..Backlog::default() };
+        let backlog = Backlog {
+            requests: 3,
+            bytes: 17,
+            trouble: Some("away".to_owned()),
+            ..Backlog::default()
+        };
         let sinks = vec![
             Standing {
                 sink: "files /\"x\"".to_owned(),
@@ -223,7 +233,8 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is not in:\n{text}");
         }
-        let families: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
+        let families: Vec<&str> =
+            text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
         assert_eq!(families.iter().collect::<HashSet<_>>().len(), families.len());
         assert!(text.ends_with("\n# EOF\n"));
     }

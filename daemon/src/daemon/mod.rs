@@ -1,6 +1,8 @@
-//! `perfusion daemon`: the pipeline of `record`, from window to window, for as long as it is wanted.
+//! `perfusion daemon`: the pipeline of `record`, from window to window, for as long as it is
+//! wanted.
 //!
-//! This thread only looks at clocks, signals and files: the work is the collector's, the processor's and the sinks' threads.
+//! This thread only looks at clocks, signals and files: the work is the collector's, the
+//! processor's and the sinks' threads.
 
 pub mod attacher;
 mod behind;
@@ -84,10 +86,12 @@ use windows::Encoder;
 
 /// How often clocks and files are looked at, at least.
 const LOOK: Duration = Duration::from_secs(1);
-/// How often cgroups are looked for, where rules look at them: until then a new one is not recorded.
+/// How often cgroups are looked for, where rules look at them: until then a new one is not
+/// recorded.
 const SCAN: Duration = Duration::from_secs(2);
 
-/// How long sinks may take to open when the daemon starts, on a host that may just be starting itself.
+/// How long sinks may take to open when the daemon starts, on a host that may just be starting
+/// itself.
 const FIRST_SINKS_OPEN: Duration = Duration::from_secs(30);
 /// The same of those of another configuration: nothing else is looked at meanwhile.
 const SINKS_OPEN: Duration = Duration::from_secs(5);
@@ -97,7 +101,8 @@ const SINK_HANGS: Duration = Duration::from_secs(30);
 /// Runs until it is told to end. `logs_at` is the level of its log, where a flag says so.
 ///
 /// # Errors
-/// See [`Error`]. What goes wrong while it runs is logged and does not end it, unless a recording in progress fails.
+/// See [`Error`]. What goes wrong while it runs is logged and does not end it, unless a recording
+/// in progress fails.
 pub fn daemon(sources: &ConfigSources, logs_at: Option<&str>) -> Result<u8, Error> {
     let mut sources = sources.sources();
     // Before all others: who says both means the longer one.
@@ -122,9 +127,10 @@ fn run(sources: Sources, config: Config, log: &Log) -> Result<u8, Error> {
     let lock = config.limits.kill_switch.parent();
     let _lock = lock.map(hold).transpose()?;
     perfusion_sources::kernel::features::check().map_err(KernelError::from)?;
-    for limit in perfusion_sources::kernel::features::limits(perfusion_dotnet::attach::helper::has_it())
-        .into_iter()
-        .filter_map(|(_, result)| result.err())
+    for limit in
+        perfusion_sources::kernel::features::limits(perfusion_dotnet::attach::helper::has_it())
+            .into_iter()
+            .filter_map(|(_, result)| result.err())
     {
         tracing::warn!(%limit, "limited");
     }
@@ -151,7 +157,11 @@ fn run(sources: Sources, config: Config, log: &Log) -> Result<u8, Error> {
         pods_changed: 0,
         sources,
         settings,
-        schedule: Schedule::begin(state.config().windows.clone(), Instant::now(), SystemTime::now()),
+        schedule: Schedule::begin(
+            state.config().windows.clone(),
+            Instant::now(),
+            SystemTime::now(),
+        ),
         state,
         opener,
         sinks,
@@ -195,8 +205,8 @@ fn listen(state: &Arc<State>, sinks: &Sinks) -> Result<Option<Server>, Error> {
     server.map(Some).map_err(|source| Error::Listen { listen, source })
 }
 
-/// Listens where the configuration says, if that is elsewhere than before. Where it cannot, all stays as it was, in the configuration as well: so the
-/// next reload tries again.
+/// Listens where the configuration says, if that is elsewhere than before. Where it cannot, all
+/// stays as it was, in the configuration as well: so the next reload tries again.
 fn listen_anew(server: &mut Option<Server>, before: &Config, state: &Arc<State>, sinks: &Sinks) {
     let (old, new) = (before.telemetry.listen, state.config().telemetry.listen);
     if old == new && server.is_some() == new.is_some() {
@@ -217,9 +227,11 @@ fn listen_anew(server: &mut Option<Server>, before: &Config, state: &Arc<State>,
             if server.is_none() {
                 *server = listen(state, sinks).ok().flatten();
             }
-            let stays =
-                server.as_ref().map_or_else(|| "nowhere".to_owned(), |server| server.address().to_string());
-            tracing::error!(%error, "metrics are to be had where they were, at {stays}; the next reload tries the new address again");
+            let stays = server
+                .as_ref()
+                .map_or_else(|| "nowhere".to_owned(), |server| server.address().to_string());
+            tracing::error!(%error, "metrics are to be had where they were, at {stays}; the next \
+                 reload tries the new address again");
         }
     }
 }
@@ -228,7 +240,9 @@ fn listen_anew(server: &mut Option<Server>, before: &Config, state: &Arc<State>,
 fn control(state: &Arc<State>, sinks: &Sinks) -> Option<Control> {
     let path = control::path(&state.config().limits.kill_switch);
     let started = Control::start(path.clone(), Arc::clone(state), sinks.watcher());
-    started.inspect_err(|error| tracing::warn!(path = %path.display(), %error, "no control socket")).ok()
+    started
+        .inspect_err(|error| tracing::warn!(path = %path.display(), %error, "no control socket"))
+        .ok()
 }
 
 fn internal(what: &'static str) -> impl Fn(io::Error) -> Error {
@@ -240,15 +254,20 @@ fn hold(directory: &Path) -> Result<File, Error> {
     let path = directory.join("daemon.lock");
     let failed = |source| Error::LockFile { path: path.clone(), source };
     DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(failed)?;
-    // Where others may write, one may lay a link or a pipe there: what it leads to is not ours to touch.
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    // Where others may write, one may lay a link or a pipe there: what it leads to is not ours to
+    // touch.
+    let flags =
+        OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let mut file = match open(&path, flags, FileMode::RUSR | FileMode::WUSR) {
         Ok(file) => File::from(file),
-        Err(Errno::LOOP) => return Err(failed(io::Error::other("it is a symbolic link: remove it"))),
+        Err(Errno::LOOP) => {
+            return Err(failed(io::Error::other("it is a symbolic link: remove it")));
+        }
         Err(error) => return Err(failed(error.into())),
     };
     let found = file.metadata().map_err(failed)?;
-    if !found.is_file() || found.nlink() != 1 || found.uid() != rustix::process::geteuid().as_raw() {
+    if !found.is_file() || found.nlink() != 1 || found.uid() != rustix::process::geteuid().as_raw()
+    {
         return Err(failed(io::Error::other("it is not a file of this daemon's own: remove it")));
     }
     // Whoever may read it could take the lock; one that is there already may be anybody's to read.
@@ -314,7 +333,8 @@ impl Signals {
     }
 }
 
-/// Passes the first signal to end on. The second ends the process, whatever its other threads wait for.
+/// Passes the first signal to end on. The second ends the process, whatever its other threads wait
+/// for.
 fn end_when_told_twice(mut signals: EndSignals, tell: &UnboundedSender<()>, log: &Log) {
     priority::wait_for_others();
     signals.wait();
@@ -409,7 +429,8 @@ impl Daemon {
             match signals.wait((left + Duration::from_millis(1)).min(LOOK)) {
                 Told::End => {
                     tracing::info!(
-                        "told to end: the last window is being written; a second signal gives it up"
+                        "told to end: the last window is being written; a second signal gives it \
+                         up"
                     );
                     return Ok(());
                 }
@@ -420,7 +441,8 @@ impl Daemon {
             }
             self.beat();
             self.follow_switch()?;
-            if self.schedule.is_over(Instant::now(), SystemTime::now()) && self.recording.is_some() {
+            if self.schedule.is_over(Instant::now(), SystemTime::now()) && self.recording.is_some()
+            {
                 self.window_over();
             }
             if self.recording.as_ref().is_some_and(|active| !active.recording.is_running()) {
@@ -430,14 +452,19 @@ impl Daemon {
         }
     }
 
-    /// Says that all is well, for health checks and the service's manager, unless a thread of the recording hangs: then only another daemon can help.
+    /// Says that all is well, for health checks and the service's manager, unless a thread of the
+    /// recording hangs: then only another daemon can help.
     fn beat(&mut self) {
         let hanging = self.recording.as_mut().and_then(|active| active.recording.hanging());
         if let Some(thread) = hanging.filter(|_| !self.hangs) {
-            tracing::error!("the {thread} has not moved for a minute: this daemon is no longer alive");
+            tracing::error!(
+                "the {thread} has not moved for a minute: this daemon is no longer alive"
+            );
         }
         if self.hangs && hanging.is_none() {
-            tracing::warn!("it moves again: this daemon is alive. The window in progress is as much longer");
+            tracing::warn!(
+                "it moves again: this daemon is alive. The window in progress is as much longer"
+            );
         }
         self.hangs = hanging.is_some();
         if !self.hangs {
@@ -448,15 +475,24 @@ impl Daemon {
     /// Of what program and configuration this is, in one line.
     fn what_runs(&self) -> String {
         let config = self.state.config();
-        let file =
-            self.sources.file.as_ref().map_or_else(|| "defaults".into(), |file| file.display().to_string());
-        let files =
-            config.files.directory.as_ref().map_or_else(|| "none".into(), |path| path.display().to_string());
+        let file = self
+            .sources
+            .file
+            .as_ref()
+            .map_or_else(|| "defaults".into(), |file| file.display().to_string());
+        let files = config
+            .files
+            .directory
+            .as_ref()
+            .map_or_else(|| "none".into(), |path| path.display().to_string());
         let receivers = config.receivers();
-        let listen =
-            self.server.as_ref().map_or_else(|| "nowhere".into(), |server| server.address().to_string());
+        let listen = self
+            .server
+            .as_ref()
+            .map_or_else(|| "nowhere".into(), |server| server.address().to_string());
         format!(
-            "perfusion {}, configuration: {file}; windows of {}, files: {files}, receivers: {receivers}, attach.policy: {}, metrics: {listen}",
+            "perfusion {}, configuration: {file}; windows of {}, files: {files}, receivers: \
+             {receivers}, attach.policy: {}, metrics: {listen}",
             env!("CARGO_PKG_VERSION"),
             config.windows.length,
             config.attach.policy.name(),
@@ -486,13 +522,20 @@ impl Daemon {
         let hertz = self.state.frequency();
         let what = format!("the last window took {took:.3} CPUs, limits.cpu is {budget:.3}");
         if steps < before {
-            tracing::info!(steps, "{what}: the next is recorded at {hertz} samples a second and CPU again");
+            tracing::info!(
+                steps,
+                "{what}: the next is recorded at {hertz} samples a second and CPU again"
+            );
         } else if steps > before {
-            tracing::warn!(steps, "{what}: the next is recorded at {hertz} samples a second and CPU");
+            tracing::warn!(
+                steps,
+                "{what}: the next is recorded at {hertz} samples a second and CPU"
+            );
         } else if too_much && !self.told_lowest {
             tracing::warn!(
                 steps,
-                "{what}, and rates do not go below {hertz} samples a second and CPU: what it costs to follow this node's threads and processes is more than that"
+                "{what}, and rates do not go below {hertz} samples a second and CPU: what it costs \
+                 to follow this node's threads and processes is more than that"
             );
         }
         // Said anew only after a step up.
@@ -540,14 +583,15 @@ impl Daemon {
         Ok(())
     }
 
-    /// A recording that could not begin may begin now: it was switched off, or the configuration is another.
+    /// A recording that could not begin may begin now: it was switched off, or the configuration is
+    /// another.
     fn try_anew(&mut self) {
         self.retry.anew();
         self.state.set_failure(None);
     }
 
-    /// Begins a recording; where the host refuses what the configuration asks for, as before, and where that is refused, too, later. Only a daemon that
-    /// has not started yet ends by it.
+    /// Begins a recording; where the host refuses what the configuration asks for, as before, and
+    /// where that is refused, too, later. Only a daemon that has not started yet ends by it.
     fn begin_or_wait(&mut self, config: &Config) -> Result<(), Error> {
         let asked = Asked::of(config);
         let error = match self.begin(config) {
@@ -565,12 +609,15 @@ impl Daemon {
         match self.retry.failed(&asked, Instant::now()) {
             Then::As(before) => {
                 self.state.counters.reloads_failed.add(1);
-                tracing::error!(%error, "what is recorded stays as it was; the rest of the configuration is the new one");
+                tracing::error!(%error, "what is recorded stays as it was; the rest of the \
+                     configuration is the new one");
                 self.ask_for(before);
                 self.begin_or_wait(&self.state.config())?;
                 if self.recording.is_some() {
-                    self.notify
-                        .ready("recording as before: this host refuses what the new configuration asks for");
+                    self.notify.ready(
+                        "recording as before: this host refuses what the new configuration \
+                             asks for",
+                    );
                 }
             }
             Then::In(pause) => {
@@ -585,7 +632,8 @@ impl Daemon {
     /// Puts this in force, with the rest of the configuration as it is.
     fn ask_for(&mut self, asked: Asked) {
         let Asked { recording, selection, kubernetes } = asked;
-        let config = Config { recording, selection, kubernetes, ..Config::clone(&self.state.config()) };
+        let config =
+            Config { recording, selection, kubernetes, ..Config::clone(&self.state.config()) };
         self.state.set_mode(Mode::of(&config, &self.confines, self.host_cpus));
         self.learn_of_pods(&config);
         self.state.set_config(config);
@@ -643,7 +691,8 @@ impl Daemon {
     /// The rules of a configuration, with the cgroups there are now.
     fn rules(&mut self, config: &Config) -> Option<RuleSet> {
         let source = config.kubernetes.pods;
-        // Pods that the API server tells of can except themselves, where the probes can tell them by their cgroups.
+        // Pods that the API server tells of can except themselves, where the probes can tell them
+        // by their cgroups.
         let any = !config.selection.is_all() || (source == Source::Api && self.cgroups.are_known());
         let frequency = self.state.mode().recording(&config.recording).frequency;
         any.then(|| config.selection.rules(&mut self.cgroups, &self.state.pods, source, frequency))
@@ -673,13 +722,15 @@ impl Daemon {
             Source::Api => {
                 if !self.cgroups.are_known() {
                     tracing::warn!(
-                        "no cgroup v2 hierarchy: pods that want no profile are recorded, and not attached to"
+                        "no cgroup v2 hierarchy: pods that want no profile are recorded, and not \
+                         attached to"
                     );
                 }
                 let mut wanted = config.selection.wanted();
                 wanted.labels.extend(labels);
                 wanted.annotations.extend(annotations);
-                let (pods, counters) = (Arc::clone(&self.state.pods), Arc::clone(&self.state.counters));
+                let (pods, counters) =
+                    (Arc::clone(&self.state.pods), Arc::clone(&self.state.counters));
                 match Watch::start(options, wanted.with(), pods, counters) {
                     Ok(watch) => Knowledge::Api(watch),
                     Err(error) => {
@@ -707,7 +758,9 @@ impl Daemon {
 
     /// Tells the probes of cgroups that came and went.
     fn look_at_cgroups(&mut self) {
-        let Some(known) = self.state.selection().filter(|rules| rules.cgroups.is_some()) else { return };
+        let Some(known) = self.state.selection().filter(|rules| rules.cgroups.is_some()) else {
+            return;
+        };
         let config = self.state.config();
         let Some(rules) = self.rules(&config).filter(|rules| *rules != *known) else { return };
         let cgroups = self.of_kernel(&config, &rules).and_then(|of_kernel| of_kernel.cgroups);
@@ -753,7 +806,9 @@ impl Daemon {
             Err(error) => {
                 self.state.counters.reloads_failed.add(1);
                 tracing::error!(%error, "the configuration stays as it was");
-                self.notify.ready("recording with the configuration as it was: the new one cannot be used");
+                self.notify.ready(
+                    "recording with the configuration as it was: the new one cannot be used",
+                );
                 return Ok(());
             }
         };
@@ -762,17 +817,19 @@ impl Daemon {
             // The lock stays where it is.
             tracing::warn!("the control socket moves when the daemon starts again");
         }
-        let anew = self.state.mode().recording(&before.recording) != mode.recording(&config.recording)
+        let anew = self.state.mode().recording(&before.recording)
+            != mode.recording(&config.recording)
             || before.selection.of_kernel() != config.selection.of_kernel()
             || before.kubernetes.pods != config.kubernetes.pods;
-        let other_pods =
-            before.kubernetes != config.kubernetes || before.selection.wanted() != config.selection.wanted();
+        let other_pods = before.kubernetes != config.kubernetes
+            || before.selection.wanted() != config.selection.wanted();
         if let Some(active) = &self.recording {
             active.recording.allow_stacks(room::for_stacks(mode.memory));
         }
         self.state.set_mode(mode);
         if before.windows != config.windows {
-            self.schedule = Schedule::begin(config.windows.clone(), Instant::now(), SystemTime::now());
+            self.schedule =
+                Schedule::begin(config.windows.clone(), Instant::now(), SystemTime::now());
         }
         if before.log != config.log {
             tracing::warn!("log takes effect when the daemon starts again");
@@ -787,7 +844,8 @@ impl Daemon {
         if let Some(sinks) = new_sinks
             && let Err(error) = self.sinks.replace(sinks)
         {
-            tracing::error!(%error, "no thread for a sink: it is as it was until the configuration is read again");
+            tracing::error!(%error, "no thread for a sink: it is as it was until the configuration \
+                 is read again");
         }
         listen_anew(&mut self.server, &before, &self.state, &self.sinks);
         if !anew && before.selection != self.state.config().selection {
@@ -827,7 +885,8 @@ impl Daemon {
         for sink in hangs.difference(&self.hanging_sinks) {
             tracing::error!(
                 sink,
-                "does not come back from one write for {SINK_HANGS:?}: its disk or mount does not answer, and its profiles wait for it"
+                "does not come back from one write for {SINK_HANGS:?}: its disk or mount does not \
+                 answer, and its profiles wait for it"
             );
         }
         for sink in self.hanging_sinks.difference(&hangs) {
@@ -877,7 +936,8 @@ impl Daemon {
             self.state.counters.helpers_ended.add(1);
             tracing::error!(
                 %status,
-                "the helper that attaches has ended: .NET processes of other users are not attached to until the daemon starts again"
+                "the helper that attaches has ended: .NET processes of other users are not \
+                 attached to until the daemon starts again"
             );
         }
     }
@@ -891,7 +951,8 @@ impl Daemon {
         if relief.is_some() {
             tracing::warn!(
                 ?relief,
-                "{} MiB of memory, of {}: {} resident, {} of maps, {} of rings; the window's stacks take {:.0} % of their room",
+                "{} MiB of memory, of {}: {} resident, {} of maps, {} of rings; the window's \
+                 stacks take {:.0} % of their room",
                 memory.total() >> 20,
                 bound >> 20,
                 memory.resident >> 20,
@@ -948,7 +1009,8 @@ impl Daemon {
                         if !still.is_zero() {
                             tracing::error!(
                                 sink,
-                                "does not come back from one write for {still:.0?}: that is lost, and {waiting} profiles that wait for it"
+                                "does not come back from one write for {still:.0?}: that is lost, \
+                                 and {waiting} profiles that wait for it"
                             );
                         }
                     }
@@ -956,7 +1018,9 @@ impl Daemon {
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     if let Some(thread) = watch.as_mut().and_then(|watch| watch.hanging(now)) {
-                        tracing::error!("the {thread} has not moved for a minute: the last window is lost");
+                        tracing::error!(
+                            "the {thread} has not moved for a minute: the last window is lost"
+                        );
                         return Err(Error::Failed);
                     }
                 }
@@ -982,7 +1046,8 @@ fn kernel_options(what: &What, mode: &Mode, selection: Selection) -> KernelOptio
     }
 }
 
-/// Has the kernel count the run time of eBPF programs for as long as the answer is open (BPF_ENABLE_STATS, since Linux 5.8).
+/// Has the kernel count the run time of eBPF programs for as long as the answer is open
+/// (BPF_ENABLE_STATS, since Linux 5.8).
 fn count_probes() -> Option<OwnedFd> {
     aya::sys::enable_stats(aya::sys::Stats::RunTime).ok()
 }
@@ -1016,7 +1081,11 @@ mod tests {
         state.set_config(with(Some(address)));
         listen_anew(&mut server, &before, &state, &sinks);
         assert_eq!(server.as_ref().map(super::Server::address), Some(old));
-        assert_eq!(state.config().telemetry.listen, Some(old), "so the next reload finds a difference");
+        assert_eq!(
+            state.config().telemetry.listen,
+            Some(old),
+            "so the next reload finds a difference"
+        );
         TcpStream::connect(old).unwrap();
 
         drop(taken);

@@ -1,5 +1,5 @@
-//! How much this daemon may take, of what the configuration and its cgroup allow. Where that is little it begins with smaller tables and
-//! lower rates, the reduced mode, and says so.
+//! How much this daemon may take, of what the configuration and its cgroup allow. Where that is
+//! little it begins with smaller tables and lower rates, the reduced mode, and says so.
 
 use super::confines::Confines;
 use crate::config::{Config, Limits, Recording};
@@ -9,10 +9,12 @@ use perfusion_export::quantity::Bytes;
 /// With less of one of them the mode is reduced.
 const ENOUGH_CPUS: f64 = 1.0;
 const ENOUGH_MEMORY: u64 = 512 << 20;
-/// Part of a cgroup's limit that is ours to use: the rest is for page cache and for what comes between two looks.
+/// Part of a cgroup's limit that is ours to use: the rest is for page cache and for what comes
+/// between two looks.
 const PART_OF_CPUS: f64 = 0.5;
 const PART_OF_MEMORY: f64 = 0.6;
-/// Part of the memory that the ring to the probes may take; four times as much may be on its way behind it.
+/// Part of the memory that the ring to the probes may take; four times as much may be on its way
+/// behind it.
 const RING_PART: u64 = 16;
 
 /// What is recorded in reduced mode at most.
@@ -49,7 +51,8 @@ impl Mode {
                 ENOUGH_MEMORY >> 20
             ));
         }
-        let own_memory = confines.memory.map_or(u64::MAX, |bytes| (bytes as f64 * PART_OF_MEMORY) as u64);
+        let own_memory =
+            confines.memory.map_or(u64::MAX, |bytes| (bytes as f64 * PART_OF_MEMORY) as u64);
         let own_cpus = confines.cpus.map_or(f64::INFINITY, |cpus| cpus * PART_OF_CPUS);
         Self {
             reduced: (!why.is_empty()).then(|| why.join(" and ")),
@@ -90,13 +93,16 @@ impl Mode {
             self.recording(asked);
         let remark = |why: &String| {
             format!(
-                "reduced mode: {why}; {frequency} CPU samples per second and CPU, wait stacks of {wait_stacks} a second, \
-                 {live_objects} live objects of each process and {allocation_samples} samples of its allocations a second, a ring of {ring}"
+                "reduced mode: {why}; {frequency} CPU samples per second and CPU, wait stacks of \
+                 {wait_stacks} a second, \
+                 {live_objects} live objects of each process and {allocation_samples} samples of \
+                 its allocations a second, a ring of {ring}"
             )
         };
         let smaller = (self.reduced.is_none() && ring < asked.ring).then(|| {
             format!(
-                "recording.ring: {} was asked for and it is {ring}, since limits.memory or its cgroup leaves the daemon {}",
+                "recording.ring: {} was asked for and it is {ring}, since limits.memory or its \
+                 cgroup leaves the daemon {}",
                 asked.ring,
                 Bytes(self.memory)
             )
@@ -136,7 +142,9 @@ mod tests {
                 "{remark}"
             );
             let what = reduced.recording(&config.recording);
-            assert!(what.frequency < config.recording.frequency && what.ring < config.recording.ring);
+            assert!(
+                what.frequency < config.recording.frequency && what.ring < config.recording.ring
+            );
             assert!(memory.is_none_or(|limit| reduced.memory < limit));
             assert!(cpus.is_none_or(|limit| reduced.cpus <= limit));
         }

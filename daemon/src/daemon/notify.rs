@@ -1,4 +1,5 @@
-//! What systemd is told about this service (sd_notify(3)): a datagram to the socket it names in the environment. Without one nobody is told.
+//! What systemd is told about this service (sd_notify(3)): a datagram to the socket it names in the
+//! environment. Without one nobody is told.
 
 use std::ffi::OsString;
 use std::io;
@@ -20,8 +21,12 @@ impl Notify {
     pub fn from_environment() -> Self {
         let micros = std::env::var("WATCHDOG_USEC").ok().and_then(|text| text.parse().ok());
         // Meant for another process of the service when it names another pid.
-        let other = std::env::var("WATCHDOG_PID").is_ok_and(|pid| pid != std::process::id().to_string());
-        Self::to(std::env::var_os("NOTIFY_SOCKET"), micros.filter(|_| !other).map(Duration::from_micros))
+        let other =
+            std::env::var("WATCHDOG_PID").is_ok_and(|pid| pid != std::process::id().to_string());
+        Self::to(
+            std::env::var_os("NOTIFY_SOCKET"),
+            micros.filter(|_| !other).map(Duration::from_micros),
+        )
     }
 
     fn to(socket: Option<OsString>, watchdog: Option<Duration>) -> Self {

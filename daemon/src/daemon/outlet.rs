@@ -1,5 +1,6 @@
-//! The way of the log's lines to stderr. Whoever reads there may be slow, stalled or gone, and its disk full: nothing of that is to hold the daemon
-//! up or end it. So lines wait in a queue for a thread of their own; what finds no room in it, or cannot be written, is lost and counted.
+//! The way of the log's lines to stderr. Whoever reads there may be slow, stalled or gone, and its
+//! disk full: nothing of that is to hold the daemon up or end it. So lines wait in a queue for a
+//! thread of their own; what finds no room in it, or cannot be written, is lost and counted.
 
 use perfusion_host::priority;
 use std::collections::VecDeque;
@@ -78,7 +79,8 @@ impl Outlet {
         std::mem::take(&mut self.lock().lost)
     }
 
-    /// Lines lost since the last time this told a number: there is none while a line that tells it would be lost as well.
+    /// Lines lost since the last time this told a number: there is none while a line that tells it
+    /// would be lost as well.
     pub(super) fn unsaid(&self) -> Option<u64> {
         let mut queue = self.lock();
         let some = queue.unsaid > 0 && queue.is_done() && !queue.failing;

@@ -1,23 +1,27 @@
-//! Keeps the profiler within its CPU time: when a window took more, the next one is recorded at lower rates, step by step, and back.
+//! Keeps the profiler within its CPU time: when a window took more, the next one is recorded at
+//! lower rates, step by step, and back.
 //!
-//! Rates change only between windows, so that all samples of one window stand for as much: a profile is as true at a lower rate, only
-//! coarser. Exact times need no rate at all.
+//! Rates change only between windows, so that all samples of one window stand for as much: a
+//! profile is as true at a lower rate, only coarser. Exact times need no rate at all.
 
 use super::cost::Spent;
 use perfusion_sources::Rates;
 use perfusion_sources::kernel;
 use std::time::{Duration, Instant};
 
-/// Each step halves the CPU samples and quarters the stacks of waits: one is 1/32 and 1/1024 at the last.
+/// Each step halves the CPU samples and quarters the stacks of waits: one is 1/32 and 1/1024 at the
+/// last.
 pub const STEPS: u32 = 5;
 /// Least budget of wait stacks: about one a second and CPU.
 const LEAST_WAIT_STACKS: u64 = 64 << 10;
 /// Least samples of allocations a second of each process.
 const LEAST_SAMPLES: u32 = 16;
-/// A step back at most doubles the cost: it is made when that leaves room, and when it was so for as many windows.
+/// A step back at most doubles the cost: it is made when that leaves room, and when it was so for
+/// as many windows.
 const EASY: f64 = 0.4;
 const EASY_WINDOWS: u32 = 2;
-/// To begin costs once (reading all processes and their files, the kernel's verifier), however soon the first window ends: that much time bears it.
+/// To begin costs once (reading all processes and their files, the kernel's verifier), however soon
+/// the first window ends: that much time bears it.
 const START_BEARS: Duration = Duration::from_secs(60);
 
 /// The steps in force, and what they follow from.
@@ -46,7 +50,8 @@ impl Pace {
     /// A window is over, with so much CPU time taken in all; answers how many CPUs it took.
     pub fn window_over(&mut self, now: Instant, used: Spent, budget_cpus: f64) -> f64 {
         let (since, before) = std::mem::replace(&mut self.since, (now, used));
-        let least = if std::mem::take(&mut self.is_first) { START_BEARS } else { Duration::from_millis(1) };
+        let least =
+            if std::mem::take(&mut self.is_first) { START_BEARS } else { Duration::from_millis(1) };
         let seconds = now.saturating_duration_since(since).max(least).as_secs_f64();
         let cpus = used.since(before).as_secs_f64() / seconds;
         if cpus > budget_cpus {
@@ -77,9 +82,11 @@ impl Pace {
         Rates {
             kernel: kernel::Rates {
                 frequency_hz: (frequency_hz >> self.steps).max(1),
-                wait_stack_budget_bytes_per_s: (bytes >> (2 * self.steps)).max(LEAST_WAIT_STACKS.min(bytes)),
+                wait_stack_budget_bytes_per_s: (bytes >> (2 * self.steps))
+                    .max(LEAST_WAIT_STACKS.min(bytes)),
             },
-            allocation_samples: (allocation_samples >> self.steps).max(LEAST_SAMPLES.min(allocation_samples)),
+            allocation_samples: (allocation_samples >> self.steps)
+                .max(LEAST_SAMPLES.min(allocation_samples)),
         }
     }
 }
@@ -89,8 +96,15 @@ mod tests {
     use super::{Pace, Rates, STEPS, Spent, kernel};
     use std::time::{Duration, Instant};
 
-    const fn asked(frequency_hz: u32, wait_stack_budget_bytes_per_s: u64, allocation_samples: u32) -> Rates {
-        Rates { kernel: kernel::Rates { frequency_hz, wait_stack_budget_bytes_per_s }, allocation_samples }
+    const fn asked(
+        frequency_hz: u32,
+        wait_stack_budget_bytes_per_s: u64,
+        allocation_samples: u32,
+    ) -> Rates {
+        Rates {
+            kernel: kernel::Rates { frequency_hz, wait_stack_budget_bytes_per_s },
+            allocation_samples,
+        }
     }
 
     /// Of both, half each.

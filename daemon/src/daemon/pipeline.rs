@@ -1,4 +1,5 @@
-//! `/debug/pipeline`: how each stage stands right now, as JSON, for whoever asks why something is missing.
+//! `/debug/pipeline`: how each stage stands right now, as JSON, for whoever asks why something is
+//! missing.
 
 use super::cost::daemon_cpu;
 use super::lane::Standing;
@@ -7,8 +8,8 @@ use perfusion_export::deliver::Backlog;
 use perfusion_export::states::Sum;
 use serde_json::{Map, Value, json};
 
-/// One document. Says nothing of single processes or files of its own accord: what a receiver answered
-/// is its own. Services are named only where a receiver did not take their requests.
+/// One document. Says nothing of single processes or files of its own accord: what a receiver
+/// answered is its own. Services are named only where a receiver did not take their requests.
 #[must_use]
 pub fn text(state: &State, sinks: &[Standing]) -> String {
     let look = state.look();
@@ -29,14 +30,21 @@ pub fn text(state: &State, sinks: &[Standing]) -> String {
         .iter()
         .map(|standing| {
             let values = standing.values().map(|(name, value)| (name.to_owned(), json!(value)));
-            let trouble =
-                standing.backlog.iter().map(|backlog| ("trouble".to_owned(), json!(backlog.trouble)));
-            let causes = standing.backlog.iter().map(|backlog| ("causes".to_owned(), causes(backlog)));
+            let trouble = standing
+                .backlog
+                .iter()
+                .map(|backlog| ("trouble".to_owned(), json!(backlog.trouble)));
+            let causes =
+                standing.backlog.iter().map(|backlog| ("causes".to_owned(), causes(backlog)));
             (standing.sink.clone(), Value::Object(values.chain(trouble).chain(causes).collect()))
         })
         .collect();
-    let daemon: Map<String, Value> =
-        state.counters.list().into_iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();
+    let daemon: Map<String, Value> = state
+        .counters
+        .list()
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), json!(value)))
+        .collect();
     let document = json!({
         "recording": state.watcher().is_some(),
         "switched_off": state.switched_off(),
@@ -108,7 +116,11 @@ mod tests {
                 busy: Duration::from_secs(9),
                 ..Standing::default()
             },
-            Standing { sink: "otlp a".to_owned(), backlog: backlog(Some("away")), ..Standing::default() },
+            Standing {
+                sink: "otlp a".to_owned(),
+                backlog: backlog(Some("away")),
+                ..Standing::default()
+            },
             Standing { sink: "otlp b".to_owned(), backlog: backlog(None), ..Standing::default() },
         ];
         let document: Value = serde_json::from_str(&text(&state, &sinks)).unwrap();

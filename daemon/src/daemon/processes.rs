@@ -69,8 +69,9 @@ pub(super) fn processes(state: &State) -> Option<String> {
         let key = standing.start_ticks.map(|ticks| (standing.pid, ticks));
         let why_not = key.and_then(|key| unattached.get(&key).cloned()).filter(|_| shim.is_none());
         let service = managed.get(&standing.pid);
-        let left_out =
-            filter.as_mut().and_then(|filter| filter.left_out(standing.pid, service.map_or("", |s| s)));
+        let left_out = filter
+            .as_mut()
+            .and_then(|filter| filter.left_out(standing.pid, service.map_or("", |s| s)));
         let left_out = left_out.unwrap_or_default();
         let left_out = if service.is_some() { left_out } else { left_out.of_probes() };
         Told {

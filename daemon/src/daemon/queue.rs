@@ -1,5 +1,6 @@
-//! Finished windows on their way to one sink. They wait as the bytes of their files, so the queue is bounded by those: a disk that is slow for a
-//! while costs no window as long as there is room. What waits for several sinks is there once.
+//! Finished windows on their way to one sink. They wait as the bytes of their files, so the queue
+//! is bounded by those: a disk that is slow for a while costs no window as long as there is room.
+//! What waits for several sinks is there once.
 
 use perfusion_export::Finished;
 use std::collections::VecDeque;
@@ -54,8 +55,8 @@ impl Queue {
         self.waits.store(!state.windows.is_empty(), Ordering::Relaxed);
     }
 
-    /// Hands a window over. One that would make more than `room` bytes wait is dropped, unless none waits, and so is one when nobody takes any more.
-    /// Tells whether it was taken.
+    /// Hands a window over. One that would make more than `room` bytes wait is dropped, unless none
+    /// waits, and so is one when nobody takes any more. Tells whether it was taken.
     pub fn give(&self, window: &Window, room: u64) -> bool {
         let bytes: u64 = window.iter().map(|finished| bytes_of(finished)).sum();
         let mut state = self.lock();
@@ -71,12 +72,14 @@ impl Queue {
         true
     }
 
-    /// The next window, for whoever has this turn; each of its profiles counts as waiting until it is [`done`](Self::done).
+    /// The next window, for whoever has this turn; each of its profiles counts as waiting until it
+    /// is [`done`](Self::done).
     ///
     /// # Errors
     /// Why there is none.
     pub fn next(&self, turn: u64, until: Instant) -> Result<Window, Empty> {
-        let none = |state: &mut State| state.turn == turn && state.windows.is_empty() && !state.is_closed;
+        let none =
+            |state: &mut State| state.turn == turn && state.windows.is_empty() && !state.is_closed;
         let wait = until.saturating_duration_since(Instant::now());
         let waited = self.changed.wait_timeout_while(self.lock(), wait, none);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -102,7 +105,8 @@ impl Queue {
         state.turn
     }
 
-    /// Has what waits there wait here, and takes over what was counted there. Nothing comes there any more.
+    /// Has what waits there wait here, and takes over what was counted there. Nothing comes there
+    /// any more.
     pub fn take_over(&self, other: &Self) {
         let (windows, dropped) = {
             let mut state = other.lock();

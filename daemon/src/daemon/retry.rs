@@ -1,5 +1,7 @@
-//! What is done when a recording cannot begin: what has recorded before is recorded again, and where that is refused, too, it is tried again later.
-//! A host can refuse a configuration that is right, such as a frequency above `kernel.perf_event_max_sample_rate`, and be short of something for a while.
+//! What is done when a recording cannot begin: what has recorded before is recorded again, and
+//! where that is refused, too, it is tried again later. A host can refuse a configuration that is
+//! right, such as a frequency above `kernel.perf_event_max_sample_rate`, and be short of something
+//! for a while.
 
 use std::time::{Duration, Instant};
 
@@ -87,7 +89,9 @@ mod tests {
         let mut pauses = Vec::new();
         for _ in 0..8 {
             assert!(retry.is_due(now));
-            let Then::In(pause) = retry.failed(&"new", now) else { unreachable!("there is nothing before") };
+            let Then::In(pause) = retry.failed(&"new", now) else {
+                unreachable!("there is nothing before")
+            };
             assert!(!retry.is_due(now + pause - Duration::from_millis(1)));
             now += pause;
             pauses.push(pause.as_secs());

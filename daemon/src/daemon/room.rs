@@ -1,7 +1,9 @@
-//! Keeps the profiler within its memory: what to do when there is too much of it, the cheaper first.
+//! Keeps the profiler within its memory: what to do when there is too much of it, the cheaper
+//! first.
 //!
-//! What a window takes is mostly its stacks, and to end it takes as much again and more: the stacks with their estimates, then the profiles of all services
-//! as files. So stacks have a part of the memory that leaves room for that, and when it is nearly full the window ends.
+//! What a window takes is mostly its stacks, and to end it takes as much again and more: the stacks
+//! with their estimates, then the profiles of all services as files. So stacks have a part of the
+//! memory that leaves room for that, and when it is nearly full the window ends.
 
 use std::time::{Duration, Instant};
 
@@ -37,7 +39,8 @@ pub fn for_windows(memory: u64) -> u64 {
 pub enum Relief {
     /// Drop what is only remembered to be quick.
     Shed,
-    /// End the window now, with the stacks and values it holds, and record the next one at lower rates.
+    /// End the window now, with the stacks and values it holds, and record the next one at lower
+    /// rates.
     Cut,
 }
 

@@ -20,7 +20,8 @@ impl Schedule {
         Self { windows, began: now, number }
     }
 
-    /// True when the window is over; then the next one begins. A clock that is set ends it too: no window has two times.
+    /// True when the window is over; then the next one begins. A clock that is set ends it too: no
+    /// window has two times.
     pub fn is_over(&mut self, now: Instant, wall: SystemTime) -> bool {
         let number = number(wall, self.windows.length.0);
         let over = match self.windows.aligned {
@@ -70,7 +71,8 @@ mod tests {
         let (windows, now) = (Windows::default(), Instant::now());
         let mut schedule = Schedule::begin(windows, now, at(6_030));
         assert_eq!(schedule.left(now, at(6_030)), Duration::from_secs(30));
-        let over: Vec<u64> = (6_031..6_200).filter(|second| schedule.is_over(now, at(*second))).collect();
+        let over: Vec<u64> =
+            (6_031..6_200).filter(|second| schedule.is_over(now, at(*second))).collect();
         assert_eq!(over, [6_060, 6_120, 6_180]);
         assert!(schedule.is_over(now, at(2_500)), "an hour back");
         assert!(!schedule.is_over(now, at(2_501)));

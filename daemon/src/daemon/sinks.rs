@@ -19,8 +19,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Sinks are not waited for longer than this at the end: who ends a daemon gives it 30 seconds (Kubernetes, and the unit), and a recording's end takes
-/// some of those. A disk that does not answer has no limit of its own.
+/// Sinks are not waited for longer than this at the end: who ends a daemon gives it 30 seconds
+/// (Kubernetes, and the unit), and a recording's end takes some of those. A disk that does not
+/// answer has no limit of its own.
 pub const END_WITHIN: Duration = Duration::from_secs(20);
 
 /// The sinks of a configuration, and the spools of earlier ones.
@@ -33,7 +34,8 @@ pub struct Opened {
 #[derive(Default)]
 struct Lanes {
     at_work: Vec<Lane>,
-    /// Of sinks that no configuration has any more. One that is configured again goes on from where it was.
+    /// Of sinks that no configuration has any more. One that is configured again goes on from where
+    /// it was.
     former: Vec<Lane>,
     /// Profiles that were handed over: they take memory once, whoever else they wait for.
     given: Vec<Weak<Finished>>,
@@ -54,7 +56,8 @@ pub struct Sinks {
     lanes: Shared,
     /// One could not be put to work.
     is_incomplete: bool,
-    /// Looked after by a thread of their own, which is there now and then: their disk may not answer.
+    /// Looked after by a thread of their own, which is there now and then: their disk may not
+    /// answer.
     orphans: Option<Orphans>,
     looking: Option<JoinHandle<Orphans>>,
 }
@@ -64,9 +67,10 @@ pub struct Sinks {
 pub struct Out(Shared);
 
 impl Out {
-    /// Hands a window to each sink, which may let windows of `room` bytes wait between them. Tells which were too busy to take it. Each sink has an equal
-    /// share of that. A window that is larger may wait by itself, as long as all that is there has room: the sink puts what it is at into its spool, and
-    /// takes it.
+    /// Hands a window to each sink, which may let windows of `room` bytes wait between them. Tells
+    /// which were too busy to take it. Each sink has an equal share of that. A window that is
+    /// larger may wait by itself, as long as all that is there has room: the sink puts what it is
+    /// at into its spool, and takes it.
     #[must_use]
     pub fn give(&self, window: &Window, room: u64) -> Vec<String> {
         let mut lanes = self.0.lock();
@@ -90,7 +94,8 @@ impl Out {
 pub struct SinkWatcher(Shared);
 
 impl SinkWatcher {
-    /// Each sink, as of the last window or second, and those that are to go and have not come to an end; of one name one.
+    /// Each sink, as of the last window or second, and those that are to go and have not come to an
+    /// end; of one name one.
     #[must_use]
     pub fn standing(&self) -> Vec<Standing> {
         let mut lanes = self.0.lock();
@@ -127,7 +132,8 @@ pub fn open(config: &Config) -> Result<Opened, SinkError> {
     Ok(Opened { sinks, orphans: orphans(config) })
 }
 
-/// Opens sinks on a thread of its own: a disk or mount that does not answer holds up the thread that asks it, for as long as it likes.
+/// Opens sinks on a thread of its own: a disk or mount that does not answer holds up the thread
+/// that asks it, for as long as it likes.
 #[derive(Default)]
 pub struct Opener {
     last: Option<JoinHandle<()>>,
@@ -151,24 +157,29 @@ impl Opener {
         let refused = |reason| SinkError::Refused { reason };
         // However often that is tried there is one such thread.
         if self.last.as_ref().is_some_and(|last| !last.is_finished()) {
-            let reason = "a directory of profiles or spools has not answered since the sinks were to be opened last: is its disk or mount well?";
+            let reason = "a directory of profiles or spools has not answered since the sinks were \
+                 to be opened last: is its disk or mount well?";
             return Err(refused(reason.to_owned()));
         }
         let (tell, told) = channel();
         let opening = std::thread::Builder::new().name("sinks".into());
         // Where nobody waits any more what it opened is closed again.
         let spawned = opening.spawn(move || tell.send(open()).unwrap_or_default());
-        self.last = Some(spawned.map_err(|error| refused(format!("no thread to open the sinks: {error}")))?);
+        self.last = Some(
+            spawned.map_err(|error| refused(format!("no thread to open the sinks: {error}")))?,
+        );
         let late = |_| {
             Err(refused(format!(
-                "a directory of profiles or spools does not answer within {time:?}: is its disk or mount well?"
+                "a directory of profiles or spools does not answer within {time:?}: is its disk or \
+                 mount well?"
             )))
         };
         told.recv_timeout(time).unwrap_or_else(late)
     }
 }
 
-/// What is wrong with the files of receivers, one line each: none of it keeps the daemon from starting.
+/// What is wrong with the files of receivers, one line each: none of it keeps the daemon from
+/// starting.
 pub fn check_files(config: &Config) -> impl Iterator<Item = String> {
     let otlp = config.otlp.iter().map(|of| ("otlp", of.place(), &of.url, &of.reach, of.version()));
     let pyroscope = config.pyroscope.iter();
@@ -187,7 +198,8 @@ fn orphans(config: &Config) -> Orphans {
     in_use.extend(config.s3.iter().map(|store| ("s3", store.place())));
     let spool = &config.spool;
     // One without a directory was not opened.
-    let in_use = in_use.iter().filter_map(|(kind, place)| spool.directory_of(kind, place).ok()).collect();
+    let in_use =
+        in_use.iter().filter_map(|(kind, place)| spool.directory_of(kind, place).ok()).collect();
     Orphans::of(spool.directory.clone(), in_use, spool.max_age.0)
 }
 
@@ -207,7 +219,8 @@ impl Sinks {
     /// # Errors
     /// When a thread cannot be made.
     pub fn start(opened: Opened) -> io::Result<Self> {
-        let mut sinks = Self { lanes: Shared::default(), is_incomplete: false, orphans: None, looking: None };
+        let mut sinks =
+            Self { lanes: Shared::default(), is_incomplete: false, orphans: None, looking: None };
         sinks.replace(opened).map(|()| sinks)
     }
 
@@ -229,7 +242,8 @@ impl Sinks {
         self.is_incomplete
     }
 
-    /// Puts others in their place, each between two windows. What waits for one that is there no more it has yet.
+    /// Puts others in their place, each between two windows. What waits for one that is there no
+    /// more it has yet.
     ///
     /// # Errors
     /// When a thread cannot be made: that sink is as it was.
@@ -248,8 +262,9 @@ impl Sinks {
         let mut ended = Vec::new();
         for sink in sinks {
             let is_its = |lane: &Lane| lane.name() == sink.name() && !lane.is_replaced();
-            let here =
-                before.iter().position(|lane| lane.name() == sink.name() && lane.place() == sink.place());
+            let here = before
+                .iter()
+                .position(|lane| lane.name() == sink.name() && lane.place() == sink.place());
             let former = match (here, before.iter().position(is_its)) {
                 (Some(at), _) => Former::Here(before.swap_remove(at)),
                 (None, Some(at)) => Former::Elsewhere(before.swap_remove(at)),
@@ -288,7 +303,8 @@ impl Sinks {
             });
         }
         // A spool is looked after by one at a time.
-        let is_free = self.looking.is_none() && !self.lanes.lock().former.iter_mut().any(Lane::is_at_work);
+        let is_free =
+            self.looking.is_none() && !self.lanes.lock().former.iter_mut().any(Lane::is_at_work);
         if let Some(mut orphans) = self.orphans.take_if(|orphans| is_free && orphans.is_due()) {
             let look = move || {
                 priority::wait_for_others();
@@ -300,13 +316,14 @@ impl Sinks {
         }
     }
 
-    /// Waits until all that was handed over is done or time is up, since the daemon was told to end at
-    /// `told`.
+    /// Waits until all that was handed over is done or time is up, since the daemon was told to end
+    /// at `told`.
     pub fn close(self, told: Instant) {
         let mut lanes = self.lanes.lock();
         let Lanes { at_work, former, .. } = &mut *lanes;
         // They stay where they are: how they stand is asked until the end.
-        let threads: Vec<_> = at_work.iter_mut().chain(former).filter_map(|lane| lane.close(told)).collect();
+        let threads: Vec<_> =
+            at_work.iter_mut().chain(former).filter_map(|lane| lane.close(told)).collect();
         drop(lanes);
         for thread in threads {
             // What panicked has said so.
@@ -354,7 +371,8 @@ mod tests {
         let sent = |expected: &[(&str, u64)]| {
             until(|| {
                 let of = |standing: &Standing| (standing.sink.clone(), standing.counters.clone());
-                let sent = |&(sink, sent): &(&str, u64)| (sink.to_owned(), vec![("requests_sent", sent)]);
+                let sent =
+                    |&(sink, sent): &(&str, u64)| (sink.to_owned(), vec![("requests_sent", sent)]);
                 watcher.standing().iter().map(of).eq(expected.iter().map(sent))
             });
         };
@@ -372,7 +390,8 @@ mod tests {
             let ((given, heard), (go_on, told)) = (channel(), channel());
             (Box::new(Slow { name, place: "/", given, go_on: told }) as Box<dyn Sink>, heard, go_on)
         };
-        let ((hangs, of_hanging, goes_on), (works, of_working, working)) = (slow("hangs"), slow("works"));
+        let ((hangs, of_hanging, goes_on), (works, of_working, working)) =
+            (slow("hangs"), slow("works"));
         drop(working);
         let mut sinks = Sinks::start(opened(vec![hangs, works])).unwrap();
         let (out, watcher) = (sinks.out(), sinks.watcher());
@@ -390,7 +409,8 @@ mod tests {
         assert!(standing[0].dropped >= 3 && !standing[0].busy.is_zero(), "{standing:?}");
         // One that is gone from the configuration is told of until it ends.
         sinks.replace(counting(&["other"], 0)).unwrap();
-        let names = || watcher.standing().into_iter().map(|standing| standing.sink).collect::<Vec<_>>();
+        let names =
+            || watcher.standing().into_iter().map(|standing| standing.sink).collect::<Vec<_>>();
         assert_eq!((names()[0].as_str(), names().contains(&"hangs".to_owned())), ("other", true));
         drop(goes_on);
         until(|| names() == ["other"]);
@@ -416,7 +436,11 @@ mod tests {
         // All are at work on the first, which is in memory once.
         assert!(out.give(&window(), room).is_empty());
         assert_eq!(out.give(&window(), room).len(), 4, "no memory is left");
-        assert_eq!(out.give(&window(), 4 * room).len(), 4, "one waits already, and a share is less");
+        assert_eq!(
+            out.give(&window(), 4 * room).len(),
+            4,
+            "one waits already, and a share is less"
+        );
         drop(ends);
         sinks.close(Instant::now());
     }
@@ -426,7 +450,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let spool = folder.path().to_str().unwrap();
         let text = format!(
-            "spool: {{directory: {spool:?}}}\notlp: [{{url: \"http://a:4317/\"}}]\npyroscope: [{{url: \"http://b/x\"}}]\n"
+            "spool: {{directory: {spool:?}}}\notlp: [{{url: \"http://a:4317/\"}}]\npyroscope: \
+             [{{url: \"http://b/x\"}}]\n"
         );
         #[cfg(feature = "object-storage")]
         let text = text + "s3: [{bucket: profiles, prefix: /x/}]\n";

@@ -1,4 +1,5 @@
-//! What the daemon's threads share: the configuration, counters of what happens outside the pipeline, and what it all costs.
+//! What the daemon's threads share: the configuration, counters of what happens outside the
+//! pipeline, and what it all costs.
 
 use super::cost::Cost;
 use super::covered::Covered;
@@ -185,8 +186,9 @@ impl State {
         *self.looked.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// How the recording's stages stand, or stood within [`LOOK_AGAIN`]: to say it takes the thread that drains the rings, and whoever may ask over the
-    /// network may ask without end. `None` where there is no recording, or it is too busy to say.
+    /// How the recording's stages stand, or stood within [`LOOK_AGAIN`]: to say it takes the thread
+    /// that drains the rings, and whoever may ask over the network may ask without end. `None`
+    /// where there is no recording, or it is too busy to say.
     #[must_use]
     pub fn look(&self) -> Option<Arc<Look>> {
         // Held while it is asked: others wait for the same answer.

@@ -1,5 +1,5 @@
-//! The kill switch: three ways to have the daemon record nothing and attach to nothing, each for whoever has no other at hand. Any one is
-//! enough, and each is undone by itself.
+//! The kill switch: three ways to have the daemon record nothing and attach to nothing, each for
+//! whoever has no other at hand. Any one is enough, and each is undone by itself.
 
 use std::path::Path;
 
@@ -51,10 +51,14 @@ mod tests {
         let both = Switch { file: true, config: true, signal: false };
         assert_eq!(
             text(both).as_deref(),
-            Some("switched off by the file /run/perfusion/off and limits.switched_off of the configuration")
+            Some(
+                "switched off by the file /run/perfusion/off and limits.switched_off of the \
+                 configuration"
+            )
         );
         assert!(
-            text(Switch { signal: true, ..Switch::default() }).is_some_and(|text| text.contains("SIGUSR2"))
+            text(Switch { signal: true, ..Switch::default() })
+                .is_some_and(|text| text.contains("SIGUSR2"))
         );
     }
 }

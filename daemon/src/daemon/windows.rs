@@ -41,9 +41,11 @@ impl Encoder {
         Self { state, out, before: Before::of(loss::process_counters()) }
     }
 
-    /// Encodes one window. What finds no room among those that wait for the sinks is dropped and counted: waiting would hold up the next one.
+    /// Encodes one window. What finds no room among those that wait for the sinks is dropped and
+    /// counted: waiting would hold up the next one.
     pub fn take(&mut self, over: Over<'_>) {
-        // Those of a window itself begin at zero with it, and what is in a cache now is no difference.
+        // Those of a window itself begin at zero with it, and what is in a cache now is no
+        // difference.
         let is_own = |name: &str| name.starts_with("window_") || families::may_fall(name);
         let counters = self.before.since(&over.counters, is_own);
         let config = self.state.config();
@@ -96,7 +98,11 @@ impl Encoder {
             room::for_windows(self.state.mode().memory)
         };
         for sink in self.out.give(&finished, room) {
-            tracing::warn!(sink, profiles = finished.len(), "still busy with earlier windows: dropped");
+            tracing::warn!(
+                sink,
+                profiles = finished.len(),
+                "still busy with earlier windows: dropped"
+            );
         }
     }
 
@@ -108,7 +114,12 @@ impl Encoder {
         left_out_comments(of_kernel.all.or(of_shim.all), of_kernel.some.or(of_shim.some), frequency)
     }
 
-    fn comments(&self, over: &Over<'_>, counters: &[(String, u64)], duration: Duration) -> Vec<String> {
+    fn comments(
+        &self,
+        over: &Over<'_>,
+        counters: &[(String, u64)],
+        duration: Duration,
+    ) -> Vec<String> {
         let mut comments = vec![
             format!("perfusion {}", env!("CARGO_PKG_VERSION")),
             format!(
@@ -117,10 +128,12 @@ impl Encoder {
                 perfusion_pprof::loss::line_of_window(counters)
             ),
             format!(
-                "cpu: {} samples per second and CPU say where; each thread's sum is its exact on-CPU time",
+                "cpu: {} samples per second and CPU say where; each thread's sum is its exact \
+                 on-CPU time",
                 over.rates.kernel.frequency_hz
             ),
-            "runnable, blocked: exact per thread; split among stacks by waits kept with known probability"
+            "runnable, blocked: exact per thread; split among stacks by waits kept with known \
+             probability"
                 .to_owned(),
             format!(
                 "{}{} (the whole node in this window)",
@@ -142,8 +155,10 @@ impl Encoder {
 
 /// The comments of all profiles, and what became of the thread pools of this service.
 fn with_pools(comments: &[String], over: &Over<'_>, service: &str) -> Vec<String> {
-    let pools =
-        over.window.pool_lines(Some(service)).map(|line| format!("{}{line}", perfusion_pprof::POOL_PREFIX));
+    let pools = over
+        .window
+        .pool_lines(Some(service))
+        .map(|line| format!("{}{line}", perfusion_pprof::POOL_PREFIX));
     comments.iter().cloned().chain(pools).collect()
 }
 
@@ -163,17 +178,20 @@ fn left_out_comments(all: LeftOut, some: LeftOut, frequency: u32) -> Vec<String>
         .into_iter()
         .flatten()
     };
-    let mut comments: Vec<String> = columns(all).map(|columns| format!("{columns}{AS_ASKED}")).collect();
+    let mut comments: Vec<String> =
+        columns(all).map(|columns| format!("{columns}{AS_ASKED}")).collect();
     let partly = LeftOut(some.0 & !all.0);
     comments.extend(
-        columns(partly).map(|columns| format!("{columns}: not recorded of some of its processes, as asked")),
+        columns(partly)
+            .map(|columns| format!("{columns}: not recorded of some of its processes, as asked")),
     );
     if some.has(Feature::Names) {
         comments.push("names of managed code: not asked for, as asked".to_owned());
     }
     if some.one_sample_in() > 1 {
         comments.push(format!(
-            "samples: one in {} of {frequency} per second and CPU, as asked; cpu is exact all the same",
+            "samples: one in {} of {frequency} per second and CPU, as asked; cpu is exact all the \
+             same",
             some.one_sample_in()
         ));
     }
@@ -188,8 +206,10 @@ fn lowered(rates: Rates, asked: &Recording) -> Option<String> {
         || allocation_samples < asked.allocation_samples;
     is_lower.then(|| {
         format!(
-            "{}to stay within the profiler's limits: {} CPU samples per second and CPU instead of {}, \
-             wait stacks of {} a second instead of {}, {allocation_samples} samples of allocations of each process a second instead of {}",
+            "{}to stay within the profiler's limits: {} CPU samples per second and CPU instead of \
+             {}, \
+             wait stacks of {} a second instead of {}, {allocation_samples} samples of allocations \
+             of each process a second instead of {}",
             perfusion_pprof::RATES_LOWERED_PREFIX,
             kernel.frequency_hz,
             asked.frequency,
@@ -204,7 +224,8 @@ fn count(number: usize) -> u64 {
     u64::try_from(number).unwrap_or(u64::MAX)
 }
 
-/// The entries of each service, and how many services were folded into the one for all others: those with the least CPU time, then the least time.
+/// The entries of each service, and how many services were folded into the one for all others:
+/// those with the least CPU time, then the least time.
 fn parts<'a>(
     entries: impl Iterator<Item = Entry<'a>>,
     max_services: usize,
@@ -213,20 +234,24 @@ fn parts<'a>(
     let mut parts: BTreeMap<Arc<str>, Part<'a>> = BTreeMap::new();
     for entry in entries {
         let service = entry.labels.service.clone().unwrap_or_else(|| Arc::clone(&other));
-        let part = parts.entry(service).or_insert(Part { entries: Vec::new(), cpu: 0.0, wall: 0.0 });
+        let part =
+            parts.entry(service).or_insert(Part { entries: Vec::new(), cpu: 0.0, wall: 0.0 });
         part.cpu += entry.values[SampleType::Cpu.index()];
         part.wall += entry.values[SampleType::Wall.index()];
         part.entries.push(entry);
     }
     let own = parts.keys().filter(|service| **service != other).count();
-    let Some(too_many) = own.checked_sub(max_services).filter(|many| *many > 0) else { return (parts, 0) };
+    let Some(too_many) = own.checked_sub(max_services).filter(|many| *many > 0) else {
+        return (parts, 0);
+    };
     let mut by_cost: Vec<(f64, f64, Arc<str>)> = parts
         .iter()
         .filter(|(service, _)| **service != other)
         .map(|(service, part)| (part.cpu, part.wall, Arc::clone(service)))
         .collect();
     by_cost.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2)));
-    let mut rest = parts.remove(&other).unwrap_or(Part { entries: Vec::new(), cpu: 0.0, wall: 0.0 });
+    let mut rest =
+        parts.remove(&other).unwrap_or(Part { entries: Vec::new(), cpu: 0.0, wall: 0.0 });
     for (_, _, service) in by_cost.into_iter().take(too_many) {
         if let Some(part) = parts.remove(&service) {
             rest.entries.extend(part.entries);
@@ -260,9 +285,12 @@ mod tests {
                 parts.iter().map(|(name, part)| (name.to_string(), cpu(part))).collect();
             (named, folded)
         };
-        let of = |list: &[(&str, f64)]| list.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect::<Vec<_>>();
+        let of = |list: &[(&str, f64)]| {
+            list.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect::<Vec<_>>()
+        };
         assert_eq!(names(2), (of(&[(OTHER, 1.75), ("busy", 9.0), ("middle", 5.0)]), 2));
-        let all = of(&[(OTHER, 0.25), ("busy", 9.0), ("idle", 1.0), ("idler", 0.5), ("middle", 5.0)]);
+        let all =
+            of(&[(OTHER, 0.25), ("busy", 9.0), ("idle", 1.0), ("idler", 0.5), ("middle", 5.0)]);
         assert_eq!(names(4), (all, 0));
     }
 }

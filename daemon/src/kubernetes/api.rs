@@ -1,6 +1,7 @@
-//! Asks the API server for the pods of this node: once for all of them, then for what changes, from the version of the last answer on (Kubernetes
-//! API concepts, "Efficient detection of changes"). On a thread of its own, which may wait for a network; whatever fails is tried again, less
-//! and less often, and what was known stays known.
+//! Asks the API server for the pods of this node: once for all of them, then for what changes, from
+//! the version of the last answer on (Kubernetes API concepts, "Efficient detection of changes").
+//! On a thread of its own, which may wait for a network; whatever fails is tried again, less and
+//! less often, and what was known stays known.
 
 use super::Kubernetes;
 use super::object::{Carries, Event, Failure, List, Object, Wanted};
@@ -16,15 +17,16 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// Longest list: a node's pods, whose objects are some kilobytes each and 1.5 MiB at most (etcd's limit of a request).
+/// Longest list: a node's pods, whose objects are some kilobytes each and 1.5 MiB at most (etcd's
+/// limit of a request).
 const MOST_LIST_BYTES: usize = 64 << 20;
 /// Longest line of a watch: one object.
 const MOST_LINE_BYTES: usize = 4 << 20;
 /// Pods in one answer to a list.
 const PAGE: u32 = 100;
 const LIST_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a watch goes on before it is begun anew, so that none hangs for ever where a connection breaks without a word; and how much longer
-/// each may, so that not all nodes ask at once.
+/// How long a watch goes on before it is begun anew, so that none hangs for ever where a connection
+/// breaks without a word; and how much longer each may, so that not all nodes ask at once.
 const WATCH_SECONDS: u64 = 240;
 const WATCH_SPREAD_SECONDS: u64 = 60;
 /// A watch ends by then, or it hangs.
@@ -85,7 +87,8 @@ impl Watch {
         let stop = Arc::new(Notify::new());
         let stopped = Arc::clone(&stop);
         let work = async move {
-            let mut work = Work { node, wanted, pods, counters, version: None, said: String::new() };
+            let mut work =
+                Work { node, wanted, pods, counters, version: None, said: String::new() };
             loop {
                 // Files that are not there yet may be later.
                 match Peer::new(settings.clone(), Version::One) {
@@ -131,7 +134,8 @@ struct Work {
 impl Work {
     /// Goes on for ever.
     async fn follow(&mut self, peer: &Peer) {
-        // What the API server has in memory will do at first: of thousands of nodes none needs to ask its disks.
+        // What the API server has in memory will do at first: of thousands of nodes none needs to
+        // ask its disks.
         let mut as_of = "&resourceVersion=0";
         let mut wait = FIRST_WAIT;
         loop {
@@ -149,7 +153,8 @@ impl Work {
                     // Not again what is older than what was seen.
                     (self.version, as_of) = (None, "");
                     tracing::info!(
-                        "pods: the API server no longer knows what has changed: all are asked for again"
+                        "pods: the API server no longer knows what has changed: all are asked for \
+                         again"
                     );
                 }
                 Err(error) => self.failed(&error),
@@ -165,14 +170,16 @@ impl Work {
         let text = error.to_string();
         // The same thing is said once.
         if text != self.said {
-            tracing::warn!(error = %text, known = self.pods.count(), "pods: nothing is heard of changes");
+            tracing::warn!(error = %text, known = self.pods.count(), "pods: nothing is heard of \
+                 changes");
             self.said = text;
         }
     }
 
     async fn list(&mut self, peer: &Peer, as_of: &str) -> Result<(), ApiError> {
         self.counters.pod_lists.add(1);
-        let first = format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{}&limit={PAGE}", self.node);
+        let first =
+            format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{}&limit={PAGE}", self.node);
         let mut path = format!("{first}{as_of}");
         let mut found = Vec::new();
         let version = loop {
@@ -180,8 +187,9 @@ impl Work {
                 let answer = accepted(peer.get(&path).await?).await?.whole(MOST_LIST_BYTES).await?;
                 Ok::<List, ApiError>(serde_json::from_slice(&answer.body)?)
             };
-            let page =
-                tokio::time::timeout(LIST_TIMEOUT, page).await.unwrap_or(Err(HttpError::Timeout.into()))?;
+            let page = tokio::time::timeout(LIST_TIMEOUT, page)
+                .await
+                .unwrap_or(Err(HttpError::Timeout.into()))?;
             found.extend(page.items.into_iter().filter_map(|object| object.pod(&self.wanted)));
             match page.metadata.rest.filter(|rest| !rest.is_empty()) {
                 Some(rest) => path = format!("{first}&continue={}", escaped(&rest)),
@@ -216,7 +224,8 @@ impl Work {
         };
         let deadline = Duration::from_secs(seconds) + WATCH_GRACE;
         tokio::time::timeout(deadline, hear).await.unwrap_or(Err(HttpError::Timeout.into()))?;
-        // Whatever was heard: behind a proxy that lets each of them end after a line it would go on without a pause.
+        // Whatever was heard: behind a proxy that lets each of them end after a line it would go on
+        // without a pause.
         if began.elapsed() < SHORTEST_WATCH { Err(ApiError::Short) } else { Ok(()) }
     }
 
@@ -224,7 +233,8 @@ impl Work {
         self.counters.pod_changes.add(1);
         let kind = serde_json::from_slice::<Event>(line)?.kind;
         if kind == "ERROR" {
-            let Failure { code, message } = serde_json::from_slice::<Carries<Failure>>(line)?.object;
+            let Failure { code, message } =
+                serde_json::from_slice::<Carries<Failure>>(line)?.object;
             return Err(refused(code, message));
         }
         let object: Object = serde_json::from_slice::<Carries<Object>>(line)?.object;
@@ -277,7 +287,10 @@ impl Lines {
             let rest = self.0.split_off(end + 1);
             let lines = std::mem::replace(&mut self.0, rest);
             whole.extend(
-                lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).map(<[u8]>::to_vec),
+                lines
+                    .split(|byte| *byte == b'\n')
+                    .filter(|line| !line.is_empty())
+                    .map(<[u8]>::to_vec),
             );
         }
         if self.0.len() > MOST_LINE_BYTES { Err(ApiError::TooLong) } else { Ok(whole) }
@@ -344,13 +357,19 @@ mod tests {
                     r#"{"metadata":{"resourceVersion":"7"},"items":[]}"#
                 };
                 // Who hung up is not told.
-                write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}\n", body.len() + 1).ok();
+                write!(
+                    stream,
+                    "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}\n",
+                    body.len() + 1
+                )
+                .ok();
                 if is_watch && tell.send(()).is_err() {
                     break;
                 }
             }
         });
-        let watch = Watch::start(&options, Wanted::default(), Arc::default(), Arc::default()).unwrap();
+        let watch =
+            Watch::start(&options, Wanted::default(), Arc::default(), Arc::default()).unwrap();
         told.recv_timeout(10 * SHORTEST_WATCH).unwrap();
         std::thread::sleep(SHORTEST_WATCH / 4);
         assert!(told.try_recv().is_err(), "there is half a second between two at least");
@@ -363,7 +382,10 @@ mod tests {
         let said = refused(403, "pods is forbidden\u{1b}[31m".to_owned()).to_string();
         assert_eq!(
             said,
-            "the API server answers 403: pods is forbidden[31m (the service account needs list and watch of pods: rbac in the chart)"
+            "the API server answers 403: pods is forbidden[31m (the service account needs list and \
+             \
+             \
+             watch of pods: rbac in the chart)"
         );
         assert!(matches!(refused(410, String::new()), ApiError::Gone));
         assert_eq!(escaped("eyJ2=&+"), "eyJ2%3D%26%2B");

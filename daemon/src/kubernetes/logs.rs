@@ -1,5 +1,6 @@
-//! Namespace and name of each pod of this node, from the directories the kubelet keeps the pods' logs in: `NAMESPACE_NAME_UID`. No API server is
-//! asked and no right is needed but to read that directory.
+//! Namespace and name of each pod of this node, from the directories the kubelet keeps the pods'
+//! logs in: `NAMESPACE_NAME_UID`. No API server is asked and no right is needed but to read that
+//! directory.
 
 use perfusion_host::pods::{Pod, Pods};
 use std::fs;
@@ -21,7 +22,8 @@ impl Logs {
         Self { directory, said: false }
     }
 
-    /// Looks which pods there are now. Where none is known, only those that need one, whose rules name pods, hear of it.
+    /// Looks which pods there are now. Where none is known, only those that need one, whose rules
+    /// name pods, hear of it.
     pub fn read(&mut self, pods: &Pods, needed: bool) {
         let entries = fs::read_dir(&self.directory);
         if let Err(error) = &entries
@@ -29,7 +31,8 @@ impl Logs {
             && !std::mem::replace(&mut self.said, true)
         {
             let directory = self.directory.display();
-            tracing::warn!(%directory, %error, "rules name pods, and no pod's name is known: no pod is recorded");
+            tracing::warn!(%directory, %error, "rules name pods, and no pod's name is known: no \
+                 pod is recorded");
         }
         let names = entries.into_iter().flatten().flatten().map(|entry| entry.file_name());
         pods.replace(names.filter_map(|name| parse(name.to_str()?)).collect(), Instant::now());
@@ -41,8 +44,12 @@ fn parse(directory: &str) -> Option<(String, Pod)> {
     let mut parts = directory.split('_');
     let (namespace, name, uid) = (parts.next()?, parts.next()?, parts.next()?);
     let whole = parts.next().is_none() && ![namespace, name, uid].contains(&"");
-    let pod =
-        Pod { uid: uid.to_owned(), namespace: namespace.to_owned(), name: name.to_owned(), ..Pod::default() };
+    let pod = Pod {
+        uid: uid.to_owned(),
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        ..Pod::default()
+    };
     whole.then(|| (uid.to_owned(), pod))
 }
 
@@ -56,7 +63,10 @@ mod tests {
     #[test]
     fn a_directory_of_logs_names_its_pod() {
         let (uid, pod) = parse(&format!("shop_web-7d9_{UID}")).unwrap();
-        assert_eq!((uid.as_str(), pod.namespace.as_str(), pod.name.as_str()), (UID, "shop", "web-7d9"));
+        assert_eq!(
+            (uid.as_str(), pod.namespace.as_str(), pod.name.as_str()),
+            (UID, "shop", "web-7d9")
+        );
         for other in ["shop_web", "a_b_c_d", "__x", "lost+found"] {
             assert_eq!(parse(other), None, "{other}");
         }

@@ -1,5 +1,6 @@
-//! The pods of this node: who they are, for rules, names of services and labels. Known from the directories the kubelet keeps their logs in
-//! (`logs`: namespaces and names), or from the API server (`api`: containers, labels and annotations, too), and kept in one table (`pods`).
+//! The pods of this node: who they are, for rules, names of services and labels. Known from the
+//! directories the kubelet keeps their logs in (`logs`: namespaces and names), or from the API
+//! server (`api`: containers, labels and annotations, too), and kept in one table (`pods`).
 
 pub mod api;
 pub mod logs;
@@ -106,7 +107,8 @@ impl Kubernetes {
                 let told = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
                 let (Some(host), Some(port)) = (told(HOST), told(PORT)) else {
                     return Err(format!(
-                        "kubernetes.url: expected one, since {HOST} and {PORT} are not in the environment: this is no container of a cluster"
+                        "kubernetes.url: expected one, since {HOST} and {PORT} are not in the \
+                         environment: this is no container of a cluster"
                     ));
                 };
                 self.settings_for(&format!("https://{}:{port}", bracketed(&host)))
@@ -117,7 +119,9 @@ impl Kubernetes {
     fn settings_for(&self, url: &str) -> Result<Settings, String> {
         let parsed: Uri = url.parse().map_err(|error| format!("`{url}` is no URL: {error}"))?;
         if !matches!(parsed.scheme_str(), Some("http" | "https")) || parsed.host().is_none() {
-            return Err(format!("url: expected a URL such as https://10.96.0.1:443, found `{url}`"));
+            return Err(format!(
+                "url: expected a URL such as https://10.96.0.1:443, found `{url}`"
+            ));
         }
         let token = Secret::File("Bearer ", self.token_file.clone());
         let tls = Tls { authority: Some(self.ca_file.clone()), client: None };
@@ -132,7 +136,9 @@ fn bracketed(host: &str) -> String {
 
 fn is_name(text: &str) -> bool {
     (1..=253).contains(&text.len())
-        && text.bytes().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, b'-' | b'.'))
+        && text
+            .bytes()
+            .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, b'-' | b'.'))
 }
 
 #[cfg(test)]

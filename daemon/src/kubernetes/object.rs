@@ -1,12 +1,13 @@
-//! What of the API server's JSON is read (Kubernetes API, core/v1 Pod; meta/v1 WatchEvent, ListMeta, Status): a dozen fields of hundreds. All
-//! else is skipped without being kept.
+//! What of the API server's JSON is read (Kubernetes API, core/v1 Pod; meta/v1 WatchEvent,
+//! ListMeta, Status): a dozen fields of hundreds. All else is skipped without being kept.
 
 use perfusion_host::pods::Pod;
 use perfusion_host::pods::{APP, ATTACH, PROFILE};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// By this annotation of the kubelet's the API server's image of a pod from a file has the uid that its cgroup has.
+/// By this annotation of the kubelet's the API server's image of a pod from a file has the uid that
+/// its cgroup has.
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 /// And this one says that it is such an image.
 const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
@@ -162,14 +163,18 @@ impl Object {
     }
 }
 
-/// The uid of the cgroup of a pod from a file, of its image's annotations. Whoever makes a pod can write them: one of 36 characters, which pods that
-/// are from no file have, would be another pod's.
+/// The uid of the cgroup of a pod from a file, of its image's annotations. Whoever makes a pod can
+/// write them: one of 36 characters, which pods that are from no file have, would be another pod's.
 fn of_file(annotations: &mut BTreeMap<String, String>) -> Option<String> {
-    let hash = annotations.remove(CONFIG_HASH).filter(|_| annotations.contains_key(CONFIG_MIRROR))?;
+    let hash =
+        annotations.remove(CONFIG_HASH).filter(|_| annotations.contains_key(CONFIG_MIRROR))?;
     (hash.len() == 32 && hash.bytes().all(|c| c.is_ascii_hexdigit())).then_some(hash)
 }
 
-fn kept(all: Option<BTreeMap<String, String>>, wanted: &BTreeSet<String>) -> BTreeMap<String, String> {
+fn kept(
+    all: Option<BTreeMap<String, String>>,
+    wanted: &BTreeSet<String>,
+) -> BTreeMap<String, String> {
     let mut all = all.unwrap_or_default();
     all.retain(|key, _| wanted.contains(key));
     all
@@ -195,9 +200,13 @@ mod tests {
             "status":{{"phase":"Running","containerStatuses":[{{"name":"c","containerID":"containerd://abc"}},{{"name":"waiting"}}],
             "initContainerStatuses":[{{"name":"i","containerID":"cri-o://def"}}]}}}}"#
         );
-        let wanted = Wanted { labels: BTreeSet::from(["team".to_owned()]), ..Wanted::default() }.with();
+        let wanted =
+            Wanted { labels: BTreeSet::from(["team".to_owned()]), ..Wanted::default() }.with();
         let (uid, pod) = pod(&text, &wanted).unwrap();
-        assert_eq!((uid.as_str(), pod.name.as_str(), pod.namespace.as_str()), (UID, "web-1", "shop"));
+        assert_eq!(
+            (uid.as_str(), pod.name.as_str(), pod.namespace.as_str()),
+            (UID, "web-1", "shop")
+        );
         assert_eq!(pod.node.as_deref(), Some("n1"));
         assert_eq!(pod.labels.keys().collect::<Vec<_>>(), ["app", "team"]);
         assert_eq!(pod.annotations.keys().collect::<Vec<_>>(), ["perfusion/profile"]);
@@ -221,7 +230,9 @@ mod tests {
         let hash = "0123456789abcdef0123456789abcdef";
         for annotations in [
             format!(r#""kubernetes.io/config.hash":"{other}""#),
-            format!(r#""kubernetes.io/config.hash":"{other}","kubernetes.io/config.mirror":"{other}""#),
+            format!(
+                r#""kubernetes.io/config.hash":"{other}","kubernetes.io/config.mirror":"{other}""#
+            ),
             format!(r#""kubernetes.io/config.hash":"{hash}""#),
         ] {
             let text = format!(
@@ -239,10 +250,14 @@ mod tests {
         assert_eq!(carried.object.metadata.resource_version, "12");
         let error = r#"{"type":"ERROR","object":{"kind":"Status","status":"Failure","message":"too old resource version","reason":"Expired","code":410}}"#;
         let failure: Carries<Failure> = serde_json::from_str(error).unwrap();
-        assert_eq!((failure.object.code, failure.object.message.as_str()), (410, "too old resource version"));
-        let list: List =
-            serde_json::from_str(r#"{"kind":"PodList","metadata":{"resourceVersion":"5"},"items":[]}"#)
-                .unwrap();
+        assert_eq!(
+            (failure.object.code, failure.object.message.as_str()),
+            (410, "too old resource version")
+        );
+        let list: List = serde_json::from_str(
+            r#"{"kind":"PodList","metadata":{"resourceVersion":"5"},"items":[]}"#,
+        )
+        .unwrap();
         assert_eq!((list.metadata.resource_version.as_str(), list.items.len()), ("5", 0));
     }
 }

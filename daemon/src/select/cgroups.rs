@@ -50,14 +50,15 @@ impl Cgroups {
                 }
                 break;
             }
-            // The id of a cgroup is the inode number of its directory, and a directory has a link more for each below it
-            // (kernfs_iop_getattr, fs/kernfs/inode.c): most have none.
+            // The id of a cgroup is the inode number of its directory, and a directory has a link
+            // more for each below it (kernfs_iop_getattr, fs/kernfs/inode.c): most have none.
             found.push((directory.ino(), path.to_string_lossy().into_owned()));
             if directory.nlink() == 2 {
                 continue;
             }
             let entries = fs::read_dir(&place).into_iter().flatten().flatten();
-            let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+            let directories =
+                entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
             next.extend(directories.map(|entry| path.join(entry.file_name())));
         }
         found
@@ -85,6 +86,7 @@ pub(crate) fn cgroup_id(path: &Path) -> Result<u64, NoCgroup> {
             "nothing there".to_owned()
         }));
     }
-    // The id the kernel's helper answers is the directory's inode number (bpf_get_current_cgroup_id).
+    // The id the kernel's helper answers is the directory's inode number
+    // (bpf_get_current_cgroup_id).
     std::fs::metadata(path).map(|found| found.ino()).map_err(|error| refused(error.to_string()))
 }

@@ -1,8 +1,9 @@
-//! Who is recorded and with which features, as rules of the configuration: what of a process they look at, and how they become what the probes
-//! look up before any other work. `cgroups` finds the cgroups there are, `kubernetes` knows the pods they belong to.
+//! Who is recorded and with which features, as rules of the configuration: what of a process they
+//! look at, and how they become what the probes look up before any other work. `cgroups` finds the
+//! cgroups there are, `kubernetes` knows the pods they belong to.
 //!
-//! What the kernel decides (being recorded, CPU samples, waits, rates) can only follow from what it knows of a process; what the shim does
-//! (the rest) follows from the name of its service, too.
+//! What the kernel decides (being recorded, CPU samples, waits, rates) can only follow from what it
+//! knows of a process; what the shim does (the rest) follows from the name of its service, too.
 
 pub mod cgroups;
 
@@ -102,15 +103,18 @@ impl Default for Choice {
 pub struct RateOf {
     /// Whom it is for.
     pub who: Who,
-    /// CPU samples per second and CPU at most: what comes out of `recording.frequency` by halving it, up to eight times.
+    /// CPU samples per second and CPU at most: what comes out of `recording.frequency` by halving
+    /// it, up to eight times.
     pub frequency: u32,
 }
 
-/// One thing that is true of some processes. In names of cgroups, namespaces and pods, and in values, `*` stands for anything.
+/// One thing that is true of some processes. In names of cgroups, namespaces and pods, and in
+/// values, `*` stands for anything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Who {
-    /// Path of a cgroup below the mount of cgroup v2, those below it included: `/system.slice/*.service`.
+    /// Path of a cgroup below the mount of cgroup v2, those below it included:
+    /// `/system.slice/*.service`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
     /// Beginning of a container's id, at least 12 digits.
@@ -128,13 +132,15 @@ pub struct Who {
     /// Annotation of a pod, likewise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub annotation: Option<String>,
-    /// Number of the (real) user, or its name in the host's /etc/passwd. A name that is not there is true of nobody.
+    /// Number of the (real) user, or its name in the host's /etc/passwd. A name that is not there
+    /// is true of nobody.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// Command name of the process, as in `ps -o comm`; 15 bytes of it count.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// Name of a service; for features of the shim only: allocations, live_objects, names, exceptions, contention.
+    /// Name of a service; for features of the shim only: allocations, live_objects, names,
+    /// exceptions, contention.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
 }
@@ -155,7 +161,8 @@ enum Rule<'a> {
 
 impl Who {
     fn rule(&self) -> Result<Rule<'_>, String> {
-        let Self { cgroup, container, namespace, pod, label, annotation, user, command, service } = self;
+        let Self { cgroup, container, namespace, pod, label, annotation, user, command, service } =
+            self;
         let mut said: Vec<Rule<'_>> = Vec::new();
         said.extend(cgroup.as_deref().map(Rule::Cgroup));
         said.extend(container.as_deref().map(Rule::Container));
@@ -163,19 +170,24 @@ impl Who {
         said.extend(pod.as_deref().map(Rule::Pod));
         let pair = |text| str::split_once(text, '=').unwrap_or((text, "*"));
         said.extend(label.as_deref().map(pair).map(|(key, value)| Rule::Label(key, value)));
-        said.extend(annotation.as_deref().map(pair).map(|(key, value)| Rule::Annotation(key, value)));
-        said.extend(user.as_deref().map(|user| Rule::User(user.parse().ok().or_else(|| uid(user)))));
+        said.extend(
+            annotation.as_deref().map(pair).map(|(key, value)| Rule::Annotation(key, value)),
+        );
+        said.extend(
+            user.as_deref().map(|user| Rule::User(user.parse().ok().or_else(|| uid(user)))),
+        );
         said.extend(command.as_deref().map(|command| Rule::Command(comm(command))));
         said.extend(service.as_deref().map(Rule::Service));
         let count = said.len();
         let mut said = said.into_iter();
         match (said.next(), count) {
             (Some(Rule::Container(id)), 1) if !is_beginning_of_id(id) => Err(format!(
-                "container: expected 12 to 64 hexadecimal digits, 0-9a-f as in the name of its cgroup, found `{id}`"
+                "container: expected 12 to 64 hexadecimal digits, 0-9a-f as in the name of its \
+                 cgroup, found `{id}`"
             )),
-            (Some(Rule::Cgroup(path)), 1) if !path.starts_with('/') => {
-                Err(format!("cgroup: expected a path such as /system.slice/app.service, found `{path}`"))
-            }
+            (Some(Rule::Cgroup(path)), 1) if !path.starts_with('/') => Err(format!(
+                "cgroup: expected a path such as /system.slice/app.service, found `{path}`"
+            )),
             (Some(Rule::Cgroup(path)), 1) if plain(path).as_os_str() != path => Err(format!(
                 "cgroup: expected `{}`, found `{path}`, which is no cgroup's",
                 plain(path).display()
@@ -185,7 +197,8 @@ impl Who {
             }
             (Some(rule), 1) => Ok(rule),
             _ => Err(format!(
-                "expected one of cgroup, container, namespace, pod, label, annotation, user, command, service in each rule, found {count}"
+                "expected one of cgroup, container, namespace, pod, label, annotation, user, \
+                 command, service in each rule, found {count}"
             )),
         }
     }
@@ -233,18 +246,25 @@ impl Selection {
         }
         for RateOf { frequency, .. } in &self.rates {
             if !(1..=10_000).contains(frequency) {
-                return Err(format!("rates: expected a frequency of 1 to 10000, found {frequency}"));
+                return Err(format!(
+                    "rates: expected a frequency of 1 to 10000, found {frequency}"
+                ));
             }
         }
         let of_kernel = self.of_kernel();
         if of_kernel.said(1).any(|(who, _)| who.service.is_some()) {
-            return Err("service: expected another rule for only, except, rates, features.cpu and features.waits, which the kernel decides: \
+            return Err(
+                "service: expected another rule for only, except, rates, features.cpu and \
+                 features.waits, which the kernel decides: \
                         it does not know services"
-                .to_owned());
+                    .to_owned(),
+            );
         }
         self.said(1).try_for_each(|(who, _)| match (who.rule()?, source) {
             (Rule::Label(..) | Rule::Annotation(..), Source::Logs) => {
-                Err("label and annotation: expected kubernetes.pods to be api: the names of logs do not tell them".to_owned())
+                Err("label and annotation: expected kubernetes.pods to be api: the names of logs \
+                     do not tell them"
+                    .to_owned())
             }
             _ => Ok(()),
         })
@@ -257,7 +277,8 @@ impl Selection {
         let names = unknown.filter_map(|(who, _)| who.user.as_deref());
         let remark = |name| {
             format!(
-                "selection: user: expected one in the host's {USERS}, found no `{name}`: the rule is true of nobody; a user that is listed elsewhere is named by its number"
+                "selection: user: expected one in the host's {USERS}, found no `{name}`: the rule \
+                 is true of nobody; a user that is listed elsewhere is named by its number"
             )
         };
         names.map(remark).collect()
@@ -287,9 +308,16 @@ impl Selection {
         wanted
     }
 
-    /// The rules as the probes know them, with what is there of cgroups now. Where pods are known from the API server, they can except themselves.
-    /// `frequency` is that of those of whom nothing else is said.
-    pub fn rules(&self, cgroups: &mut Cgroups, pods: &Pods, source: Source, frequency: u32) -> RuleSet {
+    /// The rules as the probes know them, with what is there of cgroups now. Where pods are known
+    /// from the API server, they can except themselves. `frequency` is that of those of whom
+    /// nothing else is said.
+    pub fn rules(
+        &self,
+        cgroups: &mut Cgroups,
+        pods: &Pods,
+        source: Source,
+        frequency: u32,
+    ) -> RuleSet {
         let mut set = RuleSet { others: self.of_others(), ..RuleSet::default() };
         let mut of_cgroups = Vec::new();
         for (who, bits) in self.said(frequency) {
@@ -325,14 +353,20 @@ impl Selection {
             let choice = self.features.choice(feature)?;
             choice.enabled.then(|| lists(feature, &choice.only, &choice.except))
         });
-        let rates =
-            self.rates.iter().map(move |rate| (&rate.who, thinned(halvings(frequency, rate.frequency))));
+        let rates = self
+            .rates
+            .iter()
+            .map(move |rate| (&rate.who, thinned(halvings(frequency, rate.frequency))));
         lists(Feature::Recorded, &self.only, &self.except).chain(of_features.flatten()).chain(rates)
     }
 }
 
 /// The rules about a feature, and what each says.
-fn lists<'a>(feature: Feature, only: &'a [Who], except: &'a [Who]) -> impl Iterator<Item = (&'a Who, u32)> {
+fn lists<'a>(
+    feature: Feature,
+    only: &'a [Who],
+    except: &'a [Who],
+) -> impl Iterator<Item = (&'a Who, u32)> {
     let only = only.iter().map(move |who| (who, feature.given()));
     only.chain(except.iter().map(move |who| (who, feature.taken())))
 }
@@ -359,15 +393,18 @@ fn verdicts(
             return None;
         }
         let fits = |rule: &Rule<'_>| match rule {
-            Rule::Cgroup(pattern) => {
-                Path::new(path).ancestors().any(|part| part.to_str().is_some_and(|part| fits(pattern, part)))
-            }
+            Rule::Cgroup(pattern) => Path::new(path)
+                .ancestors()
+                .any(|part| part.to_str().is_some_and(|part| fits(pattern, part))),
             Rule::Container(id) => container.is_some_and(|found| found.starts_with(id)),
-            Rule::Namespace(pattern) => pod.as_ref().is_some_and(|pod| fits(pattern, &pod.namespace)),
-            Rule::Pod(pattern) => pod.as_ref().is_some_and(|pod| fits(pattern, &pod.name)),
-            Rule::Label(key, pattern) => {
-                pod.as_ref().and_then(|pod| pod.labels.get(*key)).is_some_and(|value| fits(pattern, value))
+            Rule::Namespace(pattern) => {
+                pod.as_ref().is_some_and(|pod| fits(pattern, &pod.namespace))
             }
+            Rule::Pod(pattern) => pod.as_ref().is_some_and(|pod| fits(pattern, &pod.name)),
+            Rule::Label(key, pattern) => pod
+                .as_ref()
+                .and_then(|pod| pod.labels.get(*key))
+                .is_some_and(|value| fits(pattern, value)),
             Rule::Annotation(key, pattern) => pod
                 .as_ref()
                 .and_then(|pod| pod.annotations.get(*key))
@@ -394,7 +431,8 @@ fn uid(name: &str) -> Option<u32> {
     number_in(&users().ok()?, name)
 }
 
-/// The host's list of users. In a container ours is another, so it is that of the first process, which is the host's; where we may not look at that, ours.
+/// The host's list of users. In a container ours is another, so it is that of the first process,
+/// which is the host's; where we may not look at that, ours.
 fn users() -> io::Result<String> {
     // Whatever stands there in a file's place is not waited for.
     let hosts = Target::open(1)
@@ -448,7 +486,8 @@ mod tests {
 
     #[test]
     fn each_rule_says_one_thing_that_can_be_looked_up() {
-        let rule = |who: Who| Selection { only: vec![who], ..Selection::default() }.check(Source::Api);
+        let rule =
+            |who: Who| Selection { only: vec![who], ..Selection::default() }.check(Source::Api);
         let text = |text: &str| Some(text.to_owned());
         assert!(rule(Who { user: text("root"), ..Who::default() }).is_ok());
         for path in ["/", "/system.slice", "/*", "/a/*.service"] {
@@ -472,8 +511,7 @@ mod tests {
 
     #[test]
     fn users_are_found_by_name_and_a_rule_about_nobody_is_remarked_upon() {
-        let users =
-            "root:x:0:0:root:/root:/bin/sh\npostgres:x:115:123::/var/lib/postgresql:/bin/bash\nbroken:x\n";
+        let users = "root:x:0:0:root:/root:/bin/sh\npostgres:x:115:123::/var/lib/postgresql:/bin/bash\nbroken:x\n";
         assert_eq!(
             ["root", "postgres", "broken", "x"].map(|name| number_in(users, name)),
             [Some(0), Some(115), None, None]
@@ -496,18 +534,23 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let id = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
         let pod = "kubepods.slice/kubepods-pod11111111_2222_3333_4444_555555555555.slice";
-        let container = folder.path().join("cgroup").join(pod).join(format!("cri-containerd-{id}.scope"));
+        let container =
+            folder.path().join("cgroup").join(pod).join(format!("cri-containerd-{id}.scope"));
         std::fs::create_dir_all(&container).unwrap();
         std::fs::create_dir_all(folder.path().join("cgroup/system.slice/ssh.service")).unwrap();
         let logs = folder.path().join("pods");
-        std::fs::create_dir_all(logs.join("shop_web-7d9_11111111-2222-3333-4444-555555555555")).unwrap();
+        std::fs::create_dir_all(logs.join("shop_web-7d9_11111111-2222-3333-4444-555555555555"))
+            .unwrap();
         let who = |who: fn(&mut Who) -> &mut Option<String>, text: &str| {
             let mut new = Who::default();
             *who(&mut new) = Some(text.to_owned());
             new
         };
         let selection = Selection {
-            only: vec![who(|w| &mut w.namespace, "sh*"), who(|w| &mut w.command, "a-very-long-command-name")],
+            only: vec![
+                who(|w| &mut w.namespace, "sh*"),
+                who(|w| &mut w.command, "a-very-long-command-name"),
+            ],
             except: vec![who(|w| &mut w.container, &id[..12]), who(|w| &mut w.user, "4242")],
             ..Selection::default()
         };
@@ -523,7 +566,8 @@ mod tests {
         let verdicts = set.cgroups.unwrap();
         let of = |path: &std::path::Path| verdicts[&path.metadata().unwrap().ino()];
         // Where the name of a pod matters and is not known, nothing of it is recorded.
-        let unnamed = selection.rules(&mut cgroups, &Pods::default(), Source::Logs, 99).cgroups.unwrap();
+        let unnamed =
+            selection.rules(&mut cgroups, &Pods::default(), Source::Logs, 99).cgroups.unwrap();
         assert!(!unnamed.contains_key(&container.metadata().unwrap().ino()));
         assert_eq!(unnamed.len() + 2, verdicts.len());
         assert_eq!(of(&container), ONLY | EXCEPT);
@@ -544,7 +588,11 @@ mod tests {
         let (waits, allocations) = (Feature::Waits, Feature::Allocations);
         assert_eq!(set.others, 0xff & !allocations.given() & !Feature::Exceptions.given());
         assert_eq!(set.users[&0], waits.taken() | allocations.given());
-        assert_eq!(set.commands[&comm("batch")], waits.taken() | thinned(3), "12 is no more than 20");
+        assert_eq!(
+            set.commands[&comm("batch")],
+            waits.taken() | thinned(3),
+            "12 is no more than 20"
+        );
         assert_eq!(set.services, [("shop-*".to_owned(), allocations.given())]);
         assert!(set.cgroups.is_none());
         // What the probes are told has nothing of the shim's.

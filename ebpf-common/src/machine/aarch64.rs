@@ -1,5 +1,6 @@
-//! aarch64: of its 31 general registers and sp a walk needs those from x16 on, because no frame is found by one that a call may change
-//! (AAPCS64, 6.1.1); they are the 16 places of `StackRecord::gpr`, so that DWARF's number of a place is 16 more. A call leaves its return
+//! aarch64: of its 31 general registers and sp a walk needs those from x16 on, because no frame is
+//! found by one that a call may change (AAPCS64, 6.1.1); they are the 16 places of
+//! `StackRecord::gpr`, so that DWARF's number of a place is 16 more. A call leaves its return
 //! address in x30, perhaps signed (PAC).
 
 use super::Machine;
@@ -9,8 +10,8 @@ pub const FIRST_DWARF: u16 = 16;
 /// sp in `StackRecord::gpr`.
 pub const STACK_POINTER: usize = 15;
 
-/// x19 in `UnwindRule::saved` and in the walk's registers; x20 to x22 follow. Frames are found by sp or x29; a few of the others are
-/// there for hand-written code.
+/// x19 in `UnwindRule::saved` and in the walk's registers; x20 to x22 follow. Frames are found by
+/// sp or x29; a few of the others are there for hand-written code.
 pub const X19: usize = 0;
 /// x29, the frame pointer.
 pub const X29: usize = 4;
@@ -34,10 +35,11 @@ impl Machine for Aarch64 {
     }
 }
 
-/// The bits of a user address that can be set, from an address near the end of user memory, such as any on the main thread's stack. The
-/// signature takes the bits above them (arch/arm64/include/asm/pointer_auth.h, `ptrauth_user_pac_mask`): which those are depends on the
-/// kernel's page tables. With 52-bit addresses the stack is still below 2⁴⁸, and so is all memory a program did not ask to be above
-/// (Documentation/arch/arm64/memory.rst).
+/// The bits of a user address that can be set, from an address near the end of user memory, such as
+/// any on the main thread's stack. The signature takes the bits above them
+/// (arch/arm64/include/asm/pointer_auth.h, `ptrauth_user_pac_mask`): which those are depends on the
+/// kernel's page tables. With 52-bit addresses the stack is still below 2⁴⁸, and so is all memory a
+/// program did not ask to be above (Documentation/arch/arm64/memory.rst).
 #[must_use]
 pub fn address_mask(near_end: u64) -> u64 {
     if near_end == 0 { u64::MAX >> 16 } else { u64::MAX >> near_end.leading_zeros() }

@@ -1,5 +1,5 @@
-//! x86-64: 16 general registers in DWARF order (0 rax, 1 rdx, 2 rcx, 3 rbx, 4 rsi, 5 rdi, 6 rbp, 7 rsp, 8–15 r8–r15; System V ABI
-//! x86-64, figure 3.36), return addresses on the stack.
+//! x86-64: 16 general registers in DWARF order (0 rax, 1 rdx, 2 rcx, 3 rbx, 4 rsi, 5 rdi, 6 rbp, 7
+//! rsp, 8–15 r8–r15; System V ABI x86-64, figure 3.36), return addresses on the stack.
 
 use super::Machine;
 

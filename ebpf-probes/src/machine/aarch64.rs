@@ -18,11 +18,13 @@ pub(crate) struct Regs {
 
 pub(crate) type Native = Aarch64;
 
-/// `THREAD_SIZE` with pages of 4 or 16 KiB (arch/arm64/include/asm/memory.h). Where it is larger, the upper part counts as foreign.
+/// `THREAD_SIZE` with pages of 4 or 16 KiB (arch/arm64/include/asm/memory.h). Where it is larger,
+/// the upper part counts as foreign.
 pub(crate) const THREAD_BYTES: u64 = 16 * 1024;
 
-/// `PSR_MODE_MASK` and `PSR_MODE32_BIT` (arch/arm64/include/uapi/asm/ptrace.h): user mode is EL0t, which is 0. Kernel threads that serve a
-/// process have EL1h there (arch/arm64/kernel/process.c, `copy_thread`).
+/// `PSR_MODE_MASK` and `PSR_MODE32_BIT` (arch/arm64/include/uapi/asm/ptrace.h): user mode is EL0t,
+/// which is 0. Kernel threads that serve a process have EL1h there (arch/arm64/kernel/process.c,
+/// `copy_thread`).
 const MODE: u64 = 0xf;
 const MODE_32_BIT: u64 = 0x10;
 
@@ -100,12 +102,14 @@ pub(crate) fn published(field: &u32) -> u32 {
     value
 }
 
-/// Keeps what is before it before what is behind it, a store before a load too. BPF has no store with release before 6.15; an exchange is a
-/// full barrier (`swpal`, or `ldxr`, `stlxr` and `dmb ish`: arch/arm64/net/bpf_jit_comp.c, since 5.18), an addition without its result is none.
+/// Keeps what is before it before what is behind it, a store before a load too. BPF has no store
+/// with release before 6.15; an exchange is a full barrier (`swpal`, or `ldxr`, `stlxr` and
+/// `dmb ish`: arch/arm64/net/bpf_jit_comp.c, since 5.18), an addition without its result is none.
 #[inline(always)]
 pub(crate) fn barrier() {
     let mut word = 0u64;
-    // SAFETY: a word of this program's stack. (The compiler's own exchange is not to be had for this target.)
+    // SAFETY: a word of this program's stack. (The compiler's own exchange is not to be had for
+    // this target.)
     unsafe {
         asm!("{value} = xchg_64({word} + 0x0, {value})", value = inout(reg) 1u64 => _, word = in(reg) &raw mut word);
     }

@@ -1,4 +1,5 @@
-//! The processor the probes run on: where a task's user registers are, and what they say. One file each; all others name no register.
+//! The processor the probes run on: where a task's user registers are, and what they say. One file
+//! each; all others name no register.
 
 #[cfg(bpf_target_arch = "aarch64")]
 mod aarch64;
@@ -7,21 +8,22 @@ mod x86_64;
 
 #[cfg(bpf_target_arch = "aarch64")]
 pub(crate) use aarch64::{
-    Native, Regs, THREAD_BYTES, barrier, general, in_user_code, instruction, is_user, is_user_32_bit,
-    machine, publish, published, stack, system_call, walked,
+    Native, Regs, THREAD_BYTES, barrier, general, in_user_code, instruction, is_user,
+    is_user_32_bit, machine, publish, published, stack, system_call, walked,
 };
 #[cfg(bpf_target_arch = "x86_64")]
 pub(crate) use x86_64::{
-    Native, Regs, THREAD_BYTES, barrier, general, in_user_code, instruction, is_user, is_user_32_bit,
-    machine, publish, published, stack, system_call, walked,
+    Native, Regs, THREAD_BYTES, barrier, general, in_user_code, instruction, is_user,
+    is_user_32_bit, machine, publish, published, stack, system_call, walked,
 };
 
 use crate::config::{Task, setting};
 use aya_ebpf::helpers::generated::{bpf_probe_read_kernel, bpf_task_pt_regs};
 use core::mem::size_of;
 
-/// The user registers at the top of a task's kernel stack: those the thread entered the kernel with, by whatever door, a timer interrupt
-/// out of user code too (interrupts from user mode save them there).
+/// The user registers at the top of a task's kernel stack: those the thread entered the kernel
+/// with, by whatever door, a timer interrupt out of user code too (interrupts from user mode save
+/// them there).
 ///
 /// `task` is the current one or held by the program, and no kernel thread.
 #[inline(always)]
@@ -32,7 +34,8 @@ pub(crate) fn registers<'a>(task: Task) -> &'a Regs {
     unsafe { &*regs }
 }
 
-/// The same for kernels before 5.15, which have no helper for it: a copy in `room`, all zeros if they cannot be read.
+/// The same for kernels before 5.15, which have no helper for it: a copy in `room`, all zeros if
+/// they cannot be read.
 ///
 /// # Safety
 /// `room` must be valid for a write of all of them.

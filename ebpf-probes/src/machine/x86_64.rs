@@ -10,10 +10,12 @@ use ebpf_common::rule::WALK_REGISTERS;
 pub(crate) type Regs = pt_regs;
 pub(crate) type Native = X86_64;
 
-/// `THREAD_SIZE` (arch/x86/include/asm/page_64_types.h). With KASAN it is twice that: then the upper half counts as foreign.
+/// `THREAD_SIZE` (arch/x86/include/asm/page_64_types.h). With KASAN it is twice that: then the
+/// upper half counts as foreign.
 pub(crate) const THREAD_BYTES: u64 = 16 * 1024;
 
-/// Code segment of 64-bit user code (`__USER_CS`, arch/x86/include/asm/segment.h); 32-bit code has 0x23.
+/// Code segment of 64-bit user code (`__USER_CS`, arch/x86/include/asm/segment.h); 32-bit code has
+/// 0x23.
 const USER_CS: u64 = 0x33;
 const USER32_CS: u64 = 0x23;
 
@@ -22,8 +24,9 @@ pub(crate) fn machine() -> Native {
     X86_64
 }
 
-/// They are those of 64-bit user code. Threads of the kernel that serve a process (io_uring, vhost) have those of the thread that made them, but
-/// for the instruction and the stack pointer, which are zero (`copy_thread`, arch/x86/kernel/process.c). Flags of the task would say so too, in
+/// They are those of 64-bit user code. Threads of the kernel that serve a process (io_uring, vhost)
+/// have those of the thread that made them, but for the instruction and the stack pointer, which
+/// are zero (`copy_thread`, arch/x86/kernel/process.c). Flags of the task would say so too, in
 /// other bits on other kernels.
 #[inline(always)]
 pub(crate) fn is_user(regs: &Regs) -> bool {
@@ -62,8 +65,8 @@ pub(crate) fn system_call(regs: &Regs) -> i64 {
 #[inline(always)]
 pub(crate) fn general(gpr: &mut [u64; GPR], regs: &Regs) {
     *gpr = [
-        regs.rax, regs.rdx, regs.rcx, regs.rbx, regs.rsi, regs.rdi, regs.rbp, regs.rsp, regs.r8, regs.r9,
-        regs.r10, regs.r11, regs.r12, regs.r13, regs.r14, regs.r15,
+        regs.rax, regs.rdx, regs.rcx, regs.rbx, regs.rsi, regs.rdi, regs.rbp, regs.rsp, regs.r8,
+        regs.r9, regs.r10, regs.r11, regs.r12, regs.r13, regs.r14, regs.r15,
     ];
 }
 
@@ -73,7 +76,8 @@ pub(crate) fn walked(regs: &Regs) -> [u64; WALK_REGISTERS] {
     [regs.rbx, regs.rbp, regs.r12, regs.r13, regs.r14, regs.r15, regs.rsp, regs.rip]
 }
 
-/// Stores what other CPUs act on, behind all earlier volatile stores: this machine's stores are seen in their order.
+/// Stores what other CPUs act on, behind all earlier volatile stores: this machine's stores are
+/// seen in their order.
 #[inline(always)]
 pub(crate) fn publish(field: &mut u32, value: u32) {
     // SAFETY: a valid, aligned field.
@@ -87,12 +91,14 @@ pub(crate) fn published(field: &u32) -> u32 {
     unsafe { core::ptr::read_volatile(field) }
 }
 
-/// Keeps what is before it before what is behind it, a store before a load too: every locked instruction does here (`lock add`:
-/// arch/x86/net/bpf_jit_comp.c). Of the atomic instructions kernels before 5.12 know this one alone.
+/// Keeps what is before it before what is behind it, a store before a load too: every locked
+/// instruction does here (`lock add`: arch/x86/net/bpf_jit_comp.c). Of the atomic instructions
+/// kernels before 5.12 know this one alone.
 #[inline(always)]
 pub(crate) fn barrier() {
     let mut word = 0u64;
-    // SAFETY: a word of this program's stack. (The compiler's own addition keeps no order for this target.)
+    // SAFETY: a word of this program's stack. (The compiler's own addition keeps no order for this
+    // target.)
     unsafe {
         asm!("lock *(u64 *)({word} + 0x0) += {value}", value = in(reg) 1u64, word = in(reg) &raw mut word);
     }

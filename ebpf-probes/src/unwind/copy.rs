@@ -1,22 +1,25 @@
-//! Copies the user stack upwards from where it is to go on, page by page: the copy ends where the mapping does, or at a page that is not in
-//! memory (a program that may not sleep cannot bring it in). It begins behind missing pages: a thread that faults on a new page of its stack
-//! has its stack pointer there already, and nothing in it yet.
+//! Copies the user stack upwards from where it is to go on, page by page: the copy ends where the
+//! mapping does, or at a page that is not in memory (a program that may not sleep cannot bring it
+//! in). It begins behind missing pages: a thread that faults on a new page of its stack has its
+//! stack pointer there already, and nothing in it yet.
 //!
-//! What changes from page to page is in memory, where the verifier does not follow it: every page is the same to it. In registers the
-//! loop cost 100,000 verified instructions on 6.18, and on 7.2 more than a verifier gives.
+//! What changes from page to page is in memory, where the verifier does not follow it: every page
+//! is the same to it. In registers the loop cost 100,000 verified instructions on 6.18, and on 7.2
+//! more than a verifier gives.
 
 use super::to_page_end;
 use aya_ebpf::helpers::generated::{bpf_loop, bpf_probe_read_user};
 use core::ffi::{c_long, c_void};
 use ebpf_common::event::SKIPPED_PAGES_SHIFT;
 use ebpf_common::limits::{
-    MAX_KERNEL_STACK_BYTES, MAX_SKIPPED_PAGES, MAX_STACK_COPY_BYTES, MAX_STEPPED_COPY_BYTES, MAX_WALK_BYTES,
-    PAGE_BYTES,
+    MAX_KERNEL_STACK_BYTES, MAX_SKIPPED_PAGES, MAX_STACK_COPY_BYTES, MAX_STEPPED_COPY_BYTES,
+    MAX_WALK_BYTES, PAGE_BYTES,
 };
 use ebpf_common::scratch::{Scratch, StackCopy};
 use ebpf_common::walk::opaque;
 
-/// One page more than the limit has, for a stack pointer in the middle of a page, and those that may be missing.
+/// One page more than the limit has, for a stack pointer in the middle of a page, and those that
+/// may be missing.
 pub(crate) const MAX_STEPS: u32 = MAX_STACK_COPY_BYTES / PAGE_BYTES + 1 + MAX_SKIPPED_PAGES;
 
 /// The same where the steps are those of a loop that the verifier follows.
@@ -36,7 +39,8 @@ pub(crate) struct Copied {
     pub(crate) flags: u32,
 }
 
-/// Copies at most `room` bytes, and `limit`, which is a constant to the verifier, from user address `from` to `scratch.tail[at..]`.
+/// Copies at most `room` bytes, and `limit`, which is a constant to the verifier, from user address
+/// `from` to `scratch.tail[at..]`.
 #[inline(always)]
 pub(crate) fn stack<const LOOPS: bool>(
     scratch: &mut Scratch,
@@ -52,8 +56,11 @@ pub(crate) fn stack<const LOOPS: bool>(
         unsafe { bpf_loop(MAX_STEPS, step as *mut c_void, (&raw mut context).cast(), 0) };
     } else {
         for done in 0..MAX_STEPPED {
-            // The first condition is a constant to the verifier, which does not look at steps the setting rules out.
-            if done * PAGE_BYTES >= limit + (1 + MAX_SKIPPED_PAGES) * PAGE_BYTES || page(scratch) == END {
+            // The first condition is a constant to the verifier, which does not look at steps the
+            // setting rules out.
+            if done * PAGE_BYTES >= limit + (1 + MAX_SKIPPED_PAGES) * PAGE_BYTES
+                || page(scratch) == END
+            {
                 break;
             }
         }
@@ -103,7 +110,8 @@ pub(crate) fn skipped(copy: &StackCopy) -> u32 {
     if copy.bytes == 0 { 0 } else { copy.skipped << SKIPPED_PAGES_SHIFT }
 }
 
-/// What is to be copied next: within a page, to a position in the tail behind which a whole page fits.
+/// What is to be copied next: within a page, to a position in the tail behind which a whole page
+/// fits.
 pub(crate) struct Step {
     pub(crate) address: u64,
     pub(crate) position: u32,
@@ -118,10 +126,13 @@ pub(crate) fn next(copy: &StackCopy) -> Option<Step> {
         return None;
     }
     let address = from.wrapping_add(u64::from(bytes));
-    // Verifiers before 6.8 do not bound one variable by another: they need these two checks, which the compiler finds superfluous.
+    // Verifiers before 6.8 do not bound one variable by another: they need these two checks, which
+    // the compiler finds superfluous.
     let step = opaque(to_page_end(address, limit - bytes));
     let position = opaque(at + bytes);
-    if position > MAX_WALK_BYTES + MAX_KERNEL_STACK_BYTES + MAX_STACK_COPY_BYTES || step > PAGE_BYTES {
+    if position > MAX_WALK_BYTES + MAX_KERNEL_STACK_BYTES + MAX_STACK_COPY_BYTES
+        || step > PAGE_BYTES
+    {
         return None;
     }
     Some(Step { address, position, bytes: step })

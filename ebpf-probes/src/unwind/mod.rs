@@ -1,4 +1,5 @@
-//! User stacks: walked here by the rules the daemon has taught, copied from the first frame without a rule on.
+//! User stacks: walked here by the rules the daemon has taught, copied from the first frame without
+//! a rule on.
 
 pub(crate) mod copy;
 pub(crate) mod walk;

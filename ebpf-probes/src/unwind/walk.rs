@@ -1,5 +1,6 @@
-//! Walks the user stack by one rule per exact place of a frame, taken from two arrays (`ebpf_common::rule`). How a frame is left, and what a
-//! walk may and may not do, is in `ebpf_common::walk`.
+//! Walks the user stack by one rule per exact place of a frame, taken from two arrays
+//! (`ebpf_common::rule`). How a frame is left, and what a walk may and may not do, is in
+//! `ebpf_common::walk`.
 
 use crate::config::setting;
 use crate::machine;
@@ -33,8 +34,8 @@ impl Memory for User {
     }
 }
 
-/// Walks from `regs`; the frames are the first bytes of `scratch.tail`, all else is in `scratch.walk`. Answers whether there were rules to
-/// walk by.
+/// Walks from `regs`; the frames are the first bytes of `scratch.tail`, all else is in
+/// `scratch.walk`. Answers whether there were rules to walk by.
 #[inline(always)]
 pub(crate) fn user(scratch: &mut Scratch, tgid: u32, regs: &machine::Regs) -> bool {
     // SAFETY: values are plain integers.
@@ -69,14 +70,17 @@ unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> c_long {
     let walk = &mut scratch.walk;
     let Some(place) = walk::place(walk) else { return END };
     let Some(rule) = rule_at(place, walk.space) else { return END };
-    // SAFETY: an entry of the map, which outlives the program. The daemon does not change one that a place named a moment ago.
+    // SAFETY: an entry of the map, which outlives the program. The daemon does not change one that
+    // a place named a moment ago.
     let rule = unsafe { &*rule };
     if !walk::leave(walk, rule, &machine::machine(), &User) {
         return END;
     }
     let frames = walk.frames;
-    let slot = scratch.tail.as_mut_ptr().wrapping_add(((frames & (MAX_WALK_FRAMES - 1)) * 8) as usize);
-    // SAFETY: below `MAX_WALK_FRAMES` words, of which the tail has more; it is aligned behind a record of whole words.
+    let slot =
+        scratch.tail.as_mut_ptr().wrapping_add(((frames & (MAX_WALK_FRAMES - 1)) * 8) as usize);
+    // SAFETY: below `MAX_WALK_FRAMES` words, of which the tail has more; it is aligned behind a
+    // record of whole words.
     unsafe { slot.cast::<u64>().write(place) };
     walk.frames = frames + 1;
     if walk.end != 0 { END } else { ON }
@@ -96,11 +100,13 @@ fn rule_at(place: u64, space: u32) -> Option<*const UnwindRule> {
         if unsafe { entry.read_volatile() } == place {
             // SAFETY: as above.
             let found = unsafe { tag.read_volatile() };
-            // SAFETY: as above. Read again: the tag may be that of another place that has just taken the entry, and look like this one's.
+            // SAFETY: as above. Read again: the tag may be that of another place that has just
+            // taken the entry, and look like this one's.
             let stays = unsafe { entry.read_volatile() } == place;
             if let Some(rule) = spot.rule(found).filter(|_| stays) {
                 if found & TAG_USED == 0 {
-                    // SAFETY: one byte of the tag, which says nothing else. It may mark an entry that has just become another one.
+                    // SAFETY: one byte of the tag, which says nothing else. It may mark an entry
+                    // that has just become another one.
                     unsafe { tag.cast::<u8>().wrapping_add(TAG_USED_BYTE).write_volatile(1) };
                 }
                 return RULES.get_ptr(rule);

@@ -33,7 +33,8 @@ impl SharedWords {
     }
 }
 
-/// `pread` and `pwrite` over the words: single loads and stores, in no promised order within one call.
+/// `pread` and `pwrite` over the words: single loads and stores, in no promised order within one
+/// call.
 pub(crate) struct PlainMemory(pub(crate) Arc<Vec<AtomicU64>>);
 
 impl Memory for PlainMemory {

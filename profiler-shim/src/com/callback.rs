@@ -1,5 +1,6 @@
-//! What the runtime calls: thunks that turn raw arguments into safe ones. Each checks first that the instance may act: in a forked
-//! child and after goodbye nothing happens. All answer S_OK: a profiler's trouble is not the app's.
+//! What the runtime calls: thunks that turn raw arguments into safe ones. Each checks first that
+//! the instance may act: in a forked child and after goodbye nothing happens. All answer S_OK: a
+//! profiler's trouble is not the app's.
 
 use super::exact;
 use super::guid::{CALLBACKS, Guid};
@@ -39,7 +40,8 @@ pub(super) unsafe extern "C" fn release(this: *mut c_void) -> u32 {
     // SAFETY: `this` is the object it was called on.
     let (left, last) = unsafe { object(this) }.release();
     if last {
-        // SAFETY: that was the last reference. The thread, if any, ended before the runtime let go (`profiler_detach_succeeded`).
+        // SAFETY: that was the last reference. The thread, if any, ended before the runtime let go
+        // (`profiler_detach_succeeded`).
         unsafe { object::destroy(this) };
     }
     left
@@ -61,7 +63,9 @@ unsafe fn start(this: *mut c_void, unknown: *mut c_void, client_data: Option<&[u
     // SAFETY: the caller's promise.
     let object = unsafe { object(this) };
     // SAFETY: the caller's promise.
-    let Some(info) = (unsafe { Info::query(unknown) }) else { return CORPROF_E_PROFILER_CANCEL_ACTIVATION };
+    let Some(info) = (unsafe { Info::query(unknown) }) else {
+        return CORPROF_E_PROFILER_CANCEL_ACTIVATION;
+    };
     let owner = match client_data {
         Some(data) => owner_in_client_data(data),
         None => info.owner_in_environment(),
@@ -76,7 +80,8 @@ unsafe fn start(this: *mut c_void, unknown: *mut c_void, client_data: Option<&[u
         return CORPROF_E_PROFILER_CANCEL_ACTIVATION;
     }
     if client_data.is_some() {
-        // The service thread starts the session: that takes tens of milliseconds of managed code, and re-enters.
+        // The service thread starts the session: that takes tens of milliseconds of managed code,
+        // and re-enters.
         return S_OK;
     }
     if wishes(owner) & WITH_START_SESSION != 0 {
@@ -149,7 +154,11 @@ pub(super) unsafe extern "C" fn module_unload_started(this: *mut c_void, module:
     S_OK
 }
 
-pub(super) unsafe extern "C" fn module_unload_finished(this: *mut c_void, module: usize, _: i32) -> i32 {
+pub(super) unsafe extern "C" fn module_unload_finished(
+    this: *mut c_void,
+    module: usize,
+    _: i32,
+) -> i32 {
     // SAFETY: `this` is the object it was called on.
     let instance = &unsafe { object(this) }.instance;
     if instance.is_alive() {
@@ -231,9 +240,14 @@ pub(super) unsafe extern "C" fn garbage_collection_finished(this: *mut c_void) -
     S_OK
 }
 
-/// An object that this thread has just allocated: a large one, or any where another profiler asked for all. As in the callback of events, registers are
-/// captured in this frame, which lives until the copy is made.
-pub(super) unsafe extern "C" fn object_allocated(this: *mut c_void, allocated: usize, class: usize) -> i32 {
+/// An object that this thread has just allocated: a large one, or any where another profiler asked
+/// for all. As in the callback of events, registers are captured in this frame, which lives until
+/// the copy is made.
+pub(super) unsafe extern "C" fn object_allocated(
+    this: *mut c_void,
+    allocated: usize,
+    class: usize,
+) -> i32 {
     // SAFETY: `this` is the object it was called on.
     let instance = &unsafe { object(this) }.instance;
     if instance.is_listening() && instance.is_told_of_large() {
@@ -244,8 +258,8 @@ pub(super) unsafe extern "C" fn object_allocated(this: *mut c_void, allocated: u
     S_OK
 }
 
-/// The callback every event goes through. Its own frame is the first of an allocation's stack: registers are captured here, and
-/// `registers` keeps the frame alive until the copy is made.
+/// The callback every event goes through. Its own frame is the first of an allocation's stack:
+/// registers are captured here, and `registers` keeps the frame alive until the copy is made.
 pub(super) unsafe extern "C" fn event_pipe_event_delivered(
     this: *mut c_void,
     provider: usize,

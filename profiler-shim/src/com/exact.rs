@@ -1,9 +1,12 @@
-//! The profiler of exact mode as a COM object: its table of callbacks, and thunks that turn raw arguments into safe ones. It lives as long as
-//! the process: the runtime lets no profiler go that sees allocations (0x80131372).
+//! The profiler of exact mode as a COM object: its table of callbacks, and thunks that turn raw
+//! arguments into safe ones. It lives as long as the process: the runtime lets no profiler go that
+//! sees allocations (0x80131372).
 //!
-//! It has a guest, the profiler that tells of names, events and chosen objects: the runtime was to load that beside it as a notification-only one, and is told
-//! that it does not want to be. For each object the runtime goes through all its 32 places for such profilers as soon as one of them is taken
-//! (`ProfControlBlock::DoProfilerCallback`, inc/profilepriv.inl): a sixth of all that exact mode cost on .NET 10. What the guest would be called for is passed on to it here.
+//! It has a guest, the profiler that tells of names, events and chosen objects: the runtime was to
+//! load that beside it as a notification-only one, and is told that it does not want to be. For
+//! each object the runtime goes through all its 32 places for such profilers as soon as one of them
+//! is taken (`ProfControlBlock::DoProfilerCallback`, inc/profilepriv.inl): a sixth of all that
+//! exact mode cost on .NET 10. What the guest would be called for is passed on to it here.
 
 use super::callback;
 use super::guid::{CALLBACKS, Guid};
@@ -94,7 +97,8 @@ fn guest() -> Option<*mut c_void> {
 macro_rules! pass_on {
     ($callback:ident($($argument:expr),*)) => {
         match guest() {
-            // SAFETY: an object of which a reference is held for ever (`takes_in`); the arguments are the runtime's.
+            // SAFETY: an object of which a reference is held for ever (`takes_in`); the arguments
+            // are the runtime's.
             Some(guest) => unsafe { callback::$callback(guest $(, $argument)*) },
             None => S_OK,
         }
@@ -122,7 +126,9 @@ extern "C" fn keep_time(this: *mut c_void) -> *mut c_void {
 
 unsafe extern "C" fn initialize(this: *mut c_void, unknown: *mut c_void) -> i32 {
     // SAFETY: an interface pointer of the runtime's.
-    let Some(info) = (unsafe { Info::query(unknown) }) else { return CORPROF_E_PROFILER_CANCEL_ACTIVATION };
+    let Some(info) = (unsafe { Info::query(unknown) }) else {
+        return CORPROF_E_PROFILER_CANCEL_ACTIVATION;
+    };
     // SAFETY: `this` is the object it was called on.
     if !unsafe { exact(this) }.set_up(info) {
         info.release();
@@ -132,9 +138,9 @@ unsafe extern "C" fn initialize(this: *mut c_void, unknown: *mut c_void) -> i32 
     HOST.store(this.addr(), Ordering::Release);
     // SAFETY: as above.
     unsafe { exact(this) }.start_session();
-    // Never joined: it ends with the process. Without it lifetimes in time are 0, and counts of a process that is killed end with its last
-    // collection; nothing else depends on it.
-    // SAFETY: `keep_time` expects the object, which lives for ever.
+    // Never joined: it ends with the process. Without it lifetimes in time are 0, and counts of a
+    // process that is killed end with its last collection; nothing else depends on it. SAFETY:
+    // `keep_time` expects the object, which lives for ever.
     unsafe { syscall::spawn(keep_time, this) };
     S_OK
 }
@@ -165,11 +171,20 @@ unsafe extern "C" fn thread_destroyed(_: *mut c_void, thread: usize) -> i32 {
     pass_on!(thread_destroyed(thread))
 }
 
-unsafe extern "C" fn thread_assigned_to_os_thread(_: *mut c_void, thread: usize, os_thread: u32) -> i32 {
+unsafe extern "C" fn thread_assigned_to_os_thread(
+    _: *mut c_void,
+    thread: usize,
+    os_thread: u32,
+) -> i32 {
     pass_on!(thread_assigned_to_os_thread(thread, os_thread))
 }
 
-unsafe extern "C" fn thread_name_changed(_: *mut c_void, thread: usize, count: u32, name: *const u16) -> i32 {
+unsafe extern "C" fn thread_name_changed(
+    _: *mut c_void,
+    thread: usize,
+    count: u32,
+    name: *const u16,
+) -> i32 {
     pass_on!(thread_name_changed(thread, count, name))
 }
 
@@ -194,7 +209,8 @@ unsafe extern "C" fn object_allocated(this: *mut c_void, object: usize, class: u
     S_OK
 }
 
-/// What is left to be done about one object in many. Away from the callback, which so keeps no registers for it.
+/// What is left to be done about one object in many. Away from the callback, which so keeps no
+/// registers for it.
 #[cold]
 #[inline(never)]
 fn note(exact: &Exact, object: usize, class: usize) {
@@ -240,9 +256,11 @@ pub(crate) fn named(class: usize, module_id: usize, name: &str, module: &str) {
     }
 }
 
-/// Takes in a profiler that the runtime is about to load beside exact mode: it is called from here on, by way of the runtime's interface for exact mode, and
-/// tells of the objects that are chosen here instead of those that the runtime would choose, which would cost each object more than all that is done
-/// here. False without exact mode, or when there is a guest already. If true the runtime is to be told that it is not wanted.
+/// Takes in a profiler that the runtime is about to load beside exact mode: it is called from here
+/// on, by way of the runtime's interface for exact mode, and tells of the objects that are chosen
+/// here instead of those that the runtime would choose, which would cost each object more than all
+/// that is done here. False without exact mode, or when there is a guest already. If true the
+/// runtime is to be told that it is not wanted.
 pub(super) fn takes_in(wanted: &Object, owner: u64) -> bool {
     // Acquire: pairs with the release in `initialize`.
     let host = HOST.load(Ordering::Acquire);
@@ -257,7 +275,8 @@ pub(super) fn takes_in(wanted: &Object, owner: u64) -> bool {
     }
     // For ever: threads may be on their way to it whenever it leaves.
     wanted.add_ref();
-    // Release: pairs with the acquire in `guest`; what it needs is set up. The runtime loads profilers one after the other.
+    // Release: pairs with the acquire in `guest`; what it needs is set up. The runtime loads
+    // profilers one after the other.
     GUEST.store((&raw const *wanted).addr(), Ordering::Release);
     wanted.instance.set_listening(true);
     wanted.instance.start_session(info);
@@ -288,13 +307,18 @@ unsafe extern "C" fn garbage_collection_finished(this: *mut c_void) -> i32 {
     pass_on!(garbage_collection_finished())
 }
 
-unsafe extern "C" fn finalizeable_object_queued(this: *mut c_void, _flags: u32, object: usize) -> i32 {
+unsafe extern "C" fn finalizeable_object_queued(
+    this: *mut c_void,
+    _flags: u32,
+    object: usize,
+) -> i32 {
     // SAFETY: `this` is the object it was called on.
     unsafe { exact(this) }.waits_for_finalizer(object);
     S_OK
 }
 
-/// Its answer ends the walk through all living objects that the runtime makes after each collection.
+/// Its answer ends the walk through all living objects that the runtime makes after each
+/// collection.
 unsafe extern "C" fn object_references(
     this: *mut c_void,
     _object: usize,
@@ -322,7 +346,11 @@ unsafe extern "C" fn root_references2(
     let kinds = unsafe { slice(kinds, count) };
     // SAFETY: as many flags.
     let flags = unsafe { slice(flags, count) };
-    let roots = objects.iter().zip(kinds).zip(flags).map(|((object, kind), flags)| (*object, *kind, *flags));
+    let roots = objects
+        .iter()
+        .zip(kinds)
+        .zip(flags)
+        .map(|((object, kind), flags)| (*object, *kind, *flags));
     // SAFETY: `this` is the object it was called on.
     unsafe { exact(this) }.rooted(roots);
     S_OK
@@ -358,7 +386,8 @@ unsafe extern "C" fn surviving_references2(
     // SAFETY: as many lengths.
     let bytes = unsafe { slice(bytes, count) };
     // SAFETY: `this` is the object it was called on.
-    unsafe { exact(this) }.survived(start.iter().zip(bytes).map(|(start, bytes)| (*start, *start, *bytes)));
+    unsafe { exact(this) }
+        .survived(start.iter().zip(bytes).map(|(start, bytes)| (*start, *start, *bytes)));
     S_OK
 }
 

@@ -1,4 +1,5 @@
-//! The library's two exports and its class factories, one for each profiler in it. They have no state and are never freed.
+//! The library's two exports and its class factories, one for each profiler in it. They have no
+//! state and are never freed.
 
 use super::guid::{CLASS, EXACT_CLASS, Guid, ICLASS_FACTORY};
 use super::hresult::{CLASS_E_NOAGGREGATION, E_NOINTERFACE, E_OUTOFMEMORY, S_FALSE, S_OK};
@@ -20,10 +21,17 @@ struct Factory {
     table: &'static FactoryTable,
 }
 
-type CreateInstance = unsafe extern "C" fn(*mut c_void, *mut c_void, *const Guid, *mut *mut c_void) -> i32;
+type CreateInstance =
+    unsafe extern "C" fn(*mut c_void, *mut c_void, *const Guid, *mut *mut c_void) -> i32;
 
 const fn table(create_instance: CreateInstance) -> FactoryTable {
-    FactoryTable { query_interface, add_ref: not_counted, release: not_counted, create_instance, lock_server }
+    FactoryTable {
+        query_interface,
+        add_ref: not_counted,
+        release: not_counted,
+        create_instance,
+        lock_server,
+    }
 }
 
 static TABLE: FactoryTable = table(create_instance);
@@ -38,7 +46,8 @@ fn pointer(factory: &'static Factory) -> *mut c_void {
 /// Hands out the class factory.
 ///
 /// # Safety
-/// `class` and `interface` point to GUIDs and `out` to a pointer, or are null: what the runtime passes.
+/// `class` and `interface` point to GUIDs and `out` to a pointer, or are null: what the runtime
+/// passes.
 #[cfg_attr(all(feature = "freestanding", not(test)), unsafe(export_name = "DllGetClassObject"))]
 pub unsafe extern "C" fn dll_get_class_object(
     class: *const Guid,
@@ -84,7 +93,8 @@ unsafe extern "C" fn create_instance(
     let this = object.as_ptr().cast();
     // SAFETY: a fresh object; the other arguments are the runtime's.
     let answer = unsafe { callback::query_interface(this, interface, out) };
-    // SAFETY: gives up the reference `create` made; the runtime's own keeps the object, if it took one.
+    // SAFETY: gives up the reference `create` made; the runtime's own keeps the object, if it took
+    // one.
     unsafe { callback::release(this) };
     answer
 }

@@ -1,5 +1,6 @@
-//! Calls into the runtime: ICorProfilerInfo12 to 15, by slot. The interfaces extend one another, so the newest pointer serves all
-//! slots of the older ones; slots newer than 12 are guarded by the interface's number.
+//! Calls into the runtime: ICorProfilerInfo12 to 15, by slot. The interfaces extend one another, so
+//! the newest pointer serves all slots of the older ones; slots newer than 12 are guarded by the
+//! interface's number.
 
 use super::guid::{Guid, IMETADATA_IMPORT2, INFOS};
 use super::hresult::{E_FAIL, S_OK};
@@ -41,7 +42,8 @@ macro_rules! invoke {
 }
 pub(super) use invoke;
 
-/// The runtime's interface. Held from Initialize until the object goes; calls are safe as long as the instance lives.
+/// The runtime's interface. Held from Initialize until the object goes; calls are safe as long as
+/// the instance lives.
 #[derive(Clone, Copy)]
 pub struct Info {
     pointer: *mut c_void,
@@ -56,13 +58,14 @@ pub struct Mask {
 }
 
 impl Mask {
-    /// MODULE_LOADS (for unloads), THREADS; DYNAMIC_FUNCTION_UNLOADS, BASIC_GC, EVENT_PIPE. All may be set after an attach and by a
-    /// notification-only profiler.
+    /// MODULE_LOADS (for unloads), THREADS; DYNAMIC_FUNCTION_UNLOADS, BASIC_GC, EVENT_PIPE. All may
+    /// be set after an attach and by a notification-only profiler.
     pub const OURS: Self = Self { low: 0x4 | 0x200, high: 0x4 | 0x10 | 0x80 };
     /// The same, and LARGEOBJECT_ALLOCATED, for which the same is true.
     pub const OURS_AND_LARGE: Self = Self { low: Self::OURS.low, high: Self::OURS.high | 0x40 };
-    /// For a main profiler at the start of the process: all of ours, for its guest (`com/exact.rs`), GC, OBJECT_ALLOCATED and what that needs
-    /// (ENABLE_OBJECT_ALLOCATED), SUSPENDS. GC turns background collections off for good (vm/profilinghelper.cpp).
+    /// For a main profiler at the start of the process: all of ours, for its guest
+    /// (`com/exact.rs`), GC, OBJECT_ALLOCATED and what that needs (ENABLE_OBJECT_ALLOCATED),
+    /// SUSPENDS. GC turns background collections off for good (vm/profilinghelper.cpp).
     pub const EXACT: Self =
         Self { low: Self::EXACT_WITHOUT_GC.low | 0x80, high: Self::EXACT_WITHOUT_GC.high };
     /// The same while nobody needs to hear of survivors.
@@ -94,7 +97,8 @@ pub enum Provider {
 
 const RUNTIME_PROVIDER: [u16; 32] = units(b"Microsoft-Windows-DotNETRuntime");
 const COUNTERS_PROVIDER: [u16; 15] = units(b"System.Runtime");
-/// `CounterGroup` of System.Private.CoreLib has no counters read without a number of seconds in this argument.
+/// `CounterGroup` of System.Private.CoreLib has no counters read without a number of seconds in
+/// this argument.
 const EACH_SECOND: [u16; 26] = units(b"EventCounterIntervalSec=1");
 
 /// An ASCII text and zeros behind it.
@@ -140,7 +144,8 @@ pub struct Module {
     pub assembly: usize,
     /// Whether it can be unloaded.
     pub collectible: bool,
-    /// Whether `base` is that of the file's content, as an array of bytes has it: no code is in there, and what is behind its end is somebody else's.
+    /// Whether `base` is that of the file's content, as an array of bytes has it: no code is in
+    /// there, and what is behind its end is somebody else's.
     pub flat: bool,
 }
 
@@ -155,7 +160,8 @@ pub struct Class {
     pub arguments: Arguments,
 }
 
-/// Type arguments that are asked for, of all levels of a nested type together. The largest the framework has are the 17 of `Func`.
+/// Type arguments that are asked for, of all levels of a nested type together. The largest the
+/// framework has are the 17 of `Func`.
 const MOST_ARGUMENTS: usize = 32;
 
 /// Type arguments: ClassIDs. More than fit are told as the count only.
@@ -177,7 +183,8 @@ impl Arguments {
 const VARIABLE_BYTES: usize = LOCK_PATH_BYTES + 2;
 
 impl Info {
-    /// The newest interface the runtime has, from the one it passes to Initialize; `None` below Info12 (.NET 5).
+    /// The newest interface the runtime has, from the one it passes to Initialize; `None` below
+    /// Info12 (.NET 5).
     ///
     /// # Safety
     /// `unknown` is a live interface pointer or null.
@@ -187,7 +194,8 @@ impl Info {
         }
         for (guid, level) in &INFOS {
             let mut pointer = null_mut();
-            let answer = invoke!(unknown, 0, (*const Guid, *mut *mut c_void), guid, &raw mut pointer);
+            let answer =
+                invoke!(unknown, 0, (*const Guid, *mut *mut c_void), guid, &raw mut pointer);
             if answer == S_OK && !pointer.is_null() {
                 return Some(Self { pointer, level: *level });
             }
@@ -220,7 +228,8 @@ impl Info {
         invoke!(self.pointer, 2, ());
     }
 
-    /// Runtime version (major, minor, build) and the CLR's instance id; zeroes where it does not say.
+    /// Runtime version (major, minor, build) and the CLR's instance id; zeroes where it does not
+    /// say.
     #[must_use]
     pub fn runtime(self) -> (u16, u16, u16, u16) {
         let (mut clr, mut major, mut minor, mut build, mut qfe) = (0u16, 0u16, 0u16, 0u16, 0u16);
@@ -242,7 +251,8 @@ impl Info {
         (major, minor, build, clr)
     }
 
-    /// The owner the environment names, 0 for none. Asked of the runtime (Info11): there is no libc here to ask.
+    /// The owner the environment names, 0 for none. Asked of the runtime (Info11): there is no libc
+    /// here to ask.
     #[must_use]
     pub fn owner_in_environment(self) -> u64 {
         let mut bytes = [0; VARIABLE_BYTES];
@@ -255,7 +265,8 @@ impl Info {
         core::ffi::CStr::from_bytes_until_nul(bytes).unwrap_or_default()
     }
 
-    /// What a variable of the environment says, of which the runtime has a copy. `bytes` are zeroes before, and behind it.
+    /// What a variable of the environment says, of which the runtime has a copy. `bytes` are zeroes
+    /// before, and behind it.
     #[inline(never)]
     fn variable<'a>(self, name: &str, bytes: &'a mut [u8; VARIABLE_BYTES]) -> &'a [u8] {
         let mut wide = [0u16; 32];
@@ -290,14 +301,20 @@ impl Info {
         ok(invoke!(self.pointer, 82, (u32, u32), mask.low, mask.high))
     }
 
-    /// Starts a session on the runtime's provider, and if asked on that of its counters, which are then told once a second.
+    /// Starts a session on the runtime's provider, and if asked on that of its counters, which are
+    /// then told once a second.
     ///
     /// # Errors
     /// The runtime's refusal.
     pub fn start_session(self, keywords: u64, level: u32, with_counters: bool) -> Result<u64, i32> {
         // Counters belong to no keyword and are told at any level.
         let configs = [
-            ProviderConfig { name: RUNTIME_PROVIDER.as_ptr(), keywords, level, filter: core::ptr::null() },
+            ProviderConfig {
+                name: RUNTIME_PROVIDER.as_ptr(),
+                keywords,
+                level,
+                filter: core::ptr::null(),
+            },
             ProviderConfig {
                 name: COUNTERS_PROVIDER.as_ptr(),
                 keywords: 0,
@@ -364,12 +381,14 @@ impl Info {
         (answer == S_OK && os_thread != 0).then_some(os_thread)
     }
 
-    /// Calls `each` for every object in the heap, while the world stands still. False: the runtime refuses, or cannot (before .NET 9).
+    /// Calls `each` for every object in the heap, while the world stands still. False: the runtime
+    /// refuses, or cannot (before .NET 9).
     #[must_use]
     pub fn each_object<F: FnMut(usize)>(self, mut each: F) -> bool {
         type Callback = extern "C" fn(usize, *mut c_void) -> i32;
         let state = (&raw mut each).cast::<c_void>();
-        self.level >= 15 && invoke!(self.pointer, 114, (Callback, *mut c_void), hand_on::<F>, state) == S_OK
+        self.level >= 15
+            && invoke!(self.pointer, 114, (Callback, *mut c_void), hand_on::<F>, state) == S_OK
     }
 
     /// Calls `each` for every managed thread, at most 4096.
@@ -440,7 +459,8 @@ impl Info {
             name.as_mut_ptr()
         );
         ok(answer)?;
-        // SAFETY: the runtime's own copy of the signature, which lives as long as the method; the gate keeps it for this look-up.
+        // SAFETY: the runtime's own copy of the signature, which lives as long as the method; the
+        // gate keeps it for this look-up.
         Ok((module, unsafe { super::metadata::blob(signature, bytes) }))
     }
 
@@ -472,7 +492,8 @@ impl Info {
     /// Module, token and type arguments of a class.
     ///
     /// # Errors
-    /// The runtime's refusal; 0x80131366 for what is no class (pointers, by-refs, function pointers).
+    /// The runtime's refusal; 0x80131366 for what is no class (pointers, by-refs, function
+    /// pointers).
     pub fn class(self, class: usize) -> Result<Class, i32> {
         let mut found = Class::default();
         let (mut parent, mut count) = (0usize, 0u32);
@@ -626,7 +647,8 @@ impl Runtime for Info {
     fn generations(&self, to: &[AtomicU64]) -> usize {
         let most = u32::try_from(to.len() / 4).unwrap_or(0);
         let mut count = 0u32;
-        // COR_PRF_GC_GENERATION_RANGE: generation (4 bytes and 4 of padding), first address, bytes, bytes reserved.
+        // COR_PRF_GC_GENERATION_RANGE: generation (4 bytes and 4 of padding), first address, bytes,
+        // bytes reserved.
         let answer = invoke!(
             self.pointer,
             54,
@@ -652,19 +674,22 @@ impl Runtime for Info {
 
     #[inline]
     fn word(&self, address: usize) -> u64 {
-        // SAFETY: the first two words of an object, or the first of its method table; the caller says that nothing can free them now.
+        // SAFETY: the first two words of an object, or the first of its method table; the caller
+        // says that nothing can free them now.
         unsafe { core::ptr::with_exposed_provenance::<u64>(address).read() }
     }
 }
 
 extern "C" fn hand_on<F: FnMut(usize)>(object: usize, each: *mut c_void) -> i32 {
-    // SAFETY: `Info::each_object` passes its own closure, which lives until the runtime has gone through all, and nobody else uses meanwhile.
+    // SAFETY: `Info::each_object` passes its own closure, which lives until the runtime has gone
+    // through all, and nobody else uses meanwhile.
     unsafe { (*each.cast::<F>())(object) };
     // TRUE: go on.
     1
 }
 
-/// Goes through an ICorProfilerThreadEnum or ICorProfilerModuleEnum (the same slots) and releases it.
+/// Goes through an ICorProfilerThreadEnum or ICorProfilerModuleEnum (the same slots) and releases
+/// it.
 fn each_of(list: *mut c_void, mut each: impl FnMut(usize)) {
     for _ in 0..4096 {
         let (mut element, mut fetched) = (0usize, 0u32);
@@ -685,7 +710,8 @@ impl Handles for Info {
     fn create(&self, address: usize) -> Option<usize> {
         let mut handle = 0usize;
         // 1: COR_PRF_HANDLE_TYPE_WEAK.
-        let answer = invoke!(self.pointer, 108, (usize, u32, *mut usize), address, 1, &raw mut handle);
+        let answer =
+            invoke!(self.pointer, 108, (usize, u32, *mut usize), address, 1, &raw mut handle);
         (answer == S_OK && handle != 0).then_some(handle)
     }
 

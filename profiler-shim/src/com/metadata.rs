@@ -11,7 +11,8 @@ pub struct Metadata {
 /// A blob the runtime owns, as bytes; at most 64 KiB of it.
 ///
 /// # Safety
-/// `pointer` is null or points to `bytes` bytes that do not change; the caller does not use them after the look-up.
+/// `pointer` is null or points to `bytes` bytes that do not change; the caller does not use them
+/// after the look-up.
 pub(super) unsafe fn blob(pointer: *const u8, bytes: u32) -> &'static [u8] {
     if pointer.is_null() {
         return &[];
@@ -98,12 +99,24 @@ impl Metadata {
     /// A method's declaring type, name and signature.
     #[must_use]
     pub fn method(&self, token: u32, name: &mut Name) -> Option<(u32, &'static [u8])> {
-        let (mut class, mut needed, mut attributes, mut rva, mut flags) = (0u32, 0u32, 0u32, 0u32, 0u32);
+        let (mut class, mut needed, mut attributes, mut rva, mut flags) =
+            (0u32, 0u32, 0u32, 0u32, 0u32);
         let (mut signature, mut bytes) = (core::ptr::null::<u8>(), 0u32);
         let answer = invoke!(
             self.pointer,
             30,
-            (u32, *mut u32, *mut u16, u32, *mut u32, *mut u32, *mut *const u8, *mut u32, *mut u32, *mut u32),
+            (
+                u32,
+                *mut u32,
+                *mut u16,
+                u32,
+                *mut u32,
+                *mut u32,
+                *mut *const u8,
+                *mut u32,
+                *mut u32,
+                *mut u32
+            ),
             token,
             &raw mut class,
             name.as_mut_ptr(),

@@ -1,5 +1,5 @@
-//! The boundary to the runtime, in both directions: COM by hand. Thunks of a few lines, safe code behind them.
-//! Interfaces and slot numbers: dotnet/runtime `src/coreclr/inc/corprof.idl`, `cor.h`.
+//! The boundary to the runtime, in both directions: COM by hand. Thunks of a few lines, safe code
+//! behind them. Interfaces and slot numbers: dotnet/runtime `src/coreclr/inc/corprof.idl`, `cor.h`.
 
 pub mod callback;
 pub mod exact;

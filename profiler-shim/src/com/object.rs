@@ -75,10 +75,12 @@ impl Object {
         (before.wrapping_sub(1), before == 1)
     }
 
-    /// Starts the service thread. The last thing of a successful Initialize: failing one unmaps the library under the thread.
+    /// Starts the service thread. The last thing of a successful Initialize: failing one unmaps the
+    /// library under the thread.
     pub fn start_thread(&self) -> bool {
         let this = (&raw const *self).cast_mut().cast::<c_void>();
-        // SAFETY: `service_main` expects an object; the thread is joined before it goes (`join_thread`).
+        // SAFETY: `service_main` expects an object; the thread is joined before it goes
+        // (`join_thread`).
         let Some(thread) = (unsafe { syscall::spawn(service_main, this) }) else { return false };
         // Release: pairs with the swap in `join_thread`.
         self.thread.store(thread, Ordering::Release);
@@ -89,7 +91,8 @@ impl Object {
     pub fn join_thread(&self) {
         let thread: Thread = self.thread.swap(0, Ordering::AcqRel);
         if thread != 0 {
-            // SAFETY: from `spawn`; the swap makes sure of once; only the runtime's detaching thread calls this.
+            // SAFETY: from `spawn`; the swap makes sure of once; only the runtime's detaching
+            // thread calls this.
             unsafe { syscall::join(thread) };
         }
     }

@@ -1,13 +1,16 @@
-//! What every object here has in common: how it answers to the names of its interfaces, and how raw arguments are read.
+//! What every object here has in common: how it answers to the names of its interfaces, and how raw
+//! arguments are read.
 
 use super::guid::{Guid, IUNKNOWN};
 use super::hresult::{E_NOINTERFACE, E_POINTER, S_OK};
 use core::ffi::c_void;
 
-/// IUnknown::QueryInterface of an object whose interfaces are all at one address. Counts no reference.
+/// IUnknown::QueryInterface of an object whose interfaces are all at one address. Counts no
+/// reference.
 ///
 /// # Safety
-/// `interface` points to a GUID and `out` to a place for a pointer, or they are null: what the runtime passes.
+/// `interface` points to a GUID and `out` to a place for a pointer, or they are null: what the
+/// runtime passes.
 #[inline(never)]
 pub(super) unsafe fn query(
     this: *mut c_void,
@@ -18,7 +21,9 @@ pub(super) unsafe fn query(
     // SAFETY: the caller's promise.
     let interface = unsafe { interface.as_ref() };
     // SAFETY: the caller's promise.
-    let (Some(interface), Some(out)) = (interface, unsafe { out.as_mut() }) else { return E_POINTER };
+    let (Some(interface), Some(out)) = (interface, unsafe { out.as_mut() }) else {
+        return E_POINTER;
+    };
     if *interface != IUNKNOWN && !interfaces.contains(interface) {
         return E_NOINTERFACE;
     }

@@ -13,8 +13,8 @@ pub struct Vtable([*const (); SLOTS]);
 // SAFETY: code addresses, never changed.
 unsafe impl Sync for Vtable {}
 
-/// For every callback we do not care about: the caller cleans up its arguments (System V ABI), so one function without any
-/// serves all signatures.
+/// For every callback we do not care about: the caller cleans up its arguments (System V ABI), so
+/// one function without any serves all signatures.
 pub(super) extern "C" fn ignored() -> i32 {
     S_OK
 }

@@ -1,15 +1,18 @@
-//! Which objects get a stack: chance chooses each byte with the same probability as the runtime's own sampling does (.NET 10, AllocationSampled), so what
-//! is chosen stands for as much. Until the next chosen byte a thread only counts down.
+//! Which objects get a stack: chance chooses each byte with the same probability as the runtime's
+//! own sampling does (.NET 10, AllocationSampled), so what is chosen stands for as much. Until the
+//! next chosen byte a thread only counts down.
 
 use crate::repeat::mix;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes between two chosen ones, on average: 102,400 (`docs/design/features/RandomizedAllocationSampling.md` of dotnet/runtime), times ln 2.
+/// Bytes between two chosen ones, on average: 102,400
+/// (`docs/design/features/RandomizedAllocationSampling.md` of dotnet/runtime), times ln 2.
 const MEAN_LN_2: u64 = 70_978;
 /// Fraction bits of a logarithm.
 const BITS: u32 = 12;
 
-/// The countdown of one thread: bytes left, and the state of its random numbers, 0 before the first.
+/// The countdown of one thread: bytes left, and the state of its random numbers, 0 before the
+/// first.
 #[derive(Clone, Copy)]
 pub struct Chance<'a> {
     /// Bytes that are not chosen.
@@ -61,7 +64,8 @@ fn distance(state: &mut u64) -> u64 {
     (u64::from(u64::BITS) << BITS).wrapping_sub(log2(uniform)).wrapping_mul(MEAN_LN_2) >> BITS
 }
 
-/// The logarithm to the base 2, in steps of 2^-[`BITS`]: a bit of it for each time the mantissa, squared, reaches 2.
+/// The logarithm to the base 2, in steps of 2^-[`BITS`]: a bit of it for each time the mantissa,
+/// squared, reaches 2.
 fn log2(value: u64) -> u64 {
     let zeros = value.leading_zeros();
     let mut mantissa = (value << zeros) >> 32;

@@ -1,5 +1,6 @@
-//! What threads have allocated since the last collection: entries in chunks, each of which one thread fills. All chunks are free again
-//! after a collection, which has then sorted their objects into the dead and the living.
+//! What threads have allocated since the last collection: entries in chunks, each of which one
+//! thread fills. All chunks are free again after a collection, which has then sorted their objects
+//! into the dead and the living.
 
 use super::chance::Chance;
 use super::table::{Run, Table};
@@ -109,7 +110,8 @@ impl Place<'_> {
         let [place, what] = entry.words();
         self.place.store(place, Ordering::Relaxed);
         self.what.store(what, Ordering::Relaxed);
-        // Release: pairs with the acquire in `each_chunk`, which runs beside this thread when it counts only.
+        // Release: pairs with the acquire in `each_chunk`, which runs beside this thread when it
+        // counts only.
         self.count.store(self.used.wrapping_add(1), Ordering::Release);
     }
 }
@@ -124,8 +126,9 @@ pub struct Chunks {
     epoch: AtomicU64,
 }
 
-/// What is known of one thread: its control block, chunk and the epoch of that, the class it met last, what is known of it and in which epoch; its
-/// countdown to the next stack. Its words are its thread's alone.
+/// What is known of one thread: its control block, chunk and the epoch of that, the class it met
+/// last, what is known of it and in which epoch; its countdown to the next stack. Its words are its
+/// thread's alone.
 #[derive(Clone, Copy)]
 pub struct Slot(&'static [AtomicU64; SLOT_WORDS]);
 
@@ -146,7 +149,8 @@ impl Slot {
     #[must_use]
     pub fn known(self, class: usize, epoch: u64) -> Option<Class> {
         let [_, _, _, last, info, at, ..] = self.0;
-        let same = last.load(Ordering::Relaxed) == class as u64 && at.load(Ordering::Relaxed) == epoch;
+        let same =
+            last.load(Ordering::Relaxed) == class as u64 && at.load(Ordering::Relaxed) == epoch;
         same.then(|| Class::from_word(info.load(Ordering::Relaxed)))
     }
 
@@ -223,7 +227,8 @@ impl Chunks {
         None
     }
 
-    /// Where this thread's next entry goes; `None` when its chunk is full or a collection has taken it.
+    /// Where this thread's next entry goes; `None` when its chunk is full or a collection has taken
+    /// it.
     #[inline]
     pub fn place(&self, slot: Slot) -> Option<Place<'_>> {
         let [_, chunk, epoch, ..] = slot.0;
@@ -248,7 +253,9 @@ impl Chunks {
     /// Notes an object. False when there is no memory.
     #[inline(never)]
     pub fn push(&self, slot: Slot, entry: Entry) -> bool {
-        let Some(place) = self.place(slot).or_else(|| self.place_in_new(slot)) else { return false };
+        let Some(place) = self.place(slot).or_else(|| self.place_in_new(slot)) else {
+            return false;
+        };
         place.fill(entry);
         true
     }
@@ -269,8 +276,11 @@ impl Chunks {
     #[inline]
     fn each_chunk(&self, mut each: impl FnMut(&AtomicU64, &[AtomicU64])) {
         // Relaxed: what is in a chunk is ordered by its count.
-        let chunks =
-            self.words.words().chunks_exact(CHUNK_WORDS).take(self.used.load(Ordering::Relaxed) as usize);
+        let chunks = self
+            .words
+            .words()
+            .chunks_exact(CHUNK_WORDS)
+            .take(self.used.load(Ordering::Relaxed) as usize);
         for chunk in chunks {
             let Some(chunk) = chunk.first_chunk::<CHUNK_WORDS>() else { continue };
             let [count, counted, entries @ ..] = chunk;
@@ -300,14 +310,16 @@ impl Chunks {
         });
     }
 
-    /// Counts what is not counted yet. Beside running threads: what they note meanwhile is counted the next time.
+    /// Counts what is not counted yet. Beside running threads: what they note meanwhile is counted
+    /// the next time.
     pub fn count_all(&self, table: &Table) {
         let mut sums = Sums::default();
         self.each_entry(true, |entry, _| sums.add(table, entry));
         sums.end(table);
     }
 
-    /// Counts what is not counted yet, hands every object to `each`, and forgets them all. While the world stands still.
+    /// Counts what is not counted yet, hands every object to `each`, and forgets them all. While
+    /// the world stands still.
     pub fn take_all(&self, table: &Table, mut each: impl FnMut(Entry)) {
         let mut sums = Sums::default();
         self.each_entry(false, |entry, is_counted| {
@@ -389,7 +401,8 @@ mod tests {
 
     #[test]
     fn each_object_is_counted_once_whenever_that_is() {
-        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
+        let table =
+            Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
         let chunks = Chunks::new().unwrap();
         let (first, second) = (chunks.slot(0x1000).unwrap(), chunks.slot(0x2000).unwrap());
         let push = |slot, n: usize| {

@@ -1,5 +1,6 @@
-//! ClassIDs → rows of the table. Any thread finds and adds without a lock. After an unload a class may be another one at the same address:
-//! each is then compared with what it was when it is met again.
+//! ClassIDs → rows of the table. Any thread finds and adds without a lock. After an unload a class
+//! may be another one at the same address: each is then compared with what it was when it is met
+//! again.
 
 use super::Runtime;
 use super::table::Table;
@@ -12,7 +13,8 @@ const SLOTS: usize = 65_536;
 const SLOT_WORDS: usize = 4;
 const PROBES: u64 = 64;
 
-/// What the allocation callback needs of a class, in one word: row (19 bits), flags (3), bytes that an object stands for beyond its own (10), size / 8 (upper half). 0: nothing.
+/// What the allocation callback needs of a class, in one word: row (19 bits), flags (3), bytes that
+/// an object stands for beyond its own (10), size / 8 (upper half). 0: nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Class(u64);
 
@@ -25,7 +27,8 @@ const FIXED: u64 = 1 << 21;
 /// Where [`Class::silent_bytes`] are.
 const SILENT: u32 = 22;
 const SILENT_BITS: u64 = 0x3ff << SILENT;
-/// What an object stands for beyond itself at most: one in 200 gets a stack then. What code does changes, and how many it tells of is known only after the next collection.
+/// What an object stands for beyond itself at most: one in 200 gets a stack then. What code does
+/// changes, and how many it tells of is known only after the next collection.
 const MOST_SILENT_BYTES: u64 = 512;
 
 impl Class {
@@ -61,8 +64,9 @@ impl Class {
         self.0 & DESCRIBED != 0
     }
 
-    /// Bytes of objects that nobody was told of ([`super::unseen`]) for each object of this class that somebody was told of, as far as chance takes them for that
-    /// object's: else hardly any would have a stack.
+    /// Bytes of objects that nobody was told of ([`super::unseen`]) for each object of this class
+    /// that somebody was told of, as far as chance takes them for that object's: else hardly any
+    /// would have a stack.
     #[inline]
     #[must_use]
     pub fn silent_bytes(self) -> u64 {
@@ -159,12 +163,14 @@ impl Classes {
         while found != 0 {
             let known = identity.load(Ordering::Acquire);
             // Without an identity it is being described, by whoever met it first.
-            let is_same =
-                epoch.load(Ordering::Acquire) == now || known == 0 || runtime.identity(class).0 == known;
+            let is_same = epoch.load(Ordering::Acquire) == now
+                || known == 0
+                || runtime.identity(class).0 == known;
             if !is_same {
                 break;
             }
-            // What made it look the same may be of another class that somebody has just put in its place: these stores are behind that of the word.
+            // What made it look the same may be of another class that somebody has just put in its
+            // place: these stores are behind that of the word.
             let again = info.load(Ordering::Acquire);
             if again == found {
                 epoch.store(now, Ordering::Release);
@@ -173,21 +179,26 @@ impl Classes {
             found = again;
         }
         let new = Class::new(table.new_type(class));
-        // Two threads that meet it at once have a row each, of the same name; the later one is used from then on.
+        // Two threads that meet it at once have a row each, of the same name; the later one is used
+        // from then on.
         info.store(new.word(), Ordering::Release);
         identity.store(0, Ordering::Release);
         epoch.store(now, Ordering::Release);
         Found { class: new, is_new: true }
     }
 
-    /// Notes how many bytes there are that nobody was told of for each object of a class that somebody was told of, if it is still that of this row. True when
-    /// that is another number than before.
+    /// Notes how many bytes there are that nobody was told of for each object of a class that
+    /// somebody was told of, if it is still that of this row. True when that is another number than
+    /// before.
     pub fn stands_for(&self, class: usize, row: usize, silent_bytes: u64) -> bool {
         let Some([_, info, ..]) = self.slot(class) else { return false };
         let known = Class(info.load(Ordering::Acquire));
         let before = known.silent_bytes();
         let silent_bytes = silent_bytes.min(MOST_SILENT_BYTES);
-        if known.row() != row || !known.is_described() || silent_bytes.abs_diff(before) <= before / 4 {
+        if known.row() != row
+            || !known.is_described()
+            || silent_bytes.abs_diff(before) <= before / 4
+        {
             return false;
         }
         let now = known.with_silent_bytes(silent_bytes).word();
@@ -195,7 +206,13 @@ impl Classes {
     }
 
     /// Notes what is known of a class by now; `size_words` is that of one of its objects.
-    pub fn described(&self, class: usize, size_words: u64, is_string: bool, runtime: &impl Runtime) {
+    pub fn described(
+        &self,
+        class: usize,
+        size_words: u64,
+        is_string: bool,
+        runtime: &impl Runtime,
+    ) {
         let Some([_, info, _, identity]) = self.slot(class) else { return };
         let (is, is_array) = runtime.identity(class);
         let row = Class(info.load(Ordering::Acquire)).row();
@@ -239,7 +256,8 @@ mod tests {
 
     #[test]
     fn a_class_keeps_its_row_until_another_one_has_its_address() {
-        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
+        let table =
+            Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
         table.publish(1, 0, 0);
         let (classes, runtime) = (Classes::new().unwrap(), Known(Cell::new(7)));
         let find = |class| classes.find(class, &table, &runtime);
@@ -249,7 +267,10 @@ mod tests {
         assert_eq!(first.class.fixed_size_words(), None);
         classes.described(0x1000, 4, false, &runtime);
         let known = find(0x1000);
-        assert_eq!((known.class.fixed_size_words(), known.class.row()), (Some(4), first.class.row()));
+        assert_eq!(
+            (known.class.fixed_size_words(), known.class.row()),
+            (Some(4), first.class.row())
+        );
         classes.next_epoch();
         assert!(!find(0x1000).is_new);
         classes.next_epoch();
@@ -260,15 +281,22 @@ mod tests {
 
     #[test]
     fn an_object_stands_for_those_that_nobody_was_told_of() {
-        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
+        let table =
+            Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
         table.publish(1, 0, 0);
         let (classes, runtime) = (Classes::new().unwrap(), Known(Cell::new(7)));
         let row = classes.find(0x1000, &table, &runtime).class.row();
         assert!(!classes.stands_for(0x1000, row, 8192), "nobody has described it yet");
         classes.described(0x1000, 3, false, &runtime);
-        for (bytes, noted) in
-            [(0, false), (24, true), (29, false), (8184, true), (8192, false), (400, false), (380, true)]
-        {
+        for (bytes, noted) in [
+            (0, false),
+            (24, true),
+            (29, false),
+            (8184, true),
+            (8192, false),
+            (400, false),
+            (380, true),
+        ] {
             assert_eq!(classes.stands_for(0x1000, row, bytes), noted, "{bytes}");
             let class = classes.find(0x1000, &table, &runtime).class;
             assert_eq!((class.row(), class.fixed_size_words()), (row, Some(3)));
@@ -279,11 +307,13 @@ mod tests {
 
     #[test]
     fn types_beyond_the_table_share_its_first_row() {
-        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
+        let table =
+            Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
         table.publish(1, 0, 0);
         let (classes, runtime) = (Classes::new().unwrap(), Known(Cell::new(7)));
-        let rows: Vec<usize> =
-            (1..=MOST_TYPES + 1).map(|n| classes.find(n << 6, &table, &runtime).class.row()).collect();
+        let rows: Vec<usize> = (1..=MOST_TYPES + 1)
+            .map(|n| classes.find(n << 6, &table, &runtime).class.row())
+            .collect();
         assert_eq!(&rows[..3], &[1, 2, 3]);
         assert_eq!(&rows[MOST_TYPES - 1..], &[0, 0]);
     }

@@ -1,6 +1,8 @@
-//! Who holds what: the roots and references of each type as a full collection has left them. At its end, when MONITOR_GC is set, the runtime goes through
-//! all roots and then through all living objects, unless the profiler refuses. That takes longer than the collection, so it is let do so only after full
-//! collections, and only as often as keeps it a twentieth of the time. One thread's, while the world stands still.
+//! Who holds what: the roots and references of each type as a full collection has left them. At its
+//! end, when MONITOR_GC is set, the runtime goes through all roots and then through all living
+//! objects, unless the profiler refuses. That takes longer than the collection, so it is let do so
+//! only after full collections, and only as often as keeps it a twentieth of the time. One
+//! thread's, while the world stands still.
 
 use super::classes::Classes;
 use super::table::Table;
@@ -81,7 +83,9 @@ impl Holders {
         runtime: &impl Objects,
         roots: impl Iterator<Item = (usize, u32, u32)>,
     ) {
-        for (object, kind, _) in roots.filter(|(object, _, flags)| *object != 0 && flags & WEAK == 0) {
+        for (object, kind, _) in
+            roots.filter(|(object, _, flags)| *object != 0 && flags & WEAK == 0)
+        {
             let kind = if (kind as usize) < ROOT_KINDS { kind as usize } else { 0 };
             let row = runtime.class_of(object).map_or(0, |class| classes.row(class));
             self.add(row, of_type::ROOTS.wrapping_add(kind), 1);
@@ -105,7 +109,8 @@ impl Holders {
         }
     }
 
-    /// The collection is over: writes what was told, if anything was, as that of collection `index`. Answers when the runtime began to tell.
+    /// The collection is over: writes what was told, if anything was, as that of collection
+    /// `index`. Answers when the runtime began to tell.
     pub fn end(&self, table: &Table, index: u64, now_ns: u64) -> Option<u64> {
         let began_ns = self.began_ns.swap(0, Ordering::Relaxed);
         if self.open.swap(0, Ordering::Relaxed) == 0 || began_ns == 0 {
@@ -122,7 +127,8 @@ impl Holders {
         let took_ns = now_ns.saturating_sub(began_ns);
         table.set(head::LOOKED_AT, index.wrapping_add(1));
         table.set(head::LOOKED_NS, took_ns);
-        self.not_before_ns.store(now_ns.saturating_add(took_ns.saturating_mul(REST)), Ordering::Relaxed);
+        self.not_before_ns
+            .store(now_ns.saturating_add(took_ns.saturating_mul(REST)), Ordering::Relaxed);
         Some(began_ns)
     }
 }
@@ -168,7 +174,8 @@ mod tests {
 
     #[test]
     fn a_look_sums_roots_and_references_and_none_follows_at_once() {
-        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
+        let table =
+            Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
         table.publish(1, 0, 0);
         let (classes, holders) = (Classes::new().unwrap(), Holders::new().unwrap());
         let rows = [100, 200].map(|class| classes.find(class, &table, &Hundreds).class.row());
@@ -187,7 +194,10 @@ mod tests {
             holders.object(&classes, &Hundreds, 100, &[201, 202, 101, 900]);
             holders.object(&classes, &Hundreds, 200, &[]);
             assert_eq!(holders.end(&table, 7 + round as u64, now_ns + 10), Some(now_ns));
-            assert_eq!((table.get(head::LOOKED_AT), table.get(head::LOOKED_NS)), (8 + round as u64, 10));
+            assert_eq!(
+                (table.get(head::LOOKED_AT), table.get(head::LOOKED_NS)),
+                (8 + round as u64, 10)
+            );
             let all: Vec<u64> =
                 (of_type::ALIVE..=of_type::REFERENCED).map(|word| of(rows[0], word)).collect();
             assert_eq!(all, [1, 0, 0, 0, 1, 4, 1]);

@@ -1,10 +1,12 @@
-//! Exact mode: the main profiler of a process that was started for it. It is told of every object (ObjectAllocated) and of what each
-//! collection did with all of them (MONITOR_GC), and keeps the sums per type in a table that the daemon reads (`profiler_protocol::exact`).
+//! Exact mode: the main profiler of a process that was started for it. It is told of every object
+//! (ObjectAllocated) and of what each collection did with all of them (MONITOR_GC), and keeps the
+//! sums per type in a table that the daemon reads (`profiler_protocol::exact`).
 //!
-//! What an object costs its thread is one entry of 16 bytes in that thread's [`chunks`]: address, type, size, time. All else is done for all
-//! of them at once while the world is stopped ([`survey`]): an object whose address is in no range that survived is dead, one that is goes
-//! to the list of its generation. A thread that allocates cannot be stopped inside the callback (it is in cooperative mode), so a
-//! collection never meets a half-written entry.
+//! What an object costs its thread is one entry of 16 bytes in that thread's [`chunks`]: address,
+//! type, size, time. All else is done for all of them at once while the world is stopped
+//! ([`survey`]): an object whose address is in no range that survived is dead, one that is goes to
+//! the list of its generation. A thread that allocates cannot be stopped inside the callback (it is
+//! in cooperative mode), so a collection never meets a half-written entry.
 
 pub mod chance;
 pub mod chunks;
@@ -26,7 +28,8 @@ use classes::{Classes, Found};
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use holders::Holders;
 use profiler_protocol::exact::{
-    HEADER_WORDS, TABLE_NAME, TABLE_WORDS, head, loss, of_collection as row, of_type, reader, reason, state,
+    HEADER_WORDS, TABLE_NAME, TABLE_WORDS, head, loss, of_collection as row, of_type, reader,
+    reason, state,
 };
 use profiler_protocol::layout::pack_runtime;
 use survey::Survey;
@@ -36,14 +39,17 @@ use unseen::{Met, Unseen};
 /// The first runtime that makes objects and tells nobody ([`unseen`]).
 const FIRST_WITH_UNSEEN: u16 = 10;
 
-/// How often the counts are brought up to date between collections, and the clock of lifetimes ticks.
+/// How often the counts are brought up to date between collections, and the clock of lifetimes
+/// ticks.
 const COUNT_NS: u64 = 1_000_000_000;
 const TICK_NS: u64 = 1_000_000;
 
-/// At the start of a collection the runtime goes through all that was allocated since the last, to tell how many objects of each class
-/// (ObjectsAllocatedByClass): 50 ns an object, half of all the cost, for something that is known better here. It does so when MONITOR_GC is
-/// set once GarbageCollectionStarted has returned, and asks again, for survivors, much later; the event GCStart comes in between, on the same
-/// thread. So the flag is taken away in the callback and given back in the event, once a collection has shown that it comes.
+/// At the start of a collection the runtime goes through all that was allocated since the last, to
+/// tell how many objects of each class (ObjectsAllocatedByClass): 50 ns an object, half of all the
+/// cost, for something that is known better here. It does so when MONITOR_GC is set once
+/// GarbageCollectionStarted has returned, and asks again, for survivors, much later; the event
+/// GCStart comes in between, on the same thread. So the flag is taken away in the callback and
+/// given back in the event, once a collection has shown that it comes.
 mod walk {
     /// The event was not seen inside the last collection: the flag stays.
     pub(super) const NEEDED: u32 = 0;
@@ -59,18 +65,22 @@ pub trait Runtime {
     fn size(&self, object: usize) -> Option<u64>;
     /// True for an object that no collection looks at (the frozen heap, .NET 8+).
     fn is_frozen(&self, object: usize) -> bool;
-    /// Writes where the generations lie, four words each: generation (low half), first address, bytes in use, bytes reserved. Answers how many.
+    /// Writes where the generations lie, four words each: generation (low half), first address,
+    /// bytes in use, bytes reserved. Answers how many.
     fn generations(&self, to: &[AtomicU64]) -> usize;
-    /// A number that tells a class from another one at the same address later, not 0; and whether it is an array.
+    /// A number that tells a class from another one at the same address later, not 0; and whether
+    /// it is an array.
     fn identity(&self, class: usize) -> (u64, bool);
-    /// The word at an address in an object or at the beginning of its class, which is its method table. While nothing can free either.
+    /// The word at an address in an object or at the beginning of its class, which is its method
+    /// table. While nothing can free either.
     fn word(&self, address: usize) -> u64;
 }
 
 /// What is left to be done about an object that was counted, in this order.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Allocated {
-    /// When chance has chosen it, to be told of with its stack: its bytes, and how many chance had to choose from.
+    /// When chance has chosen it, to be told of with its stack: its bytes, and how many chance had
+    /// to choose from.
     pub chosen: Option<(u64, u64)>,
     /// Its type was met for the first time.
     pub first: Option<First>,
@@ -86,7 +96,8 @@ pub struct First {
 /// The profiler of exact mode.
 pub struct Exact {
     table: Table,
-    /// Milliseconds since the start plus one while objects are counted; 0 before, after, and in a forked child.
+    /// Milliseconds since the start plus one while objects are counted; 0 before, after, and in a
+    /// forked child.
     tick: &'static AtomicU64,
     chunks: Chunks,
     classes: Classes,
@@ -97,7 +108,8 @@ pub struct Exact {
     info: AtomicUsize,
     info_level: AtomicU32,
     began_ns: AtomicU64,
-    /// 1 while somebody counts or a collection is under way. Taken with acquire (`take_lock`), put back with release (`release_lock`).
+    /// 1 while somebody counts or a collection is under way. Taken with acquire (`take_lock`), put
+    /// back with release (`release_lock`).
     lock: AtomicU32,
     /// When the suspension in progress began.
     suspending_ns: AtomicU64,
@@ -112,7 +124,8 @@ pub struct Exact {
     unannounced: AtomicU32,
     /// Losses of objects' lives that are known of.
     lost_lives: AtomicU64,
-    /// 1 when the process ends: written in `end`, looked at by the clock's thread (`keep_time`), which then touches nothing more.
+    /// 1 when the process ends: written in `end`, looked at by the clock's thread (`keep_time`),
+    /// which then touches nothing more.
     over: AtomicU32,
 }
 
@@ -147,7 +160,8 @@ impl Exact {
         })
     }
 
-    /// Shows the table, waits until somebody has opened it, and begins to count. False: nobody came, or the runtime refuses.
+    /// Shows the table, waits until somebody has opened it, and begins to count. False: nobody
+    /// came, or the runtime refuses.
     pub fn set_up(&self, info: Info) -> bool {
         let (major, minor, build, clr) = info.runtime();
         let began_ns = syscall::now_ns();
@@ -157,10 +171,14 @@ impl Exact {
         self.info.store(info.address(), Ordering::Release);
         let has_room = self.chunks.has_room() && self.survey.has_room();
         self.table.set(head::REASON, if has_room { 0 } else { reason::ADDRESS_SPACE });
-        self.table.publish(info.owner_in_environment(), pack_runtime(major, minor, build, clr), began_ns);
+        self.table.publish(
+            info.owner_in_environment(),
+            pack_runtime(major, minor, build, clr),
+            began_ns,
+        );
         // One whose recorder is gone, or declines, runs on as if nothing were.
-        let is_read =
-            has_room && recorder::wait_at_start(info, &|| self.table.get(head::READER)) == reader::OPENED;
+        let is_read = has_room
+            && recorder::wait_at_start(info, &|| self.table.get(head::READER)) == reader::OPENED;
         if !is_read || info.set_mask(Mask::EXACT).is_err() {
             self.table.set(head::STATE, state::DECLINED);
             return false;
@@ -173,8 +191,8 @@ impl Exact {
         true
     }
 
-    /// Has events about collections delivered: reasons, and what [`walk`] needs. Runs managed code, so the tables are ready by now. Without
-    /// it both are missing, no more.
+    /// Has events about collections delivered: reasons, and what [`walk`] needs. Runs managed code,
+    /// so the tables are ready by now. Without it both are missing, no more.
     pub fn start_session(&self) {
         const GC: u64 = 1;
         const INFORMATIONAL: u32 = 4;
@@ -185,19 +203,25 @@ impl Exact {
 
     /// The runtime's interface; `None` before it is set up.
     pub fn info(&self) -> Option<Info> {
-        Info::from_address(self.info.load(Ordering::Acquire), self.info_level.load(Ordering::Relaxed))
+        Info::from_address(
+            self.info.load(Ordering::Acquire),
+            self.info_level.load(Ordering::Relaxed),
+        )
     }
 
     fn is_counting(&self) -> bool {
         self.tick.load(Ordering::Relaxed) != 0
     }
 
-    /// Notes an object of the type that this thread met last, if nothing else is to be done: so it is with most, and this is all that they cost. False:
-    /// nothing was done, [`Self::allocated`] is to do it. Like that, for the thread that has just allocated the object.
+    /// Notes an object of the type that this thread met last, if nothing else is to be done: so it
+    /// is with most, and this is all that they cost. False: nothing was done, [`Self::allocated`]
+    /// is to do it. Like that, for the thread that has just allocated the object.
     #[inline(always)]
     pub fn noted(&self, object: usize, class: usize) -> bool {
         let tick = self.tick.load(Ordering::Relaxed);
-        let Some(slot) = self.chunks.first_slot(thread_block()).filter(|_| tick != 0) else { return false };
+        let Some(slot) = self.chunks.first_slot(thread_block()).filter(|_| tick != 0) else {
+            return false;
+        };
         let Some(known) = slot.known(class, self.classes.epoch()) else { return false };
         let Some(size_words) = known.fixed_size_words() else { return false };
         let Some(place) = self.chunks.place(slot) else { return false };
@@ -208,7 +232,8 @@ impl Exact {
         true
     }
 
-    /// An object was allocated by this thread, which is in cooperative mode: no collection begins before this returns.
+    /// An object was allocated by this thread, which is in cooperative mode: no collection begins
+    /// before this returns.
     pub fn allocated(&self, object: usize, class: usize) -> Allocated {
         let tick = self.tick.load(Ordering::Relaxed);
         if tick == 0 {
@@ -240,10 +265,13 @@ impl Exact {
             },
         };
         if found.is_new && self.unseen.is_wanted() {
-            // Whether objects are as they are read there; this one stays where it is until this thread lets a collection in.
-            let is_as_read = self.info().and_then(|info| unseen::meet(&info, object)).is_some_and(|met| {
-                met.class == class && (met.bytes == size_words.wrapping_mul(8) || size_words == 0)
-            });
+            // Whether objects are as they are read there; this one stays where it is until this
+            // thread lets a collection in.
+            let is_as_read =
+                self.info().and_then(|info| unseen::meet(&info, object)).is_some_and(|met| {
+                    met.class == class
+                        && (met.bytes == size_words.wrapping_mul(8) || size_words == 0)
+                });
             if !is_as_read {
                 self.give_up_looking();
             }
@@ -262,8 +290,8 @@ impl Exact {
         }
     }
 
-    /// Names a type that was met for the first time. Its first object keeps its module loaded meanwhile, and may be elsewhere afterwards: this can let a
-    /// collection in.
+    /// Names a type that was met for the first time. Its first object keeps its module loaded
+    /// meanwhile, and may be elsewhere afterwards: this can let a collection in.
     #[cold]
     #[inline(never)]
     pub fn describe(&self, class: usize, First { row, size_words }: First) {
@@ -302,13 +330,20 @@ impl Exact {
         }
     }
 
-    /// A collection of the generations up to `condemned` begins: the world has stopped. `name` is told of classes that are to be named.
+    /// A collection of the generations up to `condemned` begins: the world has stopped. `name` is
+    /// told of classes that are to be named.
     pub fn collection_starts(&self, condemned: u8, induced: bool, name: impl Fn(usize)) {
         let Some(info) = self.info().filter(|_| self.is_counting()) else { return };
         let (began_ns, began_cpu_ns) = (syscall::now_ns(), syscall::thread_cpu_ns());
         self.take_lock();
         self.unannounced.store(0, Ordering::Relaxed);
-        self.survey.begin(condemned, induced, began_ns, self.suspending_ns.swap(0, Ordering::Relaxed), &info);
+        self.survey.begin(
+            condemned,
+            induced,
+            began_ns,
+            self.suspending_ns.swap(0, Ordering::Relaxed),
+            &info,
+        );
         if self.unseen.is_wanted() {
             let look = self.unseen.look(&self.survey, &self.chunks, &info, true);
             let mut finds = self.finds();
@@ -326,9 +361,11 @@ impl Exact {
         }
         if self.walk.load(Ordering::Relaxed) == walk::SKIPPABLE {
             let is_skipped = info.set_mask(Mask::EXACT_WITHOUT_GC).is_ok();
-            self.walk.store(if is_skipped { walk::SKIPPED } else { walk::NEEDED }, Ordering::Relaxed);
+            self.walk
+                .store(if is_skipped { walk::SKIPPED } else { walk::NEEDED }, Ordering::Relaxed);
         }
-        // What we do before and after it, and a look at all counts that is waited for, is no part of the collection.
+        // What we do before and after it, and a look at all counts that is waited for, is no part
+        // of the collection.
         let ready_ns = syscall::now_ns();
         self.survey.own(ready_ns.wrapping_sub(began_ns));
         self.own_cpu_since(began_cpu_ns);
@@ -339,17 +376,26 @@ impl Exact {
         Finds { born_ms: self.tick.load(Ordering::Relaxed).wrapping_sub(1), class: 0, row: 0 }
     }
 
-    /// Notes an object of generation 0 that no callback told of. When it was born is not known: now at the latest.
+    /// Notes an object of generation 0 that no callback told of. When it was born is not known: now
+    /// at the latest.
     #[inline(never)]
-    fn found(&self, info: &Info, object: usize, met: Met, finds: &mut Finds, name: &impl Fn(usize)) {
+    fn found(
+        &self,
+        info: &Info,
+        object: usize,
+        met: Met,
+        finds: &mut Finds,
+        name: &impl Fn(usize),
+    ) {
         if finds.class != met.class {
             let Found { class, is_new } = self.classes.find(met.class, &self.table, info);
             (finds.class, finds.row) = (met.class, class.row());
             if is_new {
                 self.classes.described(met.class, met.bytes / 8, false, info);
             }
-            // Here nobody may be asked for a name: who holds the lock that it takes may be standing still. Once more when an unload, or another type in its place,
-            // has the wish forgotten.
+            // Here nobody may be asked for a name: who holds the lock that it takes may be standing
+            // still. Once more when an unload, or another type in its place, has the wish
+            // forgotten.
             if finds.row != 0 && !self.table.is_named(finds.row) {
                 name(met.class);
             }
@@ -372,7 +418,8 @@ impl Exact {
         }
     }
 
-    /// What `collection_starts` and `end` asked for: the name of a class that may have been met in the heap only.
+    /// What `collection_starts` and `end` asked for: the name of a class that may have been met in
+    /// the heap only.
     pub fn named(&self, class: usize, module_id: usize, name: &str, module: &str) {
         let row = self.classes.row(class);
         if row != 0 {
@@ -425,17 +472,21 @@ impl Exact {
         }
         let (mut ended_ns, ended_cpu_ns) = (syscall::now_ns(), syscall::thread_cpu_ns());
         if self.walk.load(Ordering::Relaxed) == walk::SKIPPED {
-            // The event that was relied on did not come (somebody ended our session): nobody told of survivors.
+            // The event that was relied on did not come (somebody ended our session): nobody told
+            // of survivors.
             self.table.count(head::LOSSES + loss::RANGES);
             info.set_mask(Mask::EXACT).ok();
             self.walk.store(walk::NEEDED, Ordering::Relaxed);
         }
         let now_ms = self.milliseconds(ended_ns);
-        let event =
-            (self.event_number.swap(0, Ordering::Relaxed), self.event_what.swap(0, Ordering::Relaxed));
+        let event = (
+            self.event_number.swap(0, Ordering::Relaxed),
+            self.event_what.swap(0, Ordering::Relaxed),
+        );
         self.table.change(|table| {
             // The runtime's going through all objects is no part of the collection.
-            ended_ns = self.holders.end(table, self.survey.collections(), ended_ns).unwrap_or(ended_ns);
+            ended_ns =
+                self.holders.end(table, self.survey.collections(), ended_ns).unwrap_or(ended_ns);
             self.survey.finish(table, &self.chunks, &info, now_ms, event);
             table.set(head::COUNTED_NS, ended_ns);
             let lost = [loss::UNFOLLOWED, loss::RANGES].map(|word| table.get(head::LOSSES + word));
@@ -466,7 +517,8 @@ impl Exact {
         for row in 1..self.table.get(head::TYPES) as usize {
             let of = self.table.type_row(row);
             let [unseen, objects, bytes, class] =
-                [of_type::UNSEEN, of_type::OBJECTS, of_type::BYTES, of_type::CLASS].map(|word| of.get(word));
+                [of_type::UNSEEN, of_type::OBJECTS, of_type::BYTES, of_type::CLASS]
+                    .map(|word| of.get(word));
             let told = objects.saturating_sub(unseen);
             if unseen != 0 && told != 0 {
                 let silent_bytes = (bytes / objects.max(1)).saturating_mul(unseen) / told;
@@ -484,7 +536,8 @@ impl Exact {
         u32::try_from(lived_ns / 1_000_000).unwrap_or(u32::MAX)
     }
 
-    /// An event of the runtime's, of whomever's session it is. Only the number and reason of collections matter.
+    /// An event of the runtime's, of whomever's session it is. Only the number and reason of
+    /// collections matter.
     pub fn event(&self, provider: usize, id: u32, data: &[u8]) {
         const GC_START: u32 = 1;
         if !self.is_counting() || !self.is_runtime_provider(provider) || id != GC_START {
@@ -494,7 +547,8 @@ impl Exact {
             let bytes = data.get(at..)?.first_chunk::<4>()?;
             Some(u64::from(u32::from_le_bytes(*bytes)))
         };
-        let (Some(number), Some(depth), Some(reason), Some(kind)) = (word(0), word(4), word(8), word(12))
+        let (Some(number), Some(depth), Some(reason), Some(kind)) =
+            (word(0), word(4), word(8), word(12))
         else {
             return;
         };
@@ -505,8 +559,9 @@ impl Exact {
                 self.walk.store(walk::SKIPPABLE, Ordering::Relaxed);
             }
         } else {
-            // Where memory is short a full collection may follow another one at once, and nothing else tells of its beginning (provisional mode,
-            // `garbage_collect_pm_full_gc`); of survivors and its end it is told as ever.
+            // Where memory is short a full collection may follow another one at once, and nothing
+            // else tells of its beginning (provisional mode, `garbage_collect_pm_full_gc`); of
+            // survivors and its end it is told as ever.
             self.survey.begin(
                 u8::try_from(depth).unwrap_or(survey::OLDEST),
                 false,
@@ -534,8 +589,9 @@ impl Exact {
         is_runtimes
     }
 
-    /// The life of the clock's thread: lifetimes are told by a clock that ticks every millisecond, since reading one costs as much as all
-    /// else that is done for an object; and the counts are brought up to date.
+    /// The life of the clock's thread: lifetimes are told by a clock that ticks every millisecond,
+    /// since reading one costs as much as all else that is done for an object; and the counts are
+    /// brought up to date.
     pub fn keep_time(&self) {
         syscall::name_thread(c"perfusion-exact");
         let mut counted_ns = 0;
@@ -549,7 +605,9 @@ impl Exact {
             // Not when the process has ended meanwhile.
             self.tick.compare_exchange(before, tick, Ordering::Relaxed, Ordering::Relaxed).ok();
             let asked = self.table.get(head::ASKED);
-            if asked != self.table.get(head::ANSWERED) || now_ns.saturating_sub(counted_ns) >= COUNT_NS {
+            if asked != self.table.get(head::ANSWERED)
+                || now_ns.saturating_sub(counted_ns) >= COUNT_NS
+            {
                 counted_ns = now_ns;
                 self.count(now_ns);
                 self.table.set(head::ANSWERED, asked);
@@ -582,8 +640,8 @@ impl Exact {
         }
     }
 
-    /// Looks for objects that no callback told of when no collection will. The runtime stops the world for that and goes through the whole heap. False:
-    /// it does not.
+    /// Looks for objects that no callback told of when no collection will. The runtime stops the
+    /// world for that and goes through the whole heap. False: it does not.
     fn look_at_all(&self, info: Info, name: impl Fn(usize)) -> bool {
         let (mut look, mut finds, mut whole) = (None, self.finds(), true);
         let told = info.each_object(|object| {
@@ -597,7 +655,8 @@ impl Exact {
             });
             match look.is_unseen(object) {
                 Some(true) => {
-                    if let Some(met) = unseen::meet(&info, object).filter(|met| !met.has_components) {
+                    if let Some(met) = unseen::meet(&info, object).filter(|met| !met.has_components)
+                    {
                         self.found(&info, object, met, &mut finds, &name);
                     }
                 }
@@ -613,7 +672,8 @@ impl Exact {
     }
 
     fn take_lock(&self) {
-        // Whoever holds it does so for a count, a whole collection or the last look, and never waits for managed code.
+        // Whoever holds it does so for a count, a whole collection or the last look, and never
+        // waits for managed code.
         while self.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
             syscall::sleep_ns(50_000);
         }

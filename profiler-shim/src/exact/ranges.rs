@@ -1,5 +1,5 @@
-//! Ranges of addresses, collected in any order and by several threads, then sorted and asked about objects that come in about the order
-//! of their addresses.
+//! Ranges of addresses, collected in any order and by several threads, then sorted and asked about
+//! objects that come in about the order of their addresses.
 
 use crate::region::lasting::{self, Room};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -94,7 +94,9 @@ impl<const W: usize, const FIRST: usize, const BYTES: usize> Ranges<W, FIRST, BY
     }
 
     fn first_of(words: &[AtomicU64], row: usize) -> u64 {
-        words.get(row.wrapping_mul(W).wrapping_add(FIRST)).map_or(u64::MAX, |w| w.load(Ordering::Relaxed))
+        words
+            .get(row.wrapping_mul(W).wrapping_add(FIRST))
+            .map_or(u64::MAX, |w| w.load(Ordering::Relaxed))
     }
 
     /// Word `word` of row `row`.
@@ -148,8 +150,9 @@ impl<const W: usize, const FIRST: usize, const BYTES: usize> Ranges<W, FIRST, BY
     fn radix_sort(&self, count: usize) {
         let (mut from, mut to) = (self.words.words(), self.scratch.words());
         for pass in 0..PASSES {
-            let digit =
-                |row: usize| (Self::first_of(from, row) >> (pass.wrapping_mul(DIGIT_BITS))) as usize % DIGITS;
+            let digit = |row: usize| {
+                (Self::first_of(from, row) >> (pass.wrapping_mul(DIGIT_BITS))) as usize % DIGITS
+            };
             for word in self.digits {
                 word.store(0, Ordering::Relaxed);
             }
@@ -201,7 +204,9 @@ impl<const W: usize, const FIRST: usize, const BYTES: usize> Cursor<'_, W, FIRST
     #[inline]
     pub fn find(&mut self, address: usize) -> Option<usize> {
         let address = address as u64;
-        if address.wrapping_sub(self.low) >= self.high.wrapping_sub(self.low) || self.low > self.high {
+        if address.wrapping_sub(self.low) >= self.high.wrapping_sub(self.low)
+            || self.low > self.high
+        {
             self.look(address);
         }
         self.row

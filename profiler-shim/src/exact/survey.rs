@@ -1,6 +1,7 @@
-//! What a collection did with all objects. The runtime tells which ranges of addresses survived, and where they are now; whatever else lay
-//! in the generations it collected is dead. Everything here but [`Survey::note`] and [`Survey::waits_for_finalizer`], which the threads of a
-//! server collector call at once, is one thread's, while the world stands still.
+//! What a collection did with all objects. The runtime tells which ranges of addresses survived,
+//! and where they are now; whatever else lay in the generations it collected is dead. Everything
+//! here but [`Survey::note`] and [`Survey::waits_for_finalizer`], which the threads of a server
+//! collector call at once, is one thread's, while the world stands still.
 
 use super::chunks::{Chunks, Entry};
 use super::ranges::{Cursor, Ranges};
@@ -9,8 +10,9 @@ use super::{Runtime, SUMS};
 use crate::region::lasting::{self, Room};
 use core::sync::atomic::{AtomicU64, Ordering};
 use profiler_protocol::exact::{
-    COLLECTION_BUCKETS, COLLECTION_WORDS, COLLECTIONS_AT, MOST_COLLECTIONS, MOST_SURVIVALS, MOST_TYPES,
-    SURVIVAL_WORDS, SURVIVALS_AT, TIME_BUCKETS, bucket, head, loss, of_collection as row, of_type,
+    COLLECTION_BUCKETS, COLLECTION_WORDS, COLLECTIONS_AT, MOST_COLLECTIONS, MOST_SURVIVALS,
+    MOST_TYPES, SURVIVAL_WORDS, SURVIVALS_AT, TIME_BUCKETS, bucket, head, loss,
+    of_collection as row, of_type,
 };
 
 /// Lists of living objects: generations 0 to 2, the large object heap (3), the pinned one (4).
@@ -20,7 +22,8 @@ pub const OLDEST: u8 = 2;
 const LARGE: u8 = 3;
 const PINNED: u8 = 4;
 
-/// Room for ranges, generations' regions, objects that wait for finalizers, living objects: most and, with little address space, least.
+/// Room for ranges, generations' regions, objects that wait for finalizers, living objects: most
+/// and, with little address space, least.
 const MOST_RANGES: usize = 1 << 28;
 const LEAST_RANGES: usize = 1 << 18;
 const MOST_REGIONS: usize = 1 << 20;
@@ -29,7 +32,8 @@ const FIRST_REGIONS: usize = 1 << 10;
 const MOST_LIVING: usize = 1 << 31;
 const LEAST_LIVING: usize = 1 << 20;
 
-/// In an object's third word, above the number of collections before its birth: it has survived one; it is known to wait for its finalizer.
+/// In an object's third word, above the number of collections before its birth: it has survived
+/// one; it is known to wait for its finalizer.
 const SURVIVED: u64 = 1 << 32;
 const QUEUED: u64 = 1 << 33;
 
@@ -88,7 +92,8 @@ impl List {
     #[inline]
     fn push(&self, living: Living) -> bool {
         let at = self.len();
-        let written = self.words.opens(at.wrapping_add(1).wrapping_mul(3)) && self.write(at, living);
+        let written =
+            self.words.opens(at.wrapping_add(1).wrapping_mul(3)) && self.write(at, living);
         if written {
             self.count.store(at.wrapping_add(1) as u64, Ordering::Relaxed);
         }
@@ -107,7 +112,8 @@ pub struct Survey {
     demoted: List,
     /// Of each type, survivors of this collection: objects, bytes, moved.
     here: &'static [AtomicU64],
-    /// Highest generation of the collection in progress plus one, 0 for none; and whether it was induced.
+    /// Highest generation of the collection in progress plus one, 0 for none; and whether it was
+    /// induced.
     condemned: AtomicU64,
     induced: AtomicU64,
     began_ns: AtomicU64,
@@ -124,7 +130,8 @@ pub struct Survey {
     alive_bytes: AtomicU64,
 }
 
-/// What the dead have in common who are counted together: row of the type, milliseconds from the start to the birth, collections that had ended then.
+/// What the dead have in common who are counted together: row of the type, milliseconds from the
+/// start to the birth, collections that had ended then.
 type Dead = (usize, u32, u32);
 
 /// What a collection knows while it goes through the objects.
@@ -140,7 +147,8 @@ struct Walk<'a> {
     /// Words SURVIVED to RESURRECTED of the row.
     sums: [u64; SUMS],
     unfollowed: u64,
-    /// Bytes of new objects in the frozen heap, which is no part of the heap that collections look at.
+    /// Bytes of new objects in the frozen heap, which is no part of the heap that collections look
+    /// at.
     frozen_bytes: u64,
     dead: Run<Dead>,
 }
@@ -233,7 +241,8 @@ impl Survey {
         &self.before
     }
 
-    /// Calls `each` with every object that an earlier collection has left in generation 0, and its bytes.
+    /// Calls `each` with every object that an earlier collection has left in generation 0, and its
+    /// bytes.
     pub fn each_youngest(&self, mut each: impl FnMut(usize, u64)) {
         let [youngest, ..] = &self.lists;
         for living in (0..youngest.len()).map_while(|at| youngest.read(at)) {
@@ -251,7 +260,8 @@ impl Survey {
         self.own_ns.fetch_add(ns, Ordering::Relaxed);
     }
 
-    /// Notes survivors: (old address, new address, bytes). Any thread. Answers for how many there was room.
+    /// Notes survivors: (old address, new address, bytes). Any thread. Answers for how many there
+    /// was room.
     pub fn note(&self, ranges: impl ExactSizeIterator<Item = (usize, usize, usize)>) -> u64 {
         self.survivors.add(ranges.map(|(old, new, bytes)| [old as u64, bytes as u64, new as u64]))
     }
@@ -330,7 +340,10 @@ impl Survey {
 
     fn tell(&self, table: &Table, sums: &[u64; SUMS], frozen_bytes: u64) {
         let (objects, bytes) = (table.get(head::OBJECTS), table.get(head::OBJECT_BYTES));
-        self.set(row::NEW_OBJECTS, objects.wrapping_sub(self.objects.swap(objects, Ordering::Relaxed)));
+        self.set(
+            row::NEW_OBJECTS,
+            objects.wrapping_sub(self.objects.swap(objects, Ordering::Relaxed)),
+        );
         let new_bytes = bytes.wrapping_sub(self.object_bytes.swap(bytes, Ordering::Relaxed));
         self.set(row::NEW_BYTES, new_bytes);
         for (at, sum) in sums.iter().enumerate() {
@@ -338,7 +351,8 @@ impl Survey {
         }
         let dead = sums.get(row::DEAD_BYTES - row::SURVIVED).copied().unwrap_or(0);
         let gone = dead.wrapping_add(frozen_bytes);
-        let alive = self.alive_bytes.load(Ordering::Relaxed).wrapping_add(new_bytes).wrapping_sub(gone);
+        let alive =
+            self.alive_bytes.load(Ordering::Relaxed).wrapping_add(new_bytes).wrapping_sub(gone);
         self.alive_bytes.store(alive, Ordering::Relaxed);
         self.set(row::OBJECTS_AFTER, alive);
     }
@@ -353,7 +367,8 @@ impl Survey {
             if objects == 0 {
                 continue;
             }
-            let (bytes, moved) = (bytes.swap(0, Ordering::Relaxed), moved.swap(0, Ordering::Relaxed));
+            let (bytes, moved) =
+                (bytes.swap(0, Ordering::Relaxed), moved.swap(0, Ordering::Relaxed));
             let at = table.get(head::SURVIVALS) as usize;
             if at >= MOST_SURVIVALS {
                 table.count(head::LOSSES.wrapping_add(loss::ROWS));
@@ -421,7 +436,8 @@ impl Walk<'_> {
                 list.write(kept, living);
                 kept = kept.wrapping_add(1);
             } else if to < from {
-                // Its list is still to be gone through, where it would be looked for at its old address.
+                // Its list is still to be gone through, where it would be looked for at its old
+                // address.
                 self.follow(Some(&self.survey.demoted), living);
             } else {
                 self.follow(self.survey.lists.get(usize::from(to)), living);
@@ -502,7 +518,8 @@ impl Walk<'_> {
         };
         let of = self.table.type_row(living.entry.row());
         let survey = self.survey;
-        let moved_by = survey.survivors.word(range, 2).wrapping_sub(survey.survivors.word(range, 0));
+        let moved_by =
+            survey.survivors.word(range, 2).wrapping_sub(survey.survivors.word(range, 0));
         let now_at = address.wrapping_add(moved_by as usize);
         let mut history = living.history | SURVIVED;
         of.add(of_type::SURVIVALS, 1);
@@ -535,7 +552,8 @@ impl Walk<'_> {
                 self.add(row::FINALIZABLE, 1);
             }
         } else if history & QUEUED != 0 {
-            // Its finalizer has run, or runs, and it is still alive. It may be queued again (GC.ReRegisterForFinalize).
+            // Its finalizer has run, or runs, and it is still alive. It may be queued again
+            // (GC.ReRegisterForFinalize).
             history &= !QUEUED;
             of.add(of_type::RESURRECTED, 1);
             self.add(row::RESURRECTED, 1);

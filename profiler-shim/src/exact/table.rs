@@ -1,15 +1,17 @@
-//! The shared table: the only words the daemon sees. Changed by one thread at a time (the lock of exact mode), but for losses, names and modules.
+//! The shared table: the only words the daemon sees. Changed by one thread at a time (the lock of
+//! exact mode), but for losses, names and modules.
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 use profiler_protocol::exact::{
-    COLLECTIONS_AT, MAGIC, MOST_TYPES, NAME_BYTES, NAMES_AT, SURVIVALS_AT, TABLE_BYTES, TYPE_WORDS, TYPES_AT,
-    VERSION, head, of_type,
+    COLLECTIONS_AT, MAGIC, MOST_TYPES, NAME_BYTES, NAMES_AT, SURVIVALS_AT, TABLE_BYTES, TYPE_WORDS,
+    TYPES_AT, VERSION, head, of_type,
 };
 
 use crate::region::lasting::{Room, TableMemory};
 use crate::syscall;
 
-/// The table's words. Collections and what survived each take most of it, and few programs have many: those words are opened in steps.
+/// The table's words. Collections and what survived each take most of it, and few programs have
+/// many: those words are opened in steps.
 pub struct Table {
     words: &'static [AtomicU64],
     collections: Room,
@@ -43,7 +45,8 @@ impl Table {
         if room.opens(at.wrapping_add(1)) { room.words().get(at) } else { None }
     }
 
-    /// Writes the header; the magic comes last, with release ordering, which pairs with the daemon's first read.
+    /// Writes the header; the magic comes last, with release ordering, which pairs with the
+    /// daemon's first read.
     pub fn publish(&self, owner: u64, runtime: u64, began_ns: u64) {
         for (at, value) in [
             (head::VERSION, VERSION),
@@ -109,7 +112,12 @@ impl Table {
         let Some(types) = self.words.get(head::TYPES) else { return 0 };
         let mut next = types.load(Ordering::Relaxed);
         while (next as usize) < MOST_TYPES {
-            match types.compare_exchange(next, next.wrapping_add(1), Ordering::Relaxed, Ordering::Relaxed) {
+            match types.compare_exchange(
+                next,
+                next.wrapping_add(1),
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            ) {
                 Ok(_) => {
                     self.type_row(next as usize).set(of_type::CLASS, class as u64);
                     return next as usize;
@@ -135,7 +143,9 @@ impl Table {
             return false;
         }
         let mut text = name.bytes().chain(module.bytes());
-        for word in self.words.get(NAMES_AT.wrapping_add(at / 8)..).unwrap_or(&[]).iter().take(padded / 8) {
+        for word in
+            self.words.get(NAMES_AT.wrapping_add(at / 8)..).unwrap_or(&[]).iter().take(padded / 8)
+        {
             let mut value = [0; 8];
             for (to, from) in value.iter_mut().zip(&mut text) {
                 *to = from;
@@ -187,7 +197,8 @@ impl Row<'_> {
     }
 }
 
-/// The sum over objects that come one after the other and are alike: programs make many of a kind at a time, and the table changes once for all.
+/// The sum over objects that come one after the other and are alike: programs make many of a kind
+/// at a time, and the table changes once for all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Run<K> {
     /// What they are.
@@ -219,7 +230,8 @@ mod tests {
 
     #[test]
     fn what_several_threads_count_at_once_is_all_there() {
-        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
+        let table =
+            Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| (0..100_000).for_each(|_| table.count_more(0, 3)));

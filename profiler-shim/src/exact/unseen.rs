@@ -1,10 +1,13 @@
-//! Objects that no callback tells of. Since .NET 10 values are boxed (`CastHelpers.Box`), what reflection answers is made and delegates are combined
-//! by a function of the runtime's that takes memory from the thread's buffer (`RuntimeTypeHandle.InternalAllocNoChecks_FastPath`) and does not look
-//! whether a profiler wants to know. They are found while the world stands still and the buffers' rests are filled: whatever lies in
-//! generation 0, where all that is new is born but large objects, and is not known is one of them. Arrays and strings are always told of.
+//! Objects that no callback tells of. Since .NET 10 values are boxed (`CastHelpers.Box`), what
+//! reflection answers is made and delegates are combined by a function of the runtime's that takes
+//! memory from the thread's buffer (`RuntimeTypeHandle.InternalAllocNoChecks_FastPath`) and does
+//! not look whether a profiler wants to know. They are found while the world stands still and the
+//! buffers' rests are filled: whatever lies in generation 0, where all that is new is born but
+//! large objects, and is not known is one of them. Arrays and strings are always told of.
 //!
-//! The runtime itself can go through generation 0 right after GarbageCollectionStarted (`DiagGCStart`, for ObjectsAllocatedByClass), so each object
-//! there begins where the one before it ends.
+//! The runtime itself can go through generation 0 right after GarbageCollectionStarted
+//! (`DiagGCStart`, for ObjectsAllocatedByClass), so each object there begins where the one before
+//! it ends.
 
 use super::Runtime;
 use super::chunks::Chunks;
@@ -21,8 +24,9 @@ const LEAST_WORDS: usize = 1 << 22;
 const ALIGNMENT: u64 = 8;
 /// No object is shorter (`MIN_OBJECT_SIZE`).
 const LEAST_BYTES: u64 = 24;
-/// In a method table's first word: its objects have components (arrays, strings, free space), of so many bytes as the low half of these bits says
-/// (`enum_flag_HasComponentSize`); the upper half is what an object has without any (`m_BaseSize`).
+/// In a method table's first word: its objects have components (arrays, strings, free space), of so
+/// many bytes as the low half of these bits says (`enum_flag_HasComponentSize`); the upper half is
+/// what an object has without any (`m_BaseSize`).
 const HAS_COMPONENTS: u64 = 1 << 31;
 /// The lower half of a row's first word; here the upper one is the part's first word of the bitmap.
 const GENERATION: u64 = 0xffff_ffff;
@@ -37,7 +41,8 @@ const WORD_BYTES: u64 = 64 * ALIGNMENT;
 
 /// Whether to look for such objects, and the edges of runs of known ones.
 pub struct Unseen {
-    /// One bit where a run of known objects begins and one where it ends; none where two runs touch. The parts of generation 0 have their words one behind the other.
+    /// One bit where a run of known objects begins and one where it ends; none where two runs
+    /// touch. The parts of generation 0 have their words one behind the other.
     edges: Room,
     /// 1 in a runtime that makes such objects, while its method tables are as they are read here.
     wanted: AtomicU32,
@@ -63,7 +68,8 @@ pub struct Look<'a> {
     length: usize,
     /// The last run of known objects.
     run: (u64, u64),
-    /// How far [`Look::is_unseen`] has come, where the next edge is, and whether what is before that is known.
+    /// How far [`Look::is_unseen`] has come, where the next edge is, and whether what is before
+    /// that is known.
     at: u64,
     next: u64,
     is_known: bool,
@@ -98,13 +104,15 @@ pub fn meet(runtime: &impl Runtime, object: usize) -> Option<Met> {
     let class = class_of(runtime, object);
     let about = if class == 0 { 0 } else { runtime.word(class) };
     let has_components = about & HAS_COMPONENTS != 0;
-    let components = if has_components { runtime.word(object.wrapping_add(8)) & 0xffff_ffff } else { 0 };
+    let components =
+        if has_components { runtime.word(object.wrapping_add(8)) & 0xffff_ffff } else { 0 };
     let bytes = (about >> 32).wrapping_add((about & 0xffff).wrapping_mul(components));
     let bytes = bytes.next_multiple_of(ALIGNMENT);
     (bytes >= LEAST_BYTES).then_some(Met { class, bytes, has_components })
 }
 
-/// Calls `each` with every object of a gap. False: it does not end where the last of them does, or there is something that is no object.
+/// Calls `each` with every object of a gap. False: it does not end where the last of them does, or
+/// there is something that is no object.
 fn gap(
     runtime: &impl Runtime,
     is_class: impl Fn(usize) -> bool,
@@ -160,8 +168,9 @@ impl Unseen {
         self.wanted.load(Ordering::Relaxed) != 0
     }
 
-    /// Begins a look at what is in generation 0 now: all that is known there is noted. `survey` knows where the generations are, and also how far they are in use
-    /// if a collection is about to begin.
+    /// Begins a look at what is in generation 0 now: all that is known there is noted. `survey`
+    /// knows where the generations are, and also how far they are in use if a collection is about
+    /// to begin.
     #[must_use]
     pub fn look<'a>(
         &'a self,
@@ -176,15 +185,20 @@ impl Unseen {
             let Some(of_row) = generations.memory().get(row.wrapping_mul(4)) else { break };
             let generation = of_row.load(Ordering::Relaxed) & GENERATION;
             // Whoever has no place there in 32 bits has none in the bitmap.
-            of_row.store(generation | word.min(GENERATION) << GENERATION.count_ones(), Ordering::Relaxed);
+            of_row.store(
+                generation | word.min(GENERATION) << GENERATION.count_ones(),
+                Ordering::Relaxed,
+            );
             if generation == 0 {
-                word = word.wrapping_add(generations.word(row, RESERVED) / WORD_BYTES).wrapping_add(1);
+                word =
+                    word.wrapping_add(generations.word(row, RESERVED) / WORD_BYTES).wrapping_add(1);
             }
         }
         let (run, at, next, is_known) = ((0, 0), 0, 0, false);
         let length = if collects { IN_USE } else { RESERVED };
         let cursor = generations.cursor();
-        let mut look = Look { edges: &self.edges, generations, cursor, length, run, at, next, is_known };
+        let mut look =
+            Look { edges: &self.edges, generations, cursor, length, run, at, next, is_known };
         chunks.each_object(|object, bytes| look.know(runtime, object, bytes));
         survey.each_youngest(|object, bytes| look.know(runtime, object, bytes));
         // The last run ends where there is no object.
@@ -194,11 +208,17 @@ impl Unseen {
 }
 
 impl Look<'_> {
-    /// The part of generation 0 that this row is about. `None`: it is about another generation, or the bitmap ends before it does.
+    /// The part of generation 0 that this row is about. `None`: it is about another generation, or
+    /// the bitmap ends before it does.
     #[inline]
     fn part(&self, row: usize) -> Option<Part> {
-        let [about, first, bytes] = [0, 1, self.length].map(|word| self.generations.word(row, word));
-        let part = Part { first, end: first.saturating_add(bytes), word: about >> GENERATION.count_ones() };
+        let [about, first, bytes] =
+            [0, 1, self.length].map(|word| self.generations.word(row, word));
+        let part = Part {
+            first,
+            end: first.saturating_add(bytes),
+            word: about >> GENERATION.count_ones(),
+        };
         let words = usize::try_from(part.bit(part.end) / 64).ok()?.checked_add(1)?;
         (is_youngest(about) && self.edges.opens(words)).then_some(part)
     }
@@ -234,7 +254,8 @@ impl Look<'_> {
         }
         if self.find(object as u64).is_some() {
             // Without bytes it is one whose size the runtime did not tell.
-            let bytes = if bytes == 0 { meet(runtime, object).map_or(0, |met| met.bytes) } else { bytes };
+            let bytes =
+                if bytes == 0 { meet(runtime, object).map_or(0, |met| met.bytes) } else { bytes };
             self.run = (object as u64, (object as u64).wrapping_add(bytes));
         }
     }
@@ -244,12 +265,18 @@ impl Look<'_> {
     fn next_edge(&self, part: Part, from: u64) -> u64 {
         let (first, last) = (part.bit(from), part.bit(part.end));
         let mut mask = u64::MAX << (first % 64);
-        let words =
-            self.edges.words().iter().enumerate().take(last as usize / 64 + 1).skip(first as usize / 64);
+        let words = self
+            .edges
+            .words()
+            .iter()
+            .enumerate()
+            .take(last as usize / 64 + 1)
+            .skip(first as usize / 64);
         for (at, word) in words {
             let bits = word.load(Ordering::Relaxed) & core::mem::replace(&mut mask, u64::MAX);
             if bits != 0 {
-                let bit = (at as u64).wrapping_mul(64).wrapping_add(u64::from(bits.trailing_zeros()));
+                let bit =
+                    (at as u64).wrapping_mul(64).wrapping_add(u64::from(bits.trailing_zeros()));
                 let bytes = bit.wrapping_sub(part.bit(part.first)).wrapping_mul(ALIGNMENT);
                 return part.end.min(part.first.wrapping_add(bytes));
             }
@@ -257,8 +284,9 @@ impl Look<'_> {
         part.end
     }
 
-    /// Goes through all of generation 0 and calls `each` with every object that no callback told of. `is_class` answers whether a class can be read. False: a part
-    /// of it was left out, or nobody knows where it is.
+    /// Goes through all of generation 0 and calls `each` with every object that no callback told
+    /// of. `is_class` answers whether a class can be read. False: a part of it was left out, or
+    /// nobody knows where it is.
     pub fn go_through(
         &self,
         runtime: &impl Runtime,
@@ -266,7 +294,9 @@ impl Look<'_> {
         mut each: impl FnMut(usize, Met),
     ) -> bool {
         let (mut is_anywhere, mut is_whole) = (false, true);
-        for row in (0..self.generations.len()).filter(|row| is_youngest(self.generations.word(*row, 0))) {
+        for row in
+            (0..self.generations.len()).filter(|row| is_youngest(self.generations.word(*row, 0)))
+        {
             is_anywhere = true;
             let Some(part) = self.part(row) else {
                 is_whole = false;
@@ -297,7 +327,8 @@ impl Look<'_> {
         is_anywhere && is_whole
     }
 
-    /// True for an object in generation 0 that no callback told of; `None` when nobody knows where it is. Quick when they come in the order of their addresses.
+    /// True for an object in generation 0 that no callback told of; `None` when nobody knows where
+    /// it is. Quick when they come in the order of their addresses.
     pub fn is_unseen(&mut self, object: usize) -> Option<bool> {
         let row = self.cursor.find(object)?;
         if !is_youngest(self.generations.word(row, 0)) {
@@ -354,7 +385,8 @@ mod tests {
 
     impl Heap {
         fn new(generations: Vec<[u64; 3]>) -> Self {
-            let classes = [(CELL, 24 << 32), (PAIR, 29 << 32), (BYTES, 24 << 32 | HAS_COMPONENTS | 1)];
+            let classes =
+                [(CELL, 24 << 32), (PAIR, 29 << 32), (BYTES, 24 << 32 | HAS_COMPONENTS | 1)];
             Self { words: HashMap::from(classes), generations }
         }
 
@@ -393,21 +425,32 @@ mod tests {
         }
     }
 
-    fn found(unseen: &Unseen, survey: &Survey, chunks: &Chunks, heap: &Heap) -> (bool, Vec<(usize, Met)>) {
+    fn found(
+        unseen: &Unseen,
+        survey: &Survey,
+        chunks: &Chunks,
+        heap: &Heap,
+    ) -> (bool, Vec<(usize, Met)>) {
         let mut all = Vec::new();
         let look = unseen.look(survey, chunks, heap, true);
-        let whole = look.go_through(heap, |class| class != 0, |object, met| all.push((object, met)));
+        let whole =
+            look.go_through(heap, |class| class != 0, |object, met| all.push((object, met)));
         look.end();
         (whole, all)
     }
 
     #[test]
     fn what_is_in_generation_0_and_nobody_told_of_is_found() {
-        let table = Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
-        let (unseen, survey, chunks) = (Unseen::new(), Survey::new().unwrap(), Chunks::new().unwrap());
-        let tell = |address| assert!(chunks.push(chunks.slot(0x1000).unwrap(), Entry::new(address, 1, 3, 0)));
+        let table =
+            Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
+        let (unseen, survey, chunks) =
+            (Unseen::new(), Survey::new().unwrap(), Chunks::new().unwrap());
+        let tell = |address| {
+            assert!(chunks.push(chunks.slot(0x1000).unwrap(), Entry::new(address, 1, 3, 0)))
+        };
         // The third region is generation 2's: of what is there everybody was told.
-        let mut heap = Heap::new(vec![[0, 0x9_0000, 0], [2, 0x4_0000, 24], [0xf << 32, 0x1_0000, 0]]);
+        let mut heap =
+            Heap::new(vec![[0, 0x9_0000, 0], [2, 0x4_0000, 24], [0xf << 32, 0x1_0000, 0]]);
         heap.put(0x4_0000, CELL);
         // A collection leaves one object in generation 0.
         tell(0x9_0000);
@@ -429,12 +472,17 @@ mod tests {
         let met = |class, bytes| Met { class, bytes, has_components: false };
         let expected = vec![(0x1_0058, met(CELL, 24)), (0x9_0018, met(PAIR, 32))];
         assert_eq!(found(&unseen, &survey, &chunks, &heap), (true, expected.clone()));
-        assert_eq!(found(&unseen, &survey, &chunks, &heap), (true, expected), "each look marks anew");
+        assert_eq!(
+            found(&unseen, &survey, &chunks, &heap),
+            (true, expected),
+            "each look marks anew"
+        );
         chunks.take_all(&table, |_| {});
         let (_, all) = found(&unseen, &survey, &chunks, &heap);
         let all: Vec<usize> = all.into_iter().map(|(object, _)| object).collect();
         assert_eq!(all, [0x1_0000, 0x1_0058, 0x1_0070, 0x9_0018], "no mark is left");
-        // Where an object should be is none: what is known to be in that gap is nothing, and that is said.
+        // Where an object should be is none: what is known to be in that gap is nothing, and that
+        // is said.
         heap.words.remove(&0x1_0018);
         let (whole, all) = found(&unseen, &survey, &chunks, &heap);
         assert_eq!((whole, all.len()), (false, 1));
@@ -442,7 +490,8 @@ mod tests {
 
     #[test]
     fn a_walk_through_the_whole_heap_finds_the_same() {
-        let (unseen, survey, chunks) = (Unseen::new(), Survey::new().unwrap(), Chunks::new().unwrap());
+        let (unseen, survey, chunks) =
+            (Unseen::new(), Survey::new().unwrap(), Chunks::new().unwrap());
         // What is in use has changed since somebody looked where the generations are.
         let heap = Heap::new(vec![[2, 0x4_0000, 24], [0, 0x9_0000, 0], [0, 0x1_0000, 24]]);
         let known = [0x9_0000, 0x9_0018, 0x9_0060, 0x1_0030];
@@ -453,8 +502,8 @@ mod tests {
         let mut look = unseen.look(&survey, &chunks, &heap, false);
         // Also back to a part that was there before, and back in it.
         let order = [
-            0x4_0000, 0x1_0000, 0x1_0018, 0x1_0030, 0x1_0048, 0x9_0000, 0x9_0018, 0x9_0030, 0x9_0060,
-            0x9_0ff8, 0x1_0000, 0x1_0030, 0x9_0ff8, 0x9_0018,
+            0x4_0000, 0x1_0000, 0x1_0018, 0x1_0030, 0x1_0048, 0x9_0000, 0x9_0018, 0x9_0030,
+            0x9_0060, 0x9_0ff8, 0x1_0000, 0x1_0030, 0x9_0ff8, 0x9_0018,
         ];
         for address in order {
             let is_new = address != 0x4_0000 && !known.contains(&address);
@@ -480,6 +529,10 @@ mod tests {
         assert_eq!((look.is_unseen(0x1_0000), look.is_unseen(0x9_0000)), (Some(false), None));
         heap.generations.clear();
         survey.locate(&heap);
-        assert_eq!(found(&unseen, &survey, &chunks, &heap), (false, Vec::new()), "no part is known");
+        assert_eq!(
+            found(&unseen, &survey, &chunks, &heap),
+            (false, Vec::new()),
+            "no part is known"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! The memory functions for aarch64. Byte by byte: the library copies little but stacks, and those by itself.
+//! The memory functions for aarch64. Byte by byte: the library copies little but stacks, and those
+//! by itself.
 
 use core::arch::global_asm;
 

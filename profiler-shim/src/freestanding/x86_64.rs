@@ -2,7 +2,8 @@
 
 use core::arch::global_asm;
 
-// System V ABI. `rep movsb` and `rep stosb` need nothing but the direction flag clear, which the ABI guarantees at calls.
+// System V ABI. `rep movsb` and `rep stosb` need nothing but the direction flag clear, which the
+// ABI guarantees at calls.
 global_asm!(
     ".hidden memcpy",
     ".globl memcpy",

@@ -59,8 +59,9 @@ pub(crate) unsafe fn call(
     answer
 }
 
-/// The thread pointer of this thread; in glibc and musl the control block that it points to lies at the upper end of a thread's stack
-/// mapping (nptl/allocatestack.c; musl src/thread/pthread_create.c), for the main thread elsewhere.
+/// The thread pointer of this thread; in glibc and musl the control block that it points to lies at
+/// the upper end of a thread's stack mapping (nptl/allocatestack.c; musl
+/// src/thread/pthread_create.c), for the main thread elsewhere.
 #[must_use]
 pub fn thread_block() -> usize {
     let base: usize;
@@ -69,11 +70,12 @@ pub fn thread_block() -> usize {
     base
 }
 
-/// Callee-saved registers, sp and pc of this very place. Inlined: what it captures is its caller's frame, which the library's `.eh_frame`
-/// describes at that pc.
+/// Callee-saved registers, sp and pc of this very place. Inlined: what it captures is its caller's
+/// frame, which the library's `.eh_frame` describes at that pc.
 #[inline(always)]
 pub fn capture(registers: &mut Registers) {
-    // SAFETY: stores eight words into `registers` (repr(C), in this order); touches no other memory and no stack.
+    // SAFETY: stores eight words into `registers` (repr(C), in this order); touches no other memory
+    // and no stack.
     unsafe {
         asm!(
             "adr {t}, .",
@@ -90,10 +92,12 @@ pub fn capture(registers: &mut Registers) {
     }
 }
 
-/// `words` (at most `to.len()`) words at address `from`, which [`crate::syscall::readable`] has found so page by page.
+/// `words` (at most `to.len()`) words at address `from`, which [`crate::syscall::readable`] has
+/// found so page by page.
 pub fn copy_words(from: usize, to: &[AtomicU64], words: usize) {
-    // SAFETY: the source is this thread's live stack, readable as just asked of the kernel; the target is a reserved part of the
-    // ring that no other thread writes and nobody reads before its commit. Assembly, so no claim is made about types.
+    // SAFETY: the source is this thread's live stack, readable as just asked of the kernel; the
+    // target is a reserved part of the ring that no other thread writes and nobody reads before its
+    // commit. Assembly, so no claim is made about types.
     unsafe {
         asm!(
             "2: cbz {n}, 3f",

@@ -1,5 +1,5 @@
-//! The processor: how a system call is made and its numbers, where a thread's control block is, and what captures registers and copies
-//! stack. One file each, and only here.
+//! The processor: how a system call is made and its numbers, where a thread's control block is, and
+//! what captures registers and copies stack. One file each, and only here.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

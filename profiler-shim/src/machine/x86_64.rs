@@ -42,7 +42,8 @@ pub(crate) unsafe fn call(
     f: usize,
 ) -> isize {
     let answer: isize;
-    // SAFETY: the kernel keeps all registers but rax, rcx and r11 (System V ABI, x86-64 supplement, A.2.1).
+    // SAFETY: the kernel keeps all registers but rax, rcx and r11 (System V ABI, x86-64 supplement,
+    // A.2.1).
     unsafe {
         asm!(
             "syscall",
@@ -61,21 +62,24 @@ pub(crate) unsafe fn call(
     answer
 }
 
-/// The thread control block of this thread; in glibc and musl it lies at the upper end of a thread's stack mapping
-/// (nptl/allocatestack.c; musl src/thread/pthread_create.c), for the main thread elsewhere.
+/// The thread control block of this thread; in glibc and musl it lies at the upper end of a
+/// thread's stack mapping (nptl/allocatestack.c; musl src/thread/pthread_create.c), for the main
+/// thread elsewhere.
 #[must_use]
 pub fn thread_block() -> usize {
     let base: usize;
-    // SAFETY: fs:0 is the thread control block's pointer to itself (ELF TLS ABI, variant II), readable in every thread.
+    // SAFETY: fs:0 is the thread control block's pointer to itself (ELF TLS ABI, variant II),
+    // readable in every thread.
     unsafe { asm!("mov {}, fs:[0]", out(reg) base, options(nostack, readonly, preserves_flags)) };
     base
 }
 
-/// The callee-saved registers, rsp and rip of this very place. Inlined: what it captures is its caller's frame, which the
-/// library's `.eh_frame` describes at that rip.
+/// The callee-saved registers, rsp and rip of this very place. Inlined: what it captures is its
+/// caller's frame, which the library's `.eh_frame` describes at that rip.
 #[inline(always)]
 pub fn capture(registers: &mut Registers) {
-    // SAFETY: stores eight words into `registers` (repr(C), in this order); touches no other memory and no stack.
+    // SAFETY: stores eight words into `registers` (repr(C), in this order); touches no other memory
+    // and no stack.
     unsafe {
         asm!(
             "lea {t}, [rip]",
@@ -94,10 +98,12 @@ pub fn capture(registers: &mut Registers) {
     }
 }
 
-/// `words` (at most `to.len()`) words at address `from`, which [`crate::syscall::readable`] has found so page by page.
+/// `words` (at most `to.len()`) words at address `from`, which [`crate::syscall::readable`] has
+/// found so page by page.
 pub fn copy_words(from: usize, to: &[AtomicU64], words: usize) {
-    // SAFETY: the source is this thread's live stack, readable as just asked of the kernel; the target is a reserved part of the
-    // ring that no other thread writes and nobody reads before its commit. Assembly, so no claim is made about types.
+    // SAFETY: the source is this thread's live stack, readable as just asked of the kernel; the
+    // target is a reserved part of the ring that no other thread writes and nobody reads before its
+    // commit. Assembly, so no claim is made about types.
     unsafe {
         asm!(
             "rep movsq",

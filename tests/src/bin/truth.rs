@@ -1,6 +1,8 @@
-//! The program behind `cargo xtask truth`: `truth OUTPUT-FOLDER [--seconds N] [--repetitions N] [WORKLOAD… | thinning]`. Writes truth.md and truth.json there.
-//! `truth OUTPUT-FOLDER memory [--windows N]` is another: known allocations. Writes memory.md and memory.json.
-//! `truth OUTPUT-FOLDER leaks [--runs N] [--at-once N]`: verdicts on known leaks. Writes leaks.md and leaks.json.
+//! The program behind `cargo xtask truth`: `truth OUTPUT-FOLDER [--seconds N] [--repetitions N]
+//! [WORKLOAD… | thinning]`. Writes truth.md and truth.json there.
+//! `truth OUTPUT-FOLDER memory [--windows N]` is another: known allocations. Writes memory.md and
+//! memory.json. `truth OUTPUT-FOLDER leaks [--runs N] [--at-once N]`: verdicts on known leaks.
+//! Writes leaks.md and leaks.json.
 
 use std::error::Error;
 use std::fs;
@@ -24,7 +26,8 @@ const REPETITIONS: usize = 100;
 /// Windows of known allocations: eight cells each, and the promise is of 2,000.
 const WINDOWS: usize = 260;
 
-/// Times a program with leaks is watched on each runtime, and how many at the same time: they hardly need a CPU.
+/// Times a program with leaks is watched on each runtime, and how many at the same time: they
+/// hardly need a CPU.
 const RUNS: usize = 20;
 const AT_ONCE: usize = 6;
 /// How long each is watched.
@@ -77,7 +80,12 @@ fn run() -> anyhow::Result<()> {
         let skipped = case.need().missing();
         if let Some(reason) = &skipped {
             println!("SKIPPED {}: {reason}", case.name);
-            entries.push(Entry { name: case.name, about: case.about, skipped, results: Vec::new() });
+            entries.push(Entry {
+                name: case.name,
+                about: case.about,
+                skipped,
+                results: Vec::new(),
+            });
             continue;
         }
         let results = match case.build() {
@@ -115,14 +123,16 @@ fn run() -> anyhow::Result<()> {
     }
     write(&folder.join("truth.md"), &text)?;
     write(&folder.join("truth.json"), &format!("{values:#}\n"))?;
-    let failed =
-        entries.iter().filter(|entry| entry.skipped.is_none() && entry.results.iter().any(Result::is_err));
+    let failed = entries
+        .iter()
+        .filter(|entry| entry.skipped.is_none() && entry.results.iter().any(Result::is_err));
     let failed: Vec<&str> = failed.map(|entry| entry.name.as_str()).collect();
     ensure!(failed.is_empty(), "not measured: {}", failed.join(", "));
     Ok(())
 }
 
-/// Known allocations, on each runtime, the newest first: most of what is promised is promised for it. What is measured is written at once: it takes long.
+/// Known allocations, on each runtime, the newest first: most of what is promised is promised for
+/// it. What is measured is written at once: it takes long.
 fn memory(folder: &std::path::Path, windows: usize) -> anyhow::Result<()> {
     let machine = machine()?;
     let mut text = format!("Measured on {machine}.\n");
@@ -135,7 +145,8 @@ fn memory(folder: &std::path::Path, windows: usize) -> anyhow::Result<()> {
         }
         let (cells, steps) = allocations::measure(runtime, windows)?;
         let section = allocations::markdown(runtime, &cells)?
-            + &allocations::markdown(runtime, &steps)?.replace("windows", "windows in step with the stride");
+            + &allocations::markdown(runtime, &steps)?
+                .replace("windows", "windows in step with the stride");
         let thinned = match runtime {
             Runtime::Net10 | Runtime::Net11 => allocations::measure_thinned(runtime, windows / 4)?,
             _ => Vec::new(),
@@ -162,8 +173,10 @@ fn memory(folder: &std::path::Path, windows: usize) -> anyhow::Result<()> {
 /// Verdicts on programs with leaks, on each runtime.
 fn leaks(folder: &std::path::Path, runs: usize, at_once: usize) -> anyhow::Result<()> {
     let machine = machine()?;
-    let runtimes: Vec<Runtime> =
-        Runtime::ALL.into_iter().filter(|&runtime| Need::Clr(runtime).missing().is_none()).collect();
+    let runtimes: Vec<Runtime> = Runtime::ALL
+        .into_iter()
+        .filter(|&runtime| Need::Clr(runtime).missing().is_none())
+        .collect();
     ensure!(!runtimes.is_empty(), "no .NET runtime");
     fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
     let all = verdicts::repeat(&runtimes, runs, at_once, WATCHED, &mut |said| {

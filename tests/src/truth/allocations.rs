@@ -1,5 +1,6 @@
-//! Eight types of known counts and sizes (`known.cs`): are the estimates unbiased, and do the 95 % intervals of `perfusion report` hold the truth in 95
-//! of 100 cells (a type in a window)? On .NET 8 and 9, which sample by a fixed stride: how far off are they?
+//! Eight types of known counts and sizes (`known.cs`): are the estimates unbiased, and do the 95 %
+//! intervals of `perfusion report` hold the truth in 95 of 100 cells (a type in a window)? On .NET
+//! 8 and 9, which sample by a fixed stride: how far off are they?
 
 use std::fmt::Write as _;
 
@@ -30,7 +31,8 @@ const BATCH: [(&str, f64, f64); 12] = [
     ("Known.Mixed[]", 300_000.0, 2.0),
 ];
 /// The same of the command `steps`.
-const STEPS: [(&str, f64, f64); 2] = [("Known.Wide[]", 50_000.0, 100.0), ("Known.Filler", 24.0, 225_000.0)];
+const STEPS: [(&str, f64, f64); 2] =
+    [("Known.Wide[]", 50_000.0, 100.0), ("Known.Filler", 24.0, 225_000.0)];
 /// Batches in one window: a dozen samples or more are expected of each type.
 const BATCHES: usize = 4;
 /// In those of which not all samples are told.
@@ -82,8 +84,11 @@ impl Cell {
 
     fn estimate(&self, of: Of) -> (f64, f64, bool) {
         let Some(row) = &self.row else { return (0.0, 0.0, false) };
-        let (estimate, seen) =
-            if of == Of::Objects { (row.objects, row.seen as f64) } else { (row.bytes, row.seen_bytes) };
+        let (estimate, seen) = if of == Of::Objects {
+            (row.objects, row.seen as f64)
+        } else {
+            (row.bytes, row.seen_bytes)
+        };
         let holds = row.has_interval && estimate.interval95(seen).holds(self.truth(of));
         (estimate.value, estimate.variance, holds)
     }
@@ -105,7 +110,8 @@ pub fn sum(cells: &[Cell], name: Option<&str>, of: Of) -> Sum {
     Sum { ratio: estimate / truth, stderr: variance.sqrt() / truth, ..sum }
 }
 
-/// The cells whose interval does not hold the truth, a line each: what a failed test has to say beyond sums.
+/// The cells whose interval does not hold the truth, a line each: what a failed test has to say
+/// beyond sums.
 pub fn missed(cells: &[Cell], of: Of) -> String {
     let types = names(cells).len().max(1);
     let mut text = String::new();
@@ -115,21 +121,28 @@ pub fn missed(cells: &[Cell], of: Of) -> String {
             let (window, name, truth) = (at / types, cell.name, cell.truth(of));
             let (ratio, errors) = (value / truth, (value - truth) / variance.sqrt());
             let seen = cell.row.as_ref().map_or(0, |row| row.seen);
-            writeln!(text, "window {window}: {name} {ratio:.3}, {errors:+.2} standard errors, {seen} seen")
-                .unwrap_or_default();
+            writeln!(
+                text,
+                "window {window}: {name} {ratio:.3}, {errors:+.2} standard errors, {seen} seen"
+            )
+            .unwrap_or_default();
         }
     }
     text
 }
 
-/// Records `windows` windows of batches, and as many of the pattern that misleads a stride. All samples are told.
+/// Records `windows` windows of batches, and as many of the pattern that misleads a stride. All
+/// samples are told.
 ///
 /// # Errors
 /// When the program or the recorder fails.
 pub fn measure(runtime: Runtime, windows: usize) -> anyhow::Result<(Vec<Cell>, Vec<Cell>)> {
     let app = Workload::dotnet(runtime, "known", &[])?.start()?;
-    let mut tap =
-        Tap::attach(app, ShimLimits { allocation_samples: ALL_SAMPLES, ..ShimLimits::default() }, "batch")?;
+    let mut tap = Tap::attach(
+        app,
+        ShimLimits { allocation_samples: ALL_SAMPLES, ..ShimLimits::default() },
+        "batch",
+    )?;
     let (mut cells, mut steps) = (Vec::new(), Vec::new());
     for _ in 0..windows {
         for _ in 0..BATCHES {
@@ -160,13 +173,18 @@ pub fn measure_thinned(runtime: Runtime, windows: usize) -> anyhow::Result<Vec<C
         }
         cells.extend(read(&mut tap, &BATCH, THINNED_BATCHES as f64)?);
     }
-    let (all, thinned) = (tap.counted(Counter::AllocationSamples), tap.counted(Counter::AllocationsThinned));
+    let (all, thinned) =
+        (tap.counted(Counter::AllocationSamples), tap.counted(Counter::AllocationsThinned));
     ensure!(thinned * 2 > all, "{thinned} of {all} samples were left out");
     tap.stop()?;
     Ok(cells)
 }
 
-fn read(tap: &mut Tap, made: &[(&'static str, f64, f64)], batches: f64) -> anyhow::Result<Vec<Cell>> {
+fn read(
+    tap: &mut Tap,
+    made: &[(&'static str, f64, f64)],
+    batches: f64,
+) -> anyhow::Result<Vec<Cell>> {
     let rows = rows(&tap.profile()?, "alloc_space", &Options::default());
     tap.next();
     let mut cells: Vec<Cell> = Vec::new();
@@ -205,7 +223,10 @@ fn names(cells: &[Cell]) -> Vec<&'static str> {
 /// When there are no cells.
 pub fn markdown(runtime: Runtime, cells: &[Cell]) -> anyhow::Result<String> {
     let mut text = format!(
-        "\n| {runtime}, {} windows | objects: estimate / truth | in the interval | bytes: estimate / truth | in the interval | samples |\n|---|---|---|---|---|---|\n",
+        "\n| {runtime}, {} windows | objects: estimate / truth | in the interval | bytes: estimate \
+         \
+         \
+         / truth | in the interval | samples |\n|---|---|---|---|---|---|\n",
         cells.len() / names(cells).len().max(1)
     );
     let mut line = |title: &str, name: Option<&str>| {

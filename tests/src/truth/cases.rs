@@ -1,4 +1,5 @@
-//! The workloads: what each is made from, what it needs, and what a reader must know about its truth.
+//! The workloads: what each is made from, what it needs, and what a reader must know about its
+//! truth.
 
 use crate::app::{Compiler, Workload};
 use crate::environment::{Need, Runtime};
@@ -50,7 +51,9 @@ impl Case {
                 } else {
                     Workload::dotnet(runtime, program, &[])?
                 };
-                Ok(environment.iter().fold(workload, |workload, (name, value)| workload.env(name, value)))
+                Ok(environment
+                    .iter()
+                    .fold(workload, |workload, (name, value)| workload.env(name, value)))
             }
         }
     }
@@ -59,7 +62,8 @@ impl Case {
 /// Name, source file, compiler, flags, about.
 type Native = (&'static str, &'static str, Compiler, &'static [&'static str], &'static str);
 
-const C_CHAIN: &str = "8 functions from a loop to a tiny one, one of them with 8 arguments, one with a frame of variable size; a thread that sleeps";
+const C_CHAIN: &str = "8 functions from a loop to a tiny one, one of them with 8 arguments, one \
+     with a frame of variable size; a thread that sleeps";
 
 const NATIVE: [Native; 13] = [
     ("c-O0", "chain.c", Compiler::C, &["-O0", "-fno-omit-frame-pointer"], C_CHAIN),
@@ -110,18 +114,21 @@ const DOTNET: [Dotnet; 13] = [
     (
         "exceptions",
         &[],
-        "work before a throw, in a finally block on the way, in the catch block: the frames that were left, the dispatcher and the funclets are all there",
+        "work before a throw, in a finally block on the way, in the catch block: the frames that \
+         were left, the dispatcher and the funclets are all there",
     ),
     (
         "tailcalls",
         &[],
-        "methods that leave by explicit tail calls, direct, virtual and through the runtime's dispatcher: who left has no frame",
+        "methods that leave by explicit tail calls, direct, virtual and through the runtime's \
+         dispatcher: who left has no frame",
     ),
     ("gcheavy", &[], "two threads that allocate all the time"),
     (
         "readytorun",
         &[("DOTNET_TieredCompilation", "0")],
-        "precompiled framework code between methods of the program, four times; the framework's own frames there are only checked to be some",
+        "precompiled framework code between methods of the program, four times; the framework's \
+         own frames there are only checked to be some",
     ),
     ("churn", &[], "new methods at tier 0 all the time"),
     ("dynamicmethods", &[], "methods made at run time, unloaded by the collector"),
@@ -131,7 +138,11 @@ const DOTNET: [Dotnet; 13] = [
         "an assembly in a collectible load context that is loaded and unloaded again and again",
     ),
     ("threads500", &[], "500 threads, mostly asleep"),
-    ("truthwaits", &[], "threads asleep, waiting for a lock and reading from a pipe; they know how long"),
+    (
+        "truthwaits",
+        &[],
+        "threads asleep, waiting for a lock and reading from a pipe; they know how long",
+    ),
 ];
 
 /// Those that are made one file with their runtime too. There is no host of .NET 8.
@@ -160,7 +171,9 @@ pub fn all() -> Vec<Case> {
                 recipe: Recipe::Dotnet { runtime, one_file: false, program, environment },
             });
         }
-        let Some((_, about)) = IN_ONE_FILE.iter().find(|(name, _)| *name == program) else { continue };
+        let Some((_, about)) = IN_ONE_FILE.iter().find(|(name, _)| *name == program) else {
+            continue;
+        };
         for runtime in [Runtime::Net9, Runtime::Net10] {
             cases.push(Case {
                 name: format!("single-file-{program}-{}", runtime.major()),
@@ -185,7 +198,8 @@ pub fn chosen(words: &[String]) -> anyhow::Result<Vec<Case>> {
             cases.iter().map(|case| case.name.as_str()).collect::<Vec<_>>().join(", ")
         );
     }
-    let fits =
-        |case: &Case| words.is_empty() || words.iter().any(|word| case.name.starts_with(word.as_str()));
+    let fits = |case: &Case| {
+        words.is_empty() || words.iter().any(|word| case.name.starts_with(word.as_str()))
+    };
     Ok(cases.into_iter().filter(fits).collect())
 }

@@ -1,8 +1,11 @@
-//! Judges stacks against the call chains a workload declares about its threads. Knows nothing of recording.
+//! Judges stacks against the call chains a workload declares about its threads. Knows nothing of
+//! recording.
 //!
-//! A declared chain is a list of function names, outermost first. `...` stands for one frame or more of a runtime or a system library.
-//! What precedes the chain's first function, the way from the thread's start to it, is the same in every stack of such threads and no
-//! workload can know it; it is learned: what most of the recorded time has there, and it must begin where threads begin.
+//! A declared chain is a list of function names, outermost first. `...` stands for one frame or
+//! more of a runtime or a system library. What precedes the chain's first function, the way from
+//! the thread's start to it, is the same in every stack of such threads and no workload can know
+//! it; it is learned: what most of the recorded time has there, and it must begin where threads
+//! begin.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -74,8 +77,14 @@ const RUNTIME_FUNCTIONS: [&str; 24] = [
 ];
 /// Where stacks of threads begin: files of C libraries, and functions of programs that have none.
 const FIRST_FILES: [&str; 4] = ["libc.", "libc-", "libpthread", "ld-musl"];
-const FIRST_FUNCTIONS: [&str; 6] =
-    ["_start", "__clone", "clone", "runtime.goexit.abi0", "runtime.rt0_go.abi0", "runtime.mstart.abi0"];
+const FIRST_FUNCTIONS: [&str; 6] = [
+    "_start",
+    "__clone",
+    "clone",
+    "runtime.goexit.abi0",
+    "runtime.rt0_go.abi0",
+    "runtime.mstart.abi0",
+];
 
 /// The chains of one thread: each of its stacks must be on one of them.
 pub type Chains = Vec<Vec<String>>;
@@ -121,7 +130,8 @@ pub struct Shares {
     pub complete: f64,
     /// Exact ones.
     pub exact: f64,
-    /// Waits nobody could see the stack of: in progress when the recording began, or, not in the total, of threads that had not run yet.
+    /// Waits nobody could see the stack of: in progress when the recording began, or, not in the
+    /// total, of threads that had not run yet.
     pub unseen: f64,
     /// Exact ones that end in undeclared runtime frames.
     pub in_runtime: f64,
@@ -172,14 +182,17 @@ impl Shares {
     }
 }
 
-/// `Type.Method(int)` → `Type.Method`, `Type.Method(…)+async` → `Type.Method+async`; without the hash at the end of Rust's names.
+/// `Type.Method(int)` → `Type.Method`, `Type.Method(…)+async` → `Type.Method+async`; without the
+/// hash at the end of Rust's names.
 pub fn plain_name(function: &str) -> Cow<'_, str> {
     let name = match (function.find('('), function.rfind(")+")) {
         // `(anonymous namespace)::f()` begins with one.
         (Some(0) | None, _) => Cow::Borrowed(function),
         (Some(at), Some(end)) if end > at => {
-            let (name, kind) =
-                (function.get(..at).unwrap_or_default(), function.get(end + 1..).unwrap_or_default());
+            let (name, kind) = (
+                function.get(..at).unwrap_or_default(),
+                function.get(end + 1..).unwrap_or_default(),
+            );
             Cow::Owned(format!("{name}{kind}"))
         }
         (Some(at), _) => Cow::Borrowed(function.get(..at).unwrap_or(function)),
@@ -228,8 +241,10 @@ impl Roots {
         let mut seen: BTreeMap<String, BTreeMap<Vec<String>, i64>> = BTreeMap::new();
         for sample in &profile.samples {
             let Some(chains) = chains_of(sample) else { continue };
-            let names: Vec<String> =
-                user_frames(sample).iter().map(|frame| plain_name(&frame.function).into_owned()).collect();
+            let names: Vec<String> = user_frames(sample)
+                .iter()
+                .map(|frame| plain_name(&frame.function).into_owned())
+                .collect();
             for first in chains.iter().filter_map(|chain| chain.first()) {
                 if let Some(at) = names.iter().position(|name| name == first) {
                     let root = names.get(..at).unwrap_or_default().to_vec();
@@ -239,7 +254,11 @@ impl Roots {
             }
         }
         let usual = |roots: BTreeMap<Vec<String>, i64>| {
-            roots.into_iter().max_by_key(|(_, value)| *value).map(|(root, _)| root).unwrap_or_default()
+            roots
+                .into_iter()
+                .max_by_key(|(_, value)| *value)
+                .map(|(root, _)| root)
+                .unwrap_or_default()
         };
         Self { by_first: seen.into_iter().map(|(first, roots)| (first, usual(roots))).collect() }
     }
@@ -271,8 +290,9 @@ pub fn judge(sample: &Sample, chains: &Chains, roots: &Roots, moments: Moments) 
     for chain in chains {
         let root = chain.first().map(|first| roots.to(first)).unwrap_or_default();
         let fit = fit(&frames, &names, root, chain, tail, moments);
-        let rank =
-            |fit: &Fit| (fit.exact, usize::MAX - fit.wrong_frames, if fit.exact { 0 } else { fit.fitting });
+        let rank = |fit: &Fit| {
+            (fit.exact, usize::MAX - fit.wrong_frames, if fit.exact { 0 } else { fit.fitting })
+        };
         if rank(&fit) > rank(&best) {
             best = fit;
         }
@@ -291,7 +311,8 @@ pub fn judge(sample: &Sample, chains: &Chains, roots: &Roots, moments: Moments) 
     }
 }
 
-/// A stack that is not exact, for people: the last frame that fits and what follows it; all of it when it is not complete.
+/// A stack that is not exact, for people: the last frame that fits and what follows it; all of it
+/// when it is not complete.
 pub fn picture(sample: &Sample, verdict: Verdict) -> String {
     const MOST: usize = 14;
     let from = if verdict.complete { verdict.fitting.saturating_sub(1) } else { 0 };
@@ -326,18 +347,23 @@ pub fn is_complete(sample: &Sample) -> bool {
     !lost && !user_frames(sample).is_empty()
 }
 
-/// True when the thread is exiting and may have given its memory back: it has no user stack any more.
+/// True when the thread is exiting and may have given its memory back: it has no user stack any
+/// more.
 pub fn is_exiting(sample: &Sample) -> bool {
-    sample.stack.iter().any(|frame| frame.mapping.starts_with("[kernel") && frame.function == "do_exit")
+    sample
+        .stack
+        .iter()
+        .any(|frame| frame.mapping.starts_with("[kernel") && frame.function == "do_exit")
 }
 
-/// True when the thread is in a collection: profiles gather those under a frame of their own and leave out, on purpose, the method that
-/// happened to allocate and its callers.
+/// True when the thread is in a collection: profiles gather those under a frame of their own and
+/// leave out, on purpose, the method that happened to allocate and its callers.
 pub fn is_collection(sample: &Sample) -> bool {
     sample.stack.first().is_some_and(|frame| frame.function == COLLECTOR)
 }
 
-/// True when the sample has a user part at all: a process without one (a kernel thread, an exiting task) has no stack to be whole.
+/// True when the sample has a user part at all: a process without one (a kernel thread, an exiting
+/// task) has no stack to be whole.
 pub fn has_user_part(sample: &Sample) -> bool {
     sample.stack.first().is_some_and(|frame| !frame.mapping.starts_with("[kernel"))
 }
@@ -405,7 +431,8 @@ fn fit(
     }
 }
 
-/// Frames that are not part of the longest common subsequence with what was expected. Runtime frames at the inner end are nobody's fault.
+/// Frames that are not part of the longest common subsequence with what was expected. Runtime
+/// frames at the inner end are nobody's fault.
 fn wrong_frames(names: &[Cow<'_, str>], root: &[String], chain: &[String], tail: usize) -> usize {
     let expected: Vec<&str> = root.iter().chain(chain).map(String::as_str).collect();
     let judged = names.get(..tail).unwrap_or(names);
@@ -475,7 +502,8 @@ mod tests {
 
     #[test]
     fn a_frame_too_many_is_wrong() {
-        let verdict = steady(&["libc.so.6!clone3", "libcoreclr.so!Start", "Loop", "A", "B", "B", "C"]);
+        let verdict =
+            steady(&["libc.so.6!clone3", "libcoreclr.so!Start", "Loop", "A", "B", "B", "C"]);
         assert!(!verdict.exact);
         assert_eq!(verdict.wrong_frames, 1);
     }
@@ -483,12 +511,16 @@ mod tests {
     #[test]
     fn the_runtime_may_be_called_from_the_chain_but_not_stand_inside_it() {
         let root = ["libc.so.6!clone3", "libcoreclr.so!Start"];
-        let good = steady(&[&root[..], &["Loop", "A", "libcoreclr.so!Helper", "libc.so.6!futex"]].concat());
+        let good = steady(
+            &[&root[..], &["Loop", "A", "libcoreclr.so!Helper", "libc.so.6!futex"]].concat(),
+        );
         assert!(good.exact && good.in_runtime);
-        let inside = steady(&[&root[..], &["Loop", "A", "B", "libcoreclr.so!Helper", "C"]].concat());
+        let inside =
+            steady(&[&root[..], &["Loop", "A", "B", "libcoreclr.so!Helper", "C"]].concat());
         assert!(!inside.exact);
-        let declared =
-            steady(&[&root[..], &["Loop", "A", "libcoreclr.so!Throw", "System.EH.Go", "Catch"]].concat());
+        let declared = steady(
+            &[&root[..], &["Loop", "A", "libcoreclr.so!Throw", "System.EH.Go", "Catch"]].concat(),
+        );
         assert!(declared.exact && !declared.in_runtime);
         let none = steady(&[&root[..], &["Loop", "A", "Catch"]].concat());
         assert!(!none.exact);
@@ -515,7 +547,8 @@ mod tests {
     #[test]
     fn the_kernels_frames_are_not_judged() {
         let root = ["libc.so.6!clone3", "libcoreclr.so!Start"];
-        let irq = steady(&[&root[..], &["Loop", "A", "B", "C", "[kernel.kallsyms]!asm_irq"]].concat());
+        let irq =
+            steady(&[&root[..], &["Loop", "A", "B", "C", "[kernel.kallsyms]!asm_irq"]].concat());
         assert!(irq.exact && !irq.in_runtime);
     }
 

@@ -1,4 +1,5 @@
-//! Live objects of known counts (`alive.cs`), of which only a few can be watched: do the estimates and their 95 % intervals hold the truth?
+//! Live objects of known counts (`alive.cs`), of which only a few can be watched: do the estimates
+//! and their 95 % intervals hold the truth?
 
 use std::fmt::Write as _;
 
@@ -22,13 +23,15 @@ const TYPES: [(&str, f64); 4] = [
     ("Alive.Block[]", 20_000.0),
     ("Alive.Huge[]", 300_000.0),
 ];
-/// Objects that can be watched: the fewest that can be asked for. Twice as many or more are sampled and alive.
+/// Objects that can be watched: the fewest that can be asked for. Twice as many or more are sampled
+/// and alive.
 const WATCHED: u32 = 256;
 
 /// Times objects are made in a window: after that as many die as come.
 const ROUNDS: usize = 16;
 
-/// One window: truth and estimate, objects and bytes, of each type and of all four together (the last).
+/// One window: truth and estimate, objects and bytes, of each type and of all four together (the
+/// last).
 #[derive(Clone, Debug)]
 pub struct Window {
     /// Objects of each type.
@@ -63,9 +66,14 @@ impl Known {
 ///
 /// # Errors
 /// When the program or the recorder fails, or chance never had to choose.
-pub fn measure(runtime: Runtime, windows: usize, allocation_samples: u32) -> anyhow::Result<Vec<Window>> {
+pub fn measure(
+    runtime: Runtime,
+    windows: usize,
+    allocation_samples: u32,
+) -> anyhow::Result<Vec<Window>> {
     let app = Workload::dotnet(runtime, "alive", &[])?.start()?;
-    let mut tap = Tap::attach_whole(app, ShimLimits { live_objects: WATCHED, allocation_samples }, "fill")?;
+    let mut tap =
+        Tap::attach_whole(app, ShimLimits { live_objects: WATCHED, allocation_samples }, "fill")?;
     let mut all = Vec::new();
     for _ in 0..windows {
         tap.perform("clear")?;
@@ -73,7 +81,8 @@ pub fn measure(runtime: Runtime, windows: usize, allocation_samples: u32) -> any
         for _ in 0..ROUNDS {
             tap.perform("fill")?;
         }
-        // Once more where the first was passed over because the watched objects were being thinned at that moment.
+        // Once more where the first was passed over because the watched objects were being thinned
+        // at that moment.
         tap.perform("collect")?;
         tap.perform("collect")?;
         let counts = tap.ask("alive", "counts")?;
@@ -83,13 +92,17 @@ pub fn measure(runtime: Runtime, windows: usize, allocation_samples: u32) -> any
     // What is watched is then a part of a part.
     let left_out = tap.counted(Counter::AllocationsThinned);
     ensure!(left_out > 0 || allocation_samples == ALL_SAMPLES, "every sample was told of");
-    ensure!(tap.counted(Counter::HandlesFull) == 0, "some were not watched without chance having chosen");
+    ensure!(
+        tap.counted(Counter::HandlesFull) == 0,
+        "some were not watched without chance having chosen"
+    );
     tap.stop()?;
     Ok(all)
 }
 
 fn window(counts: &Value, rows: &[TypeRow]) -> anyhow::Result<Window> {
-    let mut window = Window { objects: Vec::new(), bytes: Vec::new(), watched: 0, has_interval: true };
+    let mut window =
+        Window { objects: Vec::new(), bytes: Vec::new(), watched: 0, has_interval: true };
     for (at, (name, size)) in TYPES.into_iter().enumerate() {
         let count = counts.get(at).and_then(Value::as_f64).with_context(|| format!("{counts}"))?;
         let row = rows.iter().find(|row| row.name == name);
@@ -114,7 +127,8 @@ fn window(counts: &Value, rows: &[TypeRow]) -> anyhow::Result<Window> {
     Ok(window)
 }
 
-/// Of all windows: mean of estimate / truth, its standard error (of what was found), and how many intervals hold the truth.
+/// Of all windows: mean of estimate / truth, its standard error (of what was found), and how many
+/// intervals hold the truth.
 pub fn sum(windows: &[Window], of: impl Fn(&Window) -> Known) -> (f64, f64, usize) {
     let ratios: Vec<f64> =
         windows.iter().map(|window| of(window).estimate.value / of(window).truth).collect();
@@ -129,9 +143,12 @@ pub fn sum(windows: &[Window], of: impl Fn(&Window) -> Known) -> (f64, f64, usiz
 /// # Errors
 /// Never, but writing to text can by its type.
 pub fn markdown(runtime: Runtime, windows: &[Window]) -> anyhow::Result<String> {
-    let watched = windows.iter().map(|window| window.watched).sum::<i64>() / windows.len().max(1) as i64;
+    let watched =
+        windows.iter().map(|window| window.watched).sum::<i64>() / windows.len().max(1) as i64;
     let mut text = format!(
-        "\n| {runtime}, alive, {} windows, {watched} objects watched in the mean | objects: estimate / truth | in the interval | bytes: estimate / truth | in the interval |\n|---|---|---|---|---|\n",
+        "\n| {runtime}, alive, {} windows, {watched} objects watched in the mean | objects: \
+         estimate / truth | in the interval | bytes: estimate / truth | in the interval \
+         |\n|---|---|---|---|---|\n",
         windows.len()
     );
     for at in 0..=TYPES.len() {
@@ -149,7 +166,8 @@ pub fn markdown(runtime: Runtime, windows: &[Window]) -> anyhow::Result<String> 
                 false => format!("{mean:.4} ± {stderr:.4} | none stated"),
             }
         };
-        let (objects, bytes) = (figures(&|window| window.objects[at]), figures(&|window| window.bytes[at]));
+        let (objects, bytes) =
+            (figures(&|window| window.objects[at]), figures(&|window| window.bytes[at]));
         writeln!(text, "| {title} | {objects} | {bytes} |")?;
     }
     Ok(text)

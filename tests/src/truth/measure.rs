@@ -1,4 +1,5 @@
-//! Records one workload and takes every figure of it: attached to the running program, or started by the recorder.
+//! Records one workload and takes every figure of it: attached to the running program, or started
+//! by the recorder.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +17,8 @@ use crate::perfusion::{Recording, SLACK, Scratch};
 use crate::profile::{Profile, Sample};
 use crate::schedstat::{self, Looks};
 use crate::truth::judge::{
-    Chains, Moments, Roots, Shares, has_user_part, is_collection, is_complete, is_exiting, judge, picture,
+    Chains, Moments, Roots, Shares, has_user_part, is_collection, is_complete, is_exiting, judge,
+    picture,
 };
 use crate::wait::let_pass;
 
@@ -40,8 +42,8 @@ const LOSS_WORDS: [&str; 17] = [
     "abandoned",
     "malformed",
 ];
-/// Share of the recording a thread must have been on a CPU for its CPU time to be compared with schedstat alone: of less, the 10 ms
-/// between two looks at either end leave too much open.
+/// Share of the recording a thread must have been on a CPU for its CPU time to be compared with
+/// schedstat alone: of less, the 10 ms between two looks at either end leave too much open.
 const BUSY: f64 = 0.1;
 
 /// How the recorder met the program.
@@ -92,11 +94,11 @@ pub struct Measured {
     pub roots: Vec<(String, String)>,
     /// Largest |on-CPU + runnable + blocked − wall| of a declared thread, of wall; attached only.
     pub wall_error: Option<f64>,
-    /// Largest distance of a busy declared thread's on-CPU time from what schedstat leaves open, of schedstat; of the sum of all threads
-    /// when none is busy; attached only.
+    /// Largest distance of a busy declared thread's on-CPU time from what schedstat leaves open, of
+    /// schedstat; of the sum of all threads when none is busy; attached only.
     pub cpu_error: Option<f64>,
-    /// (profile − program) / program of the time in the functions that wait, or how far the blocked part of it lies outside what the kernel
-    /// leaves open, whichever is more; attached only.
+    /// (profile − program) / program of the time in the functions that wait, or how far the blocked
+    /// part of it lies outside what the kernel leaves open, whichever is more; attached only.
     pub wait_error: Option<f64>,
     /// Nanoseconds of the CPU sampler by CPU sample stored.
     pub ns_per_sample: Option<f64>,
@@ -115,13 +117,16 @@ pub(crate) struct Declared {
 
 impl Declared {
     pub(crate) fn read(ready: &Value) -> anyhow::Result<Self> {
-        let by_name =
-            ready.get("chains").and_then(Value::as_object).context("no `chains` in the ready line")?;
+        let by_name = ready
+            .get("chains")
+            .and_then(Value::as_object)
+            .context("no `chains` in the ready line")?;
         let mut chains = BTreeMap::new();
         for (name, lists) in by_name {
             let tid = ready.get(name).and_then(Value::as_u64);
             let tid = tid.with_context(|| format!("no thread id of {name} in the ready line"))?;
-            let lists = lists.as_array().with_context(|| format!("the chains of {name} are no list"))?;
+            let lists =
+                lists.as_array().with_context(|| format!("the chains of {name} are no list"))?;
             let lists = lists.iter().map(chain).collect::<anyhow::Result<Chains>>()?;
             ensure!(lists.iter().all(|chain| !chain.is_empty()), "{name} has an empty chain");
             chains.insert(tid.to_string(), lists);
@@ -140,7 +145,10 @@ fn chain(list: &Value) -> anyhow::Result<Vec<String>> {
     let mut names = Vec::new();
     for name in list.as_array().context("a chain is no list")? {
         let text = name.as_str().context("a name is no text")?;
-        match text.rsplit_once('*').and_then(|(name, count)| Some((name, count.parse::<usize>().ok()?))) {
+        match text
+            .rsplit_once('*')
+            .and_then(|(name, count)| Some((name, count.parse::<usize>().ok()?)))
+        {
             Some((name, count)) => names.extend(std::iter::repeat_n(name.to_owned(), count)),
             None => names.push(text.to_owned()),
         }
@@ -187,9 +195,11 @@ pub fn attached(workload: &Workload, options: Options) -> anyhow::Result<Measure
     let declared = Declared::read(app.ready())?;
     let scratch = Scratch::new()?;
     let file = scratch.path("profile.pb.gz");
-    let (length, frequency) = (format!("{}ms", options.length.as_millis()), options.frequency_hz.to_string());
+    let (length, frequency) =
+        (format!("{}ms", options.length.as_millis()), options.frequency_hz.to_string());
     let times = schedstat::Log::start(app.pid());
-    let recording = Recording::of_pid(app.pid(), &file, &["--duration", &length, "--frequency", &frequency])?;
+    let recording =
+        Recording::of_pid(app.pid(), &file, &["--duration", &length, "--frequency", &frequency])?;
     let costs = CostLog::start(recording.pid());
     let outcome = recording.finish_well(options.length + SLACK);
     let (costs, times) = (costs.stop(), times.stop());
@@ -210,8 +220,11 @@ pub fn attached(workload: &Workload, options: Options) -> anyhow::Result<Measure
 pub fn launched(workload: &Workload, options: Options) -> anyhow::Result<Measured> {
     let scratch = Scratch::new()?;
     let file = scratch.path("profile.pb.gz");
-    let mut recorder = Workload::program(perfusion_bin().context("PERFUSION_BIN names no perfusion")?);
-    for argument in ["--quiet", "record", "--frequency", &options.frequency_hz.to_string(), "--output"] {
+    let mut recorder =
+        Workload::program(perfusion_bin().context("PERFUSION_BIN names no perfusion")?);
+    for argument in
+        ["--quiet", "record", "--frequency", &options.frequency_hz.to_string(), "--output"]
+    {
         recorder = recorder.arg(argument);
     }
     recorder = recorder.arg(&file).arg("--");
@@ -233,8 +246,15 @@ pub fn launched(workload: &Workload, options: Options) -> anyhow::Result<Measure
     Ok(figures(&Profile::read(&file)?, &declared, Mode::Launched, &costs))
 }
 
-fn figures(profile: &Profile, declared: &Declared, mode: Mode, costs: &BTreeMap<String, Cost>) -> Measured {
-    let cost = |program: &str| costs.iter().find(|(name, _)| name.contains(program)).map(|(_, cost)| *cost);
+fn figures(
+    profile: &Profile,
+    declared: &Declared,
+    mode: Mode,
+    costs: &BTreeMap<String, Cost>,
+) -> Measured {
+    let cost = |program: &str| {
+        costs.iter().find(|(name, _)| name.contains(program)).map(|(_, cost)| *cost)
+    };
     let per = |ns: u64, count: f64| (count > 0.0).then(|| ns as f64 / count);
     let stored = profile.counter("cpu_samples_stored").unwrap_or(0) as f64;
     Measured {
@@ -252,7 +272,8 @@ pub(crate) fn judged(profile: &Profile, declared: &Declared, mode: Mode) -> Meas
         Mode::Launched => Moments::WholeLife,
     };
     let roots = Roots::learn(profile, |sample| declared.of(sample));
-    let (mut on_cpu, mut off_cpu, mut process) = (Shares::default(), Shares::default(), Shares::default());
+    let (mut on_cpu, mut off_cpu, mut process) =
+        (Shares::default(), Shares::default(), Shares::default());
     let mut collections = 0.0;
     for sample in &profile.samples {
         let value = |column| profile.value(sample, column) as f64;
@@ -317,12 +338,14 @@ fn largest(errors: impl Iterator<Item = f64>) -> Option<f64> {
 fn wall_error(profile: &Profile, declared: &Declared) -> Option<f64> {
     let wall = profile.duration_ns as f64;
     largest(declared.chains.keys().map(|tid| {
-        let states = ["cpu", "runnable", "blocked"].map(|column| profile.sum(column, of_thread(tid)));
+        let states =
+            ["cpu", "runnable", "blocked"].map(|column| profile.sum(column, of_thread(tid)));
         (states.iter().sum::<i64>() as f64 - wall) / wall
     }))
 }
 
-/// How far on-CPU time lies outside what the looks at schedstat around the recording's two ends leave open, in parts of it.
+/// How far on-CPU time lies outside what the looks at schedstat around the recording's two ends
+/// leave open, in parts of it.
 fn cpu_error(profile: &Profile, declared: &Declared, times: &Looks) -> Option<f64> {
     let (begin, end) = (profile.time_ns, profile.time_ns + profile.duration_ns);
     let mut threads = Vec::new();
@@ -337,12 +360,13 @@ fn cpu_error(profile: &Profile, declared: &Declared, times: &Looks) -> Option<f6
         let outside = (least - ours).max(ours - most).max(0) as f64;
         (least as f64 > busy).then(|| outside / least as f64)
     };
-    let sum = threads.iter().fold((0, 0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1, sum.2 + one.2));
+    let sum =
+        threads.iter().fold((0, 0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1, sum.2 + one.2));
     largest(threads.iter().copied().filter_map(error)).or_else(|| error(sum))
 }
 
-/// The program tells, by thread, the function that waits and when it was in it: `{"waits":{"TID":{"in":"NAME","at":[[FROM,TO],…]}}}` in
-/// nanoseconds of wall-clock time.
+/// The program tells, by thread, the function that waits and when it was in it:
+/// `{"waits":{"TID":{"in":"NAME","at":[[FROM,TO],…]}}}` in nanoseconds of wall-clock time.
 fn wait_error(profile: &Profile, truth: &Value, times: &Looks) -> anyhow::Result<Option<f64>> {
     let Some(waits) = truth.get("waits").and_then(Value::as_object) else { return Ok(None) };
     let (begin, end) = (profile.time_ns, profile.time_ns + profile.duration_ns);
@@ -351,20 +375,25 @@ fn wait_error(profile: &Profile, truth: &Value, times: &Looks) -> anyhow::Result
         let function = told.get("in").and_then(Value::as_str).context("waits without `in`")?;
         let mut own = 0i64;
         for interval in told.get("at").and_then(Value::as_array).context("waits without `at`")? {
-            let moment = |index: usize| interval.get(index).and_then(Value::as_i64).context("no time");
+            let moment =
+                |index: usize| interval.get(index).and_then(Value::as_i64).context("no time");
             own += (moment(1)?.min(end) - moment(0)?.max(begin)).max(0);
         }
         ensure!(own > 0, "thread {tid} never was in {function} during the recording");
-        // All its time there: what it takes to go to sleep and to come back is in its own clock too.
+        // All its time there: what it takes to go to sleep and to come back is in its own clock
+        // too.
         let there = |sample: &Sample| {
-            sample.label("thread_id") == tid && (sample.has(function) || sample.has("[waiting since before"))
+            sample.label("thread_id") == tid
+                && (sample.has(function) || sample.has("[waiting since before"))
         };
         errors.push((profile.sum("wall", there) - own) as f64 / own as f64);
-        // Of it everything is blocked but what the thread ran or waited for a CPU by the kernel's account, and what was stolen from it.
-        let wanted = times.wanted_cpu_between(tid.parse()?, begin, end).context("no schedstat of it")?;
+        // Of it everything is blocked but what the thread ran or waited for a CPU by the kernel's
+        // account, and what was stolen from it.
+        let wanted =
+            times.wanted_cpu_between(tid.parse()?, begin, end).context("no schedstat of it")?;
         let of_tid = of_thread(tid);
-        let stolen =
-            profile.sum("runnable", |sample| of_tid(sample) && sample.label("wait_reason") == "stolen");
+        let stolen = profile
+            .sum("runnable", |sample| of_tid(sample) && sample.label("wait_reason") == "stolen");
         let blocked = profile.sum("blocked", there);
         let outside = (own - wanted - stolen - blocked).max(blocked - own).max(0);
         errors.push(outside as f64 / own as f64);

@@ -1,4 +1,5 @@
-//! What `cargo xtask truth` does: records workloads whose call chains are known and publishes how true their profiles were.
+//! What `cargo xtask truth` does: records workloads whose call chains are known and publishes how
+//! true their profiles were.
 
 pub mod allocations;
 pub mod cases;

@@ -1,4 +1,5 @@
-//! The same workload seen by `perf record -g` (frame pointers, names from the runtime's perf map), judged by the same judge.
+//! The same workload seen by `perf record -g` (frame pointers, names from the runtime's perf map),
+//! judged by the same judge.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -29,8 +30,10 @@ pub fn attached(workload: &Workload, options: Options) -> anyhow::Result<Measure
     let scratch = Scratch::new()?;
     let file = scratch.path("perf.data");
     let run = |command: &mut Command| {
-        let output =
-            command.stdin(Stdio::null()).output().with_context(|| format!("cannot run {command:?}"))?;
+        let output = command
+            .stdin(Stdio::null())
+            .output()
+            .with_context(|| format!("cannot run {command:?}"))?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(output.status.success(), "{command:?}: {}\n{said}", output.status);
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
@@ -47,7 +50,8 @@ pub fn attached(workload: &Workload, options: Options) -> anyhow::Result<Measure
     Ok(judged(&Profile::from_samples(&["samples", "wall"], samples(&text)), &declared, Mode::Perf))
 }
 
-/// Reads what `perf script -F tid,ip,sym,dso` prints: a thread id, then a line a frame, innermost first, then an empty line.
+/// Reads what `perf script -F tid,ip,sym,dso` prints: a thread id, then a line a frame, innermost
+/// first, then an empty line.
 fn samples(text: &str) -> Vec<Sample> {
     let mut samples = Vec::new();
     for block in text.split("\n\n") {
@@ -83,12 +87,16 @@ mod tests {
     #[test]
     fn perfs_text_is_read() {
         let text = "  77\n\
-                    \t    7f01 int32 [callheavy] CallHeavy.Program::L8(int32)[Tier1] (/tmp/perf-76.map)\n\
-                    \t    7f02 void [callheavy] CallHeavy.Program::Loop()[OptimizedTier1OSR] (/tmp/perf-76.map)\n\
-                    \t    7f03 [unknown] (/usr/lib/libc.so.6)\n\n  78\n\t ffff asm_irq ([kernel.kallsyms])\n\n";
+                    \t    7f01 int32 [callheavy] CallHeavy.Program::L8(int32)[Tier1] \
+             (/tmp/perf-76.map)\n\
+                    \t    7f02 void [callheavy] CallHeavy.Program::Loop()[OptimizedTier1OSR] \
+             (/tmp/perf-76.map)\n\
+                    \t    7f03 [unknown] (/usr/lib/libc.so.6)\n\n  78\n\t ffff asm_irq \
+             ([kernel.kallsyms])\n\n";
         let samples = samples(text);
         assert_eq!(samples[0].label("thread_id"), "77");
-        let names: Vec<&str> = samples[0].stack.iter().map(|frame| frame.function.as_str()).collect();
+        let names: Vec<&str> =
+            samples[0].stack.iter().map(|frame| frame.function.as_str()).collect();
         assert_eq!(names, ["[unknown]", "CallHeavy.Program.Loop", "CallHeavy.Program.L8"]);
         assert_eq!(samples[1].stack[0].mapping, "[kernel.kallsyms]");
     }

@@ -78,7 +78,10 @@ fn shares_columns(shares: &Shares) -> String {
 
 fn stacks_table(entries: &[Entry], unit: &str, of: fn(&Measured) -> (&Shares, String)) -> String {
     let mut text = format!(
-        "| workload | recorded | {unit} | complete % | exact % | wrong frames % | guessed frames % | in the runtime % | unseen % |\n|---|---|---|---|---|---|---|---|---|\n"
+        "| workload | recorded | {unit} | complete % | exact % | wrong frames % | guessed frames % \
+         \
+         \
+         | in the runtime % | unseen % |\n|---|---|---|---|---|---|---|---|---|\n"
     );
     for (entry, measured) in measured(entries) {
         let (shares, total) = of(measured);
@@ -100,7 +103,9 @@ fn own(entries: &[Entry]) -> impl Iterator<Item = (&Entry, &Measured)> {
 }
 
 fn measured(entries: &[Entry]) -> impl Iterator<Item = (&Entry, &Measured)> {
-    entries.iter().flat_map(|entry| entry.results.iter().flatten().map(move |measured| (entry, measured)))
+    entries
+        .iter()
+        .flat_map(|entry| entry.results.iter().flatten().map(move |measured| (entry, measured)))
 }
 
 /// The tables, without a headline.
@@ -113,9 +118,11 @@ pub fn markdown(entries: &[Entry]) -> String {
     text += &stacks_table(entries, "s", |measured| {
         (&measured.off_cpu, format!("{:.1}", measured.off_cpu.total / 1e9))
     });
-    text += "\n## Times and costs\nErrors are the largest of any thread, in percent. `process`: complete stacks among the CPU samples of all threads \
+    text += "\n## Times and costs\nErrors are the largest of any thread, in percent. `process`: \
+         complete stacks among the CPU samples of all threads \
              of the process, the runtime's own included.\n\n\
-             | workload | recorded | process complete % | wall law | cpu | wait time | ns a CPU sample | ns a switch |\n|---|---|---|---|---|---|---|---|\n";
+             | workload | recorded | process complete % | wall law | cpu | wait time | ns a CPU \
+         sample | ns a switch |\n|---|---|---|---|---|---|---|---|\n";
     for (entry, measured) in own(entries) {
         text += &format!(
             "| {} | {} | {} | {} | {} | {} | {} | {} |\n",
@@ -142,8 +149,12 @@ pub fn markdown(entries: &[Entry]) -> String {
                 Ok(measured) => {
                     let broken = broken_promises(measured);
                     if !broken.is_empty() {
-                        text +=
-                            &format!("- {}, {}: {}\n", entry.name, measured.mode.name(), broken.join("; "));
+                        text += &format!(
+                            "- {}, {}: {}\n",
+                            entry.name,
+                            measured.mode.name(),
+                            broken.join("; ")
+                        );
                     }
                 }
             }
@@ -152,12 +163,16 @@ pub fn markdown(entries: &[Entry]) -> String {
     if text.len() == before {
         text += "Nothing.\n";
     }
-    text += "\n## Losses and doubts by cause\nCounters of each recording that are not zero (docs/metrics.md says what they mean).\n\n";
+    text += "\n## Losses and doubts by cause\nCounters of each recording that are not zero \
+         (docs/metrics.md says what they mean).\n\n";
     for (entry, measured) in own(entries) {
         let mut losses: Vec<String> =
             measured.losses.iter().map(|(name, value)| format!("{name} {value}")).collect();
         if measured.collections > 0.0 {
-            losses.push(format!("{:.0} CPU samples in collections, not judged", measured.collections));
+            losses.push(format!(
+                "{:.0} CPU samples in collections, not judged",
+                measured.collections
+            ));
         }
         let losses = if losses.is_empty() { "none".to_owned() } else { losses.join(", ") };
         text += &format!("- {}, {}: {losses}\n", entry.name, measured.mode.name());
@@ -204,7 +219,8 @@ pub fn json(machine: &str, entries: &[Entry]) -> Value {
     })
 }
 
-/// What a developer looks at when a workload is not exact: the roots that were learned and the largest wrong stacks.
+/// What a developer looks at when a workload is not exact: the roots that were learned and the
+/// largest wrong stacks.
 pub fn picture(measured: &Measured) -> String {
     let mut text = String::new();
     for (first, root) in &measured.roots {
@@ -212,7 +228,10 @@ pub fn picture(measured: &Measured) -> String {
     }
     for (what, shares) in [("CPU", &measured.on_cpu), ("waits", &measured.off_cpu)] {
         text += &format!(
-            "    {what}: {:.0}; complete {} %, exact {} %, wrong frames {} %, guessed {} %, in the runtime {} %\n",
+            "    {what}: {:.0}; complete {} %, exact {} %, wrong frames {} %, guessed {} %, in the \
+             \
+             \
+             runtime {} %\n",
             shares.total,
             optional(shares.percent(shares.complete), 1.0),
             optional(shares.percent(shares.exact), 1.0),

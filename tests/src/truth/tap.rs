@@ -1,5 +1,6 @@
-//! A recording of one process's shim alone, in windows of which the beginning and the end are known to the object: the app is told what to do, and
-//! a window ends when every record of it was read. From the records on it is the way of `perfusion record`: processor, profile, file.
+//! A recording of one process's shim alone, in windows of which the beginning and the end are known
+//! to the object: the app is told what to do, and a window ends when every record of it was read.
+//! From the records on it is the way of `perfusion record`: processor, profile, file.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant, SystemTime};
@@ -24,7 +25,8 @@ const ROUND: Duration = Duration::from_millis(2);
 /// Longest wait for something that takes moments, on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// So many allocations were lost, for nobody read the ring in time: a machine so busy tells nothing about estimates.
+/// So many allocations were lost, for nobody read the ring in time: a machine so busy tells nothing
+/// about estimates.
 #[derive(Debug)]
 pub struct RingFull(u64);
 
@@ -66,7 +68,8 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Attaches to `app`, and has it do `command` until its allocations are heard of. The first window begins then.
+    /// Attaches to `app`, and has it do `command` until its allocations are heard of. The first
+    /// window begins then.
     ///
     /// # Errors
     /// When that does not come about.
@@ -119,7 +122,9 @@ impl Tap {
                 shims.drain(&mut |event| order.push(event));
                 std::thread::sleep(ROUND);
             }
-            performing.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a thread of the test failed")))
+            performing
+                .join()
+                .unwrap_or_else(|_| Err(anyhow::anyhow!("a thread of the test failed")))
         })?;
         self.catch_up()
     }
@@ -137,7 +142,8 @@ impl Tap {
         counted(&regions(&self.app), counter)
     }
 
-    /// Reads until every record that was written, every allocation the shim has counted and the name of every type were read.
+    /// Reads until every record that was written, every allocation the shim has counted and the
+    /// name of every type were read.
     fn catch_up(&mut self) -> anyhow::Result<()> {
         let begin = Instant::now();
         loop {
@@ -173,12 +179,17 @@ impl Tap {
             if unread == 0 && self.allocations >= told && self.met.is_subset(&self.named) {
                 return Ok(());
             }
-            ensure!(begin.elapsed() < DEADLINE, "{} of {told} allocations were read", self.allocations);
+            ensure!(
+                begin.elapsed() < DEADLINE,
+                "{} of {told} allocations were read",
+                self.allocations
+            );
             std::thread::sleep(ROUND);
         }
     }
 
-    /// The profile of the window so far. Allocations begin at zero in the next one, live objects go on.
+    /// The profile of the window so far. Allocations begin at zero in the next one, live objects go
+    /// on.
     ///
     /// # Errors
     /// When the profile cannot be made.
@@ -192,8 +203,12 @@ impl Tap {
             main_image: None,
             comments: self.processor.estimator_comments(),
         };
-        let bytes =
-            perfusion_pprof::encode(&window, &self.processor.symbolizer, &self.processor.processes, &about)?;
+        let bytes = perfusion_pprof::encode(
+            &window,
+            &self.processor.symbolizer,
+            &self.processor.processes,
+            &about,
+        )?;
         perfusion_pprof::decode(&bytes).context("a profile of our own")
     }
 

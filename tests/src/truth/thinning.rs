@@ -1,8 +1,11 @@
-//! Waits of which one in 100 keeps its stack: is the true time of each place inside the interval the profile states, as often as it says?
+//! Waits of which one in 100 keeps its stack: is the true time of each place inside the interval
+//! the profile states, as often as it says?
 //!
-//! Estimator: a kept wait stands for 1/p; a thread's estimates then share its exact waiting time T (Beale's ratio estimator,
-//! daemon/src/aggregate/threads.rs). The standard error is in the label `wait_stderr` of each row. The rows of one place differ by who woke
-//! the thread; their errors are added as if independent. Truth: the program's own account of its naps, of which the profile should have the same share.
+//! Estimator: a kept wait stands for 1/p; a thread's estimates then share its exact waiting time T
+//! (Beale's ratio estimator, daemon/src/aggregate/threads.rs). The standard error is in the label
+//! `wait_stderr` of each row. The rows of one place differ by who woke the thread; their errors are
+//! added as if independent. Truth: the program's own account of its naps, of which the profile
+//! should have the same share.
 
 use std::time::Duration;
 
@@ -12,10 +15,12 @@ use serde_json::{Value, json};
 use crate::app::{Compiler, Workload};
 use crate::perfusion::record_pid;
 
-/// Fewest naps a recording is judged by: some 30 of them kept their stack, without which the normal distribution is a poor guide. How many
-/// there are does not depend on which ones the coin chose, so leaving recordings out for that biases nothing.
+/// Fewest naps a recording is judged by: some 30 of them kept their stack, without which the normal
+/// distribution is a poor guide. How many there are does not depend on which ones the coin chose,
+/// so leaving recordings out for that biases nothing.
 const FEWEST_NAPS: u64 = 3000;
-/// Longest recording: on a machine so busy that the program cannot nap that often, a longer one is tried.
+/// Longest recording: on a machine so busy that the program cannot nap that often, a longer one is
+/// tried.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// Of so many waits one keeps its stack.
@@ -35,7 +40,8 @@ pub struct Repetition {
     pub truth: f64,
     /// Naps in the recording; about one in 100 of them kept its stack.
     pub naps: u64,
-    /// What the standard error is in truth, by the program's own account of every nap: of the first order.
+    /// What the standard error is in truth, by the program's own account of every nap: of the first
+    /// order.
     pub true_stderr: f64,
     /// The same if all naps of a place were equally long.
     pub even_stderr: f64,
@@ -47,8 +53,9 @@ impl Repetition {
         (self.estimate - self.truth) / self.stderr
     }
 
-    /// True when no few naps were very much longer than the rest, as those of a thread that finds no CPU on a busy machine are: a recording
-    /// that misses them states too small an error. Which waits the coin keeps has no part in this.
+    /// True when no few naps were very much longer than the rest, as those of a thread that finds
+    /// no CPU on a busy machine are: a recording that misses them states too small an error. Which
+    /// waits the coin keeps has no part in this.
     pub fn is_even(self) -> bool {
         self.true_stderr <= self.even_stderr * 1.2
     }
@@ -62,14 +69,16 @@ impl Repetition {
 /// Records the program `repetitions` times.
 ///
 /// # Errors
-/// When the program or the recorder fails, or a profile states no error, or the machine is too busy.
+/// When the program or the recorder fails, or a profile states no error, or the machine is too
+/// busy.
 pub fn repeat(repetitions: usize, length: Duration) -> anyhow::Result<Vec<Repetition>> {
     let mut length = length;
     let mut app = Workload::compiled(Compiler::C, "naps.c", &["-O2"])?.start()?;
     let thread = app.thread("napper").to_string();
     let mut results = Vec::new();
     while results.len() < repetitions {
-        let (profile, _) = record_pid(app.pid(), length, &["--wait-stacks-one-in", &ONE_IN.to_string()])?;
+        let (profile, _) =
+            record_pid(app.pid(), length, &["--wait-stacks-one-in", &ONE_IN.to_string()])?;
         let end = profile.time_ns + profile.duration_ns;
         let told = app.ask(&format!("window {} {end}", profile.time_ns), "waited")?;
         let number = |name: &str| {
@@ -102,8 +111,8 @@ pub fn repeat(repetitions: usize, length: Duration) -> anyhow::Result<Vec<Repeti
         );
         let (short, long) = (number("short")? * 1e-9, number("long")? * 1e-9);
         let truth = short / (short + long);
-        // Of a sum of waits x, each kept with probability 1/w and then weighing w, the variance is Σ(w − 1)·x². The share moves by 1 − R of
-        // a short nap's weight, by −R of a long one's.
+        // Of a sum of waits x, each kept with probability 1/w and then weighing w, the variance is
+        // Σ(w − 1)·x². The share moves by 1 − R of a short nap's weight, by −R of a long one's.
         let error = |of_short: f64, of_long: f64| {
             let variance = (1.0 - truth).powi(2) * of_short + truth.powi(2) * of_long;
             ((ONE_IN - 1.0) * variance).sqrt() / (short + long)
@@ -124,20 +133,32 @@ pub fn repeat(repetitions: usize, length: Duration) -> anyhow::Result<Vec<Repeti
 /// The section of the report.
 pub fn markdown(repetitions: &[Repetition], length: Duration) -> String {
     let count = repetitions.len();
-    let naps = repetitions.iter().map(|repetition| repetition.naps).sum::<u64>() / count.max(1) as u64;
+    let naps =
+        repetitions.iter().map(|repetition| repetition.naps).sum::<u64>() / count.max(1) as u64;
     let (mean, of_mean) = mean_error(repetitions);
     let even: Vec<Repetition> =
         repetitions.iter().copied().filter(|repetition| repetition.is_even()).collect();
     format!(
-        "\n## Downsampled waits\nA thread naps at two places, chosen by chance. One wait in 100 keeps its stack (`--wait-stacks-one-in 100`). The figures are of {count} \
-         recordings of {} s or more with {naps} naps each, mean. A kept wait stands for 100, and a thread's estimates share its exact waiting time T. \
-         Let w = 1/p and R be a place's share of the thread. The variance of its estimate T·R is (T/Σwx)²·[(1−R)²·Σw(w−1)x² of its own kept waits x + \
-         R²·Σw(w−1)x² of the others]. That is a ratio estimator's to first order. Its root is the label `wait_stderr`.\n\n\
-         - Truth (the program's own clocks) inside the stated 99 % interval (± {HALF_WIDTH} standard errors): **{} of {count}**; promised: 97 of 100.\n\
-         - Mean of estimate − truth, of the short naps' share: {:.2} ± {:.2} points (one standard error); of an unbiased estimate 0.\n\
-         - Root mean square of (estimate − truth) / stated standard error: {:.2}; of a right one 1.\n\n\
-         The interval is a normal distribution's. Some waits may be very much longer than the rest, when a thread finds no CPU on a busy machine. A \
-         recording that missed them states too small an error, and fewer contain the truth. The mean stays right. Without such waits, by the program's own \
+        "\n## Downsampled waits\nA thread naps at two places, chosen by chance. One wait in 100 \
+         keeps its stack (`--wait-stacks-one-in 100`). The figures are of {count} \
+         recordings of {} s or more with {naps} naps each, mean. A kept wait stands for 100, and a \
+         \
+         \
+         thread's estimates share its exact waiting time T. \
+         Let w = 1/p and R be a place's share of the thread. The variance of its estimate T·R is \
+         (T/Σwx)²·[(1−R)²·Σw(w−1)x² of its own kept waits x + \
+         R²·Σw(w−1)x² of the others]. That is a ratio estimator's to first order. Its root is the \
+         label `wait_stderr`.\n\n\
+         - Truth (the program's own clocks) inside the stated 99 % interval (± {HALF_WIDTH} \
+         standard errors): **{} of {count}**; promised: 97 of 100.\n\
+         - Mean of estimate − truth, of the short naps' share: {:.2} ± {:.2} points (one standard \
+         error); of an unbiased estimate 0.\n\
+         - Root mean square of (estimate − truth) / stated standard error: {:.2}; of a right one \
+         1.\n\n\
+         The interval is a normal distribution's. Some waits may be very much longer than the \
+         rest, when a thread finds no CPU on a busy machine. A \
+         recording that missed them states too small an error, and fewer contain the truth. The \
+         mean stays right. Without such waits, by the program's own \
          account: {} of {} recordings. The interval of {} of them contained the truth.\n",
         length.as_secs_f64(),
         covered(repetitions),
@@ -164,19 +185,23 @@ pub fn json(repetitions: &[Repetition]) -> Value {
     })
 }
 
-/// Mean of estimate − truth, and the true standard error of that mean: of an unbiased estimate the first is 0, give or take the second.
+/// Mean of estimate − truth, and the true standard error of that mean: of an unbiased estimate the
+/// first is 0, give or take the second.
 pub fn mean_error(repetitions: &[Repetition]) -> (f64, f64) {
     let count = repetitions.len().max(1) as f64;
     let mean =
-        repetitions.iter().map(|repetition| repetition.estimate - repetition.truth).sum::<f64>() / count;
+        repetitions.iter().map(|repetition| repetition.estimate - repetition.truth).sum::<f64>()
+            / count;
     let variance = repetitions.iter().map(|repetition| repetition.true_stderr.powi(2)).sum::<f64>();
     (mean, variance.sqrt() / count)
 }
 
-/// Root of the mean square of (estimate − truth) / standard error: 1 when the stated errors are neither too small nor too large.
+/// Root of the mean square of (estimate − truth) / standard error: 1 when the stated errors are
+/// neither too small nor too large.
 pub fn spread(repetitions: &[Repetition]) -> f64 {
     let count = repetitions.len().max(1) as f64;
-    (repetitions.iter().map(|repetition| repetition.deviation().powi(2)).sum::<f64>() / count).sqrt()
+    (repetitions.iter().map(|repetition| repetition.deviation().powi(2)).sum::<f64>() / count)
+        .sqrt()
 }
 
 /// How many were covered.

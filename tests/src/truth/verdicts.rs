@@ -1,4 +1,5 @@
-//! `perfusion leaks` on a program whose objects stay, or come and go, in known ways (`leaks.cs`): is each verdict right, time after time?
+//! `perfusion leaks` on a program whose objects stay, or come and go, in known ways (`leaks.cs`):
+//! is each verdict right, time after time?
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -19,7 +20,11 @@ const PLACES: [(&str, &str, &str); 5] = [
     ("Slow", "10 objects of 10 KB a second stay", "leak"),
     ("Cached", "1,000 objects of 10 KB, made anew every 5 s", "cache refreshed"),
     ("Pooled", "1,000 objects of 10 KB, made once", "steady"),
-    ("Warming", "50 objects of 10 KB a second stay, until three quarters of the time are over", TOO_EARLY),
+    (
+        "Warming",
+        "50 objects of 10 KB a second stay, until three quarters of the time are over",
+        TOO_EARLY,
+    ),
 ];
 /// The verdict that claims nothing.
 const TOO_EARLY: &str = "too early to tell";
@@ -36,7 +41,8 @@ pub struct Watched {
 pub struct Said {
     /// The runtime.
     pub runtime: Runtime,
-    /// Verdicts on each of [`PLACES`]; none where it was not mentioned, several where it was more than once.
+    /// Verdicts on each of [`PLACES`]; none where it was not mentioned, several where it was more
+    /// than once.
     verdicts: [Vec<String>; PLACES.len()],
     /// Other types that were called leaks.
     pub other_leaks: Vec<String>,
@@ -55,12 +61,14 @@ pub enum Worth {
     Wrong,
 }
 
-/// Starts the program and somebody who watches it for `length`. Returns once allocations are heard of and the pool was made.
+/// Starts the program and somebody who watches it for `length`. Returns once allocations are heard
+/// of and the pool was made.
 ///
 /// # Errors
 /// When that does not come about.
 pub fn start(runtime: Runtime, length: Duration) -> anyhow::Result<Watched> {
-    let mut app = Workload::dotnet(runtime, "leaks", &[])?.arg(length.as_secs().to_string()).start()?;
+    let mut app =
+        Workload::dotnet(runtime, "leaks", &[])?.arg(length.as_secs().to_string()).start()?;
     let watching = Recording::spawn(
         command(["leaks", "--duration", &format!("{}s", length.as_secs()), "--pid"])
             .arg(app.pid().to_string()),
@@ -88,8 +96,12 @@ impl Watched {
 
 impl Said {
     fn read(runtime: Runtime, text: String) -> Self {
-        let mut said =
-            Self { runtime, verdicts: Default::default(), other_leaks: Vec::new(), text: String::new() };
+        let mut said = Self {
+            runtime,
+            verdicts: Default::default(),
+            other_leaks: Vec::new(),
+            text: String::new(),
+        };
         // `leak: Leaks.Fast[] at Leaks.Program.LeakFast() [leaks 4242]`
         for (verdict, place) in text.lines().filter_map(|line| line.split_once(": ")) {
             let type_name = place.split(" [").next().and_then(|place| place.split(" at ").next());
@@ -124,7 +136,8 @@ impl Said {
     }
 }
 
-/// Watches `runs` programs on each of the runtimes for `length`, `at_once` at a time. `tell` is given each result as it comes.
+/// Watches `runs` programs on each of the runtimes for `length`, `at_once` at a time. `tell` is
+/// given each result as it comes.
 ///
 /// # Errors
 /// When one cannot be watched.
@@ -138,8 +151,10 @@ pub fn repeat(
     let each: Vec<Runtime> = (0..runs).flat_map(|_| runtimes).copied().collect();
     let mut all = Vec::new();
     for together in each.chunks(at_once.max(1)) {
-        let watched: Vec<Watched> =
-            together.iter().map(|&runtime| start(runtime, length)).collect::<anyhow::Result<_>>()?;
+        let watched: Vec<Watched> = together
+            .iter()
+            .map(|&runtime| start(runtime, length))
+            .collect::<anyhow::Result<_>>()?;
         for one in watched {
             let said = one.said()?;
             tell(&said);
@@ -170,8 +185,8 @@ pub fn markdown(all: &[Said], runtimes: &[Runtime], length: Duration) -> anyhow:
     for (at, (_, what, right)) in PLACES.into_iter().enumerate() {
         write!(text, "| {what}: *{right}*")?;
         for &runtime in runtimes {
-            let [right, early, wrong] =
-                [Worth::Right, Worth::TooEarly, Worth::Wrong].map(|worth| count(all, runtime, at, worth));
+            let [right, early, wrong] = [Worth::Right, Worth::TooEarly, Worth::Wrong]
+                .map(|worth| count(all, runtime, at, worth));
             write!(text, " | {right} right, {early} too early to tell, {wrong} wrong")?;
         }
         writeln!(text, " |")?;
@@ -216,9 +231,13 @@ mod tests {
         let text = "25 moments in 120 s: 2 leaks, 1 caches, 1 steady, 0 too early to tell\n\n\
             leak: Leaks.Fast[] [leaks 7]\n  why     of 9: more\n\nleak: string[] [leaks 7]\n\n\
             too early to tell: Leaks.Slow[] [leaks 7]\n\nleak: Leaks.Cached[] [leaks 7]\n\n\
-            steady: Leaks.Pooled[] [leaks 7]\n\nsteady: Leaks.Pooled[] [leaks 7]\n\nleak: Leaks.Warming[] [leaks 7]\n";
+            steady: Leaks.Pooled[] [leaks 7]\n\nsteady: Leaks.Pooled[] [leaks 7]\n\nleak: \
+             Leaks.Warming[] [leaks 7]\n";
         let said = Said::read(Runtime::Net8, text.to_owned());
-        assert_eq!(said.worth(), [Worth::Right, Worth::TooEarly, Worth::Wrong, Worth::Wrong, Worth::Wrong]);
+        assert_eq!(
+            said.worth(),
+            [Worth::Right, Worth::TooEarly, Worth::Wrong, Worth::Wrong, Worth::Wrong]
+        );
         assert_eq!(said.other_leaks, ["string[]"]);
     }
 }

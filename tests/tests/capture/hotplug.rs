@@ -1,4 +1,5 @@
-//! CPUs that go and come back. In the long form only: whoever is bound to such a CPU is bound no more.
+//! CPUs that go and come back. In the long form only: whoever is bound to such a CPU is bound no
+//! more.
 
 use std::fs;
 use std::process::Command;
@@ -51,7 +52,8 @@ fn a_cpu_that_was_away_is_recorded_again_and_what_it_had_told_is_not_lost() {
     let Some(_turn) = begin("capture: hotplug", &needs) else { return };
     let switch = Switch(format!("/sys/devices/system/cpu/cpu{CPU}/online"));
     let mut source =
-        KernelSource::start(&KernelOptions { exclude_self: false, ..KernelOptions::default() }).unwrap();
+        KernelSource::start(&KernelOptions { exclude_self: false, ..KernelOptions::default() })
+            .unwrap();
     let mut events = Vec::new();
     collect(&mut source, &mut events);
     let told = there(|| Command::new("/bin/true").spawn().unwrap());
@@ -61,9 +63,11 @@ fn a_cpu_that_was_away_is_recorded_again_and_what_it_had_told_is_not_lost() {
     // Until the next look, of which there is one a second, nobody reads the ring.
     spin(Duration::from_millis(1100));
     collect(&mut source, &mut events);
-    let is_exec =
-        |pid: u32| move |kind: &EventKind| matches!(kind, EventKind::Exec { pid: of, .. } if *of == pid);
-    assert!(events.iter().any(|event| is_exec(pid)(&event.kind)), "what it told before it went away");
+    let is_exec = |pid: u32| move |kind: &EventKind| matches!(kind, EventKind::Exec { pid: of, .. } if *of == pid);
+    assert!(
+        events.iter().any(|event| is_exec(pid)(&event.kind)),
+        "what it told before it went away"
+    );
     switch.set(true);
     // Away and back between two looks.
     spin(Duration::from_millis(1100));
@@ -82,8 +86,7 @@ fn a_cpu_that_was_away_is_recorded_again_and_what_it_had_told_is_not_lost() {
     { child }.wait().unwrap();
     let found = wait_until("samples and records from there", DEADLINE, || {
         collect(&mut source, &mut events);
-        let sampled =
-            |kind: &EventKind| matches!(kind, EventKind::CpuSample(of) if of.thread.tid == worker.tid);
+        let sampled = |kind: &EventKind| matches!(kind, EventKind::CpuSample(of) if of.thread.tid == worker.tid);
         let any = |is: &dyn Fn(&EventKind) -> bool| events.iter().any(|event| is(&event.kind));
         (any(&sampled) && any(&is_exec(pid))).then_some(())
     });

@@ -1,5 +1,5 @@
-//! The kernel source against what the kernel itself says: times against schedstat, stacks against what was put on them, counters
-//! against each other. The test's own threads are the workload.
+//! The kernel source against what the kernel itself says: times against schedstat, stacks against
+//! what was put on them, counters against each other. The test's own threads are the workload.
 
 mod hotplug;
 mod scope;
@@ -26,7 +26,8 @@ use system_tests::wait_until;
 const NEEDS: &[Need] = &[Need::Root, Need::Btf];
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// Begins a test: its turn, its needs, and the probes in this very binary (`cargo xtask test` builds them in).
+/// Begins a test: its turn, its needs, and the probes in this very binary (`cargo xtask test`
+/// builds them in).
 fn begin(name: &str, needs: &[Need]) -> Option<Turn> {
     let turn = environment::begin(name, needs)?;
     let required = std::env::var_os("PERFUSION_TESTS_REQUIRED").is_some_and(|value| value == "1");
@@ -58,12 +59,18 @@ fn own_options() -> KernelOptions {
     }
 }
 
-/// The same with the probes for kernels before 5.17. `None` on those from 6.9 on that are built for FRED and leave 16 bytes free above the
-/// registers on a kernel stack (`TOP_OF_KERNEL_STACK_PADDING`, arch/x86/include/asm/thread_info.h), as none of the older ones does.
+/// The same with the probes for kernels before 5.17. `None` on those from 6.9 on that are built for
+/// FRED and leave 16 bytes free above the registers on a kernel stack
+/// (`TOP_OF_KERNEL_STACK_PADDING`, arch/x86/include/asm/thread_info.h), as none of the older ones
+/// does.
 pub(super) fn older_options() -> Option<KernelOptions> {
     let symbols = fs::read_to_string("/proc/kallsyms").unwrap();
     if symbols.contains(" asm_fred_entrypoint_user") {
-        writeln!(std::io::stderr(), "nothing to try: this kernel's stacks are not those of older ones").ok();
+        writeln!(
+            std::io::stderr(),
+            "nothing to try: this kernel's stacks are not those of older ones"
+        )
+        .ok();
         return None;
     }
     Some(KernelOptions { older_probes: true, ..own_options() })
@@ -104,7 +111,8 @@ impl Worker {
     }
 }
 
-/// A thread that gives its CPU to the others of its kind all the time: they have one CPU between them, however many the machine has.
+/// A thread that gives its CPU to the others of its kind all the time: they have one CPU between
+/// them, however many the machine has.
 fn yielding() -> Worker {
     let mut is_bound = false;
     Worker::start("yield", move || {
@@ -143,7 +151,8 @@ fn schedstat(tid: u32) -> u64 {
     text.split_whitespace().next().unwrap().parse().unwrap()
 }
 
-/// Looks at schedstat around one look at our own times: whatever the machine does in between, the truth lies between the two.
+/// Looks at schedstat around one look at our own times: whatever the machine does in between, the
+/// truth lies between the two.
 struct Look {
     before: HashMap<u32, u64>,
     ours: HashMap<u32, ThreadSnapshot>,
@@ -189,7 +198,8 @@ fn broken_law(counters: &BTreeMap<&'static str, u64>) -> Option<&'static str> {
     LAWS.into_iter().find(|(all, parts)| counters[all] != sum(parts)).map(|(all, _)| all)
 }
 
-/// The counters when nobody is between counting a thing and saying what became of it: a thread that has been joined may still be in the hook of its end.
+/// The counters when nobody is between counting a thing and saying what became of it: a thread that
+/// has been joined may still be in the hook of its end.
 fn settled(source: &KernelSource) -> BTreeMap<&'static str, u64> {
     let settled = wait_until("hooks that are under way", DEADLINE, || {
         Some(counters(source)).filter(|counters| broken_law(counters).is_none())

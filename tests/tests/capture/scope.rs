@@ -14,8 +14,8 @@ use system_tests::environment::skip;
 use system_tests::wait_until;
 
 use super::{
-    DEADLINE, NEEDS, Process, Worker, assert_laws, begin, collect, counters, own_options, records_stored,
-    settled, times, yielding,
+    DEADLINE, NEEDS, Process, Worker, assert_laws, begin, collect, counters, own_options,
+    records_stored, settled, times, yielding,
 };
 
 #[test]
@@ -44,10 +44,13 @@ fn children_are_followed_from_fork_to_exit() {
     })
     .unwrap();
     let time = |wanted: &dyn Fn(&EventKind) -> bool| {
-        life.iter().find(|event| wanted(&event.kind)).map_or_else(|| panic!("{life:?}"), |event| event.time)
+        life.iter()
+            .find(|event| wanted(&event.kind))
+            .map_or_else(|| panic!("{life:?}"), |event| event.time)
     };
-    let fork =
-        time(&|kind| matches!(kind, EventKind::Fork { parent, .. } if parent.pid == std::process::id()));
+    let fork = time(
+        &|kind| matches!(kind, EventKind::Fork { parent, .. } if parent.pid == std::process::id()),
+    );
     let exec = time(&|kind| matches!(kind, EventKind::Exec { comm, .. } if comm == "true"));
     let mapped = time(
         &|kind| matches!(kind, EventKind::Mmap(mmap) if mmap.path.ends_with("/true") && mmap.inode != 0),
@@ -55,9 +58,14 @@ fn children_are_followed_from_fork_to_exit() {
     let libc = time(&|kind| matches!(kind, EventKind::Mmap(mmap) if mmap.path.contains("libc")));
     let exit = time(&|kind| matches!(kind, EventKind::Exit { .. }));
     assert!(fork < exec && exec < mapped && mapped < libc && libc < exit, "{life:?}");
-    assert!(times(&mut source).values().all(|thread| thread.times.thread.pid != pid), "its entry is gone");
-    let strangers: HashSet<u32> =
-        source_pids(&events).into_iter().filter(|of| *of != pid && *of != std::process::id()).collect();
+    assert!(
+        times(&mut source).values().all(|thread| thread.times.thread.pid != pid),
+        "its entry is gone"
+    );
+    let strangers: HashSet<u32> = source_pids(&events)
+        .into_iter()
+        .filter(|of| *of != pid && *of != std::process::id())
+        .collect();
     assert!(strangers.is_empty(), "events of {strangers:?}, which nobody selected");
 }
 
@@ -73,9 +81,9 @@ fn source_pids(events: &[Event]) -> Vec<u32> {
             EventKind::Rename(rename) => Some(rename.thread.pid),
             EventKind::Mmap(mmap) => Some(mmap.pid),
             EventKind::Exec { pid, .. } => Some(*pid),
-            EventKind::Fork { thread, .. } | EventKind::Exit { thread } | EventKind::Comm { thread, .. } => {
-                Some(thread.pid)
-            }
+            EventKind::Fork { thread, .. }
+            | EventKind::Exit { thread }
+            | EventKind::Comm { thread, .. } => Some(thread.pid),
             // It names only the thread, whose wait has named the process.
             EventKind::Wake(_) | EventKind::Shim { .. } | EventKind::ProcessRecordsLost => None,
         })
@@ -137,7 +145,9 @@ fn the_profiler_leaves_itself_out_and_nothing_behind() {
     let all = times(&mut source);
     worker.stop();
     assert!(!source_pids(&events).contains(&std::process::id()));
-    assert!(all.len() > 20 && all.values().all(|thread| thread.times.thread.pid != std::process::id()));
+    assert!(
+        all.len() > 20 && all.values().all(|thread| thread.times.thread.pid != std::process::id())
+    );
     // The kernel thread that every Linux has sleeps, and is known all the same.
     assert!(all.contains_key(&2), "kthreadd");
     assert!(!mine().is_empty());
@@ -161,7 +171,9 @@ fn a_cgroup_is_selected_by_its_id() {
     };
     let group = tempfile::Builder::new().prefix("perfusion-test-").tempdir_in(home).unwrap();
     let id = fs::metadata(group.path()).unwrap().ino();
-    let child = Process(Command::new("/bin/sh").args(["-c", "while :; do /bin/true; done"]).spawn().unwrap());
+    let child = Process(
+        Command::new("/bin/sh").args(["-c", "while :; do /bin/true; done"]).spawn().unwrap(),
+    );
     let (pid, procs) = (child.0.id(), group.path().join("cgroup.procs"));
     fs::write(&procs, pid.to_string()).unwrap();
     let options = KernelOptions { selection: Selection::Cgroup(id), ..KernelOptions::default() };
@@ -178,17 +190,22 @@ fn a_cgroup_is_selected_by_its_id() {
     };
     let seen = wait_until("10 threads of the cgroup to end", DEADLINE, || {
         collect(&mut source, &mut events);
-        let ends = events.iter().filter(|event| matches!(event.kind, EventKind::ThreadEnd(_))).count();
+        let ends =
+            events.iter().filter(|event| matches!(event.kind, EventKind::ThreadEnd(_))).count();
         (ends >= 10).then(|| times(&mut source))
     });
     drop(child);
     // A child of the shell may still be ending.
-    wait_until("an empty cgroup", DEADLINE, || fs::read_to_string(&procs).unwrap().is_empty().then_some(()))
-        .unwrap();
+    wait_until("an empty cgroup", DEADLINE, || {
+        fs::read_to_string(&procs).unwrap().is_empty().then_some(())
+    })
+    .unwrap();
     fs::remove_dir(group.path()).unwrap();
     let seen = seen.unwrap();
     assert!(seen.contains_key(&pid) && seen.len() < 5, "{seen:?}");
-    assert!(source_pids(&events.iter().filter(from_probes).cloned().collect::<Vec<_>>()).contains(&pid));
+    assert!(
+        source_pids(&events.iter().filter(from_probes).cloned().collect::<Vec<_>>()).contains(&pid)
+    );
     assert_laws(&settled(&source));
 }
 
@@ -207,8 +224,9 @@ fn what_becomes_another_program_than_is_selected_ends_with_what_was_seen_of_it()
     let rules = RuleSet { others, commands, ..RuleSet::default() };
     let options = KernelOptions { selection: Selection::Rules(rules), ..KernelOptions::default() };
     let mut source = KernelSource::start(&options).unwrap();
-    let script =
-        format!("i=0; while [ $i -lt {CHILDREN} ]; do /bin/true; i=$((i+1)); done; echo done; read end");
+    let script = format!(
+        "i=0; while [ $i -lt {CHILDREN} ]; do /bin/true; i=$((i+1)); done; echo done; read end"
+    );
     let mut command = Command::new(&shell);
     command.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = Process(command.spawn().unwrap());
@@ -228,7 +246,8 @@ fn what_becomes_another_program_than_is_selected_ends_with_what_was_seen_of_it()
             EventKind::ThreadEnd(end) => Some((end.thread, end.since)),
             _ => None,
         })
-        // The shell has its name a moment before it is told that it is another program: a switch between is one of the program before.
+        // The shell has its name a moment before it is told that it is another program: a switch
+        // between is one of the program before.
         .filter(|(thread, _)| thread.tid != child.0.id())
         .collect();
     assert_eq!(ends.len(), CHILDREN, "{ends:?}");
@@ -238,7 +257,8 @@ fn what_becomes_another_program_than_is_selected_ends_with_what_was_seen_of_it()
     assert_laws(&counters);
 }
 
-/// Prints what the probes cost, by the kernel's own statistics. A figure, not a promise: run by hand or by the benchmarks.
+/// Prints what the probes cost, by the kernel's own statistics. A figure, not a promise: run by
+/// hand or by the benchmarks.
 #[test]
 #[ignore = "prints figures, asserts nothing"]
 fn what_a_switch_and_a_sample_cost() {
@@ -284,7 +304,9 @@ fn what_a_switch_and_a_sample_cost() {
                 .costs()
                 .iter()
                 .filter(|cost| cost.runs > 0)
-                .map(|cost| format!("{} {} ns ({})", cost.name, cost.total_ns / cost.runs, cost.runs))
+                .map(|cost| {
+                    format!("{} {} ns ({})", cost.name, cost.total_ns / cost.runs, cost.runs)
+                })
                 .collect();
             let counters = counters(&source);
             eprintln!(

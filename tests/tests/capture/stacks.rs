@@ -11,7 +11,8 @@ use perfusion_sources::kernel::{KernelOptions, KernelSource};
 use system_tests::wait_until;
 
 use super::{
-    DEADLINE, NEEDS, Worker, assert_laws, begin, collect, counters, older_options, own_options, settled, spin,
+    DEADLINE, NEEDS, Worker, assert_laws, begin, collect, counters, older_options, own_options,
+    settled, spin,
 };
 
 /// Words that no code puts on a stack by chance.
@@ -79,14 +80,25 @@ fn samples_of_that_moment(options: KernelOptions) {
         let user = sample.user.as_ref().expect("a user thread has user registers");
         let rsp = user.regs.gpr[7];
         assert!(stack.contains(&rsp), "rsp {rsp:#x} outside {stack:x?}");
-        assert!(code.iter().any(|range| range.contains(&user.regs.ip)), "ip {:#x} is no code", user.regs.ip);
+        assert!(
+            code.iter().any(|range| range.contains(&user.regs.ip)),
+            "ip {:#x} is no code",
+            user.regs.ip
+        );
         let copied = user.stack.len() as u64;
-        assert!(copied == (stack_end - rsp).min(LIMIT.into()), "{copied} of {rsp:#x}..{stack_end:#x}");
+        assert!(
+            copied == (stack_end - rsp).min(LIMIT.into()),
+            "{copied} of {rsp:#x}..{stack_end:#x}"
+        );
         assert_eq!(user.limited, copied == u64::from(LIMIT));
         marked += usize::from(marker_words(user, MARKER) >= 64);
     }
     worker.stop();
-    assert!(marked >= samples.len() * 9 / 10, "{marked} of {} samples show the marked words", samples.len());
+    assert!(
+        marked >= samples.len() * 9 / 10,
+        "{marked} of {} samples show the marked words",
+        samples.len()
+    );
     assert_laws(&settled(&source));
 }
 
@@ -122,7 +134,9 @@ fn the_copy_ends_at_the_limit_and_says_so() {
     wait_until("a sample", DEADLINE, || {
         collect(&mut source, &mut events);
         events.iter().find_map(|event| match &event.kind {
-            EventKind::CpuSample(CpuSample { thread, user: Some(user), .. }) if thread.tid == tid => {
+            EventKind::CpuSample(CpuSample { thread, user: Some(user), .. })
+                if thread.tid == tid =>
+            {
                 assert_eq!((user.stack.len(), user.limited), (200, true));
                 Some(())
             }
@@ -164,14 +178,15 @@ fn kernel_stacks_lead_from_the_scheduler_to_the_system_call() {
         })
         .collect();
     symbols.sort_unstable();
-    let name = |address: u64| symbols[symbols.partition_point(|&(start, _)| start <= address).max(1) - 1].1;
+    let name = |address: u64| {
+        symbols[symbols.partition_point(|&(start, _)| start <= address).max(1) - 1].1
+    };
     let names: Vec<&str> = wait.kernel.iter().map(|&address| name(address)).collect();
     eprintln!("{names:?}");
     for part in ["schedule", "anon_pipe_read", "vfs_read", "do_syscall_64"] {
         assert!(
-            names
-                .iter()
-                .any(|name| name.contains(part) || (part == "anon_pipe_read" && name.contains("pipe_read"))),
+            names.iter().any(|name| name.contains(part)
+                || (part == "anon_pipe_read" && name.contains("pipe_read"))),
             "no {part} in {names:?}"
         );
     }

@@ -10,8 +10,8 @@ use system_tests::environment::Need;
 use system_tests::wait_until;
 
 use super::{
-    DEADLINE, Look, NEEDS, Worker, assert_laws, begin, collect, counters, duty, older_options, own_options,
-    records_stored, settled, times, yielding,
+    DEADLINE, Look, NEEDS, Worker, assert_laws, begin, collect, counters, duty, older_options,
+    own_options, records_stored, settled, times, yielding,
 };
 
 #[test]
@@ -55,11 +55,13 @@ fn thread_times_agree(options: &KernelOptions) {
         assert_eq!(total, last.at.0 - last.times.since.0, "the law is exact");
         let percent_of_wall = |ns: f64| 100.0 * ns / wall;
         let stolen = (last.times.stolen_ns - first.times.stolen_ns) as f64;
-        // Schedstat's other column, run_delay, is no measure for ours: the kernel adds a wait when it is over, also what was before the
-        // recording, and knows neither of stolen time nor of the time a wake-up takes to reach a CPU the hypervisor has put to sleep.
+        // Schedstat's other column, run_delay, is no measure for ours: the kernel adds a wait when
+        // it is over, also what was before the recording, and knows neither of stolen time nor of
+        // the time a wake-up takes to reach a CPU the hypervisor has put to sleep.
         let (least, most) = Look::bounds(&first_look, &last_look, worker.tid);
         let figures = format!(
-            "duty {percent} %: on CPU {:.2} %, schedstat {:.2} to {:.2} %; runnable {:.2} % (stolen {:.2} %), blocked {:.2} %",
+            "duty {percent} %: on CPU {:.2} %, schedstat {:.2} to {:.2} %; runnable {:.2} % \
+             (stolen {:.2} %), blocked {:.2} %",
             percent_of_wall(oncpu),
             percent_of_wall(least),
             percent_of_wall(most),
@@ -76,10 +78,12 @@ fn thread_times_agree(options: &KernelOptions) {
             "{oncpu} of {wall}"
         );
     }
-    // The workers go on while the probes are detached, which takes as long as it takes: nothing of that may be counted.
+    // The workers go on while the probes are detached, which takes as long as it takes: nothing of
+    // that may be counted.
     let ended = source.freeze();
     for thread in source.thread_times() {
-        // A hook that was already past the question whether the recording is over may still finish; a slow machine can hold it up.
+        // A hook that was already past the question whether the recording is over may still finish;
+        // a slow machine can hold it up.
         let late = thread.at.0 - ended.0;
         assert!(late < 50_000_000, "{:?} went on for {late} ns after the end", thread.times.thread);
     }
@@ -159,16 +163,20 @@ fn waits_tile_the_time(options: &KernelOptions) {
                 let total = end.oncpu_ns + end.runnable_ns + end.blocked_ns;
                 assert_eq!(total, event.time.0 - end.since.0);
                 assert!(end.oncpu_ns >= ran, "{} of {ran}", end.oncpu_ns);
-                // The kernel charges a thread from its waking on, so that some us of each wait are in both.
+                // The kernel charges a thread from its waking on, so that some us of each wait are
+                // in both.
                 let both = ran;
-                assert!(end.runnable_ns + end.blocked_ns + both >= waited, "{end:?}: {waited}, {ran}");
+                assert!(
+                    end.runnable_ns + end.blocked_ns + both >= waited,
+                    "{end:?}: {waited}, {ran}"
+                );
             }
             _ => {}
         }
     }
     assert!(pairs >= 200 && slept.len() >= 190, "{pairs} pairs, {} sleeps", slept.len());
-    // The timer is set before the switch-out: on a slow machine a good part of the 3 ms is over by then, and all of them where something else
-    // takes the CPU just there.
+    // The timer is set before the switch-out: on a slow machine a good part of the 3 ms is over by
+    // then, and all of them where something else takes the CPU just there.
     let short = slept.iter().filter(|blocked_ns| **blocked_ns < 1_000_000).count();
     assert!(short * 20 <= slept.len(), "{slept:?}");
     assert_laws(&settled(&source));
@@ -209,7 +217,8 @@ fn thinned_waits_weigh_what_they_stand_for() {
     }
     let waits = counters["waits"] as f64;
     eprintln!(
-        "{waits} waits, {} kept, weights sum to {weight:.0} (σ {:.0}); {:.2} MiB/s of stacks, budget {:.2}",
+        "{waits} waits, {} kept, weights sum to {weight:.0} (σ {:.0}); {:.2} MiB/s of stacks, \
+         budget {:.2}",
         counters["waits_stored"],
         variance.sqrt(),
         bytes as f64 / seconds / 1048576.0,
@@ -225,9 +234,11 @@ fn thinned_waits_weigh_what_they_stand_for() {
 #[test]
 fn a_thread_that_calls_execve_ends_with_its_program_and_goes_on_under_the_processs_id() {
     const PROGRAM: &str = "import os, threading, time\n\
-        threading.Thread(target=lambda: (time.sleep(0.2), os.execv('/bin/sleep', ['sleep', '0.2']))).start()\n\
+        threading.Thread(target=lambda: (time.sleep(0.2), os.execv('/bin/sleep', ['sleep', \
+         '0.2']))).start()\n\
         time.sleep(9)";
-    let Some(_turn) = begin("capture: exec by a thread", &[Need::Root, Need::Btf, Need::Program("python3")])
+    let Some(_turn) =
+        begin("capture: exec by a thread", &[Need::Root, Need::Btf, Need::Program("python3")])
     else {
         return;
     };
@@ -238,27 +249,35 @@ fn a_thread_that_calls_execve_ends_with_its_program_and_goes_on_under_the_proces
     let mut events = Vec::new();
     // 200 ms, but for what passes between the look at the clock and the sleep.
     let slept = |end: &ThreadTimes| end.blocked_ns >= 150_000_000;
-    let (ends, left) = wait_until("the ends of the caller and of the new program", DEADLINE, || {
-        collect(&mut source, &mut events);
-        let ends = events.iter().filter_map(|event| match &event.kind {
-            EventKind::ThreadEnd(end) if end.thread.pid == pid => Some((event.time, *end)),
-            _ => None,
-        });
-        let ends: Vec<_> = ends.collect();
-        let (left, _) = *ends.iter().find(|(_, end)| end.thread.tid != pid && slept(end))?;
-        let last = ends.iter().any(|(_, end)| end.thread.tid == pid && end.since >= left && slept(end));
-        last.then_some((ends, left))
-    })
-    .unwrap();
+    let (ends, left) =
+        wait_until("the ends of the caller and of the new program", DEADLINE, || {
+            collect(&mut source, &mut events);
+            let ends = events.iter().filter_map(|event| match &event.kind {
+                EventKind::ThreadEnd(end) if end.thread.pid == pid => Some((event.time, *end)),
+                _ => None,
+            });
+            let ends: Vec<_> = ends.collect();
+            let (left, _) = *ends.iter().find(|(_, end)| end.thread.tid != pid && slept(end))?;
+            let last = ends
+                .iter()
+                .any(|(_, end)| end.thread.tid == pid && end.since >= left && slept(end));
+            last.then_some((ends, left))
+        })
+        .unwrap();
     for (at, end) in &ends {
         assert_eq!(end.oncpu_ns + end.runnable_ns + end.blocked_ns, at.0 - end.since.0);
     }
-    // The first thread slept until it had to go. (`python3` may be a script that becomes other programs first.)
-    let first = ends.iter().rfind(|(at, end)| end.thread.tid == pid && end.since < left && *at <= left);
+    // The first thread slept until it had to go. (`python3` may be a script that becomes other
+    // programs first.)
+    let first =
+        ends.iter().rfind(|(at, end)| end.thread.tid == pid && end.since < left && *at <= left);
     assert!(first.is_some_and(|(_, end)| end.blocked_ns >= 100_000_000), "{ends:?}");
     // Whatever time the caller has under its new id begins where that under its old one ends.
     let goes_on = ends.iter().filter(|(_, end)| end.thread.tid == pid && end.since >= left);
     assert_eq!(goes_on.map(|(_, end)| end.since).min(), Some(left), "{ends:?}");
-    assert!(times(&mut source).values().all(|thread| thread.times.thread.pid != pid), "an entry is left");
+    assert!(
+        times(&mut source).values().all(|thread| thread.times.thread.pid != pid),
+        "an entry is left"
+    );
     assert_laws(&settled(&source));
 }

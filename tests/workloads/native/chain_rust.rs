@@ -1,4 +1,5 @@
-//! Two threads in known call chains: one calls all the time, the other sleeps. Built by `rustc -O`, which keeps no frame pointers.
+//! Two threads in known call chains: one calls all the time, the other sleeps. Built by `rustc -O`,
+//! which keeps no frame pointers.
 
 use std::fs;
 use std::hint::black_box;

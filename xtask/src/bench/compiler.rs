@@ -1,4 +1,5 @@
-//! What a recording costs a program that lives two seconds, and how many of its stacks are exact: the C# compiler that compiles one file.
+//! What a recording costs a program that lives two seconds, and how many of its stacks are exact:
+//! the C# compiler that compiles one file.
 
 use std::{
     fs,
@@ -14,10 +15,14 @@ use crate::paths::Paths;
 
 /// Heading, and what the figures include.
 pub(super) const HOW: &str = "\
-A short program from its first instruction to its last: the C# compiler compiles one file on .NET 9, 20 rounds
-In each round the compiler runs alone and recorded (`perfusion record -- dotnet csc.dll …`, everything on), in turns forwards and backwards. *Recorded* includes
-the recorder's own start and the writing of the file. The compiler is Roslyn without precompiled code, as in the system tests, so the runtime compiles it method
-by method. Every stack is a first one. A stack is *exact* when it reaches the thread's start without a guess. The stacks of threads that the kernel was ending
+A short program from its first instruction to its last: the C# compiler compiles one file on .NET \
+     9, 20 rounds
+In each round the compiler runs alone and recorded (`perfusion record -- dotnet csc.dll …`, \
+     everything on), in turns forwards and backwards. *Recorded* includes
+the recorder's own start and the writing of the file. The compiler is Roslyn without precompiled \
+     code, as in the system tests, so the runtime compiles it method
+by method. Every stack is a first one. A stack is *exact* when it reaches the thread's start \
+     without a guess. The stacks of threads that the kernel was ending
 are counted apart, because their memory is gone.
 ";
 
@@ -47,7 +52,8 @@ struct Stacks {
 
 pub(super) fn costs(bench: &Bench<'_>) -> Result<Vec<Row>> {
     let source = bench.paths.target.join("bench/Words.cs");
-    fs::write(&source, SOURCE).with_context(|| format!("{}: cannot be written", source.display()))?;
+    fs::write(&source, SOURCE)
+        .with_context(|| format!("{}: cannot be written", source.display()))?;
     let profile = bench.paths.target.join("bench/compiler.pb.gz");
     let (mut alone, mut recorded, mut later) = (Vec::new(), Vec::new(), Vec::new());
     let mut stacks = Stacks::default();
@@ -65,7 +71,8 @@ pub(super) fn costs(bench: &Bench<'_>) -> Result<Vec<Row>> {
     }
     let time = |what, budget, values: &[f64]| {
         let [median, low, high] = median_interval(values);
-        let measured = format!("{median:.2} s (95 % interval {low:.2} to {high:.2}), median of {ROUNDS}");
+        let measured =
+            format!("{median:.2} s (95 % interval {low:.2} to {high:.2}), median of {ROUNDS}");
         Row { what, measured, budget }
     };
     let Stacks { walked, exact, guessed, broken, exiting } = stacks;
@@ -76,7 +83,8 @@ pub(super) fn costs(bench: &Bench<'_>) -> Result<Vec<Row>> {
         Row {
             what: "exact stacks, of those of threads that the kernel was not ending",
             measured: format!(
-                "{:.3} % of {}: {guessed} guessed, {broken} broken; beside them {exiting} of threads being ended",
+                "{:.3} % of {}: {guessed} guessed, {broken} broken; beside them {exiting} of \
+                 threads being ended",
                 exact / (walked - exiting) * 100.0,
                 walked - exiting
             ),
@@ -108,7 +116,10 @@ fn compile(paths: &Paths, source: &Path, profile: Option<&Path>) -> Result<f64> 
         }
         None => Command::new(dotnet),
     };
-    command.arg(paths.toolchain.join("csc/csc.dll")).arg(paths.target.join("bench/Words.dll")).arg(source);
+    command
+        .arg(paths.toolchain.join("csc/csc.dll"))
+        .arg(paths.target.join("bench/Words.dll"))
+        .arg(source);
     command.stdout(Stdio::null());
     let began = Instant::now();
     let status = command.status().with_context(|| format!("{command:?}: cannot be started"))?;

@@ -1,4 +1,5 @@
-//! Fifty processes of many programs, large ones among them: what a recorder of a whole host has to remember.
+//! Fifty processes of many programs, large ones among them: what a recorder of a whole host has to
+//! remember.
 
 use std::{
     collections::BTreeSet,
@@ -21,15 +22,19 @@ const EXECUTABLES: usize = 30;
 pub(super) const PACKAGES: [(&str, &str); 3] =
     [("chromium", "a large program"), ("perl", "a program"), ("gdb", "a large program")];
 
-/// Programs of LLVM 22, a package that everything is built with. Each is a file of its own, and all share a library of 130 MB. They read
-/// standard input, which nobody writes: their stacks are those of a thread asleep.
+/// Programs of LLVM 22, a package that everything is built with. Each is a file of its own, and all
+/// share a library of 130 MB. They read standard input, which nobody writes: their stacks are those
+/// of a thread asleep.
 const LLVM: &str = "/usr/lib/llvm-22/bin";
 
 /// Works for some milliseconds, 20 times a second.
-const NODE: &str = "setInterval(() => { let s = 0; for (let i = 0; i < 1e6; i++) s += i % 7; }, 50)";
+const NODE: &str =
+    "setInterval(() => { let s = 0; for (let i = 0; i < 1e6; i++) s += i % 7; }, 50)";
 const PYTHON: &str = "import time\nwhile True: sum(i % 7 for i in range(10000)); time.sleep(0.05)";
-const PERL: &str = "while (1) { my $s = 0; $s += $_ % 7 for 1..10000; select(undef, undef, undef, 0.05) }";
-const PAGE: &str = "data:text/html,<script>setInterval(() => { document.title += [...Array(1e5).keys()].length }, 50)</script>";
+const PERL: &str =
+    "while (1) { my $s = 0; $s += $_ % 7 for 1..10000; select(undef, undef, undef, 0.05) }";
+const PAGE: &str = "data:text/html,<script>setInterval(() => \
+     { document.title += [...Array(1e5).keys()].length }, 50)</script>";
 
 /// The running processes; they end with this value.
 pub(super) struct Crowd {
@@ -73,7 +78,8 @@ impl Crowd {
         let (processes, executables) = crowd.count()?;
         if processes < PROCESSES || executables < EXECUTABLES {
             bail!(
-                "expected {PROCESSES} processes of {EXECUTABLES} executables, found {processes} of {executables}"
+                "expected {PROCESSES} processes of {EXECUTABLES} executables, found {processes} of \
+                 {executables}"
             );
         }
         Ok(crowd)
@@ -106,7 +112,10 @@ impl Crowd {
                 continue;
             };
             // proc(5): behind the name come state, parent and process group.
-            let group = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(2)?.parse().ok());
+            let group = stat
+                .rsplit(')')
+                .next()
+                .and_then(|rest| rest.split_whitespace().nth(2)?.parse().ok());
             if group.is_some_and(|group| groups.contains(&group)) {
                 processes += 1;
                 executables.insert(executable);

@@ -1,4 +1,5 @@
-//! A running `perfusion record`, seen from outside: its BPF programs and maps, its time and its memory, all as the kernel counts them.
+//! A running `perfusion record`, seen from outside: its BPF programs and maps, its time and its
+//! memory, all as the kernel counts them.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +21,8 @@ use crate::{exec::output, paths::Paths};
 
 /// `BPF_PROG_TYPE_PERF_EVENT`, as /proc/PID/fdinfo shows it: the CPU sampler.
 const PERF_EVENT: &str = "7";
-/// `BPF_MAP_TYPE_PERCPU_ARRAY`: among the probes' maps their counters and the times of stages, told by their size.
+/// `BPF_MAP_TYPE_PERCPU_ARRAY`: among the probes' maps their counters and the times of stages, told
+/// by their size.
 const PER_CPU_ARRAY: &str = "6";
 /// What the daemon logs once its programs are in the kernel, and the log's level of that.
 const LOADED: &str = "milliseconds=";
@@ -52,7 +54,9 @@ impl Program {
     pub(super) fn budget(&self) -> &'static str {
         match self.what() {
             "one CPU sample" => "4 µs, 40 frames: a figure of its own",
-            "one context switch, kept stacks included" => "0.4 µs when not kept: a figure of its own",
+            "one context switch, kept stacks included" => {
+                "0.4 µs when not kept: a figure of its own"
+            }
             _ => "",
         }
     }
@@ -97,7 +101,10 @@ impl Work {
     /// All but the one that does nothing.
     pub(super) fn all(self) -> Runs {
         let parts = [self.scheduler, self.sampler, self.others];
-        Runs { runs: parts.iter().map(|part| part.runs).sum(), ns: parts.iter().map(|part| part.ns).sum() }
+        Runs {
+            runs: parts.iter().map(|part| part.runs).sum(),
+            ns: parts.iter().map(|part| part.ns).sum(),
+        }
     }
 
     /// Nanoseconds of a run that are the measuring's.
@@ -173,7 +180,9 @@ impl Recorder {
 
     /// How long the programs took to load, all together; once it records.
     pub(super) fn load_milliseconds(&self) -> Result<f64> {
-        self.loaded.recv_timeout(START_DEADLINE).context("perfusion did not say how long loading took")
+        self.loaded
+            .recv_timeout(START_DEADLINE)
+            .context("perfusion did not say how long loading took")
     }
 
     /// Waits until the sampler has run, and returns how long after the start that was.
@@ -259,7 +268,8 @@ impl Recorder {
         self.words_of_all_cpus(OF_SAMPLES)
     }
 
-    /// The value of `key` in the per-CPU array with values of so many words, summed up over the CPUs.
+    /// The value of `key` in the per-CPU array with values of so many words, summed up over the
+    /// CPUs.
     fn words_of_all_cpus<const WORDS: usize>(&self, key: u32) -> Result<[u64; WORDS]> {
         let size = (WORDS * size_of::<u64>()).to_string();
         let all = self.descriptors()?;
@@ -268,7 +278,8 @@ impl Recorder {
                 && facts.get("value_size") == Some(&size)
         });
         let id = map.and_then(|facts| facts.get("map_id"));
-        let id = id.with_context(|| format!("perfusion holds no per-CPU array of {WORDS} words"))?;
+        let id =
+            id.with_context(|| format!("perfusion holds no per-CPU array of {WORDS} words"))?;
         let text = output(Command::new("bpftool").args(["--json", "map", "dump", "id", id]))?;
         let dump: Value = serde_json::from_str(&text).context("output of bpftool")?;
         let mut sums = [0; WORDS];
@@ -290,7 +301,8 @@ impl Recorder {
         cpu_seconds(self.child.id())
     }
 
-    /// Memory of its own, page tables aside. The BPF ring is mapped twice, one behind the other, and is a map besides: it is counted there.
+    /// Memory of its own, page tables aside. The BPF ring is mapped twice, one behind the other,
+    /// and is a map besides: it is counted there.
     pub(super) fn rss_bytes(&self) -> Result<u64> {
         let mappings = smaps::mappings(self.child.id())?;
         Ok(smaps::rss(&mappings, |name| !name.ends_with("anon_inode:bpf-map")))
@@ -309,7 +321,9 @@ impl Recorder {
 
     /// Ends the recording as Ctrl-C does and waits until the profile is written.
     pub(super) fn finish(mut self) -> Result<()> {
-        self.recording.recv_timeout(START_DEADLINE).context("perfusion did not say that it records")?;
+        self.recording
+            .recv_timeout(START_DEADLINE)
+            .context("perfusion did not say that it records")?;
         output(Command::new("kill").args(["-INT", &self.child.id().to_string()]))?;
         let status = self.child.wait().context("waiting for perfusion")?;
         if !status.success() {
@@ -324,7 +338,9 @@ impl Recorder {
         let mut all = Vec::new();
         for entry in fs::read_dir(&folder).with_context(|| folder.clone())? {
             // A descriptor may be closed between listing and reading.
-            let Ok(text) = entry.and_then(|entry| fs::read_to_string(entry.path())) else { continue };
+            let Ok(text) = entry.and_then(|entry| fs::read_to_string(entry.path())) else {
+                continue;
+            };
             let facts = text.lines().filter_map(|line| line.split_once(':'));
             all.push(facts.map(|(key, value)| (key.to_owned(), value.trim().to_owned())).collect());
         }

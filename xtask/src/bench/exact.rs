@@ -1,4 +1,5 @@
-//! What exact mode costs a program that does nothing but make objects, beside the runtime's own floor: a profiler that counts them and does nothing else.
+//! What exact mode costs a program that does nothing but make objects, beside the runtime's own
+//! floor: a profiler that counts them and does nothing else.
 
 use std::{path::PathBuf, process::Command};
 
@@ -9,9 +10,12 @@ use crate::paths::Paths;
 
 /// Heading, and what the figures include.
 pub(super) const HOW: &str = "\
-Exact mode: CPU time for each object of 32 bytes that one thread makes in a loop, 10 rounds on each of .NET 8, 9 and 10
-CPU time of the whole process, collections included. *Counting* is a main profiler that receives each object and counts (`xtask/native/counting.c`). That is the
-runtime's own floor. *With survivors* receives those as well (`MONITOR_GC`), as exact mode must. In each round all four take turns, forwards and backwards. Each ratio
+Exact mode: CPU time for each object of 32 bytes that one thread makes in a loop, 10 rounds on \
+     each of .NET 8, 9 and 10
+CPU time of the whole process, collections included. *Counting* is a main profiler that receives \
+     each object and counts (`xtask/native/counting.c`). That is the
+runtime's own floor. *With survivors* receives those as well (`MONITOR_GC`), as exact mode must. \
+     In each round all four take turns, forwards and backwards. Each ratio
 is of one round, with the 95 % interval of its median.
 ";
 
@@ -46,7 +50,8 @@ pub(super) fn costs(bench: &Bench<'_>) -> Result<Vec<Row>> {
     let counting = native::library(bench.paths, "counting")?;
     let mut all = Vec::new();
     for runtime in RUNTIMES {
-        let measured = measure(bench.paths, &counting, runtime).with_context(|| format!(".NET {runtime}"))?;
+        let measured =
+            measure(bench.paths, &counting, runtime).with_context(|| format!(".NET {runtime}"))?;
         all.push((runtime, measured));
         bench.steps.step(&format!("{ROUNDS} rounds on .NET {runtime}"));
     }
@@ -111,11 +116,17 @@ fn nanoseconds(paths: &Paths, counting: &PathBuf, runtime: &str, how: How) -> Re
             command.arg(paths.target.join("bench/exact.pb.gz")).args(["--", "sh"]);
         }
     }
-    command.args(["-c", BECOME]).arg(paths.dotnet(runtime)).arg(load::dll(paths)).args(["micro", "1"]);
+    command
+        .args(["-c", BECOME])
+        .arg(paths.dotnet(runtime))
+        .arg(load::dll(paths))
+        .args(["micro", "1"]);
     let mut app = load::App::begin(&mut command)?;
     let line = app.line()?;
-    let pid: u32 =
-        line.trim().parse().with_context(|| format!("the start: expected a pid, found {line:?}"))?;
+    let pid: u32 = line
+        .trim()
+        .parse()
+        .with_context(|| format!("the start: expected a pid, found {line:?}"))?;
     let ready = app.line()?;
     if ready != "ready\n" {
         bail!("the load app: expected \"ready\", found {ready:?}");

@@ -1,5 +1,6 @@
-//! The runtime's own part of what recording costs an app: a profiler that has the runtime tell all that the shim has it tell, and does nothing with it
-//! (`xtask/native/listening.c`). It is in the app from its start and listens when it is told to.
+//! The runtime's own part of what recording costs an app: a profiler that has the runtime tell all
+//! that the shim has it tell, and does nothing with it (`xtask/native/listening.c`). It is in the
+//! app from its start and listens when it is told to.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -38,7 +39,10 @@ impl Listener {
             output(Command::new("mkfifo").arg(&path))?;
             // For both: nobody waits for the other end to be opened.
             let file = OpenOptions::new().read(true).write(true).open(&path);
-            Ok((path.clone(), file.with_context(|| format!("{}: cannot be opened", path.display()))?))
+            Ok((
+                path.clone(),
+                file.with_context(|| format!("{}: cannot be opened", path.display()))?,
+            ))
         };
         let (asks, to) = pipe("listening-asks")?;
         let (answers, mut read) = pipe("listening-answers")?;
@@ -57,15 +61,24 @@ impl Listener {
         }
         command
             .env("CORECLR_ENABLE_NOTIFICATION_PROFILERS", "1")
-            .env("CORECLR_NOTIFICATION_PROFILERS", format!("{}={};", self.library.display(), native::CLASS))
+            .env(
+                "CORECLR_NOTIFICATION_PROFILERS",
+                format!("{}={};", self.library.display(), native::CLASS),
+            )
             .env("LISTENING_ASKS", &self.asks)
             .env("LISTENING_ANSWERS", &self.answers)
     }
 
     /// Has it listen, or no more; done when this returns.
     pub(super) fn listen(&mut self, listens: bool) -> Result<()> {
-        self.to.write_all(if listens { b"1" } else { b"0" }).context("asking the profiler in the app")?;
-        match self.from.recv_timeout(ANSWER_DEADLINE).context("the profiler in the app does not answer")? {
+        self.to
+            .write_all(if listens { b"1" } else { b"0" })
+            .context("asking the profiler in the app")?;
+        match self
+            .from
+            .recv_timeout(ANSWER_DEADLINE)
+            .context("the profiler in the app does not answer")?
+        {
             b'+' => Ok(()),
             _ => bail!("the runtime refuses the session of the profiler in the app"),
         }

@@ -1,4 +1,5 @@
-//! The app that is profiled while we measure: `xtask/csharp/Load.cs`, on .NET 9 unless a figure is about all.
+//! The app that is profiled while we measure: `xtask/csharp/Load.cs`, on .NET 9 unless a figure is
+//! about all.
 
 use std::{
     fs,
@@ -35,15 +36,21 @@ pub(super) fn pass(seconds: f64) {
 pub(super) fn cpu_seconds(pid: u32) -> Result<f64> {
     let path = format!("/proc/{pid}/stat");
     let text = fs::read_to_string(&path).with_context(|| path.clone())?;
-    // proc(5): utime and stime are fields 14 and 15; field 3 follows the name in parentheses, which may hold anything.
-    let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    let ticks: f64 = fields.iter().skip(11).take(2).filter_map(|field| field.parse::<f64>().ok()).sum();
-    let per_second: f64 =
-        output(Command::new("getconf").arg("CLK_TCK"))?.trim().parse().context("getconf CLK_TCK")?;
+    // proc(5): utime and stime are fields 14 and 15; field 3 follows the name in parentheses, which
+    // may hold anything.
+    let fields: Vec<&str> =
+        text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let ticks: f64 =
+        fields.iter().skip(11).take(2).filter_map(|field| field.parse::<f64>().ok()).sum();
+    let per_second: f64 = output(Command::new("getconf").arg("CLK_TCK"))?
+        .trim()
+        .parse()
+        .context("getconf CLK_TCK")?;
     Ok(ticks / per_second)
 }
 
-/// Milliseconds that the threads a process has now have been on a CPU: the first number of a thread's schedstat.
+/// Milliseconds that the threads a process has now have been on a CPU: the first number of a
+/// thread's schedstat.
 pub(super) fn threads_cpu_milliseconds(pid: u32) -> Result<f64> {
     let mut nanoseconds = 0.0;
     let folder = format!("/proc/{pid}/task");
@@ -123,7 +130,8 @@ impl App {
             .spawn()
             .context("the load app did not start")?;
         let input = child.stdin.take().context("the load app has no standard input")?;
-        let output = BufReader::new(child.stdout.take().context("the load app has no standard output")?);
+        let output =
+            BufReader::new(child.stdout.take().context("the load app has no standard output")?);
         Ok(App { child, input, output })
     }
 
@@ -150,7 +158,8 @@ impl App {
     /// Operations so far, and when that was in nanoseconds.
     fn progress(&mut self) -> Result<(f64, f64)> {
         let line = self.ask("")?;
-        let numbers: Vec<f64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let numbers: Vec<f64> =
+            line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
         match numbers.as_slice() {
             [operations, time] => Ok((*operations, *time)),
             _ => bail!("the load app: expected \"OPERATIONS NANOSECONDS\", found {line:?}"),

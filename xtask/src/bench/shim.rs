@@ -13,34 +13,46 @@ use crate::paths::Paths;
 /// Heading, and what the figures include.
 pub(super) const HOW: &str = "\
 What the shim costs the app: its start, and memory; 20 rounds on each of .NET 8, 9 and 10
-In each round the same program starts three times, in turns forwards and backwards: without the shim, with the shim alone, and by `perfusion record -- CMD`.
-A difference is that of two starts of one round. It has the 95 % interval of its median (by order statistics, whatever the distribution).
+In each round the same program starts three times, in turns forwards and backwards: without the \
+     shim, with the shim alone, and by `perfusion record -- CMD`.
+A difference is that of two starts of one round. It has the 95 % interval of its median (by order \
+     statistics, whatever the distribution).
 
-- *Later* is the additional time from just before the execution of `dotnet` to the program's first line of output.
+- *Later* is the additional time from just before the execution of `dotnet` to the program's first \
+     line of output.
 - *CPU time* is that of its threads until then. It hardly depends on what else runs.
-- *Alone*: loaded by the same environment variables, event session and ring included, while nobody reads the ring.
-- *Recorded*: the real thing, with all that the recorder does meanwhile on the same CPUs. Its own start is a figure of its own. The longer end of a recorded
+- *Alone*: loaded by the same environment variables, event session and ring included, while nobody \
+     reads the ring.
+- *Recorded*: the real thing, with all that the recorder does meanwhile on the same CPUs. Its own \
+     start is a figure of its own. The longer end of a recorded
   process (15 to 40 ms, [shim-protocol.md](shim-protocol.md)) is not included.
-- *Memory* is read when the program has made 1 GB of objects, kept most of them, and run a full collection. By then the whole ring has been written, and as
-  many objects are watched as may be (4,096, the default). It is the growth of everything in the app, whatever its cause.
-- *Of its own*: memory that belongs to no file: the ring, the shim's tables and stacks, and the runtime's handles. It includes what the runtime allocates and
+- *Memory* is read when the program has made 1 GB of objects, kept most of them, and run a full \
+     collection. By then the whole ring has been written, and as
+  many objects are watched as may be (4,096, the default). It is the growth of everything in the \
+     app, whatever its cause.
+- *Of its own*: memory that belongs to no file: the ring, the shim's tables and stacks, and the \
+     runtime's handles. It includes what the runtime allocates and
   compiles because of the requested events.
-- *Pages of files*: those of the shim, and those of the runtime (above all `System.Private.CoreLib.dll`) that it would not have touched. Other processes share
+- *Pages of files*: those of the shim, and those of the runtime (above all \
+     `System.Private.CoreLib.dll`) that it would not have touched. Other processes share
   them, and the kernel may drop them.
 
-The runtime's own `NativeRuntimeEventSource` causes most of these pages, of the compiled code and of the later start. It describes all its events by reflection as
+The runtime's own `NativeRuntimeEventSource` causes most of these pages, of the compiled code and \
+     of the later start. It describes all its events by reflection as
 soon as any session asks the runtime for any.
 ";
 
 const ROUNDS: usize = 20;
 const RUNTIMES: [&str; 3] = ["8", "9", "10"];
 
-/// The variable that names the library for a runtime, and the one without which it is not looked at.
+/// The variable that names the library for a runtime, and the one without which it is not looked
+/// at.
 const LIBRARIES: &str = "CORECLR_NOTIFICATION_PROFILERS";
 const ENABLE: &str = "CORECLR_ENABLE_NOTIFICATION_PROFILERS";
 
-/// Says which process it is, when that was, and which library was given to it, and becomes the program. The time is told, not taken where the line is read: a
-/// recorder may keep the reader from its CPU then.
+/// Says which process it is, when that was, and which library was given to it, and becomes the
+/// program. The time is told, not taken where the line is read: a recorder may keep the reader from
+/// its CPU then.
 const BECOME: &str = r#"echo "$$ $(date +%s%N) $CORECLR_NOTIFICATION_PROFILERS"; exec "$0" "$@""#;
 
 /// Tiered compilation and what the collector gives back come after the collection.
@@ -91,7 +103,10 @@ struct Measured {
 pub(super) fn costs(bench: &Bench<'_>) -> Result<Vec<Row>> {
     let mut all = Vec::new();
     for runtime in RUNTIMES {
-        all.push((runtime, measure(bench.paths, runtime).with_context(|| format!(".NET {runtime}"))?));
+        all.push((
+            runtime,
+            measure(bench.paths, runtime).with_context(|| format!(".NET {runtime}"))?,
+        ));
         bench.steps.step(&format!("{ROUNDS} rounds on .NET {runtime}"));
     }
     let row = |what, budget, (unit, size): (&str, f64), values: fn(&Measured) -> &[f64]| {
@@ -120,7 +135,8 @@ pub(super) fn costs(bench: &Bench<'_>) -> Result<Vec<Row>> {
 fn measure(paths: &Paths, runtime: &str) -> Result<Measured> {
     let mut measured = Measured::default();
     let mut libraries = String::new();
-    // The first round fills the caches and is not counted; it begins with the recorder, who says how the library is loaded.
+    // The first round fills the caches and is not counted; it begins with the recorder, who says
+    // how the library is loaded.
     for round in 0..=ROUNDS {
         let mut turns = [How::Recorded, How::Alone, How::Without];
         if round % 2 == 1 {
@@ -137,7 +153,9 @@ fn measure(paths: &Paths, runtime: &str) -> Result<Measured> {
             memory[how as usize] = Some(start.memory(how)?);
             start.app.end()?;
         }
-        let [Some(without), _, Some(recorded)] = memory else { bail!("a round without all its turns") };
+        let [Some(without), _, Some(recorded)] = memory else {
+            bail!("a round without all its turns")
+        };
         if round == 0 {
             continue;
         }
@@ -179,14 +197,16 @@ impl Start {
         command.args(["-c", BECOME]).arg(paths.dotnet(runtime)).arg(load::dll(paths)).arg("idle");
         if how == How::Alone {
             // The recorder's copy of the library has gone with it.
-            let (_, class) = libraries.split_once('=').context("no library in the recorded environment")?;
+            let (_, class) =
+                libraries.split_once('=').context("no library in the recorded environment")?;
             let library = format!("{}={class}", paths.shim().display());
             command.env(ENABLE, "1").env(LIBRARIES, library);
         }
         let mut app = load::App::begin(&mut command)?;
         let line = app.line()?;
         let ready = app.line()?;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).context("the clock is before 1970")?;
+        let now =
+            SystemTime::now().duration_since(UNIX_EPOCH).context("the clock is before 1970")?;
         let mut words = line.split_whitespace();
         let mut number = || words.next().and_then(|word| word.parse::<u64>().ok());
         let (Some(pid), Some(began)) = (number(), number()) else {
@@ -196,7 +216,8 @@ impl Start {
             bail!("the load app: expected \"ready\", found {ready:?}");
         }
         let pid = u32::try_from(pid).context("the app's pid")?;
-        let took = now.checked_sub(Duration::from_nanos(began)).context("the clock went backwards")?;
+        let took =
+            now.checked_sub(Duration::from_nanos(began)).context("the clock went backwards")?;
         Ok(Start {
             app,
             pid,
@@ -222,7 +243,12 @@ impl Start {
         };
         let there = how != How::Without;
         if (memory.region != 0, memory.library != 0) != (there, there) {
-            bail!("pid {}: {} bytes of ring, {} of library", self.pid, memory.region, memory.library);
+            bail!(
+                "pid {}: {} bytes of ring, {} of library",
+                self.pid,
+                memory.region,
+                memory.library
+            );
         }
         Ok(memory)
     }

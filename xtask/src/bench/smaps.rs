@@ -1,4 +1,5 @@
-//! A process's memory, mapping by mapping, as the kernel counts it: /proc/PID/smaps (proc_pid_smaps(5)).
+//! A process's memory, mapping by mapping, as the kernel counts it: /proc/PID/smaps
+//! (proc_pid_smaps(5)).
 
 use std::fs;
 
@@ -17,7 +18,8 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// Bytes that belong to no file of a file system: not the kernel's to drop. What the runtime compiles it maps twice.
+    /// Bytes that belong to no file of a file system: not the kernel's to drop. What the runtime
+    /// compiles it maps twice.
     pub(super) fn own(&self) -> u64 {
         if self.name.contains("/memfd:") { self.pss } else { self.anonymous }
     }
@@ -31,7 +33,8 @@ pub(super) fn mappings(pid: u32) -> Result<Vec<Mapping>> {
 fn parse(text: &str) -> Result<Vec<Mapping>> {
     let mut all: Vec<Mapping> = Vec::new();
     for line in text.lines() {
-        // A mapping's first line is "from-to perms offset device inode path", the others are "Key: value".
+        // A mapping's first line is "from-to perms offset device inode path", the others are "Key:
+        // value".
         let Some((key, value)) = line.split_once(": ") else {
             all.push(Mapping { name: line.to_owned(), rss: 0, anonymous: 0, pss: 0 });
             continue;

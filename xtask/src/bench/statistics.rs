@@ -13,7 +13,8 @@ pub(super) struct Enabled {
 
 impl Enabled {
     pub(super) fn enable() -> Result<Enabled> {
-        let before = fs::read_to_string(SWITCH).with_context(|| format!("{SWITCH}: cannot be read"))?;
+        let before =
+            fs::read_to_string(SWITCH).with_context(|| format!("{SWITCH}: cannot be read"))?;
         fs::write(SWITCH, "1").with_context(|| format!("{SWITCH}: cannot be written"))?;
         Ok(Enabled { before })
     }

@@ -1,4 +1,5 @@
-//! The Kestrel app that is put under load, `xtask/csharp/Web.cs`, and its clients: connections that each have one request on its way.
+//! The Kestrel app that is put under load, `xtask/csharp/Web.cs`, and its clients: connections that
+//! each have one request on its way.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -38,15 +39,19 @@ fn dll(paths: &Paths) -> PathBuf {
 pub(super) fn start(paths: &Paths, orders: u32, listener: &Listener) -> Result<(App, Clients)> {
     let source = paths.root.join("xtask/csharp/Web.cs");
     output(Command::new(paths.csc()).args(["--framework", "aspnet"]).arg(dll(paths)).arg(source))?;
-    let mut app =
-        App::begin(listener.load_into(Command::new(paths.dotnet(RUNTIME)).arg(dll(paths)), RUNTIME))?;
+    let mut app = App::begin(
+        listener.load_into(Command::new(paths.dotnet(RUNTIME)).arg(dll(paths)), RUNTIME),
+    )?;
     let line = app.line()?;
-    let port: u16 =
-        line.trim().parse().with_context(|| format!("the web app: expected a port, found {line:?}"))?;
+    let port: u16 = line
+        .trim()
+        .parse()
+        .with_context(|| format!("the web app: expected a port, found {line:?}"))?;
     let enough = Arc::new(AtomicBool::new(false));
     let mut clients = Clients { enough: Arc::clone(&enough), threads: Vec::new() };
     for _ in 0..CONNECTIONS {
-        let connection = TcpStream::connect(("127.0.0.1", port)).context("connecting to the web app")?;
+        let connection =
+            TcpStream::connect(("127.0.0.1", port)).context("connecting to the web app")?;
         connection.set_nodelay(true).context("TCP_NODELAY")?;
         let enough = Arc::clone(&enough);
         clients.threads.push(thread::spawn(move || ask(connection, orders, &enough)));
@@ -78,8 +83,9 @@ fn ask(mut connection: TcpStream, orders: u32, enough: &AtomicBool) -> Result<()
                 length = value.trim().parse::<u64>().ok();
             }
         }
-        let length =
-            length.filter(|length| *length <= MOST_ANSWER_BYTES).context("an answer without its length")?;
+        let length = length
+            .filter(|length| *length <= MOST_ANSWER_BYTES)
+            .context("an answer without its length")?;
         std::io::copy(&mut answers.by_ref().take(length), &mut std::io::sink())
             .context("the web app's answer")?;
     }

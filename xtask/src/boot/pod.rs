@@ -1,5 +1,6 @@
-//! The chart's pod, without a kubelet: its containers as `helm template` renders them become bundles of an OCI runtime (crun), with the pod's
-//! capabilities, list of system calls, read-only root, user, mounts and limits, in a Debian that is really booted.
+//! The chart's pod, without a kubelet: its containers as `helm template` renders them become
+//! bundles of an OCI runtime (crun), with the pod's capabilities, list of system calls, read-only
+//! root, user, mounts and limits, in a Debian that is really booted.
 
 use std::{fs, path::Path, process::Command};
 
@@ -13,7 +14,8 @@ use crate::{
     paths::Paths,
 };
 
-/// Its CPU time is emulated, so that the usual limit would lower the rates; windows are short, so that it does not take for ever.
+/// Its CPU time is emulated, so that the usual limit would lower the rates; windows are short, so
+/// that it does not take for ever.
 const VALUES: &str = r#"
 attach: { enabled: true }
 pods: { source: logs }
@@ -25,7 +27,8 @@ const NODE: &str = "node-1";
 /// In the order of the pod: those of `initContainers`, then its own.
 const BUNDLES: [&str; 2] = ["seccomp", "perfusion"];
 
-pub(super) const TRIAL: Trial = Trial { name: "pod", packages: &["crun"], script: SCRIPT, fill, judge };
+pub(super) const TRIAL: Trial =
+    Trial { name: "pod", packages: &["crun"], script: SCRIPT, fill, judge };
 
 const SCRIPT: &str = r#"
 PERFUSION=/opt/check/perfusion/rootfs/usr/bin/perfusion
@@ -88,8 +91,9 @@ fn fill(paths: &Paths, steps: &Steps, check: &Path) -> Result<()> {
     for (name, text) in config_map["data"].as_object().context("a ConfigMap without data")? {
         write(&volume.join(name), text.as_str().context("a ConfigMap's text")?)?;
     }
-    let filter: Value = serde_json::from_str(config_map["data"]["seccomp.json"].as_str().unwrap_or_default())
-        .context("the ConfigMap's seccomp.json")?;
+    let filter: Value =
+        serde_json::from_str(config_map["data"]["seccomp.json"].as_str().unwrap_or_default())
+            .context("the ConfigMap's seccomp.json")?;
 
     let containers = ["initContainers", "containers"].map(|kind| &pod[kind]);
     for (containers, name) in containers.into_iter().zip(BUNDLES) {
@@ -104,7 +108,8 @@ fn fill(paths: &Paths, steps: &Steps, check: &Path) -> Result<()> {
             write(&check.join("profile"), profile)?;
         }
         let bundle = check.join(name);
-        fs::create_dir_all(&bundle).with_context(|| format!("{}: cannot be made", bundle.display()))?;
+        fs::create_dir_all(&bundle)
+            .with_context(|| format!("{}: cannot be made", bundle.display()))?;
         output(Command::new("cp").arg("-r").arg(&image).arg(bundle.join("rootfs")))?;
         let config = oci(pod, container, profile.is_string().then_some(&filter))
             .with_context(|| format!("the chart's container `{name}`"))?;
@@ -116,7 +121,8 @@ fn fill(paths: &Paths, steps: &Steps, check: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The same container with a program that asks for what it may not: that the kernel says so there shows that its silence means something.
+/// The same container with a program that asks for what it may not: that the kernel says so there
+/// shows that its silence means something.
 fn control(check: &Path, bundle: &Path, mut config: Value) -> Result<()> {
     let control = check.join("control");
     output(Command::new("cp").arg("-r").arg(bundle).arg(&control))?;
@@ -125,9 +131,11 @@ fn control(check: &Path, bundle: &Path, mut config: Value) -> Result<()> {
     write(&control.join("config.json"), &config.to_string())
 }
 
-/// What containerd's CRI plugin hands to an OCI runtime for a container: version 1.7, `internal/cri/opts` and `oci.defaultMounts`.
+/// What containerd's CRI plugin hands to an OCI runtime for a container: version 1.7,
+/// `internal/cri/opts` and `oci.defaultMounts`.
 ///
-/// Left out: the container runtime's own filter where `RuntimeDefault` is asked for (it is made of code), SELinux and AppArmor.
+/// Left out: the container runtime's own filter where `RuntimeDefault` is asked for (it is made of
+/// code), SELinux and AppArmor.
 fn oci(pod: &Value, container: &Value, filter: Option<&Value>) -> Result<Value> {
     let security = |name: &str| {
         let own = &container["securityContext"][name];
@@ -257,7 +265,9 @@ fn judge(verdicts: &mut Verdicts<'_>) {
             && part.lines.iter().any(|line| line.trim_end().ends_with("NoNewPrivs:\t1"))
             && part.lines.iter().any(|line| line.trim_end().ends_with("Seccomp:\t2"))
     });
-    verdicts.check("root", "its root is read-only", |part| part.lines.iter().any(|line| line == "root ro"));
+    verdicts.check("root", "its root is read-only", |part| {
+        part.lines.iter().any(|line| line == "root ro")
+    });
     verdicts.check("namespaces", "of the node's namespaces it has the processes' alone", |part| {
         part.lines.iter().filter(|line| line.starts_with("shared")).eq(["shared pid"])
     });
@@ -269,7 +279,8 @@ fn judge(verdicts: &mut Verdicts<'_>) {
         "no system call was refused but that of a program that must not make it",
         |part| {
             // chroot(2) is 161.
-            let of_control = |line: &str| line.contains("comm=\"busybox\"") && line.ends_with("syscall=161");
+            let of_control =
+                |line: &str| line.contains("comm=\"busybox\"") && line.ends_with("syscall=161");
             let mut refused = part.lines.iter().filter(|line| !line.is_empty()).peekable();
             refused.peek().is_some() && refused.all(|line| of_control(line.trim_end()))
         },
@@ -325,8 +336,12 @@ mod tests {
         assert_eq!(made["linux"]["resources"]["memory"]["limit"], 512 << 20);
         assert_eq!(made["linux"]["seccomp"]["syscalls"], filter["syscalls"]);
         let mounts = made["mounts"].as_array().unwrap();
-        let last: Vec<_> =
-            mounts.iter().rev().take(2).map(|mount| (&mount["source"], &mount["options"][2])).collect();
+        let last: Vec<_> = mounts
+            .iter()
+            .rev()
+            .take(2)
+            .map(|mount| (&mount["source"], &mount["options"][2]))
+            .collect();
         assert_eq!(
             last,
             [

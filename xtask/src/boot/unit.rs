@@ -1,4 +1,5 @@
-//! The Debian package: installed, recording under the unit's whole hardening, reloaded, killed, stopped and purged.
+//! The Debian package: installed, recording under the unit's whole hardening, reloaded, killed,
+//! stopped and purged.
 
 use std::{fs, path::Path};
 
@@ -84,7 +85,9 @@ fn judge(verdicts: &mut Verdicts<'_>) {
     verdicts.all_end_well(&PROFILED);
     verdicts.all_end_well(&WELL);
     verdicts.check("unit", "the unit says when it is ready and has a watchdog", |part| {
-        has(part, "Type=notify") && has(part, "WatchdogUSec=1min") && has(part, "UnitFileState=enabled")
+        has(part, "Type=notify")
+            && has(part, "WatchdogUSec=1min")
+            && has(part, "UnitFileState=enabled")
     });
     verdicts.check("exposure", "systemd gives its exposure at most 3.5", |part| {
         let words = part.lines.iter().flat_map(|line| line.split_whitespace());
@@ -93,12 +96,17 @@ fn judge(verdicts: &mut Verdicts<'_>) {
     verdicts.check(
         "broken",
         "a broken configuration is refused at the reload, and the service goes on",
-        |part| part.exit.is_some_and(|code| code != 0) && part.lines.iter().any(|line| line == "active"),
+        |part| {
+            part.exit.is_some_and(|code| code != 0)
+                && part.lines.iter().any(|line| line == "active")
+        },
     );
-    verdicts
-        .check("services", "each service has its profiles", |part| has(part, "load") && has(part, "chain"));
-    verdicts
-        .check("programs", "no process of ours is left", |part| part.lines.iter().any(|line| line == "0"));
+    verdicts.check("services", "each service has its profiles", |part| {
+        has(part, "load") && has(part, "chain")
+    });
+    verdicts.check("programs", "no process of ours is left", |part| {
+        part.lines.iter().any(|line| line == "0")
+    });
     verdicts.check("forgotten", "systemd knows it no more", |part| {
         let is_there = part.lines.iter().any(|line| line == "/run/perfusion");
         !has(part, "enabled") && has(part, "No such file or directory") && !is_there

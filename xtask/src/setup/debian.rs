@@ -47,7 +47,8 @@ pub(crate) fn install(steps: &Steps, packages: &[Package]) -> Result<()> {
     let line = format!("apt-get install --no-install-recommends {}", missing.join(" "));
     if !is_root()? {
         bail!(
-            "Debian packages are missing and only root can install them: run `{line}`, then this command again"
+            "Debian packages are missing and only root can install them: run `{line}`, then this \
+             command again"
         );
     }
     steps.step(&format!("installing: {line}"));
@@ -58,14 +59,21 @@ pub(crate) fn install(steps: &Steps, packages: &[Package]) -> Result<()> {
     };
     output(apt().args(["update", "-qq"]))?;
     output(apt().args(["install", "-y", "-qq", "--no-install-recommends"]).args(missing)).context(
-        "Debian's packages could not be installed; they are in Debian 12's main, updates and security archives: \
+        "Debian's packages could not be installed; they are in Debian 12's main, updates and \
+         security archives: \
          see that /etc/apt/sources.list or sources.list.d names all three",
     )?;
     Ok(())
 }
 
-/// A program of a package that is unpacked into `folder` and not installed: that would start a server.
-pub(crate) fn unpack(steps: &Steps, folder: &Path, package: &str, program: &str) -> Result<PathBuf> {
+/// A program of a package that is unpacked into `folder` and not installed: that would start a
+/// server.
+pub(crate) fn unpack(
+    steps: &Steps,
+    folder: &Path,
+    package: &str,
+    program: &str,
+) -> Result<PathBuf> {
     let path = folder.join(program);
     if path.exists() {
         return Ok(path);
@@ -89,8 +97,10 @@ fn has(package: &str) -> Result<bool> {
         Ok(found) => Ok(found.status.success() && found.stdout == b"installed"),
         Err(error) => {
             let all: Vec<&str> = BUILD.iter().chain(&DOTNET).map(|(name, _)| *name).collect();
-            Err(error
-                .context(format!("setup knows Debian 12 and its packages only; it needs {}", all.join(", "))))
+            Err(error.context(format!(
+                "setup knows Debian 12 and its packages only; it needs {}",
+                all.join(", ")
+            )))
         }
     }
 }

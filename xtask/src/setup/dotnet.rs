@@ -1,5 +1,6 @@
-//! .NET roots for the tests, laid out of self-contained apps that package registries carry: 8, 9 (with ASP.NET Core) and 10, each
-//! with just its own runtime, so that `dotnet app.dll` of a root runs on that runtime and on no other.
+//! .NET roots for the tests, laid out of self-contained apps that package registries carry: 8, 9
+//! (with ASP.NET Core) and 10, each with just its own runtime, so that `dotnet app.dll` of a root
+//! runs on that runtime and on no other.
 
 use std::{
     collections::BTreeMap,
@@ -86,7 +87,8 @@ const RUNTIMES: [Runtime; 3] = [
     },
 ];
 
-/// The `dotnet` command. An old one does: it only finds and loads the root's own libhostfxr.so, whose entry points are stable.
+/// The `dotnet` command. An old one does: it only finds and loads the root's own libhostfxr.so,
+/// whose entry points are stable.
 const MUXER: Package = Package {
     registry: Registry::Pypi,
     name: "dotnetcore2",
@@ -114,7 +116,8 @@ pub(crate) fn install(paths: &Paths, steps: &Steps) -> Result<()> {
         runtime.lay_out(&downloads, &fresh, muxer.as_deref().unwrap_or(Path::new("")))?;
         write(&fresh.join("stamp"), stamp.as_bytes())?;
         clear(&root)?;
-        fs::rename(&fresh, &root).with_context(|| format!("{}: cannot be put in place", root.display()))?;
+        fs::rename(&fresh, &root)
+            .with_context(|| format!("{}: cannot be put in place", root.display()))?;
     }
     clear(&downloads)
 }
@@ -126,7 +129,10 @@ const BESIDE: &str = "../shared/runtimes/dotnet-11.0.0-linux-x64.tar.xz";
 pub(crate) fn install_beside(paths: &Paths, steps: &Steps) -> Result<()> {
     let archive = paths.root.join(BESIDE);
     let Ok(file) = fs::metadata(&archive) else {
-        steps.step(&format!("no .NET 11: {} does not exist; its tests are skipped", archive.display()));
+        steps.step(&format!(
+            "no .NET 11: {} does not exist; its tests are skipped",
+            archive.display()
+        ));
         return Ok(());
     };
     let root = paths.dotnet_roots().join("11");
@@ -156,7 +162,8 @@ impl Runtime {
         if let Some(inner) = self.inner {
             untar(&app.join(inner), &app, &[])?;
         }
-        app = fs::canonicalize(&app).with_context(|| format!("{}: not in the package", app.display()))?;
+        app = fs::canonicalize(&app)
+            .with_context(|| format!("{}: not in the package", app.display()))?;
 
         let host = root.join("host/fxr").join(self.version);
         copy(&app.join("libhostfxr.so"), &host.join("libhostfxr.so"))?;
@@ -175,9 +182,10 @@ impl Runtime {
 
     /// `targets` of a deps.json holds one target, which maps a library "Name/1.2.3" to its files.
     fn libraries(&self, deps: &Path) -> Result<Map<String, Value>> {
-        let text = fs::read(deps).with_context(|| format!("{}: not in the package", deps.display()))?;
-        let parsed: Value =
-            serde_json::from_slice(&text).with_context(|| format!("{}: not JSON", deps.display()))?;
+        let text =
+            fs::read(deps).with_context(|| format!("{}: not in the package", deps.display()))?;
+        let parsed: Value = serde_json::from_slice(&text)
+            .with_context(|| format!("{}: not JSON", deps.display()))?;
         let mut libraries = Map::new();
         for target in parsed["targets"].as_object().into_iter().flat_map(Map::values) {
             libraries.extend(target.as_object().cloned().unwrap_or_default());
@@ -185,7 +193,8 @@ impl Runtime {
         Ok(libraries)
     }
 
-    /// Kind ("runtime" or "native") and name of each of the framework's files, with what deps.json says of it.
+    /// Kind ("runtime" or "native") and name of each of the framework's files, with what deps.json
+    /// says of it.
     fn files_of(
         &self,
         framework: &str,
@@ -197,11 +206,15 @@ impl Runtime {
             let own = package
                 .strip_prefix("runtimepack.")
                 .is_some_and(|pack| pack.starts_with(&format!("{framework}.Runtime.")));
-            // Where an app also refers to a framework's assembly as a NuGet package, its files are listed under that package. A
-            // framework's assemblies carry the runtime's major version, other packages of the same family do not.
+            // Where an app also refers to a framework's assembly as a NuGet package, its files are
+            // listed under that package. A framework's assemblies carry the runtime's major
+            // version, other packages of the same family do not.
             let replaced = match framework {
                 CORE => package == "System.Formats.Asn1",
-                _ => package.starts_with("Microsoft.Extensions.") || package == "System.Diagnostics.EventLog",
+                _ => {
+                    package.starts_with("Microsoft.Extensions.")
+                        || package == "System.Diagnostics.EventLog"
+                }
             };
             for kind in ["runtime", "native"] {
                 for (path, facts) in content[kind].as_object().into_iter().flatten() {
@@ -245,7 +258,10 @@ impl Runtime {
                 "tfm": format!("net{}.0", self.major),
                 "framework": { "name": CORE, "version": self.version },
             } });
-            write(&folder.join(format!("{framework}.runtimeconfig.json")), config.to_string().as_bytes())?;
+            write(
+                &folder.join(format!("{framework}.runtimeconfig.json")),
+                config.to_string().as_bytes(),
+            )?;
         }
         Ok(())
     }
@@ -253,7 +269,8 @@ impl Runtime {
 
 fn copy(from: &Path, to: &PathBuf) -> Result<()> {
     if let Some(folder) = to.parent() {
-        fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
+        fs::create_dir_all(folder)
+            .with_context(|| format!("{}: cannot be made", folder.display()))?;
     }
     fs::copy(from, to)
         .with_context(|| format!("{} -> {}: cannot be copied", from.display(), to.display()))?;

@@ -1,4 +1,5 @@
-//! The eBPF toolchain: Debian's rustc with a prebuilt `core` for BPF, and a bpf-linker with the same LLVM.
+//! The eBPF toolchain: Debian's rustc with a prebuilt `core` for BPF, and a bpf-linker with the
+//! same LLVM.
 
 use std::{
     path::{Path, PathBuf},
@@ -29,11 +30,16 @@ pub(crate) fn install(paths: &Paths, steps: &Steps) -> Result<EbpfToolchain> {
     // By path: a rustup in front on PATH has another rustc, without this target.
     let rustc = PathBuf::from("/usr/bin/rustc");
     let cargo = PathBuf::from("/usr/bin/cargo");
-    let library =
-        output(Command::new(&rustc).args(["--print", "target-libdir", "--target", "bpfel-unknown-none"]))?;
+    let library = output(Command::new(&rustc).args([
+        "--print",
+        "target-libdir",
+        "--target",
+        "bpfel-unknown-none",
+    ]))?;
     if !Path::new(library.trim()).is_dir() {
         bail!(
-            "{}: expected the BPF target's core library there, found nothing; install libstd-rust-web-dev-bpf",
+            "{}: expected the BPF target's core library there, found nothing; install \
+             libstd-rust-web-dev-bpf",
             library.trim()
         );
     }

@@ -10,7 +10,8 @@ use serde_json::Value;
 
 use crate::exec::output;
 
-/// What `go mod download` tells of a module (`MODULE@VERSION`) it has fetched, whose hash the public list of modules knows.
+/// What `go mod download` tells of a module (`MODULE@VERSION`) it has fetched, whose hash the
+/// public list of modules knows.
 pub(crate) fn downloaded(module: &str) -> Result<Value> {
     let mut go = Command::new("go");
     go.args(["mod", "download", "-json", module]).current_dir("/").env("GOFLAGS", "-mod=mod");
@@ -20,13 +21,15 @@ pub(crate) fn downloaded(module: &str) -> Result<Value> {
 /// The folder with a module's files, for files that are no Go.
 pub(crate) fn folder(module: &str) -> Result<PathBuf> {
     let told = downloaded(module)?;
-    let folder =
-        told["Dir"].as_str().with_context(|| format!("`go mod download` names no folder of {module}"))?;
+    let folder = told["Dir"]
+        .as_str()
+        .with_context(|| format!("`go mod download` names no folder of {module}"))?;
     Ok(folder.into())
 }
 
-/// Whether a program is there that has this version of a module in it, by what Go wrote into its file. One whose building was broken off, or that is
-/// of another version than is asked for now, has not.
+/// Whether a program is there that has this version of a module in it, by what Go wrote into its
+/// file. One whose building was broken off, or that is of another version than is asked for now,
+/// has not.
 pub(crate) fn has(program: &Path, module: &str, version: &str) -> bool {
     output(Command::new("go").args(["version", "-m"]).arg(program))
         .is_ok_and(|told| is_among(&told, module, version))

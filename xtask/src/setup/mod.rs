@@ -1,6 +1,7 @@
-//! `cargo xtask setup`: installs what is missing, says so before it touches anything outside the target folder, and prints versions.
-//! With everything there it needs no network and changes nothing. Each command asks for what it needs: everything is built without .NET, the
-//! demo runs on any, the tests on pinned ones.
+//! `cargo xtask setup`: installs what is missing, says so before it touches anything outside the
+//! target folder, and prints versions. With everything there it needs no network and changes
+//! nothing. Each command asks for what it needs: everything is built without .NET, the demo runs on
+//! any, the tests on pinned ones.
 
 mod csharp;
 pub(crate) mod debian;
@@ -60,7 +61,8 @@ pub(crate) fn any_dotnet(paths: &Paths, steps: &Steps) -> Result<Dotnet> {
     Ok(dotnet)
 }
 
-/// The runtimes 8, 9 and 10 that tests and benchmarks run on, and their compiler: the same everywhere, whatever is on PATH.
+/// The runtimes 8, 9 and 10 that tests and benchmarks run on, and their compiler: the same
+/// everywhere, whatever is on PATH.
 pub(crate) fn pinned_dotnets(paths: &Paths, steps: &Steps) -> Result<()> {
     let _lock = lock(paths)?;
     debian::install(steps, &debian::DOTNET)?;
@@ -80,7 +82,8 @@ fn lock(paths: &Paths) -> Result<File> {
     fs::create_dir_all(&paths.toolchain)
         .with_context(|| format!("{}: cannot be made", paths.toolchain.display()))?;
     let path = paths.toolchain.join("lock");
-    let lock = File::create(&path).with_context(|| format!("{}: cannot be made", path.display()))?;
+    let lock =
+        File::create(&path).with_context(|| format!("{}: cannot be made", path.display()))?;
     lock.lock().with_context(|| format!("{}: cannot be locked", path.display()))?;
     Ok(lock)
 }

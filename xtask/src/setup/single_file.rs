@@ -1,5 +1,6 @@
-//! Single-file .NET programs that an npm package carries: the runtime is linked into their host. The tests put programs of theirs in place of
-//! what these carry (`tests/src/single_file.rs`). An SDK takes such hosts from NuGet.
+//! Single-file .NET programs that an npm package carries: the runtime is linked into their host.
+//! The tests put programs of theirs in place of what these carry (`tests/src/single_file.rs`). An
+//! SDK takes such hosts from NuGet.
 
 use std::fs;
 
@@ -38,14 +39,16 @@ pub(crate) fn install(paths: &Paths, steps: &Steps) -> Result<()> {
         // Its name below the .NET roots.
         let program = paths.dotnet_roots().join(format!("single-file-{major}"));
         let stamp = program.with_extension("stamp");
-        if program.exists() && fs::read_to_string(&stamp).is_ok_and(|found| found == package.sha256) {
+        if program.exists() && fs::read_to_string(&stamp).is_ok_and(|found| found == package.sha256)
+        {
             continue;
         }
         steps.step(&format!("fetching a single-file program of .NET {major} (55 MB)"));
         let downloads = paths.toolchain.join("downloads/single-file");
         let found = package.unpack(&downloads, &[PROGRAM])?.join(PROGRAM);
-        fs::rename(&found, &program)
-            .with_context(|| format!("{} -> {}: cannot be moved", found.display(), program.display()))?;
+        fs::rename(&found, &program).with_context(|| {
+            format!("{} -> {}: cannot be moved", found.display(), program.display())
+        })?;
         fs::write(&stamp, package.sha256)
             .with_context(|| format!("{}: cannot be written", stamp.display()))?;
         clear(&downloads)?;

@@ -1,5 +1,6 @@
-//! Where one window ends and the next begins. Threads live through it: what the scheduler says of one is its total since the recording began,
-//! so each window takes what the earlier ones have not counted; a wait in progress is sliced, and keeps its stack and its weight.
+//! Where one window ends and the next begins. Threads live through it: what the scheduler says of
+//! one is its total since the recording began, so each window takes what the earlier ones have not
+//! counted; a wait in progress is sliced, and keeps its stack and its weight.
 
 use super::{Collected, Estimate, Open, Row, Thread, Threads, Waker, no_times};
 use crate::recent::Recent;
@@ -7,7 +8,8 @@ use foldhash::{HashMap, HashMapExt as _};
 use perfusion_model::event::{MonotonicNs, Progress, ThreadSnapshot, ThreadTimes};
 use perfusion_model::stack::StackId;
 
-/// A thread that was counted and is in no snapshot since (its times changed while they were read) is remembered for so many windows.
+/// A thread that was counted and is in no snapshot since (its times changed while they were read)
+/// is remembered for so many windows.
 const REMEMBERED: u8 = 3;
 
 /// What earlier windows have of a thread.
@@ -46,11 +48,13 @@ impl Threads {
         }
     }
 
-    /// Of a thread's totals, what no window has counted. A total may be less than what was counted: a thread that seemed to run turned out to
-    /// sleep. What is too much in one column is taken off the others, so that their sum is that of the window; both come right in time.
+    /// Of a thread's totals, what no window has counted. A total may be less than what was counted:
+    /// a thread that seemed to run turned out to sleep. What is too much in one column is taken off
+    /// the others, so that their sum is that of the window; both come right in time.
     pub(super) fn not_counted(&self, times: &ThreadTimes) -> ThreadTimes {
         let same = |counted: &&Counted| counted.times.since == times.since;
-        let Some(Counted { times: before, .. }) = self.counted.get(&times.thread.tid).filter(same) else {
+        let Some(Counted { times: before, .. }) = self.counted.get(&times.thread.tid).filter(same)
+        else {
             return *times;
         };
         let columns = |times: &ThreadTimes| [times.blocked_ns, times.runnable_ns, times.oncpu_ns];
@@ -69,7 +73,8 @@ impl Threads {
 
     /// What all windows together have counted of a thread when this one has counted `rest`.
     pub(super) fn counted_with(&self, rest: &ThreadTimes) -> ThreadTimes {
-        let before = self.counted.get(&rest.thread.tid).filter(|counted| counted.times.since == rest.since);
+        let before =
+            self.counted.get(&rest.thread.tid).filter(|counted| counted.times.since == rest.since);
         let Some(Counted { times: before, .. }) = before else { return *rest };
         ThreadTimes {
             oncpu_ns: before.oncpu_ns.saturating_add(rest.oncpu_ns),
@@ -80,9 +85,9 @@ impl Threads {
         }
     }
 
-    /// Closes the window and begins the next: slices waits in progress and makes every column of a thread sum to its exact time in
-    /// this window. `running` are the threads that still exist, with their totals. `carry` takes a stack over to the next window, unless this
-    /// is the `last`.
+    /// Closes the window and begins the next: slices waits in progress and makes every column of a
+    /// thread sum to its exact time in this window. `running` are the threads that still exist,
+    /// with their totals. `carry` takes a stack over to the next window, unless this is the `last`.
     pub fn cut(
         &mut self,
         running: &[ThreadSnapshot],
@@ -96,11 +101,15 @@ impl Threads {
         for ThreadSnapshot { times, progress, .. } in running {
             let (id, tid) = (times.thread, times.thread.tid);
             // Still in the map, but its end was told: one life must not count twice.
-            if [&self.told, &self.told_before].iter().any(|told| told.get(&tid) == Some(&times.since)) {
+            if [&self.told, &self.told_before]
+                .iter()
+                .any(|told| told.get(&tid) == Some(&times.since))
+            {
                 told.insert(tid, times.since);
                 continue;
             }
-            let mut thread = self.threads.remove(&tid).filter(|thread| thread.id == id).unwrap_or_default();
+            let mut thread =
+                self.threads.remove(&tid).filter(|thread| thread.id == id).unwrap_or_default();
             thread.id = id;
             let wait = match *progress {
                 Progress::Waiting { start, blocked_ns, runnable_ns, .. } => {
@@ -129,8 +138,9 @@ impl Threads {
         }
         rows.append(&mut self.ended);
         rows.extend(self.rest.take());
-        // Left: threads that began or ended while the snapshots were taken. What is known of them waits for their times, which come with the
-        // next window. If they do not, they were lost on the way: their samples stay, at no more time than is known: none.
+        // Left: threads that began or ended while the snapshots were taken. What is known of them
+        // waits for their times, which come with the next window. If they do not, they were lost on
+        // the way: their samples stay, at no more time than is known: none.
         for (tid, thread) in std::mem::replace(&mut self.threads, next) {
             if last || thread.unseen {
                 let times = no_times(thread.id);
@@ -160,7 +170,9 @@ impl Threads {
 impl Thread {
     /// The thread in the next window.
     pub(super) fn unseen(self, carry: &mut dyn FnMut(StackId) -> StackId) -> Self {
-        let Self { id, on_cpu, waits, open, last_run, collected, first, name, named, shared, .. } = self;
+        let Self {
+            id, on_cpu, waits, open, last_run, collected, first, name, named, shared, ..
+        } = self;
         let mut carried_waits = HashMap::with_capacity(waits.len());
         for ((stack, reason, waker), estimate) in waits {
             let waker = waker.map(|waker| match waker {
@@ -169,7 +181,8 @@ impl Thread {
                 }
                 other => other,
             });
-            // One to one: stacks that differ go on to differ, unless there is no more room for them.
+            // One to one: stacks that differ go on to differ, unless there is no more room for
+            // them.
             carried_waits
                 .entry((carry(stack), reason, waker))
                 .or_insert_with(Estimate::default)
@@ -239,7 +252,11 @@ mod tests {
     }
 
     fn on_cpu(at: u64, times: ThreadTimes) -> [ThreadSnapshot; 1] {
-        [ThreadSnapshot { times, at: MonotonicNs(at), progress: Progress::OnCpu { since: MonotonicNs(at) } }]
+        [ThreadSnapshot {
+            times,
+            at: MonotonicNs(at),
+            progress: Progress::OnCpu { since: MonotonicNs(at) },
+        }]
     }
 
     fn at(rows: &[Row], place: Place) -> (f64, f64) {
@@ -390,7 +407,8 @@ mod tests {
             take(cut.cut(&on_cpu(clock, times(oncpu, blocked)), &mut |s| s, false));
             let all = whole.finish(&on_cpu(clock, times(oncpu, blocked)));
             let (cpu, waited) = (all.iter().map(|row| row.cpu_ns).sum::<f64>(), all.iter().map(|row| row.blocked_ns).sum::<f64>());
-            assert!((cpu_sum - cpu).abs() < 1.0 && (blocked_sum - waited).abs() < 1.0, "{cpu_sum} {cpu} {blocked_sum} {waited}");
+            assert!((cpu_sum - cpu).abs() < 1.0 && (blocked_sum - waited).abs() < 1.0, "{cpu_sum} \
+                 {cpu} {blocked_sum} {waited}");
             assert!((cpu - oncpu as f64).abs() < 1.0 && (waited - blocked as f64).abs() < 1.0);
         }
     }

@@ -1,8 +1,10 @@
-//! Threads that change their names. A rename cuts a thread's account as the end of a window cuts all accounts: times until then belong to the old
-//! name, exactly. All stretches under one name are one account, so that few samples do not stand for many short ones.
+//! Threads that change their names. A rename cuts a thread's account as the end of a window cuts
+//! all accounts: times until then belong to the old name, exactly. All stretches under one name are
+//! one account, so that few samples do not stand for many short ones.
 //!
-//! A rename may come without its times (very many in a second, a full ring). Then the thread's whole time is shared among its names by its samples
-//! and kept waits, each of which came with the name.
+//! A rename may come without its times (very many in a second, a full ring). Then the thread's
+//! whole time is shared among its names by its samples and kept waits, each of which came with the
+//! name.
 
 use super::cut::Counted;
 use super::{Row, Thread, Threads, no_times};
@@ -24,7 +26,8 @@ pub(super) struct Named {
 }
 
 impl Threads {
-    /// The thread was called `name` until now, with these totals since the recording began; `None` where these are not known.
+    /// The thread was called `name` until now, with these totals since the recording began; `None`
+    /// where these are not known.
     pub fn renamed(&mut self, id: ThreadId, name: &Arc<str>, until: Option<&ThreadSnapshot>) {
         let tid = id.tid;
         let known = self.threads.get(&tid).is_some_and(|thread| thread.id == id);
@@ -72,7 +75,8 @@ impl Threads {
         }
     }
 
-    /// The wait a thread is in, as its snapshot says: when it began, how much of it is over; and what was counted of it.
+    /// The wait a thread is in, as its snapshot says: when it began, how much of it is over; and
+    /// what was counted of it.
     fn counted_of(
         &self,
         tid: u32,
@@ -88,8 +92,8 @@ impl Threads {
 }
 
 impl Thread {
-    /// Puts all that was counted since the last rename under `name`, and `times` with it; without them the thread's time is shared. True when the name
-    /// is one more.
+    /// Puts all that was counted since the last rename under `name`, and `times` with it; without
+    /// them the thread's time is shared. True when the name is one more.
     fn close_account(&mut self, name: &Arc<str>, names: usize, times: Option<ThreadTimes>) -> bool {
         let account = Self {
             id: self.id,
@@ -153,8 +157,14 @@ impl Thread {
     }
 
     /// The accounts under earlier names in the next window.
-    pub(super) fn carried_names(named: Vec<Named>, carry: &mut dyn FnMut(StackId) -> StackId) -> Vec<Named> {
-        named.into_iter().map(|named| Named { account: named.account.unseen(carry), ..named }).collect()
+    pub(super) fn carried_names(
+        named: Vec<Named>,
+        carry: &mut dyn FnMut(StackId) -> StackId,
+    ) -> Vec<Named> {
+        named
+            .into_iter()
+            .map(|named| Named { account: named.account.unseen(carry), ..named })
+            .collect()
     }
 }
 
@@ -191,7 +201,9 @@ impl Named {
 fn share(named: &mut [Named]) {
     let mut ran: Vec<f64> = named
         .iter()
-        .map(|named| (named.account.on_cpu.samples() + named.account.collected.on_cpu.samples()) as f64)
+        .map(|named| {
+            (named.account.on_cpu.samples() + named.account.collected.on_cpu.samples()) as f64
+        })
         .collect();
     if ran.iter().sum::<f64>() == 0.0 {
         ran = named
@@ -226,7 +238,8 @@ fn share_column(named: &mut [Named], parts: &[f64], column: impl Fn(&mut ThreadT
     if all <= 0.0 {
         return;
     }
-    let total: u64 = named.iter_mut().map(|named| *column(&mut named.times)).fold(0, u64::saturating_add);
+    let total: u64 =
+        named.iter_mut().map(|named| *column(&mut named.times)).fold(0, u64::saturating_add);
     let (mut given, mut up_to) = (0, 0.0);
     for (Named { times, .. }, part) in named.iter_mut().zip(parts) {
         up_to += part;
@@ -270,7 +283,8 @@ mod tests {
     #[test]
     fn what_a_thread_did_under_a_name_is_under_that_name_exactly() {
         let mut threads = Threads::default();
-        // Twenty stretches, of which one in five was sampled; the first name's are three times as long.
+        // Twenty stretches, of which one in five was sampled; the first name's are three times as
+        // long.
         let mut total = 0;
         for stretch in 0..20 {
             let own = name(if stretch % 2 == 0 { "A" } else { "B" });
@@ -283,11 +297,13 @@ mod tests {
         total += 7;
         threads.name_renamed(|_| Some(name("end")));
         let rows = threads.finish(&[at(times(total, 0), ON_CPU)]);
-        assert_eq!([Some("A"), Some("B"), Some("end")].map(|name| cpu(&rows, name)), [300.0, 100.0, 7.0]);
+        assert_eq!(
+            [Some("A"), Some("B"), Some("end")].map(|name| cpu(&rows, name)),
+            [300.0, 100.0, 7.0]
+        );
         assert!(
-            rows.iter()
-                .filter(|row| row.name.as_deref() != Some("end"))
-                .all(|row| row.place == Place::Stack(StackId(u32::from(row.name.as_deref() == Some("B"))))),
+            rows.iter().filter(|row| row.name.as_deref() != Some("end")).all(|row| row.place
+                == Place::Stack(StackId(u32::from(row.name.as_deref() == Some("B"))))),
             "{rows:?}"
         );
     }

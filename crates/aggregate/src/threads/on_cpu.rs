@@ -12,7 +12,8 @@ use std::ops::AddAssign;
 pub(super) struct OnCpu {
     /// CPU samples.
     samples: HashMap<StackId, u64>,
-    /// How long it ran before it left the CPU so, in ns, kept waits standing for others: what is known where nothing was sampled.
+    /// How long it ran before it left the CPU so, in ns, kept waits standing for others: what is
+    /// known where nothing was sampled.
     before_wait: HashMap<StackId, f64>,
 }
 
@@ -49,17 +50,24 @@ impl OnCpu {
     pub(super) fn carried(self, carry: &mut dyn FnMut(StackId) -> StackId) -> Self {
         let mut carried = Self::default();
         add(&mut carried.samples, self.samples.into_iter().map(|(stack, n)| (carry(stack), n)));
-        add(&mut carried.before_wait, self.before_wait.into_iter().map(|(stack, ran)| (carry(stack), ran)));
+        add(
+            &mut carried.before_wait,
+            self.before_wait.into_iter().map(|(stack, ran)| (carry(stack), ran)),
+        );
         carried
     }
 
-    /// Samples at each place, and its share of the time: by the samples, else by what ran before it left the CPU there; all of it at a marker where
-    /// neither is known.
+    /// Samples at each place, and its share of the time: by the samples, else by what ran before it
+    /// left the CPU there; all of it at a marker where neither is known.
     pub(super) fn shares(self, unknown: Marker) -> Vec<(Place, u64, f64)> {
         let samples: u64 = self.samples.values().sum();
         if samples > 0 {
             let share = |n| n as f64 / samples as f64;
-            return self.samples.into_iter().map(|(stack, n)| (Place::Stack(stack), n, share(n))).collect();
+            return self
+                .samples
+                .into_iter()
+                .map(|(stack, n)| (Place::Stack(stack), n, share(n)))
+                .collect();
         }
         let all: f64 = self.before_wait.values().sum();
         if all > 0.0 {

@@ -1,14 +1,20 @@
-//! The small process that has CAP_DAC_OVERRIDE, so that the daemon has it not. What an attach needs it for is little: to connect to a diagnostics
-//! socket, which nobody but its user may write to, and to make and remove the library's file where nobody but the process's user may write. The
-//! daemon starts a second process of its own program for these three before it has a second thread, and gives the capability up ([`part`]).
+//! The small process that has CAP_DAC_OVERRIDE, so that the daemon has it not. What an attach needs
+//! it for is little: to connect to a diagnostics socket, which nobody but its user may write to,
+//! and to make and remove the library's file where nobody but the process's user may write. The
+//! daemon starts a second process of its own program for these three before it has a second thread,
+//! and gives the capability up ([`part`]).
 //!
-//! What that is good for: no mistake of the daemon's, a path it follows or a file it writes, passes over permissions any more. What it does not do
-//! is keep the capability from somebody who runs code of his own in the daemon: CAP_SYS_PTRACE is there, and with it every process of the host.
+//! What that is good for: no mistake of the daemon's, a path it follows or a file it writes, passes
+//! over permissions any more. What it does not do is keep the capability from somebody who runs
+//! code of his own in the daemon: CAP_SYS_PTRACE is there, and with it every process of the host.
 //!
-//! A request is one message on a SOCK_SEQPACKET pair, with the descriptor on which it is answered: requests of several threads know nothing of each
-//! other, and who has waited long enough goes away. The helper believes nobody: it finds the socket by the process's id and start itself, checks
-//! whose it is, and makes and removes files with the library's kind of name only. It ends when the daemon does, by the end of the pair. Each request has
-//! a thread of its own, since a file system that does not answer may hold it up for ever; there are only so many, and not all for one.
+//! A request is one message on a SOCK_SEQPACKET pair, with the descriptor on which it is answered:
+//! requests of several threads know nothing of each other, and who has waited long enough goes
+//! away. The helper believes nobody: it finds the socket by the process's id and start itself,
+//! checks whose it is, and makes and removes files with the library's kind of name only. It ends
+//! when the daemon does, by the end of the pair. Each request has a thread of its own, since a file
+//! system that does not answer may hold it up for ever; there are only so many, and not all for
+//! one.
 
 mod protocol;
 
@@ -21,9 +27,9 @@ use rustix::fs::{AtFlags, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_type;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType, recvmsg, sendmsg, shutdown,
-    socketpair,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType,
+    recvmsg, sendmsg, shutdown, socketpair,
 };
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
@@ -40,12 +46,13 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// What it is about.
 const CAPABILITY: CapabilitySet = CapabilitySet::DAC_OVERRIDE;
-/// All the helper has: the other one lets it look below the root of another user's process, and read where that keeps temporary files. (To read and
-/// search what is closed to it, CAPABILITY does for CAP_DAC_READ_SEARCH.)
+/// All the helper has: the other one lets it look below the root of another user's process, and
+/// read where that keeps temporary files. (To read and search what is closed to it, CAPABILITY does
+/// for CAP_DAC_READ_SEARCH.)
 const KEPT: CapabilitySet = CAPABILITY.union(CapabilitySet::SYS_PTRACE);
 
-/// Most requests that are in hand at once. The daemon has fewer: each of its workers has one, and what sweeps and what removes has one. The others are those
-/// that it does not wait for any more.
+/// Most requests that are in hand at once. The daemon has fewer: each of its workers has one, and
+/// what sweeps and what removes has one. The others are those that it does not wait for any more.
 const MOST_REQUESTS: usize = 32;
 /// Most of them that one file system, or one process, can hold up.
 const MOST_OF_ONE: usize = 8;
@@ -54,7 +61,8 @@ const MOST_DESCRIPTORS: usize = 2;
 /// Making or removing a file takes no time, unless its file system does not answer.
 const FILE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The daemon's end of the pair. Once in the life of a process: what was given up does not come back.
+/// The daemon's end of the pair. Once in the life of a process: what was given up does not come
+/// back.
 static HELPER: OnceLock<Line> = OnceLock::new();
 
 /// The helper's process.
@@ -68,8 +76,9 @@ impl Helper {
     }
 }
 
-/// Starts the helper and gives CAP_DAC_OVERRIDE up, for good and for whatever this process starts. Capabilities are each thread's own: to be called
-/// while there is only one. `None` when there is nothing to part with, or when it has to be kept, which is logged.
+/// Starts the helper and gives CAP_DAC_OVERRIDE up, for good and for whatever this process starts.
+/// Capabilities are each thread's own: to be called while there is only one. `None` when there is
+/// nothing to part with, or when it has to be kept, which is logged.
 ///
 /// # Errors
 /// When the helper cannot be started. The capability is still there then.
@@ -80,13 +89,19 @@ pub fn part() -> io::Result<Option<Helper>> {
     }
     if !sets.permitted.contains(CapabilitySet::DAC_READ_SEARCH) {
         tracing::warn!(
-            "the daemon itself keeps CAP_DAC_OVERRIDE: it cannot read files of other users without it, for want of CAP_DAC_READ_SEARCH; grant that, too"
+            "the daemon itself keeps CAP_DAC_OVERRIDE: it cannot read files of other users without \
+             \
+             \
+             it, for want of CAP_DAC_READ_SEARCH; grant that, too"
         );
         return Ok(None);
     }
     if was_given_by_the_file() {
         tracing::warn!(
-            "the daemon itself keeps CAP_DAC_OVERRIDE: the program's file gives it to whoever runs it, so no helper would know for whom it works; \
+            "the daemon itself keeps CAP_DAC_OVERRIDE: the program's file gives it to whoever runs \
+             \
+             \
+             it, so no helper would know for whom it works; \
              let a service manager give capabilities"
         );
         return Ok(None);
@@ -107,8 +122,9 @@ pub fn part() -> io::Result<Option<Helper>> {
     Ok(Some(Helper(process)))
 }
 
-/// True when this process has capabilities its parent had not (AT_SECURE, getauxval(3)): then whoever may run the program may run a helper of his
-/// own, too, which must not do for him what he could not do.
+/// True when this process has capabilities its parent had not (AT_SECURE, getauxval(3)): then
+/// whoever may run the program may run a helper of his own, too, which must not do for him what he
+/// could not do.
 fn was_given_by_the_file() -> bool {
     const AT_SECURE: u64 = 23;
     let Ok(bytes) = std::fs::read("/proc/self/auxv") else { return true };
@@ -119,9 +135,10 @@ fn was_given_by_the_file() -> bool {
 }
 
 fn give_up(sets: &CapabilitySets) -> io::Result<()> {
-    // A program that root starts gets all of the bounding set. To take something out of that needs CAP_SETPCAP, which neither the unit nor the pod has;
-    // there it stays in the bounding set, and what keeps it from coming back is no_new_privs alone, which those have anyway: with that no exec gives
-    // more than its caller had (security/commoncap.c, cap_bprm_creds_from_file).
+    // A program that root starts gets all of the bounding set. To take something out of that needs
+    // CAP_SETPCAP, which neither the unit nor the pod has; there it stays in the bounding set, and
+    // what keeps it from coming back is no_new_privs alone, which those have anyway: with that no
+    // exec gives more than its caller had (security/commoncap.c, cap_bprm_creds_from_file).
     remove_capability_from_bounding_set(CAPABILITY).ok();
     set_no_new_privs(true)?;
     // The ambient set goes with the inheritable one.
@@ -170,19 +187,27 @@ enum Silence {
 }
 
 impl Line {
-    fn connect(&self, target: &Target, timeout: Duration, deadline: Instant) -> Result<OwnedFd, IpcError> {
+    fn connect(
+        &self,
+        target: &Target,
+        timeout: Duration,
+        deadline: Instant,
+    ) -> Result<OwnedFd, IpcError> {
         let pid = target.pid();
         let system = |step, source| IpcError::System { pid, step, source };
         let start_ticks = target.start_ticks().map_err(|source| system("reading stat", source))?;
         let left = deadline.saturating_duration_since(Instant::now());
-        let answer = self.ask(&Request::Connect { pid, start_ticks, timeout: left }, None, deadline);
+        let answer =
+            self.ask(&Request::Connect { pid, start_ticks, timeout: left }, None, deadline);
         Err(match answer {
             Ok((Answer::Done, Some(socket))) => return Ok(socket),
             Ok((Answer::NoSocket, _)) => {
                 IpcError::NoSocket { pid, looked_in: target.temporary_directories() }
             }
             Ok((Answer::WrongPeer(found), _)) => IpcError::WrongPeer { pid, found },
-            Ok((Answer::TimedOut, _)) | Err(Silence::TimedOut) => IpcError::TimedOut { pid, waited: timeout },
+            Ok((Answer::TimedOut, _)) | Err(Silence::TimedOut) => {
+                IpcError::TimedOut { pid, waited: timeout }
+            }
             Ok((Answer::System(step, source), _)) => system(step, source),
             Ok((Answer::Done, None)) => system(ASKING, Errno::IO),
             Err(Silence::System(source)) => system(ASKING, source),
@@ -226,7 +251,8 @@ impl Line {
             late = left.is_zero();
         }
         if late {
-            // An answer that has come meanwhile is here, and a later one cannot be sent: so nothing is made that neither side knows of.
+            // An answer that has come meanwhile is here, and a later one cannot be sent: so nothing
+            // is made that neither side knows of.
             shutdown(&answers, Shutdown::Read).map_err(Silence::System)?;
         }
         match receive(&answers) {
@@ -263,12 +289,13 @@ fn keep_only_what_it_needs() -> io::Result<()> {
     }
     set_no_new_privs(true)?;
     clear_ambient_capability_set()?;
-    let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
+    let sets =
+        CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
     Ok(set_capabilities(None, sets)?)
 }
 
-/// What is sent to all processes of a service, such as `systemctl stop` and `systemctl kill`, is for the daemon: until that has ended, the helper is
-/// needed.
+/// What is sent to all processes of a service, such as `systemctl stop` and `systemctl kill`, is
+/// for the daemon: until that has ended, the helper is needed.
 fn outlive_signals() -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let _inside = runtime.enter();
@@ -304,14 +331,16 @@ fn work(socket: &OwnedFd) -> Result<(), Errno> {
     }
 }
 
-/// Has a thread answer a request; BUSY when others of the same holder wait already, or too many of all.
+/// Has a thread answer a request; BUSY when others of the same holder wait already, or too many of
+/// all.
 fn begin(
     in_hand: &Arc<InHand>,
     request: Vec<u8>,
     directory: Option<OwnedFd>,
     answers: &Arc<OwnedFd>,
 ) -> Result<(), Errno> {
-    let place = InHand::add(in_hand, Holder::of(&request, directory.as_ref())?).ok_or(Errno::BUSY)?;
+    let place =
+        InHand::add(in_hand, Holder::of(&request, directory.as_ref())?).ok_or(Errno::BUSY)?;
     let answers = Arc::clone(answers);
     let work = move || {
         answer(&request, directory.as_ref(), &answers);
@@ -432,13 +461,19 @@ struct Message {
     descriptors: Vec<OwnedFd>,
 }
 
-/// The next message; `None` at the end. MSGSIZE when it is longer, or has more of them, than any of ours.
+/// The next message; `None` at the end. MSGSIZE when it is longer, or has more of them, than any of
+/// ours.
 fn receive(socket: &OwnedFd) -> Result<Option<Message>, Errno> {
     let mut bytes = [0; MESSAGE_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let (received, descriptors): (_, Vec<OwnedFd>) = loop {
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+        match recvmsg(
+            socket,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        ) {
             Ok(received) => {
                 let descriptors = control.drain().filter_map(|message| match message {
                     RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
@@ -468,8 +503,8 @@ fn wait(descriptor: &impl AsFd, timeout: Duration) -> bool {
 #[cfg(test)]
 mod tests {
     use super::{
-        Answer, Holder, InHand, Line, MESSAGE_BYTES, MOST_OF_ONE, MOST_REQUESTS, Message, Request, Silence,
-        answer, pair, place, receive, send, work,
+        Answer, Holder, InHand, Line, MESSAGE_BYTES, MOST_OF_ONE, MOST_REQUESTS, Message, Request,
+        Silence, answer, pair, place, receive, send, work,
     };
     use crate::attach::ipc::IpcError;
     use crate::attach::ipc::tests::{with_listener, with_peer};
@@ -519,9 +554,14 @@ mod tests {
     #[test]
     fn a_process_that_has_its_pid_from_another_is_not_connected_to() {
         let me = Target::open(std::process::id()).unwrap();
-        let request =
-            Request::Connect { pid: me.pid(), start_ticks: me.start_ticks().unwrap() - 1, timeout: MINUTE };
-        let Ok((answer, None)) = line().ask(&request, None, Instant::now() + MINUTE) else { panic!() };
+        let request = Request::Connect {
+            pid: me.pid(),
+            start_ticks: me.start_ticks().unwrap() - 1,
+            timeout: MINUTE,
+        };
+        let Ok((answer, None)) = line().ask(&request, None, Instant::now() + MINUTE) else {
+            panic!()
+        };
         assert_eq!(answer, Answer::System("reading stat", Errno::SRCH));
     }
 
@@ -554,10 +594,17 @@ mod tests {
         assert!(!folder.path().join(&name).exists());
 
         std::fs::create_dir(folder.path().join(&name)).unwrap();
-        assert_eq!(line.file(&Request::Remove(&name), &directory).unwrap_err(), Errno::INVAL, "a directory");
-        for other in
-            ["", "x.so", "perfusion-shim-0123456789abcdef.so/x", "../perfusion-shim-0123456789abcdef.so"]
-        {
+        assert_eq!(
+            line.file(&Request::Remove(&name), &directory).unwrap_err(),
+            Errno::INVAL,
+            "a directory"
+        );
+        for other in [
+            "",
+            "x.so",
+            "perfusion-shim-0123456789abcdef.so/x",
+            "../perfusion-shim-0123456789abcdef.so",
+        ] {
             for request in [Request::Make(other), Request::Remove(other)] {
                 assert_eq!(line.file(&request, &directory).unwrap_err(), Errno::INVAL, "{other}");
             }
@@ -618,7 +665,9 @@ mod tests {
             for _ in 0..MOST_OF_ONE {
                 send(&line.0, &request.bytes(), &[theirs.as_fd()]).unwrap();
             }
-            let Ok((refused, None)) = line.ask(&request, None, Instant::now() + MINUTE) else { panic!() };
+            let Ok((refused, None)) = line.ask(&request, None, Instant::now() + MINUTE) else {
+                panic!()
+            };
             assert_eq!(refused, Answer::System("asking the helper", Errno::BUSY));
             let make = Request::Make("perfusion-shim-0123456789abcdef.so");
             let made = line.ask(&make, Some(directory.as_fd()), Instant::now() + MINUTE / 2);
@@ -633,8 +682,10 @@ mod tests {
         let take = |pid| InHand::add(&in_hand, Holder::Process(pid));
         let mut places: Vec<_> = (0..MOST_OF_ONE).map(|_| take(1).unwrap()).collect();
         assert!(take(1).is_none());
-        places
-            .extend((MOST_OF_ONE..MOST_REQUESTS).filter_map(|_| InHand::add(&in_hand, Holder::Device(0, 1))));
+        places.extend(
+            (MOST_OF_ONE..MOST_REQUESTS)
+                .filter_map(|_| InHand::add(&in_hand, Holder::Device(0, 1))),
+        );
         places.extend((2..2 + (MOST_REQUESTS - places.len()) as u32).map(|pid| take(pid).unwrap()));
         assert_eq!(places.len(), MOST_REQUESTS);
         assert!(take(1000).is_none());

@@ -1,4 +1,5 @@
-//! HRESULTs of the runtime that a user may meet, by the names of coreclr's `corerror.h`, with what to do about them.
+//! HRESULTs of the runtime that a user may meet, by the names of coreclr's `corerror.h`, with what
+//! to do about them.
 
 use std::fmt;
 
@@ -14,7 +15,11 @@ const KNOWN: &[(u32, &str, &str)] = &[
         "CORPROF_E_PROFILER_DETACHING",
         "another profiler is just leaving; try again in a few seconds",
     ),
-    (0x8013_1368, "CORPROF_E_PROFILER_NOT_ATTACHABLE", "this runtime does not let profilers attach"),
+    (
+        0x8013_1368,
+        "CORPROF_E_PROFILER_NOT_ATTACHABLE",
+        "this runtime does not let profilers attach",
+    ),
     (0x8013_136a, "CORPROF_E_PROFILER_ALREADY_ACTIVE", "too many profilers are attached already"),
     (
         0x8013_1370,
@@ -113,7 +118,9 @@ mod tests {
     fn a_message_has_name_code_and_advice() {
         let text = Hresult(0x8007_007e).to_string();
         assert!(
-            text.contains("ERROR_MOD_NOT_FOUND") && text.contains("0x8007007e") && text.contains("noexec")
+            text.contains("ERROR_MOD_NOT_FOUND")
+                && text.contains("0x8007007e")
+                && text.contains("noexec")
         );
         assert_eq!(Hresult(0x8123_4567).to_string(), "0x81234567");
     }

@@ -1,7 +1,8 @@
 //! The runtime's diagnostics socket: one request a connection, as documented in dotnet/diagnostics
-//! `documentation/design-docs/ipc-protocol.md`. The peer is the profiled process, so it may lie, stall or send noise: its socket
-//! is opened below its own root without following a link at the end, it must be the peer the kernel names, all I/O has one
-//! deadline, and an answer is at most 64 KiB. The events of a session follow its answer on the same connection ([`Events`]).
+//! `documentation/design-docs/ipc-protocol.md`. The peer is the profiled process, so it may lie,
+//! stall or send noise: its socket is opened below its own root without following a link at the
+//! end, it must be the peer the kernel names, all I/O has one deadline, and an answer is at most 64
+//! KiB. The events of a session follow its answer on the same connection ([`Events`]).
 
 use super::helper;
 use super::hresult::Hresult;
@@ -14,8 +15,8 @@ use rustix::fs::{Dir, FileType, Mode, OFlags, fstat, openat};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send,
-    socket_with,
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv,
+    send, socket_with,
 };
 use std::fmt;
 use std::io;
@@ -27,7 +28,8 @@ use std::time::{Duration, Instant};
 
 const MAGIC: &[u8; 14] = b"DOTNET_IPC_V1\0";
 const HEADER_BYTES: usize = 20;
-/// Entries of a temporary directory looked at, and sockets tried, at most: both are the process's to fill.
+/// Entries of a temporary directory looked at, and sockets tried, at most: both are the process's
+/// to fill.
 const DIRECTORY_ENTRIES: usize = 65_536;
 const CANDIDATES: usize = 8;
 
@@ -84,7 +86,8 @@ pub enum IpcError {
     },
     /// Only the daemon's helper could connect.
     #[error(
-        "process {pid}: its diagnostics socket is for its own user alone, and the helper that has the right to connect to it all the same has \
+        "process {pid}: its diagnostics socket is for its own user alone, and the helper that has \
+         the right to connect to it all the same has \
          ended; restart the daemon"
     )]
     NoHelper {
@@ -92,7 +95,8 @@ pub enum IpcError {
         pid: u32,
     },
     /// Nothing came in time.
-    #[error("process {pid}: no answer on the diagnostics socket within {} ms (is the process stopped, or in a long collection?)", waited.as_millis())]
+    #[error("process {pid}: no answer on the diagnostics socket within {} ms (is the process \
+         stopped, or in a long collection?)", waited.as_millis())]
     TimedOut {
         /// The process.
         pid: u32,
@@ -100,7 +104,8 @@ pub enum IpcError {
         waited: Duration,
     },
     /// Somebody had enough of waiting: a signal, or the end of a recording.
-    #[error("process {pid}: its runtime had not answered when perfusion stopped waiting, after {} ms", waited.as_millis())]
+    #[error("process {pid}: its runtime had not answered when perfusion stopped waiting, after {} \
+         ms", waited.as_millis())]
     GivenUp {
         /// The process.
         pid: u32,
@@ -132,8 +137,10 @@ fn why_refused(step: &str, source: Errno) -> &'static str {
     if (step, source) != (CONNECT, Errno::CONNREFUSED) {
         return "";
     }
-    // ipc_socket_bind (ds-ipc-pal-socket.c of dotnet/runtime) removes no file that is there, and pid and start time, which make the name, outlive exec.
-    "; nobody listens there: a program that became this one by exec left the file in the way of this runtime's own socket. Start the program by a \
+    // ipc_socket_bind (ds-ipc-pal-socket.c of dotnet/runtime) removes no file that is there, and
+    // pid and start time, which make the name, outlive exec.
+    "; nobody listens there: a program that became this one by exec left the file in the way of \
+     this runtime's own socket. Start the program by a \
      fork, or delete its /tmp/dotnet-diagnostic-* file before exec"
 }
 
@@ -156,7 +163,12 @@ struct Directories<'a>(&'a [PathBuf]);
 impl fmt::Display for Directories<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, path) in self.0.iter().enumerate() {
-            write!(f, "{}{}", if index == 0 { "" } else { ", " }, printable(&path.to_string_lossy()))?;
+            write!(
+                f,
+                "{}{}",
+                if index == 0 { "" } else { ", " },
+                printable(&path.to_string_lossy())
+            )?;
         }
         Ok(())
     }
@@ -226,7 +238,11 @@ pub fn attach_profiler(
     let answer = request(target, SET_PROFILER, ATTACH_PROFILER, &payload, wait.into())?;
     let code = u32::from_le_bytes(Reader { pid, rest: &answer }.array()?);
     // Failure is the sign bit; S_FALSE and friends are successes.
-    if code & 0x8000_0000 != 0 { Err(IpcError::Refused { pid, code: Hresult(code) }) } else { Ok(()) }
+    if code & 0x8000_0000 != 0 {
+        Err(IpcError::Refused { pid, code: Hresult(code) })
+    } else {
+        Ok(())
+    }
 }
 
 /// Events of the runtime to listen to, of the provider `Microsoft-Windows-DotNETRuntime`.
@@ -236,7 +252,8 @@ pub struct Listen {
     pub keywords: u64,
     /// 4 is informational, 5 verbose.
     pub level: u32,
-    /// Most memory the runtime takes for events that were not read yet, MiB; what does not fit is dropped.
+    /// Most memory the runtime takes for events that were not read yet, MiB; what does not fit is
+    /// dropped.
     pub buffer_mib: u32,
 }
 
@@ -260,8 +277,8 @@ impl Listen {
 /// The provider of [`Listen`].
 pub const RUNTIME_PROVIDER: &str = "Microsoft-Windows-DotNETRuntime";
 
-/// Opens an event session. The answer comes when the runtime has done what the keywords ask of it at once, such as a collection.
-/// Reading its events ends with an error when `give_up` is raised.
+/// Opens an event session. The answer comes when the runtime has done what the keywords ask of it
+/// at once, such as a collection. Reading its events ends with an error when `give_up` is raised.
 ///
 /// # Errors
 /// See [`IpcError`].
@@ -274,7 +291,8 @@ pub fn listen(
     listen_from_start(target, what, true, give_up, wait)
 }
 
-/// The same without `stacks`, which cost more than the events, from .NET 9 on; older ones refuse that ([`IpcError::is_unknown_command`]).
+/// The same without `stacks`, which cost more than the events, from .NET 9 on; older ones refuse
+/// that ([`IpcError::is_unknown_command`]).
 ///
 /// # Errors
 /// See [`IpcError`].
@@ -294,11 +312,16 @@ pub fn listen_from_start(
     connection.events(&answer, give_up)
 }
 
-/// Ends an event session: the runtime forgets its keywords, sends what it still has, and closes the connection of its events.
+/// Ends an event session: the runtime forgets its keywords, sends what it still has, and closes the
+/// connection of its events.
 ///
 /// # Errors
 /// See [`IpcError`].
-pub fn stop_listening(target: &Target, session: u64, wait: impl Into<Wait>) -> Result<(), IpcError> {
+pub fn stop_listening(
+    target: &Target,
+    session: u64,
+    wait: impl Into<Wait>,
+) -> Result<(), IpcError> {
     request(target, SET_EVENTS, STOP_TRACING, &session.to_le_bytes(), wait.into()).map(drop)
 }
 
@@ -369,17 +392,25 @@ pub fn has_socket(target: &Target) -> Result<bool, String> {
     }
 }
 
-fn request(target: &Target, set: u8, command: u8, payload: &[u8], wait: Wait) -> Result<Vec<u8>, IpcError> {
+fn request(
+    target: &Target,
+    set: u8,
+    command: u8,
+    payload: &[u8],
+    wait: Wait,
+) -> Result<Vec<u8>, IpcError> {
     Connection::open(target, wait)?.exchange(set, command, payload)
 }
 
-/// Sockets with this process's name, likeliest first, opened without following a link at the end (O_PATH).
+/// Sockets with this process's name, likeliest first, opened without following a link at the end
+/// (O_PATH).
 fn candidates(target: &Target) -> Result<Vec<OwnedFd>, IpcError> {
     let pid = target.pid();
     let system = |step| move |source| IpcError::System { pid, step, source };
     let inner_pid = target.namespace_pid().map_err(system("reading NSpid"))?;
     let prefix = format!("dotnet-diagnostic-{inner_pid}-");
-    // The key is the start time as the process reads it; in a time namespace it differs from what is read here.
+    // The key is the start time as the process reads it; in a time namespace it differs from what
+    // is read here.
     let exact = format!("{prefix}{}-socket", target.start_ticks().map_err(system("reading stat"))?);
     let mut sockets = Vec::new();
     let mut unseen = None;
@@ -388,7 +419,8 @@ fn candidates(target: &Target) -> Result<Vec<OwnedFd>, IpcError> {
         let directory = match target.open_in_root(&path, flags) {
             Ok(directory) => directory,
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
-            // Not the process's doing, as where a sandbox keeps openat2(2) from us: that there is no socket is not known then.
+            // Not the process's doing, as where a sandbox keeps openat2(2) from us: that there is
+            // no socket is not known then.
             Err(error) => {
                 unseen = Some(error);
                 continue;
@@ -398,13 +430,15 @@ fn candidates(target: &Target) -> Result<Vec<OwnedFd>, IpcError> {
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let file = openat(&directory, name, flags, Mode::empty()).ok()?;
             let status = fstat(&file).ok()?;
-            (FileType::from_raw_mode(status.st_mode) == FileType::Socket).then_some((status.st_mtime, file))
+            (FileType::from_raw_mode(status.st_mode) == FileType::Socket)
+                .then_some((status.st_mtime, file))
         };
         if let Some((_, socket)) = open(&exact) {
             sockets.push(socket);
             continue;
         }
-        // What else has this pid in its name was left behind by a process that was killed and had the pid before.
+        // What else has this pid in its name was left behind by a process that was killed and had
+        // the pid before.
         if target.shares_our_time_namespace() {
             continue;
         }
@@ -432,13 +466,18 @@ fn candidates(target: &Target) -> Result<Vec<OwnedFd>, IpcError> {
 ///
 /// # Errors
 /// See [`IpcError`].
-pub(super) fn connect_to(pid: u32, start_ticks: u64, timeout: Duration) -> Result<OwnedFd, IpcError> {
+pub(super) fn connect_to(
+    pid: u32,
+    start_ticks: u64,
+    timeout: Duration,
+) -> Result<OwnedFd, IpcError> {
     let system = |step, source| IpcError::System { pid, step, source };
     let target = Target::open(pid).map_err(|source| system("opening /proc/PID", source))?;
     if target.start_ticks().map_err(|source| system("reading stat", source))? != start_ticks {
         return Err(system("reading stat", Errno::SRCH));
     }
-    let connection = Connection::open_ourselves(&target, &timeout.into(), Instant::now() + timeout)?;
+    let connection =
+        Connection::open_ourselves(&target, &timeout.into(), Instant::now() + timeout)?;
     Ok(connection.socket)
 }
 
@@ -453,8 +492,9 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// One to a runtime that listens: by ourselves, which does for our own user's processes and for whoever may do anything, or else through the
-    /// helper, if this process has left that right to one.
+    /// One to a runtime that listens: by ourselves, which does for our own user's processes and for
+    /// whoever may do anything, or else through the helper, if this process has left that right to
+    /// one.
     fn open(target: &Target, wait: Wait) -> Result<Self, IpcError> {
         let pid = target.pid();
         let deadline = Instant::now() + wait.timeout;
@@ -486,11 +526,11 @@ impl Connection {
         let system = |step| move |source| IpcError::System { pid, step, source };
         let began = Instant::now();
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket =
-            socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(system("socket"))?;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+            .map_err(system("socket"))?;
         // The descriptor names the very file that was examined; nothing is looked up by name again.
-        let address =
-            SocketAddrUnix::new(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(system("address"))?;
+        let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", file.as_raw_fd()))
+            .map_err(system("address"))?;
         // A full backlog is no reason to sleep in the kernel, where nothing could end the wait.
         while let Err(error) = connect(&socket, &address) {
             match error {
@@ -505,8 +545,10 @@ impl Connection {
                 error => return Err(system(CONNECT)(error)),
             }
         }
-        // Credentials of whoever called listen(), by the kernel: a link or a forged socket cannot fake them.
-        let found = socket_peercred(&socket).map_err(system("SO_PEERCRED"))?.pid.as_raw_nonzero().get();
+        // Credentials of whoever called listen(), by the kernel: a link or a forged socket cannot
+        // fake them.
+        let found =
+            socket_peercred(&socket).map_err(system("SO_PEERCRED"))?.pid.as_raw_nonzero().get();
         let found = u32::try_from(found).unwrap_or(0);
         if found != pid {
             return Err(IpcError::WrongPeer { pid, found });
@@ -527,7 +569,8 @@ impl Connection {
         message.extend([set, command, 0, 0]);
         message.extend(payload);
         self.send(&message)?;
-        let header: [u8; HEADER_BYTES] = self.receive(HEADER_BYTES)?.try_into().unwrap_or([0; HEADER_BYTES]);
+        let header: [u8; HEADER_BYTES] =
+            self.receive(HEADER_BYTES)?.try_into().unwrap_or([0; HEADER_BYTES]);
         let (magic, rest) = header.split_at(MAGIC.len());
         if magic != MAGIC {
             return Err(self.malformed("DOTNET_IPC_V1", printable(&String::from_utf8_lossy(magic))));
@@ -546,10 +589,10 @@ impl Connection {
                 let code = Hresult(u32::from_le_bytes(Reader { pid, rest: &body }.array()?));
                 Err(IpcError::Refused { pid, code })
             }
-            _ => {
-                Err(self
-                    .malformed("an answer of set 0xff", format!("set {answer_set:#x}, id {answer_id:#x}")))
-            }
+            _ => Err(self.malformed(
+                "an answer of set 0xff",
+                format!("set {answer_set:#x}, id {answer_id:#x}"),
+            )),
         }
     }
 
@@ -579,7 +622,9 @@ impl Connection {
                 Ok(0) => {}
                 Ok(_) => return Ok(()),
                 Err(Errno::INTR) => {}
-                Err(source) => return Err(IpcError::System { pid: self.pid, step: "poll", source }),
+                Err(source) => {
+                    return Err(IpcError::System { pid: self.pid, step: "poll", source });
+                }
             }
         }
     }
@@ -590,7 +635,9 @@ impl Connection {
             match send(&self.socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
                 Err(Errno::AGAIN | Errno::INTR) => {}
-                Err(source) => return Err(IpcError::System { pid: self.pid, step: "send", source }),
+                Err(source) => {
+                    return Err(IpcError::System { pid: self.pid, step: "send", source });
+                }
             }
         }
         Ok(())
@@ -604,12 +651,16 @@ impl Connection {
             self.wait_for(PollFlags::IN)?;
             match recv(&self.socket, rest, RecvFlags::DONTWAIT) {
                 Ok((0, _)) => {
-                    return Err(self
-                        .malformed("a whole answer", format!("end of file after {filled} of {len} bytes")));
+                    return Err(self.malformed(
+                        "a whole answer",
+                        format!("end of file after {filled} of {len} bytes"),
+                    ));
                 }
                 Ok((read, _)) => filled += read,
                 Err(Errno::AGAIN | Errno::INTR) => {}
-                Err(source) => return Err(IpcError::System { pid: self.pid, step: "receive", source }),
+                Err(source) => {
+                    return Err(IpcError::System { pid: self.pid, step: "receive", source });
+                }
             }
         }
         Ok(bytes)
@@ -655,7 +706,9 @@ impl Reader<'_> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::{AttachProfiler, HEADER_BYTES, IpcError, MAGIC, Reader, attach_profiler, process_info};
+    use super::{
+        AttachProfiler, HEADER_BYTES, IpcError, MAGIC, Reader, attach_profiler, process_info,
+    };
     use perfusion_host::process::handle::Target;
     use proptest::{collection::vec, prelude::any, proptest};
     use rustix::net::{RecvFlags, recv};
@@ -668,7 +721,8 @@ pub(crate) mod tests {
     /// For peers that answer at once, on a machine that is busy with other things.
     const MINUTE: Duration = Duration::from_secs(60);
 
-    /// Tests of one process share the name of its socket, so they take turns; with them those that ask every process there is, this one too.
+    /// Tests of one process share the name of its socket, so they take turns; with them those that
+    /// ask every process there is, this one too.
     pub(in crate::attach) fn turn() -> MutexGuard<'static, ()> {
         static TURN: Mutex<()> = Mutex::new(());
         TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -683,18 +737,23 @@ pub(crate) mod tests {
         }
     }
 
-    /// A socket named as this process's runtime would name it, in the first of this process's temporary directories.
+    /// A socket named as this process's runtime would name it, in the first of this process's
+    /// temporary directories.
     pub(in crate::attach) fn with_listener<T>(test: impl FnOnce(&Target, UnixListener) -> T) -> T {
         let _turn = turn();
         let me = Target::open(std::process::id()).unwrap();
         let directory = me.temporary_directories().remove(0);
-        let name =
-            format!("dotnet-diagnostic-{}-{}-socket", me.namespace_pid().unwrap(), me.start_ticks().unwrap());
+        let name = format!(
+            "dotnet-diagnostic-{}-{}-socket",
+            me.namespace_pid().unwrap(),
+            me.start_ticks().unwrap()
+        );
         let socket = Socket(directory.join(name));
         test(&me, UnixListener::bind(&socket.0).unwrap())
     }
 
-    /// The same with somebody who answers there once. Whoever looks at all processes meanwhile, such as another program's tests, may connect and leave.
+    /// The same with somebody who answers there once. Whoever looks at all processes meanwhile,
+    /// such as another program's tests, may connect and leave.
     pub(in crate::attach) fn with_peer<T>(
         peer: impl FnOnce(UnixStream) + Send + 'static,
         test: impl FnOnce(&Target) -> T,
@@ -705,7 +764,9 @@ pub(crate) mod tests {
                 recv(stream, &mut first, RecvFlags::PEEK).is_ok_and(|(_, length)| length > 0)
             };
             let next = move || listener.accept().unwrap().0;
-            let thread = std::thread::spawn(move || peer(std::iter::repeat_with(next).find(speaks).unwrap()));
+            let thread = std::thread::spawn(move || {
+                peer(std::iter::repeat_with(next).find(speaks).unwrap())
+            });
             let result = test(me);
             thread.join().unwrap();
             result
@@ -720,7 +781,11 @@ pub(crate) mod tests {
     fn string(text: &str) -> Vec<u8> {
         let units: Vec<u16> = text.encode_utf16().chain([0]).collect();
         let count = u32::try_from(units.len()).unwrap();
-        count.to_le_bytes().into_iter().chain(units.into_iter().flat_map(u16::to_le_bytes)).collect()
+        count
+            .to_le_bytes()
+            .into_iter()
+            .chain(units.into_iter().flat_map(u16::to_le_bytes))
+            .collect()
     }
 
     #[test]
@@ -749,7 +814,10 @@ pub(crate) mod tests {
             stream.write_all(&answer(0xff, 0, &payload)).unwrap();
         };
         let info = with_peer(peer, |me| process_info(me, MINUTE)).unwrap();
-        assert_eq!((info.pid, info.architecture.as_str(), info.entry_assembly.as_str()), (7, "x64", "app"));
+        assert_eq!(
+            (info.pid, info.architecture.as_str(), info.entry_assembly.as_str()),
+            (7, "x64", "app")
+        );
         assert_eq!(info.runtime_version, "9.0.5");
     }
 
@@ -771,7 +839,10 @@ pub(crate) mod tests {
             wait_for_gc: Duration::from_millis(500),
         };
         let error = with_peer(peer, |me| attach_profiler(me, &what, MINUTE)).unwrap_err();
-        assert!(matches!(error, IpcError::Refused { code, .. } if code.0 == 0x8007_007e), "{error}");
+        assert!(
+            matches!(error, IpcError::Refused { code, .. } if code.0 == 0x8007_007e),
+            "{error}"
+        );
     }
 
     #[test]

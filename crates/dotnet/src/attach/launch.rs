@@ -1,4 +1,5 @@
-//! The environment with which a program loads the shim at its start, for `record -- CMD`. Children of the program inherit it.
+//! The environment with which a program loads the shim at its start, for `record -- CMD`. Children
+//! of the program inherit it.
 
 use super::place::{PlaceError, Placed, place_for_start};
 use super::{AttachError, class_id_text};
@@ -9,16 +10,19 @@ use profiler_protocol::load::{CLASS_ID, LOCK_VARIABLE};
 use std::ffi::{OsStr, OsString};
 
 const ENABLE: &str = "CORECLR_ENABLE_NOTIFICATION_PROFILERS";
-/// The runtime looks for the name with `_64` first and takes the plain one only if that is missing (profilinghelper.cpp).
+/// The runtime looks for the name with `_64` first and takes the plain one only if that is missing
+/// (profilinghelper.cpp).
 const LISTS: [&str; 2] = ["CORECLR_NOTIFICATION_PROFILERS_64", "CORECLR_NOTIFICATION_PROFILERS"];
 
-/// The main profiler's own: whether there is one, which, and where. The path is looked for under the processor's name first, then with `_64`.
+/// The main profiler's own: whether there is one, which, and where. The path is looked for under
+/// the processor's name first, then with `_64`.
 const MAIN_ENABLE: &str = "CORECLR_ENABLE_PROFILING";
 const MAIN_CLASS: &str = "CORECLR_PROFILER";
 const MAIN_PATHS: [&str; 3] =
     ["CORECLR_PROFILER_PATH_ARM64", "CORECLR_PROFILER_PATH_64", "CORECLR_PROFILER_PATH"];
 
-/// The variables to set, and the library, which must live as long as the program and its children may start.
+/// The variables to set, and the library, which must live as long as the program and its children
+/// may start.
 #[derive(Debug)]
 pub struct Launch {
     /// Name and value, to be added to the program's environment.
@@ -27,12 +31,13 @@ pub struct Launch {
     pub library: Placed,
 }
 
-/// Places the library for programs that this process starts, and says what they need in their environment. Regions their shims
-/// make carry `settings.owner`, so that no other recorder takes them. With `exact` the library is their main profiler, too, which counts every
-/// object.
+/// Places the library for programs that this process starts, and says what they need in their
+/// environment. Regions their shims make carry `settings.owner`, so that no other recorder takes
+/// them. With `exact` the library is their main profiler, too, which counts every object.
 ///
 /// # Errors
-/// When this binary has no shim or no directory can hold it, or with `exact` the programs are to have another main profiler.
+/// When this binary has no shim or no directory can hold it, or with `exact` the programs are to
+/// have another main profiler.
 pub fn launch(settings: &Settings, exact: bool) -> Result<Launch, AttachError> {
     let main = |name: &str| std::env::var(name).unwrap_or_default();
     if exact && main(MAIN_ENABLE) == "1" && !main(MAIN_CLASS).is_empty() {
@@ -41,8 +46,8 @@ pub fn launch(settings: &Settings, exact: bool) -> Result<Launch, AttachError> {
     let library = perfusion_artefacts::shim().ok_or(AttachError::NoShim)?;
     let pid = std::process::id();
     let me = Target::open(pid).map_err(|_| AttachError::NoSuchProcess { pid })?;
-    let library =
-        place_for_start(&me, library).map_err(|source: PlaceError| AttachError::Place(Box::new(source)))?;
+    let library = place_for_start(&me, library)
+        .map_err(|source: PlaceError| AttachError::Place(Box::new(source)))?;
     let mut environment = variables(library.path(), |name| std::env::var_os(name));
     environment.extend(settings.environment());
     environment.push((LOCK_VARIABLE.into(), library.path().into()));
@@ -55,8 +60,12 @@ pub fn launch(settings: &Settings, exact: bool) -> Result<Launch, AttachError> {
     Ok(Launch { environment, library })
 }
 
-/// Adds us to the list that is there. Each entry ends in `;`: runtimes before dotnet/runtime#130584 drop the last one otherwise.
-fn variables(library: &str, existing: impl Fn(&str) -> Option<OsString>) -> Vec<(OsString, OsString)> {
+/// Adds us to the list that is there. Each entry ends in `;`: runtimes before dotnet/runtime#130584
+/// drop the last one otherwise.
+fn variables(
+    library: &str,
+    existing: impl Fn(&str) -> Option<OsString>,
+) -> Vec<(OsString, OsString)> {
     let ours = format!("{library}={};", class_id_text(CLASS_ID));
     let name = LISTS.into_iter().find(|name| existing(name).is_some()).unwrap_or(LISTS[1]);
     let mut list = existing(name).unwrap_or_default();
@@ -64,7 +73,10 @@ fn variables(library: &str, existing: impl Fn(&str) -> Option<OsString>) -> Vec<
         list.push(";");
     }
     list.push(ours);
-    vec![(OsStr::new(ENABLE).to_owned(), OsStr::new("1").to_owned()), (OsStr::new(name).to_owned(), list)]
+    vec![
+        (OsStr::new(ENABLE).to_owned(), OsStr::new("1").to_owned()),
+        (OsStr::new(name).to_owned(), list),
+    ]
 }
 
 #[cfg(test)]
@@ -78,7 +90,9 @@ mod tests {
     fn an_existing_list_of_profilers_is_kept() {
         let ours = format!("/t/shim.so={};", class_id_text(CLASS_ID));
         let list = |existing: &[(&str, &str)]| {
-            let find = |name: &str| existing.iter().find(|(n, _)| *n == name).map(|(_, v)| OsString::from(v));
+            let find = |name: &str| {
+                existing.iter().find(|(n, _)| *n == name).map(|(_, v)| OsString::from(v))
+            };
             let [_, (name, value)] = <[_; 2]>::try_from(variables("/t/shim.so", find)).unwrap();
             (name.into_string().unwrap(), value.into_string().unwrap())
         };

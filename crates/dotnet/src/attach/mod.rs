@@ -1,7 +1,10 @@
-//! Brings the shim into a process and out of it again: [`attach()`] for a running one, [`launch::launch`] for one that is about
-//! to start, `port` has one wait at its start for us. `policy` decides whether it can be done, `place` puts the library where the process can load it, `ipc` talks to
-//! its runtime, `helper` has the right to do so with other users' where the daemon has it not. Nothing here stops, signals or traces the process; each wait for it has a
-//! deadline. A file system may hold up a call for ever all the same: the daemon leaves such an attach behind (`workers`).
+//! Brings the shim into a process and out of it again: [`attach()`] for a running one,
+//! [`launch::launch`] for one that is about to start, `port` has one wait at its start for us.
+//! `policy` decides whether it can be done, `place` puts the library where the process can load it,
+//! `ipc` talks to its runtime, `helper` has the right to do so with other users' where the daemon
+//! has it not. Nothing here stops, signals or traces the process; each wait for it has a deadline.
+//! A file system may hold up a call for ever all the same: the daemon leaves such an attach behind
+//! (`workers`).
 
 pub mod helper;
 pub mod hresult;
@@ -30,14 +33,16 @@ use std::time::{Duration, Instant};
 
 /// A runtime that has just started needs this long at most before it listens.
 const SOCKET_WAIT: Duration = Duration::from_secs(2);
-/// A first event session takes up to 70 ms; an attach behind another profiler's detach waits up to 5 s.
+/// A first event session takes up to 70 ms; an attach behind another profiler's detach waits up to
+/// 5 s.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(15);
 const WAIT_FOR_GC: Duration = Duration::from_secs(5);
 const INFO_TIMEOUT: Duration = Duration::from_secs(2);
 /// The region is mapped before the attach returns; this is for a machine that is overloaded.
 const REGION_WAIT: Duration = Duration::from_secs(2);
-/// Most memory that the shim takes in a process: its library, a region of 2.4 MiB, and what the runtime allocates for its
-/// callbacks. It took 2.3 to 2.8 MiB of .NET 8 to 11; a process in which 65,536 objects are watched has 1.5 MiB more.
+/// Most memory that the shim takes in a process: its library, a region of 2.4 MiB, and what the
+/// runtime allocates for its callbacks. It took 2.3 to 2.8 MiB of .NET 8 to 11; a process in which
+/// 65,536 objects are watched has 1.5 MiB more.
 pub const SHIM_BYTES: u64 = 8 << 20;
 /// Between looks at something that has no notification.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
@@ -50,7 +55,8 @@ pub enum AttachError {
     NoShim,
     /// Exact mode needs the one place there is.
     #[error(
-        "--exact needs the place of the runtime's main profiler, and CORECLR_PROFILER={class} has it: start the program without it (unset CORECLR_ENABLE_PROFILING)"
+        "--exact needs the place of the runtime's main profiler, and CORECLR_PROFILER={class} has \
+         it: start the program without it (unset CORECLR_ENABLE_PROFILING)"
     )]
     OtherProfiler {
         /// Its class id.
@@ -70,7 +76,8 @@ pub enum AttachError {
     },
     /// The shim would take memory that the process may not have.
     #[error(
-        "process {pid}: the shim was not loaded: it takes up to {} of the process's memory, and {headroom}. The kernel might kill or throttle \
+        "process {pid}: the shim was not loaded: it takes up to {} of the process's memory, and \
+         {headroom}. The kernel might kill or throttle \
          the process. Raise the limit, or use --force (`record`, `leaks`) to go on all the same",
         mib(SHIM_BYTES)
     )]
@@ -90,7 +97,8 @@ pub enum AttachError {
     },
     /// Something did not answer for as long as there is.
     #[error(
-        "process {pid}: {what} takes too long: this machine has too much to do, or a file system that the process uses does not answer; try again later"
+        "process {pid}: {what} takes too long: this machine has too much to do, or a file system \
+         that the process uses does not answer; try again later"
     )]
     HeldUp {
         /// The process.
@@ -127,14 +135,16 @@ pub enum AttachError {
     /// The library has no place.
     #[error(transparent)]
     Place(Box<place::PlaceError>),
-    /// The runtime does not say what it is: its process is stopped, or it stands still for a collection. Nothing else was asked of it, so it may be asked again.
+    /// The runtime does not say what it is: its process is stopped, or it stands still for a
+    /// collection. Nothing else was asked of it, so it may be asked again.
     #[error(transparent)]
     Busy(Box<IpcError>),
     /// The diagnostics socket.
     #[error(transparent)]
     Ipc(Box<IpcError>),
     /// The runtime says it has loaded the shim, but its region is not mapped.
-    #[error("process {pid}: the runtime loaded the shim, but no region of it appeared within {} ms", waited.as_millis())]
+    #[error("process {pid}: the runtime loaded the shim, but no region of it appeared within {} \
+         ms", waited.as_millis())]
     NoRegion {
         /// The process.
         pid: u32,
@@ -150,7 +160,8 @@ impl AttachError {
         matches!(self, Self::Ended { .. } | Self::Ipc(_) | Self::NoRegion { .. })
     }
 
-    /// A file of the process's in `/proc` that could not be read. What `process/patience.rs` does not wait for any longer can be read another time.
+    /// A file of the process's in `/proc` that could not be read. What `process/patience.rs` does
+    /// not wait for any longer can be read another time.
     pub fn unread(pid: u32, file: &'static str, source: Errno) -> Self {
         match source {
             Errno::TIMEDOUT => Self::HeldUp { pid, what: format!("reading /proc/{pid}/{file}") },
@@ -170,7 +181,8 @@ pub struct Attached {
     pub took: Duration,
 }
 
-/// Brings the shim into a running process and waits until its region is mapped. The library's file is gone when this returns.
+/// Brings the shim into a running process and waits until its region is mapped. The library's file
+/// is gone when this returns.
 ///
 /// # Errors
 /// See [`AttachError`].
@@ -178,7 +190,8 @@ pub fn attach(pid: u32, settings: Settings) -> Result<Attached, AttachError> {
     attach_until(pid, settings, &Arc::default())
 }
 
-/// The same, and no longer than until `give_up` is raised: then it ends within a tenth of a second, as far as it waits for the runtime.
+/// The same, and no longer than until `give_up` is raised: then it ends within a tenth of a second,
+/// as far as it waits for the runtime.
 ///
 /// # Errors
 /// See [`AttachError`].
@@ -207,18 +220,25 @@ fn attach_library(
     check_headroom(&target, settings)?;
     let ipc = |error| or_ended(AttachError::Ipc(Box::new(error)));
     let info =
-        ipc::process_info(&target, Wait::until(INFO_TIMEOUT, give_up)).map_err(|error| match error {
-            IpcError::TimedOut { .. } | IpcError::GivenUp { .. } => {
-                or_ended(AttachError::Busy(Box::new(error)))
-            }
-            error => ipc(error),
-        })?;
-    if info.runtime_version.split('.').next().and_then(|major| major.parse().ok()).is_some_and(|m: u32| m < 6)
+        ipc::process_info(&target, Wait::until(INFO_TIMEOUT, give_up)).map_err(
+            |error| match error {
+                IpcError::TimedOut { .. } | IpcError::GivenUp { .. } => {
+                    or_ended(AttachError::Busy(Box::new(error)))
+                }
+                error => ipc(error),
+            },
+        )?;
+    if info
+        .runtime_version
+        .split('.')
+        .next()
+        .and_then(|major| major.parse().ok())
+        .is_some_and(|m: u32| m < 6)
     {
         return Err(AttachError::Unsuitable { pid, why: WhyNot::TooOld(info.runtime_version) });
     }
-    let placed =
-        place::place(&target, library).map_err(|error| or_ended(AttachError::Place(Box::new(error))))?;
+    let placed = place::place(&target, library)
+        .map_err(|error| or_ended(AttachError::Place(Box::new(error))))?;
     let data = client_data(settings.owner);
     let request = AttachProfiler {
         class_id: CLASS_ID,
@@ -239,7 +259,8 @@ fn attach_library(
             Err(error) => {
                 let refused = matches!(error, IpcError::Refused { .. });
                 let error = ipc(error);
-                // It may still load what it was asked to, whenever it gets to it: until then nobody else may use the name.
+                // It may still load what it was asked to, whenever it gets to it: until then nobody
+                // else may use the name.
                 if !refused {
                     placed.keep_until_the_end_of(target);
                 }
@@ -274,13 +295,15 @@ fn wait_until_attachable(target: &Target, give_up: &AtomicBool) -> Result<(), At
             {
                 std::thread::sleep(LOOK_AGAIN * 4);
             }
-            Inspection { why_not: Some(why), .. } => return Err(AttachError::Unsuitable { pid, why }),
+            Inspection { why_not: Some(why), .. } => {
+                return Err(AttachError::Unsuitable { pid, why });
+            }
         }
     }
 }
 
-/// What `look` finds in `/proc`. On a machine that has no CPU to spare a read may not be over when it is not waited for any longer
-/// (`process/patience.rs`): it is tried again.
+/// What `look` finds in `/proc`. On a machine that has no CPU to spare a read may not be over when
+/// it is not waited for any longer (`process/patience.rs`): it is tried again.
 fn look<T>(
     pid: u32,
     patience: Duration,
@@ -289,7 +312,9 @@ fn look<T>(
     let deadline = Instant::now() + patience;
     loop {
         match look() {
-            Err(Errno::TIMEDOUT) if Instant::now() < deadline => std::thread::sleep(LOOK_AGAIN * 10),
+            Err(Errno::TIMEDOUT) if Instant::now() < deadline => {
+                std::thread::sleep(LOOK_AGAIN * 10)
+            }
             answer => return answer.map_err(|source| AttachError::unread(pid, "maps", source)),
         }
     }
@@ -340,7 +365,10 @@ mod tests {
         });
         assert!(matches!(found, Ok(3)), "{found:?}");
         let found = look(1, long, || Err::<(), _>(Errno::SRCH));
-        assert!(matches!(found, Err(AttachError::Look { pid: 1, source: Errno::SRCH, .. })), "{found:?}");
+        assert!(
+            matches!(found, Err(AttachError::Look { pid: 1, source: Errno::SRCH, .. })),
+            "{found:?}"
+        );
         // What a reader of a process's files says of a read that is not waited for any longer.
         let error = std::io::Error::from(std::io::ErrorKind::TimedOut);
         let found = look(1, Duration::from_millis(1), || Err::<(), _>(handle::errno(&error)));

@@ -1,12 +1,14 @@
-//! Puts the shim's library where a process can load it, and takes it away again. Directories are opened below the process's root
-//! and the file is made there by descriptor, exclusively and without following a link, so neither the process nor its
-//! neighbours choose what is written or removed. The file is locked (flock) for as long as somebody needs it: a file with
-//! our name that nobody locks was left behind by a crash, and [`sweep`] removes it.
+//! Puts the shim's library where a process can load it, and takes it away again. Directories are
+//! opened below the process's root and the file is made there by descriptor, exclusively and
+//! without following a link, so neither the process nor its neighbours choose what is written or
+//! removed. The file is locked (flock) for as long as somebody needs it: a file with our name that
+//! nobody locks was left behind by a crash, and [`sweep`] removes it.
 //!
-//! Who loads the library does so by its path, perhaps later than we think. For a process that is asked to load it now, nobody but itself and
-//! its masters may be able to change what the path means while the file is there (`trusted`). A program that is started with the path in its
-//! environment hands it on to children that outlive us: nobody else may ever be able to use the path, also when the file has gone
-//! ([`place_for_start`]).
+//! Who loads the library does so by its path, perhaps later than we think. For a process that is
+//! asked to load it now, nobody but itself and its masters may be able to change what the path
+//! means while the file is there (`trusted`). A program that is started with the path in its
+//! environment hands it on to children that outlive us: nobody else may ever be able to use the
+//! path, also when the file has gone ([`place_for_start`]).
 
 use super::helper;
 use super::trusted;
@@ -15,8 +17,8 @@ use perfusion_host::process::handle::Target;
 use perfusion_model::text::printable;
 use profiler_protocol::load::LOCK_PATH_BYTES;
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, StatVfsMountFlags, fchmod, fstat, fstatvfs, mkdirat, openat, statat,
-    unlinkat,
+    AtFlags, FileType, Mode, OFlags, StatVfsMountFlags, fchmod, fstat, fstatvfs, mkdirat, openat,
+    statat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid, geteuid};
@@ -57,27 +59,31 @@ pub struct PlaceError {
 pub enum Unfit {
     /// A system call failed.
     System(&'static str, Errno),
-    /// The file system of a user namespace that has no number for any user of ours (EOVERFLOW), and we may not become the process's user, who has one.
+    /// The file system of a user namespace that has no number for any user of ours (EOVERFLOW), and
+    /// we may not become the process's user, who has one.
     UnknownUser,
     /// Mounted noexec: the loader could not map the library.
     NoExec,
     /// Mounted read-only.
     ReadOnly,
-    /// It, or a directory or link on the way to it, belongs to somebody who has no say about the process.
+    /// It, or a directory or link on the way to it, belongs to somebody who has no say about the
+    /// process.
     Owner {
         /// Which.
         path: PathBuf,
         /// Whose it is.
         uid: u32,
     },
-    /// Others may rename files in it, or in a directory on the way (writable for group or others without the sticky bit).
+    /// Others may rename files in it, or in a directory on the way (writable for group or others
+    /// without the sticky bit).
     NotSticky {
         /// Which.
         path: PathBuf,
     },
     /// Others may make files in it, now or when the library has gone.
     Shared,
-    /// Its path has characters that the profiler list of the environment cannot hold, or is no UTF-8.
+    /// Its path has characters that the profiler list of the environment cannot hold, or is no
+    /// UTF-8.
     Unquotable,
 }
 
@@ -89,7 +95,8 @@ impl fmt::Display for Unfit {
             Self::System(step, source) => write!(f, "{step}: {source}"),
             Self::UnknownUser => write!(
                 f,
-                "create: {}: its file system knows no user of ours; that takes CAP_SETUID and CAP_SETGID",
+                "create: {}: its file system knows no user of ours; that takes CAP_SETUID and \
+                 CAP_SETGID",
                 Errno::OVERFLOW
             ),
             Self::NoExec => f.write_str("mounted noexec"),
@@ -106,7 +113,8 @@ impl fmt::Display for Unfit {
             ),
             Self::Shared => f.write_str("others than its owner may write in it"),
             Self::Unquotable => f.write_str(
-                "its path is not UTF-8, has `;` or `=` in it, or, for a start, is not ASCII or too long",
+                "its path is not UTF-8, has `;` or `=` in it, or, for a start, is not ASCII or too \
+                 long",
             ),
         }
     }
@@ -125,7 +133,8 @@ impl<E: fmt::Display> fmt::Display for Tried<'_, E> {
     }
 }
 
-/// The library at its place. Dropping it removes the file; a process that has loaded it keeps its mapping.
+/// The library at its place. Dropping it removes the file; a process that has loaded it keeps its
+/// mapping.
 #[derive(Debug)]
 pub struct Placed {
     directory: OwnedFd,
@@ -136,7 +145,8 @@ pub struct Placed {
     removes: bool,
 }
 
-/// Libraries that processes may load later than they should have, until they end. At most so many; beyond, files are left to the next sweep.
+/// Libraries that processes may load later than they should have, until they end. At most so many;
+/// beyond, files are left to the next sweep.
 static KEPT: Mutex<Kept> = Mutex::new(Kept { placed: Vec::new(), remover: None });
 const MOST_KEPT: usize = 64;
 
@@ -153,7 +163,8 @@ impl Placed {
         &self.path
     }
 
-    /// Leaves the file where it is for as long as `target` lives, or this process does; then it is the next sweep's.
+    /// Leaves the file where it is for as long as `target` lives, or this process does; then it is
+    /// the next sweep's.
     pub(super) fn keep_until_the_end_of(mut self, target: Target) {
         remove_those_of_the_dead();
         let Ok(mut kept) = KEPT.lock() else { return };
@@ -165,10 +176,12 @@ impl Placed {
     }
 }
 
-/// Removes what was kept for processes that have ended: each costs a file and four descriptors. For whoever looks at processes again and again.
+/// Removes what was kept for processes that have ended: each costs a file and four descriptors. For
+/// whoever looks at processes again and again.
 pub fn remove_those_of_the_dead() {
     let Ok(mut kept) = KEPT.lock() else { return };
-    // A thread does it that may hang: the file system was the process's to choose. One at a time; those that die meanwhile are kept until it ends.
+    // A thread does it that may hang: the file system was the process's to choose. One at a time;
+    // those that die meanwhile are kept until it ends.
     if kept.remover.as_ref().is_some_and(|remover| !remover.is_finished()) {
         return;
     }
@@ -183,7 +196,8 @@ pub fn remove_those_of_the_dead() {
 impl Drop for Placed {
     fn drop(&mut self) {
         if self.removes {
-            // Already removed by somebody else is as good; a directory that went read-only is left to the next sweep.
+            // Already removed by somebody else is as good; a directory that went read-only is left
+            // to the next sweep.
             remove(&self.directory, &self.name).ok();
         }
     }
@@ -210,17 +224,21 @@ fn directories(target: &Target) -> Vec<PathBuf> {
     all
 }
 
-/// Writes `library` where this process and the programs it starts can load it, and nobody else can ever make a file of that name: a directory
-/// of our own in `/run`, `/var/lib` or, of a user, in `XDG_RUNTIME_DIR` or the home directory. It stays there.
+/// Writes `library` where this process and the programs it starts can load it, and nobody else can
+/// ever make a file of that name: a directory of our own in `/run`, `/var/lib` or, of a user, in
+/// `XDG_RUNTIME_DIR` or the home directory. It stays there.
 ///
 /// # Errors
 /// [`PlaceError`] lists every directory tried.
 pub fn place_for_start(me: &Target, library: &[u8]) -> Result<Placed, PlaceError> {
     let mut tried = Vec::new();
     for path in start_directories() {
-        let made = own_directory(me, &path).and_then(|directory| write_into(me, directory, library));
+        let made =
+            own_directory(me, &path).and_then(|directory| write_into(me, directory, library));
         let fits = |placed: &Placed| placed.path.is_ascii() && placed.path.len() <= LOCK_PATH_BYTES;
-        match made.and_then(|placed| if fits(&placed) { Ok(placed) } else { Err(Unfit::Unquotable) }) {
+        match made
+            .and_then(|placed| if fits(&placed) { Ok(placed) } else { Err(Unfit::Unquotable) })
+        {
             Ok(placed) => return Ok(placed),
             Err(why) => tried.push((path, why)),
         }
@@ -228,7 +246,8 @@ pub fn place_for_start(me: &Target, library: &[u8]) -> Result<Placed, PlaceError
     Err(PlaceError { pid: me.pid(), tried })
 }
 
-/// Directories for what programs that are started, and their children, are told the path of, each made and checked when it is asked for.
+/// Directories for what programs that are started, and their children, are told the path of, each
+/// made and checked when it is asked for.
 pub fn for_start(me: &Target) -> impl Iterator<Item = (PathBuf, Result<PathBuf, Unfit>)> {
     start_directories().into_iter().map(|path| {
         let made = own_directory(me, &path).map(|(_, path)| path);
@@ -236,15 +255,17 @@ pub fn for_start(me: &Target) -> impl Iterator<Item = (PathBuf, Result<PathBuf, 
     })
 }
 
-/// Where libraries for programs that are started lie. The environment of root may be another user's (`sudo -E`), so it has no say then.
-/// Below `/tmp` others could use the name only after somebody with the right to has removed the directory.
+/// Where libraries for programs that are started lie. The environment of root may be another user's
+/// (`sudo -E`), so it has no say then. Below `/tmp` others could use the name only after somebody
+/// with the right to has removed the directory.
 fn start_directories() -> Vec<PathBuf> {
     let user = geteuid().as_raw();
     let own = match user {
         0 => vec![PathBuf::from("/run"), PathBuf::from("/var/lib")],
         _ => {
             let variable = |name| std::env::var_os(name).map(PathBuf::from);
-            let homes = [variable("XDG_RUNTIME_DIR"), variable("HOME").map(|home| home.join(".cache"))];
+            let homes =
+                [variable("XDG_RUNTIME_DIR"), variable("HOME").map(|home| home.join(".cache"))];
             homes.into_iter().flatten().filter(|path| path.is_absolute()).collect()
         }
     };
@@ -304,7 +325,8 @@ fn write_into(
     if path.as_os_str().as_encoded_bytes().iter().any(|b| matches!(b, b';' | b'=')) {
         return Err(Unfit::Unquotable);
     }
-    // The sweep of another recorder may remove a file between its creation and its locking: begin again then.
+    // The sweep of another recorder may remove a file between its creation and its locking: begin
+    // again then.
     let mut last = Unfit::System("lock", Errno::WOULDBLOCK);
     for _ in 0..3 {
         let directory = directory.try_clone().map_err(|e| Unfit::System("dup", errno(&e)))?;
@@ -317,18 +339,25 @@ fn write_into(
     Err(last)
 }
 
-fn write_locked(target: &Target, directory: OwnedFd, path: &Path, library: &[u8]) -> Result<Placed, Unfit> {
+fn write_locked(
+    target: &Target,
+    directory: OwnedFd,
+    path: &Path,
+    library: &[u8],
+) -> Result<Placed, Unfit> {
     let name = NAMING.fresh().map_err(|e| Unfit::System("/dev/urandom", e))?;
     let Some(inside) = path.join(&name).to_str().map(str::to_owned) else {
         return Err(Unfit::Unquotable);
     };
     let file = match create(&directory, &name) {
-        // The file system belongs to a user namespace that does not know our user: make the file as the process's own.
+        // The file system belongs to a user namespace that does not know our user: make the file as
+        // the process's own.
         Err(Errno::OVERFLOW) => create_as(target, &directory, &name)?,
         other => other.map_err(|e| Unfit::System("create", e))?,
     };
     // From here on `placed` removes the file when it is dropped, on failure too.
-    let mut placed = Placed { directory, name, path: inside, locked: File::from(file), removes: true };
+    let mut placed =
+        Placed { directory, name, path: inside, locked: File::from(file), removes: true };
     if !leftover::hold(&placed.locked).map_err(|e| Unfit::System("lock", e))? {
         return Err(Unfit::System("lock", Errno::WOULDBLOCK));
     }
@@ -375,21 +404,24 @@ pub(super) fn remove_here(directory: impl AsFd, name: &str) -> Result<(), Errno>
     unlinkat(&directory, name, AtFlags::empty())
 }
 
-/// Makes the file on a thread of its own that has become the target's user: ids are per thread in Linux, and this one ends with it.
-/// That takes capabilities which neither the unit nor the pod has.
+/// Makes the file on a thread of its own that has become the target's user: ids are per thread in
+/// Linux, and this one ends with it. That takes capabilities which neither the unit nor the pod
+/// has.
 fn create_as(target: &Target, directory: &OwnedFd, name: &str) -> Result<OwnedFd, Unfit> {
     let system = |error| Unfit::System("create", error);
     let (uid, gid) = target.file_owner().map_err(system)?;
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     let become_it = || {
         set_thread_groups(&[])?;
-        // Only the effective ids: who may signal a thread is decided by its real and saved ones (kernel/signal.c,
-        // kill_ok_by_cred), so the target's user must never own those.
+        // Only the effective ids: who may signal a thread is decided by its real and saved ones
+        // (kernel/signal.c, kill_ok_by_cred), so the target's user must never own those.
         set_thread_res_gid(None, gid, None)?;
         set_thread_res_uid(None, uid, None)
     };
     let work = || {
-        become_it().map_err(|error| if error == Errno::PERM { Unfit::UnknownUser } else { system(error) })?;
+        become_it().map_err(|error| {
+            if error == Errno::PERM { Unfit::UnknownUser } else { system(error) }
+        })?;
         create(directory, name).map_err(system)
     };
     std::thread::scope(|scope| scope.spawn(work).join()).unwrap_or(Err(system(Errno::IO)))
@@ -399,16 +431,18 @@ fn errno(error: &io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
-/// Begins a [`sweep`] beside the recording, which need not wait for a look into thousands of roots. Nobody waits for its end either: it may
-/// hang on a file system whose server is gone. Every step of it is good by itself, and the next recorder goes on. Without a thread that
-/// one does all of it.
+/// Begins a [`sweep`] beside the recording, which need not wait for a look into thousands of roots.
+/// Nobody waits for its end either: it may hang on a file system whose server is gone. Every step
+/// of it is good by itself, and the next recorder goes on. Without a thread that one does all of
+/// it.
 pub fn begin_sweep() {
     std::thread::Builder::new().name("sweep".to_owned()).spawn(sweep).map(drop).ok();
 }
 
-/// Removes libraries that a crashed recorder left below the root of any process: regular files of ours (or of the process's user) with our kind of name
-/// that nobody holds locked. Returns how many were removed. (A FUSE mount of a container cannot make this hang: unless it was
-/// made by the host's root, the kernel refuses us at once, `fuse_allow_current_process`.)
+/// Removes libraries that a crashed recorder left below the root of any process: regular files of
+/// ours (or of the process's user) with our kind of name that nobody holds locked. Returns how many
+/// were removed. (A FUSE mount of a container cannot make this hang: unless it was made by the
+/// host's root, the kernel refuses us at once, `fuse_allow_current_process`.)
 pub fn sweep() -> usize {
     let mut seen = HashSet::new();
     let Ok(pids) = perfusion_host::process::all_pids() else { return 0 };
@@ -426,7 +460,8 @@ pub fn sweep() -> usize {
             let Ok(status) = fstat(&directory) else { continue };
             // Processes of one container share their directories.
             if seen.insert((status.st_dev, status.st_ino, user)) {
-                removed += leftover::sweep(&directory, NAMING, &owners, |name| remove(&directory, name));
+                removed +=
+                    leftover::sweep(&directory, NAMING, &owners, |name| remove(&directory, name));
             }
         }
     }
@@ -437,7 +472,8 @@ pub fn sweep() -> usize {
 fn sweep_starts() -> usize {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let all = start_directories();
-    let opened = all.iter().filter_map(|path| openat(rustix::fs::CWD, path, flags, Mode::empty()).ok());
+    let opened =
+        all.iter().filter_map(|path| openat(rustix::fs::CWD, path, flags, Mode::empty()).ok());
     let swept = |directory: OwnedFd| {
         leftover::sweep(&directory, NAMING, &[geteuid().as_raw()], |name| remove(&directory, name))
     };
@@ -447,7 +483,8 @@ fn sweep_starts() -> usize {
 #[cfg(test)]
 mod tests {
     use super::{
-        NAMING, Unfit, create_as, own_directory, place_in, remove, remove_those_of_the_dead, write_into,
+        NAMING, Unfit, create_as, own_directory, place_in, remove, remove_those_of_the_dead,
+        write_into,
     };
     use perfusion_host::leftover;
     use perfusion_host::process::handle::Target;
@@ -478,10 +515,12 @@ mod tests {
         let held = place_in(&me(), folder.path(), b"in use").unwrap();
         let directory = File::open(folder.path()).unwrap();
         let owners = [rustix::process::geteuid().as_raw()];
-        let sweep = || leftover::sweep(&directory, NAMING, &owners, |name| remove(&directory, name));
+        let sweep =
+            || leftover::sweep(&directory, NAMING, &owners, |name| remove(&directory, name));
         assert_eq!(sweep(), 0);
         // As a crash would leave it: there, but no longer locked.
-        std::fs::copy(held.path(), folder.path().join("perfusion-shim-0123456789abcdef.so")).unwrap();
+        std::fs::copy(held.path(), folder.path().join("perfusion-shim-0123456789abcdef.so"))
+            .unwrap();
         assert_eq!(sweep(), 1);
         assert!(std::fs::exists(held.path()).unwrap());
     }
@@ -511,8 +550,11 @@ mod tests {
         // Capabilities are each thread's own.
         let made = std::thread::spawn(move || {
             let none = CapabilitySet::empty();
-            set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
-                .unwrap();
+            set_capabilities(
+                None,
+                CapabilitySets { effective: none, permitted: none, inheritable: none },
+            )
+            .unwrap();
             create_as(&me(), &directory, "perfusion-shim-0123456789abcdef.so")
         });
         let why = made.join().unwrap().unwrap_err();
@@ -556,7 +598,10 @@ mod tests {
             assert!(matches!(own_directory(&me(), &ours), Err(Unfit::Owner { uid: 1234, .. })));
         }
         set_permissions(folder.path(), Permissions::from_mode(0o777)).unwrap();
-        assert!(matches!(own_directory(&me(), &folder.path().join("new")), Err(Unfit::NotSticky { .. })));
+        assert!(matches!(
+            own_directory(&me(), &folder.path().join("new")),
+            Err(Unfit::NotSticky { .. })
+        ));
     }
 
     #[test]

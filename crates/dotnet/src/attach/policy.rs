@@ -1,4 +1,5 @@
-//! What a process is, what profiling it allows, and why not more: the one place that decides it, for `attach` and for `ps`.
+//! What a process is, what profiling it allows, and why not more: the one place that decides it,
+//! for `attach` and for `ps`.
 
 use super::ipc::{self, ProcessInfo};
 use perfusion_host::process::handle::{MapLine, Target};
@@ -21,7 +22,8 @@ pub const OPT_OUT: &str = "PERFUSION_ATTACH";
 pub enum Runtime {
     /// CoreCLR as a shared library.
     CoreClr {
-        /// Version, when the path of the library or the runtime itself tells it; several when several are loaded.
+        /// Version, when the path of the library or the runtime itself tells it; several when
+        /// several are loaded.
         versions: Vec<String>,
     },
     /// CoreCLR linked into the executable (single-file program).
@@ -66,12 +68,14 @@ pub enum WhyNot {
     NativeAot,
     /// Not our architecture.
     #[error(
-        "a {0} process: of its stacks only the part in the kernel is known, and the shim is for 64-bit x86"
+        "a {0} process: of its stacks only the part in the kernel is known, and the shim is for \
+         64-bit x86"
     )]
     Architecture(String),
     /// Switched off in its environment.
     #[error(
-        "started with {0}=0, which lets nobody load the library: without managed names and allocations, unless it is started without that variable"
+        "started with {0}=0, which lets nobody load the library: without managed names and \
+         allocations, unless it is started without that variable"
     )]
     DiagnosticsOff(String),
     /// It asks in its environment not to be touched.
@@ -82,7 +86,8 @@ pub enum WhyNot {
     NoSocket(String),
     /// The same, as its environment says.
     #[error(
-        "started with {0}=0, so it has no diagnostics socket at which it could be asked: start it without that variable"
+        "started with {0}=0, so it has no diagnostics socket at which it could be asked: start it \
+         without that variable"
     )]
     SocketOff(String),
     /// Whether its socket is there cannot be seen, for this reason.
@@ -90,7 +95,8 @@ pub enum WhyNot {
     SocketUnseen(String),
     /// It may not make a file as long as the library's region.
     #[error(
-        "it may make no file of more than {0} bytes (`ulimit -f`), and the library needs one of {REGION_BYTES} in memory: start it with a larger limit"
+        "it may make no file of more than {0} bytes (`ulimit -f`), and the library needs one of \
+         {REGION_BYTES} in memory: start it with a larger limit"
     )]
     FileLimit(u64),
     /// Older than .NET 6.
@@ -98,11 +104,14 @@ pub enum WhyNot {
     TooOld(String),
     /// On musl, where the shim was never run with a runtime.
     #[error(
-        "on musl, where loading the shim has not been tested: profiled without managed names and allocations"
+        "on musl, where loading the shim has not been tested: profiled without managed names and \
+         allocations"
     )]
     Musl,
     /// We may not look.
-    #[error("not permitted to look at it: that takes root with CAP_SYS_PTRACE in its user namespace")]
+    #[error(
+        "not permitted to look at it: that takes root with CAP_SYS_PTRACE in its user namespace"
+    )]
     NotPermitted,
 }
 
@@ -123,13 +132,14 @@ pub struct Inspection {
 /// True when it says in its environment that it is not to be attached to.
 ///
 /// # Errors
-/// When its environment cannot be read now: it has not said that it may be touched then, nor that it may not.
+/// When its environment cannot be read now: it has not said that it may be touched then, nor that
+/// it may not.
 pub fn opted_out(target: &Target) -> Result<bool, Errno> {
     Ok(target.environment(OPT_OUT)?.is_some_and(|value| value.eq_ignore_ascii_case("off")))
 }
 
-/// Looks at `target` from outside. When `ask` is given, a runtime whose version cannot be seen is asked for it over its
-/// diagnostics socket, with that timeout.
+/// Looks at `target` from outside. When `ask` is given, a runtime whose version cannot be seen is
+/// asked for it over its diagnostics socket, with that timeout.
 ///
 /// # Errors
 /// When the process is gone.
@@ -138,7 +148,10 @@ pub fn inspect(target: &Target, ask: Option<Duration>) -> Result<Inspection, Err
     let (mut shim_loaded, mut musl) = (false, false);
     let look = |line: MapLine| {
         let name = line.name.strip_suffix(" (deleted)").unwrap_or(&line.name);
-        if name.ends_with("/libcoreclr.so") && clr_paths.len() < 8 && !clr_paths.iter().any(|p| p == name) {
+        if name.ends_with("/libcoreclr.so")
+            && clr_paths.len() < 8
+            && !clr_paths.iter().any(|p| p == name)
+        {
             clr_paths.push(name.to_owned());
         }
         musl |= name.rsplit('/').next().is_some_and(|file| file.starts_with("ld-musl-"));
@@ -155,7 +168,8 @@ pub fn inspect(target: &Target, ask: Option<Duration>) -> Result<Inspection, Err
     }
     let socket = ipc::has_socket(target);
     let has_socket = matches!(socket, Ok(true));
-    let mut versions: Vec<String> = clr_paths.iter().filter_map(|path| version_in_path(path)).collect();
+    let mut versions: Vec<String> =
+        clr_paths.iter().filter_map(|path| version_in_path(path)).collect();
     if versions.is_empty()
         && has_socket
         && let Some(timeout) = ask
@@ -211,14 +225,14 @@ fn why_not(
 /// The environment variable that keeps profilers out of the process, if there is one.
 fn diagnostics_off(target: &Target) -> Option<String> {
     ["DOTNET", "COMPlus"].into_iter().find_map(|prefix| {
-        ["EnableDiagnostics", "EnableDiagnostics_IPC", "EnableDiagnostics_Profiler"].into_iter().find_map(
-            |knob| {
+        ["EnableDiagnostics", "EnableDiagnostics_IPC", "EnableDiagnostics_Profiler"]
+            .into_iter()
+            .find_map(|knob| {
                 let variable = format!("{prefix}_{knob}");
                 let value = target.environment(&variable).ok()??;
                 // The runtime reads these as hexadecimal numbers (clrconfignative).
                 (u64::from_str_radix(value.trim(), 16) == Ok(0)).then_some(variable)
-            },
-        )
+            })
     })
 }
 
@@ -260,19 +274,24 @@ impl Executable {
     }
 }
 
-/// True when the ELF file (64-bit, little-endian, its first 64 bytes are `header`) has a section of this name. The file is the
-/// process's to forge: at most 256 section headers and 64 KiB of names are read.
+/// True when the ELF file (64-bit, little-endian, its first 64 bytes are `header`) has a section of
+/// this name. The file is the process's to forge: at most 256 section headers and 64 KiB of names
+/// are read.
 fn has_section(file: &File, header: &[u8; 64], name: &[u8]) -> bool {
-    let u16_at = |bytes: &[u8], at: usize| bytes.get(at..)?.first_chunk().copied().map(u16::from_le_bytes);
-    let u32_at = |bytes: &[u8], at: usize| bytes.get(at..)?.first_chunk().copied().map(u32::from_le_bytes);
-    let u64_at = |bytes: &[u8], at: usize| bytes.get(at..)?.first_chunk().copied().map(u64::from_le_bytes);
+    let u16_at =
+        |bytes: &[u8], at: usize| bytes.get(at..)?.first_chunk().copied().map(u16::from_le_bytes);
+    let u32_at =
+        |bytes: &[u8], at: usize| bytes.get(at..)?.first_chunk().copied().map(u32::from_le_bytes);
+    let u64_at =
+        |bytes: &[u8], at: usize| bytes.get(at..)?.first_chunk().copied().map(u64::from_le_bytes);
     let read = |offset: u64, len: usize| {
         let mut bytes = vec![0; len];
         let read = file.read_at(&mut bytes, offset).ok()?;
         bytes.truncate(read);
         Some(bytes)
     };
-    // Offsets of e_shoff, e_shnum, e_shstrndx, and of sh_name, sh_offset, sh_size in entries of 64 bytes (ELF-64, figures 2 and 8).
+    // Offsets of e_shoff, e_shnum, e_shstrndx, and of sh_name, sh_offset, sh_size in entries of 64
+    // bytes (ELF-64, figures 2 and 8).
     let look = || {
         let entries = usize::from(u16_at(header, 60)?).min(256);
         let table = read(u64_at(header, 40)?, entries * 64)?;
@@ -287,7 +306,8 @@ fn has_section(file: &File, header: &[u8; 64], name: &[u8]) -> bool {
     look().unwrap_or(false)
 }
 
-/// True when a thread has one of the names the runtime gives to its own (".NET Finalizer", ".NET SigHandler", …).
+/// True when a thread has one of the names the runtime gives to its own (".NET Finalizer", ".NET
+/// SigHandler", …).
 fn has_runtime_thread(target: &Target) -> bool {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(tasks) = openat(target.directory(), "task", flags, Mode::empty()) else { return false };
@@ -325,7 +345,8 @@ mod tests {
         for (value, expected) in [("off", true), ("OFF", true), ("on", false)] {
             let mut sleeper = Command::new("sleep").arg("600").env(OPT_OUT, value).spawn().unwrap();
             let target = Target::open(sleeper.id()).unwrap();
-            // Spawned means that it has its new memory; the kernel notes a little later where the environment lies there.
+            // Spawned means that it has its new memory; the kernel notes a little later where the
+            // environment lies there.
             let deadline = Instant::now() + Duration::from_secs(10);
             while target.environment(OPT_OUT) == Ok(None) && Instant::now() < deadline {
                 std::thread::yield_now();

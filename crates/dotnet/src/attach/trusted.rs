@@ -1,7 +1,9 @@
-//! Directories in which nobody but their owners can change what a name stands for: what root (or a target) loads by path must lie in one.
+//! Directories in which nobody but their owners can change what a name stands for: what root (or a
+//! target) loads by path must lie in one.
 //!
-//! A path is followed here name by name, and every directory and link on the way is looked at by descriptor: whoever owns one of them, or may
-//! rename in it, decides what the rest of the path means to whoever follows it later. What comes out has no links in it any more.
+//! A path is followed here name by name, and every directory and link on the way is looked at by
+//! descriptor: whoever owns one of them, or may rename in it, decides what the rest of the path
+//! means to whoever follows it later. What comes out has no links in it any more.
 
 use rustix::fs::{FileType, Mode, OFlags, fstat, openat, readlinkat};
 use rustix::io::Errno;
@@ -17,12 +19,16 @@ use super::place::Unfit;
 const LINKS: usize = 40;
 const NAMES: usize = 256;
 
-/// Opens the directory `path` below `root`, when nobody but `owners` can put anything else in its place or rename files in it. Answers it with
-/// its path below `root` without links.
+/// Opens the directory `path` below `root`, when nobody but `owners` can put anything else in its
+/// place or rename files in it. Answers it with its path below `root` without links.
 ///
 /// # Errors
 /// Which directory is unfit, and why; or the system call's.
-pub(super) fn open(root: OwnedFd, path: &Path, owners: &[u32]) -> Result<(OwnedFd, PathBuf), Unfit> {
+pub(super) fn open(
+    root: OwnedFd,
+    path: &Path,
+    owners: &[u32],
+) -> Result<(OwnedFd, PathBuf), Unfit> {
     let mut walk = Walk { root, owners, below: Vec::new() };
     check(walk.here(), owners, Path::new("/"))?;
     let mut left: VecDeque<OsString> = names(path).collect();
@@ -46,8 +52,8 @@ pub(super) fn open(root: OwnedFd, path: &Path, owners: &[u32]) -> Result<(OwnedF
         }
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let directory =
-        openat(walk.here(), ".", flags, Mode::empty()).map_err(|error| Unfit::System("open", error))?;
+    let directory = openat(walk.here(), ".", flags, Mode::empty())
+        .map_err(|error| Unfit::System("open", error))?;
     Ok((directory, walk.path()))
 }
 
@@ -102,10 +108,12 @@ impl Walk<'_> {
     }
 }
 
-/// Looks at a directory or link on the way. Rights that are given by an access control list show in the group's bits (acl(5)).
+/// Looks at a directory or link on the way. Rights that are given by an access control list show in
+/// the group's bits (acl(5)).
 fn check(found: BorrowedFd<'_>, owners: &[u32], path: &Path) -> Result<FileType, Unfit> {
     let status = fstat(found).map_err(|error| Unfit::System("stat", error))?;
-    let (kind, mode) = (FileType::from_raw_mode(status.st_mode), Mode::from_raw_mode(status.st_mode));
+    let (kind, mode) =
+        (FileType::from_raw_mode(status.st_mode), Mode::from_raw_mode(status.st_mode));
     if !owners.contains(&status.st_uid) {
         return Err(Unfit::Owner { path: path.to_owned(), uid: status.st_uid });
     }
@@ -149,8 +157,14 @@ mod tests {
         assert_eq!(path_of(&real.join("relative")).unwrap(), real.join("a/b"));
         assert_eq!(path_of(&real.join("absolute")).unwrap(), real.join("a"));
         assert_eq!(path_of(Path::new("/../..")).unwrap(), Path::new("/"));
-        assert!(matches!(path_of(&real.join("loop")), Err(Unfit::System(_, rustix::io::Errno::LOOP))));
-        assert!(matches!(path_of(&real.join("none")), Err(Unfit::System(_, rustix::io::Errno::NOENT))));
+        assert!(matches!(
+            path_of(&real.join("loop")),
+            Err(Unfit::System(_, rustix::io::Errno::LOOP))
+        ));
+        assert!(matches!(
+            path_of(&real.join("none")),
+            Err(Unfit::System(_, rustix::io::Errno::NOENT))
+        ));
     }
 
     #[test]
@@ -159,7 +173,9 @@ mod tests {
         let (upper, lower) = (folder.path().join("a"), folder.path().join("a/b"));
         create_dir(&upper).unwrap();
         create_dir(&lower).unwrap();
-        for (mode, fit) in [(0o755, true), (0o775, false), (0o757, false), (0o1777, true), (0o1775, true)] {
+        for (mode, fit) in
+            [(0o755, true), (0o775, false), (0o757, false), (0o1777, true), (0o1775, true)]
+        {
             for changed in [&upper, &lower] {
                 set_permissions(changed, Permissions::from_mode(mode)).unwrap();
                 let found = path_of(&lower);
@@ -187,7 +203,10 @@ mod tests {
         );
         std::os::unix::fs::chown(&upper, Some(1234), None).unwrap();
         let refused = path_of(&lower);
-        assert!(matches!(&refused, Err(Unfit::Owner { uid: 1234, path }) if *path == upper), "{refused:?}");
+        assert!(
+            matches!(&refused, Err(Unfit::Owner { uid: 1234, path }) if *path == upper),
+            "{refused:?}"
+        );
         open(root(), &lower, &[0, 1234]).unwrap();
     }
 }

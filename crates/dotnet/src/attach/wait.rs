@@ -1,5 +1,5 @@
-//! Waits for a runtime. A runtime may never answer, so each wait has a timeout. A signal or the end of
-//! a recording ends it earlier.
+//! Waits for a runtime. A runtime may never answer, so each wait has a timeout. A signal or the end
+//! of a recording ends it earlier.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +14,8 @@ pub struct Wait {
 }
 
 impl Wait {
-    /// So long at most, and no longer than until `give_up` is raised: then the error is [`IpcError::GivenUp`](super::ipc::IpcError::GivenUp),
-    /// within a tenth of a second.
+    /// So long at most, and no longer than until `give_up` is raised: then the error is
+    /// [`IpcError::GivenUp`](super::ipc::IpcError::GivenUp), within a tenth of a second.
     #[must_use]
     pub fn until(timeout: Duration, give_up: &Arc<AtomicBool>) -> Self {
         Self { timeout, give_up: Some(Arc::clone(give_up)) }

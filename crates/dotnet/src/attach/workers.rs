@@ -1,9 +1,11 @@
-//! Several attaches at once. One that is stalled, by a process that is stopped or that means harm, holds up its worker for
-//! [`ATTACH_TIMEOUT`](super::ATTACH_TIMEOUT) and a little more: so whoever owns processes has one worker at a time, and no user has all.
+//! Several attaches at once. One that is stalled, by a process that is stopped or that means harm,
+//! holds up its worker for [`ATTACH_TIMEOUT`](super::ATTACH_TIMEOUT) and a little more: so whoever
+//! owns processes has one worker at a time, and no user has all.
 //!
-//! A file system whose server does not answer, such as that of a process's temporary directory, may hold one up for ever, and no signal ends that. Such an
-//! attach is given up after [`LONGEST`], and its thread left behind. Until that ends nothing else of the same owner's is attached to, which would be held up as
-//! well; and there are only so many such threads in this process.
+//! A file system whose server does not answer, such as that of a process's temporary directory, may
+//! hold one up for ever, and no signal ends that. Such an attach is given up after [`LONGEST`], and
+//! its thread left behind. Until that ends nothing else of the same owner's is attached to, which
+//! would be held up as well; and there are only so many such threads in this process.
 
 use super::{AttachError, Attached, attach};
 use perfusion_host::priority;
@@ -15,12 +17,15 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const WORKERS: usize = 4;
-/// How long an attach may take. Whatever waits for the process ends by itself before that, unless several things take as long as they may.
+/// How long an attach may take. Whatever waits for the process ends by itself before that, unless
+/// several things take as long as they may.
 const LONGEST: Duration = Duration::from_secs(30);
-/// Most threads that have been left behind and have not ended yet; with so many nothing is attached to any more.
+/// Most threads that have been left behind and have not ended yet; with so many nothing is attached
+/// to any more.
 const MOST_LEFT_BEHIND: usize = 16;
-/// How long the end of the workers is waited for. Most attaches take a tenth of a second; one that is left alone does no harm: what it still
-/// loads finds nobody listening, goes quiet within 2 s and leaves.
+/// How long the end of the workers is waited for. Most attaches take a tenth of a second; one that
+/// is left alone does no harm: what it still loads finds nobody listening, goes quiet within 2 s
+/// and leaves.
 const PATIENCE: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
@@ -44,7 +49,8 @@ impl Owner {
 /// Threads that nobody waits for any more, and whose processes they attach to.
 struct LeftBehind(Mutex<Vec<(Owner, JoinHandle<()>)>>);
 
-/// Those of all recordings of this process: each has workers of its own, and what holds an attach up knows nothing of that.
+/// Those of all recordings of this process: each has workers of its own, and what holds an attach
+/// up knows nothing of that.
 static LEFT_BEHIND: LeftBehind = LeftBehind::new();
 
 impl LeftBehind {
@@ -59,7 +65,8 @@ impl LeftBehind {
         if all.len() == MOST_LEFT_BEHIND {
             tracing::warn!(
                 attaches = all.len(),
-                "so many attaches are held up that no other is begun before one of them ends: file systems that processes use do not answer"
+                "so many attaches are held up that no other is begun before one of them ends: file \
+                 systems that processes use do not answer"
             );
         }
     }
@@ -70,7 +77,8 @@ impl LeftBehind {
         all.retain(|(_, thread)| !thread.is_finished());
         if all.iter().any(|(other, _)| other == owner) {
             return Some(
-                "an earlier attach, to this process or another one of its user and cgroup,".to_owned(),
+                "an earlier attach, to this process or another one of its user and cgroup,"
+                    .to_owned(),
             );
         }
         (all.len() >= MOST_LEFT_BEHIND).then(|| format!("each of {} other attaches", all.len()))
@@ -97,7 +105,8 @@ pub struct Workers<T> {
 }
 
 impl<T: Clone + PartialEq + Send + 'static> Workers<T> {
-    /// None are at work yet; each attach has settings of its own. `done` is called on their threads.
+    /// None are at work yet; each attach has settings of its own. `done` is called on their
+    /// threads.
     #[must_use]
     pub fn new(
         settings: impl Fn(&T) -> Settings + Clone + Send + 'static,
@@ -123,10 +132,12 @@ impl<T: Clone + PartialEq + Send + 'static> Workers<T> {
         Self { start: Box::new(start), running: Vec::new(), left_behind }
     }
 
-    /// Begins to attach to `pid` if a worker may be had for it now; false when it has its turn later. [`Workers::finished`] is to be told of its end.
+    /// Begins to attach to `pid` if a worker may be had for it now; false when it has its turn
+    /// later. [`Workers::finished`] is to be told of its end.
     ///
     /// # Errors
-    /// When it cannot be begun before an earlier one ends that was given up, and when there is no thread for it.
+    /// When it cannot be begun before an earlier one ends that was given up, and when there is no
+    /// thread for it.
     pub fn begin(&mut self, pid: u32, what: &T) -> Result<bool, AttachError> {
         if self.running.len() >= WORKERS {
             return Ok(false);
@@ -139,9 +150,15 @@ impl<T: Clone + PartialEq + Send + 'static> Workers<T> {
         if of_user >= WORKERS - 1 || self.running.iter().any(|other| other.owner == owner) {
             return Ok(false);
         }
-        let thread =
-            (self.start)(pid, what.clone()).map_err(|source| AttachError::NoThread { pid, source })?;
-        self.running.push(Running { pid, what: what.clone(), owner, since: Instant::now(), thread });
+        let thread = (self.start)(pid, what.clone())
+            .map_err(|source| AttachError::NoThread { pid, source })?;
+        self.running.push(Running {
+            pid,
+            what: what.clone(),
+            owner,
+            since: Instant::now(),
+            thread,
+        });
         Ok(true)
     }
 
@@ -158,7 +175,8 @@ impl<T: Clone + PartialEq + Send + 'static> Workers<T> {
         self.running.iter().any(|other| other.what == *what)
     }
 
-    /// Gives up those that have taken too long. Their threads are left behind: what they wait for cannot be told to end.
+    /// Gives up those that have taken too long. Their threads are left behind: what they wait for
+    /// cannot be told to end.
     pub fn give_up(&mut self) -> Vec<(T, AttachError)> {
         self.give_up_after(LONGEST)
     }
@@ -183,7 +201,8 @@ impl<T: Clone + PartialEq + Send + 'static> Workers<T> {
     }
 }
 
-/// Waits for a thread that may hang in what others decide, no longer than until `deadline`; answers one that is still at work then.
+/// Waits for a thread that may hang in what others decide, no longer than until `deadline`; answers
+/// one that is still at work then.
 fn join_until(deadline: Instant, thread: JoinHandle<()>) -> Option<JoinHandle<()>> {
     while !thread.is_finished() && Instant::now() < deadline {
         std::thread::sleep(LOOK_AGAIN);
@@ -218,7 +237,8 @@ mod tests {
 
     type Told = Receiver<(&'static str, bool)>;
 
-    /// Attaches to this process are over, well, when the sender says so or has gone; all others fail at once.
+    /// Attaches to this process are over, well, when the sender says so or has gone; all others
+    /// fail at once.
     fn workers(left_behind: &'static LeftBehind) -> (Workers<&'static str>, Sender<()>, Told) {
         let (release, stalled) = channel::<()>();
         let (tell, told) = channel();

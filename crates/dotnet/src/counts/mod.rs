@@ -1,7 +1,8 @@
-//! `record --alloc-counts`: what each .NET process of a started program allocates, counted per type by the runtime itself
-//! (GCSampledObjectAllocation events). It counts only when somebody wants that as it starts ([`startup`]). Its events go to a session that this
-//! program opens while the library holds up the start (`profiler-shim/src/recorder.rs`), for a second at most and only while this program lives.
-//! One thread a process reads the stream into a [`tally`].
+//! `record --alloc-counts`: what each .NET process of a started program allocates, counted per type
+//! by the runtime itself (GCSampledObjectAllocation events). It counts only when somebody wants
+//! that as it starts ([`startup`]). Its events go to a session that this program opens while the
+//! library holds up the start (`profiler-shim/src/recorder.rs`), for a second at most and only
+//! while this program lives. One thread a process reads the stream into a [`tally`].
 
 pub mod startup;
 pub mod tally;
@@ -40,7 +41,8 @@ pub const ENDING: Duration = Duration::from_secs(15);
 pub const ENDING_ON_SIGNAL: Duration = Duration::from_millis(600);
 /// Runtimes that are counted in one process: it has one after the other, by exec.
 const OF_ONE: usize = 8;
-/// For a runtime to open a session. It waits for that no longer than [`START_WAIT_NS`], and has nothing else to do.
+/// For a runtime to open a session. It waits for that no longer than [`START_WAIT_NS`], and has
+/// nothing else to do.
 const ANSWER: Duration = Duration::from_nanos(START_WAIT_NS);
 
 /// How often the runtime tells of a type.
@@ -112,7 +114,8 @@ pub struct Starts {
 }
 
 impl HoldStarts for Starts {
-    /// A runtime of this process has been held up for so long. A thread of its own opens its session.
+    /// A runtime of this process has been held up for so long. A thread of its own opens its
+    /// session.
     fn begin(&self, pid: u32, waited: Duration) -> StartHold {
         let hold = StartHold::default();
         let at = {
@@ -126,13 +129,21 @@ impl HoldStarts for Starts {
                 return hold;
             }
             let (ticks, name) = (start_ticks(pid), name(pid));
-            known.runtimes.push(Runtime { pid, ticks, name, is_served: true, session: None, result: None });
+            known.runtimes.push(Runtime {
+                pid,
+                ticks,
+                name,
+                is_served: true,
+                session: None,
+                result: None,
+            });
             known.runtimes.len() - 1
         };
         let (starts, held) = (self.clone(), hold.clone());
         let serve = move || starts.serve(at, pid, Instant::now().checked_sub(waited), &held);
         if let Err(error) = thread::Builder::new().name("runtime".into()).spawn(serve) {
-            self.shared.change(at, |of| (of.is_served, of.result) = (false, Some(Err(error.to_string()))));
+            self.shared
+                .change(at, |of| (of.is_served, of.result) = (false, Some(Err(error.to_string()))));
             hold.end();
         }
         hold
@@ -149,7 +160,9 @@ impl Starts {
             Ok(events) => {
                 shared.change(at, |of| of.session = Some(events.session()));
                 let read = read(events, pid).map_err(|why| {
-                    format!("its events cannot be read any more, and none of its counts is used: {why}")
+                    format!(
+                        "its events cannot be read any more, and none of its counts is used: {why}"
+                    )
                 });
                 read.map(|tallied| Tallied { is_late, ..tallied })
             }
@@ -171,7 +184,9 @@ impl Starts {
         };
         let give_up = &self.shared.give_up;
         let wait = Wait::until(ANSWER, give_up);
-        let open = |stacks| ipc::listen_from_start(&target, &what, stacks, Arc::clone(give_up), wait.clone());
+        let open = |stacks| {
+            ipc::listen_from_start(&target, &what, stacks, Arc::clone(give_up), wait.clone())
+        };
         match open(false) {
             Err(error) if error.is_unknown_command() => open(true),
             opened => opened,
@@ -220,8 +235,9 @@ impl Counting {
         self.session = None;
     }
 
-    /// Ends the counting in all processes. A runtime that has not ended its session after `patience` is
-    /// not waited for; what it had told by then is counted, and the rest is said to be missing.
+    /// Ends the counting in all processes. A runtime that has not ended its session after
+    /// `patience` is not waited for; what it had told by then is counted, and the rest is said to
+    /// be missing.
     #[must_use]
     pub fn finish(mut self, patience: Duration) -> Counted {
         self.cease();
@@ -259,7 +275,8 @@ impl Counting {
 }
 
 /// # Errors
-/// When events cannot be read any more though they go on: what was counted until then is of a part of the process's time.
+/// When events cannot be read any more though they go on: what was counted until then is of a part
+/// of the process's time.
 fn read(events: Events, pid: u32) -> Result<Tallied, NettraceError> {
     let mut tally = Tally::new(Target::open(pid).ok());
     let mut reader = match Reader::new(BufReader::with_capacity(READ_BYTES, events)) {
@@ -280,7 +297,9 @@ fn read(events: Events, pid: u32) -> Result<Tallied, NettraceError> {
 
 fn why_ended(error: &io::Error) -> String {
     match error.kind() {
-        io::ErrorKind::UnexpectedEof => "it was killed, crashed or became another program".to_owned(),
+        io::ErrorKind::UnexpectedEof => {
+            "it was killed, crashed or became another program".to_owned()
+        }
         _ => error.to_string(),
     }
 }
@@ -311,7 +330,9 @@ impl Counted {
     pub fn account(&self) -> Account {
         let process = |of: &Of| {
             let process = Process { pid: of.pid, name: of.name.clone(), ..Process::default() };
-            let Ok(tallied) = &of.result else { return Process { ending: Ending::Declined, ..process } };
+            let Ok(tallied) = &of.result else {
+                return Process { ending: Ending::Declined, ..process };
+            };
             let types = tallied.types.iter().map(|found| Type {
                 name: found.name.shown.to_string(),
                 type_raw: found.name.raw.as_deref().map(str::to_owned),
@@ -325,13 +346,15 @@ impl Counted {
         Account { processes, ..Account::default() }
     }
 
-    /// What a person is told right after the recording, and what stands in the profile's comments: a line a process.
+    /// What a person is told right after the recording, and what stands in the profile's comments:
+    /// a line a process.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
         let mut lines: Vec<String> = self.processes.iter().map(|(_, of)| line(of)).collect();
         if self.processes.is_empty() {
             lines.push(
-                "no .NET runtime loaded the shim: no .NET program, one with DOTNET_EnableDiagnostics(_Profiler)=0, or one that does not see the shim's file"
+                "no .NET runtime loaded the shim: no .NET program, one with \
+                 DOTNET_EnableDiagnostics(_Profiler)=0, or one that does not see the shim's file"
                     .to_owned(),
             );
         }
@@ -364,10 +387,14 @@ mod tests {
         let of = |pid, result| (Some(u64::from(pid)), Of { pid, name: "shop".to_owned(), result });
         let whole = Tallied { types: types.clone(), ..Tallied::default() };
         let killed = Tallied { types, broken: Some("it ended".to_owned()), ..Tallied::default() };
-        let processes =
-            vec![of(1, Ok(whole)), of(2, Ok(killed)), of(3, Err("its events make no sense".to_owned()))];
+        let processes = vec![
+            of(1, Ok(whole)),
+            of(2, Ok(killed)),
+            of(3, Err("its events make no sense".to_owned())),
+        ];
         let counted = Counted { processes, left_out: 0 };
-        let lossy: Vec<bool> = counted.lines().iter().map(|line| tells_of_uncounted(line)).collect();
+        let lossy: Vec<bool> =
+            counted.lines().iter().map(|line| tells_of_uncounted(line)).collect();
         assert_eq!(lossy, [false, true, false], "{:?}", counted.lines());
         let found = counted.account().processes;
         let found: Vec<_> = found.iter().map(|of| (of.pid, of.types.len(), of.ending)).collect();

@@ -1,8 +1,11 @@
-//! The session that makes a runtime count from its first object on. A runtime checks once at its start, before any tool can connect, whether a
-//! session enables allocation events (`ETW::TypeSystemLog::PostRegistrationInit` of dotnet/runtime). So the environment of the programs begins such
-//! a session. Its output is discarded: its file is a link to `/dev/null`, in a directory that is removed when the recording ends.
+//! The session that makes a runtime count from its first object on. A runtime checks once at its
+//! start, before any tool can connect, whether a session enables allocation events
+//! (`ETW::TypeSystemLog::PostRegistrationInit` of dotnet/runtime). So the environment of the
+//! programs begins such a session. Its output is discarded: its file is a link to `/dev/null`, in a
+//! directory that is removed when the recording ends.
 //!
-//! Nothing waits for that file. Where the directory cannot be seen, or is gone, the runtime has no such session and does not count.
+//! Nothing waits for that file. Where the directory cannot be seen, or is gone, the runtime has no
+//! such session and does not count.
 
 use super::Rate;
 use crate::attach::ipc::RUNTIME_PROVIDER;
@@ -38,7 +41,8 @@ pub enum StartupError {
     },
     /// Its only place is taken.
     #[error(
-        "{ENABLE} is set in this environment, and --alloc-counts needs it for itself: expected it unset; run `env -u {ENABLE} perfusion record …`"
+        "{ENABLE} is set in this environment, and --alloc-counts needs it for itself: expected it \
+         unset; run `env -u {ENABLE} perfusion record …`"
     )]
     Taken,
 }
@@ -68,7 +72,9 @@ impl StartupSession {
             tried: vec![("/proc/self".into(), error.into())],
         })?;
         for (path, made) in place::for_start(&me) {
-            match made.map_err(|why: Unfit| io::Error::other(why)).and_then(|found| Self::make(&found, rate))
+            match made
+                .map_err(|why: Unfit| io::Error::other(why))
+                .and_then(|found| Self::make(&found, rate))
             {
                 Ok(session) => return Ok(session),
                 Err(why) => tried.push((path, why)),
@@ -102,7 +108,8 @@ impl StartupSession {
         let mut variables: Vec<(OsString, OsString)> = [
             (ENABLE, "1"),
             ("DOTNET_EventPipeConfig", &config),
-            // Nobody reads it: no list of methods at the end, no stacks, no thread that writes, and the least memory.
+            // Nobody reads it: no list of methods at the end, no stacks, no thread that writes, and
+            // the least memory.
             ("DOTNET_EventPipeRundown", "0"),
             ("DOTNET_EventPipeEnableStackwalk", "0"),
             ("DOTNET_EventPipeOutputStreaming", "0"),
@@ -139,7 +146,11 @@ fn sweep(parent: &OwnedFd) -> usize {
     };
     let Ok(entries) = Dir::read_from(parent) else { return 0 };
     let names = entries.take(DIRECTORY_ENTRIES).map_while(Result::ok);
-    names.filter(|entry| entry.file_name().to_str().is_ok_and(|name| NAMING.fits(name) && left(name))).count()
+    names
+        .filter(|entry| {
+            entry.file_name().to_str().is_ok_and(|name| NAMING.fits(name) && left(name))
+        })
+        .count()
 }
 
 #[cfg(test)]

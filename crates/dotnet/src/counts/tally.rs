@@ -1,5 +1,6 @@
-//! What one process has allocated, by its events: each tells of a type how many objects were made since the last event, and how many bytes they
-//! have. Layouts: GCSampledObjectAllocationHigh, GCSampledObjectAllocationLow and BulkType in `ClrEtwAll.man` of dotnet/runtime.
+//! What one process has allocated, by its events: each tells of a type how many objects were made
+//! since the last event, and how many bytes they have. Layouts: GCSampledObjectAllocationHigh,
+//! GCSampledObjectAllocationLow and BulkType in `ClrEtwAll.man` of dotnet/runtime.
 
 use crate::declared::Assemblies;
 use crate::fields::Fields;
@@ -68,7 +69,8 @@ impl Tally {
     }
 
     fn allocated(&mut self, mut fields: Fields<'_>) -> Option<()> {
-        let (_address, id, objects, bytes) = (fields.u64()?, fields.u64()?, fields.u32()?, fields.u64()?);
+        let (_address, id, objects, bytes) =
+            (fields.u64()?, fields.u64()?, fields.u32()?, fields.u64()?);
         let number = self.types.number(id);
         let of = self.types.get_mut(number)?;
         of.objects = of.objects.saturating_add(u64::from(objects));
@@ -89,7 +91,8 @@ impl Tally {
         }
     }
 
-    /// The sums. `lost` events of the stream are missing, and `broken` says why it has no proper end.
+    /// The sums. `lost` events of the stream are missing, and `broken` says why it has no proper
+    /// end.
     #[must_use]
     pub fn finish(mut self, lost: u64, broken: Option<String>) -> Tallied {
         self.looked = None;
@@ -97,12 +100,13 @@ impl Tally {
         let (mut list, numbers) = self.types.into_parts();
         self.assemblies.complete(&mut list);
         let ids: HashMap<u32, u64> = numbers.into_iter().map(|(id, number)| (number, id)).collect();
-        let types = (0..).zip(list).filter(|(_, found)| found.objects > 0).map(|(number, found)| Type {
-            id: ids.get(&number).copied(),
-            name: TypeName::of(if found.name.is_empty() { UNKNOWN_TYPE } else { &found.name }),
-            objects: found.objects,
-            bytes: found.bytes,
-        });
+        let types =
+            (0..).zip(list).filter(|(_, found)| found.objects > 0).map(|(number, found)| Type {
+                id: ids.get(&number).copied(),
+                name: TypeName::of(if found.name.is_empty() { UNKNOWN_TYPE } else { &found.name }),
+                objects: found.objects,
+                bytes: found.bytes,
+            });
         Tallied { types: types.collect(), lost, malformed: self.malformed, broken, is_late: false }
     }
 }
@@ -144,17 +148,23 @@ impl fmt::Display for Tallied {
         let (objects, bytes) = (sum(|of| of.objects), sum(|of| of.bytes));
         let (objects, types) = (counted(objects, "object"), counted(self.types.len(), "type"));
         write!(f, "{objects}, {}, {types}", human(bytes, "bytes"))?;
-        for (number, what) in
-            [(self.lost, "events of the runtime are missing"), (self.malformed, "events make no sense")]
-        {
+        for (number, what) in [
+            (self.lost, "events of the runtime are missing"),
+            (self.malformed, "events make no sense"),
+        ] {
             if number > 0 {
-                write!(f, "; {LOST_PREFIX}{} {what}", grouped(i64::try_from(number).unwrap_or(i64::MAX)))?;
+                write!(
+                    f,
+                    "; {LOST_PREFIX}{} {what}",
+                    grouped(i64::try_from(number).unwrap_or(i64::MAX))
+                )?;
             }
         }
         if self.is_late {
             write!(
                 f,
-                "; {LOST_PREFIX}what it made first is missing: it started before its session was open"
+                "; {LOST_PREFIX}what it made first is missing: it started before its session was \
+                 open"
             )?;
         }
         if let Some(why) = &self.broken {
@@ -170,17 +180,26 @@ mod tests {
     use crate::nettrace::Event;
 
     fn allocated(kind: u64, objects: u32, bytes: u64) -> Vec<u8> {
-        [&7u64.to_le_bytes()[..], &kind.to_le_bytes(), &objects.to_le_bytes(), &bytes.to_le_bytes(), &[0; 2]]
-            .concat()
+        [
+            &7u64.to_le_bytes()[..],
+            &kind.to_le_bytes(),
+            &objects.to_le_bytes(),
+            &bytes.to_le_bytes(),
+            &[0; 2],
+        ]
+        .concat()
     }
 
     #[test]
     fn counts_add_up_and_names_come_before_or_after_them() {
         let mut tally = Tally::new(None);
-        let mut send = |id, payload: &[u8]| tally.event(Event { id, thread: 1, time_ns: 0, payload });
+        let mut send =
+            |id, payload: &[u8]| tally.event(Event { id, thread: 1, time_ns: 0, payload });
         send(id::HIGH, &allocated(70, 3, 72));
         let mut types = [&1u32.to_le_bytes()[..], &[0; 2], &70u64.to_le_bytes(), &[0; 17]].concat();
-        types.extend("Shop.Orders+Map`1[System.Int32]".encode_utf16().chain([0]).flat_map(u16::to_le_bytes));
+        types.extend(
+            "Shop.Orders+Map`1[System.Int32]".encode_utf16().chain([0]).flat_map(u16::to_le_bytes),
+        );
         types.extend(0u32.to_le_bytes());
         send(id::TYPES, &types);
         send(id::LOW, &allocated(70, 2, 48));
@@ -190,11 +209,16 @@ mod tests {
         let tallied = tally.finish(4, None);
         let told: Vec<_> =
             tallied.types.iter().map(|of| (of.id, &*of.name.shown, of.objects, of.bytes)).collect();
-        assert_eq!(told, [(Some(70), "Shop.Orders.Map<int>", 5, 120), (Some(71), "[unknown type]", 1, 32)]);
+        assert_eq!(
+            told,
+            [(Some(70), "Shop.Orders.Map<int>", 5, 120), (Some(71), "[unknown type]", 1, 32)]
+        );
         let said = tallied.to_string();
         assert_eq!(
             said,
-            "6 objects, 152 B, 2 types; LOST: 4 events of the runtime are missing; LOST: 1 events make no sense; where that is .NET 10, without most of what is boxed (docs/alloc-counts.md)"
+            "6 objects, 152 B, 2 types; LOST: 4 events of the runtime are missing; LOST: 1 events \
+             make no sense; where that is .NET 10, without most of what is boxed \
+             (docs/alloc-counts.md)"
         );
     }
 }

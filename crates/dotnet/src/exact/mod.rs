@@ -1,6 +1,7 @@
-//! Exact mode (`record --exact`): the tables in which started processes count every object of theirs. `table` reads one as hostile input,
-//! [`Account`] is what came of it and the JSON file, `summary` prints that for a person, `merge` puts it into the profile.
-//! Who opens the tables is `source/shim`, which knows the processes; it keeps them as [`ExactTables`].
+//! Exact mode (`record --exact`): the tables in which started processes count every object of
+//! theirs. `table` reads one as hostile input, [`Account`] is what came of it and the JSON file,
+//! `summary` prints that for a person, `merge` puts it into the profile. Who opens the tables is
+//! `source/shim`, which knows the processes; it keeps them as [`ExactTables`].
 
 pub mod table;
 
@@ -31,7 +32,9 @@ pub fn path_beside(profile: &Path) -> PathBuf {
     let mut name: OsString = profile.file_name().unwrap_or_default().to_owned();
     let text = name.to_string_lossy().into_owned();
     let known = [".pb.gz", ".pprof.gz", ".pprof", ".pb", ".gz"];
-    if let Some(stem) = known.iter().find_map(|end| text.strip_suffix(end)).filter(|stem| !stem.is_empty()) {
+    if let Some(stem) =
+        known.iter().find_map(|end| text.strip_suffix(end)).filter(|stem| !stem.is_empty())
+    {
         name = stem.into();
     }
     name.push(".exact.json");
@@ -44,7 +47,8 @@ impl Account {
         let counted = self.processes.len() + self.unreadable.len();
         (self.left_out > 0).then(|| {
             format!(
-                "not counted: {} .NET programs beside these {counted}: at most {TABLES} can be, and {OF_ONE_PROCESS} that one process becomes in turn",
+                "not counted: {} .NET programs beside these {counted}: at most {TABLES} can be, \
+                 and {OF_ONE_PROCESS} that one process becomes in turn",
                 self.left_out
             )
         })
@@ -76,7 +80,8 @@ pub enum Ending {
     Ended,
     /// It still ran when the recording ended.
     Running,
-    /// It was killed, crashed or became another program by exec: what it allocated after `counted_until_ns` is not counted, a second at most.
+    /// It was killed, crashed or became another program by exec: what it allocated after
+    /// `counted_until_ns` is not counted, a second at most.
     Killed,
     /// Not counted: its table was not opened in time, or the runtime refused.
     Declined,
@@ -112,11 +117,13 @@ pub struct Process {
     pub own_cpu_ns: Option<u64>,
     /// What could not be counted as it should be: name and number of each; empty when nothing.
     pub losses: BTreeMap<String, u64>,
-    /// Of the objects, those that the runtime told no profiler of: found in the heap by the next collection, or at the end.
+    /// Of the objects, those that the runtime told no profiler of: found in the heap by the next
+    /// collection, or at the end.
     #[serde(default)]
     pub unseen: u64,
-    /// Such objects are missing, those made since the last collection at least (`UNTOLD` of the report): the process did not end of its own accord, or could not be looked
-    /// through (loss `looks`).
+    /// Such objects are missing, those made since the last collection at least (`UNTOLD` of the
+    /// report): the process did not end of its own accord, or could not be looked through (loss
+    /// `looks`).
     #[serde(default)]
     pub untold: bool,
     /// Its types, most bytes first.
@@ -162,10 +169,11 @@ pub struct Type {
     /// The name the runtime has for it, where that is another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub type_raw: Option<String>,
-    /// Its module's file name, with `#2` and so on for further modules of that name (of a generic type of the core library: its first argument's
-    /// from elsewhere).
+    /// Its module's file name, with `#2` and so on for further modules of that name (of a generic
+    /// type of the core library: its first argument's from elsewhere).
     pub module: String,
-    /// The runtime's ModuleID of that, and its ClassID of the type: they mean something while the process lives.
+    /// The runtime's ModuleID of that, and its ClassID of the type: they mean something while the
+    /// process lives.
     #[serde(skip)]
     pub module_id: u64,
     /// See there.
@@ -270,7 +278,8 @@ pub struct Collection {
     pub reason: String,
     /// When it began, nanoseconds since the start of the counting.
     pub began_ns: u64,
-    /// From the suspension of the threads until they ran again, exact mode's own work taken away; absent where one of the two is not known.
+    /// From the suspension of the threads until they ran again, exact mode's own work taken away;
+    /// absent where one of the two is not known.
     pub pause_ns: Option<u64>,
     /// Of the collection itself, exact mode's own work taken away.
     pub took_ns: u64,
@@ -296,9 +305,11 @@ pub struct Collection {
     pub heap_before: u64,
     /// The same after it.
     pub heap_after: u64,
-    /// Bytes of objects not known to be dead before it; what is missing to `heap_before` is fragmentation.
+    /// Bytes of objects not known to be dead before it; what is missing to `heap_before` is
+    /// fragmentation.
     pub objects_before: u64,
-    /// Bytes of objects not known to be dead after it; what is missing to `heap_after` is fragmentation.
+    /// Bytes of objects not known to be dead after it; what is missing to `heap_after` is
+    /// fragmentation.
     pub objects_after: u64,
 }
 

@@ -1,4 +1,5 @@
-//! Reads one process's table (`profiler_protocol::exact`). Every number may be a lie: all are bounded, and names are made printable.
+//! Reads one process's table (`profiler_protocol::exact`). Every number may be a lie: all are
+//! bounded, and names are made printable.
 
 use super::{Collection, Count, Ending, Lifetime, Look, Process, Survival, Type};
 use perfusion_aggregate::collections::reason_name;
@@ -7,9 +8,9 @@ use perfusion_sources::shim::{ExactTable, Opened};
 use perfusion_symbolize::types::{MOST_CONTEXTS, TypeName};
 use profiler_protocol::exact::{
     COLLECTION_BUCKETS, COLLECTION_WORDS, COLLECTIONS_AT, LEAST_ADDRESS_SPACE, LOSSES, MAGIC,
-    MOST_COLLECTIONS, MOST_SURVIVALS, MOST_TYPES, NAME_BYTES, NAMES_AT, SURVIVAL_WORDS, SURVIVALS_AT,
-    TABLE_BYTES, TIME_BUCKETS, TYPE_WORDS, TYPES_AT, VERSION, head, loss, of_collection as row, of_type,
-    reason, state,
+    MOST_COLLECTIONS, MOST_SURVIVALS, MOST_TYPES, NAME_BYTES, NAMES_AT, SURVIVAL_WORDS,
+    SURVIVALS_AT, TABLE_BYTES, TIME_BUCKETS, TYPE_WORDS, TYPES_AT, VERSION, head, loss,
+    of_collection as row, of_type, reason, state,
 };
 use profiler_protocol::layout::unpack_runtime;
 use std::collections::HashMap;
@@ -23,13 +24,15 @@ const LOOK: Duration = Duration::from_millis(2);
 const ALL_ANSWERS: Duration = Duration::from_secs(30);
 /// Tries to read numbers that belong together.
 const TRIES: usize = 50;
-/// Bytes of names, types (up to 2 KB each with their lifetimes), collections and entries of survivors, of all processes of a recording together.
+/// Bytes of names, types (up to 2 KB each with their lifetimes), collections and entries of
+/// survivors, of all processes of a recording together.
 const ALL_NAME_BYTES: usize = 64 << 20;
 const ALL_TYPES: usize = 1 << 17;
 const ALL_COLLECTIONS: usize = 1 << 18;
 const ALL_SURVIVALS: usize = 8 << 20;
 
-/// What the processes of a recording share: how long they may take, and how much they may have to tell.
+/// What the processes of a recording share: how long they may take, and how much they may have to
+/// tell.
 pub(super) struct Room {
     until: Instant,
     name_bytes: usize,
@@ -83,7 +86,9 @@ impl Words {
     fn read(table: &Opened, at: usize, count: usize) -> Result<Self, io::Error> {
         let mut bytes = vec![0; count.saturating_mul(8)];
         table.read(at, &mut bytes)?;
-        let words = bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()));
+        let words = bytes
+            .chunks_exact(8)
+            .map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()));
         Ok(Self(words.collect()))
     }
 
@@ -138,8 +143,8 @@ fn copy(table: &Opened) -> Result<Copied, TableError> {
     })
 }
 
-/// A copy whose sequence word was even and the same before and after; the last try, whatever that was, for a process that never rests or
-/// was killed in the midst of a change. It says which.
+/// A copy whose sequence word was even and the same before and after; the last try, whatever that
+/// was, for a process that never rests or was killed in the midst of a change. It says which.
 fn copy_whole(table: &Opened, until: Instant) -> Result<Copied, TableError> {
     let mut tries = 0;
     loop {
@@ -161,26 +166,33 @@ pub(super) fn read(source: &ExactTable, room: &mut Room) -> Result<Process, Tabl
         let asked = table.word(head::ASKED)?.wrapping_add(1);
         table.set(head::ASKED, asked)?;
         let until = room.until.min(Instant::now() + ANSWER);
-        while table.word(head::ANSWERED)? != asked && Instant::now() < until && source.is_running() {
+        while table.word(head::ANSWERED)? != asked && Instant::now() < until && source.is_running()
+        {
             std::thread::sleep(LOOK);
         }
     }
     let copied = copy_whole(table, room.until)?;
-    Ok(Process { name: source.name.clone(), ..account(&copied, source.pid, source.is_running(), room) })
+    Ok(Process {
+        name: source.name.clone(),
+        ..account(&copied, source.pid, source.is_running(), room)
+    })
 }
 
 fn account(copied: &Copied, pid: u32, is_running: bool, room: &mut Room) -> Process {
     let head = |at: usize| copied.head.get(at);
     let (major, minor, build, _) = unpack_runtime(head(head::RUNTIME));
     let began_ns = head(head::STARTED_NS);
-    let mut losses: Vec<(String, u64)> =
-        LOSSES.iter().map(|(word, name, _)| ((*name).to_owned(), head(head::LOSSES + word))).collect();
+    let mut losses: Vec<(String, u64)> = LOSSES
+        .iter()
+        .map(|(word, name, _)| ((*name).to_owned(), head(head::LOSSES + word)))
+        .collect();
     // Row 0 has the objects of types beyond the table.
     if let Some((_, types)) = losses.get_mut(loss::TYPES) {
         *types = copied.types.get(of_type::OBJECTS);
     }
     let types = types(copied, room, &mut losses);
-    let (collections, lost) = take(&mut room.collections, copied.collections.0.len() / COLLECTION_WORDS);
+    let (collections, lost) =
+        take(&mut room.collections, copied.collections.0.len() / COLLECTION_WORDS);
     if let Some((_, rows)) = losses.get_mut(loss::ROWS) {
         *rows = rows.saturating_add(lost);
     }
@@ -197,7 +209,8 @@ fn account(copied: &Copied, pid: u32, is_running: bool, room: &mut Room) -> Proc
         },
         why: (head(head::REASON) == reason::ADDRESS_SPACE).then(|| {
             format!(
-                "too little address space (`ulimit -v`, LimitAS= of its service); expected {} GiB or more, or unlimited",
+                "too little address space (`ulimit -v`, LimitAS= of its service); expected {} GiB \
+                 or more, or unlimited",
                 LEAST_ADDRESS_SPACE >> 30
             )
         }),
@@ -209,7 +222,8 @@ fn account(copied: &Copied, pid: u32, is_running: bool, room: &mut Room) -> Proc
         own_cpu_ns: Some(head(head::OWN_CPU_NS)).filter(|ns| *ns > 0),
         // A collection in progress has found some that are not counted yet.
         unseen: head(head::UNSEEN).min(head(head::OBJECTS)),
-        // `CastHelpers.Box` and others take `RuntimeTypeHandle.InternalAllocNoChecks_FastPath` since .NET 10, which never looks whether somebody wants to know.
+        // `CastHelpers.Box` and others take `RuntimeTypeHandle.InternalAllocNoChecks_FastPath`
+        // since .NET 10, which never looks whether somebody wants to know.
         untold: major >= 10 && head(head::LOOKED_LAST) == 0,
         losses: losses.into_iter().filter(|(_, count)| *count > 0).collect(),
         types,
@@ -270,8 +284,8 @@ fn collection(index: usize, words: &Words, began_ns: u64) -> Collection {
     }
 }
 
-/// Rows of the same name and module are one type: two threads met it at once. Of one file there may be several modules, in load contexts of their own
-/// or loaded anew; beyond some they count as one.
+/// Rows of the same name and module are one type: two threads met it at once. Of one file there may
+/// be several modules, in load contexts of their own or loaded anew; beyond some they count as one.
 fn types(copied: &Copied, room: &mut Room, losses: &mut [(String, u64)]) -> Vec<Type> {
     let mut lost = |at: usize, more: u64| {
         if let Some((_, count)) = losses.get_mut(at) {
@@ -331,7 +345,12 @@ fn types(copied: &Copied, room: &mut Room, losses: &mut [(String, u64)]) -> Vec<
         let place = usize::try_from(row).ok().and_then(|row| of_row.get(row));
         let Some(of) = place.and_then(|&place| types.get_mut(place)) else { continue };
         let collection = u32::try_from(collection).unwrap_or(u32::MAX);
-        let more = Survival { collection, objects: entry.get(1), bytes: entry.get(2), moved: entry.get(3) };
+        let more = Survival {
+            collection,
+            objects: entry.get(1),
+            bytes: entry.get(2),
+            moved: entry.get(3),
+        };
         match of.per_collection.last_mut().filter(|last| last.collection == collection) {
             Some(last) => {
                 last.objects = last.objects.saturating_add(more.objects);
@@ -355,10 +374,13 @@ fn types(copied: &Copied, room: &mut Room, losses: &mut [(String, u64)]) -> Vec<
 /// A type's name and its module's, if there is room left for both.
 fn name(names: &[u8], word: u64, left: &mut usize) -> Option<(String, String)> {
     let half = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
-    let (at, bytes, module) = (half(word & 0xffff_ffff), half(word >> 32 & 0xffff), half(word >> 48));
+    let (at, bytes, module) =
+        (half(word & 0xffff_ffff), half(word >> 32 & 0xffff), half(word >> 48));
     let text = |from: usize, bytes: usize| {
         let end = from.saturating_add(bytes);
-        perfusion_model::text::printable(&String::from_utf8_lossy(names.get(from..end).unwrap_or(&[])))
+        perfusion_model::text::printable(&String::from_utf8_lossy(
+            names.get(from..end).unwrap_or(&[]),
+        ))
     };
     if bytes == 0 {
         return None;
@@ -420,7 +442,9 @@ fn lifetimes(sums: &mut Vec<Lifetime>, words: &Words, first: usize, buckets: usi
 mod tests {
     use super::{Copied, Room, UNKNOWN_TYPE, Words, account};
     use crate::exact::{Account, Count, Lifetime, Survival};
-    use profiler_protocol::exact::{COLLECTION_WORDS, NAME_BYTES, SURVIVAL_WORDS, TYPE_WORDS, head, of_type};
+    use profiler_protocol::exact::{
+        COLLECTION_WORDS, NAME_BYTES, SURVIVAL_WORDS, TYPE_WORDS, head, of_type,
+    };
 
     fn row(words: &[(usize, u64)]) -> Vec<u64> {
         let mut row = vec![0; TYPE_WORDS];
@@ -462,13 +486,22 @@ mod tests {
         let process = account(&copied, 1, false, &mut Room::new());
         assert_eq!(process.losses.get("torn"), Some(&1));
         let of = process.types.iter().find(|of| of.name == "A.B").unwrap();
-        assert_eq!((of.module.as_str(), of.allocated), ("m.dll", Count { objects: 10, bytes: 100 }));
+        assert_eq!(
+            (of.module.as_str(), of.allocated),
+            ("m.dll", Count { objects: 10, bytes: 100 })
+        );
         assert_eq!((of.dead.objects, of.left.objects), (5, 5));
         assert_eq!(
             of.died_after_collections,
-            [Lifetime { from: 0, to: Some(0), objects: 4 }, Lifetime { from: 2, to: Some(3), objects: 1 }]
+            [
+                Lifetime { from: 0, to: Some(0), objects: 4 },
+                Lifetime { from: 2, to: Some(3), objects: 1 }
+            ]
         );
-        assert_eq!(of.per_collection, [Survival { collection: 0, objects: 3, bytes: 30, moved: 1 }]);
+        assert_eq!(
+            of.per_collection,
+            [Survival { collection: 0, objects: 3, bytes: 30, moved: 1 }]
+        );
         assert_eq!(process.losses.get("types"), Some(&5));
         assert_eq!(process.types.len(), 3);
         assert!(process.types.iter().any(|of| of.name == UNKNOWN_TYPE));
@@ -487,8 +520,10 @@ mod tests {
         );
         let mut types = row(&[]);
         for number in 1..1000 {
-            types
-                .extend(row(&[(of_type::NAME, number | 0xffff << 32 | 0xffff << 48), (of_type::OBJECTS, 1)]));
+            types.extend(row(&[
+                (of_type::NAME, number | 0xffff << 32 | 0xffff << 48),
+                (of_type::OBJECTS, 1),
+            ]));
         }
         let survivals = Words(vec![1; SURVIVAL_WORDS * 8]);
         let copied = Copied {
@@ -534,7 +569,11 @@ mod tests {
         let other = told[1].types.iter().find(|of| of.name == "[other types]").unwrap();
         assert_eq!((other.allocated.objects, told[1].collections.len()), (150, 2));
         for process in &told {
-            assert_eq!(process.types.iter().map(|of| of.allocated.objects).sum::<u64>(), 300, "none is lost");
+            assert_eq!(
+                process.types.iter().map(|of| of.allocated.objects).sum::<u64>(),
+                300,
+                "none is lost"
+            );
         }
     }
 
@@ -562,11 +601,16 @@ mod tests {
             survivals: Words(Vec::new()),
             is_whole: true,
         };
-        let both =
-            Account { processes: vec![account(&copied, 1, false, &mut Room::new())], ..Account::default() };
+        let both = Account {
+            processes: vec![account(&copied, 1, false, &mut Room::new())],
+            ..Account::default()
+        };
         let told: Vec<_> = both.processes[0].types.iter().collect();
         assert!(told.iter().all(|of| of.name == "N.T+closure"), "{told:?}");
-        assert!(told.iter().all(|of| of.type_raw.as_deref() == Some("N.T.<>c__DisplayClass1_0")), "{told:?}");
+        assert!(
+            told.iter().all(|of| of.type_raw.as_deref() == Some("N.T.<>c__DisplayClass1_0")),
+            "{told:?}"
+        );
         assert!(
             told.iter().all(|of| of.module == "m.dll") && told[0].module_id != told[1].module_id,
             "{told:?}"

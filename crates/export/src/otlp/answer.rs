@@ -1,5 +1,6 @@
-//! What an answer means, by the rules of the protocol document (opentelemetry-proto, docs/specification.md): which failures are worth another
-//! attempt, how long the receiver wants to be left alone, and that a partial success is never sent again.
+//! What an answer means, by the rules of the protocol document (opentelemetry-proto,
+//! docs/specification.md): which failures are worth another attempt, how long the receiver wants to
+//! be left alone, and that a partial success is never sent again.
 
 use super::proto::{ExportProfilesPartialSuccess, ExportProfilesServiceResponse};
 use crate::deliver::Verdict;
@@ -62,8 +63,10 @@ pub fn frame(packed: &[u8]) -> Vec<u8> {
 /// OTLP over HTTP.
 #[must_use]
 pub fn http(answer: &Answer) -> Verdict {
-    let is_page =
-        answer.headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"));
+    let is_page = answer
+        .headers
+        .get(CONTENT_TYPE)
+        .is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"));
     match answer.status {
         // A page to log in at, or another service behind the same address.
         200..=299 if is_page => Verdict::Later {
@@ -149,7 +152,8 @@ fn accepted(message: &[u8]) -> Verdict {
         Ok(response) => response,
         Err(error) => return Verdict::Accepted { rejected: 0, remark: Some(strange(&error)) },
     };
-    let Some(ExportProfilesPartialSuccess { rejected_profiles, error_message }) = response.partial_success
+    let Some(ExportProfilesPartialSuccess { rejected_profiles, error_message }) =
+        response.partial_success
     else {
         return Verdict::Accepted { rejected: 0, remark: None };
     };
@@ -225,21 +229,33 @@ mod tests {
         let map = |pairs: &[(&'static str, &str)]| {
             pairs
                 .iter()
-                .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_str(value).unwrap()))
+                .map(|(name, value)| {
+                    (HeaderName::from_static(name), HeaderValue::from_str(value).unwrap())
+                })
                 .collect()
         };
-        Answer { status, headers: map(headers), trailers: map(trailers), body: Bytes::copy_from_slice(body) }
+        Answer {
+            status,
+            headers: map(headers),
+            trailers: map(trailers),
+            body: Bytes::copy_from_slice(body),
+        }
     }
 
     fn partial(rejected_profiles: i64) -> Vec<u8> {
-        let partial_success =
-            Some(ExportProfilesPartialSuccess { rejected_profiles, error_message: "too old".to_owned() });
+        let partial_success = Some(ExportProfilesPartialSuccess {
+            rejected_profiles,
+            error_message: "too old".to_owned(),
+        });
         ExportProfilesServiceResponse { partial_success }.encode_to_vec()
     }
 
     #[test]
     fn http_answers_mean_what_the_document_says() {
-        assert_eq!(http(&answer(200, &[], &[], b"")), Verdict::Accepted { rejected: 0, remark: None });
+        assert_eq!(
+            http(&answer(200, &[], &[], b"")),
+            Verdict::Accepted { rejected: 0, remark: None }
+        );
         assert_eq!(
             http(&answer(200, &[], &[], &partial(3))),
             Verdict::Accepted { rejected: 3, remark: Some("too old".to_owned()) }
@@ -253,7 +269,8 @@ mod tests {
             assert_eq!(after, Some(Duration::from_secs(7)));
             assert_eq!(reason, format!("the receiver answers {status}: busy"));
         }
-        let page = http(&answer(200, &[("content-type", "text/html; charset=utf-8")], &[], b"<html>"));
+        let page =
+            http(&answer(200, &[("content-type", "text/html; charset=utf-8")], &[], b"<html>"));
         assert!(
             matches!(&page, Verdict::Later { reason, .. } if reason.contains("is the URL right?")),
             "{page:?}"
@@ -264,7 +281,10 @@ mod tests {
         }
         for status in [400, 422] {
             assert!(matches!(of(status, b"no such type"), Verdict::Refused(_)), "{status}");
-            assert!(matches!(of(status, b"Profile SIZE exceeds 4"), Verdict::TooLarge(_)), "{status}");
+            assert!(
+                matches!(of(status, b"Profile SIZE exceeds 4"), Verdict::TooLarge(_)),
+                "{status}"
+            );
         }
         assert!(matches!(of(413, b""), Verdict::TooLarge(_)));
     }
@@ -287,11 +307,16 @@ mod tests {
         for code in ["2", "5", "7", "12", "13", "16", "99"] {
             assert!(matches!(trailers(code), Verdict::Denied(_)), "{code}");
         }
-        let long = [("grpc-status", "8"), ("grpc-message", "Received message larger than max (5 vs. 4)")];
+        let long =
+            [("grpc-status", "8"), ("grpc-message", "Received message larger than max (5 vs. 4)")];
         assert!(matches!(grpc(&answer(200, &[], &long, b"")), Verdict::TooLarge(_)));
         assert!(matches!(grpc(&answer(413, &[], &[], b"")), Verdict::TooLarge(_)));
-        // Without a body the status is in front; without a status something in between has answered.
-        assert!(matches!(grpc(&answer(200, &[("grpc-status", "14")], &[], b"")), Verdict::Later { .. }));
+        // Without a body the status is in front; without a status something in between has
+        // answered.
+        assert!(matches!(
+            grpc(&answer(200, &[("grpc-status", "14")], &[], b"")),
+            Verdict::Later { .. }
+        ));
         assert!(matches!(grpc(&answer(503, &[], &[], b"")), Verdict::Later { .. }));
         assert!(matches!(grpc(&answer(404, &[], &[], b"")), Verdict::Denied(_)));
     }
@@ -305,7 +330,10 @@ mod tests {
             let body = [&[flag, 0, 0, 0, 9][..], message].concat();
             grpc(&answer(200, &[], &[("grpc-status", "0")], &body))
         };
-        assert_eq!(got(1, &packed), Verdict::Accepted { rejected: 2, remark: Some("too old".to_owned()) });
+        assert_eq!(
+            got(1, &packed),
+            Verdict::Accepted { rejected: 2, remark: Some("too old".to_owned()) }
+        );
         for strange in [got(1, &partial(2)), got(7, &partial(2)), got(0, &packed)] {
             let Verdict::Accepted { rejected: 0, remark: Some(remark) } = strange else { panic!() };
             assert!(remark.contains("not understood"), "{remark}");
@@ -329,11 +357,18 @@ mod tests {
             let held = chunk.iter().fold(0_u32, |held, &byte| held << 8 | u32::from(byte))
                 << (8 * (3 - chunk.len()));
             for at in 0..=chunk.len() {
-                text.push(char::from(letters[usize::try_from(held >> (18 - 6 * at) & 63).unwrap()]));
+                text.push(char::from(
+                    letters[usize::try_from(held >> (18 - 6 * at) & 63).unwrap()],
+                ));
             }
         }
         assert_eq!(base64(&text).unwrap(), status);
-        let got = grpc(&answer(200, &[], &[("grpc-status", "8"), ("grpc-status-details-bin", &text)], b""));
+        let got = grpc(&answer(
+            200,
+            &[],
+            &[("grpc-status", "8"), ("grpc-status-details-bin", &text)],
+            b"",
+        ));
         assert!(
             matches!(got, Verdict::Later { after: Some(after), .. } if after == Duration::from_millis(30_500)),
             "{got:?}"

@@ -1,15 +1,17 @@
 //! A finished profile -> requests of OpenTelemetry's profiles signal, made one at a time as its
 //! samples come. Pure: no network, no clock.
 //!
-//! - one `Profile` per sample type, the default one first, because a viewer shows the first; a sample without a value of a type is not in it;
-//! - the first entry of every table is the zero value; no entry is twice in its table, and none is there that nothing refers to;
-//! - a request is never longer than it may be: samples that do not fit start another one, with tables of its own. One that does not fit
-//!   into a request alone is dropped and counted.
+//! - one `Profile` per sample type, the default one first, because a viewer shows the first; a
+//!   sample without a value of a type is not in it;
+//! - the first entry of every table is the zero value; no entry is twice in its table, and none is
+//!   there that nothing refers to;
+//! - a request is never longer than it may be: samples that do not fit start another one, with
+//!   tables of its own. One that does not fit into a request alone is dropped and counted.
 
 use super::proto::{
     AnyValue, ArrayValue, ExportProfilesServiceRequest, Function, InstrumentationScope, KeyValue,
-    KeyValueAndUnit, Line, Link, Location, Mapping, Profile, ProfilesDictionary, Resource, ResourceProfiles,
-    Sample, ScopeProfiles, Stack, ValueType, any_value::Value,
+    KeyValueAndUnit, Line, Link, Location, Mapping, Profile, ProfilesDictionary, Resource,
+    ResourceProfiles, Sample, ScopeProfiles, Stack, ValueType, any_value::Value,
 };
 use crate::Finished;
 use crate::parts::Parts;
@@ -21,8 +23,8 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::time::SystemTime;
 
-/// Labels of samples that OpenTelemetry calls otherwise. Those with a dot have its name already (`k8s.pod.name`, `service.version`); any other gets our
-/// prefix.
+/// Labels of samples that OpenTelemetry calls otherwise. Those with a dot have its name already
+/// (`k8s.pod.name`, `service.version`); any other gets our prefix.
 const ATTRIBUTES: [(&str, &str); 5] = [
     ("pid", "process.pid"),
     ("thread_id", "thread.id"),
@@ -120,7 +122,8 @@ struct Source<'a> {
 impl<'a> Source<'a> {
     fn new(profile: &'a pprof::Profile) -> Self {
         let mut order: Vec<usize> = (0..profile.sample_type.len()).collect();
-        let default = profile.sample_type.iter().position(|kind| kind.r#type == profile.default_sample_type);
+        let default =
+            profile.sample_type.iter().position(|kind| kind.r#type == profile.default_sample_type);
         if let Some(default) = default {
             order.remove(default);
             order.insert(0, default);
@@ -135,7 +138,8 @@ impl<'a> Source<'a> {
     }
 
     fn text(&self, index: i64) -> &'a str {
-        let text = usize::try_from(index).ok().and_then(|index| self.profile.string_table.get(index));
+        let text =
+            usize::try_from(index).ok().and_then(|index| self.profile.string_table.get(index));
         text.map_or("", String::as_str)
     }
 }
@@ -167,18 +171,26 @@ impl Head {
         };
         // Names of the types come last, when it is known which have samples.
         let types = source.profile.sample_type.iter().chain(&source.profile.period_type);
-        let names =
-            types.map(|kind| field(source.text(kind.r#type).len()) + field(source.text(kind.unit).len()));
+        let names = types.map(|kind| {
+            field(source.text(kind.r#type).len()) + field(source.text(kind.unit).len())
+        });
         let profiles = PROFILE_BYTES * source.order.len().max(1);
-        let bytes =
-            profiles + names.sum::<usize>() + field(resource.encoded_len()) + field(scope.encoded_len());
+        let bytes = profiles
+            + names.sum::<usize>()
+            + field(resource.encoded_len())
+            + field(scope.encoded_len());
         let since_epoch = finished.start.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Self {
             resource,
             scope,
             time_unix_nano: u64::try_from(since_epoch.as_nanos()).unwrap_or(u64::MAX),
             duration_nano: u64::try_from(finished.duration.as_nanos()).unwrap_or(u64::MAX),
-            comments: source.profile.comment.iter().map(|&index| source.text(index).to_owned()).collect(),
+            comments: source
+                .profile
+                .comment
+                .iter()
+                .map(|&index| source.text(index).to_owned())
+                .collect(),
             bytes,
         }
     }
@@ -203,7 +215,8 @@ fn any(datum: Datum) -> Option<AnyValue> {
         Datum::Text(text) => Value::StringValue(text),
         Datum::Number(number) => Value::IntValue(number),
         Datum::Texts(texts) => {
-            let values = texts.into_iter().map(|text| AnyValue { value: Some(Value::StringValue(text)) });
+            let values =
+                texts.into_iter().map(|text| AnyValue { value: Some(Value::StringValue(text)) });
             Value::ArrayValue(ArrayValue { values: values.collect() })
         }
     };
@@ -342,15 +355,22 @@ impl Request {
                 "trace_id" => trace_id = unhex(text),
                 "span_id" => span_id = unhex(text),
                 _ => {
-                    let datum =
-                        if label.str == 0 { Datum::Number(label.num) } else { Datum::Text(text.to_owned()) };
+                    let datum = if label.str == 0 {
+                        Datum::Number(label.num)
+                    } else {
+                        Datum::Text(text.to_owned())
+                    };
                     let known = ATTRIBUTES.iter().find(|(ours, _)| *ours == name);
                     let key = match known {
                         Some((_, theirs)) => (*theirs).to_owned(),
                         None if name.contains('.') => name.to_owned(),
                         None => format!("{PREFIX}{name}"),
                     };
-                    attribute_indices.push(self.attribute(&key, datum, source.text(label.num_unit)));
+                    attribute_indices.push(self.attribute(
+                        &key,
+                        datum,
+                        source.text(label.num_unit),
+                    ));
                 }
             }
         }
@@ -390,7 +410,8 @@ impl Request {
     fn attribute(&mut self, key: &str, datum: Datum, unit: &str) -> i32 {
         let (key_strindex, unit_strindex) = (self.string(key), self.string(unit));
         let table = &mut self.tables.attribute_table;
-        let (index, new) = self.attributes.of((key_strindex, datum.clone(), unit_strindex), table.len());
+        let (index, new) =
+            self.attributes.of((key_strindex, datum.clone(), unit_strindex), table.len());
         if new {
             let attribute = KeyValueAndUnit { key_strindex, value: any(datum), unit_strindex };
             self.bytes += field(attribute.encoded_len());
@@ -445,7 +466,8 @@ impl Request {
             .collect();
         let table = &mut self.tables.location_table;
         let (index, _) = self.locations.of(id, table.len());
-        let location = Location { mapping_index, address: location.address, lines, attribute_indices };
+        let location =
+            Location { mapping_index, address: location.address, lines, attribute_indices };
         self.bytes += field(location.encoded_len());
         table.push(location);
         index
@@ -478,7 +500,11 @@ impl Request {
         let attribute_indices = if build_id.is_empty() {
             Vec::new()
         } else {
-            vec![self.attribute("process.executable.build_id.gnu", Datum::Text(build_id.to_owned()), "")]
+            vec![self.attribute(
+                "process.executable.build_id.gnu",
+                Datum::Text(build_id.to_owned()),
+                "",
+            )]
         };
         let mapping = Mapping {
             memory_start: mapping.memory_start,
@@ -501,8 +527,12 @@ impl Request {
         fresh_id: fn() -> [u8; 16],
     ) -> ExportProfilesServiceRequest {
         let mut profiles = Vec::new();
-        for (samples, &position) in std::mem::take(&mut self.profiles).into_iter().zip(&source.order) {
-            let Some(&kind) = source.profile.sample_type.get(position).filter(|_| !samples.is_empty()) else {
+        for (samples, &position) in
+            std::mem::take(&mut self.profiles).into_iter().zip(&source.order)
+        {
+            let Some(&kind) =
+                source.profile.sample_type.get(position).filter(|_| !samples.is_empty())
+            else {
                 continue;
             };
             // Sampled by time was this type only.
@@ -519,21 +549,31 @@ impl Request {
                 ..Profile::default()
             });
         }
-        let scope_profiles =
-            vec![ScopeProfiles { scope: Some(head.scope.clone()), profiles, schema_url: String::new() }];
+        let scope_profiles = vec![ScopeProfiles {
+            scope: Some(head.scope.clone()),
+            profiles,
+            schema_url: String::new(),
+        }];
         let resource = Some(head.resource.clone());
         ExportProfilesServiceRequest {
-            resource_profiles: vec![ResourceProfiles { resource, scope_profiles, schema_url: String::new() }],
+            resource_profiles: vec![ResourceProfiles {
+                resource,
+                scope_profiles,
+                schema_url: String::new(),
+            }],
             dictionary: Some(self.tables),
         }
     }
 }
 
-/// OpenTelemetry's word for code of a mapping. Files have paths, modules of managed code have names.
+/// OpenTelemetry's word for code of a mapping. Files have paths, modules of managed code have
+/// names.
 fn frame_type(mapping: &str) -> &'static str {
     match mapping {
         KERNEL_MAPPING => "kernel",
-        _ if mapping.starts_with('/') || mapping == "[vdso]" || mapping == "[unknown image]" => "native",
+        _ if mapping.starts_with('/') || mapping == "[vdso]" || mapping == "[unknown image]" => {
+            "native"
+        }
         _ => "dotnet",
     }
 }
@@ -652,7 +692,10 @@ mod tests {
     }
 
     fn convert(finished: &Finished, most_bytes: usize) -> Converted {
-        convert_within(finished, Bounds { samples: usize::MAX, bytes: most_bytes, lone_bytes: most_bytes })
+        convert_within(
+            finished,
+            Bounds { samples: usize::MAX, bytes: most_bytes, lone_bytes: most_bytes },
+        )
     }
 
     /// Sum of each sample type over all requests.
@@ -697,7 +740,8 @@ mod tests {
             }
         }
         for &stack in &stacks {
-            locations.extend(tables.stack_table[stack].location_indices.iter().map(|&at| index(at)));
+            locations
+                .extend(tables.stack_table[stack].location_indices.iter().map(|&at| index(at)));
         }
         for &location in &locations {
             let location = &tables.location_table[location];
@@ -707,7 +751,9 @@ mod tests {
         }
         for &mapping in &mappings {
             strings.insert(index(tables.mapping_table[mapping].filename_strindex));
-            attributes.extend(tables.mapping_table[mapping].attribute_indices.iter().map(|&at| index(at)));
+            attributes.extend(
+                tables.mapping_table[mapping].attribute_indices.iter().map(|&at| index(at)),
+            );
         }
         for &function in &functions {
             strings.insert(index(tables.function_table[function].name_strindex));
@@ -730,15 +776,18 @@ mod tests {
 
     #[test]
     fn a_profile_becomes_one_of_each_type_with_the_default_first() {
-        let finished = finished(&[(vec![0, 1, 2], 7, [1, 10, 0]), (vec![0, 1, 2], 8, [2, 20, 300])]);
+        let finished =
+            finished(&[(vec![0, 1, 2], 7, [1, 10, 0]), (vec![0, 1, 2], 8, [2, 20, 300])]);
         let converted = convert(&finished, 1 << 20);
         let [request] = converted.requests.as_slice() else { panic!("{converted:?}") };
         check(request);
         let tables = request.dictionary.as_ref().unwrap();
         let profiles = &request.resource_profiles[0].scope_profiles[0].profiles;
         let name = |at: i32| tables.string_table[usize::try_from(at).unwrap()].as_str();
-        let types: Vec<&str> =
-            profiles.iter().map(|profile| name(profile.sample_type.unwrap().type_strindex)).collect();
+        let types: Vec<&str> = profiles
+            .iter()
+            .map(|profile| name(profile.sample_type.unwrap().type_strindex))
+            .collect();
         assert_eq!(types, ["cpu", "samples", "alloc_space"]);
         assert_eq!((profiles[0].period, profiles[1].period), (10_101_010, 0));
         assert_eq!(profiles[0].duration_nano, 60_000_000_000);
@@ -783,10 +832,15 @@ mod tests {
 
     #[test]
     fn a_sample_that_is_long_has_a_request_of_its_own_where_it_may_be_sent_alone() {
-        let finished =
-            finished(&[(vec![1], 0, [1; 3]), ((0..=255).collect(), 0, [1; 3]), (vec![2], 0, [1; 3])]);
-        let converted =
-            convert_within(&finished, Bounds { samples: usize::MAX, bytes: 2000, lone_bytes: 1 << 20 });
+        let finished = finished(&[
+            (vec![1], 0, [1; 3]),
+            ((0..=255).collect(), 0, [1; 3]),
+            (vec![2], 0, [1; 3]),
+        ]);
+        let converted = convert_within(
+            &finished,
+            Bounds { samples: usize::MAX, bytes: 2000, lone_bytes: 1 << 20 },
+        );
         assert_eq!((converted.dropped_samples, converted.requests.len()), (0, 3));
         assert_eq!(totals(&converted)["cpu"], 3);
         converted.requests.iter().for_each(check);
@@ -794,7 +848,8 @@ mod tests {
 
     #[test]
     fn halves_of_a_request_are_requests_of_their_own_and_lose_nothing() {
-        let samples: Vec<_> = (0..9_u8).map(|id| (vec![id, 100], id % 2, [1, 10, i64::from(id)])).collect();
+        let samples: Vec<_> =
+            (0..9_u8).map(|id| (vec![id, 100], id % 2, [1, 10, i64::from(id)])).collect();
         let converted = convert(&finished(&samples), 1 << 20);
         let mut ahead = converted.requests.clone();
         let mut single = Vec::new();

@@ -28,8 +28,9 @@ pub fn halve(
     [false, true]
         .into_iter()
         .map(|second| {
-            let is_in =
-                |sample: &Sample| places.get(&key(sample)).is_some_and(|&at| (at >= middle) == second);
+            let is_in = |sample: &Sample| {
+                places.get(&key(sample)).is_some_and(|&at| (at >= middle) == second)
+            };
             Half::new(tables).of(request, is_in, fresh_id)
         })
         .collect()
@@ -116,7 +117,12 @@ impl<'a> Half<'a> {
         ExportProfilesServiceRequest { resource_profiles, dictionary: Some(self.tables) }
     }
 
-    fn profile(&mut self, whole: &Profile, samples: &[&Sample], fresh_id: fn() -> [u8; 16]) -> Profile {
+    fn profile(
+        &mut self,
+        whole: &Profile,
+        samples: &[&Sample],
+        fresh_id: fn() -> [u8; 16],
+    ) -> Profile {
         Profile {
             sample_type: whole.sample_type.map(|kind| self.value_type(kind)),
             samples: samples.iter().map(|sample| self.sample(sample)).collect(),
@@ -185,7 +191,8 @@ impl<'a> Half<'a> {
             return known;
         }
         let Some(whole) = entry(&self.whole.stack_table, old) else { return 0 };
-        let location_indices = whole.location_indices.iter().map(|&old| self.location(old)).collect();
+        let location_indices =
+            whole.location_indices.iter().map(|&old| self.location(old)).collect();
         push(&mut self.tables.stack_table, &mut self.stacks, old, Stack { location_indices })
     }
 

@@ -1,7 +1,8 @@
-//! Profiles to anything that speaks OpenTelemetry's protocol: over gRPC or HTTP, one profile per sample type, from a spool of its own.
+//! Profiles to anything that speaks OpenTelemetry's protocol: over gRPC or HTTP, one profile per
+//! sample type, from a spool of its own.
 //!
-//! `convert` makes requests of a profile, they wait in the spool packed and ready, `answer` knows what an answer means, and `halve` makes two of one that
-//! is longer than the receiver takes.
+//! `convert` makes requests of a profile, they wait in the spool packed and ready, `answer` knows
+//! what an answer means, and `halve` makes two of one that is longer than the receiver takes.
 
 pub mod answer;
 pub mod convert;
@@ -35,7 +36,8 @@ use std::time::{Duration, Instant};
 /// Below the URL, for HTTP (`profiles_service_http.yaml`).
 const HTTP_PATH: &str = "/v1development/profiles";
 /// Below the URL, for gRPC.
-const GRPC_PATH: &str = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export";
+const GRPC_PATH: &str =
+    "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export";
 const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 
 /// Longest requests that make sense: shorter ones hold no stack, longer ones no receiver takes.
@@ -61,7 +63,8 @@ pub struct OtlpOptions {
     pub url: String,
     /// grpc or http.
     pub protocol: Protocol,
-    /// Longest request, before compression, 64KiB to 64MiB. Receivers over gRPC take 4MiB unless told otherwise.
+    /// Longest request, before compression, 64KiB to 64MiB. Receivers over gRPC take 4MiB unless
+    /// told otherwise.
     pub max_request: Bytes,
     /// For one attempt.
     pub timeout: Span,
@@ -120,8 +123,8 @@ pub struct Otlp {
 }
 
 impl Otlp {
-    /// Sets it up. What an earlier daemon left is sent when the first window is over: until then the sink whose place this one takes may still be at
-    /// work in the same spool.
+    /// Sets it up. What an earlier daemon left is sent when the first window is over: until then
+    /// the sink whose place this one takes may still be at work in the same spool.
     ///
     /// # Errors
     /// When the settings cannot be used. A receiver that is away is no error.
@@ -196,7 +199,8 @@ impl Sink for Otlp {
     }
 }
 
-/// For deduplication by receivers: the spool keeps it, so a request that is sent twice has it twice.
+/// For deduplication by receivers: the spool keeps it, so a request that is sent twice has it
+/// twice.
 fn fresh_id() -> [u8; 16] {
     let mut id = [0; 16];
     let (left, right) = id.split_at_mut(8);
@@ -232,8 +236,11 @@ fn unpacked(payload: &[u8]) -> Option<Vec<u8>> {
 
 fn service(payload: &[u8]) -> Option<String> {
     let whose = Whose::decode(unpacked(payload)?.as_slice()).ok()?;
-    let attributes =
-        whose.resource_profiles.into_iter().filter_map(|of| of.resource).flat_map(|of| of.attributes);
+    let attributes = whose
+        .resource_profiles
+        .into_iter()
+        .filter_map(|of| of.resource)
+        .flat_map(|of| of.attributes);
     let name = attributes.into_iter().find(|attribute| attribute.key == "service.name")?;
     match name.value?.value? {
         Value::StringValue(text) => Some(text),
@@ -245,16 +252,22 @@ impl Remote for Receiver {
     fn send(&mut self, payload: &[u8], deadline: &dyn Fn() -> Instant) -> Verdict {
         let answer = match self.protocol {
             Protocol::Http => {
-                let headers = [(CONTENT_TYPE, "application/x-protobuf"), (CONTENT_ENCODING, "gzip")];
+                let headers =
+                    [(CONTENT_TYPE, "application/x-protobuf"), (CONTENT_ENCODING, "gzip")];
                 self.client
                     .post(HTTP_PATH, &headers, payload.to_vec(), deadline)
                     .map(|got| answer::http(&got))
             }
             Protocol::Grpc => {
-                let headers =
-                    [(CONTENT_TYPE, "application/grpc+proto"), (TE, "trailers"), (GRPC_ENCODING, "gzip")];
+                let headers = [
+                    (CONTENT_TYPE, "application/grpc+proto"),
+                    (TE, "trailers"),
+                    (GRPC_ENCODING, "gzip"),
+                ];
                 let framed = answer::frame(payload);
-                self.client.post(GRPC_PATH, &headers, framed, deadline).map(|got| answer::grpc(&got))
+                self.client
+                    .post(GRPC_PATH, &headers, framed, deadline)
+                    .map(|got| answer::grpc(&got))
             }
         };
         answer.unwrap_or_else(|error| receiver::unreached(&error))

@@ -1,4 +1,5 @@
-//! The messages of OpenTelemetry's profiles signal, which `opentelemetry-proto` has in four packages.
+//! The messages of OpenTelemetry's profiles signal, which `opentelemetry-proto` has in four
+//! packages.
 
 pub use opentelemetry_proto::tonic::collector::profiles::v1development::{
     ExportProfilesPartialSuccess, ExportProfilesServiceRequest, ExportProfilesServiceResponse,
@@ -7,8 +8,8 @@ pub use opentelemetry_proto::tonic::common::v1::{
     AnyValue, ArrayValue, InstrumentationScope, KeyValue, any_value,
 };
 pub use opentelemetry_proto::tonic::profiles::v1development::{
-    Function, KeyValueAndUnit, Line, Link, Location, Mapping, Profile, ProfilesDictionary, ResourceProfiles,
-    Sample, ScopeProfiles, Stack, ValueType,
+    Function, KeyValueAndUnit, Line, Link, Location, Mapping, Profile, ProfilesDictionary,
+    ResourceProfiles, Sample, ScopeProfiles, Stack, ValueType,
 };
 pub use opentelemetry_proto::tonic::resource::v1::Resource;
 

@@ -1,5 +1,5 @@
-//! What becomes of a process after it was asked for something that costs it memory. A process that dies within
-//! seconds of a request may have died of it, and whoever made the request is to say so.
+//! What becomes of a process after it was asked for something that costs it memory. A process that
+//! dies within seconds of a request may have died of it, and whoever made the request is to say so.
 
 use super::Awaited;
 use super::headroom::{MemoryCgroups, OomKills};
@@ -48,13 +48,16 @@ impl fmt::Display for Death {
         match killed_in {
             Some(cgroup) => write!(
                 f,
-                "process {pid} was killed {after:.1} s after perfusion asked for {what}: the kernel counted a kill for want of memory in \
-                 its cgroup {} (oom_kill). What perfusion asked for takes memory there and may be the cause",
+                "process {pid} was killed {after:.1} s after perfusion asked for {what}: the \
+                 kernel counted a kill for want of memory in \
+                 its cgroup {} (oom_kill). What perfusion asked for takes memory there and may be \
+                 the cause",
                 cgroup.display()
             ),
             None => write!(
                 f,
-                "process {pid} ended {after:.1} s after perfusion asked for {what}: no kill for want of memory was counted in its cgroups"
+                "process {pid} ended {after:.1} s after perfusion asked for {what}: no kill for \
+                 want of memory was counted in its cgroups"
             ),
         }
     }
@@ -148,7 +151,10 @@ mod tests {
             killed_in: Some("/pods/x".into()),
         };
         let said = death.to_string();
-        assert!(said.contains("process 7 was killed 1.5 s after") && said.contains("/pods/x"), "{said}");
+        assert!(
+            said.contains("process 7 was killed 1.5 s after") && said.contains("/pods/x"),
+            "{said}"
+        );
         let said = Death { killed_in: None, ..death }.to_string();
         assert!(said.contains("process 7 ended 1.5 s after"), "{said}");
     }

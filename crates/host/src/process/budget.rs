@@ -1,7 +1,8 @@
-//! How much may be done for one process, and for all of them together, in a second. What a process maps and runs decides how much work each of
-//! its stacks is, so it may use up its share; and many processes may do that at once. Therefore each has a little of its own that no
-//! other can use up, and what goes beyond comes out of a common store. A process that was just made has nothing of its own
-//! yet: else whoever makes very many had very many shares.
+//! How much may be done for one process, and for all of them together, in a second. What a process
+//! maps and runs decides how much work each of its stacks is, so it may use up its share; and many
+//! processes may do that at once. Therefore each has a little of its own that no other can use up,
+//! and what goes beyond comes out of a common store. A process that was just made has nothing of
+//! its own yet: else whoever makes very many had very many shares.
 
 use super::patience;
 use std::time::{Duration, Instant};
@@ -20,8 +21,8 @@ struct Limits {
 
 /// CPU time for opening files and looking up rules. One thread does that, and more than that.
 const TIME_NS: Limits = Limits { own: 10_000_000, most: 250_000_000, common: 750_000_000 };
-/// Rules taught to the probes, which know 65,536 and forget those that were not used lately: at this rate it takes seconds to have them
-/// forget one, and what is in use is used more often.
+/// Rules taught to the probes, which know 65,536 and forget those that were not used lately: at
+/// this rate it takes seconds to have them forget one, and what is in use is used more often.
 const LESSONS: Limits = Limits { own: 256, most: 8192, common: 16_384 };
 
 /// What was used in this period.
@@ -80,8 +81,8 @@ impl Share {
         (self.records, self.time.saturating_add(self.handling), self.made)
     }
 
-    /// Begins a new period when one is over; true when it did. A single look-up may take more time than there is for a period; it comes out
-    /// of those that follow.
+    /// Begins a new period when one is over; true when it did. A single look-up may take more time
+    /// than there is for a period; it comes out of those that follow.
     pub(super) fn refill(&mut self, now: Instant) -> bool {
         let since = now.duration_since(self.since);
         let over = since >= PERIOD;
@@ -136,8 +137,8 @@ impl Limits {
     }
 }
 
-/// CPU time of this thread, and of the others that have worked for it while it waited: unlike the clock it does not count what other
-/// programs take.
+/// CPU time of this thread, and of the others that have worked for it while it waited: unlike the
+/// clock it does not count what other programs take.
 pub fn cpu_time() -> Duration {
     patience::thread_time() + patience::time_of_others()
 }

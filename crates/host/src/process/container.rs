@@ -1,5 +1,5 @@
-//! Which container and pod a process runs in: the 64 hexadecimal digits that every runtime puts into the name of a container's cgroup, and the
-//! uid that the kubelet puts into that of a pod's.
+//! Which container and pod a process runs in: the 64 hexadecimal digits that every runtime puts
+//! into the name of a container's cgroup, and the uid that the kubelet puts into that of a pod's.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -34,7 +34,8 @@ pub fn pod_id(cgroup: &str) -> Option<String> {
     cgroup.lines().find_map(|line| pod_in(line.splitn(3, ':').nth(2)?))
 }
 
-/// A container's id in the text of `/proc/PID/cgroup`; the innermost one where containers are nested.
+/// A container's id in the text of `/proc/PID/cgroup`; the innermost one where containers are
+/// nested.
 #[must_use]
 pub fn container_id(cgroup: &str) -> Option<&str> {
     cgroup.lines().find_map(|line| container_in(line.splitn(3, ':').nth(2)?))
@@ -47,8 +48,8 @@ pub fn container_in(path: &str) -> Option<&str> {
         .find_map(|part| part.split(|c: char| !c.is_ascii_hexdigit()).find(|word| word.len() == 64))
 }
 
-/// The uid of the pod a cgroup belongs to: `…/kubepods-burstable-podUID.slice/…` with underscores where systemd makes the names,
-/// `/kubepods/burstable/podUID/…` where the kubelet does.
+/// The uid of the pod a cgroup belongs to: `…/kubepods-burstable-podUID.slice/…` with underscores
+/// where systemd makes the names, `/kubepods/burstable/podUID/…` where the kubelet does.
 #[must_use]
 pub fn pod_in(cgroup: &str) -> Option<String> {
     cgroup.split('/').rev().find_map(|part| {
@@ -59,7 +60,8 @@ pub fn pod_in(cgroup: &str) -> Option<String> {
         };
         let uid = uid.replace('_', "-");
         // 36 with dashes; 32 for pods the kubelet reads from files.
-        let is_uid = matches!(uid.len(), 32 | 36) && uid.bytes().all(|c| c.is_ascii_hexdigit() || c == b'-');
+        let is_uid =
+            matches!(uid.len(), 32 | 36) && uid.bytes().all(|c| c.is_ascii_hexdigit() || c == b'-');
         is_uid.then_some(uid)
     })
 }

@@ -3,15 +3,18 @@
 /// What the table lost or gave up, and why; each grows only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Times a process was not taken up because the table was full: at its start, and at each of its stacks.
+    /// Times a process was not taken up because the table was full: at its start, and at each of
+    /// its stacks.
     pub processes_refused: u64,
     /// Mappings not taken because a process had too many.
     pub mappings_refused: u64,
     /// Mapped files that could not be opened or identified.
     pub images_failed: u64,
-    /// Times some of a process's remembered rules or methods were dropped because they were too many.
+    /// Times some of a process's remembered rules or methods were dropped because they were too
+    /// many.
     pub steps_cleared: u64,
-    /// Times what was remembered of the process sampled longest ago was dropped, because that of all was too much.
+    /// Times what was remembered of the process sampled longest ago was dropped, because that of
+    /// all was too much.
     pub caches_evicted: u64,
     /// Look-ups put off because a process had used its share of work.
     pub budget_refusals: u64,
@@ -23,7 +26,8 @@ pub struct Counters {
     pub stacks_of_gone_processes: u64,
     /// Times records of processes were lost, so that all that run were read anew.
     pub doubts: u64,
-    /// Times the mappings of the process sampled longest ago were dropped, because those of all were too much.
+    /// Times the mappings of the process sampled longest ago were dropped, because those of all
+    /// were too much.
     pub mappings_evicted: u64,
     /// Rules taught to the probes.
     pub lessons: u64,

@@ -1,5 +1,5 @@
-//! By which rule an address is left, and where that rule comes from: what `perfusion inspect` shows. Answers come from the same
-//! look-up that walks use.
+//! By which rule an address is left, and where that rule comes from: what `perfusion inspect`
+//! shows. Answers come from the same look-up that walks use.
 
 use super::live::{Process, Teaching, View, maps_text};
 use super::mapping::{Fields, Mapping, Mappings, Region, parse_fields};
@@ -104,7 +104,8 @@ const NOBODY: u32 = 0;
 const LISTED: usize = 8;
 
 impl ProcessTable {
-    /// What a walk does at `address` of the running process `pid`: as the next instruction to run, or as a return address.
+    /// What a walk does at `address` of the running process `pid`: as the next instruction to run,
+    /// or as a return address.
     ///
     /// # Errors
     /// [`ExplainError`] when the process cannot be read, or no code is at the address.
@@ -118,7 +119,8 @@ impl ProcessTable {
         self.explain(pid, address, exact)
     }
 
-    /// The same in a file that nobody needs to run: `address` is an ELF virtual address or a relative virtual address.
+    /// The same in a file that nobody needs to run: `address` is an ELF virtual address or a
+    /// relative virtual address.
     ///
     /// # Errors
     /// [`ExplainError`] when the file cannot be read or is of no use, or no code is at the address.
@@ -132,7 +134,10 @@ impl ProcessTable {
         let full = path.canonicalize().map_err(open)?;
         let meta = full.metadata().map_err(open)?;
         if !meta.is_file() {
-            return Err(ExplainError::NotCode { path: path.to_path_buf(), found: "no regular file" });
+            return Err(ExplainError::NotCode {
+                path: path.to_path_buf(),
+                found: "no regular file",
+            });
         }
         let file = std::fs::File::open(&full).map_err(open)?;
         let name: Arc<str> = full.to_string_lossy().into();
@@ -146,7 +151,8 @@ impl ProcessTable {
             // An assembly of IL for any CPU is a PE file for 32-bit machines (ECMA-335 II.25.2).
             let found = match &magic {
                 b"MZ" => {
-                    "a PE file without: a .NET assembly of IL gets its code when it runs (look it up by the pid of the process)"
+                    "a PE file without: a .NET assembly of IL gets its code when it runs (look it \
+                     up by the pid of the process)"
                 }
                 _ => "something else",
             };
@@ -187,8 +193,9 @@ impl ProcessTable {
                     let text = maps_text(pid)?;
                     let text = String::from_utf8_lossy(&text);
                     let all: Vec<Fields<'_>> = text.lines().filter_map(parse_fields).collect();
-                    let name = Target::open(pid)
-                        .map_or(String::new(), |target| format!(" ({})", clean(&name::of(&target))));
+                    let name = Target::open(pid).map_or(String::new(), |target| {
+                        format!(" ({})", clean(&name::of(&target)))
+                    });
                     place_in_process(&format!("process {pid}{name}"), &all, address)
                 }
             };
@@ -245,10 +252,15 @@ impl ProcessTable {
                         let before = address
                             .checked_sub(1)
                             .and_then(|before| self.images.get(image)?.loaded_rule(before)?.ok());
-                        let has_entry = before.is_some_and(|found| found.rule.kind == FrameKind::Signal);
+                        let has_entry =
+                            before.is_some_and(|found| found.rule.kind == FrameKind::Signal);
                         if has_entry { Origin::SignalReturn } else { Origin::Code }
                     }
-                    _ if self.images.get(image).is_some_and(|image| image.is_loaders_start(address)) => {
+                    _ if self
+                        .images
+                        .get(image)
+                        .is_some_and(|image| image.is_loaders_start(address)) =>
+                    {
                         Origin::EntryPoint
                     }
                     _ if exact && is_plt => Origin::Plt,
@@ -282,23 +294,27 @@ fn place_in_file(mappings: &Mappings) -> String {
     format!("code of the file: its code is in {}", ranges.join(", "))
 }
 
-/// Where an address is that is in no code of a process, which has these mappings, by address: the end of the same sentence.
+/// Where an address is that is in no code of a process, which has these mappings, by address: the
+/// end of the same sentence.
 fn place_in_process(process: &str, all: &[Fields<'_>], address: u64) -> String {
     let named = |fields: &Fields<'_>| {
-        let what = if fields.path.is_empty() { "anonymous memory".into() } else { clean(fields.path) };
+        let what =
+            if fields.path.is_empty() { "anonymous memory".into() } else { clean(fields.path) };
         let sort = if fields.executable { "code" } else { "data" };
         format!("{:#x}..{:#x}, {what} ({sort})", fields.range.start, fields.range.end)
     };
     let nearest = |wanted: fn(&Fields<'_>) -> bool, what: &str| {
         let below = all.iter().rev().find(|fields| fields.range.end <= address && wanted(fields));
         let above = all.iter().find(|fields| fields.range.start > address && wanted(fields));
-        let [below, above] = [below, above].map(|found| found.map_or_else(|| "nothing".to_owned(), named));
+        let [below, above] =
+            [below, above].map(|found| found.map_or_else(|| "nothing".to_owned(), named));
         format!("the nearest {what} below is {below}; above, {above}")
     };
     match all.iter().find(|fields| fields.range.contains(&address)) {
         _ if all.is_empty() => {
             format!(
-                "mapping of {process}, which has none: a thread of the kernel, or a process that has just ended"
+                "mapping of {process}, which has none: a thread of the kernel, or a process that \
+                 has just ended"
             )
         }
         None => format!("mapping of {process}: {}", nearest(|_| true, "mapping")),
@@ -325,17 +341,25 @@ a000-b000 r-xp 00000000 00:00 0
         let place = |address| place_in_process("process 7 (shop)", &all, address);
         assert_eq!(
             place(1),
-            "mapping of process 7 (shop): the nearest mapping below is nothing; above, 0x1000..0x3000, /usr/bin/shop (data)"
+            "mapping of process 7 (shop): the nearest mapping below is nothing; above, \
+             0x1000..0x3000, /usr/bin/shop (data)"
         );
         assert_eq!(
             place(0x5000),
-            "mapping of process 7 (shop): the nearest mapping below is 0x3000..0x5000, /usr/bin/shop (code); above, 0x8000..0x9000, [heap] (data)"
+            "mapping of process 7 (shop): the nearest mapping below is 0x3000..0x5000, \
+             /usr/bin/shop (code); above, 0x8000..0x9000, [heap] (data)"
         );
         assert_eq!(
             place(0x8fff),
-            "code of process 7 (shop): it is in 0x8000..0x9000, [heap] (data); the nearest code below is 0x3000..0x5000, /usr/bin/shop (code); above, 0xa000..0xb000, anonymous memory (code)"
+            "code of process 7 (shop): it is in 0x8000..0x9000, [heap] (data); the nearest code \
+             below is 0x3000..0x5000, /usr/bin/shop (code); above, 0xa000..0xb000, anonymous \
+             memory (code)"
         );
-        assert!(place(u64::MAX).ends_with("anonymous memory (code); above, nothing"), "{}", place(u64::MAX));
+        assert!(
+            place(u64::MAX).ends_with("anonymous memory (code); above, nothing"),
+            "{}",
+            place(u64::MAX)
+        );
         assert!(place_in_process("process 2", &[], 1).contains("a thread of the kernel"));
     }
 }

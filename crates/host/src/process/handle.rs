@@ -1,5 +1,6 @@
-//! One process as `/proc` shows it, held by a descriptor of its `/proc/PID` directory, so that every later read is of this very
-//! process even when its pid is given to another one. Everything read here can be written by the process: bounded, never believed.
+//! One process as `/proc` shows it, held by a descriptor of its `/proc/PID` directory, so that
+//! every later read is of this very process even when its pid is given to another one. Everything
+//! read here can be written by the process: bounded, never believed.
 
 use crate::process::mapping::{Fields, parse_fields};
 use crate::process::patience::{ForeignFile, ForeignReader, Holder, wait_for};
@@ -11,11 +12,14 @@ use std::io::{self, BufRead, BufReader, ErrorKind, Read as _};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-/// Most bytes read of one `/proc` text file. A process can point its environment at any of its memory (PR_SET_MM).
+/// Most bytes read of one `/proc` text file. A process can point its environment at any of its
+/// memory (PR_SET_MM).
 const TEXT_BYTES: u64 = 1 << 20;
-/// Most bytes of an environment: all that an exec may be given, arguments included, is three quarters of the default size of a stack (fs/exec.c, `bprm_stack_limits`).
+/// Most bytes of an environment: all that an exec may be given, arguments included, is three
+/// quarters of the default size of a stack (fs/exec.c, `bprm_stack_limits`).
 const ENVIRONMENT_BYTES: u64 = 6 << 20;
-/// Most bytes of one line of `maps`: a path of PATH_MAX with every byte escaped as `\ooo`, and the numbers.
+/// Most bytes of one line of `maps`: a path of PATH_MAX with every byte escaped as `\ooo`, and the
+/// numbers.
 const MAPS_LINE_BYTES: u64 = 4 * 4096 + 128;
 /// Most lines of `maps` looked at; the kernel's default limit (vm.max_map_count) is 65,530.
 const MAPS_LINES: usize = 262_144;
@@ -90,17 +94,20 @@ impl Target {
     #[must_use]
     pub fn threads_called(&self, name: &str, among: usize) -> Vec<(u32, u64)> {
         let is_called = |tid: &u32| {
-            self.text(&format!("task/{tid}/comm")).is_ok_and(|comm| comm.trim_end_matches('\n') == name)
+            self.text(&format!("task/{tid}/comm"))
+                .is_ok_and(|comm| comm.trim_end_matches('\n') == name)
         };
         let sleeps = |tid: u32| {
-            let sleeps = self.status_field(&format!("task/{tid}/status"), "voluntary_ctxt_switches").ok()?;
+            let sleeps =
+                self.status_field(&format!("task/{tid}/status"), "voluntary_ctxt_switches").ok()?;
             Some((tid, sleeps.parse().ok()?))
         };
         self.tids().into_iter().flatten().take(among).filter(is_called).filter_map(sleeps).collect()
     }
 
-    /// Where a file is that shows what all threads have in common while they live: memory, program, root. A first thread that has ended before the
-    /// others (`pthread_exit` in `main`) has none of it any more.
+    /// Where a file is that shows what all threads have in common while they live: memory, program,
+    /// root. A first thread that has ended before the others (`pthread_exit` in `main`) has none of
+    /// it any more.
     #[must_use]
     pub fn in_common(&self, name: &str) -> String {
         let survivor = if self.lives("stat") { None } else { self.survivor() };
@@ -122,8 +129,8 @@ impl Target {
         &self.directory
     }
 
-    /// The same, for what the kernel reads from the process's memory or under the lock of its address space (`maps`, `environ`, `cmdline`):
-    /// the process can hold that up.
+    /// The same, for what the kernel reads from the process's memory or under the lock of its
+    /// address space (`maps`, `environ`, `cmdline`): the process can hold that up.
     fn reader(&self, name: &str) -> Result<ForeignReader, Errno> {
         Ok(ForeignFile::of_process(self.file(&self.in_common(name))?, self.pid).reader())
     }
@@ -135,7 +142,8 @@ impl Target {
         Ok(bytes)
     }
 
-    /// What the kernel knows without asking the process: `stat`, `status`, `comm`, `cgroup`, `uid_map`, `limits`.
+    /// What the kernel knows without asking the process: `stat`, `status`, `comm`, `cgroup`,
+    /// `uid_map`, `limits`.
     fn text(&self, name: &str) -> Result<String, Errno> {
         let mut bytes = Vec::new();
         self.file(name)?.take(TEXT_BYTES).read_to_end(&mut bytes).map_err(|error| errno(&error))?;
@@ -150,7 +158,8 @@ impl Target {
         Ok(printable(self.text("comm")?.trim_end_matches('\n')))
     }
 
-    /// Field `number` of `stat`, counted from 1 as in proc_pid_stat(5), for fields after the command name.
+    /// Field `number` of `stat`, counted from 1 as in proc_pid_stat(5), for fields after the
+    /// command name.
     fn stat_field(&self, number: usize) -> Result<String, Errno> {
         self.field("stat", number)
     }
@@ -160,10 +169,14 @@ impl Target {
         let stat = self.text(stat)?;
         // The name (field 2) may hold spaces and parentheses; the last one closes it.
         let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-        rest.split_ascii_whitespace().nth(number.saturating_sub(3)).map(str::to_owned).ok_or(Errno::IO)
+        rest.split_ascii_whitespace()
+            .nth(number.saturating_sub(3))
+            .map(str::to_owned)
+            .ok_or(Errno::IO)
     }
 
-    /// Its command line, arguments joined by spaces: at most so many bytes of it, as text fit to be printed.
+    /// Its command line, arguments joined by spaces: at most so many bytes of it, as text fit to be
+    /// printed.
     ///
     /// # Errors
     /// As [`Target::file`].
@@ -190,10 +203,12 @@ impl Target {
             .is_some_and(|f| f & 0x0020_0000 != 0)
     }
 
-    /// True when it reads the same start times of processes as we do. False when that cannot be told.
+    /// True when it reads the same start times of processes as we do. False when that cannot be
+    /// told.
     #[must_use]
     pub fn shares_our_time_namespace(&self) -> bool {
-        let theirs = rustix::fs::readlinkat(self.directory(), self.in_common("ns/time"), Vec::new());
+        let theirs =
+            rustix::fs::readlinkat(self.directory(), self.in_common("ns/time"), Vec::new());
         let ours = rustix::fs::readlink("/proc/self/ns/time", Vec::new());
         matches!((theirs, ours), (Ok(theirs), Ok(ours)) if theirs == ours)
     }
@@ -201,7 +216,8 @@ impl Target {
     /// True when it lives in a pid namespace below the initial one.
     #[must_use]
     pub fn is_in_pid_namespace(&self) -> bool {
-        self.status_field("status", "NSpid").is_ok_and(|ids| ids.split_ascii_whitespace().nth(1).is_some())
+        self.status_field("status", "NSpid")
+            .is_ok_and(|ids| ids.split_ascii_whitespace().nth(1).is_some())
     }
 
     /// What the process itself calls its thread `tid`.
@@ -247,16 +263,19 @@ impl Target {
     /// Value of `name` in the environment it was started with.
     ///
     /// # Errors
-    /// As [`Target::file`]; and when there is more of it than a program can be started with, and `name` not in that: it may be in the rest.
+    /// As [`Target::file`]; and when there is more of it than a program can be started with, and
+    /// `name` not in that: it may be in the rest.
     pub fn environment(&self, name: &str) -> Result<Option<String>, Errno> {
-        let mut reader = BufReader::with_capacity(1 << 16, self.reader("environ")?.take(ENVIRONMENT_BYTES));
+        let mut reader =
+            BufReader::with_capacity(1 << 16, self.reader("environ")?.take(ENVIRONMENT_BYTES));
         let mut entry = Vec::new();
         loop {
             entry.clear();
             if reader.read_until(0, &mut entry).map_err(|error| errno(&error))? == 0 {
                 break;
             }
-            let value = entry.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"="));
+            let value =
+                entry.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"="));
             if let Some(value) = value {
                 return Ok(Some(
                     String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into_owned(),
@@ -273,12 +292,16 @@ impl Target {
     pub fn arguments(&self) -> Result<Vec<String>, Errno> {
         let bytes = self.memory("cmdline", TEXT_BYTES)?;
         let bytes = bytes.strip_suffix(&[0]).unwrap_or(&bytes);
-        Ok(bytes.split(|&b| b == 0).map(|argument| String::from_utf8_lossy(argument).into_owned()).collect())
+        Ok(bytes
+            .split(|&b| b == 0)
+            .map(|argument| String::from_utf8_lossy(argument).into_owned())
+            .collect())
     }
 
     /// Its present directory, as it sees it; `None` when that is outside its root, or was deleted.
     fn cwd(&self) -> Option<PathBuf> {
-        let read = |name| rustix::fs::readlinkat(&self.directory, self.in_common(name), Vec::new()).ok();
+        let read =
+            |name| rustix::fs::readlinkat(&self.directory, self.in_common(name), Vec::new()).ok();
         let text = |link: std::ffi::CString| link.into_string().ok();
         let (cwd, root) = (read("cwd").and_then(text)?, read("root").and_then(text)?);
         let inside = if root == "/" { cwd } else { cwd.strip_prefix(&root)?.to_owned() };
@@ -288,14 +311,15 @@ impl Target {
     /// File name of its executable.
     #[must_use]
     pub fn executable_name(&self) -> Option<String> {
-        let link = rustix::fs::readlinkat(&self.directory, self.in_common("exe"), Vec::new()).ok()?;
+        let link =
+            rustix::fs::readlinkat(&self.directory, self.in_common("exe"), Vec::new()).ok()?;
         let path = link.to_string_lossy();
         let path = path.strip_suffix(" (deleted)").unwrap_or(&path);
         path.rsplit('/').next().filter(|name| !name.is_empty()).map(str::to_owned)
     }
 
-    /// The id of its container, from the last path component of its cgroup that holds 64 hexadecimal digits (docker, containerd,
-    /// CRI-O and podman all name it so), or `None`.
+    /// The id of its container, from the last path component of its cgroup that holds 64
+    /// hexadecimal digits (docker, containerd, CRI-O and podman all name it so), or `None`.
     ///
     /// # Errors
     /// As [`Target::file`].
@@ -364,8 +388,9 @@ impl Target {
     /// As [`Target::file`].
     pub fn file_limit(&self) -> Result<Option<u64>, Errno> {
         let limits = self.text("limits")?;
-        let soft =
-            limits.lines().find_map(|line| line.strip_prefix("Max file size")?.split_whitespace().next());
+        let soft = limits
+            .lines()
+            .find_map(|line| line.strip_prefix("Max file size")?.split_whitespace().next());
         Ok(soft.and_then(|soft| soft.parse().ok()))
     }
 
@@ -379,8 +404,9 @@ impl Target {
         Ok(all)
     }
 
-    /// Opens a path below the process's root directory. Symbolic links on the way are followed as the process would follow
-    /// them, but never out of its root and never through `/proc`'s magic links.
+    /// Opens a path below the process's root directory. Symbolic links on the way are followed as
+    /// the process would follow them, but never out of its root and never through `/proc`'s magic
+    /// links.
     ///
     /// # Errors
     /// The system call's.
@@ -388,10 +414,12 @@ impl Target {
         open_below(&self.root()?, path, flags)
     }
 
-    /// The same of a regular file for reading, which its file system may hold up (`process/patience.rs`).
+    /// The same of a regular file for reading, which its file system may hold up
+    /// (`process/patience.rs`).
     ///
     /// # Errors
-    /// The system call's; `TimedOut` where it is held up, `InvalidInput` where it is no regular file.
+    /// The system call's; `TimedOut` where it is held up, `InvalidInput` where it is no regular
+    /// file.
     pub fn open_regular_in_root(&self, path: &Path) -> io::Result<ForeignFile> {
         let (root, path) = (self.root()?, path.to_owned());
         let open = move || {
@@ -404,13 +432,19 @@ impl Target {
         wait_for(Holder::Process(self.pid), open).ok_or(ErrorKind::TimedOut)?
     }
 
-    /// Where the process keeps temporary files: `TMPDIR` of its environment, where that is relative below its present directory, then `/tmp`.
+    /// Where the process keeps temporary files: `TMPDIR` of its environment, where that is relative
+    /// below its present directory, then `/tmp`.
     #[must_use]
     pub fn temporary_directories(&self) -> Vec<PathBuf> {
-        let own =
-            self.environment("TMPDIR").ok().flatten().filter(|path| !path.is_empty()).map(PathBuf::from);
-        let own =
-            own.and_then(|path| if path.is_absolute() { Some(path) } else { Some(self.cwd()?.join(path)) });
+        let own = self
+            .environment("TMPDIR")
+            .ok()
+            .flatten()
+            .filter(|path| !path.is_empty())
+            .map(PathBuf::from);
+        let own = own.and_then(|path| {
+            if path.is_absolute() { Some(path) } else { Some(self.cwd()?.join(path)) }
+        });
         let mut found: Vec<PathBuf> = own.into_iter().collect();
         if !found.iter().any(|path| path == Path::new("/tmp")) {
             found.push(PathBuf::from("/tmp"));
@@ -428,14 +462,15 @@ pub fn open_below(root: &OwnedFd, path: &Path, flags: OFlags) -> Result<OwnedFd,
     openat2(root, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve)
 }
 
-/// The system's error number of an I/O error; ETIMEDOUT for a call that was not waited for any longer (`process/patience.rs`), EIO for
-/// another one that has none.
+/// The system's error number of an I/O error; ETIMEDOUT for a call that was not waited for any
+/// longer (`process/patience.rs`), EIO for another one that has none.
 pub fn errno(error: &io::Error) -> Errno {
     let without = if error.kind() == ErrorKind::TimedOut { Errno::TIMEDOUT } else { Errno::IO };
     Errno::from_io_error(error).unwrap_or(without)
 }
 
-/// Who is root in a user namespace with this `uid_map`: lines of first id inside, first id outside, how many (user_namespaces(7)).
+/// Who is root in a user namespace with this `uid_map`: lines of first id inside, first id outside,
+/// how many (user_namespaces(7)).
 fn root_of_namespace(uid_map: &str) -> Option<u32> {
     uid_map.lines().find_map(|line| {
         let mut fields = line.split_ascii_whitespace().map(str::parse);
@@ -447,7 +482,15 @@ fn parse_map_line(line: &str) -> Option<MapLine> {
     let Fields { range, executable, file_offset, device, inode, path } =
         parse_fields(line.trim_end_matches('\n'))?;
     let name = path.to_owned();
-    Some(MapLine { start: range.start, end: range.end, offset: file_offset, device, inode, executable, name })
+    Some(MapLine {
+        start: range.start,
+        end: range.end,
+        offset: file_offset,
+        device,
+        inode,
+        executable,
+        name,
+    })
 }
 
 #[cfg(test)]
@@ -458,7 +501,8 @@ mod tests {
 
     #[test]
     fn lines_of_maps_are_split_into_their_fields() {
-        let line = "7f0c1a200000-7f0c1a451000 rw-s 00000000 00:01 2083                       /memfd:perfusion-shim (deleted)\n";
+        let line = "7f0c1a200000-7f0c1a451000 rw-s 00000000 00:01 2083                       \
+             /memfd:perfusion-shim (deleted)\n";
         let expected = MapLine {
             start: 0x7f0c_1a20_0000,
             end: 0x7f0c_1a45_1000,
@@ -491,7 +535,10 @@ mod tests {
     #[test]
     fn root_of_a_user_namespace_is_found_in_its_map() {
         assert_eq!(root_of_namespace("         0          0 4294967295\n"), Some(0));
-        assert_eq!(root_of_namespace("1 100000 65536\n         0       1000          1\n"), Some(1000));
+        assert_eq!(
+            root_of_namespace("1 100000 65536\n         0       1000          1\n"),
+            Some(1000)
+        );
         assert_eq!(root_of_namespace("1000 1000 1\n"), None);
         assert_eq!(root_of_namespace(""), None);
     }

@@ -1,10 +1,10 @@
-//! How much more memory a process may use before the kernel kills, throttles or swaps it: the tightest of the
-//! limits of every cgroup above it, of version 1 and 2, and of the machine.
+//! How much more memory a process may use before the kernel kills, throttles or swaps it: the
+//! tightest of the limits of every cgroup above it, of version 1 and 2, and of the machine.
 //!
-//! Only files of the kernel are read, so the process has no say in what they hold. A file that is missing sets
-//! no limit. Page cache counts as available where the kernel drops it first: pages on the inactive list of
-//! files that are neither dirty nor being written. Swap is not counted: an app that is swapped out for our
-//! sake is harmed, too.
+//! Only files of the kernel are read, so the process has no say in what they hold. A file that is
+//! missing sets no limit. Page cache counts as available where the kernel drops it first: pages on
+//! the inactive list of files that are neither dirty nor being written. Swap is not counted: an app
+//! that is swapped out for our sake is harmed, too.
 
 use crate::process::handle::Target;
 use crate::process::hierarchy::Hierarchy;
@@ -14,7 +14,8 @@ use std::path::{Component, Path, PathBuf};
 
 /// Version 1 says a number that no machine has where there is no limit.
 const NO_LIMIT: u64 = 1 << 60;
-/// Cgroups above a process that are looked at, at most. The kernel's default (`cgroup.max.depth`) has no bound.
+/// Cgroups above a process that are looked at, at most. The kernel's default (`cgroup.max.depth`)
+/// has no bound.
 const MOST_ANCESTORS: usize = 64;
 
 /// What sets a limit.
@@ -74,11 +75,17 @@ impl fmt::Display for Headroom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { bytes, kind, limit, used, reclaimable, cgroup } = self;
         if *kind == LimitKind::Machine {
-            return write!(f, "the machine has {} of {} left (MemAvailable)", mib(*bytes), mib(*limit));
+            return write!(
+                f,
+                "the machine has {} of {} left (MemAvailable)",
+                mib(*bytes),
+                mib(*limit)
+            );
         }
         write!(
             f,
-            "its cgroup {} has {} left ({} is {}, {} are used, {} of these are page cache that can be dropped)",
+            "its cgroup {} has {} left ({} is {}, {} are used, {} of these are page cache that can \
+             be dropped)",
             cgroup.display(),
             mib(*bytes),
             kind.file(),
@@ -119,8 +126,9 @@ impl Directory {
     fn reclaimable(&self) -> u64 {
         let stat = self.text("memory.stat").unwrap_or_default();
         let value = |name: &str| {
-            let found =
-                stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
+            let found = stat
+                .lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
             found.unwrap_or(0_u64)
         };
         // Those of version 1 that begin with total_ are of all cgroups below, as the limit is.
@@ -143,11 +151,14 @@ impl Directory {
         };
         let limits: Vec<(LimitKind, u64, u64)> = pairs
             .iter()
-            .filter_map(|&(kind, usage)| Some((kind, self.number(kind.file())?, self.number(usage)?)))
+            .filter_map(|&(kind, usage)| {
+                Some((kind, self.number(kind.file())?, self.number(usage)?))
+            })
             .collect();
         // Most have no limit, and the kernel sums over all CPUs for its statistics.
         let reclaimable = if limits.is_empty() { 0 } else { self.reclaimable() };
-        let headroom = |(kind, limit, used)| Headroom::of(kind, limit, used, reclaimable, &self.cgroup);
+        let headroom =
+            |(kind, limit, used)| Headroom::of(kind, limit, used, reclaimable, &self.cgroup);
         limits.into_iter().map(headroom).collect()
     }
 
@@ -193,13 +204,17 @@ impl MemoryCgroups {
         Target::open(std::process::id()).map(|me| Self::of(&me)).unwrap_or_default()
     }
 
-    /// `text` is a `/proc/PID/cgroup`; `v2` is where the hierarchy of version 2 is seen whole, and the process's cgroup in it.
+    /// `text` is a `/proc/PID/cgroup`; `v2` is where the hierarchy of version 2 is seen whole, and
+    /// the process's cgroup in it.
     fn from(text: &str, v1: &[Mounted], v2: Option<(PathBuf, PathBuf)>, meminfo: PathBuf) -> Self {
         let mut directories = Vec::new();
         let cgroup = text.lines().find_map(|line| {
             let mut parts = line.splitn(3, ':').skip(1);
             let (controllers, path) = (parts.next()?, parts.next()?);
-            controllers.split(',').any(|controller| controller == "memory").then(|| PathBuf::from(path))
+            controllers
+                .split(',')
+                .any(|controller| controller == "memory")
+                .then(|| PathBuf::from(path))
         });
         if let Some(cgroup) = cgroup {
             // A container may see its own part at one place and the host's tree at another.
@@ -215,7 +230,8 @@ impl MemoryCgroups {
     /// The tightest limit as it stands now; `None` where nothing is known, not even of the machine.
     #[must_use]
     pub fn headroom(&self) -> Option<Headroom> {
-        let machine = self.meminfo.as_ref().and_then(|path| machine(&fs::read_to_string(path).ok()?));
+        let machine =
+            self.meminfo.as_ref().and_then(|path| machine(&fs::read_to_string(path).ok()?));
         let of_cgroups = self.directories.iter().flat_map(Directory::headrooms);
         of_cgroups.chain(machine).min_by_key(|headroom| headroom.bytes)
     }
@@ -226,8 +242,8 @@ impl MemoryCgroups {
         OomKills(self.directories.iter().map(Directory::oom_kills).collect())
     }
 
-    /// The nearest cgroup that still counts, if the kernel has killed more there since. A kill elsewhere below
-    /// one that is farther up is another program's.
+    /// The nearest cgroup that still counts, if the kernel has killed more there since. A kill
+    /// elsewhere below one that is farther up is another program's.
     #[must_use]
     pub fn killed_since(&self, before: &OomKills) -> Option<PathBuf> {
         let mut pairs = self.directories.iter().zip(&before.0);
@@ -247,12 +263,14 @@ pub struct OomKills(Vec<Option<u64>>);
 fn above(is_v1: bool, at: &Path, root: &Path, cgroup: &Path) -> Vec<Directory> {
     // One outside of what is mounted here, which the kernel writes with `..`, is not seen.
     let Ok(inside) = cgroup.strip_prefix(root) else { return Vec::new() };
-    // Nor is one of the host's where the host's tree is not seen: its path means another directory here, or none.
+    // Nor is one of the host's where the host's tree is not seen: its path means another directory
+    // here, or none.
     let is_outside = inside.components().any(|part| matches!(part, Component::ParentDir));
     if is_outside || !at.join(inside).is_dir() {
         return Vec::new();
     }
-    let directory = |inside: &Path| Directory { is_v1, files: at.join(inside), cgroup: root.join(inside) };
+    let directory =
+        |inside: &Path| Directory { is_v1, files: at.join(inside), cgroup: root.join(inside) };
     inside.ancestors().take(MOST_ANCESTORS).map(directory).collect()
 }
 
@@ -317,7 +335,8 @@ mod tests {
         let bytes = |mib: u64| format!("{}\n", mib * MIB);
         let stat = |inactive: u64, dirty: u64| {
             format!(
-                "anon 1\nfile 5\ninactive_anon 99\ninactive_file {}\nactive_file 77\nfile_dirty {}\n\
+                "anon 1\nfile 5\ninactive_anon 99\ninactive_file {}\nactive_file 77\nfile_dirty \
+                 {}\n\
                  file_writeback 0\n",
                 inactive * MIB,
                 dirty * MIB
@@ -355,7 +374,11 @@ mod tests {
         assert_eq!(found, expected, "dirty pages are not dropped at once");
         let throttled = v2(root, "/slice").headroom().unwrap();
         assert_eq!((throttled.bytes, throttled.kind), (10 * MIB, LimitKind::High));
-        assert_eq!(v2(root, "/high").headroom().unwrap().bytes, 0, "more is used than there should be");
+        assert_eq!(
+            v2(root, "/high").headroom().unwrap().bytes,
+            0,
+            "more is used than there should be"
+        );
         let machine = v2(root, "/nothing").headroom().unwrap();
         assert_eq!((machine.bytes, machine.kind), (6000 * MIB, LimitKind::Machine));
     }
@@ -435,7 +458,11 @@ mod tests {
         write(root, &[("s/app/memory.events", events(2)), ("s/memory.events", events(6))]);
         assert_eq!(cgroups.killed_since(&before), Some("/s/app".into()));
         fs::remove_dir_all(root.join("s/app")).unwrap();
-        assert_eq!(cgroups.killed_since(&before), Some("/s".into()), "it is gone with what was in it");
+        assert_eq!(
+            cgroups.killed_since(&before),
+            Some("/s".into()),
+            "it is gone with what was in it"
+        );
     }
 
     #[test]
@@ -449,14 +476,19 @@ mod tests {
             (found[0].at.as_path(), found[0].root.as_path()),
             (Path::new("/sys/fs/cgroup/memory"), Path::new("/docker/1"))
         );
-        assert!(v1_mounts("34 24 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,memory\n").is_empty());
+        assert!(
+            v1_mounts("34 24 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,memory\n").is_empty()
+        );
     }
 
     #[test]
     fn what_is_said_has_the_figures_and_the_limit() {
-        let headroom = Headroom::of(LimitKind::Max, 400 * MIB, 390 * MIB, 2 * MIB, Path::new("/a/b"));
+        let headroom =
+            Headroom::of(LimitKind::Max, 400 * MIB, 390 * MIB, 2 * MIB, Path::new("/a/b"));
         let said = headroom.to_string();
-        for part in ["/a/b", "12.0 MiB left", "memory.max is 400.0 MiB", "390.0 MiB", "2.0 MiB of these"] {
+        for part in
+            ["/a/b", "12.0 MiB left", "memory.max is 400.0 MiB", "390.0 MiB", "2.0 MiB of these"]
+        {
             assert!(said.contains(part), "{said}");
         }
         assert_eq!(mib(MIB / 2), "0.5 MiB");

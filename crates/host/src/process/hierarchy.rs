@@ -1,5 +1,6 @@
-//! Where cgroups are: the hierarchy of version 2, seen whole. A container has a cgroup namespace of its own by default (cgroup_namespaces(7)): its
-//! mount shows what is below its own cgroup only, and the paths in `/proc/PID/cgroup` go up from there. So the mount is that of a process outside,
+//! Where cgroups are: the hierarchy of version 2, seen whole. A container has a cgroup namespace of
+//! its own by default (cgroup_namespaces(7)): its mount shows what is below its own cgroup only,
+//! and the paths in `/proc/PID/cgroup` go up from there. So the mount is that of a process outside,
 //! which has all of it, and where we are in it is found by the number of our own directory.
 
 use std::collections::HashMap;
@@ -10,7 +11,8 @@ use std::sync::OnceLock;
 
 /// Directories looked at for our own, at most.
 const MOST: usize = 65_536;
-/// Number of the directory at the top (cgroup_setup_root, kernel/cgroup/cgroup.c, warns of any other).
+/// Number of the directory at the top (cgroup_setup_root, kernel/cgroup/cgroup.c, warns of any
+/// other).
 const TOP: u64 = 1;
 /// Processes that are tried for their mount, at most. The first one has it, as a rule.
 const MOST_TRIED: usize = 256;
@@ -41,13 +43,15 @@ impl Hierarchy {
         }
         let whole = processes().find_map(|pid| {
             let mount = mounted(&format!("/proc/{pid}/mounts"))?;
-            let mount =
-                Path::new(&format!("/proc/{pid}/root")).join(mount.strip_prefix("/").unwrap_or(&mount));
+            let mount = Path::new(&format!("/proc/{pid}/root"))
+                .join(mount.strip_prefix("/").unwrap_or(&mount));
             (fs::metadata(&mount).ok()?.ino() == TOP).then_some(mount)
         });
         let found = whole.and_then(|mount| Some(Self { root: below(&mount, number)?, mount }));
         if found.is_none() {
-            tracing::warn!("the host's cgroups cannot be seen: rules know those of this container only");
+            tracing::warn!(
+                "the host's cgroups cannot be seen: rules know those of this container only"
+            );
         }
         Some(found.unwrap_or_else(|| own(PathBuf::from("/"))))
     }
@@ -165,8 +169,8 @@ mod tests {
 
     #[test]
     fn the_cgroup_hierarchy_is_found_beside_version_1() {
-        let mounts =
-            "cgroup /sys/fs/cgroup/cpu cgroup rw 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
+        let mounts = "cgroup /sys/fs/cgroup/cpu cgroup rw 0 0\ncgroup2 /sys/fs/cgroup/unified \
+             cgroup2 rw 0 0\n";
         assert_eq!(mount_point(mounts), Some("/sys/fs/cgroup/unified"));
         assert_eq!(mount_point("proc /proc proc rw 0 0"), None);
     }

@@ -1,5 +1,6 @@
-//! One file that is mapped as code, identified and read piece by piece. A target's file is never mapped, for whoever may write it
-//! could truncate it under us; every size it states is checked against the file and a cap.
+//! One file that is mapped as code, identified and read piece by piece. A target's file is never
+//! mapped, for whoever may write it could truncate it under us; every size it states is checked
+//! against the file and a cap.
 
 use super::patience::ForeignFile;
 use super::pe::{Pe, PeView};
@@ -18,14 +19,16 @@ use std::sync::Arc;
 
 /// Most bytes of one section of unwind data that is loaded.
 const MAX_UNWIND_BYTES: u64 = 32 << 20;
-/// From so many on `.eh_frame` and its table stay in the file: Chromium has 16 MiB of them, of which the stacks of a day need some kilobytes.
+/// From so many on `.eh_frame` and its table stay in the file: Chromium has 16 MiB of them, of
+/// which the stacks of a day need some kilobytes.
 const FAR_UNWIND_BYTES: u64 = 256 << 10;
 /// Most program headers, section headers, and bytes of names and notes that are read.
 const MAX_PROGRAM_HEADERS: u16 = 128;
 const MAX_SECTION_HEADERS: u16 = 4096;
 const MAX_NAMES_BYTES: u64 = 1 << 20;
 const MAX_NOTE_BYTES: u64 = 64 << 10;
-/// Most assemblies that are known in one single-file program, and so many times one is looked for that is not there.
+/// Most assemblies that are known in one single-file program, and so many times one is looked for
+/// that is not there.
 const MAX_CARRIED: usize = 1024;
 /// Most bytes of exception directories of carried assemblies that stay when another one is wanted.
 const MAX_CARRIED_BYTES: usize = 16 << 20;
@@ -142,7 +145,8 @@ pub struct Image {
 }
 
 impl Image {
-    /// The open file, for reading by others; `None` for the vDSO and when it was closed to bound the number of open files.
+    /// The open file, for reading by others; `None` for the vDSO and when it was closed to bound
+    /// the number of open files.
     #[must_use]
     pub fn file(&self) -> Option<&ForeignFile> {
         match &self.source {
@@ -166,14 +170,19 @@ impl Image {
         }
     }
 
-    /// True for an executable that was compiled with NativeAOT, by the section of its managed code. Reads the file's section headers.
+    /// True for an executable that was compiled with NativeAOT, by the section of its managed code.
+    /// Reads the file's section headers.
     #[must_use]
     pub fn is_native_aot(&self) -> bool {
         let Some(header) = elf_header(&self.source) else { return false };
         let names = || {
             let sections = section_headers(&self.source, &header)?;
             let names = sections.get(usize::from(header.e_shstrndx.get(LE)))?;
-            let bytes = self.source.bytes(names.sh_offset.get(LE), names.sh_size.get(LE), MAX_NAMES_BYTES)?;
+            let bytes = self.source.bytes(
+                names.sh_offset.get(LE),
+                names.sh_size.get(LE),
+                MAX_NAMES_BYTES,
+            )?;
             let of = |section: &elf::SectionHeader64<LE>| {
                 let at = usize::try_from(section.sh_name.get(LE)).ok()?;
                 bytes.get(at..)?.split(|byte| *byte == 0).next().map(<[u8]>::to_vec)
@@ -183,7 +192,8 @@ impl Image {
         names().unwrap_or(false)
     }
 
-    /// The rule at an ELF virtual address, if a stack has needed its unwind sections and they were not evicted since.
+    /// The rule at an ELF virtual address, if a stack has needed its unwind sections and they were
+    /// not evicted since.
     #[must_use]
     pub fn loaded_rule(&self, address: u64) -> Option<Result<Found, Refusal>> {
         match &self.format {
@@ -192,7 +202,8 @@ impl Image {
         }
     }
 
-    /// Where the function at an ELF virtual address begins, under the same condition: no rule's program is run for it.
+    /// Where the function at an ELF virtual address begins, under the same condition: no rule's
+    /// program is run for it.
     #[must_use]
     pub fn loaded_function(&self, address: u64) -> Option<u64> {
         match &self.format {
@@ -213,12 +224,14 @@ impl Image {
         self.source.read(offset, into)
     }
 
-    /// ELF virtual address of the first byte of an executable mapping that begins at `offset` in the file, which is a page's.
+    /// ELF virtual address of the first byte of an executable mapping that begins at `offset` in
+    /// the file, which is a page's.
     pub(super) fn mapped_address(&self, offset: u64) -> Option<u64> {
         const PAGE: u64 = 4096;
         let Format::Elf { segments, .. } = &self.format else { return None };
-        let begins =
-            |segment: &&Segment| segment.executable && segment.offset - segment.offset % PAGE == offset;
+        let begins = |segment: &&Segment| {
+            segment.executable && segment.offset - segment.offset % PAGE == offset
+        };
         let segment = segments.iter().find(begins)?;
         segment.address.checked_sub(segment.offset % PAGE)
     }
@@ -237,8 +250,8 @@ impl Image {
         Some(offset - segment.offset + segment.address)
     }
 
-    /// The PE image that holds the byte at `offset` in the file, and the byte's relative virtual address; in a single-file program only if
-    /// its unwind data was asked for.
+    /// The PE image that holds the byte at `offset` in the file, and the byte's relative virtual
+    /// address; in a single-file program only if its unwind data was asked for.
     #[must_use]
     pub fn pe_at(&self, offset: u64) -> Option<(u32, PeView<'_>)> {
         let all = match &self.format {
@@ -255,8 +268,8 @@ impl Image {
         self.pe_at(offset).map(|(rva, _)| rva)
     }
 
-    /// Reads the code at `address` of an ELF file; fewer bytes than asked where its segment ends. What is mapped before a segment, from its page's
-    /// beginning, is read as well.
+    /// Reads the code at `address` of an ELF file; fewer bytes than asked where its segment ends.
+    /// What is mapped before a segment, from its page's beginning, is read as well.
     pub fn read_code(&self, address: u64, into: &mut [u8]) -> usize {
         const PAGE: u64 = 4096;
         let Format::Elf { segments, .. } = &self.format else { return 0 };
@@ -280,18 +293,22 @@ impl Image {
         }
     }
 
-    /// True when `address` is in the code a dynamic loader begins with. glibc's has no unwind data there, and nobody called it. Other
-    /// libraries may state an entry point that means nothing.
+    /// True when `address` is in the code a dynamic loader begins with. glibc's has no unwind data
+    /// there, and nobody called it. Other libraries may state an entry point that means nothing.
     #[must_use]
     pub fn is_loaders_start(&self, address: u64) -> bool {
-        // `_start` and `_dl_start_user` (sysdeps/x86_64/dl-machine.h, RTLD_START) have some 70 bytes.
+        // `_start` and `_dl_start_user` (sysdeps/x86_64/dl-machine.h, RTLD_START) have some 70
+        // bytes.
         const BYTES: u64 = 96;
         let name = self.path.rsplit('/').next().unwrap_or_default();
         let Format::Elf { entry, .. } = self.format else { return false };
-        name.starts_with("ld-") && entry != 0 && address.checked_sub(entry).is_some_and(|after| after < BYTES)
+        name.starts_with("ld-")
+            && entry != 0
+            && address.checked_sub(entry).is_some_and(|after| after < BYTES)
     }
 
-    /// Where its code is: addresses in its own numbering (ELF virtual or relative virtual), and the offset in the file.
+    /// Where its code is: addresses in its own numbering (ELF virtual or relative virtual), and the
+    /// offset in the file.
     #[must_use]
     pub fn code(&self) -> Vec<(Range<u64>, u64)> {
         match &self.format {
@@ -305,15 +322,17 @@ impl Image {
         }
     }
 
-    /// True when its file is open and was neither written to, replaced nor removed since it was parsed. While it is open its
-    /// inode cannot become another file's.
+    /// True when its file is open and was neither written to, replaced nor removed since it was
+    /// parsed. While it is open its inode cannot become another file's.
     pub(super) fn is_unchanged(&self) -> bool {
         let Source::File(file) = &self.source else { return false };
-        self.identity.is_some() && file.metadata().ok().map(|meta| Identity::of(&meta)) == self.identity
+        self.identity.is_some()
+            && file.metadata().ok().map(|meta| Identity::of(&meta)) == self.identity
     }
 
-    /// True when its file is open and was written to since it was parsed. Unlike [`Image::is_unchanged`] it does not ask for its name, which
-    /// an upgrade of the package takes away from a file that is in use.
+    /// True when its file is open and was written to since it was parsed. Unlike
+    /// [`Image::is_unchanged`] it does not ask for its name, which an upgrade of the package takes
+    /// away from a file that is in use.
     pub fn is_overwritten(&self) -> bool {
         let (Source::File(file), Some(then)) = (&self.source, &self.identity) else { return false };
         let now = file.metadata().ok().map(|meta| Identity::of(&meta));
@@ -336,7 +355,12 @@ impl Image {
     }
 
     /// The image in a file.
-    pub(super) fn of_file(path: Arc<str>, device: (u32, u32), inode: u64, file: ForeignFile) -> Self {
+    pub(super) fn of_file(
+        path: Arc<str>,
+        device: (u32, u32),
+        inode: u64,
+        file: ForeignFile,
+    ) -> Self {
         Self::parse(path, device, inode, Source::File(file))
     }
 
@@ -373,7 +397,11 @@ impl Image {
             Format::Other => 0,
         };
         let held = if let Source::Bytes(bytes) = &self.source { bytes.len() } else { 0 };
-        size_of::<Self>() + self.path.len() + self.build_id.as_ref().map_or(0, Vec::len) + parts + held
+        size_of::<Self>()
+            + self.path.len()
+            + self.build_id.as_ref().map_or(0, Vec::len)
+            + parts
+            + held
     }
 
     /// The unwind sections of an ELF image, and whether they were loaded just now.
@@ -386,13 +414,15 @@ impl Image {
         if closed {
             return None;
         }
-        let loaded =
-            Arc::new(load_unwind(&self.source).unwrap_or_else(|| UnwindSections::new(None, None, None)));
+        let loaded = Arc::new(
+            load_unwind(&self.source).unwrap_or_else(|| UnwindSections::new(None, None, None)),
+        );
         *unwind = Some(Arc::clone(&loaded));
         Some((loaded, true))
     }
 
-    /// The exception directory of the PE image that holds the byte at `offset`, and whether it was loaded just now.
+    /// The exception directory of the PE image that holds the byte at `offset`, and whether it was
+    /// loaded just now.
     pub(super) fn exceptions(&mut self, offset: u64) -> Option<(Arc<ExceptionDirectory>, bool)> {
         let pe = match &mut self.format {
             Format::Pe(pe) => pe,
@@ -401,7 +431,8 @@ impl Image {
                 let found = known.or_else(|| {
                     // The program's own parts come first.
                     let own = segments.iter().map(|s| s.offset.saturating_add(s.size)).max()?;
-                    let may = offset >= own && carried.len() < MAX_CARRIED && *searches < MAX_SEARCHES;
+                    let may =
+                        offset >= own && carried.len() < MAX_CARRIED && *searches < MAX_SEARCHES;
                     if !may || self.source.is_closed() {
                         return None;
                     }
@@ -412,7 +443,8 @@ impl Image {
                     carried.iter().position(|pe| pe.rva(offset).is_some())
                 });
                 let found = found?;
-                // All of them are this one image's, in favour of which others' are dropped: a file may say that it carries hundreds.
+                // All of them are this one image's, in favour of which others' are dropped: a file
+                // may say that it carries hundreds.
                 let held: usize = carried.iter().map(Pe::held_bytes).sum();
                 if held > MAX_CARRIED_BYTES && carried.get(found)?.held_bytes() == 0 {
                     carried.iter_mut().for_each(Pe::release);
@@ -428,7 +460,8 @@ impl Image {
     pub(super) fn held_bytes(&self) -> usize {
         match &self.format {
             Format::Elf { unwind, carried, .. } => {
-                let carried = carried.iter().map(|pe| pe.described_bytes() + pe.held_bytes()).sum::<usize>();
+                let carried =
+                    carried.iter().map(|pe| pe.described_bytes() + pe.held_bytes()).sum::<usize>();
                 unwind.as_ref().map_or(0, |unwind| unwind.size_bytes()) + carried
             }
             Format::Pe(pe) => pe.held_bytes(),
@@ -465,13 +498,17 @@ fn parse_elf(source: &Source) -> Option<(Format, Option<Vec<u8>>)> {
                 segments.push(Segment { offset, size, address, executable });
             }
             elf::PT_NOTE if build_id.is_none() => {
-                build_id = source.bytes(offset, size, MAX_NOTE_BYTES).as_deref().and_then(find_build_id);
+                build_id =
+                    source.bytes(offset, size, MAX_NOTE_BYTES).as_deref().and_then(find_build_id);
             }
             _ => {}
         }
     }
     let entry = header.e_entry.get(LE);
-    Some((Format::Elf { segments, entry, unwind: None, carried: Vec::new(), searches: 0 }, build_id))
+    Some((
+        Format::Elf { segments, entry, unwind: None, carried: Vec::new(), searches: 0 },
+        build_id,
+    ))
 }
 
 pub(super) fn elf_header(source: &Source) -> Option<elf::FileHeader64<LE>> {
@@ -498,7 +535,8 @@ pub(super) fn program_headers(
     Some(headers.to_vec())
 }
 
-/// Walks the notes of a PT_NOTE segment (gABI: name size, descriptor size, type, each part padded to 4 bytes).
+/// Walks the notes of a PT_NOTE segment (gABI: name size, descriptor size, type, each part padded
+/// to 4 bytes).
 fn find_build_id(notes: &[u8]) -> Option<Vec<u8>> {
     let mut rest = notes;
     loop {
@@ -510,7 +548,8 @@ fn find_build_id(notes: &[u8]) -> Option<Vec<u8>> {
         let desc_at = 12 + name_len.checked_next_multiple_of(4)?;
         let desc_end = desc_at.checked_add(desc_len)?;
         let (name, desc) = (rest.get(12..)?.get(..name_len)?, rest.get(desc_at..desc_end)?);
-        if name == b"GNU\0" && kind == elf::NT_GNU_BUILD_ID as usize && (1..=64).contains(&desc_len) {
+        if name == b"GNU\0" && kind == elf::NT_GNU_BUILD_ID as usize && (1..=64).contains(&desc_len)
+        {
             return Some(desc.to_vec());
         }
         rest = rest.get(desc_end.checked_next_multiple_of(4)?..)?;
@@ -526,7 +565,8 @@ fn load_unwind(source: &Source) -> Option<UnwindSections> {
     if let Some(sections) = section_headers(source, &header) {
         let names = usize::from(header.e_shstrndx.get(LE));
         let names = sections.get(names)?;
-        let names = source.bytes(names.sh_offset.get(LE), names.sh_size.get(LE), MAX_NAMES_BYTES)?;
+        let names =
+            source.bytes(names.sh_offset.get(LE), names.sh_size.get(LE), MAX_NAMES_BYTES)?;
         let mut places: [Option<&elf::SectionHeader64<LE>>; 3] = [None; 3];
         for section in &sections {
             let name = usize::try_from(section.sh_name.get(LE)).ok().and_then(|at| names.get(at..));
@@ -556,33 +596,47 @@ fn load_unwind(source: &Source) -> Option<UnwindSections> {
         if let [Some(hdr), Some(eh_frame), _] = places {
             far = leave_in_file(source, hdr, eh_frame);
         }
-        for (section, slot) in places.into_iter().zip(&mut found).skip(if far.is_some() { 2 } else { 0 }) {
+        for (section, slot) in
+            places.into_iter().zip(&mut found).skip(if far.is_some() { 2 } else { 0 })
+        {
             let Some(section) = section else { continue };
-            let bytes = source.bytes(section.sh_offset.get(LE), section.sh_size.get(LE), MAX_UNWIND_BYTES);
-            let bytes = if is_compressed(section) { bytes.and_then(|bytes| inflate(&bytes)) } else { bytes };
+            let bytes =
+                source.bytes(section.sh_offset.get(LE), section.sh_size.get(LE), MAX_UNWIND_BYTES);
+            let bytes = if is_compressed(section) {
+                bytes.and_then(|bytes| inflate(&bytes))
+            } else {
+                bytes
+            };
             *slot = bytes.map(|bytes| Section { address: section.sh_addr.get(LE), bytes });
         }
     }
     if far.is_none() && found.iter().all(Option::is_none) {
         let programs = program_headers(source, &header)?;
         let hdr = programs.iter().find(|p| p.p_type.get(LE) == elf::PT_GNU_EH_FRAME)?;
-        let hdr_bytes = source.bytes(hdr.p_offset.get(LE), hdr.p_filesz.get(LE), MAX_UNWIND_BYTES)?;
+        let hdr_bytes =
+            source.bytes(hdr.p_offset.get(LE), hdr.p_filesz.get(LE), MAX_UNWIND_BYTES)?;
         let hdr_address = hdr.p_vaddr.get(LE);
-        // Version 1, then encodings; the linkers write `.eh_frame`'s place as a 32-bit offset from the field itself.
-        let (&[1, 0x1b, ..], Some(distance)) = (hdr_bytes.get(..4)?, hdr_bytes.get(4..)?.first_chunk::<4>())
+        // Version 1, then encodings; the linkers write `.eh_frame`'s place as a 32-bit offset from
+        // the field itself.
+        let (&[1, 0x1b, ..], Some(distance)) =
+            (hdr_bytes.get(..4)?, hdr_bytes.get(4..)?.first_chunk::<4>())
         else {
             return None;
         };
-        let eh_address =
-            hdr_address.wrapping_add(4).wrapping_add_signed(i64::from(i32::from_le_bytes(*distance)));
+        let eh_address = hdr_address
+            .wrapping_add(4)
+            .wrapping_add_signed(i64::from(i32::from_le_bytes(*distance)));
         let load = programs.iter().find(|p| {
             let from = p.p_vaddr.get(LE);
-            p.p_type.get(LE) == elf::PT_LOAD && eh_address >= from && eh_address - from < p.p_filesz.get(LE)
+            p.p_type.get(LE) == elf::PT_LOAD
+                && eh_address >= from
+                && eh_address - from < p.p_filesz.get(LE)
         })?;
         let into = eh_address - load.p_vaddr.get(LE);
         // Its length is stated nowhere: to the end of the segment; a zero length word ends it.
         let length = load.p_filesz.get(LE) - into;
-        let bytes = source.bytes(load.p_offset.get(LE).checked_add(into)?, length, MAX_UNWIND_BYTES)?;
+        let bytes =
+            source.bytes(load.p_offset.get(LE).checked_add(into)?, length, MAX_UNWIND_BYTES)?;
         found[0] = Some(Section { address: hdr_address, bytes: hdr_bytes });
         found[1] = Some(Section { address: eh_address, bytes });
     }
@@ -616,8 +670,8 @@ fn is_compressed(section: &elf::SectionHeader64<LE>) -> bool {
     section.sh_flags.get(LE) & u64::from(elf::SHF_COMPRESSED) != 0
 }
 
-/// The contents of a compressed section (gABI `Elf64_Chdr`: kind, padding, size, alignment, then the data). Go's linker compresses
-/// `.debug_frame`, the only unwind information its programs have.
+/// The contents of a compressed section (gABI `Elf64_Chdr`: kind, padding, size, alignment, then
+/// the data). Go's linker compresses `.debug_frame`, the only unwind information its programs have.
 fn inflate(section: &[u8]) -> Option<Vec<u8>> {
     const HEADER_BYTES: usize = 24;
     let kind = u32::from_le_bytes(*section.first_chunk::<4>()?);
@@ -632,7 +686,10 @@ fn inflate(section: &[u8]) -> Option<Vec<u8>> {
     (bytes.len() as u64 == size).then_some(bytes)
 }
 
-fn section_headers(source: &Source, header: &elf::FileHeader64<LE>) -> Option<Vec<elf::SectionHeader64<LE>>> {
+fn section_headers(
+    source: &Source,
+    header: &elf::FileHeader64<LE>,
+) -> Option<Vec<elf::SectionHeader64<LE>>> {
     let count = header.e_shnum.get(LE);
     if !(1..=MAX_SECTION_HEADERS).contains(&count) {
         return None;
@@ -655,7 +712,8 @@ mod tests {
             let mut bytes = vec![1, 0, 0, 0, 0, 0, 0, 0];
             bytes.extend(size.to_le_bytes());
             bytes.extend(1u64.to_le_bytes());
-            let mut encoder = flate2::write::ZlibEncoder::new(bytes, flate2::Compression::default());
+            let mut encoder =
+                flate2::write::ZlibEncoder::new(bytes, flate2::Compression::default());
             encoder.write_all(&data).unwrap();
             encoder.finish().unwrap()
         };

@@ -1,4 +1,5 @@
-//! All mapped files of a run: found behind mappings, opened, told apart, and dropped when there are too many.
+//! All mapped files of a run: found behind mappings, opened, told apart, and dropped when there are
+//! too many.
 
 use super::image::{Identity, Image, ImageError};
 use super::mapping::{FileKey, Mapping};
@@ -21,7 +22,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// Most images known at once, and most bytes their descriptions take: those of a usual one are some hundred.
+/// Most images known at once, and most bytes their descriptions take: those of a usual one are some
+/// hundred.
 const MAX_IMAGES: usize = 16_384;
 const MAX_BYTES: usize = 16 << 20;
 /// Of these, most that one pid brings: whoever maps very many files takes no room from others.
@@ -90,7 +92,8 @@ pub struct Images {
     images: HashMap<ImageId, Known>,
     next_id: u32,
     by_identity: HashMap<Identity, ImageId>,
-    /// Last image seen for (device, inode) of a mapping: for processes that are gone before their file could be opened.
+    /// Last image seen for (device, inode) of a mapping: for processes that are gone before their
+    /// file could be opened.
     by_mapping: HashMap<FileKey, ImageId>,
     all: Room,
     /// Of each pid, the images it was the first to map.
@@ -118,7 +121,8 @@ impl Images {
     /// The image behind a file mapping of `pid`.
     ///
     /// # Errors
-    /// [`ImageError`] when it cannot be opened and is not known to be one that was seen before, or there is no room.
+    /// [`ImageError`] when it cannot be opened and is not known to be one that was seen before, or
+    /// there is no room.
     pub fn resolve(
         &mut self,
         pid: u32,
@@ -127,9 +131,11 @@ impl Images {
     ) -> Result<ImageId, ImageError> {
         let key = mapping.file();
         let known = self.by_mapping.get(&key).copied();
-        // Where mappings state the device that files have, nothing else can have this inode while it is open. Where they do not, as on btrfs,
-        // whose subvolumes are all of one device there, another process may have made a file of its own with the same numbers.
-        let is_it = |image: &Image| image.is_unchanged() && image.identity_device() == Some(mapping.device);
+        // Where mappings state the device that files have, nothing else can have this inode while
+        // it is open. Where they do not, as on btrfs, whose subvolumes are all of one device there,
+        // another process may have made a file of its own with the same numbers.
+        let is_it =
+            |image: &Image| image.is_unchanged() && image.identity_device() == Some(mapping.device);
         if let Some(id) = known.filter(|id| self.get(*id).is_some_and(is_it)) {
             self.touch(id);
             return Ok(id);
@@ -157,8 +163,10 @@ impl Images {
                 id
             }
             None => {
-                let image = Image::of_file(Arc::clone(&mapping.path), mapping.device, mapping.inode, file);
-                // The file may have been written to since it was asked what it is: what the image says of it is by what it is forgotten.
+                let image =
+                    Image::of_file(Arc::clone(&mapping.path), mapping.device, mapping.inode, file);
+                // The file may have been written to since it was asked what it is: what the image
+                // says of it is by what it is forgotten.
                 let identity = image.identity().copied().unwrap_or(identity);
                 let id = self.add(image, Some(pid))?;
                 self.by_identity.insert(identity, id);
@@ -176,7 +184,8 @@ impl Images {
         self.get(id).is_some_and(Image::is_unchanged)
     }
 
-    /// The same mapping, with the path of its image where that is the same: hundreds of processes map the same libraries.
+    /// The same mapping, with the path of its image where that is the same: hundreds of processes
+    /// map the same libraries.
     pub(super) fn share_path(&self, mut mapping: Mapping) -> Mapping {
         let known = self.by_mapping.get(&mapping.file()).and_then(|id| self.get(*id));
         if let Some(image) = known.filter(|image| image.path == mapping.path) {
@@ -218,7 +227,8 @@ impl Images {
         }
     }
 
-    /// Those are the images in which stacks still have a frame; all others are kept only as long as there is room.
+    /// Those are the images in which stacks still have a frame; all others are kept only as long as
+    /// there is room.
     pub fn keep_only(&mut self, stacked: &HashSet<ImageId>) {
         for (id, known) in &mut self.images {
             known.in_stacks = stacked.contains(id);
@@ -249,15 +259,18 @@ impl Images {
             self.brought.entry(pid).or_default().add(&image);
         }
         self.open += usize::from(image.file().is_some());
-        self.images
-            .insert(id, Known { image, brought_by, used: self.clock, in_stacks: false, variable: None });
+        self.images.insert(
+            id,
+            Known { image, brought_by, used: self.clock, in_stacks: false, variable: None },
+        );
         Ok(id)
     }
 
-    /// Drops some of the images used longest ago that stand in no stack; only those `of` has brought, if it is given. Whoever maps one of
-    /// them again has it opened again.
+    /// Drops some of the images used longest ago that stand in no stack; only those `of` has
+    /// brought, if it is given. Whoever maps one of them again has it opened again.
     fn evict(&mut self, of: Option<u32>) {
-        let droppable = |known: &Known| !known.in_stacks && (of.is_none() || known.brought_by == of);
+        let droppable =
+            |known: &Known| !known.in_stacks && (of.is_none() || known.brought_by == of);
         let mut oldest: Vec<(u64, ImageId)> = self
             .images
             .iter()
@@ -326,14 +339,15 @@ impl Images {
         self.images.get(&id).is_some_and(|known| known.variable.is_some())
     }
 
-    /// That variable, if its file defines it for everybody. A file is asked once, however many processes map it, and however often: to find the
-    /// relocation it may take megabytes of it.
+    /// That variable, if its file defines it for everybody. A file is asked once, however many
+    /// processes map it, and however often: to find the relocation it may take megabytes of it.
     pub(super) fn thread_variable(&mut self, id: ImageId) -> Option<ThreadVariable> {
         let Known { image, variable, .. } = self.images.get_mut(&id)?;
         if variable.is_none() && image.is_closed() {
             return None;
         }
-        *variable.get_or_insert_with(|| image.thread_variable(THREAD_VARIABLE, size_of::<u64>() as u64))
+        *variable
+            .get_or_insert_with(|| image.thread_variable(THREAD_VARIABLE, size_of::<u64>() as u64))
     }
 
     /// The unwind sections of an ELF image, loaded now if they were not.
@@ -346,7 +360,8 @@ impl Images {
         Some(unwind)
     }
 
-    /// The exception directory of the PE image that holds the byte at `offset` of a file, loaded now if it was not.
+    /// The exception directory of the PE image that holds the byte at `offset` of a file, loaded
+    /// now if it was not.
     pub fn exceptions(&mut self, id: ImageId, offset: u64) -> Option<Arc<ExceptionDirectory>> {
         self.touch(id);
         let (directory, loaded) = self.images.get_mut(&id)?.image.exceptions(offset)?;
@@ -356,7 +371,8 @@ impl Images {
         Some(directory)
     }
 
-    /// Memory is short: drops all unwind data, and the images used longest ago that stand in no stack.
+    /// Memory is short: drops all unwind data, and the images used longest ago that stand in no
+    /// stack.
     pub fn shed(&mut self) {
         for known in self.images.values_mut().filter(|known| known.image.held_bytes() > 0) {
             known.image.release();
@@ -381,36 +397,49 @@ impl Images {
 }
 
 /// Opens the file behind a mapping, which its file system may hold up.
-fn open(pid: u32, mapping: &Mapping, elsewhere: Option<Elsewhere>) -> Result<ForeignFile, ImageError> {
+fn open(
+    pid: u32,
+    mapping: &Mapping,
+    elsewhere: Option<Elsewhere>,
+) -> Result<ForeignFile, ImageError> {
     let wanted = mapping.clone();
     let opened = wait_for(Holder::Process(pid), move || {
         let opened = open_mapped(pid, &wanted);
-        let opened = opened
-            .or_else(|error| elsewhere.and_then(|elsewhere| open_elsewhere(&wanted, elsewhere)).ok_or(error));
+        let opened = opened.or_else(|error| {
+            elsewhere.and_then(|elsewhere| open_elsewhere(&wanted, elsewhere)).ok_or(error)
+        });
         let failed = |source| ImageError::Open { pid, path: Arc::clone(&wanted.path), source };
         opened.and_then(|file| ForeignFile::opened(file).map_err(failed))
     });
     opened.unwrap_or_else(|| {
-        Err(ImageError::Open { pid, path: Arc::clone(&mapping.path), source: ErrorKind::TimedOut.into() })
+        Err(ImageError::Open {
+            pid,
+            path: Arc::clone(&mapping.path),
+            source: ErrorKind::TimedOut.into(),
+        })
     })
 }
 
-/// Opens the file behind a mapping for reading, never a device or a pipe, and never one the mapping does not hold.
+/// Opens the file behind a mapping for reading, never a device or a pipe, and never one the mapping
+/// does not hold.
 fn open_mapped(pid: u32, mapping: &Mapping) -> Result<File, ImageError> {
     let error = |source: rustix::io::Errno| ImageError::Open {
         pid,
         path: Arc::clone(&mapping.path),
         source: source.into(),
     };
-    // The kernel's own link to the mapped file: right even when the path names something else by now. Each thread's id is that of such a directory,
-    // though it is not listed; and while the thread is one of the process, it is not another process's.
+    // The kernel's own link to the mapped file: right even when the path names something else by
+    // now. Each thread's id is that of such a directory, though it is not listed; and while the
+    // thread is one of the process, it is not another process's.
     let thread = super::living_thread(pid).unwrap_or(pid);
-    let link = format!("/proc/{thread}/map_files/{:x}-{:x}", mapping.range.start, mapping.range.end);
+    let link =
+        format!("/proc/{thread}/map_files/{:x}-{:x}", mapping.range.start, mapping.range.end);
     let linked = rustix::fs::openat(CWD, link, HANDLE, Mode::empty());
     let is_its = || thread == pid || Path::new(&format!("/proc/{pid}/task/{thread}")).exists();
     let (handle, by_link) = match linked.ok().filter(|_| is_its()) {
         Some(handle) => (handle, true),
-        // The mapping was split or grew, or the process is in exec: by path below the process's root, with nothing followed.
+        // The mapping was split or grew, or the process is in exec: by path below the process's
+        // root, with nothing followed.
         None => {
             let root = format!("{}/root", super::in_common(pid));
             (beneath(&root, &mapping.path).map_err(error)?, false)
@@ -425,11 +454,13 @@ fn open_mapped(pid: u32, mapping: &Mapping) -> Result<File, ImageError> {
     readable(&handle).map_err(error)
 }
 
-/// Opens the file of a mapping whose process is gone, by its path in the mount namespaces it most likely was in. The inode alone would not
-/// do, since its number may be another file's by now: but one that last changed before the mapping was made is what was mapped.
+/// Opens the file of a mapping whose process is gone, by its path in the mount namespaces it most
+/// likely was in. The inode alone would not do, since its number may be another file's by now: but
+/// one that last changed before the mapping was made is what was mapped.
 fn open_elsewhere(mapping: &Mapping, elsewhere: Elsewhere) -> Option<File> {
     let since = Duration::from_nanos(MonotonicNs::now().0.saturating_sub(elsewhere.at.0));
-    let mapped = SystemTime::now().checked_sub(since)?.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    let mapped =
+        SystemTime::now().checked_sub(since)?.duration_since(SystemTime::UNIX_EPOCH).ok()?;
     let roots = [format!("/proc/{}/root", elsewhere.parent), "/".to_owned()];
     roots.iter().find_map(|root| {
         let handle = beneath(root, &mapping.path).ok()?;
@@ -438,13 +469,16 @@ fn open_elsewhere(mapping: &Mapping, elsewhere: Elsewhere) -> Option<File> {
         }
         let file = readable(&handle).ok()?;
         let meta = file.metadata().ok()?;
-        let changed =
-            Duration::new(u64::try_from(meta.ctime()).ok()?, u32::try_from(meta.ctime_nsec()).ok()?);
+        let changed = Duration::new(
+            u64::try_from(meta.ctime()).ok()?,
+            u32::try_from(meta.ctime_nsec()).ok()?,
+        );
         (changed < mapped).then_some(file)
     })
 }
 
-/// Flags of a handle that can be looked at and is not opened: opening a device or a pipe may do something.
+/// Flags of a handle that can be looked at and is not opened: opening a device or a pipe may do
+/// something.
 const HANDLE: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
 
 /// A handle of `path` beneath the directory `root`, with nothing followed.
@@ -454,8 +488,9 @@ fn beneath(root: &str, path: &str) -> rustix::io::Result<OwnedFd> {
     rustix::fs::openat2(root, path, HANDLE | OFlags::NOFOLLOW, Mode::empty(), resolve)
 }
 
-/// Inode of a handle, `None` when it is no regular file of the mapping's device. Behind the kernel's own link that is not asked: maps and stat
-/// state different devices on overlayfs and btrfs.
+/// Inode of a handle, `None` when it is no regular file of the mapping's device. Behind the
+/// kernel's own link that is not asked: maps and stat state different devices on overlayfs and
+/// btrfs.
 fn found(handle: &OwnedFd, mapping: &Mapping, by_link: bool) -> rustix::io::Result<Option<u64>> {
     let stat = rustix::fs::fstat(handle)?;
     let regular = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
@@ -561,7 +596,10 @@ mod tests {
         assert_eq!([has, has_not].map(|id| images.thread_variable(id)), [found, None]);
         // Nothing of it can be read any more.
         images.images.values_mut().for_each(|known| known.image.close());
-        assert_eq!([has, has_not, unasked].map(|id| images.thread_variable(id)), [found, None, None]);
+        assert_eq!(
+            [has, has_not, unasked].map(|id| images.thread_variable(id)),
+            [found, None, None]
+        );
         assert_eq!([has, has_not, unasked].map(|id| images.is_asked(id)), [true, true, false]);
     }
 
@@ -589,7 +627,11 @@ mod tests {
         );
         let dropped = MAX_IMAGES / (SHARE_OF_PID * DROPPED_PART);
         assert_eq!((images.evicted, images.images.len()), (dropped as u64, share + 1 - dropped));
-        assert_ne!(images.resolve(own, &files[1], None).unwrap(), ids[1], "it comes back as another one");
+        assert_ne!(
+            images.resolve(own, &files[1], None).unwrap(),
+            ids[1],
+            "it comes back as another one"
+        );
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! What the probes are to learn of the finisher's rules: a list of changes to their maps, in order. Rules belong to an address space, a
-//! number that a process gets with its first rule, and another one after each exec or when everything about it is forgotten at once.
+//! What the probes are to learn of the finisher's rules: a list of changes to their maps, in order.
+//! Rules belong to an address space, a number that a process gets with its first rule, and another
+//! one after each exec or when everything about it is forgotten at once.
 
 use ebpf_common::key::SpanPlace;
 use ebpf_common::rule::{RuleKey, UnwindRule};

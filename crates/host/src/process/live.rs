@@ -1,5 +1,6 @@
-//! One live process and the view a walk has of it: which code an address is in, what frame that is and by which rule it is
-//! left. JIT memory is looked at again once a second per method in use: a body that was replaced gets a new generation.
+//! One live process and the view a walk has of it: which code an address is in, what frame that is
+//! and by which rule it is left. JIT memory is looked at again once a second per method in use: a
+//! body that was replaced gets a new generation.
 
 use super::budget::{Common, Share, cpu_time};
 use super::counters::Counters;
@@ -39,7 +40,8 @@ const TAKEN_BACK: Duration = Duration::from_secs(2);
 const MAX_FORMER: usize = 16_384;
 /// Most frames of remembered stacks per process, and of what is remembered besides as many words.
 const MAX_WALKED_FRAMES: usize = 16_384;
-/// Most stacks remembered that were copied at the same instruction with the same stack pointer: callers differ.
+/// Most stacks remembered that were copied at the same instruction with the same stack pointer:
+/// callers differ.
 const MAX_LIKE_COPIES: usize = 4;
 /// Most distinct rules shared between processes.
 const MAX_RULES: usize = 32_768;
@@ -51,15 +53,18 @@ const MAX_VDSO_BYTES: u64 = 64 << 10;
 const BUDGET_BYTES: u64 = 64 << 20;
 /// How long a look at JIT memory holds.
 const RECHECK: Duration = Duration::from_secs(1);
-/// Bodies looked at again at once, each some reads of the process's memory: those that were met since the last look and will soon be due.
+/// Bodies looked at again at once, each some reads of the process's memory: those that were met
+/// since the last look and will soon be due.
 const BODIES_AT_ONCE: usize = 128;
-/// And no more than there is time for: a batch that takes too long is given up, and its process left alone for a minute, by whom a busy machine did that.
+/// And no more than there is time for: a batch that takes too long is given up, and its process
+/// left alone for a minute, by whom a busy machine did that.
 const TIME_AT_ONCE: Duration = Duration::from_millis(20);
-/// How long it holds when the next one is not to be had although the process lives: a busy machine holds a reading up for a moment; who holds
-/// it up for longer, or has others' held up, is not to have a name that may be another method's by now.
+/// How long it holds when the next one is not to be had although the process lives: a busy machine
+/// holds a reading up for a moment; who holds it up for longer, or has others' held up, is not to
+/// have a name that may be another method's by now.
 const UNSEEN: Duration = Duration::from_secs(5);
-/// Shortest time between two readings of a process's maps because of an address no mapping covers; it doubles up to the longest
-/// while they find nothing.
+/// Shortest time between two readings of a process's maps because of an address no mapping covers;
+/// it doubles up to the longest while they find nothing.
 const REFRESH: Duration = Duration::from_millis(100);
 const LONGEST_REFRESH: Duration = Duration::from_secs(5);
 
@@ -120,7 +125,8 @@ fn print(body: &JitBody) -> u64 {
     hasher.finish()
 }
 
-/// Where a program's code and stack begin: others after each exec, for the kernel takes them at random.
+/// Where a program's code and stack begin: others after each exec, for the kernel takes them at
+/// random.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Program {
     code: u64,
@@ -148,7 +154,8 @@ pub(super) struct Process {
     pub(super) mappings: Arc<Mappings>,
     /// What it was when its start was read.
     pub(super) program: Option<Program>,
-    /// An exec or a mapping of it may be unknown: it is to be read anew before its next stack is walked.
+    /// An exec or a mapping of it may be unknown: it is to be read anew before its next stack is
+    /// walked.
     pub(super) in_doubt: bool,
     /// Files of its mappings, once resolved; `None` for those that cannot be.
     pub(super) images: HashMap<FileKey, Option<ImageId>>,
@@ -164,7 +171,8 @@ pub(super) struct Process {
     pub(super) budget: Budget,
     /// Of the work for all processes.
     pub(super) share: Share,
-    /// Where its files may be found when it is gone: with the process it was made by, unchanged since it was made or first looked at.
+    /// Where its files may be found when it is gone: with the process it was made by, unchanged
+    /// since it was made or first looked at.
     pub(super) elsewhere: Option<Elsewhere>,
     /// The address space of the rules the probes know.
     pub(super) space: Option<u32>,
@@ -176,7 +184,8 @@ pub(super) struct Process {
     unlearned: Vec<u64>,
     /// Places whose rules are on their way to them.
     on_their_way: Vec<u64>,
-    /// Whether code was replaced whose rules are not taken back yet, and whether that is on its way to them.
+    /// Whether code was replaced whose rules are not taken back yet, and whether that is on its way
+    /// to them.
     is_replaced: bool,
     is_taken_back: bool,
     /// Stacks the probes walked, by their places.
@@ -191,7 +200,12 @@ pub(super) struct Process {
 }
 
 impl Process {
-    pub(super) fn new(id: ProcessId, pid: u32, start_ticks: Option<u64>, mappings: Arc<Mappings>) -> Self {
+    pub(super) fn new(
+        id: ProcessId,
+        pid: u32,
+        start_ticks: Option<u64>,
+        mappings: Arc<Mappings>,
+    ) -> Self {
         let mut process = Self {
             id,
             pid,
@@ -253,8 +267,8 @@ impl Process {
         }
     }
 
-    /// The file behind mappings was looked for: whatever was known by another one that had its place, as when it is rewritten and mapped
-    /// again, goes.
+    /// The file behind mappings was looked for: whatever was known by another one that had its
+    /// place, as when it is rewritten and mapped again, goes.
     pub(super) fn set_image(&mut self, key: FileKey, image: Option<ImageId>) {
         let known = self.images.insert(key, image).flatten();
         if known.is_some() && known != image {
@@ -281,7 +295,8 @@ impl Process {
                 self.map(mapping, counters);
             }
         }
-        let gone: Vec<Range<u64>> = self.mappings.iter().flat_map(|old| now.uncovered(&old.range)).collect();
+        let gone: Vec<Range<u64>> =
+            self.mappings.iter().flat_map(|old| now.uncovered(&old.range)).collect();
         for range in gone {
             self.forget(&range);
         }
@@ -307,8 +322,8 @@ impl Process {
         self.steps.len() + self.bodies.len()
     }
 
-    /// Drops remembered steps and bodies. The probes' rules go with them: one that is not remembered could not be taken back. What they have
-    /// walked by them still holds.
+    /// Drops remembered steps and bodies. The probes' rules go with them: one that is not
+    /// remembered could not be taken back. What they have walked by them still holds.
     pub(super) fn clear_caches(&mut self, lessons: &mut Lessons) {
         self.walked.clear();
         self.steps.clear();
@@ -320,7 +335,8 @@ impl Process {
         self.close_space(lessons);
     }
 
-    /// Drops some of the remembered steps: first of those where threads were interrupted, which are many and seldom met twice.
+    /// Drops some of the remembered steps: first of those where threads were interrupted, which are
+    /// many and seldom met twice.
     fn evict_steps(&mut self) {
         let most = MAX_STEPS / DROPPED_PART;
         let exact = self.steps.keys().filter(|key| *key & 1 != 0);
@@ -343,10 +359,13 @@ impl Process {
         }
     }
 
-    /// A body was removed that may still be there. Its name is its generation's, so whatever is found there next is looked at for whether it
-    /// is the same.
+    /// A body was removed that may still be there. Its name is its generation's, so whatever is
+    /// found there next is looked at for whether it is the same.
     fn drop_body(&mut self, start: u64, known: &KnownBody) {
-        self.retire(start, Former { generation: known.generation, print: Some(print(&known.body)) });
+        self.retire(
+            start,
+            Former { generation: known.generation, print: Some(print(&known.body)) },
+        );
     }
 
     fn retire(&mut self, start: u64, former: Former) {
@@ -423,7 +442,8 @@ impl Process {
         }
     }
 
-    /// The frames of a stack the probes walked to the thread's start, when it was walked before and none of it may have changed since.
+    /// The frames of a stack the probes walked to the thread's start, when it was walked before and
+    /// none of it may have changed since.
     pub(super) fn walked_before(&self, walk: &ProbeWalk, now: Instant) -> Option<&[FrameKey]> {
         self.walked.get(walk, now)
     }
@@ -433,7 +453,8 @@ impl Process {
         self.walked.insert(walk, frames, now);
     }
 
-    /// The frames of a copied stack that was walked before, when nothing the walk went by is different.
+    /// The frames of a copied stack that was walked before, when nothing the walk went by is
+    /// different.
     pub(super) fn copied_before(&self, context: &UserContext, now: Instant) -> Option<&[FrameKey]> {
         self.walked.get_copy(context, now)
     }
@@ -461,7 +482,10 @@ impl Process {
         let starts: Vec<u64> = self.bodies_in(range);
         for start in starts {
             if let Some(known) = self.bodies.remove(&start) {
-                self.retire(start, Former { generation: known.generation.saturating_add(1), print: None });
+                self.retire(
+                    start,
+                    Former { generation: known.generation.saturating_add(1), print: None },
+                );
                 let body = known.body.range;
                 self.forget_steps(&body);
             }
@@ -487,8 +511,11 @@ impl Process {
     }
 
     fn bodies_in(&self, range: &Range<u64>) -> Vec<u64> {
-        let first =
-            self.bodies.range(..range.start).next_back().filter(|(_, k)| k.body.range.end > range.start);
+        let first = self
+            .bodies
+            .range(..range.start)
+            .next_back()
+            .filter(|(_, k)| k.body.range.end > range.start);
         first.into_iter().chain(self.bodies.range(range.clone())).map(|(start, _)| *start).collect()
     }
 
@@ -515,15 +542,16 @@ impl Process {
     }
 }
 
-/// Stacks that were walked whole and the frames they are, as long as one look at JIT memory holds: those of the probes by their places,
-/// copies by what the walk went by.
+/// Stacks that were walked whole and the frames they are, as long as one look at JIT memory holds:
+/// those of the probes by their places, copies by what the walk went by.
 #[derive(Debug, Default)]
 struct WalkedStacks {
     stacks: HashMap<Box<[u64]>, Box<[FrameKey]>>,
     copies: HashMap<CopyKey, Vec<Walked>>,
     /// Frames of all of them, and words of the traces.
     frames: usize,
-    /// When the first was looked at, and when the first of the probes was walked: one that was walked earlier may have been by other rules.
+    /// When the first was looked at, and when the first of the probes was walked: one that was
+    /// walked earlier may have been by other rules.
     since: Option<Instant>,
     first_walk: Option<MonotonicNs>,
 }
@@ -544,7 +572,8 @@ struct CopyKey {
 
 impl CopyKey {
     fn of(context: &UserContext) -> Self {
-        let &UserContext { regs: UserRegs { gpr, ip, known }, ref stack, skipped, limited, .. } = context;
+        let &UserContext { regs: UserRegs { gpr, ip, known }, ref stack, skipped, limited, .. } =
+            context;
         let stack_pointer = gpr[NATIVE.stack_pointer.index()];
         Self { ip, stack_pointer, bytes: stack.len(), skipped, limited, known }
     }
@@ -573,7 +602,13 @@ impl WalkedStacks {
         like.iter().find(|(trace, _)| trace.holds_in(context)).map(|(_, frames)| &**frames)
     }
 
-    fn insert_copy(&mut self, context: &UserContext, trace: Trace, frames: &[FrameKey], now: Instant) {
+    fn insert_copy(
+        &mut self,
+        context: &UserContext,
+        trace: Trace,
+        frames: &[FrameKey],
+        now: Instant,
+    ) {
         self.renew(now);
         let key = CopyKey::of(context);
         let full = self.copies.get(&key).is_some_and(|like| like.len() >= MAX_LIKE_COPIES);
@@ -687,7 +722,8 @@ impl View<'_> {
             }
         }
         let found = self.process.mappings.find(pc).cloned();
-        self.process.refresh_after = if found.is_some() { REFRESH } else { (after * 2).min(LONGEST_REFRESH) };
+        self.process.refresh_after =
+            if found.is_some() { REFRESH } else { (after * 2).min(LONGEST_REFRESH) };
         found
     }
 
@@ -721,7 +757,9 @@ impl View<'_> {
         let key = mapping.file();
         match self.process.images.get(&key) {
             Some(None) => return None,
-            Some(Some(id)) if self.images.get(*id).is_some_and(|i| !i.is_closed()) => return Some(*id),
+            Some(Some(id)) if self.images.get(*id).is_some_and(|i| !i.is_closed()) => {
+                return Some(*id);
+            }
             _ => {}
         }
         let closed = self.process.images.get(&key).copied().flatten();
@@ -732,8 +770,7 @@ impl View<'_> {
         }
         // One that was closed for want of room and cannot be opened again is still the same file.
         // A file system that did not answer in time may do so later.
-        let slow =
-            matches!(&resolved, Err(ImageError::Open { source, .. }) if source.kind() == ErrorKind::TimedOut);
+        let slow = matches!(&resolved, Err(ImageError::Open { source, .. }) if source.kind() == ErrorKind::TimedOut);
         let id = resolved.ok().or(closed);
         if !slow {
             self.process.set_image(key, id);
@@ -741,9 +778,18 @@ impl View<'_> {
         id
     }
 
-    fn in_file(&mut self, mapping: &Mapping, pc: u64, exact: bool) -> (FrameKey, Result<Rule, Refusal>) {
-        let Some(id) = self.image(mapping) else { return (self.unknown(pc), Err(Refusal::Unreadable)) };
-        let Some(image) = self.images.get(id) else { return (self.unknown(pc), Err(Refusal::Unreadable)) };
+    fn in_file(
+        &mut self,
+        mapping: &Mapping,
+        pc: u64,
+        exact: bool,
+    ) -> (FrameKey, Result<Rule, Refusal>) {
+        let Some(id) = self.image(mapping) else {
+            return (self.unknown(pc), Err(Refusal::Unreadable));
+        };
+        let Some(image) = self.images.get(id) else {
+            return (self.unknown(pc), Err(Refusal::Unreadable));
+        };
         let offset = mapping.file_offset_of(pc);
         if let Some(address) = image.elf_address(offset) {
             return self.in_elf(id, address, offset, exact);
@@ -753,7 +799,9 @@ impl View<'_> {
         let Some((rva, pe)) = self.images.get(id).and_then(|image| image.pe_at(offset)) else {
             return (self.unknown(pc), Err(Refusal::NoEntry));
         };
-        let Some(directory) = directory else { return (self.unknown(pc), Err(Refusal::Unreadable)) };
+        let Some(directory) = directory else {
+            return (self.unknown(pc), Err(Refusal::Unreadable));
+        };
         let Some(function) = directory.function(NATIVE, &pe, rva) else {
             return self.stub(pc, &self.code(id, offset));
         };
@@ -773,11 +821,13 @@ impl View<'_> {
         let frame = FrameKey::Native { image: id, address };
         // A return address is looked up one byte before, but the code to look at is behind it.
         if let Some(signal_return) = NATIVE.signal_return
-            && let Some(rule) = signal_return(&self.code(id, offset.wrapping_add(u64::from(!exact))))
+            && let Some(rule) =
+                signal_return(&self.code(id, offset.wrapping_add(u64::from(!exact))))
         {
             return (frame, Ok(rule));
         }
-        // The return address of a context's first function is the beginning of another one, behind whose last byte nothing is called.
+        // The return address of a context's first function is the beginning of another one, behind
+        // whose last byte nothing is called.
         if !exact && (NATIVE.is_context_start)(&self.code(id, offset.wrapping_add(1))) {
             let frame = FrameKey::Native { image: id, address: address.wrapping_add(1) };
             return (frame, Ok(NATIVE.thread_start()));
@@ -785,9 +835,12 @@ impl View<'_> {
         self.images.keep(id);
         let Some(unwind) = self.images.unwind(id) else { return (frame, Err(Refusal::Unreadable)) };
         let rule = |address| {
-            self.images.get(id).map_or(Err(Refusal::Unreadable), |image| image.rule(&unwind, address))
+            self.images
+                .get(id)
+                .map_or(Err(Refusal::Unreadable), |image| image.rule(&unwind, address))
         };
-        // The signal-return stub ends with its system call: in it, the next instruction is past the stub's table entry.
+        // The signal-return stub ends with its system call: in it, the next instruction is past the
+        // stub's table entry.
         let in_signal_return = || {
             let before = address.checked_sub(1).filter(|_| exact)?;
             rule(before).ok().filter(|found| found.rule.kind == FrameKind::Signal)
@@ -799,7 +852,9 @@ impl View<'_> {
         };
         let found = match found {
             Ok(found) => found,
-            Err(Refusal::NoEntry) if self.images.get(id).is_some_and(|i| i.is_loaders_start(address)) => {
+            Err(Refusal::NoEntry)
+                if self.images.get(id).is_some_and(|i| i.is_loaders_start(address)) =>
+            {
                 return (frame, Ok(NATIVE.thread_start()));
             }
             Err(Refusal::NoEntry) if exact && unwind.is_plt(address) => {
@@ -811,7 +866,9 @@ impl View<'_> {
                     return (FrameKey::Native { image: id, address: start }, Err(refusal));
                 }
                 let rule = match refusal {
-                    Refusal::NoEntry => self.by_code(id, address.wrapping_add(u64::from(!exact)), exact),
+                    Refusal::NoEntry => {
+                        self.by_code(id, address.wrapping_add(u64::from(!exact)), exact)
+                    }
                     _ => Err(refusal),
                 };
                 return (frame, rule);
@@ -821,9 +878,16 @@ impl View<'_> {
         if self.is_hijack(id, offset.wrapping_sub(address - function.start)) {
             return (frame, (NATIVE.hijack)(found.rule, address - function.start));
         }
-        // A return address that is the first instruction of `OnHijackTripThread` belongs to that, not to the function before it.
-        if !exact && function.end == address.wrapping_add(1) && self.is_hijack(id, offset.wrapping_add(1)) {
-            return (FrameKey::Native { image: id, address: function.end }, Err(Refusal::Unsupported));
+        // A return address that is the first instruction of `OnHijackTripThread` belongs to that,
+        // not to the function before it.
+        if !exact
+            && function.end == address.wrapping_add(1)
+            && self.is_hijack(id, offset.wrapping_add(1))
+        {
+            return (
+                FrameKey::Native { image: id, address: function.end },
+                Err(Refusal::Unsupported),
+            );
         }
         if exact
             && found.saves_below_stack()
@@ -834,7 +898,8 @@ impl View<'_> {
         (frame, Ok(found.rule))
     }
 
-    /// The rule of the frame whose next instruction is at `address` of an ELF image that has no unwind data for it.
+    /// The rule of the frame whose next instruction is at `address` of an ELF image that has no
+    /// unwind data for it.
     fn by_code(&self, id: ImageId, address: u64, exact: bool) -> Result<Rule, Refusal> {
         let (Some(decoder), Some(image)) = (NATIVE.body, self.images.get(id)) else {
             return Err(Refusal::NoEntry);
@@ -853,7 +918,8 @@ impl View<'_> {
         code
     }
 
-    /// True when the function that begins at `offset` in the file is the CLR's return-address hijack.
+    /// True when the function that begins at `offset` in the file is the CLR's return-address
+    /// hijack.
     fn is_hijack(&self, id: ImageId, offset: u64) -> bool {
         let mut code = [0u8; 16];
         let Some(code) = code.get_mut(..NATIVE.hijack_prologue.len()) else { return false };
@@ -863,7 +929,12 @@ impl View<'_> {
             && code == NATIVE.hijack_prologue
     }
 
-    fn in_vdso(&mut self, mapping: &Mapping, pc: u64, exact: bool) -> (FrameKey, Result<Rule, Refusal>) {
+    fn in_vdso(
+        &mut self,
+        mapping: &Mapping,
+        pc: u64,
+        exact: bool,
+    ) -> (FrameKey, Result<Rule, Refusal>) {
         if self.process.vdso.is_none() {
             let length = (mapping.range.end - mapping.range.start).min(MAX_VDSO_BYTES);
             let mut bytes = vec![0u8; usize::try_from(length).unwrap_or(0)];
@@ -871,7 +942,9 @@ impl View<'_> {
                 self.process.vdso = self.images.vdso(bytes).ok();
             }
         }
-        let Some(id) = self.process.vdso else { return (self.unknown(pc), Err(Refusal::Unreadable)) };
+        let Some(id) = self.process.vdso else {
+            return (self.unknown(pc), Err(Refusal::Unreadable));
+        };
         let offset = pc - mapping.range.start;
         let Some(address) = self.images.get(id).and_then(|i| i.elf_address(offset)) else {
             return (self.unknown(pc), Err(Refusal::NoEntry));
@@ -896,11 +969,15 @@ impl View<'_> {
         }
     }
 
-    /// Looks whether the body at `first` is still there, and with it at others that are met as often, as long as there is time: a look costs less than to
-    /// hand it over to the thread that may be held up by it. The answer is the first one's, `None` when it could not be seen.
+    /// Looks whether the body at `first` is still there, and with it at others that are met as
+    /// often, as long as there is time: a look costs less than to hand it over to the thread that
+    /// may be held up by it. The answer is the first one's, `None` when it could not be seen.
     fn look_at_bodies(&mut self, first: u64) -> Option<bool> {
-        let soon = |known: &KnownBody| known.is_used && self.now.duration_since(known.checked) >= RECHECK / 2;
-        let others = self.process.bodies.iter().filter(|(start, known)| **start != first && soon(known));
+        let soon = |known: &KnownBody| {
+            known.is_used && self.now.duration_since(known.checked) >= RECHECK / 2
+        };
+        let others =
+            self.process.bodies.iter().filter(|(start, known)| **start != first && soon(known));
         let bodies: Vec<(u64, JitBody)> = self
             .process
             .bodies
@@ -910,7 +987,8 @@ impl View<'_> {
             .take(BODIES_AT_ONCE)
             .map(|(start, known)| (*start, known.body.clone()))
             .collect();
-        let seen = self.process.memory()?.with(move |memory| looks(bodies, memory, TIME_AT_ONCE))?;
+        let seen =
+            self.process.memory()?.with(move |memory| looks(bodies, memory, TIME_AT_ONCE))?;
         let mut answer = None;
         for (start, is_current, range) in seen {
             if start == first {
@@ -926,7 +1004,8 @@ impl View<'_> {
                     self.counters.bodies_replaced += 1;
                     self.process.forget(&range);
                 }
-                // One that cannot be seen takes no other one's place in the next batch before it is met again.
+                // One that cannot be seen takes no other one's place in the next batch before it is
+                // met again.
                 None => {
                     if let Some(known) = self.process.bodies.get_mut(&start) {
                         known.is_used = false;
@@ -937,11 +1016,13 @@ impl View<'_> {
         answer
     }
 
-    /// Whether a frame found at `pc` before is still that: the body it is of is still there. Its rule is then what it was, for the runtime writes the code
-    /// of a body once, and unwind data are what a body is told by.
+    /// Whether a frame found at `pc` before is still that: the body it is of is still there. Its
+    /// rule is then what it was, for the runtime writes the code of a body once, and unwind data
+    /// are what a body is told by.
     fn still_holds(&mut self, pc: u64, frame: FrameKey) -> Option<Instant> {
         let FrameKey::Managed { start, generation, .. } = frame else { return None };
-        // Most bodies were looked at with another one: to find that costs less than to measure what it costs.
+        // Most bodies were looked at with another one: to find that costs less than to measure what
+        // it costs.
         let due = self.process.body_at(pc).is_some_and(|(_, known)| !known.holds(self.now));
         let has_body = |view: &mut Self| view.has_body(pc);
         let found = if due { self.within_budget(has_body)? } else { has_body(self) };
@@ -952,12 +1033,18 @@ impl View<'_> {
         (found == start && known.generation == generation).then_some(known.checked)
     }
 
-    /// Whether a look at JIT memory still holds although none can be had now. The memory of a process that has ended is what it was.
+    /// Whether a look at JIT memory still holds although none can be had now. The memory of a
+    /// process that has ended is what it was.
     fn holds_unseen(&self, checked: Instant) -> bool {
         self.now.duration_since(checked) < UNSEEN || !self.process.is_alive()
     }
 
-    fn in_jit(&mut self, mapping: &Mapping, pc: u64, exact: bool) -> (FrameKey, Result<Rule, Refusal>) {
+    fn in_jit(
+        &mut self,
+        mapping: &Mapping,
+        pc: u64,
+        exact: bool,
+    ) -> (FrameKey, Result<Rule, Refusal>) {
         let known = match self.has_body(pc) {
             Ok(known) => known,
             Err(refusal) => return (self.unknown(pc), Err(refusal)),
@@ -972,7 +1059,9 @@ impl View<'_> {
                 let found = JitBody::find(NATIVE, memory, pc, start, &mut budget);
                 (found, budget)
             });
-            let Some((found, budget)) = found else { return (self.unknown(pc), Err(Refusal::Unreadable)) };
+            let Some((found, budget)) = found else {
+                return (self.unknown(pc), Err(Refusal::Unreadable));
+            };
             self.process.budget = budget;
             match found {
                 Ok(Some(body)) => self.learn(body),
@@ -987,8 +1076,11 @@ impl View<'_> {
         let Some((start, known)) = self.process.bodies.range(..=pc).next_back() else {
             return (self.unknown(pc), Err(Refusal::NoEntry));
         };
-        let frame =
-            FrameKey::Managed { process: self.process.id, start: *start, generation: known.generation };
+        let frame = FrameKey::Managed {
+            process: self.process.id,
+            start: *start,
+            generation: known.generation,
+        };
         let rule = match &self.process.memory {
             Some(memory) => known.body.rule(NATIVE, memory, pc, exact),
             None => known.body.rule(NATIVE, &Gone, pc, exact),
@@ -1013,7 +1105,9 @@ impl View<'_> {
             Some(former) => former.next(),
         };
         process.forget_former(body.range.clone());
-        process.bodies.insert(start, KnownBody { body, generation, checked: self.now, is_used: true });
+        process
+            .bodies
+            .insert(start, KnownBody { body, generation, checked: self.now, is_used: true });
     }
 
     fn stub(&self, pc: u64, code: &[u8]) -> (FrameKey, Result<Rule, Refusal>) {
@@ -1052,12 +1146,16 @@ impl View<'_> {
         if cached.taught.is_some() && !again {
             return;
         }
-        let Some(rule) = cached.step.rule.as_ref().ok().and_then(|rule| encode(NATIVE, rule)) else { return };
+        let Some(rule) = cached.step.rule.as_ref().ok().and_then(|rule| encode(NATIVE, rule))
+        else {
+            return;
+        };
         if !self.common.take_lesson(&mut self.process.share) {
             self.counters.lessons_refused += 1;
             return;
         }
-        // Of a rule they seem to have lost, samples may be on the way that were walked before they did.
+        // Of a rule they seem to have lost, samples may be on the way that were walked before they
+        // did.
         if cached.taught.is_none() {
             cached.taught = Some(ON_ITS_WAY);
             self.process.on_their_way.push(place);
@@ -1099,21 +1197,29 @@ impl View<'_> {
         let (frame, rule) = self.resolve_within_budget(pc, exact);
         let step = Step { frame, rule: rule.map(|rule| self.intern(rule)) };
         let lasting = !matches!(step.rule, Err(Refusal::Budget | Refusal::Unreadable));
-        // What cannot be looked at again, because the process ended or had its share, is still what it was. Only JIT memory is.
+        // What cannot be looked at again, because the process ended or had its share, is still what
+        // it was. Only JIT memory is.
         if !lasting && let Some(cached) = self.process.steps.get(&key) {
             let seen = self.process.body_at(pc).map(|(_, known)| known.checked).or(cached.checked);
-            if step.rule == Err(Refusal::Budget) || seen.is_none_or(|seen| self.holds_unseen(seen)) {
+            if step.rule == Err(Refusal::Budget) || seen.is_none_or(|seen| self.holds_unseen(seen))
+            {
                 return cached.step.clone();
             }
         }
-        // What could not be looked at may be there next time; addresses outside all mappings are not worth a place.
+        // What could not be looked at may be there next time; addresses outside all mappings are
+        // not worth a place.
         if lasting && self.process.mappings.find(pc).is_some() {
             if self.process.steps.len() >= MAX_STEPS {
                 self.process.evict_steps();
                 self.counters.steps_cleared += 1;
             }
-            let jit = self.process.mappings.find(pc).is_some_and(|m| matches!(m.region, Region::Jit { .. }));
-            let cached = CachedStep { step: step.clone(), checked: jit.then_some(self.now), taught: None };
+            let jit = self
+                .process
+                .mappings
+                .find(pc)
+                .is_some_and(|m| matches!(m.region, Region::Jit { .. }));
+            let cached =
+                CachedStep { step: step.clone(), checked: jit.then_some(self.now), taught: None };
             let old = self.process.steps.insert(key, cached);
             if old.as_ref().is_some_and(|old| old.step != step) {
                 self.process.code_is_replaced();
@@ -1162,10 +1268,12 @@ impl Code for View<'_> {
                 step.frame
             }
         };
-        // Taken back, or taught later: then the probes used a rule of code that is not there any more, or one that was dropped for want of
-        // room; the latter for certain where no code was replaced shortly before.
+        // Taken back, or taught later: then the probes used a rule of code that is not there any
+        // more, or one that was dropped for want of room; the latter for certain where no code was
+        // replaced shortly before.
         let taught = cached.and_then(|cached| cached.taught);
-        (taught.is_some_and(|taught| taught <= time) || self.process.is_unreplaced(time)).then_some(frame)
+        (taught.is_some_and(|taught| taught <= time) || self.process.is_unreplaced(time))
+            .then_some(frame)
     }
 
     fn is_executable(&mut self, address: u64) -> bool {
@@ -1189,7 +1297,8 @@ impl Code for View<'_> {
         let Asleep { tid, exec_ns } = self.asleep?;
         let piece = self.within_budget(|view| {
             let pid = view.process.pid;
-            // Before, lest those be read that are gone already, and behind it, which says that it is true.
+            // Before, lest those be read that are gone already, and behind it, which says that it
+            // is true.
             let sleeps = || still_sleeps(pid, tid, exec_ns);
             let mut bytes = vec![0; STACK_PIECE_BYTES];
             let length = if sleeps() { view.process.read(address, &mut bytes) } else { 0 };
@@ -1217,7 +1326,8 @@ impl View<'_> {
         let (start, mut code) = (mapping.range.start, [0u8; 8]);
         let from = address.wrapping_sub(8);
         if self.read_code(mapping, from, &mut code) < code.len() {
-            // The mapping may begin so shortly before: with zeros in front of it, none of which a call can begin with.
+            // The mapping may begin so shortly before: with zeros in front of it, none of which a
+            // call can begin with.
             code = [0; 8];
             let missing = usize::try_from(start.checked_sub(from)?).ok()?;
             let there = code.get_mut(missing..)?;
@@ -1245,7 +1355,10 @@ impl View<'_> {
 pub(super) fn read_maps(pid: u32) -> Result<Vec<Mapping>, ProcessError> {
     let text = maps_text(pid)?;
     let lines = text.split(|&b| b == b'\n').map(String::from_utf8_lossy);
-    Ok(lines.filter_map(|line| parse_maps_line(pid, &line)).filter_map(|m| Mapping::new(&m)).collect())
+    Ok(lines
+        .filter_map(|line| parse_maps_line(pid, &line))
+        .filter_map(|m| Mapping::new(&m))
+        .collect())
 }
 
 /// `/proc/PID/maps`, as far as it is read.
@@ -1309,12 +1422,16 @@ mod tests {
         assert!((0..exact as u64).all(|n| !view.process.steps.contains_key(&place(n, true))));
         view.process.take_back(view.lessons);
         let lessons = view.lessons.take().0;
-        assert!(lessons.iter().all(|lesson| matches!(lesson, Lesson::Forget { .. })), "no space is closed");
+        assert!(
+            lessons.iter().all(|lesson| matches!(lesson, Lesson::Forget { .. })),
+            "no space is closed"
+        );
         assert!(lessons.len() > exact / 4 && lessons.len() <= quarter);
         assert_eq!(view.counters.steps_cleared, 1);
         // What the probes have walked by one that was dropped is a frame all the same.
         assert!(view.walked(0, true, now).is_some());
-        // A rule counts from when it has come to the probes, not from when it was taught: until then they go by another one.
+        // A rule counts from when it has come to the probes, not from when it was taught: until
+        // then they go by another one.
         let waiting = CachedStep { step, checked: None, taught: None };
         view.process.steps.insert(place(0x10, false), waiting);
         view.process.forget(&(0x2000..0x2001));
@@ -1331,7 +1448,10 @@ mod tests {
         view.common.spend(&mut view.process.share, Duration::from_secs(60));
         assert_eq!(view.follows_call(0x20), None);
         view.process.forget(&(0x2000..0x2001));
-        assert!(view.walked(2, true, MonotonicNs::now()).is_none(), "code was replaced a moment ago");
+        assert!(
+            view.walked(2, true, MonotonicNs::now()).is_none(),
+            "code was replaced a moment ago"
+        );
     }
 
     /// Memory with the same word everywhere, which takes its time.
@@ -1353,13 +1473,17 @@ mod tests {
         let seen = looks(batch(), &Slow(pause), 4 * pause);
         assert!((1..=4).contains(&seen.len()) && seen[0].0 == 1 << 12, "{seen:?}");
         assert_eq!(looks(batch(), &Slow(pause), Duration::ZERO).len(), 1);
-        assert_eq!(looks(batch(), &Slow(Duration::ZERO), Duration::from_secs(60)).len(), BODIES_AT_ONCE);
+        assert_eq!(
+            looks(batch(), &Slow(Duration::ZERO), Duration::from_secs(60)).len(),
+            BODIES_AT_ONCE
+        );
     }
 
     #[test]
     fn bodies_that_cannot_be_seen_do_not_fill_the_next_batch() {
         let pid = std::process::id();
-        let mut process = Process::new(ProcessId(0), pid, crate::process::start_ticks(pid), Arc::default());
+        let mut process =
+            Process::new(ProcessId(0), pid, crate::process::start_ticks(pid), Arc::default());
         let looked = Instant::now();
         let known = |start: u64| KnownBody {
             body: JitBody::without_entries(start..start + 0x100, 1),
@@ -1376,9 +1500,13 @@ mod tests {
         let (now, teaching) = (looked + RECHECK, Teaching::Off);
         let mut view =
             View { process, images, rules, counters, lessons, common, now, teaching, asleep: None };
-        let used = |view: &View<'_>| view.process.bodies.values().filter(|known| known.is_used).count();
+        let used =
+            |view: &View<'_>| view.process.bodies.values().filter(|known| known.is_used).count();
         for _ in 0..2 * BODIES_AT_ONCE {
-            let Some((first, _)) = view.process.bodies.iter().find(|(_, known)| known.is_used) else { break };
+            let Some((first, _)) = view.process.bodies.iter().find(|(_, known)| known.is_used)
+            else {
+                break;
+            };
             let (first, before) = (*first, used(&view));
             assert_eq!(view.look_at_bodies(first), None);
             assert!(used(&view) < before, "none of them comes again before it is met");
@@ -1415,7 +1543,9 @@ mod tests {
         let [found, not] = [Ok(Arc::new(NATIVE.frameless())), Err(Refusal::Unsupported)];
         for (pc, rule) in [(start + 0x10, found), (start + 0x20, not)] {
             let step = Step { frame, rule };
-            process.steps.insert(place(pc, false), CachedStep { step, checked: Some(looked), taught: None });
+            process
+                .steps
+                .insert(place(pc, false), CachedStep { step, checked: Some(looked), taught: None });
         }
         let (images, rules) = (&mut Images::default(), &mut HashSet::new());
         let (counters, lessons) = (&mut Counters::default(), &mut Lessons::default());
@@ -1449,10 +1579,13 @@ mod tests {
         process.is_clr = true;
         let (start, pc, looked) = (0x1_1000, 0x1_1010, Instant::now());
         let body = JitBody::without_entries(start..start + 0x100, 1);
-        process.bodies.insert(start, KnownBody { body, generation: 0, checked: looked, is_used: false });
+        process
+            .bodies
+            .insert(start, KnownBody { body, generation: 0, checked: looked, is_used: false });
         let frame = FrameKey::Managed { process: process.id, start, generation: 0 };
         let step = Step { frame, rule: Ok(Arc::new(NATIVE.frameless())) };
-        let cached = CachedStep { step: step.clone(), checked: Some(looked), taught: Some(MonotonicNs(0)) };
+        let cached =
+            CachedStep { step: step.clone(), checked: Some(looked), taught: Some(MonotonicNs(0)) };
         process.steps.insert(place(pc, false), cached);
         let (images, rules) = (&mut Images::default(), &mut HashSet::new());
         let (counters, lessons) = (&mut Counters::default(), &mut Lessons::default());

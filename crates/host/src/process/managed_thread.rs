@@ -1,20 +1,26 @@
-//! Names of managed threads that are older than the attach. The profiling interface reports a name only when it is set, and the kernel cuts its own to
-//! 15 bytes. So the name is read from outside. The runtime's thread has a handle, the handle points to the `Thread` object, and that to the string.
+//! Names of managed threads that are older than the attach. The profiling interface reports a name
+//! only when it is set, and the kernel cuts its own to 15 bytes. So the name is read from outside.
+//! The runtime's thread has a handle, the handle points to the `Thread` object, and that to the
+//! string.
 //!
-//! None of the offsets is known beforehand, and the collector may move both objects meanwhile. So both are checked: the object must point back to
-//! the runtime's thread (`_DONT_USE_InternalThread`), and the string must begin with the kernel's name. Where that fails the thread keeps the
-//! kernel's name.
+//! None of the offsets is known beforehand, and the collector may move both objects meanwhile. So
+//! both are checked: the object must point back to the runtime's thread
+//! (`_DONT_USE_InternalThread`), and the string must begin with the kernel's name. Where that fails
+//! the thread keeps the kernel's name.
 
 use super::memory::ProcessMemory;
 use perfusion_unwind::TargetMemory;
 
-/// Bytes of the runtime's thread in which the handle is looked for (`m_ExposedObject` of src/coreclr/vm/threads.h).
+/// Bytes of the runtime's thread in which the handle is looked for (`m_ExposedObject` of
+/// src/coreclr/vm/threads.h).
 const THREAD_BYTES: usize = 4096;
-/// Bytes of the object in which the pointer back is looked for; the references of a class come before its other fields.
+/// Bytes of the object in which the pointer back is looked for; the references of a class come
+/// before its other fields.
 const OBJECT_BYTES: usize = 128;
 /// Longest name that is read, UTF-16 units.
 const MAX_UNITS: usize = 256;
-/// Threads in which the handle is looked for, of one process: in each that is some hundred readings of 8 bytes.
+/// Threads in which the handle is looked for, of one process: in each that is some hundred readings
+/// of 8 bytes.
 const MAX_SEARCHES: usize = 4;
 
 /// A thread of the runtime's.
@@ -28,7 +34,8 @@ pub struct Wanted {
     pub comm: String,
 }
 
-/// The names of these threads of `pid`, as far as they can be proven. `begins` says whether a name begins with what the kernel has kept of it.
+/// The names of these threads of `pid`, as far as they can be proven. `begins` says whether a name
+/// begins with what the kernel has kept of it.
 #[must_use]
 pub fn names(
     pid: u32,
@@ -40,12 +47,18 @@ pub fn names(
     memory.with(move |memory| all(memory, &wanted, begins)).unwrap_or_default()
 }
 
-fn all(memory: &dyn TargetMemory, wanted: &[Wanted], begins: fn(&str, &str) -> bool) -> Vec<(u32, String)> {
+fn all(
+    memory: &dyn TargetMemory,
+    wanted: &[Wanted],
+    begins: fn(&str, &str) -> bool,
+) -> Vec<(u32, String)> {
     let (mut offset, mut searches, mut found) = (None, 0, Vec::new());
     for Wanted { tid, address, comm } in wanted {
         let fits = |name: &str| begins(comm, name);
         let name = match offset {
-            Some(offset) => address.checked_add(offset).and_then(|at| name_at(memory, *address, at, &fits)),
+            Some(offset) => {
+                address.checked_add(offset).and_then(|at| name_at(memory, *address, at, &fits))
+            }
             None if searches < MAX_SEARCHES => {
                 searches += 1;
                 search(memory, *address, &fits).map(|(at, name)| {
@@ -61,7 +74,11 @@ fn all(memory: &dyn TargetMemory, wanted: &[Wanted], begins: fn(&str, &str) -> b
 }
 
 /// Looks for the handle in all of the runtime's thread. Answers its offset too.
-fn search(memory: &dyn TargetMemory, thread: u64, fits: &dyn Fn(&str) -> bool) -> Option<(u64, String)> {
+fn search(
+    memory: &dyn TargetMemory,
+    thread: u64,
+    fits: &dyn Fn(&str) -> bool,
+) -> Option<(u64, String)> {
     let mut bytes = [0; THREAD_BYTES];
     let read = memory.read(thread, &mut bytes);
     let words = bytes.get(..read)?.as_chunks::<8>().0.len();
@@ -71,7 +88,12 @@ fn search(memory: &dyn TargetMemory, thread: u64, fits: &dyn Fn(&str) -> bool) -
 }
 
 /// The name of the runtime's thread at `thread`, whose handle is the word at `at`.
-fn name_at(memory: &dyn TargetMemory, thread: u64, at: u64, fits: &dyn Fn(&str) -> bool) -> Option<String> {
+fn name_at(
+    memory: &dyn TargetMemory,
+    thread: u64,
+    at: u64,
+    fits: &dyn Fn(&str) -> bool,
+) -> Option<String> {
     let object = pointer(memory, pointer(memory, at)?)?;
     let mut bytes = [0; OBJECT_BYTES];
     let read = memory.read(object, &mut bytes);
@@ -92,12 +114,15 @@ fn string(memory: &dyn TargetMemory, at: u64) -> Option<String> {
         return None;
     }
     let [.., a, b, c, d] = head;
-    let units = usize::try_from(i32::from_le_bytes([a, b, c, d])).ok().filter(|units| *units <= MAX_UNITS)?;
+    let units = usize::try_from(i32::from_le_bytes([a, b, c, d]))
+        .ok()
+        .filter(|units| *units <= MAX_UNITS)?;
     let mut bytes = vec![0; units * 2];
     if memory.read(at.checked_add(12)?, &mut bytes) < bytes.len() {
         return None;
     }
-    let units: Vec<u16> = bytes.as_chunks::<2>().0.iter().map(|unit| u16::from_le_bytes(*unit)).collect();
+    let units: Vec<u16> =
+        bytes.as_chunks::<2>().0.iter().map(|unit| u16::from_le_bytes(*unit)).collect();
     String::from_utf16(&units).ok()
 }
 
@@ -174,11 +199,18 @@ mod tests {
         memory.put_thread(0x4_0000, 0x128, "another");
         memory.put(0x4_0000 + 0x1100 + 40, 0x2_0000);
         memory.put(0x5_0000 + 0x128, 0x5_1000);
-        let threads =
-            [(0x2_0000, "Обработ"), (0x3_0000, "日本語スレ"), (0x4_0000, "another"), (0x5_0000, "dotnet")];
+        let threads = [
+            (0x2_0000, "Обработ"),
+            (0x3_0000, "日本語スレ"),
+            (0x4_0000, "another"),
+            (0x5_0000, "dotnet"),
+        ];
         let threads: Vec<Wanted> = threads.iter().map(|&(at, comm)| wanted(at, comm)).collect();
         let found = all(&memory, &threads, begins);
-        assert_eq!(found, [(2, "Обработчик-заказов".to_owned()), (3, "日本語スレッド名前".to_owned())]);
+        assert_eq!(
+            found,
+            [(2, "Обработчик-заказов".to_owned()), (3, "日本語スレッド名前".to_owned())]
+        );
     }
 
     #[test]

@@ -1,11 +1,12 @@
-//! The executable mappings of one process: what each is, and which one an address is in. Text of `/proc/PID/maps` is parsed
-//! here; nothing is opened.
+//! The executable mappings of one process: what each is, and which one an address is in. Text of
+//! `/proc/PID/maps` is parsed here; nothing is opened.
 
 use perfusion_model::event::Mmap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Most executable mappings kept of one process: a runtime with write-xor-execute has a few thousand.
+/// Most executable mappings kept of one process: a runtime with write-xor-execute has a few
+/// thousand.
 pub const MAX_MAPPINGS: usize = 16_384;
 
 /// Most memory the mappings of one process take, bytes.
@@ -19,7 +20,8 @@ pub type FileKey = ((u32, u32), u64);
 pub enum Region {
     /// Part of a file: native code or a ReadyToRun image; the file's first bytes say which.
     File,
-    /// Memory a JIT writes code to: the CLR's `/memfd:doublemapper` (src/coreclr/minipal/Unix/doublemapping.cpp), or anonymous.
+    /// Memory a JIT writes code to: the CLR's `/memfd:doublemapper`
+    /// (src/coreclr/minipal/Unix/doublemapping.cpp), or anonymous.
     Jit {
         /// True for the CLR's own.
         doublemapped: bool,
@@ -89,7 +91,8 @@ impl Mapping {
         address.wrapping_sub(self.range.start).wrapping_add(self.file_offset)
     }
 
-    /// True when `self` is `other` grown, shrunk or seen again: the same bytes at the same addresses where both are.
+    /// True when `self` is `other` grown, shrunk or seen again: the same bytes at the same
+    /// addresses where both are.
     fn continues(&self, other: &Self) -> bool {
         self.region == other.region
             && (self.device, self.inode) == (other.device, other.inode)
@@ -114,7 +117,8 @@ fn is_anonymous(mmap: &Mmap) -> bool {
 pub enum Replaced {
     /// Nothing was there, or the same file at the same place.
     Nothing,
-    /// Anonymous or JIT memory lies over JIT memory: it may be the old memory with new protections, or new.
+    /// Anonymous or JIT memory lies over JIT memory: it may be the old memory with new protections,
+    /// or new.
     Perhaps,
     /// Other code was there.
     Certainly,
@@ -194,7 +198,8 @@ impl Mappings {
         met.fold(range.clone(), |all, m| all.start.min(m.range.start)..all.end.max(m.range.end))
     }
 
-    /// Puts `new` in place of whatever was in its range; all that it meets is gone when there is no room.
+    /// Puts `new` in place of whatever was in its range; all that it meets is gone when there is no
+    /// room.
     pub fn insert(&mut self, new: Mapping) -> Replaced {
         let from = self.sorted.partition_point(|m| m.range.end <= new.range.start);
         let to = self.sorted.partition_point(|m| m.range.start < new.range.end).max(from);
@@ -202,7 +207,8 @@ impl Mappings {
         let full = self.sorted.len() + 2 > MAX_MAPPINGS + (to - from)
             || self.held_bytes + 2 * new.held_bytes() > MAX_MAPPING_BYTES;
         if full {
-            // What was there is there no more: no mapping rather than the wrong one. What sticks out goes, too, which takes no room.
+            // What was there is there no more: no mapping rather than the wrong one. What sticks
+            // out goes, too, which takes no room.
             let gone = self.sorted.drain(from..to).map(|old| old.held_bytes()).sum::<usize>();
             self.held_bytes -= gone;
             return Replaced::Refused;
@@ -267,11 +273,18 @@ pub fn parse_fields(line: &str) -> Option<Fields<'_>> {
     let device = (u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?);
     let inode = fields.next()?.parse().ok()?;
     let path = fields.next().unwrap_or("").trim_start_matches(' ');
-    (start < end).then_some(Fields { range: start..end, executable, file_offset, device, inode, path })
+    (start < end).then_some(Fields {
+        range: start..end,
+        executable,
+        file_offset,
+        device,
+        inode,
+        path,
+    })
 }
 
-/// The range of a mapping whose pages come from no file system: nothing else has device 0:0, and `shared` is where the kernel
-/// keeps memfds. Never by name: a file may be called anything.
+/// The range of a mapping whose pages come from no file system: nothing else has device 0:0, and
+/// `shared` is where the kernel keeps memfds. Never by name: a file may be called anything.
 #[must_use]
 pub fn anonymous_range(fields: &Fields<'_>, shared: (u32, u32)) -> Option<Range<u64>> {
     let anonymous = fields.device == (0, 0) && fields.inode == 0;
@@ -280,14 +293,24 @@ pub fn anonymous_range(fields: &Fields<'_>, shared: (u32, u32)) -> Option<Range<
     (anonymous && !special || fields.device == shared).then(|| fields.range.clone())
 }
 
-/// Parses one line of `/proc/PID/maps`; `None` when it is malformed or the mapping is not executable.
+/// Parses one line of `/proc/PID/maps`; `None` when it is malformed or the mapping is not
+/// executable.
 #[must_use]
 pub fn parse_maps_line(pid: u32, line: &str) -> Option<Mmap> {
     let Fields { range, file_offset, device, inode, path, .. } =
         parse_fields(line).filter(|fields| fields.executable)?;
-    // The kernel pads before the path, and writes a newline in it as \012 (fs/proc/task_mmu.c, `show_map_vma`).
+    // The kernel pads before the path, and writes a newline in it as \012 (fs/proc/task_mmu.c,
+    // `show_map_vma`).
     let path = path.replace("\\012", "\n");
-    Some(Mmap { pid, start: range.start, len: range.end - range.start, file_offset, device, inode, path })
+    Some(Mmap {
+        pid,
+        start: range.start,
+        len: range.end - range.start,
+        file_offset,
+        device,
+        inode,
+        path,
+    })
 }
 
 #[cfg(test)]
@@ -297,7 +320,8 @@ mod tests {
 
     fn mapping(start: u64, len: u64, inode: u64) -> Mapping {
         let path = if inode == 0 { String::new() } else { format!("/lib/{inode}.so") };
-        Mapping::new(&Mmap { pid: 1, start, len, file_offset: 0x1000, device: (8, 1), inode, path }).unwrap()
+        Mapping::new(&Mmap { pid: 1, start, len, file_offset: 0x1000, device: (8, 1), inode, path })
+            .unwrap()
     }
 
     fn ranges(mappings: &Mappings) -> Vec<(u64, u64, u64)> {
@@ -306,8 +330,8 @@ mod tests {
 
     #[test]
     fn a_line_of_maps_is_read_and_data_is_skipped() {
-        let line =
-            "7f10a000-7f10c000 r-xp 00001000 fd:01 1234                       /usr/lib/a b.so (deleted)";
+        let line = "7f10a000-7f10c000 r-xp 00001000 fd:01 1234                       /usr/lib/a \
+             b.so (deleted)";
         let mmap = parse_maps_line(7, line).unwrap();
         assert_eq!((mmap.start, mmap.len, mmap.file_offset), (0x7f10_a000, 0x2000, 0x1000));
         assert_eq!(
@@ -373,7 +397,10 @@ mod tests {
         assert_eq!(mappings.insert(mapping(0x1_0000, 0x2000, 0)), Replaced::Certainly);
         assert_eq!(mappings.insert(mapping(0x1_0000, 0x3000, 0)), Replaced::Perhaps);
         assert!(mappings.has(&mapping(0x1_0000, 0x3000, 0)));
-        assert!(!mappings.has(&mapping(0x1_0000, 0x2000, 0)) && !mappings.has(&mapping(0x1_0000, 0x3000, 1)));
+        assert!(
+            !mappings.has(&mapping(0x1_0000, 0x2000, 0))
+                && !mappings.has(&mapping(0x1_0000, 0x3000, 1))
+        );
     }
 
     #[test]
@@ -381,7 +408,10 @@ mod tests {
         let mut mappings = Mappings::default();
         mappings.insert(mapping(0x2000, 0x1000, 1));
         mappings.insert(mapping(0x4000, 0x1000, 2));
-        assert_eq!(mappings.uncovered(&(0x1000..0x6000)), [0x1000..0x2000, 0x3000..0x4000, 0x5000..0x6000]);
+        assert_eq!(
+            mappings.uncovered(&(0x1000..0x6000)),
+            [0x1000..0x2000, 0x3000..0x4000, 0x5000..0x6000]
+        );
         assert_eq!(mappings.uncovered(&(0x2800..0x3000)), []);
         assert_eq!(mappings.uncovered(&(0x3800..0x5800)), [0x3800..0x4000, 0x5000..0x5800]);
     }
@@ -392,7 +422,8 @@ mod tests {
         let long = "x".repeat(4000);
         for i in 0..4000 {
             let path = format!("/{i}{long}");
-            mappings.insert(Mapping { path: path.as_str().into(), ..mapping(i * 0x2000, 0x1000, 1) });
+            mappings
+                .insert(Mapping { path: path.as_str().into(), ..mapping(i * 0x2000, 0x1000, 1) });
         }
         assert!(mappings.len() < 1100 && mappings.held_bytes() <= MAX_MAPPING_BYTES);
     }

@@ -1,10 +1,11 @@
-//! Memory of a live process, read through `/proc/PID/mem`. Not by `process_vm_readv`: that call may be held up for ever by a
-//! userfaultfd of the target, whereas `access_remote_vm` behind this file never waits for one (mm/memory.c: no
-//! `FAULT_FLAG_ALLOW_RETRY`).
+//! Memory of a live process, read through `/proc/PID/mem`. Not by `process_vm_readv`: that call may
+//! be held up for ever by a userfaultfd of the target, whereas `access_remote_vm` behind this file
+//! never waits for one (mm/memory.c: no `FAULT_FLAG_ALLOW_RETRY`).
 //!
-//! A fault in a mapped file does wait for that file's server, for ever if it is a FUSE server that does not answer, and the
-//! addresses come from the target. So only memory no file system serves is read: anonymous memory, memfds, the vDSO; and since a file can be
-//! mapped there between the look and the read, by a thread that can be left behind (`patience`).
+//! A fault in a mapped file does wait for that file's server, for ever if it is a FUSE server that
+//! does not answer, and the addresses come from the target. So only memory no file system serves is
+//! read: anonymous memory, memfds, the vDSO; and since a file can be mapped there between the look
+//! and the read, by a thread that can be left behind (`patience`).
 
 use super::mapping::{anonymous_range, parse_fields};
 use super::patience::{Holder, wait_for};
@@ -18,16 +19,20 @@ use std::time::{Duration, Instant};
 
 /// Most bytes read from one `/proc/PID/maps`.
 pub(super) const MAX_MAPS_BYTES: u64 = 32 << 20;
-/// How long a reading of the maps holds, which takes about a millisecond of a process with a thousand mappings. It says what is not to be read; what becomes a file's
-/// meanwhile is read by a thread that can be left behind.
+/// How long a reading of the maps holds, which takes about a millisecond of a process with a
+/// thousand mappings. It says what is not to be read; what becomes a file's meanwhile is read by a
+/// thread that can be left behind.
 const HOLDS: Duration = Duration::from_secs(10);
-/// How soon an address it does not cover makes for another one. That time doubles while readings do not help.
+/// How soon an address it does not cover makes for another one. That time doubles while readings do
+/// not help.
 const SOONEST: Duration = Duration::from_millis(100);
 const LATEST: Duration = Duration::from_secs(1);
-/// Most addresses remembered that a reading was made for in vain: none is made again for the same word that is no pointer.
+/// Most addresses remembered that a reading was made for in vain: none is made again for the same
+/// word that is no pointer.
 const MAX_NOWHERE: usize = 16;
 
-/// An open `/proc/PID/mem`: it stays with the address space it was opened on, so after exec or exit reads give nothing.
+/// An open `/proc/PID/mem`: it stays with the address space it was opened on, so after exec or exit
+/// reads give nothing.
 #[derive(Debug)]
 pub struct ProcessMemory {
     shared: Arc<Shared>,
@@ -46,7 +51,8 @@ struct Shared {
 struct Safe {
     /// The same address space's maps.
     maps: File,
-    /// Device (major, minor) of memfds and other shared anonymous memory: of the kernel's own, nowhere mounted tmpfs.
+    /// Device (major, minor) of memfds and other shared anonymous memory: of the kernel's own,
+    /// nowhere mounted tmpfs.
     shared: (u32, u32),
     /// Sorted, adjacent ones joined.
     ranges: Vec<Range<u64>>,
@@ -67,16 +73,23 @@ impl ProcessMemory {
         if super::start_ticks(pid) != Some(start_ticks) {
             return None;
         }
-        let own = rustix::fs::memfd_create("perfusion-device", rustix::fs::MemfdFlags::CLOEXEC).ok()?;
+        let own =
+            rustix::fs::memfd_create("perfusion-device", rustix::fs::MemfdFlags::CLOEXEC).ok()?;
         let device = File::from(own).metadata().ok()?.dev();
         let shared = (rustix::fs::major(device), rustix::fs::minor(device));
-        let safe =
-            Safe { maps, shared, ranges: Vec::new(), read: None, soonest: SOONEST, nowhere: Vec::new() };
+        let safe = Safe {
+            maps,
+            shared,
+            ranges: Vec::new(),
+            read: None,
+            soonest: SOONEST,
+            nowhere: Vec::new(),
+        };
         Some(Self { shared: Arc::new(Shared { pid, memory, safe: Mutex::new(safe) }) })
     }
 
-    /// Does `work` with it on a thread that can be left behind, which costs more than a reading: what needs several is best done at once.
-    /// `None` when the process holds that up.
+    /// Does `work` with it on a thread that can be left behind, which costs more than a reading:
+    /// what needs several is best done at once. `None` when the process holds that up.
     pub fn with<T: Send + 'static>(
         &self,
         work: impl FnOnce(&dyn TargetMemory) -> T + Send + 'static,
@@ -128,7 +141,8 @@ impl Safe {
         }
         for line in text.split(|&b| b == b'\n') {
             let line = String::from_utf8_lossy(line);
-            let Some(range) = parse_fields(&line).and_then(|f| anonymous_range(&f, self.shared)) else {
+            let Some(range) = parse_fields(&line).and_then(|f| anonymous_range(&f, self.shared))
+            else {
                 continue;
             };
             match self.ranges.last_mut() {
@@ -146,7 +160,8 @@ impl TargetMemory for Shared {
         let length = usize::try_from(safe.length(address)).unwrap_or(usize::MAX).min(into.len());
         drop(safe);
         match into.get_mut(..length) {
-            // Beyond i64 the kernel refuses the offset, and the read is 0 like any other that fails.
+            // Beyond i64 the kernel refuses the offset, and the read is 0 like any other that
+            // fails.
             Some(into) if length > 0 => self.memory.read_at(into, address).unwrap_or(0),
             _ => 0,
         }
@@ -187,7 +202,10 @@ mod tests {
         assert_eq!(u64::from_le_bytes(bytes), value);
         assert_eq!(memory.read(8, &mut bytes), 0);
         assert_eq!(memory.read(u64::MAX - 3, &mut bytes), 0);
-        assert!(ProcessMemory::open(std::process::id(), 1).is_none(), "another process with this pid");
+        assert!(
+            ProcessMemory::open(std::process::id(), 1).is_none(),
+            "another process with this pid"
+        );
     }
 
     #[test]

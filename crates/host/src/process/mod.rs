@@ -1,5 +1,6 @@
-//! Second stage, WHO: a live view of processes with their epochs, mappings and mapped files, and the stacks of their threads
-//! finished by `unwind`. The only folder that reads procfs. No symbols here.
+//! Second stage, WHO: a live view of processes with their epochs, mappings and mapped files, and
+//! the stacks of their threads finished by `unwind`. The only folder that reads procfs. No symbols
+//! here.
 
 pub mod aftermath;
 pub mod budget;
@@ -38,8 +39,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// Start time of a process in clock ticks since boot: with the pid, it tells a process from a later one with the same pid.
-/// `None` when there is no such process.
+/// Start time of a process in clock ticks since boot: with the pid, it tells a process from a later
+/// one with the same pid. `None` when there is no such process.
 #[must_use]
 pub fn start_ticks(pid: u32) -> Option<u64> {
     stat(pid).map(|stat| stat.starttime)
@@ -51,8 +52,9 @@ pub fn ticks_before_now(ago: Duration) -> u64 {
     let boot = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let seconds = u64::try_from(boot.tv_sec).unwrap_or(0);
     let up = Duration::new(seconds, u32::try_from(boot.tv_nsec).unwrap_or(0));
-    let ticks =
-        up.saturating_sub(ago).as_millis() * u128::from(rustix::param::clock_ticks_per_second()) / 1000;
+    let ticks = up.saturating_sub(ago).as_millis()
+        * u128::from(rustix::param::clock_ticks_per_second())
+        / 1000;
     u64::try_from(ticks).unwrap_or(u64::MAX)
 }
 
@@ -72,8 +74,9 @@ pub fn all_pids() -> io::Result<Vec<u32>> {
     Ok(entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
 }
 
-/// A thread of the process that has not ended: its first one, where that lives. It may end before the others (`pthread_exit` in `main`), and is a
-/// zombie until the last of them has: so is a process all of whose threads have.
+/// A thread of the process that has not ended: its first one, where that lives. It may end before
+/// the others (`pthread_exit` in `main`), and is a zombie until the last of them has: so is a
+/// process all of whose threads have.
 #[must_use]
 pub fn living_thread(pid: u32) -> Option<u32> {
     let lives = |tid: &u32| seed::state(pid, *tid).is_some();
@@ -81,8 +84,8 @@ pub fn living_thread(pid: u32) -> Option<u32> {
     Some(pid).filter(lives).or_else(|| others().find(lives))
 }
 
-/// Where /proc shows what the threads of a process have in common while they live, its memory and its root: a thread that has ended has none of it
-/// any more (`do_exit`, kernel/exit.c).
+/// Where /proc shows what the threads of a process have in common while they live, its memory and
+/// its root: a thread that has ended has none of it any more (`do_exit`, kernel/exit.c).
 pub fn in_common(pid: u32) -> String {
     match living_thread(pid) {
         Some(other) if other != pid => format!("/proc/{pid}/task/{other}"),
@@ -90,15 +93,17 @@ pub fn in_common(pid: u32) -> String {
     }
 }
 
-/// True while the process that began at `start_ticks` runs: not gone, not replaced, not a zombie that waits for its parent.
+/// True while the process that began at `start_ticks` runs: not gone, not replaced, not a zombie
+/// that waits for its parent.
 #[must_use]
 pub fn is_running(pid: u32, start_ticks: Option<u64>) -> bool {
     let lives = |state| !matches!(state, 'Z' | 'X') || living_thread(pid).is_some();
     stat(pid).is_some_and(|stat| Some(stat.starttime) == start_ticks && lives(stat.state))
 }
 
-/// A process whose end is waited for by asking again and again. What `/proc` says of it costs the kernel a look at each of its threads
-/// (`do_task_stat`, fs/proc/array.c); its pidfd tells at once that it has not ended.
+/// A process whose end is waited for by asking again and again. What `/proc` says of it costs the
+/// kernel a look at each of its threads (`do_task_stat`, fs/proc/array.c); its pidfd tells at once
+/// that it has not ended.
 pub struct Awaited {
     pid: u32,
     start_ticks: Option<u64>,
@@ -120,7 +125,8 @@ impl Awaited {
             let none = Timespec { tv_sec: 0, tv_nsec: 0 };
             poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&none)) == Ok(0)
         };
-        // Where it tells of an end it may be too early: that of a first thread whose place another one takes in `execve` (kernels before 6.15).
+        // Where it tells of an end it may be too early: that of a first thread whose place another
+        // one takes in `execve` (kernels before 6.15).
         self.pidfd.as_ref().is_some_and(lives) || is_running(self.pid, self.start_ticks)
     }
 }

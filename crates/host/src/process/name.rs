@@ -1,14 +1,18 @@
-//! The name of a process: one rule for all places that show one (the label `process`, the daemon's service, `ps`, `dump`,
-//! `heap`, `leaks`, errors). docs/names.md states the rule for users.
+//! The name of a process: one rule for all places that show one (the label `process`, the daemon's
+//! service, `ps`, `dump`, `heap`, `leaks`, errors). docs/names.md states the rule for users.
 //!
-//! 1. The .NET application, where the executable is `dotnet`, the host that takes an application as an argument. Its arguments
-//!    are read as `hostfxr` reads them (src/native/corehost/fxr/command_line.cpp of dotnet/runtime). Where they name no
-//!    application, because the program has overwritten them, the application is looked for among the mapped assemblies.
-//! 2. The file name of the executable. The host of one application (`apphost`, a single file, NativeAOT) bears its name.
+//! 1. The .NET application, where the executable is `dotnet`, the host that takes an application as
+//!    an argument. Its arguments are read as `hostfxr` reads them
+//!    (src/native/corehost/fxr/command_line.cpp of dotnet/runtime). Where they name no application,
+//!    because the program has overwritten them, the application is looked for among the mapped
+//!    assemblies.
+//! 2. The file name of the executable. The host of one application (`apphost`, a single file,
+//!    NativeAOT) bears its name.
 //! 3. The command name of the kernel, where the executable cannot be seen.
 //!
-//! The first two do not change when the process renames its main thread or is started by another path. A process decides
-//! what its files are called, so a name is text of unknown origin: printable, and at most [`CHARACTERS`] long.
+//! The first two do not change when the process renames its main thread or is started by another
+//! path. A process decides what its files are called, so a name is text of unknown origin:
+//! printable, and at most [`CHARACTERS`] long.
 
 use crate::process::handle::Target;
 use perfusion_model::text::printable;
@@ -18,8 +22,8 @@ use std::path::{Path, PathBuf};
 
 /// Characters of a name at most.
 pub const CHARACTERS: usize = 100;
-/// File name of the host that takes an application as its argument. It refuses to run under another one
-/// (src/native/corehost/corehost.cpp); a link to it is resolved by the kernel.
+/// File name of the host that takes an application as its argument. It refuses to run under another
+/// one (src/native/corehost/corehost.cpp); a link to it is resolved by the kernel.
 const MUXER: &str = "dotnet";
 /// Options of the host that take a value, and whether only `dotnet exec` knows them.
 const HOST_OPTIONS: [(&str, bool); 7] = [
@@ -44,12 +48,14 @@ pub fn of(target: &Target) -> String {
     of_program(target).or_else(|| target.comm().ok()).unwrap_or_default()
 }
 
-/// The name that its program gives it: the first two parts of the rule. `None` where the executable cannot be seen.
+/// The name that its program gives it: the first two parts of the rule. `None` where the executable
+/// cannot be seen.
 #[must_use]
 pub fn of_program(target: &Target) -> Option<String> {
     let executable = target.executable_name()?;
     let application = if executable == MUXER { application(target) } else { None };
-    let name: String = printable(&application.unwrap_or(executable)).chars().take(CHARACTERS).collect();
+    let name: String =
+        printable(&application.unwrap_or(executable)).chars().take(CHARACTERS).collect();
     Some(name)
 }
 
@@ -62,10 +68,11 @@ pub struct ProcessName {
 }
 
 impl ProcessName {
-    /// Of the process that has `pid` now, of which a record or `/proc` has told the command name `comm`.
+    /// Of the process that has `pid` now, of which a record or `/proc` has told the command name
+    /// `comm`.
     ///
-    /// A record may be read when the process has become another program already: then the command names differ, and what
-    /// `/proc` shows is not the name of the program that the record is of.
+    /// A record may be read when the process has become another program already: then the command
+    /// names differ, and what `/proc` shows is not the name of the program that the record is of.
     #[must_use]
     pub fn of(pid: u32, comm: &str) -> Self {
         let target = Target::open(pid).ok();
@@ -124,8 +131,9 @@ fn stem(path: &str) -> Option<String> {
     Path::new(path).file_stem()?.to_str().map(str::to_owned)
 }
 
-/// The one mapped assembly with a `NAME.runtimeconfig.json` beside it; else the only one outside the frameworks. `None` where
-/// several could be it. An SDK command (`dotnet build`) has its own, `dotnet.dll`.
+/// The one mapped assembly with a `NAME.runtimeconfig.json` beside it; else the only one outside
+/// the frameworks. `None` where several could be it. An SDK command (`dotnet build`) has its own,
+/// `dotnet.dll`.
 fn mapped_application(target: &Target) -> Option<String> {
     let mut assemblies: BTreeSet<PathBuf> = BTreeSet::new();
     let maps = target.maps(|line| {
@@ -148,7 +156,8 @@ fn mapped_application(target: &Target) -> Option<String> {
     if configured.iter().any(|path| path.file_stem().is_some_and(|stem| stem == MUXER)) {
         return Some(MUXER.to_owned());
     }
-    // `…/shared/NAME/VERSION` of every framework; a self-contained application has all in one directory.
+    // `…/shared/NAME/VERSION` of every framework; a self-contained application has all in one
+    // directory.
     let core = assemblies.iter().find(|path| path.ends_with(CORE_LIBRARY))?;
     let frameworks = core.ancestors().nth(3)?;
     only(assemblies.iter().filter(|path| !path.starts_with(frameworks)))
@@ -181,7 +190,10 @@ mod tests {
             ("dotnet EXEC App.exe", Some("App")),
             ("dotnet --additionalprobingpath /x/y.dll App.dll", Some("App")),
             ("dotnet --FX-Version 8.0.1 --roll-forward Major ./App.dll run", Some("App")),
-            ("dotnet exec --runtimeconfig /a/b.dll --additional-deps c.dll /w/Shop.dll", Some("Shop")),
+            (
+                "dotnet exec --runtimeconfig /a/b.dll --additional-deps c.dll /w/Shop.dll",
+                Some("Shop"),
+            ),
             // Only `exec` knows this option: the host takes it for a command of the SDK.
             ("dotnet --depsfile a.json App.dll", None),
             ("dotnet build App.dll", None),

@@ -1,15 +1,21 @@
 //! Work that a profiled process can hold up for ever, done by threads that can be left behind.
 //!
-//! A page of a file comes from its file system, and that may be a process, too (FUSE), which need not answer. Whoever waits for one
-//! cannot be woken, not even by SIGKILL, and may hold the lock of the address space the page is for: then whoever reads that process's mappings or
-//! command line waits as well. So nobody who has something else to do makes such a call. It is handed to another thread and waited for
-//! a moment. When that is over the thread is left behind, to end when it can; the process or file system is not asked again before that, nor
-//! for a minute (unless it turns out that the call did not sleep: a busy machine holds calls up as well), and the next call has another thread. How long a call is waited for gets shorter with each that was given up in that time.
+//! A page of a file comes from its file system, and that may be a process, too (FUSE), which need
+//! not answer. Whoever waits for one cannot be woken, not even by SIGKILL, and may hold the lock of
+//! the address space the page is for: then whoever reads that process's mappings or command line
+//! waits as well. So nobody who has something else to do makes such a call. It is handed to another
+//! thread and waited for a moment. When that is over the thread is left behind, to end when it can;
+//! the process or file system is not asked again before that, nor for a minute (unless it turns out
+//! that the call did not sleep: a busy machine holds calls up as well), and the next call has
+//! another thread. How long a call is waited for gets shorter with each that was given up in that
+//! time.
 //!
-//! Who answers just in time holds the daemon up as well, so there is an account of the time that calls have slept. When that of all comes to
-//! [`MAX_HELD`] within a minute, whoever has the most of it is left alone for a minute, too; and the more are left alone, the less it takes. So one
-//! file system holds the daemon up for a few seconds a minute, and all that may be left alone together for half of the time at the most. What a call
-//! computes or has to wait for a CPU is not held against anybody here: that is work, of which each process has a share (`budget`).
+//! Who answers just in time holds the daemon up as well, so there is an account of the time that
+//! calls have slept. When that of all comes to [`MAX_HELD`] within a minute, whoever has the most
+//! of it is left alone for a minute, too; and the more are left alone, the less it takes. So one
+//! file system holds the daemon up for a few seconds a minute, and all that may be left alone
+//! together for half of the time at the most. What a call computes or has to wait for a CPU is not
+//! held against anybody here: that is work, of which each process has a share (`budget`).
 
 use std::cell::{Cell, OnceCell};
 use std::collections::HashMap;
@@ -23,7 +29,8 @@ use std::time::{Duration, Instant};
 
 /// How long a call may sleep when none is held up. Pages that are swapped out take milliseconds.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// How many times that a call is waited for that does not sleep: it computes (the list of 65,000 mappings), or has no CPU to do so.
+/// How many times that a call is waited for that does not sleep: it computes (the list of 65,000
+/// mappings), or has no CPU to do so.
 const AT_WORK: u32 = 10;
 /// How long whoever held a call up is not asked again.
 const BARRED: Duration = Duration::from_secs(60);
@@ -62,7 +69,8 @@ struct Patience {
     barred_slow: AtomicU64,
 }
 
-/// That of all callers; tests of how it works have their own, since whoever holds up one test's calls shortens the patience of all.
+/// That of all callers; tests of how it works have their own, since whoever holds up one test's
+/// calls shortens the patience of all.
 static OF_ALL: Patience = Patience::new();
 
 #[derive(Default)]
@@ -92,7 +100,13 @@ struct Accounts {
 
 impl Accounts {
     /// A call of `holder` has slept for so long. Who is to be left alone, when so many are already.
-    fn add(&mut self, holder: Holder, held: Duration, barred: usize, now: Instant) -> Option<Holder> {
+    fn add(
+        &mut self,
+        holder: Holder,
+        held: Duration,
+        barred: usize,
+        now: Instant,
+    ) -> Option<Holder> {
         if held < LEAST_HELD {
             return None;
         }
@@ -101,7 +115,8 @@ impl Accounts {
         }
         if self.held.len() >= MAX_ACCOUNTS
             && !self.held.contains_key(&holder)
-            && let Some(least) = self.held.iter().min_by_key(|(_, held)| **held).map(|(holder, _)| *holder)
+            && let Some(least) =
+                self.held.iter().min_by_key(|(_, held)| **held).map(|(holder, _)| *holder)
         {
             self.close(least);
         }
@@ -153,7 +168,8 @@ pub(super) fn thread_time() -> Duration {
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// How long this thread has waited for a CPU: the second number of `schedstat`, which counts when it gets one.
+/// How long this thread has waited for a CPU: the second number of `schedstat`, which counts when
+/// it gets one.
 fn queued_time() -> Option<Duration> {
     thread_local!(static STATS: OnceCell<Option<File>> = const { OnceCell::new() });
     let mut text = [0; 64];
@@ -192,7 +208,8 @@ enum Call<T> {
     GivenUp,
 }
 
-/// Where a call is done, for who waits for it. All is 0 until it has begun; each word is looked at for itself.
+/// Where a call is done, for who waits for it. All is 0 until it has begun; each word is looked at
+/// for itself.
 #[derive(Default)]
 struct Worker {
     tid: AtomicU32,
@@ -205,7 +222,10 @@ impl Worker {
     fn begins(&self, had: &Spent) {
         let had = (had.cpu + had.queued).as_nanos();
         self.had_ns.store(u64::try_from(had).unwrap_or(u64::MAX), Ordering::Relaxed);
-        self.tid.store(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs(), Ordering::Relaxed);
+        self.tid.store(
+            rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs(),
+            Ordering::Relaxed,
+        );
     }
 
     /// Whether the call has slept for less than that of the time since `began`.
@@ -214,18 +234,25 @@ impl Worker {
         if tid == 0 {
             return true;
         }
-        let of =
-            |file: &str| std::fs::read_to_string(format!("/proc/self/task/{tid}/{file}")).unwrap_or_default();
-        // Whether it runs or is in the queue comes first: what it waits for a CPU now is counted when it gets one.
-        let is_runnable = of("stat").rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('R'));
+        let of = |file: &str| {
+            std::fs::read_to_string(format!("/proc/self/task/{tid}/{file}")).unwrap_or_default()
+        };
+        // Whether it runs or is in the queue comes first: what it waits for a CPU now is counted
+        // when it gets one.
+        let is_runnable =
+            of("stat").rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('R'));
         let had = times_in(&of("schedstat")).map_or(Duration::ZERO, |[ran, queued]| ran + queued);
         let worked = had.saturating_sub(Duration::from_nanos(self.had_ns.load(Ordering::Relaxed)));
         is_runnable || began.elapsed().saturating_sub(worked) < patience
     }
 }
 
-/// Does `work` and answers what it does; `None` when `holder` holds it up, or did before and still does.
-pub fn wait_for<T: Send + 'static>(holder: Holder, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+/// Does `work` and answers what it does; `None` when `holder` holds it up, or did before and still
+/// does.
+pub fn wait_for<T: Send + 'static>(
+    holder: Holder,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
     OF_ALL.wait_for(holder, work)
 }
 
@@ -324,13 +351,16 @@ impl Patience {
                 {
                     tracing::warn!(
                         ?holder,
-                        "reading memory or files of a profiled process has taken seconds of the last minute: a file system answers late. It is left alone for a \
-                         minute, and what it would have told is missing; so it goes with others that do so"
+                        "reading memory or files of a profiled process has taken seconds of the \
+                         last minute: a file system answers late. It is left alone for a \
+                         minute, and what it would have told is missing; so it goes with others \
+                         that do so"
                     );
                 }
                 Some(answer)
             }
-            // Noted before the other thread can see that it was given up, which takes back the count: `state` is still locked.
+            // Noted before the other thread can see that it was given up, which takes back the
+            // count: `state` is still locked.
             Call::Made | Call::GivenUp => {
                 let until = Instant::now() + BARRED;
                 self.with_threads(|threads| {
@@ -340,8 +370,10 @@ impl Patience {
                 if self.given_up.fetch_add(1, Ordering::Relaxed) == 0 {
                     tracing::warn!(
                         ?holder,
-                        "reading memory or a file of a profiled process takes too long: a file system does not answer. It is left alone until it does, for a \
-                         minute at least, and what it would have told is missing; so it goes with others that do so"
+                        "reading memory or a file of a profiled process takes too long: a file \
+                         system does not answer. It is left alone until it does, for a \
+                         minute at least, and what it would have told is missing; so it goes with \
+                         others that do so"
                     );
                 }
                 None
@@ -358,8 +390,8 @@ fn start() -> io::Result<Sender<Work>> {
     Ok(sender)
 }
 
-/// Types of file systems that no process serves, `f_type` of statfs(2): ext4, xfs, btrfs, tmpfs, squashfs, erofs, ramfs, f2fs, zfs, memfds' and
-/// the kernel's own.
+/// Types of file systems that no process serves, `f_type` of statfs(2): ext4, xfs, btrfs, tmpfs,
+/// squashfs, erofs, ramfs, f2fs, zfs, memfds' and the kernel's own.
 const LOCAL: [u64; 11] = [
     0xef53,
     0x5846_5342,
@@ -477,7 +509,8 @@ impl Read for ForeignReader {
 #[cfg(test)]
 mod tests {
     use super::{
-        ACCOUNT, AT_WORK, Accounts, BARRED, Holder, MAX_HELD, PATIENCE, Patience, Spent, thread_time,
+        ACCOUNT, AT_WORK, Accounts, BARRED, Holder, MAX_HELD, PATIENCE, Patience, Spent,
+        thread_time,
     };
     use std::sync::mpsc::channel;
     use std::time::{Duration, Instant};
@@ -485,7 +518,8 @@ mod tests {
     #[test]
     fn who_answers_just_in_time_again_and_again_is_left_alone() {
         let (slow, other) = (Holder::Device(1), Holder::Device(2));
-        let (mut accounts, now, late) = (Accounts::default(), Instant::now(), Duration::from_millis(450));
+        let (mut accounts, now, late) =
+            (Accounts::default(), Instant::now(), Duration::from_millis(450));
         let calls = (1..).find(|_| {
             assert_eq!(accounts.add(other, Duration::from_millis(1), 0, now), None);
             accounts.add(slow, late, 0, now) == Some(slow)
@@ -504,7 +538,8 @@ mod tests {
     fn many_that_are_a_little_slow_hold_nobody_up_for_long() {
         let (mut accounts, now, mut barred) = (Accounts::default(), Instant::now(), Vec::new());
         let mut held = Duration::ZERO;
-        // Each time another process, as far as they are not barred, and one that is nearly always quick.
+        // Each time another process, as far as they are not barred, and one that is nearly always
+        // quick.
         for pid in (0..100_000).map(|call| call % 250) {
             for (holder, slept) in [
                 (Holder::Process(pid), Duration::from_millis(10)),
@@ -556,7 +591,8 @@ mod tests {
         static OWN: Patience = Patience::new();
         let (holder, other) = (Holder::Process(1), Holder::Process(2));
         assert_eq!(OWN.wait_for(holder, || 5), Some(5));
-        let ((began, begins), (release, released), (over, is_over)) = (channel(), channel::<()>(), channel());
+        let ((began, begins), (release, released), (over, is_over)) =
+            (channel(), channel::<()>(), channel());
         let held = move || {
             began.send(Instant::now()).ok();
             released.recv().ok();
@@ -565,7 +601,8 @@ mod tests {
         assert_eq!(OWN.wait_for(holder, held), None);
         assert_eq!(OWN.wait_for(holder, || 6), None, "not before the first is over");
         assert_eq!(OWN.wait_for(other, || 7), Some(7));
-        // A busy machine may have begun it late: it is to sleep for as long as it would be waited for.
+        // A busy machine may have begun it late: it is to sleep for as long as it would be waited
+        // for.
         let slept = begins.recv().unwrap().elapsed();
         std::thread::sleep((2 * PATIENCE).saturating_sub(slept));
         release.send(()).unwrap();

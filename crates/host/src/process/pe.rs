@@ -1,5 +1,6 @@
-//! A PE image in a file: a ReadyToRun assembly by itself, or one of those that a single-file program carries behind its ELF segments. The
-//! runtime maps the latter from where they are, section by section (`PAL_LOADLoadPEFile`, src/coreclr/pal/src/loader/module.cpp of
+//! A PE image in a file: a ReadyToRun assembly by itself, or one of those that a single-file
+//! program carries behind its ELF segments. The runtime maps the latter from where they are,
+//! section by section (`PAL_LOADLoadPEFile`, src/coreclr/pal/src/loader/module.cpp of
 //! dotnet/runtime), so that code of theirs is found by its offset in the program's file.
 
 use super::source::Source;
@@ -12,10 +13,12 @@ use std::sync::Arc;
 const MAX_SECTIONS: u16 = 96;
 /// Most bytes of an exception directory that are loaded.
 const MAX_DIRECTORY_BYTES: u64 = 32 << 20;
-/// Carried assemblies begin at such multiples (`Microsoft.NET.HostModel`, Bundle/TargetInfo.cs), and none is longer than that.
+/// Carried assemblies begin at such multiples (`Microsoft.NET.HostModel`, Bundle/TargetInfo.cs),
+/// and none is longer than that.
 const ALIGNMENT: u64 = 4096;
 const MAX_CARRIED_BYTES: u64 = 64 << 20;
-/// Read at a time when one is looked for: few readings, since a file system may take its time for each.
+/// Read at a time when one is looked for: few readings, since a file system may take its time for
+/// each.
 const CHUNK_BYTES: u64 = 1 << 20;
 
 /// One PE section: file offsets to relative virtual addresses.
@@ -37,14 +40,18 @@ pub(super) struct Pe {
 }
 
 impl Pe {
-    /// Reads headers of a PE32+ image (Microsoft PE format): sections and the exception directory's place.
+    /// Reads headers of a PE32+ image (Microsoft PE format): sections and the exception directory's
+    /// place.
     pub(super) fn parse(source: &Source, start: u64) -> Option<Self> {
-        /// crossgen marks the target system in the machine field (runtime src/coreclr/inc/pedecoder.h, IMAGE_FILE_MACHINE_OS_MASK_LINUX).
+        /// crossgen marks the target system in the machine field (runtime
+        /// src/coreclr/inc/pedecoder.h, IMAGE_FILE_MACHINE_OS_MASK_LINUX).
         const LINUX: u16 = 0x7b79;
         const COFF_BYTES: usize = 24;
         const DIRECTORIES_AT: usize = 112;
-        let u16_at = |b: &[u8], at: usize| b.get(at..)?.first_chunk::<2>().map(|b| u16::from_le_bytes(*b));
-        let u32_at = |b: &[u8], at: usize| b.get(at..)?.first_chunk::<4>().map(|b| u32::from_le_bytes(*b));
+        let u16_at =
+            |b: &[u8], at: usize| b.get(at..)?.first_chunk::<2>().map(|b| u16::from_le_bytes(*b));
+        let u32_at =
+            |b: &[u8], at: usize| b.get(at..)?.first_chunk::<4>().map(|b| u32::from_le_bytes(*b));
 
         let dos = source.bytes(start, 64, 64)?;
         let coff_at = start.checked_add(u64::from(u32_at(&dos, 0x3c)?))?;
@@ -63,12 +70,16 @@ impl Pe {
             return None;
         }
         let has_exceptions = u32_at(&optional, DIRECTORIES_AT - 4)? > 3;
-        let directory =
-            |at| u32_at(&optional, DIRECTORIES_AT + 3 * 8 + at).filter(|_| has_exceptions).unwrap_or(0);
+        let directory = |at| {
+            u32_at(&optional, DIRECTORIES_AT + 3 * 8 + at).filter(|_| has_exceptions).unwrap_or(0)
+        };
         let exception = (directory(0), directory(4));
         let count = u16_at(&coff, 6)?.min(MAX_SECTIONS);
-        let table =
-            source.bytes(optional_at.checked_add(u64::from(optional_len))?, u64::from(count) * 40, 4096)?;
+        let table = source.bytes(
+            optional_at.checked_add(u64::from(optional_len))?,
+            u64::from(count) * 40,
+            4096,
+        )?;
         let sections = table
             .chunks_exact(40)
             .filter_map(|s| {
@@ -78,7 +89,8 @@ impl Pe {
         Some(Self { start, sections, exception, directory: None })
     }
 
-    /// Looks for the one that holds the byte at `offset` of a file, and does not begin before `lowest`.
+    /// Looks for the one that holds the byte at `offset` of a file, and does not begin before
+    /// `lowest`.
     pub(super) fn find(source: &Source, offset: u64, lowest: u64) -> Option<Self> {
         let lowest = lowest.max(offset.saturating_sub(MAX_CARRIED_BYTES));
         let mut end = (offset & !(ALIGNMENT - 1)).checked_add(ALIGNMENT)?;
@@ -124,7 +136,8 @@ impl Pe {
         })
     }
 
-    /// The exception directory, and whether it was loaded just now, which it is only from an open file.
+    /// The exception directory, and whether it was loaded just now, which it is only from an open
+    /// file.
     pub(super) fn directory(&mut self, source: &Source) -> Option<(Arc<ExceptionDirectory>, bool)> {
         if let Some(directory) = &self.directory {
             return Some((Arc::clone(directory), false));

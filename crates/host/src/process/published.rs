@@ -1,8 +1,10 @@
-//! What a process publishes of itself for readers outside: OpenTelemetry's process context (OTEP 4719, format 2), a header of 32 bytes in a mapping
-//! called `OTEL_CTX` with a pointer to a protobuf message; and whether its threads publish what they work for (OTEP 4947).
+//! What a process publishes of itself for readers outside: OpenTelemetry's process context (OTEP
+//! 4719, format 2), a header of 32 bytes in a mapping called `OTEL_CTX` with a pointer to a
+//! protobuf message; and whether its threads publish what they work for (OTEP 4947).
 //!
-//! The process may write all of it at any time, and anything: a copy is believed when the time of publishing was the same before and after, is
-//! bounded, and says nothing but how the process calls itself.
+//! The process may write all of it at any time, and anything: a copy is believed when the time of
+//! publishing was the same before and after, is bounded, and says nothing but how the process calls
+//! itself.
 
 use super::memory::ProcessMemory;
 use crate::process::handle::Target;
@@ -13,16 +15,19 @@ use perfusion_unwind::TargetMemory;
 use prost::Message as _;
 use std::sync::Arc;
 
-/// As `/proc/PID/maps` has it: a memfd, and what the kernel was told to call it (`PR_SET_VMA_ANON_NAME`). A memfd has no name in any directory.
+/// As `/proc/PID/maps` has it: a memfd, and what the kernel was told to call it
+/// (`PR_SET_VMA_ANON_NAME`). A memfd has no name in any directory.
 const NAMES: [&str; 4] =
     ["/memfd:OTEL_CTX", "/memfd:OTEL_CTX (deleted)", "[anon_shmem:OTEL_CTX]", "[anon:OTEL_CTX]"];
-/// Signature, version (u32), size of the payload (u32), time of publishing (u64, zero while it is written), address of the payload (u64).
+/// Signature, version (u32), size of the payload (u32), time of publishing (u64, zero while it is
+/// written), address of the payload (u64).
 const HEADER_BYTES: usize = 32;
 const SIGNATURE: &[u8; 8] = b"OTEL_CTX";
 const VERSION: u32 = 2;
 /// Most bytes of a payload; the publishers known have some hundred.
 const PAYLOAD_BYTES: usize = 1 << 16;
-/// An update takes far less than a microsecond; who is always in the middle of one does not want to be read.
+/// An update takes far less than a microsecond; who is always in the middle of one does not want to
+/// be read.
 const TRIES: usize = 3;
 /// Characters of a value that samples show, at most.
 const SHOWN_CHARACTERS: usize = 200;
@@ -43,7 +48,8 @@ pub struct Published {
 
 /// Thread context (OTEP 4947): the thread-local pointer to a thread's record.
 pub const THREAD_VARIABLE: &str = "otel_thread_ctx_v1";
-/// The attribute that says how threads publish theirs, and what it says for this way: while it was tried, and since.
+/// The attribute that says how threads publish theirs, and what it says for this way: while it was
+/// tried, and since.
 const THREAD_SCHEMA: &str = "threadlocal.schema_version";
 const THREAD_SCHEMAS: [&str; 2] = ["tlsdesc_v1_dev", "tls_v1"];
 
@@ -104,7 +110,8 @@ fn parse(header: &[u8; HEADER_BYTES]) -> Option<(usize, u64)> {
 
 fn decode(payload: &[u8]) -> Option<Published> {
     let ProcessContext { resource, attributes } = ProcessContext::decode(payload).ok()?;
-    let schema = attributes.iter().find(|attribute| attribute.key == THREAD_SCHEMA).and_then(text_of);
+    let schema =
+        attributes.iter().find(|attribute| attribute.key == THREAD_SCHEMA).and_then(text_of);
     let threads = schema.is_some_and(|schema| THREAD_SCHEMAS.contains(&schema));
     let resource = resource.or_else(|| threads.then(Resource::default))?;
     let text = |name: &str| {
@@ -115,7 +122,11 @@ fn decode(payload: &[u8]) -> Option<Published> {
         let value: String = printable(text(name)?).chars().take(SHOWN_CHARACTERS).collect();
         Some((*name, value.into()))
     });
-    Some(Published { service: text("service.name").map(str::to_owned), shown: shown.collect(), threads })
+    Some(Published {
+        service: text("service.name").map(str::to_owned),
+        shown: shown.collect(),
+        threads,
+    })
 }
 
 fn text_of(attribute: &KeyValue) -> Option<&str> {
@@ -162,7 +173,8 @@ mod tests {
         ProcessContext { resource: Some(resource), attributes: Vec::new() }.encode_to_vec()
     }
 
-    /// A header at 0 and a payload at 4096; the header is another one from its `changes`-th reading on.
+    /// A header at 0 and a payload at 4096; the header is another one from its `changes`-th reading
+    /// on.
     struct Memory {
         header: [u8; HEADER_BYTES],
         payload: Vec<u8>,
@@ -238,11 +250,16 @@ mod tests {
     fn threads_publish_in_a_way_that_is_known_or_not_at_all() {
         let published = |schema: &str| {
             let value = Some(AnyValue { value: Some(Value::StringValue(schema.to_owned())) });
-            let attribute =
-                KeyValue { key: "threadlocal.schema_version".to_owned(), value, ..KeyValue::default() };
+            let attribute = KeyValue {
+                key: "threadlocal.schema_version".to_owned(),
+                value,
+                ..KeyValue::default()
+            };
             decode(&ProcessContext { resource: None, attributes: vec![attribute] }.encode_to_vec())
         };
-        assert!(["tlsdesc_v1_dev", "tls_v1"].iter().all(|schema| published(schema).unwrap().threads));
+        assert!(
+            ["tlsdesc_v1_dev", "tls_v1"].iter().all(|schema| published(schema).unwrap().threads)
+        );
         assert_eq!(published("go_pprof_labels_v1"), None);
     }
 

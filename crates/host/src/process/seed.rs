@@ -1,5 +1,5 @@
-//! Threads that existed before the recording, from /proc: those no event tells about (sleepers, and threads that never leave their
-//! CPU).
+//! Threads that existed before the recording, from /proc: those no event tells about (sleepers, and
+//! threads that never leave their CPU).
 
 use ebpf_common::key::{STATE_BLOCKED, STATE_RUNNING_OR_RUNNABLE};
 use rustix::fs::{CWD, OFlags, openat};
@@ -62,7 +62,8 @@ fn is_gone(error: &io::Error) -> bool {
         || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
 }
 
-/// The threads of `tgid`, dead ones too; none when it is gone. Some may be missing while others end.
+/// The threads of `tgid`, dead ones too; none when it is gone. Some may be missing while others
+/// end.
 pub fn tasks(tgid: u32) -> io::Result<HashSet<u32>> {
     let mut tasks = HashSet::new();
     let entries = match fs::read_dir(format!("/proc/{tgid}/task")) {
@@ -71,7 +72,9 @@ pub fn tasks(tgid: u32) -> io::Result<HashSet<u32>> {
     };
     for entry in entries {
         match entry {
-            Ok(entry) => tasks.extend(entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok())),
+            Ok(entry) => {
+                tasks.extend(entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()))
+            }
             Err(error) if is_gone(&error) => break,
             Err(error) => return Err(error),
         }
@@ -84,7 +87,8 @@ pub fn is_readable() -> bool {
     fs::File::open("/proc/self/stat").is_ok()
 }
 
-/// How long a thread ran so far, by the scheduler's account as of the last tick; `None` when it is gone, or the kernel keeps no such file.
+/// How long a thread ran so far, by the scheduler's account as of the last tick; `None` when it is
+/// gone, or the kernel keeps no such file.
 pub fn ran_ns(tgid: u32, tid: u32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{tgid}/task/{tid}/schedstat")).ok()?;
     text.split(' ').next()?.parse().ok()
@@ -92,8 +96,9 @@ pub fn ran_ns(tgid: u32, tid: u32) -> Option<u64> {
 
 /// Whether a thread that was blocked when it had run for `exec_ns` has not run since.
 pub fn still_sleeps(tgid: u32, tid: u32, exec_ns: u64) -> bool {
-    // What a thread runs is on its account once it has left its CPU, and this file is not written for one that has not (fs/proc/base.c,
-    // `proc_pid_syscall`, which waits for that): it says `running`. So the account is asked for last.
+    // What a thread runs is on its account once it has left its CPU, and this file is not written
+    // for one that has not (fs/proc/base.c, `proc_pid_syscall`, which waits for that): it says
+    // `running`. So the account is asked for last.
     let place = fs::read(format!("/proc/{tgid}/task/{tid}/syscall"));
     place.is_ok_and(|place| !place.starts_with(b"running")) && ran_ns(tgid, tid) == Some(exec_ns)
 }
@@ -135,8 +140,9 @@ mod tests {
                 }
             });
             let (own, tid) = (std::process::id(), told.recv().unwrap().cast_unsigned());
-            let sleeps = (0..100)
-                .any(|_| super::ran_ns(own, tid).is_some_and(|ran| super::still_sleeps(own, tid, ran)));
+            let sleeps = (0..100).any(|_| {
+                super::ran_ns(own, tid).is_some_and(|ran| super::still_sleeps(own, tid, ran))
+            });
             over.store(true, std::sync::atomic::Ordering::Relaxed);
             assert!(!sleeps);
         });

@@ -1,10 +1,14 @@
 //! Which service a process belongs to: the name its profile is filed under.
 //!
-//! Taken from the first of: the name its OpenTelemetry SDK publishes ([`published`]), which has made up its mind from code, configuration and environment;
-//! `OTEL_SERVICE_NAME`, `DD_SERVICE`, the label of its pod that names the application (`app.kubernetes.io/name`, `app`),
-//! the name of its process ([`super::name`]). A process that is gone before it was asked about has its command name. A process chooses its own name, and only its own: the name is cut, cleaned, and never taken for a path.
+//! Taken from the first of: the name its OpenTelemetry SDK publishes ([`published`]), which has
+//! made up its mind from code, configuration and environment; `OTEL_SERVICE_NAME`, `DD_SERVICE`,
+//! the label of its pod that names the application (`app.kubernetes.io/name`, `app`), the name of
+//! its process ([`super::name`]). A process that is gone before it was asked about has its command
+//! name. A process chooses its own name, and only its own: the name is cut, cleaned, and never
+//! taken for a path.
 //!
-//! An SDK publishes when the program has set it up, so a process is asked again, less and less often; what was counted before stays under the name before.
+//! An SDK publishes when the program has set it up, so a process is asked again, less and less
+//! often; what was counted before stays under the name before.
 
 use super::name::CHARACTERS;
 use super::published::{self, Published};
@@ -21,7 +25,8 @@ use std::time::{Duration, Instant};
 pub const KERNEL: &str = "[kernel]";
 /// Variables that name the service, in the order they count.
 const VARIABLES: [&str; 2] = ["OTEL_SERVICE_NAME", "DD_SERVICE"];
-/// A process that is younger is not asked what it publishes: most that end soon never do, and to look takes a reading of its mappings.
+/// A process that is younger is not asked what it publishes: most that end soon never do, and to
+/// look takes a reading of its mappings.
 const YOUNG: Duration = Duration::from_secs(3);
 /// Longest time between two looks at what a process publishes. It doubles from [`YOUNG`] on.
 const LONGEST: Duration = Duration::from_secs(600);
@@ -56,12 +61,14 @@ impl Services {
         Self { pods, ..Self::default() }
     }
 
-    /// The service of the process that has `pid` now, and what it publishes; `comm` names it when it is gone.
+    /// The service of the process that has `pid` now, and what it publishes; `comm` names it when
+    /// it is gone.
     pub fn of(&mut self, pid: u32, comm: &str) -> (Arc<str>, Option<Arc<PublishedLabels>>) {
         let now = Instant::now();
         let known = self.by_pid.get(&pid);
-        let known =
-            known.filter(|known| known.waits_for.as_ref().is_none_or(|uid| self.pods.get(uid).is_none()));
+        let known = known.filter(|known| {
+            known.waits_for.as_ref().is_none_or(|uid| self.pods.get(uid).is_none())
+        });
         if let Some(known) = known.filter(|known| now < known.next) {
             return (Arc::clone(&known.name), known.published.clone());
         }
@@ -84,22 +91,33 @@ impl Services {
                 waits_for = uid.filter(|_| pod.is_none()).map(Into::into);
                 asked = !is_young(&target);
                 published = asked.then(|| published::read(&target)).flatten();
-                let named = published.as_ref().and_then(|published| clean(published.service.as_deref()?));
+                let named =
+                    published.as_ref().and_then(|published| clean(published.service.as_deref()?));
                 named.or_else(|| look(&target, pod.as_deref().and_then(|pod| pod.app())))
             }
-            // Workers come and go as they are needed (kernel/workqueue.c); no other thread of the kernel does.
+            // Workers come and go as they are needed (kernel/workqueue.c); no other thread of the
+            // kernel does.
             Err(_) => comm.starts_with("kworker/").then(|| KERNEL.to_owned()),
         };
         let name = found.or_else(|| clean(comm)).unwrap_or_else(|| "[unknown]".to_owned());
         let published = published.map(|published| labels(pid, published));
-        Known { name: self.shared(name), waits_for, published, asked, next: now + YOUNG, pause: YOUNG }
+        Known {
+            name: self.shared(name),
+            waits_for,
+            published,
+            asked,
+            next: now + YOUNG,
+            pause: YOUNG,
+        }
     }
 
-    /// Looks once more at what it publishes. That it publishes nothing changes nothing: a child has its parent's name without publishing it.
+    /// Looks once more at what it publishes. That it publishes nothing changes nothing: a child has
+    /// its parent's name without publishing it.
     fn ask_again(&mut self, pid: u32, known: Known, now: Instant) -> Known {
         let pause = known.pause.saturating_mul(2).min(LONGEST);
         let known = Known { asked: true, next: now + pause, pause, ..known };
-        let Some(published) = Target::open(pid).ok().and_then(|target| published::read(&target)) else {
+        let Some(published) = Target::open(pid).ok().and_then(|target| published::read(&target))
+        else {
             return known;
         };
         let name = match published.service.as_deref().and_then(clean) {
@@ -126,7 +144,8 @@ impl Services {
         self.by_pid.get(&pid).map(|known| Arc::clone(&known.name))
     }
 
-    /// False while it is so young that it was not looked at for what it publishes: it may name itself otherwise then.
+    /// False while it is so young that it was not looked at for what it publishes: it may name
+    /// itself otherwise then.
     #[must_use]
     pub fn is_sure(&self, pid: u32) -> bool {
         self.by_pid.get(&pid).is_none_or(|known| known.asked)
@@ -138,12 +157,15 @@ impl Services {
         self.by_pid.get(&pid)?.published.clone()
     }
 
-    /// `child` was forked from `parent`, and belongs where that does until it becomes another program.
+    /// `child` was forked from `parent`, and belongs where that does until it becomes another
+    /// program.
     pub fn forked(&mut self, parent: u32, child: u32) {
         match self.by_pid.get(&parent).cloned() {
             Some(known) => {
-                // The mapping is not inherited (MADV_DONTFORK): what it says of its parent's instance is not so of the child.
-                let known = Known { published: None, next: Instant::now() + YOUNG, pause: YOUNG, ..known };
+                // The mapping is not inherited (MADV_DONTFORK): what it says of its parent's
+                // instance is not so of the child.
+                let known =
+                    Known { published: None, next: Instant::now() + YOUNG, pause: YOUNG, ..known };
                 self.by_pid.insert(child, known);
             }
             None => drop(self.by_pid.remove(&child)),
@@ -186,7 +208,8 @@ fn look(target: &Target, app: Option<&str>) -> Option<String> {
     named.or_else(|| clean(app?)).or_else(|| clean(&super::name::of_program(target)?))
 }
 
-/// A name that may be shown, or nothing. What is in brackets has that name from us (`[kernel]`, `[other]`): nobody takes it for himself.
+/// A name that may be shown, or nothing. What is in brackets has that name from us (`[kernel]`,
+/// `[other]`): nobody takes it for himself.
 fn clean(name: &str) -> Option<String> {
     let name: String = printable(name.trim()).chars().take(CHARACTERS).collect();
     let inner = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
@@ -210,10 +233,15 @@ mod tests {
         }
     }
 
-    /// A child that has become `sleep`: the parent of a spawn goes on a moment before the kernel shows the new environment.
+    /// A child that has become `sleep`: the parent of a spawn goes on a moment before the kernel
+    /// shows the new environment.
     fn sleeper(variables: &[(&str, &str)]) -> Sleeper {
         let mut command = Command::new("sleep");
-        command.arg("600").env_remove("OTEL_SERVICE_NAME").env_remove("DD_SERVICE").env("READY", "1");
+        command
+            .arg("600")
+            .env_remove("OTEL_SERVICE_NAME")
+            .env_remove("DD_SERVICE")
+            .env("READY", "1");
         let child = Sleeper(command.envs(variables.iter().copied()).spawn().unwrap());
         let environment = || std::fs::read(format!("/proc/{}/environ", child.0.id())).unwrap();
         while !environment().windows(7).any(|part| part == b"READY=1") {

@@ -28,7 +28,8 @@ impl Source {
                 done
             }
             Self::Bytes(bytes) => {
-                let there = usize::try_from(offset).ok().and_then(|o| bytes.get(o..)).unwrap_or_default();
+                let there =
+                    usize::try_from(offset).ok().and_then(|o| bytes.get(o..)).unwrap_or_default();
                 let length = there.len().min(into.len());
                 if let (Some(to), Some(from)) = (into.get_mut(..length), there.get(..length)) {
                     to.copy_from_slice(from);

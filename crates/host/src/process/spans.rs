@@ -1,5 +1,5 @@
-//! When to look whether the threads of a process publish what they work for ([`super::published`]): at its first stack, and then less and less often,
-//! for they may begin to at any time.
+//! When to look whether the threads of a process publish what they work for ([`super::published`]):
+//! at its first stack, and then less and less often, for they may begin to at any time.
 
 use perfusion_model::frame::ProcessId;
 use std::collections::{HashMap, HashSet};
@@ -29,7 +29,8 @@ pub struct Looks {
 
 #[derive(Clone, Copy, Debug)]
 struct Look {
-    /// Which one it was: the pid may be another's by now, or its program another one, and nobody has been told.
+    /// Which one it was: the pid may be another's by now, or its program another one, and nobody
+    /// has been told.
     process: ProcessId,
     next: Next,
 }
@@ -57,11 +58,14 @@ impl Looks {
         }
     }
 
-    /// It was looked at. True when what was found before, of whoever had this pid, does not hold any more.
+    /// It was looked at. True when what was found before, of whoever had this pid, does not hold
+    /// any more.
     pub fn looked(&mut self, pid: u32, process: ProcessId, now: Instant, found: Found) -> bool {
         let before = self.by_pid.get(&pid).copied();
         let pause = match before {
-            Some(Look { process: same, next: Next::At { pause, .. } }) if same == process => Some(pause),
+            Some(Look { process: same, next: Next::At { pause, .. } }) if same == process => {
+                Some(pause)
+            }
             _ => None,
         };
         let pause = match (pause, found) {
@@ -92,7 +96,8 @@ impl Looks {
 
     /// Forgets all processes but these; answers those whose threads were found to publish.
     pub fn keep(&mut self, alive: &HashSet<u32>) -> Vec<u32> {
-        let gone: Vec<u32> = self.by_pid.keys().filter(|pid| !alive.contains(pid)).copied().collect();
+        let gone: Vec<u32> =
+            self.by_pid.keys().filter(|pid| !alive.contains(pid)).copied().collect();
         gone.into_iter().filter(|pid| self.forget(*pid)).collect()
     }
 }

@@ -1,7 +1,9 @@
-//! The table of processes: fed by events, or by /proc for those that were there before, and asked for finished stacks.
+//! The table of processes: fed by events, or by /proc for those that were there before, and asked
+//! for finished stacks.
 //!
-//! A process is (pid, start time, exec count). Its mappings are kept by epoch: whatever is mapped over code takes the old
-//! code's rules and methods with it. An unmapping alone is not reported and harmless: no thread can run there.
+//! A process is (pid, start time, exec count). Its mappings are kept by epoch: whatever is mapped
+//! over code takes the old code's rules and methods with it. An unmapping alone is not reported and
+//! harmless: no thread can run there.
 
 use super::ProcessError;
 use super::budget::{Common, cpu_time};
@@ -18,7 +20,9 @@ use super::spans::Found;
 use super::thread_variable::ThreadVariable;
 use crate::process::handle::Target;
 use crate::system_limits::share_of_open_files;
-use ebpf_common::key::{SPAN_DESCRIPTOR, SPAN_DISTANCE, SPAN_INDEX, SPAN_MODULE, SPAN_STATIC, SpanPlace};
+use ebpf_common::key::{
+    SPAN_DESCRIPTOR, SPAN_DISTANCE, SPAN_INDEX, SPAN_MODULE, SPAN_STATIC, SpanPlace,
+};
 use foldhash::{HashMap, HashMapExt as _};
 use perfusion_model::event::{Event, EventKind, MonotonicNs, ShimEvent, UserContext, WalkEnd};
 use perfusion_model::frame::{ImageId, Marker, ProcessId};
@@ -38,8 +42,9 @@ const MAX_INFOS: usize = 65_536;
 const FEW: usize = 256;
 /// How long an exited process is kept for samples that come late.
 const KEEP_EXITED: Duration = Duration::from_secs(10);
-/// Shortest time between two times that all processes are read anew: a process that makes mappings without end can fill perf's rings. It
-/// doubles while that goes on, and is short again once nothing was lost for as long as the longest.
+/// Shortest time between two times that all processes are read anew: a process that makes mappings
+/// without end can fill perf's rings. It doubles while that goes on, and is short again once
+/// nothing was lost for as long as the longest.
 const DOUBT_INTERVAL: Duration = Duration::from_secs(1);
 const LONGEST_DOUBT_INTERVAL: Duration = Duration::from_secs(16);
 /// Shortest time between two searches for processes that are gone, when the table is full.
@@ -55,8 +60,8 @@ const MAX_CACHED: usize = 1 << 18;
 
 /// No process has this pid.
 const NOBODY: u32 = u32::MAX;
-/// Most files a forked process takes over as its parent's; one with more looks for each when it is needed. Copies of very many, in very
-/// many children, would be gigabytes.
+/// Most files a forked process takes over as its parent's; one with more looks for each when it is
+/// needed. Copies of very many, in very many children, would be gigabytes.
 const MAX_INHERITED: usize = 256;
 
 /// Who a process is; stays known after it is gone.
@@ -97,7 +102,8 @@ pub struct Standing {
     /// Microseconds of CPU time of the daemon for it: all of these records, look-ups included.
     #[serde(default)]
     pub cpu_us: u64,
-    /// Milliseconds since the daemon has known it: what to divide by. 0 from a daemon that does not say.
+    /// Milliseconds since the daemon has known it: what to divide by. 0 from a daemon that does not
+    /// say.
     #[serde(default)]
     pub known_for_ms: u64,
     /// The service whose profile has it, where services are told apart.
@@ -108,7 +114,8 @@ pub struct Standing {
 impl Counters {
     fn count(&mut self, finished: &Finished) {
         self.stacks += 1;
-        self.stacks_of_gone_processes += u64::from(finished.broken == Some(Marker::TruncatedProcessGone));
+        self.stacks_of_gone_processes +=
+            u64::from(finished.broken == Some(Marker::TruncatedProcessGone));
         self.stacks_stale += u64::from(finished.broken == Some(Marker::TruncatedStale));
         self.stacks_exiting += u64::from(finished.is_exiting());
         self.stacks_broken += u64::from(finished.is_broken());
@@ -116,7 +123,8 @@ impl Counters {
     }
 }
 
-/// A table is as large as it ever was, here after a storm of short-lived processes, unless it is made smaller: a quarter is to be in use at least.
+/// A table is as large as it ever was, here after a storm of short-lived processes, unless it is
+/// made smaller: a quarter is to be in use at least.
 fn fit<K: Eq + Hash, V>(table: &mut HashMap<K, V>) {
     if table.capacity() > 4 * table.len().max(FEW) {
         table.shrink_to(2 * table.len());
@@ -166,15 +174,19 @@ impl ProcessTable {
             EventKind::Exec { pid, comm } => {
                 let old = self.remove(*pid);
                 let (exec_count, start_ticks) = match &old {
-                    Some(old) => (self.info(old.id).map_or(0, |i| i.exec_count) + 1, old.start_ticks),
+                    Some(old) => {
+                        (self.info(old.id).map_or(0, |i| i.exec_count) + 1, old.start_ticks)
+                    }
                     None => (1, None),
                 };
-                // Read anew: runtimes move their child into the container's cgroup just before they let it become the program.
+                // Read anew: runtimes move their child into the container's cgroup just before they
+                // let it become the program.
                 let home = home(*pid);
                 let name = ProcessName::of(*pid, comm);
                 let new = self.insert(*pid, start_ticks, exec_count, name, home, Arc::default());
                 if let (Ok(_), Some(new)) = (new, self.live.get_mut(pid)) {
-                    // All its mappings are about to be reported; what is in none of them is an address of the program before.
+                    // All its mappings are about to be reported; what is in none of them is an
+                    // address of the program before.
                     new.refreshed = Some(Instant::now());
                     if let Some(old) = old {
                         (new.share, new.elsewhere) = (old.share, old.elsewhere);
@@ -208,7 +220,9 @@ impl ProcessTable {
                 }
             }
             EventKind::Comm { thread, comm } if thread.tid == thread.pid => {
-                if let Some(info) = self.live.get(&thread.pid).and_then(|p| self.infos.get_mut(&p.id)) {
+                if let Some(info) =
+                    self.live.get(&thread.pid).and_then(|p| self.infos.get_mut(&p.id))
+                {
                     info.name.renamed(thread.pid, comm);
                 }
             }
@@ -219,17 +233,20 @@ impl ProcessTable {
                 let mapping = self.images.share_path(mapping);
                 let shared = Arc::strong_count(&process.mappings) > 1;
                 let before = if shared { 0 } else { process.mappings.held_bytes() };
-                // Opened while the process is most likely there, and always: the inode may be another file's by now.
+                // Opened while the process is most likely there, and always: the inode may be
+                // another file's by now.
                 if mapping.region == Region::File {
                     let key = mapping.file();
                     process.refill(&mut self.common, Instant::now());
                     if self.common.has_time(&process.share) {
                         let before = cpu_time();
-                        let elsewhere =
-                            process.elsewhere.map(|elsewhere| Elsewhere { at: event.time, ..elsewhere });
+                        let elsewhere = process
+                            .elsewhere
+                            .map(|elsewhere| Elsewhere { at: event.time, ..elsewhere });
                         let known = process.images.get(&key).copied().flatten();
                         let image = self.images.resolve(mmap.pid, &mapping, elsewhere).ok();
-                        // It may be gone or out of reach by now, and is the one that was known while nobody wrote to that.
+                        // It may be gone or out of reach by now, and is the one that was known
+                        // while nobody wrote to that.
                         let image = image.or(known.filter(|id| self.images.is_unchanged(*id)));
                         process.set_image(key, image);
                         self.common.spend(&mut process.share, cpu_time().saturating_sub(before));
@@ -266,13 +283,17 @@ impl ProcessTable {
         self.drop_exited(event.time);
     }
 
-    /// Doubts all processes: an exec, a fork, a mapping or the end of any of them may be unknown, so each is read anew from /proc when its next
-    /// stack comes.
+    /// Doubts all processes: an exec, a fork, a mapping or the end of any of them may be unknown,
+    /// so each is read anew from /proc when its next stack comes.
     fn doubt_all(&mut self) {
-        let quiet =
-            self.doubted.is_none_or(|at| at.elapsed() >= self.doubt_interval + LONGEST_DOUBT_INTERVAL);
-        self.doubt_interval =
-            if quiet { DOUBT_INTERVAL } else { (self.doubt_interval * 2).min(LONGEST_DOUBT_INTERVAL) };
+        let quiet = self
+            .doubted
+            .is_none_or(|at| at.elapsed() >= self.doubt_interval + LONGEST_DOUBT_INTERVAL);
+        self.doubt_interval = if quiet {
+            DOUBT_INTERVAL
+        } else {
+            (self.doubt_interval * 2).min(LONGEST_DOUBT_INTERVAL)
+        };
         self.counters.doubts += 1;
         (self.in_doubt, self.doubted) = (false, Some(Instant::now()));
         for process in self.live.values_mut() {
@@ -280,15 +301,19 @@ impl ProcessTable {
         }
     }
 
-    /// Reads a process anew of which records may be lost. What is known of it stays where it is still so, and so does what was spent on it.
+    /// Reads a process anew of which records may be lost. What is known of it stays where it is
+    /// still so, and so does what was spent on it.
     fn settle(&mut self, pid: u32) {
-        let Some(process) = self.live.get_mut(&pid).filter(|process| process.in_doubt) else { return };
+        let Some(process) = self.live.get_mut(&pid).filter(|process| process.in_doubt) else {
+            return;
+        };
         process.refill(&mut self.common, Instant::now());
         if !self.common.has_time(&process.share) {
             self.counters.budget_refusals += 1;
             return;
         }
-        // One that has ended, or whose first thread has, stays as it was: there is nothing to be read any more.
+        // One that has ended, or whose first thread has, stays as it was: there is nothing to be
+        // read any more.
         let Some(stat) = super::stat(pid).filter(|stat| stat.state != 'Z') else { return };
         let program = Program::of(&stat);
         let same = program.is_told()
@@ -297,7 +322,8 @@ impl ProcessTable {
         let before = cpu_time();
         if !same {
             let Some(old) = self.remove(pid) else { return };
-            // What it has used up stays so, whoever it is: else a process that has records lost would have its share anew.
+            // What it has used up stays so, whoever it is: else a process that has records lost
+            // would have its share anew.
             if self.adopt(pid).is_ok()
                 && let Some(process) = self.live.get_mut(&pid)
             {
@@ -306,7 +332,10 @@ impl ProcessTable {
         } else if let Ok(seen) = read_maps(pid) {
             process.in_doubt = false;
             let (held, images) = (process.mappings.held_bytes(), &self.images);
-            process.remap(seen.into_iter().map(|m| images.share_path(m)).collect(), &mut self.counters);
+            process.remap(
+                seen.into_iter().map(|m| images.share_path(m)).collect(),
+                &mut self.counters,
+            );
             self.mapping_bytes += process.mappings.held_bytes().saturating_sub(held);
             let changed = |(key, id): (&FileKey, &Option<ImageId>)| {
                 id.is_some_and(|id| !images.is_unchanged(id)).then_some(*key)
@@ -353,7 +382,8 @@ impl ProcessTable {
         process
     }
 
-    /// Forgets processes that are gone, except these, to which those still there are added; and that files but these stand in stacks.
+    /// Forgets processes that are gone, except these, to which those still there are added; and
+    /// that files but these stand in stacks.
     pub fn forget_gone(&mut self, images: &HashSet<ImageId>, processes: &mut HashSet<ProcessId>) {
         self.remove_gone();
         processes.extend(self.live.values().map(|process| process.id));
@@ -363,8 +393,8 @@ impl ProcessTable {
         self.images.keep_only(images);
     }
 
-    /// Removes processes whose end was not reported: the pid is free, or another's. Of one that was forked and never sampled only the pid is
-    /// known.
+    /// Removes processes whose end was not reported: the pid is free, or another's. Of one that was
+    /// forked and never sampled only the pid is known.
     fn remove_gone(&mut self) {
         let exited: HashSet<ProcessId> = self.exited.iter().map(|(_, id, _)| *id).collect();
         let gone = |process: &&Process| {
@@ -383,7 +413,8 @@ impl ProcessTable {
         self.copies_only = true;
     }
 
-    /// Has the probes learn and forget what they are to, by `write`. Stacks that they walk after that are walked by these rules.
+    /// Has the probes learn and forget what they are to, by `write`. Stacks that they walk after
+    /// that are walked by these rules.
     pub fn teach(&mut self, write: impl FnOnce(Vec<Lesson>)) {
         let (lessons, touched) = self.lessons.take();
         write(lessons);
@@ -395,7 +426,8 @@ impl ProcessTable {
         }
     }
 
-    /// Takes up a process that was there before the recording, from /proc. Known ones are left as they are.
+    /// Takes up a process that was there before the recording, from /proc. Known ones are left as
+    /// they are.
     ///
     /// # Errors
     /// [`ProcessError`] when it is gone, unreadable or the table is full.
@@ -411,7 +443,8 @@ impl ProcessTable {
         let mut mappings = Mappings::default();
         let mut refused = 0;
         for mapping in read_maps(pid)? {
-            refused += u64::from(mappings.insert(self.images.share_path(mapping)) == Replaced::Refused);
+            refused +=
+                u64::from(mappings.insert(self.images.share_path(mapping)) == Replaced::Refused);
         }
         self.counters.mappings_refused += refused;
         let held = mappings.held_bytes();
@@ -509,7 +542,8 @@ impl ProcessTable {
         self.live.get(&pid).map(|process| process.share.time()).unwrap_or_default()
     }
 
-    /// A record of `pid` was handled, which took so much CPU time beside look-ups. One of a process that is not known is nobody's.
+    /// A record of `pid` was handled, which took so much CPU time beside look-ups. One of a process
+    /// that is not known is nobody's.
     pub fn handled(&mut self, pid: u32, time: Duration) {
         if let Some(process) = self.live.get_mut(&pid) {
             process.share.handled(time);
@@ -533,8 +567,9 @@ impl ProcessTable {
         self.images.get(id)
     }
 
-    /// Looks whether the threads of `pid` publish what they work for, and teaches the probes where. It comes out of the process's share of work, as far as
-    /// that goes: what a process maps decides how much there is to look at.
+    /// Looks whether the threads of `pid` publish what they work for, and teaches the probes where.
+    /// It comes out of the process's share of work, as far as that goes: what a process maps
+    /// decides how much there is to look at.
     pub fn find_spans(&mut self, pid: u32) -> Found {
         // The access models of thread-local variables are those of x86-64.
         if !cfg!(target_arch = "x86_64") {
@@ -559,14 +594,16 @@ impl ProcessTable {
         }
     }
 
-    /// Where the threads of `pid` have the variable that points to what they publish, if one of its files defines it; `None` when its share of work is used up
-    /// before that is known. What was found out until then need not be found out again.
+    /// Where the threads of `pid` have the variable that points to what they publish, if one of its
+    /// files defines it; `None` when its share of work is used up before that is known. What was
+    /// found out until then need not be found out again.
     fn thread_pointers(&mut self, pid: u32) -> Option<Option<SpanPlace>> {
         let mappings: Vec<Mapping> =
             self.mappings(pid).filter(|mapping| mapping.region == Region::File).cloned().collect();
         // Debian's musl is called by the C library's name, of which its loader's is a link.
         let is_musl = |path: &str| path.contains("/ld-musl") || path.contains("-linux-musl/");
-        let entry_bytes = if mappings.iter().any(|mapping| is_musl(&mapping.path)) { 8 } else { 16 };
+        let entry_bytes =
+            if mappings.iter().any(|mapping| is_musl(&mapping.path)) { 8 } else { 16 };
         for mapping in mappings {
             let found = self.within_share(pid, |table| table.thread_pointer_in(pid, &mapping))?;
             if let Some(place) = found {
@@ -629,7 +666,8 @@ impl ProcessTable {
         self.lessons.push(Lesson::NoSpans { pid });
     }
 
-    /// The program `pid` runs: the file mapped at its lowest address, where the kernel puts the executable.
+    /// The program `pid` runs: the file mapped at its lowest address, where the kernel puts the
+    /// executable.
     #[must_use]
     pub fn main_image(&self, pid: u32) -> Option<ImageId> {
         let process = self.live.get(&pid)?;
@@ -667,7 +705,8 @@ impl ProcessTable {
         self.images.refused
     }
 
-    /// Walks a context of a thread of `pid` to the thread's start. A process not seen before is taken up from /proc.
+    /// Walks a context of a thread of `pid` to the thread's start. A process not seen before is
+    /// taken up from /proc.
     pub fn finish(&mut self, pid: u32, context: &UserContext, limits: Limits) -> Finished {
         self.close_memories();
         let adopted = self.adopt(pid);
@@ -745,7 +784,8 @@ impl ProcessTable {
         finished
     }
 
-    /// Reads the start time of a process that was forked or executed since the recording began: its record does not tell.
+    /// Reads the start time of a process that was forked or executed since the recording began: its
+    /// record does not tell.
     fn fill_start(&mut self, pid: u32) {
         let Some(process) = self.live.get_mut(&pid).filter(|p| p.program.is_none()) else { return };
         let Some(stat) = super::stat(pid) else { return };
@@ -756,8 +796,8 @@ impl ProcessTable {
         }
     }
 
-    /// Drops the mappings of the processes sampled longest ago until all take at most `limit` bytes; never those of `keep`. They are read
-    /// anew when a stack needs them.
+    /// Drops the mappings of the processes sampled longest ago until all take at most `limit`
+    /// bytes; never those of `keep`. They are read anew when a stack needs them.
     fn evict_mappings(&mut self, limit: usize, keep: u32) {
         if self.mapping_bytes <= limit {
             return;
@@ -784,14 +824,16 @@ impl ProcessTable {
             }
             let Some(process) = self.live.get_mut(&pid) else { continue };
             if Arc::strong_count(&process.mappings) == 1 {
-                self.mapping_bytes = self.mapping_bytes.saturating_sub(process.mappings.held_bytes());
+                self.mapping_bytes =
+                    self.mapping_bytes.saturating_sub(process.mappings.held_bytes());
             }
             process.drop_mappings(&mut self.lessons);
             self.counters.mappings_evicted += 1;
         }
     }
 
-    /// Drops what is remembered of the processes sampled longest ago, until at most `limit` steps and bodies are left.
+    /// Drops what is remembered of the processes sampled longest ago, until at most `limit` steps
+    /// and bodies are left.
     fn evict_caches(&mut self, limit: usize) {
         if self.cached <= limit {
             return;
@@ -806,7 +848,8 @@ impl ProcessTable {
         }
     }
 
-    /// Memory is short: forgets half of what is remembered of walks, and all that was read of files and can be read again.
+    /// Memory is short: forgets half of what is remembered of walks, and all that was read of files
+    /// and can be read again.
     pub fn shed(&mut self) {
         self.evict_caches(self.cached / 2);
         self.evict_mappings(self.mapping_bytes / 2, NOBODY);
@@ -817,7 +860,8 @@ impl ProcessTable {
         self.rules.shrink_to_fit();
     }
 
-    /// Bounds the number of open memory files: all are closed when there are too many, and reopen when needed.
+    /// Bounds the number of open memory files: all are closed when there are too many, and reopen
+    /// when needed.
     fn close_memories(&mut self) {
         self.stacks_since_look += 1;
         if self.stacks_since_look < MEMORIES_LOOK {
@@ -825,7 +869,9 @@ impl ProcessTable {
         }
         self.stacks_since_look = 0;
         let most = share_of_open_files(MAX_MEMORIES);
-        if self.live.len() > most && self.live.values().filter(|p| p.memory.is_some()).count() > most {
+        if self.live.len() > most
+            && self.live.values().filter(|p| p.memory.is_some()).count() > most
+        {
             for process in self.live.values_mut() {
                 process.memory = None;
             }
@@ -867,7 +913,15 @@ mod tests {
 
     fn mmap(pid: u32, start: u64, len: u64, path: &str) -> EventKind {
         let inode = u64::from(path.starts_with('/'));
-        EventKind::Mmap(Mmap { pid, start, len, file_offset: 0, device: (0, 1), inode, path: path.into() })
+        EventKind::Mmap(Mmap {
+            pid,
+            start,
+            len,
+            file_offset: 0,
+            device: (0, 1),
+            inode,
+            path: path.into(),
+        })
     }
 
     /// A pid no process can have (kernel limit 2^22), and so have those that follow.
@@ -883,7 +937,8 @@ mod tests {
         }
     }
 
-    /// A child that waits in a system call, and its context: stack pointer and PC as /proc states them, stack from its memory.
+    /// A child that waits in a system call, and its context: stack pointer and PC as /proc states
+    /// them, stack from its memory.
     fn sleeper() -> (Sleeper, UserContext) {
         let child = Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap();
         let pid = child.id();
@@ -982,13 +1037,21 @@ mod tests {
             inode: meta.ino(),
             path: file.path().to_str().unwrap().to_owned(),
         })));
-        let place = SpanPlace { address: start + 0x3000, offset: 0, kind: SPAN_DESCRIPTOR, entry_bytes: 16 };
+        let place = SpanPlace {
+            address: start + 0x3000,
+            offset: 0,
+            kind: SPAN_DESCRIPTOR,
+            entry_bytes: 16,
+        };
         assert_eq!(table.thread_pointers(pid), Some(Some(place)));
         let process = table.live.get_mut(&pid).unwrap();
         table.common.spend(&mut process.share, Duration::from_secs(60));
         assert_eq!((table.thread_pointers(pid), table.counters().budget_refusals), (None, 1));
         if cfg!(target_arch = "x86_64") {
-            assert_eq!((table.find_spans(pid), table.counters().budget_refusals), (Found::PutOff, 2));
+            assert_eq!(
+                (table.find_spans(pid), table.counters().budget_refusals),
+                (Found::PutOff, 2)
+            );
         }
     }
 
@@ -1042,8 +1105,13 @@ mod tests {
             table.adopt(parent.pid).unwrap();
             let kind = EventKind::Fork { parent, thread: child };
             table.observe(&Event { time: forked, kind });
-            let regs = UserRegs { ip: home as *const () as u64, known: u16::MAX, ..UserRegs::default() };
-            table.finish(child.pid, &UserContext { regs, ..UserContext::default() }, Limits::default());
+            let regs =
+                UserRegs { ip: home as *const () as u64, known: u16::MAX, ..UserRegs::default() };
+            table.finish(
+                child.pid,
+                &UserContext { regs, ..UserContext::default() },
+                Limits::default(),
+            );
             table.main_image(child.pid)
         };
         assert!(found(MonotonicNs::now()).is_some());
@@ -1069,7 +1137,10 @@ mod tests {
         assert!(done.reached_thread_start, "{done:?}");
         assert_ne!(table.id(pid), before);
         assert_eq!(table.id(NOBODY), ended);
-        assert!(table.live[&pid].share.time() >= Duration::from_millis(3), "what it has used up stays so");
+        assert!(
+            table.live[&pid].share.time() >= Duration::from_millis(3),
+            "what it has used up stays so"
+        );
         table.observe(&event(EventKind::ProcessRecordsLost));
         assert_eq!(table.counters().doubts, 1, "not twice a second");
     }
@@ -1082,7 +1153,8 @@ mod tests {
         let id = table.adopt(pid).unwrap();
         let whole = table.finish(pid, &context, Limits::default());
         let mapped: Vec<Mapping> = table.mappings(pid).cloned().collect();
-        // As if the record of one that covers code had been lost, and of another that was taken away again.
+        // As if the record of one that covers code had been lost, and of another that was taken
+        // away again.
         table.observe(&event(mmap(pid, 0x1_0000, 0x1000, "/somewhere")));
         table.observe(&event(mmap(pid, mapped[0].range.start, 0x1000, "/elsewhere")));
         let steps = table.live[&pid].cached();
@@ -1159,8 +1231,13 @@ mod tests {
         for child in 1..=u32::try_from(MAX_PROCESSES).unwrap() + 5 {
             table.observe(&event(EventKind::Fork { parent, thread: thread(NOBODY + child) }));
         }
-        assert_eq!((table.live.len(), table.counters().processes_refused), (7, 0), "when the table is full");
-        table.observe(&event(EventKind::Exit { thread: thread(NOBODY + MAX_PROCESSES as u32 + 1) }));
+        assert_eq!(
+            (table.live.len(), table.counters().processes_refused),
+            (7, 0),
+            "when the table is full"
+        );
+        table
+            .observe(&event(EventKind::Exit { thread: thread(NOBODY + MAX_PROCESSES as u32 + 1) }));
         let capacities = |table: &ProcessTable| [table.live.capacity(), table.infos.capacity()];
         assert!(capacities(&table).into_iter().all(|capacity| capacity >= MAX_PROCESSES));
         table.forget_gone(&HashSet::new(), &mut HashSet::new());
@@ -1220,7 +1297,9 @@ mod tests {
             let mut table = ProcessTable::new();
             table.observe(&event(EventKind::Exec { pid: NOBODY, comm: "parent".into() }));
             let parent = table.live.get_mut(&NOBODY).unwrap();
-            parent.images.extend((0..files as u64).map(|inode| (((0, 1), inode), Some(ImageId(0)))));
+            parent
+                .images
+                .extend((0..files as u64).map(|inode| (((0, 1), inode), Some(ImageId(0)))));
             let fork = EventKind::Fork { parent: thread(NOBODY), thread: thread(NOBODY + 1) };
             table.observe(&event(fork));
             assert_eq!(table.live[&(NOBODY + 1)].images.len(), inherited);
@@ -1274,9 +1353,10 @@ mod tests {
             table.observe(&event(EventKind::Exec { pid, comm: String::new() }));
             let process = table.live.get_mut(&pid).unwrap();
             let body = JitBody::without_entries(start..start + 0x100, 1);
-            process
-                .bodies
-                .insert(start, KnownBody { body, generation: 0, checked: Instant::now(), is_used: false });
+            process.bodies.insert(
+                start,
+                KnownBody { body, generation: 0, checked: Instant::now(), is_used: false },
+            );
         }
         table.live.get_mut(&NOBODY).unwrap().used += Duration::from_secs(1);
         table.cached = 2;
@@ -1331,7 +1411,10 @@ mod tests {
         }
         let done = table.finish(std::process::id(), &UserContext::default(), Limits::default());
         assert_eq!(done.broken, Some(Marker::TruncatedNotKnown));
-        assert_eq!((table.counters().processes_refused, table.counters().stacks_of_gone_processes), (1, 0));
+        assert_eq!(
+            (table.counters().processes_refused, table.counters().stacks_of_gone_processes),
+            (1, 0)
+        );
         // Of one that is not there it would be found that it is gone, if anything were asked.
         assert!(matches!(table.adopt(NOBODY - 1), Err(ProcessError::Full { .. })));
     }
@@ -1399,8 +1482,13 @@ mod tests {
             };
             process.bodies.insert(0x1000, known);
         }
-        let unloaded = ShimEvent::CodeUnloaded { ranges: vec![(0x1000, 0x10), (u64::MAX, u64::MAX)] };
-        table.observe(&event(EventKind::Shim { pid: NOBODY, region: RegionId(0), event: unloaded }));
+        let unloaded =
+            ShimEvent::CodeUnloaded { ranges: vec![(0x1000, 0x10), (u64::MAX, u64::MAX)] };
+        table.observe(&event(EventKind::Shim {
+            pid: NOBODY,
+            region: RegionId(0),
+            event: unloaded,
+        }));
         assert!(table.live[&NOBODY].bodies.is_empty());
         assert_eq!(table.live[&(NOBODY + 1)].bodies.len(), 1);
     }

@@ -1,12 +1,14 @@
-//! Thread-local variables of ELF files, found by name: in the dynamic symbol table, and in the relocations by which the file itself finds them. Files
-//! come from profiled processes: every table is bounded, and what does not fit together has no variable.
+//! Thread-local variables of ELF files, found by name: in the dynamic symbol table, and in the
+//! relocations by which the file itself finds them. Files come from profiled processes: every table
+//! is bounded, and what does not fit together has no variable.
 
 use super::image::{Image, elf_header, program_headers};
 use super::source::Source;
 use object::endian::LittleEndian as LE;
 use object::{elf, pod};
 
-/// Most entries of the dynamic section, and symbols looked at for one name: linkers make tables in which a name has a handful to itself.
+/// Most entries of the dynamic section, and symbols looked at for one name: linkers make tables in
+/// which a name has a handful to itself.
 const MAX_DYNAMIC: u64 = 4096;
 const MAX_CHAIN: u32 = 512;
 /// Most bytes of relocations read of a file, of all its tables together: a third of a million.
@@ -64,7 +66,8 @@ struct Block {
 fn find(source: &Source, name: &str, size: u64) -> Option<ThreadVariable> {
     let header = elf_header(source)?;
     let programs = program_headers(source, &header)?;
-    let of_type = |wanted: u32| programs.iter().find(move |program| program.p_type.get(LE) == wanted);
+    let of_type =
+        |wanted: u32| programs.iter().find(move |program| program.p_type.get(LE) == wanted);
     // Most files have none, and are done with here.
     let block = of_type(elf::PT_TLS).map(|block| Block {
         address: block.p_vaddr.get(LE),
@@ -73,10 +76,13 @@ fn find(source: &Source, name: &str, size: u64) -> Option<ThreadVariable> {
     })?;
     let section = of_type(elf::PT_DYNAMIC)?;
     let offset_of = |address: u64| {
-        programs.iter().filter(|program| program.p_type.get(LE) == elf::PT_LOAD).find_map(|program| {
-            let within = address.checked_sub(program.p_vaddr.get(LE))?;
-            (within < program.p_filesz.get(LE)).then(|| program.p_offset.get(LE).checked_add(within))?
-        })
+        programs.iter().filter(|program| program.p_type.get(LE) == elf::PT_LOAD).find_map(
+            |program| {
+                let within = address.checked_sub(program.p_vaddr.get(LE))?;
+                (within < program.p_filesz.get(LE))
+                    .then(|| program.p_offset.get(LE).checked_add(within))?
+            },
+        )
     };
     let bytes = source.bytes(
         section.p_offset.get(LE),
@@ -85,13 +91,16 @@ fn find(source: &Source, name: &str, size: u64) -> Option<ThreadVariable> {
     )?;
     let dynamic = dynamic(&bytes, offset_of);
     let (index, symbol) = symbol(source, &dynamic, name)?;
-    if symbol.st_info & 0xf != elf::STT_TLS || symbol.st_shndx.get(LE) == 0 || symbol.st_size.get(LE) != size
+    if symbol.st_info & 0xf != elf::STT_TLS
+        || symbol.st_shndx.get(LE) == 0
+        || symbol.st_size.get(LE) != size
     {
         return None;
     }
     let value = symbol.st_value.get(LE);
-    let loaded =
-        header.e_type.get(LE) == elf::ET_EXEC || dynamic.is_program || of_type(elf::PT_INTERP).is_some();
+    let loaded = header.e_type.get(LE) == elf::ET_EXEC
+        || dynamic.is_program
+        || of_type(elf::PT_INTERP).is_some();
     if loaded {
         return distance(block, value).map(ThreadVariable::Static);
     }
@@ -99,8 +108,9 @@ fn find(source: &Source, name: &str, size: u64) -> Option<ThreadVariable> {
     let mut module = None;
     for table in dynamic.relocations {
         match relocated(source, table, &mut left, index, value) {
-            // That says where the module's other variables are as well. The variable's own relocation, which is the surer one, may be in another table:
-            // linkers put a descriptor among those of calls.
+            // That says where the module's other variables are as well. The variable's own
+            // relocation, which is the surer one, may be in another table: linkers put a descriptor
+            // among those of calls.
             Some(found @ ThreadVariable::Module(..)) => module = module.or(Some(found)),
             Some(found) => return Some(found),
             None => {}
@@ -109,7 +119,8 @@ fn find(source: &Source, name: &str, size: u64) -> Option<ThreadVariable> {
     module
 }
 
-/// How far behind the thread pointer the program's own variables are: its block ends there, as far up as its alignment allows (x86-64, variant II).
+/// How far behind the thread pointer the program's own variables are: its block ends there, as far
+/// up as its alignment allows (x86-64, variant II).
 fn distance(block: Block, value: u64) -> Option<i64> {
     let end = block.address.wrapping_add(block.bytes);
     let below = block.bytes.checked_add(end.wrapping_neg() & (block.align - 1))?;
@@ -118,8 +129,8 @@ fn distance(block: Block, value: u64) -> Option<i64> {
 
 fn dynamic(bytes: &[u8], offset_of: impl Fn(u64) -> Option<u64>) -> Dynamic {
     let count = bytes.len() / size_of::<elf::Dyn64<LE>>();
-    let entries =
-        pod::slice_from_bytes::<elf::Dyn64<LE>>(bytes, count).map_or(&[][..], |(entries, _)| entries);
+    let entries = pod::slice_from_bytes::<elf::Dyn64<LE>>(bytes, count)
+        .map_or(&[][..], |(entries, _)| entries);
     let mut found = Dynamic::default();
     let [direct, by_calls] = &mut [Table::default(); 2];
     for entry in entries {
@@ -151,8 +162,11 @@ fn symbol(source: &Source, dynamic: &Dynamic, name: &str) -> Option<(u32, elf::S
         let mut bytes = [0; 4];
         (source.read(at, &mut bytes) == 4).then(|| u32::from_le_bytes(bytes))
     };
-    let hash = name.bytes().fold(5381u32, |hash, byte| hash.wrapping_mul(33).wrapping_add(u32::from(byte)));
-    // Buckets, first symbol in them, words of the filter (of 8 bytes), its shift; the filter, the buckets, a hash for each symbol.
+    let hash = name
+        .bytes()
+        .fold(5381u32, |hash, byte| hash.wrapping_mul(33).wrapping_add(u32::from(byte)));
+    // Buckets, first symbol in them, words of the filter (of 8 bytes), its shift; the filter, the
+    // buckets, a hash for each symbol.
     let (buckets, first, filter) = (word(hashes)?, word(hashes + 4)?, word(hashes + 8)?);
     let table = hashes.checked_add(16 + 8 * u64::from(filter))?;
     let chains = table.checked_add(4 * u64::from(buckets))?;
@@ -181,11 +195,13 @@ fn is_called(source: &Source, names: Table, at: u32, name: &str) -> bool {
     let wanted = [name.as_bytes(), &[0]].concat();
     let (at, length) = (u64::from(at), wanted.len() as u64);
     let there = at.checked_add(length).is_some_and(|end| end <= names.bytes);
-    there && names.offset.checked_add(at).and_then(|at| source.bytes(at, length, length)) == Some(wanted)
+    there
+        && names.offset.checked_add(at).and_then(|at| source.bytes(at, length, length))
+            == Some(wanted)
 }
 
-/// What a relocation has put where for the variable, of so many bytes as there are `left` to read. One that is bound within its file has no symbol: the
-/// value stands in the relocation.
+/// What a relocation has put where for the variable, of so many bytes as there are `left` to read.
+/// One that is bound within its file has no symbol: the value stands in the relocation.
 fn relocated(
     source: &Source,
     table: Table,
@@ -209,13 +225,17 @@ fn relocated(
             let by_name = symbol == index && addend == 0;
             let by_value = symbol == 0 && u64::try_from(addend).is_ok_and(|addend| addend == value);
             match entry.r_type(LE, false) {
-                elf::R_X86_64_TPOFF64 if by_name || by_value => return Some(ThreadVariable::Distance(here)),
+                elf::R_X86_64_TPOFF64 if by_name || by_value => {
+                    return Some(ThreadVariable::Distance(here));
+                }
                 elf::R_X86_64_TLSDESC if by_name || by_value => {
                     return Some(ThreadVariable::Descriptor(here));
                 }
                 elf::R_X86_64_DTPMOD64 if by_name => return Some(ThreadVariable::Index(here)),
                 // The module's, for any of its variables.
-                elf::R_X86_64_DTPMOD64 if symbol == 0 => module = Some(ThreadVariable::Module(here, value)),
+                elf::R_X86_64_DTPMOD64 if symbol == 0 => {
+                    module = Some(ThreadVariable::Module(here, value))
+                }
                 _ => {}
             }
         }
@@ -246,8 +266,10 @@ pub(super) mod tests {
 
     /// A library that defines the variable `name`, with relocations of data and of calls.
     pub(crate) fn library(name: &str, direct: &[Relocation], by_calls: &[Relocation]) -> Vec<u8> {
-        let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
-        let halves = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        let words =
+            |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        let halves =
+            |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
         let table = |of: &[Relocation]| -> Vec<u8> {
             let entry = |&(at, kind, symbol, addend): &Relocation| {
                 [at, u64::from(symbol) << 32 | u64::from(kind), addend]
@@ -260,8 +282,9 @@ pub(super) mod tests {
         let program = |kind: u32, flags: u32, offset: u64, bytes: u64| {
             [halves(&[kind, flags]), words(&[offset, offset, offset, bytes, bytes, 8])].concat()
         };
-        let hash =
-            name.bytes().fold(5381u32, |hash, byte| hash.wrapping_mul(33).wrapping_add(u32::from(byte)));
+        let hash = name
+            .bytes()
+            .fold(5381u32, |hash, byte| hash.wrapping_mul(33).wrapping_add(u32::from(byte)));
         let names = [&[0], name.as_bytes(), &[0]].concat();
         let parts = [
             (0, [&elf::ELFMAG[..], &[elf::ELFCLASS64, elf::ELFDATA2LSB, 1]].concat()),
@@ -295,9 +318,13 @@ pub(super) mod tests {
                 .collect(),
             ),
             // The first symbol is none.
-            (SYMBOLS + 24, [halves(&[1, 1 << 16 | elf::STT_TLS as u32]), words(&[VALUE, 8])].concat()),
+            (
+                SYMBOLS + 24,
+                [halves(&[1, 1 << 16 | elf::STT_TLS as u32]), words(&[VALUE, 8])].concat(),
+            ),
             (NAMES, names),
-            // A bucket, whose first symbol is 1; a word of the filter; the bucket; the hash of its last symbol.
+            // A bucket, whose first symbol is 1; a word of the filter; the bucket; the hash of its
+            // last symbol.
             (HASHES, [halves(&[1, 1, 1, 0]), words(&[u64::MAX]), halves(&[1, hash | 1])].concat()),
             (TABLES, direct),
             (calls_at, by_calls),
@@ -330,7 +357,10 @@ pub(super) mod tests {
             assert_eq!(found(&[own], &[module]), Some(expected));
             assert_eq!(found(&[module, own], &[]), Some(expected));
         }
-        assert_eq!(found(&[others], &[module, others]), Some(ThreadVariable::Module(0x3000, VALUE)));
+        assert_eq!(
+            found(&[others], &[module, others]),
+            Some(ThreadVariable::Module(0x3000, VALUE))
+        );
         assert_eq!(found(&[module], &[]), Some(ThreadVariable::Module(0x3000, VALUE)));
         // Another variable's.
         assert_eq!(found(&[(0x3200, elf::R_X86_64_TLSDESC, 0, VALUE + 8)], &[others]), None);
@@ -341,9 +371,16 @@ pub(super) mod tests {
         let most = usize::try_from(MAX_RELOCATION_BYTES / 24).unwrap();
         let others = vec![(0x3100, elf::R_X86_64_GLOB_DAT, 2, 0); most];
         let own = (0x3200, elf::R_X86_64_TLSDESC, 1, 0);
-        assert_eq!(found(&[&[own], &others[1..]].concat(), &[]), Some(ThreadVariable::Descriptor(0x3200)));
+        assert_eq!(
+            found(&[&[own], &others[1..]].concat(), &[]),
+            Some(ThreadVariable::Descriptor(0x3200))
+        );
         assert_eq!(found(&[&others[1..], &[own]].concat(), &others[..1]), None);
-        assert_eq!(found(&others, &[own]), Some(ThreadVariable::Descriptor(0x3200)), "calls are few");
+        assert_eq!(
+            found(&others, &[own]),
+            Some(ThreadVariable::Descriptor(0x3200)),
+            "calls are few"
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! What google/pprof makes of a message once it is parsed (`postDecode`, `CheckValid`, `CompatibilizeSampleTypes`), in that order.
+//! What google/pprof makes of a message once it is parsed (`postDecode`, `CheckValid`,
+//! `CompatibilizeSampleTypes`), in that order.
 
 use super::{Reading, Refusal, are, is_ours};
 use crate::proto::{Label, Profile, ValueType};
@@ -44,7 +45,9 @@ fn strings(profile: &Profile) -> Result<(), Refusal> {
     for &comment in &profile.comment {
         check(comment)?;
     }
-    [profile.drop_frames, profile.keep_frames, profile.default_sample_type].into_iter().try_for_each(check)
+    [profile.drop_frames, profile.keep_frames, profile.default_sample_type]
+        .into_iter()
+        .try_for_each(check)
 }
 
 /// A mapping that is not in the table is none.
@@ -59,7 +62,9 @@ fn mappings(reading: &mut Reading) {
     }
     if unknown > 0 {
         let what = are(unknown, "location", "locations");
-        reading.remarks.push(format!("{what} of a mapping that is not in the file: shown without a file"));
+        reading
+            .remarks
+            .push(format!("{what} of a mapping that is not in the file: shown without a file"));
     }
 }
 
@@ -74,7 +79,8 @@ fn names(profile: &mut Profile) {
     }
 }
 
-/// Text and number in one label: the text counts. Neither: there is no label; our own numbers may be 0 and have no unit.
+/// Text and number in one label: the text counts. Neither: there is no label; our own numbers may
+/// be 0 and have no unit.
 fn labels(reading: &mut Reading) {
     let ours = is_ours(&reading.profile);
     let (mut both, mut neither) = (0, 0);
@@ -166,7 +172,11 @@ fn types(reading: &mut Reading) -> Result<(), Refusal> {
     if once.contains(&false) {
         remarks.push(format!(
             "{} in several columns: dropped",
-            are(names.values().filter(|&&columns| columns > 1).count(), "sample type", "sample types",)
+            are(
+                names.values().filter(|&&columns| columns > 1).count(),
+                "sample type",
+                "sample types",
+            )
         ));
         let mut kept = once.iter();
         profile.sample_type.retain(|_| kept.next() == Some(&true));
@@ -175,7 +185,8 @@ fn types(reading: &mut Reading) -> Result<(), Refusal> {
             sample.value.retain(|_| kept.next() == Some(&true));
         }
         if !default_exists {
-            profile.default_sample_type = profile.sample_type.first().map_or(0, |first| first.r#type);
+            profile.default_sample_type =
+                profile.sample_type.first().map_or(0, |first| first.r#type);
         }
     } else if !default_exists {
         profile.default_sample_type = 0;

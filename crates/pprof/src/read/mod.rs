@@ -1,10 +1,15 @@
-//! A profile of any tool -> a [`Profile`] as `go tool pprof` would see it, or the reason pprof gives for refusing it.
+//! A profile of any tool -> a [`Profile`] as `go tool pprof` would see it, or the reason pprof
+//! gives for refusing it.
 //!
-//! What this program writes is strict ([`super::validate()`]); what it reads follows google/pprof's reader (`profile/encode.go`,
-//! `profile/profile.go`, `profile/prune.go`, `internal/driver/fetch.go`), since a file that opens there is expected to open here:
-//! - a label may stand several times, with text and number, without key; a mapping that is not in the table is none;
-//! - a default type that does not exist is none; a type that stands twice is dropped; frames that the profile wants dropped are;
-//! - strings are bytes: those that are not UTF-8 are shown as `\xe9`, and stay different from each other.
+//! What this program writes is strict ([`super::validate()`]); what it reads follows google/pprof's
+//! reader (`profile/encode.go`, `profile/profile.go`, `profile/prune.go`,
+//! `internal/driver/fetch.go`), since a file that opens there is expected to open here:
+//! - a label may stand several times, with text and number, without key; a mapping that is not in
+//!   the table is none;
+//! - a default type that does not exist is none; a type that stands twice is dropped; frames that
+//!   the profile wants dropped are;
+//! - strings are bytes: those that are not UTF-8 are shown as `\xe9`, and stay different from each
+//!   other.
 //!
 //! Where something is dropped or changed on the way, [`Reading::remarks`] says so.
 
@@ -22,7 +27,8 @@ use wire::{Fields, Value};
 /// A profile that was read.
 #[derive(Debug)]
 pub struct Reading {
-    /// As pprof would see it. Labels may stand several times: it need not be valid in the sense of [`super::validate()`].
+    /// As pprof would see it. Labels may stand several times: it need not be valid in the sense of
+    /// [`super::validate()`].
     pub profile: Profile,
     /// One sentence for each kind of thing that was dropped or changed.
     pub remarks: Vec<String>,
@@ -46,7 +52,9 @@ pub fn read(bytes: &[u8]) -> Result<Reading, PprofError> {
 pub fn is_ours(profile: &Profile) -> bool {
     profile.comment.iter().any(|&comment| {
         let comment = usize::try_from(comment).ok().and_then(|at| profile.string_table.get(at));
-        comment.is_some_and(|text| [PERFUSION_PREFIX, LOSS_PREFIX].iter().any(|ours| text.starts_with(ours)))
+        comment.is_some_and(|text| {
+            [PERFUSION_PREFIX, LOSS_PREFIX].iter().any(|ours| text.starts_with(ours))
+        })
     })
 }
 
@@ -87,7 +95,8 @@ fn message(bytes: &[u8]) -> Result<Reading, Refusal> {
     Ok(Reading { profile, remarks })
 }
 
-/// Strings that are not UTF-8 with `\xe9` in place of each wrong byte. One that would be another string of the table then gets a mark more.
+/// Strings that are not UTF-8 with `\xe9` in place of each wrong byte. One that would be another
+/// string of the table then gets a mark more.
 fn texts(strings: &[&[u8]], remarks: &mut Vec<String>) -> Vec<String> {
     let is_wrong = |bytes: &&[u8]| std::str::from_utf8(bytes).is_err();
     let wrong = strings.iter().filter(|bytes| is_wrong(bytes)).count();
@@ -98,7 +107,8 @@ fn texts(strings: &[&[u8]], remarks: &mut Vec<String>) -> Vec<String> {
         "{} not UTF-8: wrong bytes are shown as \\xNN",
         are(wrong, "name or text", "names and texts")
     ));
-    let valid: HashSet<&str> = strings.iter().filter_map(|bytes| std::str::from_utf8(bytes).ok()).collect();
+    let valid: HashSet<&str> =
+        strings.iter().filter_map(|bytes| std::str::from_utf8(bytes).ok()).collect();
     let text = |bytes: &&[u8]| {
         let mut text = String::with_capacity(bytes.len());
         for chunk in bytes.utf8_chunks() {

@@ -1,5 +1,6 @@
-//! `drop_frames` and `keep_frames`: frames below the function that a person asked for, an allocator's for example, which tools leave out
-//! (`profile/prune.go`). The leaf end of a stack goes from the outermost frame on that is to be dropped, but never down to its root.
+//! `drop_frames` and `keep_frames`: frames below the function that a person asked for, an
+//! allocator's for example, which tools leave out (`profile/prune.go`). The leaf end of a stack
+//! goes from the outermost frame on that is to be dropped, but never down to its root.
 
 use super::{Reading, are};
 use crate::proto::Profile;
@@ -24,16 +25,21 @@ pub(super) fn prune(reading: &mut Reading) {
     };
     let (Ok(drop), Ok(keep)) = (compile(drop), keep) else {
         remarks.push(format!(
-            "drop_frames `{drop_shown}` or keep_frames `{keep_shown}` is no regular expression: nothing is dropped"
+            "drop_frames `{drop_shown}` or keep_frames `{keep_shown}` is no regular expression: \
+             nothing is dropped"
         ));
         return;
     };
     let shortened = apply(profile, &drop, keep.as_ref());
     if shortened > 0 {
-        let kept =
-            if keep_shown.is_empty() { String::new() } else { format!(", keep_frames `{keep_shown}`") };
+        let kept = if keep_shown.is_empty() {
+            String::new()
+        } else {
+            format!(", keep_frames `{keep_shown}`")
+        };
         remarks.push(format!(
-            "the innermost frames of {shortened} of {} not shown, as the profile asks: drop_frames `{drop_shown}`{kept}",
+            "the innermost frames of {shortened} of {} not shown, as the profile asks: drop_frames \
+             `{drop_shown}`{kept}",
             are(profile.sample.len(), "stack", "stacks")
         ));
     }
@@ -96,7 +102,8 @@ fn simplified(name: &str) -> &str {
     let name = name.strip_prefix('.').unwrap_or(name);
     let mut at = 0;
     while let Some(rest) = name.get(at..) {
-        let reserved = RESERVED.iter().filter_map(|word| Some((rest.find(word)?, word.len()))).min();
+        let reserved =
+            RESERVED.iter().filter_map(|word| Some((rest.find(word)?, word.len()))).min();
         match (rest.find('('), reserved) {
             (Some(bracket), Some((from, len))) if from <= bracket => at += from + len,
             (Some(bracket), _) => return name.get(..at + bracket).unwrap_or(name),

@@ -8,12 +8,18 @@ use prost::Message as _;
 /// `main` calls `f`, with a sample type `cpu`.
 fn good() -> Profile {
     let texts = ["", "cpu", "nanoseconds", "f", "main", "key", "value", "malloc", "malloc|free"];
-    let location =
-        |id| Location { id, line: vec![Line { function_id: id, ..Line::default() }], ..Location::default() };
+    let location = |id| Location {
+        id,
+        line: vec![Line { function_id: id, ..Line::default() }],
+        ..Location::default()
+    };
     Profile {
         string_table: texts.map(str::to_owned).to_vec(),
         sample_type: vec![ValueType { r#type: 1, unit: 2 }],
-        function: (1..=2).zip(3..).map(|(id, name)| Function { id, name, ..Function::default() }).collect(),
+        function: (1..=2)
+            .zip(3..)
+            .map(|(id, name)| Function { id, name, ..Function::default() })
+            .collect(),
         location: (1..=2).map(location).collect(),
         sample: vec![Sample { location_id: vec![1, 2], value: vec![10], label: Vec::new() }],
         ..Profile::default()
@@ -104,16 +110,22 @@ fn strings_that_are_not_utf8_are_read_and_stay_different() {
     let reading = read(&bytes).unwrap();
     let ours = &reading.profile.string_table[9..];
     assert_eq!(ours, ["\\xe9t", "\\xe9t\u{fffd}", "\\xe8t", "a\\xff\\xfeb"]);
-    assert_eq!(reading.remarks, ["3 names and texts are not UTF-8: wrong bytes are shown as \\xNN"]);
+    assert_eq!(
+        reading.remarks,
+        ["3 names and texts are not UTF-8: wrong bytes are shown as \\xNN"]
+    );
 }
 
 #[test]
 fn frames_that_the_profile_wants_dropped_are_dropped() {
-    // `main` calls `f` calls `malloc` calls `free`; another sample is `malloc` alone, which is a root and stays.
+    // `main` calls `f` calls `malloc` calls `free`; another sample is `malloc` alone, which is a
+    // root and stays.
     let program = |p: &mut Profile| {
         p.function.push(Function { id: 3, name: 7, ..Function::default() });
-        let inlined =
-            vec![Line { function_id: 3, ..Line::default() }, Line { function_id: 1, ..Line::default() }];
+        let inlined = vec![
+            Line { function_id: 3, ..Line::default() },
+            Line { function_id: 1, ..Line::default() },
+        ];
         p.location.push(Location {
             id: 3,
             line: vec![Line { function_id: 3, ..Line::default() }],
@@ -132,7 +144,8 @@ fn frames_that_the_profile_wants_dropped_are_dropped() {
     assert_eq!(stacks, [&[1, 2][..], &[3], &[4, 2]]);
     assert_eq!(profile.location[3].line.len(), 1, "the inlined frame goes, its caller stays");
     assert!(
-        remarks.contains("of 2 of 3 stacks are not shown") && remarks.contains("drop_frames `malloc|free`"),
+        remarks.contains("of 2 of 3 stacks are not shown")
+            && remarks.contains("drop_frames `malloc|free`"),
         "{remarks}"
     );
     let (profile, remarks) = reading(|p| {
@@ -162,8 +175,14 @@ fn what_pprof_refuses_is_refused_with_its_reason() {
     assert_eq!(refused(|p| p.location[1].line[0].function_id = 9), Refusal::NoFunction { id: 2 });
     assert_eq!(refused(|p| p.location[1].line[0].function_id = 0), Refusal::NoFunction { id: 2 });
     assert_eq!(refused(|p| p.function[1].id = 1), Refusal::TwiceId { table: "function", id: 1 });
-    assert_eq!(refused(|p| p.mapping = vec![mapping, mapping]), Refusal::TwiceId { table: "mapping", id: 1 });
-    assert_eq!(refused(|p| p.mapping = vec![Mapping::default()]), Refusal::ReservedId { table: "mapping" });
+    assert_eq!(
+        refused(|p| p.mapping = vec![mapping, mapping]),
+        Refusal::TwiceId { table: "mapping", id: 1 }
+    );
+    assert_eq!(
+        refused(|p| p.mapping = vec![Mapping::default()]),
+        Refusal::ReservedId { table: "mapping" }
+    );
     assert_eq!(refused(|p| p.function[0].name = 99), Refusal::String { found: 99, len: 9 });
     assert_eq!(refused(|p| p.comment = vec![-1]), Refusal::String { found: -1, len: 9 });
     assert_eq!(refused(|p| p.string_table[0] = "x".to_owned()), Refusal::FirstString);
@@ -179,11 +198,13 @@ fn what_pprof_refuses_is_refused_with_its_reason() {
 fn messages_are_read_as_pprof_reads_them() {
     let good = good().encode_to_vec();
     // Unknown fields of each wire type, field 0 among them, and a number of ten bytes.
-    let unknown = [0xf8, 0x07, 0x01, 0xf9, 0x07, 0, 0, 0, 0, 0, 0, 0, 0, 0x00, 0x05, 0xfd, 0x07, 0, 0, 0, 0];
+    let unknown =
+        [0xf8, 0x07, 0x01, 0xf9, 0x07, 0, 0, 0, 0, 0, 0, 0, 0, 0x00, 0x05, 0xfd, 0x07, 0, 0, 0, 0];
     let ten = [0xf8, 0x07, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f];
     assert_eq!(read(&[&good[..], &unknown, &ten].concat()).unwrap().profile, self::good());
     for wrong in [
-        // A group, a duration of eight bytes, a number of eleven bytes, a text longer than the rest.
+        // A group, a duration of eight bytes, a number of eleven bytes, a text longer than the
+        // rest.
         &[0xfb, 0x07][..],
         &[0x51, 0, 0, 0, 0, 0, 0, 0, 0],
         &[0x50, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01],

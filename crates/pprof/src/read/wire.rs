@@ -1,5 +1,6 @@
-//! Protobuf's wire format as google/pprof reads it (`profile/proto.go`): unknown fields are skipped, a known field of another wire type
-//! is refused, strings are bytes. prost refuses strings that are not UTF-8 and joins messages that stand twice; pprof does neither.
+//! Protobuf's wire format as google/pprof reads it (`profile/proto.go`): unknown fields are
+//! skipped, a known field of another wire type is refused, strings are bytes. prost refuses strings
+//! that are not UTF-8 and joins messages that stand twice; pprof does neither.
 
 use super::Refusal;
 

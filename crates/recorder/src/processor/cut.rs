@@ -1,8 +1,10 @@
 //! The end of a window, in three steps that lie apart in time.
 //!
-//! 1. *Announced* ([`Cutting`]): the collector has read the times of all threads, each at its own moment. What is still on its way belongs to
-//!    the old window or the next one, thread by thread; the latter is put off.
-//! 2. *Cut* ([`Cut`]): all of the old window has arrived. Its estimates are made, labels with them, since the ids may be others' later.
+//! 1. *Announced* ([`Cutting`]): the collector has read the times of all threads, each at its own
+//!    moment. What is still on its way belongs to the old window or the next one, thread by thread;
+//!    the latter is put off.
+//! 2. *Cut* ([`Cut`]): all of the old window has arrived. Its estimates are made, labels with them,
+//!    since the ids may be others' later.
 //! 3. *Window*: the last names have come, or their time is over.
 
 use super::Processor;
@@ -18,7 +20,9 @@ use perfusion_aggregate::pool;
 use perfusion_aggregate::runtime_wait::{self, LockEvents, RuntimeWaits};
 use perfusion_aggregate::threads::{Place, Row, WaitStateKey, Waker};
 use perfusion_aggregate::window::{Limits as WindowLimits, Window};
-use perfusion_model::event::{Event, EventKind, MonotonicNs, RegionId, ShimEvent, ThreadId, ThreadSnapshot};
+use perfusion_model::event::{
+    Event, EventKind, MonotonicNs, RegionId, ShimEvent, ThreadId, ThreadSnapshot,
+};
 use perfusion_model::frame::{FrameKey, ImageId, Marker};
 use perfusion_model::labels::{
     CollectionLabels, Labels, NameId, OTHER, SampleType, Sampling, SpanLabels, UNKNOWN_TYPE,
@@ -82,11 +86,13 @@ impl Cutting {
 }
 
 impl Processor {
-    /// A window ends: these were the threads, each at its own moment, `at` the earliest. What comes from now on may be the next window's.
+    /// A window ends: these were the threads, each at its own moment, `at` the earliest. What comes
+    /// from now on may be the next window's.
     pub fn begin_cut(&mut self, at: MonotonicNs, running: Vec<ThreadSnapshot>) {
         let [now, before] = &mut self.begun;
         *before = std::mem::take(now);
-        let looked = running.iter().map(|snapshot| (snapshot.times.thread.tid, snapshot.at)).collect();
+        let looked =
+            running.iter().map(|snapshot| (snapshot.times.thread.tid, snapshot.at)).collect();
         self.cutting = Some(Cutting { at, running, looked, later: Vec::new() });
     }
 
@@ -100,21 +106,35 @@ impl Processor {
         Some(cut)
     }
 
-    /// Closes the recording: the values of its only or last window. `running` are the threads that exist at the end.
+    /// Closes the recording: the values of its only or last window. `running` are the threads that
+    /// exist at the end.
     #[must_use]
     pub fn close(&mut self, now: MonotonicNs, running: &[ThreadSnapshot]) -> Window {
         let cut = Cut::of(self, now, running, true);
         self.window(cut).0
     }
 
-    /// The window of a cut, with all names that are known by now, and what to forget when it is encoded.
+    /// The window of a cut, with all names that are known by now, and what to forget when it is
+    /// encoded.
     #[must_use]
     pub fn window(&mut self, cut: Cut) -> (Window, Gone) {
         let mut cut = cut;
-        self.symbolizer.resolve(cut.labels().flat_map(unnamed).chain(self.starts.unnamed()), &self.processes);
+        self.symbolizer
+            .resolve(cut.labels().flat_map(unnamed).chain(self.starts.unnamed()), &self.processes);
         self.starts.name(&self.symbolizer);
         cut.labels_mut().for_each(|labels| self.settle_role(labels));
-        let Cut { mut rows, labels, stacks, sites, live, pauses, throws, unsampled, lock_waits, .. } = cut;
+        let Cut {
+            mut rows,
+            labels,
+            stacks,
+            sites,
+            live,
+            pauses,
+            throws,
+            unsampled,
+            lock_waits,
+            ..
+        } = cut;
         let (lock_events, gone) = (cut.lock_events, cut.gone);
         self.left_out_before = cut.left_out;
         let mut window = Window::new(WindowLimits::default());
@@ -124,9 +144,10 @@ impl Processor {
         self.symbolizer.resolve(frames.chain(lock_events.frames()), &self.processes);
         let functions = self.wait_functions.called(stacks.iter(), &self.processes);
         self.symbolizer.resolve(functions.iter().map(|&(function, _)| function), &self.processes);
-        self.runtime_waits = RuntimeWaits::learn(stacks.iter(), &lock_events, &functions, |frame| {
-            self.symbolizer.symbol(frame)
-        });
+        self.runtime_waits =
+            RuntimeWaits::learn(stacks.iter(), &lock_events, &functions, |frame| {
+                self.symbolizer.symbol(frame)
+            });
         let waits = rows.iter().filter_map(|row| match row.place {
             Place::Stack(stack) => {
                 let by_collector =
@@ -137,15 +158,18 @@ impl Processor {
             Place::Marker(_) => None,
         });
         self.runtime_waits.learn_pauses(waits, |frame| self.symbolizer.symbol(frame));
-        // What is beyond the window's bound on distinct rows is one row: the few of these families would be lost among those of time.
+        // What is beyond the window's bound on distinct rows is one row: the few of these families
+        // would be lost among those of time.
         self.add_heap(&mut window, &stacks, sites, live);
         for (labels, total) in pauses {
             let frames = [FrameKey::Marker(Marker::GarbageCollector)];
             window.add(&frames, &labels, SampleType::GcPause, total as f64);
         }
         for (labels, [exceptions, contentions]) in unsampled {
-            let values =
-                [(SampleType::Exceptions, exceptions as f64), (SampleType::Contentions, contentions as f64)];
+            let values = [
+                (SampleType::Exceptions, exceptions as f64),
+                (SampleType::Contentions, contentions as f64),
+            ];
             window.add_all(&[FrameKey::Marker(Marker::NotSampled)], &labels, &values);
         }
         for (stack, labels, Thrown { count, .. }) in throws {
@@ -157,7 +181,8 @@ impl Processor {
             let waiting = stacks.frames(wait.place.stack);
             match wait.held_at {
                 Some(held_at) => {
-                    let frames = naming::with_owner(&self.symbolizer, waiting, stacks.frames(held_at));
+                    let frames =
+                        naming::with_owner(&self.symbolizer, waiting, stacks.frames(held_at));
                     window.add_all(&frames, &labels, &values);
                 }
                 None => window.add_all(waiting, &labels, &values),
@@ -174,7 +199,10 @@ impl Processor {
         let frames = window.frames();
         self.symbolizer.resolve(frames.iter().copied(), &self.processes);
         self.count_managed(&frames);
-        window.sum_into(SampleType::Wall, &[SampleType::Cpu, SampleType::Runnable, SampleType::Blocked]);
+        window.sum_into(
+            SampleType::Wall,
+            &[SampleType::Cpu, SampleType::Runnable, SampleType::Blocked],
+        );
         (window, gone)
     }
 
@@ -233,7 +261,8 @@ impl Processor {
                 ..labels
             }
         };
-        // Summed up by what the profile shows first: how many samples are behind a value is one of its labels.
+        // Summed up by what the profile shows first: how many samples are behind a value is one of
+        // its labels.
         let mut allocated: HashMap<(StackId, Labels), Weight> = HashMap::new();
         for (site, weight, labels) in sites {
             *allocated.entry((site.stack, site_labels(&site, labels))).or_default() += weight;
@@ -257,8 +286,9 @@ impl Processor {
             (allocated, [SampleType::AllocObjects, SampleType::AllocSpace]),
             (alive, [SampleType::InuseObjects, SampleType::InuseSpace]),
         ];
-        let rows =
-            columns.into_iter().flat_map(|(rows, columns)| rows.into_iter().map(move |row| (row, columns)));
+        let rows = columns
+            .into_iter()
+            .flat_map(|(rows, columns)| rows.into_iter().map(move |row| (row, columns)));
         let mut rows: Vec<_> = rows.collect();
         sort_by_type(&mut rows, |(((_, labels), weight), _)| (labels, weight.bytes));
         for (((stack, labels), weight), [objects, bytes]) in rows {
@@ -283,7 +313,9 @@ impl Processor {
         (labels.waker, labels.waker_name) = waker.map(|waker| self.waker_texts(waker)).unzip();
         let marker;
         let frames = match row.place {
-            Place::Stack(stack) => naming::without_own_frames(&self.symbolizer, stacks.frames(stack)),
+            Place::Stack(stack) => {
+                naming::without_own_frames(&self.symbolizer, stacks.frames(stack))
+            }
             Place::Marker(what) => {
                 marker = [FrameKey::Marker(what)];
                 &marker[..]
@@ -294,12 +326,15 @@ impl Processor {
         }
         labels.wait_reason = row.reason.map(|reason| self.wait_reason(reason, frames));
         if row.reason.is_some_and(|reason| reason.state == WaitStateKey::Interruptible)
-            && naming::is_parked(&self.symbolizer, labels.thread_role, frames, |image| self.file_name(image))
+            && naming::is_parked(&self.symbolizer, labels.thread_role, frames, |image| {
+                self.file_name(image)
+            })
         {
             labels.idle = true;
         }
         // Rounded up: an error of a part of a nanosecond is none.
-        labels.wait_stderr = (row.wait_stderr_ns >= 1.0).then_some(row.wait_stderr_ns.ceil() as u64);
+        labels.wait_stderr =
+            (row.wait_stderr_ns >= 1.0).then_some(row.wait_stderr_ns.ceil() as u64);
         let values = [
             (SampleType::Samples, row.samples as f64),
             (SampleType::Cpu, row.cpu_ns),
@@ -316,8 +351,10 @@ impl Processor {
     }
 }
 
-/// Puts all of a type in a row, and first the types of most bytes: a window keeps so many types apart, in the order they come. Rounding goes on from
-/// value to value of a column (`pprof::encode`): so a type is off by less than one object, and what is exact, before all others, loses nothing by them.
+/// Puts all of a type in a row, and first the types of most bytes: a window keeps so many types
+/// apart, in the order they come. Rounding goes on from value to value of a column
+/// (`pprof::encode`): so a type is off by less than one object, and what is exact, before all
+/// others, loses nothing by them.
 fn sort_by_type<T>(rows: &mut [T], of: impl Fn(&T) -> (&Labels, f64)) {
     let mut sums: HashMap<Option<Arc<str>>, f64> = HashMap::new();
     for (labels, bytes) in rows.iter().map(&of) {
@@ -332,7 +369,8 @@ fn sort_by_type<T>(rows: &mut [T], of: impl Fn(&T) -> (&Labels, f64)) {
     });
 }
 
-/// Puts first what is most of a column, whichever: a window keeps so many rows apart, in the order they come.
+/// Puts first what is most of a column, whichever: a window keeps so many rows apart, in the order
+/// they come.
 fn sort_by_share(rows: &mut [Row]) {
     let columns = |row: &Row| [row.cpu_ns, row.runnable_ns, row.blocked_ns];
     let mut sums = [0.0; 3];
@@ -340,15 +378,18 @@ fn sort_by_share(rows: &mut [Row]) {
         sums.iter_mut().zip(columns(row)).for_each(|(sum, value)| *sum += value);
     }
     let share = |row: &Row| {
-        let shares =
-            columns(row).into_iter().zip(sums).map(|(value, sum)| if sum > 0.0 { value / sum } else { 0.0 });
+        let shares = columns(row)
+            .into_iter()
+            .zip(sums)
+            .map(|(value, sum)| if sum > 0.0 { value / sum } else { 0.0 });
         shares.fold(0.0, f64::max)
     };
     rows.sort_by(|a, b| share(b).total_cmp(&share(a)));
 }
 
-/// Until when a live object is known of: its process may have ended since. How many collections it has survived, and full ones since it is old; of one in how
-/// many like it was told, and how many are not watched.
+/// Until when a live object is known of: its process may have ended since. How many collections it
+/// has survived, and full ones since it is old; of one in how many like it was told, and how many
+/// are not watched.
 struct Survived {
     until: MonotonicNs,
     all: u32,
@@ -410,7 +451,10 @@ impl Cut {
     }
 
     fn labels_of_processes(&self) -> impl Iterator<Item = &Labels> {
-        self.pauses.iter().map(|(labels, _)| labels).chain(self.pools.iter().map(|(labels, _)| labels))
+        self.pauses
+            .iter()
+            .map(|(labels, _)| labels)
+            .chain(self.pools.iter().map(|(labels, _)| labels))
     }
 
     fn labels_mut(&mut self) -> impl Iterator<Item = &mut Labels> {
@@ -431,7 +475,12 @@ impl Cut {
     }
 
     /// Makes a window's estimates. `last`: none comes after it.
-    fn of(processor: &mut Processor, at: MonotonicNs, running: &[ThreadSnapshot], last: bool) -> Self {
+    fn of(
+        processor: &mut Processor,
+        at: MonotonicNs,
+        running: &[ThreadSnapshot],
+        last: bool,
+    ) -> Self {
         let stacks = processor.stacks.take();
         let next = &mut processor.stacks;
         let mut carry = |stack| next.intern_from(&stacks, stack);
@@ -462,13 +511,19 @@ impl Cut {
         heap.next_window(&mut carry);
         let mut regions: HashSet<RegionId> = gone_at.keys().copied().collect();
         let is_gone = |pid: u32| perfusion_host::process::start_ticks(pid).is_none();
-        regions
-            .extend(processor.region_pid.iter().filter(|(_, pid)| is_gone(**pid)).map(|(region, _)| *region));
+        regions.extend(
+            processor
+                .region_pid
+                .iter()
+                .filter(|(_, pid)| is_gone(**pid))
+                .map(|(region, _)| *region),
+        );
         if processor.has_windows() {
             // A recording of one program shows what was alive at its end; a window what is.
             live.retain(|(object, _)| !regions.contains(&object.site.region));
         } else {
-            let alive_in: HashSet<RegionId> = live.iter().map(|(object, _)| object.site.region).collect();
+            let alive_in: HashSet<RegionId> =
+                live.iter().map(|(object, _)| object.site.region).collect();
             processor.alive_at_end = alive_in.intersection(&regions).count();
         }
         let mut labels = std::mem::take(&mut processor.ended);
@@ -507,11 +562,13 @@ impl Cut {
         let pauses = collections.into_iter().map(of_pause).collect();
         let (mut throws, mut waits) = processor.incidents.take();
         let unsampled = processor.incident_totals.complete(&mut throws, &mut waits).into_iter();
-        let unsampled = unsampled.map(|(region, counts)| (process_labels(processor, region), counts));
+        let unsampled =
+            unsampled.map(|(region, counts)| (process_labels(processor, region), counts));
         let unsampled = unsampled.collect();
         let throws = throws.into_iter();
-        let throws =
-            throws.map(|(throw, sum)| (throw.place.stack, throw_labels(processor, throw), sum)).collect();
+        let throws = throws
+            .map(|(throw, sum)| (throw.place.stack, throw_labels(processor, throw), sum))
+            .collect();
         let waits = waits.into_iter();
         let lock_waits = waits.map(|(wait, of)| (wait, wait_labels(processor, wait), of)).collect();
         let pools = processor.pools.take().into_iter();
@@ -519,7 +576,8 @@ impl Cut {
             pools.map(|(region, sum)| (processor.region_labels(region, None), sum)).collect();
         pools.sort_by_key(|(labels, _)| labels.pid);
         processor.note_left_out(running);
-        let there = || running.iter().map(|snapshot| snapshot.times.thread).chain(processor.threads.ids());
+        let there =
+            || running.iter().map(|snapshot| snapshot.times.thread).chain(processor.threads.ids());
         Self {
             rows,
             labels,
@@ -544,7 +602,12 @@ impl Cut {
     }
 }
 
-fn pause_labels(processor: &mut Processor, region: RegionId, kind: Option<Kind>, sum: Sum) -> Labels {
+fn pause_labels(
+    processor: &mut Processor,
+    region: RegionId,
+    kind: Option<Kind>,
+    sum: Sum,
+) -> Labels {
     let collections = kind.map(|kind| CollectionLabels {
         kind: kind.kind,
         count: sum.count,
@@ -580,7 +643,8 @@ fn place_labels(processor: &mut Processor, place: incidents::Place) -> Labels {
 
 fn throw_labels(processor: &mut Processor, throw: Throw) -> Labels {
     let name = throw.type_name.as_deref().map(TypeName::of);
-    let (exception_type, type_raw) = name.map_or_else(|| (OTHER.into(), None), |name| (name.shown, name.raw));
+    let (exception_type, type_raw) =
+        name.map_or_else(|| (OTHER.into(), None), |name| (name.shown, name.raw));
     Labels {
         exception_type: Some(exception_type),
         exception_message: throw.message,
@@ -593,23 +657,27 @@ fn throw_labels(processor: &mut Processor, throw: Throw) -> Labels {
 fn wait_labels(processor: &mut Processor, wait: LockWait) -> Labels {
     let labels = place_labels(processor, wait.place);
     let owner = wait.owner.filter(|_| processor.is_detailed());
-    let (lock_owner, lock_owner_name) = owner.map(|owner| processor.owner_texts(labels.pid, owner)).unzip();
+    let (lock_owner, lock_owner_name) =
+        owner.map(|owner| processor.owner_texts(labels.pid, owner)).unzip();
     Labels { lock_owner, lock_owner_name, ..labels }
 }
 
 #[cfg(test)]
 mod tests {
     use super::{
-        Labels, MonotonicNs, OTHER, Place, Row, SampleType, Sampling, ThreadId, Window, WindowLimits,
-        sort_by_share, sort_by_type,
+        Labels, MonotonicNs, OTHER, Place, Row, SampleType, Sampling, ThreadId, Window,
+        WindowLimits, sort_by_share, sort_by_type,
     };
     use perfusion_model::frame::{FrameKey, Marker};
 
     #[test]
     fn the_types_of_most_bytes_keep_their_names_and_each_is_in_a_row() {
         let row = |name: &str, sampling, age_seconds, bytes: f64| {
-            let labels =
-                Labels { type_name: Some(name.into()), sampling: Some(sampling), ..Labels::default() };
+            let labels = Labels {
+                type_name: Some(name.into()),
+                sampling: Some(sampling),
+                ..Labels::default()
+            };
             (Labels { age_seconds, ..labels }, bytes)
         };
         let mut rows = [
@@ -621,14 +689,17 @@ mod tests {
             row("Exact", Sampling::Exact, None, 1.0),
         ];
         sort_by_type(&mut rows, |(labels, bytes)| (labels, *bytes));
-        let names: Vec<_> = rows.iter().map(|(labels, _)| labels.type_name.as_deref().unwrap()).collect();
+        let names: Vec<_> =
+            rows.iter().map(|(labels, _)| labels.type_name.as_deref().unwrap()).collect();
         assert_eq!(names, ["Exact", "byte[]", "byte[]", "string", "Account", "Batch"]);
-        let mut window = Window::new(WindowLimits { max_label_values: 3, ..WindowLimits::default() });
+        let mut window =
+            Window::new(WindowLimits { max_label_values: 3, ..WindowLimits::default() });
         for (labels, bytes) in &rows {
             window.add(&[FrameKey::Kernel(1)], labels, SampleType::AllocSpace, *bytes);
         }
         let of = |name: &str| {
-            let own = window.entries().filter(|entry| entry.labels.type_name.as_deref() == Some(name));
+            let own =
+                window.entries().filter(|entry| entry.labels.type_name.as_deref() == Some(name));
             own.map(|entry| entry.values[SampleType::AllocSpace.index()]).sum::<f64>()
         };
         assert_eq!([of("Exact"), of("byte[]"), of("string"), of(OTHER)], [1.0, 13.0, 5.0, 2.0]);

@@ -1,7 +1,8 @@
 //! Reads what the probes need from the kernel's BTF: field offsets and tracepoint prototypes.
 //!
-//! aya finds types by name but keeps their members to itself, and Rust probes have no relocations, so this is a small reader of its own.
-//! Format: Documentation/bpf/btf.rst. The file comes from the kernel, but nothing here trusts its numbers.
+//! aya finds types by name but keeps their members to itself, and Rust probes have no relocations,
+//! so this is a small reader of its own. Format: Documentation/bpf/btf.rst. The file comes from the
+//! kernel, but nothing here trusts its numbers.
 
 use std::collections::{HashMap, HashSet};
 
@@ -135,17 +136,25 @@ impl<'a> KernelBtf<'a> {
         }
         let header = word(data, 4, "header")?;
         let at = |field: usize| {
-            Ok::<_, BtfError>(to_usize(header).saturating_add(to_usize(word(data, field, "header")?)))
+            Ok::<_, BtfError>(
+                to_usize(header).saturating_add(to_usize(word(data, field, "header")?)),
+            )
         };
         let (start, length, strings) = (at(8)?, to_usize(word(data, 12, "header")?), at(16)?);
         let end = start.saturating_add(length);
-        let mut btf =
-            Self { data, strings, types: vec![0], structs: HashMap::new(), tracepoints: HashMap::new() };
+        let mut btf = Self {
+            data,
+            strings,
+            types: vec![0],
+            structs: HashMap::new(),
+            tracepoints: HashMap::new(),
+        };
         let mut offset = start;
         while offset < end {
             let id = u32::try_from(btf.types.len()).unwrap_or(u32::MAX);
             let one = read_type(data, offset)?;
-            let size = details_size(one.kind, one.count).ok_or(BtfError::Kind { id, kind: one.kind })?;
+            let size =
+                details_size(one.kind, one.count).ok_or(BtfError::Kind { id, kind: one.kind })?;
             btf.types.push(offset);
             match one.kind {
                 KIND_STRUCT => drop(btf.structs.entry(btf.name(one.name)?).or_insert(id)),
@@ -218,8 +227,9 @@ impl<'a> KernelBtf<'a> {
             .collect()
     }
 
-    /// Bit offset of a member of struct or union `id`. What was searched already, because structs may say that they contain each
-    /// other, is not searched again: the time would grow exponentially with the depth.
+    /// Bit offset of a member of struct or union `id`. What was searched already, because structs
+    /// may say that they contain each other, is not searched again: the time would grow
+    /// exponentially with the depth.
     fn find_member(
         &self,
         id: u32,
@@ -228,7 +238,10 @@ impl<'a> KernelBtf<'a> {
         searched: &mut HashSet<u32>,
     ) -> Result<Option<u32>, BtfError> {
         let one = self.plain(id)?;
-        if depth > MAX_DEPTH || !searched.insert(id) || !matches!(one.kind, KIND_STRUCT | KIND_UNION) {
+        if depth > MAX_DEPTH
+            || !searched.insert(id)
+            || !matches!(one.kind, KIND_STRUCT | KIND_UNION)
+        {
             return Ok(None);
         }
         for index in 0..one.count {
@@ -259,7 +272,9 @@ impl<'a> KernelBtf<'a> {
             }
             let one = read_type(self.data, offset)?;
             match one.kind {
-                KIND_TYPEDEF | KIND_VOLATILE | KIND_CONST | KIND_RESTRICT | KIND_TYPE_TAG => id = one.target,
+                KIND_TYPEDEF | KIND_VOLATILE | KIND_CONST | KIND_RESTRICT | KIND_TYPE_TAG => {
+                    id = one.target
+                }
                 _ => return Ok(one),
             }
         }
@@ -272,7 +287,8 @@ impl<'a> KernelBtf<'a> {
         let rest = self.data.get(start..).unwrap_or_default();
         let rest = rest.get(..MAX_NAME_BYTES).unwrap_or(rest);
         let end = rest.iter().position(|&byte| byte == 0);
-        let end = end.ok_or(BtfError::Truncated { what: "name", offset: start, len: self.data.len() })?;
+        let end =
+            end.ok_or(BtfError::Truncated { what: "name", offset: start, len: self.data.len() })?;
         Ok(rest.get(..end).unwrap_or_default())
     }
 }
@@ -302,12 +318,15 @@ fn details_size(kind: u32, count: u32) -> Option<usize> {
     }
 }
 
-fn bytes<const N: usize>(data: &[u8], offset: usize, what: &'static str) -> Result<[u8; N], BtfError> {
-    data.get(offset..).and_then(|rest| rest.first_chunk::<N>()).copied().ok_or(BtfError::Truncated {
-        what,
-        offset,
-        len: data.len(),
-    })
+fn bytes<const N: usize>(
+    data: &[u8],
+    offset: usize,
+    what: &'static str,
+) -> Result<[u8; N], BtfError> {
+    data.get(offset..)
+        .and_then(|rest| rest.first_chunk::<N>())
+        .copied()
+        .ok_or(BtfError::Truncated { what, offset, len: data.len() })
 }
 
 fn word(data: &[u8], offset: usize, what: &'static str) -> Result<u32, BtfError> {
@@ -413,7 +432,10 @@ mod tests {
         assert!(byte > 0 && mask.is_power_of_two() && mask < 256);
         assert_eq!(btf.offset_of("css_set", "no such field").ok(), None);
         let switch = btf.tracepoint("sched_switch").unwrap();
-        assert_eq!(switch.get(..3), Some(&[Argument::Integer, Argument::Pointer, Argument::Pointer][..]));
+        assert_eq!(
+            switch.get(..3),
+            Some(&[Argument::Integer, Argument::Pointer, Argument::Pointer][..])
+        );
     }
 
     proptest! {

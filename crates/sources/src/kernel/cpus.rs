@@ -1,7 +1,9 @@
-//! What there is per CPU: a sampling timer and perf's ring of process records. CPUs come and go while we record.
+//! What there is per CPU: a sampling timer and perf's ring of process records. CPUs come and go
+//! while we record.
 //!
-//! When a CPU goes its events are taken off it for good: neither timer nor ring speaks again when it is back, and no call says so (no POLLHUP
-//! either; `perf_event_exit_cpu`, kernel/events/core.c). What shows is that the event's own clock stands still.
+//! When a CPU goes its events are taken off it for good: neither timer nor ring speaks again when
+//! it is back, and no call says so (no POLLHUP either; `perf_event_exit_cpu`,
+//! kernel/events/core.c). What shows is that the event's own clock stands still.
 
 use super::perf::{PerfRing, RingError};
 use super::{Counts, KernelError, decode, load};
@@ -41,7 +43,8 @@ impl Cpus {
     pub(super) fn open(now_ns: u64) -> Result<Self, KernelError> {
         let online = cpus::online()?;
         let failed = |cpu| move |source| KernelError::Perf { cpu, source };
-        let bell = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| failed(0)(error.into()))?;
+        let bell =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| failed(0)(error.into()))?;
         let mut rings = HashMap::new();
         for cpu in online {
             let ring = open_ring(&bell, cpu).map_err(|error| match error {
@@ -70,7 +73,8 @@ impl Cpus {
         Ok(())
     }
 
-    /// Samples at another rate. Answers how many timers cannot be had; they are tried again with the next look.
+    /// Samples at another rate. Answers how many timers cannot be had; they are tried again with
+    /// the next look.
     pub(super) fn sample_anew(&mut self, bpf: &mut Ebpf, frequency_hz: u32) -> u64 {
         for (_, timer) in self.samplers.drain() {
             load::detach_sampler(bpf, timer);
@@ -91,7 +95,8 @@ impl Cpus {
         failed
     }
 
-    /// Looks which CPUs there are, when it is time. What dead rings hold is to be read before [`Cpus::follow`].
+    /// Looks which CPUs there are, when it is time. What dead rings hold is to be read before
+    /// [`Cpus::follow`].
     pub(super) fn look(&mut self, now_ns: u64) -> Option<Changes> {
         if now_ns.saturating_sub(self.looked_ns) < LOOK_NS {
             return None;
@@ -99,13 +104,19 @@ impl Cpus {
         self.looked_ns = now_ns;
         let online = cpus::online().ok()?;
         let is_dead = |cpu: u32, ring: &mut PerfRing| !online.contains(&cpu) || !ring.is_alive();
-        let dead = self.rings.iter_mut().filter_map(|(&cpu, ring)| is_dead(cpu, ring).then_some(cpu));
+        let dead =
+            self.rings.iter_mut().filter_map(|(&cpu, ring)| is_dead(cpu, ring).then_some(cpu));
         Some(Changes { dead: dead.collect(), online })
     }
 
-    /// Lets go of what is dead and begins with what is new. Answers how much of that cannot be had, and whether there may have been process records
-    /// that no ring took.
-    pub(super) fn follow(&mut self, bpf: &mut Ebpf, frequency_hz: u32, changes: &Changes) -> (u64, bool) {
+    /// Lets go of what is dead and begins with what is new. Answers how much of that cannot be had,
+    /// and whether there may have been process records that no ring took.
+    pub(super) fn follow(
+        &mut self,
+        bpf: &mut Ebpf,
+        frequency_hz: u32,
+        changes: &Changes,
+    ) -> (u64, bool) {
         self.rings.retain(|cpu, _| !changes.dead.contains(cpu));
         for (_, timer) in self.samplers.extract_if(|cpu, _| !self.rings.contains_key(cpu)) {
             load::detach_sampler(bpf, timer);
@@ -126,7 +137,8 @@ impl Cpus {
         (failed + self.add_samplers(bpf, frequency_hz), missed)
     }
 
-    /// Reads all rings. Their records are put in order, so that a child's come after the fork that makes them wanted. Answers whether some were lost.
+    /// Reads all rings. Their records are put in order, so that a child's come after the fork that
+    /// makes them wanted. Answers whether some were lost.
     pub(super) fn read(&mut self, counts: &Counts, events: &mut Vec<Event>) -> bool {
         let mut lost = false;
         for ring in self.rings.values_mut() {

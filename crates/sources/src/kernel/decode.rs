@@ -1,20 +1,22 @@
-//! Bytes of the BPF ring and of perf's rings → [`Event`]. Total functions: a record that lies about its lengths is an error, never a
-//! panic.
+//! Bytes of the BPF ring and of perf's rings → [`Event`]. Total functions: a record that lies about
+//! its lengths is an error, never a panic.
 
 use super::threads;
 use bytemuck::AnyBitPattern;
 use ebpf_common::event::{
-    CERTAIN, FLAG_AT_CALL, FLAG_EXITING, FLAG_IO, FLAG_LIMITED, FLAG_NEW, FLAG_PREEMPTED, FLAG_SKIPPED,
-    FLAG_SPAN, FLAG_STACK_SENT, FLAG_THROTTLED, FLAG_USER, FLAG_WAKER, FLAG_WALKED_TO_LIMIT,
-    FLAG_WALKED_TO_START, FLAG_WOKEN_THROTTLED, Header, KIND_CPU_SAMPLE, KIND_RENAME, KIND_SLEEPER,
-    KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE, KIND_WAKER_STACK, RenameRecord,
-    SleeperRecord, StackRecord, ThreadEndRecord, WaitEndRecord, WakeRecord, skipped_bytes,
+    CERTAIN, FLAG_AT_CALL, FLAG_EXITING, FLAG_IO, FLAG_LIMITED, FLAG_NEW, FLAG_PREEMPTED,
+    FLAG_SKIPPED, FLAG_SPAN, FLAG_STACK_SENT, FLAG_THROTTLED, FLAG_USER, FLAG_WAKER,
+    FLAG_WALKED_TO_LIMIT, FLAG_WALKED_TO_START, FLAG_WOKEN_THROTTLED, Header, KIND_CPU_SAMPLE,
+    KIND_RENAME, KIND_SLEEPER, KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE,
+    KIND_WAKER_STACK, RenameRecord, SleeperRecord, StackRecord, ThreadEndRecord, WaitEndRecord,
+    WakeRecord, skipped_bytes,
 };
 use ebpf_common::limits::{MAX_KERNEL_FRAMES, OWN_FRAMES, WAKER_FRAMES};
 use ebpf_common::machine::GPR;
 use perfusion_model::event::{
-    Asleep, CpuSample, Event, EventKind, Mmap, MonotonicNs, ProbeWalk, Rename, Sleeper, SleeperStack, Span,
-    ThreadId, ThreadTimes, UserContext, UserRegs, WaitEnd, WaitStart, WaitState, Wake, WakerStack, WalkEnd,
+    Asleep, CpuSample, Event, EventKind, Mmap, MonotonicNs, ProbeWalk, Rename, Sleeper,
+    SleeperStack, Span, ThreadId, ThreadTimes, UserContext, UserRegs, WaitEnd, WaitStart,
+    WaitState, Wake, WakerStack, WalkEnd,
 };
 use perfusion_model::text::whole_text;
 use perfusion_unwind::native::NATIVE;
@@ -38,12 +40,17 @@ pub enum DecodeError {
     },
 }
 
-/// What the thread of a stack worked for, if it has said so. An id of zeroes is none (W3C Trace Context).
+/// What the thread of a stack worked for, if it has said so. An id of zeroes is none (W3C Trace
+/// Context).
 fn span(flags: u32, trace: [u8; 16], id: [u8; 8]) -> Option<Span> {
     (flags & FLAG_SPAN != 0 && trace != [0; 16] && id != [0; 8]).then_some(Span { trace, id })
 }
 
-fn read<T: AnyBitPattern>(bytes: &[u8], offset: usize, what: &'static str) -> Result<T, DecodeError> {
+fn read<T: AnyBitPattern>(
+    bytes: &[u8],
+    offset: usize,
+    what: &'static str,
+) -> Result<T, DecodeError> {
     let short = DecodeError::Short { what, len: bytes.len() };
     let end = offset.checked_add(size_of::<T>());
     match end.and_then(|end| bytes.get(offset..end)) {
@@ -101,8 +108,15 @@ pub fn ring_record(bytes: &[u8]) -> Result<Event, DecodeError> {
         KIND_WAKER_STACK => {
             let StackParts { thread, record, user, kernel } = stack_record(bytes)?;
             let by = Some(WakerStack { thread, comm: record.comm, user });
-            let cut = is_cut(kernel.len(), usize::try_from(MAX_KERNEL_FRAMES).unwrap_or(usize::MAX));
-            EventKind::Wake(Wake { tid: record.state, start: MonotonicNs(record.ran_ns), kernel, cut, by })
+            let cut =
+                is_cut(kernel.len(), usize::try_from(MAX_KERNEL_FRAMES).unwrap_or(usize::MAX));
+            EventKind::Wake(Wake {
+                tid: record.state,
+                start: MonotonicNs(record.ran_ns),
+                kernel,
+                cut,
+                by,
+            })
         }
         KIND_WAIT_END => {
             let record: WaitEndRecord = read(bytes, 0, "end of a wait")?;
@@ -144,8 +158,9 @@ pub fn ring_record(bytes: &[u8]) -> Result<Event, DecodeError> {
     Ok(Event { time: MonotonicNs(header.time_ns), kind })
 }
 
-/// Whether a kernel stack with so many frames may have more. Kernels before 5.18 take as many as there is room for, and of those leave out the
-/// hook's own (`__bpf_get_stack`, kernel/bpf/stackmap.c).
+/// Whether a kernel stack with so many frames may have more. Kernels before 5.18 take as many as
+/// there is room for, and of those leave out the hook's own (`__bpf_get_stack`,
+/// kernel/bpf/stackmap.c).
 fn is_cut(frames: usize, room: usize) -> bool {
     frames.saturating_add(usize::try_from(OWN_FRAMES).unwrap_or(0)) >= room
 }
@@ -258,8 +273,9 @@ fn sleeper(bytes: &[u8]) -> Result<EventKind, DecodeError> {
     }))
 }
 
-/// `TASK_INTERRUPTIBLE`, `TASK_UNINTERRUPTIBLE` and `TASK_RTLOCK_WAIT` of include/linux/sched.h; further bits (killable, freezable, no load) may
-/// be set. With the last one threads of a PREEMPT_RT kernel sleep on its spin locks, whatever state they have for afterwards.
+/// `TASK_INTERRUPTIBLE`, `TASK_UNINTERRUPTIBLE` and `TASK_RTLOCK_WAIT` of include/linux/sched.h;
+/// further bits (killable, freezable, no load) may be set. With the last one threads of a
+/// PREEMPT_RT kernel sleep on its spin locks, whatever state they have for afterwards.
 fn wait_state(flags: u32, state: u32) -> WaitState {
     if flags & FLAG_THROTTLED != 0 {
         WaitState::Throttled
@@ -282,7 +298,10 @@ fn weight(probability: u64) -> f64 {
 
 /// What one of perf's records says.
 #[derive(Debug)]
-#[allow(clippy::large_enum_variant, reason = "one at a time, on the stack, and nearly all are events")]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "one at a time, on the stack, and nearly all are events"
+)]
 pub enum PerfRecord {
     /// An event for the stages behind.
     Event(Box<Event>),
@@ -304,7 +323,8 @@ const HEADER_BYTES: usize = 8;
 /// `sample_id` at the end of each record: pid, tid, time.
 const SAMPLE_ID_BYTES: usize = 16;
 
-/// Splits what a perf ring held into records; the second part of an item is the record's kind and misc flags.
+/// Splits what a perf ring held into records; the second part of an item is the record's kind and
+/// misc flags.
 ///
 /// # Errors
 /// When a record's length is impossible; nothing behind it can be read.
@@ -335,7 +355,9 @@ fn perf_record(bytes: &[u8]) -> Result<PerfRecord, DecodeError> {
     let body = bytes.len().saturating_sub(SAMPLE_ID_BYTES);
     let time = MonotonicNs(long(body.saturating_add(8), "perf record's time")?);
     let text = |from: usize| text(bytes.get(from..body).unwrap_or_default());
-    let name = |from: usize| whole_text(up_to_zero(bytes.get(from..body).unwrap_or_default())).into_owned();
+    let name = |from: usize| {
+        whole_text(up_to_zero(bytes.get(from..body).unwrap_or_default())).into_owned()
+    };
     let kind = match kind {
         RECORD_COMM => {
             let (pid, tid) = (word(8, "comm")?, word(12, "comm")?);
@@ -346,7 +368,9 @@ fn perf_record(bytes: &[u8]) -> Result<PerfRecord, DecodeError> {
                 EventKind::Comm { thread: ThreadId { pid, tid }, comm: name(16) }
             }
         }
-        RECORD_EXIT => EventKind::Exit { thread: ThreadId { pid: word(8, "exit")?, tid: word(16, "exit")? } },
+        RECORD_EXIT => {
+            EventKind::Exit { thread: ThreadId { pid: word(8, "exit")?, tid: word(16, "exit")? } }
+        }
         RECORD_FORK => EventKind::Fork {
             parent: ThreadId { pid: word(12, "fork")?, tid: word(20, "fork")? },
             thread: ThreadId { pid: word(8, "fork")?, tid: word(16, "fork")? },
@@ -384,11 +408,13 @@ mod tests {
     use super::{DecodeError, PerfRecord, perf_records, ring_record, weight};
     use ebpf_common::event::{
         CERTAIN, FLAG_SKIPPED, FLAG_SPAN, FLAG_USER, FLAG_WALKED_TO_START, Header, KIND_CPU_SAMPLE,
-        KIND_RENAME, KIND_SLEEPER, KIND_WAKE, RenameRecord, SKIPPED_PAGES_SHIFT, SleeperRecord, StackRecord,
-        WakeRecord,
+        KIND_RENAME, KIND_SLEEPER, KIND_WAKE, RenameRecord, SKIPPED_PAGES_SHIFT, SleeperRecord,
+        StackRecord, WakeRecord,
     };
     use ebpf_common::key::{STATE_ON_CPU, Thread};
-    use perfusion_model::event::{Asleep, EventKind, MonotonicNs, ProbeWalk, Span, ThreadId, WalkEnd};
+    use perfusion_model::event::{
+        Asleep, EventKind, MonotonicNs, ProbeWalk, Span, ThreadId, WalkEnd,
+    };
     use perfusion_unwind::native::NATIVE;
     use proptest::prelude::{any, proptest};
 
@@ -443,8 +469,12 @@ mod tests {
         };
         bytes[..size_of::<StackRecord>()].copy_from_slice(bytemuck::bytes_of(&record));
         let EventKind::CpuSample(sample) = ring_record(&bytes).unwrap().kind else { panic!() };
-        let walk =
-            ProbeWalk { time: MonotonicNs(7), space: 3, frames: vec![1, 2], end: WalkEnd::ThreadStart };
+        let walk = ProbeWalk {
+            time: MonotonicNs(7),
+            space: 3,
+            frames: vec![1, 2],
+            end: WalkEnd::ThreadStart,
+        };
         assert_eq!(sample.kernel, [0x1122_3344_5566_7788]);
         let user = sample.user.unwrap();
         assert_eq!((user.walk, user.asleep), (Some(walk), Some(Asleep { tid: 5, exec_ns: 11 })));
@@ -470,7 +500,9 @@ mod tests {
                 span_id,
                 ..SleeperRecord::default()
             };
-            let EventKind::Sleeper(sleeper) = ring_record(bytemuck::bytes_of(&record)).unwrap().kind else {
+            let EventKind::Sleeper(sleeper) =
+                ring_record(bytemuck::bytes_of(&record)).unwrap().kind
+            else {
                 panic!()
             };
             sleeper.seen.unwrap().span
@@ -488,7 +520,8 @@ mod tests {
                 kernel_bytes: frames * 8,
                 ..WakeRecord::default()
             };
-            let EventKind::Wake(wake) = ring_record(bytemuck::bytes_of(&record)).unwrap().kind else {
+            let EventKind::Wake(wake) = ring_record(bytemuck::bytes_of(&record)).unwrap().kind
+            else {
                 panic!()
             };
             wake.cut
@@ -501,10 +534,17 @@ mod tests {
     fn a_threads_state_is_its_bits_unless_it_could_go_on() {
         use super::{FLAG_PREEMPTED, FLAG_THROTTLED, WaitState, wait_state};
         use WaitState::{Interruptible, Other, Runnable, Throttled, Uninterruptible};
-        // Killable: TASK_WAKEKILL | TASK_UNINTERRUPTIBLE. 0x1000: a spin lock of a PREEMPT_RT kernel. 8: traced.
+        // Killable: TASK_WAKEKILL | TASK_UNINTERRUPTIBLE. 0x1000: a spin lock of a PREEMPT_RT
+        // kernel. 8: traced.
         let states = [1, 2, 0x102, 0x1000, 8].map(|state| wait_state(0, state));
-        assert_eq!(states, [Interruptible, Uninterruptible, Uninterruptible, Uninterruptible, Other(8)]);
-        assert_eq!([FLAG_PREEMPTED, FLAG_THROTTLED].map(|flag| wait_state(flag, 1)), [Runnable, Throttled]);
+        assert_eq!(
+            states,
+            [Interruptible, Uninterruptible, Uninterruptible, Uninterruptible, Other(8)]
+        );
+        assert_eq!(
+            [FLAG_PREEMPTED, FLAG_THROTTLED].map(|flag| wait_state(flag, 1)),
+            [Runnable, Throttled]
+        );
     }
 
     #[test]
@@ -527,7 +567,9 @@ mod tests {
         }
         let mut seen = vec![];
         perf_records(&bytes, &mut |record| seen.push(record.unwrap())).unwrap();
-        let [PerfRecord::Event(exec), PerfRecord::Event(comm)] = &seen[..] else { panic!("{seen:?}") };
+        let [PerfRecord::Event(exec), PerfRecord::Event(comm)] = &seen[..] else {
+            panic!("{seen:?}")
+        };
         assert!(matches!(&exec.kind, EventKind::Exec { pid: 5, comm } if comm == "name"));
         assert!(matches!(&comm.kind, EventKind::Comm { thread, .. } if thread.tid == 6));
         assert_eq!(exec.time.0, 99);
@@ -556,7 +598,10 @@ mod tests {
         let whole = of(thread, 0);
         assert_eq!((whole.thread, whole.skipped), (ThreadId { pid: 7, tid: 8 }, false));
         assert_eq!((&whole.from[..5], &whole.to[..5]), (&b"job-A"[..], &b"job-B"[..]));
-        assert_eq!(whole.until.map(|until| (until.times.oncpu_ns, until.at)), Some((80, MonotonicNs(180))));
+        assert_eq!(
+            whole.until.map(|until| (until.times.oncpu_ns, until.at)),
+            Some((80, MonotonicNs(180)))
+        );
         assert!(of(Thread { oncpu_ns: 49, ..thread }, 0).until.is_none());
         assert!(of(thread, FLAG_SKIPPED).skipped);
     }

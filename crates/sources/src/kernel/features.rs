@@ -1,5 +1,5 @@
-//! Probes the running kernel and this process's rights, and says what is missing in terms of what to do about it. The one place that
-//! knows which kernel and which capabilities the probes need.
+//! Probes the running kernel and this process's rights, and says what is missing in terms of what
+//! to do about it. The one place that knows which kernel and which capabilities the probes need.
 
 use crate::kernel::{btf, perf};
 use perfusion_host::process::handle::Target;
@@ -20,10 +20,12 @@ const MAP_BYTES: u64 = 64 << 20;
 /// From here on the probes can walk stacks: `bpf_loop` came with 5.17.
 const WALKS: (u32, u32) = (5, 17);
 
-/// From here on a program may read the memory of a thread that does not run: `bpf_copy_from_user_task` came with 5.18.
+/// From here on a program may read the memory of a thread that does not run:
+/// `bpf_copy_from_user_task` came with 5.18.
 const SLEEPERS: (u32, u32) = (5, 18);
 
-/// Below this limit for the length of files a profile may not fit, nor the part of a file in which functions are looked up.
+/// Below this limit for the length of files a profile may not fit, nor the part of a file in which
+/// functions are looked up.
 const ROOMY_FILE_BYTES: u64 = 1 << 30;
 
 /// Inode of the initial pid namespace (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
@@ -35,19 +37,23 @@ const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
 const BPF_STATS: &str = "/proc/sys/kernel/bpf_stats_enabled";
 
 /// When the probes' CPU time is known (bpf_enable_stats, kernel/bpf/syscall.c).
-pub const PROBES_COUNTED: &str = "the kernel counts it for CAP_SYS_ADMIN or with kernel.bpf_stats_enabled=1";
+pub const PROBES_COUNTED: &str =
+    "the kernel counts it for CAP_SYS_ADMIN or with kernel.bpf_stats_enabled=1";
 
-/// Capabilities of which each is needed, unless the stronger one is there (include/uapi/linux/capability.h).
+/// Capabilities of which each is needed, unless the stronger one is there
+/// (include/uapi/linux/capability.h).
 const NEEDED: [(Capability, Option<Capability>); 3] = [
     (Capability { bit: 39, name: "CAP_BPF" }, Some(SYS_ADMIN)),
     (Capability { bit: 38, name: "CAP_PERFMON" }, Some(SYS_ADMIN)),
     (Capability { bit: 19, name: "CAP_SYS_PTRACE" }, None),
 ];
 const SYS_ADMIN: Capability = Capability { bit: 21, name: "CAP_SYS_ADMIN" };
-/// Mapped files by their mapping (`/proc/PID/map_files`), unless CAP_SYS_ADMIN is there (`checkpoint_restore_ns_capable`).
+/// Mapped files by their mapping (`/proc/PID/map_files`), unless CAP_SYS_ADMIN is there
+/// (`checkpoint_restore_ns_capable`).
 const CHECKPOINT_RESTORE: Capability = Capability { bit: 40, name: "CAP_CHECKPOINT_RESTORE" };
-/// What files of other users allow only to them: the directories below /proc/PID, for which CAP_DAC_READ_SEARCH is enough, and connecting to the
-/// diagnostics socket, for which it is not. The daemon leaves that to a helper (attach/helper.rs).
+/// What files of other users allow only to them: the directories below /proc/PID, for which
+/// CAP_DAC_READ_SEARCH is enough, and connecting to the diagnostics socket, for which it is not.
+/// The daemon leaves that to a helper (attach/helper.rs).
 const DAC_OVERRIDE: Capability = Capability { bit: 1, name: "CAP_DAC_OVERRIDE" };
 const DAC_READ_SEARCH: Capability = Capability { bit: 2, name: "CAP_DAC_READ_SEARCH" };
 /// Addresses in `/proc/kallsyms` (`kallsyms_show_value`).
@@ -78,7 +84,8 @@ pub enum FeatureError {
     },
     /// Not root, and nothing given instead.
     #[error(
-        "recording needs root or capabilities: running as uid {uid} without {missing}; run with sudo, or grant the file \
+        "recording needs root or capabilities: running as uid {uid} without {missing}; run with \
+         sudo, or grant the file \
          the capabilities (setcap {})",
         file_capabilities()
     )]
@@ -90,7 +97,8 @@ pub enum FeatureError {
     },
     /// Root, but without a capability (a container).
     #[error(
-        "missing capability: expected {missing}, found CapEff {found:016x} in /proc/self/status; add it to the container's or service's capabilities"
+        "missing capability: expected {missing}, found CapEff {found:016x} in /proc/self/status; \
+         add it to the container's or service's capabilities"
     )]
     Capability {
         /// What is missing.
@@ -100,7 +108,8 @@ pub enum FeatureError {
     },
     /// No type information.
     #[error(
-        "{}: expected the kernel's BTF, found {source}; use a kernel built with CONFIG_DEBUG_INFO_BTF=y, or mount /sys",
+        "{}: expected the kernel's BTF, found {source}; use a kernel built with \
+         CONFIG_DEBUG_INFO_BTF=y, or mount /sys",
         btf::PATH
     )]
     NoBtf {
@@ -109,19 +118,26 @@ pub enum FeatureError {
     },
     /// Locked down.
     #[error(
-        "{LOCKDOWN}: expected none or integrity, found confidentiality, in which eBPF may not read memory; boot without lockdown=confidentiality"
+        "{LOCKDOWN}: expected none or integrity, found confidentiality, in which eBPF may not read \
+         \
+         \
+         memory; boot without lockdown=confidentiality"
     )]
     Lockdown,
     /// Another pid namespace.
     #[error(
-        "/proc/self/ns/pid: expected the initial pid namespace {INITIAL_PID_NAMESPACE}, found {found}; run with hostPID: true or --pid=host"
+        "/proc/self/ns/pid: expected the initial pid namespace {INITIAL_PID_NAMESPACE}, found \
+         {found}; run with hostPID: true or --pid=host"
     )]
     PidNamespace {
         /// The link's text.
         found: String,
     },
     /// perf refused.
-    #[error("perf_event_open: expected a descriptor, found {source} (kernel.perf_event_paranoid is {paranoid}); {}", advice(.source, .paranoid))]
+    #[error("perf_event_open: expected a descriptor, found {source} (kernel.perf_event_paranoid is \
+         \
+         \
+         {paranoid}); {}", advice(.source, .paranoid))]
     Perf {
         /// What it answered.
         source: io::Error,
@@ -140,12 +156,16 @@ pub enum FeatureError {
 
 fn advice(error: &io::Error, paranoid: &str) -> &'static str {
     match error.kind() {
-        // A patch of theirs, which knows no CAP_PERFMON ("Allow further restriction of perf_event_open").
+        // A patch of theirs, which knows no CAP_PERFMON ("Allow further restriction of
+        // perf_event_open").
         io::ErrorKind::PermissionDenied if paranoid.parse().is_ok_and(|level: i32| level > 2) => {
-            "above 2 the kernels of Debian and Ubuntu ask for CAP_SYS_ADMIN, whatever CAP_PERFMON allows: set kernel.perf_event_paranoid to 2, or grant CAP_SYS_ADMIN (the chart's sysAdmin: true; the deb's unit has it)"
+            "above 2 the kernels of Debian and Ubuntu ask for CAP_SYS_ADMIN, whatever CAP_PERFMON \
+             allows: set kernel.perf_event_paranoid to 2, or grant CAP_SYS_ADMIN (the chart's \
+             sysAdmin: true; the deb's unit has it)"
         }
         io::ErrorKind::PermissionDenied => {
-            "a seccomp profile, an LSM or perf_event_paranoid forbids it: allow the system call (seccompProfile: Unconfined) and grant CAP_PERFMON"
+            "a seccomp profile, an LSM or perf_event_paranoid forbids it: allow the system call \
+             (seccompProfile: Unconfined) and grant CAP_PERFMON"
         }
         _ => "the kernel must be built with CONFIG_PERF_EVENTS=y",
     }
@@ -166,7 +186,8 @@ impl Display for Missing {
 pub enum Limit {
     /// Mapped files cannot be opened.
     #[error(
-        "/proc/PID/map_files: {source}; without {} (or {}) stacks are guessed, and .NET has no names, allocations or live objects",
+        "/proc/PID/map_files: {source}; without {} (or {}) stacks are guessed, and .NET has no \
+         names, allocations or live objects",
         CHECKPOINT_RESTORE.name, SYS_ADMIN.name
     )]
     MappedFiles {
@@ -175,13 +196,17 @@ pub enum Limit {
     },
     /// Files of others.
     #[error(
-        "without {} stacks of other users' processes are guessed, and .NET there has no names, allocations or live objects",
+        "without {} stacks of other users' processes are guessed, and .NET there has no names, \
+         allocations or live objects",
         DAC_OVERRIDE.name
     )]
     OtherUsers,
     /// Their diagnostics sockets.
     #[error(
-        "without {} nothing is loaded into .NET processes of other users: no names, allocations or live objects there",
+        "without {} nothing is loaded into .NET processes of other users: no names, allocations or \
+         \
+         \
+         live objects there",
         DAC_OVERRIDE.name
     )]
     SocketsOfOthers,
@@ -192,7 +217,8 @@ pub enum Limit {
     KernelSymbols,
     /// No long files.
     #[error(
-        "files may have {bytes} bytes at most (ulimit -f): functions of longer native files have no names, and a longer profile is not \
+        "files may have {bytes} bytes at most (ulimit -f): functions of longer native files have \
+         no names, and a longer profile is not \
          written; record with ulimit -f unlimited"
     )]
     FileLength {
@@ -201,8 +227,10 @@ pub enum Limit {
     },
     /// Maps count as locked memory here, and little of that is allowed.
     #[error(
-        "RLIMIT_MEMLOCK: expected {MAP_BYTES} bytes or {}, found at most {bytes}: before Linux {}.{} eBPF maps count against it, and if \
-         they do not fit nothing is recorded; allow more (ulimit -l unlimited, LimitMEMLOCK=infinity), or grant the capability",
+        "RLIMIT_MEMLOCK: expected {MAP_BYTES} bytes or {}, found at most {bytes}: before Linux \
+         {}.{} eBPF maps count against it, and if \
+         they do not fit nothing is recorded; allow more (ulimit -l unlimited, \
+         LimitMEMLOCK=infinity), or grant the capability",
         SYS_RESOURCE.name, UNLIMITED_MAPS.0, UNLIMITED_MAPS.1
     )]
     LockedMemory {
@@ -211,8 +239,12 @@ pub enum Limit {
     },
     /// A kernel without `bpf_loop`.
     #[error(
-        "Linux {release}: expected at least {}.{}, on which stacks are walked where they are; here they are copied, which costs more, and of \
-         those longer than --stack-kib (recording.stack_copy) the outer frames are missing, under [truncated: stack copy ended]", WALKS.0, WALKS.1
+        "Linux {release}: expected at least {}.{}, on which stacks are walked where they are; here \
+         \
+         \
+         they are copied, which costs more, and of \
+         those longer than --stack-kib (recording.stack_copy) the outer frames are missing, under \
+         [truncated: stack copy ended]", WALKS.0, WALKS.1
     )]
     Walks {
         /// `uname -r`.
@@ -220,13 +252,15 @@ pub enum Limit {
     },
     /// Nobody counts the probes' run time.
     #[error(
-        "the probes' CPU time is not known, so limits.cpu and the metrics of `perfusion daemon` are about the daemon alone: {PROBES_COUNTED}; \
+        "the probes' CPU time is not known, so limits.cpu and the metrics of `perfusion daemon` \
+         are about the daemon alone: {PROBES_COUNTED}; \
          `sysctl kernel.bpf_stats_enabled=1` on the host, or grant the capability"
     )]
     ProbesTime,
     /// A kernel without sleepable iterators.
     #[error(
-        "Linux {release}: expected at least {}.{}, which can read the memory of sleeping threads; those that sleep from before the \
+        "Linux {release}: expected at least {}.{}, which can read the memory of sleeping threads; \
+         those that sleep from before the \
          recording on have their time, but no stack, and `perfusion dump` cannot run", SLEEPERS.0, SLEEPERS.1
     )]
     Sleepers {
@@ -262,8 +296,8 @@ pub fn checks() -> [Check; 6] {
     ]
 }
 
-/// What makes a recording complete, each tried where that can be done without touching another process. `has_helper`: another process of this
-/// program connects to the sockets of other users.
+/// What makes a recording complete, each tried where that can be done without touching another
+/// process. `has_helper`: another process of this program connects to the sockets of other users.
 pub fn limits(has_helper: bool) -> [(&'static str, Result<(), Limit>); 7] {
     [
         ("mapped files", mapped_files()),
@@ -324,7 +358,8 @@ pub fn without_sleepers() -> Option<String> {
     older_than(SLEEPERS)
 }
 
-/// The kernel's release, when it is older than that. One that cannot be read is not held against the kernel.
+/// The kernel's release, when it is older than that. One that cannot be read is not held against
+/// the kernel.
 fn older_than(needed: (u32, u32)) -> Option<String> {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     version(&release).is_some_and(|found| found < needed).then_some(release)
@@ -334,15 +369,21 @@ fn maps_are_locked_memory() -> bool {
     older_than(UNLIMITED_MAPS).is_some()
 }
 
-/// Allows this process as much locked memory as it may have, where maps need it. (aya does so when a map is refused, but what it tries of the
-/// kernel before that would be refused for want of it, and taken for unknown.)
+/// Allows this process as much locked memory as it may have, where maps need it. (aya does so when
+/// a map is refused, but what it tries of the kernel before that would be refused for want of it,
+/// and taken for unknown.)
 pub fn raise_locked_memory() {
     if maps_are_locked_memory() {
-        let raised = rustix::process::setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None });
+        let raised =
+            rustix::process::setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None });
         if raised.is_err() {
             let limit = rustix::process::getrlimit(Resource::Memlock);
             // Refused means that a map is refused too, which is told.
-            rustix::process::setrlimit(Resource::Memlock, Rlimit { current: limit.maximum, ..limit }).ok();
+            rustix::process::setrlimit(
+                Resource::Memlock,
+                Rlimit { current: limit.maximum, ..limit },
+            )
+            .ok();
         }
     }
 }
@@ -396,24 +437,29 @@ fn capabilities() -> Result<(), FeatureError> {
 
 fn missing(set: u64) -> Missing {
     let has = |capability: Capability| has(set, capability);
-    let lacks =
-        |(needed, stronger): &(Capability, Option<Capability>)| !has(*needed) && !stronger.is_some_and(has);
+    let lacks = |(needed, stronger): &(Capability, Option<Capability>)| {
+        !has(*needed) && !stronger.is_some_and(has)
+    };
     Missing(NEEDED.iter().filter(|pair| lacks(pair)).map(|(needed, _)| needed.name).collect())
 }
 
-/// Opens a file of this process by its mapping, as mapped files of others and the shims' regions are opened.
+/// Opens a file of this process by its mapping, as mapped files of others and the shims' regions
+/// are opened.
 ///
 /// # Errors
 /// [`Limit::MappedFiles`].
 pub fn mapped_files() -> Result<(), Limit> {
-    let me = Target::open(std::process::id()).map_err(|error| Limit::MappedFiles { source: error.into() })?;
+    let me = Target::open(std::process::id())
+        .map_err(|error| Limit::MappedFiles { source: error.into() })?;
     let mut mapped = None;
     let listed = me.maps(|line| {
         mapped = (line.inode != 0).then(|| format!("map_files/{:x}-{:x}", line.start, line.end));
         mapped.is_none()
     });
     let opened = listed.and_then(|()| match &mapped {
-        Some(name) => openat(me.directory(), name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map(drop),
+        Some(name) => {
+            openat(me.directory(), name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map(drop)
+        }
         None => Ok(()),
     });
     opened.map_err(|error| Limit::MappedFiles { source: error.into() })
@@ -432,10 +478,12 @@ fn other_users(has_helper: bool) -> Result<(), Limit> {
 
 fn kernel_symbols() -> Result<(), Limit> {
     let Ok(file) = fs::File::open("/proc/kallsyms") else { return Err(Limit::KernelSymbols) };
-    // Some symbols of per-CPU data are at address 0 for everybody; hidden ones are all there. The first ones are functions.
+    // Some symbols of per-CPU data are at address 0 for everybody; hidden ones are all there. The
+    // first ones are functions.
     let lines = BufReader::new(file).lines().map_while(Result::ok).take(100);
-    let shown =
-        |line: String| line.split(' ').next().is_some_and(|address| address.bytes().any(|b| b != b'0'));
+    let shown = |line: String| {
+        line.split(' ').next().is_some_and(|address| address.bytes().any(|b| b != b'0'))
+    };
     if lines.into_iter().any(shown) { Ok(()) } else { Err(Limit::KernelSymbols) }
 }
 
@@ -486,7 +534,11 @@ mod tests {
     #[test]
     fn missing_capabilities_are_named() {
         assert_eq!(missing(u64::MAX).0, Vec::<&str>::new());
-        assert_eq!(missing(1 << 21 | 1 << 19).0, Vec::<&str>::new(), "CAP_SYS_ADMIN includes the newer two");
+        assert_eq!(
+            missing(1 << 21 | 1 << 19).0,
+            Vec::<&str>::new(),
+            "CAP_SYS_ADMIN includes the newer two"
+        );
         assert_eq!(missing(1 << 38 | 1 << 19).to_string(), "CAP_BPF");
         assert_eq!(missing(0).to_string(), "CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE");
     }
@@ -495,14 +547,14 @@ mod tests {
     fn each_message_says_what_to_do() {
         let error = FeatureError::NotRoot { uid: 1000, missing: missing(0) };
         assert!(error.to_string().contains("sudo"), "{error}");
-        let setcap =
-            "cap_bpf,cap_perfmon,cap_sys_ptrace,cap_checkpoint_restore,cap_dac_override,cap_syslog=ep";
+        let setcap = "cap_bpf,cap_perfmon,cap_sys_ptrace,cap_checkpoint_restore,cap_dac_override,cap_syslog=ep";
         assert!(error.to_string().contains(&format!("(setcap {setcap})")), "{error}");
         assert!(Limit::OtherUsers.to_string().contains("CAP_DAC_OVERRIDE"));
         assert!(Limit::ProbesTime.to_string().contains("`sysctl kernel.bpf_stats_enabled=1`"));
         let refused = io::Error::from(io::ErrorKind::PermissionDenied);
         assert!(
-            advice(&refused, "2").contains("seccomp") && advice(&refused, "unreadable").contains("seccomp")
+            advice(&refused, "2").contains("seccomp")
+                && advice(&refused, "unreadable").contains("seccomp")
         );
         assert!(advice(&refused, "4").contains("CAP_SYS_ADMIN"));
     }

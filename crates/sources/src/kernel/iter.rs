@@ -1,12 +1,16 @@
-//! Visits to sleeping threads: a thread of its own reads the kernel's task iterator to its end, which runs the probe on every thread of
-//! the host. Of its own, because the probe may have to wait for pages of a visited process's memory: those that are swapped out, and those of
-//! a file for as long as its file system likes, which may be a process (FUSE). The probe leaves files out, but one can be mapped in
-//! place of a stack between its look and its copy. A visit that has been at one copy for a second is given up: its thread is left behind to
-//! end when it can, the process is passed over from then on (`visits_held` counts it, the log says it once), and another thread begins
-//! the visit anew. A few can be left behind at a time; with more, visits wait for one of them to end (`visits_refused`). What cannot be
-//! bounded from here: such a thread cannot be killed, so neither can the process be gone before, and a sleepable program that does not end holds
-//! up the kernel's RCU tasks trace (`bpf_iter_run_prog`, kernel/bpf/bpf_iter.c). A userfaultfd holds nobody up: the fault ends with an error,
-//! because whoever reads another process's memory must not drop its lock (`FOLL_UNLOCKABLE`, mm/gup.c; tested).
+//! Visits to sleeping threads: a thread of its own reads the kernel's task iterator to its end,
+//! which runs the probe on every thread of the host. Of its own, because the probe may have to wait
+//! for pages of a visited process's memory: those that are swapped out, and those of a file for as
+//! long as its file system likes, which may be a process (FUSE). The probe leaves files out, but
+//! one can be mapped in place of a stack between its look and its copy. A visit that has been at
+//! one copy for a second is given up: its thread is left behind to end when it can, the process is
+//! passed over from then on (`visits_held` counts it, the log says it once), and another thread
+//! begins the visit anew. A few can be left behind at a time; with more, visits wait for one of
+//! them to end (`visits_refused`). What cannot be bounded from here: such a thread cannot be
+//! killed, so neither can the process be gone before, and a sleepable program that does not end
+//! holds up the kernel's RCU tasks trace (`bpf_iter_run_prog`, kernel/bpf/bpf_iter.c). A
+//! userfaultfd holds nobody up: the fault ends with an error, because whoever reads another
+//! process's memory must not drop its lock (`FOLL_UNLOCKABLE`, mm/gup.c; tested).
 
 use super::KernelError;
 use aya::Ebpf;
@@ -25,9 +29,11 @@ pub(super) const PROGRAM: &str = "sleepers";
 
 /// Time between two visits.
 const INTERVAL_NS: u64 = 2_000_000_000;
-/// The next visit comes so soon at the beginning, or when one left something out for want of room in the ring; then after twice that, and so on.
+/// The next visit comes so soon at the beginning, or when one left something out for want of room
+/// in the ring; then after twice that, and so on.
 const SOON_NS: u64 = 50_000_000;
-/// A copy of a stack that takes longer is held up by its process. Pages that are swapped out take milliseconds.
+/// A copy of a stack that takes longer is held up by its process. Pages that are swapped out take
+/// milliseconds.
 const HELD_NS: u64 = 1_000_000_000;
 
 /// Who visits, one thread at a time, and those left behind.
@@ -113,9 +119,11 @@ impl Visitor {
         !std::mem::replace(&mut self.told, true)
     }
 
-    /// Makes the next visit due now, and others soon after it: a process begins to be recorded. While the probes know none of its code each stack is a
-    /// copy, the budget keeps fewer, and of a thread that waits now and then there is none that could stand for another. Whatever the coin says
-    /// meanwhile: a visit that came because it kept nothing would make a wait's stack the likelier for not having been kept.
+    /// Makes the next visit due now, and others soon after it: a process begins to be recorded.
+    /// While the probes know none of its code each stack is a copy, the budget keeps fewer, and of
+    /// a thread that waits now and then there is none that could stand for another. Whatever the
+    /// coin says meanwhile: a visit that came because it kept nothing would make a wait's stack the
+    /// likelier for not having been kept.
     pub(super) fn hurry(&mut self) {
         (self.due_ns, self.soon_ns, self.beginning) = (0, SOON_NS, true);
     }
@@ -132,7 +140,8 @@ impl Visitor {
         if self.visiting {
             return Err(Refused);
         }
-        let thread = self.thread.as_ref().and_then(|thread| thread.iterators.as_ref()).ok_or(Refused)?;
+        let thread =
+            self.thread.as_ref().and_then(|thread| thread.iterators.as_ref()).ok_or(Refused)?;
         let iterator = open(bpf).ok_or(Refused)?;
         // The channel is empty while nobody visits.
         thread.try_send(iterator).map_err(|_| Refused)?;
@@ -209,7 +218,8 @@ impl Visitor {
         self.ended
     }
 
-    /// Whether the last visit left something out: then the next one comes soon, as it does at the beginning.
+    /// Whether the last visit left something out: then the next one comes soon, as it does at the
+    /// beginning.
     pub(super) fn left_out(&mut self, something: bool, now_ns: u64) {
         let soon = something || self.beginning;
         if soon {
@@ -227,14 +237,19 @@ fn open(bpf: &mut Ebpf) -> Option<File> {
     program.take_link(link).ok()?.into_file().ok()
 }
 
-/// Each read visits threads until it has text for us, which the probe never writes, or has seen very many (then it answers EAGAIN).
+/// Each read visits threads until it has text for us, which the probe never writes, or has seen
+/// very many (then it answers EAGAIN).
 fn read_to_end(iterator: &mut File) {
     let mut nothing = [0; 64];
     loop {
         match iterator.read(&mut nothing) {
             Ok(0) => return,
             Ok(_) => {}
-            Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
+                ) => {}
             Err(_) => return,
         }
     }

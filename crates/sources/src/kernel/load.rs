@@ -1,4 +1,5 @@
-//! Brings the probes into the kernel: settings from its BTF, sizes from the options, programs attached in the order that loses nothing.
+//! Brings the probes into the kernel: settings from its BTF, sizes from the options, programs
+//! attached in the order that loses nothing.
 
 use super::btf::{self, Argument, BtfError, KernelBtf};
 use super::rule_set::RuleSet;
@@ -24,8 +25,9 @@ use std::{fs, io, thread};
 /// A probability of the coin is kept that long.
 const COIN_INTERVAL_NS: u64 = 100_000_000;
 
-/// Attached in this order: wake-ups before switches, so that a switch-in without a wake-up seen proves that the thread was runnable;
-/// fork before both, so that a child is selected before it first runs.
+/// Attached in this order: wake-ups before switches, so that a switch-in without a wake-up seen
+/// proves that the thread was runnable; fork before both, so that a child is selected before it
+/// first runs.
 const TRACEPOINTS: [&str; 7] = [
     "task_rename",
     "sched_process_free",
@@ -36,7 +38,8 @@ const TRACEPOINTS: [&str; 7] = [
     "sched_switch",
 ];
 
-/// A program at the same place as the last of them that does nothing: for [`KernelOptions::times_stages`].
+/// A program at the same place as the last of them that does nothing: for
+/// [`KernelOptions::times_stages`].
 const NOTHING: &str = "nothing";
 
 /// What is in the kernel.
@@ -48,12 +51,13 @@ pub(super) struct Loaded {
     pub(super) loops: bool,
 }
 
-/// Loads the programs and attaches the scheduler's. Nothing is recorded before `CONTROL` or `SELECTED` say so.
+/// Loads the programs and attaches the scheduler's. Nothing is recorded before `CONTROL` or
+/// `SELECTED` say so.
 pub(super) fn load(options: &KernelOptions, possible_cpus: u32) -> Result<Loaded, KernelError> {
     let object = perfusion_artefacts::probes().ok_or(KernelError::NoProbes)?;
     let data = fs::read(btf::PATH).map_err(|source| KernelError::BtfUnreadable { source })?;
-    // aya reads the kernel's types twice, once for the loader (which has no way around it) and once for the tracepoints: 50 ms each, the
-    // greater part of the start, so the two run side by side.
+    // aya reads the kernel's types twice, once for the loader (which has no way around it) and once
+    // for the tracepoints: 50 ms each, the greater part of the start, so the two run side by side.
     crate::kernel::features::raise_locked_memory();
     let loops = !options.older_probes && has_bpf_loop();
     let (types, config, mut loader) = thread::scope(|scope| {
@@ -63,7 +67,8 @@ pub(super) fn load(options: &KernelOptions, possible_cpus: u32) -> Result<Loaded
         let loader = EbpfLoader::new();
         (types.join(), config, loader)
     });
-    let types = types.map_err(|_| KernelError::BtfReader)?.map_err(|source| KernelError::Btf { source })?;
+    let types =
+        types.map_err(|_| KernelError::BtfReader)?.map_err(|source| KernelError::Btf { source })?;
     let config = config?;
     let mut bpf = loader
         .verifier_log_level(VerifierLogLevel::STATS)
@@ -117,7 +122,8 @@ fn program_of(hook: &'static str, loops: bool) -> &'static str {
     }
 }
 
-/// Before Linux 5.11 maps count against RLIMIT_MEMLOCK, which has been raised as far as that is allowed.
+/// Before Linux 5.11 maps count against RLIMIT_MEMLOCK, which has been raised as far as that is
+/// allowed.
 fn refused(source: EbpfError) -> KernelError {
     match source {
         EbpfError::MapError(MapError::CreateError { name, io_error })
@@ -136,8 +142,9 @@ fn memlock() -> String {
         .map_or_else(|| "unlimited".to_owned(), |bytes| format!("{bytes} bytes"))
 }
 
-/// Loads programs, each in a thread of its own: the kernel verifies them at the same time, and a few large ones take nearly all of it.
-/// Answers what the kernel said to each that there is, by hook.
+/// Loads programs, each in a thread of its own: the kernel verifies them at the same time, and a
+/// few large ones take nearly all of it. Answers what the kernel said to each that there is, by
+/// hook.
 fn load_all(
     bpf: &mut Ebpf,
     hooks: &[Hook],
@@ -146,7 +153,9 @@ fn load_all(
     thread::scope(|scope| {
         let mut loads = Vec::new();
         for (name, program) in bpf.programs_mut() {
-            let Some(&(hook, _)) = hooks.iter().find(|(_, wanted)| *wanted == name) else { continue };
+            let Some(&(hook, _)) = hooks.iter().find(|(_, wanted)| *wanted == name) else {
+                continue;
+            };
             loads.push((hook, scope.spawn(move || load_one(hook, program, types))));
         }
         let mut answers = HashMap::new();
@@ -172,13 +181,14 @@ fn load_one(
     }
 }
 
-/// Whether the kernel can loop over the frames of a stack (since 5.17). Where it cannot, all stacks are copied and the daemon walks; and what
-/// else came between 5.10 and then is not asked for.
+/// Whether the kernel can loop over the frames of a stack (since 5.17). Where it cannot, all stacks
+/// are copied and the daemon walks; and what else came between 5.10 and then is not asked for.
 fn has_bpf_loop() -> bool {
     is_helper_supported(ProgramType::PerfEvent, BpfHelper::BPF_FUNC_loop).unwrap_or(false)
 }
 
-/// [`ebpf_common::rule::Spot::of`]'s for so many places: the sets' number as a power of two, at least 2.
+/// [`ebpf_common::rule::Spot::of`]'s for so many places: the sets' number as a power of two, at
+/// least 2.
 fn place_shift(places: u32) -> u32 {
     let sets = (places / WAYS as u32).max(2);
     u64::BITS - sets.ilog2()
@@ -187,15 +197,16 @@ fn place_shift(places: u32) -> u32 {
 const SAMPLER: &str = "cpu_sample";
 const COPYING_SAMPLER: &str = "copying_sample";
 
-/// What one CPU may send of a budget for all of them in an interval of the coin: at least one record's worth, and within the range the
-/// coin's arithmetic is made for.
+/// What one CPU may send of a budget for all of them in an interval of the coin: at least one
+/// record's worth, and within the range the coin's arithmetic is made for.
 pub(super) fn coin_budget(bytes_per_s: u64, online_cpus: usize) -> u64 {
     let cpus = u64::try_from(online_cpus.max(1)).unwrap_or(u64::MAX);
     (bytes_per_s / cpus / (1_000_000_000 / COIN_INTERVAL_NS)).clamp(4096, 1 << 31)
 }
 
-/// What one CPU may send beyond such a budget in an interval: together a quarter of the ring, so that the ring,
-/// which is emptied several times an interval, does not overflow by it; and little where the budget is little.
+/// What one CPU may send beyond such a budget in an interval: together a quarter of the ring, so
+/// that the ring, which is emptied several times an interval, does not overflow by it; and little
+/// where the budget is little.
 pub(super) fn coin_beyond(budget: u64, ring_bytes: u32, online_cpus: usize) -> u64 {
     let cpus = u64::try_from(online_cpus.max(1)).unwrap_or(u64::MAX);
     (u64::from(ring_bytes) / 4 / cpus).min(budget.saturating_mul(4))
@@ -231,7 +242,10 @@ fn sampler(bpf: &mut Ebpf) -> Result<&mut PerfEvent, KernelError> {
     program(bpf, name)
 }
 
-pub(super) fn program<'a, P>(bpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut P, KernelError>
+pub(super) fn program<'a, P>(
+    bpf: &'a mut Ebpf,
+    name: &'static str,
+) -> Result<&'a mut P, KernelError>
 where
     &'a mut P: TryFrom<&'a mut aya::programs::Program>,
 {
@@ -239,7 +253,11 @@ where
     program.try_into().map_err(|_| KernelError::Object { name })
 }
 
-fn settings(options: &KernelOptions, btf: &KernelBtf<'_>, loops: bool) -> Result<Config, KernelError> {
+fn settings(
+    options: &KernelOptions,
+    btf: &KernelBtf<'_>,
+    loops: bool,
+) -> Result<Config, KernelError> {
     let cgroup_id = match options.selection {
         Selection::Cgroup(id) => id,
         Selection::All | Selection::Pids(_) | Selection::Rules(_) => 0,
@@ -257,7 +275,9 @@ fn settings(options: &KernelOptions, btf: &KernelBtf<'_>, loops: bool) -> Result
         address_mask: native_address_mask(),
         cgroup_id,
         coin_interval_ns: COIN_INTERVAL_NS,
-        coin_fixed: options.wait_stacks_one_in.map_or(0, |waits| (CERTAIN / u64::from(waits.get())).max(1)),
+        coin_fixed: options
+            .wait_stacks_one_in
+            .map_or(0, |waits| (CERTAIN / u64::from(waits.get())).max(1)),
         selection: match options.selection {
             Selection::All => SELECT_ALL,
             Selection::Pids(_) => SELECT_PIDS,
@@ -317,18 +337,20 @@ fn settings(options: &KernelOptions, btf: &KernelBtf<'_>, loops: bool) -> Result
     })
 }
 
-/// Where the user registers are in a kernel stack: at its very end. It has 16 KiB (`THREAD_SIZE`, arch/x86/include/asm/page_64_types.h and
-/// arch/arm64/include/asm/memory.h), or a page where that is larger; BTF does not tell. With KASAN, which no kernel for daily use has, it is
-/// larger, and the registers are not found: what is there has no code segment of user code.
+/// Where the user registers are in a kernel stack: at its very end. It has 16 KiB (`THREAD_SIZE`,
+/// arch/x86/include/asm/page_64_types.h and arch/arm64/include/asm/memory.h), or a page where that
+/// is larger; BTF does not tell. With KASAN, which no kernel for daily use has, it is larger, and
+/// the registers are not found: what is there has no code segment of user code.
 fn registers_in_stack(btf: &KernelBtf<'_>) -> Result<u32, BtfError> {
     let page = u32::try_from(rustix::param::page_size()).unwrap_or(u32::MAX);
     Ok(page.max(16 * 1024).saturating_sub(btf.size_of("pt_regs")?))
 }
 
-/// Whether a scheduler made of BPF programs runs (since 6.12): its threads are in no class that notes `prev_sum_exec_runtime`
-/// (`set_next_task_scx`, kernel/sched/ext.c).
+/// Whether a scheduler made of BPF programs runs (since 6.12): its threads are in no class that
+/// notes `prev_sum_exec_runtime` (`set_next_task_scx`, kernel/sched/ext.c).
 fn has_bpf_scheduler() -> bool {
-    std::fs::read_to_string("/sys/kernel/sched_ext/state").is_ok_and(|state| state.trim() != "disabled")
+    std::fs::read_to_string("/sys/kernel/sched_ext/state")
+        .is_ok_and(|state| state.trim() != "disabled")
 }
 
 /// Offset of a field of a struct that is the field `member` of `task_struct`.
@@ -349,8 +371,8 @@ fn optional(offset: Result<u32, BtfError>) -> Result<u32, BtfError> {
     }
 }
 
-/// Whether `sched_switch` has `prev_state` as its last argument (since 5.18). The first releases of 5.18 had it second (commit
-/// fa2c3254d7cf, moved by 9c2136be0878).
+/// Whether `sched_switch` has `prev_state` as its last argument (since 5.18). The first releases of
+/// 5.18 had it second (commit fa2c3254d7cf, moved by 9c2136be0878).
 fn hands_over_state(btf: &KernelBtf<'_>) -> Result<bool, KernelError> {
     use Argument::{Integer, Pointer};
     match btf.tracepoint("sched_switch")?.as_slice() {

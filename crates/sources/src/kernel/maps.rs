@@ -21,14 +21,16 @@ impl Words {
     pub(super) fn map(file: impl AsFd, count: usize) -> io::Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice.
-        let base = unsafe { mmap(std::ptr::null_mut(), bytes(count), access, MapFlags::SHARED, file, 0) }?;
+        let base =
+            unsafe { mmap(std::ptr::null_mut(), bytes(count), access, MapFlags::SHARED, file, 0) }?;
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::InvalidData)?;
         Ok(Self { base, count })
     }
 
     /// All of them.
     pub(super) fn all(&self) -> &[AtomicU64] {
-        // SAFETY: mapped as long as `self` lives, aligned to a page, and only ever changed as whole words here and as whole bytes by probes.
+        // SAFETY: mapped as long as `self` lives, aligned to a page, and only ever changed as whole
+        // words here and as whole bytes by probes.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.count) }
     }
 }

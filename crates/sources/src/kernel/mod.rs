@@ -1,5 +1,6 @@
-//! The kernel as a source: a CPU sampler and the scheduler's tracepoints as eBPF programs, and perf's own records of processes and
-//! mappings. [`KernelSource`] is all the rest of the daemon sees; when it is dropped nothing is left in the kernel.
+//! The kernel as a source: a CPU sampler and the scheduler's tracepoints as eBPF programs, and
+//! perf's own records of processes and mappings. [`KernelSource`] is all the rest of the daemon
+//! sees; when it is dropped nothing is left in the kernel.
 
 pub mod btf;
 mod cpus;
@@ -77,14 +78,16 @@ pub struct KernelOptions {
     pub max_threads: u32,
     /// Places whose unwind rules the probes can know at once; taken as the power of two below.
     pub max_places: u32,
-    /// Sends registers and copy of each stack from its innermost frame on, also where the probes walked it, so that the two can be
-    /// compared.
+    /// Sends registers and copy of each stack from its innermost frame on, also where the probes
+    /// walked it, so that the two can be compared.
     pub copies_all: bool,
     /// Takes the stacks of threads that end kept waits, out of the same budget.
     pub waker_stacks: bool,
-    /// Takes with each stack the span its thread works for, where threads publish that and a lesson says where.
+    /// Takes with each stack the span its thread works for, where threads publish that and a lesson
+    /// says where.
     pub spans: bool,
-    /// Measures what the stages of a stack record take: for `cargo xtask bench`, which reads it from the probes' map.
+    /// Measures what the stages of a stack record take: for `cargo xtask bench`, which reads it
+    /// from the probes' map.
     pub times_stages: bool,
     /// Uses the programs for kernels before 5.17, so that they can be tried on newer ones.
     pub older_probes: bool,
@@ -192,8 +195,10 @@ pub enum KernelError {
     },
     /// The kernel refuses a map.
     #[error(
-        "eBPF map {name}: {source}; before Linux 5.11 maps count as locked memory, of which {limit} are allowed: allow more (ulimit -l \
-         unlimited, LimitMEMLOCK=infinity), or grant CAP_SYS_RESOURCE; on a newer kernel a seccomp profile or an LSM forbids it"
+        "eBPF map {name}: {source}; before Linux 5.11 maps count as locked memory, of which \
+         {limit} are allowed: allow more (ulimit -l \
+         unlimited, LimitMEMLOCK=infinity), or grant CAP_SYS_RESOURCE; on a newer kernel a seccomp \
+         profile or an LSM forbids it"
     )]
     MapForbidden {
         /// The map.
@@ -213,7 +218,8 @@ pub enum KernelError {
     },
     /// The object lacks a program or map, or it is of another kind.
     #[error(
-        "the eBPF object has no `{name}` of the expected kind: it belongs to another version of this program"
+        "the eBPF object has no `{name}` of the expected kind: it belongs to another version of \
+         this program"
     )]
     Object {
         /// Its name.
@@ -246,7 +252,8 @@ pub enum KernelError {
     },
     /// perf's ring cannot be mapped.
     #[error(
-        "mmap of perf's ring of CPU {cpu}: {source}; kernel.perf_event_mlock_kb is {}, RLIMIT_MEMLOCK is {} bytes: raise one of them, or \
+        "mmap of perf's ring of CPU {cpu}: {source}; kernel.perf_event_mlock_kb is {}, \
+         RLIMIT_MEMLOCK is {} bytes: raise one of them, or \
          grant CAP_IPC_LOCK",
         perfusion_host::system_limits::sysctl("kernel.perf_event_mlock_kb"),
         perfusion_host::system_limits::limit(rustix::process::Resource::Memlock)
@@ -259,7 +266,8 @@ pub enum KernelError {
     },
     /// Too few open files are allowed.
     #[error(
-        "RLIMIT_NOFILE: expected at least {needed} open files on this host, found {found}: allow more (ulimit -n, LimitNOFILE=), or grant \
+        "RLIMIT_NOFILE: expected at least {needed} open files on this host, found {found}: allow \
+         more (ulimit -n, LimitNOFILE=), or grant \
          CAP_SYS_RESOURCE"
     )]
     FewOpenFiles {
@@ -299,7 +307,8 @@ const LAST_VISIT_NS: u64 = 1_000_000_000;
 /// An entry that the kernel does not take is tried again after this.
 const AGAIN_NS: u64 = 1_000_000_000;
 
-/// Counters of this side of the ring, by `Counter`. Numbers for people, which order nothing: all accesses are relaxed.
+/// Counters of this side of the ring, by `Counter`. Numbers for people, which order nothing: all
+/// accesses are relaxed.
 #[derive(Debug)]
 pub struct Counts([AtomicU64; COUNTERS]);
 
@@ -351,7 +360,8 @@ pub struct KernelSource {
     cut_ns: u64,
     selected: BpfHashMap<MapData, u32, Recording>,
     cgroups: BpfHashMap<MapData, u64, u32>,
-    /// Those that are to be in `cgroups`, when the kernel did not take all of them, and when that is tried again.
+    /// Those that are to be in `cgroups`, when the kernel did not take all of them, and when that
+    /// is tried again.
     wanted: Option<(HashMap<u64, u32>, u64)>,
     control: Array<MapData, Recording>,
     ended: Array<MapData, u64>,
@@ -380,7 +390,8 @@ impl KernelSource {
     /// Loads and attaches the probes and starts recording.
     ///
     /// # Errors
-    /// When an option is out of range, the kernel lacks something or this process lacks a right. Nothing is left behind.
+    /// When an option is out of range, the kernel lacks something or this process lacks a right.
+    /// Nothing is left behind.
     pub fn start(options: &KernelOptions) -> Result<Self, KernelError> {
         check(options)?;
         crate::kernel::features::check()?;
@@ -389,9 +400,11 @@ impl KernelSource {
             return Err(KernelError::FewOpenFiles { needed, found });
         }
         let mut cpus = Cpus::open(MonotonicNs::now().0)?;
-        let Loaded { mut bpf, sleepers, loops } = load::load(options, perfusion_host::cpus::possible()?)?;
+        let Loaded { mut bpf, sleepers, loops } =
+            load::load(options, perfusion_host::cpus::possible()?)?;
         let visitor = sleepers.map_err(|error| lack_of_sleepers(&error));
-        let visitor = visitor.and_then(|()| Visitor::start(&mut bpf).map_err(|error| error.to_string()));
+        let visitor =
+            visitor.and_then(|()| Visitor::start(&mut bpf).map_err(|error| error.to_string()));
         if let Selection::Rules(rules) = &options.selection {
             fill(&mut typed(&mut bpf, "USERS")?, "USERS", &rules.users)?;
             fill(&mut typed(&mut bpf, "COMMANDS")?, "COMMANDS", &rules.commands)?;
@@ -406,7 +419,11 @@ impl KernelSource {
         let mut source = Self {
             ring: typed(&mut bpf, "RING")?,
             rules: loops.then(|| rule_cache(&mut bpf)).transpose()?,
-            spans: if options.spans { Some(SpanPlaces::new(typed(&mut bpf, "SPANS")?)) } else { None },
+            spans: if options.spans {
+                Some(SpanPlaces::new(typed(&mut bpf, "SPANS")?))
+            } else {
+                None
+            },
             threads,
             given: Some(given),
             ends: Vec::new(),
@@ -451,7 +468,8 @@ impl KernelSource {
         }
         if let Some(lack) = &source.sleepers_lack {
             tracing::warn!(
-                "threads that sleep all the time will have no stack: the kernel does not show them: {lack}; it takes Linux 5.18 or newer"
+                "threads that sleep all the time will have no stack: the kernel does not show \
+                 them: {lack}; it takes Linux 5.18 or newer"
             );
             source.count(Counter::VisitsRefused, 1);
         }
@@ -459,12 +477,14 @@ impl KernelSource {
         Ok(source)
     }
 
-    /// The probes' rules, for whoever finishes stacks; `None` when they were taken before, or the kernel cannot walk.
+    /// The probes' rules, for whoever finishes stacks; `None` when they were taken before, or the
+    /// kernel cannot walk.
     pub fn take_rules(&mut self) -> Option<RuleCache> {
         self.rules.take()
     }
 
-    /// Where the probes are told of spans, for whoever finds that out; `None` when it was taken before, or nobody asks for spans.
+    /// Where the probes are told of spans, for whoever finds that out; `None` when it was taken
+    /// before, or nobody asks for spans.
     pub fn take_spans(&mut self) -> Option<SpanPlaces> {
         self.spans.take()
     }
@@ -518,7 +538,8 @@ impl KernelSource {
             visitor.hurry();
         }
         if seed::numbers(&format!("/proc/{pid}/task")).is_empty() {
-            // It ended meanwhile, maybe before its entry was there to be removed. Gone already is as good.
+            // It ended meanwhile, maybe before its entry was there to be removed. Gone already is
+            // as good.
             self.selected.remove(&pid).ok();
         }
         Ok(())
@@ -540,14 +561,15 @@ impl KernelSource {
         self.control.set(0, recording, 0).map_err(failed)
     }
 
-    /// Tells the probes which cgroups there are now and what rules say of them; for a selection by rules that look at cgroups. What the kernel
-    /// does not take is tried again.
+    /// Tells the probes which cgroups there are now and what rules say of them; for a selection by
+    /// rules that look at cgroups. What the kernel does not take is tried again.
     ///
     /// # Errors
     /// When the kernel does not take it.
     pub fn select_cgroups(&mut self, now: HashMap<u64, u32>) -> Result<(), KernelError> {
         self.wanted = None;
-        let Selection::Rules(RuleSet { cgroups: Some(known), .. }) = &mut self.options.selection else {
+        let Selection::Rules(RuleSet { cgroups: Some(known), .. }) = &mut self.options.selection
+        else {
             return Ok(());
         };
         let set = set_cgroups(&mut self.cgroups, known, &now);
@@ -566,7 +588,8 @@ impl KernelSource {
         }
     }
 
-    /// Enters the threads of `tgid` that no event has told about: those have been in one state since `since_ns`.
+    /// Enters the threads of `tgid` that no event has told about: those have been in one state
+    /// since `since_ns`.
     fn seed(&mut self, tgid: u32, since_ns: u64) -> Result<(), KernelError> {
         // BPF_NOEXIST: an event seen meanwhile knows better.
         const NO_EXIST: u64 = 1;
@@ -588,7 +611,8 @@ impl KernelSource {
             match self.threads.map.insert(thread.tid, value, NO_EXIST) {
                 Ok(()) => {
                     if seed::state(tgid, thread.tid).is_none() {
-                        // It ended meanwhile: its last switch may have come before the entry. Gone already is as good.
+                        // It ended meanwhile: its last switch may have come before the entry. Gone
+                        // already is as good.
                         self.threads.map.remove(&thread.tid).ok();
                     }
                 }
@@ -601,7 +625,8 @@ impl KernelSource {
         Ok(())
     }
 
-    /// Readable when a process has begun, ended or changed since it was last asked, whoever's it is: [`KernelSource::drain`] should be called soon.
+    /// Readable when a process has begun, ended or changed since it was last asked, whoever's it
+    /// is: [`KernelSource::drain`] should be called soon.
     #[must_use]
     pub fn bell(&self) -> BorrowedFd<'_> {
         self.cpus.bell()
@@ -613,7 +638,8 @@ impl KernelSource {
         self.filled
     }
 
-    /// Hands all events that have arrived to `sink`. To be called every 100 ms at least, since a ring holds about a second of samples.
+    /// Hands all events that have arrived to `sink`. To be called every 100 ms at least, since a
+    /// ring holds about a second of samples.
     pub fn drain(&mut self, sink: &mut dyn FnMut(Event)) {
         self.select_again();
         self.visit_sleepers();
@@ -631,7 +657,8 @@ impl KernelSource {
         while budget > 0 {
             let Some(record) = self.ring.next() else { break };
             // 8 bytes of header per record in the ring.
-            budget = budget.saturating_sub(u32::try_from(record.len()).unwrap_or(u32::MAX).saturating_add(8));
+            budget = budget
+                .saturating_sub(u32::try_from(record.len()).unwrap_or(u32::MAX).saturating_add(8));
             let event = decode::ring_record(&record);
             drop(record);
             self.count(Counter::RecordsRead, 1);
@@ -640,13 +667,14 @@ impl KernelSource {
                 Err(_) => self.count(Counter::RecordsBad, 1),
             }
         }
-        self.filled =
-            (u64::from(self.options.ring_bytes - budget) << 8) / u64::from(self.options.ring_bytes.max(1));
+        self.filled = (u64::from(self.options.ring_bytes - budget) << 8)
+            / u64::from(self.options.ring_bytes.max(1));
         self.drain_ends(sink);
         self.ends.drain(..).for_each(sink);
     }
 
-    /// The ends of threads that found no room in the ring: they stay in the map until they are taken here.
+    /// The ends of threads that found no room in the ring: they stay in the map until they are
+    /// taken here.
     fn drain_ends(&mut self, sink: &mut dyn FnMut(Event)) {
         let left = self.counter(Counter::ThreadEndsRingFull);
         if left == self.thread_ends_left {
@@ -655,10 +683,13 @@ impl KernelSource {
         self.thread_ends_left = left;
         // Bounded like the walk in `thread_times`.
         let threads = self.threads.map.iter().take(2 * to_usize(self.options.max_threads));
-        let dead: HashMap<u32, Thread> =
-            threads.filter_map(Result::ok).filter(|(_, thread)| thread.state == STATE_DEAD).collect();
+        let dead: HashMap<u32, Thread> = threads
+            .filter_map(Result::ok)
+            .filter(|(_, thread)| thread.state == STATE_DEAD)
+            .collect();
         for (tid, thread) in dead {
-            // A new thread has taken its place if it is gone, and is known from now on if it took it this moment.
+            // A new thread has taken its place if it is gone, and is known from now on if it took
+            // it this moment.
             if self.threads.map.remove(&tid).is_ok() {
                 sink(Event {
                     time: MonotonicNs(thread.since_ns),
@@ -681,13 +712,14 @@ impl KernelSource {
         }
     }
 
-    /// Whether a perf record is about a selected process. A cgroup's are passed on with all others: the record does not say whose it is.
+    /// Whether a perf record is about a selected process. A cgroup's are passed on with all others:
+    /// the record does not say whose it is.
     fn wants(&mut self, kind: &EventKind) -> bool {
         let pid = match kind {
             EventKind::Exec { pid, .. } => *pid,
-            EventKind::Comm { thread, .. } | EventKind::Exit { thread } | EventKind::Fork { thread, .. } => {
-                thread.pid
-            }
+            EventKind::Comm { thread, .. }
+            | EventKind::Exit { thread }
+            | EventKind::Fork { thread, .. } => thread.pid,
             EventKind::Mmap(mmap) => mmap.pid,
             _ => return true,
         };
@@ -702,7 +734,8 @@ impl KernelSource {
         {
             self.followed.insert(pid);
         }
-        // The probe follows forks too, and before the child runs: it knows children whose fork record is still to be read.
+        // The probe follows forks too, and before the child runs: it knows children whose fork
+        // record is still to be read.
         let wanted = self.followed.contains(&pid) || self.selected.get(&pid, 0).is_ok();
         if wanted {
             self.followed.insert(pid);
@@ -711,14 +744,15 @@ impl KernelSource {
             && thread.tid == pid
             && self.followed.len() > to_usize(MAX_SELECTED_PROCESSES)
         {
-            // Bounded by what the probes can select; a process whose first thread ended is asked for in the map from now on.
+            // Bounded by what the probes can select; a process whose first thread ended is asked
+            // for in the map from now on.
             self.followed.remove(&pid);
         }
         wanted
     }
 
-    /// Lets the task iterator run when it is time: threads that slept before the recording, or whose wait the coin did not keep, get
-    /// their stack.
+    /// Lets the task iterator run when it is time: threads that slept before the recording, or
+    /// whose wait the coin did not keep, get their stack.
     fn visit_sleepers(&mut self) {
         let now = MonotonicNs::now().0;
         let (Some(visitor), Some(bpf)) = (&mut self.visitor, &mut self.bpf) else { return };
@@ -739,8 +773,10 @@ impl KernelSource {
             if news {
                 tracing::warn!(
                     pid,
-                    "reading the stack of a sleeping thread takes more than a second: it seems to lie in a file whose file system does not answer. \
-                     The process's sleeping threads get no stacks from now on, and neither do those of others that do so"
+                    "reading the stack of a sleeping thread takes more than a second: it seems to \
+                     lie in a file whose file system does not answer. \
+                     The process's sleeping threads get no stacks from now on, and neither do \
+                     those of others that do so"
                 );
             }
             return;
@@ -748,7 +784,8 @@ impl KernelSource {
         if visitor.is_due(now) && visitor.begin(bpf, now).is_err() {
             if visitor.is_news() {
                 tracing::warn!(
-                    "the kernel does not show sleeping threads, or the memory of some does not answer: until it does, threads that sleep all the \
+                    "the kernel does not show sleeping threads, or the memory of some does not \
+                     answer: until it does, threads that sleep all the \
                      time get no stacks"
                 );
             }
@@ -756,8 +793,8 @@ impl KernelSource {
         }
     }
 
-    /// A last visit, for what waits at the end of the recording; events go to `sink` meanwhile, so that the ring has room. A thread whose
-    /// memory does not answer is not waited for.
+    /// A last visit, for what waits at the end of the recording; events go to `sink` meanwhile, so
+    /// that the ring has room. A thread whose memory does not answer is not waited for.
     pub fn visit_last(&mut self, sink: &mut dyn FnMut(Event)) {
         let deadline = MonotonicNs::now().0.saturating_add(LAST_VISIT_NS);
         let mut begun = false;
@@ -812,8 +849,8 @@ impl KernelSource {
         self.rates
     }
 
-    /// Puts other rates in force, as at the end of a window: samples of one window all stand for as much. A timer that cannot be had
-    /// is tried again like that of a CPU that comes online.
+    /// Puts other rates in force, as at the end of a window: samples of one window all stand for as
+    /// much. A timer that cannot be had is tried again like that of a CPU that comes online.
     pub fn set_rates(&mut self, rates: Rates) {
         let before = std::mem::replace(&mut self.rates, rates);
         let Some(bpf) = &mut self.bpf else { return };
@@ -823,16 +860,19 @@ impl KernelSource {
         }
         let (bytes_per_s, ring) = (rates.wait_stack_budget_bytes_per_s, self.options.ring_bytes);
         if before.wait_stack_budget_bytes_per_s != bytes_per_s
-            && let Err(error) = set_budget(&mut self.wait_budget, bytes_per_s, ring, self.cpus.count())
+            && let Err(error) =
+                set_budget(&mut self.wait_budget, bytes_per_s, ring, self.cpus.count())
         {
             tracing::warn!(%error, "the budget of wait stacks stays as it was");
         }
     }
 
-    /// Ends the recording and detaches the probes: what was recorded can be read in peace. Answers when it ended.
+    /// Ends the recording and detaches the probes: what was recorded can be read in peace. Answers
+    /// when it ended.
     pub fn freeze(&mut self) -> MonotonicNs {
-        // The probes are told first: detaching them waits for grace periods, and threads switch meanwhile. Writing an element of an
-        // array cannot fail; if it did, detaching would end the recording all the same, later than said.
+        // The probes are told first: detaching them waits for grace periods, and threads switch
+        // meanwhile. Writing an element of an array cannot fail; if it did, detaching would end the
+        // recording all the same, later than said.
         if let Err(error) = self.ended.set(0, 1, 0) {
             tracing::warn!(%error, "eBPF map ENDED");
         }
@@ -842,8 +882,9 @@ impl KernelSource {
         MonotonicNs(frozen)
     }
 
-    /// Times of all living threads, the state each is in closed now, or when the recording was frozen. Ends that went unseen come with the next
-    /// drain, except once the recording is frozen: /proc knows what is now, not what was then.
+    /// Times of all living threads, the state each is in closed now, or when the recording was
+    /// frozen. Ends that went unseen come with the next drain, except once the recording is frozen:
+    /// /proc knows what is now, not what was then.
     pub fn thread_times(&mut self) -> Vec<ThreadSnapshot> {
         let look = self.look_at(self.frozen_ns, u64::MAX);
         let confirmed = self.threads.confirm(&look);
@@ -851,8 +892,9 @@ impl KernelSource {
         confirmed.threads
     }
 
-    /// All threads at the end of a window, each state closed at `at`; that of a thread that had an event since, with this event. To be
-    /// confirmed with the table that [`KernelSource::take_threads`] gave.
+    /// All threads at the end of a window, each state closed at `at`; that of a thread that had an
+    /// event since, with this event. To be confirmed with the table that
+    /// [`KernelSource::take_threads`] gave.
     pub fn look_at_threads(&mut self, at: MonotonicNs) -> Look {
         let before = std::mem::replace(&mut self.cut_ns, at.0);
         self.look_at(Some(at.0), before)
@@ -876,13 +918,15 @@ impl KernelSource {
             .iter()
             .map(|info| {
                 let id = to_usize(info.id);
-                let probes = per_cpu.iter().flat_map(|cpus| cpus.iter()).filter_map(|counts| counts.get(id));
+                let probes =
+                    per_cpu.iter().flat_map(|cpus| cpus.iter()).filter_map(|counts| counts.get(id));
                 (*info, probes.sum::<u64>().saturating_add(self.own.get(info.id)))
             })
             .collect()
     }
 
-    /// What each program has cost so far; all zero unless the kernel counts (`kernel.bpf_stats_enabled=1`).
+    /// What each program has cost so far; all zero unless the kernel counts
+    /// (`kernel.bpf_stats_enabled=1`).
     #[must_use]
     pub fn costs(&self) -> Vec<ProgramCost> {
         self.bpf
@@ -967,7 +1011,12 @@ fn check(options: &KernelOptions) -> Result<(), KernelError> {
     let hz = options.frequency_hz;
     option("sampling frequency", "1 to 10000 Hz", hz.into(), (1..=10_000).contains(&hz))?;
     let copy = options.stack_copy_bytes;
-    option("stack copy", "1 to 131072 bytes", copy.into(), (1..=MAX_STACK_COPY_BYTES).contains(&copy))?;
+    option(
+        "stack copy",
+        "1 to 131072 bytes",
+        copy.into(),
+        (1..=MAX_STACK_COPY_BYTES).contains(&copy),
+    )?;
     let ring = options.ring_bytes;
     let good = ring.is_power_of_two() && (4096..=1 << 30).contains(&ring);
     option("ring", "a power of two from 4096 to 2^30 bytes", ring.into(), good)?;
@@ -1013,7 +1062,10 @@ mod tests {
     #[test]
     fn options_out_of_range_name_themselves() {
         let options = KernelOptions { ring_bytes: 5000, ..KernelOptions::default() };
-        assert!(matches!(check(&options), Err(KernelError::Option { option: "ring", found: 5000, .. })));
+        assert!(matches!(
+            check(&options),
+            Err(KernelError::Option { option: "ring", found: 5000, .. })
+        ));
         assert!(check(&KernelOptions::default()).is_ok());
     }
 }

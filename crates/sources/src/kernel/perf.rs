@@ -1,5 +1,6 @@
-//! perf's own records (mmap2, comm, fork, exit), which aya cannot ask for. The only system calls and the only mapped memory of this
-//! source that need `unsafe` are here; what the bytes mean is in `decode`.
+//! perf's own records (mmap2, comm, fork, exit), which aya cannot ask for. The only system calls
+//! and the only mapped memory of this source that need `unsafe` are here; what the bytes mean is in
+//! `decode`.
 
 use perf_event_open_sys::bindings as sys;
 use perf_event_open_sys::perf_event_open;
@@ -9,8 +10,9 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Data pages of one ring. 256 KiB with the control page stay below `kernel.perf_event_mlock_kb` (516 KiB a CPU), so that everybody who
-/// may open the event may map it; 1 MiB, which needs CAP_IPC_LOCK, outlasts a burst of new processes better.
+/// Data pages of one ring. 256 KiB with the control page stay below `kernel.perf_event_mlock_kb`
+/// (516 KiB a CPU), so that everybody who may open the event may map it; 1 MiB, which needs
+/// CAP_IPC_LOCK, outlasts a burst of new processes better.
 const DATA_PAGES: [usize; 2] = [256, 64];
 
 /// One CPU's ring.
@@ -55,7 +57,8 @@ fn attributes() -> sys::perf_event_attr {
     attributes.set_sample_id_all(1); // a time on each record
     attributes.set_use_clockid(1); // CLOCK_MONOTONIC, the probes' clock
     attributes.clockid = 1;
-    // Each record rings, having more than one byte. `wakeup_events` counts samples only (`perf_output_sample`, kernel/events/core.c).
+    // Each record rings, having more than one byte. `wakeup_events` counts samples only
+    // (`perf_output_sample`, kernel/events/core.c).
     attributes.set_watermark(1);
     attributes.__bindgen_anon_2.wakeup_watermark = 1;
     attributes
@@ -66,7 +69,9 @@ fn open(cpu: u32) -> io::Result<OwnedFd> {
     let cpu = i32::try_from(cpu).map_err(io::Error::other)?;
     let flags = u64::from(sys::PERF_FLAG_FD_CLOEXEC);
     // SAFETY: the attributes live through the call and carry their own size.
-    let fd = unsafe { perf_event_open(&raw mut attributes, -1, cpu, -1, std::ffi::c_ulong::from(flags)) };
+    let fd = unsafe {
+        perf_event_open(&raw mut attributes, -1, cpu, -1, std::ffi::c_ulong::from(flags))
+    };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -93,7 +98,9 @@ impl PerfRing {
         let map = |pages: usize| {
             let access = ProtFlags::READ | ProtFlags::WRITE;
             // SAFETY: a new mapping at an address of the kernel's choice.
-            unsafe { mmap(std::ptr::null_mut(), page * (pages + 1), access, MapFlags::SHARED, &event, 0) }
+            unsafe {
+                mmap(std::ptr::null_mut(), page * (pages + 1), access, MapFlags::SHARED, &event, 0)
+            }
         };
         let [large, small] = DATA_PAGES;
         let (base, pages) = match map(large) {
@@ -111,8 +118,8 @@ impl PerfRing {
     pub fn is_alive(&mut self) -> bool {
         // The value, which is 0, and the time.
         let mut read = [0u64; 2];
-        let whole =
-            rustix::io::read(&self.event, bytemuck::bytes_of_mut(&mut read)) == Ok(size_of_val(&read));
+        let whole = rustix::io::read(&self.event, bytemuck::bytes_of_mut(&mut read))
+            == Ok(size_of_val(&read));
         let [_, enabled_ns] = read;
         std::mem::replace(&mut self.enabled_ns, enabled_ns) != enabled_ns && whole
     }
@@ -133,7 +140,8 @@ impl PerfRing {
         for (at, len) in [(start, first), (0, available - first)] {
             // SAFETY: `at` lies inside the data area.
             let data = unsafe { self.base.as_ptr().add(self.data_offset + at) };
-            // SAFETY: `at + len` lies inside the data area, and the kernel does not write to what the tail has not released.
+            // SAFETY: `at + len` lies inside the data area, and the kernel does not write to what
+            // the tail has not released.
             into.extend_from_slice(unsafe { std::slice::from_raw_parts(data, len) });
         }
         self.tail = head;
@@ -141,7 +149,8 @@ impl PerfRing {
         let tail = unsafe { &raw mut (*control).data_tail };
         // SAFETY: aligned, mapped; the kernel reads it atomically.
         let tail = unsafe { AtomicU64::from_ptr(tail) };
-        // Pairs with the kernel's control dependency on data_tail: the copy is done before the room is given back.
+        // Pairs with the kernel's control dependency on data_tail: the copy is done before the room
+        // is given back.
         tail.store(head, Ordering::Release);
     }
 }

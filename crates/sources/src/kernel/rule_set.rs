@@ -1,7 +1,9 @@
-//! Who is recorded and with which features, as the probes look it up: by cgroup, user and command. The rules behind it are `select`'s.
+//! Who is recorded and with which features, as the probes look it up: by cgroup, user and command.
+//! The rules behind it are `select`'s.
 
 use ebpf_common::config::{
-    RULE_FEATURES, RULE_TAKES, RULE_THINS, RULES_BY_CGROUP, RULES_BY_COMMAND, RULES_BY_USER, left_out,
+    RULE_FEATURES, RULE_TAKES, RULE_THINS, RULES_BY_CGROUP, RULES_BY_COMMAND, RULES_BY_USER,
+    left_out,
 };
 use perfusion_host::process::hierarchy::Hierarchy;
 use perfusion_model::feature::{LeftOut, OF_KERNEL};
@@ -27,7 +29,8 @@ impl OfService {
         service: &Arc<str>,
         left_out: LeftOut,
     ) {
-        let known = services.entry(Arc::clone(service)).or_insert(Self { all: left_out, some: left_out });
+        let known =
+            services.entry(Arc::clone(service)).or_insert(Self { all: left_out, some: left_out });
         (known.all, known.some) = (known.all.and(left_out), known.some.or(left_out));
     }
 }
@@ -35,19 +38,23 @@ impl OfService {
 /// What the probes see to: of the features, and of the rest.
 const SAID_TO_KERNEL: u32 = OF_KERNEL | OF_KERNEL << RULE_TAKES | 0xff << RULE_THINS;
 
-/// What is said of cgroups, users and commands: bits of [`Feature::given`](perfusion_model::feature::Feature::given),
-/// [`Feature::taken`](perfusion_model::feature::Feature::taken) and [`thinned`](perfusion_model::feature::thinned).
+/// What is said of cgroups, users and commands: bits of
+/// [`Feature::given`](perfusion_model::feature::Feature::given),
+/// [`Feature::taken`](perfusion_model::feature::Feature::taken) and
+/// [`thinned`](perfusion_model::feature::thinned).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuleSet {
     /// What those have of whom nothing is said.
     pub others: u32,
-    /// By id, of all cgroups there are; `None` when they do not matter. One that is not in it was not looked at yet, and is not recorded.
+    /// By id, of all cgroups there are; `None` when they do not matter. One that is not in it was
+    /// not looked at yet, and is not recorded.
     pub cgroups: Option<HashMap<u64, u32>>,
     /// By number of the real user.
     pub users: HashMap<u32, u32>,
     /// By the command name of the process's first thread.
     pub commands: HashMap<[u8; 16], u32>,
-    /// Of the names of services, which the probes do not know: patterns, and what is said of those they fit.
+    /// Of the names of services, which the probes do not know: patterns, and what is said of those
+    /// they fit.
     pub services: Vec<(String, u32)>,
 }
 
@@ -61,7 +68,10 @@ impl RuleSet {
     /// What the probes are told of it; `by_cgroup`: whether they are to look at cgroups.
     #[must_use]
     pub fn of_kernel(&self, by_cgroup: bool) -> Self {
-        fn told<K: Copy + Eq + std::hash::Hash>(said: &HashMap<K, u32>, all: bool) -> HashMap<K, u32> {
+        fn told<K: Copy + Eq + std::hash::Hash>(
+            said: &HashMap<K, u32>,
+            all: bool,
+        ) -> HashMap<K, u32> {
             let told = said.iter().map(|(key, said)| (*key, said & SAID_TO_KERNEL));
             told.filter(|(_, said)| all || *said != 0).collect()
         }
@@ -84,7 +94,12 @@ impl RuleSet {
     }
 
     /// What is said of a process, as the probes look it up; `None` when it was not looked at yet.
-    fn said(&self, cgroup: Option<u64>, user: Option<u32>, command: Option<[u8; 16]>) -> Option<u32> {
+    fn said(
+        &self,
+        cgroup: Option<u64>,
+        user: Option<u32>,
+        command: Option<[u8; 16]>,
+    ) -> Option<u32> {
         let mut said = 0;
         if let Some(cgroups) = &self.cgroups {
             said |= cgroup.and_then(|id| cgroups.get(&id))?;
@@ -99,7 +114,8 @@ impl RuleSet {
     }
 }
 
-/// Tells which processes a selection holds, from /proc. What it found it keeps: made anew for each look.
+/// Tells which processes a selection holds, from /proc. What it found it keeps: made anew for each
+/// look.
 pub struct Filter<'a> {
     rules: &'a RuleSet,
     hierarchy: Option<&'static Hierarchy>,
@@ -124,8 +140,10 @@ impl<'a> Filter<'a> {
     /// What is left out of `tgid`, which belongs to this service; `None` when it is not recorded.
     pub fn left_out(&mut self, tgid: u32, service: &str) -> Option<LeftOut> {
         let rules = self.rules;
-        let of_services =
-            rules.services.iter().filter(|(pattern, _)| perfusion_model::text::fits(pattern, service));
+        let of_services = rules
+            .services
+            .iter()
+            .filter(|(pattern, _)| perfusion_model::text::fits(pattern, service));
         let said = of_services.fold(self.said(tgid)?, |said, (_, bits)| said | bits);
         rules.left_out(said)
     }
@@ -183,10 +201,16 @@ mod tests {
             ..RuleSet::default()
         };
         let chosen = |set: &RuleSet, cgroup, user| {
-            set.said(Some(cgroup), Some(user), None).is_some_and(|said| set.left_out(said).is_some())
+            set.said(Some(cgroup), Some(user), None)
+                .is_some_and(|said| set.left_out(said).is_some())
         };
         assert!(chosen(&set, 1, 0) && chosen(&set, 3, 7) && chosen(&set, 1, 7));
-        assert!(!chosen(&set, 2, 7) && !chosen(&set, 1, 8) && !chosen(&set, 3, 0) && !chosen(&set, 4, 7));
+        assert!(
+            !chosen(&set, 2, 7)
+                && !chosen(&set, 1, 8)
+                && !chosen(&set, 3, 0)
+                && !chosen(&set, 4, 7)
+        );
         let others = RuleSet { others: RULE_FEATURES, ..set };
         assert!(chosen(&others, 3, 0) && !chosen(&others, 2, 0));
     }

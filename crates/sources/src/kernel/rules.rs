@@ -1,8 +1,9 @@
 //! The probes' rules, written from here. They are a cache: whatever is missing, the finisher does.
 //!
-//! Places and rules are arrays of the probes that are mapped here, and nobody else writes entries (`ebpf_common::rule`). A rule is in its array
-//! once, counted by the places that name it. When none does its room is given to another one, but not before whoever has just read a
-//! place must be done with it.
+//! Places and rules are arrays of the probes that are mapped here, and nobody else writes entries
+//! (`ebpf_common::rule`). A rule is in its array once, counted by the places that name it. When
+//! none does its room is given to another one, but not before whoever has just read a place must be
+//! done with it.
 
 use super::maps::Words;
 use aya::maps::{HashMap as BpfHashMap, MapData, MapError};
@@ -13,8 +14,8 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a rule that no place names is left alone. A probe reads it within a microsecond of its place, unless its CPU is taken from
-/// it meanwhile.
+/// How long a rule that no place names is left alone. A probe reads it within a microsecond of its
+/// place, unless its CPU is taken from it meanwhile.
 const REST: Duration = Duration::from_secs(2);
 
 /// Words of an entry of either array.
@@ -29,7 +30,8 @@ pub struct RuleCache {
     places: Places,
     spaces: BpfHashMap<MapData, u32, u32>,
     refused: u64,
-    /// Held for as long as they are mapped, so that they are among this process's maps for whoever counts their memory.
+    /// Held for as long as they are mapped, so that they are among this process's maps for whoever
+    /// counts their memory.
     _maps: [MapData; 2],
 }
 
@@ -93,7 +95,8 @@ struct Places {
     indexes: HashMap<RuleWords, u16, foldhash::fast::RandomState>,
     /// How many places name each, and since when none does.
     uses: Vec<Uses>,
-    /// Those no place names, or named none when they were put here, each once; about in the order in which that began.
+    /// Those no place names, or named none when they were put here, each once; about in the order
+    /// in which that began.
     unused: VecDeque<u16>,
     /// Which entry of a set is looked at first for one that can go.
     hand: usize,
@@ -172,12 +175,13 @@ impl Places {
         (0..WAYS).find_map(|way| {
             let [known, tag] = entry(&self.sets, spot, way)?;
             let tag = tag.load(Ordering::Relaxed);
-            (known.load(Ordering::Relaxed) == place && spot.rule(tag).is_some()).then_some((way, tag))
+            (known.load(Ordering::Relaxed) == place && spot.rule(tag).is_some())
+                .then_some((way, tag))
         })
     }
 
-    /// The entry that makes room in a set, and its tag: one that is empty, if that will do, or that no probe has used since all had been,
-    /// in turn.
+    /// The entry that makes room in a set, and its tag: one that is empty, if that will do, or that
+    /// no probe has used since all had been, in turn.
     fn victim(&mut self, spot: Spot, empty: bool) -> Option<(usize, u64)> {
         self.hand = self.hand.wrapping_add(1);
         let tags: Vec<(usize, u64)> = (0..WAYS)
@@ -223,7 +227,8 @@ impl Places {
             let uses = self.uses.get_mut(usize::from(index))?;
             uses.queued = uses.count == 0 && uses.ended.elapsed() < REST;
             if uses.queued {
-                // Since it came here it was used, and is not any more. Then others may have rested longer, but seldom: the next time will do.
+                // Since it came here it was used, and is not any more. Then others may have rested
+                // longer, but seldom: the next time will do.
                 self.unused.push_back(index);
                 return None;
             }
@@ -263,7 +268,8 @@ impl Places {
     }
 }
 
-/// Whether a tag is that of an entry. Address space 0 there is not; a probe may leave its mark of use on a tag that has just been cleared.
+/// Whether a tag is that of an entry. Address space 0 there is not; a probe may leave its mark of
+/// use on a tag that has just been cleared.
 fn is_taken(tag: u64) -> bool {
     tag >> 32 != 0
 }
@@ -307,8 +313,9 @@ mod tests {
         let (way, tag) = places.find(place, spot)?;
         entry(&places.sets, spot, way).unwrap()[1].fetch_or(1 << 24, Ordering::Relaxed);
         let index = spot.rule(tag).unwrap() as usize;
-        let words: RuleWords =
-            std::array::from_fn(|word| places.rules.all()[index * RULE_WORDS + word].load(Ordering::Relaxed));
+        let words: RuleWords = std::array::from_fn(|word| {
+            places.rules.all()[index * RULE_WORDS + word].load(Ordering::Relaxed)
+        });
         Some(bytemuck::cast::<RuleWords, UnwindRule>(words).cfa_offset)
     }
 
@@ -316,7 +323,10 @@ mod tests {
     fn a_taught_rule_is_found_at_its_place_until_it_is_forgotten_or_another() {
         let mut places = places(16, 8);
         assert!(places.teach(key(10), &rule(1)) && places.teach(key(20), &rule(1)));
-        assert_eq!((probe(&places, 10), probe(&places, 20), probe(&places, 30)), (Some(1), Some(1), None));
+        assert_eq!(
+            (probe(&places, 10), probe(&places, 20), probe(&places, 30)),
+            (Some(1), Some(1), None)
+        );
         assert!(places.teach(key(10), &rule(2)));
         assert_eq!((probe(&places, 10), probe(&places, 20)), (Some(2), Some(1)));
         places.forget(key(10));
@@ -356,7 +366,8 @@ mod tests {
         for place in &same[3..] {
             assert!(places.teach(key(*place), &rule(2)));
         }
-        let found = same.iter().filter(|place| places.find(**place, Spot::of(**place, 3, 63)).is_some());
+        let found =
+            same.iter().filter(|place| places.find(**place, Spot::of(**place, 3, 63)).is_some());
         assert_eq!(found.count(), WAYS);
         assert_eq!(same[..3].iter().filter_map(|place| probe(&places, *place)).count(), 3);
         // Once all of them are in use one has to go, and after it those that were not used since.
@@ -407,7 +418,10 @@ mod tests {
         let long_ago = Instant::now().checked_sub(REST).unwrap();
         places.uses[0].ended = long_ago;
         assert!(places.teach(key(3), &rule(3)));
-        assert_eq!((probe(&places, 3), probe(&places, 2), probe(&places, 1)), (Some(3), Some(2), None));
+        assert_eq!(
+            (probe(&places, 3), probe(&places, 2), probe(&places, 1)),
+            (Some(3), Some(2), None)
+        );
         // It is among the unused, and used now.
         places.forget(key(2));
         places.uses[1].ended = long_ago;

@@ -1,4 +1,5 @@
-//! Where the threads of processes publish what they work for, written for the probes: on every kernel, also where those walk no stacks and learn no rules.
+//! Where the threads of processes publish what they work for, written for the probes: on every
+//! kernel, also where those walk no stacks and learn no rules.
 
 use super::rules::gone;
 use aya::maps::{HashMap as BpfHashMap, MapData};
@@ -17,7 +18,8 @@ impl SpanPlaces {
         Self { places, refused: 0 }
     }
 
-    /// Brings what lessons say of it to the probes, in order. Answers the processes there was no room for.
+    /// Brings what lessons say of it to the probes, in order. Answers the processes there was no
+    /// room for.
     pub fn teach(&mut self, lessons: &[Lesson]) -> Vec<u32> {
         let mut refused = Vec::new();
         for lesson in lessons {

@@ -1,9 +1,11 @@
-//! Times of all threads at one moment, in two steps: the entries of the probes' map are read at once ([`ThreadTable::look`]); what /proc says of
-//! those that no event has told of for long is asked later ([`ThreadTable::confirm`]), because it takes a hundred times as long, and in that time
-//! nobody should have to wait who drains rings.
+//! Times of all threads at one moment, in two steps: the entries of the probes' map are read at
+//! once ([`ThreadTable::look`]); what /proc says of those that no event has told of for long is
+//! asked later ([`ThreadTable::confirm`]), because it takes a hundred times as long, and in that
+//! time nobody should have to wait who drains rings.
 //!
-//! Events do not tell all. The kernel hides some switches (seen on 6.18 guests). A thread that leaves the selection, because its process becomes
-//! another program or goes to another cgroup, has no more events, not even its end. A selected process is forgotten when its first thread is
+//! Events do not tell all. The kernel hides some switches (seen on 6.18 guests). A thread that
+//! leaves the selection, because its process becomes another program or goes to another cgroup, has
+//! no more events, not even its end. A selected process is forgotten when its first thread is
 //! reaped, and others may still be on their way off the CPU.
 
 use super::rule_set::Filter;
@@ -11,8 +13,8 @@ use super::{Counts, KernelError, Selection};
 use aya::maps::{HashMap as BpfHashMap, Map, MapData};
 use ebpf_common::counter::Counter;
 use ebpf_common::key::{
-    STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread, WAIT_KEPT,
-    WAIT_NEW, WAIT_WOKEN_THROTTLED,
+    STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread,
+    WAIT_KEPT, WAIT_NEW, WAIT_WOKEN_THROTTLED,
 };
 use perfusion_host::process::{hierarchy, seed};
 use perfusion_model::event::{
@@ -25,10 +27,12 @@ use std::sync::Arc;
 /// A torn read of a thread's times is repeated at most this often.
 const REREADS: u32 = 8;
 
-/// A thread that was in one state for longer may be another than it seems; ten times the scheduler's longest slice.
+/// A thread that was in one state for longer may be another than it seems; ten times the
+/// scheduler's longest slice.
 const LONG_NS: u64 = 30_000_000;
 
-/// The scheduler's account of a running thread may lag by its clock's tick: 10 ms at the slowest (CONFIG_HZ=100).
+/// The scheduler's account of a running thread may lag by its clock's tick: 10 ms at the slowest
+/// (CONFIG_HZ=100).
 const TICK_NS: u64 = 10_000_000;
 
 /// The probes' map `THREADS`.
@@ -75,7 +79,8 @@ impl ThreadTable {
         Ok([of(MapData::from_fd(again).map_err(failed)?)?, of(data)?])
     }
 
-    /// Reads the map, each state closed at `at`, or when it is read; that of a thread that had an event since, with this event.
+    /// Reads the map, each state closed at `at`, or when it is read; that of a thread that had an
+    /// event since, with this event.
     pub(super) fn look(
         &self,
         at: Option<u64>,
@@ -107,7 +112,8 @@ impl ThreadTable {
         Look { threads, asks_before, frozen, selection: selection.clone() }
     }
 
-    /// Asks /proc about threads whose last event is long ago. What went unseen leaves the map, unless there was an event of it meanwhile.
+    /// Asks /proc about threads whose last event is long ago. What went unseen leaves the map,
+    /// unless there was an event of it meanwhile.
     pub fn confirm(&mut self, look: &Look) -> Confirmed {
         let mut confirmed = Confirmed::default();
         confirmed.threads.reserve(look.threads.len());
@@ -130,7 +136,8 @@ impl ThreadTable {
     /// The thread is no more, or not one to record: its time ends with its last event.
     fn bury(&mut self, entry: &Thread, snapshot: &ThreadSnapshot, confirmed: &mut Confirmed) {
         let tid = snapshot.times.thread.tid;
-        // A thread with the same id can come only after this one has gone, and not in the microsecond between the two calls: ids are given in turn.
+        // A thread with the same id can come only after this one has gone, and not in the
+        // microsecond between the two calls: ids are given in turn.
         if !self.is_unchanged(tid, entry) || self.map.remove(&tid).is_err() {
             // It speaks for itself.
             confirmed.threads.push(*snapshot);
@@ -142,8 +149,8 @@ impl ThreadTable {
         confirmed.ends.push(Event { time: MonotonicNs::now(), kind });
     }
 
-    /// A thread that seems to run, or to want a CPU since before the recording: it may sleep, when its switch-out was not reported, and its
-    /// CPU may have been taken from it.
+    /// A thread that seems to run, or to want a CPU since before the recording: it may sleep, when
+    /// its switch-out was not reported, and its CPU may have been taken from it.
     fn running(&self, entry: &Thread, snapshot: &ThreadSnapshot, open: u64) -> ThreadSnapshot {
         let thread = snapshot.times.thread;
         let Ok(Some(state)) = seed::look_at(thread.pid, thread.tid) else { return *snapshot };
@@ -162,7 +169,8 @@ impl ThreadTable {
                 asleep(&mut snapshot, open, ran.unwrap_or(0).min(open));
             }
             (_, Some(ran)) => take_stolen(&mut snapshot.times, open, ran),
-            // Seeding does not say how long it had run: what it read would be of a moment after the recording's begin.
+            // Seeding does not say how long it had run: what it read would be of a moment after the
+            // recording's begin.
             (_, None) => {}
         }
         snapshot
@@ -177,8 +185,10 @@ impl ThreadTable {
     /// Puts what was counted since into counters read before.
     pub fn amend(&self, counters: &mut [(String, u64)]) {
         for counter in [Counter::ThreadsLeft, Counter::ThreadMisjudged] {
-            let name = Counter::ALL.iter().find(|info| info.id == counter.id()).map(|info| info.name);
-            for (_, value) in counters.iter_mut().filter(|(known, _)| Some(known.as_str()) == name) {
+            let name =
+                Counter::ALL.iter().find(|info| info.id == counter.id()).map(|info| info.name);
+            for (_, value) in counters.iter_mut().filter(|(known, _)| Some(known.as_str()) == name)
+            {
                 *value = self.counts.get(counter.id());
             }
         }
@@ -252,7 +262,8 @@ pub(super) fn closed_times(tid: u32, thread: &Thread) -> ThreadTimes {
     }
 }
 
-/// Of `open` ns that a snapshot counts as run, or runnable, the thread ran only the first `ran`: it sleeps since.
+/// Of `open` ns that a snapshot counts as run, or runnable, the thread ran only the first `ran`: it
+/// sleeps since.
 fn asleep(snapshot: &mut ThreadSnapshot, open: u64, ran: u64) {
     let times = &mut snapshot.times;
     let (since, column) = match snapshot.progress {
@@ -274,7 +285,8 @@ fn asleep(snapshot: &mut ThreadSnapshot, open: u64, ran: u64) {
     };
 }
 
-/// Of `open` ns on a CPU that a snapshot counts as run, the thread ran only `ran` by the scheduler's account: the rest was stolen.
+/// Of `open` ns on a CPU that a snapshot counts as run, the thread ran only `ran` by the
+/// scheduler's account: the rest was stolen.
 fn take_stolen(times: &mut ThreadTimes, open: u64, ran: u64) {
     let stolen = open.saturating_sub(ran);
     if stolen > TICK_NS {
@@ -284,25 +296,28 @@ fn take_stolen(times: &mut ThreadTimes, open: u64, ran: u64) {
     }
 }
 
-/// Whether the thread's state may be another than it seems without an event: one that runs, or could at the recording's begin.
+/// Whether the thread's state may be another than it seems without an event: one that runs, or
+/// could at the recording's begin.
 fn may_run(thread: &Thread) -> bool {
     matches!(thread.state, STATE_ON_CPU | STATE_RUNNING_OR_RUNNABLE)
 }
 
-/// Of a thread that ran or wanted a CPU when it entered the recording: whether the task iterator has met it without one. It has had none since
-/// then, for no switch has told of it.
+/// Of a thread that ran or wanted a CPU when it entered the recording: whether the task iterator
+/// has met it without one. It has had none since then, for no switch has told of it.
 fn was_off_cpu(thread: &Thread) -> bool {
     thread.visited_start_ns == thread.wait_start_ns
 }
 
-/// A thread's times closed at `now_ns`; `None` when it was read in the middle of an update: its law does not hold.
+/// A thread's times closed at `now_ns`; `None` when it was read in the middle of an update: its law
+/// does not hold.
 pub(super) fn snapshot(tid: u32, thread: &Thread, now_ns: u64) -> Option<ThreadSnapshot> {
     let known = thread.since_ns.checked_sub(thread.entered_ns)?;
     let sum = thread.oncpu_ns.checked_add(thread.runnable_ns)?.checked_add(thread.blocked_ns)?;
     if sum != known {
         return None;
     }
-    // The thread may have had an event after `now_ns` was taken; of a dead one there is none to come.
+    // The thread may have had an event after `now_ns` was taken; of a dead one there is none to
+    // come.
     let at = if thread.state == STATE_DEAD { thread.since_ns } else { now_ns.max(thread.since_ns) };
     let open = at - thread.since_ns;
     let mut times = closed_times(tid, thread);
@@ -339,8 +354,8 @@ pub(super) fn snapshot(tid: u32, thread: &Thread, now_ns: u64) -> Option<ThreadS
 mod tests {
     use super::{Proc, Progress, Thread, asleep, snapshot, take_stolen};
     use ebpf_common::key::{
-        STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, WAIT_KEPT,
-        WAIT_WAS_BLOCKED, WAIT_WOKEN_THROTTLED,
+        STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE,
+        WAIT_KEPT, WAIT_WAS_BLOCKED, WAIT_WOKEN_THROTTLED,
     };
     use perfusion_model::event::MonotonicNs;
     use std::collections::HashMap;
@@ -407,10 +422,15 @@ mod tests {
 
     #[test]
     fn one_that_was_woken_under_its_cgroups_limit_waits_for_that() {
-        let of =
-            |wait_flags| snapshot(1, &Thread { wait_flags, ..thread(STATE_RUNNABLE) }, 200).unwrap().progress;
-        let throttled = |progress| matches!(progress, Progress::Waiting { woken_throttled: true, .. });
-        assert!(throttled(of(WAIT_WAS_BLOCKED | WAIT_WOKEN_THROTTLED)) && !throttled(of(WAIT_WAS_BLOCKED)));
+        let of = |wait_flags| {
+            snapshot(1, &Thread { wait_flags, ..thread(STATE_RUNNABLE) }, 200).unwrap().progress
+        };
+        let throttled =
+            |progress| matches!(progress, Progress::Waiting { woken_throttled: true, .. });
+        assert!(
+            throttled(of(WAIT_WAS_BLOCKED | WAIT_WOKEN_THROTTLED))
+                && !throttled(of(WAIT_WAS_BLOCKED))
+        );
     }
 
     #[test]
@@ -452,13 +472,18 @@ mod tests {
         let own = std::process::id();
         assert_eq!(states.map(|state| is_gone(own, state)), [false; 3]);
         let mut child = std::process::Command::new("true").spawn().unwrap();
-        let exited = rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
+        let exited =
+            rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
         rustix::process::waitid(
             rustix::process::WaitId::Pid(rustix::process::Pid::from_child(&child)),
             exited,
         )
         .unwrap();
-        assert_eq!(states.map(|state| is_gone(child.id(), state)), [true, false, false], "a zombie");
+        assert_eq!(
+            states.map(|state| is_gone(child.id(), state)),
+            [true, false, false],
+            "a zombie"
+        );
         child.wait().unwrap();
         assert_eq!(states.map(|state| is_gone(child.id(), state)), [true; 3], "reaped");
     }

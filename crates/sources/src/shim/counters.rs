@@ -27,9 +27,11 @@ totals! {
     records_malformed "shim_records_malformed";
     /// Records an earlier recorder had left behind.
     records_stale "shim_records_stale";
-    /// Records of what the configuration leaves out, from before their shim heard of it or from one that knows nothing of it.
+    /// Records of what the configuration leaves out, from before their shim heard of it or from one
+    /// that knows nothing of it.
     records_left_out "shim_records_left_out";
-    /// Records whose writer died while it wrote; neighbours that were unfinished too are counted with the first.
+    /// Records whose writer died while it wrote; neighbours that were unfinished too are counted
+    /// with the first.
     holes "shim_holes";
     /// Rounds that left records for the next one because of the quota. Nothing is lost by it.
     quota_ends "shim_quota_ends";
@@ -45,7 +47,8 @@ totals! {
     regions_cleaned "shim_regions_cleaned";
     /// Times that lay in the future, set to the time of reading.
     times_corrected "shim_times_corrected";
-    /// Records that name a thread their process does not have (or no longer had when its first record was read).
+    /// Records that name a thread their process does not have (or no longer had when its first
+    /// record was read).
     threads_unknown "shim_threads_unknown";
     /// Addresses not asked about because too many questions were open.
     names_dropped "shim_names_dropped";

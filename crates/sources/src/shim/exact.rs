@@ -1,4 +1,5 @@
-//! The table of a process in exact mode (`profiler_protocol::exact`), found and opened like a region: `pread` and `pwrite`, never mapped.
+//! The table of a process in exact mode (`profiler_protocol::exact`), found and opened like a
+//! region: `pread` and `pwrite`, never mapped.
 
 use super::region::Region;
 use perfusion_host::process::handle::Target;
@@ -14,7 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct Opened(Region);
 
 impl Opened {
-    /// The table in `region`, if it was made for `owner` by the process that calls itself `pid`; `None` also before the shim has finished it.
+    /// The table in `region`, if it was made for `owner` by the process that calls itself `pid`;
+    /// `None` also before the shim has finished it.
     pub(super) fn new(region: Region, owner: u64, pid: u64) -> Option<Self> {
         let word = |at| region.word(byte(at));
         let ours = word(head::MAGIC) == Some(MAGIC)
@@ -100,7 +102,8 @@ impl Kept {
     }
 }
 
-/// The tables of one recording, shared by the thread that finds them and the one that reads them at the end.
+/// The tables of one recording, shared by the thread that finds them and the one that reads them at
+/// the end.
 #[derive(Clone, Debug, Default)]
 pub struct ExactTables(Arc<Mutex<Kept>>);
 
@@ -109,7 +112,8 @@ impl ExactTables {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a table. Where there is no room its process runs on without being counted, which is said at the end.
+    /// Keeps a table. Where there is no room its process runs on without being counted, which is
+    /// said at the end.
     pub fn put(&self, pid: u32, table: Opened) {
         let mut kept = self.kept();
         let of_it = kept.tables.iter().filter(|source| source.pid == pid).count();
@@ -119,7 +123,14 @@ impl ExactTables {
         if table.accept() {
             let name = Target::open(pid).map(|target| name::of(&target)).unwrap_or_default();
             let (start_ticks, found) = (start_ticks(pid), MonotonicNs::now());
-            kept.tables.push(ExactTable { pid, start_ticks, name, table, found, left_behind: false });
+            kept.tables.push(ExactTable {
+                pid,
+                start_ticks,
+                name,
+                table,
+                found,
+                left_behind: false,
+            });
         }
     }
 
@@ -128,7 +139,8 @@ impl ExactTables {
         self.kept().decline(table);
     }
 
-    /// A process called exec at `at`, which may be told of only now: nobody counts in the tables any more that it had before.
+    /// A process called exec at `at`, which may be told of only now: nobody counts in the tables
+    /// any more that it had before.
     pub fn became_another(&self, pid: u32, at: MonotonicNs) {
         let mut kept = self.kept();
         let before = kept.tables.iter_mut().filter(|source| source.pid == pid && source.found < at);

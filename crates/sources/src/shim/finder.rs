@@ -1,4 +1,5 @@
-//! Finds the regions of a process, and its table of exact mode, by the name of their memfd in `/proc/PID/maps`.
+//! Finds the regions of a process, and its table of exact mode, by the name of their memfd in
+//! `/proc/PID/maps`.
 
 use super::region::{Region, RegionError, RegionKey};
 use perfusion_host::process::handle::{MapLine, Target};
@@ -6,7 +7,8 @@ use profiler_protocol::exact;
 use profiler_protocol::layout::MAPS_NAME;
 use rustix::io::Errno;
 
-/// Regions of one process looked at, at most: the runtime loads at most 32 notification profilers (MAX_NOTIFICATION_PROFILERS).
+/// Regions of one process looked at, at most: the runtime loads at most 32 notification profilers
+/// (MAX_NOTIFICATION_PROFILERS).
 const REGIONS_PER_PROCESS: usize = 32;
 
 /// True for the name a region's mapping has.

@@ -1,5 +1,6 @@
-//! How many exceptions and contentions a runtime told its shim of. The shim counts each before chance chooses which are told of with
-//! a stack, so these numbers are exact, and the columns of a profile are made to sum to them.
+//! How many exceptions and contentions a runtime told its shim of. The shim counts each before
+//! chance chooses which are told of with a stack, so these numbers are exact, and the columns of a
+//! profile are made to sum to them.
 
 use super::ShimSource;
 use perfusion_model::event::IncidentCounts;
@@ -14,15 +15,18 @@ pub const INCIDENT_COUNTERS: [&str; 6] = [
     "shim_contentions_dropped_full",
 ];
 
-/// Most regions that are given up between two looks of which the counts are kept. Columns of others stay estimates.
+/// Most regions that are given up between two looks of which the counts are kept. Columns of others
+/// stay estimates.
 pub(super) const MAX_FINISHED: usize = 16_384;
 
 impl ShimSource {
-    /// The counts of all regions now, and the last ones of those given up since this was asked before.
+    /// The counts of all regions now, and the last ones of those given up since this was asked
+    /// before.
     pub fn incidents(&mut self) -> Vec<IncidentCounts> {
         let mut all = std::mem::take(&mut self.shared.finished_incidents);
         for reader in self.processes.values_mut().flat_map(|process| &mut process.readers) {
-            // A region that cannot be read is given up with the next drain, with the counts read before.
+            // A region that cannot be read is given up with the next drain, with the counts read
+            // before.
             reader.refresh().ok();
             all.push(reader.incidents());
         }

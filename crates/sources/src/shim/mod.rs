@@ -1,5 +1,6 @@
-//! Shims as a source of events: the rings of many processes, found in `/proc`, taken and given up as processes come and go.
-//! `finder` finds regions, `region` is the only access to one, `registry` says which are ours, `reader` turns records into events.
+//! Shims as a source of events: the rings of many processes, found in `/proc`, taken and given up
+//! as processes come and go. `finder` finds regions, `region` is the only access to one, `registry`
+//! says which are ours, `reader` turns records into events.
 
 pub mod counters;
 mod exact;
@@ -58,10 +59,11 @@ impl Default for ShimLimits {
 const PROCESSES: usize = 32_768;
 /// How often ended processes are noticed, and overdue answers asked for again.
 const CARE_EVERY: Duration = Duration::from_millis(100);
-/// An instance that is told to leave ends its session first, which waits for a collection in progress.
+/// An instance that is told to leave ends its session first, which waits for a collection in
+/// progress.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(5);
-/// Then the runtime unloads the library when no thread is inside a callback: it looks after 0.3 s, and else again after 5 s, which
-/// nobody has to wait for.
+/// Then the runtime unloads the library when no thread is inside a callback: it looks after 0.3 s,
+/// and else again after 5 s, which nobody has to wait for.
 const UNLOAD_TIMEOUT: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
@@ -125,8 +127,8 @@ impl ShimSource {
         self
     }
 
-    /// Looks for regions in this process from now on, often at first. To be called for each process of the recording, and
-    /// again after an attach.
+    /// Looks for regions in this process from now on, often at first. To be called for each process
+    /// of the recording, and again after an attach.
     pub fn watch(&mut self, pid: u32) {
         let now = Instant::now();
         if let Some(process) = self.processes.get_mut(&pid)
@@ -157,12 +159,14 @@ impl ShimSource {
     pub fn set_limits(&mut self, limits: ShimLimits) {
         self.shared.limits = limits;
         for reader in self.processes.values_mut().flat_map(|process| &mut process.readers) {
-            // One that cannot be told is gone: the next drain meets the same error and gives the region up. One with a full ring of requests is told later.
+            // One that cannot be told is gone: the next drain meets the same error and gives the
+            // region up. One with a full ring of requests is told later.
             reader.tell_limits(limits).ok();
         }
     }
 
-    /// From now on the recorder wishes for this in `pid`, whose shims are told with the next beat, and for names if so said.
+    /// From now on the recorder wishes for this in `pid`, whose shims are told with the next beat,
+    /// and for names if so said.
     pub fn wish(&mut self, pid: u32, wishes: Wishes, names: bool) {
         self.watch_if_new(pid);
         if let Some(process) = self.processes.get_mut(&pid) {
@@ -182,7 +186,8 @@ impl ShimSource {
         }
     }
 
-    /// Follows the life of watched processes: their children and what they become by exec are watched too.
+    /// Follows the life of watched processes: their children and what they become by exec are
+    /// watched too.
     pub fn observe(&mut self, event: &Event) {
         match &event.kind {
             EventKind::Fork { parent, thread }
@@ -202,8 +207,8 @@ impl ShimSource {
         }
     }
 
-    /// Asks the shims of a process for the method at `address`, which was last on a stack for sure at `seen` (0: not known). The answer comes
-    /// as an event; an address is asked about once.
+    /// Asks the shims of a process for the method at `address`, which was last on a stack for sure
+    /// at `seen` (0: not known). The answer comes as an event; an address is asked about once.
     pub fn ask(&mut self, pid: u32, address: u64, seen: MonotonicNs) {
         let asked = self.processes.get_mut(&pid).is_some_and(|process| process.ask(address, seen));
         self.shared.totals.names_dropped += u64::from(!asked);
@@ -234,21 +239,24 @@ impl ShimSource {
         self.processes.get(&pid).is_some_and(|process| !process.readers.is_empty())
     }
 
-    /// False when the process has mapped no region any more that is read of it: it has become another program by exec, or its library has left.
+    /// False when the process has mapped no region any more that is read of it: it has become
+    /// another program by exec, or its library has left.
     #[must_use]
     pub fn is_mapped(&self, pid: u32) -> bool {
         self.processes.get(&pid).is_some_and(Process::is_mapped)
     }
 
-    /// The weak handles with which this recorder's library watches objects in the process now; `None` where that cannot be read.
+    /// The weak handles with which this recorder's library watches objects in the process now;
+    /// `None` where that cannot be read.
     #[must_use]
     pub fn watched(&self, pid: u32) -> Option<Vec<Watched>> {
         let process = self.processes.get(&pid)?;
         let memory = ProcessMemory::open(pid, process.target.start_ticks().ok()?)?;
         let slots = process.readers.iter().filter_map(|reader| Some((reader.slots()?, reader.id)));
         let most = self.shared.limits.live_objects;
-        let read: Vec<Vec<Watched>> =
-            slots.map(|(at, region)| watched::read(&memory, at, most, region)).collect::<Option<_>>()?;
+        let read: Vec<Vec<Watched>> = slots
+            .map(|(at, region)| watched::read(&memory, at, most, region))
+            .collect::<Option<_>>()?;
         (!read.is_empty()).then(|| read.concat())
     }
 
@@ -258,8 +266,9 @@ impl ShimSource {
         self.shared.turns.fullest
     }
 
-    /// One round: looks for regions where it is time to, sends questions, reads records. To be called at least every 100 ms. It takes a bounded
-    /// number of bytes; true when something was left for the next round.
+    /// One round: looks for regions where it is time to, sends questions, reads records. To be
+    /// called at least every 100 ms. It takes a bounded number of bytes; true when something was
+    /// left for the next round.
     pub fn drain(&mut self, sink: &mut dyn FnMut(Event)) -> bool {
         let now = Instant::now();
         self.beat();
@@ -288,12 +297,17 @@ impl ShimSource {
         self.shared.turns.more
     }
 
-    /// True while a process waits with its end for last questions, as last read: the next rounds should come soon.
+    /// True while a process waits with its end for last questions, as last read: the next rounds
+    /// should come soon.
     pub fn is_waited_for(&mut self) -> bool {
-        self.processes.values_mut().flat_map(|process| &mut process.readers).any(Reader::is_waited_for)
+        self.processes
+            .values_mut()
+            .flat_map(|process| &mut process.readers)
+            .any(Reader::is_waited_for)
     }
 
-    /// Says "somebody listens" in every region when it is time to. [`ShimSource::drain`] does it too.
+    /// Says "somebody listens" in every region when it is time to. [`ShimSource::drain`] does it
+    /// too.
     pub fn beat(&mut self) {
         self.beat_where(|_| true);
     }
@@ -326,13 +340,15 @@ impl ShimSource {
         }
     }
 
-    /// Asks the instances made for this recorder to leave and waits until they have, and leaves the others to the next recorder.
-    /// What they sent last is there for one more [`ShimSource::drain`]. Answers the pids of instances that did not obey.
+    /// Asks the instances made for this recorder to leave and waits until they have, and leaves the
+    /// others to the next recorder. What they sent last is there for one more
+    /// [`ShimSource::drain`]. Answers the pids of instances that did not obey.
     pub fn detach_all(&mut self) -> Vec<u32> {
         self.detach_all_within(DETACH_TIMEOUT)
     }
 
-    /// The same, and waits no longer than `most` for all of it: one that does not get to it leaves when its lease runs out.
+    /// The same, and waits no longer than `most` for all of it: one that does not get to it leaves
+    /// when its lease runs out.
     pub fn detach_all_within(&mut self, most: Duration) -> Vec<u32> {
         for reader in self.processes.values_mut().flat_map(|process| &mut process.readers) {
             reader.leave();
@@ -362,9 +378,12 @@ impl ShimSource {
         }
     }
 
-    /// Asks the instances in this process that were made for this recorder to leave; what they say last is read as it comes.
+    /// Asks the instances in this process that were made for this recorder to leave; what they say
+    /// last is read as it comes.
     pub fn leave(&mut self, pid: u32) {
-        for reader in self.processes.get_mut(&pid).into_iter().flat_map(|process| &mut process.readers) {
+        for reader in
+            self.processes.get_mut(&pid).into_iter().flat_map(|process| &mut process.readers)
+        {
             reader.leave();
         }
     }
@@ -372,9 +391,11 @@ impl ShimSource {
     /// The processes whose shims are read.
     #[must_use]
     pub fn looks(&self) -> Vec<ShimLook> {
-        let full = counter::ALL.iter().position(|(_, name, _)| *name == "shim_records_dropped_full");
+        let full =
+            counter::ALL.iter().position(|(_, name, _)| *name == "shim_records_dropped_full");
         let dropped = |process: &Process| {
-            let of = |reader: &Reader| full.and_then(|full| reader.counted().nth(full)).unwrap_or(0);
+            let of =
+                |reader: &Reader| full.and_then(|full| reader.counted().nth(full)).unwrap_or(0);
             process.readers.iter().map(of).sum()
         };
         let read = self.processes.iter().filter(|(_, process)| !process.readers.is_empty());
@@ -390,8 +411,11 @@ impl ShimSource {
                 *sum = sum.saturating_add(value);
             }
         }
-        let mut all: Vec<(String, u64)> =
-            counter::ALL.iter().zip(sums).map(|((_, name, _), value)| ((*name).to_owned(), value)).collect();
+        let mut all: Vec<(String, u64)> = counter::ALL
+            .iter()
+            .zip(sums)
+            .map(|((_, name, _), value)| ((*name).to_owned(), value))
+            .collect();
         all.extend(self.shared.totals.list());
         all
     }

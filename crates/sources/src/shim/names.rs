@@ -1,5 +1,6 @@
-//! What one region was asked, and what it answered: each address is asked once, one answer serves a whole method, and an unload
-//! makes its code unknown again. Pure, and bounded whatever is asked or answered.
+//! What one region was asked, and what it answered: each address is asked once, one answer serves a
+//! whole method, and an unload makes its code unknown again. Pure, and bounded whatever is asked or
+//! answered.
 
 use super::share::Share;
 use profiler_protocol::record::NOT_NOW;
@@ -45,7 +46,8 @@ pub(super) struct NameBook {
     waiting: VecDeque<u64>,
     open: HashMap<u64, Question>,
     bodies: BTreeMap<u64, Body>,
-    /// Module and first address of each body: an unload costs what it takes away, not what is remembered.
+    /// Module and first address of each body: an unload costs what it takes away, not what is
+    /// remembered.
     by_module: BTreeSet<(u64, u64)>,
     missing: BTreeSet<u64>,
     share: Share,
@@ -57,7 +59,8 @@ impl NameBook {
         Self { share, ..Self::default() }
     }
 
-    /// Queues a question about an address seen at `seen_ns`, unless it has been asked or answered. False when the queue is full.
+    /// Queues a question about an address seen at `seen_ns`, unless it has been asked or answered.
+    /// False when the queue is full.
     pub(super) fn ask(&mut self, address: u64, seen_ns: u64) -> bool {
         if let Some(open) = self.open.get_mut(&address) {
             open.seen_ns = open.seen_ns.max(seen_ns);
@@ -66,11 +69,15 @@ impl NameBook {
         if self.missing.contains(&address) || self.covers(address) {
             return true;
         }
-        // An answer to what was not sent yet, or is to be sent again, leaves its address in the queue.
+        // An answer to what was not sent yet, or is to be sent again, leaves its address in the
+        // queue.
         if self.open.len().max(self.waiting.len()) >= OPEN || !self.share.take(QUESTION) {
             return false;
         }
-        self.open.insert(address, Question { seen_ns, sent_ns: 0, progress: Progress::Waiting { tries: 0 } });
+        self.open.insert(
+            address,
+            Question { seen_ns, sent_ns: 0, progress: Progress::Waiting { tries: 0 } },
+        );
         self.waiting.push_back(address);
         true
     }
@@ -82,7 +89,8 @@ impl NameBook {
 
     /// Up to `most` questions to send next: the address, and when it was seen.
     pub(super) fn next(&self, most: usize) -> Vec<(u64, u64)> {
-        let seen_ns = |address| self.open.get(address).map_or(NEVER_SEEN, |question| question.seen_ns);
+        let seen_ns =
+            |address| self.open.get(address).map_or(NEVER_SEEN, |question| question.seen_ns);
         self.waiting.iter().take(most).map(|address| (*address, seen_ns(address))).collect()
     }
 
@@ -103,7 +111,9 @@ impl NameBook {
         let mut given_up = 0;
         let (waiting, share) = (&mut self.waiting, &mut self.share);
         self.open.retain(|&address, question| match question.progress {
-            Progress::Sent { tries, at } if now.saturating_duration_since(at) >= ASK_AGAIN_AFTER => {
+            Progress::Sent { tries, at }
+                if now.saturating_duration_since(at) >= ASK_AGAIN_AFTER =>
+            {
                 if tries >= TRIES {
                     given_up += 1;
                     share.give(QUESTION);
@@ -146,8 +156,8 @@ impl NameBook {
         }
     }
 
-    /// The runtime knows no method there, or cannot be asked now (then the address may be asked about again). Answers the time that was sent
-    /// with the question; `None` when nobody asked.
+    /// The runtime knows no method there, or cannot be asked now (then the address may be asked
+    /// about again). Answers the time that was sent with the question; `None` when nobody asked.
     pub(super) fn not_found(&mut self, asked: u64, hresult: i32) -> Option<u64> {
         let question = self.close(asked)?;
         if hresult != NOT_NOW && self.missing.len() < REMEMBERED && self.share.take(EACH) {
@@ -156,7 +166,8 @@ impl NameBook {
         Some(question.sent_ns)
     }
 
-    /// Code is gone: `ranges`, and all bodies of `module_id` unless it is 0. Answers all ranges that are gone.
+    /// Code is gone: `ranges`, and all bodies of `module_id` unless it is 0. Answers all ranges
+    /// that are gone.
     pub(super) fn unloaded(
         &mut self,
         module_id: u64,
@@ -165,12 +176,14 @@ impl NameBook {
         let mut gone: Vec<(u64, u64)> = ranges.filter(|(_, bytes)| *bytes > 0).collect();
         if module_id != 0 {
             let of_module = self.by_module.range((module_id, 0)..=(module_id, u64::MAX));
-            let sized = of_module.filter_map(|&(_, start)| Some((start, self.bodies.get(&start)?.bytes)));
+            let sized =
+                of_module.filter_map(|&(_, start)| Some((start, self.bodies.get(&start)?.bytes)));
             gone.extend(sized);
         }
         for &(start, bytes) in &gone {
             let inside = start..=start.saturating_add(bytes.saturating_sub(1));
-            let bodies: Vec<u64> = self.bodies.range(inside.clone()).map(|(&start, _)| start).collect();
+            let bodies: Vec<u64> =
+                self.bodies.range(inside.clone()).map(|(&start, _)| start).collect();
             bodies.into_iter().for_each(|start| self.remove_body(start));
             while let Some(&address) = self.missing.range(inside.clone()).next() {
                 self.missing.remove(&address);
@@ -258,14 +271,18 @@ mod tests {
         book.found(0x1000, 7, &[(0x1000, 16)]);
         book.found(0x2000, 8, &[(0x2000, 16)]);
         book.not_found(0x3000, -1);
-        assert_eq!(book.unloaded(7, [(0x3000, 16), (0x5000, 0)].into_iter()), [(0x3000, 16), (0x1000, 16)]);
+        assert_eq!(
+            book.unloaded(7, [(0x3000, 16), (0x5000, 0)].into_iter()),
+            [(0x3000, 16), (0x1000, 16)]
+        );
         for address in [0x1000, 0x2000, 0x3000] {
             assert!(book.ask(address, 1));
         }
         assert_eq!(book.next(10), [(0x1000, 1), (0x3000, 1)]);
     }
 
-    /// Ends soon only when an unload costs what it takes away: a hostile shim sends hundreds in one round.
+    /// Ends soon only when an unload costs what it takes away: a hostile shim sends hundreds in one
+    /// round.
     #[test]
     fn many_unloads_from_a_full_book_cost_little() {
         let mut book = NameBook::default();
@@ -325,7 +342,8 @@ mod tests {
         assert_eq!((0..=OPEN as u64).filter(|&address| !book.ask(address, 1)).count(), 1);
         // Also for a process that takes no question and answers all.
         let mut book = NameBook::default();
-        let refused = (0..=OPEN).filter(|_| !book.ask(1, 1) || book.not_found(1, NOT_NOW).is_none()).count();
+        let refused =
+            (0..=OPEN).filter(|_| !book.ask(1, 1) || book.not_found(1, NOT_NOW).is_none()).count();
         assert_eq!((refused, book.waiting.len()), (1, OPEN));
     }
 }

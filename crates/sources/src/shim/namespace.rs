@@ -9,19 +9,24 @@ use std::collections::{HashMap, HashSet};
 use std::io::Read as _;
 use std::time::{Duration, Instant};
 
-/// Most threads remembered for one process, and looked at; the kernel's own limit per user is usually lower.
+/// Most threads remembered for one process, and looked at; the kernel's own limit per user is
+/// usually lower.
 const THREADS: usize = 65_536;
 /// Threads whose ids are read in one look, each from a file of its own. The next look goes on.
 const READ_AT_ONCE: usize = 1_024;
-/// A process that names threads it does not have makes us look no more often than this at first, ...
+/// A process that names threads it does not have makes us look no more often than this at first,
+/// ...
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(20);
-/// ... then less and less often up to this, and never for more than this part of the time: whoever looks has other processes to serve.
+/// ... then less and less often up to this, and never for more than this part of the time: whoever
+/// looks has other processes to serve.
 const LOOK_AGAIN_AT_LAST: Duration = Duration::from_millis(160);
 const PART_OF_TIME: u32 = 20;
-/// Ids are used again: what is known is read anew, but no more often than this, when a thread is not found.
+/// Ids are used again: what is known is read anew, but no more often than this, when a thread is
+/// not found.
 const READ_AGAIN_AFTER: Duration = Duration::from_secs(10);
 
-/// The threads of one process by the ids it uses itself. Ended ones are remembered, for their last records come late.
+/// The threads of one process by the ids it uses itself. Ended ones are remembered, for their last
+/// records come late.
 pub(super) struct Threads {
     /// Inner tid → tid in the initial namespace.
     outer: HashMap<u32, u32>,
@@ -48,8 +53,8 @@ impl Default for Threads {
 }
 
 impl Threads {
-    /// The id in the initial namespace of the thread the process calls `tid`; `None` when it has no such thread, so that a process
-    /// can speak for no thread but its own.
+    /// The id in the initial namespace of the thread the process calls `tid`; `None` when it has no
+    /// such thread, so that a process can speak for no thread but its own.
     pub(super) fn outer(&mut self, target: &Target, tid: u32) -> Option<u32> {
         if let Some(&outer) = self.outer.get(&tid) {
             return Some(outer);
@@ -74,7 +79,8 @@ impl Threads {
             None if complete => (self.pause * 2).min(LOOK_AGAIN_AT_LAST),
             _ => LOOK_AGAIN_AFTER,
         };
-        self.next_look = Some(now + self.pause.max(now.saturating_duration_since(began) * PART_OF_TIME));
+        self.next_look =
+            Some(now + self.pause.max(now.saturating_duration_since(began) * PART_OF_TIME));
         if complete && found.is_none() && self.read_again.is_none_or(|at| now >= at) {
             self.read_again = Some(now + READ_AGAIN_AFTER);
             self.read.clear();
@@ -82,10 +88,13 @@ impl Threads {
         found
     }
 
-    /// Looks at the threads there are; what is known of one is not read again. False when there were too many for one look.
+    /// Looks at the threads there are; what is known of one is not read again. False when there
+    /// were too many for one look.
     fn look(&mut self, target: &Target, inner_id: &mut dyn FnMut(u32) -> Option<u32>) -> bool {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let Ok(tasks) = openat(target.directory(), "task", flags, Mode::empty()) else { return true };
+        let Ok(tasks) = openat(target.directory(), "task", flags, Mode::empty()) else {
+            return true;
+        };
         let Ok(entries) = Dir::read_from(&tasks) else { return true };
         let ids = entries
             .map_while(Result::ok)
@@ -140,7 +149,8 @@ impl Offset {
 pub(super) fn monotonic_offset(target: &Target) -> Offset {
     let inode = |name: &str| {
         let found =
-            statat(target.directory(), target.in_common(&format!("ns/{name}")), AtFlags::empty()).ok()?;
+            statat(target.directory(), target.in_common(&format!("ns/{name}")), AtFlags::empty())
+                .ok()?;
         Some((found.st_dev, found.st_ino))
     };
     let ours = statat(rustix::fs::CWD, "/proc/self/ns/time", AtFlags::empty());
@@ -150,7 +160,8 @@ pub(super) fn monotonic_offset(target: &Target) -> Offset {
     {
         return Offset { ns: 0, known: true };
     }
-    // The file tells of the namespace that children get (fs/proc/base.c, `proc_timens_show_offsets`).
+    // The file tells of the namespace that children get (fs/proc/base.c,
+    // `proc_timens_show_offsets`).
     let own = inode("time").is_some() && inode("time") == inode("time_for_children");
     let mut text = String::new();
     let read = target.file("timens_offsets").map(|file| file.take(4096).read_to_string(&mut text));
@@ -160,7 +171,8 @@ pub(super) fn monotonic_offset(target: &Target) -> Offset {
 
 /// Reads `monotonic   -1234   5678` (seconds, nanoseconds) of time_namespaces(7).
 fn parse_monotonic_offset(text: &str) -> Option<i64> {
-    let mut fields = text.lines().find_map(|line| line.strip_prefix("monotonic"))?.split_ascii_whitespace();
+    let mut fields =
+        text.lines().find_map(|line| line.strip_prefix("monotonic"))?.split_ascii_whitespace();
     let seconds: i64 = fields.next()?.parse().ok()?;
     let nanos: i64 = fields.next()?.parse().ok()?;
     seconds.checked_mul(1_000_000_000)?.checked_add(nanos)
@@ -168,7 +180,9 @@ fn parse_monotonic_offset(text: &str) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{MonotonicNs, NEVER_SEEN, Offset, Threads, monotonic_offset, parse_monotonic_offset};
+    use super::{
+        MonotonicNs, NEVER_SEEN, Offset, Threads, monotonic_offset, parse_monotonic_offset,
+    };
     use perfusion_host::process::handle::Target;
 
     #[test]
@@ -198,7 +212,8 @@ mod tests {
         let (tell, told) = std::sync::mpsc::channel();
         let (stop, stopped) = std::sync::mpsc::channel::<()>();
         let new = std::thread::spawn(move || {
-            tell.send(u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap()).unwrap();
+            tell.send(u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap())
+                .unwrap();
             stopped.recv().ok();
         });
         let new_one = told.recv().unwrap();

@@ -1,6 +1,7 @@
-//! One region's records → events. What comes out of the ring is already copied and well-formed (`profiler_protocol::consumer`);
-//! here it is made true for this host: thread ids and times of the initial namespaces, answers only to what was asked, and an end
-//! to how much one process can make the stages behind remember.
+//! One region's records → events. What comes out of the ring is already copied and well-formed
+//! (`profiler_protocol::consumer`); here it is made true for this host: thread ids and times of the
+//! initial namespaces, answers only to what was asked, and an end to how much one process can make
+//! the stages behind remember.
 
 use super::ShimLimits;
 use super::counters::Totals;
@@ -13,14 +14,15 @@ use crate::shim::Wishes;
 use perfusion_host::process::handle::Target;
 use perfusion_model::event::IncidentCounts;
 use perfusion_model::event::{
-    Allocation, AllocationKind, Contention, Event, EventKind, Exception, Heap, Method, MonotonicNs, RegionId,
-    RuntimeSample, ShimEvent, UserContext, UserRegs,
+    Allocation, AllocationKind, Contention, Event, EventKind, Exception, Heap, Method, MonotonicNs,
+    RegionId, RuntimeSample, ShimEvent, UserContext, UserRegs,
 };
 use perfusion_unwind::native::NATIVE;
 use profiler_protocol::consumer::{Consumer, ConsumerError, Drained, Quota};
 use profiler_protocol::counter::{self, Counter};
 use profiler_protocol::layout::{
-    FEATURE_LIVE_OBJECTS, FEATURE_SEEN_TIMES, FEATURE_WAITS_AT_START, State, UNIT_BYTES, unpack_runtime,
+    FEATURE_LIVE_OBJECTS, FEATURE_SEEN_TIMES, FEATURE_WAITS_AT_START, State, UNIT_BYTES,
+    unpack_runtime,
 };
 use profiler_protocol::record::{AllocationHead, Body, Record, Registers, StackHead};
 use profiler_protocol::request::Request;
@@ -28,11 +30,11 @@ use std::collections::HashMap;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// What one round takes of one region while more can come: at a round every 10 ms this is 100 MiB/s, far above what a shim sends, and no more
-/// than a moment of the daemon's time.
+/// What one round takes of one region while more can come: at a round every 10 ms this is 100
+/// MiB/s, far above what a shim sends, and no more than a moment of the daemon's time.
 const QUOTA: Quota = Quota { records: 4096, bytes: 1 << 20 };
-/// What one round takes of all regions together: the memory it needs is bounded, however many there are and however full. A ring of the usual
-/// length is read at once.
+/// What one round takes of all regions together: the memory it needs is bounded, however many there
+/// are and however full. A ring of the usual length is read at once.
 pub(super) const BUDGET: Quota = Quota { records: 1 << 16, bytes: 8 << 20 };
 /// Shares of it are no smaller while there is something left: the longest record fits.
 const LEAST: Quota = Quota { records: 64, bytes: 64 << 10 };
@@ -40,8 +42,10 @@ const LEAST: Quota = Quota { records: 64, bytes: 64 << 10 };
 const LAST_QUESTIONS: Duration = Duration::from_millis(50);
 /// Rounds in which a region that has ended may still hand over what was in it: a second's worth.
 const LAST_ROUNDS: u32 = 100;
-/// A record that stays unfinished for this long is given up. Writers end with their process only, so one may still come, held up by a debugger or a cgroup that
-/// has no CPU left, and what it writes then would be in the middle of another's record; in the meantime the ring fills, and what finds no room is counted.
+/// A record that stays unfinished for this long is given up. Writers end with their process only,
+/// so one may still come, held up by a debugger or a cgroup that has no CPU left, and what it
+/// writes then would be in the middle of another's record; in the meantime the ring fills, and what
+/// finds no room is counted.
 const HOLE_AGE: Duration = Duration::from_secs(60);
 /// Distinct types that one region may tell, and bytes of their names.
 const TYPES: usize = 65_536;
@@ -58,8 +62,9 @@ const MESSAGE_CHARS: usize = 200;
 const OLDEST_NS: u64 = 60_000_000_000;
 const QUESTIONS_AT_ONCE: usize = 512;
 
-/// A question to a shim that cannot be told when its address was seen may be asked for this long: see `names.rs` for repetitions, and
-/// docs/shim-protocol.md for the six seconds that they must stay below.
+/// A question to a shim that cannot be told when its address was seen may be asked for this long:
+/// see `names.rs` for repetitions, and docs/shim-protocol.md for the six seconds that they must
+/// stay below.
 const FRESH: Duration = Duration::from_secs(2);
 
 /// How often a beat is due, and what the shim is told about it.
@@ -79,7 +84,12 @@ pub(super) struct Turns {
 impl Turns {
     /// A round in which so many regions are read.
     pub(super) fn new(regions: usize) -> Self {
-        Self { left: BUDGET, regions: u64::try_from(regions).unwrap_or(u64::MAX), more: false, fullest: 0 }
+        Self {
+            left: BUDGET,
+            regions: u64::try_from(regions).unwrap_or(u64::MAX),
+            more: false,
+            fullest: 0,
+        }
     }
 
     /// True when nothing is left for those that come now.
@@ -87,7 +97,8 @@ impl Turns {
         self.left.bytes == 0 || self.left.records == 0
     }
 
-    /// The next region's share: what others leave goes to those behind them. `None` when nothing is left.
+    /// The next region's share: what others leave goes to those behind them. `None` when nothing is
+    /// left.
     fn share(&mut self, most: Quota) -> Option<Quota> {
         let regions = self.regions.max(1);
         self.regions = regions - 1;
@@ -225,7 +236,8 @@ impl Reader {
         Some(self.consumer.identity().slots).filter(|&slots| self.ours && slots != 0)
     }
 
-    /// True when the instance has said its last, as last read: it is gone, or was told to leave and obeyed.
+    /// True when the instance has said its last, as last read: it is gone, or was told to leave and
+    /// obeyed.
     pub(super) fn is_over(&self) -> bool {
         match self.consumer.status().state {
             State::Gone => true,
@@ -244,7 +256,8 @@ impl Reader {
         u128::from(age) > FRESH.as_nanos() || self.names.ask(address, 0)
     }
 
-    /// All that it said up to a mark has been looked at: it learns that behind the questions that are queued by now.
+    /// All that it said up to a mark has been looked at: it learns that behind the questions that
+    /// are queued by now.
     pub(super) fn heard(&mut self) {
         self.heard = true;
     }
@@ -266,7 +279,11 @@ impl Reader {
     }
 
     /// The first beat, when it is due.
-    pub(super) fn let_go(&mut self, owner: u64, now: MonotonicNs) -> Result<(), ConsumerError<io::Error>> {
+    pub(super) fn let_go(
+        &mut self,
+        owner: u64,
+        now: MonotonicNs,
+    ) -> Result<(), ConsumerError<io::Error>> {
         match self.hold.take_if(|hold| hold.is_over()) {
             Some(_) => self.beat(owner, now),
             None => Ok(()),
@@ -274,21 +291,31 @@ impl Reader {
     }
 
     /// Says that somebody listens.
-    pub(super) fn beat(&mut self, owner: u64, now: MonotonicNs) -> Result<(), ConsumerError<io::Error>> {
+    pub(super) fn beat(
+        &mut self,
+        owner: u64,
+        now: MonotonicNs,
+    ) -> Result<(), ConsumerError<io::Error>> {
         if self.hold.is_some() {
             return Ok(());
         }
-        // A beat is a change; the clock never gives the same value twice here, but a frozen one must not stop us.
+        // A beat is a change; the clock never gives the same value twice here, but a frozen one
+        // must not stop us.
         self.beat = now.0.max(self.beat.wrapping_add(1));
         let period = u64::try_from(BEAT_EVERY.as_nanos()).unwrap_or(0);
         self.consumer.beat(owner, self.beat, period)
     }
 
-    /// Says how many live objects are to be watched, and how many samples told of in a second, unless that was said before. A ring of requests that is full
-    /// takes nothing: then it is to be tried again.
-    pub(super) fn tell_limits(&mut self, limits: ShimLimits) -> Result<(), ConsumerError<io::Error>> {
+    /// Says how many live objects are to be watched, and how many samples told of in a second,
+    /// unless that was said before. A ring of requests that is full takes nothing: then it is to be
+    /// tried again.
+    pub(super) fn tell_limits(
+        &mut self,
+        limits: ShimLimits,
+    ) -> Result<(), ConsumerError<io::Error>> {
         let ShimLimits { live_objects: handles, allocation_samples: samples } = limits;
-        if self.told != Some(limits) && self.consumer.request(&[Request::Settings { handles, samples }])? == 1
+        if self.told != Some(limits)
+            && self.consumer.request(&[Request::Settings { handles, samples }])? == 1
         {
             self.told = Some(limits);
         }
@@ -300,7 +327,8 @@ impl Reader {
         self.consumer.release(self.beat.wrapping_add(1)).ok();
     }
 
-    /// Asks the instance to leave its process if it was made for us; else leaves the region to the next recorder.
+    /// Asks the instance to leave its process if it was made for us; else leaves the region to the
+    /// next recorder.
     pub(super) fn leave(&mut self) {
         if self.ours {
             // With a full request ring it stays until its lease has run out, and goes then.
@@ -310,7 +338,8 @@ impl Reader {
         }
     }
 
-    /// True while its process waits for last questions: it does so for [`LAST_QUESTIONS`], whatever it says.
+    /// True while its process waits for last questions: it does so for [`LAST_QUESTIONS`], whatever
+    /// it says.
     pub(super) fn is_waited_for(&mut self) -> bool {
         let closing = self.consumer.status().state == State::Closing;
         closing && self.closing.get_or_insert_with(Instant::now).elapsed() < LAST_QUESTIONS
@@ -325,8 +354,10 @@ impl Reader {
     pub(super) fn send_questions(&mut self, now: Instant) -> Result<(), ConsumerError<io::Error>> {
         let next = self.names.next(QUESTIONS_AT_ONCE);
         if !next.is_empty() {
-            let requests: Vec<Request> =
-                next.into_iter().map(|(address, seen_ns)| Request::Name { address, seen_ns }).collect();
+            let requests: Vec<Request> = next
+                .into_iter()
+                .map(|(address, seen_ns)| Request::Name { address, seen_ns })
+                .collect();
             let written = self.consumer.request(&requests)?;
             self.names.sent(written, now);
         }
@@ -341,8 +372,9 @@ impl Reader {
         totals.names_unanswered += self.names.repeat(now);
     }
 
-    /// Reads what is there, within the share of the round that is left for it. `ended` says that the process is gone. The last words of an
-    /// instance are read to their end, but whoever goes on writing after it is not listened to.
+    /// Reads what is there, within the share of the round that is left for it. `ended` says that
+    /// the process is gone. The last words of an instance are read to their end, but whoever goes
+    /// on writing after it is not listened to.
     pub(super) fn drain(
         &mut self,
         context: &mut Context<'_>,
@@ -351,7 +383,9 @@ impl Reader {
     ) -> Result<(), End> {
         let ended = ended || self.left_behind;
         let over = ended || self.is_over();
-        let Some(quota) = context.turns.share(if over { BUDGET } else { QUOTA }) else { return Ok(()) };
+        let Some(quota) = context.turns.share(if over { BUDGET } else { QUOTA }) else {
+            return Ok(());
+        };
         self.drain_quota(context, quota, ended, sink)?;
         if over {
             self.last_rounds += 1;
@@ -381,11 +415,22 @@ impl Reader {
         };
         let drained = consumer
             .drain(context.scratch, quota, &mut |record| {
-                decoder.record(&record, context.target, context.threads, context.now, context.totals, sink)
+                decoder.record(
+                    &record,
+                    context.target,
+                    context.threads,
+                    context.now,
+                    context.totals,
+                    sink,
+                )
             })
             .map_err(End::Disabled)?;
         context.turns.took(&drained);
-        let filled = if drained.more { 256 } else { (drained.units << 8) / consumer.geometry().units.max(1) };
+        let filled = if drained.more {
+            256
+        } else {
+            (drained.units << 8) / consumer.geometry().units.max(1)
+        };
         context.turns.fullest = context.turns.fullest.max(filled);
         let totals = &mut *context.totals;
         totals.records_read += drained.records;
@@ -417,7 +462,10 @@ impl Reader {
     /// The last event of a region, unless the shim sent it.
     pub(super) fn say_bye(&mut self, pid: u32, now: MonotonicNs, sink: &mut dyn FnMut(Event)) {
         if !std::mem::replace(&mut self.said_bye, true) {
-            sink(Event { time: now, kind: EventKind::Shim { pid, region: self.id, event: ShimEvent::Bye } });
+            sink(Event {
+                time: now,
+                kind: EventKind::Shim { pid, region: self.id, event: ShimEvent::Bye },
+            });
         }
     }
 }
@@ -464,7 +512,8 @@ impl Decoder<'_> {
         let told = record.time_ns.wrapping_sub(self.offset.ns.cast_unsigned());
         let time = plausible(told, now.0, || MonotonicNs::now().0);
         // Clocks of two CPUs may differ by a little.
-        totals.times_corrected += u64::from(time != told && told.wrapping_sub(now.0) > 1_000_000_000);
+        totals.times_corrected +=
+            u64::from(time != told && told.wrapping_sub(now.0) > 1_000_000_000);
         let mut thread = |tid: u32| {
             let outer = threads.outer(target, tid);
             totals.threads_unknown += u64::from(outer.is_none());
@@ -518,10 +567,20 @@ impl Decoder<'_> {
                     return;
                 }
                 let (name, module) = (name.to_owned(), module.to_owned());
-                ShimEvent::Method(Box::new(Method { asked, module_id, token, dynamic, name, module, ranges }))
+                ShimEvent::Method(Box::new(Method {
+                    asked,
+                    module_id,
+                    token,
+                    dynamic,
+                    name,
+                    module,
+                    ranges,
+                }))
             }
             Body::NoMethod { asked, hresult } => match self.names.not_found(asked, hresult) {
-                Some(sent_ns) => ShimEvent::NoMethod { asked, hresult, seen: self.offset.seen(sent_ns) },
+                Some(sent_ns) => {
+                    ShimEvent::NoMethod { asked, hresult, seen: self.offset.seen(sent_ns) }
+                }
                 None => {
                     totals.names_unasked += 1;
                     return;
@@ -544,21 +603,38 @@ impl Decoder<'_> {
             },
             Body::PauseEnd => ShimEvent::PauseEnd { tid: thread(record.tid) },
             Body::GcHeap { number, promoted } => ShimEvent::GcHeap { number, promoted },
-            Body::PauseCpu { suspender, cpu_ns } => ShimEvent::PauseCpu { tid: thread(suspender), cpu_ns },
+            Body::PauseCpu { suspender, cpu_ns } => {
+                ShimEvent::PauseCpu { tid: thread(suspender), cpu_ns }
+            }
             Body::PoolAdjusted { workers, reason } => ShimEvent::PoolAdjusted { workers, reason },
             Body::PoolQueue { items } => ShimEvent::PoolQueue { items },
             Body::Exception(head, stack) => ShimEvent::Exception(Box::new(Exception {
-                at: runtime_sample(&head.at, stack, thread(record.tid), MonotonicNs(told.min(time))),
+                at: runtime_sample(
+                    &head.at,
+                    stack,
+                    thread(record.tid),
+                    MonotonicNs(told.min(time)),
+                ),
                 rethrown: head.rethrown,
                 type_name: head.type_name.chars().take(TYPE_NAME_CHARS).collect(),
                 message: head.message.map(|message| message.chars().take(MESSAGE_CHARS).collect()),
             })),
             Body::Contention(head, stack) => ShimEvent::Contention(Box::new(Contention {
-                at: runtime_sample(&head.at, stack, thread(record.tid), MonotonicNs(told.min(time))),
+                at: runtime_sample(
+                    &head.at,
+                    stack,
+                    thread(record.tid),
+                    MonotonicNs(told.min(time)),
+                ),
                 waited_ns: head.waited_ns,
-                owner: Some(head.owner).filter(|&owner| owner != 0).map(thread).filter(|&owner| owner != 0),
+                owner: Some(head.owner)
+                    .filter(|&owner| owner != 0)
+                    .map(thread)
+                    .filter(|&owner| owner != 0),
             })),
-            Body::ObjectsDead(samples) => ShimEvent::ObjectsDead { samples: samples.iter().collect() },
+            Body::ObjectsDead(samples) => {
+                ShimEvent::ObjectsDead { samples: samples.iter().collect() }
+            }
             Body::ObjectsAlive(samples) => ShimEvent::ObjectsAlive {
                 samples: samples.iter().map(|word| (word >> 8, word.to_le_bytes()[0])).collect(),
             },
@@ -570,7 +646,10 @@ impl Decoder<'_> {
             Body::ThreadName { os_tid, name } => match thread(os_tid) {
                 0 => return,
                 _ if name.is_empty() => return,
-                tid => ShimEvent::ThreadName { tid, name: name.chars().take(THREAD_NAME_CHARS).collect() },
+                tid => ShimEvent::ThreadName {
+                    tid,
+                    name: name.chars().take(THREAD_NAME_CHARS).collect(),
+                },
             },
             Body::ThreadAt { os_tid, address } => match thread(os_tid) {
                 0 => return,
@@ -588,8 +667,9 @@ impl Decoder<'_> {
     }
 }
 
-/// The time of a record that says it was written at `told`, in a ring whose reading began at `began`. Records are written while the ring is read, and
-/// events of the kernel lie between them: one that is later than `began` keeps its time, unless it is ahead of the clock too.
+/// The time of a record that says it was written at `told`, in a ring whose reading began at
+/// `began`. Records are written while the ring is read, and events of the kernel lie between them:
+/// one that is later than `began` keeps its time, unless it is ahead of the clock too.
 fn plausible(told: u64, began: u64, clock: impl FnOnce() -> u64) -> u64 {
     let latest = if told > began { clock().max(began) } else { began };
     told.clamp(began.saturating_sub(OLDEST_NS), latest)
@@ -604,7 +684,8 @@ struct Types {
 }
 
 impl Types {
-    /// A type with names of so many `bytes` is told, again perhaps. False when there is no room for it.
+    /// A type with names of so many `bytes` is told, again perhaps. False when there is no room for
+    /// it.
     fn take(&mut self, type_id: u64, bytes: usize) -> bool {
         let before = self.names.get(&type_id).copied();
         let after = self.bytes - before.unwrap_or(0) + bytes;
@@ -636,7 +717,9 @@ fn allocation(head: &AllocationHead, stack: &[u8], tid: u32) -> Allocation {
         },
         kind: match (head.exact, head.sampled) {
             (true, _) => AllocationKind::Exact,
-            (false, true) if head.amount > head.size => AllocationKind::Chosen { bytes: head.amount },
+            (false, true) if head.amount > head.size => {
+                AllocationKind::Chosen { bytes: head.amount }
+            }
             (false, true) => AllocationKind::Sampled,
             (false, false) => AllocationKind::Tick { amount: head.amount },
         },
@@ -684,15 +767,16 @@ fn registers(captured: &Registers) -> UserRegs {
 #[cfg(test)]
 mod tests {
     use super::{
-        BUDGET, Consumer, Drained, LEAST, MonotonicNs, OLDEST_NS, QUOTA, Quota, Reader, Region, RegionId,
-        Request, Share, ShimLimits, State, TYPES, TYPES_BYTES, Turns, Types, UNIT_BYTES, plausible,
+        BUDGET, Consumer, Drained, LEAST, MonotonicNs, OLDEST_NS, QUOTA, Quota, Reader, Region,
+        RegionId, Request, Share, ShimLimits, State, TYPES, TYPES_BYTES, Turns, Types, UNIT_BYTES,
+        plausible,
     };
     use crate::shim::namespace::monotonic_offset;
     use perfusion_host::process::handle::Target;
     use profiler_protocol::layout::{
         COMMIT_OFFSET_AT, DATA_OFFSET_AT, Geometry, HEADER_BYTES, MAGIC, MAGIC_AT, MIN_UNITS,
-        REGION_BYTES_AT, REQUEST_HEAD_AT, REQUEST_OFFSET_AT, REQUEST_SLOTS_AT, REQUEST_TAIL_AT, STATE_AT,
-        UNITS_AT, VERSION, VERSION_AT,
+        REGION_BYTES_AT, REQUEST_HEAD_AT, REQUEST_OFFSET_AT, REQUEST_SLOTS_AT, REQUEST_TAIL_AT,
+        STATE_AT, UNITS_AT, VERSION, VERSION_AT,
     };
     use std::fs::File;
     use std::os::unix::fs::FileExt;
@@ -725,7 +809,8 @@ mod tests {
         let memory = Region::for_test(file.try_clone().unwrap());
         let consumer = Consumer::open(memory, file.metadata().unwrap().len()).unwrap();
         let offset = monotonic_offset(&Target::open(std::process::id()).unwrap());
-        let mut reader = Reader::new(RegionId(0), consumer, true, offset, MonotonicNs(1), &Share::default());
+        let mut reader =
+            Reader::new(RegionId(0), consumer, true, offset, MonotonicNs(1), &Share::default());
         let asked = || {
             let mut word = [0; 8];
             file.read_exact_at(&mut word, REQUEST_HEAD_AT).unwrap();
@@ -767,7 +852,10 @@ mod tests {
         let most = TYPES_BYTES / 2048;
         assert!((0..most as u64).all(|id| types.take(id, 2048)));
         assert!(!types.take(most as u64, 1), "no more");
-        assert!(types.take(0, 10) && types.take(most as u64, 1), "what is told anew counts as it is now");
+        assert!(
+            types.take(0, 10) && types.take(most as u64, 1),
+            "what is told anew counts as it is now"
+        );
         assert!(!types.take(most as u64, 2048));
     }
 

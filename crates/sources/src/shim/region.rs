@@ -1,19 +1,21 @@
-//! One shim's memfd, opened and checked. It is read and written with `pread` and `pwrite` only, never mapped: neither
-//! truncation nor holes nor concurrent rewriting by the process can do more than change the bytes of an answer.
+//! One shim's memfd, opened and checked. It is read and written with `pread` and `pwrite` only,
+//! never mapped: neither truncation nor holes nor concurrent rewriting by the process can do more
+//! than change the bytes of an answer.
 
 use perfusion_host::process::handle::{MapLine, Target};
 use profiler_protocol::consumer::Memory;
 use profiler_protocol::layout::{MAGIC, MAGIC_AT, OWNER_AT};
 use rustix::fs::{
-    FileType, FlockOperation, Mode, OFlags, SealFlags, fcntl_get_seals, flock, fstat, fstatfs, open, openat,
-    readlinkat,
+    FileType, FlockOperation, Mode, OFlags, SealFlags, fcntl_get_seals, flock, fstat, fstatfs,
+    open, openat, readlinkat,
 };
 use rustix::io::Errno;
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 
-/// Sizes that a region can have: its header, and room for the largest ring a shim makes with much to spare.
+/// Sizes that a region can have: its header, and room for the largest ring a shim makes with much
+/// to spare.
 const MIN_BYTES: u64 = 4096;
 const MAX_BYTES: u64 = 256 << 20;
 /// `TMPFS_MAGIC` of linux/magic.h; memfds live on the kernel's own tmpfs.
@@ -64,8 +66,9 @@ pub struct Region {
 }
 
 impl Region {
-    /// Opens the mapping that `line` shows, after checking by a descriptor that gives no access (O_PATH) that it is what it should
-    /// be, a memfd called `name`: opening a device or another service's memory for writing must not be possible by a trick with the map.
+    /// Opens the mapping that `line` shows, after checking by a descriptor that gives no access
+    /// (O_PATH) that it is what it should be, a memfd called `name`: opening a device or another
+    /// service's memory for writing must not be possible by a trick with the map.
     pub fn open(target: &Target, line: &MapLine, name: &'static str) -> Result<Self, RegionError> {
         let (pid, start) = (target.pid(), line.start);
         let system = |step| move |source| RegionError::System { pid, start, step, source };
@@ -89,7 +92,8 @@ impl Region {
         }
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = File::from(open(&own, flags, Mode::empty()).map_err(system("open"))?);
-        // Seals exist on memfds alone: without them the file could shrink under a shim of ours that trusts its size.
+        // Seals exist on memfds alone: without them the file could shrink under a shim of ours that
+        // trusts its size.
         let needed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         let seals = fcntl_get_seals(&file).map_err(system("F_GET_SEALS"))?;
         if !seals.contains(needed) {
@@ -119,8 +123,8 @@ impl Region {
         self.bytes
     }
 
-    /// Takes the region for this recorder alone. The lock goes with the descriptor: when this process dies, however it does,
-    /// the next one can have it.
+    /// Takes the region for this recorder alone. The lock goes with the descriptor: when this
+    /// process dies, however it does, the next one can have it.
     pub fn lock(&self) -> bool {
         flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_ok()
     }
@@ -132,8 +136,8 @@ impl Region {
         Some(u64::from_le_bytes(bytes))
     }
 
-    /// Whom the region was made for: the number its shim was given when it was loaded, 0 for nobody in particular; `None` before
-    /// the shim has finished it.
+    /// Whom the region was made for: the number its shim was given when it was loaded, 0 for nobody
+    /// in particular; `None` before the shim has finished it.
     pub fn owner(&self) -> Option<u64> {
         self.word(MAGIC_AT).filter(|&magic| magic == MAGIC)?;
         self.word(OWNER_AT)

@@ -1,8 +1,10 @@
-//! Which process has which regions, and which of them are ours to read: looks for new ones, takes them, beats, gives them up.
+//! Which process has which regions, and which of them are ours to read: looks for new ones, takes
+//! them, beats, gives them up.
 //!
-//! A region is read by one recorder at a time; the lock on its memfd says by whom (docs/shim-protocol.md). A region made for us is
-//! taken at once. One that was made for another recorder is left alone while that one lives; when it has been silent for long
-//! enough, the instance is taken over, or told to leave where we have an instance of our own.
+//! A region is read by one recorder at a time; the lock on its memfd says by whom
+//! (docs/shim-protocol.md). A region made for us is taken at once. One that was made for another
+//! recorder is left alone while that one lives; when it has been silent for long enough, the
+//! instance is taken over, or told to leave where we have an instance of our own.
 
 use super::ShimLimits;
 use super::counters::Totals;
@@ -28,11 +30,13 @@ use rustix::io::Errno;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-/// Longer than a shim's own patience (`lease::SILENCE_NS`), so that it has gone quiet and starts anew with the next beat.
+/// Longer than a shim's own patience (`lease::SILENCE_NS`), so that it has gone quiet and starts
+/// anew with the next beat.
 const SILENT_FOR: Duration = Duration::from_millis(2500);
 /// Regions read in all; each costs two descriptors at most and its share of every round.
 const REGIONS: usize = 4096;
-/// Regions read of one process: a process has a CLR or two, and may offer as many things that look like regions as it likes.
+/// Regions read of one process: a process has a CLR or two, and may offer as many things that look
+/// like regions as it likes.
 const READERS: usize = 4;
 /// Other recorders' regions kept an eye on in one process: each is an open descriptor.
 const UNCLAIMED: usize = 8;
@@ -66,8 +70,8 @@ pub(super) struct Process {
     nameless: bool,
 }
 
-/// How long to wait after a look that took so much CPU time: one at a process with 65,000 mappings takes some 30 ms, and may come as often as
-/// others' only up to a twentieth of our time.
+/// How long to wait after a look that took so much CPU time: one at a process with 65,000 mappings
+/// takes some 30 ms, and may come as often as others' only up to a twentieth of our time.
 fn next_look(interval: Duration, took: Duration) -> Duration {
     interval.max(took * 20)
 }
@@ -139,8 +143,9 @@ impl Process {
         self.next_look = now;
     }
 
-    /// It called exec: nothing known of its threads and code holds any more, and nobody writes into its regions.
-    /// That was at `at`, and may be told of only now: a region found since then is the new program's.
+    /// It called exec: nothing known of its threads and code holds any more, and nobody writes into
+    /// its regions. That was at `at`, and may be told of only now: a region found since then is the
+    /// new program's.
     pub(super) fn became_another(&mut self, at: MonotonicNs, now: Instant) {
         self.threads = Threads::default();
         (self.owner, self.wishes, self.nameless) = (None, None, false);
@@ -150,8 +155,8 @@ impl Process {
         self.expect(now);
     }
 
-    /// How long to wait between looks: a program that starts has its region within a tenth of a second, one that runs gets a new
-    /// one only when somebody attaches.
+    /// How long to wait between looks: a program that starts has its region within a tenth of a
+    /// second, one that runs gets a new one only when somebody attaches.
     fn look_interval(&self, now: Instant) -> Duration {
         match now.saturating_duration_since(self.watched_since).as_millis() {
             0..1000 => Duration::from_millis(20),
@@ -192,7 +197,8 @@ impl Process {
                 }
                 Err(_) => self.ended = !self.target.is_alive(),
             }
-            self.next_look = now + next_look(self.look_interval(now), cpu_time().saturating_sub(before));
+            self.next_look =
+                now + next_look(self.look_interval(now), cpu_time().saturating_sub(before));
         }
         self.watch_unclaimed(now, time, shared);
     }
@@ -200,11 +206,13 @@ impl Process {
     /// A region seen for the first time.
     fn meet(&mut self, region: Region, now: Instant, time: MonotonicNs, shared: &mut Shared) {
         let (key, bytes) = (region.key(), region.bytes());
-        // The magic word is written last: without it the shim is still at work, and the next look finds the region again.
+        // The magic word is written last: without it the shim is still at work, and the next look
+        // finds the region again.
         let Some(owner) = region.owner() else { return };
         match Consumer::open(region, bytes) {
             Ok(consumer) => {
-                // A child made by fork without exec shows its parent's region; the parent is the one it belongs to.
+                // A child made by fork without exec shows its parent's region; the parent is the
+                // one it belongs to.
                 let made_by = consumer.identity().pid;
                 if self.target.namespace_pid().is_ok_and(|pid| u64::from(pid) != made_by) {
                     self.refuse(key);
@@ -224,7 +232,8 @@ impl Process {
                     tracing::warn!(
                         pid,
                         %error,
-                        "the library of another version of perfusion is in this process: it is left alone; ten minutes after its recorder it leaves"
+                        "the library of another version of perfusion is in this process: it is \
+                         left alone; ten minutes after its recorder it leaves"
                     );
                 } else {
                     tracing::warn!(pid, %error, "a region cannot be read");
@@ -284,9 +293,11 @@ impl Process {
             if !working {
                 self.refuse(other.consumer.memory().key());
             } else if self.readers.iter().any(|reader| reader.ours) {
-                // Two instances of one runtime deliver every event twice: with one of our own, a stray one goes.
+                // Two instances of one runtime deliver every event twice: with one of our own, a
+                // stray one goes.
                 let made_for_somebody = other.consumer.identity().owner != 0;
-                if made_for_somebody && matches!(other.consumer.request(&[Request::Detach]), Ok(1)) {
+                if made_for_somebody && matches!(other.consumer.request(&[Request::Detach]), Ok(1))
+                {
                     shared.totals.regions_cleaned += 1;
                 }
                 self.refuse(other.consumer.memory().key());
@@ -296,7 +307,13 @@ impl Process {
         }
     }
 
-    fn take(&mut self, consumer: Consumer<Region>, ours: bool, time: MonotonicNs, shared: &mut Shared) {
+    fn take(
+        &mut self,
+        consumer: Consumer<Region>,
+        ours: bool,
+        time: MonotonicNs,
+        shared: &mut Shared,
+    ) {
         let key = consumer.memory().key();
         if !consumer.memory().lock() {
             self.refuse(key);
@@ -347,7 +364,8 @@ impl Process {
         if self.nameless {
             return true;
         }
-        // Nothing is kept for a region that comes later: by then the code may be gone. What is seen again is asked about again.
+        // Nothing is kept for a region that comes later: by then the code may be gone. What is seen
+        // again is asked about again.
         let mut all = !self.readers.is_empty();
         for reader in &mut self.readers {
             all &= reader.ask(address, seen);
@@ -386,7 +404,8 @@ impl Process {
                 continue;
             };
             if let End::Disabled(error) = end {
-                tracing::warn!(pid, %error, "a shim's region broke the protocol and is not read any more");
+                tracing::warn!(pid, %error, "a shim's region broke the protocol and is not read \
+                     any more");
                 shared.totals.regions_disabled += 1;
                 reader.release();
             }

@@ -1,9 +1,11 @@
-//! A bound on what all regions together make the daemon remember. Each has a bound of its own; but a process may have several, and a host thousands of processes.
+//! A bound on what all regions together make the daemon remember. Each has a bound of its own; but
+//! a process may have several, and a host thousands of processes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes, about, of names of types and of where methods lie, for all regions: a hundred processes with 5,000 types and 10,000 methods each.
+/// Bytes, about, of names of types and of where methods lie, for all regions: a hundred processes
+/// with 5,000 types and 10,000 methods each.
 const ALL: usize = 128 << 20;
 
 /// What one region has of it; given back with the region.

@@ -24,6 +24,7 @@ impl StartHold {
 
 /// Who is told of runtimes that are held up at their start.
 pub trait HoldStarts: std::fmt::Debug + Send {
-    /// A runtime of this process has been held up for so long. What is to be done before it goes on is begun, and not waited for.
+    /// A runtime of this process has been held up for so long. What is to be done before it goes on
+    /// is begun, and not waited for.
     fn begin(&self, pid: u32, waited: Duration) -> StartHold;
 }

@@ -1,5 +1,6 @@
-//! Which weak handle watches which sampled object, as it stands in the process's memory ([`profiler_protocol::live::SLOT_WORDS`]). The runtime's walk over
-//! its heap tells of weak handles, too, and so which object that is.
+//! Which weak handle watches which sampled object, as it stands in the process's memory
+//! ([`profiler_protocol::live::SLOT_WORDS`]). The runtime's walk over its heap tells of weak
+//! handles, too, and so which object that is.
 
 use perfusion_host::process::memory::ProcessMemory;
 use perfusion_model::event::RegionId;
@@ -18,8 +19,9 @@ pub struct Watched {
     pub handle: u64,
 }
 
-/// All that watch one of at most `most` objects, whose slots lie at `address`; `None` where these cannot be read. A process may say what it likes there: then
-/// what it is told to hold is as wrong as all else that it tells of itself.
+/// All that watch one of at most `most` objects, whose slots lie at `address`; `None` where these
+/// cannot be read. A process may say what it likes there: then what it is told to hold is as wrong
+/// as all else that it tells of itself.
 pub(super) fn read(
     memory: &ProcessMemory,
     address: u64,
@@ -32,7 +34,8 @@ pub(super) fn read(
     (read == bytes.len()).then(|| of_bytes(&bytes, region))
 }
 
-/// The handles that watch the same at both times: one that was given up in between may watch something else by now, but a sample's number comes once.
+/// The handles that watch the same at both times: one that was given up in between may watch
+/// something else by now, but a sample's number comes once.
 #[must_use]
 pub fn same(before: &[Watched], after: &[Watched]) -> HashSet<u64> {
     let after: HashSet<&Watched> = after.iter().collect();

@@ -1,4 +1,5 @@
-//! What a recorder wishes to be told of by the shims, and what a shim is told of that when it is loaded.
+//! What a recorder wishes to be told of by the shims, and what a shim is told of that when it is
+//! loaded.
 
 use perfusion_host::leftover;
 use perfusion_model::feature::{Feature, LeftOut};
@@ -6,8 +7,8 @@ use profiler_protocol::load::{self, OWNER_VARIABLE};
 use rustix::io::Errno;
 use std::ffi::OsString;
 
-/// What a recorder wishes to be told of, beside what it always is. Runtimes are not asked for the rest, and a program in which that happens often
-/// pays nothing for it.
+/// What a recorder wishes to be told of, beside what it always is. Runtimes are not asked for the
+/// rest, and a program in which that happens often pays nothing for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wishes {
     /// Exceptions.
@@ -43,7 +44,8 @@ impl Default for Wishes {
 /// The columns that only the library fills, as comments name them.
 pub const COLUMNS: &str =
     "alloc_objects, alloc_space, inuse_objects, inuse_space, exceptions, contentions, delay";
-/// In a comment behind columns of a profile in which there is nothing because nothing was recorded; why not comes then.
+/// In a comment behind columns of a profile in which there is nothing because nothing was recorded;
+/// why not comes then.
 pub const NOT_RECORDED: &str = ": not recorded";
 /// The same where there is less than there should be.
 pub const NOT_ALL_RECORDED: &str = ": not of ";
@@ -89,7 +91,8 @@ impl Wishes {
 /// What a shim is told when it is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The number of the recorder its region is made for (`profiler_protocol::load::number`); see `source/shim/registry.rs`.
+    /// The number of the recorder its region is made for (`profiler_protocol::load::number`); see
+    /// `source/shim/registry.rs`.
     pub owner: u64,
     /// True to attach to a process that has too little memory left for the shim.
     pub force: bool,

@@ -1,11 +1,13 @@
-//! (machine code, address) → rule where unwind data is silent: native epilogues, stubs, the return from a signal handler. Looks at
-//! a few instructions, never follows a jump. Encodings: Arm Architecture Reference Manual, C4.1.
+//! (machine code, address) → rule where unwind data is silent: native epilogues, stubs, the return
+//! from a signal handler. Looks at a few instructions, never follows a jump. Encodings: Arm
+//! Architecture Reference Manual, C4.1.
 
 use super::AARCH64;
 use crate::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
 use std::ops::Range;
 
-/// Most instructions an epilogue has: ten callee-saved registers and eight of floating point in pairs, the stack, the signature, the end.
+/// Most instructions an epilogue has: ten callee-saved registers and eight of floating point in
+/// pairs, the stack, the signature, the end.
 const MAX_EPILOGUE: usize = 18;
 /// Most instructions followed in a stub.
 const MAX_STUB: usize = 48;
@@ -51,7 +53,8 @@ impl Replay {
 /// An instruction as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Effect {
-    /// `ldp` of general registers (or of others, which are none) off sp at an offset, then sp moves.
+    /// `ldp` of general registers (or of others, which are none) off sp at an offset, then sp
+    /// moves.
     Load { registers: [Option<u32>; 2], at: i64, then: i64 },
     /// sp = sp + n.
     Move(i64),
@@ -96,7 +99,8 @@ fn effect(word: u32) -> Effect {
     }
     // Loads off sp.
     if base == SP {
-        let pair = |bytes: i64| (signed(word, 15, 7) * bytes, [Some(target), Some(bits(word, 10, 5))]);
+        let pair =
+            |bytes: i64| (signed(word, 15, 7) * bytes, [Some(target), Some(bits(word, 10, 5))]);
         match word >> 22 {
             0x2a3 => {
                 let (then, registers) = pair(8);
@@ -134,10 +138,13 @@ fn effect(word: u32) -> Effect {
 }
 
 fn is_call(word: u32) -> bool {
-    word >> 26 == 0b10_0101 || word & 0xffff_fc1f == 0xd63f_0000 || word & 0xfeff_f800 == 0xd63f_0800
+    word >> 26 == 0b10_0101
+        || word & 0xffff_fc1f == 0xd63f_0000
+        || word & 0xfeff_f800 == 0xd63f_0800
 }
 
-/// Whether an instruction that is none of the above may change sp or x30; yes where it is not plain that it does not.
+/// Whether an instruction that is none of the above may change sp or x30; yes where it is not plain
+/// that it does not.
 fn changes_frame(word: u32, target: u32, base: u32) -> bool {
     if word & 0x0a00_0000 == 0x0800_0000 {
         // Loads and stores; those of pairs, and those that write their base back.
@@ -147,7 +154,9 @@ fn changes_frame(word: u32, target: u32, base: u32) -> bool {
         } else {
             word & 0x3b20_0000 == 0x3800_0000 && bits(word, 10, 1) == 1
         };
-        return target == 30 || (pair && bits(word, 10, 5) == 30) || (writes_back && matches!(base, 30 | SP));
+        return target == 30
+            || (pair && bits(word, 10, 5) == 30)
+            || (writes_back && matches!(base, 30 | SP));
     }
     if word & 0x1c00_0000 == 0x1000_0000 {
         // Immediates: 31 is sp in what sets no flags.
@@ -188,7 +197,8 @@ fn adjust(effect: Effect, replay: &mut Replay) -> Option<()> {
     }
 }
 
-/// The rule when `code`, the bytes at `address`, is inside an epilogue of the function that takes `function`; `None` when it is not.
+/// The rule when `code`, the bytes at `address`, is inside an epilogue of the function that takes
+/// `function`; `None` when it is not.
 #[must_use]
 pub fn epilogue(code: &[u8], address: u64, function: &Range<u64>) -> Option<Rule> {
     let mut replay = Replay::new();
@@ -197,7 +207,11 @@ pub fn epilogue(code: &[u8], address: u64, function: &Range<u64>) -> Option<Rule
             Effect::Return => return replay.finish(),
             Effect::Jump(distance) => {
                 let at = address.wrapping_add(i as u64 * 4).wrapping_add_signed(distance);
-                return if function.contains(&at) && at != function.start { None } else { replay.finish() };
+                return if function.contains(&at) && at != function.start {
+                    None
+                } else {
+                    replay.finish()
+                };
             }
             // A signature checked, a landing pad, a nop: all hints.
             Effect::None if word & 0xffff_f01f == 0xd503_201f => {}
@@ -207,7 +221,8 @@ pub fn epilogue(code: &[u8], address: u64, function: &Range<u64>) -> Option<Rule
     None
 }
 
-/// The rule for a stub whose instruction at `address` is about to run: it runs straight to a jump, with the caller in x30.
+/// The rule for a stub whose instruction at `address` is about to run: it runs straight to a jump,
+/// with the caller in x30.
 ///
 /// # Errors
 /// [`Refusal::Unsupported`] when it does not.
@@ -225,17 +240,20 @@ pub fn stub(code: &[u8], _address: u64) -> Result<Rule, Refusal> {
     Err(Refusal::Unsupported)
 }
 
-/// True when `code`, the bytes that end at a candidate return address, ends with a call instruction.
+/// True when `code`, the bytes that end at a candidate return address, ends with a call
+/// instruction.
 #[must_use]
 pub fn ends_with_call(code: &[u8]) -> bool {
     code.last_chunk::<4>().is_some_and(|word| is_call(u32::from_le_bytes(*word)))
 }
 
-/// The rule when `code`, the bytes at the next instruction, is `mov x8, #139; svc #0`: `rt_sigreturn`, by which every handler returns.
+/// The rule when `code`, the bytes at the next instruction, is `mov x8, #139; svc #0`:
+/// `rt_sigreturn`, by which every handler returns.
 ///
-/// Call frame information of the vDSO's says only where the frame record is, and leaves it to the unwinder to know the instructions
-/// (arch/arm64/kernel/vdso/sigreturn.S); musl's has none. At sp is `struct rt_sigframe` (arch/arm64/kernel/signal.c): a siginfo of 128
-/// bytes, then the ucontext, whose `mcontext.regs` begin 184 bytes further, followed by sp and pc.
+/// Call frame information of the vDSO's says only where the frame record is, and leaves it to the
+/// unwinder to know the instructions (arch/arm64/kernel/vdso/sigreturn.S); musl's has none. At sp
+/// is `struct rt_sigframe` (arch/arm64/kernel/signal.c): a siginfo of 128 bytes, then the ucontext,
+/// whose `mcontext.regs` begin 184 bytes further, followed by sp and pc.
 #[must_use]
 pub fn signal_return(code: &[u8]) -> Option<Rule> {
     const MOV_X8_139: u32 = 0xd280_1168;
@@ -306,12 +324,28 @@ mod tests {
         // runtime src/coreclr/vm/arm64/thunktemplates.S: ldr x10, [pc, …]; ldr x12, [pc, …]; br x10
         let precode = code(&[0x5802_000a, 0x5802_002c, 0xd61f_0140]);
         assert_eq!(stub(&precode, 0), Ok(AARCH64.frameless()));
-        // CallCountingStub: ldr x9; ldrh w10, [x9]; subs w10, w10, #1; strh w10, [x9]; b.eq; ldr x9; br x9
-        let counting =
-            [0x5802_0009, 0x7940_012a, 0x7100_054a, 0x7900_012a, 0x5400_0060, 0x5802_0009, 0xd61f_0120];
+        // CallCountingStub: ldr x9; ldrh w10, [x9]; subs w10, w10, #1; strh w10, [x9]; b.eq; ldr
+        // x9; br x9
+        let counting = [
+            0x5802_0009,
+            0x7940_012a,
+            0x7100_054a,
+            0x7900_012a,
+            0x5400_0060,
+            0x5802_0009,
+            0xd61f_0120,
+        ];
         assert_eq!(stub(&code(&counting), 0), Ok(AARCH64.frameless()));
-        assert_eq!(stub(&code(&[0x9400_0001, 0xd61f_0140]), 0), Err(Refusal::Unsupported), "a call");
-        assert_eq!(stub(&code(&[0xaa00_03fe, 0xd61f_0140]), 0), Err(Refusal::Unsupported), "mov x30, x0");
+        assert_eq!(
+            stub(&code(&[0x9400_0001, 0xd61f_0140]), 0),
+            Err(Refusal::Unsupported),
+            "a call"
+        );
+        assert_eq!(
+            stub(&code(&[0xaa00_03fe, 0xd61f_0140]), 0),
+            Err(Refusal::Unsupported),
+            "mov x30, x0"
+        );
         assert_eq!(
             stub(&code(&[0xa9bf_7bfd, 0xd61f_0140]), 0),
             Err(Refusal::Unsupported),
@@ -323,7 +357,10 @@ mod tests {
     #[test]
     fn calls_are_recognised() {
         assert!(ends_with_call(&code(&[0, 0x97ff_fff0])) && ends_with_call(&code(&[0xd63f_0100])));
-        assert!(ends_with_call(&code(&[0xd63f_0bf0 & !0x400])) && !ends_with_call(&code(&[0xd61f_0100])));
+        assert!(
+            ends_with_call(&code(&[0xd63f_0bf0 & !0x400]))
+                && !ends_with_call(&code(&[0xd61f_0100]))
+        );
         assert!(!ends_with_call(&[1, 2]));
     }
 

@@ -1,5 +1,6 @@
-//! What is aarch64's: registers, stubs and epilogues by their instructions, signal frames, and the runtime's unwind information.
-//! No machine was at hand to run it: tested on what compilers made for it (docs/architectures.md).
+//! What is aarch64's: registers, stubs and epilogues by their instructions, signal frames, and the
+//! runtime's unwind information. No machine was at hand to run it: tested on what compilers made
+//! for it (docs/architectures.md).
 
 pub mod code;
 pub mod unwind_info;
@@ -10,12 +11,13 @@ use super::rule::{Refusal, Register};
 use ebpf_common::machine::Machine as _;
 use ebpf_common::machine::aarch64 as walked;
 
-/// Registers x16 to x30 and sp, whose DWARF numbers are 16 to 31 (AADWARF64, 4.1). A callee restores x19 to x29 (AAPCS64, 6.1.1); none
-/// that it may change is ever a base, so that x0 to x15 need no place.
+/// Registers x16 to x30 and sp, whose DWARF numbers are 16 to 31 (AADWARF64, 4.1). A callee
+/// restores x19 to x29 (AAPCS64, 6.1.1); none that it may change is ever a base, so that x0 to x15
+/// need no place.
 pub static AARCH64: Machine = Machine {
     names: [
-        "x16", "x17", "x18", "x19", "x20", "x21", "x22", "x23", "x24", "x25", "x26", "x27", "x28", "x29",
-        "x30", "sp",
+        "x16", "x17", "x18", "x19", "x20", "x21", "x22", "x23", "x24", "x25", "x26", "x27", "x28",
+        "x29", "x30", "sp",
     ],
     first_dwarf: walked::FIRST_DWARF,
     stack_pointer: Register::SP,
@@ -49,8 +51,9 @@ pub static AARCH64: Machine = Machine {
     signal_return: Some(code::signal_return),
     // Compilers keep frame records in nearly all code.
     body: None,
-    // The true return address is written where its call frame information says (runtime src/coreclr/vm/arm64/asmhelpers.S).
-    // Its frame has no caller by its call frame information, and its code begins with a `nop` (glibc sysdeps/unix/sysv/linux/aarch64/setcontext.S).
+    // The true return address is written where its call frame information says (runtime
+    // src/coreclr/vm/arm64/asmhelpers.S). Its frame has no caller by its call frame information,
+    // and its code begins with a `nop` (glibc sysdeps/unix/sysv/linux/aarch64/setcontext.S).
     is_context_start: |_| false,
     hijack_prologue: &[],
     hijack: |_, _| Err(Refusal::Unsupported),
@@ -66,7 +69,8 @@ impl Register {
 
     /// x16 to x30; `None` for the others.
     fn x(number: u32) -> Option<Self> {
-        let place = number.checked_sub(u32::from(walked::FIRST_DWARF)).filter(|place| *place < 15)?;
+        let place =
+            number.checked_sub(u32::from(walked::FIRST_DWARF)).filter(|place| *place < 15)?;
         u16::try_from(place).ok().and_then(Self::at)
     }
 }
@@ -82,14 +86,16 @@ mod tests {
     const EH_FRAME: u64 = 0x16_3ec0;
     /// Its first bytes: a CIE, the entry of a jump, and that of the function at 0x27580.
     const BYTES: [u8; 80] = [
-        0x10, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x01, 0x7a, 0x52, 0x00, 0x04, 0x78, 0x1e, 0x01, 0x1b,
-        0x0c, 0x1f, 0x00, 0x10, 0x00, 0x00, 0x00, 0x18, 0x00, 0x00, 0x00, 0xe4, 0x37, 0xec, 0xff, 0x04, 0x00,
-        0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x24, 0x00, 0x00, 0x00, 0x2c, 0x00, 0x00, 0x00, 0x90, 0x36, 0xec,
-        0xff, 0x80, 0x00, 0x00, 0x00, 0x00, 0x41, 0x0e, 0x30, 0x9d, 0x06, 0x9e, 0x05, 0x44, 0x93, 0x04, 0x95,
-        0x03, 0x56, 0x0a, 0xde, 0xdd, 0xd3, 0xd5, 0x0e, 0x00, 0x41, 0x0b, 0x00,
+        0x10, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x01, 0x7a, 0x52, 0x00, 0x04, 0x78, 0x1e,
+        0x01, 0x1b, 0x0c, 0x1f, 0x00, 0x10, 0x00, 0x00, 0x00, 0x18, 0x00, 0x00, 0x00, 0xe4, 0x37,
+        0xec, 0xff, 0x04, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x24, 0x00, 0x00, 0x00, 0x2c,
+        0x00, 0x00, 0x00, 0x90, 0x36, 0xec, 0xff, 0x80, 0x00, 0x00, 0x00, 0x00, 0x41, 0x0e, 0x30,
+        0x9d, 0x06, 0x9e, 0x05, 0x44, 0x93, 0x04, 0x95, 0x03, 0x56, 0x0a, 0xde, 0xdd, 0xd3, 0xd5,
+        0x0e, 0x00, 0x41, 0x0b, 0x00,
     ];
     /// The end of that function: ldp x19, x21, [sp, #16]; ldp x29, x30, [sp], #48; b.
-    const EPILOGUE: [u8; 12] = [0xf3, 0x57, 0x41, 0xa9, 0xfd, 0x7b, 0xc3, 0xa8, 0xf9, 0x11, 0x03, 0x14];
+    const EPILOGUE: [u8; 12] =
+        [0xf3, 0x57, 0x41, 0xa9, 0xfd, 0x7b, 0xc3, 0xa8, 0xf9, 0x11, 0x03, 0x14];
 
     fn rule(bytes: &[u8], address: u64) -> super::super::rule::Rule {
         let section = Section { address: EH_FRAME, bytes: bytes.to_vec() };
@@ -119,9 +125,10 @@ mod tests {
             let by_table = rule(&BYTES, address);
             assert_eq!(by_code.cfa, by_table.cfa, "{address:#x}");
             let at_cfa = |saved| match (saved, by_code.cfa) {
-                (Saved::AtRegister { base: Register::SP, offset }, Cfa::Register { offset: cfa, .. }) => {
-                    Saved::AtCfa(offset - cfa)
-                }
+                (
+                    Saved::AtRegister { base: Register::SP, offset },
+                    Cfa::Register { offset: cfa, .. },
+                ) => Saved::AtCfa(offset - cfa),
                 (saved, _) => saved,
             };
             assert_eq!(at_cfa(by_code.return_address), by_table.return_address, "{address:#x}");
@@ -130,7 +137,8 @@ mod tests {
 
     #[test]
     fn signed_return_addresses_and_the_end_of_a_stack_are_read() {
-        // The second entry's two bytes of instructions, once as paciasp's negate_ra_state, once as `undefined x30` like clone's child.
+        // The second entry's two bytes of instructions, once as paciasp's negate_ra_state, once as
+        // `undefined x30` like clone's child.
         let mut signed = BYTES;
         signed[36..40].copy_from_slice(&[0, 0x2d, 0, 0]);
         assert_eq!(rule(&signed, 0x2_76c0), AARCH64.frameless());

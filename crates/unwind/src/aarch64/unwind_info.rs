@@ -1,11 +1,14 @@
-//! Unwind information of Windows on ARM64 → rule, for code the runtime's compilers made: JIT and ReadyToRun.
+//! Unwind information of Windows on ARM64 → rule, for code the runtime's compilers made: JIT and
+//! ReadyToRun.
 //!
-//! The format is Microsoft's "ARM64 exception handling", as the runtime reads it (dotnet/runtime src/coreclr/unwinder/arm64). A
-//! RUNTIME_FUNCTION is a begin and a word: the place of a record (`.xdata`) when its lowest two bits are clear, else the record itself,
-//! packed. A record has the function's length, so that entries have an end, and codes that undo the prologue, last instruction first, one
-//! code per instruction; epilogues are ranges whose instructions have codes too. A frame inside either is undone by the codes of the
-//! instructions that have run, or have not yet. So no instruction has to be looked at.
-//! The JIT writes records in full only (jit unwindarm64.cpp); packed ones are of other compilers.
+//! The format is Microsoft's "ARM64 exception handling", as the runtime reads it (dotnet/runtime
+//! src/coreclr/unwinder/arm64). A RUNTIME_FUNCTION is a begin and a word: the place of a record
+//! (`.xdata`) when its lowest two bits are clear, else the record itself, packed. A record has the
+//! function's length, so that entries have an end, and codes that undo the prologue, last
+//! instruction first, one code per instruction; epilogues are ranges whose instructions have codes
+//! too. A frame inside either is undone by the codes of the instructions that have run, or have not
+//! yet. So no instruction has to be looked at. The JIT writes records in full only (jit
+//! unwindarm64.cpp); packed ones are of other compilers.
 
 use super::AARCH64;
 use crate::managed::{At, Read, RuntimeFunction, u32_at};
@@ -70,7 +73,8 @@ pub(super) fn entry(bytes: &[u8], read: Read<'_>) -> Option<RuntimeFunction> {
             u32::from_le_bytes(word) & 0x3_ffff
         }
         1 | 2 => unwind >> 2 & 0x7ff,
-        // A part of another function that has no prologue of its own: no compiler of the runtime's makes them.
+        // A part of another function that has no prologue of its own: no compiler of the runtime's
+        // makes them.
         _ => return None,
     };
     Some(RuntimeFunction { begin, end: begin.checked_add(instructions * 4)?, unwind })
@@ -92,12 +96,14 @@ pub(super) fn read(at: u32, read: Read<'_>) -> Option<Vec<u8>> {
 
 /// True when the record `info` can be a JIT-compiled function's.
 pub(super) fn is_plausible(info: &[u8], function: RuntimeFunction) -> bool {
-    let codes = |header: Header| info.get(header.codes_at()..).is_some_and(|codes| codes.contains(&END));
+    let codes =
+        |header: Header| info.get(header.codes_at()..).is_some_and(|codes| codes.contains(&END));
     Header::decode(info)
         .is_some_and(|h| h.length * 4 == function.end.wrapping_sub(function.begin) && codes(h))
 }
 
-/// The rule at a place in a function. Epilogues need no code, and whether the place is exact says nothing more.
+/// The rule at a place in a function. Epilogues need no code, and whether the place is exact says
+/// nothing more.
 pub(super) fn rule_at(
     at: At,
     info: &dyn Fn(u32) -> Option<Vec<u8>>,
@@ -258,9 +264,11 @@ impl Undo {
     }
 
     fn save(&mut self, number: i64, at: i64) -> Result<(), Refusal> {
-        let register = u32::try_from(number).ok().and_then(Register::x).ok_or(Refusal::Malformed)?;
+        let register =
+            u32::try_from(number).ok().and_then(Register::x).ok_or(Refusal::Malformed)?;
         let offset = i32::try_from(self.offset + at).map_err(|_| Refusal::Unsupported)?;
-        // The first save undone is the last made; the one undone last holds the caller's value, and wins.
+        // The first save undone is the last made; the one undone last holds the caller's value, and
+        // wins.
         let saved = Saved::AtRegister { base: self.base, offset };
         if register == Register::X30 {
             self.rule.return_address = saved;
@@ -302,15 +310,18 @@ struct Expanded {
     epilogue: Vec<u8>,
 }
 
-/// Writes a packed record out: the prologue it describes is always of one form, and the epilogue mirrors it without the parameters' homes.
+/// Writes a packed record out: the prologue it describes is always of one form, and the epilogue
+/// mirrors it without the parameters' homes.
 fn expand(packed: u32) -> Option<Expanded> {
     let field = |from: u32, count: u32| packed >> from & ((1 << count) - 1);
-    let (floats, integers, homes, chain) = (field(13, 3), field(16, 4), field(20, 1) == 1, field(21, 2));
+    let (floats, integers, homes, chain) =
+        (field(13, 3), field(16, 4), field(20, 1) == 1, field(21, 2));
     let frame_bytes = field(23, 9) * 16;
     let saves_link = chain == 1;
     let float_count = if floats == 0 { 0 } else { floats + 1 };
     let integer_bytes = integers * 8 + if saves_link { 8 } else { 0 };
-    let save_bytes = (integer_bytes + float_count * 8 + if homes { 64 } else { 0 }).next_multiple_of(16);
+    let save_bytes =
+        (integer_bytes + float_count * 8 + if homes { 64 } else { 0 }).next_multiple_of(16);
     let local_bytes = frame_bytes.checked_sub(save_bytes)?;
     if integers > 10 {
         return None;
@@ -410,7 +421,12 @@ mod tests {
     }
 
     fn at_of(unwind: u32, offset: u32) -> At {
-        At { function: RuntimeFunction { begin: 0, end: 0x1000, unwind }, offset, exact: true, base: 0 }
+        At {
+            function: RuntimeFunction { begin: 0, end: 0x1000, unwind },
+            offset,
+            exact: true,
+            base: 0,
+        }
     }
 
     fn at(info: &[u8], offset: u32) -> Result<Rule, Refusal> {
@@ -431,14 +447,24 @@ mod tests {
 
     #[test]
     fn prologue_and_epilogue_are_undone_as_far_as_they_ran() {
-        // stp x29, x30, [sp, #-48]!; stp x19, x20, [sp, #32]; mov x29, sp; …; ldp x19, x20; ldp x29, x30, [sp], #48; ret
+        // stp x29, x30, [sp, #-48]!; stp x19, x20, [sp, #32]; mov x29, sp; …; ldp x19, x20; ldp
+        // x29, x30, [sp], #48; ret
         let info = record(10, &[SET_FP, 0xc8, 0x04, 0x85, END]);
         assert_eq!(at(&info, 0), Ok(AARCH64.frameless()));
         let pushed = at(&info, 4).unwrap();
-        assert_eq!((pushed.cfa, pushed.return_address), (cfa(Register::SP, 48), saved(Register::SP, 8)));
-        assert_eq!((pushed.registers[X29], pushed.registers[3]), (saved(Register::SP, 0), Saved::Same));
+        assert_eq!(
+            (pushed.cfa, pushed.return_address),
+            (cfa(Register::SP, 48), saved(Register::SP, 8))
+        );
+        assert_eq!(
+            (pushed.registers[X29], pushed.registers[3]),
+            (saved(Register::SP, 0), Saved::Same)
+        );
         let body = at(&info, 12).unwrap();
-        assert_eq!((body.cfa, body.return_address), (cfa(Register::X29, 48), saved(Register::X29, 8)));
+        assert_eq!(
+            (body.cfa, body.return_address),
+            (cfa(Register::X29, 48), saved(Register::X29, 8))
+        );
         assert_eq!(body.registers[3], saved(Register::X29, 32), "x19");
         // The epilogue is four instructions: mov sp, x29 has a code too.
         assert_eq!(at(&info, 24).unwrap().cfa, cfa(Register::X29, 48));
@@ -449,14 +475,19 @@ mod tests {
 
     #[test]
     fn epilogues_are_found_by_their_list() {
-        // Two scopes, at instructions 5 and 8, both with the codes from byte 1 on; alloc 32, save_fplr_x 16.
+        // Two scopes, at instructions 5 and 8, both with the codes from byte 1 on; alloc 32,
+        // save_fplr_x 16.
         let mut info = (12_u32 | 2 << 22 | 1 << 27).to_le_bytes().to_vec();
         for start in [5u32, 8] {
             info.extend((start | 1 << 22).to_le_bytes());
         }
         info.extend([0x02, 0x81, END, NOP]);
         assert_eq!(at(&info, 4 * 4).unwrap().cfa, cfa(Register::SP, 48), "the body");
-        assert_eq!(at(&info, 4 * 5).unwrap().cfa, cfa(Register::SP, 16), "the room is given back already");
+        assert_eq!(
+            at(&info, 4 * 5).unwrap().cfa,
+            cfa(Register::SP, 16),
+            "the room is given back already"
+        );
         assert_eq!(at(&info, 4 * 6), Ok(AARCH64.frameless()), "the return");
         assert_eq!(at(&info, 4 * 7).unwrap().cfa, cfa(Register::SP, 48));
         assert_eq!(at(&info, 4 * 9), Ok(AARCH64.frameless()));
@@ -469,9 +500,17 @@ mod tests {
         assert_eq!(after(&[0xc1, 0xe7, END]).cfa, cfa(Register::SP, 7792), "alloc_m");
         assert_eq!(after(&[0xe0, 0, 0x10, 0, END]).cfa, cfa(Register::SP, 65_536), "alloc_l");
         let pre = after(&[0x24, END]);
-        assert_eq!((pre.cfa, x19(&pre)), (cfa(Register::SP, 32), saved(Register::SP, 0)), "save_r19r20_x");
+        assert_eq!(
+            (pre.cfa, x19(&pre)),
+            (cfa(Register::SP, 32), saved(Register::SP, 0)),
+            "save_r19r20_x"
+        );
         let single = after(&[0xd0, 0x03, END]);
-        assert_eq!((single.cfa, x19(&single)), (cfa(Register::SP, 0), saved(Register::SP, 24)), "save_reg");
+        assert_eq!(
+            (single.cfa, x19(&single)),
+            (cfa(Register::SP, 0), saved(Register::SP, 24)),
+            "save_reg"
+        );
         let link = after(&[0xd5, 0x61, END]);
         assert_eq!(
             (link.cfa, link.return_address),
@@ -492,12 +531,24 @@ mod tests {
         );
         let next = after(&[0xe6, 0xc8, 0x02, END]);
         assert_eq!(next.registers[6], saved(Register::SP, 40), "save_next_pair: x22");
-        assert_eq!(after(&[0xda, 0x03, 0xde, 0x01, END]).cfa, cfa(Register::SP, 48), "floating point");
+        assert_eq!(
+            after(&[0xda, 0x03, 0xde, 0x01, END]).cfa,
+            cfa(Register::SP, 48),
+            "floating point"
+        );
         let any = after(&[0xe7, 0x73, 0x01, END]);
-        assert_eq!((any.cfa, x19(&any)), (cfa(Register::SP, 32), saved(Register::SP, 0)), "save_any_reg");
+        assert_eq!(
+            (any.cfa, x19(&any)),
+            (cfa(Register::SP, 32), saved(Register::SP, 0)),
+            "save_any_reg"
+        );
         assert_eq!(undo(&[0xe8, END], 0), Err(Refusal::Unsupported), "a trap frame");
         assert_eq!(undo(&[0xc8], 0), Err(Refusal::Malformed));
-        assert_eq!(undo(&[0x40, SET_FP, END], 0), Err(Refusal::Unsupported), "x29 is the caller's already");
+        assert_eq!(
+            undo(&[0x40, SET_FP, END], 0),
+            Err(Refusal::Unsupported),
+            "x29 is the caller's already"
+        );
     }
 
     #[test]
@@ -506,13 +557,19 @@ mod tests {
         let word = 1 | 200 << 2 | 7 << 13 | 10 << 16 | 1 << 20 | 2 << 21 | (8000 / 16) << 23;
         let expanded = expand(word).unwrap();
         let full = [
-            0xe1, 0x40, 0xc1, 0xe7, 0xe3, 0xe3, 0xe3, 0xe3, 0xd9, 0x90, 0xd9, 0x0e, 0xd8, 0x8c, 0xd8, 0x0a,
-            0xca, 0x08, 0xc9, 0x86, 0xc9, 0x04, 0xc8, 0x82, 0xcc, 0x19, 0xfc, 0xe4,
+            0xe1, 0x40, 0xc1, 0xe7, 0xe3, 0xe3, 0xe3, 0xe3, 0xd9, 0x90, 0xd9, 0x0e, 0xd8, 0x8c,
+            0xd8, 0x0a, 0xca, 0x08, 0xc9, 0x86, 0xc9, 0x04, 0xc8, 0x82, 0xcc, 0x19, 0xfc, 0xe4,
         ];
         assert_eq!(expanded.prologue, full);
-        assert_eq!(expanded.epilogue, full.iter().copied().filter(|c| *c != NOP).collect::<Vec<u8>>());
+        assert_eq!(
+            expanded.epilogue,
+            full.iter().copied().filter(|c| *c != NOP).collect::<Vec<u8>>()
+        );
         let body = packed(word, 4 * 100).unwrap();
-        assert_eq!((body.cfa, body.registers[3]), (cfa(Register::X29, 8000), saved(Register::X29, 7792)));
+        assert_eq!(
+            (body.cfa, body.registers[3]),
+            (cfa(Register::X29, 8000), saved(Register::X29, 7792))
+        );
         assert_eq!(packed(word, 0), Ok(AARCH64.frameless()));
         assert_eq!(packed(word, 4 * 199), Ok(AARCH64.frameless()), "the return");
     }
@@ -527,19 +584,31 @@ mod tests {
         );
         // CR 1, x19: x19 and x30 as a pair.
         let pair = packed(1 | 20 << 2 | 1 << 16 | 1 << 21 | 1 << 23, 40).unwrap();
-        assert_eq!((pair.cfa, pair.return_address), (cfa(Register::SP, 16), saved(Register::SP, 8)));
+        assert_eq!(
+            (pair.cfa, pair.return_address),
+            (cfa(Register::SP, 16), saved(Register::SP, 8))
+        );
         // CR 1, no registers: x30 alone.
         let alone = packed(1 | 20 << 2 | 1 << 21 | 1 << 23, 40).unwrap();
-        assert_eq!((alone.cfa, alone.return_address), (cfa(Register::SP, 16), saved(Register::SP, 0)));
-        assert_eq!(packed(1 | 20 << 2 | 10 << 16, 40), Err(Refusal::Malformed), "less room than it saves");
+        assert_eq!(
+            (alone.cfa, alone.return_address),
+            (cfa(Register::SP, 16), saved(Register::SP, 0))
+        );
+        assert_eq!(
+            packed(1 | 20 << 2 | 10 << 16, 40),
+            Err(Refusal::Malformed),
+            "less room than it saves"
+        );
     }
 
     #[test]
     fn an_entry_ends_where_its_record_says() {
         let info = record(10, &[0x81, END]);
         let read = |at: u32, into: &mut [u8]| {
-            let there =
-                usize::try_from(at).ok().and_then(|at| info.get(at.checked_sub(16)?..)).unwrap_or_default();
+            let there = usize::try_from(at)
+                .ok()
+                .and_then(|at| info.get(at.checked_sub(16)?..))
+                .unwrap_or_default();
             let length = there.len().min(into.len());
             into[..length].copy_from_slice(&there[..length]);
             length

@@ -1,14 +1,18 @@
-//! Leaves a frame about which nothing is known: no unwind data, and instructions that do not say it either (`x86_64/body.rs`). By its frame
-//! pointer, if it keeps one; else by the first word above its stack pointer that can be its return address. What is found so is a guess, and
-//! is marked as one.
+//! Leaves a frame about which nothing is known: no unwind data, and instructions that do not say it
+//! either (`x86_64/body.rs`). By its frame pointer, if it keeps one; else by the first word above
+//! its stack pointer that can be its return address. What is found so is a guess, and is marked as
+//! one.
 //!
-//! A word can be the return address when a call is before what it points to, and when the rule of that place, if it has one, leads on: to
-//! another return address behind a call, or to the thread's start. A frame may hold words of calls made before it was there, of which all
-//! this is as true: the loader leaves whole chains behind when it binds a function. So a call whose instruction leads just here, to code of which
-//! nothing is known either, goes before others; a call through a pointer does not tell.
+//! A word can be the return address when a call is before what it points to, and when the rule of
+//! that place, if it has one, leads on: to another return address behind a call, or to the thread's
+//! start. A frame may hold words of calls made before it was there, of which all this is as true:
+//! the loader leaves whole chains behind when it binds a function. So a call whose instruction
+//! leads just here, to code of which nothing is known either, goes before others; a call through a
+//! pointer does not tell.
 //!
-//! Where the frame pointer leads somewhere it may be the caller's, or that of a frame further up: code without unwind data is often written by
-//! hand, and has none of its own. So what is below it is searched first, for such a call, or a caller that keeps the frame pointer.
+//! Where the frame pointer leads somewhere it may be the caller's, or that of a frame further up:
+//! code without unwind data is often written by hand, and has none of its own. So what is below it
+//! is searched first, for such a call, or a caller that keeps the frame pointer.
 
 use super::{Code, Limits, Missing, Walk};
 use crate::rule::{Cfa, FrameKind, Refusal, Rule};
@@ -47,8 +51,15 @@ enum Wanted {
 }
 
 impl Walk<'_> {
-    /// Goes to the caller of a frame at `pc` without a rule, if one can be found, and returns its PC. `scans`: the stack may be searched.
-    pub(super) fn guess(&mut self, pc: u64, scans: bool, code: &mut dyn Code, limits: Limits) -> Option<u64> {
+    /// Goes to the caller of a frame at `pc` without a rule, if one can be found, and returns its
+    /// PC. `scans`: the stack may be searched.
+    pub(super) fn guess(
+        &mut self,
+        pc: u64,
+        scans: bool,
+        code: &mut dyn Code,
+        limits: Limits,
+    ) -> Option<u64> {
         // Where a call leaves its return address in a register, a frame may have none on the stack.
         let scans = scans && self.machine.link.is_none();
         let end = |walk: &Self| walk.floor.saturating_add(8 * FRAME_WORDS);
@@ -69,7 +80,13 @@ impl Walk<'_> {
     }
 
     /// Leaves the frame by the first word below `end` that fits.
-    fn scan(&mut self, wanted: Wanted, end: u64, code: &mut dyn Code, limits: Limits) -> Option<u64> {
+    fn scan(
+        &mut self,
+        wanted: Wanted,
+        end: u64,
+        code: &mut dyn Code,
+        limits: Limits,
+    ) -> Option<u64> {
         let mut slot = self.floor.checked_next_multiple_of(8)?;
         let mut places = SEARCH_PLACES;
         while slot < end {
@@ -78,7 +95,8 @@ impl Walk<'_> {
             if code.is_executable(candidate.wrapping_sub(1)) {
                 places = places.checked_sub(1)?;
                 self.scans.places = self.scans.places.checked_sub(1)?;
-                // One that was not seen may be the caller: what is found behind it would be the caller's caller.
+                // One that was not seen may be the caller: what is found behind it would be the
+                // caller's caller.
                 if code.follows_call(candidate)?
                     && let Some(caller) = self.caller_at(slot, candidate, wanted, code, limits)?
                 {
@@ -91,7 +109,8 @@ impl Walk<'_> {
         None
     }
 
-    /// The walk at the caller whose return address at `slot` is `pc`, when it goes on from there; `None` outside when that was not seen.
+    /// The walk at the caller whose return address at `slot` is `pc`, when it goes on from there;
+    /// `None` outside when that was not seen.
     fn caller_at(
         &self,
         slot: u64,
@@ -105,7 +124,9 @@ impl Walk<'_> {
             Err(Refusal::Unreadable | Refusal::Budget) => return None,
             Err(_) => None,
         };
-        if wanted != Wanted::Any && !rule.as_ref().is_some_and(|rule| self.is_told(rule, pc, wanted, code)) {
+        if wanted != Wanted::Any
+            && !rule.as_ref().is_some_and(|rule| self.is_told(rule, pc, wanted, code))
+        {
             return Some(None);
         }
         for caller in self.callers(slot) {
@@ -115,8 +136,11 @@ impl Walk<'_> {
             }
             let mut further = caller.copied();
             let leads_on = match further.leave(rule, code) {
-                Ok(next) if rule.kind == FrameKind::Signal => code.is_executable(next & limits.address_mask),
-                // Zero is the end of a stack without another mark, and what is on stacks that nobody has used yet.
+                Ok(next) if rule.kind == FrameKind::Signal => {
+                    code.is_executable(next & limits.address_mask)
+                }
+                // Zero is the end of a stack without another mark, and what is on stacks that
+                // nobody has used yet.
                 Ok(next) => code.follows_call(next & limits.address_mask)?,
                 // It cannot be said.
                 Err(Missing::BeyondCopy) => true,
@@ -133,18 +157,23 @@ impl Walk<'_> {
     /// Whether the frame at the return address `pc` is one of the callers wanted by more than that.
     fn is_told(&self, rule: &Rule, pc: u64, wanted: Wanted, code: &mut dyn Code) -> bool {
         let by_frame_pointer = match rule.cfa {
-            Cfa::Register { base, .. } | Cfa::Deref { base, .. } => base == self.machine.frame_pointer,
+            Cfa::Register { base, .. } | Cfa::Deref { base, .. } => {
+                base == self.machine.frame_pointer
+            }
         };
         let here = match wanted {
             Wanted::Any => return true,
             Wanted::CallToOrKept { .. } if by_frame_pointer => return true,
             Wanted::CallTo { pc } | Wanted::CallToOrKept { pc } => pc,
         };
-        let to =
-            code.call_target(pc).filter(|to| here.checked_sub(*to).is_some_and(|at| at < FUNCTION_BYTES));
+        let to = code
+            .call_target(pc)
+            .filter(|to| here.checked_sub(*to).is_some_and(|at| at < FUNCTION_BYTES));
         // What has unwind data is another function.
         to.is_some_and(|to| {
-            code.step(to, true).rule.map_or(true, |rule| matches!(rule.kind, FrameKind::Stub { .. }))
+            code.step(to, true)
+                .rule
+                .map_or(true, |rule| matches!(rule.kind, FrameKind::Stub { .. }))
         })
     }
 }

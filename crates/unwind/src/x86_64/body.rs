@@ -1,21 +1,25 @@
-//! (machine code around an address) → rule, for code that has no unwind data at all: musl, and whatever else was built without. Follows the
-//! instructions with symbolic values of the registers, both ways:
+//! (machine code around an address) → rule, for code that has no unwind data at all: musl, and
+//! whatever else was built without. Follows the instructions with symbolic values of the registers,
+//! both ways:
 //!
-//! - *onward*, to the function's returns: what the stack pointer and the callee-saved registers hold at a `ret` is the caller's, by the calling
-//!   convention (System V ABI x86-64, 3.2.1), so their values there, in terms of those here, are the rule;
-//! - *from the function's start* to here: what it pushed since is the frame. Where that start is nobody says. It is aligned to 16 and behind padding or the
-//!   end of another function; and code that reads a callee-saved register it has not written is in the middle of one.
+//! - *onward*, to the function's returns: what the stack pointer and the callee-saved registers
+//!   hold at a `ret` is the caller's, by the calling convention (System V ABI x86-64, 3.2.1), so
+//!   their values there, in terms of those here, are the rule;
+//! - *from the function's start* to here: what it pushed since is the frame. Where that start is
+//!   nobody says. It is aligned to 16 and behind padding or the end of another function; and code
+//!   that reads a callee-saved register it has not written is in the middle of one.
 //!
-//! When both say the same it is so. When only one says anything (a function that never returns, or one whose start is not found), the walker must see
-//! a call before the return address. When they contradict each other there is no rule.
+//! When both say the same it is so. When only one says anything (a function that never returns, or
+//! one whose start is not found), the walker must see a call before the return address. When they
+//! contradict each other there is no rule.
 
 use super::X86_64;
 use super::epilogue::general;
 use crate::machine::ReadCode;
 use crate::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
 use iced_x86::{
-    Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions,
-    Mnemonic, OpAccess, OpKind, Register as Machine,
+    Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory,
+    InstructionInfoOptions, Mnemonic, OpAccess, OpKind, Register as Machine,
 };
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Deref;
@@ -26,8 +30,8 @@ const MAX_FROM_START: usize = 1_000;
 /// Most starts tried, and how far back they are looked for, bytes.
 const MAX_STARTS: usize = 24;
 const MAX_BACK: u64 = 8 << 10;
-/// Most instructions decoded for one answer, on all paths and in the padding between functions; and the words of a path's frame that are
-/// copied at a branch for as much as one.
+/// Most instructions decoded for one answer, on all paths and in the padding between functions; and
+/// the words of a path's frame that are copied at a branch for as much as one.
 const MAX_DECODED: usize = 32 << 10;
 const WORDS_PER_INSTRUCTION: usize = 16;
 /// Most words of its frame a path may write.
@@ -58,7 +62,8 @@ impl Value {
     }
 }
 
-/// One path's registers, by DWARF number, and the words it wrote to the stack, by their distance from where its stack pointer began.
+/// One path's registers, by DWARF number, and the words it wrote to the stack, by their distance
+/// from where its stack pointer began.
 #[derive(Clone, Debug)]
 struct Path {
     at: u64,
@@ -86,7 +91,8 @@ impl Path {
     fn begin(at: u64) -> Self {
         let mut registers = [Value::Unknown; 16];
         for (place, value) in (0u16..).zip(&mut registers) {
-            *value = Register::at(place).map_or(Value::Unknown, |register| Value::Register(register, 0));
+            *value =
+                Register::at(place).map_or(Value::Unknown, |register| Value::Register(register, 0));
         }
         Self {
             at,
@@ -153,7 +159,8 @@ impl Path {
     /// What a called function may have changed.
     fn forget_scratch(&mut self) {
         for (place, value) in (0u16..).zip(&mut self.registers) {
-            let kept = Register::at(place).is_some_and(|r| X86_64.is_callee_saved(r) || r == Register::RSP);
+            let kept = Register::at(place)
+                .is_some_and(|r| X86_64.is_callee_saved(r) || r == Register::RSP);
             if !kept {
                 *value = Value::Unknown;
             }
@@ -174,7 +181,9 @@ impl Path {
         }
         match instruction.flow_control() {
             FlowControl::Next => {}
-            FlowControl::UnconditionalBranch => return Next::Jump(instruction.near_branch_target()),
+            FlowControl::UnconditionalBranch => {
+                return Next::Jump(instruction.near_branch_target());
+            }
             FlowControl::ConditionalBranch => {
                 self.branched = true;
                 return Next::Branch(instruction.near_branch_target());
@@ -208,14 +217,18 @@ impl Path {
         let writes = |access: OpAccess| {
             matches!(
                 access,
-                OpAccess::Write | OpAccess::CondWrite | OpAccess::ReadWrite | OpAccess::ReadCondWrite
+                OpAccess::Write
+                    | OpAccess::CondWrite
+                    | OpAccess::ReadWrite
+                    | OpAccess::ReadCondWrite
             )
         };
         for used in info.used_registers() {
             let Some(register) = general(used.register().full_register()) else { continue };
             let own = self.registers[register.index()] == Value::Register(register, 0);
             let saved = matches!(saves, Some(Effect::Saves));
-            self.reads_callers |= reads(used.access()) && own && !saved && X86_64.is_callee_saved(register);
+            self.reads_callers |=
+                reads(used.access()) && own && !saved && X86_64.is_callee_saved(register);
             if writes(used.access()) && saves.is_none() {
                 self.registers[register.index()] = Value::Unknown;
             }
@@ -262,7 +275,8 @@ impl Path {
                 Some(Effect::Computes(to, self.load(self.address(instruction))))
             }
             Mnemonic::Mov
-                if instruction.op0_kind() == OpKind::Memory && instruction.op1_register().is_gpr64() =>
+                if instruction.op0_kind() == OpKind::Memory
+                    && instruction.op1_register().is_gpr64() =>
             {
                 let address = self.address(instruction);
                 self.store(address, self.get(instruction.op1_register()));
@@ -317,7 +331,13 @@ struct Text<'a, 'b> {
 
 impl<'a, 'b> Text<'a, 'b> {
     fn new(read: &'a mut ReadCode<'b>) -> Self {
-        Self { read, blocks: Vec::new(), last: 0, info: InstructionInfoFactory::new(), left: MAX_DECODED }
+        Self {
+            read,
+            blocks: Vec::new(),
+            last: 0,
+            info: InstructionInfoFactory::new(),
+            left: MAX_DECODED,
+        }
     }
 
     /// The bytes at `address`, as many as an instruction has at most, or fewer where they end.
@@ -338,7 +358,8 @@ impl<'a, 'b> Text<'a, 'b> {
         bytes
     }
 
-    /// The block that begins at `start`. Instructions follow each other: it is mostly the one of the last time.
+    /// The block that begins at `start`. Instructions follow each other: it is mostly the one of
+    /// the last time.
     fn block(&mut self, start: u64) -> Option<&[u8]> {
         if self.blocks.get(self.last).is_none_or(|(at, _)| *at != start) {
             self.last = match self.blocks.iter().position(|(at, _)| *at == start) {
@@ -356,7 +377,8 @@ impl<'a, 'b> Text<'a, 'b> {
         self.blocks.get(self.last).map(|(_, block)| block.as_slice())
     }
 
-    /// Whether nothing more will be decoded: what was found until then may be a part of what there is.
+    /// Whether nothing more will be decoded: what was found until then may be a part of what there
+    /// is.
     fn is_used_up(&self) -> bool {
         self.left == 0
     }
@@ -389,7 +411,12 @@ impl<'a, 'b> Text<'a, 'b> {
     }
 
     /// Follows all paths from `path` on until `arrive` says so or none is left.
-    fn follow(&mut self, path: Path, most: usize, arrive: &mut dyn FnMut(&Path, &Instruction) -> Arrival) {
+    fn follow(
+        &mut self,
+        path: Path,
+        most: usize,
+        arrive: &mut dyn FnMut(&Path, &Instruction) -> Arrival,
+    ) {
         let mut seen = HashSet::new();
         let mut open = vec![path];
         let mut steps = 0;
@@ -406,7 +433,8 @@ impl<'a, 'b> Text<'a, 'b> {
                     Next::On => path.at = instruction.next_ip(),
                     Next::Jump(to) => path.at = to,
                     Next::Branch(to) => {
-                        self.left = self.left.saturating_sub(path.words.len() / WORDS_PER_INSTRUCTION);
+                        self.left =
+                            self.left.saturating_sub(path.words.len() / WORDS_PER_INSTRUCTION);
                         let mut taken = path.clone();
                         taken.at = to;
                         open.push(taken);
@@ -441,16 +469,22 @@ enum Arrival {
 struct Onward {
     /// The rules of the returns that were reached.
     rules: Vec<Rule>,
-    /// The code runs straight through a system call into a trap, as that by which a thread ends itself.
+    /// The code runs straight through a system call into a trap, as that by which a thread ends
+    /// itself.
     ends_thread: bool,
-    /// A path sets the frame pointer to zero before it calls anything, as a thread's first code does (ABI 3.4.1).
+    /// A path sets the frame pointer to zero before it calls anything, as a thread's first code
+    /// does (ABI 3.4.1).
     begins_thread: bool,
 }
 
 fn onward(text: &mut Text<'_, '_>, from: u64) -> Onward {
     let mut found = Onward::default();
     text.follow(Path::begin(from), MAX_ONWARD, &mut |path, instruction| {
-        if instruction.mnemonic() == Mnemonic::Hlt && path.system_call && !path.branched && !path.called {
+        if instruction.mnemonic() == Mnemonic::Hlt
+            && path.system_call
+            && !path.branched
+            && !path.called
+        {
             found.ends_thread = true;
             return Arrival::Enough;
         }
@@ -513,15 +547,18 @@ fn for_callee_saved(rule: &mut Rule, saved: impl Fn(Register) -> Saved) {
 
 /// Places where a function that holds `address` may begin, the nearest first.
 fn starts(text: &mut Text<'_, '_>, address: u64, exact: bool) -> Vec<u64> {
-    // A return address can be the next function's start, where the call was the last thing its own did.
+    // A return address can be the next function's start, where the call was the last thing its own
+    // did.
     let aligned = address.saturating_sub(u64::from(!exact)) & !15;
     let nearest = (0..MAX_BACK / 16).filter_map(|back| aligned.checked_sub(back * 16));
     nearest.filter(|start| follows_an_end(text, *start)).take(MAX_STARTS).collect()
 }
 
-/// True when the bytes before `start` can be padding, or the end of a function: `ret`, `hlt`, a jump or a call.
+/// True when the bytes before `start` can be padding, or the end of a function: `ret`, `hlt`, a
+/// jump or a call.
 fn follows_an_end(text: &mut Text<'_, '_>, start: u64) -> bool {
-    /// First bytes of those instructions, at their distance from `start`; `nop` has seven lengths (Intel SDM, volume 2B).
+    /// First bytes of those instructions, at their distance from `start`; `nop` has seven lengths
+    /// (Intel SDM, volume 2B).
     const ENDS: [(usize, &[u8]); 15] = [
         (1, &[0x90]),
         (1, &[0xcc]),
@@ -569,10 +606,12 @@ const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// `mov rax, 15` (`__NR_rt_sigreturn`); `syscall`: where a signal handler returns to.
 const SIGNAL_RETURN: [u8; 9] = [0x48, 0xc7, 0xc0, 15, 0, 0, 0, 0x0f, 0x05];
 
-/// The rule there: the kernel's `struct rt_sigframe` (arch/x86/include/asm/sigframe.h) without the return address, which was taken off, is on the
-/// stack: a `struct ucontext`, whose registers (`struct sigcontext_64`) begin at byte 40.
+/// The rule there: the kernel's `struct rt_sigframe` (arch/x86/include/asm/sigframe.h) without the
+/// return address, which was taken off, is on the stack: a `struct ucontext`, whose registers
+/// (`struct sigcontext_64`) begin at byte 40.
 fn signal_return() -> Rule {
-    /// Their order there, by DWARF number: r8 to r15, rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp; then rip.
+    /// Their order there, by DWARF number: r8 to r15, rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp; then
+    /// rip.
     const ORDER: [u16; 16] = [8, 9, 10, 11, 12, 13, 14, 15, 5, 4, 6, 3, 1, 0, 2, 7];
     let at = |place: i32| Saved::AtRegister { base: Register::RSP, offset: 40 + 8 * place };
     let mut rule = X86_64.frameless();
@@ -586,8 +625,8 @@ fn signal_return() -> Rule {
     rule
 }
 
-/// The rule of the frame whose next instruction is at `address`. `exact`: it is the next to run; else a call is before it, and there may be nothing of its
-/// function behind that.
+/// The rule of the frame whose next instruction is at `address`. `exact`: it is the next to run;
+/// else a call is before it, and there may be nothing of its function behind that.
 ///
 /// # Errors
 /// [`Refusal`] when the code does not say, or says it in two ways.
@@ -609,7 +648,8 @@ pub fn rule(read: &mut ReadCode<'_>, address: u64, exact: bool) -> Result<Rule, 
     if text.bytes(address).starts_with(&SIGNAL_RETURN) {
         return Ok(signal_return());
     }
-    // A call is made with the stack aligned to 16 (3.2.2), so the frame of a caller is a multiple of that.
+    // A call is made with the stack aligned to 16 (3.2.2), so the frame of a caller is a multiple
+    // of that.
     let fits = |rule: &Rule| match rule.cfa {
         Cfa::Register { base: Register::RSP, offset } => offset > 0 && (exact || offset % 16 == 0),
         _ => true,
@@ -628,7 +668,8 @@ pub fn rule(read: &mut ReadCode<'_>, address: u64, exact: bool) -> Result<Rule, 
     let returned: Vec<Rule> = onward.rules.into_iter().filter(fits).collect();
     let agreed = returned.iter().filter(|onward| entered.iter().any(|rule| rule.cfa == onward.cfa));
     // A start that is none has missed some of the frame.
-    let largest = |rules: &mut dyn Iterator<Item = &Rule>| rules.max_by_key(|rule| size(rule)).copied();
+    let largest =
+        |rules: &mut dyn Iterator<Item = &Rule>| rules.max_by_key(|rule| size(rule)).copied();
     let checked = |rule: Rule| Rule { kind: FrameKind::Stub { words: 1 }, ..rule };
     match (agreed.clone().count(), returned.as_slice(), entered.as_slice()) {
         (1, ..) => largest(&mut agreed.clone()),
@@ -648,8 +689,9 @@ fn size(rule: &Rule) -> i32 {
     }
 }
 
-/// True when `address` is behind the call by which a program's entry point, at `entry`, leaves for good: there is no caller. The ABI (3.4.1) leaves
-/// no return address there, and whoever enters aligns the stack first.
+/// True when `address` is behind the call by which a program's entry point, at `entry`, leaves for
+/// good: there is no caller. The ABI (3.4.1) leaves no return address there, and whoever enters
+/// aligns the stack first.
 pub fn is_behind_entry(read: &mut ReadCode<'_>, entry: u64, address: u64) -> bool {
     /// Instructions of an entry point up to its call.
     const MOST: usize = 24;
@@ -663,7 +705,8 @@ pub fn is_behind_entry(read: &mut ReadCode<'_>, entry: u64, address: u64) -> boo
             FlowControl::Next => {}
             _ => return false,
         }
-        aligned |= instruction.mnemonic() == Mnemonic::And && instruction.op0_register() == Machine::RSP;
+        aligned |=
+            instruction.mnemonic() == Mnemonic::And && instruction.op0_register() == Machine::RSP;
     }
     false
 }
@@ -696,39 +739,44 @@ mod tests {
         }
     }
 
-    /// musl 1.2.5, `clock_nanosleep`: two ways to a call of a system call, each with words pushed for it.
+    /// musl 1.2.5, `clock_nanosleep`: two ways to a call of a system call, each with words pushed
+    /// for it.
     const NANOSLEEP: [u8; 118] = [
-        0x83, 0xff, 0x03, 0x74, 0x6b, 0x89, 0xf8, 0x48, 0x83, 0xec, 0x08, 0x49, 0x89, 0xd2, 0x49, 0x89, 0xcb,
-        0x09, 0xf0, 0x74, 0x2b, 0x48, 0x83, 0xec, 0x08, 0x48, 0x63, 0xd6, 0x49, 0x89, 0xc8, 0x48, 0x63, 0xf7,
-        0x6a, 0x00, 0x4c, 0x89, 0xd1, 0x45, 0x31, 0xc9, 0xbf, 0xe6, 0x00, 0x00, 0x00, 0xe8, 0xec, 0x97, 0xff,
-        0xff, 0x5a, 0x59, 0xf7, 0xd8, 0x48, 0x83, 0xc4, 0x08, 0xc3, 0x0f, 0x1f, 0x00, 0x48, 0x83, 0xec, 0x08,
-        0x4c, 0x89, 0xd6, 0xbf, 0x23, 0x00, 0x00, 0x00, 0x45, 0x31, 0xc9, 0x6a, 0x00, 0x45, 0x31, 0xc0, 0x31,
-        0xc9, 0x4c, 0x89, 0xda, 0xe8, 0xc2, 0x97, 0xff, 0xff, 0x5e, 0x5f, 0xf7, 0xd8, 0x48, 0x83, 0xc4, 0x08,
-        0xc3, 0x66, 0x0f, 0x1f, 0x84, 0x00, 0x00, 0x00, 0x00, 0x00, 0xb8, 0x16, 0x00, 0x00, 0x00, 0xc3,
+        0x83, 0xff, 0x03, 0x74, 0x6b, 0x89, 0xf8, 0x48, 0x83, 0xec, 0x08, 0x49, 0x89, 0xd2, 0x49,
+        0x89, 0xcb, 0x09, 0xf0, 0x74, 0x2b, 0x48, 0x83, 0xec, 0x08, 0x48, 0x63, 0xd6, 0x49, 0x89,
+        0xc8, 0x48, 0x63, 0xf7, 0x6a, 0x00, 0x4c, 0x89, 0xd1, 0x45, 0x31, 0xc9, 0xbf, 0xe6, 0x00,
+        0x00, 0x00, 0xe8, 0xec, 0x97, 0xff, 0xff, 0x5a, 0x59, 0xf7, 0xd8, 0x48, 0x83, 0xc4, 0x08,
+        0xc3, 0x0f, 0x1f, 0x00, 0x48, 0x83, 0xec, 0x08, 0x4c, 0x89, 0xd6, 0xbf, 0x23, 0x00, 0x00,
+        0x00, 0x45, 0x31, 0xc9, 0x6a, 0x00, 0x45, 0x31, 0xc0, 0x31, 0xc9, 0x4c, 0x89, 0xda, 0xe8,
+        0xc2, 0x97, 0xff, 0xff, 0x5e, 0x5f, 0xf7, 0xd8, 0x48, 0x83, 0xc4, 0x08, 0xc3, 0x66, 0x0f,
+        0x1f, 0x84, 0x00, 0x00, 0x00, 0x00, 0x00, 0xb8, 0x16, 0x00, 0x00, 0x00, 0xc3,
     ];
-    /// musl 1.2.5, src/thread/pthread_create.c, `start`: calls the thread's function, then `pthread_exit`, and never returns.
+    /// musl 1.2.5, src/thread/pthread_create.c, `start`: calls the thread's function, then
+    /// `pthread_exit`, and never returns.
     const START: [u8; 151] = [
-        0x55, 0x53, 0x48, 0x89, 0xfb, 0x48, 0x83, 0xec, 0x08, 0x8b, 0x47, 0x10, 0x85, 0xc0, 0x74, 0x40, 0x48,
-        0x8d, 0x6f, 0x10, 0xb8, 0x01, 0x00, 0x00, 0x00, 0xba, 0x02, 0x00, 0x00, 0x00, 0xf0, 0x0f, 0xb1, 0x57,
-        0x10, 0x83, 0xe8, 0x01, 0x74, 0x4e, 0x8b, 0x43, 0x10, 0x85, 0xc0, 0x74, 0x21, 0xb8, 0xda, 0x00, 0x00,
-        0x00, 0x48, 0x89, 0xef, 0x0f, 0x05, 0xba, 0x3c, 0x00, 0x00, 0x00, 0x31, 0xff, 0x48, 0x89, 0xd0, 0x0f,
-        0x05, 0xeb, 0xf9, 0x66, 0x0f, 0x1f, 0x84, 0x00, 0x00, 0x00, 0x00, 0x00, 0x48, 0x8d, 0x73, 0x18, 0xb8,
-        0x0e, 0x00, 0x00, 0x00, 0xbf, 0x02, 0x00, 0x00, 0x00, 0x31, 0xd2, 0x41, 0xba, 0x08, 0x00, 0x00, 0x00,
-        0x0f, 0x05, 0x48, 0x8b, 0x7b, 0x08, 0xff, 0x13, 0x48, 0x89, 0xc7, 0xe8, 0x3a, 0xfd, 0xff, 0xff, 0xb9,
-        0x01, 0x00, 0x00, 0x00, 0x31, 0xf6, 0x48, 0x89, 0xef, 0xe8, 0xbb, 0xe3, 0xff, 0xff, 0xeb, 0xa1, 0x66,
-        0x0f, 0x1f, 0x84, 0x00, 0x00, 0x00, 0x00, 0x00, 0x48, 0x89, 0xf8, 0x48, 0x83, 0xec, 0x08,
+        0x55, 0x53, 0x48, 0x89, 0xfb, 0x48, 0x83, 0xec, 0x08, 0x8b, 0x47, 0x10, 0x85, 0xc0, 0x74,
+        0x40, 0x48, 0x8d, 0x6f, 0x10, 0xb8, 0x01, 0x00, 0x00, 0x00, 0xba, 0x02, 0x00, 0x00, 0x00,
+        0xf0, 0x0f, 0xb1, 0x57, 0x10, 0x83, 0xe8, 0x01, 0x74, 0x4e, 0x8b, 0x43, 0x10, 0x85, 0xc0,
+        0x74, 0x21, 0xb8, 0xda, 0x00, 0x00, 0x00, 0x48, 0x89, 0xef, 0x0f, 0x05, 0xba, 0x3c, 0x00,
+        0x00, 0x00, 0x31, 0xff, 0x48, 0x89, 0xd0, 0x0f, 0x05, 0xeb, 0xf9, 0x66, 0x0f, 0x1f, 0x84,
+        0x00, 0x00, 0x00, 0x00, 0x00, 0x48, 0x8d, 0x73, 0x18, 0xb8, 0x0e, 0x00, 0x00, 0x00, 0xbf,
+        0x02, 0x00, 0x00, 0x00, 0x31, 0xd2, 0x41, 0xba, 0x08, 0x00, 0x00, 0x00, 0x0f, 0x05, 0x48,
+        0x8b, 0x7b, 0x08, 0xff, 0x13, 0x48, 0x89, 0xc7, 0xe8, 0x3a, 0xfd, 0xff, 0xff, 0xb9, 0x01,
+        0x00, 0x00, 0x00, 0x31, 0xf6, 0x48, 0x89, 0xef, 0xe8, 0xbb, 0xe3, 0xff, 0xff, 0xeb, 0xa1,
+        0x66, 0x0f, 0x1f, 0x84, 0x00, 0x00, 0x00, 0x00, 0x00, 0x48, 0x89, 0xf8, 0x48, 0x83, 0xec,
+        0x08,
     ];
     /// musl 1.2.5, src/thread/x86_64/clone.s.
     const CLONE: [u8; 57] = [
-        0x31, 0xc0, 0xb0, 0x38, 0x49, 0x89, 0xfb, 0x48, 0x89, 0xd7, 0x4c, 0x89, 0xc2, 0x4d, 0x89, 0xc8, 0x4c,
-        0x8b, 0x54, 0x24, 0x08, 0x4d, 0x89, 0xd9, 0x48, 0x83, 0xe6, 0xf0, 0x48, 0x83, 0xee, 0x08, 0x48, 0x89,
-        0x0e, 0x0f, 0x05, 0x85, 0xc0, 0x75, 0x0f, 0x31, 0xed, 0x5f, 0x41, 0xff, 0xd1, 0x89, 0xc7, 0x31, 0xc0,
-        0xb0, 0x3c, 0x0f, 0x05, 0xf4, 0xc3,
+        0x31, 0xc0, 0xb0, 0x38, 0x49, 0x89, 0xfb, 0x48, 0x89, 0xd7, 0x4c, 0x89, 0xc2, 0x4d, 0x89,
+        0xc8, 0x4c, 0x8b, 0x54, 0x24, 0x08, 0x4d, 0x89, 0xd9, 0x48, 0x83, 0xe6, 0xf0, 0x48, 0x83,
+        0xee, 0x08, 0x48, 0x89, 0x0e, 0x0f, 0x05, 0x85, 0xc0, 0x75, 0x0f, 0x31, 0xed, 0x5f, 0x41,
+        0xff, 0xd1, 0x89, 0xc7, 0x31, 0xc0, 0xb0, 0x3c, 0x0f, 0x05, 0xf4, 0xc3,
     ];
     /// glibc 2.36, sysdeps/unix/sysv/linux/x86_64/clone3.S, from the system call on.
     const CLONE3: [u8; 29] = [
-        0x0f, 0x05, 0x48, 0x85, 0xc0, 0x7c, 0x18, 0x74, 0x01, 0xc3, 0x31, 0xed, 0x48, 0x83, 0xe4, 0xf0, 0x4c,
-        0x89, 0xc7, 0xff, 0xd2, 0x48, 0x89, 0xc7, 0xb8, 0x3c, 0x00, 0x00, 0x00,
+        0x0f, 0x05, 0x48, 0x85, 0xc0, 0x7c, 0x18, 0x74, 0x01, 0xc3, 0x31, 0xed, 0x48, 0x83, 0xe4,
+        0xf0, 0x4c, 0x89, 0xc7, 0xff, 0xd2, 0x48, 0x89, 0xc7, 0xb8, 0x3c, 0x00, 0x00, 0x00,
     ];
 
     #[test]
@@ -763,7 +811,10 @@ mod tests {
         let after_syscall = at(&CLONE, 0x25).unwrap();
         assert_eq!(after_syscall.kind, FrameKind::NewThread);
         assert_eq!(after_syscall.cfa, Cfa::Register { base: Register::RSP, offset: 8 });
-        assert!(at(&CLONE, 0x2f).unwrap().is_thread_start(), "behind the call of the thread's function");
+        assert!(
+            at(&CLONE, 0x2f).unwrap().is_thread_start(),
+            "behind the call of the thread's function"
+        );
         assert_eq!(at(&CLONE3, 2).unwrap().kind, FrameKind::NewThread);
     }
 
@@ -783,7 +834,8 @@ mod tests {
         assert_eq!(returns.cfa, Cfa::Register { base: Register::RSP, offset: 16 });
         code.resize(FIRST, 0xcc);
         for call in 0..CALLS {
-            // A call that no code is behind: padding of single bytes up to where a function may begin.
+            // A call that no code is behind: padding of single bytes up to where a function may
+            // begin.
             code.resize(FIRST + call * EACH, 0xc3);
             code.extend([0xe8, 0, 0, 0, 0]);
             code.resize(FIRST + (call + 1) * EACH - 16, 0x90);

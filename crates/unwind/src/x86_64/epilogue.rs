@@ -1,23 +1,28 @@
-//! (machine code, address) → rule where unwind data is silent: epilogues of managed methods, and runtime stubs that have no
-//! unwind data at all. Decodes a few instructions, never follows a jump.
+//! (machine code, address) → rule where unwind data is silent: epilogues of managed methods, and
+//! runtime stubs that have no unwind data at all. Decodes a few instructions, never follows a jump.
 //!
-//! An epilogue, as the JIT writes it (jit codegenxarch.cpp, `genFnEpilog`): `vzeroupper`? then `add rsp, n` or `lea rsp, [rbp±n]`
-//! or `mov rsp, rbp`, pops (a body compiled by on-stack replacement has a second `add rsp, n` and pops for its tier-0 parent's
-//! frame), then `ret` or a tail jump. A jump through a register ends an epilogue only with REX.W, the mark by which unwinders
-//! tell it from a switch (jit emitxarch.cpp, `INS_tail_i_jmp`; Microsoft "x64 prolog and epilog").
-//! A stub (precode, call counting, dispatch, the copied write barrier) runs straight to a jump or `ret`.
+//! An epilogue, as the JIT writes it (jit codegenxarch.cpp, `genFnEpilog`): `vzeroupper`? then
+//! `add rsp, n` or `lea rsp, [rbp±n]` or `mov rsp, rbp`, pops (a body compiled by on-stack
+//! replacement has a second `add rsp, n` and pops for its tier-0 parent's frame), then `ret` or a
+//! tail jump. A jump through a register ends an epilogue only with REX.W, the mark by which
+//! unwinders tell it from a switch (jit emitxarch.cpp, `INS_tail_i_jmp`; Microsoft "x64 prolog and
+//! epilog"). A stub (precode, call counting, dispatch, the copied write barrier) runs straight to a
+//! jump or `ret`.
 
 use super::X86_64;
 use crate::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register as Machine};
 use std::ops::Range;
 
-/// Most instructions an epilogue has: two `add rsp`, six pops for each of two frames, `vzeroupper`, the end.
+/// Most instructions an epilogue has: two `add rsp`, six pops for each of two frames, `vzeroupper`,
+/// the end.
 const MAX_EPILOGUE: usize = 18;
-/// Most instructions followed in a stub; the longest seen, a write barrier with card bundles, has 30.
+/// Most instructions followed in a stub; the longest seen, a write barrier with card bundles, has
+/// 30.
 const MAX_STUB: usize = 48;
 
-/// A stub pushes at most two words for the helper it jumps to (delay-load thunks of ReadyToRun code, PLT entries).
+/// A stub pushes at most two words for the helper it jumps to (delay-load thunks of ReadyToRun
+/// code, PLT entries).
 const STUB_WORDS: u8 = 3;
 
 /// rsp in terms of the registers at the frame, and what the instructions passed so far restored.
@@ -69,8 +74,8 @@ impl Replay {
     }
 }
 
-/// The rule when `code`, the bytes at `address`, is inside an epilogue of the function that takes `function`; `None` when it
-/// is not.
+/// The rule when `code`, the bytes at `address`, is inside an epilogue of the function that takes
+/// `function`; `None` when it is not.
 #[must_use]
 pub fn epilogue(code: &[u8], address: u64, function: &Range<u64>) -> Option<Rule> {
     let mut replay = Replay::new();
@@ -100,7 +105,9 @@ pub fn stub(code: &[u8], address: u64) -> Result<Rule, Refusal> {
     for instruction in instructions(code, address).take(MAX_STUB) {
         let followed = match instruction.mnemonic() {
             Mnemonic::Ret | Mnemonic::Jmp => {
-                return replay.finish(FrameKind::Stub { words: STUB_WORDS }).ok_or(Refusal::Unsupported);
+                return replay
+                    .finish(FrameKind::Stub { words: STUB_WORDS })
+                    .ok_or(Refusal::Unsupported);
             }
             Mnemonic::Push => replay.move_by(-8),
             Mnemonic::Sub if instruction.op0_register() == Machine::RSP => {
@@ -115,7 +122,8 @@ pub fn stub(code: &[u8], address: u64) -> Result<Rule, Refusal> {
     Err(Refusal::Unsupported)
 }
 
-/// True when `code`, the bytes that end at a candidate return address, ends with a call instruction.
+/// True when `code`, the bytes that end at a candidate return address, ends with a call
+/// instruction.
 #[must_use]
 pub fn ends_with_call(code: &[u8]) -> bool {
     // Calls are 2 to 8 bytes long: FF /2 with any addressing and an optional REX, or E8 rel32.
@@ -129,7 +137,8 @@ pub fn ends_with_call(code: &[u8]) -> bool {
     })
 }
 
-/// Where the call at the end of `code`, the bytes before `address`, leads: E8 rel32 says it, FF /2 does not.
+/// Where the call at the end of `code`, the bytes before `address`, leads: E8 rel32 says it, FF /2
+/// does not.
 #[must_use]
 pub fn call_target(code: &[u8], address: u64) -> Option<u64> {
     let (_, call) = code.split_last_chunk::<5>()?;
@@ -139,23 +148,29 @@ pub fn call_target(code: &[u8], address: u64) -> Option<u64> {
 
 fn instructions(code: &[u8], address: u64) -> impl Iterator<Item = Instruction> {
     let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
-    std::iter::from_fn(move || decoder.can_decode().then(|| decoder.decode()).filter(|i| !i.is_invalid()))
+    std::iter::from_fn(move || {
+        decoder.can_decode().then(|| decoder.decode()).filter(|i| !i.is_invalid())
+    })
 }
 
 /// Applies an instruction that gives back stack; `None` when it is none.
 fn adjust(instruction: &Instruction, replay: &mut Replay) -> Option<()> {
     match instruction.code() {
-        Code::Add_rm64_imm8 | Code::Add_rm64_imm32 if instruction.op0_register() == Machine::RSP => {
+        Code::Add_rm64_imm8 | Code::Add_rm64_imm32
+            if instruction.op0_register() == Machine::RSP =>
+        {
             replay.move_by(stack_immediate(instruction)?)
         }
         Code::Lea_r64_m
-            if instruction.op0_register() == Machine::RSP && instruction.memory_index() == Machine::None =>
+            if instruction.op0_register() == Machine::RSP
+                && instruction.memory_index() == Machine::None =>
         {
             let base = general(instruction.memory_base())?;
             replay.move_to(base, instruction.memory_displacement64().cast_signed())
         }
         Code::Mov_r64_rm64 | Code::Mov_rm64_r64
-            if instruction.op0_register() == Machine::RSP && instruction.op1_kind() == OpKind::Register =>
+            if instruction.op0_register() == Machine::RSP
+                && instruction.op1_kind() == OpKind::Register =>
         {
             replay.move_to(general(instruction.op1_register())?, 0)
         }
@@ -173,8 +188,8 @@ fn stack_immediate(instruction: &Instruction) -> Option<i64> {
     (0..=1 << 30).contains(&n).then_some(n)
 }
 
-/// A jump out of the function: direct to elsewhere (or to its own first instruction: recursion), through memory, or through a
-/// register with REX.W.
+/// A jump out of the function: direct to elsewhere (or to its own first instruction: recursion),
+/// through memory, or through a register with REX.W.
 fn leaves(instruction: &Instruction, code: &[u8], address: u64, function: &Range<u64>) -> bool {
     match instruction.code() {
         Code::Jmp_rel8_64 | Code::Jmp_rel32_64 => {
@@ -193,7 +208,10 @@ fn leaves(instruction: &Instruction, code: &[u8], address: u64, function: &Range
 fn writes_stack_pointer(instruction: &Instruction) -> bool {
     let names = instruction.op_count() > 0
         && instruction.op0_kind() == OpKind::Register
-        && matches!(instruction.op0_register(), Machine::RSP | Machine::ESP | Machine::SP | Machine::SPL)
+        && matches!(
+            instruction.op0_register(),
+            Machine::RSP | Machine::ESP | Machine::SP | Machine::SPL
+        )
         && !matches!(instruction.mnemonic(), Mnemonic::Cmp | Mnemonic::Test);
     names
         || matches!(
@@ -291,7 +309,11 @@ mod tests {
     #[test]
     fn ordinary_code_is_no_epilogue() {
         assert_eq!(at(&[0x48, 0x89, 0xe5, 0xc3]), None, "mov rbp, rsp; ret");
-        assert_eq!(at(&[0x48, 0x83, 0xc4, 0x20, 0x6a, 0x00, 0xc3]), None, "add rsp, 32; push 0 (localloc)");
+        assert_eq!(
+            at(&[0x48, 0x83, 0xc4, 0x20, 0x6a, 0x00, 0xc3]),
+            None,
+            "add rsp, 32; push 0 (localloc)"
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! What is x86-64's: registers, epilogues, stubs and code without unwind data by their instructions, UNWIND_INFO, and the runtime's hijacked return addresses.
+//! What is x86-64's: registers, epilogues, stubs and code without unwind data by their
+//! instructions, UNWIND_INFO, and the runtime's hijacked return addresses.
 
 pub mod body;
 pub mod epilogue;
@@ -10,12 +11,13 @@ use super::rule::{Cfa, FrameKind, Refusal, Register, Rule};
 use ebpf_common::machine as walked;
 use ebpf_common::machine::Machine as _;
 
-/// Registers in DWARF order (System V ABI x86-64, figure 3.36): 0 rax, 1 rdx, 2 rcx, 3 rbx, 4 rsi, 5 rdi, 6 rbp, 7 rsp, 8–15 r8–r15;
-/// 16 is the return address. A callee restores rbx, rbp, rsp and r12 to r15 (3.2.1).
+/// Registers in DWARF order (System V ABI x86-64, figure 3.36): 0 rax, 1 rdx, 2 rcx, 3 rbx, 4 rsi,
+/// 5 rdi, 6 rbp, 7 rsp, 8–15 r8–r15; 16 is the return address. A callee restores rbx, rbp, rsp and
+/// r12 to r15 (3.2.1).
 pub static X86_64: Machine = Machine {
     names: [
-        "rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11", "r12", "r13",
-        "r14", "r15",
+        "rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11", "r12",
+        "r13", "r14", "r15",
     ],
     first_dwarf: 0,
     stack_pointer: Register::RSP,
@@ -63,7 +65,8 @@ impl Register {
     /// rsp.
     pub const RSP: Self = Self::of(7);
 
-    /// The register that machine code (and UNWIND_INFO) calls `number`: rax rcx rdx rbx rsp rbp rsi rdi r8–r15.
+    /// The register that machine code (and UNWIND_INFO) calls `number`: rax rcx rdx rbx rsp rbp rsi
+    /// rdi r8–r15.
     #[must_use]
     pub fn from_machine(number: u8) -> Option<Self> {
         const DWARF: [u8; 16] = [0, 2, 1, 3, 7, 6, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15];
@@ -71,23 +74,27 @@ impl Register {
     }
 }
 
-/// Whether code is glibc's `__start_context` (sysdeps/unix/sysv/linux/x86_64/__start_context.S): mov %rbx,%rsp; mov (%rsp),%rdi; test %rdi,%rdi, behind
-/// an `endbr64` where it is built with those.
+/// Whether code is glibc's `__start_context` (sysdeps/unix/sysv/linux/x86_64/__start_context.S):
+/// mov %rbx,%rsp; mov (%rsp),%rdi; test %rdi,%rdi, behind an `endbr64` where it is built with
+/// those.
 fn is_context_start(code: &[u8]) -> bool {
     let code = code.strip_prefix(&[0xf3, 0x0f, 0x1e, 0xfa]).unwrap_or(code);
     code.starts_with(&[0x48, 0x89, 0xdc, 0x48, 0x8b, 0x3c, 0x24, 0x48, 0x85, 0xff])
 }
 
-/// First bytes of `OnHijackTripThread` (runtime src/coreclr/vm/amd64/asmhelpers.S): push rax, rbp, rbx, r15, r14, r13, r12. No other
-/// function of libcoreclr 8.0.32, 9.0.5 and 10.0.13 begins so.
-const HIJACK_PROLOGUE: [u8; 11] = [0x50, 0x55, 0x53, 0x41, 0x57, 0x41, 0x56, 0x41, 0x55, 0x41, 0x54];
+/// First bytes of `OnHijackTripThread` (runtime src/coreclr/vm/amd64/asmhelpers.S): push rax, rbp,
+/// rbx, r15, r14, r13, r12. No other function of libcoreclr 8.0.32, 9.0.5 and 10.0.13 begins so.
+const HIJACK_PROLOGUE: [u8; 11] =
+    [0x50, 0x55, 0x53, 0x41, 0x57, 0x41, 0x56, 0x41, 0x55, 0x41, 0x54];
 
-/// The rule inside `OnHijackTripThread`, at `offset` from its start, given what its call frame information says.
+/// The rule inside `OnHijackTripThread`, at `offset` from its start, given what its call frame
+/// information says.
 ///
-/// To suspend a thread the runtime puts this function's address in place of a managed return address (threadsuspend.cpp,
-/// `Thread::HijackThread`), so it is entered by a `ret`: there is no return address on the stack until its first push made room and
-/// `OnHijackWorker` wrote the true one there. Its CFI is that of a called function, one word too high. At the first instruction the return
-/// address is in the runtime's `Thread` object only.
+/// To suspend a thread the runtime puts this function's address in place of a managed return
+/// address (threadsuspend.cpp, `Thread::HijackThread`), so it is entered by a `ret`: there is no
+/// return address on the stack until its first push made room and `OnHijackWorker` wrote the true
+/// one there. Its CFI is that of a called function, one word too high. At the first instruction the
+/// return address is in the runtime's `Thread` object only.
 fn hijack(mut rule: Rule, offset: u64) -> Result<Rule, Refusal> {
     let Cfa::Register { base, offset: cfa } = rule.cfa else { return Err(Refusal::Unsupported) };
     if offset == 0 {

@@ -1,11 +1,13 @@
-//! UNWIND_INFO (Windows x64, version 1) → rule, for code the runtime's compilers made: JIT and ReadyToRun.
+//! UNWIND_INFO (Windows x64, version 1) → rule, for code the runtime's compilers made: JIT and
+//! ReadyToRun.
 //!
-//! The format is Microsoft's "x64 exception handling"; the Unix runtime adds operation 11 (`UWOP_SET_FPREG_LARGE`,
-//! dotnet/runtime src/coreclr/inc/win64unwind.h). Codes describe the prologue only, last instruction first, each with the
-//! offset of the end of its instruction, so a frame inside the prologue is undone by the codes at or below its offset.
-//! Code compiled by on-stack replacement states its tier-0 parent's frame as codes at offset 0 (jit codegenxarch.cpp,
-//! `genOSRRecordTier0CalleeSavedRegistersAndFrame`): one rule leads past both, so the method is seen once.
-//! Version 1 says nothing about epilogues: `epilogue.rs` does.
+//! The format is Microsoft's "x64 exception handling"; the Unix runtime adds operation 11
+//! (`UWOP_SET_FPREG_LARGE`, dotnet/runtime src/coreclr/inc/win64unwind.h). Codes describe the
+//! prologue only, last instruction first, each with the offset of the end of its instruction, so a
+//! frame inside the prologue is undone by the codes at or below its offset. Code compiled by
+//! on-stack replacement states its tier-0 parent's frame as codes at offset 0 (jit
+//! codegenxarch.cpp, `genOSRRecordTier0CalleeSavedRegistersAndFrame`): one rule leads past both, so
+//! the method is seen once. Version 1 says nothing about epilogues: `epilogue.rs` does.
 
 use super::X86_64;
 use super::epilogue::epilogue;
@@ -25,7 +27,11 @@ const FLAG_CHAINED: u8 = 4;
 
 /// Decodes a RUNTIME_FUNCTION.
 pub(super) fn decode(bytes: &[u8]) -> Option<RuntimeFunction> {
-    Some(RuntimeFunction { begin: u32_at(bytes, 0)?, end: u32_at(bytes, 4)?, unwind: u32_at(bytes, 8)? })
+    Some(RuntimeFunction {
+        begin: u32_at(bytes, 0)?,
+        end: u32_at(bytes, 4)?,
+        unwind: u32_at(bytes, 8)?,
+    })
 }
 
 /// Reads one UNWIND_INFO: the fixed part first, then as much as that says.
@@ -41,7 +47,8 @@ pub(super) fn read(at: u32, read: Read<'_>) -> Option<Vec<u8>> {
 
 /// True when `info` can belong to `function`.
 pub(super) fn is_plausible(info: &[u8], function: RuntimeFunction) -> bool {
-    Header::decode(info).is_some_and(|h| u32::from(h.prologue) <= function.end.saturating_sub(function.begin))
+    Header::decode(info)
+        .is_some_and(|h| u32::from(h.prologue) <= function.end.saturating_sub(function.begin))
 }
 
 /// The rule at a place in a function: by the instructions in an epilogue, else by its UNWIND_INFO.
@@ -52,7 +59,8 @@ pub(super) fn rule_at(
 ) -> Result<Rule, Refusal> {
     let At { function, offset, exact, base } = at;
     if exact {
-        let header = info(function.unwind).and_then(|i| Header::decode(&i)).ok_or(Refusal::Malformed)?;
+        let header =
+            info(function.unwind).and_then(|i| Header::decode(&i)).ok_or(Refusal::Malformed)?;
         if offset >= u32::from(header.prologue) {
             let place = |offset: u32| base.wrapping_add(u64::from(offset));
             let range = place(function.begin)..place(function.end);
@@ -62,7 +70,9 @@ pub(super) fn rule_at(
             if length == 0 {
                 return Err(Refusal::Unreadable);
             }
-            if let Some(rule) = epilogue(bytes.get(..length).unwrap_or_default(), place(from), &range) {
+            if let Some(rule) =
+                epilogue(bytes.get(..length).unwrap_or_default(), place(from), &range)
+            {
                 return Ok(rule);
             }
         }
@@ -96,7 +106,13 @@ impl Header {
             0 => None,
             n => Register::from_machine(n),
         };
-        Some(Self { flags, prologue, slots, frame_register, frame_offset: i64::from(frame >> 4) * 16 })
+        Some(Self {
+            flags,
+            prologue,
+            slots,
+            frame_register,
+            frame_offset: i64::from(frame >> 4) * 16,
+        })
     }
 
     /// Bytes to read so that [`rule`] has all it needs.
@@ -114,11 +130,13 @@ struct Undo {
     rule: Rule,
 }
 
-/// The rule at `offset` bytes into a function. `read` gives the bytes of the UNWIND_INFO at an offset from the base (at
-/// most [`MAX_BYTES`], fewer where memory ends); it is called again for chained ones.
+/// The rule at `offset` bytes into a function. `read` gives the bytes of the UNWIND_INFO at an
+/// offset from the base (at most [`MAX_BYTES`], fewer where memory ends); it is called again for
+/// chained ones.
 ///
 /// # Errors
-/// [`Refusal`] for what is unreadable, malformed or of no use outside Windows (machine frames, other versions).
+/// [`Refusal`] for what is unreadable, malformed or of no use outside Windows (machine frames,
+/// other versions).
 pub fn rule(
     function: RuntimeFunction,
     offset: u32,
@@ -126,7 +144,8 @@ pub fn rule(
 ) -> Result<Rule, Refusal> {
     let mut undo = Undo { base: Register::RSP, offset: 0, rule: X86_64.frameless() };
     let mut unwind = function.unwind;
-    // Codes of a chained parent have all been executed: its prologue ran before the function was entered.
+    // Codes of a chained parent have all been executed: its prologue ran before the function was
+    // entered.
     let mut reached = offset;
     for _ in 0..MAX_CHAIN {
         let bytes = read(unwind).ok_or(Refusal::Unreadable)?;
@@ -146,12 +165,14 @@ impl Undo {
     fn codes(&mut self, header: &Header, bytes: &[u8], reached: u32) -> Result<(), Refusal> {
         let all = bytes.get(HEADER_BYTES..).ok_or(Refusal::Malformed)?;
         let slots = all.get(..usize::from(header.slots) * 2).ok_or(Refusal::Malformed)?;
-        let slot = |i: usize| slots.get(i * 2..i * 2 + 2).map(|s| [s[0], s[1]]).ok_or(Refusal::Malformed);
+        let slot =
+            |i: usize| slots.get(i * 2..i * 2 + 2).map(|s| [s[0], s[1]]).ok_or(Refusal::Malformed);
         let wide = |i: usize| u32_at(slots, i * 2).map(i64::from).ok_or(Refusal::Malformed);
         let short = |i: usize| slot(i).map(|s| i64::from(u16::from_le_bytes(s)));
         let count = usize::from(header.slots);
 
-        // Saves are stated from the base of the fixed frame: the frame register's once it is set, else rsp.
+        // Saves are stated from the base of the fixed frame: the frame register's once it is set,
+        // else rsp.
         let frame = self.frame_base(header, slots, reached)?;
         let mut i = 0;
         while i < count {
@@ -172,7 +193,8 @@ impl Undo {
                     1 => self.offset += if info == 0 { short(i + 1)? * 8 } else { wide(i + 1)? },
                     2 => self.offset += i64::from(info) * 8 + 8,
                     3 | 11 => {
-                        let below = if operation == 3 { header.frame_offset } else { wide(i + 1)? * 16 };
+                        let below =
+                            if operation == 3 { header.frame_offset } else { wide(i + 1)? * 16 };
                         self.base = header.frame_register.ok_or(Refusal::Malformed)?;
                         self.offset = -below;
                     }
@@ -189,7 +211,12 @@ impl Undo {
         Ok(())
     }
 
-    fn frame_base(&self, header: &Header, slots: &[u8], reached: u32) -> Result<(Register, i64), Refusal> {
+    fn frame_base(
+        &self,
+        header: &Header,
+        slots: &[u8],
+        reached: u32,
+    ) -> Result<(Register, i64), Refusal> {
         let Some(register) = header.frame_register else { return Ok((self.base, self.offset)) };
         let set = slots.chunks_exact(2).enumerate().find(|(_, s)| matches!(s[1] & 15, 3 | 11));
         match set {
@@ -206,7 +233,8 @@ impl Undo {
     fn save(&mut self, machine: u8, base: Register, offset: i64) -> Result<(), Refusal> {
         let register = Register::from_machine(machine).ok_or(Refusal::Malformed)?;
         let offset = i32::try_from(offset).map_err(|_| Refusal::Unsupported)?;
-        // The first save undone is the last made; the one undone last holds the caller's value, and wins.
+        // The first save undone is the last made; the one undone last holds the caller's value, and
+        // wins.
         self.rule.registers[register.index()] = Saved::AtRegister { base, offset };
         Ok(())
     }

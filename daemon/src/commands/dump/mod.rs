@@ -1,5 +1,6 @@
-//! `perfusion dump`: all threads of a process as they are at one moment. A short recording: the task iterator shows the threads that
-//! wait, the scheduler's hooks what they do meanwhile, the CPU sampler those that run.
+//! `perfusion dump`: all threads of a process as they are at one moment. A short recording: the
+//! task iterator shows the threads that wait, the scheduler's hooks what they do meanwhile, the CPU
+//! sampler those that run.
 
 mod observe;
 mod print;
@@ -50,7 +51,8 @@ pub struct Dump {
     pub pid: u32,
     /// Its name.
     pub process: String,
-    /// Threads that wait and that the scan did not reach before it made no more progress: they have no stack.
+    /// Threads that wait and that the scan did not reach before it made no more progress: they have
+    /// no stack.
     pub threads_not_reached: usize,
     /// What its runtime waits for, where that was seen.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -70,8 +72,8 @@ pub struct Thread {
     pub role: &'static str,
     /// What it does.
     pub state: State,
-    /// What it waits for, as in the label `wait_reason`; absent when it runs, when it was woken and waits for no more than a CPU, or when
-    /// nothing is known of its wait.
+    /// What it waits for, as in the label `wait_reason`; absent when it runs, when it was woken and
+    /// waits for no more than a CPU, or when nothing is known of its wait.
     pub wait_reason: Option<&'static str>,
     /// How long it has been waiting for that; absent when it runs.
     pub waiting_seconds: Option<f64>,
@@ -79,7 +81,8 @@ pub struct Thread {
     pub at_least: bool,
     /// What it waited for until it was woken, when all it waits for now is a CPU.
     pub woken_from: Option<WokenFrom>,
-    /// How old the stack of a thread is that runs, or that has begun to wait since it was taken; 0 for one that waits there now.
+    /// How old the stack of a thread is that runs, or that has begun to wait since it was taken; 0
+    /// for one that waits there now.
     pub stack_age_seconds: Option<f64>,
     /// Innermost first.
     pub stack: Vec<Frame>,
@@ -101,7 +104,8 @@ pub enum NoStack {
 /// A wait that is over, though its thread has not run since.
 #[derive(Debug, Serialize)]
 pub struct WokenFrom {
-    /// What the thread waited for, as in the label `wait_reason`; absent when nothing is known of it.
+    /// What the thread waited for, as in the label `wait_reason`; absent when nothing is known of
+    /// it.
     pub wait_reason: Option<&'static str>,
     /// How long.
     pub seconds: f64,
@@ -143,8 +147,8 @@ pub struct Frame {
 pub struct Code {
     /// A file as the process has mapped it, or the process's pid.
     pub target: String,
-    /// 0x…: of the instruction, or the one behind the call; of a managed method where it begins. The file's own address (ELF), or one in
-    /// the process's memory.
+    /// 0x…: of the instruction, or the one behind the call; of a managed method where it begins.
+    /// The file's own address (ELF), or one in the process's memory.
     pub address: String,
 }
 
@@ -163,7 +167,9 @@ pub fn dump(options: &cli::Dump, quiet: bool) -> Result<u8, Error> {
     }
     let mut text = Vec::new();
     let printed = if options.json {
-        serde_json::to_writer_pretty(&mut text, &dump).map_err(io::Error::from).and_then(|()| writeln!(text))
+        serde_json::to_writer_pretty(&mut text, &dump)
+            .map_err(io::Error::from)
+            .and_then(|()| writeln!(text))
     } else {
         print::text(&dump, options.addresses, &mut text)
     };
@@ -264,7 +270,8 @@ fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
     await_names(&mut session);
     let staying = session.shims.detach_all();
     if !staying.is_empty() {
-        tracing::warn!(pids = ?staying, "the shim has not left the process yet; it will when its lease runs out");
+        tracing::warn!(pids = ?staying, "the shim has not left the process yet; it will when its \
+             lease runs out");
     }
 
     let processor = &mut session.processor;
@@ -273,7 +280,8 @@ fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
     let stacks: Vec<StackId> =
         snapshots.iter().filter_map(|snapshot| place(processor, snapshot).stack).collect();
     processor.name_stacks(&stacks);
-    let mut threads: Vec<Thread> = snapshots.iter().map(|snapshot| thread(processor, snapshot, at)).collect();
+    let mut threads: Vec<Thread> =
+        snapshots.iter().map(|snapshot| thread(processor, snapshot, at)).collect();
     if threads.is_empty() {
         return Err(Error::Gone { pid });
     }
@@ -332,7 +340,8 @@ fn thread(processor: &Processor, snapshot: &ThreadSnapshot, at: MonotonicNs) -> 
     let id = snapshot.times.thread;
     let labels = processor.labels(id, true);
     let name = labels.thread_name.map_or_else(|| comm(id), |name| name.to_string());
-    let seconds = |since: MonotonicNs| Duration::from_nanos(at.0.saturating_sub(since.0)).as_secs_f64();
+    let seconds =
+        |since: MonotonicNs| Duration::from_nanos(at.0.saturating_sub(since.0)).as_secs_f64();
     let Place { stack, wait, ran } = place(processor, snapshot);
     let frames = stack.map_or(&[][..], |stack| processor.frames(stack));
     let mut thread = Thread {
@@ -397,11 +406,14 @@ impl Parts {
     /// `left_cpu`: when the scheduler last saw it on a CPU.
     fn of(snapshot: &ThreadSnapshot, left_cpu: Option<MonotonicNs>) -> Option<Self> {
         let ThreadSnapshot { times, at, progress } = *snapshot;
-        let Progress::Waiting { start, blocked_ns, runnable_ns, new_thread, woken_throttled, .. } = progress
+        let Progress::Waiting {
+            start, blocked_ns, runnable_ns, new_thread, woken_throttled, ..
+        } = progress
         else {
             return None;
         };
-        // It waited when it entered the recording: the wait is older, unless the thread is not, and the scheduler may know how old.
+        // It waited when it entered the recording: the wait is older, unless the thread is not, and
+        // the scheduler may know how old.
         let older = start <= times.since && !new_thread;
         let left_cpu = left_cpu.filter(|_| older);
         let blocked = |until: u64| Lasted {
@@ -411,7 +423,8 @@ impl Parts {
         let woken = blocked_ns > 0;
         Some(match runnable_ns {
             0 => Self { now: blocked(at.0), wants_cpu: false, limited: false, slept: None },
-            // Of one that wanted a CPU when it entered the recording it is not known since when: it may have slept after it last ran.
+            // Of one that wanted a CPU when it entered the recording it is not known since when: it
+            // may have slept after it last ran.
             ns => Self {
                 now: Lasted { ns, at_least: older && !woken },
                 wants_cpu: true,
@@ -432,8 +445,10 @@ fn state(state: WaitStateKey) -> State {
 }
 
 fn stack_of(processor: &Processor, pid: u32, frames: &[FrameKey]) -> Vec<Frame> {
-    // Callers are looked up one byte before where they go on; the innermost frame of user code is at its very instruction.
-    let innermost = frames.iter().position(|key| !matches!(key, FrameKey::Kernel(_) | FrameKey::Marker(_)));
+    // Callers are looked up one byte before where they go on; the innermost frame of user code is
+    // at its very instruction.
+    let innermost =
+        frames.iter().position(|key| !matches!(key, FrameKey::Kernel(_) | FrameKey::Marker(_)));
     let named = |(index, &key)| frame(processor, key, pid, u64::from(Some(index) != innermost));
     frames.iter().enumerate().map(named).collect()
 }
@@ -443,9 +458,10 @@ fn frame(processor: &Processor, key: FrameKey, pid: u32, behind: u64) -> Frame {
     let symbol = processor.symbolizer.symbol(key);
     let module = match &symbol.module {
         Module::Kernel => Some("kernel".to_owned()),
-        Module::Image(image) => {
-            processor.processes.image(*image).map(|image| clean(file_name(&image.path)).into_owned())
-        }
+        Module::Image(image) => processor
+            .processes
+            .image(*image)
+            .map(|image| clean(file_name(&image.path)).into_owned()),
         Module::Managed(module) => Some(clean(module).into_owned()),
         Module::Jit | Module::None => None,
     };
@@ -486,7 +502,10 @@ mod tests {
             since: MonotonicNs(100),
             left_out: 0,
         };
-        Parts::of(&ThreadSnapshot { times, at: MonotonicNs(1_000), progress }, left_cpu.map(MonotonicNs))
+        Parts::of(
+            &ThreadSnapshot { times, at: MonotonicNs(1_000), progress },
+            left_cpu.map(MonotonicNs),
+        )
     }
 
     fn waiting(start: u64, runnable_ns: u64) -> Progress {
@@ -530,7 +549,8 @@ mod tests {
         for (start, left_cpu, slept) in
             [(400, None, exactly(590)), (100, None, at_least(890)), (100, Some(20), exactly(970))]
         {
-            let woken = Parts { now: exactly(10), wants_cpu: true, limited: false, slept: Some(slept) };
+            let woken =
+                Parts { now: exactly(10), wants_cpu: true, limited: false, slept: Some(slept) };
             assert_eq!(parts(waiting(start, 10), left_cpu), Some(woken));
         }
     }
@@ -541,7 +561,8 @@ mod tests {
         assert_eq!(parts(waiting(400, 600), None), wants(exactly(600)), "preempted");
         // The scheduler knows when it last ran, not whether it slept after that.
         assert_eq!(parts(waiting(100, 900), Some(20)), wants(at_least(900)));
-        let Progress::Waiting { start, blocked_ns, runnable_ns, kept, .. } = waiting(100, 900) else {
+        let Progress::Waiting { start, blocked_ns, runnable_ns, kept, .. } = waiting(100, 900)
+        else {
             unreachable!()
         };
         let new = Progress::Waiting {

@@ -1,7 +1,8 @@
 //! The recording of a dump: it goes on until each thread was seen, or until nothing more is learnt.
 //!
-//! The kernel shows waiting threads scan by scan, as many in one as the ring has room for. A host that is busy, or a process of many
-//! thousand threads, takes many scans. So there is no fixed time: the scan goes on while it reaches threads it had not reached before.
+//! The kernel shows waiting threads scan by scan, as many in one as the ring has room for. A host
+//! that is busy, or a process of many thousand threads, takes many scans. So there is no fixed
+//! time: the scan goes on while it reaches threads it had not reached before.
 
 use super::{Dump, ROUND, Session, suspension};
 use crate::error::say;
@@ -13,16 +14,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long the runtime is given to load the shim. One that is stuck does not, and is what a dump is taken for.
+/// How long the runtime is given to load the shim. One that is stuck does not, and is what a dump
+/// is taken for.
 const ATTACH: Duration = Duration::from_secs(3);
-/// How long threads that run are waited for, once the rest is known. Ten of the scheduler's ticks at the least.
+/// How long threads that run are waited for, once the rest is known. Ten of the scheduler's ticks
+/// at the least.
 const RUNNING: Duration = Duration::from_millis(200);
-/// How long a scan may go on without reaching anybody new: a process can keep its memory from being read.
+/// How long a scan may go on without reaching anybody new: a process can keep its memory from being
+/// read.
 const STALLED: Duration = Duration::from_secs(3);
 /// How long all of it may take: threads may begin to wait elsewhere as fast as they are reached.
 const MOST: Duration = Duration::from_secs(60);
-/// Time between two looks at how many threads are known, at least; a look asks the kernel about each of them, and takes no more than a fifth
-/// of the time.
+/// Time between two looks at how many threads are known, at least; a look asks the kernel about
+/// each of them, and takes no more than a fifth of the time.
 const LOOK: Duration = Duration::from_millis(25);
 const LOOK_SHARE: u32 = 4;
 
@@ -75,7 +79,8 @@ pub(super) fn observe(
             let visited = session.kernel.visits() > 0;
             let whole = visited && !session.kernel.has_left_out();
             let patience = if whole { RUNNING } else { STALLED };
-            if visited && known == all || progressed.elapsed() > patience || begin.elapsed() > MOST {
+            if visited && known == all || progressed.elapsed() > patience || begin.elapsed() > MOST
+            {
                 return silent;
             }
             if !whole {
@@ -89,14 +94,17 @@ pub(super) fn observe(
     }
 }
 
-/// Threads whose place is known, the stack of their present wait, or one of the time since `begin` where they run; and all of them.
+/// Threads whose place is known, the stack of their present wait, or one of the time since `begin`
+/// where they run; and all of them.
 fn known(session: &mut Session, pid: u32, begin: MonotonicNs) -> (usize, usize) {
     let threads = session.processor.threads();
     let is_known = |snapshot: &&ThreadSnapshot| {
         let tid = snapshot.times.thread.tid;
         match snapshot.progress {
             Progress::OnCpu { .. } => threads.last_run(tid).is_some_and(|(at, _)| at >= begin),
-            Progress::Waiting { start, .. } => threads.waiting(tid).is_some_and(|wait| wait.start == start),
+            Progress::Waiting { start, .. } => {
+                threads.waiting(tid).is_some_and(|wait| wait.start == start)
+            }
         }
     };
     let mut snapshots = session.kernel.thread_times();
@@ -107,7 +115,8 @@ fn known(session: &mut Session, pid: u32, begin: MonotonicNs) -> (usize, usize) 
 /// That some have no stack, in words.
 pub(super) fn not_reached(dump: &Dump) -> String {
     format!(
-        "pid {}: {} of {} threads wait and were not reached: the scan of waiting threads made no progress for {} s, or took {} s. \
+        "pid {}: {} of {} threads wait and were not reached: the scan of waiting threads made no \
+         progress for {} s, or took {} s. \
          They have no stack; dump again when the host is less busy",
         dump.pid,
         dump.threads_not_reached,

@@ -3,7 +3,8 @@
 use super::{Code, Dump, NoStack, State, Suspension, Thread, WokenFrom};
 use std::io::{self, Write};
 
-/// Prints `dump`, a paragraph a thread; with `addresses` each frame has what `inspect unwind` takes.
+/// Prints `dump`, a paragraph a thread; with `addresses` each frame has what `inspect unwind`
+/// takes.
 pub(super) fn text(dump: &Dump, addresses: bool, out: &mut dyn Write) -> io::Result<()> {
     let count = dump.threads.len();
     writeln!(
@@ -25,7 +26,10 @@ pub(super) fn text(dump: &Dump, addresses: bool, out: &mut dyn Write) -> io::Res
                 writeln!(out, "    [no stack: the thread was not sampled while it ran]")?
             }
             Some(NoStack::NotReached) => {
-                writeln!(out, "    [no stack: the scan of waiting threads did not reach the thread]")?;
+                writeln!(
+                    out,
+                    "    [no stack: the scan of waiting threads did not reach the thread]"
+                )?;
             }
         }
         for frame in &thread.stack {
@@ -50,15 +54,18 @@ fn waits_for(suspension: &Suspension, threads: &[Thread]) -> String {
         .map(|thread| format!("{} \"{}\"", thread.tid, thread.name))
         .collect();
     match (suspension.pending, named.is_empty()) {
-        (true, true) => "suspension: the runtime has not answered. It may wait for a thread that cannot be stopped; this .NET version does not show \
+        (true, true) => "suspension: the runtime has not answered. It may wait for a thread that \
+             cannot be stopped; this .NET version does not show \
                          which one"
             .to_owned(),
         (true, false) => format!(
-            "suspension: pending. The runtime has not answered. It waits for threads in cooperative mode: thread {}",
+            "suspension: pending. The runtime has not answered. It waits for threads in \
+             cooperative mode: thread {}",
             named.join(", thread ")
         ),
         (false, _) => format!(
-            "suspension: a collection, now or later, waits for threads that are blocked in cooperative mode: thread {}",
+            "suspension: a collection, now or later, waits for threads that are blocked in \
+             cooperative mode: thread {}",
             named.join(", thread ")
         ),
     }
@@ -141,13 +148,19 @@ mod tests {
             Thread { wait_reason: None, woken_from: Some(woken), ..runnable },
         ];
         let mut out = Vec::new();
-        let mut dump =
-            Dump { pid: 7, process: "shop".to_owned(), suspension: None, threads_not_reached: 0, threads };
+        let mut dump = Dump {
+            pid: 7,
+            process: "shop".to_owned(),
+            suspension: None,
+            threads_not_reached: 0,
+            threads,
+        };
         text(&dump, false, &mut out).unwrap();
         let expected = "shop (pid 7), 3 threads\n\
             \n8 \"worker\" (app): blocked for 12.35 s, futex (interruptible)\n    A.B()  [A]\n\
             \n8 \"worker\" (app): running; seen here 2.0 ms ago\n    A.B()  [A]\n\
-            \n8 \"worker\" (app): waiting for a CPU for 1.0 ms, woken from futex after more than 10.00 s\n    A.B()  [A]\n";
+            \n8 \"worker\" (app): waiting for a CPU for 1.0 ms, woken from futex after more than \
+             10.00 s\n    A.B()  [A]\n";
         assert_eq!(String::from_utf8(out).unwrap(), expected);
         let mut out = Vec::new();
         text(&dump, true, &mut out).unwrap();
@@ -156,6 +169,9 @@ mod tests {
         let mut out = Vec::new();
         text(&dump, false, &mut out).unwrap();
         let said = String::from_utf8(out).unwrap();
-        assert!(said.contains("suspension: pending.") && said.contains("thread 8 \"worker\""), "{said}");
+        assert!(
+            said.contains("suspension: pending.") && said.contains("thread 8 \"worker\""),
+            "{said}"
+        );
     }
 }

@@ -1,9 +1,12 @@
-//! Which threads a runtime waits for when it is to stop all managed threads: those in cooperative mode.
+//! Which threads a runtime waits for when it is to stop all managed threads: those in cooperative
+//! mode.
 //!
-//! The runtime says where that stands, in a description of its own data that debuggers read (dotnet/runtime
-//! `docs/design/datacontracts/`, .NET 9 and newer): the symbol `DotNetRuntimeContractDescriptor` of `libcoreclr.so` leads to
-//! JSON with the offsets of `Thread` and `ThreadStore`. All of it is memory of the process, which may hold anything: sizes
-//! and counts are bounded, it is read by a thread that can be abandoned, and what it says is said of this process only.
+//! The runtime says where that stands, in a description of its own data that debuggers read
+//! (dotnet/runtime `docs/design/datacontracts/`, .NET 9 and newer): the symbol
+//! `DotNetRuntimeContractDescriptor` of `libcoreclr.so` leads to JSON with the offsets of `Thread`
+//! and `ThreadStore`. All of it is memory of the process, which may hold anything: sizes and counts
+//! are bounded, it is read by a thread that can be abandoned, and what it says is said of this
+//! process only.
 
 use super::{State, Thread};
 use object::endian::LittleEndian as LE;
@@ -30,16 +33,18 @@ const MOST_HEADERS: u16 = 64;
 const MOST_DYNAMIC: usize = 256;
 const MOST_THREADS: usize = 1 << 16;
 
-/// A thread that is blocked for so long in cooperative mode waits for something else than the runtime itself.
+/// A thread that is blocked for so long in cooperative mode waits for something else than the
+/// runtime itself.
 const BLOCKED_SECONDS: f64 = 0.05;
 
 /// Managed threads are to stand still, and some do not let themselves be stopped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Suspension {
-    /// True when the runtime did not answer either: it waits by now. Else the next collection would.
+    /// True when the runtime did not answer either: it waits by now. Else the next collection
+    /// would.
     pub pending: bool,
-    /// Threads in cooperative mode that are blocked, or, while it waits, run: it waits for each of them. Empty where they cannot be told
-    /// (.NET 8 and older, single-file programs).
+    /// Threads in cooperative mode that are blocked, or, while it waits, run: it waits for each of
+    /// them. Empty where they cannot be told (.NET 8 and older, single-file programs).
     pub held_up_by: Vec<u32>,
 }
 
@@ -199,7 +204,8 @@ fn threads(memory: &impl Bytes, base: u64) -> Option<HashSet<u32>> {
     let layout = Layout::read(memory, symbol(memory, base)?)?;
     let store = memory.word(memory_address(layout.store)?)?;
     let first = memory.word(store.checked_add(layout.first_link)?)?;
-    // Up to .NET 10 links lead to links, from .NET 11 on to threads. Whose are right have ids of threads.
+    // Up to .NET 10 links lead to links, from .NET 11 on to threads. Whose are right have ids of
+    // threads.
     let by_links = list(memory, &layout, first, true);
     by_links.or_else(|| list(memory, &layout, first, false))
 }
@@ -209,7 +215,12 @@ fn memory_address(address: u64) -> Option<u64> {
     (address != 0).then_some(address)
 }
 
-fn list(memory: &impl Bytes, layout: &Layout, first: u64, leads_to_links: bool) -> Option<HashSet<u32>> {
+fn list(
+    memory: &impl Bytes,
+    layout: &Layout,
+    first: u64,
+    leads_to_links: bool,
+) -> Option<HashSet<u32>> {
     let (mut next, mut found) = (first, HashSet::new());
     for _ in 0..MOST_THREADS {
         if next == 0 {

@@ -1,4 +1,5 @@
-//! What holds objects that weak handles watch: a survey for those few, of which `perfusion leaks` has seen where they were made.
+//! What holds objects that weak handles watch: a survey for those few, of which `perfusion leaks`
+//! has seen where they were made.
 
 use super::telling::Telling;
 use super::{check_surveyable, of_mib};
@@ -38,11 +39,13 @@ pub fn check_headroom(target: &Target, bounds: Bounds) -> Result<(), SurveyError
     planned(target, bounds.buffer_mib, bounds.force).map(drop)
 }
 
-/// Surveys the heap, which pauses the process for a full collection and a walk. `say` is told what is asked and what is seen, and `walked` is
-/// raised when the walk is over. Raising `interrupted` ends it early.
+/// Surveys the heap, which pauses the process for a full collection and a walk. `say` is told what
+/// is asked and what is seen, and `walked` is raised when the walk is over. Raising `interrupted`
+/// ends it early.
 ///
 /// # Errors
-/// Why it is not known, for people: the runtime cannot be asked, or does not answer, or there is no room for what it tells.
+/// Why it is not known, for people: the runtime cannot be asked, or does not answer, or there is no
+/// room for what it tells.
 pub fn find(
     target: &Arc<Target>,
     handles: HashSet<u64>,
@@ -53,14 +56,16 @@ pub fn find(
     let said = |error: Error| error.to_string();
     let name = name::of(target);
     check_surveyable(target, &name).map_err(said)?;
-    let plan = planned(target, bounds.buffer_mib, bounds.force).map_err(|error| error.to_string())?;
+    let plan =
+        planned(target, bounds.buffer_mib, bounds.force).map_err(|error| error.to_string())?;
     plan.note.iter().for_each(|note| say(note));
     let mut telling = Telling::begin(target.pid(), &name, say);
     let limit_bytes = of_mib(bounds.memory_mib);
     let settings = Settings { limit_bytes, plan, handles: Arc::new(handles), walked };
     let survey = survey(target, &settings, interrupted, &mut |progress| telling.see(progress));
     let mut survey = survey.map_err(|error| error.to_string())?;
-    survey.type_bytes += declared::complete_names(target, &mut survey.types, &mut survey.fields, limit_bytes);
+    survey.type_bytes +=
+        declared::complete_names(target, &mut survey.types, &mut survey.fields, limit_bytes);
     unless_interrupted(target.pid(), interrupted).map_err(|error| error.to_string())?;
     Held::of(survey, limit_bytes)
 }

@@ -69,7 +69,9 @@ fn compare(before: &Path, after: &Path, rows: usize) -> Result<(), Error> {
         )
     };
     let (before, after) = (load(before)?, load(after)?);
-    crate::commands::output::to_stdout(perfusion_report::survey_diff::text(&before, &after, rows)?.as_bytes())
+    crate::commands::output::to_stdout(
+        perfusion_report::survey_diff::text(&before, &after, rows)?.as_bytes(),
+    )
 }
 
 fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
@@ -94,8 +96,8 @@ fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
     }
 }
 
-/// Ends this program soon after an interrupt, for as long as it lives: what is worked out of a survey takes long, and nothing of it has to be put
-/// right in the process.
+/// Ends this program soon after an interrupt, for as long as it lives: what is worked out of a
+/// survey takes long, and nothing of it has to be put right in the process.
 struct LeaveWhenInterrupted(Arc<AtomicBool>);
 
 impl LeaveWhenInterrupted {
@@ -103,7 +105,8 @@ impl LeaveWhenInterrupted {
         let over = Arc::new(AtomicBool::new(false));
         let (interrupted, is_over) = (Arc::clone(interrupted), Arc::clone(&over));
         std::thread::spawn(move || {
-            // Pairs with the stores of the signal's thread and of `drop`; nothing else is told by them.
+            // Pairs with the stores of the signal's thread and of `drop`; nothing else is told by
+            // them.
             while !is_over.load(Ordering::Relaxed) {
                 if let Err(error) = unless_interrupted(pid, &interrupted) {
                     std::thread::sleep(LEAVES);
@@ -160,7 +163,8 @@ fn survey_and_show(
     }
     let mut survey = survey?;
     let leaving = LeaveWhenInterrupted::from_now_on(pid, interrupted);
-    survey.type_bytes += declared::complete_names(target, &mut survey.types, &mut survey.fields, limit_bytes);
+    survey.type_bytes +=
+        declared::complete_names(target, &mut survey.types, &mut survey.fields, limit_bytes);
     unless_interrupted(pid, interrupted)?;
     let notes = notes(&survey);
     say_line(&pause(&survey));
@@ -181,7 +185,8 @@ fn survey_and_show(
             .map_err(PprofError::Invalid)?;
         Ok(file::write(output, &pack(&profile)?)?)
     });
-    // Both on stdout would be neither. A file that cannot be written is no reason to lose what the app was paused for.
+    // Both on stdout would be neither. A file that cannot be written is no reason to lose what the
+    // app was paused for.
     if options.output.as_deref().is_none_or(|output| !file::is_stdout(output)) {
         crate::commands::output::to_stdout(
             perfusion_heap::text::text(&survey, &findings, options.rows).as_bytes(),
@@ -197,7 +202,8 @@ pub(crate) fn check_surveyable(target: &Target, name: &str) -> Result<(), Error>
     let why_not = check_managed(target)?;
     let seen = ipc::has_socket(target);
     if !matches!(seen, Ok(true)) {
-        let why = seen.map_or_else(WhyNot::SocketUnseen, |_| WhyNot::NoSocket(no_socket::reason(target)));
+        let why =
+            seen.map_or_else(WhyNot::SocketUnseen, |_| WhyNot::NoSocket(no_socket::reason(target)));
         let why = match why_not {
             // Nobody would load a library here.
             Some(WhyNot::DiagnosticsOff(variable)) => WhyNot::SocketOff(variable),
@@ -211,8 +217,8 @@ pub(crate) fn check_surveyable(target: &Target, name: &str) -> Result<(), Error>
     Ok(())
 }
 
-/// True while `record --exact` counts there: its library ends the walk that the runtime makes over all objects after each collection, and a
-/// survey's events come of the same walk.
+/// True while `record --exact` counts there: its library ends the walk that the runtime makes over
+/// all objects after each collection, and a survey's events come of the same walk.
 fn is_counted(target: &Target) -> bool {
     let mut found = false;
     let look = |line: MapLine| {
@@ -243,7 +249,8 @@ fn findings(survey: &Survey, limit_bytes: usize) -> (Findings, Vec<String>) {
         findings.paths = Some(Paths::find_with(graph, &survey.roots, &survey.lists(), &[]).0);
     }
     if has_room("dominated sizes are", perfusion_heap::dominators::bytes_needed(graph)) {
-        findings.dominated = Some(perfusion_heap::dominators::find(graph, &survey.roots, survey.types.len()));
+        findings.dominated =
+            Some(perfusion_heap::dominators::find(graph, &survey.roots, survey.types.len()));
     }
     (findings, left_out)
 }

@@ -1,4 +1,5 @@
-//! Messages while a survey is taken. They say what was asked of the runtime and what was seen of it.
+//! Messages while a survey is taken. They say what was asked of the runtime and what was seen of
+//! it.
 
 use perfusion_heap::collect::Progress;
 use std::time::{Duration, Instant};
@@ -19,7 +20,8 @@ impl<S: FnMut(&str)> Telling<S> {
     /// The survey begins now.
     pub(super) fn begin(pid: u32, name: &str, mut say: S) -> Self {
         say(&format!(
-            "pid {pid} ({name}): its runtime is asked for a full collection and a walk over its heap, \
+            "pid {pid} ({name}): its runtime is asked for a full collection and a walk over its \
+             heap, \
              for which it stops the managed threads"
         ));
         Self { pid, asked: Instant::now(), stopped: false, late: false, say }
@@ -30,12 +32,16 @@ impl<S: FnMut(&str)> Telling<S> {
         let (pid, asked) = (self.pid, self.asked.elapsed());
         if progress.stopped && !self.stopped {
             self.stopped = true;
-            (self.say)(&format!("pid {pid}: its managed threads are stopped, the collection has begun"));
+            (self.say)(&format!(
+                "pid {pid}: its managed threads are stopped, the collection has begun"
+            ));
         } else if !self.stopped && !self.late && asked > LATE {
             self.late = true;
             (self.say)(&format!(
-                "pid {pid}: the collection has not been seen to begin in {:.0} s: a thread may hold up the runtime's \
-                 suspension (`perfusion dump {pid}` names it), or the machine is busy; Ctrl-C ends this",
+                "pid {pid}: the collection has not been seen to begin in {:.0} s: a thread may \
+                 hold up the runtime's \
+                 suspension (`perfusion dump {pid}` names it), or the machine is busy; Ctrl-C ends \
+                 this",
                 asked.as_secs_f64()
             ));
         }

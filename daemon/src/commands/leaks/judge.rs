@@ -1,11 +1,14 @@
-//! What a series of snapshots says about one place: leak, cache, steady, or too early to tell, and why in words.
+//! What a series of snapshots says about one place: leak, cache, steady, or too early to tell, and
+//! why in words.
 //!
-//! Sampled objects are compared with themselves: of those alive at one moment, how many are left at a later one, and how many came since?
-//! Both are counts of things that happen one by one, so that the error of `came − went` is about √(came + went) (Poisson). Only what a full
-//! collection has left alive counts as growth: what is dead and not collected yet looks alive to everybody.
+//! Sampled objects are compared with themselves: of those alive at one moment, how many are left at
+//! a later one, and how many came since? Both are counts of things that happen one by one, so that
+//! the error of `came − went` is about √(came + went) (Poisson). Only what a full collection has
+//! left alive counts as growth: what is dead and not collected yet looks alive to everybody.
 //!
-//! The set of watched objects has an end. Once it is full the shim watches a smaller and smaller share of what is alive, so an object that is no
-//! longer seen may still be there; when there is room again, a greater share of new ones is seen. Growth is therefore that of what the seen stand
+//! The set of watched objects has an end. Once it is full the shim watches a smaller and smaller
+//! share of what is alive, so an object that is no longer seen may still be there; when there is
+//! room again, a greater share of new ones is seen. Growth is therefore that of what the seen stand
 //! for, and both moments are counted by the smaller of their shares.
 
 use super::snapshot::{Cell, Group};
@@ -19,7 +22,8 @@ pub const SHORTEST_S: f64 = 60.0;
 pub const FEWEST_SNAPSHOTS: usize = 4;
 /// Fewest objects that must have been seen.
 const FEWEST_SEEN: f64 = 10.0;
-/// Standard errors from which on a change is taken for one: each of two independent halves has 1 chance in 160 to be mistaken upwards.
+/// Standard errors from which on a change is taken for one: each of two independent halves has 1
+/// chance in 160 to be mistaken upwards.
 const SURE: f64 = 2.5;
 /// Of what was alive in the middle of the time, the share that stays where nothing goes.
 const MOST_STAY: f64 = 0.7;
@@ -59,7 +63,8 @@ impl fmt::Display for Verdict {
 pub struct Rate {
     /// It.
     pub per_second: f64,
-    /// Its 95 % interval; `None` where a fixed stride, and not chance, has chosen the objects: there is none.
+    /// Its 95 % interval; `None` where a fixed stride, and not chance, has chosen the objects:
+    /// there is none.
     pub interval: Option<Interval>,
 }
 
@@ -70,10 +75,12 @@ pub struct Judgement {
     pub verdict: Verdict,
     /// Why, in words.
     pub reason: String,
-    /// How fast the bytes that are proven to be alive grow, in the second half of the time; or why that is not known.
+    /// How fast the bytes that are proven to be alive grow, in the second half of the time; or why
+    /// that is not known.
     pub trend: Result<Rate, &'static str>,
-    /// True when hardly any of it was ever left alive by a collection: the ordinary life of objects, or too few to speak of. Also when nothing is
-    /// left and nothing can be said of it: such is a place of which a frame had no name at first, and is another since it has.
+    /// True when hardly any of it was ever left alive by a collection: the ordinary life of
+    /// objects, or too few to speak of. Also when nothing is left and nothing can be said of it:
+    /// such is a place of which a frame had no name at first, and is another since it has.
     pub minor: bool,
 }
 
@@ -82,7 +89,8 @@ pub struct Judgement {
 pub struct Moment<'a> {
     /// When, seconds.
     pub at_s: f64,
-    /// Until when what was old by then is proven to be alive, on the same clock; `None` before there were two full collections.
+    /// Until when what was old by then is proven to be alive, on the same clock; `None` before
+    /// there were two full collections.
     pub proven_at_s: Option<f64>,
     /// What was alive.
     pub group: &'a Group,
@@ -90,11 +98,17 @@ pub struct Moment<'a> {
 
 /// How many objects one stands for at the moment at which fewer are watched; 1 where none was seen.
 fn unit(first: &Moment<'_>, last: &Moment<'_>) -> f64 {
-    let most = first.group.stands_for().into_iter().chain(last.group.stands_for()).fold(f64::NAN, f64::max);
+    let most = first
+        .group
+        .stands_for()
+        .into_iter()
+        .chain(last.group.stands_for())
+        .fold(f64::NAN, f64::max);
     if most > 0.0 { most } else { 1.0 }
 }
 
-/// What became of the objects of one moment until another, all counted as many as would be seen by the smaller share of both.
+/// What became of the objects of one moment until another, all counted as many as would be seen by
+/// the smaller share of both.
 #[derive(Clone, Copy, Debug)]
 struct Change {
     /// At the first moment.
@@ -165,7 +179,8 @@ pub fn judge(moments: &[Moment<'_>]) -> Judgement {
     let alive: Vec<Moment<'_>> =
         moments.iter().zip(&proven).map(|(moment, group)| Moment { group, ..*moment }).collect();
     let minor = moments.iter().all(|moment| moment.group.survivors().seen() < FEWEST_SEEN);
-    let (Some(first), Some(half), Some(last)) = (alive.first(), middle(&alive), alive.last()) else {
+    let (Some(first), Some(half), Some(last)) = (alive.first(), middle(&alive), alive.last())
+    else {
         let reason = "nothing was seen".to_owned();
         return Judgement { verdict: Verdict::TooEarly, reason, trend: Err(ONE_MOMENT), minor };
     };
@@ -183,8 +198,9 @@ const NOT_PROVEN: &str = "none of it is proven to have outlived a full collectio
 
 const FEW_COLLECTIONS: &str = "it takes two full collections, and one more in the second half";
 
-/// How fast the bytes grow that are proven to be alive. They do so when a full collection proves it: what was proven at two moments was made by the beginning
-/// of two collections, and in the time between these.
+/// How fast the bytes grow that are proven to be alive. They do so when a full collection proves
+/// it: what was proven at two moments was made by the beginning of two collections, and in the time
+/// between these.
 fn trend<'m, 'a: 'm>(
     mut moments: impl Iterator<Item = &'m Moment<'a>>,
     last: &Moment<'_>,
@@ -231,7 +247,8 @@ fn verdict(all: &[Moment<'_>], alive: &[Moment<'_>], length_s: f64) -> (Verdict,
     let stays = grows(early) && grows(late) || some_stay(Change::at_least(half, last));
     if !stays && let Some((gone, from, to)) = turnover(all) {
         let reason = format!(
-            "of {gone:.0} seen that a collection had left alive at {}, at {} at most one in ten was left, and others had taken their place",
+            "of {gone:.0} seen that a collection had left alive at {}, at {} at most one in ten \
+             was left, and others had taken their place",
             seconds(from - first.at_s),
             seconds(to - first.at_s)
         );
@@ -259,7 +276,9 @@ fn verdict(all: &[Moment<'_>], alive: &[Moment<'_>], length_s: f64) -> (Verdict,
             Some(_) => "",
         };
         let reason = format!(
-            "{seen:.0} of its objects were seen, but only {:.0} have gone through a full collection since they are in generation 2 or a heap of large or pinned objects: the others may be dead already{rare}",
+            "{seen:.0} of its objects were seen, but only {:.0} have gone through a full \
+             collection since they are in generation 2 or a heap of large or pinned objects: the \
+             others may be dead already{rare}",
             last.group.seen()
         );
         return (Verdict::TooEarly, reason);
@@ -267,8 +286,14 @@ fn verdict(all: &[Moment<'_>], alive: &[Moment<'_>], length_s: f64) -> (Verdict,
     let (fewest, most) = (Change::at_least(half, last).kept(), Change::at_most(half, last).kept());
     let kept = || {
         let (fewest, most) = ((fewest * 100.0).round(), (most * 100.0).round());
-        let share = if fewest < most { format!("between {fewest} and {most}") } else { format!("{most}") };
-        format!("of {:.0} seen alive at {}, {share} % still are at {}", late.before, since(half), since(last))
+        let share =
+            if fewest < most { format!("between {fewest} and {most}") } else { format!("{most}") };
+        format!(
+            "of {:.0} seen alive at {}, {share} % still are at {}",
+            late.before,
+            since(half),
+            since(last)
+        )
     };
     if grows(early) && grows(late) {
         if late.kept() >= MOST_STAY {
@@ -276,13 +301,16 @@ fn verdict(all: &[Moment<'_>], alive: &[Moment<'_>], length_s: f64) -> (Verdict,
                 all.last().and_then(|now| slowed(half, last, now))
             {
                 let reason = format!(
-                    "it grew in both halves, but hardly does any more: {came:.0} came within the last {}, where {expected:.0} would have if it went on so",
+                    "it grew in both halves, but hardly does any more: {came:.0} came within the \
+                     last {}, where {expected:.0} would have if it went on so",
                     seconds(within_s)
                 );
                 return (Verdict::TooEarly, reason);
             }
             let reason = format!(
-                "{:.0} more in the first half and {:.0} in the second, all through full collections; {}; the oldest are at least {} old. A cache that is emptied more rarely looks the same",
+                "{:.0} more in the first half and {:.0} in the second, all through full \
+                 collections; {}; the oldest are at least {} old. A cache that is emptied more \
+                 rarely looks the same",
                 early.growth(),
                 late.growth(),
                 kept(),
@@ -296,8 +324,9 @@ fn verdict(all: &[Moment<'_>], alive: &[Moment<'_>], length_s: f64) -> (Verdict,
         };
         return (Verdict::TooEarly, format!("it grows, {but}: {}", kept()));
     }
-    // A slow leak is hidden by chance in each half; in both, one after the other, chance seldom looks like growth. What filled up and then grew by
-    // chance once more is none: a leak goes on as it began.
+    // A slow leak is hidden by chance in each half; in both, one after the other, chance seldom
+    // looks like growth. What filled up and then grew by chance once more is none: a leak goes on
+    // as it began.
     let may_grow = |change: Change| change.growth() > change.error();
     let goes_on = may_grow(early) && may_grow(late) && late.growth() >= early.growth() / 2.0;
     let most_growth = late.growth() + HALF_WIDTH_95 * late.error();
@@ -306,7 +335,8 @@ fn verdict(all: &[Moment<'_>], alive: &[Moment<'_>], length_s: f64) -> (Verdict,
             && let Some(Pile { older_s, was, is }) = piles_up(half, last)
         {
             let reason = format!(
-                "about as many go as come, but those that stay become more: {was:.0} seen older than {} at {}, {is:.0} at {}",
+                "about as many go as come, but those that stay become more: {was:.0} seen older \
+                 than {} at {}, {is:.0} at {}",
                 seconds(older_s),
                 since(half),
                 since(last)
@@ -327,7 +357,8 @@ fn verdict(all: &[Moment<'_>], alive: &[Moment<'_>], length_s: f64) -> (Verdict,
     let reason = match (grows(early), grows(late)) {
         (true, _) => "it grew in the first half, and whether it still does cannot be told yet",
         (_, true) if half.proven_at_s.is_none() => {
-            "it grows in the second half; in the first there were fewer than two full collections, which alone would prove that"
+            "it grows in the second half; in the first there were fewer than two full collections, \
+             which alone would prove that"
         }
         (_, true) => "it has begun to grow in the second half",
         _ if goes_on => "it seems to grow in both halves, but so slowly that it may be chance",
@@ -343,26 +374,29 @@ struct Lately {
     expected: f64,
 }
 
-/// What fills until shortly before the end (a cache that warms up, a pool) grows in both halves and loses nothing, as a leak does; but there are hardly
-/// any young ones of it. `half` and `last` are of what is proven, which none of them can be yet; `now` is all there is at the last moment. Ages are known as
-/// powers of two. Objects may come in bursts, so not too short a time counts.
+/// What fills until shortly before the end (a cache that warms up, a pool) grows in both halves and
+/// loses nothing, as a leak does; but there are hardly any young ones of it. `half` and `last` are
+/// of what is proven, which none of them can be yet; `now` is all there is at the last moment. Ages
+/// are known as powers of two. Objects may come in bursts, so not too short a time counts.
 fn slowed(half: &Moment<'_>, last: &Moment<'_>, now: &Moment<'_>) -> Option<Lately> {
     let half_s = last.at_s - half.at_s;
     let unit = now.group.stands_for().filter(|unit| *unit > 0.0).unwrap_or(1.0);
     let per_second = (last.group.told() - half.group.told()) / half_s / unit;
     let shortest = (half_s / 5.0).log2().ceil();
-    let times =
-        (0..3).map(|more| 2f64.powf(shortest + f64::from(more))).filter(|time| *time <= half_s * 2.0 / 3.0);
-    let within_s =
-        times.reduce(|time, longer| if per_second * time < FEWEST_EXPECTED { longer } else { time })?;
+    let times = (0..3)
+        .map(|more| 2f64.powf(shortest + f64::from(more)))
+        .filter(|time| *time <= half_s * 2.0 / 3.0);
+    let within_s = times
+        .reduce(|time, longer| if per_second * time < FEWEST_EXPECTED { longer } else { time })?;
     let older = now.group.told_older(within_s, Cell::share_older);
     let (came, expected) = ((now.group.told() - older) / unit, per_second * within_s);
     let is_less = came < expected / 2.0 && came < expected - SURE * expected.sqrt();
     is_less.then_some(Lately { within_s, came, expected })
 }
 
-/// Of a cache that was refreshed hardly any is left of what was there in the middle of the time. Where some stay, one in twenty and more, they may be what leaks among what comes and
-/// goes at the same place. One or two of few are chance.
+/// Of a cache that was refreshed hardly any is left of what was there in the middle of the time.
+/// Where some stay, one in twenty and more, they may be what leaks among what comes and goes at the
+/// same place. One or two of few are chance.
 fn some_stay(since_half: Change) -> bool {
     let few = since_half.before / 20.0;
     since_half.stayed > few + 2.0 * few.sqrt()
@@ -375,18 +409,21 @@ struct Pile {
     is: f64,
 }
 
-/// Where most go and some stay for ever, the sum hardly grows for a long time, but those that are old do.
+/// Where most go and some stay for ever, the sum hardly grows for a long time, but those that are
+/// old do.
 fn piles_up(half: &Moment<'_>, last: &Moment<'_>) -> Option<Pile> {
     let older_s = ((last.at_s - half.at_s) / 2.0).log2().floor().exp2();
     let unit = unit(half, last);
-    let older = |moment: &Moment<'_>| moment.group.told_older(older_s, Cell::share_surely_older) / unit;
+    let older =
+        |moment: &Moment<'_>| moment.group.told_older(older_s, Cell::share_surely_older) / unit;
     let (was, is) = (older(half), older(last));
     (is - was >= SURE * (was + is + 1.0).sqrt()).then_some(Pile { older_s, was, is })
 }
 
-/// Two moments, the earlier of which has lost nine in ten of its objects by the later, though there are about as many: how many there
-/// were, and when; the latest such. Only of what a collection has left alive: what dies at once is there until the next one, and is no cache. Nor is one
-/// what was refreshed once and by now has grown far beyond what it was.
+/// Two moments, the earlier of which has lost nine in ten of its objects by the later, though there
+/// are about as many: how many there were, and when; the latest such. Only of what a collection has
+/// left alive: what dies at once is there until the next one, and is no cache. Nor is one what was
+/// refreshed once and by now has grown far beyond what it was.
 fn turnover(moments: &[Moment<'_>]) -> Option<(f64, f64, f64)> {
     let kept: Vec<Group> = moments.iter().map(|moment| moment.group.survivors()).collect();
     let moments: Vec<Moment<'_>> =
@@ -396,8 +433,10 @@ fn turnover(moments: &[Moment<'_>]) -> Option<(f64, f64, f64)> {
         let until = moments.iter().take_while(|moment| moment.at_s <= at_s);
         until.map(|moment| moment.group.told()).fold(0.0, f64::max)
     };
-    // As many seen are no fewer counted: without them there is no pair, and most places have too few.
-    let some = moments.iter().enumerate().rev().filter(|(_, first)| first.group.seen() >= FEWEST_SEEN);
+    // As many seen are no fewer counted: without them there is no pair, and most places have too
+    // few.
+    let some =
+        moments.iter().enumerate().rev().filter(|(_, first)| first.group.seen() >= FEWEST_SEEN);
     let (before, from_s, to_s) = some.into_iter().find_map(|(at, first)| {
         let later = moments.get(at + 1..).unwrap_or_default();
         later.iter().find_map(|last| {
@@ -428,14 +467,23 @@ mod tests {
     use super::{FEW_COLLECTIONS, Moment, NOT_PROVEN, ONE_MOMENT, Verdict, judge};
     use crate::commands::leaks::snapshot::{Cell, Group};
 
-    /// What is seen of objects born at these seconds and alive at `now`, when so many can be watched at most.
+    /// What is seen of objects born at these seconds and alive at `now`, when so many can be
+    /// watched at most.
     fn group(births: &[f64], now: f64, most: f64) -> Group {
         let seen = (most / births.len() as f64).min(1.0);
         let cell = |&born: &f64| {
             let age = now - born;
             let age_s = if age < 1.0 { 0.0 } else { 2f64.powf(age.log2().floor()) };
             // A full collection every 10 s.
-            Cell { age_s, seen, objects: 100.0, bytes: 1e5, survived: true, proven: age >= 20.0, size: 0.0 }
+            Cell {
+                age_s,
+                seen,
+                objects: 100.0,
+                bytes: 1e5,
+                survived: true,
+                proven: age >= 20.0,
+                size: 0.0,
+            }
         };
         Group { cells: births.iter().map(cell).collect(), stride: false }
     }
@@ -448,14 +496,19 @@ mod tests {
         verdict_of_most(f64::INFINITY, until, births)
     }
 
-    fn verdict_of_most(most: f64, until: f64, births: impl Fn(f64) -> Vec<f64>) -> (Verdict, String) {
+    fn verdict_of_most(
+        most: f64,
+        until: f64,
+        births: impl Fn(f64) -> Vec<f64>,
+    ) -> (Verdict, String) {
         let mut groups = Vec::new();
         let mut now = 10.0;
         while now <= until {
             groups.push((now, group(&births(now), now, most)));
             now += 10.0;
         }
-        let moments: Vec<Moment<'_>> = groups.iter().map(|(at_s, group)| moment(*at_s, group)).collect();
+        let moments: Vec<Moment<'_>> =
+            groups.iter().map(|(at_s, group)| moment(*at_s, group)).collect();
         let found = judge(&moments);
         (found.verdict, found.reason)
     }
@@ -483,7 +536,12 @@ mod tests {
     fn a_cache_is_told_from_a_leak_once_it_was_refreshed() {
         for period in [3.7, 27.0, 43.0] {
             let cache = |now: f64| every(0.05, (now / period).floor() * period, now);
-            assert_eq!(verdict(120.0, cache).0, Verdict::Refreshed, "{period}: {:?}", verdict(120.0, cache));
+            assert_eq!(
+                verdict(120.0, cache).0,
+                Verdict::Refreshed,
+                "{period}: {:?}",
+                verdict(120.0, cache)
+            );
         }
         // All at once, and long after.
         let cache = |now: f64| vec![(now / 30.0).floor() * 30.0; 50];
@@ -520,9 +578,12 @@ mod tests {
 
     #[test]
     fn a_cache_that_nobody_empties_any_more_is_none() {
-        for (period, ends, until) in [(40.0, 400.0, 600.0), (40.0, 80.0, 120.0), (40.0, 2400.0, 3600.0)] {
+        for (period, ends, until) in
+            [(40.0, 400.0, 600.0), (40.0, 80.0, 120.0), (40.0, 2400.0, 3600.0)]
+        {
             let cache = |now: f64| {
-                let begun = if now < ends { (now / period).floor() * period } else { ends - period };
+                let begun =
+                    if now < ends { (now / period).floor() * period } else { ends - period };
                 every(1.0, begun, now)
             };
             let (found, reason) = verdict(until, cache);
@@ -565,10 +626,14 @@ mod tests {
         let pool = vec![0.0; 160];
         let looks: Vec<(f64, Group)> = (1..=12)
             .map(|look| {
-                (f64::from(look) * 10.0, group(&pool, f64::from(look) * 10.0, 4.0 + 6.0 * f64::from(look)))
+                (
+                    f64::from(look) * 10.0,
+                    group(&pool, f64::from(look) * 10.0, 4.0 + 6.0 * f64::from(look)),
+                )
             })
             .collect();
-        let moments: Vec<Moment<'_>> = looks.iter().map(|(at_s, group)| moment(*at_s, group)).collect();
+        let moments: Vec<Moment<'_>> =
+            looks.iter().map(|(at_s, group)| moment(*at_s, group)).collect();
         let found = judge(&moments);
         assert_eq!(found.verdict, Verdict::Steady, "{found:?}");
         assert!(found.trend.as_ref().unwrap().per_second.abs() < 1.0, "{found:?}");
@@ -582,7 +647,8 @@ mod tests {
         };
         let looks = [(0.0, 0.0625), (40.0, 0.3), (80.0, 0.9), (120.0, 0.9)];
         let looks = looks.map(|(now, share)| (now, replaced(now, share)));
-        let moments: Vec<Moment<'_>> = looks.iter().map(|(at_s, group)| moment(*at_s, group)).collect();
+        let moments: Vec<Moment<'_>> =
+            looks.iter().map(|(at_s, group)| moment(*at_s, group)).collect();
         let found = judge(&moments);
         assert_ne!(found.verdict, Verdict::Leak, "{found:?}");
         assert!(found.trend.as_ref().unwrap().per_second.abs() < 1.0, "{found:?}");
@@ -606,7 +672,8 @@ mod tests {
             cells.extend((now != 65.0).then_some(small));
             (now, Group { cells, stride: false })
         });
-        let moments: Vec<Moment<'_>> = looks.iter().map(|(at_s, group)| moment(*at_s, group)).collect();
+        let moments: Vec<Moment<'_>> =
+            looks.iter().map(|(at_s, group)| moment(*at_s, group)).collect();
         let found = judge(&moments);
         assert_eq!(found.verdict, Verdict::Steady, "{found:?}");
     }
@@ -641,8 +708,9 @@ mod tests {
         let (_, reason) = verdict(120.0, |now| every(0.1, 0.0, now.min(100.0)));
         assert!(reason.contains("hardly does any more: 0 came within the last 16 s"), "{reason}");
         // Ten every ten seconds: it goes on.
-        let (found, reason) =
-            verdict(120.0, |now| every(1.0, 0.0, now).iter().map(|at| (at / 10.0).floor() * 10.0).collect());
+        let (found, reason) = verdict(120.0, |now| {
+            every(1.0, 0.0, now).iter().map(|at| (at / 10.0).floor() * 10.0).collect()
+        });
         assert_eq!(found, Verdict::Leak, "{reason}");
     }
 
@@ -665,20 +733,23 @@ mod tests {
                     (now, Group { cells: vec![cell; (now * 5.0) as usize], stride: false })
                 })
                 .collect();
-            let moments: Vec<Moment<'_>> = looks.iter().map(|(at_s, group)| moment(*at_s, group)).collect();
+            let moments: Vec<Moment<'_>> =
+                looks.iter().map(|(at_s, group)| moment(*at_s, group)).collect();
             let found = judge(&moments);
             (found.verdict, found.reason)
         };
         let (found, reason) = queue(16.0);
         assert_eq!(found, Verdict::TooEarly);
         assert!(
-            reason.starts_with("it grows, but objects go, too: of ") && reason.contains(", 0 % still are"),
+            reason.starts_with("it grows, but objects go, too: of ")
+                && reason.contains(", 0 % still are"),
             "{reason}"
         );
         let (found, reason) = queue(32.0);
         assert_eq!(found, Verdict::TooEarly);
         assert!(
-            reason.starts_with("it grows, and whether objects go") && reason.contains("between 0 and 100 %"),
+            reason.starts_with("it grows, and whether objects go")
+                && reason.contains("between 0 and 100 %"),
             "{reason}"
         );
     }
@@ -697,7 +768,8 @@ mod tests {
 
     #[test]
     fn garbage_that_no_collection_has_looked_at_is_no_cache() {
-        // A thousand die at once and are there until the next collection; one in three hundred happens to be in use when it comes.
+        // A thousand die at once and are there until the next collection; one in three hundred
+        // happens to be in use when it comes.
         let looks: Vec<(f64, Group)> = (1..=24)
             .map(|look| f64::from(look) * 5.0)
             .map(|now| {
@@ -708,7 +780,8 @@ mod tests {
                 (now, group)
             })
             .collect();
-        let moments: Vec<Moment<'_>> = looks.iter().map(|(at_s, group)| moment(*at_s, group)).collect();
+        let moments: Vec<Moment<'_>> =
+            looks.iter().map(|(at_s, group)| moment(*at_s, group)).collect();
         let found = judge(&moments);
         assert!(found.minor && found.verdict == Verdict::TooEarly, "{found:?}");
         assert_eq!(found.trend, Err(NOT_PROVEN));
@@ -716,16 +789,19 @@ mod tests {
 
     #[test]
     fn a_trend_takes_two_moments_and_its_interval_chance() {
-        let looks = [60.0, 120.0].map(|now| (now, group(&every(1.0, 0.0, now), now, f64::INFINITY)));
+        let looks =
+            [60.0, 120.0].map(|now| (now, group(&every(1.0, 0.0, now), now, f64::INFINITY)));
         let trend = |looks: &[(f64, Group)]| {
-            let moments: Vec<Moment<'_>> = looks.iter().map(|(at_s, group)| moment(*at_s, group)).collect();
+            let moments: Vec<Moment<'_>> =
+                looks.iter().map(|(at_s, group)| moment(*at_s, group)).collect();
             judge(&moments).trend
         };
         // An object of 100 kB a second, of which those of the last 20 s are not counted yet.
         let by_chance = trend(&looks).unwrap();
         assert!((by_chance.per_second / 1e5 - 1.0).abs() < 0.05, "{by_chance:?}");
         assert!(by_chance.interval.is_some_and(|interval| interval.holds(1e5)), "{by_chance:?}");
-        let by_stride = trend(&looks.clone().map(|(at_s, group)| (at_s, Group { stride: true, ..group })));
+        let by_stride =
+            trend(&looks.clone().map(|(at_s, group)| (at_s, Group { stride: true, ..group })));
         assert_eq!(by_stride, Ok(super::Rate { interval: None, ..by_chance }));
         assert_eq!(trend(&looks[1..]), Err(ONE_MOMENT));
         assert_eq!(trend(&[]), Err(ONE_MOMENT));
@@ -764,12 +840,18 @@ mod tests {
         let trend = |full: &[f64]| found(full).trend;
         let late = found(&[70.0, 80.0, 100.0]);
         assert!(late.reason.contains("fewer than two full collections"), "{late:?}");
-        for full in
-            [&[10.0, 40.0, 75.0, 110.0][..], &[1.0, 20.0, 66.0], &[70.0, 80.0, 100.0], &[5.0, 64.0, 66.0]]
-        {
+        for full in [
+            &[10.0, 40.0, 75.0, 110.0][..],
+            &[1.0, 20.0, 66.0],
+            &[70.0, 80.0, 100.0],
+            &[5.0, 64.0, 66.0],
+        ] {
             let rate = trend(full).unwrap();
             assert!((rate.per_second / 1e5 - 1.0).abs() < 0.06, "{full:?}: {rate:?}");
-            assert!(rate.interval.is_some_and(|interval| interval.holds(1e5)), "{full:?}: {rate:?}");
+            assert!(
+                rate.interval.is_some_and(|interval| interval.holds(1e5)),
+                "{full:?}: {rate:?}"
+            );
         }
         for full in [&[10.0][..], &[10.0, 60.0], &[10.0, 70.0], &[]] {
             assert_eq!(trend(full), Err(FEW_COLLECTIONS), "{full:?}");

@@ -1,5 +1,7 @@
-//! `perfusion leaks`: what stays in memory, by type and allocation stack, over several moments: a leak, a cache, steady, or too early to tell.
-//! Moments come from a running process, or from profiles of it. `snapshot` reads what was alive, `series` finds the moments of each process, `judge` compares them, `print` shows.
+//! `perfusion leaks`: what stays in memory, by type and allocation stack, over several moments: a
+//! leak, a cache, steady, or too early to tell. Moments come from a running process, or from
+//! profiles of it. `snapshot` reads what was alive, `series` finds the moments of each process,
+//! `judge` compares them, `print` shows.
 
 pub mod judge;
 mod print;
@@ -43,7 +45,8 @@ const ROUND: Duration = Duration::from_millis(5);
 const LEAVE_SOON: Duration = Duration::from_millis(700);
 /// Between looks at whether the library is still there.
 const STILL_THERE: Duration = Duration::from_secs(2);
-/// Most moments that are compared; and of a process that is watched, that are kept, with this many groups of like objects in all (some 100 MB). Of more every second one goes.
+/// Most moments that are compared; and of a process that is watched, that are kept, with this many
+/// groups of like objects in all (some 100 MB). Of more every second one goes.
 const MOMENTS: usize = 256;
 const CELLS: usize = 2 << 20;
 /// So many are kept whatever they take.
@@ -71,7 +74,8 @@ pub fn leaks(options: &cli::Leaks, quiet: bool) -> Result<u8, Error> {
             (snapshots, holders, death)
         }
         None => {
-            let expected = "a profile with live objects, as `perfusion record` and the daemon write them";
+            let expected =
+                "a profile with live objects, as `perfusion record` and the daemon write them";
             let mut places = Places::default();
             let read = |path: &PathBuf| {
                 let profile = perfusion_report::load_with(path, "inuse_objects", expected)?;
@@ -99,7 +103,11 @@ pub fn findings(snapshots: &[Snapshot], stretches: &HashMap<Process, Stretch>) -
     let mut places = HashSet::new();
     for stretch in stretches.values() {
         places.extend(
-            stretch.moments.iter().filter_map(|at| snapshots.get(*at)).flat_map(|of| of.groups.keys()),
+            stretch
+                .moments
+                .iter()
+                .filter_map(|at| snapshots.get(*at))
+                .flat_map(|of| of.groups.keys()),
         );
     }
     let finding = |place: &Arc<Place>| {
@@ -136,7 +144,8 @@ fn evenly(all: usize, most: usize) -> impl Iterator<Item = usize> {
 
 /// Forgets every second moment when there are too many, but not the last one; true when it did.
 fn thin(snapshots: &mut Vec<Snapshot>) -> bool {
-    let cells: usize = snapshots.iter().flat_map(|of| of.groups.values()).map(|of| of.cells.len()).sum();
+    let cells: usize =
+        snapshots.iter().flat_map(|of| of.groups.values()).map(|of| of.cells.len()).sum();
     if snapshots.len() <= FEWEST_MOMENTS || snapshots.len() <= MOMENTS && cells <= CELLS {
         return false;
     }
@@ -175,13 +184,15 @@ impl Watch {
         self.processor.take_questions().put_to(&mut self.shims);
     }
 
-    /// What is alive now: the way of a recording's end, so that files and running processes are judged alike.
+    /// What is alive now: the way of a recording's end, so that files and running processes are
+    /// judged alike.
     fn look(&mut self) -> Result<Profile, Error> {
         let now = MonotonicNs::now();
         let counters = [self.shims.counters(), loss::daemon_counters(&self.processor)].concat();
         let since = self.before.since(&counters, |_| false);
         let window = self.processor.close(now, &[]);
-        let mut comments = vec![format!("{LOSS_PREFIX}{}", perfusion_pprof::loss::line_of_window(&since))];
+        let mut comments =
+            vec![format!("{LOSS_PREFIX}{}", perfusion_pprof::loss::line_of_window(&since))];
         comments.extend(self.processor.estimator_comments());
         let about = About {
             start: self.began_wall,
@@ -190,8 +201,12 @@ impl Watch {
             main_image: None,
             comments,
         };
-        let bytes =
-            perfusion_pprof::encode(&window, &self.processor.symbolizer, &self.processor.processes, &about)?;
+        let bytes = perfusion_pprof::encode(
+            &window,
+            &self.processor.symbolizer,
+            &self.processor.processes,
+            &about,
+        )?;
         Ok(perfusion_pprof::decode(&bytes)?)
     }
 
@@ -199,10 +214,17 @@ impl Watch {
     ///
     /// # Errors
     /// Why that is not known, for people.
-    fn holders(&mut self, target: &Arc<Target>, over: &Arc<AtomicBool>, bounds: Bounds, quiet: bool) -> Held {
+    fn holders(
+        &mut self,
+        target: &Arc<Target>,
+        over: &Arc<AtomicBool>,
+        bounds: Bounds,
+        quiet: bool,
+    ) -> Held {
         const NOT_SAID: &str = "which objects are watched cannot be read";
         let before = self.shims.watched(self.pid).ok_or(NOT_SAID)?;
-        let by_sample = before.iter().map(|watched| ((watched.region, watched.sample), watched.handle));
+        let by_sample =
+            before.iter().map(|watched| ((watched.region, watched.sample), watched.handle));
         self.processor.tell_handles(by_sample.collect());
         let handles = snapshot::handles(&self.look().map_err(|error| error.to_string())?);
         let all: HashSet<u64> = handles.values().flatten().copied().collect();
@@ -224,7 +246,8 @@ impl Watch {
         let mut after = None;
         // A library that hears of nobody meanwhile would give its handles up.
         while !survey.is_finished() {
-            // At once: by and by it watches others. Pairs with the store in `heap::collect`; nothing else is told by it.
+            // At once: by and by it watches others. Pairs with the store in `heap::collect`;
+            // nothing else is told by it.
             if walked.load(Ordering::Relaxed) && after.is_none() {
                 after = Some(self.shims.watched(self.pid));
             }
@@ -240,7 +263,8 @@ impl Watch {
             let given_up = others.into_iter().filter(|handle| held.has(*handle)).count();
             (sure, given_up)
         };
-        let handles = handles.into_iter().map(|(place, handles)| (place, of_place(handles))).collect();
+        let handles =
+            handles.into_iter().map(|(place, handles)| (place, of_place(handles))).collect();
         Ok(Holders { survey: held, handles })
     }
 }
@@ -288,7 +312,8 @@ struct Watched {
 #[derive(Debug)]
 struct Holders {
     survey: perfusion_heap::held::Held,
-    /// The handles that watch those of each place; and how many watched one that lived, or another by then, and were given up before that was sure.
+    /// The handles that watch those of each place; and how many watched one that lived, or another
+    /// by then, and were given up before that was sure.
     handles: HashMap<Place, (Vec<u64>, usize)>,
 }
 
@@ -305,8 +330,9 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Watched, Error> 
     let internal = |what| move |source| Error::Internal { what, source };
     attach::place::begin_sweep();
     // Only allocations are looked at.
-    let settings = Settings::new(Wishes { exceptions: false, contention: false, ..Wishes::default() })
-        .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
+    let settings =
+        Settings::new(Wishes { exceptions: false, contention: false, ..Wishes::default() })
+            .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
     raise_open_files();
     let over = end_on_signal().map_err(internal("signal handler"))?;
     let mut processes = ProcessTable::new();
@@ -360,8 +386,9 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Watched, Error> 
             break;
         }
         // Pairs with the store of the signal's thread; nothing else is told by it.
-        let ends =
-            over.load(Ordering::Relaxed) || began.elapsed() >= options.duration || !process.is_running();
+        let ends = over.load(Ordering::Relaxed)
+            || began.elapsed() >= options.duration
+            || !process.is_running();
         if ends || began.elapsed() >= next {
             next += window;
             snapshots.push(Snapshot::read(&watch.look()?, &mut places));
@@ -378,7 +405,8 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Watched, Error> 
         tell(&format!("process {pid} has ended, after {:.1?}", began.elapsed()));
     } else if is_gone {
         tell(&format!(
-            "process {pid} no longer has the library that tells of its objects, after {:.1?}: it has become another program, or what the library told made no sense; \
+            "process {pid} no longer has the library that tells of its objects, after {:.1?}: it \
+             has become another program, or what the library told made no sense; \
              what it told before is judged",
             began.elapsed()
         ));
@@ -392,23 +420,30 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Watched, Error> 
         (true, ..) => not_asked("interrupted".to_owned()),
         (_, false, _) => not_asked(format!("process {pid} has ended")),
         (_, _, true) => not_asked("the library that watched them is gone".to_owned()),
-        _ => watch.holders(&target, &over, bounds, quiet).map_err(|why| match process.is_running() {
-            true if over.load(Ordering::Relaxed) => NoHolders::NotAsked(why.to_string()),
-            true => why,
-            false => NoHolders::Failed(format!("process {pid} has ended")),
-        }),
+        _ => {
+            watch.holders(&target, &over, bounds, quiet).map_err(|why| match process.is_running() {
+                true if over.load(Ordering::Relaxed) => NoHolders::NotAsked(why.to_string()),
+                true => why,
+                false => NoHolders::Failed(format!("process {pid} has ended")),
+            })
+        }
     });
-    let death =
-        (options.heap && lived && !over.load(Ordering::Relaxed)).then(|| aftermath.death(WATCHED)).flatten();
+    let death = (options.heap && lived && !over.load(Ordering::Relaxed))
+        .then(|| aftermath.death(WATCHED))
+        .flatten();
     // One that is not there any more obeys nobody.
     if !is_gone && !watch.shims.detach_all_within(LEAVE_SOON).is_empty() {
-        tracing::warn!(pid, "the shim has not left the process yet; it will when its lease runs out");
+        tracing::warn!(
+            pid,
+            "the shim has not left the process yet; it will when its lease runs out"
+        );
     }
     if let Some(Ok(holders)) = &holders {
         holders.survey.notes().iter().for_each(|note| tell(note));
     }
     // It was looked at each time, also where nothing was alive.
-    let processes: HashSet<Process> = snapshots.iter().flat_map(|of| &of.processes).cloned().collect();
+    let processes: HashSet<Process> =
+        snapshots.iter().flat_map(|of| &of.processes).cloned().collect();
     for snapshot in &mut snapshots {
         snapshot.processes.clone_from(&processes);
     }

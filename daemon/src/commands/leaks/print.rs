@@ -23,19 +23,28 @@ pub(super) fn text(
     rows: usize,
 ) -> String {
     let mut text = String::new();
-    let longest =
-        stretches.values().map(|stretch| stretch.moments.as_slice()).max_by_key(|moments| moments.len());
+    let longest = stretches
+        .values()
+        .map(|stretch| stretch.moments.as_slice())
+        .max_by_key(|moments| moments.len());
     let longest = longest.unwrap_or_default();
-    let at = |place: Option<&usize>| place.and_then(|place| snapshots.get(*place)).map_or(0.0, |of| of.at_s);
+    let at = |place: Option<&usize>| {
+        place.and_then(|place| snapshots.get(*place)).map_or(0.0, |of| of.at_s)
+    };
     let length = at(longest.last()) - at(longest.first());
     let shown: Vec<&Finding> = findings.iter().filter(|finding| !finding.judgement.minor).collect();
-    let count = |verdict| shown.iter().filter(|finding| finding.judgement.verdict == verdict).count();
-    let moments = counted(if longest.is_empty() { snapshots.len() } else { longest.len() }, "moment");
+    let count =
+        |verdict| shown.iter().filter(|finding| finding.judgement.verdict == verdict).count();
+    let moments =
+        counted(if longest.is_empty() { snapshots.len() } else { longest.len() }, "moment");
     let moments = if length > 0.0 { format!("{moments} in {}", seconds(length)) } else { moments };
     // Writing to a String cannot fail.
     if findings.is_empty() {
-        writeln!(text, "{moments}: no live object was seen in any of them, so nothing is known of leaks")
-            .ok();
+        writeln!(
+            text,
+            "{moments}: no live object was seen in any of them, so nothing is known of leaks"
+        )
+        .ok();
     } else {
         writeln!(
             text,
@@ -54,7 +63,8 @@ pub(super) fn text(
     for ((pid, name), of) in stretches.iter().filter(|(_, of)| of.left_out > 0) {
         writeln!(
             text,
-            "{name} {pid}: left out: {} before a break of {}, in which nothing was recorded: live objects are not known to be the same",
+            "{name} {pid}: left out: {} before a break of {}, in which nothing was recorded: live \
+             objects are not known to be the same",
             counted(of.left_out, "earlier moment"),
             seconds(of.break_s)
         )
@@ -74,11 +84,18 @@ pub(super) fn text(
         one(&mut text, finding).ok();
         let is_of_it = |other: &&&Finding| {
             let (place, other) = (&finding.place, &other.place);
-            (place.pid, &place.process, &place.type_name) == (other.pid, &other.process, &other.type_name)
+            (place.pid, &place.process, &place.type_name)
+                == (other.pid, &other.process, &other.type_name)
         };
         let leaks = |other: &&Finding| other.judgement.verdict == Verdict::Leak;
-        if finding.judgement.verdict == Verdict::Steady && shown.iter().filter(is_of_it).any(leaks) {
-            writeln!(text, "  note    objects of this type leak at another place; where a method was compiled anew meanwhile, that may be this one").ok();
+        if finding.judgement.verdict == Verdict::Steady && shown.iter().filter(is_of_it).any(leaks)
+        {
+            writeln!(
+                text,
+                "  note    objects of this type leak at another place; where a method \
+                 was compiled anew meanwhile, that may be this one"
+            )
+            .ok();
         }
         if let Some(Ok(holders)) = holders {
             held(&mut text, holders, finding).ok();
@@ -89,10 +106,12 @@ pub(super) fn text(
         writeln!(text, "\n{more} more: --rows").ok();
     }
     if hidden > 0 {
-        let bytes: f64 = findings.iter().filter(|of| of.judgement.minor).map(|of| of.last.bytes()).sum();
+        let bytes: f64 =
+            findings.iter().filter(|of| of.judgement.minor).map(|of| of.last.bytes()).sum();
         writeln!(
             text,
-            "\nnot shown: {}, {}, where nothing is left or fewer than 10 objects that were seen have outlived a collection; what a few large ones take is in `perfusion heap`",
+            "\nnot shown: {}, {}, where nothing is left or fewer than 10 objects that were seen \
+             have outlived a collection; what a few large ones take is in `perfusion heap`",
             counted(hidden, "place"),
             of_bytes(bytes)
         )
@@ -109,7 +128,12 @@ pub(super) fn text(
         writeln!(text, "\nwhat holds the objects is not known: {why}").ok();
     }
     for pid in leaking.iter().take(rows).filter(|_| holders.is_none()) {
-        writeln!(text, "\nwhat holds it, while it runs: perfusion leaks --heap --pid {pid}, and of the largest types at once: perfusion heap --pid {pid}").ok();
+        writeln!(
+            text,
+            "\nwhat holds it, while it runs: perfusion leaks --heap --pid {pid}, and of \
+             the largest types at once: perfusion heap --pid {pid}"
+        )
+        .ok();
     }
     let no_interval = |finding: &Finding| {
         finding.last.stride || finding.judgement.trend.is_ok_and(|rate| rate.interval.is_none())
@@ -117,7 +141,8 @@ pub(super) fn text(
     if shown.into_iter().take(rows).any(no_interval) {
         writeln!(
             text,
-            "\n(fixed stride): .NET 6 to 9 do not choose by chance what they tell of, so sizes and rates may be wrong many times over, and no interval exists; see docs/allocations.md"
+            "\n(fixed stride): .NET 6 to 9 do not choose by chance what they tell of, so sizes and \
+             rates may be wrong many times over, and no interval exists; see docs/allocations.md"
         )
         .ok();
     }
@@ -132,7 +157,11 @@ fn one(text: &mut String, finding: &Finding) -> std::fmt::Result {
     let (place, last, found) = (&finding.place, &finding.last, &finding.judgement);
     let method = place.stack.iter().find(|frame| !frame.starts_with('['));
     let at = method.map(|method| format!(" at {method}")).unwrap_or_default();
-    writeln!(text, "\n{}: {}{at} [{} {}]", found.verdict, place.type_name, place.process, place.pid)?;
+    writeln!(
+        text,
+        "\n{}: {}{at} [{} {}]",
+        found.verdict, place.type_name, place.process, place.pid
+    )?;
     let young = last.bytes() - last.survivors().bytes();
     writeln!(
         text,
@@ -152,10 +181,16 @@ fn one(text: &mut String, finding: &Finding) -> std::fmt::Result {
     match &found.trend {
         Ok(rate) => {
             let interval = match rate.interval {
-                Some(interval) => format!("95 %: {} … {}", minute(interval.low), minute(interval.high)),
+                Some(interval) => {
+                    format!("95 %: {} … {}", minute(interval.low), minute(interval.high))
+                }
                 None => "fixed stride: 95 % interval not known".to_owned(),
             };
-            writeln!(text, "  trend   {} a minute ({interval}) in the second half", minute(rate.per_second))?;
+            writeln!(
+                text,
+                "  trend   {} a minute ({interval}) in the second half",
+                minute(rate.per_second)
+            )?;
         }
         Err(why) => writeln!(text, "  trend   not known: {why}")?,
     }
@@ -176,12 +211,16 @@ fn held(text: &mut String, holders: &Holders, finding: &Finding) -> std::fmt::Re
     let all: usize = ways.iter().map(|way| way.objects).sum();
     match (all, given_up) {
         (0, 0) => {
-            return writeln!(text, "  held    none of those seen has survived the survey's full collection");
+            return writeln!(
+                text,
+                "  held    none of those seen has survived the survey's full collection"
+            );
         }
         (0, _) => {
             return writeln!(
                 text,
-                "  held    not known: other objects have been watched since, in place of {given_up} of them"
+                "  held    not known: other objects have been watched since, in place of \
+                 {given_up} of them"
             );
         }
         _ => {}
@@ -190,7 +229,8 @@ fn held(text: &mut String, holders: &Holders, finding: &Finding) -> std::fmt::Re
     for (at, way) in ways.iter().take(WAYS).enumerate() {
         let share = percent(count(way.objects), count(all));
         let of = format!(
-            "{share} of the {all} that have survived the survey's full collection, of {seen:.0} seen"
+            "{share} of the {all} that have survived the survey's full collection, of {seen:.0} \
+             seen"
         );
         let of = if at == 0 { of } else { share };
         writeln!(text, "  {:<7} {of}", if at == 0 { "held" } else { "" })?;
@@ -206,7 +246,8 @@ fn held(text: &mut String, holders: &Holders, finding: &Finding) -> std::fmt::Re
     if given_up > 0 {
         writeln!(
             text,
-            "          {given_up} more are not known: other objects have been watched since, in place of them"
+            "          {given_up} more are not known: other objects have been watched since, in \
+             place of them"
         )?;
     }
     // Two types of one name are told apart by their modules here, and there not.
@@ -231,7 +272,9 @@ fn ages(group: &Group) -> String {
     match (group.oldest_s(), group.half_at_least_s()) {
         (..1.0, _) => "all less than 1 s old".to_owned(),
         (oldest, ..1.0) => format!("oldest at least {}, most less than 1 s", seconds(oldest)),
-        (oldest, half) => format!("oldest at least {}, half at least {}", seconds(oldest), seconds(half)),
+        (oldest, half) => {
+            format!("oldest at least {}, half at least {}", seconds(oldest), seconds(half))
+        }
     }
 }
 
@@ -287,14 +330,23 @@ mod tests {
     #[test]
     fn an_interval_is_shown_where_chance_has_chosen_and_a_caveat_elsewhere() {
         let by_chance = text(&LOOKS, false, leak);
-        assert!(by_chance.starts_with("4 moments in 90 s: 1 leak, 0 caches, 0 steady, 0 too"), "{by_chance}");
+        assert!(
+            by_chance.starts_with("4 moments in 90 s: 1 leak, 0 caches, 0 steady, 0 too"),
+            "{by_chance}"
+        );
         assert!(
             by_chance.ends_with(", and of the largest types at once: perfusion heap --pid 7\n"),
             "{by_chance}"
         );
-        assert!(by_chance.contains(" a minute (95 %: ") && !by_chance.contains("stride"), "{by_chance}");
+        assert!(
+            by_chance.contains(" a minute (95 %: ") && !by_chance.contains("stride"),
+            "{by_chance}"
+        );
         let by_stride = text(&LOOKS, true, leak);
-        assert!(by_stride.contains(" a minute (fixed stride: 95 % interval not known) in"), "{by_stride}");
+        assert!(
+            by_stride.contains(" a minute (fixed stride: 95 % interval not known) in"),
+            "{by_stride}"
+        );
         assert!(by_stride.contains(" objects (fixed stride), 120 seen; "), "{by_stride}");
         assert!(!by_stride.contains('…'), "{by_stride}");
         assert!(by_stride.contains("\n(fixed stride): .NET 6 to 9 "), "{by_stride}");
@@ -315,16 +367,23 @@ mod tests {
         let text = super::text(&snapshots, &stretches(&snapshots), &[], None, 10);
         assert_eq!(
             text,
-            "4 moments: no live object was seen in any of them, so nothing is known of leaks\ninuse: not available of .NET 6.0.36\n"
+            "4 moments: no live object was seen in any of them, so nothing is known of \
+             leaks\ninuse: not available of .NET 6.0.36\n"
         );
     }
 
     #[test]
     fn one_moment_has_no_trend() {
         let text = text(&[120.0], false, leak);
-        assert!(text.starts_with("1 moment: 0 leaks, 0 caches, 0 steady, 1 too early to tell\n"), "{text}");
+        assert!(
+            text.starts_with("1 moment: 0 leaks, 0 caches, 0 steady, 1 too early to tell\n"),
+            "{text}"
+        );
         assert!(text.contains("\n  trend   not known: it takes two moments\n"), "{text}");
-        assert!(text.contains("  why     watched for 0 s at 1 moment; it takes 60 s and 4\n"), "{text}");
+        assert!(
+            text.contains("  why     watched for 0 s at 1 moment; it takes 60 s and 4\n"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -333,7 +392,8 @@ mod tests {
         let text = text(&LOOKS, false, |_| vec![cell(0.0, 12.0), young(512.0 * 1024.0)]);
         assert!(
             text.contains(
-                "; 512 KiB of it not known to have been through a collection; all less than 1 s old\n"
+                "; 512 KiB of it not known to have been through a collection; all less than 1 s \
+                 old\n"
             ),
             "{text}"
         );

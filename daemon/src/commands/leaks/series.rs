@@ -1,10 +1,12 @@
-//! Moments of each process, out of snapshots of any number of processes in any order: a daemon writes one file for each service and window. Live objects
-//! can be compared as long as somebody has watched without a break, so of each process the last unbroken stretch is taken.
+//! Moments of each process, out of snapshots of any number of processes in any order: a daemon
+//! writes one file for each service and window. Live objects can be compared as long as somebody
+//! has watched without a break, so of each process the last unbroken stretch is taken.
 
 use super::snapshot::{Process, Snapshot};
 use std::collections::HashMap;
 
-/// What two profiles say of the moment when watching began differs by less, and the library is silent for longer before it begins anew.
+/// What two profiles say of the moment when watching began differs by less, and the library is
+/// silent for longer before it begins anew.
 const CLOCKS_S: f64 = 0.5;
 /// A window begins where the one before ended, but for the time it takes to cut it.
 const BREAK_S: f64 = 2.0;
@@ -39,11 +41,13 @@ pub fn stretches(snapshots: &[Snapshot]) -> HashMap<Process, Stretch> {
                     // The same file twice, or a copy of it.
                     continue;
                 }
-                // Nobody wrote windows; or the library let go of its objects meanwhile, as it does when its recorder is silent for long.
+                // Nobody wrote windows; or the library let go of its objects meanwhile, as it does
+                // when its recorder is silent for long.
                 let unseen_s = snapshot.at_s - snapshot.length_s - last;
                 let anew = since_s.zip(stretch.since_s).filter(|(now, then)| now - then > CLOCKS_S);
                 if unseen_s > BREAK_S || anew.is_some() {
-                    let break_s = anew.map_or(unseen_s, |(now, _)| unseen_s.max(now - last).max(0.0));
+                    let break_s =
+                        anew.map_or(unseen_s, |(now, _)| unseen_s.max(now - last).max(0.0));
                     stretch.left_out += stretch.moments.len();
                     stretch.break_s = break_s;
                     stretch.moments.clear();
@@ -68,7 +72,8 @@ mod tests {
 
     #[test]
     fn windows_of_several_services_are_told_apart_and_put_in_order() {
-        let all = [window(30.0, 1), window(20.0, 2), window(20.5, 1), window(20.5, 1), window(30.0, 2)];
+        let all =
+            [window(30.0, 1), window(20.0, 2), window(20.5, 1), window(20.5, 1), window(30.0, 2)];
         let found = stretches(&all);
         let of = |pid| &found[&(pid, "shop".to_owned())];
         assert_eq!((of(1).moments.as_slice(), of(1).left_out), (&[2, 0][..], 0));
@@ -77,7 +82,8 @@ mod tests {
 
     #[test]
     fn what_was_before_a_break_is_not_compared() {
-        let found = stretches(&[window(20.0, 1), window(30.0, 1), window(75.0, 1), window(85.5, 1)]);
+        let found =
+            stretches(&[window(20.0, 1), window(30.0, 1), window(75.0, 1), window(85.5, 1)]);
         let of = &found[&(1, "shop".to_owned())];
         assert_eq!((of.moments.as_slice(), of.left_out, of.break_s), (&[2, 3][..], 2, 35.0));
     }
@@ -95,7 +101,8 @@ mod tests {
             let watched_since_s = [((1, "shop".to_owned()), since_s)].into();
             Snapshot { length_s: at_s, watched_since_s, ..window(at_s, 1) }
         };
-        let found = stretches(&[look(5.0, 0.2), look(10.0, 0.2), look(15.0, 12.5), look(20.0, 12.4)]);
+        let found =
+            stretches(&[look(5.0, 0.2), look(10.0, 0.2), look(15.0, 12.5), look(20.0, 12.4)]);
         let of = &found[&(1, "shop".to_owned())];
         assert_eq!((of.moments.as_slice(), of.left_out, of.break_s), (&[2, 3][..], 2, 2.5));
         // Begun anew just when it was looked at.

@@ -14,10 +14,12 @@ use std::sync::Arc;
 /// A process: its pid and name.
 pub type Process = (i64, String);
 
-/// Frames of a stack that are kept, innermost first: enough to tell places apart and to recognise one.
+/// Frames of a stack that are kept, innermost first: enough to tell places apart and to recognise
+/// one.
 const FRAMES: usize = 32;
 
-/// An async method that goes on after it has waited: who does that for it is chance, and the place is the same.
+/// An async method that goes on after it has waited: who does that for it is chance, and the place
+/// is the same.
 fn is_resumption(frame: &str) -> bool {
     frame.contains("StateMachineBox<")
 }
@@ -31,7 +33,8 @@ pub struct Place {
     pub process: String,
     /// The type, and in brackets its module, where the process has another type of that name.
     pub type_name: String,
-    /// The functions that allocated them, innermost first, as far as an async method that went on after it had waited.
+    /// The functions that allocated them, innermost first, as far as an async method that went on
+    /// after it had waited.
     pub stack: Vec<String>,
 }
 
@@ -50,7 +53,8 @@ pub struct Cell {
     pub size: f64,
     /// A collection is known to have looked at them and left them alive.
     pub survived: bool,
-    /// They have been in the oldest generation during at least one full collection: alive for sure, not only not collected yet.
+    /// They have been in the oldest generation during at least one full collection: alive for sure,
+    /// not only not collected yet.
     pub proven: bool,
 }
 
@@ -72,15 +76,19 @@ pub struct Snapshot {
     pub length_s: f64,
     /// The processes that were recorded.
     pub processes: HashSet<Process>,
-    /// Since when live objects of a process have been watched without a break, seconds since the epoch, where something is alive.
+    /// Since when live objects of a process have been watched without a break, seconds since the
+    /// epoch, where something is alive.
     pub watched_since_s: HashMap<Process, f64>,
-    /// Until when what was old by then is proven to be alive, where something is: the last full collection but one began.
+    /// Until when what was old by then is proven to be alive, where something is: the last full
+    /// collection but one began.
     pub proven_at_s: HashMap<Process, f64>,
     /// What there is.
     pub groups: HashMap<Arc<Place>, Group>,
-    /// What of allocations and live objects is known to be missing, as the profile's loss line says it.
+    /// What of allocations and live objects is known to be missing, as the profile's loss line says
+    /// it.
     pub losses: Vec<String>,
-    /// Why there may be live objects that cannot be told of at all, as the profile's comments say it.
+    /// Why there may be live objects that cannot be told of at all, as the profile's comments say
+    /// it.
     pub lacks: Vec<String>,
 }
 
@@ -124,12 +132,17 @@ impl Cell {
         f64::from(u8::from(self.age_s >= age_s))
     }
 
-    /// Of the objects that they stand for, how many the runtime tells of: as many as would be seen if all of those were watched. It does not depend
-    /// on their size, of which each of few objects may have another. By bytes: the number of objects is rounded in the file, and one that stands for 1.5 is
-    /// there as 1 or 2.
+    /// Of the objects that they stand for, how many the runtime tells of: as many as would be seen
+    /// if all of those were watched. It does not depend on their size, of which each of few objects
+    /// may have another. By bytes: the number of objects is rounded in the file, and one that
+    /// stands for 1.5 is there as 1 or 2.
     fn told(self) -> f64 {
         let size = if self.size > 0.0 { self.size } else { self.bytes / self.objects.max(1.0) };
-        if size > 0.0 { -self.bytes / size * (-size * SAMPLED_BYTE_PROBABILITY).exp_m1() } else { self.seen }
+        if size > 0.0 {
+            -self.bytes / size * (-size * SAMPLED_BYTE_PROBABILITY).exp_m1()
+        } else {
+            self.seen
+        }
     }
 }
 
@@ -209,12 +222,14 @@ impl Group {
         self.cells.iter().map(|cell| cell.age_s).fold(0.0, f64::max)
     }
 
-    /// An age that half of the objects have reached for sure, seconds: the highest power of two, or 0.
+    /// An age that half of the objects have reached for sure, seconds: the highest power of two, or
+    /// 0.
     #[must_use]
     pub fn half_at_least_s(&self) -> f64 {
         let half = self.objects() / 2.0;
-        let reached =
-            |age_s: f64| self.sum(|cell| if cell.age_s >= age_s { cell.objects } else { 0.0 }) >= half;
+        let reached = |age_s: f64| {
+            self.sum(|cell| if cell.age_s >= age_s { cell.objects } else { 0.0 }) >= half
+        };
         self.cells.iter().map(|cell| cell.age_s).filter(|age_s| reached(*age_s)).fold(0.0, f64::max)
     }
 }
@@ -226,7 +241,8 @@ fn place(stacks: &Stacks<'_>, sample: &Sample) -> Place {
         None => text("type"),
     };
     let frames = stacks.readable_frames(sample).filter(|frame| frame.kind != Kind::Kernel);
-    let frames = frames.map(|frame| frame.name.into_owned()).take_while(|name| !is_resumption(name));
+    let frames =
+        frames.map(|frame| frame.name.into_owned()).take_while(|name| !is_resumption(name));
     Place {
         pid: stacks.number(sample, "pid").unwrap_or(0),
         process: text("process"),
@@ -235,7 +251,8 @@ fn place(stacks: &Stacks<'_>, sample: &Sample) -> Place {
     }
 }
 
-/// The weak handles that watch the objects of each place, where a profile tells them apart by these.
+/// The weak handles that watch the objects of each place, where a profile tells them apart by
+/// these.
 #[must_use]
 pub fn handles(profile: &Profile) -> HashMap<Place, Vec<u64>> {
     let stacks = Stacks::new(profile);
@@ -259,7 +276,9 @@ impl Snapshot {
         let mut watched_since_s: HashMap<Process, f64> = HashMap::new();
         let mut proven_at_s: HashMap<Process, f64> = HashMap::new();
         for sample in stacks.samples() {
-            if let (Some(pid), name) = (stacks.number(sample, "pid"), stacks.label(sample, "process")) {
+            if let (Some(pid), name) =
+                (stacks.number(sample, "pid"), stacks.label(sample, "process"))
+            {
                 processes.insert((pid, clean(name.unwrap_or_default()).into_owned()));
             }
         }
@@ -276,11 +295,13 @@ impl Snapshot {
                 if let Some(watched_ms) = stacks.number(sample, "watched_for") {
                     // Of several libraries in a process, the last that began.
                     let since = at_s - watched_ms as f64 / 1e3;
-                    let latest = watched_since_s.entry((place.pid, place.process.clone())).or_insert(since);
+                    let latest =
+                        watched_since_s.entry((place.pid, place.process.clone())).or_insert(since);
                     *latest = latest.max(since);
                 }
                 if let Some(proven_ms) = stacks.number(sample, "proven_before") {
-                    proven_at_s.insert((place.pid, place.process.clone()), at_s - proven_ms as f64 / 1e3);
+                    proven_at_s
+                        .insert((place.pid, place.process.clone()), at_s - proven_ms as f64 / 1e3);
                 }
                 let seen = number("sampled_objects").max(1) as f64;
                 let group = groups.entry(places.one(place)).or_default();
@@ -300,7 +321,8 @@ impl Snapshot {
                 });
             }
         }
-        let of_objects = |line: String| loss::of_objects(&line).map(str::to_owned).collect::<Vec<_>>();
+        let of_objects =
+            |line: String| loss::of_objects(&line).map(str::to_owned).collect::<Vec<_>>();
         let losses = stacks.losses().flat_map(of_objects).collect();
         let without = stacks.comments().filter(|comment| comment.starts_with(INUSE_NOT_AVAILABLE));
         let lacks = stacks.partly_recorded("inuse_objects").chain(without);
@@ -317,8 +339,9 @@ impl Snapshot {
     }
 }
 
-/// Of the full collections since an object is old the last may be going on still. Older profiles do not tell their number: an object of generation 2 was
-/// looked at twice on its way there, if it was never made young again, and since then by full collections only; a large or pinned one by full
+/// Of the full collections since an object is old the last may be going on still. Older profiles do
+/// not tell their number: an object of generation 2 was looked at twice on its way there, if it was
+/// never made young again, and since then by full collections only; a large or pinned one by full
 /// collections from the first. `survived` is rounded down to a power of two.
 fn is_proven(generation: i64, survived: i64, full: Option<i64>) -> bool {
     if let Some(full) = full {
@@ -363,15 +386,21 @@ mod tests {
 
     #[test]
     fn how_many_were_told_of_does_not_depend_on_rounded_numbers_of_objects() {
-        let cell =
-            |objects| Cell { seen: 1.0, objects, bytes: 65_536.0 * 2.116, size: 65_536.0, ..Cell::default() };
+        let cell = |objects| Cell {
+            seen: 1.0,
+            objects,
+            bytes: 65_536.0 * 2.116,
+            size: 65_536.0,
+            ..Cell::default()
+        };
         let told = |objects| Group { cells: vec![cell(objects)], stride: false }.told();
         assert!((told(2.0) - 1.0).abs() < 0.01 && told(2.0) == told(3.0), "{}", told(2.0));
     }
 
     #[test]
     fn cells_of_one_age_are_one_and_no_age_is_made_up_in_between() {
-        // Generations and sites are cells of their own: 46 and 48 s were said of the first two, by their order.
+        // Generations and sites are cells of their own: 46 and 48 s were said of the first two, by
+        // their order.
         for (cells, half_s) in [
             (&[(32.0, 1.0), (32.0, 9.0)][..], 32.0),
             (&[(32.0, 9.0), (32.0, 1.0)], 32.0),
@@ -393,7 +422,9 @@ mod tests {
             assert_eq!(is_proven(generation, survived, None), proven, "{generation} {survived}");
         }
         // It was young for long.
-        assert!(!is_proven(2, 64, Some(1)) && is_proven(2, 64, Some(2)) && is_proven(4, 2, Some(2)));
+        assert!(
+            !is_proven(2, 64, Some(1)) && is_proven(2, 64, Some(2)) && is_proven(4, 2, Some(2))
+        );
         assert!(!is_proven(1, 64, Some(2)));
     }
 }

@@ -1,4 +1,5 @@
-//! What the daemon asks its helper for and what that answers, as bytes of one message each. Both are the same program, so there are no versions of it.
+//! What the daemon asks its helper for and what that answers, as bytes of one message each. Both
+//! are the same program, so there are no versions of it.
 
 use crate::attach::ipc::{self, IpcError};
 use crate::attach::place;
@@ -31,8 +32,13 @@ impl<'a> Request<'a> {
         match self {
             Self::Connect { pid, start_ticks, timeout } => {
                 let timeout = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
-                [&[CONNECT][..], &pid.to_ne_bytes(), &start_ticks.to_ne_bytes(), &timeout.to_ne_bytes()]
-                    .concat()
+                [
+                    &[CONNECT][..],
+                    &pid.to_ne_bytes(),
+                    &start_ticks.to_ne_bytes(),
+                    &timeout.to_ne_bytes(),
+                ]
+                .concat()
             }
             Self::Make(name) => [&[MAKE], name.as_bytes()].concat(),
             Self::Remove(name) => [&[REMOVE], name.as_bytes()].concat(),
@@ -46,7 +52,8 @@ impl<'a> Request<'a> {
             CONNECT => {
                 let (pid, rest) = rest.split_first_chunk()?;
                 let (start_ticks, rest) = rest.split_first_chunk()?;
-                let timeout = Duration::from_millis(u32::from_ne_bytes(rest.try_into().ok()?).into());
+                let timeout =
+                    Duration::from_millis(u32::from_ne_bytes(rest.try_into().ok()?).into());
                 Some(Self::Connect {
                     pid: u32::from_ne_bytes(*pid),
                     start_ticks: u64::from_ne_bytes(*start_ticks),
@@ -71,7 +78,8 @@ pub(super) enum Answer {
 }
 
 pub(super) const ASKING: &str = "asking the helper";
-/// Steps that may fail ([`IpcError::System`]): an answer has their number. Another one is the first of these.
+/// Steps that may fail ([`IpcError::System`]): an answer has their number. Another one is the first
+/// of these.
 const STEPS: [&str; 9] = [
     ASKING,
     "opening /proc/PID",
@@ -145,7 +153,8 @@ mod tests {
             assert!(request.bytes().len() <= MESSAGE_BYTES);
             assert_eq!(Request::parse(&request.bytes()), Some(request));
         }
-        let others = [Answer::Done, Answer::NoSocket, Answer::WrongPeer(u32::MAX), Answer::TimedOut];
+        let others =
+            [Answer::Done, Answer::NoSocket, Answer::WrongPeer(u32::MAX), Answer::TimedOut];
         let failed = STEPS.map(|step| Answer::System(step, Errno::ACCESS));
         for answer in others.into_iter().chain(failed) {
             assert_eq!(Answer::parse(&answer.bytes()), Some(answer));
