@@ -5,12 +5,12 @@ use perfusion_aggregate::{Limits, Window};
 use perfusion_model::frame::{FrameKey, ImageId, ProcessId};
 use perfusion_model::labels::{Labels, SampleType};
 use perfusion_pprof::{About, encode};
-use perfusion_symbolize::{Directory, ImageFile, Symbolizer};
+use perfusion_symbolize::{ImageFile, ImageResolver, Symbolizer};
 use std::time::{Duration, Instant, SystemTime};
 
 struct NoFiles;
 
-impl Directory for NoFiles {
+impl ImageResolver for NoFiles {
     fn image(&self, _: ImageId) -> Option<ImageFile<'_>> {
         None
     }

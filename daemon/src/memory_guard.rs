@@ -3,7 +3,7 @@
 //! was loaded into.
 
 use perfusion_host::process::aftermath::{Aftermath, Death, SOON};
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::headroom::{Headroom, MemoryCgroups, OomKills, mib};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -91,7 +91,7 @@ impl Growing {
     #[must_use]
     pub fn of(pid: u32, force: bool) -> Self {
         let cgroups =
-            Target::open(pid).map(|target| MemoryCgroups::of(&target)).unwrap_or_default();
+            ProcessHandle::open(pid).map(|target| MemoryCgroups::of(&target)).unwrap_or_default();
         let kills = cgroups.oom_kills();
         Self { cgroups, kills, floor: if force { 0 } else { FLOOR } }
     }
@@ -129,7 +129,7 @@ impl AttachedProcesses {
         if self.lock().0.len() >= MOST_ATTACHED {
             return;
         }
-        let Ok(target) = Target::open(pid) else { return };
+        let Ok(target) = ProcessHandle::open(pid) else { return };
         let aftermath = Aftermath::of(&target, "its shim to be loaded");
         self.lock().0.push(aftermath);
     }

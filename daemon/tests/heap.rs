@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use flate2::read::GzDecoder;
-use perfusion_dotnet::metadata::{Assembly, Field, Room};
+use perfusion_dotnet::metadata::{Assembly, Field, NameBudget};
 use perfusion_dotnet::nettrace::Reader;
 use perfusion_heap::dominators;
 use perfusion_heap::graph::Builder;
@@ -74,7 +74,7 @@ fn an_assembly_tells_the_classes_of_static_fields_and_nested_types() {
     let mut found: HashMap<String, Vec<Field>> = HashMap::new();
     let wanted =
         HashSet::from(["head", "numbers", "array", "Constant", "<Name>k__BackingField", "Next"]);
-    assembly.static_fields(&wanted, &mut found, &mut Room::new(1 << 20));
+    assembly.static_fields(&wanted, &mut found, &mut NameBudget::new(1 << 20));
     let field = |class: &str, type_name: Option<&str>| Field {
         class: class.to_owned(),
         type_name: type_name.map(str::to_owned),
@@ -97,11 +97,11 @@ fn an_assembly_tells_the_classes_of_static_fields_and_nested_types() {
     // A cut file is none, or has fewer names.
     for end in (0..file.len()).step_by(7) {
         if let Some(assembly) = Assembly::of(&file[..end]) {
-            assembly.static_fields(&wanted, &mut HashMap::new(), &mut Room::new(1 << 20));
+            assembly.static_fields(&wanted, &mut HashMap::new(), &mut NameBudget::new(1 << 20));
         }
     }
     // No more than there is room for.
-    let (mut found, mut room) = (HashMap::new(), Room::new(2 * size_of::<Field>()));
+    let (mut found, mut room) = (HashMap::new(), NameBudget::new(2 * size_of::<Field>()));
     assembly.static_fields(&wanted, &mut found, &mut room);
     assert_eq!(
         (found.values().map(Vec::len).sum::<usize>(), room.bytes() < size_of::<Field>()),

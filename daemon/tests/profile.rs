@@ -3,13 +3,13 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use perfusion_aggregate::{Limits, Window};
-use perfusion_host::process::patience::ForeignFile;
+use perfusion_host::process::guarded_io::ForeignFile;
 use perfusion_model::event::{Method, ShimEvent};
 use perfusion_model::frame::{FrameKey, ImageId, Marker, ProcessId};
 use perfusion_model::labels::{Labels, SampleType};
 use perfusion_pprof::{self, About};
 use perfusion_report::stacks::{Only, View};
-use perfusion_symbolize::{Directory, ImageFile, Symbolizer};
+use perfusion_symbolize::{ImageFile, ImageResolver, Symbolizer};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -23,7 +23,7 @@ struct Files {
     own: ForeignFile,
 }
 
-impl Directory for Files {
+impl ImageResolver for Files {
     fn image(&self, image: ImageId) -> Option<ImageFile<'_>> {
         match image {
             ImageId(0) => Some(ImageFile {

@@ -137,7 +137,7 @@ plain! {
 
 plain! {
     /// State of the coin that thins wait stacks; one per CPU.
-    pub struct Coin {
+    pub struct Sampler {
         /// End of the interval; ns.
         pub interval_end_ns: u64,
         /// When the probability was last set: when the interval began, or a burst within it had

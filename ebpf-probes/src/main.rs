@@ -4,7 +4,6 @@
 #![no_main]
 #![feature(asm_experimental_arch)]
 
-mod coin;
 mod config;
 mod emit;
 mod iter;
@@ -13,6 +12,7 @@ mod maps;
 mod process;
 mod rename;
 mod sample;
+mod sampler;
 mod sched;
 mod span;
 mod unwind;

@@ -5,7 +5,7 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, PerCpuArray, RingBuf};
 use ebpf_common::counter::{COUNTERS, Counter};
 use ebpf_common::event::WakeRecord;
-use ebpf_common::key::{Coin, Recording, SpanPlace, Thread, Visitor};
+use ebpf_common::key::{Recording, Sampler, SpanPlace, Thread, Visitor};
 use ebpf_common::limits::{
     DEFAULT_MAX_PLACES, DEFAULT_MAX_THREADS, MAX_PASSED_OVER, MAX_RULED_CGROUPS, MAX_RULED_OTHERS,
     MAX_RULES, MAX_SELECTED_PROCESSES, MAX_SPACES, MAX_SPAN_PLACES, MAX_VISITORS,
@@ -61,7 +61,7 @@ static WAIT_BUDGET: Array<u64> = Array::with_max_entries(2, 0);
 
 /// One entry per CPU: the coin's state. Private to the switch hook.
 #[map]
-static COINS: PerCpuArray<Coin> = PerCpuArray::with_max_entries(1, 0);
+static COINS: PerCpuArray<Sampler> = PerCpuArray::with_max_entries(1, 0);
 
 /// One entry per CPU: counters, by `Counter`. Read by the daemon.
 #[map]
@@ -156,6 +156,6 @@ pub(crate) fn wait_beyond() -> u64 {
 
 /// This CPU's coin.
 #[inline(always)]
-pub(crate) fn coin() -> Option<*mut Coin> {
+pub(crate) fn coin() -> Option<*mut Sampler> {
     COINS.get_ptr_mut(0)
 }

@@ -102,7 +102,7 @@ fn switch_out<const LOOPS: bool>(ctx: &BtfTracePointContext, now: u64) {
     let Some(coin) = coin() else { return thinned(thread, waits, was) };
     // SAFETY: this CPU's entry; the scheduler's hooks do not nest on a CPU.
     let coin = unsafe { &mut *coin };
-    let Some(probability) = coin::throw(coin, thread, now) else {
+    let Some(probability) = sampler::throw(coin, thread, now) else {
         return thinned(thread, waits, was);
     };
     // Before anybody can end the wait: a waking that comes while its stack is still taken must tell
@@ -134,16 +134,16 @@ fn switch_out<const LOOPS: bool>(ctx: &BtfTracePointContext, now: u64) {
     match stack_record::<LOOPS>(ctx.as_ptr(), task, &hook) {
         Ok(bytes) => {
             let woken = if blocked { size_of::<WakeRecord>() as u32 } else { 0 };
-            coin::spend(coin, bytes + woken + size_of::<WaitEndRecord>() as u32);
+            sampler::spend(coin, bytes + woken + size_of::<WaitEndRecord>() as u32);
             if blocked && setting!(waker_stacks) != 0 {
                 // Of whoever will end it there is to be a stack too, which costs about as much.
-                coin::spend(coin, bytes);
+                sampler::spend(coin, bytes);
             }
             count(Counter::WaitsStored);
         }
         Err(Lost::RingFull(bytes)) => {
             // The work was done, and the ring has enough of it.
-            coin::spend(coin, bytes);
+            sampler::spend(coin, bytes);
             not_kept(thread);
             count(Counter::WaitsRingFull);
         }

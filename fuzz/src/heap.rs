@@ -5,7 +5,7 @@ use crate::input::Input;
 use perfusion_report::survey_profile;
 
 use perfusion_dotnet::counts::tally::Tally;
-use perfusion_dotnet::metadata::{Assembly, Room};
+use perfusion_dotnet::metadata::{Assembly, NameBudget};
 use perfusion_dotnet::nettrace::{Event, Reader};
 use perfusion_heap::dominators;
 use perfusion_heap::paths::Paths;
@@ -49,7 +49,7 @@ fn names(file: &[u8]) {
     assembly.static_fields(
         &HashSet::from(["head", "array", "numbers"]),
         &mut found,
-        &mut Room::new(1 << 20),
+        &mut NameBudget::new(1 << 20),
     );
     assert!(found.len() <= 3, "only what is asked for");
     for token in [0x0200_0001, 0x0200_0003, 0x02ff_ffff, 0x0100_0001] {

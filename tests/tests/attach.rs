@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use perfusion_dotnet::attach::policy::{self, Runtime as Kind, WhyNot};
 use perfusion_dotnet::attach::{AttachError, attach, ipc, launch, place};
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_model::event::{Event, EventKind, MonotonicNs, RegionId, ShimEvent};
-use perfusion_sources::shim::{Settings, Wishes};
+use perfusion_sources::shim::{Settings, Subscriptions};
 use perfusion_sources::shim::{ShimLimits, ShimSource};
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::{MIN_UNITS, VERSION};
@@ -43,7 +43,7 @@ struct Recorder {
 
 impl Recorder {
     fn new() -> Self {
-        Self::with(Settings::new(Wishes::default()).unwrap())
+        Self::with(Settings::new(Subscriptions::default()).unwrap())
     }
 
     fn with(settings: Settings) -> Self {
@@ -174,7 +174,7 @@ impl Recorder {
 /// Where JIT-compiled code may be.
 fn executable_anonymous(pid: u32) -> Vec<(u64, u64)> {
     let mut ranges = Vec::new();
-    Target::open(pid)
+    ProcessHandle::open(pid)
         .unwrap()
         .maps(|line| {
             if line.executable && (line.inode == 0 || line.name.contains("doublemapper")) {
@@ -243,7 +243,7 @@ fn a_runtime_tells_its_version(runtime: Runtime) {
     let name = format!("attach::a_runtime_tells_its_version {runtime}");
     let Some(_turn) = begin_beside(&name, &[Need::Root, Need::Clr(runtime)]) else { return };
     let app = allocator(runtime).start().unwrap();
-    let target = Target::open(app.pid()).unwrap();
+    let target = ProcessHandle::open(app.pid()).unwrap();
     let info = ipc::process_info(&target, DEADLINE).unwrap();
     let version = &info.runtime_version;
     assert!(version.starts_with(&format!("{}.", runtime.major())), "{info:?}");
@@ -501,7 +501,7 @@ fn thread_ids_of_a_pid_namespace_are_the_hosts() {
     let unshare = app.pid();
     let children = fs::read_to_string(format!("/proc/{unshare}/task/{unshare}/children")).unwrap();
     let pid: u32 = children.trim().parse().unwrap();
-    assert_eq!(Target::open(pid).unwrap().namespace_pid(), Ok(1));
+    assert_eq!(ProcessHandle::open(pid).unwrap().namespace_pid(), Ok(1));
     let mut recorder = Recorder::new();
     recorder.attach(pid);
     let tid = recorder.allocation(pid);
@@ -598,7 +598,8 @@ fn a_recorder_that_goes_without_something_else_has_another_session() {
     recorder.attach(app.pid());
     for (session, exceptions) in [(1, true), (2, false), (3, true)] {
         // As a daemon that has read another configuration.
-        let settings = recorder.settings.wishing(Wishes { exceptions, ..Wishes::default() });
+        let settings =
+            recorder.settings.wishing(Subscriptions { exceptions, ..Subscriptions::default() });
         if session > 1 {
             drop(std::mem::replace(&mut recorder, Recorder::with(settings)));
             recorder.source.watch(app.pid());
@@ -634,13 +635,13 @@ fn diagnostics_switched_off_is_a_reason_with_the_variables_name() {
         "DOTNET_EnableDiagnostics_Profiler",
     ] {
         let app = allocator(Runtime::Net9).env(variable, "0").start().unwrap();
-        let inspection = policy::inspect(&Target::open(app.pid()).unwrap(), None).unwrap();
+        let inspection = policy::inspect(&ProcessHandle::open(app.pid()).unwrap(), None).unwrap();
         assert_eq!(inspection.why_not, Some(WhyNot::DiagnosticsOff(variable.to_owned())));
         app.stop().unwrap();
     }
 }
 
-/// A process that ends waits for last questions, but not for its whole patience when the recorder
+/// A process that ends waits for last questions, but not for its whole timeout when the recorder
 /// is awake. The first and the last thing its shim says of the end have the times of it.
 #[test]
 fn the_end_of_a_process_is_held_up_no_longer_than_an_awake_recorder_needs() {
@@ -682,7 +683,7 @@ fn the_end_of_a_process_is_held_up_no_longer_than_an_awake_recorder_needs() {
         Duration::from_nanos(bye[0] - marks[0])
     };
     // A busy machine makes it longer: one of three is enough to show that it is not the whole
-    // patience of 45 ms.
+    // timeout of 45 ms.
     let found: Vec<Duration> = (0..3).map(|_| held_up()).collect();
     println!("the end was held up for {found:?}");
     assert!(found.iter().any(|time| *time < Duration::from_millis(40)), "{found:?}");
@@ -782,7 +783,7 @@ fn a_runtime_on_musl_is_left_alone_and_why() {
         let path = scratch.path(file);
         fs::copy(&library, &path).unwrap();
         let app = allocator(Runtime::Net10).env("LD_PRELOAD", &path).start().unwrap();
-        let found = policy::inspect(&Target::open(app.pid()).unwrap(), None).unwrap();
+        let found = policy::inspect(&ProcessHandle::open(app.pid()).unwrap(), None).unwrap();
         app.stop().unwrap();
         found.why_not
     };
@@ -802,7 +803,7 @@ fn a_tmpdir_of_somebody_else_is_not_used() {
         std::os::unix::fs::chown(&temporary, Some(uid), None).unwrap();
         let app =
             Workload::program("/bin/sleep").arg("600").env("TMPDIR", &temporary).spawn().unwrap();
-        let target = Target::open(app.pid()).unwrap();
+        let target = ProcessHandle::open(app.pid()).unwrap();
         wait_until("its environment", DEADLINE, || target.environment("TMPDIR").ok().flatten())
             .unwrap();
         let placed = place::place(&target, b"x").unwrap();
@@ -820,7 +821,7 @@ fn the_sweep_reaches_other_mount_namespaces() {
     let root = PathBuf::from(format!("/proc/{}/root/tmp", app.pid()));
     let left = root.join(format!("{PREFIX}0123456789abcdef.so"));
     fs::write(&left, b"left by a crash").unwrap();
-    let placed = place::place(&Target::open(app.pid()).unwrap(), b"in use").unwrap();
+    let placed = place::place(&ProcessHandle::open(app.pid()).unwrap(), b"in use").unwrap();
     let in_use = root.join(Path::new(placed.path()).file_name().unwrap());
     // Daemons of tests beside this one sweep, too: how many it removed itself says nothing.
     place::sweep();

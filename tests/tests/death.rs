@@ -117,7 +117,7 @@ fn of_more_allocations_than_anyone_can_record_some_stand_for_all() {
     assert!(heard.is_ok(), "{}", recording.progress());
     let_pass(Duration::from_secs(1));
     // 4 GB/s are 40,000 samples a second. While the recorder stands still, for less than the shim's
-    // patience, also those that stand for all may find the ring full.
+    // timeout, also those that stand for all may find the ring full.
     recording.signal(Signal::STOP).unwrap();
     let_pass(Duration::from_secs(1));
     recording.signal(Signal::CONT).unwrap();

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use perfusion_dotnet::attach::ipc::{Listen, listen, stop_listening};
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_model::units::grouped;
 use rustix::process::Signal;
 use system_tests::environment::{Need, begin, begin_beside, long_form};
@@ -108,7 +108,7 @@ fn a_survey_names_what_holds_objects_and_leaves_the_app_as_it_was(runtime: Runti
 
     // Had a keyword been left on, the begin or end of any other session would make the runtime
     // collect.
-    let target = Target::open(app.pid()).unwrap();
+    let target = ProcessHandle::open(app.pid()).unwrap();
     let what = Listen { keywords: 1, level: 4, buffer_mib: 1 };
     let events = listen(&target, &what, Arc::new(AtomicBool::new(false)), SLACK).unwrap();
     stop_listening(&target, events.session(), SLACK).unwrap();

@@ -112,7 +112,7 @@ impl Held {
     fn more_than(&self, before: &Self) -> Vec<String> {
         let kinds = self.descriptors.iter().map(|(kind, count)| {
             let most = match kind.as_str() {
-                // One of each thread that reads what others may hold up (`process/patience.rs`).
+                // One of each thread that reads what others may hold up (`process/guarded_io.rs`).
                 SCHEDSTAT => self.threads,
                 _ => before.descriptors.get(kind).copied().unwrap_or(0) + 1,
             };

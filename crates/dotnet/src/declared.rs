@@ -2,10 +2,10 @@
 //! by the field's name, and by its type where several classes have a field of the name; and the
 //! classes around nested types, of which the runtime tells the innermost only.
 
-use crate::metadata::{Assembly, Field, Room};
+use crate::metadata::{Assembly, Field, NameBudget};
 use crate::types::Type;
-use perfusion_host::process::handle::Target;
-use perfusion_host::process::patience::ForeignFile;
+use perfusion_host::process::guarded_io::ForeignFile;
+use perfusion_host::process::handle::ProcessHandle;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 
@@ -37,7 +37,7 @@ pub struct Assemblies {
 impl Assemblies {
     /// Opens those that are called assemblies and are not open yet, `most` of them in all. A
     /// process that is gone has none.
-    pub fn look(&mut self, target: &Target, most: usize) {
+    pub fn look(&mut self, target: &ProcessHandle, most: usize) {
         let mut paths = Vec::new();
         let listed = target.maps(|line| {
             if line.inode != 0
@@ -69,7 +69,7 @@ impl Assemblies {
 
     /// Completes the names of nested types, and of arrays of them.
     pub fn complete(self, types: &mut [Type]) {
-        let mut room = Room::new(MAX_NAME_BYTES);
+        let mut room = NameBudget::new(MAX_NAME_BYTES);
         let mut modules = by_module(types);
         self.each(|assembly| {
             modules.retain(|_, numbers| !name_nested(assembly, numbers, types, &mut room));
@@ -91,13 +91,13 @@ fn by_module(types: &[Type]) -> HashMap<u64, Vec<usize>> {
 /// Fills in what a survey's names lack, of types and of static fields. They may take a sixteenth of
 /// what is allowed for all. Answers how many bytes they have taken.
 pub fn complete_names(
-    target: &Target,
+    target: &ProcessHandle,
     types: &mut [Type],
     static_fields: &mut [StaticField],
     limit_bytes: usize,
 ) -> usize {
     let allowed = MAX_NAME_BYTES.min(limit_bytes / 16);
-    let mut room = Room::new(allowed);
+    let mut room = NameBudget::new(allowed);
     let mut assemblies = Assemblies::default();
     assemblies.look(target, MAX_FILES);
     let mut modules = by_module(types);
@@ -121,7 +121,7 @@ fn name_nested(
     assembly: &Assembly<'_>,
     numbers: &[usize],
     types: &mut [Type],
-    room: &mut Room,
+    room: &mut NameBudget,
 ) -> bool {
     let name = |types: &[Type], number: usize| -> Option<String> {
         let found = types.get(number)?;
@@ -150,7 +150,7 @@ fn name_nested(
 }
 
 /// An array's name begins with that of its elements' type.
-fn name_arrays(types: &mut [Type], room: &mut Room) {
+fn name_arrays(types: &mut [Type], room: &mut NameBudget) {
     for number in 0..types.len() {
         // From the innermost elements outwards; deeper arrays of arrays keep a short name.
         let mut chain = vec![number];
@@ -182,7 +182,7 @@ fn name_classes(
     types: &[Type],
     static_fields: &mut [StaticField],
     found: &HashMap<String, Vec<Field>>,
-    room: &mut Room,
+    room: &mut NameBudget,
 ) {
     for field in static_fields {
         let Some(candidates) = found.get(&field.name) else { continue };

@@ -22,12 +22,12 @@ const MAX_NESTING: usize = 16;
 /// What is left of what names from assemblies may take, and of the types that may be looked for in
 /// them: a process can map files that were made for nothing else.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct NameBudget {
     bytes: usize,
     looks: usize,
 }
 
-impl Room {
+impl NameBudget {
     /// So many bytes.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
@@ -287,7 +287,7 @@ impl<'a> Assembly<'a> {
         &self,
         wanted: &HashSet<&str>,
         found: &mut HashMap<String, Vec<Field>>,
-        room: &mut Room,
+        room: &mut NameBudget,
     ) {
         // Where a number is wrong, the rest is missing.
         self.add_static_fields(wanted, found, room);
@@ -297,7 +297,7 @@ impl<'a> Assembly<'a> {
         &self,
         wanted: &HashSet<&str>,
         found: &mut HashMap<String, Vec<Field>>,
-        room: &mut Room,
+        room: &mut NameBudget,
     ) -> Option<()> {
         let fields = self.counts[table::FIELD];
         let classes = self.counts[table::TYPE_DEF];

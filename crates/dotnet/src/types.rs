@@ -53,14 +53,14 @@ const TYPE_BYTES: usize = size_of::<Type>() + 2 * (size_of::<(u64, u32)>() + 1);
 
 /// How much is kept of what a process tells.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct TypeBudget {
     /// Types that are told apart; further ones count as one.
     pub types: usize,
     /// Bytes of all names together; what comes after has none.
     pub name_bytes: usize,
 }
 
-impl Room {
+impl TypeBudget {
     /// Where `limit_bytes` are allowed for all: an eighth of them for types, another for names, and
     /// no more than any program has use for.
     #[must_use]
@@ -75,7 +75,7 @@ impl Room {
 pub struct Types {
     numbers: HashMap<u64, u32, RandomState>,
     list: Vec<Type>,
-    room: Room,
+    room: TypeBudget,
     /// Bytes of all names that were kept.
     name_bytes: usize,
 }
@@ -83,7 +83,7 @@ pub struct Types {
 impl Types {
     /// None yet.
     #[must_use]
-    pub fn new(room: Room) -> Self {
+    pub fn new(room: TypeBudget) -> Self {
         Self { numbers: HashMap::default(), list: Vec::new(), room, name_bytes: 0 }
     }
 
@@ -181,7 +181,7 @@ impl Types {
 
 #[cfg(test)]
 mod tests {
-    use super::{Room, Types};
+    use super::{TypeBudget, Types};
     use crate::fields::Fields;
 
     fn event(id: u64, module: u64, name: &str) -> Vec<u8> {
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_type_is_told_of_again_by_each_thread_and_another_one_may_get_its_place() {
-        let mut types = Types::new(Room { types: 9, name_bytes: 99 });
+        let mut types = Types::new(TypeBudget { types: 9, name_bytes: 99 });
         let met = types.number(0x1000);
         types.get_mut(met).unwrap().objects = 3;
         for _ in 0..2 {
@@ -216,14 +216,14 @@ mod tests {
     fn half_an_event_is_none() {
         let whole = event(0x1000, 7, "Shop.Order");
         for end in 0..whole.len() {
-            let mut types = Types::new(Room { types: 9, name_bytes: 99 });
+            let mut types = Types::new(TypeBudget { types: 9, name_bytes: 99 });
             assert_eq!(types.learn(Fields(&whole[..end])), None, "{end}");
         }
     }
 
     #[test]
     fn no_more_is_kept_than_there_is_room_for() {
-        let mut types = Types::new(Room { types: 3, name_bytes: 3 });
+        let mut types = Types::new(TypeBudget { types: 3, name_bytes: 3 });
         for id in 1..100 {
             types.learn(Fields(&event(id, 7, "ab"))).unwrap();
         }

@@ -17,7 +17,7 @@ use crate::read_ahead::Ahead;
 use crate::walk::{Survey, Walk};
 use perfusion_dotnet::attach::ipc::{self, IpcError, Listen, Wait};
 use perfusion_dotnet::nettrace::{NettraceError, Reader};
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::headroom::{Headroom, MemoryCgroups, mib};
 use std::collections::HashSet;
 use std::io::{self, BufReader};
@@ -204,7 +204,7 @@ fn end_waits_after(interrupted: &Arc<AtomicBool>, shared: &Arc<Shared>) -> io::R
 ///
 /// # Errors
 /// [`SurveyError::NoHeadroom`].
-pub fn planned(target: &Target, wanted_mib: u32, force: bool) -> Result<Plan, SurveyError> {
+pub fn planned(target: &ProcessHandle, wanted_mib: u32, force: bool) -> Result<Plan, SurveyError> {
     let headroom = MemoryCgroups::of(target).headroom();
     plan(headroom, target.resident_bytes().unwrap_or(0), wanted_mib, force).map_err(
         |TooLittle { needed, headroom }| SurveyError::NoHeadroom {
@@ -220,7 +220,7 @@ pub fn planned(target: &Target, wanted_mib: u32, force: bool) -> Result<Plan, Su
 /// # Errors
 /// See [`SurveyError`].
 pub fn survey(
-    target: &Arc<Target>,
+    target: &Arc<ProcessHandle>,
     settings: &Settings,
     interrupted: &Arc<AtomicBool>,
     progress: &mut dyn FnMut(Progress),
@@ -234,7 +234,7 @@ pub fn survey(
 }
 
 fn take(
-    target: &Arc<Target>,
+    target: &Arc<ProcessHandle>,
     settings: &Settings,
     interrupted: &Arc<AtomicBool>,
     shared: &Arc<Shared>,
@@ -345,7 +345,7 @@ fn take(
 
 /// Waits until the thread has begun that sends the events of the session just opened; `others` were
 /// there before. Not for ever: without it more is lost, which is told.
-fn wait_for_sender(target: &Target, others: &[(u32, u64)], interrupted: &AtomicBool) {
+fn wait_for_sender(target: &ProcessHandle, others: &[(u32, u64)], interrupted: &AtomicBool) {
     let until = Instant::now() + BEGINS;
     let is_new = |tid: u32| others.iter().all(|(other, _)| *other != tid);
     let has_begun = |&(tid, slept): &(u32, u64)| is_new(tid) && slept >= SLEPT;
@@ -385,13 +385,13 @@ fn interrupted_with(pid: u32, paused: &str, put_back: bool) -> SurveyError {
 }
 
 /// Ends the session that listens, and leaves no keywords behind.
-fn put_back(target: &Target, session: u64, shared: &Shared) -> Result<(), IpcError> {
+fn put_back(target: &ProcessHandle, session: u64, shared: &Shared) -> Result<(), IpcError> {
     let wait = Wait::until(COLLECTION, &shared.give_up);
     ipc::stop_listening(target, session, wait).and_then(|()| forget(target, shared))
 }
 
 /// Opens the session that makes the runtime collect, and ends it.
-fn collect(target: &Target, shared: &Shared) -> Result<(), IpcError> {
+fn collect(target: &ProcessHandle, shared: &Shared) -> Result<(), IpcError> {
     let what = Listen { keywords: COLLECT, level: LEVEL, buffer_mib: 1 };
     let wait = Wait::until(COLLECTION, &shared.give_up);
     let events = ipc::listen(target, &what, Arc::clone(&shared.give_up), wait.clone())?;
@@ -404,7 +404,7 @@ fn collect(target: &Target, shared: &Shared) -> Result<(), IpcError> {
 }
 
 /// Makes the runtime count the keywords that are asked for.
-fn forget(target: &Target, shared: &Shared) -> Result<(), IpcError> {
+fn forget(target: &ProcessHandle, shared: &Shared) -> Result<(), IpcError> {
     let what = Listen { keywords: 0, level: 0, buffer_mib: 1 };
     let wait = Wait::until(ANSWER, &shared.give_up);
     let events = ipc::listen(target, &what, Arc::clone(&shared.give_up), wait.clone())?;

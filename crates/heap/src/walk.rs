@@ -13,7 +13,7 @@ use crate::graph::{Builder, Graph, NOWHERE, NoGraph};
 use perfusion_dotnet::declared::StaticField;
 use perfusion_dotnet::fields::Fields;
 use perfusion_dotnet::nettrace::Event;
-use perfusion_dotnet::types::{Room, Type, Types};
+use perfusion_dotnet::types::{Type, TypeBudget, Types};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -239,7 +239,7 @@ impl Walk {
             thread: None,
             is_over: false,
             marks: Vec::new(),
-            types: Types::new(Room::within(limit_bytes)),
+            types: Types::new(TypeBudget::within(limit_bytes)),
             objects: 0,
             fields: Vec::new(),
             graph: Ok(Builder::new(limit_bytes)),

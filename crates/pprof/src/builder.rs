@@ -5,7 +5,7 @@ use super::proto::{Function, Line, Location, Mapping, Profile, ValueType};
 use super::{KERNEL_MAPPING, MANAGED_MAPPING};
 use foldhash::fast::RandomState;
 use perfusion_model::frame::FrameKey;
-use perfusion_symbolize::{Directory, FunctionId, Module, Symbol, Symbolizer, kernel, native};
+use perfusion_symbolize::{FunctionId, ImageResolver, Module, Symbol, Symbolizer, kernel, native};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ enum Place {
 /// Tables and the ids given so far. Ids are positions plus one.
 pub(super) struct Builder<'a> {
     symbolizer: &'a Symbolizer,
-    directory: &'a dyn Directory,
+    directory: &'a dyn ImageResolver,
     strings: HashMap<Arc<str>, i64>,
     functions: HashMap<(i64, i64), u64>,
     mappings: HashMap<Module, usize>,
@@ -30,7 +30,7 @@ pub(super) struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    pub(super) fn new(symbolizer: &'a Symbolizer, directory: &'a dyn Directory) -> Self {
+    pub(super) fn new(symbolizer: &'a Symbolizer, directory: &'a dyn ImageResolver) -> Self {
         Self {
             symbolizer,
             directory,

@@ -10,7 +10,7 @@ use perfusion_aggregate::Window;
 use perfusion_aggregate::window::Entry;
 use perfusion_model::frame::ImageId;
 use perfusion_model::labels::{LabelValue, Labels, SampleType};
-use perfusion_symbolize::{Directory, Module, Symbolizer};
+use perfusion_symbolize::{ImageResolver, Module, Symbolizer};
 use prost::Message;
 use prost::encoding::{WireType, encode_key};
 use std::io::Write;
@@ -45,7 +45,7 @@ pub struct About {
 pub fn encode(
     window: &Window,
     symbolizer: &Symbolizer,
-    directory: &dyn Directory,
+    directory: &dyn ImageResolver,
     about: &About,
 ) -> Result<Vec<u8>, PprofError> {
     encode_entries(window.entries(), symbolizer, directory, about)
@@ -58,7 +58,7 @@ pub fn encode(
 pub fn encode_entries<'a>(
     entries: impl IntoIterator<Item = Entry<'a>>,
     symbolizer: &Symbolizer,
-    directory: &dyn Directory,
+    directory: &dyn ImageResolver,
     about: &About,
 ) -> Result<Vec<u8>, PprofError> {
     let mut builder = Builder::new(symbolizer, directory);
@@ -94,7 +94,7 @@ pub fn encode_entries<'a>(
 pub fn message<'a>(
     entries: impl IntoIterator<Item = Entry<'a>>,
     symbolizer: &Symbolizer,
-    directory: &dyn Directory,
+    directory: &dyn ImageResolver,
     about: &About,
 ) -> Result<Profile, PprofError> {
     let mut builder = Builder::new(symbolizer, directory);

@@ -5,8 +5,8 @@
 use super::backlog::Backlog;
 use super::commands::Inbox;
 use super::commands::{Command, Look};
-use super::pace::{Due, Found, Pace};
-use super::pulse::Pulse;
+use super::heartbeat::Heartbeat;
+use super::rate_controller::{Due, Found, RateController};
 use perfusion_model::event::IncidentCounts;
 use perfusion_model::event::{Event, MonotonicNs, ThreadSnapshot};
 use perfusion_sources::Rates;
@@ -70,7 +70,7 @@ pub struct Collector {
     held: VecDeque<Batch>,
     backlog: Backlog,
     paused_rounds: u64,
-    pace: Pace,
+    pace: RateController,
     finishes: bool,
     out: SyncSender<Batch>,
     commands: Inbox,
@@ -78,7 +78,7 @@ pub struct Collector {
     cut_until: Option<MonotonicNs>,
     /// A cut that was asked for meanwhile, with its rates: it follows.
     cut_next: Option<Option<Rates>>,
-    pulse: Pulse,
+    pulse: Heartbeat,
     /// Counters of exceptions and contentions when the kernel was closed: the profile covers no
     /// more.
     of_incidents: Vec<(String, u64)>,
@@ -95,7 +95,7 @@ impl Collector {
         backlog: Backlog,
         out: SyncSender<Batch>,
         commands: Inbox,
-        pulse: Pulse,
+        pulse: Heartbeat,
     ) -> Self {
         Self {
             kernel: Some(kernel),
@@ -104,7 +104,7 @@ impl Collector {
             held: VecDeque::new(),
             backlog,
             paused_rounds: 0,
-            pace: Pace::new(Instant::now()),
+            pace: RateController::new(Instant::now()),
             finishes: false,
             out,
             commands,

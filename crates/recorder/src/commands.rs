@@ -4,7 +4,7 @@
 use super::processor::Questions;
 use perfusion_sources::Rates;
 use perfusion_sources::kernel::ProgramCost;
-use perfusion_sources::shim::{ShimLook, Wishes};
+use perfusion_sources::shim::{ShimLook, Subscriptions};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::HashMap;
 use std::io;
@@ -23,7 +23,7 @@ pub(crate) enum Command {
     /// The shim is to leave this process.
     Leave(u32),
     /// Wish for this in a process, and for its names if so said.
-    Wish(u32, Wishes, bool),
+    Wish(u32, Subscriptions, bool),
     /// A window ends now and the next begins, at these rates if they are to be others.
     Cut(Option<Rates>),
     /// These cgroups there are now, with what rules say of them.

@@ -8,7 +8,7 @@ use perfusion_dotnet::attach::place;
 use perfusion_dotnet::attach::policy::{Inspection, Runtime, WhyNot, inspect};
 use perfusion_dotnet::attach::workers;
 use perfusion_dotnet::attach::{AttachError, attach_until};
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::start_ticks;
 use perfusion_host::system_limits::explain;
 use perfusion_sources::shim::Settings;
@@ -238,7 +238,7 @@ impl Work {
         let is_new = since > self.began && since.elapsed() < GROWS_UP;
         let is_young =
             is_new || matches!(self.whom, Whom::Started(_)) && since.elapsed() < GROWS_UP;
-        let Ok(target) = Target::open(pid) else { return };
+        let Ok(target) = ProcessHandle::open(pid) else { return };
         let Ok(Inspection { runtime, why_not, .. }) = inspect(&target, None) else { return };
         let is_dotnet = matches!(runtime, Runtime::CoreClr { .. } | Runtime::SingleFile { .. });
         let has_ours = || {

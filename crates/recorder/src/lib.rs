@@ -5,16 +5,16 @@ mod asked;
 pub mod backlog;
 pub mod collector;
 pub mod commands;
+mod cost_attribution;
 pub mod counters;
-mod effort;
 pub mod follow;
 mod former;
+pub mod heartbeat;
 pub mod loss;
 pub mod names;
 mod naming;
-mod pace;
 pub mod processor;
-pub mod pulse;
+mod rate_controller;
 mod starts;
 pub mod trim;
 mod untold;
@@ -23,6 +23,7 @@ use backlog::Backlog;
 use collector::{Batch, Collector, KernelTotals};
 use commands::Commands;
 use commands::{Command, Look};
+use heartbeat::{Heartbeat, Watch};
 use perfusion_aggregate::window::Window;
 use perfusion_host::pods::Pods;
 use perfusion_host::process::table::Standing;
@@ -37,7 +38,6 @@ use perfusion_sources::shim::ShimSource;
 use perfusion_symbolize::kernel::{ReadAhead, WakeSites};
 use processor::cut::Cut;
 use processor::{Processor, Questions};
-use pulse::{Pulse, Watch};
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
@@ -104,18 +104,18 @@ pub struct Recording {
     processor: JoinHandle<Option<Recorded>>,
     commands: Commands,
     said: Arc<Mutex<Said>>,
-    wishes: Arc<Mutex<Wishes>>,
-    watch: Pulses,
+    wishes: Arc<Mutex<Requests>>,
+    watch: Heartbeats,
 }
 
 /// Looks at both threads of a recording.
 #[derive(Debug)]
-pub struct Pulses {
+pub struct Heartbeats {
     processor: Watch,
     collector: Watch,
 }
 
-impl Pulses {
+impl Heartbeats {
     /// Which thread has not moved for a minute. To be asked now and then.
     #[must_use]
     pub fn hanging(&mut self, now: Instant) -> Option<&'static str> {
@@ -161,7 +161,7 @@ struct Said {
 
 /// What the processor is asked for that must not wait for all that is on its way to it.
 #[derive(Default)]
-struct Wishes {
+struct Requests {
     shed: bool,
     /// Bytes that the stacks of a window may take.
     stacks: Option<u64>,
@@ -176,7 +176,7 @@ struct Wishes {
 pub struct Watcher {
     commands: Commands,
     said: Arc<Mutex<Said>>,
-    wishes: Arc<Mutex<Wishes>>,
+    wishes: Arc<Mutex<Requests>>,
 }
 
 impl Watcher {
@@ -201,7 +201,7 @@ impl Watcher {
     }
 
     /// The shim of `pid` is to tell this, and is asked for names if so said.
-    pub fn wish(&self, pid: u32, wishes: perfusion_sources::shim::Wishes, names: bool) {
+    pub fn wish(&self, pid: u32, wishes: perfusion_sources::shim::Subscriptions, names: bool) {
         self.wishes.lock().unwrap_or_else(PoisonError::into_inner).names.insert(pid, names);
         // Fails only when the recording is over.
         self.commands.send(Command::Wish(pid, wishes, names)).ok();
@@ -288,7 +288,7 @@ impl Recording {
     ) -> io::Result<Self> {
         let (rules, spans, threads) =
             (kernel.take_rules(), kernel.take_spans(), kernel.take_threads());
-        let pulse = Pulse::default();
+        let pulse = Heartbeat::default();
         let mut processor =
             processor.with_waker_stacks(kernel.has_waker_stacks()).with_spans(kernel.has_spans());
         processor.expect(shims.limits());
@@ -298,15 +298,15 @@ impl Recording {
         let backlog = Backlog::of_ring(kernel.ring_bytes());
         let (batches, from_collector) = sync_channel(BATCHES);
         let (commands, obeyed) = commands::channel(COMMANDS)?;
-        let of_collector = Pulse::default();
-        let watch = Pulses { processor: pulse.watch(), collector: of_collector.watch() };
+        let of_collector = Heartbeat::default();
+        let watch = Heartbeats { processor: pulse.watch(), collector: of_collector.watch() };
         let mut collector =
             Collector::new(kernel, shims, backlog.clone(), batches, obeyed, of_collector);
         if take.is_none() {
             collector = collector.leaving_within(LEAVE_SOON);
         }
         let said = Arc::new(Mutex::new(Said::default()));
-        let wishes = Arc::new(Mutex::new(Wishes::default()));
+        let wishes = Arc::new(Mutex::new(Requests::default()));
         let mut run = Run {
             wishes: Arc::clone(&wishes),
             backlog,
@@ -367,8 +367,11 @@ impl Recording {
 
     /// Looks whether its threads move.
     #[must_use]
-    pub fn watch(&self) -> Pulses {
-        Pulses { processor: self.watch.processor.again(), collector: self.watch.collector.again() }
+    pub fn watch(&self) -> Heartbeats {
+        Heartbeats {
+            processor: self.watch.processor.again(),
+            collector: self.watch.collector.again(),
+        }
     }
 
     /// Which of its threads has not moved for a minute. To be asked now and then.
@@ -452,13 +455,13 @@ struct Run {
     backlog: Backlog,
     commands: Commands,
     said: Arc<Mutex<Said>>,
-    wishes: Arc<Mutex<Wishes>>,
+    wishes: Arc<Mutex<Requests>>,
     processor: Processor,
     rules: Option<RuleCache>,
     spans: Option<SpanPlaces>,
     /// The probes' threads, which are confirmed here.
     threads: Option<ThreadTable>,
-    pulse: Pulse,
+    pulse: Heartbeat,
     /// Who takes windows, and when the one in progress began.
     take: Option<(TakeWindow, MonotonicNs)>,
     announced: Option<Totals>,
@@ -577,7 +580,7 @@ impl Run {
 
     /// Does what was asked for between two batches.
     fn grant(&mut self) {
-        let Wishes { shed, stacks, standings, names } =
+        let Requests { shed, stacks, standings, names } =
             std::mem::take(&mut *self.wishes.lock().unwrap_or_else(PoisonError::into_inner));
         if shed {
             self.processor.shed();

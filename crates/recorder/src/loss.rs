@@ -56,7 +56,7 @@ impl Before {
 /// Those of this process, whatever recordings it has had.
 #[must_use]
 pub fn process_counters() -> [(&'static str, u64); 2] {
-    let (calls_given_up, calls_not_made) = perfusion_host::process::patience::counts();
+    let (calls_given_up, calls_not_made) = perfusion_host::process::guarded_io::counts();
     [("calls_given_up", calls_given_up), ("calls_not_made", calls_not_made)]
 }
 

@@ -5,7 +5,7 @@ pub mod cut;
 
 use self::cut::{Cutting, Gone};
 use super::asked::Asked;
-use super::effort::Effort;
+use super::cost_attribution::CostAttribution;
 use super::former::{Former, Formers};
 use super::names::{ThreadNames, comm_text};
 use super::naming;
@@ -222,7 +222,7 @@ pub struct Processor {
     spans: Option<Looks>,
     /// A window is being ended.
     cutting: Option<Cutting>,
-    effort: Effort,
+    effort: CostAttribution,
     /// Processes whose shims are not asked for names, because rules leave them out.
     unnamed: HashSet<u32>,
 }
@@ -299,7 +299,7 @@ impl Processor {
             waker_stacks: false,
             spans: None,
             cutting: None,
-            effort: Effort::default(),
+            effort: CostAttribution::default(),
             unnamed: HashSet::new(),
         }
     }

@@ -7,11 +7,11 @@
 //! symbolizer.resolve(window.frames(), &directory);       // at the window's end: one batch per image
 //! let symbol = symbolizer.symbol(frame);                 // total: what has no name says what it is, never a wrong name
 //! ```
-//! [`Directory`] is what this stage must be told about processes and files; the process table
+//! [`ImageResolver`] is what this stage must be told about processes and files; the process table
 //! implements it. blazesym is used in `kernel.rs` and `native.rs` only. Every frame that could not
 //! be named is counted by reason ([`Symbolizer::counters`]).
 
-mod directory;
+mod image_resolver;
 pub mod kernel;
 pub mod managed;
 pub mod native;
@@ -21,7 +21,7 @@ pub mod wait_functions;
 
 use managed::{ManagedNames, Missing};
 use perf_map::PerfMap;
-use perfusion_host::process::patience::ForeignFile;
+use perfusion_host::process::guarded_io::ForeignFile;
 use perfusion_model::event::ShimEvent;
 use perfusion_model::frame::{FrameKey, ImageId, Marker, ProcessId};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -43,7 +43,7 @@ pub struct ImageFile<'a> {
 }
 
 /// Where names come from that only the process table can tell.
-pub trait Directory {
+pub trait ImageResolver {
     /// The file behind `image`.
     fn image(&self, image: ImageId) -> Option<ImageFile<'_>>;
     /// The bytes of an image that is no file: the vDSO.
@@ -205,7 +205,7 @@ impl Symbolizer {
     pub fn resolve(
         &mut self,
         frames: impl IntoIterator<Item = FrameKey>,
-        directory: &dyn Directory,
+        directory: &dyn ImageResolver,
     ) {
         let frames: HashSet<FrameKey> = frames.into_iter().collect();
         if self.cache.len() > MAX_CACHED {
@@ -250,7 +250,7 @@ impl Symbolizer {
     }
 
     /// Forgets names in all files that are not known any more, and in all processes but these.
-    pub fn keep(&mut self, directory: &dyn Directory, processes: &HashSet<ProcessId>) {
+    pub fn keep(&mut self, directory: &dyn ImageResolver, processes: &HashSet<ProcessId>) {
         self.managed.keep(processes);
         self.cache.retain(|frame, _| match frame {
             FrameKey::Native { image, .. } => directory.image(*image).is_some(),
@@ -323,7 +323,7 @@ impl Symbolizer {
         &mut self,
         image: ImageId,
         addresses: &[u64],
-        directory: &dyn Directory,
+        directory: &dyn ImageResolver,
         copied: &mut native::CopyBudget,
     ) {
         let file = directory.image(image);
@@ -369,7 +369,7 @@ impl Symbolizer {
         frame: FrameKey,
         (process, start, generation): (ProcessId, u64, u32),
         map: &mut LazyPerfMap,
-        directory: &dyn Directory,
+        directory: &dyn ImageResolver,
     ) {
         let found = match self.managed.find(process, start, generation) {
             // A perf map has no generations: it can only speak for code that was never replaced.
@@ -405,7 +405,7 @@ impl LazyPerfMap {
     fn of(
         &mut self,
         process: ProcessId,
-        directory: &dyn Directory,
+        directory: &dyn ImageResolver,
         counters: &mut perf_map::Counters,
     ) -> Option<&PerfMap> {
         if self.0.as_ref().is_none_or(|(of, _)| *of != process) {
@@ -483,7 +483,7 @@ mod tests {
     #[derive(Default)]
     struct Own(std::cell::Cell<u32>);
 
-    impl Directory for Own {
+    impl ImageResolver for Own {
         fn image(&self, _: ImageId) -> Option<ImageFile<'_>> {
             None
         }
@@ -521,7 +521,7 @@ mod tests {
 
     struct Nothing;
 
-    impl Directory for Nothing {
+    impl ImageResolver for Nothing {
         fn image(&self, _: ImageId) -> Option<ImageFile<'_>> {
             None
         }

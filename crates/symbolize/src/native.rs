@@ -7,7 +7,7 @@
 
 use blazesym::symbolize::source::{Elf, Source};
 use blazesym::symbolize::{Input, Sym, Symbolized, Symbolizer};
-use perfusion_host::process::patience::ForeignFile;
+use perfusion_host::process::guarded_io::ForeignFile;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsRawFd;

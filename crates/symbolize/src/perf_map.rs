@@ -5,7 +5,7 @@
 //! without following links out of it, must be a regular file of root or of the process's user, and
 //! is read (never mapped) up to a limit; lines that are not understood are skipped and counted.
 
-use perfusion_host::process::patience::{ForeignFile, Holder, wait_for};
+use perfusion_host::process::guarded_io::{ForeignFile, Holder, wait_for};
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};

@@ -7,7 +7,7 @@
 //!
 //! Any file may claim to be a runtime: what it says is bounded, and stands for its own waits only.
 
-use super::Directory;
+use super::ImageResolver;
 use memchr::memmem;
 use object::endian::LittleEndian as LE;
 use object::{elf, pod};
@@ -95,7 +95,7 @@ impl WaitFunctions {
     pub fn called<'a>(
         &mut self,
         stacks: impl Iterator<Item = &'a [FrameKey]>,
-        directory: &dyn Directory,
+        directory: &dyn ImageResolver,
     ) -> Vec<(FrameKey, &'static str)> {
         let called = stacks.filter_map(|stack| {
             let method =
@@ -123,7 +123,7 @@ impl WaitFunctions {
     }
 
     /// Forgets files that are not known any more.
-    pub fn keep(&mut self, directory: &dyn Directory) {
+    pub fn keep(&mut self, directory: &dyn ImageResolver) {
         self.0.retain(|image, _| directory.image(*image).is_some());
     }
 }

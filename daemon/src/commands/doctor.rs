@@ -6,7 +6,7 @@ use crate::cli::exit;
 use crate::error::Error;
 use perfusion_artefacts as embedded;
 use perfusion_dotnet::attach::place::place_for_start;
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::system_limits::{
     MANY_OPEN_FILES, explain, needed_open_files, raise_open_files,
 };
@@ -98,8 +98,9 @@ fn enough_open_files(found: u64) -> Result<(), String> {
     ))
 }
 
-fn me() -> Result<Target, String> {
-    Target::open(std::process::id()).map_err(|error| format!("/proc/self: {error}; mount /proc"))
+fn me() -> Result<ProcessHandle, String> {
+    ProcessHandle::open(std::process::id())
+        .map_err(|error| format!("/proc/self: {error}; mount /proc"))
 }
 
 /// Places a file as the shim is placed for `record -- CMD`, and removes it.

@@ -8,7 +8,7 @@ use crate::daemon::control;
 use crate::daemon::processes::{Answer, Told};
 use crate::error::{Error, say};
 use perfusion_dotnet::attach::policy::{Inspection, Runtime, WhyNot, inspect, opted_out};
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::name;
 use perfusion_host::process::table::Standing;
 use perfusion_model::text::clean;
@@ -122,7 +122,7 @@ pub fn list(daemon: &Daemon) -> io::Result<Vec<Row>> {
 
 /// `None` when the process is gone, a zombie, or a thread of the kernel.
 fn row(pid: u32, may_be_asked: bool) -> Option<Row> {
-    let target = Target::open(pid).ok()?;
+    let target = ProcessHandle::open(pid).ok()?;
     if target.is_kernel_thread() || !target.is_alive() {
         return None;
     }
@@ -157,7 +157,7 @@ fn join(rows: &mut [Row], answer: Answer) {
     let unselected: HashMap<u32, u64> =
         answer.unselected.iter().map(|process| (process.pid, process.start_ticks)).collect();
     for row in rows {
-        let now = || Target::open(row.pid).and_then(|target| target.start_ticks()).ok();
+        let now = || ProcessHandle::open(row.pid).and_then(|target| target.start_ticks()).ok();
         // The daemon may have seen another process with this pid.
         row.daemon = told.remove(&row.pid).filter(|told| told.standing.start_ticks == now());
         if unselected.get(&row.pid).is_some_and(|ticks| Some(*ticks) == now()) {

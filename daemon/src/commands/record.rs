@@ -25,7 +25,7 @@ use perfusion_sources::kernel::{KernelError, KernelOptions, KernelSource, Select
 use perfusion_sources::launch::{self, Gated};
 use perfusion_sources::shim::ExactTables;
 use perfusion_sources::shim::ShimSource;
-use perfusion_sources::shim::{COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED, Settings, Wishes};
+use perfusion_sources::shim::{COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED, Settings, Subscriptions};
 use std::io::IsTerminal as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
@@ -251,12 +251,12 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     recording.close();
     // From here on, for what follows may wait for runtimes.
     let writing = leave_on_second_signal();
-    let patience = match end {
+    let timeout = match end {
         End::Interrupted | End::Terminated => counts::ENDING_ON_SIGNAL,
         End::Child(_) | End::Time | End::Gone => counts::ENDING,
     };
     // Before the programs have gone further.
-    let counted = counting.map(|counting| counting.finish(patience));
+    let counted = counting.map(|counting| counting.finish(timeout));
     let mut account =
         account_path.as_deref().map(|path| (path, account(options, &tables, targets.first())));
     if let End::Gone = end
@@ -339,14 +339,14 @@ enum End {
     Terminated,
 }
 
-fn wishes(options: &Record) -> Wishes {
-    Wishes {
+fn wishes(options: &Record) -> Subscriptions {
+    Subscriptions {
         exceptions: !options.no_exceptions,
         exception_messages: options.exception_messages,
         contention: !options.no_contention,
         thread_pool: options.thread_pool,
         start_session: options.alloc_counts.is_some(),
-        ..Wishes::default()
+        ..Subscriptions::default()
     }
 }
 

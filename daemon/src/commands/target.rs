@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use perfusion_dotnet::attach::policy::{self, WhyNot};
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::{name, ticks_before_now};
 use perfusion_recorder::follow::GROWS_UP;
 use rustix::io::Errno;
@@ -33,7 +33,7 @@ pub(super) fn check_target(pid: u32) -> Result<(), Error> {
 /// memory of its own, and one at which the kernel does not let this program look, whatever its
 /// capabilities (`ptrace_may_access`, kernel/ptrace.c).
 pub(super) fn check_seen(pid: u32) -> Result<(), Error> {
-    let target = Target::open(pid).map_err(|_| Error::NoProcess { pid })?;
+    let target = ProcessHandle::open(pid).map_err(|_| Error::NoProcess { pid })?;
     let name = || name::of(&target);
     if target.is_kernel_thread() {
         return Err(Error::KernelThread { pid, name: name() });
@@ -50,7 +50,7 @@ pub(super) fn check_seen(pid: u32) -> Result<(), Error> {
 /// Refuses what has no runtime that could be asked about managed memory, before anything is said or
 /// done. Answers what else is in the way, if anything is. One that has just started has some
 /// seconds to become what it will be.
-pub(super) fn check_managed(target: &Target) -> Result<Option<WhyNot>, Error> {
+pub(super) fn check_managed(target: &ProcessHandle) -> Result<Option<WhyNot>, Error> {
     let pid = target.pid();
     let is_young =
         || target.start_ticks().is_ok_and(|started| started >= ticks_before_now(GROWS_UP));

@@ -16,7 +16,7 @@ use perfusion_export::s3::S3Options;
 use perfusion_sources::Rates;
 use perfusion_sources::kernel;
 use perfusion_sources::shim::ShimLimits;
-use perfusion_sources::shim::Wishes;
+use perfusion_sources::shim::Subscriptions;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -122,13 +122,13 @@ impl Recording {
 
     /// What runtimes are asked for.
     #[must_use]
-    pub fn wishes(&self) -> Wishes {
-        Wishes {
+    pub fn wishes(&self) -> Subscriptions {
+        Subscriptions {
             exceptions: self.exceptions,
             exception_messages: self.exception_messages,
             contention: self.contention,
             thread_pool: self.thread_pool,
-            ..Wishes::default()
+            ..Subscriptions::default()
         }
     }
 }
@@ -531,7 +531,7 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::{Config, Recording};
-    use perfusion_sources::shim::Wishes;
+    use perfusion_sources::shim::Subscriptions;
 
     #[test]
     fn what_contradicts_itself_is_told() {
@@ -585,9 +585,9 @@ mod tests {
 
     #[test]
     fn runtimes_are_asked_for_all_that_is_not_switched_off() {
-        assert_eq!(Recording::default().wishes(), Wishes::default());
+        assert_eq!(Recording::default().wishes(), Subscriptions::default());
         let wishes = Recording { exceptions: false, ..Recording::default() }.wishes();
-        assert_eq!(wishes, Wishes { exceptions: false, ..Wishes::default() });
+        assert_eq!(wishes, Subscriptions { exceptions: false, ..Subscriptions::default() });
         assert_eq!(wishes.comments().collect::<Vec<_>>(), ["exceptions: not recorded, as asked"]);
         let wishes = Recording { contention: false, ..Recording::default() }.wishes();
         assert_eq!(

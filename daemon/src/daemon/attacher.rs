@@ -6,7 +6,7 @@
 //! at a time, less and less often while it fails, and never again where it cannot be done or where
 //! the process wants none, as long as it runs the same program.
 
-use super::covered::Covered;
+use super::attach_coverage::AttachCoverage;
 use super::state::State;
 use crate::config::{Attach, Policy};
 use crate::kubernetes::Source;
@@ -18,12 +18,12 @@ use perfusion_dotnet::attach::policy::opted_out;
 use perfusion_dotnet::attach::workers::{self, Done, Workers};
 use perfusion_host::priority;
 use perfusion_host::process::container::home;
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_model::feature::{Feature, LeftOut};
 use perfusion_recorder::follow::{Program, program};
 use perfusion_recorder::{Managed, Watcher};
 use perfusion_sources::kernel::rule_set::{Filter, OfService};
-use perfusion_sources::shim::{Settings, Wishes};
+use perfusion_sources::shim::{Settings, Subscriptions};
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -90,7 +90,7 @@ struct Try {
     program: Program,
     service: Arc<str>,
     failures: u32,
-    wishes: Wishes,
+    wishes: Subscriptions,
 }
 
 /// The thread.
@@ -193,7 +193,7 @@ impl Work {
             let rules = self.state.selection();
             let mut filter = rules.as_deref().map(Filter::new);
             let (mut of_services, mut covered) =
-                (HashMap::new(), HashMap::<Arc<str>, Covered>::new());
+                (HashMap::new(), HashMap::<Arc<str>, AttachCoverage>::new());
             for (program, process) in managed {
                 let left_out = match &mut filter {
                     Some(filter) => filter.left_out(process.pid, &process.service),
@@ -272,7 +272,7 @@ impl Work {
         if self.workers.is_running(&attempt) {
             return;
         }
-        match Target::open(process.pid).and_then(|target| opted_out(&target)) {
+        match ProcessHandle::open(process.pid).and_then(|target| opted_out(&target)) {
             Ok(false) => {}
             Ok(true) => {
                 self.known.insert(key, Outcome::Never);

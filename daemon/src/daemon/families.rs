@@ -137,7 +137,7 @@ mod tests {
 
 #[cfg(test)]
 mod sink_tests {
-    use crate::daemon::lane::Standing;
+    use crate::daemon::sink_worker::Standing;
     use perfusion_export::Sink;
     use perfusion_export::counts::{SINK, SINK_GAUGES};
     use perfusion_export::deliver::Backlog;

@@ -2,7 +2,7 @@
 //! has so many lines a minute; what was left out is said in one line instead, so that nothing that
 //! goes wrong again and again fills a disk.
 
-use super::outlet::Outlet;
+use super::nonblocking_writer::NonblockingWriter;
 use crate::config::{Log as Options, LogFormat, LogLevel};
 use crate::error::Error;
 use crate::log_filter;
@@ -34,7 +34,7 @@ const AT_ONCE: Duration = Duration::from_millis(100);
 #[derive(Clone)]
 pub(super) struct Log {
     limiter: Limiter,
-    outlet: Outlet,
+    outlet: NonblockingWriter,
 }
 
 /// Begins to log, as configured; once in the life of the program. Lines wait until they are
@@ -47,7 +47,7 @@ pub(super) fn start(log: &Options, level_by_flag: bool) -> Log {
         LogLevel::Debug => "debug",
     };
     let (filter, problem) = log_filter::filter(level, level_by_flag);
-    let (limiter, outlet) = (Limiter::default(), Outlet::default());
+    let (limiter, outlet) = (Limiter::default(), NonblockingWriter::default());
     let writer = outlet.clone();
     let form =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || writer.clone());

@@ -3,7 +3,7 @@
 
 use super::cost::daemon_cpu;
 use super::families::{self, Family, Kind};
-use super::lane::Standing;
+use super::sink_worker::Standing;
 use super::state::State;
 use perfusion_recorder::commands::Look;
 use std::collections::BTreeMap;
@@ -125,7 +125,7 @@ mod tests {
     use super::text;
     use crate::config::Config;
     use crate::daemon::families;
-    use crate::daemon::lane::Standing;
+    use crate::daemon::sink_worker::Standing;
     use crate::daemon::state::State;
     use crate::daemon::switch::Switch;
     use perfusion_export::deliver::Backlog;

@@ -4,27 +4,27 @@
 //! This thread only looks at clocks, signals and files: the work is the collector's, the
 //! processor's and the sinks' threads.
 
+pub mod attach_coverage;
 pub mod attacher;
 mod behind;
-pub mod confines;
+pub mod cgroup_limits;
 pub mod control;
 pub mod cost;
-pub mod covered;
 pub mod families;
 pub mod http;
-pub mod lane;
 mod log;
+pub mod memory_budget;
 pub mod metrics;
 pub mod mode;
+mod nonblocking_writer;
 pub mod notify;
-mod outlet;
-pub mod pace;
 pub mod pipeline;
 pub mod processes;
 pub mod queue;
+pub mod rate_controller;
 pub mod retry;
-pub mod room;
 pub mod schedule;
+pub mod sink_worker;
 pub mod sinks;
 pub mod state;
 pub mod switch;
@@ -42,15 +42,14 @@ use crate::select::Selection as Selected;
 use crate::select::cgroups::Cgroups;
 use crate::select::cgroups::cgroup_id;
 use attacher::{Attacher, Memory};
-use confines::Confines;
+use cgroup_limits::CgroupLimits;
 use control::Control;
 use cost::Spent;
 use http::Server;
-use lane::Standing;
 use log::Log;
+use memory_budget::{MemoryBudget, Relief};
 use mode::Mode;
 use notify::Notify;
-use pace::Pace;
 use perfusion_dotnet::attach;
 use perfusion_dotnet::attach::helper::{self, Helper};
 use perfusion_host::pods::Shown;
@@ -62,11 +61,12 @@ use perfusion_sources::kernel::rule_set::RuleSet;
 use perfusion_sources::kernel::{KernelError, KernelOptions, KernelSource, Selection};
 use perfusion_sources::shim::Settings;
 use perfusion_sources::shim::ShimSource;
+use rate_controller::RateController;
 use retry::{Retry, Then};
-use room::{Relief, Room};
 use rustix::fs::{FlockOperation, Mode as FileMode, OFlags, flock, open};
 use rustix::io::Errno;
 use schedule::Schedule;
+use sink_worker::Standing;
 use sinks::{END_WITHIN, Opener, Sinks};
 use state::State;
 use std::collections::BTreeSet;
@@ -141,8 +141,10 @@ fn run(sources: Sources, config: Config, log: &Log) -> Result<u8, Error> {
     let mut opener = Opener::default();
     let sinks = opener.open(&config, FIRST_SINKS_OPEN)?;
     let sinks = Sinks::start(sinks).map_err(internal("starting a thread"))?;
-    let (confines, host_cpus) =
-        (Confines::read(), perfusion_host::cpus::online().map_err(KernelError::from)?.len() as f64);
+    let (confines, host_cpus) = (
+        CgroupLimits::read(),
+        perfusion_host::cpus::online().map_err(KernelError::from)?.len() as f64,
+    );
     let mode = Mode::of(&config, &confines, host_cpus);
     for remark in mode.remarks(&config.recording) {
         tracing::warn!("{remark}");
@@ -178,8 +180,8 @@ fn run(sources: Sources, config: Config, log: &Log) -> Result<u8, Error> {
         counting: None,
         confines,
         host_cpus,
-        pace: Pace::begin(Instant::now(), Spent::default()),
-        room: Room::default(),
+        pace: RateController::begin(Instant::now(), Spent::default()),
+        room: MemoryBudget::default(),
         alive_at: Instant::now(),
         attaches: Memory::default(),
         hanging_sinks: BTreeSet::new(),
@@ -402,10 +404,10 @@ struct Daemon {
     /// The kernel counts the probes' run time as long as this is open.
     counting: Option<OwnedFd>,
     /// What this process's cgroup allows, and the CPUs there are.
-    confines: Confines,
+    confines: CgroupLimits,
     host_cpus: f64,
-    pace: Pace,
-    room: Room,
+    pace: RateController,
+    room: MemoryBudget,
     /// Looked at where rules do.
     cgroups: Cgroups,
     knowledge: Knowledge,
@@ -517,7 +519,7 @@ impl Daemon {
         }
         let steps = self.pace.steps();
         self.cut();
-        let is_lowest = steps == pace::STEPS;
+        let is_lowest = steps == rate_controller::STEPS;
         let too_much = is_lowest && steps == before && took > budget;
         let hertz = self.state.frequency();
         let what = format!("the last window took {took:.3} CPUs, limits.cpu is {budget:.3}");
@@ -655,8 +657,8 @@ impl Daemon {
         self.state.set_remarks(mode.remarks(&config.recording));
         self.state.cost.look_at_memory(true);
         self.state.cost.recording_begins();
-        self.pace = Pace::begin(Instant::now(), self.state.cost.spent());
-        self.room = Room::default();
+        self.pace = RateController::begin(Instant::now(), self.state.cost.spent());
+        self.room = MemoryBudget::default();
         self.state.counters.recordings.add(1);
         self.schedule = Schedule::begin(config.windows.clone(), Instant::now(), SystemTime::now());
         let mut encoder = Encoder::new(Arc::clone(&self.state), self.sinks.out());
@@ -664,7 +666,7 @@ impl Daemon {
         let shims = ShimSource::new(self.settings.owner, what.limits());
         let windows = Windows {
             pods: Arc::clone(&self.state.pods),
-            stacks: room::for_stacks(mode.memory),
+            stacks: memory_budget::for_stacks(mode.memory),
             take: Box::new(move |over| encoder.take(over)),
         };
         let recording = Recording::start_windows(kernel, shims, ProcessTable::new(), windows)
@@ -824,7 +826,7 @@ impl Daemon {
         let other_pods = before.kubernetes != config.kubernetes
             || before.selection.wanted() != config.selection.wanted();
         if let Some(active) = &self.recording {
-            active.recording.allow_stacks(room::for_stacks(mode.memory));
+            active.recording.allow_stacks(memory_budget::for_stacks(mode.memory));
         }
         self.state.set_mode(mode);
         if before.windows != config.windows {

@@ -1,7 +1,7 @@
 //! How much this daemon may take, of what the configuration and its cgroup allow. Where that is
 //! little it begins with smaller tables and lower rates, the reduced mode, and says so.
 
-use super::confines::Confines;
+use super::cgroup_limits::CgroupLimits;
 use crate::config::{Config, Limits, Recording};
 use ebpf_common::limits::{DEFAULT_MAX_PLACES, DEFAULT_MAX_THREADS};
 use perfusion_export::quantity::Bytes;
@@ -38,7 +38,7 @@ pub struct Mode {
 impl Mode {
     /// On a host with so many CPUs.
     #[must_use]
-    pub fn of(config: &Config, confines: &Confines, host_cpus: f64) -> Self {
+    pub fn of(config: &Config, confines: &CgroupLimits, host_cpus: f64) -> Self {
         let Limits { cpu, memory, .. } = &config.limits;
         let mut why = Vec::new();
         if let Some(cpus) = confines.cpus.filter(|cpus| *cpus < ENOUGH_CPUS) {
@@ -115,11 +115,11 @@ impl Mode {
 mod tests {
     use super::Mode;
     use crate::config::Config;
-    use crate::daemon::confines::Confines;
+    use crate::daemon::cgroup_limits::CgroupLimits;
     use perfusion_export::quantity::Bytes;
 
     fn mode(config: &Config, cpus: Option<f64>, memory: Option<u64>) -> Mode {
-        Mode::of(config, &Confines { cpus, memory }, 4.0)
+        Mode::of(config, &CgroupLimits { cpus, memory }, 4.0)
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! missing.
 
 use super::cost::daemon_cpu;
-use super::lane::Standing;
+use super::sink_worker::Standing;
 use super::state::State;
 use perfusion_export::deliver::Backlog;
 use perfusion_export::states::Sum;
@@ -94,7 +94,7 @@ fn causes(backlog: &Backlog) -> Value {
 mod tests {
     use super::text;
     use crate::config::Config;
-    use crate::daemon::lane::Standing;
+    use crate::daemon::sink_worker::Standing;
     use crate::daemon::state::State;
     use perfusion_export::deliver::Backlog;
     use serde_json::{Value, json};

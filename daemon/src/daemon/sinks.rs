@@ -1,7 +1,7 @@
-//! The sinks of a configuration, each in its [`Lane`].
+//! The sinks of a configuration, each in its [`SinkWorker`].
 
-use super::lane::{Former, Lane, Standing};
 use super::queue::{Window, bytes_of};
+use super::sink_worker::{Former, SinkWorker, Standing};
 use crate::config::Config;
 use perfusion_export::directory::Directory;
 use perfusion_export::http::Version;
@@ -33,10 +33,10 @@ pub struct Opened {
 
 #[derive(Default)]
 struct Lanes {
-    at_work: Vec<Lane>,
+    at_work: Vec<SinkWorker>,
     /// Of sinks that no configuration has any more. One that is configured again goes on from where
     /// it was.
-    former: Vec<Lane>,
+    former: Vec<SinkWorker>,
     /// Profiles that were handed over: they take memory once, whoever else they wait for.
     given: Vec<Weak<Finished>>,
 }
@@ -81,7 +81,8 @@ impl Out {
         let of_window: u64 = window.iter().map(|finished| bytes_of(finished)).sum();
         let is_room = of_earlier.saturating_add(of_window) <= room;
         let share = room / u64::try_from(at_work.len()).unwrap_or(u64::MAX).max(1);
-        let room_of = |lane: &Lane| if is_room && lane.none_waits() { u64::MAX } else { share };
+        let room_of =
+            |lane: &SinkWorker| if is_room && lane.none_waits() { u64::MAX } else { share };
         let busy = at_work.iter().filter(|lane| !lane.give(window, room_of(lane)));
         let busy = busy.map(|lane| lane.name().to_owned()).collect();
         given.extend(window.iter().map(Arc::downgrade));
@@ -100,10 +101,10 @@ impl SinkWatcher {
     pub fn standing(&self) -> Vec<Standing> {
         let mut lanes = self.0.lock();
         let Lanes { at_work, former, .. } = &mut *lanes;
-        let goes_on = |lane: &Lane| at_work.iter().any(|other| other.name() == lane.name());
+        let goes_on = |lane: &SinkWorker| at_work.iter().any(|other| other.name() == lane.name());
         let going = former.iter_mut().filter(|lane| !lane.is_replaced() && !goes_on(lane));
         let going = going.filter_map(|lane| lane.is_at_work().then_some(&*lane));
-        at_work.iter().chain(going).map(Lane::standing).collect()
+        at_work.iter().chain(going).map(SinkWorker::standing).collect()
     }
 }
 
@@ -261,7 +262,7 @@ impl Sinks {
         let mut started = Ok(());
         let mut ended = Vec::new();
         for sink in sinks {
-            let is_its = |lane: &Lane| lane.name() == sink.name() && !lane.is_replaced();
+            let is_its = |lane: &SinkWorker| lane.name() == sink.name() && !lane.is_replaced();
             let here = before
                 .iter()
                 .position(|lane| lane.name() == sink.name() && lane.place() == sink.place());
@@ -270,7 +271,7 @@ impl Sinks {
                 (None, Some(at)) => Former::Elsewhere(before.swap_remove(at)),
                 (None, None) => Former::None,
             };
-            match Lane::start(sink, former) {
+            match SinkWorker::start(sink, former) {
                 Ok((lane, former)) => {
                     lanes.at_work.push(lane);
                     ended.extend(former);
@@ -285,7 +286,7 @@ impl Sinks {
             }
         }
         before.append(&mut ended);
-        before.iter().for_each(Lane::leave);
+        before.iter().for_each(SinkWorker::leave);
         lanes.former = before;
         self.is_incomplete = started.is_err();
         started
@@ -303,8 +304,8 @@ impl Sinks {
             });
         }
         // A spool is looked after by one at a time.
-        let is_free =
-            self.looking.is_none() && !self.lanes.lock().former.iter_mut().any(Lane::is_at_work);
+        let is_free = self.looking.is_none()
+            && !self.lanes.lock().former.iter_mut().any(SinkWorker::is_at_work);
         if let Some(mut orphans) = self.orphans.take_if(|orphans| is_free && orphans.is_due()) {
             let look = move || {
                 priority::wait_for_others();
@@ -335,7 +336,7 @@ impl Sinks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::lane::tests::{Counting, Slow, finished, until};
+    use crate::daemon::sink_worker::tests::{Counting, Slow, finished, until};
     use std::sync::atomic::AtomicU64;
 
     fn opened(sinks: Vec<Box<dyn Sink>>) -> Opened {

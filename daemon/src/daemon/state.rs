@@ -1,8 +1,8 @@
 //! What the daemon's threads share: the configuration, counters of what happens outside the
 //! pipeline, and what it all costs.
 
+use super::attach_coverage::AttachCoverage;
 use super::cost::Cost;
-use super::covered::Covered;
 use super::mode::Mode;
 use super::switch::Switch;
 use crate::config::Config;
@@ -34,7 +34,7 @@ pub struct State {
     /// What shims leave out of the processes of services.
     left_out: Mutex<HashMap<Arc<str>, OfService>>,
     /// Which of the processes of services have shims.
-    covered: Mutex<HashMap<Arc<str>, Covered>>,
+    covered: Mutex<HashMap<Arc<str>, AttachCoverage>>,
     /// Speaks with the recording, while there is one.
     watcher: Mutex<Option<Watcher>>,
     /// What it said when it was asked last, and when that was.
@@ -89,7 +89,7 @@ impl State {
     /// On a host that allows all.
     #[cfg(test)]
     pub(super) fn of(config: Config) -> Self {
-        let mode = Mode::of(&config, &super::confines::Confines::default(), 1.0);
+        let mode = Mode::of(&config, &super::cgroup_limits::CgroupLimits::default(), 1.0);
         Self::new(config, mode)
     }
 
@@ -152,13 +152,13 @@ impl State {
 
     /// Which of the .NET processes of this service have shims.
     #[must_use]
-    pub fn covered(&self, service: &str) -> Covered {
+    pub fn covered(&self, service: &str) -> AttachCoverage {
         let covered = self.covered.lock().unwrap_or_else(PoisonError::into_inner);
         covered.get(service).cloned().unwrap_or_default()
     }
 
     /// These have now.
-    pub fn set_covered(&self, of_services: HashMap<Arc<str>, Covered>) {
+    pub fn set_covered(&self, of_services: HashMap<Arc<str>, AttachCoverage>) {
         *self.covered.lock().unwrap_or_else(PoisonError::into_inner) = of_services;
     }
 

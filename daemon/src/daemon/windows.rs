@@ -1,7 +1,7 @@
 //! A window that is over → one finished profile per service, handed to each sink.
 
 use super::sinks::Out;
-use super::{families, room, state::State};
+use super::{families, memory_budget, state::State};
 use crate::config::Recording;
 use perfusion_aggregate::window::Entry;
 use perfusion_export::quantity::Bytes;
@@ -95,7 +95,7 @@ impl Encoder {
         let room = if over.is_last && self.state.is_ending() {
             u64::MAX
         } else {
-            room::for_windows(self.state.mode().memory)
+            memory_budget::for_windows(self.state.mode().memory)
         };
         for sink in self.out.give(&finished, room) {
             tracing::warn!(

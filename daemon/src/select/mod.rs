@@ -12,7 +12,7 @@ use crate::kubernetes::object::Wanted;
 use cgroups::Cgroups;
 use perfusion_host::pods::Pods;
 use perfusion_host::process::container::{container_in, pod_in};
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_model::feature::{Feature, thinned};
 use perfusion_model::text::fits;
 use perfusion_sources::kernel::rule_set::RuleSet;
@@ -435,7 +435,7 @@ fn uid(name: &str) -> Option<u32> {
 /// which is the host's; where we may not look at that, ours.
 fn users() -> io::Result<String> {
     // Whatever stands there in a file's place is not waited for.
-    let hosts = Target::open(1)
+    let hosts = ProcessHandle::open(1)
         .and_then(|first| first.open_in_root(Path::new(USERS), OFlags::RDONLY | OFlags::NONBLOCK));
     let list = hosts.map(File::from).or_else(|_| File::open(USERS))?;
     let mut bytes = Vec::new();

@@ -13,7 +13,7 @@ use perfusion_pprof::proto::Profile;
 use perfusion_pprof::{self, About};
 use perfusion_recorder::processor::Processor;
 use perfusion_sources::order::Order;
-use perfusion_sources::shim::{Settings, Wishes};
+use perfusion_sources::shim::{Settings, Subscriptions};
 use perfusion_sources::shim::{ShimLimits, ShimSource};
 use profiler_protocol::counter::Counter;
 
@@ -84,7 +84,7 @@ impl Tap {
     /// # Errors
     /// The same.
     pub fn attach_whole(app: App, limits: ShimLimits, command: &str) -> anyhow::Result<Self> {
-        let settings = Settings::new(Wishes::default())?;
+        let settings = Settings::new(Subscriptions::default())?;
         attach::attach(app.pid(), settings)?;
         let mut shims = ShimSource::new(settings.owner, limits);
         shims.watch(app.pid());

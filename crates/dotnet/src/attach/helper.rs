@@ -21,7 +21,7 @@ mod protocol;
 use self::protocol::{ASKING, Answer, MESSAGE_BYTES, Request};
 use super::ipc::{self, IpcError};
 use super::place;
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, StatxFlags, statx};
 use rustix::io::Errno;
@@ -158,7 +158,7 @@ pub fn has_it() -> bool {
 
 /// Has the helper connect to the diagnostics socket of `target`; `None` when there is no helper.
 pub(super) fn connect(
-    target: &Target,
+    target: &ProcessHandle,
     timeout: Duration,
     deadline: Instant,
 ) -> Option<Result<OwnedFd, IpcError>> {
@@ -189,7 +189,7 @@ enum Silence {
 impl Line {
     fn connect(
         &self,
-        target: &Target,
+        target: &ProcessHandle,
         timeout: Duration,
         deadline: Instant,
     ) -> Result<OwnedFd, IpcError> {
@@ -508,7 +508,7 @@ mod tests {
     };
     use crate::attach::ipc::IpcError;
     use crate::attach::ipc::tests::{with_listener, with_peer};
-    use perfusion_host::process::handle::Target;
+    use perfusion_host::process::handle::ProcessHandle;
     use rustix::io::Errno;
     use std::io::{Read as _, Write as _};
     use std::os::fd::AsFd as _;
@@ -525,7 +525,11 @@ mod tests {
         Line(ours)
     }
 
-    fn connect(line: &Line, target: &Target, timeout: Duration) -> Result<UnixStream, IpcError> {
+    fn connect(
+        line: &Line,
+        target: &ProcessHandle,
+        timeout: Duration,
+    ) -> Result<UnixStream, IpcError> {
         // Who waits for it does so by `poll`; these tests have nobody to wait for.
         line.connect(target, timeout, Instant::now() + timeout).map(|socket| {
             let stream = UnixStream::from(socket);
@@ -553,7 +557,7 @@ mod tests {
 
     #[test]
     fn a_process_that_has_its_pid_from_another_is_not_connected_to() {
-        let me = Target::open(std::process::id()).unwrap();
+        let me = ProcessHandle::open(std::process::id()).unwrap();
         let request = Request::Connect {
             pid: me.pid(),
             start_ticks: me.start_ticks().unwrap() - 1,
@@ -709,7 +713,7 @@ mod tests {
 
     #[test]
     fn a_helper_that_has_ended_is_told_from_one_that_says_no() {
-        let me = Target::open(std::process::id()).unwrap();
+        let me = ProcessHandle::open(std::process::id()).unwrap();
         let (ours, theirs) = pair().unwrap();
         drop(theirs);
         let error = connect(&Line(ours), &me, MINUTE).unwrap_err();

@@ -7,7 +7,7 @@
 use super::helper;
 use super::hresult::Hresult;
 pub use super::wait::Wait;
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::system_limits::explain;
 use perfusion_model::text::printable;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -204,7 +204,10 @@ pub struct AttachProfiler<'a> {
 ///
 /// # Errors
 /// See [`IpcError`].
-pub fn process_info(target: &Target, wait: impl Into<Wait>) -> Result<ProcessInfo, IpcError> {
+pub fn process_info(
+    target: &ProcessHandle,
+    wait: impl Into<Wait>,
+) -> Result<ProcessInfo, IpcError> {
     let answer = request(target, SET_PROCESS, PROCESS_INFO_2, &[], wait.into())?;
     let mut reader = Reader { pid: target.pid(), rest: &answer };
     let pid = u64::from_le_bytes(reader.array()?);
@@ -224,7 +227,7 @@ pub fn process_info(target: &Target, wait: impl Into<Wait>) -> Result<ProcessInf
 /// # Errors
 /// See [`IpcError`]; `Refused` carries the runtime's or the library's own code.
 pub fn attach_profiler(
-    target: &Target,
+    target: &ProcessHandle,
     what: &AttachProfiler<'_>,
     wait: impl Into<Wait>,
 ) -> Result<(), IpcError> {
@@ -283,7 +286,7 @@ pub const RUNTIME_PROVIDER: &str = "Microsoft-Windows-DotNETRuntime";
 /// # Errors
 /// See [`IpcError`].
 pub fn listen(
-    target: &Target,
+    target: &ProcessHandle,
     what: &Listen,
     give_up: Arc<AtomicBool>,
     wait: impl Into<Wait>,
@@ -297,7 +300,7 @@ pub fn listen(
 /// # Errors
 /// See [`IpcError`].
 pub fn listen_from_start(
-    target: &Target,
+    target: &ProcessHandle,
     what: &Listen,
     stacks: bool,
     give_up: Arc<AtomicBool>,
@@ -318,7 +321,7 @@ pub fn listen_from_start(
 /// # Errors
 /// See [`IpcError`].
 pub fn stop_listening(
-    target: &Target,
+    target: &ProcessHandle,
     session: u64,
     wait: impl Into<Wait>,
 ) -> Result<(), IpcError> {
@@ -384,7 +387,7 @@ fn count(len: usize, pid: u32) -> Result<[u8; 4], IpcError> {
 ///
 /// # Errors
 /// When that cannot be seen: at which step, and why.
-pub fn has_socket(target: &Target) -> Result<bool, String> {
+pub fn has_socket(target: &ProcessHandle) -> Result<bool, String> {
     match candidates(target) {
         Ok(found) => Ok(!found.is_empty()),
         Err(IpcError::System { step, source, .. }) => Err(format!("{step}: {}", explain(&source))),
@@ -393,7 +396,7 @@ pub fn has_socket(target: &Target) -> Result<bool, String> {
 }
 
 fn request(
-    target: &Target,
+    target: &ProcessHandle,
     set: u8,
     command: u8,
     payload: &[u8],
@@ -404,7 +407,7 @@ fn request(
 
 /// Sockets with this process's name, likeliest first, opened without following a link at the end
 /// (O_PATH).
-fn candidates(target: &Target) -> Result<Vec<OwnedFd>, IpcError> {
+fn candidates(target: &ProcessHandle) -> Result<Vec<OwnedFd>, IpcError> {
     let pid = target.pid();
     let system = |step| move |source| IpcError::System { pid, step, source };
     let inner_pid = target.namespace_pid().map_err(system("reading NSpid"))?;
@@ -472,7 +475,7 @@ pub(super) fn connect_to(
     timeout: Duration,
 ) -> Result<OwnedFd, IpcError> {
     let system = |step, source| IpcError::System { pid, step, source };
-    let target = Target::open(pid).map_err(|source| system("opening /proc/PID", source))?;
+    let target = ProcessHandle::open(pid).map_err(|source| system("opening /proc/PID", source))?;
     if target.start_ticks().map_err(|source| system("reading stat", source))? != start_ticks {
         return Err(system("reading stat", Errno::SRCH));
     }
@@ -495,7 +498,7 @@ impl Connection {
     /// One to a runtime that listens: by ourselves, which does for our own user's processes and for
     /// whoever may do anything, or else through the helper, if this process has left that right to
     /// one.
-    fn open(target: &Target, wait: Wait) -> Result<Self, IpcError> {
+    fn open(target: &ProcessHandle, wait: Wait) -> Result<Self, IpcError> {
         let pid = target.pid();
         let deadline = Instant::now() + wait.timeout;
         let opened = Self::open_ourselves(target, &wait, deadline);
@@ -508,7 +511,11 @@ impl Connection {
         opened
     }
 
-    fn open_ourselves(target: &Target, wait: &Wait, deadline: Instant) -> Result<Self, IpcError> {
+    fn open_ourselves(
+        target: &ProcessHandle,
+        wait: &Wait,
+        deadline: Instant,
+    ) -> Result<Self, IpcError> {
         let pid = target.pid();
         let mut last = IpcError::NoSocket { pid, looked_in: target.temporary_directories() };
         for file in candidates(target)? {
@@ -709,7 +716,7 @@ pub(crate) mod tests {
     use super::{
         AttachProfiler, HEADER_BYTES, IpcError, MAGIC, Reader, attach_profiler, process_info,
     };
-    use perfusion_host::process::handle::Target;
+    use perfusion_host::process::handle::ProcessHandle;
     use proptest::{collection::vec, prelude::any, proptest};
     use rustix::net::{RecvFlags, recv};
     use std::io::{Read as _, Write as _};
@@ -739,9 +746,11 @@ pub(crate) mod tests {
 
     /// A socket named as this process's runtime would name it, in the first of this process's
     /// temporary directories.
-    pub(in crate::attach) fn with_listener<T>(test: impl FnOnce(&Target, UnixListener) -> T) -> T {
+    pub(in crate::attach) fn with_listener<T>(
+        test: impl FnOnce(&ProcessHandle, UnixListener) -> T,
+    ) -> T {
         let _turn = turn();
-        let me = Target::open(std::process::id()).unwrap();
+        let me = ProcessHandle::open(std::process::id()).unwrap();
         let directory = me.temporary_directories().remove(0);
         let name = format!(
             "dotnet-diagnostic-{}-{}-socket",
@@ -756,7 +765,7 @@ pub(crate) mod tests {
     /// such as another program's tests, may connect and leave.
     pub(in crate::attach) fn with_peer<T>(
         peer: impl FnOnce(UnixStream) + Send + 'static,
-        test: impl FnOnce(&Target) -> T,
+        test: impl FnOnce(&ProcessHandle) -> T,
     ) -> T {
         with_listener(|me, listener| {
             let speaks = |stream: &UnixStream| {
@@ -791,7 +800,7 @@ pub(crate) mod tests {
     #[test]
     fn a_socket_of_an_earlier_process_with_the_pid_is_not_this_ones() {
         let _turn = turn();
-        let me = Target::open(std::process::id()).unwrap();
+        let me = ProcessHandle::open(std::process::id()).unwrap();
         let directory = me.temporary_directories().remove(0);
         let earlier = me.start_ticks().unwrap() - 1;
         let name = format!("dotnet-diagnostic-{}-{earlier}-socket", me.namespace_pid().unwrap());
@@ -888,7 +897,7 @@ pub(crate) mod tests {
     #[test]
     fn a_process_without_a_socket_is_told_from_a_silent_one() {
         // The parent of a test is cargo, or whatever shell: no .NET program.
-        let parent = Target::open(std::os::unix::process::parent_id()).unwrap();
+        let parent = ProcessHandle::open(std::os::unix::process::parent_id()).unwrap();
         match process_info(&parent, MINUTE) {
             Err(IpcError::NoSocket { looked_in, .. }) => assert!(!looked_in.is_empty()),
             other => panic!("{other:?}"),

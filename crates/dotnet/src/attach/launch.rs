@@ -3,7 +3,7 @@
 
 use super::place::{PlaceError, Placed, place_for_start};
 use super::{AttachError, class_id_text};
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_sources::shim::Settings;
 use profiler_protocol::exact::EXACT_CLASS_ID;
 use profiler_protocol::load::{CLASS_ID, LOCK_VARIABLE};
@@ -45,7 +45,7 @@ pub fn launch(settings: &Settings, exact: bool) -> Result<Launch, AttachError> {
     }
     let library = perfusion_artefacts::shim().ok_or(AttachError::NoShim)?;
     let pid = std::process::id();
-    let me = Target::open(pid).map_err(|_| AttachError::NoSuchProcess { pid })?;
+    let me = ProcessHandle::open(pid).map_err(|_| AttachError::NoSuchProcess { pid })?;
     let library = place_for_start(&me, library)
         .map_err(|source: PlaceError| AttachError::Place(Box::new(source)))?;
     let mut environment = variables(library.path(), |name| std::env::var_os(name));

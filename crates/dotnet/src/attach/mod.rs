@@ -20,7 +20,7 @@ pub mod workers;
 use self::ipc::{AttachProfiler, IpcError, ProcessInfo};
 use self::policy::{Inspection, WhyNot};
 use self::wait::Wait;
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::headroom::{Headroom, MemoryCgroups, mib};
 use perfusion_sources::shim::Settings;
 use perfusion_sources::shim::finder;
@@ -160,7 +160,7 @@ impl AttachError {
         matches!(self, Self::Ended { .. } | Self::Ipc(_) | Self::NoRegion { .. })
     }
 
-    /// A file of the process's in `/proc` that could not be read. What `process/patience.rs` does
+    /// A file of the process's in `/proc` that could not be read. What `process/guarded_io.rs` does
     /// not wait for any longer can be read another time.
     pub fn unread(pid: u32, file: &'static str, source: Errno) -> Self {
         match source {
@@ -214,7 +214,7 @@ fn attach_library(
     give_up: &Arc<AtomicBool>,
 ) -> Result<Attached, AttachError> {
     let begin = Instant::now();
-    let target = Target::open(pid).map_err(|_| AttachError::NoSuchProcess { pid })?;
+    let target = ProcessHandle::open(pid).map_err(|_| AttachError::NoSuchProcess { pid })?;
     let or_ended = |error| if target.is_alive() { error } else { AttachError::Ended { pid } };
     wait_until_attachable(&target, give_up).map_err(or_ended)?;
     check_headroom(&target, settings)?;
@@ -273,7 +273,7 @@ fn attach_library(
     Ok(Attached { pid, info, took: begin.elapsed() })
 }
 
-fn check_headroom(target: &Target, settings: Settings) -> Result<(), AttachError> {
+fn check_headroom(target: &ProcessHandle, settings: Settings) -> Result<(), AttachError> {
     match MemoryCgroups::of(target).headroom() {
         Some(headroom) if headroom.bytes < SHIM_BYTES && !settings.force => {
             Err(AttachError::NoHeadroom { pid: target.pid(), headroom: Box::new(headroom) })
@@ -283,7 +283,7 @@ fn check_headroom(target: &Target, settings: Settings) -> Result<(), AttachError
 }
 
 /// A runtime that is starting has its library mapped a little before its socket is there.
-fn wait_until_attachable(target: &Target, give_up: &AtomicBool) -> Result<(), AttachError> {
+fn wait_until_attachable(target: &ProcessHandle, give_up: &AtomicBool) -> Result<(), AttachError> {
     let pid = target.pid();
     let deadline = Instant::now() + SOCKET_WAIT;
     loop {
@@ -303,13 +303,13 @@ fn wait_until_attachable(target: &Target, give_up: &AtomicBool) -> Result<(), At
 }
 
 /// What `look` finds in `/proc`. On a machine that has no CPU to spare a read may not be over when
-/// it is not waited for any longer (`process/patience.rs`): it is tried again.
+/// it is not waited for any longer (`process/guarded_io.rs`): it is tried again.
 fn look<T>(
     pid: u32,
-    patience: Duration,
+    timeout: Duration,
     mut look: impl FnMut() -> Result<T, Errno>,
 ) -> Result<T, AttachError> {
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + timeout;
     loop {
         match look() {
             Err(Errno::TIMEDOUT) if Instant::now() < deadline => {
@@ -320,7 +320,11 @@ fn look<T>(
     }
 }
 
-fn wait_for_region(target: &Target, owner: u64, give_up: &AtomicBool) -> Result<(), AttachError> {
+fn wait_for_region(
+    target: &ProcessHandle,
+    owner: u64,
+    give_up: &AtomicBool,
+) -> Result<(), AttachError> {
     let begin = Instant::now();
     loop {
         let found = look(target.pid(), ATTACH_TIMEOUT, || finder::find(target, &|_| false))?;

@@ -5,7 +5,7 @@
 //! (src/native/eventpipe/ds-ipc-pal-socket.c of dotnet/runtime). Where it cannot, it goes on
 //! without one and says nothing that anybody could read later.
 
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::ticks_before_now;
 use perfusion_host::system_limits::name;
 use rustix::fs::OFlags;
@@ -24,7 +24,7 @@ const YOUNG: Duration = Duration::from_secs(2);
 
 /// What is known of the reason, most certain first, in words.
 #[must_use]
-pub fn reason(target: &Target) -> String {
+pub fn reason(target: &ProcessHandle) -> String {
     let directory =
         target.environment("TMPDIR").ok().flatten().filter(|directory| !directory.is_empty());
     if let Some(known) = directory.as_deref().and_then(|directory| of_directory(target, directory))
@@ -55,7 +55,7 @@ pub fn reason(target: &Target) -> String {
 }
 
 /// What is wrong with the directory that its environment names.
-fn of_directory(target: &Target, directory: &str) -> Option<String> {
+fn of_directory(target: &ProcessHandle, directory: &str) -> Option<String> {
     if directory.len() + NAME_BYTES >= MAX_SOCKET_PATH {
         return Some(format!(
             "its TMPDIR has {} bytes: a socket's path may have {}, and its name takes \

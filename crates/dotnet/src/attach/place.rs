@@ -13,7 +13,7 @@
 use super::helper;
 use super::trusted;
 use perfusion_host::leftover::{self, Naming};
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_model::text::printable;
 use profiler_protocol::load::LOCK_PATH_BYTES;
 use rustix::fs::{
@@ -151,7 +151,7 @@ static KEPT: Mutex<Kept> = Mutex::new(Kept { placed: Vec::new(), remover: None }
 const MOST_KEPT: usize = 64;
 
 struct Kept {
-    placed: Vec<(Target, Placed)>,
+    placed: Vec<(ProcessHandle, Placed)>,
     /// What removes those of the dead.
     remover: Option<JoinHandle<()>>,
 }
@@ -165,7 +165,7 @@ impl Placed {
 
     /// Leaves the file where it is for as long as `target` lives, or this process does; then it is
     /// the next sweep's.
-    pub(super) fn keep_until_the_end_of(mut self, target: Target) {
+    pub(super) fn keep_until_the_end_of(mut self, target: ProcessHandle) {
         remove_those_of_the_dead();
         let Ok(mut kept) = KEPT.lock() else { return };
         if kept.placed.len() < MOST_KEPT {
@@ -207,7 +207,7 @@ impl Drop for Placed {
 ///
 /// # Errors
 /// [`PlaceError`] lists every directory tried.
-pub fn place(target: &Target, library: &[u8]) -> Result<Placed, PlaceError> {
+pub fn place(target: &ProcessHandle, library: &[u8]) -> Result<Placed, PlaceError> {
     let mut tried = Vec::new();
     for path in directories(target) {
         match place_in(target, &path, library) {
@@ -218,7 +218,7 @@ pub fn place(target: &Target, library: &[u8]) -> Result<Placed, PlaceError> {
     Err(PlaceError { pid: target.pid(), tried })
 }
 
-fn directories(target: &Target) -> Vec<PathBuf> {
+fn directories(target: &ProcessHandle) -> Vec<PathBuf> {
     let mut all = target.temporary_directories();
     all.push(PathBuf::from("/dev/shm"));
     all
@@ -230,7 +230,7 @@ fn directories(target: &Target) -> Vec<PathBuf> {
 ///
 /// # Errors
 /// [`PlaceError`] lists every directory tried.
-pub fn place_for_start(me: &Target, library: &[u8]) -> Result<Placed, PlaceError> {
+pub fn place_for_start(me: &ProcessHandle, library: &[u8]) -> Result<Placed, PlaceError> {
     let mut tried = Vec::new();
     for path in start_directories() {
         let made =
@@ -248,7 +248,7 @@ pub fn place_for_start(me: &Target, library: &[u8]) -> Result<Placed, PlaceError
 
 /// Directories for what programs that are started, and their children, are told the path of, each
 /// made and checked when it is asked for.
-pub fn for_start(me: &Target) -> impl Iterator<Item = (PathBuf, Result<PathBuf, Unfit>)> {
+pub fn for_start(me: &ProcessHandle) -> impl Iterator<Item = (PathBuf, Result<PathBuf, Unfit>)> {
     start_directories().into_iter().map(|path| {
         let made = own_directory(me, &path).map(|(_, path)| path);
         (path, made)
@@ -274,7 +274,7 @@ fn start_directories() -> Vec<PathBuf> {
 }
 
 /// Makes the last directory of `path` if it is not there. It must be ours, and only ours to write.
-fn own_directory(me: &Target, path: &Path) -> Result<(OwnedFd, PathBuf), Unfit> {
+fn own_directory(me: &ProcessHandle, path: &Path) -> Result<(OwnedFd, PathBuf), Unfit> {
     let user = geteuid();
     let system = |step| move |error| Unfit::System(step, error);
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
@@ -303,7 +303,7 @@ fn own_directory(me: &Target, path: &Path) -> Result<(OwnedFd, PathBuf), Unfit> 
     Ok((directory, path))
 }
 
-fn place_in(target: &Target, path: &Path, library: &[u8]) -> Result<Placed, Unfit> {
+fn place_in(target: &ProcessHandle, path: &Path, library: &[u8]) -> Result<Placed, Unfit> {
     let system = |step| move |error| Unfit::System(step, error);
     let masters = target.masters().map_err(system("/proc/PID/status"))?;
     let root = target.root().map_err(system("open"))?;
@@ -311,7 +311,7 @@ fn place_in(target: &Target, path: &Path, library: &[u8]) -> Result<Placed, Unfi
 }
 
 fn write_into(
-    target: &Target,
+    target: &ProcessHandle,
     (directory, path): (OwnedFd, PathBuf),
     library: &[u8],
 ) -> Result<Placed, Unfit> {
@@ -340,7 +340,7 @@ fn write_into(
 }
 
 fn write_locked(
-    target: &Target,
+    target: &ProcessHandle,
     directory: OwnedFd,
     path: &Path,
     library: &[u8],
@@ -407,7 +407,7 @@ pub(super) fn remove_here(directory: impl AsFd, name: &str) -> Result<(), Errno>
 /// Makes the file on a thread of its own that has become the target's user: ids are per thread in
 /// Linux, and this one ends with it. That takes capabilities which neither the unit nor the pod
 /// has.
-fn create_as(target: &Target, directory: &OwnedFd, name: &str) -> Result<OwnedFd, Unfit> {
+fn create_as(target: &ProcessHandle, directory: &OwnedFd, name: &str) -> Result<OwnedFd, Unfit> {
     let system = |error| Unfit::System("create", error);
     let (uid, gid) = target.file_owner().map_err(system)?;
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
@@ -447,7 +447,7 @@ pub fn sweep() -> usize {
     let mut seen = HashSet::new();
     let Ok(pids) = perfusion_host::process::all_pids() else { return 0 };
     let mut removed = sweep_starts();
-    for target in pids.into_iter().filter_map(|pid| Target::open(pid).ok()) {
+    for target in pids.into_iter().filter_map(|pid| ProcessHandle::open(pid).ok()) {
         if seen.len() >= ROOTS {
             break;
         }
@@ -487,7 +487,7 @@ mod tests {
         write_into,
     };
     use perfusion_host::leftover;
-    use perfusion_host::process::handle::Target;
+    use perfusion_host::process::handle::ProcessHandle;
     use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
     use std::fs::{File, Permissions, read_dir, set_permissions};
     use std::os::fd::OwnedFd;
@@ -495,8 +495,8 @@ mod tests {
     use std::process::Command;
     use std::time::{Duration, Instant};
 
-    fn me() -> Target {
-        Target::open(std::process::id()).unwrap()
+    fn me() -> ProcessHandle {
+        ProcessHandle::open(std::process::id()).unwrap()
     }
 
     #[test]
@@ -530,7 +530,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut sleeper = Command::new("sleep").arg("600").spawn().unwrap();
         let placed = place_in(&me(), folder.path(), b"library").unwrap();
-        placed.keep_until_the_end_of(Target::open(sleeper.id()).unwrap());
+        placed.keep_until_the_end_of(ProcessHandle::open(sleeper.id()).unwrap());
         remove_those_of_the_dead();
         assert_eq!(read_dir(folder.path()).unwrap().count(), 1);
         sleeper.kill().unwrap();

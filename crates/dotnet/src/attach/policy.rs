@@ -2,7 +2,7 @@
 //! for `attach` and for `ps`.
 
 use super::ipc::{self, ProcessInfo};
-use perfusion_host::process::handle::{MapLine, Target};
+use perfusion_host::process::handle::{MapLine, ProcessHandle};
 use profiler_protocol::layout::Geometry;
 use rustix::fs::{Dir, Mode, OFlags, openat};
 use rustix::io::Errno;
@@ -134,7 +134,7 @@ pub struct Inspection {
 /// # Errors
 /// When its environment cannot be read now: it has not said that it may be touched then, nor that
 /// it may not.
-pub fn opted_out(target: &Target) -> Result<bool, Errno> {
+pub fn opted_out(target: &ProcessHandle) -> Result<bool, Errno> {
     Ok(target.environment(OPT_OUT)?.is_some_and(|value| value.eq_ignore_ascii_case("off")))
 }
 
@@ -143,7 +143,7 @@ pub fn opted_out(target: &Target) -> Result<bool, Errno> {
 ///
 /// # Errors
 /// When the process is gone.
-pub fn inspect(target: &Target, ask: Option<Duration>) -> Result<Inspection, Errno> {
+pub fn inspect(target: &ProcessHandle, ask: Option<Duration>) -> Result<Inspection, Errno> {
     let mut clr_paths: Vec<String> = Vec::new();
     let (mut shim_loaded, mut musl) = (false, false);
     let look = |line: MapLine| {
@@ -190,7 +190,7 @@ pub fn inspect(target: &Target, ask: Option<Duration>) -> Result<Inspection, Err
 }
 
 fn why_not(
-    target: &Target,
+    target: &ProcessHandle,
     runtime: &Runtime,
     executable: &Executable,
     socket: Result<bool, String>,
@@ -223,7 +223,7 @@ fn why_not(
 }
 
 /// The environment variable that keeps profilers out of the process, if there is one.
-fn diagnostics_off(target: &Target) -> Option<String> {
+fn diagnostics_off(target: &ProcessHandle) -> Option<String> {
     ["DOTNET", "COMPlus"].into_iter().find_map(|prefix| {
         ["EnableDiagnostics", "EnableDiagnostics_IPC", "EnableDiagnostics_Profiler"]
             .into_iter()
@@ -253,7 +253,7 @@ struct Executable {
 }
 
 impl Executable {
-    fn of(target: &Target) -> Self {
+    fn of(target: &ProcessHandle) -> Self {
         let Ok(mut file) = target.file(&target.in_common("exe")) else { return Self::default() };
         let mut start = [0; 64];
         if file.read_exact(&mut start).is_err() || !start.starts_with(b"\x7fELF") {
@@ -308,7 +308,7 @@ fn has_section(file: &File, header: &[u8; 64], name: &[u8]) -> bool {
 
 /// True when a thread has one of the names the runtime gives to its own (".NET Finalizer", ".NET
 /// SigHandler", …).
-fn has_runtime_thread(target: &Target) -> bool {
+fn has_runtime_thread(target: &ProcessHandle) -> bool {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(tasks) = openat(target.directory(), "task", flags, Mode::empty()) else { return false };
     let Ok(entries) = Dir::read_from(&tasks) else { return false };
@@ -324,7 +324,7 @@ fn has_runtime_thread(target: &Target) -> bool {
 mod tests {
     use super::OPT_OUT;
     use super::{Runtime, WhyNot, inspect, opted_out, version_in_path};
-    use perfusion_host::process::handle::Target;
+    use perfusion_host::process::handle::ProcessHandle;
     use std::process::Command;
     use std::time::{Duration, Instant};
 
@@ -344,7 +344,7 @@ mod tests {
     fn who_opts_out_is_told_from_who_cannot_be_asked() {
         for (value, expected) in [("off", true), ("OFF", true), ("on", false)] {
             let mut sleeper = Command::new("sleep").arg("600").env(OPT_OUT, value).spawn().unwrap();
-            let target = Target::open(sleeper.id()).unwrap();
+            let target = ProcessHandle::open(sleeper.id()).unwrap();
             // Spawned means that it has its new memory; the kernel notes a little later where the
             // environment lies there.
             let deadline = Instant::now() + Duration::from_secs(10);
@@ -363,7 +363,7 @@ mod tests {
     fn a_native_process_is_told_so() {
         // Not the process of the tests: others of them have sockets and threads like a runtime's.
         let mut sleeper = Command::new("sleep").arg("600").spawn().unwrap();
-        let found = inspect(&Target::open(sleeper.id()).unwrap(), None);
+        let found = inspect(&ProcessHandle::open(sleeper.id()).unwrap(), None);
         sleeper.kill().unwrap();
         sleeper.wait().unwrap();
         let found = found.unwrap();

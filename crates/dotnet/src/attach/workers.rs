@@ -9,7 +9,7 @@
 
 use super::{AttachError, Attached, attach};
 use perfusion_host::priority;
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_sources::shim::Settings;
 use std::io;
 use std::sync::{Mutex, PoisonError};
@@ -38,7 +38,7 @@ struct Owner {
 
 impl Owner {
     fn of(pid: u32) -> Self {
-        let target = Target::open(pid);
+        let target = ProcessHandle::open(pid);
         let user = target.as_ref().ok().and_then(|target| target.file_owner().ok());
         let cgroup = target.ok().and_then(|target| target.cgroup().ok());
         // One that has ended is found out by the attach.

@@ -10,7 +10,7 @@ pub mod tally;
 use crate::attach::ipc::{self, Events, IpcError, Listen, Wait};
 use crate::exact::{Account, Count, Ending, Process, Type};
 use crate::nettrace::{NettraceError, Reader};
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::start_ticks;
 use perfusion_pprof::COUNTS_PREFIX;
 use perfusion_sources::shim::{HoldStarts, StartHold};
@@ -172,7 +172,7 @@ impl Starts {
     }
 
     fn open(&self, pid: u32) -> Result<Events, IpcError> {
-        let target = Target::open(pid).map_err(|source| IpcError::System {
+        let target = ProcessHandle::open(pid).map_err(|source| IpcError::System {
             pid,
             step: "opening /proc/PID",
             source,
@@ -195,7 +195,9 @@ impl Starts {
 }
 
 fn name(pid: u32) -> String {
-    Target::open(pid).map(|target| perfusion_host::process::name::of(&target)).unwrap_or_default()
+    ProcessHandle::open(pid)
+        .map(|target| perfusion_host::process::name::of(&target))
+        .unwrap_or_default()
 }
 
 /// The counting of one recording.
@@ -236,21 +238,21 @@ impl Counting {
     }
 
     /// Ends the counting in all processes. A runtime that has not ended its session after
-    /// `patience` is not waited for; what it had told by then is counted, and the rest is said to
+    /// `guarded_io` is not waited for; what it had told by then is counted, and the rest is said to
     /// be missing.
     #[must_use]
-    pub fn finish(mut self, patience: Duration) -> Counted {
+    pub fn finish(mut self, timeout: Duration) -> Counted {
         self.cease();
         let shared = &self.starts.shared;
-        let until = Instant::now() + patience;
+        let until = Instant::now() + timeout;
         let is_read = || shared.known().runtimes.iter().all(|of| !of.is_served);
         let open: Vec<(u32, u64)> =
             shared.known().runtimes.iter().filter_map(|of| Some((of.pid, of.session?))).collect();
         for (pid, session) in open {
             let stop = move || {
-                let target = Target::open(pid).ok()?;
+                let target = ProcessHandle::open(pid).ok()?;
                 // One that has ended, or does not answer, ends its stream by that.
-                ipc::stop_listening(&target, session, patience).ok()
+                ipc::stop_listening(&target, session, timeout).ok()
             };
             thread::Builder::new().name("stop".into()).spawn(stop).ok();
         }
@@ -278,7 +280,7 @@ impl Counting {
 /// When events cannot be read any more though they go on: what was counted until then is of a part
 /// of the process's time.
 fn read(events: Events, pid: u32) -> Result<Tallied, NettraceError> {
-    let mut tally = Tally::new(Target::open(pid).ok());
+    let mut tally = Tally::new(ProcessHandle::open(pid).ok());
     let mut reader = match Reader::new(BufReader::with_capacity(READ_BYTES, events)) {
         Ok(reader) => reader,
         Err(NettraceError::Read(ended)) => return Ok(tally.finish(0, Some(why_ended(&ended)))),

@@ -11,7 +11,7 @@ use super::Rate;
 use crate::attach::ipc::RUNTIME_PROVIDER;
 use crate::attach::place::{self, Tried, Unfit};
 use perfusion_host::leftover::{self, Naming};
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use rustix::fs::{
     AtFlags, Dir, FlockOperation, Mode, OFlags, flock, fstat, mkdirat, openat, symlinkat, unlinkat,
 };
@@ -68,8 +68,8 @@ impl StartupSession {
             return Err(StartupError::Taken);
         }
         let mut tried = Vec::new();
-        let me = Target::open(std::process::id()).map_err(|error| StartupError::NoDirectory {
-            tried: vec![("/proc/self".into(), error.into())],
+        let me = ProcessHandle::open(std::process::id()).map_err(|error| {
+            StartupError::NoDirectory { tried: vec![("/proc/self".into(), error.into())] }
         })?;
         for (path, made) in place::for_start(&me) {
             match made

@@ -5,8 +5,8 @@
 use crate::declared::Assemblies;
 use crate::fields::Fields;
 use crate::nettrace::Event;
-use crate::types::{Room, Types};
-use perfusion_host::process::handle::Target;
+use crate::types::{TypeBudget, Types};
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_model::labels::UNKNOWN_TYPE;
 use perfusion_model::units::{counted, grouped, human};
 use perfusion_pprof::LOST_PREFIX;
@@ -22,7 +22,7 @@ mod id {
     pub(super) const LOW: u32 = 32;
 }
 
-const ROOM: Room = Room { types: 16_384, name_bytes: 2 << 20 };
+const ROOM: TypeBudget = TypeBudget { types: 16_384, name_bytes: 2 << 20 };
 /// Assemblies of a process that are kept open for the names in them.
 const ASSEMBLIES: usize = 512;
 /// Between looks at which assemblies it has mapped.
@@ -31,7 +31,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Counts.
 #[derive(Debug)]
 pub struct Tally {
-    target: Option<Target>,
+    target: Option<ProcessHandle>,
     types: Types,
     assemblies: Assemblies,
     /// A type came since the last look at the assemblies.
@@ -43,7 +43,7 @@ pub struct Tally {
 impl Tally {
     /// Nothing yet.
     #[must_use]
-    pub fn new(target: Option<Target>) -> Self {
+    pub fn new(target: Option<ProcessHandle>) -> Self {
         Self {
             target,
             types: Types::new(ROOM),

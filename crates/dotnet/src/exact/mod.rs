@@ -18,7 +18,7 @@ pub const VERSION: u32 = 1;
 #[must_use]
 pub fn read(tables: &ExactTables, command: &[String]) -> Account {
     let mut account = Account { version: VERSION, command: command.to_vec(), ..Account::default() };
-    let mut room = table::Room::new();
+    let mut room = table::TableBudget::new();
     account.left_out = tables.visit(&mut |source| match table::read(source, &mut room) {
         Ok(process) => account.processes.push(process),
         Err(error) => account.unreadable.push(format!("pid {}: {error}", source.pid)),

@@ -33,7 +33,7 @@ const ALL_SURVIVALS: usize = 8 << 20;
 
 /// What the processes of a recording share: how long they may take, and how much they may have to
 /// tell.
-pub(super) struct Room {
+pub(super) struct TableBudget {
     until: Instant,
     name_bytes: usize,
     types: usize,
@@ -48,7 +48,7 @@ fn take(left: &mut usize, wanted: usize) -> (usize, u64) {
     (taken, (wanted - taken) as u64)
 }
 
-impl Room {
+impl TableBudget {
     /// All of it.
     pub(super) fn new() -> Self {
         Self {
@@ -160,7 +160,7 @@ fn copy_whole(table: &Opened, until: Instant) -> Result<Copied, TableError> {
 }
 
 /// Reads what one process has counted so far; brings it up to date first when the process runs.
-pub(super) fn read(source: &ExactTable, room: &mut Room) -> Result<Process, TableError> {
+pub(super) fn read(source: &ExactTable, room: &mut TableBudget) -> Result<Process, TableError> {
     let table = &source.table;
     if source.is_running() && table.word(head::STATE)? == state::COUNTING {
         let asked = table.word(head::ASKED)?.wrapping_add(1);
@@ -178,7 +178,7 @@ pub(super) fn read(source: &ExactTable, room: &mut Room) -> Result<Process, Tabl
     })
 }
 
-fn account(copied: &Copied, pid: u32, is_running: bool, room: &mut Room) -> Process {
+fn account(copied: &Copied, pid: u32, is_running: bool, room: &mut TableBudget) -> Process {
     let head = |at: usize| copied.head.get(at);
     let (major, minor, build, _) = unpack_runtime(head(head::RUNTIME));
     let began_ns = head(head::STARTED_NS);
@@ -286,7 +286,7 @@ fn collection(index: usize, words: &Words, began_ns: u64) -> Collection {
 
 /// Rows of the same name and module are one type: two threads met it at once. Of one file there may
 /// be several modules, in load contexts of their own or loaded anew; beyond some they count as one.
-fn types(copied: &Copied, room: &mut Room, losses: &mut [(String, u64)]) -> Vec<Type> {
+fn types(copied: &Copied, room: &mut TableBudget, losses: &mut [(String, u64)]) -> Vec<Type> {
     let mut lost = |at: usize, more: u64| {
         if let Some((_, count)) = losses.get_mut(at) {
             *count = count.saturating_add(more);
@@ -440,7 +440,7 @@ fn lifetimes(sums: &mut Vec<Lifetime>, words: &Words, first: usize, buckets: usi
 
 #[cfg(test)]
 mod tests {
-    use super::{Copied, Room, UNKNOWN_TYPE, Words, account};
+    use super::{Copied, TableBudget, UNKNOWN_TYPE, Words, account};
     use crate::exact::{Account, Count, Lifetime, Survival};
     use profiler_protocol::exact::{
         COLLECTION_WORDS, NAME_BYTES, SURVIVAL_WORDS, TYPE_WORDS, head, of_type,
@@ -483,7 +483,7 @@ mod tests {
             is_whole: false,
             survivals: Words(vec![1 << 32, 2, 20, 1, 2 << 32, 1, 10, 0, u64::MAX, 9, 9, 9]),
         };
-        let process = account(&copied, 1, false, &mut Room::new());
+        let process = account(&copied, 1, false, &mut TableBudget::new());
         assert_eq!(process.losses.get("torn"), Some(&1));
         let of = process.types.iter().find(|of| of.name == "A.B").unwrap();
         assert_eq!(
@@ -534,7 +534,7 @@ mod tests {
             survivals,
             is_whole: true,
         };
-        let mut room = Room { survivals: 10, ..Room::new() };
+        let mut room = TableBudget { survivals: 10, ..TableBudget::new() };
         let told: Vec<_> = (1..3).map(|pid| account(&copied, pid, false, &mut room)).collect();
         for process in &told {
             let bytes: usize = process.types.iter().map(|of| of.module.len()).sum();
@@ -561,7 +561,7 @@ mod tests {
             survivals: Words(Vec::new()),
             is_whole: true,
         };
-        let mut room = Room { types: 150, collections: 5, ..Room::new() };
+        let mut room = TableBudget { types: 150, collections: 5, ..TableBudget::new() };
         let told: Vec<_> = (1..3).map(|pid| account(&copied, pid, false, &mut room)).collect();
         let lost = |at: usize, what| told[at].losses.get(what).copied();
         assert_eq!((lost(0, "types"), lost(0, "rows")), (None, None));
@@ -602,7 +602,7 @@ mod tests {
             is_whole: true,
         };
         let both = Account {
-            processes: vec![account(&copied, 1, false, &mut Room::new())],
+            processes: vec![account(&copied, 1, false, &mut TableBudget::new())],
             ..Account::default()
         };
         let told: Vec<_> = both.processes[0].types.iter().collect();

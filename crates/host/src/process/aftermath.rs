@@ -3,7 +3,7 @@
 
 use super::Awaited;
 use super::headroom::{MemoryCgroups, OomKills};
-use crate::process::handle::Target;
+use crate::process::handle::ProcessHandle;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -66,7 +66,7 @@ impl fmt::Display for Death {
 impl Aftermath {
     /// From now on. `what` is asked for.
     #[must_use]
-    pub fn of(target: &Target, what: &'static str) -> Self {
+    pub fn of(target: &ProcessHandle, what: &'static str) -> Self {
         let cgroups = MemoryCgroups::of(target);
         let kills = cgroups.oom_kills();
         let pid = target.pid();
@@ -127,14 +127,14 @@ impl Aftermath {
 #[cfg(test)]
 mod tests {
     use super::{Aftermath, Death};
-    use crate::process::handle::Target;
+    use crate::process::handle::ProcessHandle;
     use std::process::{Command, Stdio};
     use std::time::Duration;
 
     #[test]
     fn an_end_is_seen_and_nobody_is_blamed_for_one_that_no_cgroup_counts() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-        let aftermath = Aftermath::of(&Target::open(child.id()).unwrap(), "a survey");
+        let aftermath = Aftermath::of(&ProcessHandle::open(child.id()).unwrap(), "a survey");
         assert_eq!(aftermath.death(Duration::ZERO), None);
         drop(child.stdin.take());
         let death = aftermath.death(Duration::from_secs(60)).unwrap();

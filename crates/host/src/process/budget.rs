@@ -4,7 +4,7 @@
 //! and what goes beyond comes out of a common store. A process that was just made has nothing of
 //! its own yet: else whoever makes very many had very many shares.
 
-use super::patience;
+use super::guarded_io;
 use std::time::{Duration, Instant};
 
 const PERIOD: Duration = Duration::from_secs(1);
@@ -140,7 +140,7 @@ impl Limits {
 /// CPU time of this thread, and of the others that have worked for it while it waited: unlike the
 /// clock it does not count what other programs take.
 pub fn cpu_time() -> Duration {
-    patience::thread_time() + patience::time_of_others()
+    guarded_io::thread_time() + guarded_io::time_of_others()
 }
 
 #[cfg(test)]
@@ -197,9 +197,9 @@ mod tests {
     fn what_is_done_by_a_thread_that_can_be_left_behind_is_time_as_well() {
         let busy = Duration::from_millis(5);
         let before = cpu_time();
-        patience::wait_for(patience::Holder::Process(u32::MAX - 2), move || {
-            let begin = patience::thread_time();
-            while patience::thread_time() - begin < busy {}
+        guarded_io::wait_for(guarded_io::Holder::Process(u32::MAX - 2), move || {
+            let begin = guarded_io::thread_time();
+            while guarded_io::thread_time() - begin < busy {}
         });
         assert!(cpu_time() - before >= busy);
     }

@@ -4,7 +4,7 @@
 use super::live::{Process, Teaching, View, maps_text};
 use super::mapping::{Fields, Mapping, Mappings, Region, parse_fields};
 use super::{ProcessError, ProcessTable, name};
-use crate::process::handle::Target;
+use crate::process::handle::ProcessHandle;
 use perfusion_model::event::Mmap;
 use perfusion_model::frame::{FrameKey, ProcessId};
 use perfusion_model::text::clean;
@@ -193,7 +193,7 @@ impl ProcessTable {
                     let text = maps_text(pid)?;
                     let text = String::from_utf8_lossy(&text);
                     let all: Vec<Fields<'_>> = text.lines().filter_map(parse_fields).collect();
-                    let name = Target::open(pid).map_or(String::new(), |target| {
+                    let name = ProcessHandle::open(pid).map_or(String::new(), |target| {
                         format!(" ({})", clean(&name::of(&target)))
                     });
                     place_in_process(&format!("process {pid}{name}"), &all, address)

@@ -2,8 +2,8 @@
 //! every later read is of this very process even when its pid is given to another one. Everything
 //! read here can be written by the process: bounded, never believed.
 
+use crate::process::guarded_io::{ForeignFile, ForeignReader, Holder, wait_for};
 use crate::process::mapping::{Fields, parse_fields};
-use crate::process::patience::{ForeignFile, ForeignReader, Holder, wait_for};
 use perfusion_model::text::printable;
 use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
 use rustix::io::Errno;
@@ -24,9 +24,9 @@ const MAPS_LINE_BYTES: u64 = 4 * 4096 + 128;
 /// Most lines of `maps` looked at; the kernel's default limit (vm.max_map_count) is 65,530.
 const MAPS_LINES: usize = 262_144;
 
-/// A process that was there when [`Target::open`] was called.
+/// A process that was there when [`ProcessHandle::open`] was called.
 #[derive(Debug)]
-pub struct Target {
+pub struct ProcessHandle {
     pid: u32,
     directory: OwnedFd,
 }
@@ -50,7 +50,7 @@ pub struct MapLine {
     pub name: String,
 }
 
-impl Target {
+impl ProcessHandle {
     /// Takes hold of the process with this pid in the initial namespace.
     ///
     /// # Errors
@@ -153,7 +153,7 @@ impl Target {
     /// Command name (`comm`), control characters removed.
     ///
     /// # Errors
-    /// As [`Target::file`].
+    /// As [`ProcessHandle::file`].
     pub fn comm(&self) -> Result<String, Errno> {
         Ok(printable(self.text("comm")?.trim_end_matches('\n')))
     }
@@ -179,7 +179,7 @@ impl Target {
     /// printed.
     ///
     /// # Errors
-    /// As [`Target::file`].
+    /// As [`ProcessHandle::file`].
     pub fn command_line(&self, most: u64) -> Result<String, Errno> {
         let bytes = self.memory("cmdline", most)?;
         let arguments = bytes.split(|&byte| byte == 0).map(String::from_utf8_lossy);
@@ -189,7 +189,7 @@ impl Target {
     /// When it started, in clock ticks since boot (field 22 of `stat`).
     ///
     /// # Errors
-    /// As [`Target::file`].
+    /// As [`ProcessHandle::file`].
     pub fn start_ticks(&self) -> Result<u64, Errno> {
         self.stat_field(22)?.parse().map_err(|_| Errno::IO)
     }
@@ -242,7 +242,7 @@ impl Target {
     /// Its pid as it sees itself: the last number of `NSpid`.
     ///
     /// # Errors
-    /// As [`Target::file`].
+    /// As [`ProcessHandle::file`].
     pub fn namespace_pid(&self) -> Result<u32, Errno> {
         let ids = self.status_field("status", "NSpid")?;
         ids.split_ascii_whitespace().next_back().and_then(|id| id.parse().ok()).ok_or(Errno::IO)
@@ -251,7 +251,7 @@ impl Target {
     /// User and group with which it makes files: the last numbers of `Uid` and `Gid`.
     ///
     /// # Errors
-    /// As [`Target::file`].
+    /// As [`ProcessHandle::file`].
     pub fn file_owner(&self) -> Result<(u32, u32), Errno> {
         let last = |name| {
             let ids = self.status_field("status", name)?;
@@ -263,7 +263,7 @@ impl Target {
     /// Value of `name` in the environment it was started with.
     ///
     /// # Errors
-    /// As [`Target::file`]; and when there is more of it than a program can be started with, and
+    /// As [`ProcessHandle::file`]; and when there is more of it than a program can be started with, and
     /// `name` not in that: it may be in the rest.
     pub fn environment(&self, name: &str) -> Result<Option<String>, Errno> {
         let mut reader =
@@ -288,7 +288,7 @@ impl Target {
     /// What it was started with: the program as it was called, and its arguments.
     ///
     /// # Errors
-    /// As [`Target::file`].
+    /// As [`ProcessHandle::file`].
     pub fn arguments(&self) -> Result<Vec<String>, Errno> {
         let bytes = self.memory("cmdline", TEXT_BYTES)?;
         let bytes = bytes.strip_suffix(&[0]).unwrap_or(&bytes);
@@ -322,7 +322,7 @@ impl Target {
     /// hexadecimal digits (docker, containerd, CRI-O and podman all name it so), or `None`.
     ///
     /// # Errors
-    /// As [`Target::file`].
+    /// As [`ProcessHandle::file`].
     pub fn container(&self) -> Result<Option<String>, Errno> {
         Ok(crate::process::container::container_id(&self.cgroup()?).map(str::to_owned))
     }
@@ -337,7 +337,7 @@ impl Target {
     /// Its cgroups, as the kernel prints them.
     ///
     /// # Errors
-    /// As [`Target::file`].
+    /// As [`ProcessHandle::file`].
     pub fn cgroup(&self) -> Result<String, Errno> {
         self.text("cgroup")
     }
@@ -345,7 +345,7 @@ impl Target {
     /// Uid of the pod it runs in, as the pod's cgroup has it.
     ///
     /// # Errors
-    /// As [`Target::file`].
+    /// As [`ProcessHandle::file`].
     pub fn pod(&self) -> Result<Option<String>, Errno> {
         Ok(crate::process::container::pod_id(&self.cgroup()?))
     }
@@ -353,7 +353,7 @@ impl Target {
     /// Calls `each` for every mapping until it returns false.
     ///
     /// # Errors
-    /// As [`Target::file`].
+    /// As [`ProcessHandle::file`].
     pub fn maps(&self, mut each: impl FnMut(MapLine) -> bool) -> Result<(), Errno> {
         let mut reader = BufReader::with_capacity(1 << 16, self.reader("maps")?);
         let mut line = Vec::new();
@@ -375,7 +375,7 @@ impl Target {
     /// Its root directory, as a place to start from.
     ///
     /// # Errors
-    /// As [`Target::file`].
+    /// As [`ProcessHandle::file`].
     pub fn root(&self) -> Result<OwnedFd, Errno> {
         // A magic link of the kernel's, the only one that is followed.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -385,7 +385,7 @@ impl Target {
     /// How long a file it may make, where that is limited (RLIMIT_FSIZE).
     ///
     /// # Errors
-    /// As [`Target::file`].
+    /// As [`ProcessHandle::file`].
     pub fn file_limit(&self) -> Result<Option<u64>, Errno> {
         let limits = self.text("limits")?;
         let soft = limits
@@ -397,7 +397,7 @@ impl Target {
     /// Whom it is at the mercy of anyway: root, root of its user namespace, and its own user.
     ///
     /// # Errors
-    /// As [`Target::file`].
+    /// As [`ProcessHandle::file`].
     pub fn masters(&self) -> Result<Vec<u32>, Errno> {
         let mut all = vec![0, self.file_owner()?.0];
         all.extend(root_of_namespace(&self.text("uid_map")?));
@@ -415,7 +415,7 @@ impl Target {
     }
 
     /// The same of a regular file for reading, which its file system may hold up
-    /// (`process/patience.rs`).
+    /// (`process/guarded_io.rs`).
     ///
     /// # Errors
     /// The system call's; `TimedOut` where it is held up, `InvalidInput` where it is no regular
@@ -463,7 +463,7 @@ pub fn open_below(root: &OwnedFd, path: &Path, flags: OFlags) -> Result<OwnedFd,
 }
 
 /// The system's error number of an I/O error; ETIMEDOUT for a call that was not waited for any
-/// longer (`process/patience.rs`), EIO for another one that has none.
+/// longer (`process/guarded_io.rs`), EIO for another one that has none.
 pub fn errno(error: &io::Error) -> Errno {
     let without = if error.kind() == ErrorKind::TimedOut { Errno::TIMEDOUT } else { Errno::IO };
     Errno::from_io_error(error).unwrap_or(without)
@@ -495,7 +495,7 @@ fn parse_map_line(line: &str) -> Option<MapLine> {
 
 #[cfg(test)]
 mod tests {
-    use super::{MapLine, Target, parse_map_line, root_of_namespace};
+    use super::{MapLine, ProcessHandle, parse_map_line, root_of_namespace};
     use perfusion_model::text::printable;
     use proptest::{prop_assert, proptest};
 
@@ -519,7 +519,7 @@ mod tests {
 
     #[test]
     fn this_process_is_seen_as_it_is() {
-        let me = Target::open(std::process::id()).unwrap();
+        let me = ProcessHandle::open(std::process::id()).unwrap();
         assert!(me.is_alive() && !me.is_kernel_thread());
         assert!(me.start_ticks().unwrap() > 0);
         assert_eq!(me.environment("NO_SUCH_VARIABLE_HERE").unwrap(), None);

@@ -6,7 +6,7 @@
 //! the inactive list of files that are neither dirty nor being written. Swap is not counted: an app
 //! that is swapped out for our sake is harmed, too.
 
-use crate::process::handle::Target;
+use crate::process::handle::ProcessHandle;
 use crate::process::hierarchy::Hierarchy;
 use std::fmt;
 use std::fs;
@@ -188,7 +188,7 @@ struct Mounted {
 impl MemoryCgroups {
     /// Those of a process.
     #[must_use]
-    pub fn of(target: &Target) -> Self {
+    pub fn of(target: &ProcessHandle) -> Self {
         let text = target.cgroup().unwrap_or_default();
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let v2 = Hierarchy::host().and_then(|hierarchy| {
@@ -201,7 +201,7 @@ impl MemoryCgroups {
     /// Those of this process, which a program that it starts has too.
     #[must_use]
     pub fn own() -> Self {
-        Target::open(std::process::id()).map(|me| Self::of(&me)).unwrap_or_default()
+        ProcessHandle::open(std::process::id()).map(|me| Self::of(&me)).unwrap_or_default()
     }
 
     /// `text` is a `/proc/PID/cgroup`; `v2` is where the hierarchy of version 2 is seen whole, and

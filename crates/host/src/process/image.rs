@@ -2,7 +2,7 @@
 //! mapped, for whoever may write it could truncate it under us; every size it states is checked
 //! against the file and a cap.
 
-use super::patience::ForeignFile;
+use super::guarded_io::ForeignFile;
 use super::pe::{Pe, PeView};
 use super::source::Source;
 use object::elf;

@@ -1,9 +1,9 @@
 //! All mapped files of a run: found behind mappings, opened, told apart, and dropped when there are
 //! too many.
 
+use super::guarded_io::{ForeignFile, Holder, wait_for};
 use super::image::{Identity, Image, ImageError};
 use super::mapping::{FileKey, Mapping};
-use super::patience::{ForeignFile, Holder, wait_for};
 use super::published::THREAD_VARIABLE;
 use super::thread_variable::ThreadVariable;
 use crate::system_limits::{explain, share_of_open_files};
@@ -65,12 +65,12 @@ struct Known {
 
 /// What there is of images, against the bounds.
 #[derive(Clone, Copy, Debug, Default)]
-struct Room {
+struct CacheBudget {
     images: usize,
     bytes: usize,
 }
 
-impl Room {
+impl CacheBudget {
     fn add(&mut self, image: &Image) {
         self.images += 1;
         self.bytes += image.described_bytes();
@@ -95,9 +95,9 @@ pub struct Images {
     /// Last image seen for (device, inode) of a mapping: for processes that are gone before their
     /// file could be opened.
     by_mapping: HashMap<FileKey, ImageId>,
-    all: Room,
+    all: CacheBudget,
     /// Of each pid, the images it was the first to map.
-    brought: HashMap<u32, Room>,
+    brought: HashMap<u32, CacheBudget>,
     clock: u64,
     open: usize,
     held_bytes: usize,

@@ -4,11 +4,11 @@
 
 use super::budget::{Common, Share, cpu_time};
 use super::counters::Counters;
+use super::guarded_io::{Holder, wait_for};
 use super::images::{Elsewhere, Images};
-use super::lesson::{self, Lesson, Lessons};
 use super::mapping::{FileKey, Mapping, Mappings, Region, Replaced, parse_maps_line};
 use super::memory::{MAX_MAPS_BYTES, ProcessMemory};
-use super::patience::{Holder, wait_for};
+use super::rule_update::{self, Lessons, RuleUpdate};
 use super::{ImageError, ProcessError};
 use crate::process::seed::still_sleeps;
 use foldhash::{HashMap, HashMapExt as _};
@@ -404,7 +404,7 @@ impl Process {
     /// The probes are to walk no more of its stacks by the rules they know.
     pub(super) fn close_space(&mut self, lessons: &mut Lessons) {
         if self.space.take().is_some() {
-            lessons.push(Lesson::NoSpace { pid: self.pid });
+            lessons.push(RuleUpdate::NoSpace { pid: self.pid });
         }
     }
 
@@ -416,7 +416,7 @@ impl Process {
         }
         for place in self.unlearned.drain(..) {
             if let Some(space) = self.space {
-                lessons.push(Lesson::Forget { key: lesson::key(space, place) });
+                lessons.push(RuleUpdate::Forget { key: rule_update::key(space, place) });
             }
         }
     }
@@ -1164,12 +1164,12 @@ impl View<'_> {
         let pid = self.process.pid;
         let space = *self.process.space.get_or_insert_with(|| {
             let space = self.lessons.new_space();
-            self.lessons.push(Lesson::Space { pid, space });
+            self.lessons.push(RuleUpdate::Space { pid, space });
             space
         });
         // What was unlearned before may be the rule of this very place.
         self.process.take_back(self.lessons);
-        self.lessons.push(Lesson::Rule { key: lesson::key(space, place), rule });
+        self.lessons.push(RuleUpdate::Rule { key: rule_update::key(space, place), rule });
         self.counters.lessons += 1;
     }
 
@@ -1423,7 +1423,7 @@ mod tests {
         view.process.take_back(view.lessons);
         let lessons = view.lessons.take().0;
         assert!(
-            lessons.iter().all(|lesson| matches!(lesson, Lesson::Forget { .. })),
+            lessons.iter().all(|lesson| matches!(lesson, RuleUpdate::Forget { .. })),
             "no space is closed"
         );
         assert!(lessons.len() > exact / 4 && lessons.len() <= quarter);
@@ -1438,7 +1438,7 @@ mod tests {
         view.teach(place(0x10, false));
         assert!(view.walked(0x10, false, MonotonicNs::now()).is_none());
         let (lessons, touched) = view.lessons.take();
-        assert!(matches!(lessons[..], [Lesson::Rule { .. }]) && touched.contains(&1));
+        assert!(matches!(lessons[..], [RuleUpdate::Rule { .. }]) && touched.contains(&1));
         view.process.lessons_arrived(MonotonicNs::now());
         assert!(view.walked(0x10, false, MonotonicNs::now()).is_some());
         // No time to look is no answer, and neither is memory that is not to be had.

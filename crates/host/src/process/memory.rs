@@ -5,10 +5,10 @@
 //! A fault in a mapped file does wait for that file's server, for ever if it is a FUSE server that
 //! does not answer, and the addresses come from the target. So only memory no file system serves is
 //! read: anonymous memory, memfds, the vDSO; and since a file can be mapped there between the look
-//! and the read, by a thread that can be left behind (`patience`).
+//! and the read, by a thread that can be left behind (`guarded_io`).
 
+use super::guarded_io::{Holder, wait_for};
 use super::mapping::{anonymous_range, parse_fields};
-use super::patience::{Holder, wait_for};
 use perfusion_unwind::TargetMemory;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};

@@ -14,7 +14,7 @@
 //! path. A process decides what its files are called, so a name is text of unknown origin:
 //! printable, and at most [`CHARACTERS`] long.
 
-use crate::process::handle::Target;
+use crate::process::handle::ProcessHandle;
 use perfusion_model::text::printable;
 use rustix::fs::OFlags;
 use std::collections::BTreeSet;
@@ -44,14 +44,14 @@ const MAX_ASSEMBLIES: usize = 4096;
 
 /// The name of a process; empty when it is gone.
 #[must_use]
-pub fn of(target: &Target) -> String {
+pub fn of(target: &ProcessHandle) -> String {
     of_program(target).or_else(|| target.comm().ok()).unwrap_or_default()
 }
 
 /// The name that its program gives it: the first two parts of the rule. `None` where the executable
 /// cannot be seen.
 #[must_use]
-pub fn of_program(target: &Target) -> Option<String> {
+pub fn of_program(target: &ProcessHandle) -> Option<String> {
     let executable = target.executable_name()?;
     let application = if executable == MUXER { application(target) } else { None };
     let name: String =
@@ -75,8 +75,8 @@ impl ProcessName {
     /// names differ, and what `/proc` shows is not the name of the program that the record is of.
     #[must_use]
     pub fn of(pid: u32, comm: &str) -> Self {
-        let target = Target::open(pid).ok();
-        let is_it = |target: &Target| target.comm().is_ok_and(|now| now == printable(comm));
+        let target = ProcessHandle::open(pid).ok();
+        let is_it = |target: &ProcessHandle| target.comm().is_ok_and(|now| now == printable(comm));
         match target.filter(is_it).as_ref().and_then(of_program) {
             Some(text) => Self { text, of_program: true },
             None => Self { text: printable(comm), of_program: false },
@@ -98,7 +98,7 @@ impl ProcessName {
 }
 
 /// The application that `dotnet` runs.
-fn application(target: &Target) -> Option<String> {
+fn application(target: &ProcessHandle) -> Option<String> {
     let arguments = target.arguments().ok()?;
     argument(&arguments).and_then(stem).or_else(|| mapped_application(target))
 }
@@ -134,7 +134,7 @@ fn stem(path: &str) -> Option<String> {
 /// The one mapped assembly with a `NAME.runtimeconfig.json` beside it; else the only one outside
 /// the frameworks. `None` where several could be it. An SDK command (`dotnet build`) has its own,
 /// `dotnet.dll`.
-fn mapped_application(target: &Target) -> Option<String> {
+fn mapped_application(target: &ProcessHandle) -> Option<String> {
     let mut assemblies: BTreeSet<PathBuf> = BTreeSet::new();
     let maps = target.maps(|line| {
         let name = line.name.strip_suffix(" (deleted)").unwrap_or(&line.name);
@@ -175,7 +175,7 @@ fn only<'a>(mut paths: impl Iterator<Item = &'a PathBuf>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::{ProcessName, argument, of, of_program, stem};
-    use crate::process::handle::Target;
+    use crate::process::handle::ProcessHandle;
 
     fn application(line: &str) -> Option<String> {
         let arguments: Vec<String> = line.split(' ').map(str::to_owned).collect();
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_process_without_an_application_is_called_as_its_executable() {
-        let me = Target::open(std::process::id()).unwrap();
+        let me = ProcessHandle::open(std::process::id()).unwrap();
         let executable = std::env::current_exe().unwrap();
         let name = executable.file_name().and_then(|name| name.to_str()).unwrap();
         assert_eq!(of(&me), name);
@@ -218,8 +218,8 @@ mod tests {
     #[test]
     fn a_record_that_is_read_late_names_the_program_it_is_of() {
         let pid = std::process::id();
-        let comm = Target::open(pid).unwrap().comm().unwrap();
-        let executable = of(&Target::open(pid).unwrap());
+        let comm = ProcessHandle::open(pid).unwrap().comm().unwrap();
+        let executable = of(&ProcessHandle::open(pid).unwrap());
         let mut late = ProcessName::of(pid, "program before");
         assert_eq!(late.as_str(), "program before");
         // A thread that was renamed at once looks the same until the record of that comes.

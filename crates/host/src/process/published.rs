@@ -7,7 +7,7 @@
 //! itself.
 
 use super::memory::ProcessMemory;
-use crate::process::handle::Target;
+use crate::process::handle::ProcessHandle;
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value::Value};
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use perfusion_model::text::printable;
@@ -64,7 +64,7 @@ struct ProcessContext {
 
 /// What the process publishes now; `None` when that is nothing, or cannot be read.
 #[must_use]
-pub fn read(target: &Target) -> Option<Published> {
+pub fn read(target: &ProcessHandle) -> Option<Published> {
     let mut at = None;
     target
         .maps(|line| {
@@ -139,7 +139,7 @@ fn text_of(attribute: &KeyValue) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::{HEADER_BYTES, ProcessContext, Published, copy, decode, parse, read};
-    use crate::process::handle::Target;
+    use crate::process::handle::ProcessHandle;
     use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value::Value};
     use opentelemetry_proto::tonic::resource::v1::Resource;
     use perfusion_unwind::TargetMemory;
@@ -265,6 +265,6 @@ mod tests {
 
     #[test]
     fn a_process_that_publishes_nothing_has_nothing() {
-        assert_eq!(read(&Target::open(std::process::id()).unwrap()), None);
+        assert_eq!(read(&ProcessHandle::open(std::process::id()).unwrap()), None);
     }
 }

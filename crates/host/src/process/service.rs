@@ -14,7 +14,7 @@ use super::name::CHARACTERS;
 use super::published::{self, Published};
 use super::ticks_before_now;
 use crate::pods::Pods;
-use crate::process::handle::Target;
+use crate::process::handle::ProcessHandle;
 use perfusion_model::labels::PublishedLabels;
 use perfusion_model::text::printable;
 use std::collections::{HashMap, HashSet};
@@ -84,7 +84,7 @@ impl Services {
     /// Looks for the first time.
     fn look(&mut self, pid: u32, comm: &str, now: Instant) -> Known {
         let (mut waits_for, mut published, mut asked) = (None, None, true);
-        let found = match Target::open(pid) {
+        let found = match ProcessHandle::open(pid) {
             Ok(target) => {
                 let uid = target.pod().ok().flatten();
                 let pod = uid.as_deref().and_then(|uid| self.pods.get(uid));
@@ -116,7 +116,8 @@ impl Services {
     fn ask_again(&mut self, pid: u32, known: Known, now: Instant) -> Known {
         let pause = known.pause.saturating_mul(2).min(LONGEST);
         let known = Known { asked: true, next: now + pause, pause, ..known };
-        let Some(published) = Target::open(pid).ok().and_then(|target| published::read(&target))
+        let Some(published) =
+            ProcessHandle::open(pid).ok().and_then(|target| published::read(&target))
         else {
             return known;
         };
@@ -191,7 +192,7 @@ impl Services {
 }
 
 /// Whether it has just begun; one that cannot say so has.
-fn is_young(target: &Target) -> bool {
+fn is_young(target: &ProcessHandle) -> bool {
     target.start_ticks().map_or(true, |start| start > ticks_before_now(YOUNG))
 }
 
@@ -200,7 +201,7 @@ fn labels(pid: u32, published: Published) -> Arc<PublishedLabels> {
 }
 
 /// The service of a process, as far as it can be seen; `app` is what its pod calls itself.
-fn look(target: &Target, app: Option<&str>) -> Option<String> {
+fn look(target: &ProcessHandle, app: Option<&str>) -> Option<String> {
     if target.is_kernel_thread() {
         return Some(KERNEL.to_owned());
     }
@@ -266,7 +267,8 @@ mod tests {
     #[test]
     fn a_pods_label_names_what_no_variable_does_and_better_than_the_executable() {
         let child = sleeper(&[("DD_SERVICE", "carts")]);
-        let target = |child: &Sleeper| crate::process::handle::Target::open(child.0.id()).unwrap();
+        let target =
+            |child: &Sleeper| crate::process::handle::ProcessHandle::open(child.0.id()).unwrap();
         assert_eq!(super::look(&target(&child), Some("web")).as_deref(), Some("carts"));
         let child = sleeper(&[]);
         assert_eq!(super::look(&target(&child), Some("web")).as_deref(), Some("web"));

@@ -1,6 +1,6 @@
 //! Where the bytes of an image come from.
 
-use super::patience::ForeignFile;
+use super::guarded_io::ForeignFile;
 use std::os::unix::fs::MetadataExt as _;
 
 /// Where an image's bytes are.

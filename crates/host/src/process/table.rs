@@ -11,14 +11,14 @@ use super::container::{Home, home};
 use super::counters::Counters;
 use super::image::Image;
 use super::images::{Elsewhere, Images};
-use super::lesson::{Lesson, Lessons};
 use super::live::{Process, Program, Teaching, View, read_maps};
 use super::mapping::{FileKey, Mapping, Mappings, Region, Replaced};
 use super::name::ProcessName;
 use super::published;
+use super::rule_update::{Lessons, RuleUpdate};
 use super::spans::Found;
 use super::thread_variable::ThreadVariable;
-use crate::process::handle::Target;
+use crate::process::handle::ProcessHandle;
 use crate::system_limits::share_of_open_files;
 use ebpf_common::key::{
     SPAN_DESCRIPTOR, SPAN_DISTANCE, SPAN_INDEX, SPAN_MODULE, SPAN_STATIC, SpanPlace,
@@ -415,7 +415,7 @@ impl ProcessTable {
 
     /// Has the probes learn and forget what they are to, by `write`. Stacks that they walk after
     /// that are walked by these rules.
-    pub fn teach(&mut self, write: impl FnOnce(Vec<Lesson>)) {
+    pub fn teach(&mut self, write: impl FnOnce(Vec<RuleUpdate>)) {
         let (lessons, touched) = self.lessons.take();
         write(lessons);
         let now = MonotonicNs::now();
@@ -576,7 +576,8 @@ impl ProcessTable {
             return Found::Nothing;
         }
         let publishes = |_: &mut Self| {
-            let published = Target::open(pid).ok().and_then(|target| published::read(&target));
+            let published =
+                ProcessHandle::open(pid).ok().and_then(|target| published::read(&target));
             published.is_some_and(|published| published.threads)
         };
         match self.within_share(pid, publishes) {
@@ -588,7 +589,7 @@ impl ProcessTable {
             None => Found::PutOff,
             Some(None) => Found::Nothing,
             Some(Some(place)) => {
-                self.lessons.push(Lesson::Spans { pid, place });
+                self.lessons.push(RuleUpdate::Spans { pid, place });
                 Found::There
             }
         }
@@ -663,7 +664,7 @@ impl ProcessTable {
 
     /// The threads of `pid` are gone, or publish nothing any more.
     pub fn forget_spans(&mut self, pid: u32) {
-        self.lessons.push(Lesson::NoSpans { pid });
+        self.lessons.push(RuleUpdate::NoSpans { pid });
     }
 
     /// The program `pid` runs: the file mapped at its lowest address, where the kernel puts the
@@ -737,7 +738,7 @@ impl ProcessTable {
             }
             if let Some(space) = process.space {
                 // Just given and not there yet, or lost.
-                self.lessons.push(Lesson::Space { pid, space });
+                self.lessons.push(RuleUpdate::Space { pid, space });
             }
         }
         let (now, before) = (Instant::now(), process.cached());
@@ -1373,7 +1374,7 @@ mod tests {
         let process = table.live.get_mut(&NOBODY).unwrap();
         process.space = Some(7);
         process.clear_caches(&mut table.lessons);
-        table.teach(|lessons| assert_eq!(lessons, [Lesson::NoSpace { pid: NOBODY }]));
+        table.teach(|lessons| assert_eq!(lessons, [RuleUpdate::NoSpace { pid: NOBODY }]));
         let walk = |space, time| {
             let frames = vec![0x1010 << 1 | 1, 0x1020 << 1];
             let walk = ProbeWalk { time, space, frames, end: WalkEnd::ThreadStart };

@@ -2,7 +2,7 @@
 //! to do about it. The one place that knows which kernel and which capabilities the probes need.
 
 use crate::kernel::{btf, perf};
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_unwind::native::NATIVE;
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::process::{Resource, Rlimit};
@@ -449,7 +449,7 @@ fn missing(set: u64) -> Missing {
 /// # Errors
 /// [`Limit::MappedFiles`].
 pub fn mapped_files() -> Result<(), Limit> {
-    let me = Target::open(std::process::id())
+    let me = ProcessHandle::open(std::process::id())
         .map_err(|error| Limit::MappedFiles { source: error.into() })?;
     let mut mapped = None;
     let listed = me.maps(|line| {

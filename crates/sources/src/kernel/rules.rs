@@ -8,7 +8,7 @@
 use super::maps::Words;
 use aya::maps::{HashMap as BpfHashMap, MapData, MapError};
 use ebpf_common::rule::{CachedPlace, PlaceSet, RuleKey, Spot, TAG_USED, UnwindRule, WAYS};
-use perfusion_host::process::Lesson;
+use perfusion_host::process::RuleUpdate;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -52,18 +52,18 @@ impl RuleCache {
     }
 
     /// Brings what lessons say of rules to the probes, in order.
-    pub fn teach(&mut self, lessons: impl IntoIterator<Item = Lesson>) {
+    pub fn teach(&mut self, lessons: impl IntoIterator<Item = RuleUpdate>) {
         for lesson in lessons {
             let taught = match lesson {
-                Lesson::Rule { key, rule } => self.places.teach(key, &rule),
-                Lesson::Space { pid, space } => self.spaces.insert(pid, space, 0).is_ok(),
-                Lesson::Forget { key } => {
+                RuleUpdate::Rule { key, rule } => self.places.teach(key, &rule),
+                RuleUpdate::Space { pid, space } => self.spaces.insert(pid, space, 0).is_ok(),
+                RuleUpdate::Forget { key } => {
                     self.places.forget(key);
                     true
                 }
-                Lesson::NoSpace { pid } => gone(self.spaces.remove(&pid)),
+                RuleUpdate::NoSpace { pid } => gone(self.spaces.remove(&pid)),
                 // In a map of its own (`spans`).
-                Lesson::Spans { .. } | Lesson::NoSpans { .. } => true,
+                RuleUpdate::Spans { .. } | RuleUpdate::NoSpans { .. } => true,
             };
             self.refused += u64::from(!taught);
         }

@@ -4,7 +4,7 @@
 use super::rules::gone;
 use aya::maps::{HashMap as BpfHashMap, MapData};
 use ebpf_common::key::SpanPlace;
-use perfusion_host::process::Lesson;
+use perfusion_host::process::RuleUpdate;
 
 /// The map `SPANS`.
 #[derive(Debug)]
@@ -20,14 +20,14 @@ impl SpanPlaces {
 
     /// Brings what lessons say of it to the probes, in order. Answers the processes there was no
     /// room for.
-    pub fn teach(&mut self, lessons: &[Lesson]) -> Vec<u32> {
+    pub fn teach(&mut self, lessons: &[RuleUpdate]) -> Vec<u32> {
         let mut refused = Vec::new();
         for lesson in lessons {
             match *lesson {
-                Lesson::Spans { pid, place } if self.places.insert(pid, place, 0).is_err() => {
+                RuleUpdate::Spans { pid, place } if self.places.insert(pid, place, 0).is_err() => {
                     refused.push(pid)
                 }
-                Lesson::NoSpans { pid } if !gone(self.places.remove(&pid)) => self.refused += 1,
+                RuleUpdate::NoSpans { pid } if !gone(self.places.remove(&pid)) => self.refused += 1,
                 _ => {}
             }
         }

@@ -2,7 +2,7 @@
 //! region: `pread` and `pwrite`, never mapped.
 
 use super::region::Region;
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::{is_running, name, start_ticks};
 use perfusion_model::event::MonotonicNs;
 use profiler_protocol::consumer::Memory as _;
@@ -121,7 +121,7 @@ impl ExactTables {
             return kept.decline(&table);
         }
         if table.accept() {
-            let name = Target::open(pid).map(|target| name::of(&target)).unwrap_or_default();
+            let name = ProcessHandle::open(pid).map(|target| name::of(&target)).unwrap_or_default();
             let (start_ticks, found) = (start_ticks(pid), MonotonicNs::now());
             kept.tables.push(ExactTable {
                 pid,

@@ -2,7 +2,7 @@
 //! `/proc/PID/maps`.
 
 use super::region::{Region, RegionError, RegionKey};
-use perfusion_host::process::handle::{MapLine, Target};
+use perfusion_host::process::handle::{MapLine, ProcessHandle};
 use profiler_protocol::exact;
 use profiler_protocol::layout::MAPS_NAME;
 use rustix::io::Errno;
@@ -29,7 +29,7 @@ pub struct Found {
 }
 
 /// All regions and tables `target` has mapped, except those in `known`.
-pub fn find(target: &Target, known: &dyn Fn(RegionKey) -> bool) -> Result<Found, Errno> {
+pub fn find(target: &ProcessHandle, known: &dyn Fn(RegionKey) -> bool) -> Result<Found, Errno> {
     let mut lines: Vec<MapLine> = Vec::new();
     target.maps(|line| {
         // The region may be mapped in parts; the file is the same.

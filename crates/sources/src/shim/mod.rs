@@ -13,14 +13,14 @@ mod region;
 mod registry;
 mod share;
 mod starts;
+mod subscriptions;
 mod watched;
-mod wishes;
 
 use self::counters::Totals;
 use self::reader::{BEAT_EVERY, Reader, Turns};
 use self::registry::{Process, Shared, Stage};
 use self::share::Share;
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::memory::ProcessMemory;
 use perfusion_model::event::{Event, EventKind, MonotonicNs, RegionId};
 use profiler_protocol::consumer::SCRATCH_BYTES;
@@ -33,8 +33,10 @@ pub use self::exact::{ExactTable, ExactTables, OF_ONE_PROCESS, TABLES};
 pub use self::incidents::INCIDENT_COUNTERS;
 pub use self::region::RegionError;
 pub use self::starts::{HoldStarts, StartHold};
+pub use self::subscriptions::{
+    AS_ASKED, COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED, Settings, Subscriptions,
+};
 pub use self::watched::{Watched, same};
-pub use self::wishes::{AS_ASKED, COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED, Settings, Wishes};
 
 /// Live objects that are watched unless told otherwise.
 pub const LIVE_OBJECTS: u32 = 4_096;
@@ -141,7 +143,7 @@ impl ShimSource {
             self.shared.totals.processes_too_many += 1;
             return;
         }
-        if let Ok(target) = Target::open(pid) {
+        if let Ok(target) = ProcessHandle::open(pid) {
             // A pid that is used again: what is left of the process before it is given up.
             if let Some(mut before) = self.processes.insert(pid, Process::new(target, now)) {
                 before.readers.iter_mut().for_each(|reader| self.shared.finish(reader));
@@ -167,7 +169,7 @@ impl ShimSource {
 
     /// From now on the recorder wishes for this in `pid`, whose shims are told with the next beat,
     /// and for names if so said.
-    pub fn wish(&mut self, pid: u32, wishes: Wishes, names: bool) {
+    pub fn wish(&mut self, pid: u32, wishes: Subscriptions, names: bool) {
         self.watch_if_new(pid);
         if let Some(process) = self.processes.get_mut(&pid) {
             process.wish(

@@ -1,6 +1,6 @@
 //! Thread ids and times as a process sees them → as the initial namespaces do.
 
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_model::event::MonotonicNs;
 use profiler_protocol::request::NEVER_SEEN;
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, readlinkat, statat};
@@ -55,7 +55,7 @@ impl Default for Threads {
 impl Threads {
     /// The id in the initial namespace of the thread the process calls `tid`; `None` when it has no
     /// such thread, so that a process can speak for no thread but its own.
-    pub(super) fn outer(&mut self, target: &Target, tid: u32) -> Option<u32> {
+    pub(super) fn outer(&mut self, target: &ProcessHandle, tid: u32) -> Option<u32> {
         if let Some(&outer) = self.outer.get(&tid) {
             return Some(outer);
         }
@@ -90,7 +90,11 @@ impl Threads {
 
     /// Looks at the threads there are; what is known of one is not read again. False when there
     /// were too many for one look.
-    fn look(&mut self, target: &Target, inner_id: &mut dyn FnMut(u32) -> Option<u32>) -> bool {
+    fn look(
+        &mut self,
+        target: &ProcessHandle,
+        inner_id: &mut dyn FnMut(u32) -> Option<u32>,
+    ) -> bool {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let Ok(tasks) = openat(target.directory(), "task", flags, Mode::empty()) else {
             return true;
@@ -146,7 +150,7 @@ impl Offset {
 }
 
 /// Finds out.
-pub(super) fn monotonic_offset(target: &Target) -> Offset {
+pub(super) fn monotonic_offset(target: &ProcessHandle) -> Offset {
     let inode = |name: &str| {
         let found =
             statat(target.directory(), target.in_common(&format!("ns/{name}")), AtFlags::empty())
@@ -183,11 +187,11 @@ mod tests {
     use super::{
         MonotonicNs, NEVER_SEEN, Offset, Threads, monotonic_offset, parse_monotonic_offset,
     };
-    use perfusion_host::process::handle::Target;
+    use perfusion_host::process::handle::ProcessHandle;
 
     #[test]
     fn a_process_has_its_own_threads_and_no_others() {
-        let me = Target::open(std::process::id()).unwrap();
+        let me = ProcessHandle::open(std::process::id()).unwrap();
         let mine = u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
         let mut threads = Threads::default();
         let inner = me.namespace_tid(mine).unwrap();
@@ -200,7 +204,7 @@ mod tests {
     /// As for a process in a pid namespace, where every thread's file must be read.
     #[test]
     fn a_thread_is_read_once_and_one_that_is_not_there_is_not_looked_for_all_the_time() {
-        let me = Target::open(std::process::id()).unwrap();
+        let me = ProcessHandle::open(std::process::id()).unwrap();
         let mut threads = Threads { nested: Some(true), ..Threads::default() };
         let mut read = Vec::new();
         threads.look(&me, &mut |outer| {

@@ -10,8 +10,8 @@ use super::namespace::{Offset, Threads};
 use super::region::{Region, RegionKey};
 use super::share::Share;
 use super::starts::StartHold;
-use crate::shim::Wishes;
-use perfusion_host::process::handle::Target;
+use crate::shim::Subscriptions;
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_model::event::IncidentCounts;
 use perfusion_model::event::{
     Allocation, AllocationKind, Contention, Event, EventKind, Exception, Heap, Method, MonotonicNs,
@@ -472,13 +472,13 @@ impl Reader {
 
 /// What a drain needs of the process and of this recorder.
 pub(super) struct Context<'a> {
-    pub(super) target: &'a Target,
+    pub(super) target: &'a ProcessHandle,
     pub(super) threads: &'a mut Threads,
     pub(super) scratch: &'a mut [u8],
     pub(super) turns: &'a mut Turns,
     pub(super) now: MonotonicNs,
     /// Where they are others than elsewhere.
-    pub(super) wishes: Option<Wishes>,
+    pub(super) wishes: Option<Subscriptions>,
     pub(super) totals: &'a mut Totals,
 }
 
@@ -490,20 +490,20 @@ struct Decoder<'a> {
     not_before_ns: u64,
     said_bye: &'a mut bool,
     incidents_left_out: &'a mut [bool; 2],
-    wishes: Option<Wishes>,
+    wishes: Option<Subscriptions>,
     /// The shim watches objects.
     watches: bool,
 }
 
 impl Decoder<'_> {
-    fn is_left_out(&self, wished: impl Fn(Wishes) -> bool) -> bool {
+    fn is_left_out(&self, wished: impl Fn(Subscriptions) -> bool) -> bool {
         self.wishes.is_some_and(|wishes| !wished(wishes))
     }
 
     fn record(
         &mut self,
         record: &Record<'_>,
-        target: &Target,
+        target: &ProcessHandle,
         threads: &mut Threads,
         now: MonotonicNs,
         totals: &mut Totals,
@@ -772,7 +772,7 @@ mod tests {
         plausible,
     };
     use crate::shim::namespace::monotonic_offset;
-    use perfusion_host::process::handle::Target;
+    use perfusion_host::process::handle::ProcessHandle;
     use profiler_protocol::layout::{
         COMMIT_OFFSET_AT, DATA_OFFSET_AT, Geometry, HEADER_BYTES, MAGIC, MAGIC_AT, MIN_UNITS,
         REGION_BYTES_AT, REQUEST_HEAD_AT, REQUEST_OFFSET_AT, REQUEST_SLOTS_AT, REQUEST_TAIL_AT,
@@ -808,7 +808,7 @@ mod tests {
         let file = region(SLOTS as u64);
         let memory = Region::for_test(file.try_clone().unwrap());
         let consumer = Consumer::open(memory, file.metadata().unwrap().len()).unwrap();
-        let offset = monotonic_offset(&Target::open(std::process::id()).unwrap());
+        let offset = monotonic_offset(&ProcessHandle::open(std::process::id()).unwrap());
         let mut reader =
             Reader::new(RegionId(0), consumer, true, offset, MonotonicNs(1), &Share::default());
         let asked = || {

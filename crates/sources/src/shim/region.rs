@@ -2,7 +2,7 @@
 //! never mapped: neither truncation nor holes nor concurrent rewriting by the process can do more
 //! than change the bytes of an answer.
 
-use perfusion_host::process::handle::{MapLine, Target};
+use perfusion_host::process::handle::{MapLine, ProcessHandle};
 use profiler_protocol::consumer::Memory;
 use profiler_protocol::layout::{MAGIC, MAGIC_AT, OWNER_AT};
 use rustix::fs::{
@@ -69,7 +69,11 @@ impl Region {
     /// Opens the mapping that `line` shows, after checking by a descriptor that gives no access
     /// (O_PATH) that it is what it should be, a memfd called `name`: opening a device or another
     /// service's memory for writing must not be possible by a trick with the map.
-    pub fn open(target: &Target, line: &MapLine, name: &'static str) -> Result<Self, RegionError> {
+    pub fn open(
+        target: &ProcessHandle,
+        line: &MapLine,
+        name: &'static str,
+    ) -> Result<Self, RegionError> {
         let (pid, start) = (target.pid(), line.start);
         let system = |step| move |source| RegionError::System { pid, start, step, source };
         let refuse = |expected, found| RegionError::NotARegion { pid, start, expected, found };

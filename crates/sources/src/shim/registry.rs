@@ -17,9 +17,9 @@ use super::reader::{Context, End, Reader, Turns};
 use super::region::{Region, RegionKey};
 use super::share::Share;
 use super::starts::HoldStarts;
-use crate::shim::Wishes;
+use crate::shim::Subscriptions;
 use perfusion_host::process::budget::cpu_time;
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_model::event::IncidentCounts;
 use perfusion_model::event::{Event, MonotonicNs, RegionId};
 use profiler_protocol::consumer::{Consumer, ConsumerError, LeaseWords};
@@ -30,7 +30,7 @@ use rustix::io::Errno;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-/// Longer than a shim's own patience (`lease::SILENCE_NS`), so that it has gone quiet and starts
+/// Longer than a shim's own timeout (`lease::SILENCE_NS`), so that it has gone quiet and starts
 /// anew with the next beat.
 const SILENT_FOR: Duration = Duration::from_millis(2500);
 /// Regions read in all; each costs two descriptors at most and its share of every round.
@@ -52,7 +52,7 @@ struct Unclaimed {
 
 /// One watched process.
 pub(super) struct Process {
-    pub(super) target: Target,
+    pub(super) target: ProcessHandle,
     watched_since: Instant,
     next_look: Instant,
     pub(super) readers: Vec<Reader>,
@@ -65,7 +65,7 @@ pub(super) struct Process {
     /// The recorder's number in this process, where it has other wishes here than elsewhere.
     owner: Option<u64>,
     /// Those: a shim that knows nothing of them tells the rest all the same.
-    wishes: Option<Wishes>,
+    wishes: Option<Subscriptions>,
     /// Names are not asked for.
     nameless: bool,
 }
@@ -110,7 +110,7 @@ pub(super) struct Shared {
 }
 
 impl Process {
-    pub(super) fn new(target: Target, now: Instant) -> Self {
+    pub(super) fn new(target: ProcessHandle, now: Instant) -> Self {
         Self {
             target,
             watched_since: now,
@@ -133,7 +133,7 @@ impl Process {
     }
 
     /// From now on the recorder has this number here, and these wishes.
-    pub(super) fn wish(&mut self, owner: u64, wishes: Wishes, names: bool) {
+    pub(super) fn wish(&mut self, owner: u64, wishes: Subscriptions, names: bool) {
         (self.owner, self.wishes, self.nameless) = (Some(owner), Some(wishes), !names);
     }
 

@@ -15,7 +15,7 @@ use perfusion_aggregate::threads::{WaitStateKey, Waiting};
 use perfusion_dotnet::attach;
 use perfusion_export::file;
 use perfusion_host::process::ProcessTable;
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::system_limits::{max_sample_rate, raise_open_files};
 use perfusion_model::event::{MonotonicNs, Progress, ThreadId, ThreadSnapshot};
 use perfusion_model::frame::FrameKey;
@@ -25,7 +25,7 @@ use perfusion_model::text::whole_text;
 use perfusion_recorder::processor::Processor;
 use perfusion_sources::kernel::{KernelOptions, KernelSource, Selection};
 use perfusion_sources::order::Order;
-use perfusion_sources::shim::{Settings, Wishes};
+use perfusion_sources::shim::{Settings, Subscriptions};
 use perfusion_sources::shim::{ShimLimits, ShimSource};
 use perfusion_symbolize::{Module, file_name};
 use serde::Serialize;
@@ -224,8 +224,9 @@ fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
     let pid = options.pid();
     attach::place::begin_sweep();
     // What waits for locks tell of the runtime's waiting function is of use.
-    let settings = Settings::new(Wishes { exceptions: false, ..Wishes::default() })
-        .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
+    let settings =
+        Settings::new(Subscriptions { exceptions: false, ..Subscriptions::default() })
+            .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
     raise_open_files();
     let kernel = KernelSource::start(&KernelOptions {
         frequency_hz: frequency(),
@@ -250,7 +251,7 @@ fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
         let give_up = Arc::clone(&give_up);
         std::thread::spawn(move || attach::attach_until(pid, settings, &give_up))
     });
-    let target = Target::open(pid).ok();
+    let target = ProcessHandle::open(pid).ok();
     let silent = observe::observe(&mut session, pid, attaching, (&give_up, quiet));
     // Who is in cooperative mode for a moment only holds up nobody.
     let before = target.as_ref().and_then(suspension::cooperative);

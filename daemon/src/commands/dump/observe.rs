@@ -78,9 +78,8 @@ pub(super) fn observe(
             tracing::debug!(known, all, took = ?look.elapsed(), visits = session.kernel.visits(), "threads");
             let visited = session.kernel.visits() > 0;
             let whole = visited && !session.kernel.has_left_out();
-            let patience = if whole { RUNNING } else { STALLED };
-            if visited && known == all || progressed.elapsed() > patience || begin.elapsed() > MOST
-            {
+            let timeout = if whole { RUNNING } else { STALLED };
+            if visited && known == all || progressed.elapsed() > timeout || begin.elapsed() > MOST {
                 return silent;
             }
             if !whole {

@@ -13,8 +13,8 @@ use object::endian::LittleEndian as LE;
 use object::{elf, pod};
 use perfusion_dotnet::attach::AttachError;
 use perfusion_dotnet::attach::ipc::IpcError;
-use perfusion_host::process::handle::{MapLine, Target};
-use perfusion_host::process::patience::{Holder, wait_for};
+use perfusion_host::process::guarded_io::{Holder, wait_for};
+use perfusion_host::process::handle::{MapLine, ProcessHandle};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::HashSet;
@@ -76,7 +76,7 @@ pub(super) fn is_silence(error: &AttachError) -> bool {
 }
 
 /// Threads in cooperative mode now; `None` where the runtime does not say.
-pub(super) fn cooperative(target: &Target) -> Option<HashSet<u32>> {
+pub(super) fn cooperative(target: &ProcessHandle) -> Option<HashSet<u32>> {
     let mut base = None;
     let find = |line: MapLine| {
         let name = line.name.strip_suffix(" (deleted)").unwrap_or(&line.name);

@@ -8,7 +8,7 @@ use crate::error::Error;
 use perfusion_dotnet::declared;
 use perfusion_heap::collect::{Settings, SurveyError, planned, survey, unless_interrupted};
 use perfusion_heap::held::Held;
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::name;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ impl From<&cli::Leaks> for Bounds {
 ///
 /// # Errors
 /// [`SurveyError::NoHeadroom`].
-pub fn check_headroom(target: &Target, bounds: Bounds) -> Result<(), SurveyError> {
+pub fn check_headroom(target: &ProcessHandle, bounds: Bounds) -> Result<(), SurveyError> {
     planned(target, bounds.buffer_mib, bounds.force).map(drop)
 }
 
@@ -47,7 +47,7 @@ pub fn check_headroom(target: &Target, bounds: Bounds) -> Result<(), SurveyError
 /// Why it is not known, for people: the runtime cannot be asked, or does not answer, or there is no
 /// room for what it tells.
 pub fn find(
-    target: &Arc<Target>,
+    target: &Arc<ProcessHandle>,
     handles: HashSet<u64>,
     bounds: Bounds,
     (interrupted, walked): (&Arc<AtomicBool>, Arc<AtomicBool>),

@@ -30,7 +30,7 @@ use perfusion_heap::paths::Paths;
 use perfusion_heap::text::Findings;
 use perfusion_heap::walk::Survey;
 use perfusion_host::process::aftermath::Aftermath;
-use perfusion_host::process::handle::{MapLine, Target};
+use perfusion_host::process::handle::{MapLine, ProcessHandle};
 use perfusion_host::process::name;
 use perfusion_host::system_limits::raise_open_files;
 use perfusion_model::units::counted;
@@ -83,7 +83,7 @@ fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
     let interrupted = end_on_signal().map_err(internal("signal handler"))?;
     // Every assembly of the process is opened for the names in it.
     raise_open_files();
-    let target = Arc::new(Target::open(pid).map_err(|_| Error::NoProcess { pid })?);
+    let target = Arc::new(ProcessHandle::open(pid).map_err(|_| Error::NoProcess { pid })?);
     check_surveyable(&target, &name::of(&target))?;
     let plan = planned(&target, options.buffer, options.force)?;
     let aftermath = Aftermath::of(&target, "a survey of its heap");
@@ -131,7 +131,7 @@ impl Drop for LeaveWhenInterrupted {
 
 /// What is wrong in the end, after everything was shown that could be.
 fn survey_and_show(
-    (target, interrupted): (&Arc<Target>, &Arc<AtomicBool>),
+    (target, interrupted): (&Arc<ProcessHandle>, &Arc<AtomicBool>),
     options: &cli::Heap,
     plan: Plan,
     quiet: bool,
@@ -197,7 +197,7 @@ fn survey_and_show(
 
 /// # Errors
 /// When there is no runtime that could be asked.
-pub(crate) fn check_surveyable(target: &Target, name: &str) -> Result<(), Error> {
+pub(crate) fn check_surveyable(target: &ProcessHandle, name: &str) -> Result<(), Error> {
     let (pid, name) = (target.pid(), name.to_owned());
     let why_not = check_managed(target)?;
     let seen = ipc::has_socket(target);
@@ -219,7 +219,7 @@ pub(crate) fn check_surveyable(target: &Target, name: &str) -> Result<(), Error>
 
 /// True while `record --exact` counts there: its library ends the walk that the runtime makes over
 /// all objects after each collection, and a survey's events come of the same walk.
-fn is_counted(target: &Target) -> bool {
+fn is_counted(target: &ProcessHandle) -> bool {
     let mut found = false;
     let look = |line: MapLine| {
         found |= line.name == profiler_protocol::exact::MAPS_NAME;

@@ -18,7 +18,7 @@ use crate::error::{Error, say};
 use judge::{Judgement, Moment, judge};
 use perfusion_dotnet::attach;
 use perfusion_host::process::aftermath::{Aftermath, Death};
-use perfusion_host::process::handle::Target;
+use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::{Awaited, ProcessTable, name};
 use perfusion_host::system_limits::raise_open_files;
 use perfusion_model::event::MonotonicNs;
@@ -28,7 +28,7 @@ use perfusion_recorder::loss::{self, Before};
 use perfusion_recorder::processor::Processor;
 use perfusion_report::{self, ReportError};
 use perfusion_sources::order::Order;
-use perfusion_sources::shim::{Settings, Wishes};
+use perfusion_sources::shim::{Settings, Subscriptions};
 use perfusion_sources::shim::{ShimSource, same};
 use series::{Stretch, stretches};
 use snapshot::{Group, Place, Places, Snapshot};
@@ -216,7 +216,7 @@ impl Watch {
     /// Why that is not known, for people.
     fn holders(
         &mut self,
-        target: &Arc<Target>,
+        target: &Arc<ProcessHandle>,
         over: &Arc<AtomicBool>,
         bounds: Bounds,
         quiet: bool,
@@ -320,7 +320,7 @@ struct Holders {
 /// Attaches to a process and looks at what is alive once a window.
 fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Watched, Error> {
     check_target(pid)?;
-    let target = Arc::new(Target::open(pid).map_err(|_| Error::NoProcess { pid })?);
+    let target = Arc::new(ProcessHandle::open(pid).map_err(|_| Error::NoProcess { pid })?);
     check_managed(&target)?;
     let bounds = Bounds::from(options);
     if options.heap {
@@ -330,9 +330,12 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Watched, Error> 
     let internal = |what| move |source| Error::Internal { what, source };
     attach::place::begin_sweep();
     // Only allocations are looked at.
-    let settings =
-        Settings::new(Wishes { exceptions: false, contention: false, ..Wishes::default() })
-            .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
+    let settings = Settings::new(Subscriptions {
+        exceptions: false,
+        contention: false,
+        ..Subscriptions::default()
+    })
+    .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
     raise_open_files();
     let over = end_on_signal().map_err(internal("signal handler"))?;
     let mut processes = ProcessTable::new();

@@ -48,7 +48,7 @@ pub(super) struct Due {
 }
 
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct RateController {
     /// When something new happened last.
     news: Instant,
     withheld: Option<Instant>,
@@ -57,7 +57,7 @@ pub(super) struct Pace {
     last: Instant,
 }
 
-impl Pace {
+impl RateController {
     pub(super) fn new(now: Instant) -> Self {
         Self { news: now, withheld: None, calm: false, last: now }
     }
@@ -96,7 +96,9 @@ impl Pace {
 
 #[cfg(test)]
 mod tests {
-    use super::{AT_ONCE, CALM, CALM_AFTER, Due, FILLS, Found, LIVELY, Pace, QUICK, WITHHELD};
+    use super::{
+        AT_ONCE, CALM, CALM_AFTER, Due, FILLS, Found, LIVELY, QUICK, RateController, WITHHELD,
+    };
     use std::time::{Duration, Instant};
 
     const fn due(soonest: Duration, latest: Duration) -> Due {
@@ -106,7 +108,7 @@ mod tests {
     #[test]
     fn rounds_are_rare_only_after_a_while_without_news() {
         let (begin, nothing) = (Instant::now(), Found::default());
-        let mut pace = Pace::new(begin);
+        let mut pace = RateController::new(begin);
         let later = begin + CALM_AFTER;
         assert_eq!(pace.next(nothing, later - Duration::from_millis(1)), due(LIVELY, LIVELY));
         assert_eq!(pace.next(nothing, later), due(LIVELY, CALM));
@@ -138,7 +140,7 @@ mod tests {
             (Found { waited_for: true, ..nothing }, AT_ONCE),
             (Found { withheld: true, ..nothing }, QUICK),
         ] {
-            let mut pace = Pace::new(begin);
+            let mut pace = RateController::new(begin);
             let calm = begin + 2 * CALM_AFTER;
             assert_eq!(pace.next(nothing, calm), due(LIVELY, CALM));
             assert_eq!(pace.next(found, calm), due(quick, quick));

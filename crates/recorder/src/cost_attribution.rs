@@ -14,7 +14,7 @@ const EVERY: u32 = 16;
 
 /// Which event is measured next.
 #[derive(Debug)]
-pub(super) struct Effort {
+pub(super) struct CostAttribution {
     left: u32,
     random: u64,
 }
@@ -26,14 +26,14 @@ pub(super) struct Begun {
     at: Option<(Duration, Duration)>,
 }
 
-impl Default for Effort {
+impl Default for CostAttribution {
     fn default() -> Self {
         // Chance only has to keep step with nothing.
         Self { left: EVERY, random: 0x9e37_79b9_7f4a_7c15 }
     }
 }
 
-impl Effort {
+impl CostAttribution {
     /// An event begins; `None` for one of no process.
     pub(super) fn begin(&mut self, event: &Event, processes: &ProcessTable) -> Option<Begun> {
         let pid = pid(&event.kind)?;
@@ -90,11 +90,11 @@ fn pid(kind: &EventKind) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::{EVERY, Effort};
+    use super::{CostAttribution, EVERY};
 
     #[test]
     fn one_in_sixteen_is_measured_and_in_step_with_nothing() {
-        let mut effort = Effort::default();
+        let mut effort = CostAttribution::default();
         let due: Vec<bool> = (0..1_600_000).map(|_| effort.is_due()).collect();
         let count =
             |of: usize, at: usize| due.iter().skip(at).step_by(of).filter(|due| **due).count();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 /// The .NET processes of a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Covered {
+pub struct AttachCoverage {
     /// How many there are.
     pub processes: u32,
     /// Those that have the library.
@@ -17,7 +17,7 @@ pub struct Covered {
     pub changed: Option<Instant>,
 }
 
-impl Covered {
+impl AttachCoverage {
     /// One more process.
     pub fn add(&mut self, is_attached: bool, why: Option<&String>, changed: Option<Instant>) {
         self.processes += 1;
@@ -64,15 +64,15 @@ impl Covered {
 
 #[cfg(test)]
 mod tests {
-    use super::Covered;
+    use super::AttachCoverage;
     use std::time::{Duration, Instant};
 
     #[test]
     fn what_nobody_counted_is_said() {
         let (now, minute) = (Instant::now(), Duration::from_secs(60));
         let off = "attach.policy is off".to_owned();
-        let mut covered = Covered::default();
-        let said = |covered: &Covered| covered.comments(now, minute).collect::<Vec<_>>();
+        let mut covered = AttachCoverage::default();
+        let said = |covered: &AttachCoverage| covered.comments(now, minute).collect::<Vec<_>>();
         assert!(said(&covered).is_empty(), "no .NET");
         covered.add(false, Some(&off), None);
         assert!(said(&covered)[0].ends_with(
@@ -84,7 +84,7 @@ mod tests {
             "{:?}",
             said(&covered)
         );
-        let mut whole = Covered::default();
+        let mut whole = AttachCoverage::default();
         whole.add(true, None, Some(now - 2 * minute));
         assert!(said(&whole).is_empty());
         whole.add(true, None, Some(now - minute / 2));

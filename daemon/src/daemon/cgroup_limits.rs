@@ -11,7 +11,7 @@ const NO_LIMIT: u64 = 1 << 60;
 
 /// The limits; absent where there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Confines {
+pub struct CgroupLimits {
     /// CPUs.
     pub cpus: Option<f64>,
     /// Bytes: beyond them its processes are ended, or throttled (`memory.high`; a user's
@@ -19,7 +19,7 @@ pub struct Confines {
     pub memory: Option<u64>,
 }
 
-impl Confines {
+impl CgroupLimits {
     /// Of this process.
     #[must_use]
     pub fn read() -> Self {
@@ -76,7 +76,7 @@ impl Confines {
 
 #[cfg(test)]
 mod tests {
-    use super::Confines;
+    use super::CgroupLimits;
     use std::fs;
     use std::path::Path;
 
@@ -105,12 +105,12 @@ mod tests {
                 ("other/memory.max", "1\n"),
             ],
         );
-        let found = Confines::of("0::/kubepods/pod1/c\n", folder.path());
-        assert_eq!(found, Confines { cpus: Some(4.0), memory: Some(384 << 20) });
-        let throttled = Confines::of("0::/system.slice/perfusion.service\n", folder.path());
+        let found = CgroupLimits::of("0::/kubepods/pod1/c\n", folder.path());
+        assert_eq!(found, CgroupLimits { cpus: Some(4.0), memory: Some(384 << 20) });
+        let throttled = CgroupLimits::of("0::/system.slice/perfusion.service\n", folder.path());
         assert_eq!(throttled.memory, Some(256 << 20));
-        assert_eq!(Confines::of("0::/\n", folder.path()), Confines::default());
-        assert_eq!(Confines::of("nonsense", folder.path()), Confines::default());
+        assert_eq!(CgroupLimits::of("0::/\n", folder.path()), CgroupLimits::default());
+        assert_eq!(CgroupLimits::of("nonsense", folder.path()), CgroupLimits::default());
     }
 
     #[test]
@@ -125,9 +125,11 @@ mod tests {
                 ("memory/docker/1/memory.limit_in_bytes", "268435456\n"),
             ],
         );
-        let found = Confines::of("4:cpu,cpuacct:/docker/1\n3:memory:/docker/1\n", folder.path());
-        assert_eq!(found, Confines { cpus: Some(0.5), memory: Some(256 << 20) });
-        let none = Confines::of("4:cpu,cpuacct:/x\n3:memory:/x\n", &folder.path().join("nothing"));
-        assert_eq!(none, Confines::default());
+        let found =
+            CgroupLimits::of("4:cpu,cpuacct:/docker/1\n3:memory:/docker/1\n", folder.path());
+        assert_eq!(found, CgroupLimits { cpus: Some(0.5), memory: Some(256 << 20) });
+        let none =
+            CgroupLimits::of("4:cpu,cpuacct:/x\n3:memory:/x\n", &folder.path().join("nothing"));
+        assert_eq!(none, CgroupLimits::default());
     }
 }

@@ -7,7 +7,7 @@ use crate::config::setting;
 use crate::maps::{wait_beyond, wait_budget};
 use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
 use ebpf_common::event::CERTAIN;
-use ebpf_common::key::{Coin, Thread};
+use ebpf_common::key::{Sampler, Thread};
 
 /// The probability never falls below this (2⁻²⁰), so that it can rise again.
 const LEAST: u64 = CERTAIN >> 20;
@@ -46,7 +46,7 @@ const ALLOWED_INTERVALS: u64 = 40;
 /// Throws the coin for a wait that `thread` begins at `now`; `Some(probability)` when its stack is
 /// to be kept.
 #[inline(always)]
-pub(crate) fn throw(coin: &mut Coin, thread: &mut Thread, now: u64) -> Option<u64> {
+pub(crate) fn throw(coin: &mut Sampler, thread: &mut Thread, now: u64) -> Option<u64> {
     let fixed = setting!(coin_fixed);
     let probability = if fixed != 0 {
         fixed
@@ -63,7 +63,7 @@ pub(crate) fn throw(coin: &mut Coin, thread: &mut Thread, now: u64) -> Option<u6
 /// The probability that keeps the cost within the budget: the CPU's general one, or the thread's
 /// own when that is the greater one.
 #[inline(always)]
-fn adapted(coin: &mut Coin, now: u64, wait: u64) -> u64 {
+fn adapted(coin: &mut Sampler, now: u64, wait: u64) -> u64 {
     let budget = wait_budget();
     let general = general(coin, now, budget);
     let few = wait <= SURE_WAITS;
@@ -102,7 +102,7 @@ fn part_of_few(budget: u64) -> u64 {
 /// The next of the CPU's random numbers (SplitMix64: Steele, Lea, Flood, "Fast splittable
 /// pseudorandom number generators", 2014). The kernel's own cost a call each.
 #[inline(always)]
-fn random(coin: &mut Coin) -> u64 {
+fn random(coin: &mut Sampler) -> u64 {
     if coin.random == 0 {
         // SAFETY: a helper without arguments.
         let seed = unsafe { bpf_get_prandom_u32() };
@@ -118,7 +118,7 @@ fn random(coin: &mut Coin) -> u64 {
 /// it never depends on the wait it decides about: also where it changes within an interval, because
 /// a burst has used twice what there was.
 #[inline(always)]
-fn general(coin: &mut Coin, now: u64, budget: u64) -> u64 {
+fn general(coin: &mut Sampler, now: u64, budget: u64) -> u64 {
     let most = budget * ALLOWED_INTERVALS;
     let elapsed_us = (now.saturating_sub(coin.since_ns) / 1000).clamp(1, 1 << 20);
     let interval_us = (setting!(coin_interval_ns) / 1000).max(1);
@@ -150,7 +150,7 @@ fn general(coin: &mut Coin, now: u64, budget: u64) -> u64 {
 /// What of a budget an interval has for threads with many waits: in the long run the common part,
 /// as long as something is allowed beyond it all.
 #[inline(always)]
-fn share(coin: &Coin, budget: u64) -> u64 {
+fn share(coin: &Sampler, budget: u64) -> u64 {
     common_part(budget) + coin.allowance.min(part_of_few(budget))
 }
 
@@ -158,7 +158,7 @@ fn share(coin: &Coin, budget: u64) -> u64 {
 /// the work. What threads with few waits use beyond their part of the budget is what is allowed
 /// beyond all of it.
 #[inline(always)]
-pub(crate) fn spend(coin: &mut Coin, bytes: u32) {
+pub(crate) fn spend(coin: &mut Sampler, bytes: u32) {
     let cost = u64::from(bytes) + WALK_BYTES;
     let by = coin.kept_by;
     if by != OF_ALL {
@@ -173,7 +173,7 @@ pub(crate) fn spend(coin: &mut Coin, bytes: u32) {
 /// nothing overflows: what it may have < 2³², elapsed and interval in µs ≤ 2²⁰, bytes < 2³³, so the
 /// products stay below 2⁶³ with room for the 10 fraction bits.
 #[inline(always)]
-fn next(coin: &Coin, elapsed_us: u64, interval_us: u64, room: u64) -> u64 {
+fn next(coin: &Sampler, elapsed_us: u64, interval_us: u64, room: u64) -> u64 {
     let used = (coin.bytes * interval_us) | 1;
     let ratio = ((room * elapsed_us) << 10) / used;
     let growth = if ratio >= MOST_GROWTH >> 6 { MOST_GROWTH } else { ratio << 6 };

@@ -74,7 +74,7 @@ impl Standing {
 
 /// A sink, and those that took its place one after the other: what waits and what they counted is
 /// of them all.
-pub struct Lane {
+pub struct SinkWorker {
     name: String,
     place: PathBuf,
     shared: Arc<Shared>,
@@ -100,10 +100,10 @@ pub enum Former {
     /// Nothing.
     None,
     /// All, of one that works in the same place, when that has done what it is doing.
-    Here(Lane),
+    Here(SinkWorker),
     /// What waits for one of its name that works in another place, and what that has counted. The
     /// two are at work at once: a disk that does not answer is left behind.
-    Elsewhere(Lane),
+    Elsewhere(SinkWorker),
 }
 
 struct Shared {
@@ -153,7 +153,7 @@ impl Shared {
     }
 }
 
-impl Lane {
+impl SinkWorker {
     /// Puts a sink to work. The other one is the former that ends now, where there is one.
     ///
     /// # Errors
@@ -787,8 +787,8 @@ pub mod tests {
         lane.close(Instant::now()).unwrap().join().unwrap();
     }
 
-    fn started(sink: Box<dyn Sink>, former: Former) -> (Lane, Option<Lane>) {
-        Lane::start(sink, former).map_err(|(error, _)| error).unwrap()
+    fn started(sink: Box<dyn Sink>, former: Former) -> (SinkWorker, Option<SinkWorker>) {
+        SinkWorker::start(sink, former).map_err(|(error, _)| error).unwrap()
     }
 
     /// Says what it was given, and is at it until it is told to go on.
@@ -833,7 +833,7 @@ pub mod tests {
     }
 
     /// One that is at "a" and goes on when it is told to, and for which "b" waits.
-    fn hanging() -> (Lane, Receiver<Arc<str>>, Sender<()>) {
+    fn hanging() -> (SinkWorker, Receiver<Arc<str>>, Sender<()>) {
         let (sink, heard, goes_on) = slow("/a");
         let lane = started(sink, Former::None).0;
         assert!(lane.give(&window("a"), u64::MAX) && lane.give(&window("b"), u64::MAX));

@@ -60,7 +60,7 @@ pub enum Holder {
 type Work = Box<dyn FnOnce() + Send>;
 
 /// What the callers share.
-struct Patience {
+struct WaitLimit {
     /// Made when the first asks.
     threads: Mutex<Option<Threads>>,
     // Counts, which no other memory depends on.
@@ -70,8 +70,8 @@ struct Patience {
 }
 
 /// That of all callers; tests of how it works have their own, since whoever holds up one test's
-/// calls shortens the patience of all.
-static OF_ALL: Patience = Patience::new();
+/// calls shortens the timeout of all.
+static OF_ALL: WaitLimit = WaitLimit::new();
 
 #[derive(Default)]
 struct Threads {
@@ -229,7 +229,7 @@ impl Worker {
     }
 
     /// Whether the call has slept for less than that of the time since `began`.
-    fn is_at_work(&self, began: Instant, patience: Duration) -> bool {
+    fn is_at_work(&self, began: Instant, timeout: Duration) -> bool {
         let tid = self.tid.load(Ordering::Relaxed);
         if tid == 0 {
             return true;
@@ -243,7 +243,7 @@ impl Worker {
             of("stat").rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('R'));
         let had = times_in(&of("schedstat")).map_or(Duration::ZERO, |[ran, queued]| ran + queued);
         let worked = had.saturating_sub(Duration::from_nanos(self.had_ns.load(Ordering::Relaxed)));
-        is_runnable || began.elapsed().saturating_sub(worked) < patience
+        is_runnable || began.elapsed().saturating_sub(worked) < timeout
     }
 }
 
@@ -256,7 +256,7 @@ pub fn wait_for<T: Send + 'static>(
     OF_ALL.wait_for(holder, work)
 }
 
-impl Patience {
+impl WaitLimit {
     const fn new() -> Self {
         Self {
             threads: Mutex::new(None),
@@ -292,7 +292,7 @@ impl Patience {
             }
             Some((threads.idle.pop(), share(PATIENCE, barred)))
         });
-        let Some((worker, patience)) = ready else {
+        let Some((worker, timeout)) = ready else {
             self.not_made.fetch_add(1, Ordering::Relaxed);
             return None;
         };
@@ -311,7 +311,7 @@ impl Patience {
                     if let Some(bar) = threads.barred.get_mut(&holder) {
                         bar.calls -= 1;
                         // It had much to do, or no CPU to do it: that is not its holder's doing.
-                        if bar.calls == 0 && spent.1 < patience {
+                        if bar.calls == 0 && spent.1 < timeout {
                             bar.until = Instant::now();
                         }
                     }
@@ -327,10 +327,10 @@ impl Patience {
         let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             let waits = |state: &mut Call<T>| matches!(state, Call::Made);
-            let waited = answered.wait_timeout_while(state, patience, waits);
+            let waited = answered.wait_timeout_while(state, timeout, waits);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
-            let is_long = began.elapsed() >= patience * AT_WORK;
-            if !matches!(*state, Call::Made) || is_long || !at.is_at_work(began, patience) {
+            let is_long = began.elapsed() >= timeout * AT_WORK;
+            if !matches!(*state, Call::Made) || is_long || !at.is_at_work(began, timeout) {
                 break;
             }
         }
@@ -385,7 +385,7 @@ impl Patience {
 /// A thread that does what it is handed until nobody can hand it anything any more.
 fn start() -> io::Result<Sender<Work>> {
     let (sender, works) = channel::<Work>();
-    let builder = std::thread::Builder::new().name("patience".into()).stack_size(STACK_BYTES);
+    let builder = std::thread::Builder::new().name("timeout".into()).stack_size(STACK_BYTES);
     builder.spawn(move || works.iter().for_each(|work| work()))?;
     Ok(sender)
 }
@@ -509,7 +509,7 @@ impl Read for ForeignReader {
 #[cfg(test)]
 mod tests {
     use super::{
-        ACCOUNT, AT_WORK, Accounts, BARRED, Holder, MAX_HELD, PATIENCE, Patience, Spent,
+        ACCOUNT, AT_WORK, Accounts, BARRED, Holder, MAX_HELD, PATIENCE, Spent, WaitLimit,
         thread_time,
     };
     use std::sync::mpsc::channel;
@@ -568,7 +568,7 @@ mod tests {
 
     #[test]
     fn a_call_that_sleeps_is_on_its_holders_account() {
-        static OWN: Patience = Patience::new();
+        static OWN: WaitLimit = WaitLimit::new();
         let (holder, asleep) = (Holder::Process(1), Duration::from_millis(20));
         assert_eq!(OWN.wait_for(holder, move || std::thread::sleep(asleep)), Some(()));
         let held = OWN.with_threads(|threads| threads.accounts.held.get(&holder).copied());
@@ -577,7 +577,7 @@ mod tests {
 
     #[test]
     fn a_call_that_computes_is_waited_for_longer_than_one_that_sleeps() {
-        static OWN: Patience = Patience::new();
+        static OWN: WaitLimit = WaitLimit::new();
         let work = || {
             let begin = Spent::now();
             while thread_time() - begin.cpu < PATIENCE * 2 {}
@@ -588,7 +588,7 @@ mod tests {
 
     #[test]
     fn a_call_that_is_held_up_is_given_up_and_its_holder_left_alone() {
-        static OWN: Patience = Patience::new();
+        static OWN: WaitLimit = WaitLimit::new();
         let (holder, other) = (Holder::Process(1), Holder::Process(2));
         assert_eq!(OWN.wait_for(holder, || 5), Some(5));
         let ((began, begins), (release, released), (over, is_over)) =
@@ -617,7 +617,7 @@ mod tests {
 
     #[test]
     fn nobody_is_left_alone_for_a_call_that_only_computes_for_long() {
-        static OWN: Patience = Patience::new();
+        static OWN: WaitLimit = WaitLimit::new();
         let (holder, begin) = (Holder::Process(1), Instant::now());
         let computes = move || while begin.elapsed() < PATIENCE * (AT_WORK + 2) {};
         assert_eq!(OWN.wait_for(holder, computes), None);

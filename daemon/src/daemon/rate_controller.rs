@@ -26,7 +26,7 @@ const START_BEARS: Duration = Duration::from_secs(60);
 
 /// The steps in force, and what they follow from.
 #[derive(Debug)]
-pub struct Pace {
+pub struct RateController {
     steps: u32,
     easy: u32,
     /// Since when, and the CPU time until then.
@@ -34,7 +34,7 @@ pub struct Pace {
     is_first: bool,
 }
 
-impl Pace {
+impl RateController {
     /// A recording begins; the profiler has taken so much CPU time.
     #[must_use]
     pub fn begin(now: Instant, used: Spent) -> Self {
@@ -93,7 +93,7 @@ impl Pace {
 
 #[cfg(test)]
 mod tests {
-    use super::{Pace, Rates, STEPS, Spent, kernel};
+    use super::{RateController, Rates, STEPS, Spent, kernel};
     use std::time::{Duration, Instant};
 
     const fn asked(
@@ -118,9 +118,9 @@ mod tests {
     fn rates_fall_while_a_window_costs_too_much_and_come_back_when_it_does_not() {
         let start = Instant::now();
         let (mut pace, mut now, mut used) =
-            (Pace::begin(start, spent(Duration::ZERO)), start, Duration::ZERO);
+            (RateController::begin(start, spent(Duration::ZERO)), start, Duration::ZERO);
         pace.window_over(start, spent(used), 0.1);
-        let mut window = |pace: &mut Pace, cpus: f64| {
+        let mut window = |pace: &mut RateController, cpus: f64| {
             now += Duration::from_secs(10);
             used += Duration::from_secs_f64(10.0 * cpus);
             let found = pace.window_over(now, spent(used), 0.1);
@@ -140,20 +140,20 @@ mod tests {
     fn the_cost_of_the_start_is_borne_by_a_minute() {
         let start = Instant::now();
         let soon = start + Duration::from_millis(500);
-        let mut pace = Pace::begin(start, spent(Duration::ZERO));
+        let mut pace = RateController::begin(start, spent(Duration::ZERO));
         pace.window_over(soon, spent(Duration::from_secs(3)), 0.1);
         assert_eq!(pace.steps(), 0);
         // What comes then has to be paid for when it comes.
         pace.window_over(soon + Duration::from_secs(10), spent(Duration::from_secs(5)), 0.1);
         assert_eq!(pace.steps(), 1);
-        let mut dear = Pace::begin(start, spent(Duration::ZERO));
+        let mut dear = RateController::begin(start, spent(Duration::ZERO));
         dear.window_over(soon, spent(Duration::from_secs(8)), 0.1);
         assert_eq!(dear.steps(), 1);
     }
 
     #[test]
     fn rates_that_are_low_already_do_not_rise() {
-        let mut pace = Pace::begin(Instant::now(), Spent::default());
+        let mut pace = RateController::begin(Instant::now(), Spent::default());
         (0..STEPS).for_each(|_| pace.slower());
         assert_eq!(pace.rates(asked(2, 10_000, 8)), asked(1, 10_000, 8));
     }
@@ -165,7 +165,7 @@ mod tests {
             let probes = probes.map(|seconds| seconds * second);
             (start + seconds * second, Spent { daemon: seconds * second / 100, probes })
         };
-        let mut pace = Pace::begin(start, at(0, Some(0)).1);
+        let mut pace = RateController::begin(start, at(0, Some(0)).1);
         let mut took = |(now, spent)| pace.window_over(now, spent, 0.1);
         // Of the first minute, which bears the start: 0.6 s of the daemon, 3 of the probes.
         assert!((took(at(60, Some(3))) - 0.06).abs() < 1e-9);

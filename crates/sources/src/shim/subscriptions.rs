@@ -10,7 +10,7 @@ use std::ffi::OsString;
 /// What a recorder wishes to be told of, beside what it always is. Runtimes are not asked for the
 /// rest, and a program in which that happens often pays nothing for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wishes {
+pub struct Subscriptions {
     /// Exceptions.
     pub exceptions: bool,
     /// What these say, which may be anything.
@@ -27,7 +27,7 @@ pub struct Wishes {
     pub start_session: bool,
 }
 
-impl Default for Wishes {
+impl Default for Subscriptions {
     fn default() -> Self {
         Self {
             exceptions: true,
@@ -52,7 +52,7 @@ pub const NOT_ALL_RECORDED: &str = ": not of ";
 /// Ends such a comment where nothing was asked for.
 pub const AS_ASKED: &str = ": not recorded, as asked";
 
-impl Wishes {
+impl Subscriptions {
     /// For a profile's comments: the columns that are empty.
     pub fn comments(self) -> impl Iterator<Item = String> {
         let columns = [
@@ -103,13 +103,13 @@ impl Settings {
     ///
     /// # Errors
     /// When the system has no random number.
-    pub fn new(wishes: Wishes) -> Result<Self, Errno> {
+    pub fn new(wishes: Subscriptions) -> Result<Self, Errno> {
         Ok(Self { owner: load::number(leftover::random()?, wishes.bits()), force: false })
     }
 
     /// The same recorder's, with other wishes.
     #[must_use]
-    pub fn wishing(self, wishes: Wishes) -> Self {
+    pub fn wishing(self, wishes: Subscriptions) -> Self {
         Self { owner: load::number(self.owner, wishes.bits()), ..self }
     }
 

@@ -1,10 +1,10 @@
 //! What symbolization may ask of the process table.
 
-use super::{Directory, ImageFile};
+use super::{ImageFile, ImageResolver};
 use perfusion_host::process::{ProcessTable, start_ticks};
 use perfusion_model::frame::{ImageId, ProcessId};
 
-impl Directory for ProcessTable {
+impl ImageResolver for ProcessTable {
     fn image(&self, image: ImageId) -> Option<ImageFile<'_>> {
         let image = ProcessTable::image(self, image)?;
         // What was written over it has other names at the same places.

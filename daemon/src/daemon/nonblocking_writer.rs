@@ -13,7 +13,7 @@ const MOST_BYTES: usize = 256 << 10;
 
 /// Takes lines, one with each write, and never fails or waits.
 #[derive(Clone, Default)]
-pub(super) struct Outlet(Arc<Shared>);
+pub(super) struct NonblockingWriter(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
@@ -31,7 +31,7 @@ struct Queue {
     writing: bool,
     /// The last one was not.
     failing: bool,
-    /// Lines lost since [`Outlet::lost`] and [`Outlet::unsaid`] told of them.
+    /// Lines lost since [`NonblockingWriter::lost`] and [`NonblockingWriter::unsaid`] told of them.
     lost: u64,
     unsaid: u64,
 }
@@ -47,7 +47,7 @@ impl Queue {
     }
 }
 
-impl Outlet {
+impl NonblockingWriter {
     /// Starts the thread that writes, the first time.
     ///
     /// # Errors
@@ -112,7 +112,7 @@ impl Outlet {
     }
 }
 
-impl Write for Outlet {
+impl Write for NonblockingWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut queue = self.lock();
         if queue.bytes + line.len() > MOST_BYTES {
@@ -132,7 +132,7 @@ impl Write for Outlet {
 
 #[cfg(test)]
 mod tests {
-    use super::{MOST_BYTES, Outlet};
+    use super::{MOST_BYTES, NonblockingWriter};
     use std::io::{self, Read as _, Write};
     use std::os::unix::net::UnixStream;
     use std::sync::mpsc::{Receiver, Sender, channel};
@@ -156,7 +156,8 @@ mod tests {
 
     #[test]
     fn a_reader_that_stalls_costs_lines_that_are_counted_and_no_time() {
-        let (outlet, (asked, asks), (tell, told)) = (Outlet::default(), channel(), channel());
+        let (outlet, (asked, asks), (tell, told)) =
+            (NonblockingWriter::default(), channel(), channel());
         outlet.begin(Told(asked, told)).unwrap();
         let mut log = outlet.clone();
         let line = vec![b'x'; MOST_BYTES / 4];
@@ -177,7 +178,8 @@ mod tests {
 
     #[test]
     fn a_line_that_cannot_be_written_is_counted_and_the_next_ones_are_tried() {
-        let (outlet, (asked, _asks), (tell, told)) = (Outlet::default(), channel(), channel());
+        let (outlet, (asked, _asks), (tell, told)) =
+            (NonblockingWriter::default(), channel(), channel());
         outlet.begin(Told(asked, told)).unwrap();
         let mut log = outlet.clone();
         tell.send(Err(io::ErrorKind::StorageFull.into())).unwrap();
@@ -192,7 +194,8 @@ mod tests {
 
     #[test]
     fn lines_come_in_their_order_those_from_before_the_thread_too() {
-        let (outlet, (ours, mut theirs)) = (Outlet::default(), UnixStream::pair().unwrap());
+        let (outlet, (ours, mut theirs)) =
+            (NonblockingWriter::default(), UnixStream::pair().unwrap());
         let mut log = outlet.clone();
         log.write_all(b"one\n").unwrap();
         outlet.begin(ours).unwrap();

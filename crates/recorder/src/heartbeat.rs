@@ -15,9 +15,9 @@ const ENDED: u64 = u64::MAX;
 /// A thread's end: the processor beats with each event and with each turn of its loop, the
 /// collector with each round.
 #[derive(Debug, Default)]
-pub(super) struct Pulse(Arc<AtomicU64>);
+pub(super) struct Heartbeat(Arc<AtomicU64>);
 
-impl Pulse {
+impl Heartbeat {
     pub(super) fn beat(&self) {
         // Relaxed: a number that only has to be another one, read by `Watch::hangs`.
         self.0.fetch_add(1, Ordering::Relaxed);
@@ -28,7 +28,7 @@ impl Pulse {
     }
 }
 
-impl Drop for Pulse {
+impl Drop for Heartbeat {
     fn drop(&mut self) {
         self.0.store(ENDED, Ordering::Relaxed);
     }
@@ -61,12 +61,12 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
-    use super::{HANGS_AFTER, Pulse};
+    use super::{HANGS_AFTER, Heartbeat};
     use std::time::{Duration, Instant};
 
     #[test]
     fn one_that_does_nothing_for_long_hangs_until_it_beats_again_or_has_ended() {
-        let pulse = Pulse::default();
+        let pulse = Heartbeat::default();
         let mut watch = pulse.watch();
         let begin = Instant::now();
         let second = Duration::from_secs(1);

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 
 /// One change to the probes' rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lesson {
+pub enum RuleUpdate {
     /// This is how to leave a frame.
     Rule {
         /// Where.
@@ -50,7 +50,7 @@ pub enum Lesson {
 /// Lessons that wait to be taken to the probes.
 #[derive(Debug, Default)]
 pub(super) struct Lessons {
-    pending: Vec<Lesson>,
+    pending: Vec<RuleUpdate>,
     /// Processes that wait to be told that their lessons have arrived.
     touched: HashSet<u32>,
     last_space: u32,
@@ -63,7 +63,7 @@ impl Lessons {
         self.last_space
     }
 
-    pub(super) fn push(&mut self, lesson: Lesson) {
+    pub(super) fn push(&mut self, lesson: RuleUpdate) {
         self.pending.push(lesson);
     }
 
@@ -73,7 +73,7 @@ impl Lessons {
     }
 
     /// The lessons, and the processes that are to be told when they have arrived.
-    pub(super) fn take(&mut self) -> (Vec<Lesson>, HashSet<u32>) {
+    pub(super) fn take(&mut self) -> (Vec<RuleUpdate>, HashSet<u32>) {
         (std::mem::take(&mut self.pending), std::mem::take(&mut self.touched))
     }
 }

@@ -46,7 +46,7 @@ pub enum Relief {
 
 /// How long there has been too much.
 #[derive(Debug, Default)]
-pub struct Room {
+pub struct MemoryBudget {
     /// Times something was done in a row.
     tries: u32,
     next: Option<Instant>,
@@ -54,7 +54,7 @@ pub struct Room {
     cut: Option<Instant>,
 }
 
-impl Room {
+impl MemoryBudget {
     /// Looks at how much memory is used, and how much of the room for stacks (from 0 to 1).
     pub fn look(&mut self, now: Instant, used: u64, bound: u64, fill: f64) -> Option<Relief> {
         if fill < NEARLY_FULL {
@@ -79,12 +79,12 @@ impl Room {
 
 #[cfg(test)]
 mod tests {
-    use super::{Relief, Room};
+    use super::{MemoryBudget, Relief};
     use std::time::{Duration, Instant};
 
     #[test]
     fn caches_go_first_then_the_window_and_what_does_not_help_is_done_less_and_less_often() {
-        let (mut room, start) = (Room::default(), Instant::now());
+        let (mut room, start) = (MemoryBudget::default(), Instant::now());
         let mut done = Vec::new();
         for second in 0..200 {
             if let Some(relief) = room.look(start + Duration::from_secs(second), 2, 1, 0.0) {
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_window_whose_stacks_have_little_room_left_ends_before_memory_is_short() {
-        let (mut room, start) = (Room::default(), Instant::now());
+        let (mut room, start) = (MemoryBudget::default(), Instant::now());
         let second = Duration::from_secs(1);
         assert_eq!(room.look(start, 1, 9, 0.5), None);
         assert_eq!(room.look(start, 1, 9, 0.8), Some(Relief::Cut));
