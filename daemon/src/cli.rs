@@ -1,9 +1,9 @@
 //! The command line: clap types and the parsing of units, nothing else. `main` maps each command to its stage.
 
-use crate::config::units::Span;
-use crate::report::stacks::Only;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgGroup, Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use perfusion_export::quantity::Span;
+use perfusion_report::stacks::Only;
 use perfusion_sources::shim::{ALLOCATION_SAMPLES, LIVE_OBJECTS, ShimLimits};
 use std::{
     collections::HashSet,

@@ -1,6 +1,8 @@
 //! Ctrl-C and SIGTERM: by the first of them a command ends in order, by the second at once.
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -32,4 +34,18 @@ impl EndSignals {
             }
         });
     }
+}
+
+/// A flag that Ctrl-C and SIGTERM raise. The second of them ends the program at once, as it does a recording (exit code 130).
+pub(crate) fn end_on_signal() -> std::io::Result<Arc<AtomicBool>> {
+    let mut signals = EndSignals::listen()?;
+    let over = Arc::new(AtomicBool::new(false));
+    let raised = Arc::clone(&over);
+    std::thread::Builder::new().name("signals".into()).spawn(move || {
+        signals.wait();
+        raised.store(true, Ordering::Relaxed);
+        signals.wait();
+        std::process::exit(130);
+    })?;
+    Ok(over)
 }

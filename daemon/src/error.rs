@@ -2,18 +2,18 @@
 
 use crate::cli::exit;
 use crate::config::load::ConfigError;
-use crate::heap::SurveyError;
 use crate::memory_guard::MemoryError;
-use crate::report::ReportError;
-use crate::sink::SinkError;
-use crate::sink::file::FileError;
 use perfusion_dotnet::attach::AttachError;
 use perfusion_dotnet::attach::policy::WhyNot;
 use perfusion_dotnet::counts::startup::StartupError;
+use perfusion_export::SinkError;
+use perfusion_export::file::FileError;
+use perfusion_heap::collect::SurveyError;
 use perfusion_host::process::ProcessError;
 use perfusion_host::process::aftermath::Death;
 use perfusion_host::process::explain::ExplainError;
 use perfusion_pprof::PprofError;
+use perfusion_report::ReportError;
 use perfusion_sources::kernel::KernelError;
 use perfusion_sources::launch::LaunchError;
 use std::io::{self, Write as _};

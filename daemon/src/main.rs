@@ -49,24 +49,24 @@ fn main() -> ExitCode {
         return ExitCode::from(exit::OTHER);
     }
     let done = match &cli.command {
-        Command::Record(options) => perfusion::record::record(options, cli.quiet),
-        Command::Report(options) => perfusion::commands::report(options, cli.quiet),
-        Command::Dump(options) => perfusion::dump::dump(options, cli.quiet),
-        Command::Leaks(options) => perfusion::leaks::leaks(options, cli.quiet),
-        Command::Heap(options) => perfusion::heap::heap(options, cli.quiet),
-        Command::Ps(options) => perfusion::commands::ps(options),
-        Command::Doctor(options) => perfusion::commands::doctor(options.json),
+        Command::Record(options) => perfusion::commands::record::record(options, cli.quiet),
+        Command::Report(options) => perfusion::commands::report::report(options, cli.quiet),
+        Command::Dump(options) => perfusion::commands::dump::dump(options, cli.quiet),
+        Command::Leaks(options) => perfusion::commands::leaks::leaks(options, cli.quiet),
+        Command::Heap(options) => perfusion::commands::heap::heap(options, cli.quiet),
+        Command::Ps(options) => perfusion::commands::ps::ps(options),
+        Command::Doctor(options) => perfusion::commands::doctor::doctor(options.json),
         Command::Daemon(sources) => perfusion::daemon::daemon(sources, logs_at),
         Command::Config { what: ConfigCommand::Check(sources) } => {
-            perfusion::commands::config_check(&sources.sources())
+            perfusion::commands::config::check(&sources.sources())
         }
-        Command::Config { what: ConfigCommand::Show(sources) } => perfusion::commands::config_show(sources),
-        Command::Config { what: ConfigCommand::Schema } => perfusion::commands::config_schema(),
-        Command::Inspect { what: Inspect::Unwind(options) } => perfusion::inspect::unwind(options),
-        Command::Completions { shell } => perfusion::manual::completions(*shell),
-        Command::Man { directory } => perfusion::manual::pages(directory),
-        Command::AttachHelper => perfusion::commands::attach_helper(),
-        Command::Copy { from, to } => perfusion::commands::copy(from, to),
+        Command::Config { what: ConfigCommand::Show(sources) } => perfusion::commands::config::show(sources),
+        Command::Config { what: ConfigCommand::Schema } => perfusion::commands::config::schema(),
+        Command::Inspect { what: Inspect::Unwind(options) } => perfusion::commands::inspect::unwind(options),
+        Command::Completions { shell } => perfusion::commands::manual::completions(*shell),
+        Command::Man { directory } => perfusion::commands::manual::pages(directory),
+        Command::AttachHelper => perfusion::commands::internal::attach_helper(),
+        Command::Copy { from, to } => perfusion::commands::internal::copy(from, to),
         Command::ExecWhenReady(options) => {
             let error = perfusion_sources::launch::exec_when_ready(&options.command);
             say(&format!("perfusion: cannot start {}: {error}", options.command.join(" ")));

@@ -5,12 +5,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use flate2::read::GzDecoder;
-use perfusion::heap::dominators;
-use perfusion::heap::graph::Builder;
-use perfusion::heap::paths::{self, Paths};
-use perfusion::heap::walk::{Root, RootKind, Survey, Walk};
 use perfusion_dotnet::metadata::{Assembly, Field, Room};
 use perfusion_dotnet::nettrace::Reader;
+use perfusion_heap::dominators;
+use perfusion_heap::graph::Builder;
+use perfusion_heap::paths::{self, Paths};
+use perfusion_heap::walk::{Root, RootKind, Survey, Walk};
 use std::collections::{HashMap, HashSet};
 
 fn survey(stream: &[u8]) -> Survey {

@@ -1,15 +1,13 @@
 //! A window with every kind of frame, through encoding, a file, the reports, and Go's own pprof where there is a `go`.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use perfusion::report;
-use perfusion::report::stacks::{Only, View};
-use perfusion::sink;
 use perfusion_aggregate::{Limits, Window};
 use perfusion_host::process::patience::ForeignFile;
 use perfusion_model::event::{Method, ShimEvent};
 use perfusion_model::frame::{FrameKey, ImageId, Marker, ProcessId};
 use perfusion_model::labels::{Labels, SampleType};
 use perfusion_pprof::{self, About};
+use perfusion_report::stacks::{Only, View};
 use perfusion_symbolize::{Directory, ImageFile, Symbolizer};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -135,7 +133,7 @@ fn encoded() -> Vec<u8> {
 
 fn folded(profile: &perfusion_pprof::proto::Profile, sample_type: &str, view: &View) -> (Vec<String>, i128) {
     let mut output = Vec::new();
-    let left_out = report::folded::write(profile, sample_type, view, &mut output).unwrap();
+    let left_out = perfusion_report::folded::write(profile, sample_type, view, &mut output).unwrap();
     (String::from_utf8(output).unwrap().lines().map(str::to_owned).collect(), left_out.parked)
 }
 
@@ -220,42 +218,43 @@ fn cpu_and_allocations_of_a_method_meet_on_one_location_whatever_tier_ran() {
 #[test]
 fn the_table_hides_parked_threads_and_says_so() {
     let profile = perfusion_pprof::decode(&encoded()).unwrap();
-    let options = report::top::Options::default();
-    let shown = report::top::table(&profile, "blocked", &options).unwrap();
+    let options = perfusion_report::top::Options::default();
+    let shown = perfusion_report::top::table(&profile, "blocked", &options).unwrap();
     assert!(shown.starts_with("blocked: total 2 s in 10 s"), "{shown}");
     assert!(shown.contains("not shown: 8 s of parked threads"), "{shown}");
     // A wait belongs to the method that waits, not to the scheduler.
     let wait = shown.lines().find(|line| line.contains("+async")).unwrap();
     assert_eq!(wait.split_whitespace().take(4).collect::<Vec<_>>(), ["2", "s", "100.0%", "2"], "{shown}");
     assert!(!shown.contains('\x1b'), "{shown}");
-    let narrow = report::top::Options { width: Some(60), ..options.clone() };
-    let narrow = report::top::table(&profile, "cpu", &narrow).unwrap();
+    let narrow = perfusion_report::top::Options { width: Some(60), ..options.clone() };
+    let narrow = perfusion_report::top::table(&profile, "cpu", &narrow).unwrap();
     assert!(narrow.lines().skip(1).all(|line| line.chars().count() <= 60), "{narrow}");
     let only = |label: &str, value: &str| {
         let only = vec![Only { label: label.to_owned(), value: value.to_owned() }];
-        report::top::Options { view: View { only, ..View::default() }, ..options.clone() }
+        perfusion_report::top::Options { view: View { only, ..View::default() }, ..options.clone() }
     };
-    let error = report::top::table(&profile, "cpu", &only("pid", "1")).unwrap_err().to_string();
+    let error = perfusion_report::top::table(&profile, "cpu", &only("pid", "1")).unwrap_err().to_string();
     assert!(error.contains("pid=1: no sample") && error.contains("there are 42"), "{error}");
-    let shown = report::top::table(&profile, "delay", &only("pid", "42")).unwrap();
+    let shown = perfusion_report::top::table(&profile, "delay", &only("pid", "42")).unwrap();
     assert!(shown.starts_with("delay: total 0") && shown.contains("nothing was counted"), "{shown}");
     for (label, value) in [("thread", ".NET Server GC"), ("thread", "3"), ("thread_id", "3")] {
-        let shown = report::top::table(&profile, "cpu", &only(label, value)).unwrap();
+        let shown = perfusion_report::top::table(&profile, "cpu", &only(label, value)).unwrap();
         assert!(shown.starts_with("cpu: total 5 ms in"), "{label}: {shown}");
     }
-    let delay = report::top::table(&profile, "delay", &options).unwrap();
+    let delay = perfusion_report::top::table(&profile, "delay", &options).unwrap();
     assert!(delay.contains("nothing was counted"), "{delay}");
     // Why, where the recording knows; a table that is not empty does without.
     let mut limited = profile.clone();
     limited.string_table.push(format!("{}diagnostics are off", perfusion_pprof::WITHOUT_SHIM));
     limited.comment.push(i64::try_from(limited.string_table.len() - 1).unwrap());
-    let delay = report::top::table(&limited, "delay", &options).unwrap();
+    let delay = perfusion_report::top::table(&limited, "delay", &options).unwrap();
     assert!(delay.contains("nothing was counted") && delay.contains("diagnostics are off"), "{delay}");
-    let blocked = report::top::table(&limited, "blocked", &options).unwrap();
+    let blocked = perfusion_report::top::table(&limited, "blocked", &options).unwrap();
     assert!(!blocked.contains("diagnostics are off"), "{blocked}");
-    let error = report::top::table(&profile, "cpu", &only("colour", "red")).unwrap_err().to_string();
+    let error =
+        perfusion_report::top::table(&profile, "cpu", &only("colour", "red")).unwrap_err().to_string();
     assert!(error.contains("`colour`") && error.contains("wait_reason"), "{error}");
-    let error = report::top::table(&profile, "nonsense", &options).unwrap_err().to_string();
+    let error = perfusion_report::top::table(&profile, "nonsense", &options).unwrap_err().to_string();
     assert!(error.contains("alloc_space"), "{error}");
 }
 
@@ -313,8 +312,8 @@ fn through_the_framework() -> perfusion_pprof::proto::Profile {
 #[test]
 fn waits_and_allocations_belong_to_the_user_s_method_and_cpu_time_to_who_used_it() {
     let profile = through_the_framework();
-    let options = report::top::Options::default();
-    let table = |sample_type| report::top::table(&profile, sample_type, &options).unwrap();
+    let options = perfusion_report::top::Options::default();
+    let table = |sample_type| perfusion_report::top::table(&profile, sample_type, &options).unwrap();
     // What a sample is worth depends on how often they were taken.
     let tells_rates = |sample_type| table(sample_type).contains("rates lowered, 3 instead of 99");
     assert!(tells_rates("cpu") && !tells_rates("blocked"));
@@ -332,13 +331,18 @@ fn waits_and_allocations_belong_to_the_user_s_method_and_cpu_time_to_who_used_it
 #[test]
 fn tables_sort_by_cum_and_group_by_a_label() {
     let profile = through_the_framework();
-    let options = report::top::Options { cumulative: true, limit: 1, ..report::top::Options::default() };
-    let first = report::top::table(&profile, "blocked", &options).unwrap();
+    let options = perfusion_report::top::Options {
+        cumulative: true,
+        limit: 1,
+        ..perfusion_report::top::Options::default()
+    };
+    let first = perfusion_report::top::table(&profile, "blocked", &options).unwrap();
     // All waits end in the kernel, which has nothing of its own.
     assert!(first.lines().nth(2).unwrap().starts_with("         0   0.0%        7 s 100.0%  "), "{first}");
-    let options = report::top::Options::default();
-    let group =
-        |sample_type, by: &str| report::groups::table(&profile, sample_type, &[by.to_owned()], &options);
+    let options = perfusion_report::top::Options::default();
+    let group = |sample_type, by: &str| {
+        perfusion_report::groups::table(&profile, sample_type, &[by.to_owned()], &options)
+    };
     let by = group("blocked", "wait_reason").unwrap();
     assert!(by.starts_with("blocked by wait_reason: total 7 s in 10 s, 2 of 2 values"), "{by}");
     assert_eq!((row(&by, "futex").as_str(), row(&by, "read:pipe").as_str()), ("6 s 85.7%", "1 s 14.3%"));
@@ -348,21 +352,21 @@ fn tables_sort_by_cum_and_group_by_a_label() {
     assert!(group("blocked", "nonsense").is_err());
     // Any profile with a label of one process has a branch for each of its values.
     let view = View { by: vec!["wait_reason".to_owned()], ..View::default() };
-    let page = report::flame::page(&profile, "shop", Some("blocked"), &view).unwrap();
+    let page = perfusion_report::flame::page(&profile, "shop", Some("blocked"), &view).unwrap();
     assert!(page.contains("[\"read:pipe\",\"\",3]") && page.contains("\"default\":\"blocked\""));
-    assert!(report::flame::page(&profile, "shop", Some("colour"), &view).is_err());
+    assert!(perfusion_report::flame::page(&profile, "shop", Some("colour"), &view).is_err());
 }
 
 #[test]
 fn several_labels_have_a_row_for_each_combination() {
     let profile = perfusion_pprof::decode(&encoded()).unwrap();
-    let options = report::top::Options {
+    let options = perfusion_report::top::Options {
         view: View { idle: true, ..View::default() },
-        ..report::top::Options::default()
+        ..perfusion_report::top::Options::default()
     };
     let table = |by: &[&str]| {
         let by: Vec<String> = by.iter().map(|label| (*label).to_owned()).collect();
-        report::groups::table(&profile, "blocked", &by, &options).map_err(|error| error.to_string())
+        perfusion_report::groups::table(&profile, "blocked", &by, &options).map_err(|error| error.to_string())
     };
     let shown = table(&["thread_name", "waker_name", "wait_reason"]).unwrap();
     assert_eq!(
@@ -381,7 +385,7 @@ fn several_labels_have_a_row_for_each_combination() {
     let cpu = |labels: &[&str]| {
         let by = labels.iter().map(|label| (*label).to_owned()).collect();
         let view = View { by, ..View::default() };
-        report::flame::page(&profile, "shop", None, &view).unwrap()
+        perfusion_report::flame::page(&profile, "shop", None, &view).unwrap()
     };
     // Nodes are numbered parents first: all, then the thread's name, then its id.
     let page = cpu(&["thread_name", "thread_id"]);
@@ -392,17 +396,17 @@ fn several_labels_have_a_row_for_each_combination() {
 fn an_empty_file_is_called_empty() {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("empty.pb.gz");
     std::fs::write(&path, "").unwrap();
-    let error = report::load(&path).unwrap_err().to_string();
+    let error = perfusion_report::load(&path).unwrap_err().to_string();
     assert!(error.contains("empty.pb.gz") && error.contains("is empty"), "{error}");
-    let error = report::load(path.parent().unwrap()).unwrap_err().to_string();
+    let error = perfusion_report::load(path.parent().unwrap()).unwrap_err().to_string();
     assert!(error.contains("found a directory"), "{error}");
 }
 
 #[test]
 fn go_s_pprof_reads_every_sample_type() {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("synthetic.pb.gz");
-    sink::file::write(&path, &encoded()).unwrap();
-    assert!(report::load(Path::new(&path)).is_ok());
+    perfusion_export::file::write(&path, &encoded()).unwrap();
+    assert!(perfusion_report::load(Path::new(&path)).is_ok());
     if Command::new("go").arg("version").output().is_err() {
         eprintln!("left out: no `go` on PATH");
         return;
@@ -427,13 +431,16 @@ fn go_s_pprof_reads_every_sample_type() {
 #[test]
 fn the_flame_graph_is_one_file_with_every_column() {
     let profile = perfusion_pprof::decode(&encoded()).unwrap();
-    let page = report::flame::page(&profile, "shop, pid 42", None, &View::default()).unwrap();
+    let page = perfusion_report::flame::page(&profile, "shop, pid 42", None, &View::default()).unwrap();
     for sample_type in SampleType::ALL {
         assert!(page.contains(&format!("\"name\":\"{}\"", sample_type.name())));
     }
     assert!(page.contains("\"loss\":\"nothing\""));
-    sink::file::write(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("flame.html"), page.as_bytes())
-        .unwrap();
+    perfusion_export::file::write(
+        &PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("flame.html"),
+        page.as_bytes(),
+    )
+    .unwrap();
 }
 
 #[test]
@@ -459,16 +466,16 @@ proptest::proptest! {
             bytes[at] = value;
         }
         if let Ok(profile) = perfusion_pprof::decode(&bytes) {
-            let stacks = report::stacks::Stacks::new(&profile);
+            let stacks = perfusion_report::stacks::Stacks::new(&profile);
             for (name, _) in stacks.sample_types() {
-                report::top::table(&profile, name, &report::top::Options::default()).unwrap();
+                perfusion_report::top::table(&profile, name, &perfusion_report::top::Options::default()).unwrap();
                 let view = View::default();
-                report::folded::write(&profile, name, &view, &mut Vec::new()).unwrap();
+                perfusion_report::folded::write(&profile, name, &view, &mut Vec::new()).unwrap();
                 // The label may be scribbled on, too.
                 let by = ["process", "thread"].map(str::to_owned);
-                report::groups::table(&profile, name, &by, &report::top::Options::default()).ok();
+                perfusion_report::groups::table(&profile, name, &by, &perfusion_report::top::Options::default()).ok();
             }
-            report::flame::page(&profile, "scribbled", None, &View::default()).unwrap();
+            perfusion_report::flame::page(&profile, "scribbled", None, &View::default()).unwrap();
         }
     }
 }

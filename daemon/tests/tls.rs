@@ -15,7 +15,7 @@ use hyper::header::AUTHORIZATION;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use perfusion::sink::http::{Answer, Client, HttpError, Secret, Settings, Tls, Version};
+use perfusion_export::http::{Answer, Client, HttpError, Secret, Settings, Tls, Version};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;

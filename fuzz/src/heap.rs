@@ -2,12 +2,14 @@
 //! names.
 
 use crate::input::Input;
-use perfusion::heap::paths::Paths;
-use perfusion::heap::walk::{Survey, Walk};
-use perfusion::heap::{dominators, profile};
+use perfusion_report::survey_profile;
+
 use perfusion_dotnet::counts::tally::Tally;
 use perfusion_dotnet::metadata::{Assembly, Room};
 use perfusion_dotnet::nettrace::{Event, Reader};
+use perfusion_heap::dominators;
+use perfusion_heap::paths::Paths;
+use perfusion_heap::walk::{Survey, Walk};
 use std::collections::{HashMap, HashSet};
 use std::hint::black_box;
 use std::time::SystemTime;
@@ -67,7 +69,7 @@ fn see(survey: &Survey) {
         let dominated = dominators::find(graph, &survey.roots, survey.types.len());
         assert!(dominated.by_type.iter().all(|&sum| sum <= bytes), "nothing dominates more than there is");
     }
-    let made = profile::profile(survey, &paths, SystemTime::UNIX_EPOCH, &[]);
+    let made = survey_profile::profile(survey, &paths, SystemTime::UNIX_EPOCH, &[]);
     assert!(made.is_ok(), "{made:?}");
     black_box(made.is_ok());
 }

@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
-use ::perfusion::config::Files;
-use ::perfusion::config::units::Bytes;
-use ::perfusion::sink::directory::Directory;
-use ::perfusion::sink::spool::{Kind, Limits, Lost, Spool};
-use ::perfusion::sink::{Finished, Packed, Sink as _};
+use ::perfusion_export::directory::Directory;
+use ::perfusion_export::directory::Files;
+use ::perfusion_export::quantity::Bytes;
+use ::perfusion_export::spool::{Kind, Limits, Lost, Spool};
+use ::perfusion_export::{Finished, Packed, Sink as _};
 use ::perfusion_pprof;
 use rustix::process::Signal;
 use serde_json::Value;

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::Path;
 
-use perfusion::report::stacks::{Stacks, View};
-use perfusion::report::top::{self, Options};
-use perfusion::report::{self, folded};
 use perfusion_model::units;
 use perfusion_pprof::read::read;
+use perfusion_report::stacks::{Stacks, View};
+use perfusion_report::top::{self, Options};
+use perfusion_report::{self, folded};
 use system_tests::foreign::{Kind, file};
 use system_tests::gotool::{Judged, judge};
 use system_tests::perfusion as harness;
@@ -19,7 +19,7 @@ const COMPARED: usize = 1000;
 
 /// What we make of a file in the form of the judge's answer, and the table that a person sees.
 fn ours(path: &Path) -> Result<(Judged, String, String), String> {
-    let profile = report::load(path).map_err(|error| error.to_string())?;
+    let profile = perfusion_report::load(path).map_err(|error| error.to_string())?;
     let stacks = Stacks::new(&profile);
     let name = stacks.default_sample_type();
     let unit = stacks.sample_types().find(|(of, _)| *of == name).map_or("", |(_, unit)| unit).to_owned();
@@ -144,7 +144,7 @@ fn a_file_that_is_cut_or_changed_anywhere_is_read_or_refused_and_never_ends_the_
                     let name = stacks.default_sample_type();
                     top::table(&reading.profile, name, &Options::default()).unwrap();
                     folded::write(&reading.profile, name, &View::default(), &mut Vec::new()).unwrap();
-                    report::flame::page(&reading.profile, "x", None, &View::default()).unwrap();
+                    perfusion_report::flame::page(&reading.profile, "x", None, &View::default()).unwrap();
                 }
             }
         }
@@ -182,7 +182,7 @@ fn inferno_reads_each_function_of_folded_text_with_its_own_name_and_value() {
     for seed in 0..if long_form() { 60 } else { 10 } {
         let path = scratch.path(&format!("{seed}.pb.gz"));
         fs::write(&path, file(Kind::Names, seed)).unwrap();
-        let profile = report::load(&path).unwrap();
+        let profile = perfusion_report::load(&path).unwrap();
         let mut folded = Vec::new();
         folded::write(&profile, "cpu", &View::default(), &mut folded).unwrap();
         let folded = String::from_utf8(folded).unwrap();

@@ -4,10 +4,10 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use perfusion::report::stacks::{Only, View};
-use perfusion::report::top::Options;
-use perfusion::report::types::{TypeRow, rows};
 use perfusion_pprof::proto::Profile as Decoded;
+use perfusion_report::stacks::{Only, View};
+use perfusion_report::top::Options;
+use perfusion_report::types::{TypeRow, rows};
 use perfusion_sources::shim::ShimLimits;
 use profiler_protocol::counter::Counter;
 use serde_json::Value;

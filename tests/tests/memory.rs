@@ -332,7 +332,7 @@ fn the_report_shows_types_and_how_sure_they_are(runtime: Runtime) {
         let (_, table) = text.split_once(&format!("{column} by type: total ")).expect(&text);
         assert!(table.lines().nth(1).is_some_and(|head| head.contains(last)), "{text}");
         let bytes = table.lines().find(|line| line.ends_with("  byte[]")).expect(&text);
-        let (interval, remark) = (bytes.contains('…'), table.contains("docs/memory.md"));
+        let (interval, remark) = (bytes.contains('…'), table.contains("docs/allocations.md"));
         assert_eq!((interval, remark), (runtime >= Runtime::Net10, runtime < Runtime::Net10), "{text}");
     }
     let profile = Profile::read(&file).unwrap();

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::process::Command;
 
-use perfusion::report::flame;
-use perfusion::report::stacks::View;
 use perfusion_pprof::proto::{Function, Line, Location, Profile, Sample, ValueType};
+use perfusion_report::flame;
+use perfusion_report::stacks::View;
 use system_tests::perfusion::Scratch;
 use system_tests::{Need, begin_beside};
 

@@ -7,9 +7,9 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use perfusion::sink::pyroscope::{Pyroscope, PyroscopeOptions};
-use perfusion::sink::receiver::SpoolOptions;
-use perfusion::sink::{Finished, Packed, Sink as _};
+use perfusion_export::pyroscope::{Pyroscope, PyroscopeOptions};
+use perfusion_export::receiver::SpoolOptions;
+use perfusion_export::{Finished, Packed, Sink as _};
 use perfusion_pprof::proto::{Function, Label, Line, Location, Profile, Sample, ValueType};
 use prost::Message as _;
 use system_tests::Workload;

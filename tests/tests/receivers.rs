@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use flate2::read::GzDecoder;
-use perfusion::sink::otlp::proto::ExportProfilesServiceRequest;
-use perfusion::sink::otlp::proto::any_value::Value;
-use perfusion::sink::pyroscope::PushRequest;
+use perfusion_export::otlp::proto::ExportProfilesServiceRequest;
+use perfusion_export::otlp::proto::any_value::Value;
+use perfusion_export::pyroscope::PushRequest;
 use prost::Message as _;
 use rustix::process::Signal;
 use system_tests::app::{App, Workload};

@@ -1,8 +1,8 @@
 //! What the runtime itself costs and does: collections and their pauses, exceptions, waits for locks.
 
-use perfusion::report::stacks::Stacks;
 use perfusion_aggregate::pool::Pools;
 use perfusion_model::event::RegionId;
+use perfusion_report::stacks::Stacks;
 use perfusion_sources::shim::ShimLimits;
 use std::time::Instant;
 use system_tests::environment::{begin, begin_beside, long_form, perfusion_bin, record_on};

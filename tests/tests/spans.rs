@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use perfusion::run::Recording;
 use perfusion_host::process::ProcessTable;
 use perfusion_model::labels::SampleType;
+use perfusion_recorder::Recording;
 use perfusion_sources::kernel::{KernelOptions, KernelSource, Selection};
 use perfusion_sources::shim::{ShimLimits, ShimSource};
 use system_tests::app::{Compiler, compile_c};

@@ -8,6 +8,7 @@ pub mod event;
 pub mod feature;
 pub mod frame;
 pub mod labels;
+pub mod pretty;
 pub mod stack;
 pub mod text;
 pub mod thread_role;

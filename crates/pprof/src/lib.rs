@@ -18,6 +18,7 @@
 
 pub mod builder;
 pub mod encode;
+pub mod loss;
 pub mod proto;
 pub mod read;
 pub mod split;
@@ -26,6 +27,9 @@ pub mod validate;
 
 pub use encode::{About, PprofError, decode, encode, encode_entries, message, pack, unpack};
 pub use validate::{Invalid, validate};
+
+/// Begins the comment that a runtime cannot tell of live objects.
+pub const INUSE_NOT_AVAILABLE: &str = "inuse: not available";
 
 /// Begins the comment that says which version has recorded a profile.
 pub const PERFUSION_PREFIX: &str = "perfusion ";

@@ -15,7 +15,6 @@ pub mod kernel;
 pub mod managed;
 pub mod native;
 pub mod perf_map;
-pub mod pretty;
 pub mod types;
 pub mod wait_functions;
 

@@ -7,10 +7,11 @@
 //! itself only, what is kept is bounded, and two methods that claim the same code make it nameless rather than wrong.
 
 use super::perf_map::PerfMapName;
-use super::{FunctionId, Module, Symbol, pretty};
+use super::{FunctionId, Module, Symbol};
 use foldhash::HashMap;
 use perfusion_model::event::{Method, ShimEvent};
 use perfusion_model::frame::ProcessId;
+use perfusion_model::pretty;
 use profiler_protocol::record::NOT_NOW;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::RangeInclusive;

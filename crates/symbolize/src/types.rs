@@ -1,7 +1,7 @@
 //! What types are called: readable, as their runtime has it, and of which module where nothing else tells two apart.
 
-use super::pretty;
 use perfusion_model::event::RegionId;
+use perfusion_model::pretty;
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::sync::Arc;

@@ -5,8 +5,8 @@
 
 use super::{Config, Unfit};
 use crate::log_filter;
-use crate::sink::receiver::Reach;
 use perfusion_dotnet::attach::policy::OPT_OUT;
+use perfusion_export::receiver::Reach;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use serde_yaml::Value;
 use std::ffi::OsString;

@@ -3,15 +3,16 @@
 //! A sink of its own kind adds a field here, and its options live with it.
 
 pub mod load;
-pub mod units;
 
 use crate::kubernetes::Kubernetes;
 use crate::select::Selection;
-use crate::sink::otlp::OtlpOptions;
-use crate::sink::pyroscope::{self, PyroscopeOptions};
-use crate::sink::receiver::SpoolOptions;
+use perfusion_export::directory::Files;
+use perfusion_export::otlp::OtlpOptions;
+use perfusion_export::pyroscope::{self, PyroscopeOptions};
+use perfusion_export::quantity::{Bytes, Share, Span};
+use perfusion_export::receiver::SpoolOptions;
 #[cfg(feature = "object-storage")]
-use crate::sink::s3::S3Options;
+use perfusion_export::s3::S3Options;
 use perfusion_sources::Rates;
 use perfusion_sources::kernel;
 use perfusion_sources::shim::ShimLimits;
@@ -22,7 +23,6 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
-use units::{Bytes, Share, Span};
 
 /// All of it. What is absent has its default. The daemon reads it again on SIGHUP; what takes effect at its next start only says so.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -171,34 +171,6 @@ pub struct Services {
 impl Default for Services {
     fn default() -> Self {
         Self { max: 100, labels: BTreeMap::new() }
-    }
-}
-
-/// Profiles as files, one directory per service. Whatever limit is met first, the oldest files go.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Files {
-    /// Where; absent: no files are written.
-    pub directory: Option<PathBuf>,
-    /// Most bytes of all files.
-    pub max_size: Bytes,
-    /// Oldest file.
-    pub max_age: Span,
-    /// Most files.
-    pub max_count: usize,
-    /// Free space of the file system below which nothing is written.
-    pub keep_free: Bytes,
-}
-
-impl Default for Files {
-    fn default() -> Self {
-        Self {
-            directory: None,
-            max_size: Bytes(2 << 30),
-            max_age: Span(Duration::from_secs(7 * 86_400)),
-            max_count: 100_000,
-            keep_free: Bytes(1 << 30),
-        }
     }
 }
 

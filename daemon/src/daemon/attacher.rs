@@ -9,8 +9,6 @@ use super::state::State;
 use crate::config::{Attach, Policy};
 use crate::kubernetes::Source;
 use crate::memory_guard::AttachedProcesses;
-use crate::run::follow::{Program, program};
-use crate::run::{Managed, Watcher};
 use perfusion_dotnet::attach::AttachError;
 use perfusion_dotnet::attach::place;
 use perfusion_dotnet::attach::policy::OPT_OUT;
@@ -20,6 +18,8 @@ use perfusion_host::priority;
 use perfusion_host::process::container::home;
 use perfusion_host::process::handle::Target;
 use perfusion_model::feature::{Feature, LeftOut};
+use perfusion_recorder::follow::{Program, program};
+use perfusion_recorder::{Managed, Watcher};
 use perfusion_sources::kernel::rule_set::{Filter, OfService};
 use perfusion_sources::shim::{Settings, Wishes};
 use std::collections::{HashMap, HashSet};
@@ -396,9 +396,9 @@ fn is_final(error: &AttachError) -> bool {
 mod tests {
     use super::{LONGEST, Memory, Outcome, after, unwanted_by, wait, wants};
     use crate::config::{Attach, Policy};
-    use crate::run::Managed;
     use perfusion_dotnet::attach::AttachError;
     use perfusion_dotnet::attach::policy::WhyNot;
+    use perfusion_recorder::Managed;
     use rustix::io::Errno;
     use std::collections::HashMap;
     use std::time::{Duration, Instant};

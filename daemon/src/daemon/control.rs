@@ -4,7 +4,7 @@
 use super::http::{self, About};
 use super::sinks::SinkWatcher;
 use super::state::State;
-use crate::sink::file;
+use perfusion_export::file;
 use perfusion_host::priority;
 use perfusion_host::process::table::Standing;
 use perfusion_sources::kernel::rule_set::Filter;

@@ -1,6 +1,6 @@
 //! What the profiler itself costs: CPU time of this process and of its probes, and memory, the kernel's for it included.
 
-use crate::run::collector::Look;
+use perfusion_recorder::collector::Look;
 use perfusion_sources::kernel_features::PROBES_COUNTED;
 use rustix::time::{ClockId, clock_gettime};
 use std::fs;
@@ -229,7 +229,7 @@ impl Cost {
 #[cfg(test)]
 mod tests {
     use super::{COUNT_EVERY, Cost};
-    use crate::run::collector::Look;
+    use perfusion_recorder::collector::Look;
     use perfusion_sources::kernel::ProgramCost;
     use std::time::{Duration, Instant};
 

@@ -2,9 +2,9 @@
 //! the sinks, and what is only said here. docs/metrics.md is written from the same lists.
 
 use super::counts::Counts;
-use crate::run::counters::DAEMON;
-use crate::sink::counts::{SINK, SINK_GAUGES};
 use ebpf_common::counter::Counter;
+use perfusion_export::counts::{SINK, SINK_GAUGES};
+use perfusion_recorder::counters::DAEMON;
 use perfusion_sources::shim::counters::SHIM_READER;
 use profiler_protocol::counter as shim;
 
@@ -124,5 +124,45 @@ mod tests {
             assert!(!family.help.is_empty() && family.help.trim() == family.help, "{}", family.name);
         }
         assert_eq!(sinks().map(|family| family.name).collect::<HashSet<_>>().len(), sinks().count());
+    }
+}
+
+#[cfg(test)]
+mod sink_tests {
+    use crate::daemon::lane::Standing;
+    use perfusion_export::Sink;
+    use perfusion_export::counts::{SINK, SINK_GAUGES};
+    use perfusion_export::deliver::Backlog;
+    use perfusion_export::directory::Directory;
+    use perfusion_export::directory::Files;
+    use perfusion_export::otlp::{Otlp, OtlpOptions};
+    use perfusion_export::pyroscope::{Pyroscope, PyroscopeOptions};
+    use perfusion_export::receiver::SpoolOptions;
+    #[cfg(feature = "object-storage")]
+    use perfusion_export::s3::{S3, S3Options};
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn what_sinks_count_is_described_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let spool = SpoolOptions { directory: Some(folder.path().join("spool")), ..SpoolOptions::default() };
+        let url = || "http://a".to_owned();
+        let sinks: Vec<Box<dyn Sink>> = vec![
+            Box::new(Directory::open(folder.path(), &Files::default()).unwrap()),
+            Box::new(Otlp::open(&OtlpOptions { url: url(), ..OtlpOptions::default() }, &spool).unwrap()),
+            Box::new(
+                Pyroscope::open(&PyroscopeOptions { url: url(), ..PyroscopeOptions::default() }, &spool)
+                    .unwrap(),
+            ),
+            #[cfg(feature = "object-storage")]
+            Box::new(
+                S3::open(&S3Options { bucket: "profiles".to_owned(), ..S3Options::default() }, &spool)
+                    .unwrap(),
+            ),
+        ];
+        let counters = sinks.iter().flat_map(|sink| sink.counters()).collect();
+        let standing = Standing { counters, backlog: Some(Backlog::default()), ..Standing::default() };
+        let counted: BTreeSet<&str> = standing.values().map(|(name, _)| name).collect();
+        assert_eq!(counted, SINK.iter().chain(SINK_GAUGES).map(|(name, _)| *name).collect());
     }
 }

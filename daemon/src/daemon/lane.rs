@@ -2,11 +2,11 @@
 
 use super::behind::{self, Change, Trend};
 use super::queue::{Empty, Queue, Window};
-use crate::sink::deliver::Backlog;
-use crate::sink::file::FileError;
-use crate::sink::parts::{Hurry, Report};
-use crate::sink::states::{self, Ends, Event, States};
-use crate::sink::{Sink, SinkError};
+use perfusion_export::deliver::Backlog;
+use perfusion_export::file::FileError;
+use perfusion_export::parts::{Hurry, Report};
+use perfusion_export::states::{self, Ends, Event, States};
+use perfusion_export::{Sink, SinkError};
 use perfusion_host::priority;
 use std::collections::BTreeMap;
 use std::io;
@@ -478,7 +478,7 @@ impl Work {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::sink::Finished;
+    use perfusion_export::Finished;
     use perfusion_pprof::proto::Profile;
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::sync::mpsc::{Receiver, Sender, channel};
@@ -491,7 +491,7 @@ pub mod tests {
             labels: BTreeMap::new(),
             start: SystemTime::now(),
             duration: Duration::from_secs(60),
-            profile: Profile::default().into(),
+            profile: perfusion_export::Packed::new(perfusion_pprof::pack(&Profile::default()).unwrap()),
         })
     }
 

@@ -5,7 +5,7 @@ use super::outlet::Outlet;
 use crate::config::{Log as Options, LogFormat, LogLevel};
 use crate::error::Error;
 use crate::log_filter;
-use crate::sink::states::SAID;
+use perfusion_export::states::SAID;
 use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, IsTerminal as _, Write as _};

@@ -4,7 +4,7 @@ use super::cost::daemon_cpu;
 use super::families::{self, Family, Kind};
 use super::lane::Standing;
 use super::state::State;
-use crate::run::collector::Look;
+use perfusion_recorder::collector::Look;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -124,9 +124,9 @@ mod tests {
     use crate::daemon::lane::Standing;
     use crate::daemon::state::State;
     use crate::daemon::switch::Switch;
-    use crate::run::Watcher;
-    use crate::run::collector::Look;
-    use crate::sink::deliver::Backlog;
+    use perfusion_export::deliver::Backlog;
+    use perfusion_recorder::Watcher;
+    use perfusion_recorder::collector::Look;
     use std::collections::HashSet;
     use std::time::Duration;
 
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn a_recording_that_answers_too_late_is_one() {
         let state = State::of(Config::default());
-        state.set_watcher(Some(Watcher::of_nobody()));
+        state.set_watcher(Some(Watcher::of_nobody().unwrap()));
         let look = state.watcher().unwrap().look();
         assert!(look.is_none() && text(&state, None, &[]).contains("\nperfusion_recording 1\n"));
     }
@@ -185,7 +185,7 @@ mod tests {
             ("cpu_samples".to_owned(), 1),
         ];
         let look = Look { counters, costs: Vec::new(), shims: Vec::new() };
-        state.set_watcher(Some(Watcher::of_nobody()));
+        state.set_watcher(Some(Watcher::of_nobody().unwrap()));
         let backlog =
             Backlog { requests: 3, bytes: 17, trouble: Some("away".to_owned()), ..Backlog::default() };
         let sinks = vec![

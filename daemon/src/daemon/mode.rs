@@ -2,9 +2,9 @@
 //! lower rates, the reduced mode, and says so.
 
 use super::confines::Confines;
-use crate::config::units::Bytes;
 use crate::config::{Config, Limits, Recording};
 use ebpf_common::limits::{DEFAULT_MAX_PLACES, DEFAULT_MAX_THREADS};
+use perfusion_export::quantity::Bytes;
 
 /// With less of one of them the mode is reduced.
 const ENOUGH_CPUS: f64 = 1.0;
@@ -109,8 +109,8 @@ impl Mode {
 mod tests {
     use super::Mode;
     use crate::config::Config;
-    use crate::config::units::Bytes;
     use crate::daemon::confines::Confines;
+    use perfusion_export::quantity::Bytes;
 
     fn mode(config: &Config, cpus: Option<f64>, memory: Option<u64>) -> Mode {
         Mode::of(config, &Confines { cpus, memory }, 4.0)

@@ -3,8 +3,8 @@
 use super::cost::daemon_cpu;
 use super::lane::Standing;
 use super::state::State;
-use crate::sink::deliver::Backlog;
-use crate::sink::states::Sum;
+use perfusion_export::deliver::Backlog;
+use perfusion_export::states::Sum;
 use serde_json::{Map, Value, json};
 
 /// One document. Says nothing of single processes or files of its own accord: what a receiver answered
@@ -88,7 +88,7 @@ mod tests {
     use crate::config::Config;
     use crate::daemon::lane::Standing;
     use crate::daemon::state::State;
-    use crate::sink::deliver::Backlog;
+    use perfusion_export::deliver::Backlog;
     use serde_json::{Value, json};
     use std::time::Duration;
 

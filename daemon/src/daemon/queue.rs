@@ -1,7 +1,7 @@
 //! Finished windows on their way to one sink. They wait as the bytes of their files, so the queue is bounded by those: a disk that is slow for a
 //! while costs no window as long as there is room. What waits for several sinks is there once.
 
-use crate::sink::Finished;
+use perfusion_export::Finished;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -156,7 +156,7 @@ pub fn bytes_of(finished: &Finished) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::{BESIDE, Empty, Queue, Window};
-    use crate::sink::{Finished, Packed};
+    use perfusion_export::{Finished, Packed};
     use std::collections::BTreeMap;
     use std::sync::Arc;
     use std::time::{Duration, Instant, SystemTime};

@@ -58,7 +58,7 @@ fn number(wall: SystemTime, length: Duration) -> u128 {
 mod tests {
     use super::Schedule;
     use crate::config::Windows;
-    use crate::config::units::Span;
+    use perfusion_export::quantity::Span;
     use std::time::{Duration, Instant, SystemTime};
 
     fn at(seconds: u64) -> SystemTime {

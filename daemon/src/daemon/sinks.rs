@@ -3,15 +3,15 @@
 use super::lane::{Former, Lane, Standing};
 use super::queue::{Window, bytes_of};
 use crate::config::Config;
-use crate::sink::directory::Directory;
-use crate::sink::http::Version;
-use crate::sink::orphans::Orphans;
-use crate::sink::otlp::Otlp;
-use crate::sink::pyroscope::Pyroscope;
-use crate::sink::receiver;
+use perfusion_export::directory::Directory;
+use perfusion_export::http::Version;
+use perfusion_export::orphans::Orphans;
+use perfusion_export::otlp::Otlp;
+use perfusion_export::pyroscope::Pyroscope;
+use perfusion_export::receiver;
 #[cfg(feature = "object-storage")]
-use crate::sink::s3::S3;
-use crate::sink::{Finished, Sink, SinkError};
+use perfusion_export::s3::S3;
+use perfusion_export::{Finished, Sink, SinkError};
 use perfusion_host::priority;
 use std::io;
 use std::sync::mpsc::channel;

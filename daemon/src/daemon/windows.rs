@@ -3,14 +3,14 @@
 use super::sinks::Out;
 use super::{families, room, state::State};
 use crate::config::Recording;
-use crate::config::units::Bytes;
-use crate::run::Over;
-use crate::run::loss::{self, Before};
-use crate::sink::{Finished, Packed};
 use perfusion_aggregate::window::Entry;
+use perfusion_export::quantity::Bytes;
+use perfusion_export::{Finished, Packed};
 use perfusion_model::feature::{Feature, LeftOut};
 use perfusion_model::labels::{OTHER, SampleType};
 use perfusion_pprof::{self, About};
+use perfusion_recorder::Over;
+use perfusion_recorder::loss::{self, Before};
 use perfusion_sources::Rates;
 use perfusion_sources::kernel::rule_set::OfService;
 use perfusion_sources::shim::AS_ASKED;
@@ -114,7 +114,7 @@ impl Encoder {
             format!(
                 "{}{} (the whole node in this window)",
                 perfusion_pprof::LOSS_PREFIX,
-                loss::line_of_window(counters)
+                perfusion_pprof::loss::line_of_window(counters)
             ),
             format!(
                 "cpu: {} samples per second and CPU say where; each thread's sum is its exact on-CPU time",

@@ -5,7 +5,7 @@
 use super::Kubernetes;
 use super::object::{Carries, Event, Failure, List, Object, Wanted};
 use crate::daemon::counts::Counts;
-use crate::sink::http::{Coming, HttpError, Peer, Version};
+use perfusion_export::http::{Coming, HttpError, Peer, Version};
 use perfusion_host::leftover;
 use perfusion_host::pods::Pods;
 use perfusion_host::priority;

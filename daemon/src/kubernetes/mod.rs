@@ -5,9 +5,9 @@ pub mod api;
 pub mod logs;
 pub mod object;
 
-use crate::sink::http::{Secret, Settings, Tls};
 use hyper::Uri;
 use hyper::header::AUTHORIZATION;
+use perfusion_export::http::{Secret, Settings, Tls};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;

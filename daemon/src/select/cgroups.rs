@@ -1,8 +1,10 @@
 //! The cgroups of the host: where each is, and its id, by which the probes know it.
 
+use crate::error::Error;
 use perfusion_host::process::hierarchy::Hierarchy;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 use std::path::PathBuf;
 
 /// Most cgroups; the probes know no more.
@@ -61,4 +63,19 @@ impl Cgroups {
         }
         found
     }
+}
+
+/// The id of the cgroup v2 directory at `path`.
+pub(crate) fn cgroup_id(path: &Path) -> Result<u64, Error> {
+    let refused = |found: String| Error::Cgroup { path: path.to_owned(), found };
+    // Every cgroup v2 directory has this file, and nothing else does.
+    if !path.join("cgroup.controllers").exists() {
+        return Err(refused(if path.exists() {
+            "something else".to_owned()
+        } else {
+            "nothing there".to_owned()
+        }));
+    }
+    // The id the kernel's helper answers is the directory's inode number (bpf_get_current_cgroup_id).
+    std::fs::metadata(path).map(|found| found.ino()).map_err(|error| refused(error.to_string()))
 }

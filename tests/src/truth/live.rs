@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 
 use anyhow::{Context as _, ensure};
-use perfusion::report::top::Options;
-use perfusion::report::types::{TypeRow, rows};
 use perfusion_aggregate::interval::Estimate;
+use perfusion_report::top::Options;
+use perfusion_report::types::{TypeRow, rows};
 use perfusion_sources::shim::ShimLimits;
 use profiler_protocol::counter::Counter;
 use serde_json::{Value, json};

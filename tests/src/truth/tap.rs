@@ -5,12 +5,12 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, ensure};
-use perfusion::run::processor::Processor;
 use perfusion_dotnet::attach;
 use perfusion_host::process::ProcessTable;
 use perfusion_model::event::{Event, EventKind, MonotonicNs, ShimEvent};
 use perfusion_pprof::proto::Profile;
 use perfusion_pprof::{self, About};
+use perfusion_recorder::processor::Processor;
 use perfusion_sources::order::Order;
 use perfusion_sources::shim::{Settings, Wishes};
 use perfusion_sources::shim::{ShimLimits, ShimSource};

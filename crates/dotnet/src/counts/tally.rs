@@ -160,7 +160,7 @@ impl fmt::Display for Tallied {
         if let Some(why) = &self.broken {
             write!(f, "; {LOST_PREFIX}what it made last is missing: {why}")?;
         }
-        f.write_str("; where that is .NET 10, without most of what is boxed (docs/memory.md)")
+        f.write_str("; where that is .NET 10, without most of what is boxed (docs/alloc-counts.md)")
     }
 }
 
@@ -194,7 +194,7 @@ mod tests {
         let said = tallied.to_string();
         assert_eq!(
             said,
-            "6 objects, 152 B, 2 types; LOST: 4 events of the runtime are missing; LOST: 1 events make no sense; where that is .NET 10, without most of what is boxed (docs/memory.md)"
+            "6 objects, 152 B, 2 types; LOST: 4 events of the runtime are missing; LOST: 1 events make no sense; where that is .NET 10, without most of what is boxed (docs/alloc-counts.md)"
         );
     }
 }

@@ -1,0 +1,345 @@
+//! Brings the shim into every .NET process of a recording: those that are there when it begins, and those that come while it lasts, such as
+//! the children of a process that was named. Which these are the pipeline says, which sees their mappings. One thread, beside the recording;
+//! it looks a few times a second.
+
+use super::Watcher;
+use perfusion_dotnet::attach::place;
+use perfusion_dotnet::attach::policy::{Inspection, Runtime, WhyNot, inspect};
+use perfusion_dotnet::attach::workers;
+use perfusion_dotnet::attach::{AttachError, attach_until};
+use perfusion_host::process::handle::Target;
+use perfusion_host::process::start_ticks;
+use perfusion_host::system_limits::explain;
+use perfusion_sources::shim::Settings;
+use perfusion_sources::shim::finder;
+use std::collections::{HashMap, HashSet};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Between two looks for new processes; as often the pipeline says which there are.
+const LOOK: Duration = Duration::from_millis(250);
+/// A program has this long from its start until its runtime is there and listens; then it counts as what it is.
+pub const GROWS_UP: Duration = Duration::from_secs(5);
+
+/// A thread that a runtime has once profilers of its environment are loaded ("This must happen before Thread::HasStarted() that fires profiler notifications
+/// is called on the finalizer thread", `EEStartupHelper`, src/coreclr/vm/ceemain.cpp of dotnet/runtime). Before that it may wait for a tool for ever
+/// (`DOTNET_DiagnosticPorts` with `suspend`).
+const STARTED: &str = ".NET Finalizer";
+/// Threads among which it is looked for: it is one of the first.
+const THREADS: usize = 1024;
+
+/// Whose .NET processes get the shim.
+#[derive(Clone, Debug)]
+pub enum Whom {
+    /// These, and the children they make while they are recorded.
+    Named(Vec<u32>),
+    /// A program that was started with the shim in its environment, and its children: those that did not load it get it.
+    Started(u32),
+    /// The processes of this cgroup v2 directory itself.
+    Cgroup(PathBuf),
+    /// Every process of the host.
+    All,
+}
+
+/// What happens to a process.
+#[derive(Debug)]
+pub enum News<'a> {
+    /// The shim is about to be loaded.
+    Attaching {
+        /// The process.
+        pid: u32,
+    },
+    /// That attach ended before the runtime was asked to load anything.
+    NotAsked {
+        /// The process.
+        pid: u32,
+    },
+    /// The shim is in.
+    Attached {
+        /// The process.
+        pid: u32,
+        /// Version of its runtime.
+        runtime: &'a str,
+        /// How long it took.
+        took: Duration,
+    },
+    /// It is not, and will not be, or not for a while.
+    Refused {
+        /// The process.
+        pid: u32,
+        /// True for a process that was named, or that is a .NET one.
+        expected: bool,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Who has not answered for two seconds is asked again after as many.
+const BUSY: Duration = Duration::from_secs(2);
+
+/// The thread. Dropping it, or [`Follower::stop`], ends it.
+pub struct Follower {
+    thread: Option<JoinHandle<()>>,
+    stop: Option<Sender<()>>,
+    give_up: Arc<AtomicBool>,
+    complete: Arc<OnceLock<Instant>>,
+    reasons: Arc<Mutex<Vec<String>>>,
+}
+
+impl Follower {
+    /// Begins, beside the recording of `watcher`. `tell` hears on the thread what happens.
+    pub fn start(
+        whom: Whom,
+        settings: Settings,
+        watcher: Watcher,
+        tell: impl Fn(News<'_>) + Send + 'static,
+    ) -> Self {
+        let (stop, stopped) = channel();
+        let complete = Arc::new(OnceLock::new());
+        let reasons = Arc::new(Mutex::new(Vec::new()));
+        let give_up = Arc::new(AtomicBool::new(false));
+        let mut work = Work {
+            give_up: Arc::clone(&give_up),
+            looked_at: HashMap::new(),
+            settings,
+            watcher,
+            tell: Box::new(tell),
+            reasons: Arc::clone(&reasons),
+            whom,
+            began: Instant::now(),
+        };
+        let done = Arc::clone(&complete);
+        let thread = std::thread::spawn(move || work.run(&stopped, &done));
+        Self { thread: Some(thread), stop: Some(stop), give_up, complete, reasons }
+    }
+
+    /// When all processes that were there at the start had been looked at; `None` as long as they have not.
+    #[must_use]
+    pub fn complete_since(&self) -> Option<Instant> {
+        self.complete.get().copied()
+    }
+
+    /// Says that no further process is worth the effort, and that a runtime which has not answered is not waited for any longer.
+    pub fn cease(&mut self) {
+        // Pairs with the loads in `ipc`; nothing else is told by it.
+        self.give_up.store(true, Ordering::Relaxed);
+        self.stop = None;
+    }
+
+    /// Waits a while for the thread to end; answers why expected processes have no shim.
+    #[must_use]
+    pub fn stop(mut self) -> Vec<String> {
+        self.cease();
+        if let Some(thread) = self.thread.take() {
+            workers::join(thread);
+        }
+        self.reasons.lock().map(|mut reasons| std::mem::take(&mut *reasons)).unwrap_or_default()
+    }
+}
+
+/// A program in a process: another one after each exec.
+pub type Program = (u32, u64, u64, u64);
+
+struct Work {
+    /// Raised when nobody waits for an attach any more.
+    give_up: Arc<AtomicBool>,
+    whom: Whom,
+    settings: Settings,
+    watcher: Watcher,
+    tell: Box<dyn Fn(News<'_>) + Send>,
+    reasons: Arc<Mutex<Vec<String>>>,
+    began: Instant,
+    looked_at: HashMap<Program, Look>,
+}
+
+/// Where a program stands.
+enum Look {
+    /// Known since then, and looked at again: it may become a .NET program that listens.
+    Pending { since: Instant },
+    /// It has not answered: when it is asked again, and what was said of it.
+    Busy { since: Instant, again: Instant, said: String },
+    /// Dealt with.
+    Done,
+}
+
+impl Work {
+    fn run(&mut self, stopped: &Receiver<()>, complete: &OnceLock<Instant>) {
+        loop {
+            let pids = self.candidates();
+            let mut present = HashSet::new();
+            for pid in pids {
+                if !matches!(stopped.recv_timeout(Duration::ZERO), Err(RecvTimeoutError::Timeout)) {
+                    return;
+                }
+                if let Some(program) = program(pid) {
+                    present.insert(program);
+                    self.look_after(program);
+                }
+            }
+            complete.get_or_init(Instant::now);
+            place::remove_those_of_the_dead();
+            // The pipeline forgets for a while whatever it is not sure of.
+            self.looked_at.retain(|&known, _| present.contains(&known) || program(known.0) == Some(known));
+            match stopped.recv_timeout(LOOK) {
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    /// Processes that are named, and those in which the recording has seen a CLR: it follows children from their fork on.
+    fn candidates(&self) -> Vec<u32> {
+        let managed = self.watcher.managed().into_iter().map(|process| process.pid);
+        match &self.whom {
+            Whom::All | Whom::Started(_) => managed.collect(),
+            // Of all others it is told what they map, too: the kernel's records do not say whose they are.
+            Whom::Cgroup(path) => {
+                let text = std::fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
+                let inside: HashSet<u32> = text.lines().filter_map(|line| line.parse().ok()).collect();
+                managed.filter(|pid| inside.contains(pid)).collect()
+            }
+            Whom::Named(pids) => {
+                let others = managed.filter(|pid| !pids.contains(pid));
+                pids.iter().copied().chain(others).collect()
+            }
+        }
+    }
+
+    fn look_after(&mut self, program: Program) {
+        let pid = program.0;
+        let now = Instant::now();
+        let (since, said) =
+            match self.looked_at.entry(program).or_insert_with(|| Look::Pending { since: now }) {
+                Look::Done => return,
+                Look::Busy { again, .. } if now < *again => return,
+                Look::Busy { since, said, .. } => (*since, Some(said.clone())),
+                Look::Pending { since } => (*since, None),
+            };
+        let named = match &self.whom {
+            Whom::Named(pids) => pids.contains(&pid),
+            Whom::Started(root) => *root == pid,
+            Whom::Cgroup(_) | Whom::All => false,
+        };
+        let is_new = since > self.began && since.elapsed() < GROWS_UP;
+        let is_young = is_new || matches!(self.whom, Whom::Started(_)) && since.elapsed() < GROWS_UP;
+        let Ok(target) = Target::open(pid) else { return };
+        let Ok(Inspection { runtime, why_not, .. }) = inspect(&target, None) else { return };
+        let is_dotnet = matches!(runtime, Runtime::CoreClr { .. } | Runtime::SingleFile { .. });
+        let has_ours = || {
+            let found = finder::find(&target, &|_| false);
+            found.is_ok_and(|found| {
+                found.regions.iter().any(|region| region.owner() == Some(self.settings.owner))
+            })
+        };
+        let is_starting = || target.threads_called(STARTED, THREADS).is_empty();
+        match why_not {
+            // It may still become one, or begin to listen.
+            Some(WhyNot::NotDotnet) if is_young => {}
+            // The recording may end before it is old enough to be asked again: that is the reason then.
+            Some(why @ WhyNot::NoSocket(_)) if is_young => {
+                if is_dotnet && said.is_none() && !matches!(self.whom, Whom::Started(_)) && !has_ours() {
+                    let reason = format!("process {pid}: {why}");
+                    self.note(&reason);
+                    self.looked_at.insert(program, Look::Busy { since, again: now, said: reason });
+                }
+            }
+            // It loads the shim by itself, if it has the program's environment: a second one would tell all of it once more.
+            None if matches!(self.whom, Whom::Started(_)) && (is_young || is_starting()) && !has_ours() => {
+                // Nobody looks often for the region of one that has not had any for so long.
+                if !is_young {
+                    self.watcher.watch(pid);
+                }
+            }
+            Some(why) => {
+                self.looked_at.insert(program, Look::Done);
+                self.unsay(said);
+                // Of a program that was started, most children are native, and so may it be itself.
+                let expected = is_dotnet || named && !matches!(self.whom, Whom::Started(_));
+                self.refuse(pid, expected, format!("process {pid}: {why}"));
+            }
+            None => {
+                self.looked_at.insert(program, Look::Done);
+                if has_ours() {
+                    return self.unsay(said);
+                }
+                (self.tell)(News::Attaching { pid });
+                let attached = attach_until(pid, self.settings, &self.give_up);
+                if attached.as_ref().is_err_and(|error| !error.is_after_the_request()) {
+                    (self.tell)(News::NotAsked { pid });
+                }
+                match attached {
+                    Ok(attached) => {
+                        self.unsay(said);
+                        let (runtime, took) = (&*attached.info.runtime_version, attached.took);
+                        (self.tell)(News::Attached { pid, runtime, took });
+                    }
+                    Err(AttachError::Busy(error)) => {
+                        let said = said.unwrap_or_else(|| {
+                            let reason = format!("{error}; it is asked again");
+                            self.refuse(pid, is_dotnet || named, reason.clone());
+                            reason
+                        });
+                        let again = Instant::now() + BUSY;
+                        self.looked_at.insert(program, Look::Busy { since, again, said });
+                    }
+                    Err(AttachError::Ended { .. } | AttachError::NoSuchProcess { .. }) if !named => {}
+                    Err(error) => {
+                        self.unsay(said);
+                        self.refuse(pid, is_dotnet || named, explain(&error));
+                    }
+                }
+            }
+        }
+    }
+
+    fn note(&self, reason: &str) {
+        if let Ok(mut reasons) = self.reasons.lock()
+            && reasons.len() < 64
+        {
+            reasons.push(reason.to_owned());
+        }
+    }
+
+    /// What was noted is not so any more.
+    fn unsay(&self, said: Option<String>) {
+        if let (Some(said), Ok(mut reasons)) = (said, self.reasons.lock()) {
+            reasons.retain(|reason| *reason != said);
+        }
+    }
+
+    fn refuse(&self, pid: u32, expected: bool, reason: String) {
+        if expected {
+            self.note(&reason);
+        }
+        (self.tell)(News::Refused { pid, expected, reason });
+    }
+}
+
+/// The program a process runs: pid, start time, and its executable's device and inode.
+pub fn program(pid: u32) -> Option<Program> {
+    let start = start_ticks(pid)?;
+    // A thread of the kernel has none.
+    let file = std::fs::metadata(format!("/proc/{pid}/exe")).ok()?;
+    Some((pid, start, file.dev(), file.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::program;
+
+    #[test]
+    fn a_process_is_known_by_its_start_and_its_executable() {
+        let me = std::process::id();
+        let mut child = std::process::Command::new("/bin/sleep").arg("60").spawn().unwrap();
+        let (mine, theirs) = (program(me).unwrap(), program(child.id()));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_ne!(Some(mine), theirs);
+        assert_eq!(program(child.id()), None);
+    }
+}
