@@ -69,6 +69,8 @@ fn samples_and_waits_are_left_out_in_the_kernel_and_what_is_left_stays_exact() {
          waits: {{except: [{{command: naps}}]}}}}, rates: [{{who: {}, frequency: 50}}]}}\nrecording: \
          \
          \
+         \
+         \
          {{frequency: 400}}\n\
          limits: {{cpu: 100%, {}}}\n",
         at(&without),

@@ -350,6 +350,8 @@ fn pods_name_services_label_samples_and_opt_out_without_being_touched() {
     let selection = "selection: {only: [{namespace: shop}, {cgroup: /kubepods-pod99999999_*}]}\nattach: \
          \
          \
+         \
+         \
          {policy: all}\n";
     node.configure(&configuration(&node, &url, selection));
     let trace = node.scratch.path("trace");

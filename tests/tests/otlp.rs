@@ -151,6 +151,8 @@ fn collector(program: &str, scratch: &Scratch, grpc: u16, http: u16, to: u16) ->
          service:\n  telemetry: {{ metrics: {{ level: none }} }}\n  pipelines:\n    profiles/grpc: \
          \
          \
+         \
+         \
          {{ receivers: [otlp/grpc], exporters: [otlp_http/grpc] }}\n    profiles/http: \
          {{ receivers: [otlp/http], exporters: [otlp_http/http] }}\n",
         exporter("grpc"),

@@ -27,6 +27,8 @@ const SHOWN: [(&str, Option<&str>); 8] = [
         "System.Func<byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, \
          \
          \
+         \
+         \
          byte, byte, byte, Types.Ticket>[]",
         None,
     ),

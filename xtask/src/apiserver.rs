@@ -118,6 +118,8 @@ mod tests {
              v1.36.3\n\nreplace k8s.io/api => k8s.io/api v0.36.3\nreplace k8s.io/kms => k8s.io/kms \
              \
              \
+             \
+             \
              v0.36.3\n"
         );
     }

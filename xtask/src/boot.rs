@@ -206,6 +206,8 @@ fn pack(paths: &Paths, steps: &Steps, folder: &Path, trial: &Trial) -> Result<Pa
                   --exclude=./usr/share/doc -c . | gzip -1 > root.tar.gz; find . | cpio --quiet -o \
          \
          \
+         \
+         \
          -H newc > \"$2\"";
     let files = folder.join("files.cpio");
     output(

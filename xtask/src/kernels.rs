@@ -40,6 +40,8 @@ deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] \
 deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian trixie \
      \
      \
+     \
+     \
      main
 deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian sid \
      main
@@ -87,6 +89,8 @@ say doctor; /bin/perfusion doctor --json 2> /dev/null; say \"exit $?\"
 /bin/chain > /tmp/ready & pid=$!
 until /bin/busybox grep -q ready /tmp/ready; do /bin/busybox usleep 100000; done
 say confined; /bin/setpriv --bounding-set=-sys_resource /bin/perfusion doctor --json 2> /dev/null; \
+     \
+     \
      \
      \
      say \"exit $?\"

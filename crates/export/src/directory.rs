@@ -385,6 +385,8 @@ impl Directory {
                 "the file system has less free space than files.keep_free: {lacks} bytes less than \
                  \
                  \
+                 \
+                 \
                  it should, and all profiles here are {}",
                 self.bytes
             );
@@ -442,6 +444,8 @@ impl Directory {
             // The files are there.
             self.index_broken = true;
             tracing::warn!(%error, "the index of profiles is out of date; it is written anew after \
+                 \
+                 \
                  \
                  \
                  this window");

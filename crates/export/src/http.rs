@@ -139,6 +139,8 @@ pub enum HttpError {
     #[error("no file with certificate authorities: expected {}, or one named in the configuration", AUTHORITIES.join(" \
          \
          \
+         \
+         \
          or "))]
     NoAuthorities,
     /// A certificate, ours or theirs.

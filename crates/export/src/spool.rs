@@ -138,6 +138,8 @@ impl Spool {
                     tracing::warn!(path = %entry.path().display(), "is no request of this version: \
                          \
                          \
+                         \
+                         \
                          it is not sent, and stays; remove it");
                 }
                 continue;

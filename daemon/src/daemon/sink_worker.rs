@@ -5,7 +5,7 @@ use super::behind::{self, Change, Trend};
 use super::queue::{Empty, Queue, Window};
 use perfusion_export::deliver::Backlog;
 use perfusion_export::file::FileError;
-use perfusion_export::parts::{Hurry, Report};
+use perfusion_export::parts::Hurry;
 use perfusion_export::states::{self, Ends, Event, States};
 use perfusion_export::{Sink, SinkError};
 use perfusion_host::priority;
@@ -141,11 +141,25 @@ impl Shared {
         lock(&self.state)
     }
 
+    /// Those that were published, and what was counted since. Each grows only, so that the larger
+    /// value is the newer.
+    fn counters(&self, state: &State) -> Vec<(&'static str, u64)> {
+        let mut counters = state.counters.clone();
+        for (name, value) in self.hurry.reported().counters {
+            let value = value + state.former.get(name).copied().unwrap_or_default();
+            match counters.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, known)) => *known = value.max(*known),
+                None => counters.push((name, value)),
+            }
+        }
+        counters
+    }
+
     /// Of a sink that goes on elsewhere.
     fn after(before: &Self) -> Self {
         let this = Self::default();
         this.queue.take_over(&before.queue);
-        let counters = before.state().counters.clone();
+        let counters = before.counters(&before.state());
         // Until it has said anything itself.
         let state =
             State { former: counters.iter().copied().collect(), counters, ..State::default() };
@@ -242,17 +256,6 @@ impl SinkWorker {
     pub fn standing(&self) -> Standing {
         let hurry = &self.shared.hurry;
         let state = self.shared.state();
-        // What is counted while it is at work. Each grows only, so that the larger value is the
-        // newer.
-        let Report { counters: reported, backlog } = hurry.reported();
-        let mut counters = state.counters.clone();
-        for (name, value) in reported {
-            let value = value + state.former.get(name).copied().unwrap_or_default();
-            match counters.iter_mut().find(|(known, _)| *known == name) {
-                Some((_, known)) => *known = value.max(*known),
-                None => counters.push((name, value)),
-            }
-        }
         let since = |began: Option<Instant>, later: Option<Instant>| {
             began
                 .map(|began| later.map_or(began, |later| began.max(later)).elapsed())
@@ -260,8 +263,8 @@ impl SinkWorker {
         };
         Standing {
             sink: self.name.clone(),
-            counters,
-            backlog: backlog.or_else(|| state.backlog.clone()),
+            counters: self.shared.counters(&state),
+            backlog: hurry.reported().backlog.or_else(|| state.backlog.clone()),
             dropped: self.shared.queue.dropped(),
             waiting: self.shared.queue.waiting(),
             busy: since(state.busy, hurry.began()),
@@ -506,6 +509,7 @@ impl Work {
 pub mod tests {
     use super::*;
     use perfusion_export::Finished;
+    use perfusion_export::parts::Report;
     use perfusion_pprof::proto::Profile;
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::sync::mpsc::{Receiver, Sender, channel};

@@ -226,6 +226,8 @@ pub fn markdown(runtime: Runtime, cells: &[Cell]) -> anyhow::Result<String> {
         "\n| {runtime}, {} windows | objects: estimate / truth | in the interval | bytes: estimate \
          \
          \
+         \
+         \
          / truth | in the interval | samples |\n|---|---|---|---|---|---|\n",
         cells.len() / names(cells).len().max(1)
     );

@@ -81,6 +81,8 @@ fn stacks_table(entries: &[Entry], unit: &str, of: fn(&Measured) -> (&Shares, St
         "| workload | recorded | {unit} | complete % | exact % | wrong frames % | guessed frames % \
          \
          \
+         \
+         \
          | in the runtime % | unseen % |\n|---|---|---|---|---|---|---|---|---|\n"
     );
     for (entry, measured) in measured(entries) {
@@ -229,6 +231,8 @@ pub fn picture(measured: &Measured) -> String {
     for (what, shares) in [("CPU", &measured.on_cpu), ("waits", &measured.off_cpu)] {
         text += &format!(
             "    {what}: {:.0}; complete {} %, exact {} %, wrong frames {} %, guessed {} %, in the \
+             \
+             \
              \
              \
              runtime {} %\n",

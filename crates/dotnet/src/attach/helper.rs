@@ -92,6 +92,8 @@ pub fn part() -> io::Result<Option<Helper>> {
             "the daemon itself keeps CAP_DAC_OVERRIDE: it cannot read files of other users without \
              \
              \
+             \
+             \
              it, for want of CAP_DAC_READ_SEARCH; grant that, too"
         );
         return Ok(None);
@@ -99,6 +101,8 @@ pub fn part() -> io::Result<Option<Helper>> {
     if was_given_by_the_file() {
         tracing::warn!(
             "the daemon itself keeps CAP_DAC_OVERRIDE: the program's file gives it to whoever runs \
+             \
+             \
              \
              \
              it, so no helper would know for whom it works; \

@@ -263,8 +263,8 @@ impl ProcessHandle {
     /// Value of `name` in the environment it was started with.
     ///
     /// # Errors
-    /// As [`ProcessHandle::file`]; and when there is more of it than a program can be started with, and
-    /// `name` not in that: it may be in the rest.
+    /// As [`ProcessHandle::file`]; and when there is more of it than a program can be started with,
+    /// and `name` not in that: it may be in the rest.
     pub fn environment(&self, name: &str) -> Result<Option<String>, Errno> {
         let mut reader =
             BufReader::with_capacity(1 << 16, self.reader("environ")?.take(ENVIRONMENT_BYTES));

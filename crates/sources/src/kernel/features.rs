@@ -121,6 +121,8 @@ pub enum FeatureError {
         "{LOCKDOWN}: expected none or integrity, found confidentiality, in which eBPF may not read \
          \
          \
+         \
+         \
          memory; boot without lockdown=confidentiality"
     )]
     Lockdown,
@@ -135,6 +137,8 @@ pub enum FeatureError {
     },
     /// perf refused.
     #[error("perf_event_open: expected a descriptor, found {source} (kernel.perf_event_paranoid is \
+         \
+         \
          \
          \
          {paranoid}); {}", advice(.source, .paranoid))]
@@ -206,6 +210,8 @@ pub enum Limit {
         "without {} nothing is loaded into .NET processes of other users: no names, allocations or \
          \
          \
+         \
+         \
          live objects there",
         DAC_OVERRIDE.name
     )]
@@ -240,6 +246,8 @@ pub enum Limit {
     /// A kernel without `bpf_loop`.
     #[error(
         "Linux {release}: expected at least {}.{}, on which stacks are walked where they are; here \
+         \
+         \
          \
          \
          they are copied, which costs more, and of \
