@@ -24,11 +24,11 @@
 //! tells of it only later, at `sched_process_exec`. So an entry knows whose it is by the task's
 //! kernel stack.
 
-use crate::coin;
 use crate::config::{Task, goes_on, has_rules, known_is_selected, setting};
 use crate::emit::{Hook, Lost, PF_EXITING, PF_KTHREAD, small_record, stack_record};
 use crate::machine::{self, THREAD_BYTES};
 use crate::maps::{THREADS, WAKE_SCRATCH, coin, count};
+use crate::sampler;
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use aya_ebpf::helpers::generated::{bpf_get_stack, bpf_ktime_get_ns};
