@@ -1,6 +1,5 @@
-//! The profiler process. Modules stand in the order the data takes: source (events in) -> process
-//! (who) -> unwind + sample (stacks) -> symbolize (names) -> aggregate (count) -> pprof (encode) ->
-//! sink (out). `run` joins them; nothing else knows all stages.
+//! The program: command line, [`commands`], configuration, selection and the node service
+//! ([`daemon`]). The steps of the data are crates of their own; docs/architecture.md lists them.
 
 pub mod cli;
 pub mod commands;

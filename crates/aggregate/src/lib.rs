@@ -1,4 +1,7 @@
-//! 5. COUNT: values per (stack, labels) of one window, for the thirteen sample types of a profile.
+//! Samples and exact totals become values: one value per stack, labels and sample type of a window.
+//!
+//! [`threads`] splits each thread's exact scheduler time among its sampled stacks, and weights
+//! downsampled waits. [`heap`] keeps the live objects. [`window`] holds the result.
 //!
 //! ```text
 //! let mut window = Window::new(Limits::default());
@@ -6,9 +9,10 @@
 //! window.add(&frames, &labels, SampleType::Cpu, 10_101_010.1);
 //! for entry in window.entries() { /* frames, labels, values by SampleType::index() */ }
 //! ```
-//! Keys are full (no hash stands for a stack) and bounded: what comes after the limit goes to one
-//! entry whose only frame is [`Marker::Overflow`](perfusion_model::frame::Marker::Overflow), so
-//! that sums stay right. No names of functions here.
+//! A key is the whole stack, never a hash of it. The number of keys is bounded. Values beyond the
+//! limit go to one entry whose only frame is
+//! [`Marker::Overflow`](perfusion_model::frame::Marker::Overflow), so that sums stay right. This
+//! crate knows no names of functions.
 
 pub mod chance;
 pub mod collecting;

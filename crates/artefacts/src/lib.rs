@@ -1,4 +1,5 @@
-//! The two parts that live in other worlds and travel inside this binary.
+//! The eBPF object and the shim as bytes. The program carries both, loads the one into the kernel
+//! and the other into .NET processes.
 
 /// Bytes aligned as the ELF reader wants them.
 #[repr(C, align(32))]

@@ -1,4 +1,8 @@
-//! The CLR from outside: attach, diagnostics IPC, nettrace, exact counts, metadata.
+//! The CLR from outside.
+//!
+//! [`attach`] decides which processes get the shim, loads it and speaks the diagnostics protocol.
+//! [`counts`] and [`exact`] read exact allocation counts. [`nettrace`] decodes event streams.
+//! [`metadata`], [`declared`], [`types`] and [`fields`] name types.
 
 pub mod attach;
 pub mod counts;

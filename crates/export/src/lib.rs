@@ -1,10 +1,11 @@
-//! Step 7, OUT: where finished profiles go. [`file::write`] puts one in a file, whole or not at
-//! all: all that `record` needs. The daemon hands every [`Finished`] window to any number of
-//! [`Sink`]s, one file (or folder) each.
+//! Profiles out: files, spool, OTLP, Pyroscope and object storage.
 //!
-//! A sink is called on a thread of its own. It may take as long as a local disk does; one that
-//! sends over a network puts the profile into its spool and sends from another thread, because what
-//! waits for a remote end is to be on the disk meanwhile, not in memory.
+//! [`file::write`] writes a file whole or not at all. `record` needs no more. The daemon gives each
+//! [`Finished`] window to every [`Sink`]; each sink has a module of its own.
+//!
+//! Each sink runs on a thread of its own and may take as long as a local disk does. A sink that
+//! sends over a network first writes the profile to its spool and sends from another thread. So a
+//! profile that waits for a receiver is on disk, not in memory.
 
 pub mod age;
 pub mod counts;

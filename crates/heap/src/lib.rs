@@ -1,4 +1,8 @@
-//! A heap as a graph: objects, references, roots, by events; retention paths and dominators.
+//! A managed heap as a graph of objects, references and roots.
+//!
+//! [`collect`] asks a runtime for a survey and [`walk`] reads its events into a [`graph`].
+//! [`paths`] finds what retains objects, [`dominators`] what goes when one object goes. [`text`]
+//! prints both.
 
 pub mod collect;
 pub mod dominators;

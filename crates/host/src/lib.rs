@@ -1,4 +1,8 @@
 //! What is read of processes and of the machine from outside.
+//!
+//! [`process`] has the handle of a process, guarded reads, its mappings and images, its name and
+//! service, and the table of all processes. `process::live` decides which unwind rule an address
+//! has. [`cpus`], [`system_limits`] and [`pods`] describe the machine and the node.
 
 pub mod cpus;
 pub mod io_priority;

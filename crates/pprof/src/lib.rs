@@ -1,10 +1,12 @@
-//! 6. ENCODE: a [`Window`](perfusion_aggregate::Window) and its names -> one gzipped pprof; and
-//!    back, for reports and tests.
+//! Profiles in pprof's format: built from a [`Window`](perfusion_aggregate::Window), validated,
+//! split, written, and read back, also those of other tools.
+//!
+//! [`loss`] writes and reads the comment that says what was lost.
 //!
 //! ```text
 //! symbolizer.resolve(window.frames(), &directory);
 //! let about = About { start, duration, period_ns, main_image, comments };
-//! let bytes = pprof::encode(&window, &symbolizer, &directory, &about)?;    // checked before it is returned
+//! let bytes = pprof::encode(&window, &symbolizer, &directory, &about)?; // checked before
 //! let profile = pprof::decode(&bytes)?;                                    // gunzip + validate
 //! ```
 //! - all thirteen sample types in one profile; `default_sample_type` is cpu, period and period type

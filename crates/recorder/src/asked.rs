@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 /// A question without an answer is repeated for so long; later only when its address is seen again.
-/// With the repetitions of a lost question (`source/shim/names.rs`) that stays below the six
+/// With the repetitions of a lost question (`perfusion_sources::shim`) that stays below the six
 /// seconds of docs/shim-protocol.md for shims that are not told when it was.
 const FRESH: Duration = Duration::from_secs(2);
 /// Entries from which on the old ones are looked for.

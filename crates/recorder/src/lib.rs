@@ -1,5 +1,8 @@
-//! Joins the stages: the only folder that knows all of them. [`Recording`] owns the two threads of
-//! one recording; see docs/architecture.md for why there are two.
+//! Joins the steps into one recording: events, order, stacks, names, values, windows.
+//!
+//! [`Recording`] owns the two threads of a recording: [`collector`] drains the sources,
+//! [`processor`] does the rest. `processor::cut` closes a window. docs/architecture.md says why
+//! there are two threads. `record`, `dump`, `leaks` and the daemon use this crate alike.
 
 mod asked;
 pub mod backlog;

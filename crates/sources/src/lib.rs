@@ -1,6 +1,6 @@
-//! 1. EVENTS IN. What a record looked like in the kernel's or a shim's ring stays in [`kernel`] and
-//!    [`shim`]. They make [`Event`](perfusion_model::event::Event)s of it, and [`order`] sorts
-//!    these by time. No symbols, no procfs here.
+//! Events in. [`kernel`] loads the probes and reads their ring. [`shim`] finds the shims' rings,
+//! reads them and detaches shims. Both turn records into
+//! [`Event`](perfusion_model::event::Event)s, and [`order`] sorts these by time.
 
 pub mod kernel;
 pub mod launch;

@@ -1,15 +1,15 @@
-//! 4. NAMES: [`FrameKey`] -> [`Symbol`], once per distinct frame.
+//! Addresses to names: each [`FrameKey`] gets one [`Symbol`].
 //!
 //! ```text
 //! let mut symbolizer = Symbolizer::default();
-//! if symbolizer.wants_answer(frame) { /* ask the shim of its process about the frame's start */ }  // when first seen
-//! symbolizer.observe(process, &shim_event);              // Method, NoMethod, CodeUnloaded; others are ignored
-//! symbolizer.resolve(window.frames(), &directory);       // at the window's end: one batch per image
-//! let symbol = symbolizer.symbol(frame);                 // total: what has no name says what it is, never a wrong name
+//! if symbolizer.wants_answer(frame, true) { /* ask the shim of its process */ } // when first seen
+//! symbolizer.observe(process, &shim_event); // methods, and code that was unloaded
+//! symbolizer.resolve(window.frames(), &directory); // at the window's end, one batch per image
+//! let symbol = symbolizer.symbol(frame); // always answers, and never with a wrong name
 //! ```
-//! [`ImageResolver`] is what this stage must be told about processes and files; the process table
-//! implements it. blazesym is used in `kernel.rs` and `native.rs` only. Every frame that could not
-//! be named is counted by reason ([`Symbolizer::counters`]).
+//! [`ImageResolver`] is what this step must know about processes and files. The process table
+//! implements it. Only `kernel.rs` and `native.rs` use blazesym. Frames without a name are counted
+//! by reason ([`Symbolizer::counters`]).
 
 mod image_resolver;
 pub mod kernel;

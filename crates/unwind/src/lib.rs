@@ -1,7 +1,9 @@
-//! Exact stacks: (unwind data, PC) → rule, and the finisher that obeys the rules from a captured
-//! context down to the thread's start. Pure: bytes come in through [`TargetMemory`] and
-//! [`managed::PeImage`], nothing here knows procfs, eBPF or where files are, and no input, however
-//! hostile, makes it panic or work without bound.
+//! Exact stacks. [`eh_frame`] and [`managed`] turn unwind data and an address into a rule.
+//! [`finish`] is the user-space unwinder: it follows the rules from captured registers to the
+//! thread's start.
+//!
+//! This crate is pure. Bytes come in through [`TargetMemory`] and [`managed::PeImage`]. It knows no
+//! procfs, no eBPF and no paths of files. No input makes it panic or work without bound.
 
 pub mod aarch64;
 pub mod eh_frame;

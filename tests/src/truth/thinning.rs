@@ -2,7 +2,7 @@
 //! the profile states, as often as it says?
 //!
 //! Estimator: a kept wait stands for 1/p; a thread's estimates then share its exact waiting time T
-//! (Beale's ratio estimator, daemon/src/aggregate/threads.rs). The standard error is in the label
+//! (Beale's ratio estimator, crates/aggregate/src/threads.rs). The standard error is in the label
 //! `wait_stderr` of each row. The rows of one place differ by who woke the thread; their errors are
 //! added as if independent. Truth: the program's own account of its naps, of which the profile
 //! should have the same share.

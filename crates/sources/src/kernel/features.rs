@@ -53,7 +53,7 @@ const SYS_ADMIN: Capability = Capability { bit: 21, name: "CAP_SYS_ADMIN" };
 const CHECKPOINT_RESTORE: Capability = Capability { bit: 40, name: "CAP_CHECKPOINT_RESTORE" };
 /// What files of other users allow only to them: the directories below /proc/PID, for which
 /// CAP_DAC_READ_SEARCH is enough, and connecting to the diagnostics socket, for which it is not.
-/// The daemon leaves that to a helper (attach/helper.rs).
+/// The daemon leaves that to a helper (`perfusion_dotnet::attach::helper`).
 const DAC_OVERRIDE: Capability = Capability { bit: 1, name: "CAP_DAC_OVERRIDE" };
 const DAC_READ_SEARCH: Capability = Capability { bit: 2, name: "CAP_DAC_READ_SEARCH" };
 /// Addresses in `/proc/kallsyms` (`kallsyms_show_value`).

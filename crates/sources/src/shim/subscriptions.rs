@@ -92,7 +92,7 @@ impl Subscriptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The number of the recorder its region is made for (`profiler_protocol::load::number`); see
-    /// `source/shim/registry.rs`.
+    /// `registry`.
     pub owner: u64,
     /// True to attach to a process that has too little memory left for the shim.
     pub force: bool,
