@@ -112,7 +112,8 @@ impl Held {
     fn more_than(&self, before: &Self) -> Vec<String> {
         let kinds = self.descriptors.iter().map(|(kind, count)| {
             let most = match kind.as_str() {
-                // One of each thread that reads what others may hold up (`process/guarded_io.rs`).
+                // One of each thread that reads what others may hold up
+                // (`host::process::guarded_io`).
                 SCHEDSTAT => self.threads,
                 _ => before.descriptors.get(kind).copied().unwrap_or(0) + 1,
             };

@@ -1,6 +1,6 @@
 //! Dispatch of `cargo xtask …`: every development command that is not plain cargo. Depends on no
-//! member of the workspace, so that it builds in seconds on a bare machine. What a command does
-//! lives in the module of its name.
+//! member of the workspace but `ebpf-common`, so that it builds in seconds on a bare machine. What
+//! a command does lives in the module of its name.
 
 mod apiserver;
 mod bench;

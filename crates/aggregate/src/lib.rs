@@ -11,8 +11,7 @@
 //! ```
 //! A key is the whole stack, never a hash of it. The number of keys is bounded. Values beyond the
 //! limit go to one entry whose only frame is
-//! [`Marker::Overflow`](perfusion_model::frame::Marker::Overflow), so that sums stay right. This
-//! crate knows no names of functions.
+//! [`Marker::Overflow`](perfusion_model::frame::Marker::Overflow), so that sums stay right.
 
 pub mod chance;
 pub mod collecting;

@@ -18,8 +18,8 @@
 //! A ratio of two estimates is biased when few waits were kept: of 5 at two places, one with waits
 //! three times as long, the share of the short ones came out 6 points above a true 25, of 70 still
 //! 0.3. Two things against it: the probe keeps the first waits of every thread, so that some 64
-//! stand behind every ratio (`ebpf-probes/src/coin.rs`), and Beale's correction takes off what is
-//! left to first order.
+//! stand behind every ratio (`ebpf-probes/src/sampler.rs`), and Beale's correction takes off what
+//! is left to first order.
 
 use super::recent::Recent;
 use foldhash::HashMap;
@@ -986,8 +986,8 @@ mod tests {
     }
 
     /// Threads with 60 waits each, of which a coin of 1 in 1000 and a chance of 32 in n for the
-    /// n-th (less than `ebpf-probes/src/coin.rs` gives) keep some 52. No thread's estimate is much
-    /// worth, but those of 4000 must not all err on the same side.
+    /// n-th (less than `ebpf-probes/src/sampler.rs` gives) keep some 52. No thread's estimate is
+    /// much worth, but those of 4000 must not all err on the same side.
     #[test]
     fn estimates_from_few_waits_are_not_all_wrong_in_the_same_direction() {
         let mut random = 88_172_645_463_325_252u64;

@@ -174,7 +174,7 @@ impl Hash for PodLabels {
     }
 }
 
-/// What samples of a process show of what it publishes (`process::published`).
+/// What samples of a process show of what it publishes (`host::process::published`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublishedLabels {
     /// Whose it is.
@@ -221,7 +221,7 @@ impl SpanLabels {
 }
 
 /// Stands for what a thread was called, among what its samples are counted by; 0 for no name
-/// (`run::names`).
+/// (`recorder::names`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct NameId(pub u32);
 

@@ -1,7 +1,6 @@
-//! What a process costs the daemon: the CPU time that what is told of it takes. To look at this
-//! thread's clock costs a part of what most events cost, so that some are measured, which chance
-//! chooses, and stand for the others. Look-ups into files are rare and may take a thousand times as
-//! long: these are always measured (`process::budget`), and are left out here.
+//! The CPU time that the daemon spends on each process. Reading the thread's clock costs about as
+//! much as handling an event. So a random part of the events is measured and stands for all.
+//! Look-ups into files are always measured (`host::process::budget`) and are not counted here.
 
 use perfusion_host::process::ProcessTable;
 use perfusion_host::process::budget::cpu_time;

@@ -1,7 +1,6 @@
-//! Brings the shim into every .NET process of a recording: those that are there when it begins, and
-//! those that come while it lasts, such as the children of a process that was named. Which these
-//! are the pipeline says, which sees their mappings. One thread, beside the recording; it looks a
-//! few times a second.
+//! Brings the shim into every .NET process of a recording: those that exist at its start, and those
+//! that begin later, such as children. The processor recognises them by their mappings. This runs
+//! on one thread beside the recording and looks a few times a second.
 
 use super::Watcher;
 use perfusion_dotnet::attach::place;

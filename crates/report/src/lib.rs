@@ -3,7 +3,8 @@
 //! ```text
 //! let profile = report::load(path)?;
 //! let (profile, windows) = report::load_all(&[one, another], false, None)?;
-//! print!("{}", report::top::table(&profile, "cpu", &report::top::Options { limit: 10, ..Default::default() })?);
+//! let options = report::top::Options { limit: 10, ..Default::default() };
+//! print!("{}", report::top::table(&profile, "cpu", &options)?);
 //! print!("{}", report::types::table(&profile, "alloc_space", &report::top::Options::default()));
 //! print!("{}", report::collections::table(&profile, &report::top::Options::default()));
 //! report::folded::write(&profile, "blocked", &View::default(), &mut std::io::stdout())?;

@@ -8,7 +8,8 @@
 //! caller.ip  = [CFA + o]                     Saved::AtCfa(o)
 //!            = [r[b] + o]                    Saved::AtRegister { base: b, offset: o }
 //!            = r[n]                          Saved::InRegister(n)
-//! caller.r[i] the same three, or r[i] (Saved::Same), CFA + o (Saved::CfaPlus(o)), or not known (Saved::Lost)
+//! caller.r[i] the same three, or r[i] (Saved::Same), or CFA + o (Saved::CfaPlus(o)), or not known
+//!             (Saved::Lost)
 //! ```
 //! The signature of a return address (pointer authentication) is taken off.
 

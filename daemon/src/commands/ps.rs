@@ -63,7 +63,7 @@ impl Daemon {
 pub struct Row {
     /// Pid in the initial namespace.
     pub pid: u32,
-    /// Its name (`process::name`).
+    /// Its name (`host::process::name`).
     pub name: String,
     /// Command line, arguments joined by spaces, at most 256 bytes; empty when it cannot be read.
     pub command: String,

@@ -1,6 +1,6 @@
 //! The pods of this node: who they are, for rules, names of services and labels. Known from the
 //! directories the kubelet keeps their logs in (`logs`: namespaces and names), or from the API
-//! server (`api`: containers, labels and annotations, too), and kept in one table (`pods`).
+//! server (`api`: containers, labels and annotations, too), and kept in one table (`host::pods`).
 
 pub mod api;
 pub mod logs;

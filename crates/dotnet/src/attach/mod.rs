@@ -1,5 +1,5 @@
 //! Brings the shim into a process and out of it again: [`attach()`] for a running one,
-//! [`launch::launch`] for one that is about to start, `port` has one wait at its start for us.
+//! [`launch::launch`] for one that is about to start.
 //! `policy` decides whether it can be done, `place` puts the library where the process can load it,
 //! `ipc` talks to its runtime, `helper` has the right to do so with other users' where the daemon
 //! has it not. Nothing here stops, signals or traces the process; each wait for it has a deadline.
@@ -160,8 +160,8 @@ impl AttachError {
         matches!(self, Self::Ended { .. } | Self::Ipc(_) | Self::NoRegion { .. })
     }
 
-    /// A file of the process's in `/proc` that could not be read. What `process/guarded_io.rs` does
-    /// not wait for any longer can be read another time.
+    /// A file of the process's in `/proc` that could not be read. What `host::process::guarded_io`
+    /// does not wait for any longer can be read another time.
     pub fn unread(pid: u32, file: &'static str, source: Errno) -> Self {
         match source {
             Errno::TIMEDOUT => Self::HeldUp { pid, what: format!("reading /proc/{pid}/{file}") },
@@ -303,7 +303,7 @@ fn wait_until_attachable(target: &ProcessHandle, give_up: &AtomicBool) -> Result
 }
 
 /// What `look` finds in `/proc`. On a machine that has no CPU to spare a read may not be over when
-/// it is not waited for any longer (`process/guarded_io.rs`): it is tried again.
+/// it is not waited for any longer (`host::process::guarded_io`): it is tried again.
 fn look<T>(
     pid: u32,
     timeout: Duration,

@@ -1,7 +1,7 @@
 //! Exact mode (`record --exact`): the tables in which started processes count every object of
 //! theirs. `table` reads one as hostile input, [`Account`] is what came of it and the JSON file,
-//! `summary` prints that for a person, `merge` puts it into the profile. Who opens the tables is
-//! `source/shim`, which knows the processes; it keeps them as [`ExactTables`].
+//! `report::exact_summary` prints that for a person, `report::exact_merge` puts it into the
+//! profile. `sources::shim` opens the tables and keeps them as [`ExactTables`].
 
 pub mod table;
 

@@ -1,5 +1,5 @@
-//! Which container and pod a process runs in: the 64 hexadecimal digits that every runtime puts
-//! into the name of a container's cgroup, and the uid that the kubelet puts into that of a pod's.
+//! The container and pod of a process, from the names of its cgroups. Container runtimes put 64
+//! hexadecimal digits into the name; the kubelet puts the pod's uid there.
 
 use std::fs::File;
 use std::io::Read as _;

@@ -415,7 +415,7 @@ impl ProcessHandle {
     }
 
     /// The same of a regular file for reading, which its file system may hold up
-    /// (`process/guarded_io.rs`).
+    /// (`host::process::guarded_io`).
     ///
     /// # Errors
     /// The system call's; `TimedOut` where it is held up, `InvalidInput` where it is no regular
@@ -463,7 +463,7 @@ pub fn open_below(root: &OwnedFd, path: &Path, flags: OFlags) -> Result<OwnedFd,
 }
 
 /// The system's error number of an I/O error; ETIMEDOUT for a call that was not waited for any
-/// longer (`process/guarded_io.rs`), EIO for another one that has none.
+/// longer (`host::process::guarded_io`), EIO for another one that has none.
 pub fn errno(error: &io::Error) -> Errno {
     let without = if error.kind() == ErrorKind::TimedOut { Errno::TIMEDOUT } else { Errno::IO };
     Errno::from_io_error(error).unwrap_or(without)

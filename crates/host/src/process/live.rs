@@ -8,7 +8,7 @@ use super::guarded_io::{Holder, wait_for};
 use super::images::{Elsewhere, Images};
 use super::mapping::{FileKey, Mapping, Mappings, Region, Replaced, parse_maps_line};
 use super::memory::{MAX_MAPS_BYTES, ProcessMemory};
-use super::rule_update::{self, Lessons, RuleUpdate};
+use super::rule_update::{self, RuleUpdate, RuleUpdates};
 use super::{ImageError, ProcessError};
 use crate::process::seed::still_sleeps;
 use foldhash::{HashMap, HashMapExt as _};
@@ -304,7 +304,7 @@ impl Process {
     }
 
     /// Forgets where its code is, until it is read anew.
-    pub(super) fn drop_mappings(&mut self, lessons: &mut Lessons) {
+    pub(super) fn drop_mappings(&mut self, lessons: &mut RuleUpdates) {
         self.clear_caches(lessons);
         (self.mappings, self.images, self.in_doubt) = (Arc::default(), HashMap::new(), true);
     }
@@ -324,7 +324,7 @@ impl Process {
 
     /// Drops remembered steps and bodies. The probes' rules go with them: one that is not
     /// remembered could not be taken back. What they have walked by them still holds.
-    pub(super) fn clear_caches(&mut self, lessons: &mut Lessons) {
+    pub(super) fn clear_caches(&mut self, lessons: &mut RuleUpdates) {
         self.walked.clear();
         self.steps.clear();
         while let Some((start, known)) = self.bodies.pop_first() {
@@ -402,14 +402,14 @@ impl Process {
     }
 
     /// The probes are to walk no more of its stacks by the rules they know.
-    pub(super) fn close_space(&mut self, lessons: &mut Lessons) {
+    pub(super) fn close_space(&mut self, lessons: &mut RuleUpdates) {
         if self.space.take().is_some() {
             lessons.push(RuleUpdate::NoSpace { pid: self.pid });
         }
     }
 
     /// Has the probes forget what was unlearned.
-    pub(super) fn take_back(&mut self, lessons: &mut Lessons) {
+    pub(super) fn take_back(&mut self, lessons: &mut RuleUpdates) {
         if std::mem::take(&mut self.is_replaced) && !self.unlearned.is_empty() {
             self.is_taken_back = true;
             lessons.touches(self.pid);
@@ -680,7 +680,7 @@ pub(super) struct View<'a> {
     pub(super) images: &'a mut Images,
     pub(super) rules: &'a mut HashSet<Arc<Rule>>,
     pub(super) counters: &'a mut Counters,
-    pub(super) lessons: &'a mut Lessons,
+    pub(super) lessons: &'a mut RuleUpdates,
     pub(super) common: &'a mut Common,
     pub(super) now: Instant,
     /// Whether the probes ask: they are taught the rules of the frames they handed over.
@@ -1405,7 +1405,7 @@ mod tests {
             process.steps.insert(key, CachedStep { step: step.clone(), checked: None, taught });
         }
         process.space = Some(1);
-        let (mut counters, mut lessons) = (Counters::default(), Lessons::default());
+        let (mut counters, mut lessons) = (Counters::default(), RuleUpdates::default());
         let mut view = View {
             process: &mut process,
             images: &mut Images::default(),
@@ -1495,7 +1495,7 @@ mod tests {
         let starts: Vec<u64> = (1..=2 * BODIES_AT_ONCE as u64).map(|n| n << 12).collect();
         starts.iter().for_each(|start| drop(process.bodies.insert(*start, known(*start))));
         let (images, rules) = (&mut Images::default(), &mut HashSet::new());
-        let (counters, lessons) = (&mut Counters::default(), &mut Lessons::default());
+        let (counters, lessons) = (&mut Counters::default(), &mut RuleUpdates::default());
         let (process, common) = (&mut process, &mut Common::default());
         let (now, teaching) = (looked + RECHECK, Teaching::Off);
         let mut view =
@@ -1548,7 +1548,7 @@ mod tests {
                 .insert(place(pc, false), CachedStep { step, checked: Some(looked), taught: None });
         }
         let (images, rules) = (&mut Images::default(), &mut HashSet::new());
-        let (counters, lessons) = (&mut Counters::default(), &mut Lessons::default());
+        let (counters, lessons) = (&mut Counters::default(), &mut RuleUpdates::default());
         let (process, common) = (&mut process, &mut Common::default());
         let (now, teaching) = (looked + RECHECK, Teaching::Off);
         let mut view =
@@ -1588,7 +1588,7 @@ mod tests {
             CachedStep { step: step.clone(), checked: Some(looked), taught: Some(MonotonicNs(0)) };
         process.steps.insert(place(pc, false), cached);
         let (images, rules) = (&mut Images::default(), &mut HashSet::new());
-        let (counters, lessons) = (&mut Counters::default(), &mut Lessons::default());
+        let (counters, lessons) = (&mut Counters::default(), &mut RuleUpdates::default());
         let (process, common) = (&mut process, &mut Common::default());
         let (now, teaching) = (looked + RECHECK, Teaching::Off);
         let mut view =

@@ -1,6 +1,5 @@
-//! Second stage, WHO: a live view of processes with their epochs, mappings and mapped files, and
-//! the stacks of their threads finished by `unwind`. The only folder that reads procfs. No symbols
-//! here.
+//! A live view of processes: their epochs, mappings and mapped files. It finishes the stacks of
+//! their threads with the crate `unwind`. No symbols here.
 
 pub mod aftermath;
 pub mod budget;

@@ -47,16 +47,16 @@ pub enum RuleUpdate {
     },
 }
 
-/// Lessons that wait to be taken to the probes.
+/// RuleUpdates that wait to be taken to the probes.
 #[derive(Debug, Default)]
-pub(super) struct Lessons {
+pub(super) struct RuleUpdates {
     pending: Vec<RuleUpdate>,
     /// Processes that wait to be told that their lessons have arrived.
     touched: HashSet<u32>,
     last_space: u32,
 }
 
-impl Lessons {
+impl RuleUpdates {
     /// A number no address space has had. 0, which the probes use for none, is left out.
     pub(super) fn new_space(&mut self) -> u32 {
         self.last_space = self.last_space.checked_add(1).unwrap_or(1);

@@ -15,7 +15,7 @@ use super::live::{Process, Program, Teaching, View, read_maps};
 use super::mapping::{FileKey, Mapping, Mappings, Region, Replaced};
 use super::name::ProcessName;
 use super::published;
-use super::rule_update::{Lessons, RuleUpdate};
+use super::rule_update::{RuleUpdate, RuleUpdates};
 use super::spans::Found;
 use super::thread_variable::ThreadVariable;
 use crate::process::handle::ProcessHandle;
@@ -145,7 +145,7 @@ pub struct ProcessTable {
     cached: usize,
     /// At least the memory all mappings take.
     mapping_bytes: usize,
-    pub(super) lessons: Lessons,
+    pub(super) lessons: RuleUpdates,
     /// The probes walk nothing, so there is nobody to be taught.
     copies_only: bool,
     pub(super) common: Common,
@@ -1439,7 +1439,7 @@ mod tests {
         let mut learn = |process: &mut Process, start: u64, method: u64| {
             let body = JitBody::without_entries(start..start + 0x100, method);
             let (images, rules, counters) = (&mut images, &mut rules, &mut counters);
-            let (lessons, common) = (&mut Lessons::default(), &mut Common::default());
+            let (lessons, common) = (&mut RuleUpdates::default(), &mut Common::default());
             let (now, teaching) = (Instant::now(), Teaching::Off);
             View { process, images, rules, counters, lessons, common, now, teaching, asleep: None }
                 .learn(body);
@@ -1450,16 +1450,16 @@ mod tests {
         assert!(process.bodies.is_empty());
         assert_eq!(learn(&mut process, 0x1000, 1), 1);
         // What was dropped to save room is the same code when it is there again,
-        process.clear_caches(&mut Lessons::default());
+        process.clear_caches(&mut RuleUpdates::default());
         assert_eq!(learn(&mut process, 0x1000, 1), 1);
         // unless it was unloaded meanwhile,
-        process.clear_caches(&mut Lessons::default());
+        process.clear_caches(&mut RuleUpdates::default());
         process.forget(&(0x1000..0x1010));
         assert_eq!(learn(&mut process, 0x1000, 1), 2);
         // or it is another method's, or was covered by one.
-        process.clear_caches(&mut Lessons::default());
+        process.clear_caches(&mut RuleUpdates::default());
         assert_eq!(learn(&mut process, 0x1000, 2), 3);
-        process.clear_caches(&mut Lessons::default());
+        process.clear_caches(&mut RuleUpdates::default());
         assert_eq!(learn(&mut process, 0xf80, 3), 0);
         assert_eq!(learn(&mut process, 0x1000, 2), 4);
         // Not even when very many were dropped.

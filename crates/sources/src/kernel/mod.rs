@@ -1,6 +1,6 @@
 //! The kernel as a source: a CPU sampler and the scheduler's tracepoints as eBPF programs, and
-//! perf's own records of processes and mappings. [`KernelSource`] is all the rest of the daemon
-//! sees; when it is dropped nothing is left in the kernel.
+//! perf's own records of processes and mappings. When [`KernelSource`] is dropped, nothing is left
+//! in the kernel.
 
 pub mod btf;
 mod cpus;

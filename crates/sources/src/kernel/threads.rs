@@ -1,7 +1,6 @@
-//! Times of all threads at one moment, in two steps: the entries of the probes' map are read at
-//! once ([`ThreadTable::look`]); what /proc says of those that no event has told of for long is
-//! asked later ([`ThreadTable::confirm`]), because it takes a hundred times as long, and in that
-//! time nobody should have to wait who drains rings.
+//! Times of all threads at one moment, in two steps. [`ThreadTable::look`] reads the probes' map at
+//! once. [`ThreadTable::confirm`] later asks /proc about threads without recent events. That takes
+//! a hundred times as long, and the thread that drains rings must not wait for it.
 //!
 //! Events do not tell all. The kernel hides some switches (seen on 6.18 guests). A thread that
 //! leaves the selection, because its process becomes another program or goes to another cgroup, has

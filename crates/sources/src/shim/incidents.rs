@@ -1,6 +1,6 @@
-//! How many exceptions and contentions a runtime told its shim of. The shim counts each before
-//! chance chooses which are told of with a stack, so these numbers are exact, and the columns of a
-//! profile are made to sum to them.
+//! How many exceptions and contentions a runtime reported to its shim. The shim counts them before
+//! chance chooses which get a stack. So the numbers are exact, and the profile's columns are scaled
+//! to them.
 
 use super::ShimSource;
 use perfusion_model::event::IncidentCounts;

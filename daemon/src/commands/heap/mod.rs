@@ -1,8 +1,9 @@
 //! `perfusion heap`: what is in the managed heap of a running process, and what holds it.
 //!
 //! ```text
-//! collect (two event sessions) ─► nettrace (blocks → events) ─► walk (`types`, roots) ─► graph ─► paths ─► print, profile ─► diff
-//!                     declared (classes of static fields and around nested types, by metadata) ─┘   └─► dominators
+//! collect (two event sessions) ─► nettrace (blocks → events) ─► walk (types, roots) ─► graph
+//! graph ─► paths, dominators ─► text, survey_profile ─► survey_diff
+//! declared (classes of static fields and around nested types, by metadata) ─► names of types
 //! ```
 //! Why the runtime's events and not the shim: docs/adr/0007-heap-by-events.md.
 
