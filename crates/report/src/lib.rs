@@ -20,6 +20,7 @@ pub mod flame;
 pub mod folded;
 mod foreign;
 pub mod groups;
+pub mod leaks;
 #[cfg(test)]
 mod odd;
 pub mod stacks;

@@ -1,21 +1,13 @@
 //! `perfusion leaks`: what stays in memory, by type and allocation stack, over several moments: a
 //! leak, a cache, steady, or too early to tell. Moments come from a running process, or from
-//! profiles of it. `snapshot` reads what was alive, `series` finds the moments of each process,
-//! `judge` compares them, `print` shows.
+//! profiles of it. `perfusion_report::leaks` judges and prints them.
 
-pub mod judge;
-mod print;
-pub mod series;
-pub mod snapshot;
-
-use self::snapshot::Process;
 use crate::cli::{self, exit};
 use crate::commands::heap::held::{self, Bounds};
 use crate::commands::heap::{WATCHED, check_surveyable};
 use crate::commands::target::{check_managed, check_target};
 use crate::end_signals::end_on_signal;
 use crate::error::{Error, say};
-use judge::{Judgement, Moment, judge};
 use perfusion_dotnet::attach;
 use perfusion_host::process::aftermath::{Aftermath, Death};
 use perfusion_host::process::handle::ProcessHandle;
@@ -26,14 +18,16 @@ use perfusion_pprof::proto::Profile;
 use perfusion_pprof::{self, About, LOSS_PREFIX};
 use perfusion_recorder::loss::{self, Before};
 use perfusion_recorder::processor::Processor;
+use perfusion_report::leaks::series::stretches;
+use perfusion_report::leaks::snapshot::{Places, Process, Snapshot};
+use perfusion_report::leaks::{
+    Held, Holders, MOMENTS, NoHolders, findings, judge, print, snapshot,
+};
 use perfusion_report::{self, ReportError};
 use perfusion_sources::order::Order;
 use perfusion_sources::shim::{Settings, Subscriptions};
 use perfusion_sources::shim::{ShimSource, same};
-use series::{Stretch, stretches};
-use snapshot::{Group, Place, Places, Snapshot};
-use std::collections::{HashMap, HashSet};
-use std::fmt;
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,23 +39,11 @@ const ROUND: Duration = Duration::from_millis(5);
 const LEAVE_SOON: Duration = Duration::from_millis(700);
 /// Between looks at whether the library is still there.
 const STILL_THERE: Duration = Duration::from_secs(2);
-/// Most moments that are compared; and of a process that is watched, that are kept, with this many
-/// groups of like objects in all (some 100 MB). Of more every second one goes.
-const MOMENTS: usize = 256;
+/// Most groups of like objects that are kept of a process that is watched, in at most [`MOMENTS`]
+/// moments (some 100 MB). Of more every second moment goes.
 const CELLS: usize = 2 << 20;
 /// So many are kept whatever they take.
 const FEWEST_MOMENTS: usize = 16;
-
-/// One place and what is thought of it.
-#[derive(Clone, Debug)]
-pub struct Finding {
-    /// Where the objects come from.
-    pub place: Arc<Place>,
-    /// What was alive at the last moment.
-    pub last: Group,
-    /// The judgement.
-    pub judgement: Judgement,
-}
 
 /// `perfusion leaks`.
 ///
@@ -94,52 +76,6 @@ pub fn leaks(options: &cli::Leaks, quiet: bool) -> Result<u8, Error> {
         (None, Some(Err(NoHolders::Failed(_)))) => Ok(exit::OTHER),
         _ => Ok(0),
     }
-}
-
-/// Judges every place of the snapshots by the moments of its process: leaks first, then by bytes.
-#[must_use]
-pub fn findings(snapshots: &[Snapshot], stretches: &HashMap<Process, Stretch>) -> Vec<Finding> {
-    let none = Group::default();
-    let mut places = HashSet::new();
-    for stretch in stretches.values() {
-        places.extend(
-            stretch
-                .moments
-                .iter()
-                .filter_map(|at| snapshots.get(*at))
-                .flat_map(|of| of.groups.keys()),
-        );
-    }
-    let finding = |place: &Arc<Place>| {
-        let process = (place.pid, place.process.clone());
-        let stretch = stretches.get(&process);
-        let watched = stretch.map_or(&[][..], |stretch| &stretch.moments);
-        let moments: Vec<Moment<'_>> = evenly(watched.len(), MOMENTS)
-            .filter_map(|at| snapshots.get(*watched.get(at)?))
-            .map(|snapshot| Moment {
-                at_s: snapshot.at_s,
-                proven_at_s: snapshot.proven_at_s.get(&process).copied(),
-                group: snapshot.groups.get(place).unwrap_or(&none),
-            })
-            .collect();
-        let last = moments.last().map(|moment| moment.group.clone()).unwrap_or_default();
-        Finding { place: Arc::clone(place), last, judgement: judge(&moments) }
-    };
-    let mut findings: Vec<Finding> = places.into_iter().map(finding).collect();
-    let rank = |finding: &Finding| (finding.judgement.minor, finding.judgement.verdict);
-    findings.sort_by(|a, b| {
-        rank(a)
-            .cmp(&rank(b))
-            .then_with(|| b.last.bytes().total_cmp(&a.last.bytes()))
-            .then_with(|| a.place.cmp(&b.place))
-    });
-    findings
-}
-
-/// Of `all` moments, `most`, the first and the last among them: those compared pairwise.
-fn evenly(all: usize, most: usize) -> impl Iterator<Item = usize> {
-    let shown = all.min(most);
-    (0..shown).map(move |at| if shown < 2 { 0 } else { at * (all - 1) / (shown - 1) })
 }
 
 /// Forgets every second moment when there are too many, but not the last one; true when it did.
@@ -269,52 +205,12 @@ impl Watch {
     }
 }
 
-/// What holds the objects that were seen, or why that is not known.
-type Held = Result<Holders, NoHolders>;
-
-/// Why it is not known what holds objects, for people.
-#[derive(Debug)]
-enum NoHolders {
-    /// Nobody looked, because somebody ended the command before.
-    NotAsked(String),
-    /// It was asked for.
-    Failed(String),
-}
-
-impl From<String> for NoHolders {
-    fn from(why: String) -> Self {
-        Self::Failed(why)
-    }
-}
-
-impl From<&str> for NoHolders {
-    fn from(why: &str) -> Self {
-        Self::Failed(why.to_owned())
-    }
-}
-
-impl fmt::Display for NoHolders {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Self::NotAsked(why) | Self::Failed(why)) = self;
-        f.write_str(why)
-    }
-}
-
 /// What a process was seen to have.
 struct Watched {
     snapshots: Vec<Snapshot>,
     holders: Option<Held>,
     /// It ended soon after it was asked for a survey.
     death: Option<Death>,
-}
-
-/// What holds the objects that were seen.
-#[derive(Debug)]
-struct Holders {
-    survey: perfusion_heap::held::Held,
-    /// The handles that watch those of each place; and how many watched one that lived, or another
-    /// by then, and were given up before that was sure.
-    handles: HashMap<Place, (Vec<u64>, usize)>,
 }
 
 /// Attaches to a process and looks at what is alive once a window.

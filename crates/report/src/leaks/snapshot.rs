@@ -1,12 +1,12 @@
 //! What was alive at one moment, by process, type and allocation stack: read from a profile.
 
+use crate::stacks::{Kind, Stacks};
 use perfusion_aggregate::heap::{SAMPLED_BYTE_PROBABILITY, has_survived};
 use perfusion_model::labels::HANDLE;
 use perfusion_model::text::clean;
 use perfusion_pprof::INUSE_NOT_AVAILABLE;
 use perfusion_pprof::loss;
 use perfusion_pprof::proto::{Profile, Sample};
-use perfusion_report::stacks::{Kind, Stacks};
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

@@ -63,7 +63,7 @@ pub fn stretches(snapshots: &[Snapshot]) -> HashMap<Process, Stretch> {
 #[cfg(test)]
 mod tests {
     use super::stretches;
-    use crate::commands::leaks::snapshot::Snapshot;
+    use crate::leaks::snapshot::Snapshot;
 
     fn window(at_s: f64, pid: i64) -> Snapshot {
         let processes = [(pid, "shop".to_owned())].into();

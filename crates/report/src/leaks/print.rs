@@ -15,7 +15,7 @@ const WAYS: usize = 3;
 const FRAMES: usize = 4;
 
 /// The whole text; at most `rows` findings.
-pub(super) fn text(
+pub fn text(
     snapshots: &[Snapshot],
     stretches: &HashMap<Process, Stretch>,
     findings: &[Finding],
@@ -280,9 +280,9 @@ fn ages(group: &Group) -> String {
 
 #[cfg(test)]
 mod tests {
-    use crate::commands::leaks::findings;
-    use crate::commands::leaks::series::stretches;
-    use crate::commands::leaks::snapshot::{Cell, Group, Place, Snapshot};
+    use crate::leaks::findings;
+    use crate::leaks::series::stretches;
+    use crate::leaks::snapshot::{Cell, Group, Place, Snapshot};
     use std::sync::Arc;
 
     /// What is printed of a type of which so many are alive at each of these seconds.

@@ -465,7 +465,7 @@ pub fn seconds(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::{FEW_COLLECTIONS, Moment, NOT_PROVEN, ONE_MOMENT, Verdict, judge};
-    use crate::commands::leaks::snapshot::{Cell, Group};
+    use crate::leaks::snapshot::{Cell, Group};
 
     /// What is seen of objects born at these seconds and alive at `now`, when so many can be
     /// watched at most.
