@@ -1,5 +1,5 @@
 //! Verdicts about leaks. [`snapshot`] reads what was alive, [`series`] finds the moments of each
-//! process, [`judge`] compares them, [`print`] shows the result.
+//! process, [`mod@judge`] compares them, [`mod@print`] shows the result.
 
 pub mod judge;
 pub mod print;
