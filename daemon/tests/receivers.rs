@@ -75,7 +75,7 @@ const LIMIT: usize = 24_000;
 /// For one attempt.
 const TIMEOUT: Duration = Duration::from_secs(1);
 /// Until all that can arrive has arrived.
-const PATIENCE: Duration = Duration::from_secs(150);
+const WAIT_LIMIT: Duration = Duration::from_secs(150);
 
 fn cases() -> Vec<Case> {
     let http = [
@@ -408,7 +408,7 @@ fn run(case: Case) -> Result<(), String> {
         }
         let is_tried = value >= 30 && counter(&*sink, "retries") >= 4;
         let done = value >= 9 && waiting(&*sink) == 0 || is_tried && !has_its_end;
-        if done || began.elapsed() > PATIENCE {
+        if done || began.elapsed() > WAIT_LIMIT {
             break;
         }
         std::thread::sleep(Duration::from_millis(20));

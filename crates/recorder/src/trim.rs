@@ -1,13 +1,11 @@
-//! Free memory goes back to the kernel. Events are made by one thread and freed by the other, so
-//! that what a burst of them has taken lies scattered between what stays; glibc gives back the end
-//! of a heap only, unless it is asked.
+//! Gives free memory back to the kernel. One thread makes events and another frees them, so the
+//! memory of a burst lies scattered. glibc gives back only the end of a heap, unless it is asked.
 
-/// Has all threads share a few heaps, and has what is large mapped by itself, before there is any.
-/// glibc makes up to eight heaps for each CPU, and whoever starts threads again and again, as each
-/// recording does, ends with garbage and something that stays in each of them (seen: 116 MiB
-/// resident of which 6 were in use). And after the first large buffer that is freed it takes those
-/// up to that size from the heaps (mallopt(3), `M_MMAP_THRESHOLD`), where they stay between what is
-/// in use: tables and encoded profiles of each window.
+/// Makes all threads share a few heaps, and maps large buffers one by one. To be called before
+/// there is a second thread. glibc makes up to eight heaps per CPU. A program that keeps starting
+/// threads leaves garbage in each (seen: 116 MiB resident, 6 in use). After the first large buffer
+/// is freed, glibc takes buffers up to that size from the heaps (mallopt(3), `M_MMAP_THRESHOLD`).
+/// There they lie between memory in use.
 #[cfg(target_env = "gnu")]
 pub fn prepare() {
     // mallopt(3).

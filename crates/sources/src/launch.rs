@@ -1,6 +1,6 @@
-//! Starts the program of `record -- CMD` so that it is profiled from its first instruction: the
-//! child is this program again, waits at a gate until the probes and the tables know its pid, and
-//! then becomes CMD. The pid stays the same.
+//! Starts the program of `record -- CMD` so that it is profiled from its first instruction. The
+//! child is this program. It waits at a gate until the probes and the tables know its pid, then it
+//! becomes CMD with the same pid.
 //!
 //! The gate is a socket in the place of the child's stdin. What opens it is CMD's real stdin, sent
 //! over it; a recorder that gives up, or is killed, closes it. So nothing has to be made in a file

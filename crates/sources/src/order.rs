@@ -1,10 +1,9 @@
 //! Merges the streams of all sources into one, by time, with bounded lateness.
 //!
-//! The caller drains every source once per round. A record carries the time of the event, and is
-//! published a little later (the probe copies a stack in between), so a round releases what is
-//! older than the *start of the round before it*, or than 20 ms where that is longer ago: whoever
-//! took an earlier time had as long to publish. What comes later still is passed on at once and
-//! counted as late.
+//! The caller drains every source once per round. A record has the time of its event but is
+//! published later, because the probe first copies a stack. So a round releases events older than
+//! the *start of the round before it*, or older than 20 ms if that round is longer ago. A later
+//! event is passed on at once and counted as late.
 
 use perfusion_model::event::{Event, MonotonicNs};
 

@@ -22,11 +22,11 @@ const WORKERS: usize = 4;
 const LONGEST: Duration = Duration::from_secs(30);
 /// Most threads that have been left behind and have not ended yet; with so many nothing is attached
 /// to any more.
-const MOST_LEFT_BEHIND: usize = 16;
+const MOST_ABANDONED: usize = 16;
 /// How long the end of the workers is waited for. Most attaches take a tenth of a second; one that
 /// is left alone does no harm: what it still loads finds nobody listening, goes quiet within 2 s
 /// and leaves.
-const PATIENCE: Duration = Duration::from_secs(2);
+const END_TIMEOUT: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// Who decides how long an attach takes.
@@ -47,13 +47,13 @@ impl Owner {
 }
 
 /// Threads that nobody waits for any more, and whose processes they attach to.
-struct LeftBehind(Mutex<Vec<(Owner, JoinHandle<()>)>>);
+struct Abandoned(Mutex<Vec<(Owner, JoinHandle<()>)>>);
 
 /// Those of all recordings of this process: each has workers of its own, and what holds an attach
 /// up knows nothing of that.
-static LEFT_BEHIND: LeftBehind = LeftBehind::new();
+static LEFT_BEHIND: Abandoned = Abandoned::new();
 
-impl LeftBehind {
+impl Abandoned {
     const fn new() -> Self {
         Self(Mutex::new(Vec::new()))
     }
@@ -62,7 +62,7 @@ impl LeftBehind {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|(_, thread)| !thread.is_finished());
         all.push((owner, thread));
-        if all.len() == MOST_LEFT_BEHIND {
+        if all.len() == MOST_ABANDONED {
             tracing::warn!(
                 attaches = all.len(),
                 "so many attaches are held up that no other is begun before one of them ends: file \
@@ -81,7 +81,7 @@ impl LeftBehind {
                     .to_owned(),
             );
         }
-        (all.len() >= MOST_LEFT_BEHIND).then(|| format!("each of {} other attaches", all.len()))
+        (all.len() >= MOST_ABANDONED).then(|| format!("each of {} other attaches", all.len()))
     }
 }
 
@@ -101,7 +101,7 @@ struct Running<T> {
 pub struct Workers<T> {
     start: Box<dyn Fn(u32, T) -> io::Result<JoinHandle<()>> + Send>,
     running: Vec<Running<T>>,
-    left_behind: &'static LeftBehind,
+    left_behind: &'static Abandoned,
 }
 
 impl<T: Clone + PartialEq + Send + 'static> Workers<T> {
@@ -118,7 +118,7 @@ impl<T: Clone + PartialEq + Send + 'static> Workers<T> {
     fn with(
         attach: impl Fn(u32, &T) -> Result<Attached, AttachError> + Clone + Send + 'static,
         done: impl Fn(Done<T>) + Clone + Send + 'static,
-        left_behind: &'static LeftBehind,
+        left_behind: &'static Abandoned,
     ) -> Self {
         let start = move |pid, what| {
             let (attach, done) = (attach.clone(), done.clone());
@@ -192,7 +192,7 @@ impl<T: Clone + PartialEq + Send + 'static> Workers<T> {
 
     /// Lets them end, for a while.
     pub fn stop(self) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + END_TIMEOUT;
         for Running { owner, thread, .. } in self.running {
             if let Some(thread) = join_until(deadline, thread) {
                 self.left_behind.add(owner, thread);
@@ -218,12 +218,12 @@ fn join_until(deadline: Instant, thread: JoinHandle<()>) -> Option<JoinHandle<()
 
 /// Waits for a thread that attaches as long as [`Workers::stop`] does.
 pub fn join(thread: JoinHandle<()>) {
-    join_until(Instant::now() + PATIENCE, thread);
+    join_until(Instant::now() + END_TIMEOUT, thread);
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{LeftBehind, MOST_LEFT_BEHIND, Owner, PATIENCE, Workers};
+    use super::{Abandoned, END_TIMEOUT, MOST_ABANDONED, Owner, Workers};
     use crate::attach::ipc::ProcessInfo;
     use crate::attach::{AttachError, Attached};
     use std::sync::mpsc::{Receiver, Sender, channel};
@@ -239,7 +239,7 @@ mod tests {
 
     /// Attaches to this process are over, well, when the sender says so or has gone; all others
     /// fail at once.
-    fn workers(left_behind: &'static LeftBehind) -> (Workers<&'static str>, Sender<()>, Told) {
+    fn workers(left_behind: &'static Abandoned) -> (Workers<&'static str>, Sender<()>, Told) {
         let (release, stalled) = channel::<()>();
         let (tell, told) = channel();
         let stalled = Arc::new(Mutex::new(stalled));
@@ -257,8 +257,8 @@ mod tests {
     }
 
     /// Those of a test, not of the process.
-    fn left_behind() -> &'static LeftBehind {
-        Box::leak(Box::new(LeftBehind::new()))
+    fn left_behind() -> &'static Abandoned {
+        Box::leak(Box::new(Abandoned::new()))
     }
 
     fn held_up(begun: Result<bool, AttachError>) -> String {
@@ -286,7 +286,7 @@ mod tests {
         workers.stop();
         let took = begin.elapsed();
         // Nobody ever releases it: whatever the machine does beside, that would last.
-        assert!(took >= PATIENCE && took < PATIENCE * 30, "{took:?}");
+        assert!(took >= END_TIMEOUT && took < END_TIMEOUT * 30, "{took:?}");
         // The next recording knows of it.
         held_up(self::workers(left_behind).0.begin(me, &"stalled"));
         drop(release);
@@ -321,7 +321,7 @@ mod tests {
         let left_behind = left_behind();
         let (release, stalled) = channel::<()>();
         let stalled = Arc::new(Mutex::new(stalled));
-        for number in 0..MOST_LEFT_BEHIND {
+        for number in 0..MOST_ABANDONED {
             assert_eq!(left_behind.holds_up(&Owner::of(NOBODY)), None, "{number}");
             let stalled = Arc::clone(&stalled);
             let thread = std::thread::spawn(move || {

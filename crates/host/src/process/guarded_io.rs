@@ -1,21 +1,21 @@
-//! Work that a profiled process can hold up for ever, done by threads that can be left behind.
+//! Guarded I/O: calls that a profiled process can block for ever, made by threads that can be
+//! abandoned.
 //!
-//! A page of a file comes from its file system, and that may be a process, too (FUSE), which need
-//! not answer. Whoever waits for one cannot be woken, not even by SIGKILL, and may hold the lock of
-//! the address space the page is for: then whoever reads that process's mappings or command line
-//! waits as well. So nobody who has something else to do makes such a call. It is handed to another
-//! thread and waited for a moment. When that is over the thread is left behind, to end when it can;
-//! the process or file system is not asked again before that, nor for a minute (unless it turns out
-//! that the call did not sleep: a busy machine holds calls up as well), and the next call has
-//! another thread. How long a call is waited for gets shorter with each that was given up in that
-//! time.
+//! A page of a file comes from its file system, which may be a process too (FUSE) and need not
+//! answer. A thread that waits for such a page cannot be woken, not even by SIGKILL. It may hold
+//! the lock of the page's address space. Then every reader of that process's mappings or command
+//! line waits too. So a thread with other work never makes such a call. A worker thread makes it,
+//! and the caller waits for a moment. After that the worker is abandoned, and the next call gets
+//! another one. The process or file system is not asked again until the worker has ended, nor for a
+//! minute. The minute does not apply if the call did not sleep, because a busy machine delays calls
+//! too. Each abandoned call shortens the time that the next ones may take.
 //!
-//! Who answers just in time holds the daemon up as well, so there is an account of the time that
-//! calls have slept. When that of all comes to [`MAX_HELD`] within a minute, whoever has the most
-//! of it is left alone for a minute, too; and the more are left alone, the less it takes. So one
-//! file system holds the daemon up for a few seconds a minute, and all that may be left alone
-//! together for half of the time at the most. What a call computes or has to wait for a CPU is not
-//! held against anybody here: that is work, of which each process has a share (`budget`).
+//! A server that answers just in time delays the daemon as well. So the time that calls have slept
+//! is accounted. When all calls of a minute together have slept for [`MAX_HELD`], the process or
+//! file system with the most of it is not asked for a minute either. The more of them are avoided,
+//! the less it takes. So one file system delays the daemon by a few seconds a minute, and all that
+//! may be avoided together by half of the time at most. Time that a call computes, or waits for a
+//! CPU, does not count here: each process has a share of that work (`budget`).
 
 use std::cell::{Cell, OnceCell};
 use std::collections::HashMap;
@@ -28,15 +28,15 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a call may sleep when none is held up. Pages that are swapped out take milliseconds.
-const PATIENCE: Duration = Duration::from_millis(500);
+const SLEEP_LIMIT: Duration = Duration::from_millis(500);
 /// How many times that a call is waited for that does not sleep: it computes (the list of 65,000
 /// mappings), or has no CPU to do so.
 const AT_WORK: u32 = 10;
 /// How long whoever held a call up is not asked again.
 const BARRED: Duration = Duration::from_secs(60);
-/// Most threads left behind; with so many, whatever can be held up is not done any more.
-const MAX_LEFT_BEHIND: usize = 256;
-/// How much time all calls of a minute together may have slept while nobody is left alone.
+/// Most threads abandoned; with so many, whatever can be held up is not done any more.
+const MAX_ABANDONED: usize = 256;
+/// How much time all calls of a minute together may have slept while nobody is avoided.
 const MAX_HELD: Duration = Duration::from_secs(5);
 /// How long an account goes on.
 const ACCOUNT: Duration = Duration::from_secs(60);
@@ -99,7 +99,7 @@ struct Accounts {
 }
 
 impl Accounts {
-    /// A call of `holder` has slept for so long. Who is to be left alone, when so many are already.
+    /// A call of `holder` has slept for so long. Who is to be avoided, when so many are already.
     fn add(
         &mut self,
         holder: Holder,
@@ -135,7 +135,7 @@ impl Accounts {
     }
 }
 
-/// What there is of something when so many are left alone.
+/// What there is of something when so many are avoided.
 fn share(whole: Duration, barred: usize) -> Duration {
     whole / u32::try_from(barred).unwrap_or(u32::MAX).saturating_add(1)
 }
@@ -287,10 +287,10 @@ impl WaitLimit {
                 threads.barred.retain(|_, bar| bar.calls > 0 || bar.until > now);
             }
             let barred = threads.barred.len();
-            if threads.barred.contains_key(&holder) || barred >= MAX_LEFT_BEHIND {
+            if threads.barred.contains_key(&holder) || barred >= MAX_ABANDONED {
                 return None;
             }
-            Some((threads.idle.pop(), share(PATIENCE, barred)))
+            Some((threads.idle.pop(), share(SLEEP_LIMIT, barred)))
         });
         let Some((worker, timeout)) = ready else {
             self.not_made.fetch_add(1, Ordering::Relaxed);
@@ -509,7 +509,7 @@ impl Read for ForeignReader {
 #[cfg(test)]
 mod tests {
     use super::{
-        ACCOUNT, AT_WORK, Accounts, BARRED, Holder, MAX_HELD, PATIENCE, Spent, WaitLimit,
+        ACCOUNT, AT_WORK, Accounts, BARRED, Holder, MAX_HELD, SLEEP_LIMIT, Spent, WaitLimit,
         thread_time,
     };
     use std::sync::mpsc::channel;
@@ -580,7 +580,7 @@ mod tests {
         static OWN: WaitLimit = WaitLimit::new();
         let work = || {
             let begin = Spent::now();
-            while thread_time() - begin.cpu < PATIENCE * 2 {}
+            while thread_time() - begin.cpu < SLEEP_LIMIT * 2 {}
         };
         assert_eq!(OWN.wait_for(Holder::Process(1), work), Some(()));
         assert_eq!(OWN.counts(), (0, 0));
@@ -604,7 +604,7 @@ mod tests {
         // A busy machine may have begun it late: it is to sleep for as long as it would be waited
         // for.
         let slept = begins.recv().unwrap().elapsed();
-        std::thread::sleep((2 * PATIENCE).saturating_sub(slept));
+        std::thread::sleep((2 * SLEEP_LIMIT).saturating_sub(slept));
         release.send(()).unwrap();
         is_over.recv().unwrap();
         assert_eq!(
@@ -619,7 +619,7 @@ mod tests {
     fn nobody_is_left_alone_for_a_call_that_only_computes_for_long() {
         static OWN: WaitLimit = WaitLimit::new();
         let (holder, begin) = (Holder::Process(1), Instant::now());
-        let computes = move || while begin.elapsed() < PATIENCE * (AT_WORK + 2) {};
+        let computes = move || while begin.elapsed() < SLEEP_LIMIT * (AT_WORK + 2) {};
         assert_eq!(OWN.wait_for(holder, computes), None);
         while OWN.wait_for(holder, || 5).is_none() {
             assert!(begin.elapsed() < BARRED / 2, "it is left alone");

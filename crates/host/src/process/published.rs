@@ -2,9 +2,8 @@
 //! 4719, format 2), a header of 32 bytes in a mapping called `OTEL_CTX` with a pointer to a
 //! protobuf message; and whether its threads publish what they work for (OTEP 4947).
 //!
-//! The process may write all of it at any time, and anything: a copy is believed when the time of
-//! publishing was the same before and after, is bounded, and says nothing but how the process calls
-//! itself.
+//! The process may write anything there at any time. A copy is accepted if the publishing time is
+//! the same before and after it. It is bounded and decides only what the process is called.
 
 use super::memory::ProcessMemory;
 use crate::process::handle::ProcessHandle;

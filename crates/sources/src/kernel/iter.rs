@@ -1,16 +1,15 @@
-//! Visits to sleeping threads: a thread of its own reads the kernel's task iterator to its end,
-//! which runs the probe on every thread of the host. Of its own, because the probe may have to wait
-//! for pages of a visited process's memory: those that are swapped out, and those of a file for as
-//! long as its file system likes, which may be a process (FUSE). The probe leaves files out, but
-//! one can be mapped in place of a stack between its look and its copy. A visit that has been at
-//! one copy for a second is given up: its thread is left behind to end when it can, the process is
-//! passed over from then on (`visits_held` counts it, the log says it once), and another thread
-//! begins the visit anew. A few can be left behind at a time; with more, visits wait for one of
-//! them to end (`visits_refused`). What cannot be bounded from here: such a thread cannot be
-//! killed, so neither can the process be gone before, and a sleepable program that does not end
-//! holds up the kernel's RCU tasks trace (`bpf_iter_run_prog`, kernel/bpf/bpf_iter.c). A
-//! userfaultfd holds nobody up: the fault ends with an error, because whoever reads another
-//! process's memory must not drop its lock (`FOLL_UNLOCKABLE`, mm/gup.c; tested).
+//! Scans of off-CPU threads. A thread of its own reads the kernel's task iterator to its end, which
+//! runs the probe on every thread of the host. It has its own thread because the probe may wait for
+//! pages of a scanned process: swapped-out pages, or pages of a file whose server does not answer
+//! (FUSE). The probe leaves files out, but a file can be mapped in place of a stack between its
+//! look and its copy. A scan that spends a second on one copy is given up. Its thread is abandoned,
+//! the process is passed over from then on (`visits_held` counts it, the log names it once), and
+//! another thread begins the scan anew. A few threads can be abandoned at a time; with more, scans
+//! wait for one of them to end (`visits_refused`). Two things cannot be bounded here. Such a thread
+//! cannot be killed, so its process cannot go away before. And a sleepable program that does not
+//! end delays the kernel's RCU tasks trace (`bpf_iter_run_prog`, kernel/bpf/bpf_iter.c). A
+//! userfaultfd delays nobody: the fault ends with an error, because a reader of another process's
+//! memory must not drop its lock (`FOLL_UNLOCKABLE`, mm/gup.c; tested).
 
 use super::KernelError;
 use aya::Ebpf;

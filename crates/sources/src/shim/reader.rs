@@ -1,7 +1,6 @@
-//! One region's records → events. What comes out of the ring is already copied and well-formed
-//! (`profiler_protocol::consumer`); here it is made true for this host: thread ids and times of the
-//! initial namespaces, answers only to what was asked, and an end to how much one process can make
-//! the stages behind remember.
+//! One region's records become events. `profiler_protocol::consumer` has copied and checked each
+//! record. This module translates thread ids and times to the initial namespaces. It accepts only
+//! answers to questions, and limits what one process can make later steps remember.
 
 use super::ShimLimits;
 use super::counters::Totals;
