@@ -16,7 +16,8 @@ type ModulePath = Vec<String>;
 /// Who uses whom among modules that stand beside each other, by their parent.
 type Uses = BTreeMap<ModulePath, BTreeMap<String, BTreeSet<String>>>;
 
-/// Each circle of modules in the crate whose sources are in `folder`, as `parent: a -> b -> a`.
+/// The groups of modules that use each other in the crate whose sources are in `folder`, as
+/// `parent: a, b`.
 pub(crate) fn circles(folder: &Path) -> Result<Vec<String>> {
     let mut files = Vec::new();
     list(folder, &mut Vec::new(), &mut files)?;
@@ -30,10 +31,8 @@ pub(crate) fn circles(folder: &Path) -> Result<Vec<String>> {
     }
     let mut found = Vec::new();
     for (parent, edges) in &uses {
-        if let Some(circle) = circle(edges) {
-            let parent = if parent.is_empty() { "the crate".to_owned() } else { parent.join("::") };
-            found.push(format!("{parent}: {}", circle.join(" -> ")));
-        }
+        let parent = if parent.is_empty() { "the crate".to_owned() } else { parent.join("::") };
+        found.extend(groups(edges).iter().map(|group| format!("{parent}: {}", group.join(", "))));
     }
     Ok(found)
 }
@@ -172,33 +171,33 @@ fn note(module: &[String], used: &[String], uses: &mut Uses) {
     }
 }
 
-/// A circle, if there is one.
-fn circle(edges: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
-    fn visit<'a>(
-        at: &'a str,
-        edges: &'a BTreeMap<String, BTreeSet<String>>,
-        way: &mut Vec<&'a str>,
-        done: &mut BTreeSet<&'a str>,
-    ) -> Option<Vec<String>> {
-        if let Some(begin) = way.iter().position(|on_way| *on_way == at) {
-            return Some(way[begin..].iter().chain([&at]).map(|name| (*name).to_owned()).collect());
+/// All that `from` uses, directly or by what it uses.
+fn reached<'a>(from: &'a str, edges: &'a BTreeMap<String, BTreeSet<String>>) -> BTreeSet<&'a str> {
+    let (mut reached, mut next) = (BTreeSet::new(), vec![from]);
+    while let Some(at) = next.pop() {
+        for used in edges.get(at).into_iter().flatten() {
+            if reached.insert(used.as_str()) {
+                next.push(used);
+            }
         }
-        if !done.insert(at) {
-            return None;
-        }
-        way.push(at);
-        let found =
-            edges.get(at).into_iter().flatten().find_map(|next| visit(next, edges, way, done));
-        way.pop();
-        found
     }
-    let mut done = BTreeSet::new();
-    edges.keys().find_map(|from| visit(from, edges, &mut Vec::new(), &mut done))
+    reached
+}
+
+/// The groups of modules of which each uses each other one, directly or not.
+fn groups(edges: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<Vec<&str>> {
+    let all: BTreeMap<&str, BTreeSet<&str>> =
+        edges.keys().map(|from| (from.as_str(), reached(from, edges))).collect();
+    let group = |from: &str| {
+        let back = |to: &&str| all.get(to).is_some_and(|of| of.contains(from));
+        all.get(from).into_iter().flatten().copied().filter(back).collect::<Vec<&str>>()
+    };
+    all.keys().map(|from| group(from)).filter(|group| group.len() > 1).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{circle, expand, references};
+    use super::{expand, groups, references};
     use std::collections::{BTreeMap, BTreeSet};
 
     #[test]
@@ -222,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_is_found_where_there_is_one() {
+    fn every_group_is_found_and_nothing_that_only_leads_to_one() {
         let edges = |list: &[(&str, &str)]| {
             let mut edges: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
             for (from, to) in list {
@@ -230,8 +229,8 @@ mod tests {
             }
             edges
         };
-        assert_eq!(circle(&edges(&[("a", "b"), ("a", "c"), ("b", "c")])), None);
-        let found = circle(&edges(&[("a", "b"), ("b", "c"), ("c", "b")])).unwrap();
-        assert_eq!(found, ["b", "c", "b"]);
+        assert!(groups(&edges(&[("a", "b"), ("a", "c"), ("b", "c")])).is_empty());
+        let two = edges(&[("a", "b"), ("b", "c"), ("c", "b"), ("d", "e"), ("e", "f"), ("f", "d")]);
+        assert_eq!(groups(&two), [vec!["b", "c"], vec!["d", "e", "f"]].into());
     }
 }
