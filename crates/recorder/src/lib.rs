@@ -328,14 +328,14 @@ impl Recording {
         // The kernel's symbols take 50 ms to read, in which a program that ends soon could be asked
         // for no names.
         let wake_sites = Arc::clone(&run.processor.wake_sites);
-        let is_one_window = run.take.is_none();
-        let (ahead, read_names) = ReadAhead::new();
-        if is_one_window {
+        let read_names = run.take.is_none().then(|| {
+            let (ahead, read_names) = ReadAhead::new();
             run.processor.symbolizer.read_ahead(ahead);
-        }
+            read_names
+        });
         let read = move || {
             wake_sites.get_or_init(WakeSites::read);
-            if is_one_window {
+            if let Some(read_names) = read_names {
                 read_names();
             }
         };
