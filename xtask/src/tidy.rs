@@ -53,12 +53,11 @@ const ALONE: [(&str, &[&str]); 3] = [
 
 /// Groups of modules that use each other and stay, by member. The helper does in a process of its
 /// own what `ipc` and `place` ask it for, by their own functions. In the shim a callback of the
-/// runtime runs code that makes objects with callbacks, and `info` and `metadata` ask each other.
-const CIRCLES: [(&str, &str); 4] = [
+/// runtime runs code that makes objects with callbacks.
+const CIRCLES: [(&str, &str); 3] = [
     ("perfusion-dotnet", "attach: helper, ipc, place, trusted"),
     ("profiler-shim", "the crate: com, event, exact, instance, method, recorder, service"),
     ("profiler-shim", "com: callback, exact, object, vtable"),
-    ("profiler-shim", "com: info, metadata"),
 ];
 
 /// Files and folders where `unsafe` may be written: the kernel's, the CLR's and the allocator's

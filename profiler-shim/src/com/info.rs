@@ -5,6 +5,7 @@
 use super::guid::{Guid, IMETADATA_IMPORT2, INFOS};
 use super::hresult::{E_FAIL, S_OK};
 use super::metadata::Metadata;
+use super::slot::invoke;
 use crate::exact::Runtime;
 use crate::exact::holders::Objects;
 use crate::live::Handles;
@@ -13,34 +14,6 @@ use core::ffi::c_void;
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicU64;
 use profiler_protocol::load::{LOCK_PATH_BYTES, LOCK_VARIABLE, OWNER_VARIABLE, owner_in_variable};
-
-/// Reads the function address in slot `slot` of the interface at `this`.
-///
-/// # Safety
-/// `this` is a live COM interface pointer with more than `slot` slots.
-pub(super) unsafe fn slot(this: *mut c_void, slot: usize) -> *const () {
-    // SAFETY: a COM object begins with the pointer to its table.
-    let table = unsafe { *this.cast::<*const *const ()>() };
-    // SAFETY: the table has that many entries.
-    let entry = unsafe { table.add(slot) };
-    // SAFETY: as above.
-    unsafe { *entry }
-}
-
-/// Calls a slot: `invoke!(pointer, number, (types…), arguments…)`.
-macro_rules! invoke {
-    ($this:expr, $slot:literal, ($($type:ty),*) $(, $argument:expr)*) => {{
-        let this: *mut core::ffi::c_void = $this;
-        // SAFETY: `this` is the runtime's interface, which is held; the slot exists at its level.
-        let function = unsafe { $crate::com::info::slot(this, $slot) };
-        type Signature = unsafe extern "C" fn(*mut core::ffi::c_void $(, $type)*) -> i32;
-        // SAFETY: the slot's signature in corprof.idl (cor.h for metadata) is this one.
-        let function = unsafe { core::mem::transmute::<*const (), Signature>(function) };
-        // SAFETY: all pointers passed are to live locals of the sizes the slot asks for.
-        unsafe { function(this $(, $argument)*) }
-    }};
-}
-pub(super) use invoke;
 
 /// The runtime's interface. Held from Initialize until the object goes; calls are safe as long as
 /// the instance lives.

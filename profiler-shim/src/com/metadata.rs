@@ -1,6 +1,6 @@
 //! Calls into a module's metadata: IMetaDataImport2, by slot.
 
-use super::info::invoke;
+use super::slot::invoke;
 use core::ffi::c_void;
 
 /// An IMetaDataImport2, released when dropped. Used on the service thread within one look-up only.

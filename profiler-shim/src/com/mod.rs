@@ -9,5 +9,6 @@ pub mod hresult;
 pub mod info;
 pub mod metadata;
 pub mod object;
+mod slot;
 mod unknown;
 pub mod vtable;
