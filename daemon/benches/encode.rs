@@ -1,10 +1,10 @@
 //! Time to encode a window of 100,000 unique stacks of 40 frames (budget: DESIGN §3), and the size
 //! of the result.
 
-use perfusion_aggregate::{Limits, Window};
+use perfusion_aggregate::{Window, WindowLimits};
 use perfusion_model::frame::{FrameKey, ImageId, ProcessId};
 use perfusion_model::labels::{Labels, SampleType};
-use perfusion_pprof::{About, encode};
+use perfusion_pprof::{ProfileInfo, encode};
 use perfusion_symbolize::{ImageFile, ImageResolver, Symbolizer};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -28,7 +28,7 @@ fn cpu_time() -> Duration {
 
 fn main() {
     const STACKS: u64 = 100_000;
-    let mut window = Window::new(Limits::default());
+    let mut window = Window::new(WindowLimits::default());
     // A fixed linear congruential sequence: a tree of calls with 20,000 distinct frames.
     let mut state = 1u64;
     let mut next = |bound: u64| {
@@ -53,7 +53,7 @@ fn main() {
     println!("fill: {:?} for {} stacks", filling.elapsed(), window.entries().len());
     let mut symbolizer = Symbolizer::default();
     symbolizer.resolve(window.frames(), &NoFiles);
-    let about = About {
+    let about = ProfileInfo {
         start: SystemTime::UNIX_EPOCH,
         duration: Duration::from_secs(10),
         period_ns: 10_101_010,

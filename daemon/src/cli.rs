@@ -3,8 +3,8 @@
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgGroup, Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
-use perfusion_export::quantity::Span;
-use perfusion_report::stacks::Only;
+use perfusion_export::quantity::HumanDuration;
+use perfusion_report::stacks::LabelFilter;
 use perfusion_sources::shim::{ALLOCATION_SAMPLES, LIVE_OBJECTS, ShimLimits};
 use std::{
     collections::HashSet,
@@ -119,36 +119,36 @@ pub struct Cli {
     pub verbose: u8,
     /// What to do.
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 /// The commands.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum CliCommand {
     /// Profile running processes, a new one, or the whole host, into one pprof file.
-    Record(Record),
+    Record(RecordArgs),
     /// Print a profile: top table, folded stacks, or a flame graph as one HTML file.
-    Report(Report),
+    Report(ReportArgs),
     /// Print every thread of a process as it is now: its whole stack, its state, how long it has
     /// been waiting and for what. Nothing is stopped and no signal is sent.
-    Dump(Dump),
+    Dump(DumpArgs),
     /// Tell leaks from caches: what stays in managed memory, by type and allocation stack, over
     /// several moments of a running process or several profiles, each with a verdict and its
     /// reason.
-    Leaks(Leaks),
+    Leaks(LeaksArgs),
     /// Show what is in the managed heap and what holds it: one survey of a running process, or two
     /// compared.
-    Heap(Heap),
+    Heap(HeapArgs),
     /// List processes: runtime and version, container, what profiling they allow and why not more.
     /// Where a daemon runs it is asked: how many stacks it has of each, how many it lost, what part
     /// of a CPU the process costs it, and why it did not attach.
-    Ps(Ps),
+    Ps(PsArgs),
     /// Check what this machine allows, and say what to do about what it does not.
     #[command(after_help = DOCTOR_EXAMPLES)]
-    Doctor(Json),
+    Doctor(JsonArgs),
     /// Profile the whole host for as long as it runs: one profile per service and window.
     #[command(after_help = below(&[DAEMON_EXAMPLES, CONFIG_HELP]))]
-    Daemon(ConfigSources),
+    Daemon(ConfigSourceArgs),
     /// Check, show or describe the daemon's configuration.
     #[command(after_help = CONFIG_EXAMPLES)]
     Config {
@@ -161,7 +161,7 @@ pub enum Command {
     Inspect {
         /// What to look at.
         #[command(subcommand)]
-        what: Inspect,
+        what: InspectCommand,
     },
     /// Print the completions of a shell.
     Completions {
@@ -186,13 +186,13 @@ pub enum Command {
     },
     /// Runs a command when the recorder says so. Internal.
     #[command(hide = true)]
-    ExecWhenReady(ExecWhenReady),
+    ExecWhenReady(ExecWhenReadyArgs),
 }
 
 /// `perfusion record`.
 #[derive(Debug, Args)]
 #[command(after_help = below(&[RECORD_EXAMPLES, &exit_codes_with_command()]), group = ArgGroup::new("target").required(true).multiple(false))]
-pub struct Record {
+pub struct RecordArgs {
     /// Processes to profile, with the children they make from now on: separated by commas, or given
     /// again.
     #[arg(short, long, value_name = "PID", value_delimiter = ',', group = "target", value_parser = clap::value_parser!(u32).range(1..))]
@@ -265,7 +265,7 @@ pub struct Record {
     pub force: bool,
     /// How much each .NET process tells.
     #[command(flatten)]
-    pub limits: Limits,
+    pub limits: ShimLimitArgs,
     /// Do not ask runtimes for exceptions (sample type `exceptions`): a program that throws many
     /// thousand a second pays nothing then.
     #[arg(long)]
@@ -303,7 +303,7 @@ pub enum AllocCounts {
 /// `perfusion report`.
 #[derive(Debug, Args)]
 #[command(after_help = REPORT_EXAMPLES)]
-pub struct Report {
+pub struct ReportArgs {
     /// A pprof file, gzipped or not; - is standard input. Several are shown as one, each sample
     /// with a label `window`: when its file began (--by window: how much in each, and per second).
     /// What was alive (inuse_*) is that of the last moment, or of each with --by window.
@@ -320,13 +320,13 @@ pub struct Report {
     /// top: table of functions; folded: one stack a line; flame: one HTML file with all sample
     /// types. Default: top, or flame where the output's name ends in .html.
     #[arg(short, long, value_enum)]
-    pub format: Option<Format>,
+    pub format: Option<ReportFormat>,
     /// Rows of the top table; with --by window and more, of each window.
     #[arg(short = 'n', long, value_name = "ROWS", default_value_t = 20)]
     pub rows: usize,
     /// Order of the top table: what a function uses itself (flat), or with all it calls (cum).
-    #[arg(long, value_enum, default_value_t = Sort::Flat)]
-    pub sort: Sort,
+    #[arg(long, value_enum, default_value_t = TopOrder::Flat)]
+    pub sort: TopOrder,
     /// Sum by the values of a label instead of by functions, for example thread, thread_name,
     /// thread_role, process, wait_reason, waker, waker_name, type, generation, window (one that is
     /// not there is answered with those that are). Several, separated by commas or given again: a
@@ -337,7 +337,7 @@ pub struct Report {
     /// Show only what has this value of a label, for example thread=poster1, pid=4242 or
     /// wait_reason=futex. More than one: all must hold.
     #[arg(long, value_name = "LABEL=VALUE", value_parser = parse_only)]
-    pub only: Vec<Only>,
+    pub only: Vec<LabelFilter>,
     /// Write here instead of to stdout (-).
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -347,12 +347,12 @@ pub struct Report {
     pub idle: bool,
 }
 
-impl Report {
+impl ReportArgs {
     /// How it is written.
     #[must_use]
-    pub fn format(&self) -> Format {
+    pub fn format(&self) -> ReportFormat {
         let is_page = self.output.as_deref().is_some_and(is_page);
-        self.format.unwrap_or(if is_page { Format::Flame } else { Format::Top })
+        self.format.unwrap_or(if is_page { ReportFormat::Flame } else { ReportFormat::Top })
     }
 }
 
@@ -365,7 +365,7 @@ fn is_page(path: &Path) -> bool {
 /// `perfusion dump`.
 #[derive(Debug, Args)]
 #[command(after_help = below(&[DUMP_EXAMPLES, EXIT_CODES]), group = ArgGroup::new("process").required(true).multiple(false))]
-pub struct Dump {
+pub struct DumpArgs {
     /// The process.
     #[arg(value_name = "PID", group = "process", value_parser = clap::value_parser!(u32).range(1..))]
     target: Option<u32>,
@@ -391,7 +391,7 @@ pub struct Dump {
     pub stack_kib: u32,
 }
 
-impl Dump {
+impl DumpArgs {
     /// The process.
     #[must_use]
     pub fn pid(&self) -> u32 {
@@ -402,7 +402,7 @@ impl Dump {
 
 /// Orders of `report`'s table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Sort {
+pub enum TopOrder {
     /// By a function's own value.
     Flat,
     /// By its value and that of what it calls.
@@ -412,7 +412,7 @@ pub enum Sort {
 /// `perfusion leaks`.
 #[derive(Debug, Args)]
 #[command(after_help = below(&[LEAKS_EXAMPLES, EXIT_CODES]), group = ArgGroup::new("source").required(true).multiple(false))]
-pub struct Leaks {
+pub struct LeaksArgs {
     /// Watch this process. What it allocated before is not seen.
     #[arg(short, long, value_name = "PID", group = "source", value_parser = clap::value_parser!(u32).range(1..))]
     pub pid: Option<u32>,
@@ -448,12 +448,12 @@ pub struct Leaks {
     pub force: bool,
     /// How much each .NET process tells.
     #[command(flatten)]
-    pub limits: Limits,
+    pub limits: ShimLimitArgs,
 }
 
 /// How much each .NET process tells of its objects.
 #[derive(Debug, Args)]
-pub struct Limits {
+pub struct ShimLimitArgs {
     /// Sampled objects watched at a time in each .NET process, 256 to 65536. When there are more,
     /// chance chooses which, and these stand for all.
     #[arg(long, value_name = "N", default_value_t = LIVE_OBJECTS, value_parser = clap::value_parser!(u32).range(256..=65_536))]
@@ -465,7 +465,7 @@ pub struct Limits {
     pub allocation_samples: u32,
 }
 
-impl Limits {
+impl ShimLimitArgs {
     /// As the library is told.
     #[must_use]
     pub fn limits(&self) -> ShimLimits {
@@ -481,7 +481,7 @@ const BUFFER_MIB: u32 = 256;
 /// `perfusion heap`.
 #[derive(Debug, Args)]
 #[command(after_help = below(&[HEAP_EXAMPLES, HEAP_HELP, EXIT_CODES]), group = ArgGroup::new("source").required(true).multiple(false))]
-pub struct Heap {
+pub struct HeapArgs {
     /// Survey this process. Its managed threads are stopped for a full collection and a walk over
     /// its heap (twice up to .NET 9).
     #[arg(short, long, value_name = "PID", group = "source", value_parser = clap::value_parser!(u32).range(1..))]
@@ -522,7 +522,7 @@ a second. If the runtime answers by then, its events are switched off first. Els
 
 /// Output formats of `report`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Format {
+pub enum ReportFormat {
     /// Table of functions.
     Top,
     /// One stack a line, root first, `;` between frames, a space, the value.
@@ -534,7 +534,7 @@ pub enum Format {
 /// Where the daemon's configuration comes from.
 #[derive(Debug, Args)]
 #[command(after_help = CONFIG_HELP)]
-pub struct ConfigSources {
+pub struct ConfigSourceArgs {
     /// The YAML file. Default: /etc/perfusion/perfusion.yaml, if it is there.
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -546,20 +546,20 @@ pub struct ConfigSources {
 
 /// `perfusion config check`.
 #[derive(Debug, Args)]
-pub struct ConfigCheck {
+pub struct ConfigCheckArgs {
     /// The YAML file: the same as with --config.
     #[arg(value_name = "FILE", conflicts_with = "config")]
     file: Option<PathBuf>,
     #[command(flatten)]
-    sources: ConfigSources,
+    sources: ConfigSourceArgs,
 }
 
-impl ConfigCheck {
+impl ConfigCheckArgs {
     /// Where the configuration comes from, the file named either way.
     #[must_use]
-    pub fn sources(&self) -> ConfigSources {
+    pub fn sources(&self) -> ConfigSourceArgs {
         let config = self.file.as_ref().or(self.sources.config.as_ref()).cloned();
-        ConfigSources { config, set: self.sources.set.clone() }
+        ConfigSourceArgs { config, set: self.sources.set.clone() }
     }
 }
 
@@ -575,24 +575,24 @@ The daemon reads it again on SIGHUP, and keeps what it has when something is wro
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
     /// Say whether it can be used; exit code 2 and what is wrong where, if not.
-    Check(ConfigCheck),
+    Check(ConfigCheckArgs),
     /// Print all values as one file, with where they come from.
-    Show(ConfigSources),
+    Show(ConfigSourceArgs),
     /// Print the JSON schema of the file.
     Schema,
 }
 
 /// `perfusion inspect`.
 #[derive(Debug, Subcommand)]
-pub enum Inspect {
+pub enum InspectCommand {
     /// Print the rule by which stacks leave the code at an address, and where that rule comes from.
-    Unwind(InspectUnwind),
+    Unwind(InspectUnwindArgs),
 }
 
 /// `perfusion inspect unwind`.
 #[derive(Debug, Args)]
 #[command(after_help = below(&[INSPECT_UNWIND, INSPECT_EXAMPLES]))]
-pub struct InspectUnwind {
+pub struct InspectUnwindArgs {
     /// A running process by its pid, or a file: ELF (program, library) or PE (.NET assembly
     /// compiled ahead of time, as the framework's are; one with IL only has no code before it
     /// runs). A file whose name is a number: ./123.
@@ -625,7 +625,7 @@ const INSPECT_EXAMPLES: &str = "Examples:
 /// `perfusion ps`.
 #[derive(Debug, Args)]
 #[command(after_help = PS_EXAMPLES)]
-pub struct Ps {
+pub struct PsArgs {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
@@ -637,7 +637,7 @@ pub struct Ps {
 
 /// Commands whose only option is machine-readable output.
 #[derive(Debug, Args)]
-pub struct Json {
+pub struct JsonArgs {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
@@ -645,7 +645,7 @@ pub struct Json {
 
 /// The internal command that waits at the gate, its stdin, before it becomes the program.
 #[derive(Debug, Args)]
-pub struct ExecWhenReady {
+pub struct ExecWhenReadyArgs {
     /// The program and its arguments.
     #[arg(last = true, required = true)]
     pub command: Vec<String>,
@@ -667,8 +667,8 @@ pub fn parse<W: Into<OsString> + Clone>(
 
 /// What clap's own rules let through. It does not ask for an argument that conflicts with a given
 /// one, so `requires = "command"` says nothing beside --pid, which is in CMD's group.
-fn refuse(command: &Command) -> Result<(), clap::Error> {
-    let Command::Record(record) = command else { return Ok(()) };
+fn refuse(command: &CliCommand) -> Result<(), clap::Error> {
+    let CliCommand::Record(record) = command else { return Ok(()) };
     let refused = |kind, text: String| {
         let mut whole = Cli::command();
         whole.build();
@@ -762,10 +762,10 @@ fn add_hidden(command: &clap::Command, hidden: &mut HashSet<String>) {
 ///
 /// # Errors
 /// Says what is expected.
-pub fn parse_only(text: &str) -> Result<Only, String> {
+pub fn parse_only(text: &str) -> Result<LabelFilter, String> {
     match text.split_once('=') {
         Some((label, value)) if !label.is_empty() => {
-            Ok(Only { label: label.to_owned(), value: value.to_owned() })
+            Ok(LabelFilter { label: label.to_owned(), value: value.to_owned() })
         }
         _ => Err(format!("`{text}`: expected LABEL=VALUE, as in wait_reason=futex")),
     }
@@ -787,7 +787,7 @@ pub fn parse_address(text: &str) -> Result<u64, String> {
 
 /// Reads a length of time as the configuration has them.
 fn parse_duration(text: &str) -> Result<Duration, String> {
-    text.parse().map(|Span(duration)| duration)
+    text.parse().map(|HumanDuration(duration)| duration)
 }
 
 /// The same of a second and more.
@@ -802,7 +802,7 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cli, Command, ConfigCommand, Format, parse, parse_address};
+    use super::{Cli, CliCommand, ConfigCommand, ReportFormat, parse, parse_address};
     use clap::{CommandFactory as _, Parser as _};
 
     #[test]
@@ -875,7 +875,7 @@ mod tests {
         let by = |words: &[&str]| match Cli::try_parse_from(
             ["perfusion", "report", "x"].iter().chain(words),
         ) {
-            Ok(Cli { command: Command::Report(report), .. }) => report.by,
+            Ok(Cli { command: CliCommand::Report(report), .. }) => report.by,
             other => panic!("{other:?}"),
         };
         assert_eq!(
@@ -907,7 +907,7 @@ mod tests {
             "--all",
             "-d",
         ]);
-        let Ok(Cli { command: Command::Record(record), .. }) = cli else { panic!("{cli:?}") };
+        let Ok(Cli { command: CliCommand::Record(record), .. }) = cli else { panic!("{cli:?}") };
         assert_eq!(record.command, ["dotnet", "app.dll", "--all", "-d"]);
         assert!(!record.all);
     }
@@ -916,7 +916,7 @@ mod tests {
     fn a_dump_takes_its_process_with_and_without_the_option() {
         let dump =
             |args: &[&str]| match Cli::try_parse_from(["perfusion", "dump"].iter().chain(args)) {
-                Ok(Cli { command: Command::Dump(dump), .. }) => Some(dump.pid()),
+                Ok(Cli { command: CliCommand::Dump(dump), .. }) => Some(dump.pid()),
                 _ => None,
             };
         assert_eq!(
@@ -963,13 +963,13 @@ mod tests {
     fn the_name_of_a_page_asks_for_the_flame_graph() {
         let format = |words: &[&str]| match parse(["perfusion", "report", "x"].iter().chain(words))
         {
-            Ok(Cli { command: Command::Report(report), .. }) => report.format(),
+            Ok(Cli { command: CliCommand::Report(report), .. }) => report.format(),
             other => panic!("{other:?}"),
         };
-        assert_eq!(format(&[]), Format::Top);
-        assert_eq!(format(&["-o", "x.txt"]), Format::Top);
-        assert_eq!(format(&["-o", "x.HTML"]), Format::Flame);
-        assert_eq!(format(&["-o", "x.html", "-f", "folded"]), Format::Folded);
+        assert_eq!(format(&[]), ReportFormat::Top);
+        assert_eq!(format(&["-o", "x.txt"]), ReportFormat::Top);
+        assert_eq!(format(&["-o", "x.HTML"]), ReportFormat::Flame);
+        assert_eq!(format(&["-o", "x.html", "-f", "folded"]), ReportFormat::Folded);
         let error = parse(["perfusion", "record", "--all", "-o", "x.html"]).unwrap_err();
         assert!(error.exit_code() == 2 && error.to_string().contains("--format flame"), "{error}");
     }
@@ -979,7 +979,8 @@ mod tests {
         let check =
             |words: &[&str]| match parse(["perfusion", "config", "check"].iter().chain(words)) {
                 Ok(Cli {
-                    command: Command::Config { what: ConfigCommand::Check(check) }, ..
+                    command: CliCommand::Config { what: ConfigCommand::Check(check) },
+                    ..
                 }) => Some(check.sources().config),
                 _ => None,
             };

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A number that grows. Nothing is ordered by it.
 #[derive(Debug, Default)]
-pub struct Count(AtomicU64);
+pub struct DaemonCounter(AtomicU64);
 
-impl Count {
+impl DaemonCounter {
     /// Adds to it.
     pub fn add(&self, amount: u64) {
         self.0.fetch_add(amount, Ordering::Relaxed);
@@ -23,11 +23,11 @@ macro_rules! counts {
     ($($field:ident $name:literal $help:literal;)*) => {
         /// What is counted outside the pipeline.
         #[derive(Debug, Default)]
-        pub struct Counts {
-            $(#[doc = $help] pub $field: Count,)*
+        pub struct DaemonCounters {
+            $(#[doc = $help] pub $field: DaemonCounter,)*
         }
 
-        impl Counts {
+        impl DaemonCounters {
             /// Name and meaning of each.
             pub const ALL: &[(&str, &str)] = &[$(($name, $help)),*];
 

@@ -5,13 +5,13 @@ use crate::config::load::ConfigError;
 use crate::memory_guard::MemoryError;
 use crate::select::cgroups::NoCgroup;
 use perfusion_dotnet::attach::AttachError;
-use perfusion_dotnet::attach::policy::WhyNot;
+use perfusion_dotnet::attach::policy::AttachObstacle;
 use perfusion_dotnet::counts::startup::StartupError;
 use perfusion_export::SinkError;
 use perfusion_export::file::FileError;
 use perfusion_heap::collect::SurveyError;
 use perfusion_host::process::ProcessError;
-use perfusion_host::process::aftermath::Death;
+use perfusion_host::process::aftermath::DeathAfterRequest;
 use perfusion_host::process::explain::ExplainError;
 use perfusion_pprof::PprofError;
 use perfusion_report::ReportError;
@@ -78,7 +78,7 @@ pub enum Error {
         /// Its name.
         name: String,
         /// Why it cannot be asked.
-        why: WhyNot,
+        why: AttachObstacle,
     },
     /// A process whose heap cannot be surveyed now.
     #[error(
@@ -161,7 +161,7 @@ pub enum Error {
     Memory(#[from] MemoryError),
     /// What was asked of a process may have been its end.
     #[error("{0}")]
-    Death(Box<Death>),
+    Death(Box<DeathAfterRequest>),
     /// Nothing to write: what holds the objects is not known.
     #[error("{}: not written, for what holds the objects is not known", path.display())]
     NoWays {
@@ -244,8 +244,8 @@ fn hint(refused: &io::Error) -> &'static str {
     }
 }
 
-impl From<Death> for Error {
-    fn from(death: Death) -> Self {
+impl From<DeathAfterRequest> for Error {
+    fn from(death: DeathAfterRequest) -> Self {
         Self::Death(Box::new(death))
     }
 }
@@ -269,7 +269,7 @@ impl Error {
             Self::Launch(LaunchError::Spawn { .. }) => exit::COMMAND,
             Self::NoSleepers { .. }
             | Self::Unseen { .. }
-            | Self::NotManaged { why: WhyNot::NotPermitted, .. }
+            | Self::NotManaged { why: AttachObstacle::NotPermitted, .. }
             | Self::Attach(AttachError::Unreadable { .. }) => exit::NOT_PERMITTED,
             Self::Kernel(
                 KernelError::Feature(_)

@@ -1,6 +1,6 @@
 //! Parse, run, exit code. The one place where an error becomes text and a number.
 
-use perfusion::cli::{self, Command, ConfigCommand, Inspect, exit};
+use perfusion::cli::{self, CliCommand, ConfigCommand, InspectCommand, exit};
 use perfusion::error::say;
 use perfusion::log_filter;
 use std::io::IsTerminal as _;
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     // The daemon's configuration says how it logs, unless that is said here.
     let logs_at =
         (cli.quiet || cli.verbose > 0).then_some(if cli.quiet { "error" } else { "debug" });
-    if !matches!(cli.command, Command::Daemon(_)) {
+    if !matches!(cli.command, CliCommand::Daemon(_)) {
         let (filter, problem) = log_filter::filter(level, cli.quiet || cli.verbose > 0);
         tracing_subscriber::fmt()
             .with_env_filter(filter)
@@ -40,13 +40,14 @@ fn main() -> ExitCode {
             .log_internal_errors(false)
             .init();
         // Whoever starts one of ours has said so.
-        let is_internal = matches!(cli.command, Command::AttachHelper | Command::ExecWhenReady(_));
+        let is_internal =
+            matches!(cli.command, CliCommand::AttachHelper | CliCommand::ExecWhenReady(_));
         if let Some(problem) = problem.filter(|_| !is_internal) {
             tracing::error!("{problem}");
         }
     }
     // The child that becomes another program leaves signals as it found them.
-    if !matches!(cli.command, Command::ExecWhenReady(_))
+    if !matches!(cli.command, CliCommand::ExecWhenReady(_))
         && let Err(source) = perfusion::error::outlive_long_files()
     {
         let error = perfusion::error::Error::Internal { what: "signal handler", source };
@@ -54,29 +55,29 @@ fn main() -> ExitCode {
         return ExitCode::from(exit::OTHER);
     }
     let done = match &cli.command {
-        Command::Record(options) => perfusion::commands::record::record(options, cli.quiet),
-        Command::Report(options) => perfusion::commands::report::report(options, cli.quiet),
-        Command::Dump(options) => perfusion::commands::dump::dump(options, cli.quiet),
-        Command::Leaks(options) => perfusion::commands::leaks::leaks(options, cli.quiet),
-        Command::Heap(options) => perfusion::commands::heap::heap(options, cli.quiet),
-        Command::Ps(options) => perfusion::commands::ps::ps(options),
-        Command::Doctor(options) => perfusion::commands::doctor::doctor(options.json),
-        Command::Daemon(sources) => perfusion::daemon::daemon(sources, logs_at),
-        Command::Config { what: ConfigCommand::Check(sources) } => {
+        CliCommand::Record(options) => perfusion::commands::record::record(options, cli.quiet),
+        CliCommand::Report(options) => perfusion::commands::report::report(options, cli.quiet),
+        CliCommand::Dump(options) => perfusion::commands::dump::dump(options, cli.quiet),
+        CliCommand::Leaks(options) => perfusion::commands::leaks::leaks(options, cli.quiet),
+        CliCommand::Heap(options) => perfusion::commands::heap::heap(options, cli.quiet),
+        CliCommand::Ps(options) => perfusion::commands::ps::ps(options),
+        CliCommand::Doctor(options) => perfusion::commands::doctor::doctor(options.json),
+        CliCommand::Daemon(sources) => perfusion::daemon::daemon(sources, logs_at),
+        CliCommand::Config { what: ConfigCommand::Check(sources) } => {
             perfusion::commands::config::check(&sources.sources())
         }
-        Command::Config { what: ConfigCommand::Show(sources) } => {
+        CliCommand::Config { what: ConfigCommand::Show(sources) } => {
             perfusion::commands::config::show(sources)
         }
-        Command::Config { what: ConfigCommand::Schema } => perfusion::commands::config::schema(),
-        Command::Inspect { what: Inspect::Unwind(options) } => {
+        CliCommand::Config { what: ConfigCommand::Schema } => perfusion::commands::config::schema(),
+        CliCommand::Inspect { what: InspectCommand::Unwind(options) } => {
             perfusion::commands::inspect::unwind(options)
         }
-        Command::Completions { shell } => perfusion::commands::manual::completions(*shell),
-        Command::Man { directory } => perfusion::commands::manual::pages(directory),
-        Command::AttachHelper => perfusion::commands::internal::attach_helper(),
-        Command::Copy { from, to } => perfusion::commands::internal::copy(from, to),
-        Command::ExecWhenReady(options) => {
+        CliCommand::Completions { shell } => perfusion::commands::manual::completions(*shell),
+        CliCommand::Man { directory } => perfusion::commands::manual::pages(directory),
+        CliCommand::AttachHelper => perfusion::commands::internal::attach_helper(),
+        CliCommand::Copy { from, to } => perfusion::commands::internal::copy(from, to),
+        CliCommand::ExecWhenReady(options) => {
             let error = perfusion_sources::launch::exec_when_ready(&options.command);
             say(&format!("perfusion: cannot start {}: {error}", options.command.join(" ")));
             return ExitCode::from(exit::COMMAND);

@@ -2,7 +2,7 @@
 //! started with something that grows, while that grows, and at the ends of processes that the shim
 //! was loaded into.
 
-use perfusion_host::process::aftermath::{Aftermath, Death, SOON};
+use perfusion_host::process::aftermath::{DeathAfterRequest, SOON, SurvivalCheck};
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::headroom::{Headroom, MemoryCgroups, OomKills, mib};
 use std::path::PathBuf;
@@ -117,10 +117,10 @@ impl Growing {
 
 /// Processes that the shim was loaded into, and which of them ended soon after.
 #[derive(Clone, Default)]
-pub struct AttachedProcesses(Arc<Mutex<(Vec<Aftermath>, Vec<Death>)>>);
+pub struct AttachedProcesses(Arc<Mutex<(Vec<SurvivalCheck>, Vec<DeathAfterRequest>)>>);
 
 impl AttachedProcesses {
-    fn lock(&self) -> MutexGuard<'_, (Vec<Aftermath>, Vec<Death>)> {
+    fn lock(&self) -> MutexGuard<'_, (Vec<SurvivalCheck>, Vec<DeathAfterRequest>)> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -130,7 +130,7 @@ impl AttachedProcesses {
             return;
         }
         let Ok(target) = ProcessHandle::open(pid) else { return };
-        let aftermath = Aftermath::of(&target, "its shim to be loaded");
+        let aftermath = SurvivalCheck::of(&target, "its shim to be loaded");
         self.lock().0.push(aftermath);
     }
 
@@ -156,7 +156,7 @@ impl AttachedProcesses {
 
     /// Looks which have ended, and answers those that are new.
     #[must_use]
-    pub fn take_deaths(&self) -> Vec<Death> {
+    pub fn take_deaths(&self) -> Vec<DeathAfterRequest> {
         self.look();
         std::mem::take(&mut self.lock().1)
     }
@@ -164,12 +164,12 @@ impl AttachedProcesses {
     /// Those that have ended soon after, as far as they were looked at. Waits a moment for the
     /// reasons of those that are just gone.
     #[must_use]
-    pub fn deaths(&self) -> Vec<Death> {
+    pub fn deaths(&self) -> Vec<DeathAfterRequest> {
         let until = Instant::now() + REASONS;
         loop {
             self.look();
             let all = self.lock();
-            if Instant::now() >= until || !all.0.iter().any(Aftermath::is_gone) {
+            if Instant::now() >= until || !all.0.iter().any(SurvivalCheck::is_gone) {
                 return all.1.clone();
             }
             drop(all);

@@ -6,23 +6,23 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use flate2::read::GzDecoder;
-use perfusion_dotnet::metadata::{Assembly, Field, NameBudget};
-use perfusion_dotnet::nettrace::Reader;
+use perfusion_dotnet::metadata::{Assembly, DeclaredField, NameBudget};
+use perfusion_dotnet::nettrace::NettraceReader;
 use perfusion_heap::dominators;
-use perfusion_heap::graph::Builder;
-use perfusion_heap::paths::{self, Paths};
-use perfusion_heap::walk::{Root, RootKind, Survey, Walk};
+use perfusion_heap::graph::GraphBuilder;
+use perfusion_heap::paths::{self, RetentionPaths};
+use perfusion_heap::walk::{HeapSurvey, HeapWalk, Root, RootKind};
 use std::collections::{HashMap, HashSet};
 
-fn survey(stream: &[u8]) -> Survey {
-    let mut reader = Reader::new(GzDecoder::new(stream)).unwrap();
-    let mut walk = Walk::new(64 << 20);
+fn survey(stream: &[u8]) -> HeapSurvey {
+    let mut reader = NettraceReader::new(GzDecoder::new(stream)).unwrap();
+    let mut walk = HeapWalk::new(64 << 20);
     while reader.read(&mut |event| walk.event(event)).unwrap() {}
     assert!(walk.has_begun());
     walk.finish(reader.lost())
 }
 
-fn check(survey: &Survey, collections: u32) {
+fn check(survey: &HeapSurvey, collections: u32) {
     assert_eq!((survey.malformed, survey.lost, survey.collections), (0, 0, collections));
     assert!(!survey.pause.is_zero());
     let nodes =
@@ -36,7 +36,7 @@ fn check(survey: &Survey, collections: u32) {
 
     let graph = survey.graph.as_ref().unwrap();
     assert_eq!(graph.len() as u64, survey.objects());
-    let paths = Paths::find(graph, &survey.roots);
+    let paths = RetentionPaths::find(graph, &survey.roots);
     let way = |number| -> Vec<String> {
         paths.way(number).iter().map(|&step| survey.step_name(step)).collect()
     };
@@ -71,11 +71,11 @@ fn a_survey_of_net10_is_read() {
 fn an_assembly_tells_the_classes_of_static_fields_and_nested_types() {
     let file = include_bytes!("heap/list.dll");
     let assembly = Assembly::of(file).unwrap();
-    let mut found: HashMap<String, Vec<Field>> = HashMap::new();
+    let mut found: HashMap<String, Vec<DeclaredField>> = HashMap::new();
     let wanted =
         HashSet::from(["head", "numbers", "array", "Constant", "<Name>k__BackingField", "Next"]);
     assembly.static_fields(&wanted, &mut found, &mut NameBudget::new(1 << 20));
-    let field = |class: &str, type_name: Option<&str>| Field {
+    let field = |class: &str, type_name: Option<&str>| DeclaredField {
         class: class.to_owned(),
         type_name: type_name.map(str::to_owned),
     };
@@ -101,10 +101,10 @@ fn an_assembly_tells_the_classes_of_static_fields_and_nested_types() {
         }
     }
     // No more than there is room for.
-    let (mut found, mut room) = (HashMap::new(), NameBudget::new(2 * size_of::<Field>()));
+    let (mut found, mut room) = (HashMap::new(), NameBudget::new(2 * size_of::<DeclaredField>()));
     assembly.static_fields(&wanted, &mut found, &mut room);
     assert_eq!(
-        (found.values().map(Vec::len).sum::<usize>(), room.bytes() < size_of::<Field>()),
+        (found.values().map(Vec::len).sum::<usize>(), room.bytes() < size_of::<DeclaredField>()),
         (1, true)
     );
 }
@@ -122,7 +122,7 @@ fn forty_million_objects_and_their_ways_fit_into_a_gibibyte() {
     const OBJECTS: u64 = 40_000_000;
     const BYTES: u64 = 104;
     let address = |object: u64| 0x7f00_0000_0000 + object * BYTES;
-    let mut builder = Builder::new(1 << 30);
+    let mut builder = GraphBuilder::new(1 << 30);
     // A tree of two branches each, and a third reference somewhere else.
     for object in 0..OBJECTS {
         let branches =
@@ -139,7 +139,8 @@ fn forty_million_objects_and_their_ways_fit_into_a_gibibyte() {
     let graph = builder.finish(&mut places).unwrap();
     assert!(graph.bytes() + paths::bytes_needed(&graph) < 1 << 30);
     let roots = [Root { kind: RootKind::Static, field: None, object: places[0] }];
-    let found: u64 = Paths::find(&graph, &roots).ends().map(|(_, node)| node.objects).sum();
+    let found: u64 =
+        RetentionPaths::find(&graph, &roots).ends().map(|(_, node)| node.objects).sum();
     assert_eq!(found, OBJECTS);
     assert!(peak_kib() < 1 << 20, "{} KiB", peak_kib());
 }

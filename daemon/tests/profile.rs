@@ -2,13 +2,13 @@
 //! where there is a `go`.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use perfusion_aggregate::{Limits, Window};
+use perfusion_aggregate::{Window, WindowLimits};
 use perfusion_host::process::guarded_io::ForeignFile;
-use perfusion_model::event::{Method, ShimEvent};
+use perfusion_model::event::{MethodBody, ShimEvent};
 use perfusion_model::frame::{FrameKey, ImageId, Marker, ProcessId};
 use perfusion_model::labels::{Labels, SampleType};
-use perfusion_pprof::{self, About};
-use perfusion_report::stacks::{Only, View};
+use perfusion_pprof::{self, ProfileInfo};
+use perfusion_report::stacks::{LabelFilter, ProfileView};
 use perfusion_symbolize::{ImageFile, ImageResolver, Symbolizer};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ const fn managed(start: u64) -> FrameKey {
 }
 
 fn method(token: u32, name: &str, starts: &[u64]) -> ShimEvent {
-    ShimEvent::Method(Box::new(Method {
+    ShimEvent::Method(Box::new(MethodBody {
         asked: starts[0],
         module_id: 7,
         token,
@@ -84,7 +84,7 @@ fn encoded() -> Vec<u8> {
         process: Some("shop".into()),
         ..Labels::default()
     };
-    let mut window = Window::new(Limits::default());
+    let mut window = Window::new(WindowLimits::default());
     let cpu = |window: &mut Window, frames: &[FrameKey], labels: &Labels, ns: f64| {
         window.add_all(frames, labels, &[(SampleType::Samples, 1.0), (SampleType::Cpu, ns)]);
     };
@@ -134,7 +134,7 @@ fn encoded() -> Vec<u8> {
         .sum_into(SampleType::Wall, &[SampleType::Cpu, SampleType::Runnable, SampleType::Blocked]);
     let files = Files { own: ForeignFile::own(File::open("/proc/self/exe").unwrap()) };
     symbolizer.resolve(window.frames(), &files);
-    let about = About {
+    let about = ProfileInfo {
         start: SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000),
         duration: Duration::from_secs(10),
         period_ns: 10_101_010,
@@ -147,7 +147,7 @@ fn encoded() -> Vec<u8> {
 fn folded(
     profile: &perfusion_pprof::proto::Profile,
     sample_type: &str,
-    view: &View,
+    view: &ProfileView,
 ) -> (Vec<String>, i128) {
     let mut output = Vec::new();
     let left_out =
@@ -159,7 +159,7 @@ fn folded(
 fn folded_stacks_have_readable_names_and_exact_sums() {
     let profile = perfusion_pprof::decode(&encoded()).unwrap();
     assert_eq!(
-        folded(&profile, "cpu", &View::default()).0,
+        folded(&profile, "cpu", &ProfileView::default()).0,
         [
             "Garbage Collector;[libfoo.so]+0x1234 5000000",
             "Shop.Program.Main(…);Shop.Work.Burn<System.Int32>(System.Int32) 6666667",
@@ -170,20 +170,21 @@ fn folded_stacks_have_readable_names_and_exact_sums() {
             "[unknown]\\u{20}0x5555 1000000",
         ]
     );
-    let (all, none) = folded(&profile, "blocked", &View { idle: true, ..View::default() });
+    let (all, none) =
+        folded(&profile, "blocked", &ProfileView { idle: true, ..ProfileView::default() });
     assert_eq!((all.len(), none), (2, 0));
     // As in the table and the flame graph, parked threads are shown on request only.
-    let (blocked, parked) = folded(&profile, "blocked", &View::default());
+    let (blocked, parked) = folded(&profile, "blocked", &ProfileView::default());
     assert_eq!((blocked.len(), parked), (1, 8_000_000_000));
     let wait = "Shop.Program.Main(…);Shop.Work.Wait\\u{3b}For\\u{7}(…)+async;[libfoo.so]+0x1234;";
     assert!(
         blocked.iter().any(|line| line.starts_with(wait) && line.ends_with(" 2000000000")),
         "{blocked:#?}"
     );
-    assert!(folded(&profile, "delay", &View::default()).0.is_empty());
+    assert!(folded(&profile, "delay", &ProfileView::default()).0.is_empty());
     let grouped = |labels: &[&str]| {
         let by = labels.iter().map(|label| (*label).to_owned()).collect();
-        folded(&profile, "blocked", &View { idle: true, by, ..View::default() }).0
+        folded(&profile, "blocked", &ProfileView { idle: true, by, ..ProfileView::default() }).0
     };
     let by = grouped(&["thread"]);
     assert!(
@@ -243,7 +244,7 @@ fn cpu_and_allocations_of_a_method_meet_on_one_location_whatever_tier_ran() {
 #[test]
 fn the_table_hides_parked_threads_and_says_so() {
     let profile = perfusion_pprof::decode(&encoded()).unwrap();
-    let options = perfusion_report::top::Options::default();
+    let options = perfusion_report::top::TableOptions::default();
     let shown = perfusion_report::top::table(&profile, "blocked", &options).unwrap();
     assert!(shown.starts_with("blocked: total 2 s in 10 s"), "{shown}");
     assert!(shown.contains("not shown: 8 s of parked threads"), "{shown}");
@@ -255,12 +256,15 @@ fn the_table_hides_parked_threads_and_says_so() {
         "{shown}"
     );
     assert!(!shown.contains('\x1b'), "{shown}");
-    let narrow = perfusion_report::top::Options { width: Some(60), ..options.clone() };
+    let narrow = perfusion_report::top::TableOptions { width: Some(60), ..options.clone() };
     let narrow = perfusion_report::top::table(&profile, "cpu", &narrow).unwrap();
     assert!(narrow.lines().skip(1).all(|line| line.chars().count() <= 60), "{narrow}");
     let only = |label: &str, value: &str| {
-        let only = vec![Only { label: label.to_owned(), value: value.to_owned() }];
-        perfusion_report::top::Options { view: View { only, ..View::default() }, ..options.clone() }
+        let only = vec![LabelFilter { label: label.to_owned(), value: value.to_owned() }];
+        perfusion_report::top::TableOptions {
+            view: ProfileView { only, ..ProfileView::default() },
+            ..options.clone()
+        }
     };
     let error =
         perfusion_report::top::table(&profile, "cpu", &only("pid", "1")).unwrap_err().to_string();
@@ -328,7 +332,7 @@ fn through_the_framework() -> perfusion_pprof::proto::Profile {
     }
     let (native, kernel) =
         (FrameKey::Native { image: LIBC, address: 0x12 }, FrameKey::Kernel(0xffff_ffff_8100_0000));
-    let mut window = Window::new(Limits::default());
+    let mut window = Window::new(WindowLimits::default());
     let waits = |reason| Labels { pid: Some(42), wait_reason: Some(reason), ..Labels::default() };
     window.add(&[kernel, native, enter, post], &waits("futex"), SampleType::Blocked, 4e9);
     window.add(&[kernel, native, stub, enter, post], &waits("futex"), SampleType::Blocked, 2e9);
@@ -338,7 +342,7 @@ fn through_the_framework() -> perfusion_pprof::proto::Profile {
     window.add(&[enter, post], &bytes, SampleType::AllocSpace, 1024.0);
     let files = Files { own: ForeignFile::own(File::open("/proc/self/exe").unwrap()) };
     symbolizer.resolve(window.frames(), &files);
-    let about = About {
+    let about = ProfileInfo {
         start: SystemTime::UNIX_EPOCH,
         duration: Duration::from_secs(10),
         period_ns: 10_101_010,
@@ -355,7 +359,7 @@ fn through_the_framework() -> perfusion_pprof::proto::Profile {
 #[test]
 fn waits_and_allocations_belong_to_the_user_s_method_and_cpu_time_to_who_used_it() {
     let profile = through_the_framework();
-    let options = perfusion_report::top::Options::default();
+    let options = perfusion_report::top::TableOptions::default();
     let table =
         |sample_type| perfusion_report::top::table(&profile, sample_type, &options).unwrap();
     // What a sample is worth depends on how often they were taken.
@@ -379,10 +383,10 @@ fn waits_and_allocations_belong_to_the_user_s_method_and_cpu_time_to_who_used_it
 #[test]
 fn tables_sort_by_cum_and_group_by_a_label() {
     let profile = through_the_framework();
-    let options = perfusion_report::top::Options {
+    let options = perfusion_report::top::TableOptions {
         cumulative: true,
         limit: 1,
-        ..perfusion_report::top::Options::default()
+        ..perfusion_report::top::TableOptions::default()
     };
     let first = perfusion_report::top::table(&profile, "blocked", &options).unwrap();
     // All waits end in the kernel, which has nothing of its own.
@@ -390,7 +394,7 @@ fn tables_sort_by_cum_and_group_by_a_label() {
         first.lines().nth(2).unwrap().starts_with("         0   0.0%        7 s 100.0%  "),
         "{first}"
     );
-    let options = perfusion_report::top::Options::default();
+    let options = perfusion_report::top::TableOptions::default();
     let group = |sample_type, by: &str| {
         perfusion_report::groups::table(&profile, sample_type, &[by.to_owned()], &options)
     };
@@ -405,7 +409,7 @@ fn tables_sort_by_cum_and_group_by_a_label() {
     assert_eq!(row(&group("blocked", "process").unwrap(), "process 42"), "7 s 100.0%");
     assert!(group("blocked", "nonsense").is_err());
     // Any profile with a label of one process has a branch for each of its values.
-    let view = View { by: vec!["wait_reason".to_owned()], ..View::default() };
+    let view = ProfileView { by: vec!["wait_reason".to_owned()], ..ProfileView::default() };
     let page = perfusion_report::flame::page(&profile, "shop", Some("blocked"), &view).unwrap();
     assert!(page.contains("[\"read:pipe\",\"\",3]") && page.contains("\"default\":\"blocked\""));
     assert!(perfusion_report::flame::page(&profile, "shop", Some("colour"), &view).is_err());
@@ -414,9 +418,9 @@ fn tables_sort_by_cum_and_group_by_a_label() {
 #[test]
 fn several_labels_have_a_row_for_each_combination() {
     let profile = perfusion_pprof::decode(&encoded()).unwrap();
-    let options = perfusion_report::top::Options {
-        view: View { idle: true, ..View::default() },
-        ..perfusion_report::top::Options::default()
+    let options = perfusion_report::top::TableOptions {
+        view: ProfileView { idle: true, ..ProfileView::default() },
+        ..perfusion_report::top::TableOptions::default()
     };
     let table = |by: &[&str]| {
         let by: Vec<String> = by.iter().map(|label| (*label).to_owned()).collect();
@@ -439,7 +443,7 @@ fn several_labels_have_a_row_for_each_combination() {
     assert!(error.contains("`wakers`") && error.contains("waker_name"), "{error}");
     let cpu = |labels: &[&str]| {
         let by = labels.iter().map(|label| (*label).to_owned()).collect();
-        let view = View { by, ..View::default() };
+        let view = ProfileView { by, ..ProfileView::default() };
         perfusion_report::flame::page(&profile, "shop", None, &view).unwrap()
     };
     // Nodes are numbered parents first: all, then the thread's name, then its id.
@@ -492,7 +496,8 @@ fn go_s_pprof_reads_every_sample_type() {
 fn the_flame_graph_is_one_file_with_every_column() {
     let profile = perfusion_pprof::decode(&encoded()).unwrap();
     let page =
-        perfusion_report::flame::page(&profile, "shop, pid 42", None, &View::default()).unwrap();
+        perfusion_report::flame::page(&profile, "shop, pid 42", None, &ProfileView::default())
+            .unwrap();
     for sample_type in SampleType::ALL {
         assert!(page.contains(&format!("\"name\":\"{}\"", sample_type.name())));
     }
@@ -527,16 +532,16 @@ proptest::proptest! {
             bytes[at] = value;
         }
         if let Ok(profile) = perfusion_pprof::decode(&bytes) {
-            let stacks = perfusion_report::stacks::Stacks::new(&profile);
+            let stacks = perfusion_report::stacks::ProfileStacks::new(&profile);
             for (name, _) in stacks.sample_types() {
-                perfusion_report::top::table(&profile, name, &perfusion_report::top::Options::default()).unwrap();
-                let view = View::default();
+                perfusion_report::top::table(&profile, name, &perfusion_report::top::TableOptions::default()).unwrap();
+                let view = ProfileView::default();
                 perfusion_report::folded::write(&profile, name, &view, &mut Vec::new()).unwrap();
                 // The label may be scribbled on, too.
                 let by = ["process", "thread"].map(str::to_owned);
-                perfusion_report::groups::table(&profile, name, &by, &perfusion_report::top::Options::default()).ok();
+                perfusion_report::groups::table(&profile, name, &by, &perfusion_report::top::TableOptions::default()).ok();
             }
-            perfusion_report::flame::page(&profile, "scribbled", None, &View::default()).unwrap();
+            perfusion_report::flame::page(&profile, "scribbled", None, &ProfileView::default()).unwrap();
         }
     }
 }

@@ -16,11 +16,11 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use perfusion_export::otlp::proto::ExportProfilesServiceRequest;
 use perfusion_export::otlp::proto::any_value::Value;
 use perfusion_export::otlp::{Otlp, OtlpOptions, Protocol};
-use perfusion_export::parts::Hurry;
+use perfusion_export::parts::SinkSignals;
 use perfusion_export::pyroscope::{PushRequest, Pyroscope, PyroscopeOptions};
-use perfusion_export::quantity::{Bytes as Size, Span};
+use perfusion_export::quantity::{ByteSize as Size, HumanDuration};
 use perfusion_export::receiver::SpoolOptions;
-use perfusion_export::{Finished, Packed, Sink};
+use perfusion_export::{FinishedProfile, Packed, Sink};
 use perfusion_pprof::proto::{Function, Line, Location, Profile, Sample, ValueType};
 use prost::Message as _;
 use std::collections::BTreeMap;
@@ -335,7 +335,7 @@ fn noise(seed: u64, length: usize) -> String {
 }
 
 /// What a service did: samples with these values, each of one frame with a long name.
-fn window(service: &str, values: std::ops::Range<i64>, name_bytes: usize) -> Finished {
+fn window(service: &str, values: std::ops::Range<i64>, name_bytes: usize) -> FinishedProfile {
     let mut profile = Profile {
         sample_type: vec![ValueType { r#type: 1, unit: 2 }],
         default_sample_type: 1,
@@ -354,7 +354,7 @@ fn window(service: &str, values: std::ops::Range<i64>, name_bytes: usize) -> Fin
             label: Vec::new(),
         });
     }
-    Finished {
+    FinishedProfile {
         service: service.into(),
         labels: BTreeMap::new(),
         start: SystemTime::now(),
@@ -372,7 +372,7 @@ fn run(case: Case) -> Result<(), String> {
         keep_free: Size(0),
         ..SpoolOptions::default()
     };
-    let timeout = Span(TIMEOUT);
+    let timeout = HumanDuration(TIMEOUT);
     let protocol = if case.kind == Kind::Grpc { Protocol::Grpc } else { Protocol::Http };
     let mut sink: Box<dyn Sink> = if case.kind == Kind::Pyroscope {
         let options = PyroscopeOptions { url, timeout, ..PyroscopeOptions::default() };
@@ -483,7 +483,7 @@ fn what_a_daemon_had_no_time_to_split_is_sent_by_the_next_one() {
     };
     let open = || Otlp::open(&options, &spool).unwrap();
     let mut sink = open();
-    let hurry = Hurry::default();
+    let hurry = SinkSignals::default();
     sink.hurries(hurry.clone());
     sink.put(&window("web", 1..100, 2000)).unwrap();
     hurry.end_by(Instant::now());
@@ -521,7 +521,7 @@ fn a_window_that_finds_its_sink_busy_waits_in_the_spool_and_arrives_once() {
         ..OtlpOptions::default()
     };
     let mut sink = Otlp::open(&options, &spool).unwrap();
-    let hurry = Hurry::default();
+    let hurry = SinkSignals::default();
     sink.hurries(hurry.clone());
     hurry.waits().store(true, Ordering::Relaxed);
     sink.put(&window("web", 1..100, 2000)).unwrap();

@@ -16,7 +16,7 @@ use hyper::header::AUTHORIZATION;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use perfusion_export::http::{Answer, Client, HttpError, Secret, Settings, Tls, Version};
+use perfusion_export::http::{Client, HttpError, HttpResponse, HttpSettings, Secret, Tls, Version};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
@@ -134,7 +134,7 @@ fn client(
     own: Option<&Pair>,
     version: Version,
 ) -> Client {
-    let settings = Settings {
+    let settings = HttpSettings {
         url: format!("https://localhost:{port}").parse().unwrap(),
         headers: vec![(AUTHORIZATION, Secret::File("Bearer ", token.to_owned()))],
         tls: Tls {
@@ -145,7 +145,7 @@ fn client(
     Client::new(settings, version).unwrap()
 }
 
-fn post(client: &Client) -> Result<Answer, HttpError> {
+fn post(client: &Client) -> Result<HttpResponse, HttpError> {
     let deadline = Instant::now() + Duration::from_secs(20);
     client.post("/x", &[], b"body".to_vec(), &|| deadline)
 }
@@ -218,7 +218,7 @@ fn files_that_are_no_certificates_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("ca.pem");
     fs::write(&file, "no certificate").unwrap();
-    let settings = Settings {
+    let settings = HttpSettings {
         url: "https://localhost:1".parse().unwrap(),
         headers: Vec::new(),
         tls: Tls { authority: Some(file), client: None },

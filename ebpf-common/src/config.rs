@@ -54,7 +54,7 @@ pub const fn left_out(said: u32, others: u32) -> Option<u32> {
 
 plain! {
     /// The settings.
-    pub struct Config {
+    pub struct ProbeConfig {
         /// Bits of a word that are an address: on a machine that signs return addresses not all.
         pub address_mask: u64,
         /// The cgroup's id (inode of its directory), for `SELECT_CGROUP`.

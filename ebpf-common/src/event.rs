@@ -1,6 +1,6 @@
 //! Records in the BPF ring. Each starts with [`Header`]; the tag says which type it is.
 
-use crate::key::Thread;
+use crate::key::SchedulerAccount;
 use crate::limits::{
     COMM_BYTES, MAX_KERNEL_STACK_BYTES, MAX_STACK_COPY_BYTES, MAX_WALK_BYTES, PAGE_BYTES,
     WAKER_FRAMES,
@@ -81,7 +81,7 @@ pub const fn skipped_bytes(flags: u32, stack_pointer: u64) -> u64 {
 
 plain! {
     /// Start of every record.
-    pub struct Header {
+    pub struct RecordHeader {
         /// One of the `KIND_` values.
         pub kind: u32,
         /// Bytes of the whole record, this header included.
@@ -98,7 +98,7 @@ plain! {
     /// bytes of user stack from the stack pointer upwards.
     pub struct StackRecord {
         /// `KIND_CPU_SAMPLE`, `KIND_WAIT_START` or `KIND_WAKER_STACK`.
-        pub header: Header,
+        pub header: RecordHeader,
         /// Process.
         pub tgid: u32,
         /// Thread.
@@ -145,7 +145,7 @@ plain! {
     /// End of a kept wait.
     pub struct WaitEndRecord {
         /// `KIND_WAIT_END`.
-        pub header: Header,
+        pub header: RecordHeader,
         /// Process.
         pub tgid: u32,
         /// Thread.
@@ -173,7 +173,7 @@ plain! {
     /// A thread's last switch-out.
     pub struct ThreadEndRecord {
         /// `KIND_THREAD_END`.
-        pub header: Header,
+        pub header: RecordHeader,
         /// Process.
         pub tgid: u32,
         /// Thread.
@@ -199,7 +199,7 @@ plain! {
     /// A thread gets another name.
     pub struct RenameRecord {
         /// `KIND_RENAME`.
-        pub header: Header,
+        pub header: RecordHeader,
         /// Thread.
         pub tid: u32,
         /// `FLAG_SKIPPED` or 0.
@@ -210,16 +210,16 @@ plain! {
         pub to: [u8; COMM_BYTES],
         /// What is known of it. Like the reader of the map, the reader of this looks whether the
         /// law holds.
-        pub thread: Thread,
+        pub thread: SchedulerAccount,
     }
 }
 
 plain! {
     /// A wait the task iterator found in progress. `kernel_bytes` bytes of kernel return addresses
     /// and `user_bytes` bytes of user stack follow, as in [`StackRecord`].
-    pub struct SleeperRecord {
+    pub struct OffCpuRecord {
         /// `KIND_SLEEPER`.
-        pub header: Header,
+        pub header: RecordHeader,
         /// Process.
         pub tgid: u32,
         /// Thread.
@@ -260,7 +260,7 @@ plain! {
     /// innermost frame first.
     pub struct WakeRecord {
         /// `KIND_WAKE`.
-        pub header: Header,
+        pub header: RecordHeader,
         /// Process that was woken.
         pub tgid: u32,
         /// Thread that was woken.
@@ -286,7 +286,7 @@ pub const MAX_RECORD_BYTES: u32 = size_of::<StackRecord>() as u32
 
 /// Largest record of the task iterator.
 pub const MAX_SLEEPER_BYTES: u32 =
-    size_of::<SleeperRecord>() as u32 + MAX_KERNEL_STACK_BYTES + MAX_STACK_COPY_BYTES;
+    size_of::<OffCpuRecord>() as u32 + MAX_KERNEL_STACK_BYTES + MAX_STACK_COPY_BYTES;
 
 const _: () = assert!(size_of::<StackRecord>().is_multiple_of(8));
-const _: () = assert!(size_of::<SleeperRecord>().is_multiple_of(8));
+const _: () = assert!(size_of::<OffCpuRecord>().is_multiple_of(8));

@@ -66,7 +66,7 @@ plain! {
     /// `oncpu_ns + runnable_ns + blocked_ns == since_ns - entered_ns`, exactly, after each event:
     /// every event closes the state in progress into one sum and moves `since_ns`. A reader that
     /// sees the law broken has read in the middle of an update and reads again.
-    pub struct Thread {
+    pub struct SchedulerAccount {
         /// When it entered the recording; ns.
         pub entered_ns: u64,
         /// When its present state began; ns.
@@ -123,7 +123,7 @@ plain! {
 
 plain! {
     /// From when on threads are known; key: tgid in `SELECTED`, 0 in `CONTROL` (for all processes).
-    pub struct Recording {
+    pub struct RecordingStart {
         /// Events before this are ignored; 0 = not yet started, in `SELECTED`: before the process's
         /// next exec. An unknown thread was in its state since then.
         pub since_ns: u64,
@@ -166,7 +166,7 @@ plain! {
 
 /// A walk in progress.
 #[repr(C)]
-pub struct Walk {
+pub struct WalkState {
     /// Registers at the frame, in the order of `ebpf_common::rule`.
     pub registers: [u64; WALK_REGISTERS],
     /// Which of them are known, by bit.
@@ -187,7 +187,7 @@ pub struct Walk {
     pub window: [u64; WALK_WINDOW_BYTES as usize / 8],
 }
 
-impl Walk {
+impl WalkState {
     /// One that is nowhere yet.
     #[must_use]
     pub const fn nowhere() -> Self {
@@ -207,7 +207,7 @@ impl Walk {
 
 plain! {
     /// A reader of the task iterator, and what may hold it up.
-    pub struct Visitor {
+    pub struct TaskIteratorReader {
         /// When it began to copy a stack, CLOCK_MONOTONIC ns; 0 when it does not.
         pub copies_since_ns: u64,
         /// Its thread; 0 for nobody. One that is struck off here does nothing more.

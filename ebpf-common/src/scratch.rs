@@ -1,15 +1,15 @@
 //! Records under construction, in the probes' own memory.
 
-use crate::event::{SleeperRecord, StackRecord};
-use crate::key::Walk;
+use crate::event::{OffCpuRecord, StackRecord};
+use crate::key::WalkState;
 use crate::limits::{SCRATCH_TAIL_BYTES, SPAN_BYTES};
 
 /// A record of the task iterator under construction. Each visitor has one: one that is held up may
 /// write to its long after the next one began.
 #[repr(C)]
-pub struct SleeperScratch {
+pub struct OffCpuScratch {
     /// The fixed part.
-    pub record: SleeperRecord,
+    pub record: OffCpuRecord,
     /// Kernel stack, then user stack, without a gap.
     pub tail: [u8; SCRATCH_TAIL_BYTES as usize],
     /// The copy behind the kernel stack.
@@ -43,7 +43,7 @@ pub struct Scratch {
     /// The copy behind the user frames and the kernel stack.
     pub copy: StackCopy,
     /// The walk behind the user frames.
-    pub walk: Walk,
+    pub walk: WalkState,
     /// What a thread published.
     pub span: [u8; SPAN_BYTES],
     /// The fixed part.

@@ -15,9 +15,9 @@
 //! everything.
 
 use crate::event::FLAG_WALKED_TO_START;
-use crate::key::Walk;
+use crate::key::WalkState;
 use crate::limits::WALK_WINDOW_BYTES;
-use crate::machine::Machine;
+use crate::machine::WalkMachine;
 use crate::rule::{
     LOST, PC, RULE_CALL, RULE_DEREF, RULE_SIGNAL, RULE_START, SAME, SP, UnwindRule, WALK_REGISTERS,
 };
@@ -31,7 +31,7 @@ const WORD: u64 = 8;
 const READ_ALIGN: u64 = 2048;
 
 /// Memory of the program whose stack is walked.
-pub trait Memory {
+pub trait StackMemory {
     /// Reads `bytes` bytes at `from` to `into`; false when they are not all there.
     ///
     /// # Safety
@@ -41,14 +41,14 @@ pub trait Memory {
 
 /// Memory of which there is a copy: to walk outside of the kernel, in tests.
 #[derive(Clone, Copy, Debug)]
-pub struct Copied<'a> {
+pub struct CopiedStack<'a> {
     /// Address of the first byte.
     pub from: u64,
     /// The bytes.
     pub bytes: &'a [u8],
 }
 
-impl Memory for Copied<'_> {
+impl StackMemory for CopiedStack<'_> {
     unsafe fn read(&self, into: *mut u8, bytes: u32, from: u64) -> bool {
         let Some(at) = from.checked_sub(self.from) else { return false };
         let there = self.bytes.get(at as usize..).and_then(|rest| rest.get(..bytes as usize));
@@ -69,7 +69,7 @@ pub fn opaque<T: Copy>(value: T) -> T {
 
 /// Sets a walk up at a thread's innermost frame.
 #[inline(always)]
-pub fn begin(walk: &mut Walk, registers: [u64; WALK_REGISTERS], space: u32) {
+pub fn begin(walk: &mut WalkState, registers: [u64; WALK_REGISTERS], space: u32) {
     walk.registers = registers;
     walk.known = (1 << WALK_REGISTERS) - 1;
     walk.exact = 1;
@@ -83,7 +83,7 @@ pub fn begin(walk: &mut Walk, registers: [u64; WALK_REGISTERS], space: u32) {
 /// The place of the frame (`RuleKey::place`); `None` at what is no address of user code, and as a
 /// place would look like one that is.
 #[inline(always)]
-pub fn place(walk: &Walk) -> Option<u64> {
+pub fn place(walk: &WalkState) -> Option<u64> {
     let ip = walk.registers[PC];
     if ip >> 63 != 0 {
         return None;
@@ -95,11 +95,11 @@ pub fn place(walk: &Walk) -> Option<u64> {
 /// Goes to the caller, or notes in `walk.end` that there is none; false when the rule does not lead
 /// there.
 #[inline(always)]
-pub fn leave<M: Machine>(
-    walk: &mut Walk,
+pub fn leave<M: WalkMachine>(
+    walk: &mut WalkState,
     rule: &UnwindRule,
     machine: &M,
-    memory: &impl Memory,
+    memory: &impl StackMemory,
 ) -> bool {
     let base = (rule.base & 7) as usize;
     if walk.known & (1 << base) == 0 {
@@ -173,7 +173,7 @@ pub fn leave<M: Machine>(
 
 /// Brings what a rule saves around `anchor` into the window.
 #[inline(always)]
-fn bring(walk: &mut Walk, rule: &UnwindRule, anchor: u64, memory: &impl Memory) -> bool {
+fn bring(walk: &mut WalkState, rule: &UnwindRule, anchor: u64, memory: &impl StackMemory) -> bool {
     let stack = walk.registers[SP];
     if (anchor | stack) & (WORD - 1) != 0 {
         return false;
@@ -191,7 +191,7 @@ fn plus(base: u64, offset: i16) -> u64 {
 /// Takes the caller's registers out of the window, all but the stack and instruction pointer. What
 /// would be below the stack pointer the frame has taken back already, as in the finisher.
 #[inline(always)]
-fn restore(walk: &mut Walk, saved: &[i16; WALK_REGISTERS], anchor: u64, at: u64) {
+fn restore(walk: &mut WalkState, saved: &[i16; WALK_REGISTERS], anchor: u64, at: u64) {
     let stack = walk.registers[SP];
     let mut known = walk.known;
     let mut register = 0;
@@ -210,7 +210,7 @@ fn restore(walk: &mut Walk, saved: &[i16; WALK_REGISTERS], anchor: u64, at: u64)
 
 /// The word at an offset in the window. [`fetch`] has brought it in; the mask is for the verifier.
 #[inline(always)]
-fn word(walk: &Walk, offset: u64) -> u64 {
+fn word(walk: &WalkState, offset: u64) -> u64 {
     let offset = offset & (WALK_WINDOW_BYTES as u64 - WORD);
     let word = walk.window.as_ptr().cast::<u8>().wrapping_add(offset as usize);
     // SAFETY: a word of the window, aligned as the window is.
@@ -221,7 +221,7 @@ fn word(walk: &Walk, offset: u64) -> u64 {
 /// needed any more: a walk goes upwards. So each read begins at the window's first byte, and a long
 /// stack passes through the same few lines of the CPU's cache.
 #[inline(always)]
-fn fetch(walk: &mut Walk, start: u64, end: u64, memory: &impl Memory) -> bool {
+fn fetch(walk: &mut WalkState, start: u64, end: u64, memory: &impl StackMemory) -> bool {
     if start >= walk.window_start && end <= walk.window_end {
         return true;
     }
@@ -241,7 +241,7 @@ fn fetch(walk: &mut Walk, start: u64, end: u64, memory: &impl Memory) -> bool {
 
 /// Reads one word of user memory.
 #[inline(always)]
-fn read_word(memory: &impl Memory, from: u64) -> Option<u64> {
+fn read_word(memory: &impl StackMemory, from: u64) -> Option<u64> {
     let mut value = 0u64;
     // SAFETY: eight bytes of a local.
     (unsafe { memory.read((&raw mut value).cast(), 8, from) }).then_some(value)
@@ -260,7 +260,7 @@ mod tests {
         hole: core::ops::Range<u64>,
     }
 
-    impl Memory for Stack {
+    impl StackMemory for Stack {
         unsafe fn read(&self, into: *mut u8, bytes: u32, from: u64) -> bool {
             let end = from.saturating_add(u64::from(bytes));
             if from < self.hole.end && end > self.hole.start {
@@ -286,8 +286,8 @@ mod tests {
         Stack { start: STACK, words: all, hole: 0..0 }
     }
 
-    fn walk_at(registers: [u64; WALK_REGISTERS]) -> Box<Walk> {
-        let mut walk = Box::new(Walk::nowhere());
+    fn walk_at(registers: [u64; WALK_REGISTERS]) -> Box<WalkState> {
+        let mut walk = Box::new(WalkState::nowhere());
         begin(&mut walk, registers, 1);
         walk
     }
@@ -325,7 +325,7 @@ mod tests {
     mod x86_64 {
         use super::*;
 
-        fn at(rip: u64, rbp: u64) -> Box<Walk> {
+        fn at(rip: u64, rbp: u64) -> Box<WalkState> {
             let mut registers = [0x11; WALK_REGISTERS];
             registers[RBP] = rbp;
             registers[SP] = STACK;
@@ -428,7 +428,7 @@ mod tests {
 
         const MACHINE: Aarch64 = Aarch64 { address_mask: (1 << 48) - 1 };
 
-        fn at(pc: u64, x29: u64, x30: u64) -> Box<Walk> {
+        fn at(pc: u64, x29: u64, x30: u64) -> Box<WalkState> {
             let mut registers = [0x11; WALK_REGISTERS];
             (registers[X29], registers[X30]) = (x29, x30);
             (registers[SP], registers[PC]) = (STACK, pc);
@@ -509,11 +509,11 @@ mod tests {
 
         #[test]
         fn the_registers_of_a_walk_are_those_of_a_record() {
-            assert_eq!(<Aarch64 as Machine>::GPR_PLACES[X29] as u16 + aarch64::FIRST_DWARF, 29);
-            assert_eq!(<Aarch64 as Machine>::GPR_PLACES[X30] as u16 + aarch64::FIRST_DWARF, 30);
-            assert_eq!(<Aarch64 as Machine>::GPR_PLACES[SP] as usize, aarch64::STACK_POINTER);
+            assert_eq!(<Aarch64 as WalkMachine>::GPR_PLACES[X29] as u16 + aarch64::FIRST_DWARF, 29);
+            assert_eq!(<Aarch64 as WalkMachine>::GPR_PLACES[X30] as u16 + aarch64::FIRST_DWARF, 30);
+            assert_eq!(<Aarch64 as WalkMachine>::GPR_PLACES[SP] as usize, aarch64::STACK_POINTER);
             assert_eq!(
-                <X86_64 as Machine>::GPR_PLACES[SP] as usize,
+                <X86_64 as WalkMachine>::GPR_PLACES[SP] as usize,
                 crate::machine::x86_64::STACK_POINTER
             );
         }

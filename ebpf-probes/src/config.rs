@@ -8,17 +8,17 @@ use aya_ebpf::helpers::generated::{
 use core::ffi::c_void;
 use core::mem::{MaybeUninit, size_of};
 use ebpf_common::config::{
-    Config, NO_FIELD, RULES_BY_CGROUP, RULES_BY_COMMAND, RULES_BY_USER, SELECT_CGROUP, SELECT_PIDS,
-    SELECT_RULES, left_out,
+    NO_FIELD, ProbeConfig, RULES_BY_CGROUP, RULES_BY_COMMAND, RULES_BY_USER, SELECT_CGROUP,
+    SELECT_PIDS, SELECT_RULES, left_out,
 };
-use ebpf_common::key::Recording;
+use ebpf_common::key::RecordingStart;
 
 /// Priorities below are those of real-time and deadline threads (include/linux/sched/prio.h).
 const MAX_RT_PRIO: i32 = 100;
 
 /// Overwritten by the loader before verification.
 #[unsafe(no_mangle)]
-pub(crate) static CONFIG: Config = Config {
+pub(crate) static CONFIG: ProbeConfig = ProbeConfig {
     address_mask: 0,
     cgroup_id: 0,
     coin_interval_ns: 0,
@@ -291,7 +291,7 @@ impl Task {
     /// From when on this thread is recorded; `None` when it is not selected, or the recording has
     /// not begun or is over.
     #[inline(always)]
-    pub(crate) fn recording(self, tgid: u32) -> Option<Recording> {
+    pub(crate) fn recording(self, tgid: u32) -> Option<RecordingStart> {
         let selection = setting!(selection);
         let recording = if selection == SELECT_PIDS {
             // SAFETY: values are plain integers; an entry replaced meanwhile gives another

@@ -15,13 +15,13 @@ use ebpf_common::counter::Counter;
 use ebpf_common::event::MAX_RECORD_BYTES;
 use ebpf_common::event::{
     FLAG_AT_CALL, FLAG_EXITING, FLAG_LIMITED, FLAG_USER, FLAG_WALKED_TO_LIMIT,
-    FLAG_WALKED_TO_START, Header, KIND_CPU_SAMPLE, KIND_WAKER_STACK, StackRecord,
+    FLAG_WALKED_TO_START, KIND_CPU_SAMPLE, KIND_WAKER_STACK, RecordHeader, StackRecord,
 };
 use ebpf_common::limits::{
     MAX_CROWDED_COPY_BYTES, MAX_KERNEL_STACK_BYTES, MAX_STEPPED_COPY_BYTES,
     MAX_STEPPED_WAIT_COPY_BYTES, MAX_WALK_BYTES,
 };
-use ebpf_common::machine::Machine as _;
+use ebpf_common::machine::WalkMachine as _;
 use ebpf_common::rule::{PC, SP};
 use ebpf_common::scratch::Scratch;
 use ebpf_common::stage::{OF_SAMPLES, OF_WAITS, STAGE_COPY, STAGE_KERNEL, STAGE_SEND, STAGE_USER};
@@ -34,7 +34,7 @@ pub(crate) const PF_KTHREAD: u32 = 0x0020_0000;
 pub(crate) const PF_EXITING: u32 = 4;
 
 /// What the hook knows; the rest is read from the task.
-pub(crate) struct Hook {
+pub(crate) struct HookContext {
     pub(crate) kind: u32,
     pub(crate) time_ns: u64,
     pub(crate) tgid: u32,
@@ -50,7 +50,7 @@ pub(crate) struct Hook {
 }
 
 /// Why a stack record was not stored.
-pub(crate) enum Lost {
+pub(crate) enum RecordLoss {
     /// It had so many bytes.
     RingFull(u32),
     Busy,
@@ -63,18 +63,18 @@ pub(crate) enum Lost {
 pub(crate) fn stack_record<const LOOPS: bool>(
     ctx: *mut c_void,
     task: Task,
-    hook: &Hook,
-) -> Result<u32, Lost> {
+    hook: &HookContext,
+) -> Result<u32, RecordLoss> {
     // SAFETY: a helper without arguments.
     let cpu = unsafe { bpf_get_smp_processor_id() };
     let Some(scratch) = SCRATCH.get_ptr_mut(cpu) else {
         count(Counter::CpuBeyondMaps);
-        return Err(Lost::Busy);
+        return Err(RecordLoss::Busy);
     };
     // SAFETY: the pointer is this CPU's entry, used by one hook at a time, which `busy` watches.
     let scratch = unsafe { &mut *scratch };
     if scratch.busy != 0 {
-        return Err(Lost::Busy);
+        return Err(RecordLoss::Busy);
     }
     scratch.busy = 1;
     let sent = fill_and_send::<LOOPS>(ctx, task, scratch, hook);
@@ -87,8 +87,8 @@ fn fill_and_send<const LOOPS: bool>(
     ctx: *mut c_void,
     task: Task,
     scratch: &mut Scratch,
-    hook: &Hook,
-) -> Result<u32, Lost> {
+    hook: &HookContext,
+) -> Result<u32, RecordLoss> {
     let mut stages = StageClock::start(hook.kind);
     let record = &mut scratch.record;
     record.tgid = hook.tgid;
@@ -149,7 +149,7 @@ fn fill_and_send<const LOOPS: bool>(
         // the walk.
         let walked_bytes = opaque(walked_bytes);
         if walked_bytes > MAX_WALK_BYTES {
-            return Err(Lost::Busy);
+            return Err(RecordLoss::Busy);
         }
         let target = scratch.tail.as_mut_ptr().wrapping_add(walked_bytes as usize);
         // SAFETY: behind the frames the tail has `MAX_KERNEL_STACK_BYTES` and more.
@@ -195,17 +195,17 @@ fn fill_and_send<const LOOPS: bool>(
     record.kernel_bytes = kernel_bytes;
     record.user_bytes = user_bytes;
     let len = size_of::<StackRecord>() as u32 + walked_bytes + kernel_bytes + user_bytes;
-    record.header = Header { kind: hook.kind, len, time_ns: hook.time_ns };
+    record.header = RecordHeader { kind: hook.kind, len, time_ns: hook.time_ns };
     // Read back, so that the compiler keeps the check that the verifier needs.
     // SAFETY: a valid, aligned field.
     let len = unsafe { core::ptr::read_volatile(&raw const record.header.len) };
     if len > MAX_RECORD_BYTES {
-        return Err(Lost::Busy);
+        return Err(RecordLoss::Busy);
     }
     // SAFETY: so many bytes are the record and what follows it in `scratch`.
     let sent = unsafe { send((&raw mut scratch.record).cast(), len) };
     stages.ended(STAGE_SEND);
-    if sent { Ok(len) } else { Err(Lost::RingFull(len)) }
+    if sent { Ok(len) } else { Err(RecordLoss::RingFull(len)) }
 }
 
 /// Measures what the stages of a record take, if that is asked for.

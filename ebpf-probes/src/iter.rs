@@ -14,7 +14,7 @@ use crate::machine;
 use crate::maps::{PASSED_OVER, SLEEPER_SCRATCH, THREADS, VISITORS, count};
 use crate::sched::state_of;
 use crate::span;
-use crate::unwind::copy::{END, MAX_STEPS, ON, Step, next, skip, skipped};
+use crate::unwind::copy::{CopyStep, END, MAX_STEPS, ON, next, skip, skipped};
 use aya_ebpf::bindings::task_struct;
 use aya_ebpf::helpers::generated::{
     bpf_copy_from_user_task, bpf_find_vma, bpf_get_current_pid_tgid, bpf_get_task_stack,
@@ -27,14 +27,14 @@ use ebpf_common::counter::Counter;
 use ebpf_common::event::MAX_SLEEPER_BYTES;
 use ebpf_common::event::{
     FLAG_EXITING, FLAG_IO, FLAG_LIMITED, FLAG_PREEMPTED, FLAG_STACK_SENT, FLAG_THROTTLED,
-    FLAG_USER, Header, KIND_SLEEPER, SleeperRecord,
+    FLAG_USER, KIND_SLEEPER, OffCpuRecord, RecordHeader,
 };
 use ebpf_common::key::{
-    STATE_BLOCKED, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread, Visitor, WAIT_CERTAIN,
-    WAIT_KEPT, WAIT_WAS_BLOCKED,
+    STATE_BLOCKED, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, SchedulerAccount, TaskIteratorReader,
+    WAIT_CERTAIN, WAIT_KEPT, WAIT_WAS_BLOCKED,
 };
 use ebpf_common::limits::{MAX_KERNEL_STACK_BYTES, MAX_STACK_COPY_BYTES, MAX_VISITORS};
-use ebpf_common::scratch::{SleeperScratch, StackCopy};
+use ebpf_common::scratch::{OffCpuScratch, StackCopy};
 
 /// A wait whose stack and weight are known is told of only when it has lasted so long: the record
 /// of its start is news enough.
@@ -48,7 +48,7 @@ const BUSY: c_long = -16;
 
 /// `struct bpf_iter__task` of kernel/bpf/task_iter.c.
 #[repr(C)]
-struct Context {
+struct TaskIteratorContext {
     meta: *const c_void,
     /// Null once, after the last thread.
     task: *const task_struct,
@@ -56,7 +56,7 @@ struct Context {
 
 /// What a thread that sleeps does not change.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Asleep {
+struct SleepSnapshot {
     tgid: u32,
     state: u32,
     start_ns: u64,
@@ -68,7 +68,7 @@ struct Asleep {
 #[inline(always)]
 pub(crate) fn visit(ctx: *mut c_void) {
     // SAFETY: the kernel calls programs of this section with this context.
-    let task = unsafe { (*ctx.cast::<Context>()).task };
+    let task = unsafe { (*ctx.cast::<TaskIteratorContext>()).task };
     if task.is_null() {
         return;
     }
@@ -129,8 +129,8 @@ pub(crate) fn visit(ctx: *mut c_void) {
         return count(Counter::SleepersTorn);
     }
     let record = &mut scratch.record;
-    let len = size_of::<SleeperRecord>() as u32 + record.kernel_bytes + record.user_bytes;
-    record.header = Header { kind: KIND_SLEEPER, len, time_ns: now };
+    let len = size_of::<OffCpuRecord>() as u32 + record.kernel_bytes + record.user_bytes;
+    record.header = RecordHeader { kind: KIND_SLEEPER, len, time_ns: now };
     // SAFETY: a valid, aligned field; read back, so that the compiler keeps the check that the
     // verifier needs.
     let len = unsafe { core::ptr::read_volatile(&raw const record.header.len) };
@@ -148,7 +148,7 @@ pub(crate) fn visit(ctx: *mut c_void) {
 
 /// The visitor that reads this iterator; `None` for one that was struck off because it was held up.
 #[inline(always)]
-fn visitor<'a>() -> Option<(u32, &'a mut Visitor)> {
+fn visitor<'a>() -> Option<(u32, &'a mut TaskIteratorReader)> {
     // SAFETY: a helper without arguments.
     let tid = unsafe { bpf_get_current_pid_tgid() } as u32;
     let mut slot = 0;
@@ -168,14 +168,14 @@ fn visitor<'a>() -> Option<(u32, &'a mut Visitor)> {
 /// Notes the wait that has been told of last: this one, or again the one before when nothing was
 /// told after all.
 #[inline(always)]
-fn set_visited(thread: &mut Thread, start_ns: u64) {
+fn set_visited(thread: &mut SchedulerAccount, start_ns: u64) {
     // SAFETY: a valid, aligned field.
     unsafe { core::ptr::write_volatile(&raw mut thread.visited_start_ns, start_ns) };
 }
 
 /// The thread as it sleeps, `None` when it does not.
 #[inline(always)]
-fn asleep(task: Task, thread: &Thread) -> Option<Asleep> {
+fn asleep(task: Task, thread: &SchedulerAccount) -> Option<SleepSnapshot> {
     // Read first: the scheduler's hooks write it behind all they say of the wait.
     let state = state_of(thread);
     // "Running or runnable" and not on a CPU: preempted since before the recording, for a switch
@@ -189,11 +189,11 @@ fn asleep(task: Task, thread: &Thread) -> Option<Asleep> {
     // SAFETY: as above.
     let was_blocked =
         unsafe { core::ptr::read_volatile(&raw const thread.wait_flags) } & WAIT_WAS_BLOCKED != 0;
-    Some(Asleep { tgid: thread.tgid, state, start_ns, exec_ns: task.exec_ns(), was_blocked })
+    Some(SleepSnapshot { tgid: thread.tgid, state, start_ns, exec_ns: task.exec_ns(), was_blocked })
 }
 
 #[inline(always)]
-fn describe(record: &mut SleeperRecord, task: Task, asleep: &Asleep, tid: u32) {
+fn describe(record: &mut OffCpuRecord, task: Task, asleep: &SleepSnapshot, tid: u32) {
     record.tgid = asleep.tgid;
     record.tid = tid;
     record.comm = task.comm();
@@ -228,7 +228,12 @@ fn describe(record: &mut SleeperRecord, task: Task, asleep: &Asleep, tid: u32) {
 
 /// Takes the kernel's and the user's part of the stack.
 #[inline(always)]
-fn stacks(scratch: &mut SleeperScratch, task: Task, mapping: &Mapping, visitor: &mut Visitor) {
+fn stacks(
+    scratch: &mut OffCpuScratch,
+    task: Task,
+    mapping: &StackMapping,
+    visitor: &mut TaskIteratorReader,
+) {
     let tail = scratch.tail.as_mut_ptr();
     // SAFETY: the buffer has `MAX_KERNEL_STACK_BYTES` and more; the iterator holds a reference to
     // the task.
@@ -289,7 +294,7 @@ fn stacks(scratch: &mut SleeperScratch, task: Task, mapping: &Mapping, visitor: 
 }
 
 /// What the stack pointer points into; nothing, when `end` is 0.
-struct Mapping {
+struct StackMapping {
     end: u64,
     of_file: bool,
 }
@@ -303,8 +308,8 @@ struct Mapping {
 /// the iterator to wait: then the daemon leaves it behind with its visitor, and passes the process
 /// over from then on.
 #[inline(always)]
-fn mapping(task: Task, tgid: u32) -> Option<Mapping> {
-    let mut mapping = Mapping { end: 0, of_file: false };
+fn mapping(task: Task, tgid: u32) -> Option<StackMapping> {
+    let mut mapping = StackMapping { end: 0, of_file: false };
     if task.flags() & PF_KTHREAD != 0 {
         return Some(mapping);
     }
@@ -335,21 +340,21 @@ unsafe extern "C" fn look(
 ) -> c_long {
     let (end, of_file) = mapping_end(found);
     // SAFETY: the caller's promise.
-    unsafe { *context.cast::<Mapping>() = Mapping { end, of_file } };
+    unsafe { *context.cast::<StackMapping>() = StackMapping { end, of_file } };
     0
 }
 
 /// What a copy works on. The task cannot lie in the record: as a number in a map the verifier would
 /// not know it again.
 struct Copying {
-    scratch: *mut SleeperScratch,
+    scratch: *mut OffCpuScratch,
     task: *const task_struct,
 }
 
 /// Copies at most `limit` bytes of the user stack at `from` to `tail[at..]`, page by page. Kernels
 /// with this iterator have `bpf_loop`.
 #[inline(always)]
-fn copy(scratch: &mut SleeperScratch, at: u32, task: Task, from: u64, limit: u32) -> u32 {
+fn copy(scratch: &mut OffCpuScratch, at: u32, task: Task, from: u64, limit: u32) -> u32 {
     scratch.copy = StackCopy { from, at, bytes: 0, limit, skipped: 0 };
     let mut context = Copying { scratch, task: task.pointer };
     // SAFETY: the step is a function of this program, and the context outlives the loop.
@@ -367,7 +372,7 @@ unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> c_long {
     let Copying { scratch, task } = unsafe { &*context.cast::<Copying>() };
     // SAFETY: this visitor's entry.
     let scratch = unsafe { &mut **scratch };
-    let Some(Step { address, position, bytes }) = next(&scratch.copy) else { return END };
+    let Some(CopyStep { address, position, bytes }) = next(&scratch.copy) else { return END };
     let target = scratch.tail.as_mut_ptr().wrapping_add(position as usize);
     // SAFETY: a page fits behind the position. A bad user address is an error.
     let failed = unsafe {

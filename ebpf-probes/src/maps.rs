@@ -5,13 +5,13 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, PerCpuArray, RingBuf};
 use ebpf_common::counter::{COUNTERS, Counter};
 use ebpf_common::event::WakeRecord;
-use ebpf_common::key::{Recording, Sampler, SpanPlace, Thread, Visitor};
+use ebpf_common::key::{RecordingStart, Sampler, SchedulerAccount, SpanPlace, TaskIteratorReader};
 use ebpf_common::limits::{
     DEFAULT_MAX_PLACES, DEFAULT_MAX_THREADS, MAX_PASSED_OVER, MAX_RULED_CGROUPS, MAX_RULED_OTHERS,
     MAX_RULES, MAX_SELECTED_PROCESSES, MAX_SPACES, MAX_SPAN_PLACES, MAX_VISITORS,
 };
 use ebpf_common::rule::{PlaceSet, UnwindRule, WAYS};
-use ebpf_common::scratch::{Scratch, SleeperScratch};
+use ebpf_common::scratch::{OffCpuScratch, Scratch};
 use ebpf_common::stage::{STAGE_KINDS, Stages};
 
 /// Records: probes → daemon. Size in bytes set at load. Full: the record is dropped and counted by
@@ -23,12 +23,13 @@ pub(crate) static RING: RingBuf = RingBuf::with_byte_size(16 << 20, 0);
 /// Size set at load; full: counted, the thread has no times. An entry leaves at its thread's last
 /// switch-out, or when the daemon finds that it has left or ended unseen.
 #[map]
-pub(crate) static THREADS: HashMap<u32, Thread> = HashMap::with_max_entries(DEFAULT_MAX_THREADS, 0);
+pub(crate) static THREADS: HashMap<u32, SchedulerAccount> =
+    HashMap::with_max_entries(DEFAULT_MAX_THREADS, 0);
 
 /// Selected processes, by tgid, when the selection is by pid. Written by the daemon and at fork; an
 /// entry leaves when its process is freed.
 #[map]
-pub(crate) static SELECTED: HashMap<u32, Recording> =
+pub(crate) static SELECTED: HashMap<u32, RecordingStart> =
     HashMap::with_max_entries(MAX_SELECTED_PROCESSES, 0);
 
 /// What rules say of each cgroup (`RULE_` bits), by id. Written by the daemon as cgroups come and
@@ -46,7 +47,7 @@ pub(crate) static COMMANDS: HashMap<[u8; 16], u32> = HashMap::with_max_entries(M
 
 /// One entry: from when on everything is recorded. Written by the daemon.
 #[map]
-pub(crate) static CONTROL: Array<Recording> = Array::with_max_entries(1, 0);
+pub(crate) static CONTROL: Array<RecordingStart> = Array::with_max_entries(1, 0);
 
 /// One entry: not 0 once the recording is over, and from then on no hook does anything. Written by
 /// the daemon. Detaching the programs takes as long as an RCU grace period, a second on a busy
@@ -107,11 +108,11 @@ pub(crate) static SPANS: HashMap<u32, SpanPlace> = HashMap::with_max_entries(MAX
 /// Who reads the task iterator. The daemon writes the thread, and strikes off one that is held up;
 /// the thread's visits write the rest.
 #[map]
-pub(crate) static VISITORS: Array<Visitor> = Array::with_max_entries(MAX_VISITORS, 0);
+pub(crate) static VISITORS: Array<TaskIteratorReader> = Array::with_max_entries(MAX_VISITORS, 0);
 
 /// Their records under construction.
 #[map]
-pub(crate) static SLEEPER_SCRATCH: Array<SleeperScratch> = Array::with_max_entries(MAX_VISITORS, 0);
+pub(crate) static SLEEPER_SCRATCH: Array<OffCpuScratch> = Array::with_max_entries(MAX_VISITORS, 0);
 
 /// Processes, by tgid, whose sleeping threads' stacks are not copied: reading one took too long.
 /// Written by the daemon, which takes an entry out when its process is gone. Full: those visitors

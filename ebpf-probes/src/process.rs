@@ -7,7 +7,7 @@ use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use aya_ebpf::programs::BtfTracePointContext;
 use ebpf_common::counter::Counter;
-use ebpf_common::key::Recording;
+use ebpf_common::key::RecordingStart;
 
 /// `void sched_process_fork(struct task_struct *parent, struct task_struct *child)`: a child of a
 /// selected process is selected. It comes before `sched_wakeup_new` of the child. Attached only
@@ -22,7 +22,8 @@ pub(crate) fn fork(ctx: &BtfTracePointContext) {
     }
     // Its one thread is new: nothing is to be seeded.
     // SAFETY: a helper without arguments.
-    let recording = Recording { since_ns: unsafe { bpf_ktime_get_ns() }, seeded: 1, left_out: 0 };
+    let recording =
+        RecordingStart { since_ns: unsafe { bpf_ktime_get_ns() }, seeded: 1, left_out: 0 };
     if SELECTED.insert(child, recording, u64::from(BPF_ANY)).is_err() {
         count(Counter::SelectedMapFull);
     }

@@ -12,7 +12,7 @@ use aya_ebpf::programs::BtfTracePointContext;
 use core::ffi::c_void;
 use core::mem::size_of;
 use ebpf_common::counter::Counter;
-use ebpf_common::event::{FLAG_SKIPPED, Header, KIND_RENAME, RenameRecord};
+use ebpf_common::event::{FLAG_SKIPPED, KIND_RENAME, RecordHeader, RenameRecord};
 use ebpf_common::key::STATE_DEAD;
 use ebpf_common::limits::{COMM_BYTES, MAX_RENAMES};
 
@@ -53,7 +53,11 @@ pub(crate) fn renamed(ctx: &BtfTracePointContext) {
     }
     put(&mut thread.renames, renames + 1);
     let mut record = RenameRecord {
-        header: Header { kind: KIND_RENAME, len: size_of::<RenameRecord>() as u32, time_ns: now },
+        header: RecordHeader {
+            kind: KIND_RENAME,
+            len: size_of::<RenameRecord>() as u32,
+            time_ns: now,
+        },
         tid,
         flags,
         from: task.comm(),

@@ -1,7 +1,7 @@
 //! The CPU sampler: a timer per CPU that finds a thread running.
 
 use crate::config::{Task, has_rules};
-use crate::emit::{Hook, Lost, stack_record};
+use crate::emit::{HookContext, RecordLoss, stack_record};
 use crate::machine;
 use crate::maps::count;
 use aya_ebpf::EbpfContext as _;
@@ -30,7 +30,7 @@ pub(crate) fn cpu_sample<const LOOPS: bool>(ctx: &PerfEventContext) {
         return;
     }
     count(Counter::CpuSamples);
-    let hook = Hook {
+    let hook = HookContext {
         kind: KIND_CPU_SAMPLE,
         time_ns: now,
         tgid,
@@ -44,8 +44,8 @@ pub(crate) fn cpu_sample<const LOOPS: bool>(ctx: &PerfEventContext) {
     };
     count(match stack_record::<LOOPS>(ctx.as_ptr(), task, &hook) {
         Ok(_) => Counter::CpuSamplesStored,
-        Err(Lost::RingFull(_)) => Counter::CpuSamplesRingFull,
-        Err(Lost::Busy) => Counter::CpuSamplesBusy,
+        Err(RecordLoss::RingFull(_)) => Counter::CpuSamplesRingFull,
+        Err(RecordLoss::Busy) => Counter::CpuSamplesBusy,
     });
 }
 

@@ -7,7 +7,7 @@ use crate::config::setting;
 use crate::maps::{wait_beyond, wait_budget};
 use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
 use ebpf_common::event::CERTAIN;
-use ebpf_common::key::{Sampler, Thread};
+use ebpf_common::key::{Sampler, SchedulerAccount};
 
 /// The probability never falls below this (2⁻²⁰), so that it can rise again.
 const LEAST: u64 = CERTAIN >> 20;
@@ -46,7 +46,7 @@ const ALLOWED_INTERVALS: u64 = 40;
 /// Throws the coin for a wait that `thread` begins at `now`; `Some(probability)` when its stack is
 /// to be kept.
 #[inline(always)]
-pub(crate) fn throw(coin: &mut Sampler, thread: &mut Thread, now: u64) -> Option<u64> {
+pub(crate) fn throw(coin: &mut Sampler, thread: &mut SchedulerAccount, now: u64) -> Option<u64> {
     let fixed = setting!(coin_fixed);
     let probability = if fixed != 0 {
         fixed

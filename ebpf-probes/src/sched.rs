@@ -25,7 +25,7 @@
 //! kernel stack.
 
 use crate::config::{Task, goes_on, has_rules, known_is_selected, setting};
-use crate::emit::{Hook, Lost, PF_EXITING, PF_KTHREAD, small_record, stack_record};
+use crate::emit::{HookContext, PF_EXITING, PF_KTHREAD, RecordLoss, small_record, stack_record};
 use crate::machine::{self, THREAD_BYTES};
 use crate::maps::{THREADS, WAKE_SCRATCH, coin, count};
 use crate::sampler;
@@ -38,13 +38,13 @@ use ebpf_common::config::RULE_WAITS;
 use ebpf_common::counter::Counter;
 use ebpf_common::event::{
     CERTAIN, FLAG_IO, FLAG_NEW, FLAG_PREEMPTED, FLAG_THROTTLED, FLAG_WAKER, FLAG_WOKEN_THROTTLED,
-    Header, KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE, KIND_WAKER_STACK,
+    KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE, KIND_WAKER_STACK, RecordHeader,
     ThreadEndRecord, WaitEndRecord, WakeRecord,
 };
 use ebpf_common::key::{
-    Recording, STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE,
-    Thread, WAIT_CERTAIN, WAIT_KEPT, WAIT_NEW, WAIT_WAKER_TOLD, WAIT_WAS_BLOCKED,
-    WAIT_WOKEN_THROTTLED,
+    RecordingStart, STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE,
+    STATE_RUNNING_OR_RUNNABLE, SchedulerAccount, WAIT_CERTAIN, WAIT_KEPT, WAIT_NEW,
+    WAIT_WAKER_TOLD, WAIT_WAS_BLOCKED, WAIT_WOKEN_THROTTLED,
 };
 use ebpf_common::limits::{OWN_FRAMES, WAKER_FRAMES};
 use ebpf_common::task::left_in;
@@ -119,7 +119,7 @@ fn switch_out<const LOOPS: bool>(ctx: &BtfTracePointContext, now: u64) {
     if !blocked && task.throttled() {
         flags |= FLAG_THROTTLED;
     }
-    let hook = Hook {
+    let hook = HookContext {
         kind: KIND_WAIT_START,
         time_ns: now,
         tgid,
@@ -141,13 +141,13 @@ fn switch_out<const LOOPS: bool>(ctx: &BtfTracePointContext, now: u64) {
             }
             count(Counter::WaitsStored);
         }
-        Err(Lost::RingFull(bytes)) => {
+        Err(RecordLoss::RingFull(bytes)) => {
             // The work was done, and the ring has enough of it.
             sampler::spend(coin, bytes);
             not_kept(thread);
             count(Counter::WaitsRingFull);
         }
-        Err(Lost::Busy) => {
+        Err(RecordLoss::Busy) => {
             not_kept(thread);
             count(Counter::WaitsBusy);
         }
@@ -156,14 +156,14 @@ fn switch_out<const LOOPS: bool>(ctx: &BtfTracePointContext, now: u64) {
 
 /// The coin did not keep the wait that begins.
 #[inline(always)]
-fn thinned(thread: &mut Thread, waits: u32, was: u32) {
+fn thinned(thread: &mut SchedulerAccount, waits: u32, was: u32) {
     without_stack(thread, waits, was);
     count(Counter::WaitsThinned);
 }
 
 /// No stack is taken of the wait that begins.
 #[inline(always)]
-fn without_stack(thread: &mut Thread, waits: u32, was: u32) {
+fn without_stack(thread: &mut SchedulerAccount, waits: u32, was: u32) {
     put(&mut thread.wait_flags, was);
     set_state(thread, waits);
 }
@@ -172,7 +172,7 @@ fn without_stack(thread: &mut Thread, waits: u32, was: u32) {
 /// nothing that is known; if it writes the flags at this very moment, so does the end, which counts
 /// as one without a beginning.
 #[inline(always)]
-fn not_kept(thread: &mut Thread) {
+fn not_kept(thread: &mut SchedulerAccount) {
     let flags = thread.wait_flags & !(WAIT_KEPT | WAIT_CERTAIN);
     put(&mut thread.wait_flags, flags);
 }
@@ -204,7 +204,7 @@ fn switch_in(task: Task, now: u64) {
 /// The thread runs at `now`. If it was not seen to get the CPU, it did so when it began to run what
 /// it has run since its last event.
 #[inline(always)]
-fn found_running(tid: u32, thread: &mut Thread, exec_ns: u64, now: u64) {
+fn found_running(tid: u32, thread: &mut SchedulerAccount, exec_ns: u64, now: u64) {
     if thread.state == STATE_RUNNABLE || thread.state == STATE_BLOCKED {
         count(Counter::SwitchesMissed);
         let ran_ns = ran_since(thread, exec_ns, now);
@@ -215,7 +215,7 @@ fn found_running(tid: u32, thread: &mut Thread, exec_ns: u64, now: u64) {
 
 /// The thread got the CPU at `now`: its wait is over.
 #[inline(always)]
-fn arrive(tid: u32, thread: &mut Thread, now: u64) {
+fn arrive(tid: u32, thread: &mut SchedulerAccount, now: u64) {
     let start = thread.wait_start_ns;
     if thread.state == STATE_BLOCKED && get(&thread.woken_early_ns) + EARLY_NS < start {
         count(Counter::WakingsMissed);
@@ -249,9 +249,9 @@ fn arrive(tid: u32, thread: &mut Thread, now: u64) {
 
 /// The thread leaves its CPU at `now`. Answers how long it ran.
 #[inline(always)]
-fn leave(thread: &mut Thread, exec_ns: u64, now: u64) -> u64 {
+fn leave(thread: &mut SchedulerAccount, exec_ns: u64, now: u64) -> u64 {
     let held = now.saturating_sub(thread.since_ns);
-    let Thread { since_ns, oncpu_ns, runnable_ns, stolen_ns, .. } = *thread;
+    let SchedulerAccount { since_ns, oncpu_ns, runnable_ns, stolen_ns, .. } = *thread;
     // The kernel charges from the last look at the run queue's clock before the switch. That can be
     // the one at the waking: `__schedule` leaves its own out when the waking made it necessary
     // (`rq_clock_skip_update` in `wakeup_preempt`, kernel/sched/core.c). So the account has up to
@@ -285,20 +285,20 @@ fn leave(thread: &mut Thread, exec_ns: u64, now: u64) -> u64 {
 /// Whether the daemon has the stack of the thread's present wait: the coin kept it, or the iterator
 /// saw it.
 #[inline(always)]
-fn is_known(thread: &Thread, wait_flags: u32) -> bool {
+fn is_known(thread: &SchedulerAccount, wait_flags: u32) -> bool {
     wait_flags & WAIT_KEPT != 0 || thread.visited_start_ns == thread.wait_start_ns
 }
 
 /// Whether the daemon is to hear of the end of the thread's present wait: it has its stack, or this
 /// is the one the thread was in when it entered the recording, which had no start.
 #[inline(always)]
-fn is_told(thread: &Thread, wait_flags: u32) -> bool {
+fn is_told(thread: &SchedulerAccount, wait_flags: u32) -> bool {
     is_known(thread, wait_flags) || thread.wait_start_ns == thread.entered_ns
 }
 
 /// How long the thread ran since its last known event, by the kernel's account.
 #[inline(always)]
-fn ran_since(thread: &Thread, exec_ns: u64, now: u64) -> u64 {
+fn ran_since(thread: &SchedulerAccount, exec_ns: u64, now: u64) -> u64 {
     let ran = exec_ns.saturating_sub(thread.exec_ns);
     let elapsed = now.saturating_sub(thread.since_ns);
     if ran > elapsed { elapsed } else { ran }
@@ -444,14 +444,14 @@ pub(crate) fn exec(task: Task, tgid: u32, old: u32) {
 /// Closes the time on a CPU of a thread that goes on running. How much of it was stolen is not
 /// known before its next switch, and counts then. Answers what `exec_ns` is to be for that.
 #[inline(always)]
-fn run_to(thread: &mut Thread, now: u64) -> u64 {
+fn run_to(thread: &mut SchedulerAccount, now: u64) -> u64 {
     let held = close(thread, now, STATE_ON_CPU);
     if thread.exec_ns == u64::MAX { u64::MAX } else { thread.exec_ns + held }
 }
 
 /// Ends the times of a first thread whose id another one has taken over.
 #[inline(always)]
-fn end_first(tid: u32, thread: &mut Thread, now: u64) {
+fn end_first(tid: u32, thread: &mut SchedulerAccount, now: u64) {
     let state = if thread.state == STATE_RUNNING_OR_RUNNABLE { STATE_ON_CPU } else { thread.state };
     // A dead one's times are final.
     if state != STATE_DEAD {
@@ -466,7 +466,12 @@ fn end_first(tid: u32, thread: &mut Thread, now: u64) {
 
 /// The thread's entry and its id, when it is recorded.
 #[inline(always)]
-fn recorded<'a>(task: Task, tid: u32, tgid: u32, now: u64) -> Option<(u32, &'a mut Thread)> {
+fn recorded<'a>(
+    task: Task,
+    tid: u32,
+    tgid: u32,
+    now: u64,
+) -> Option<(u32, &'a mut SchedulerAccount)> {
     // Nearly all events are those of a thread that is known by its own id: one look-up is enough
     // for them.
     if known_is_selected()
@@ -493,9 +498,9 @@ fn known<'a>(
     task: Task,
     tid: u32,
     tgid: u32,
-    recording: &Recording,
+    recording: &RecordingStart,
     now: u64,
-) -> Option<(u32, &'a mut Thread)> {
+) -> Option<(u32, &'a mut SchedulerAccount)> {
     let stack = task.stack();
     let ending = task.flags() & PF_EXITING != 0;
     let Some(thread) = THREADS.get_ptr_mut(tid) else {
@@ -551,8 +556,8 @@ fn known<'a>(
 }
 
 #[inline(always)]
-fn new_thread(task: Task, tgid: u32, since_ns: u64) -> Thread {
-    Thread {
+fn new_thread(task: Task, tgid: u32, since_ns: u64) -> SchedulerAccount {
+    SchedulerAccount {
         entered_ns: since_ns,
         since_ns,
         wait_start_ns: since_ns,
@@ -560,12 +565,12 @@ fn new_thread(task: Task, tgid: u32, since_ns: u64) -> Thread {
         state: STATE_RUNNING_OR_RUNNABLE,
         exec_ns: u64::MAX,
         stack: task.stack(),
-        ..Thread::default()
+        ..SchedulerAccount::default()
     }
 }
 
 #[inline(always)]
-fn insert(tid: u32, thread: &Thread, flags: u32) -> Option<*mut Thread> {
+fn insert(tid: u32, thread: &SchedulerAccount, flags: u32) -> Option<*mut SchedulerAccount> {
     if THREADS.insert(tid, thread, u64::from(flags)).is_err() {
         count(Counter::ThreadMapFull);
         return None;
@@ -577,7 +582,7 @@ fn insert(tid: u32, thread: &Thread, flags: u32) -> Option<*mut Thread> {
 /// event proves the thread was in; it overrules a state known only vaguely, and a blocked one whose
 /// waking came too early to be seen. Answers the time added.
 #[inline(always)]
-fn close(thread: &mut Thread, now: u64, event: u32) -> u64 {
+fn close(thread: &mut SchedulerAccount, now: u64, event: u32) -> u64 {
     let since = thread.since_ns;
     let elapsed = now.saturating_sub(since);
     put(&mut thread.since_ns, since + elapsed);
@@ -608,13 +613,13 @@ pub(crate) fn get<T: Copy>(field: &T) -> T {
 /// Stores the state behind everything that was `put`: a waking on another CPU, and the iterator,
 /// act on it. Pairs with [`state_of`].
 #[inline(always)]
-fn set_state(thread: &mut Thread, state: u32) {
+fn set_state(thread: &mut SchedulerAccount, state: u32) {
     machine::publish(&mut thread.state, state);
 }
 
 /// The state; what is read afterwards was stored before it, or later.
 #[inline(always)]
-pub(crate) fn state_of(thread: &Thread) -> u32 {
+pub(crate) fn state_of(thread: &SchedulerAccount) -> u32 {
     machine::published(&thread.state)
 }
 
@@ -625,7 +630,7 @@ pub(crate) fn state_of(thread: &Thread) -> u32 {
 fn tell_waker<const LOOPS: bool>(
     ctx: &BtfTracePointContext,
     tid: u32,
-    thread: &Thread,
+    thread: &SchedulerAccount,
     waker: Task,
     now: u64,
 ) -> bool {
@@ -639,7 +644,7 @@ fn tell_waker<const LOOPS: bool>(
         return false;
     }
     count(Counter::WakerStacks);
-    let hook = Hook {
+    let hook = HookContext {
         kind: KIND_WAKER_STACK,
         time_ns: now,
         tgid,
@@ -654,8 +659,8 @@ fn tell_waker<const LOOPS: bool>(
     let sent = stack_record::<LOOPS>(ctx.as_ptr(), waker, &hook);
     count(match sent {
         Ok(_) => Counter::WakerStacksStored,
-        Err(Lost::RingFull(_)) => Counter::WakerStacksRingFull,
-        Err(Lost::Busy) => Counter::WakerStacksBusy,
+        Err(RecordLoss::RingFull(_)) => Counter::WakerStacksRingFull,
+        Err(RecordLoss::Busy) => Counter::WakerStacksBusy,
     });
     sent.is_ok()
 }
@@ -666,7 +671,7 @@ fn tell_waker<const LOOPS: bool>(
 fn tell_wake<const LOOPS: bool>(
     ctx: &BtfTracePointContext,
     tid: u32,
-    thread: &Thread,
+    thread: &SchedulerAccount,
     waker: Task,
     now: u64,
 ) -> bool {
@@ -684,7 +689,8 @@ fn tell_wake<const LOOPS: bool>(
     if is_in_system_call::<LOOPS>(waker, place, room) {
         return true;
     }
-    record.header = Header { kind: KIND_WAKE, len: size_of::<WakeRecord>() as u32, time_ns: now };
+    record.header =
+        RecordHeader { kind: KIND_WAKE, len: size_of::<WakeRecord>() as u32, time_ns: now };
     record.tgid = thread.tgid;
     record.tid = tid;
     record.start_ns = thread.wait_start_ns;
@@ -718,9 +724,9 @@ fn is_in_system_call<const LOOPS: bool>(task: Task, place: u64, room: *mut machi
 }
 
 #[inline(always)]
-fn send_wait_end(tid: u32, thread: &Thread, now: u64, flags: u32) {
+fn send_wait_end(tid: u32, thread: &SchedulerAccount, now: u64, flags: u32) {
     let mut record = WaitEndRecord {
-        header: Header {
+        header: RecordHeader {
             kind: KIND_WAIT_END,
             len: size_of::<WaitEndRecord>() as u32,
             time_ns: now,
@@ -744,7 +750,7 @@ fn send_wait_end(tid: u32, thread: &Thread, now: u64, flags: u32) {
 
 /// The thread's last switch, or the end of its program.
 #[inline(always)]
-fn end(tid: u32, thread: &mut Thread, now: u64) {
+fn end(tid: u32, thread: &mut SchedulerAccount, now: u64) {
     if tell_end(tid, thread, now) {
         // Gone already means nothing is left to remove.
         THREADS.remove(tid).ok();
@@ -758,9 +764,9 @@ fn end(tid: u32, thread: &mut Thread, now: u64) {
 /// Counts a thread's end and sends its times. False when the ring has no room, which whoever asked
 /// must count.
 #[inline(always)]
-fn tell_end(tid: u32, thread: &Thread, now: u64) -> bool {
+fn tell_end(tid: u32, thread: &SchedulerAccount, now: u64) -> bool {
     let mut record = ThreadEndRecord {
-        header: Header {
+        header: RecordHeader {
             kind: KIND_THREAD_END,
             len: size_of::<ThreadEndRecord>() as u32,
             time_ns: now,

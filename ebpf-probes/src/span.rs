@@ -21,7 +21,7 @@ const VALID: usize = 24;
 const UNALLOCATED: u64 = u64::MAX;
 
 /// Memory of the process of a thread.
-trait Memory: Copy {
+trait ThreadMemory: Copy {
     /// Reads `bytes` bytes at `address`; false when they are not to be had, whatever the address
     /// is.
     ///
@@ -32,9 +32,9 @@ trait Memory: Copy {
 
 /// That of the current thread: what is in memory now.
 #[derive(Clone, Copy)]
-struct Present;
+struct CurrentThread;
 
-impl Memory for Present {
+impl ThreadMemory for CurrentThread {
     #[inline(always)]
     unsafe fn read(self, into: *mut c_void, bytes: u32, address: u64) -> bool {
         // SAFETY: the caller's promise.
@@ -44,9 +44,9 @@ impl Memory for Present {
 
 /// That of a thread that sleeps, for programs that may.
 #[derive(Clone, Copy)]
-struct Of(Task);
+struct SleepingThread(Task);
 
-impl Memory for Of {
+impl ThreadMemory for SleepingThread {
     #[inline(always)]
     unsafe fn read(self, into: *mut c_void, bytes: u32, address: u64) -> bool {
         let task = self.0.pointer.cast_mut().cast();
@@ -63,7 +63,7 @@ pub(crate) fn of_current(
     room: &mut [u8; SPAN_BYTES],
     ids: (&mut [u8; 16], &mut [u8; 8]),
 ) -> u32 {
-    if setting!(spans) == 0 { 0 } else { of(Present, task, tgid, room, ids) }
+    if setting!(spans) == 0 { 0 } else { of(CurrentThread, task, tgid, room, ids) }
 }
 
 /// The same of a thread that sleeps: while it does nobody else changes what it has said.
@@ -74,12 +74,12 @@ pub(crate) fn of_sleeper(
     room: &mut [u8; SPAN_BYTES],
     ids: (&mut [u8; 16], &mut [u8; 8]),
 ) -> u32 {
-    if setting!(spans) == 0 { 0 } else { of(Of(task), task, tgid, room, ids) }
+    if setting!(spans) == 0 { 0 } else { of(SleepingThread(task), task, tgid, room, ids) }
 }
 
 #[inline(always)]
 fn of(
-    memory: impl Memory,
+    memory: impl ThreadMemory,
     task: Task,
     tgid: u32,
     room: &mut [u8; SPAN_BYTES],
@@ -120,7 +120,7 @@ fn of(
 
 /// Address of the thread's variable.
 #[inline(always)]
-fn variable(memory: impl Memory, place: &SpanPlace, pointer: u64) -> Option<u64> {
+fn variable(memory: impl ThreadMemory, place: &SpanPlace, pointer: u64) -> Option<u64> {
     let word = |address| word(memory, address);
     let (module, offset) = match place.kind {
         SPAN_STATIC => return Some(pointer.wrapping_add(place.offset)),
@@ -156,7 +156,7 @@ fn variable(memory: impl Memory, place: &SpanPlace, pointer: u64) -> Option<u64>
 
 /// A word of the process's memory.
 #[inline(always)]
-fn word(memory: impl Memory, address: u64) -> Option<u64> {
+fn word(memory: impl ThreadMemory, address: u64) -> Option<u64> {
     let mut word = 0u64;
     // SAFETY: room for exactly so many bytes.
     let read = unsafe { memory.read((&raw mut word).cast(), size_of::<u64>() as u32, address) };

@@ -3,7 +3,7 @@
 
 use crate::input::Input;
 use perfusion_unwind::encode::encode;
-use perfusion_unwind::machine::Machine;
+use perfusion_unwind::machine::TargetMachine;
 use perfusion_unwind::managed::CODE_BYTES;
 use perfusion_unwind::native::ALL;
 use perfusion_unwind::rule::{Cfa, Rule};
@@ -46,7 +46,7 @@ pub(crate) fn run(data: &[u8]) {
 }
 
 /// Code is only ever left by a register plus an offset, and has a caller.
-fn check(machine: &Machine, rule: &Rule) {
+fn check(machine: &TargetMachine, rule: &Rule) {
     assert!(matches!(rule.cfa, Cfa::Register { .. }), "{rule:?}");
     assert!(!rule.is_thread_start(), "{rule:?}");
     black_box(encode(machine, rule));

@@ -1,11 +1,13 @@
 //! `.eh_frame_hdr`, `.eh_frame` and `.debug_frame` → rule.
 
 use crate::input::Input;
-use perfusion_unwind::eh_frame::{FarSections, FileBytes, Found, Place, Section, UnwindSections};
+use perfusion_unwind::eh_frame::{
+    CfiSection, FarSections, FdeRule, FileBytes, FileSection, UnwindSections,
+};
 use perfusion_unwind::encode::encode;
-use perfusion_unwind::machine::Machine;
+use perfusion_unwind::machine::TargetMachine;
 use perfusion_unwind::native::ALL;
-use perfusion_unwind::rule::{Refusal, Saved};
+use perfusion_unwind::rule::{RuleRefusal, Saved};
 use std::hint::black_box;
 
 pub(crate) fn run(data: &[u8]) {
@@ -14,13 +16,13 @@ pub(crate) fn run(data: &[u8]) {
     }
 }
 
-fn run_on(machine: &'static Machine, data: &[u8]) {
+fn run_on(machine: &'static TargetMachine, data: &[u8]) {
     let mut input = Input::new(data);
     let addresses = [input.u64(), input.u64()];
     let mut section = |part: fn(&mut Input<'_>) -> Vec<u8>| {
         let address = input.u64();
         let bytes = part(&mut input);
-        (!bytes.is_empty()).then_some(Section { address, bytes })
+        (!bytes.is_empty()).then_some(CfiSection { address, bytes })
     };
     let (hdr, eh) = (section(|i| i.part().to_vec()), section(|i| i.part().to_vec()));
     let debug = section(|i| i.rest().to_vec());
@@ -34,7 +36,7 @@ fn run_on(machine: &'static Machine, data: &[u8]) {
     }
 }
 
-fn check(machine: &Machine, address: u64, found: Result<Found, Refusal>) {
+fn check(machine: &TargetMachine, address: u64, found: Result<FdeRule, RuleRefusal>) {
     if let Ok(found) = found {
         assert!(found.function.contains(&address), "{address:#x}: {found:?}");
         assert!(found.rule.return_address != Saved::Same, "{found:?}");
@@ -56,9 +58,13 @@ impl FileBytes for File {
 }
 
 /// The two sections left in a file.
-fn far(machine: &'static Machine, hdr: &Section, eh: &Section) -> Option<(File, UnwindSections)> {
+fn far(
+    machine: &'static TargetMachine,
+    hdr: &CfiSection,
+    eh: &CfiSection,
+) -> Option<(File, UnwindSections)> {
     let file = File([&hdr.bytes[..], &eh.bytes].concat());
-    let place = |section: &Section, offset: usize| Place {
+    let place = |section: &CfiSection, offset: usize| FileSection {
         address: section.address,
         offset: offset as u64,
         bytes: section.bytes.len() as u64,

@@ -1,13 +1,13 @@
 //! An ELF file → segments, build id, a thread-local variable, unwind sections → rule.
 
-use perfusion_host::process::images::Images;
+use perfusion_host::process::images::ImageCache;
 use std::hint::black_box;
 
 /// Three sections of what one may have, and the indexes of two.
 const MAX_INFLATED_BYTES: usize = 3 * (32 << 20) + 2 * (48 << 20);
 
 pub(crate) fn run(data: &[u8]) {
-    let mut images = Images::default();
+    let mut images = ImageCache::default();
     let Ok(id) = images.vdso(data.to_vec()) else { return };
     assert_eq!(images.vdso(data.to_vec()).ok(), Some(id), "the same bytes are the same image");
     let entry = data

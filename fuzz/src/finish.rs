@@ -3,10 +3,10 @@
 use crate::input::Input;
 use perfusion_model::event::{MonotonicNs, ProbeWalk, UserContext, UserRegs, WalkEnd};
 use perfusion_model::frame::{FrameKey, Marker, ProcessId};
-use perfusion_unwind::finish::{self, Code, Limits, Step};
-use perfusion_unwind::machine::Machine;
+use perfusion_unwind::finish::{self, CodeLookup, FrameRule, UnwindLimits};
+use perfusion_unwind::machine::TargetMachine;
 use perfusion_unwind::native::ALL;
-use perfusion_unwind::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
+use perfusion_unwind::rule::{Cfa, FrameKind, Register, Rule, RuleRefusal, Saved};
 use std::sync::Arc;
 
 /// Few enough that deep stacks are short.
@@ -18,20 +18,20 @@ const MAX_TRIED: usize = 2 * 128;
 const MAX_PIECES: usize = 16;
 
 struct Program {
-    steps: Vec<Result<Arc<Rule>, Refusal>>,
+    steps: Vec<Result<Arc<Rule>, RuleRefusal>>,
     asked: usize,
     read: usize,
 }
 
-impl Code for Program {
-    fn step(&mut self, pc: u64, _exact: bool) -> Step {
+impl CodeLookup for Program {
+    fn step(&mut self, pc: u64, _exact: bool) -> FrameRule {
         self.asked += 1;
         let count = u64::try_from(self.steps.len()).unwrap_or(u64::MAX);
         let rule =
             pc.checked_rem(count).and_then(|at| self.steps.get(usize::try_from(at).ok()?)).cloned();
-        Step {
+        FrameRule {
             frame: FrameKey::Unknown { process: ProcessId(0), address: pc },
-            rule: rule.unwrap_or(Err(Refusal::NoEntry)),
+            rule: rule.unwrap_or(Err(RuleRefusal::NoEntry)),
         }
     }
     fn walked(&mut self, pc: u64, _exact: bool, _time: MonotonicNs) -> Option<FrameKey> {
@@ -60,7 +60,7 @@ pub(crate) fn run(data: &[u8]) {
     }
 }
 
-fn run_on(machine: &Machine, data: &[u8]) {
+fn run_on(machine: &TargetMachine, data: &[u8]) {
     let mut input = Input::new(data);
     let steps = (0..input.u8() % 24).map(|_| step(machine, &mut input)).collect();
     let mut regs = UserRegs { ip: input.u64(), known: input.u16(), ..UserRegs::default() };
@@ -89,7 +89,7 @@ fn run_on(machine: &Machine, data: &[u8]) {
         exiting: false,
         asleep: None,
     };
-    let limits = Limits { max_frames: MAX_FRAMES, address_mask: u64::MAX };
+    let limits = UnwindLimits { max_frames: MAX_FRAMES, address_mask: u64::MAX };
     let mut program = Program { steps, asked: 0, read: 0 };
     let done = finish::walk_on(machine, &context, &mut program, limits);
 
@@ -115,11 +115,11 @@ fn run_on(machine: &Machine, data: &[u8]) {
 }
 
 /// Any rule an image could make, or a refusal.
-fn step(machine: &Machine, input: &mut Input<'_>) -> Result<Arc<Rule>, Refusal> {
+fn step(machine: &TargetMachine, input: &mut Input<'_>) -> Result<Arc<Rule>, RuleRefusal> {
     let shape = input.u8();
     let refused = match shape >> 5 {
-        7 => Some(Refusal::Unreadable),
-        6 => Some(Refusal::NoEntry),
+        7 => Some(RuleRefusal::Unreadable),
+        6 => Some(RuleRefusal::NoEntry),
         _ => None,
     };
     if let Some(refusal) = refused {

@@ -6,10 +6,10 @@ use perfusion_report::survey_profile;
 
 use perfusion_dotnet::counts::tally::Tally;
 use perfusion_dotnet::metadata::{Assembly, NameBudget};
-use perfusion_dotnet::nettrace::{Event, Reader};
+use perfusion_dotnet::nettrace::{NettraceEvent, NettraceReader};
 use perfusion_heap::dominators;
-use perfusion_heap::paths::Paths;
-use perfusion_heap::walk::{Survey, Walk};
+use perfusion_heap::paths::RetentionPaths;
+use perfusion_heap::walk::{HeapSurvey, HeapWalk};
 use std::collections::{HashMap, HashSet};
 use std::hint::black_box;
 use std::time::SystemTime;
@@ -19,8 +19,8 @@ const LIMIT_BYTES: usize = 8 << 20;
 
 pub(crate) fn run(data: &[u8]) {
     let mut input = Input::new(data);
-    let (mut walk, mut tally) = (Walk::new(LIMIT_BYTES), Tally::new(None));
-    let mut see_event = |event: Event<'_>| {
+    let (mut walk, mut tally) = (HeapWalk::new(LIMIT_BYTES), Tally::new(None));
+    let mut see_event = |event: NettraceEvent<'_>| {
         walk.event(event);
         tally.event(event);
     };
@@ -30,13 +30,13 @@ pub(crate) fn run(data: &[u8]) {
         return names(input.rest());
     }
     if kind == 0 {
-        let Ok(mut reader) = Reader::new(input.rest()) else { return };
+        let Ok(mut reader) = NettraceReader::new(input.rest()) else { return };
         while let Ok(true) = reader.read(&mut see_event) {}
         lost = reader.lost();
     } else {
         for time_ns in 0..64 {
             let id = u32::from(input.u8() % 40);
-            see_event(Event { id, thread: 1, time_ns, payload: input.part() });
+            see_event(NettraceEvent { id, thread: 1, time_ns, payload: input.part() });
         }
     }
     see(&walk.finish(lost));
@@ -58,9 +58,9 @@ fn names(file: &[u8]) {
 }
 
 /// Works out everything, and checks that sums are the same however they are made.
-fn see(survey: &Survey) {
+fn see(survey: &HeapSurvey) {
     let Ok(graph) = &survey.graph else { return };
-    let paths = Paths::find(graph, &survey.roots);
+    let paths = RetentionPaths::find(graph, &survey.roots);
     let (mut objects, mut bytes) = (0, 0u64);
     for (number, node) in paths.ends() {
         assert!(!paths.way(number).is_empty(), "an object ends somewhere");

@@ -1,8 +1,8 @@
 //! Memory of a CLR process → method body → rule.
 
 use crate::input::{Block, Input};
-use perfusion_unwind::machine::Machine;
-use perfusion_unwind::managed::{Budget, JitBody, MAX_BODY_BYTES};
+use perfusion_unwind::machine::TargetMachine;
+use perfusion_unwind::managed::{JitBody, MAX_BODY_BYTES, SearchBudget};
 use perfusion_unwind::native::ALL;
 use std::hint::black_box;
 
@@ -18,11 +18,11 @@ pub(crate) fn run(data: &[u8]) {
     }
 }
 
-fn run_on(machine: &Machine, data: &[u8]) {
+fn run_on(machine: &TargetMachine, data: &[u8]) {
     let mut input = Input::new(data);
     let pc = HEAP + u64::from(input.u16());
     let memory = Block { address: HEAP, bytes: input.rest() };
-    let mut budget = Budget { bytes: BUDGET_BYTES };
+    let mut budget = SearchBudget { bytes: BUDGET_BYTES };
     let found = JitBody::find(machine, &memory, pc, HEAP, &mut budget);
     if let Ok(Some(body)) = &found {
         assert!(

@@ -1,7 +1,7 @@
 //! A PE file → sections, exception directory, UNWIND_INFO and code → rule.
 
 use crate::input::Input;
-use perfusion_host::process::images::Images;
+use perfusion_host::process::images::ImageCache;
 use perfusion_unwind::native::NATIVE;
 use std::hint::black_box;
 
@@ -9,7 +9,7 @@ pub(crate) fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let rvas = [input.u32(), u32::from(input.u16())];
     let file = input.rest();
-    let mut images = Images::default();
+    let mut images = ImageCache::default();
     let Ok(id) = images.vdso(file.to_vec()) else { return };
     black_box(images.get(id).and_then(|image| image.rva(u64::from(rvas[1]))));
     let Some(directory) = images.exceptions(id, u64::from(rvas[1])) else { return };

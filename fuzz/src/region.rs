@@ -1,14 +1,14 @@
 //! A shim that lies: its region has other bytes at each read → records. Also the records alone.
 
 use crate::input::Input;
-use profiler_protocol::consumer::{Consumer, MIN_SCRATCH_BYTES, Memory, Quota};
+use profiler_protocol::consumer::{Consumer, MIN_SCRATCH_BYTES, Quota, RegionMemory};
 use profiler_protocol::layout::{
     COMMIT_OFFSET_AT, DATA_OFFSET_AT, EVENT_HEAD_AT, EVENT_TAIL_AT, Geometry, HEADER_BYTES, MAGIC,
     MAGIC_AT, MIN_UNITS, REGION_BYTES_AT, REQUEST_OFFSET_AT, REQUEST_SLOTS_AT, UNIT_BYTES,
     UNITS_AT, VERSION, VERSION_AT,
 };
 use profiler_protocol::position::{Extent, commit_word, index};
-use profiler_protocol::record::{Body, Record, decode};
+use profiler_protocol::record::{Record, RecordBody, decode};
 use profiler_protocol::request::Request;
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
@@ -18,12 +18,12 @@ const GEOMETRY: Geometry = Geometry { units: MIN_UNITS, request_slots: 8 };
 
 /// What it says at each read comes from the fuzzer. Headers and commit words are believable unless
 /// the input says otherwise, or a reader that checks them would never be led further.
-struct Liar<'a> {
+struct HostileRegion<'a> {
     input: RefCell<Input<'a>>,
     consumed: Cell<u64>,
 }
 
-impl Liar<'_> {
+impl HostileRegion<'_> {
     fn header(&self, bytes: &mut [u8]) {
         let mut input = self.input.borrow_mut();
         let mut put = |offset: u64, value: u64| {
@@ -67,7 +67,7 @@ impl Liar<'_> {
     }
 }
 
-impl Memory for Liar<'_> {
+impl RegionMemory for HostileRegion<'_> {
     type Error = Infallible;
 
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Infallible> {
@@ -115,7 +115,7 @@ pub(crate) fn run(data: &[u8]) {
     }
     let consumed = Cell::new(u64::from(input.u32()));
     let actions = input.take(6);
-    let liar = Liar { input: RefCell::new(input), consumed };
+    let liar = HostileRegion { input: RefCell::new(input), consumed };
     let Ok(mut consumer) = Consumer::open(liar, GEOMETRY.region_bytes()) else { return };
     let mut scratch = vec![0; MIN_SCRATCH_BYTES];
     for action in actions {
@@ -151,12 +151,12 @@ pub(crate) fn run(data: &[u8]) {
 /// Looks at every part of a record.
 fn see(record: Record<'_>) {
     match record.body {
-        Body::Method { ranges, .. } | Body::CodeUnloaded { ranges, .. } => {
+        RecordBody::Method { ranges, .. } | RecordBody::CodeUnloaded { ranges, .. } => {
             black_box(ranges.pairs().count());
         }
-        Body::ObjectsDead(words)
-        | Body::ObjectsAlive(words)
-        | Body::ObjectsDropped { samples: words, .. } => {
+        RecordBody::ObjectsDead(words)
+        | RecordBody::ObjectsAlive(words)
+        | RecordBody::ObjectsDropped { samples: words, .. } => {
             black_box(words.iter().count());
         }
         _ => {}

@@ -2,7 +2,7 @@
 
 use crate::input::Input;
 use perfusion_unwind::encode::encode;
-use perfusion_unwind::managed::{At, RuntimeFunction};
+use perfusion_unwind::managed::{FunctionOffset, RuntimeFunction};
 use perfusion_unwind::native::ALL;
 use perfusion_unwind::rule::{Cfa, Saved};
 use std::hint::black_box;
@@ -26,7 +26,7 @@ pub(crate) fn run(data: &[u8]) {
         let entry = (format.entry)(info, &read);
         let whole = RuntimeFunction { begin: 0, end: u32::MAX, unwind: 0 };
         for function in [Some(whole), entry].into_iter().flatten() {
-            let at = At { function, offset, exact: false, base: 0 };
+            let at = FunctionOffset { function, offset, exact: false, base: 0 };
             let Ok(rule) = (format.rule)(at, &unwind, &read) else { continue };
             assert!(matches!(rule.cfa, Cfa::Register { .. }), "{rule:?}");
             assert!(!rule.is_thread_start(), "{rule:?}");

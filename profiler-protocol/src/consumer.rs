@@ -5,17 +5,17 @@
 use crate::layout::{
     COMMIT_OFFSET_AT, COUNTER_WORDS, COUNTERS_AT, CREATED_AT, DATA_OFFSET_AT, EVENT_HEAD_AT,
     EVENT_TAIL_AT, FEATURES_AT, Geometry, HEADER_BYTES, HEADER_USED_BYTES, INSTANCE_AT,
-    LISTENER_AT, MAGIC, MAGIC_AT, MAX_RECORD_UNITS, OWNER_AT, PID_AT, REGION_BYTES_AT,
-    REQUEST_BYTES, REQUEST_HEAD_AT, REQUEST_OFFSET_AT, REQUEST_SLOTS_AT, REQUEST_TAIL_AT,
-    RUNTIME_AT, SLOTS_AT, STATE_AT, State, UNIT_BYTES, UNITS_AT, VERSION, VERSION_AT,
+    InstanceState, LISTENER_AT, MAGIC, MAGIC_AT, MAX_RECORD_UNITS, OWNER_AT, PID_AT,
+    REGION_BYTES_AT, REQUEST_BYTES, REQUEST_HEAD_AT, REQUEST_OFFSET_AT, REQUEST_SLOTS_AT,
+    REQUEST_TAIL_AT, RUNTIME_AT, SLOTS_AT, STATE_AT, UNIT_BYTES, UNITS_AT, VERSION, VERSION_AT,
 };
 use crate::position::{Commit, index, read_commit};
-use crate::producer::Identity;
+use crate::producer::InstanceIdentity;
 use crate::record::{Record, RecordError, decode};
 use crate::request::Request;
 
 /// Memory at offsets, copied. Every call that returns `Ok` has filled or written all of the bytes.
-pub trait Memory {
+pub trait RegionMemory {
     /// Why it failed (truncated, closed, …).
     type Error;
 
@@ -171,9 +171,9 @@ pub struct Drained {
 
 /// The words the shim writes, as copied at the last drain or [`Consumer::refresh`].
 #[derive(Clone, Copy, Debug)]
-pub struct Status {
+pub struct InstanceStatus {
     /// What the instance is doing.
-    pub state: State,
+    pub state: InstanceState,
     /// Units ever reserved.
     pub event_head: u64,
     /// Requests it has taken.
@@ -197,16 +197,16 @@ pub struct LeaseWords {
 pub struct Consumer<M> {
     memory: M,
     geometry: Geometry,
-    identity: Identity,
+    identity: InstanceIdentity,
     tail: u64,
     request_head: u64,
-    status: Status,
+    status: InstanceStatus,
 }
 
 /// The header, copied once.
-struct Header([u8; HEADER_USED_BYTES]);
+struct RegionHeader([u8; HEADER_USED_BYTES]);
 
-impl Header {
+impl RegionHeader {
     fn word(&self, offset: u64) -> u64 {
         usize::try_from(offset)
             .ok()
@@ -216,7 +216,7 @@ impl Header {
     }
 }
 
-impl<M: Memory> Consumer<M> {
+impl<M: RegionMemory> Consumer<M> {
     /// Opens a region whose file is `file_bytes` long. Goes on where the last consumer (if any)
     /// said it was.
     ///
@@ -264,7 +264,7 @@ impl<M: Memory> Consumer<M> {
         let unanswered = request_head.checked_sub(status.request_tail);
         let sane = unanswered.is_some_and(|n| n <= geometry.request_slots);
         let request_head = if sane { request_head } else { status.request_tail };
-        let identity = Identity {
+        let identity = InstanceIdentity {
             instance: header.word(INSTANCE_AT),
             pid: header.word(PID_AT),
             created_ns: header.word(CREATED_AT),
@@ -278,7 +278,7 @@ impl<M: Memory> Consumer<M> {
 
     /// What the header says about the instance. Shown, never believed.
     #[must_use]
-    pub fn identity(&self) -> Identity {
+    pub fn identity(&self) -> InstanceIdentity {
         self.identity
     }
 
@@ -290,7 +290,7 @@ impl<M: Memory> Consumer<M> {
 
     /// The shim's words as last read.
     #[must_use]
-    pub fn status(&self) -> &Status {
+    pub fn status(&self) -> &InstanceStatus {
         &self.status
     }
 
@@ -304,7 +304,7 @@ impl<M: Memory> Consumer<M> {
     ///
     /// # Errors
     /// Unreadable, or impossible values.
-    pub fn refresh(&mut self) -> Result<&Status, ConsumerError<M::Error>> {
+    pub fn refresh(&mut self) -> Result<&InstanceStatus, ConsumerError<M::Error>> {
         self.status = read_status(&read_header(&self.memory)?)?;
         Ok(&self.status)
     }
@@ -378,7 +378,9 @@ impl<M: Memory> Consumer<M> {
             let bytes = usize::try_from(extent.bytes).map_err(|_| too_small())?;
             let record = data.get(start..).and_then(|d| d.get(..bytes)).ok_or_else(too_small)?;
             match decode(record) {
-                Ok(Some(Record { body: crate::record::Body::Skip, .. })) => drained.skipped += 1,
+                Ok(Some(Record { body: crate::record::RecordBody::Skip, .. })) => {
+                    drained.skipped += 1
+                }
                 Ok(Some(record)) => {
                     drained.records += 1;
                     sink(record);
@@ -616,20 +618,20 @@ fn word_at(bytes: &[u8], word: u64) -> u64 {
         .map_or(0, |b| u64::from_le_bytes(*b))
 }
 
-fn read_header<M: Memory>(memory: &M) -> Result<Header, ConsumerError<M::Error>> {
-    let mut header = Header([0; HEADER_USED_BYTES]);
+fn read_header<M: RegionMemory>(memory: &M) -> Result<RegionHeader, ConsumerError<M::Error>> {
+    let mut header = RegionHeader([0; HEADER_USED_BYTES]);
     memory.read_at(0, &mut header.0).map_err(ConsumerError::Memory)?;
     Ok(header)
 }
 
-fn read_status<E>(header: &Header) -> Result<Status, ConsumerError<E>> {
+fn read_status<E>(header: &RegionHeader) -> Result<InstanceStatus, ConsumerError<E>> {
     let found = header.word(STATE_AT);
-    let state = State::from_word(found).ok_or(ConsumerError::State { found })?;
+    let state = InstanceState::from_word(found).ok_or(ConsumerError::State { found })?;
     let mut counters = [0; COUNTER_WORDS as usize];
     for (counter, at) in counters.iter_mut().zip((COUNTERS_AT..).step_by(8)) {
         *counter = header.word(at);
     }
-    Ok(Status {
+    Ok(InstanceStatus {
         state,
         event_head: header.word(EVENT_HEAD_AT),
         request_tail: header.word(REQUEST_TAIL_AT),

@@ -96,7 +96,7 @@ pub const FEATURE_WAITS_AT_START: u64 = 8;
 
 /// What an instance is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum InstanceState {
     /// Being set up.
     Starting,
     /// At work, or quiet because nobody listens.
@@ -107,7 +107,7 @@ pub enum State {
     Gone,
 }
 
-impl State {
+impl InstanceState {
     /// The word in the header.
     #[must_use]
     pub const fn word(self) -> u64 {

@@ -20,7 +20,7 @@ pub struct Lease {
 
 /// What to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum LeaseState {
     /// Somebody listens.
     Listening,
     /// Somebody listens, and it is not who did before. Told once.
@@ -51,7 +51,7 @@ impl Lease {
         heartbeat: u64,
         period_ns: u64,
         now_ns: u64,
-    ) -> Verdict {
+    ) -> LeaseState {
         if heartbeat != self.heartbeat {
             self.heartbeat = heartbeat;
             self.period_ns = period_ns;
@@ -69,13 +69,13 @@ impl Lease {
         let silent_ns = now_ns.saturating_sub(self.last_beat_ns);
         let patience_ns = SILENCE_NS.max(self.period_ns.saturating_mul(3)).min(MOST_SILENCE_NS);
         if silent_ns >= DETACH_NS {
-            Verdict::Abandoned
+            LeaseState::Abandoned
         } else if self.released || silent_ns >= patience_ns {
-            Verdict::Quiet
+            LeaseState::Quiet
         } else if replaced {
-            Verdict::Replaced
+            LeaseState::Replaced
         } else {
-            Verdict::Listening
+            LeaseState::Listening
         }
     }
 }

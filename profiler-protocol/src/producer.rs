@@ -5,23 +5,23 @@
 use crate::counter::Counter;
 use crate::layout::{
     COMMIT_OFFSET_AT, CREATED_AT, DATA_OFFSET_AT, EVENT_HEAD_AT, EVENT_TAIL_AT, FEATURES_AT,
-    Geometry, HEADER_BYTES, HEARTBEAT_AT, INSTANCE_AT, LISTENER_AT, MAGIC, MAGIC_AT,
+    Geometry, HEADER_BYTES, HEARTBEAT_AT, INSTANCE_AT, InstanceState, LISTENER_AT, MAGIC, MAGIC_AT,
     MAX_RECORD_BYTES, OWNER_AT, PERIOD_AT, PID_AT, REGION_BYTES_AT, REQUEST_OFFSET_AT,
-    REQUEST_SLOTS_AT, RUNTIME_AT, SLOTS_AT, STATE_AT, State, UNITS_AT, VERSION, VERSION_AT,
+    REQUEST_SLOTS_AT, RUNTIME_AT, SLOTS_AT, STATE_AT, UNITS_AT, VERSION, VERSION_AT,
 };
 use crate::position::{Extent, commit_word, free, index, units_for};
 use crate::sync::{AtomicU64, Ordering};
 
 /// A region as its maker sees it. `words` is all of it, in words.
 #[derive(Clone, Copy)]
-pub struct Region<'a> {
+pub struct ProducerRegion<'a> {
     words: &'a [AtomicU64],
     geometry: Geometry,
 }
 
 /// What the header says about the instance; written once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Identity {
+pub struct InstanceIdentity {
     /// Random number of the instance.
     pub instance: u64,
     /// The process as it sees itself.
@@ -40,7 +40,7 @@ pub struct Identity {
     pub slots: u64,
 }
 
-impl<'a> Region<'a> {
+impl<'a> ProducerRegion<'a> {
     /// The region in `words`; `None` when there are too few for `geometry`.
     #[must_use]
     pub fn new(words: &'a [AtomicU64], geometry: Geometry) -> Option<Self> {
@@ -50,7 +50,7 @@ impl<'a> Region<'a> {
 
     /// Writes the header of fresh (zeroed) memory. The magic comes last, with release ordering: it
     /// pairs with the consumer's first read, which accepts nothing before it.
-    pub fn publish(&self, identity: Identity) {
+    pub fn publish(&self, identity: InstanceIdentity) {
         let version = u64::from(VERSION) | HEADER_BYTES << 32;
         for (at, value) in [
             (VERSION_AT, version),
@@ -75,7 +75,7 @@ impl<'a> Region<'a> {
 
     /// Tells the daemon what the instance is doing (release: what was written before is visible
     /// with it).
-    pub fn set_state(&self, state: State) {
+    pub fn set_state(&self, state: InstanceState) {
         self.store(STATE_AT, state.word(), Ordering::Release);
     }
 
@@ -212,7 +212,7 @@ impl<'a> Region<'a> {
 /// Units that belong to one producer until it commits them. Dropped without a commit, they are
 /// committed as a Skip.
 pub struct Grant<'a> {
-    region: Region<'a>,
+    region: ProducerRegion<'a>,
     position: u64,
     units: u64,
     word: u64,

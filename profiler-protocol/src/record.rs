@@ -205,9 +205,9 @@ impl ContentionHead {
 
 /// A list of words inside a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Words<'a>(&'a [u8]);
+pub struct WordList<'a>(&'a [u8]);
 
-impl<'a> Words<'a> {
+impl<'a> WordList<'a> {
     /// A list over `bytes`; a tail shorter than a word is ignored.
     #[must_use]
     pub const fn new(bytes: &'a [u8]) -> Self {
@@ -230,7 +230,7 @@ impl<'a> Words<'a> {
 
 /// What a record says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Body<'a> {
+pub enum RecordBody<'a> {
     /// Nothing: space given up by a producer.
     Skip,
     /// The instance is up.
@@ -263,7 +263,7 @@ pub enum Body<'a> {
         /// True for a dynamic method.
         dynamic: bool,
         /// (start, bytes) pairs, hot part first.
-        ranges: Words<'a>,
+        ranges: WordList<'a>,
         /// Full name.
         name: &'a str,
         /// Module's simple file name.
@@ -281,7 +281,7 @@ pub enum Body<'a> {
         /// All code of this module, unless 0.
         module_id: u64,
         /// And these (start, bytes) pairs.
-        ranges: Words<'a>,
+        ranges: WordList<'a>,
     },
     /// A collection began.
     GcStart {
@@ -307,16 +307,16 @@ pub enum Body<'a> {
     /// Managed threads run again.
     PauseEnd,
     /// Sampled objects that died.
-    ObjectsDead(Words<'a>),
+    ObjectsDead(WordList<'a>),
     /// Sampled objects that live: sample << 8 | generation.
-    ObjectsAlive(Words<'a>),
+    ObjectsAlive(WordList<'a>),
     /// Watched objects that are not watched any more, dead or alive: there are too many. Those that
     /// still are were above the level, too.
     ObjectsDropped {
         /// The level ([`crate::live`]).
         level: u8,
         /// Sample numbers.
-        samples: Words<'a>,
+        samples: WordList<'a>,
     },
     /// A managed thread.
     ThreadName {
@@ -376,7 +376,7 @@ pub struct Record<'a> {
     /// When, by the process's CLOCK_MONOTONIC.
     pub time_ns: u64,
     /// What.
-    pub body: Body<'a>,
+    pub body: RecordBody<'a>,
 }
 
 /// Why bytes are not a record.
@@ -462,7 +462,7 @@ pub fn encode_prefix(out: &mut dyn Put, kind: u16, tid: u32, time_ns: u64) {
     out.put(time_ns);
 }
 
-impl Body<'_> {
+impl RecordBody<'_> {
     /// The number that stands for the kind in the region.
     #[must_use]
     pub const fn kind(&self) -> u16 {
@@ -540,20 +540,20 @@ impl Record<'_> {
     pub fn encode(&self, out: &mut dyn Put) {
         encode_prefix(out, self.body.kind(), self.tid, self.time_ns);
         match self.body {
-            Body::Skip | Body::PauseEnd | Body::Bye => {}
-            Body::Hello { runtime } => out.put(runtime),
-            Body::Allocation(head, stack) => {
+            RecordBody::Skip | RecordBody::PauseEnd | RecordBody::Bye => {}
+            RecordBody::Hello { runtime } => out.put(runtime),
+            RecordBody::Allocation(head, stack) => {
                 head.encode(out);
                 put_bytes(out, stack);
             }
-            Body::TypeName { type_id, module_id, name, module } => {
+            RecordBody::TypeName { type_id, module_id, name, module } => {
                 out.put(type_id);
                 out.put(module_id);
                 out.put(two(length(name.len()), length(module.len())));
                 put_bytes(out, name.as_bytes());
                 put_bytes(out, module.as_bytes());
             }
-            Body::Method { asked, module_id, token, dynamic, ranges, name, module } => {
+            RecordBody::Method { asked, module_id, token, dynamic, ranges, name, module } => {
                 out.put(asked);
                 out.put(module_id);
                 out.put(two(token, u32::from(dynamic)));
@@ -563,52 +563,52 @@ impl Record<'_> {
                 put_bytes(out, name.as_bytes());
                 put_bytes(out, module.as_bytes());
             }
-            Body::NoMethod { asked, hresult } => {
+            RecordBody::NoMethod { asked, hresult } => {
                 out.put(asked);
                 out.put(u64::from(hresult.cast_unsigned()));
             }
-            Body::CodeUnloaded { module_id, ranges } => {
+            RecordBody::CodeUnloaded { module_id, ranges } => {
                 out.put(module_id);
                 out.put(ranges.0.len() as u64 >> 4);
                 put_bytes(out, ranges.0);
             }
-            Body::GcStart { number, generation, reason, kind } => {
+            RecordBody::GcStart { number, generation, reason, kind } => {
                 out.put(two(number, u32::from_le_bytes([generation, reason, kind, 0])));
             }
-            Body::GcEnd { number } => out.put(u64::from(number)),
-            Body::PauseBegin { reason } => out.put(reason),
-            Body::ObjectsDead(words) | Body::ObjectsAlive(words) => {
+            RecordBody::GcEnd { number } => out.put(u64::from(number)),
+            RecordBody::PauseBegin { reason } => out.put(reason),
+            RecordBody::ObjectsDead(words) | RecordBody::ObjectsAlive(words) => {
                 out.put(words.0.len() as u64 >> 3);
                 put_bytes(out, words.0);
             }
-            Body::ObjectsDropped { level, samples } => {
+            RecordBody::ObjectsDropped { level, samples } => {
                 out.put(u64::from(level));
                 out.put(samples.0.len() as u64 >> 3);
                 put_bytes(out, samples.0);
             }
-            Body::ThreadName { os_tid, name } => {
+            RecordBody::ThreadName { os_tid, name } => {
                 out.put(two(os_tid, length(name.len())));
                 put_bytes(out, name.as_bytes());
             }
-            Body::GcHeap { number, promoted } => {
+            RecordBody::GcHeap { number, promoted } => {
                 out.put(u64::from(number));
                 out.put(promoted);
             }
-            Body::ThreadAt { os_tid, address } => {
+            RecordBody::ThreadAt { os_tid, address } => {
                 out.put(u64::from(os_tid));
                 out.put(address);
             }
-            Body::PauseCpu { suspender, cpu_ns } => {
+            RecordBody::PauseCpu { suspender, cpu_ns } => {
                 out.put(u64::from(suspender));
                 out.put(cpu_ns);
             }
-            Body::PoolAdjusted { workers, reason } => out.put(two(workers, reason)),
-            Body::PoolQueue { items } => out.put(items),
-            Body::Exception(head, stack) => {
+            RecordBody::PoolAdjusted { workers, reason } => out.put(two(workers, reason)),
+            RecordBody::PoolQueue { items } => out.put(items),
+            RecordBody::Exception(head, stack) => {
                 head.encode(out);
                 put_bytes(out, stack);
             }
-            Body::Contention(head, stack) => {
+            RecordBody::Contention(head, stack) => {
                 head.encode(out);
                 put_bytes(out, stack);
             }
@@ -617,13 +617,13 @@ impl Record<'_> {
 }
 
 /// Reads words and byte strings off the front of a body.
-struct Cursor<'a> {
+struct RecordCursor<'a> {
     kind: u16,
     rest: &'a [u8],
     total: usize,
 }
 
-impl<'a> Cursor<'a> {
+impl<'a> RecordCursor<'a> {
     fn word(&mut self) -> Result<u64, RecordError> {
         let Some((word, rest)) = self.rest.split_first_chunk::<8>() else {
             return Err(self.short());
@@ -659,10 +659,10 @@ impl<'a> Cursor<'a> {
         count: u64,
         limit: usize,
         words_each: usize,
-    ) -> Result<Words<'a>, RecordError> {
+    ) -> Result<WordList<'a>, RecordError> {
         match usize::try_from(count) {
             Ok(count) if count <= limit => {
-                Ok(Words(self.bytes(count.saturating_mul(words_each).saturating_mul(8))?))
+                Ok(WordList(self.bytes(count.saturating_mul(words_each).saturating_mul(8))?))
             }
             _ => Err(RecordError::TooMany { kind: self.kind, count }),
         }
@@ -708,21 +708,21 @@ impl<'a> Cursor<'a> {
 /// # Errors
 /// The bytes contradict themselves.
 pub fn decode(bytes: &[u8]) -> Result<Option<Record<'_>>, RecordError> {
-    let mut cursor = Cursor { kind: 0, rest: bytes, total: bytes.len() };
+    let mut cursor = RecordCursor { kind: 0, rest: bytes, total: bytes.len() };
     let (kind_and_flags, tid) = cursor.halves()?;
     let kind = (kind_and_flags & 0xffff) as u16;
     cursor.kind = kind;
     if kind == 0 {
-        return Ok(Some(Record { tid, time_ns: 0, body: Body::Skip }));
+        return Ok(Some(Record { tid, time_ns: 0, body: RecordBody::Skip }));
     }
     let time_ns = cursor.word()?;
     let body = match kind {
-        1 => Body::Hello { runtime: cursor.word()? },
+        1 => RecordBody::Hello { runtime: cursor.word()? },
         2 => decode_allocation(&mut cursor)?,
         3 => {
             let (type_id, module_id) = (cursor.word()?, cursor.word()?);
             let (name, module) = cursor.halves()?;
-            Body::TypeName {
+            RecordBody::TypeName {
                 type_id,
                 module_id,
                 name: cursor.text(name as usize)?,
@@ -734,7 +734,7 @@ pub fn decode(bytes: &[u8]) -> Result<Option<Record<'_>>, RecordError> {
             let module_id = cursor.word()?;
             let (token, flags) = cursor.halves()?;
             let (name, module_and_ranges) = cursor.halves()?;
-            Body::Method {
+            RecordBody::Method {
                 asked,
                 module_id,
                 token,
@@ -744,38 +744,45 @@ pub fn decode(bytes: &[u8]) -> Result<Option<Record<'_>>, RecordError> {
                 module: cursor.text((module_and_ranges & 0xffff) as usize)?,
             }
         }
-        5 => Body::NoMethod { asked: cursor.word()?, hresult: cursor.halves()?.0.cast_signed() },
+        5 => RecordBody::NoMethod {
+            asked: cursor.word()?,
+            hresult: cursor.halves()?.0.cast_signed(),
+        },
         6 => {
             let module_id = cursor.word()?;
             let count = cursor.word()?;
-            Body::CodeUnloaded { module_id, ranges: cursor.list(count, MAX_RANGES, 2)? }
+            RecordBody::CodeUnloaded { module_id, ranges: cursor.list(count, MAX_RANGES, 2)? }
         }
         7 => {
             let (number, rest) = cursor.halves()?;
             let [generation, reason, gc_kind, _] = rest.to_le_bytes();
-            Body::GcStart { number, generation, reason, kind: gc_kind }
+            RecordBody::GcStart { number, generation, reason, kind: gc_kind }
         }
-        8 => Body::GcEnd { number: cursor.halves()?.0 },
-        9 => Body::PauseBegin { reason: cursor.word()? },
-        10 => Body::PauseEnd,
+        8 => RecordBody::GcEnd { number: cursor.halves()?.0 },
+        9 => RecordBody::PauseBegin { reason: cursor.word()? },
+        10 => RecordBody::PauseEnd,
         11 | 12 => {
             let count = cursor.word()?;
             let words = cursor.list(count, MAX_OBJECTS, 1)?;
-            if kind == 11 { Body::ObjectsDead(words) } else { Body::ObjectsAlive(words) }
+            if kind == 11 {
+                RecordBody::ObjectsDead(words)
+            } else {
+                RecordBody::ObjectsAlive(words)
+            }
         }
         13 => {
             let (os_tid, name) = cursor.halves()?;
-            Body::ThreadName { os_tid, name: cursor.text(name as usize)? }
+            RecordBody::ThreadName { os_tid, name: cursor.text(name as usize)? }
         }
-        14 => Body::Bye,
+        14 => RecordBody::Bye,
         15 => {
             let [level, ..] = cursor.word()?.to_le_bytes();
             let count = cursor.word()?;
-            Body::ObjectsDropped { level, samples: cursor.list(count, MAX_OBJECTS, 1)? }
+            RecordBody::ObjectsDropped { level, samples: cursor.list(count, MAX_OBJECTS, 1)? }
         }
-        16 => Body::GcHeap { number: cursor.halves()?.0, promoted: cursor.word()? },
-        17 => Body::PauseCpu { suspender: cursor.halves()?.0, cpu_ns: cursor.word()? },
-        22 => Body::ThreadAt { os_tid: cursor.halves()?.0, address: cursor.word()? },
+        16 => RecordBody::GcHeap { number: cursor.halves()?.0, promoted: cursor.word()? },
+        17 => RecordBody::PauseCpu { suspender: cursor.halves()?.0, cpu_ns: cursor.word()? },
+        22 => RecordBody::ThreadAt { os_tid: cursor.halves()?.0, address: cursor.word()? },
         18 => {
             let at = cursor.stack_head()?;
             let (name, flags) = cursor.halves()?;
@@ -788,24 +795,24 @@ pub fn decode(bytes: &[u8]) -> Result<Option<Record<'_>>, RecordError> {
                 }
             };
             let head = ExceptionHead { at, rethrown: flags & 1 != 0, type_name, message };
-            Body::Exception(head, cursor.stack(at.stack_bytes)?)
+            RecordBody::Exception(head, cursor.stack(at.stack_bytes)?)
         }
         19 => {
             let at = cursor.stack_head()?;
             let head = ContentionHead { at, waited_ns: cursor.word()?, owner: cursor.halves()?.0 };
-            Body::Contention(head, cursor.stack(at.stack_bytes)?)
+            RecordBody::Contention(head, cursor.stack(at.stack_bytes)?)
         }
         20 => {
             let (workers, reason) = cursor.halves()?;
-            Body::PoolAdjusted { workers, reason }
+            RecordBody::PoolAdjusted { workers, reason }
         }
-        21 => Body::PoolQueue { items: cursor.word()? },
+        21 => RecordBody::PoolQueue { items: cursor.word()? },
         _ => return Ok(None),
     };
     Ok(Some(Record { tid, time_ns, body }))
 }
 
-fn decode_allocation<'a>(cursor: &mut Cursor<'a>) -> Result<Body<'a>, RecordError> {
+fn decode_allocation<'a>(cursor: &mut RecordCursor<'a>) -> Result<RecordBody<'a>, RecordError> {
     let (sample, type_id, size, amount) =
         (cursor.word()?, cursor.word()?, cursor.word()?, cursor.word()?);
     let [heap, flags, watched, level, a, b, c, d] = cursor.word()?.to_le_bytes();
@@ -830,5 +837,5 @@ fn decode_allocation<'a>(cursor: &mut Cursor<'a>) -> Result<Body<'a>, RecordErro
         stack_bytes,
         registers,
     };
-    Ok(Body::Allocation(head, cursor.stack(stack_bytes)?))
+    Ok(RecordBody::Allocation(head, cursor.stack(stack_bytes)?))
 }

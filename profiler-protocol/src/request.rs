@@ -3,7 +3,7 @@
 use crate::counter::Counter;
 use crate::layout::{REQUEST_BYTES, REQUEST_HEAD_AT, REQUEST_TAIL_AT};
 use crate::position::index;
-use crate::producer::Region;
+use crate::producer::ProducerRegion;
 use crate::sync::Ordering;
 
 /// "Not known to have been on a stack": before everything.
@@ -90,7 +90,7 @@ impl RequestReader {
     }
 
     /// The next request, if any. Malformed slots are skipped and counted.
-    pub fn take(&mut self, region: &Region<'_>) -> Option<Request> {
+    pub fn take(&mut self, region: &ProducerRegion<'_>) -> Option<Request> {
         let geometry = region.geometry();
         loop {
             // Acquire: pairs with the daemon's write of request_head, which follows that of the
@@ -126,7 +126,7 @@ impl RequestReader {
     }
 
     /// Release: the daemon reuses slots behind request_tail, so they must have been read before.
-    fn publish(&self, region: &Region<'_>) {
+    fn publish(&self, region: &ProducerRegion<'_>) {
         region.store(REQUEST_TAIL_AT, self.taken, Ordering::Release);
     }
 }

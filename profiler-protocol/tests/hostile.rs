@@ -6,15 +6,15 @@
 mod shared;
 
 use profiler_protocol::consumer::{
-    Consumer, ConsumerError, Drained, MIN_SCRATCH_BYTES, Memory, Quota, SCRATCH_BYTES,
+    Consumer, ConsumerError, Drained, MIN_SCRATCH_BYTES, Quota, RegionMemory, SCRATCH_BYTES,
 };
 use profiler_protocol::layout::{
     EVENT_HEAD_AT, EVENT_TAIL_AT, Geometry, HEADER_USED_BYTES, MIN_UNITS, REQUEST_TAIL_AT,
     STATE_AT, UNITS_AT, VERSION, VERSION_AT,
 };
 use profiler_protocol::position::{Extent, commit_word};
-use profiler_protocol::producer::Identity;
-use profiler_protocol::record::{Body, Record};
+use profiler_protocol::producer::InstanceIdentity;
+use profiler_protocol::record::{Record, RecordBody};
 use profiler_protocol::request::{Request, RequestReader};
 use proptest::prelude::{any, proptest};
 use shared::{PlainMemory, SharedWords};
@@ -42,9 +42,9 @@ fn drain(consumer: &mut Opened) -> Result<Drained, ConsumerError<Infallible>> {
 fn honest() -> SharedWords {
     let shared = SharedWords::new(SMALL);
     let region = shared.region();
-    region.publish(Identity::default());
+    region.publish(InstanceIdentity::default());
     for time_ns in 0..20 {
-        let record = Record { tid: 1, time_ns, body: Body::GcEnd { number: 3 } };
+        let record = Record { tid: 1, time_ns, body: RecordBody::GcEnd { number: 3 } };
         let mut grant = region.try_reserve(record.body.record_bytes()).expect("room");
         record.encode(&mut grant);
         grant.commit();
@@ -260,7 +260,7 @@ proptest! {
 /// The peer truncated its file, or the process is gone.
 struct Failing(u64);
 
-impl Memory for Failing {
+impl RegionMemory for Failing {
     type Error = &'static str;
 
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> Result<(), &'static str> {

@@ -6,11 +6,11 @@
 
 use loom::sync::Arc;
 use loom::sync::atomic::fence;
-use profiler_protocol::consumer::{Consumer, MIN_SCRATCH_BYTES, Memory, Quota};
+use profiler_protocol::consumer::{Consumer, MIN_SCRATCH_BYTES, Quota, RegionMemory};
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::{EVENT_HEAD_AT, Geometry};
-use profiler_protocol::producer::{Identity, Region};
-use profiler_protocol::record::{Body, Record};
+use profiler_protocol::producer::{InstanceIdentity, ProducerRegion};
+use profiler_protocol::record::{Record, RecordBody};
 use profiler_protocol::sync::{AtomicU64, Ordering};
 use std::convert::Infallible;
 

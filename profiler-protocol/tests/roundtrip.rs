@@ -7,14 +7,14 @@ mod shared;
 use profiler_protocol::consumer::{Consumer, Quota, SCRATCH_BYTES};
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::{
-    Geometry, MIN_UNITS, State, VERSION, pack_runtime, unpack_runtime,
+    Geometry, InstanceState, MIN_UNITS, VERSION, pack_runtime, unpack_runtime,
 };
-use profiler_protocol::lease::{Lease, SILENCE_NS, Verdict};
+use profiler_protocol::lease::{Lease, LeaseState, SILENCE_NS};
 use profiler_protocol::load;
-use profiler_protocol::producer::{Identity, Region};
+use profiler_protocol::producer::{InstanceIdentity, ProducerRegion};
 use profiler_protocol::record::{
-    AllocationHead, Body, ContentionHead, ExceptionHead, MAX_LEVEL, Put, Record, Registers,
-    StackHead, Words, decode,
+    AllocationHead, ContentionHead, ExceptionHead, MAX_LEVEL, Put, Record, RecordBody, Registers,
+    StackHead, WordList, decode,
 };
 use profiler_protocol::request::{Request, RequestReader};
 use proptest::prelude::{Just, Strategy, any, prop_oneof, proptest};
@@ -30,7 +30,7 @@ impl Put for Bytes {
     }
 }
 
-fn write(region: &Region<'_>, record: &Record<'_>) -> bool {
+fn write(region: &ProducerRegion<'_>, record: &Record<'_>) -> bool {
     let Some(mut grant) = region.try_reserve(record.body.record_bytes()) else { return false };
     record.encode(&mut grant);
     grant.commit();
@@ -66,7 +66,7 @@ fn bytes_of(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|w| w.to_le_bytes()).collect()
 }
 
-fn with_body<T>(owned: &Owned, f: impl FnOnce(Body<'_>) -> T) -> T {
+fn with_body<T>(owned: &Owned, f: impl FnOnce(RecordBody<'_>) -> T) -> T {
     let list = match owned {
         Owned::Allocation(_, w) | Owned::Method(_, _, _, _, w, ..) | Owned::CodeUnloaded(_, w) => {
             bytes_of(w)
@@ -75,14 +75,14 @@ fn with_body<T>(owned: &Owned, f: impl FnOnce(Body<'_>) -> T) -> T {
         Owned::Exception(.., w) | Owned::Contention(_, w) => bytes_of(w),
         _ => Vec::new(),
     };
-    let ranges = Words::new(&list);
+    let ranges = WordList::new(&list);
     f(match owned {
-        Owned::Hello(runtime) => Body::Hello { runtime: *runtime },
-        Owned::Allocation(head, _) => Body::Allocation(*head, &list),
+        Owned::Hello(runtime) => RecordBody::Hello { runtime: *runtime },
+        Owned::Allocation(head, _) => RecordBody::Allocation(*head, &list),
         Owned::TypeName([type_id, module_id], name, module) => {
-            Body::TypeName { type_id: *type_id, module_id: *module_id, name, module }
+            RecordBody::TypeName { type_id: *type_id, module_id: *module_id, name, module }
         }
-        Owned::Method(asked, module_id, token, dynamic, _, name, module) => Body::Method {
+        Owned::Method(asked, module_id, token, dynamic, _, name, module) => RecordBody::Method {
             asked: *asked,
             module_id: *module_id,
             token: *token,
@@ -91,35 +91,44 @@ fn with_body<T>(owned: &Owned, f: impl FnOnce(Body<'_>) -> T) -> T {
             name,
             module,
         },
-        Owned::NoMethod(asked, hresult) => Body::NoMethod { asked: *asked, hresult: *hresult },
-        Owned::CodeUnloaded(module_id, _) => Body::CodeUnloaded { module_id: *module_id, ranges },
-        Owned::GcStart(number, generation, reason, kind) => {
-            Body::GcStart { number: *number, generation: *generation, reason: *reason, kind: *kind }
+        Owned::NoMethod(asked, hresult) => {
+            RecordBody::NoMethod { asked: *asked, hresult: *hresult }
         }
-        Owned::GcEnd(number) => Body::GcEnd { number: *number },
-        Owned::PauseBegin(reason) => Body::PauseBegin { reason: *reason },
-        Owned::PauseEnd => Body::PauseEnd,
-        Owned::Dead(_) => Body::ObjectsDead(ranges),
-        Owned::Alive(_) => Body::ObjectsAlive(ranges),
-        Owned::Dropped(level, _) => Body::ObjectsDropped { level: *level, samples: ranges },
-        Owned::ThreadName(os_tid, name) => Body::ThreadName { os_tid: *os_tid, name },
-        Owned::Bye => Body::Bye,
-        Owned::GcHeap(number, promoted) => Body::GcHeap { number: *number, promoted: *promoted },
+        Owned::CodeUnloaded(module_id, _) => {
+            RecordBody::CodeUnloaded { module_id: *module_id, ranges }
+        }
+        Owned::GcStart(number, generation, reason, kind) => RecordBody::GcStart {
+            number: *number,
+            generation: *generation,
+            reason: *reason,
+            kind: *kind,
+        },
+        Owned::GcEnd(number) => RecordBody::GcEnd { number: *number },
+        Owned::PauseBegin(reason) => RecordBody::PauseBegin { reason: *reason },
+        Owned::PauseEnd => RecordBody::PauseEnd,
+        Owned::Dead(_) => RecordBody::ObjectsDead(ranges),
+        Owned::Alive(_) => RecordBody::ObjectsAlive(ranges),
+        Owned::Dropped(level, _) => RecordBody::ObjectsDropped { level: *level, samples: ranges },
+        Owned::ThreadName(os_tid, name) => RecordBody::ThreadName { os_tid: *os_tid, name },
+        Owned::Bye => RecordBody::Bye,
+        Owned::GcHeap(number, promoted) => {
+            RecordBody::GcHeap { number: *number, promoted: *promoted }
+        }
         Owned::PoolAdjusted(workers, reason) => {
-            Body::PoolAdjusted { workers: *workers, reason: *reason }
+            RecordBody::PoolAdjusted { workers: *workers, reason: *reason }
         }
-        Owned::PoolQueue(items) => Body::PoolQueue { items: *items },
+        Owned::PoolQueue(items) => RecordBody::PoolQueue { items: *items },
         Owned::PauseCpu(suspender, cpu_ns) => {
-            Body::PauseCpu { suspender: *suspender, cpu_ns: *cpu_ns }
+            RecordBody::PauseCpu { suspender: *suspender, cpu_ns: *cpu_ns }
         }
         Owned::Exception(at, rethrown, type_name, message, _) => {
             let message = message.as_deref();
-            Body::Exception(
+            RecordBody::Exception(
                 ExceptionHead { at: *at, rethrown: *rethrown, type_name, message },
                 &list,
             )
         }
-        Owned::Contention(head, _) => Body::Contention(*head, &list),
+        Owned::Contention(head, _) => RecordBody::Contention(*head, &list),
     })
 }
 
@@ -220,20 +229,20 @@ proptest! {
     fn records_of_all_sizes_wrap_and_arrive_in_order(sizes in proptest::collection::vec(0usize..600, 1..200)) {
         let shared = SharedWords::new(SMALL);
         let region = shared.region();
-        region.publish(Identity::default());
+        region.publish(InstanceIdentity::default());
         let mut consumer = Consumer::open(shared.memory(), SMALL.region_bytes()).expect("a region");
         let mut scratch = vec![0; SCRATCH_BYTES];
         let (mut written, mut read) = (Vec::new(), Vec::new());
         for (number, size) in sizes.iter().enumerate() {
             let samples = bytes_of(&vec![number as u64; *size]);
-            let record = Record { tid: 1, time_ns: number as u64, body: Body::ObjectsDead(Words::new(&samples)) };
-            let record = if *size > 512 { Record { body: Body::PauseEnd, ..record } } else { record };
+            let record = Record { tid: 1, time_ns: number as u64, body: RecordBody::ObjectsDead(WordList::new(&samples)) };
+            let record = if *size > 512 { Record { body: RecordBody::PauseEnd, ..record } } else { record };
             if write(&region, &record) {
                 written.push(number as u64);
             }
             if number % 3 == 0 {
                 let drained = consumer.drain(&mut scratch, Quota::RING, &mut |r| {
-                    if let Body::ObjectsDead(words) = r.body {
+                    if let RecordBody::ObjectsDead(words) = r.body {
                         assert!(words.iter().all(|w| w == r.time_ns));
                     }
                     read.push(r.time_ns);
@@ -256,8 +265,8 @@ proptest! {
 fn a_full_ring_drops_and_counts_and_recovers() {
     let shared = SharedWords::new(SMALL);
     let region = shared.region();
-    region.publish(Identity { instance: 7, ..Identity::default() });
-    let bye = Record { tid: 1, time_ns: 2, body: Body::Bye };
+    region.publish(InstanceIdentity { instance: 7, ..InstanceIdentity::default() });
+    let bye = Record { tid: 1, time_ns: 2, body: RecordBody::Bye };
     let tried = 2 * SMALL.units;
     let fit = (0..tried).filter(|_| write(&region, &bye)).count() as u64;
     assert_eq!(fit, SMALL.units);
@@ -277,10 +286,10 @@ fn a_full_ring_drops_and_counts_and_recovers() {
 fn a_second_consumer_goes_on_where_the_first_one_stopped() {
     let shared = SharedWords::new(SMALL);
     let region = shared.region();
-    region.publish(Identity::default());
+    region.publish(InstanceIdentity::default());
     let mut scratch = vec![0; SCRATCH_BYTES];
     for time_ns in 0..10 {
-        assert!(write(&region, &Record { tid: 1, time_ns, body: Body::PauseEnd }));
+        assert!(write(&region, &Record { tid: 1, time_ns, body: RecordBody::PauseEnd }));
         if time_ns == 4 {
             let mut first =
                 Consumer::open(shared.memory(), SMALL.region_bytes()).expect("a region");
@@ -299,11 +308,11 @@ fn a_second_consumer_goes_on_where_the_first_one_stopped() {
 fn a_hole_left_by_a_dead_producer_is_waited_for_then_skipped() {
     let shared = SharedWords::new(SMALL);
     let region = shared.region();
-    region.publish(Identity::default());
+    region.publish(InstanceIdentity::default());
     let mut consumer = Consumer::open(shared.memory(), SMALL.region_bytes()).expect("a region");
     let mut scratch = vec![0; SCRATCH_BYTES];
     let lost = region.try_reserve(200).expect("room");
-    assert!(write(&region, &Record { tid: 1, time_ns: 5, body: Body::PauseEnd }));
+    assert!(write(&region, &Record { tid: 1, time_ns: 5, body: RecordBody::PauseEnd }));
     let drained = consumer.drain(&mut scratch, Quota::RING, &mut |_| {}).expect("an honest peer");
     assert_eq!((drained.records, drained.pending), (0, Some(0)));
     assert_eq!(consumer.skip_hole(&mut scratch, false), Ok(4));
@@ -399,7 +408,7 @@ fn what_is_written_has_the_bytes_of_its_version() {
 fn an_abandoned_record_is_skipped() {
     let shared = SharedWords::new(SMALL);
     let region = shared.region();
-    region.publish(Identity::default());
+    region.publish(InstanceIdentity::default());
     let mut consumer = Consumer::open(shared.memory(), SMALL.region_bytes()).expect("a region");
     drop(region.try_reserve(100));
     let drained = consumer
@@ -413,7 +422,7 @@ fn an_abandoned_record_is_skipped() {
 fn requests_arrive_once_and_in_order_over_many_laps() {
     let shared = SharedWords::new(SMALL);
     let region = shared.region();
-    region.publish(Identity::default());
+    region.publish(InstanceIdentity::default());
     let mut consumer = Consumer::open(shared.memory(), SMALL.region_bytes()).expect("a region");
     let mut reader = RequestReader::new();
     let asked: Vec<Request> =
@@ -432,35 +441,39 @@ fn requests_arrive_once_and_in_order_over_many_laps() {
         assert_eq!(reader.take(&region), Some(request));
     }
     assert_eq!(reader.take(&region), None);
-    region.set_state(State::Closing);
-    assert_eq!(consumer.refresh().expect("an honest peer").state, State::Closing);
+    region.set_state(InstanceState::Closing);
+    assert_eq!(consumer.refresh().expect("an honest peer").state, InstanceState::Closing);
 }
 
 #[test]
 fn the_lease_counts_changes_of_the_heartbeat_only() {
     let shared = SharedWords::new(SMALL);
     let region = shared.region();
-    region.publish(Identity::default());
+    region.publish(InstanceIdentity::default());
     let consumer = Consumer::open(shared.memory(), SMALL.region_bytes()).expect("a region");
     let mut lease = Lease::new(0);
     let mut at = |now| {
         let (listener, heartbeat, period) = region.lease_words();
         lease.observe(listener, heartbeat, period, now)
     };
-    assert_eq!(at(1), Verdict::Listening, "being loaded counts as a beat");
-    assert_eq!(at(SILENCE_NS), Verdict::Quiet);
+    assert_eq!(at(1), LeaseState::Listening, "being loaded counts as a beat");
+    assert_eq!(at(SILENCE_NS), LeaseState::Quiet);
     consumer.beat(9, 77, 100_000_000).expect("memory");
-    assert_eq!(at(3_000_000_000), Verdict::Listening);
-    assert_eq!(at(4_700_000_000), Verdict::Listening);
-    assert_eq!(at(4_800_000_000), Verdict::Quiet, "the same value is no beat");
+    assert_eq!(at(3_000_000_000), LeaseState::Listening);
+    assert_eq!(at(4_700_000_000), LeaseState::Listening);
+    assert_eq!(at(4_800_000_000), LeaseState::Quiet, "the same value is no beat");
     consumer.beat(9, 78, 100_000_000).expect("memory");
-    assert_eq!(at(5_000_000_000), Verdict::Listening);
+    assert_eq!(at(5_000_000_000), LeaseState::Listening);
     consumer.beat(10, 79, 100_000_000).expect("memory");
-    assert_eq!(at(5_000_000_001), Verdict::Replaced, "another listener, without a silence between");
-    assert_eq!(at(5_000_000_002), Verdict::Listening, "told once");
+    assert_eq!(
+        at(5_000_000_001),
+        LeaseState::Replaced,
+        "another listener, without a silence between"
+    );
+    assert_eq!(at(5_000_000_002), LeaseState::Listening, "told once");
     consumer.release(80).expect("memory");
-    assert_eq!(at(5_000_000_003), Verdict::Quiet, "released: at once");
-    assert_eq!(at(606_000_000_000), Verdict::Abandoned);
+    assert_eq!(at(5_000_000_003), LeaseState::Quiet, "released: at once");
+    assert_eq!(at(606_000_000_000), LeaseState::Abandoned);
 }
 
 #[test]

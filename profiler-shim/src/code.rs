@@ -29,7 +29,7 @@ const QUESTION_NS: u64 = 6_000_000_000;
 const APART_NS: u64 = 1_000_000;
 
 /// What is known about code that stays and code that went.
-pub struct Code {
+pub struct CodeLifetimes {
     /// Blocks with code that cannot be unloaded, plus 1. Written and read by the service thread
     /// alone.
     lasting: [AtomicU64; SLOTS],
@@ -56,7 +56,7 @@ pub fn is_later(seen_ns: u64, gone_ns: u64) -> bool {
     seen_ns > gone_ns.saturating_add(APART_NS)
 }
 
-impl Code {
+impl CodeLifetimes {
     /// Something unloads, or an unload may have gone unseen: whatever it was is on no stack from
     /// `now_ns` on.
     pub fn on_unload(&self, now_ns: u64) {
@@ -128,12 +128,12 @@ const fn block(address: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{APART_NS, Code, QUESTION_NS, seen_at};
+    use super::{APART_NS, CodeLifetimes, QUESTION_NS, seen_at};
     use core::sync::atomic::AtomicU64;
 
-    fn code() -> Code {
+    fn code() -> CodeLifetimes {
         // As it lies in the instance: all zero.
-        Code {
+        CodeLifetimes {
             lasting: [const { AtomicU64::new(0) }; super::SLOTS],
             images: [const { [const { AtomicU64::new(0) }; 2] }; super::IMAGES],
             unloaded_ns: AtomicU64::new(0),

@@ -1,7 +1,7 @@
 //! Waits for locks that another thread held: the runtime tells of the beginning and of the end,
 //! each on the thread that waits.
 
-use crate::thin::Thin;
+use crate::thin::Downsampler;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Of so many threads that wait at once, few share a slot: most processes' threads have ids that
@@ -19,7 +19,7 @@ pub struct Contentions {
     /// Thread and owner of the lock, in one word; 0 for none.
     open: [AtomicU64; SLOTS],
     /// How many there are.
-    pub thin: Thin,
+    pub thin: Downsampler,
 }
 
 impl Contentions {
@@ -68,13 +68,15 @@ pub fn level_for(level: u8, waited_ns: u64) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::{Contentions, SLOTS, level_for};
-    use crate::thin::Thin;
+    use crate::thin::Downsampler;
     use core::sync::atomic::AtomicU64;
 
     #[test]
     fn an_end_belongs_to_its_threads_beginning() {
-        let waits =
-            Contentions { open: std::array::from_fn(|_| AtomicU64::new(0)), thin: Thin::new() };
+        let waits = Contentions {
+            open: std::array::from_fn(|_| AtomicU64::new(0)),
+            thin: Downsampler::new(),
+        };
         waits.begins(7, 9);
         assert_eq!((waits.ends(7), waits.ends(7)), (Some(9), None));
         let other = 7 + u32::try_from(SLOTS).unwrap();

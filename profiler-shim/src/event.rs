@@ -4,15 +4,15 @@
 //! ClrEtwAll.man of dotnet/runtime).
 
 use crate::contention::{CONTENTIONS, level_for};
-use crate::exact::Runtime as _;
+use crate::exact::RuntimeHeap as _;
 use crate::instance::{EXCEPTIONS, Instance};
-use crate::live::{Handles as _, Watch};
+use crate::live::{Handles as _, WatchOutcome};
 use crate::machine::thread_block;
 use crate::repeat::mix;
-use crate::stack::{self, Extent};
+use crate::stack::{self, StackExtent};
 use crate::syscall;
-use crate::text::Text;
-use crate::thin::Room;
+use crate::text::BoundedText;
+use crate::thin::RingShare;
 use core::sync::atomic::Ordering;
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::FEATURE_ALLOCATION_SAMPLED;
@@ -22,7 +22,7 @@ use profiler_protocol::load::{
 };
 use profiler_protocol::producer::Grant;
 use profiler_protocol::record::{
-    AllocationHead, Body, ContentionHead, ExceptionHead, PREFIX_WORDS, Registers, StackHead,
+    AllocationHead, ContentionHead, ExceptionHead, PREFIX_WORDS, RecordBody, Registers, StackHead,
     encode_prefix,
 };
 
@@ -65,7 +65,7 @@ impl Payload<'_> {
     }
 
     /// Reads one; its beginning also where its end is missing.
-    fn text<const N: usize>(&mut self, to: &mut Text<N>) -> Option<()> {
+    fn text<const N: usize>(&mut self, to: &mut BoundedText<N>) -> Option<()> {
         to.push_units(self.0.as_chunks().0.iter().copied().map(u16::from_le_bytes));
         self.string()
     }
@@ -78,7 +78,7 @@ const LARGE_GENERATION: u8 = 3;
 
 /// An allocation, as either event tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Sample {
+struct AllocationEvent {
     type_id: u64,
     address: u64,
     size: u64,
@@ -90,7 +90,7 @@ struct Sample {
 
 /// AllocationTick, version 4 (.NET 6–10): amount u32, kind u32, clr u16, amount64 u64, type u64,
 /// name z, heap index u32, address u64, size u64.
-fn tick(payload: &[u8], version: u32) -> Option<Sample> {
+fn tick(payload: &[u8], version: u32) -> Option<AllocationEvent> {
     if version < 4 {
         return None;
     }
@@ -104,12 +104,20 @@ fn tick(payload: &[u8], version: u32) -> Option<Sample> {
     payload.u32()?;
     let address = payload.u64()?;
     let size = payload.u64()?;
-    Some(Sample { type_id, address, size, amount, heap: heap(kind)?, sampled: false, exact: false })
+    Some(AllocationEvent {
+        type_id,
+        address,
+        size,
+        amount,
+        heap: heap(kind)?,
+        sampled: false,
+        exact: false,
+    })
 }
 
 /// AllocationSampled, version 0 (.NET 10): kind u32, clr u16, type u64, name z, address u64, size
 /// u64, offset u64.
-fn sampled(payload: &[u8]) -> Option<Sample> {
+fn sampled(payload: &[u8]) -> Option<AllocationEvent> {
     let mut payload = Payload(payload);
     let kind = payload.u32()?;
     payload.u16()?;
@@ -118,7 +126,7 @@ fn sampled(payload: &[u8]) -> Option<Sample> {
     let address = payload.u64()?;
     let size = payload.u64()?;
     payload.u64()?;
-    Some(Sample {
+    Some(AllocationEvent {
         type_id,
         address,
         size,
@@ -146,7 +154,7 @@ fn promoted(payload: &[u8]) -> Option<u64> {
 
 /// What is told of an exception beside its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Thrown {
+enum ThrowKind {
     First,
     Again,
     /// The message ends beyond what is looked at, and behind it stands which of the two it is.
@@ -157,9 +165,9 @@ enum Thrown {
 /// which may hold anything, is passed over unless it is asked for.
 fn thrown<const N: usize, const M: usize>(
     payload: &[u8],
-    type_name: &mut Text<N>,
-    message: Option<&mut Text<M>>,
-) -> Option<Thrown> {
+    type_name: &mut BoundedText<N>,
+    message: Option<&mut BoundedText<M>>,
+) -> Option<ThrowKind> {
     const RETHROWN: u16 = 4;
     let is_cut = payload.len() >= MOST_PAYLOAD as usize;
     let mut payload = Payload(payload);
@@ -174,9 +182,9 @@ fn thrown<const N: usize, const M: usize>(
         payload.u16()
     };
     match flags() {
-        Some(flags) if flags & RETHROWN != 0 => Some(Thrown::Again),
-        Some(_) => Some(Thrown::First),
-        None => is_cut.then_some(Thrown::Cut),
+        Some(flags) if flags & RETHROWN != 0 => Some(ThrowKind::Again),
+        Some(_) => Some(ThrowKind::First),
+        None => is_cut.then_some(ThrowKind::Cut),
     }
 }
 
@@ -289,7 +297,8 @@ impl Instance {
         // Large and pinned objects have heaps of their own from the first.
         let heap = generation.saturating_sub(2);
         let address = object as u64;
-        let sample = Sample { type_id, address, size, amount, heap, sampled: true, exact: false };
+        let sample =
+            AllocationEvent { type_id, address, size, amount, heap, sampled: true, exact: false };
         self.on_allocation(&sample, registers);
     }
 
@@ -306,12 +315,19 @@ impl Instance {
         }
         let Some(bytes) = info.size(object) else { return self.count(Counter::RuntimeRefusals) };
         let (address, size) = (object as u64, bytes.div_ceil(8).wrapping_mul(8));
-        let sample =
-            Sample { type_id, address, size, amount: 0, heap: LARGE, sampled: false, exact: true };
+        let sample = AllocationEvent {
+            type_id,
+            address,
+            size,
+            amount: 0,
+            heap: LARGE,
+            sampled: false,
+            exact: true,
+        };
         self.on_allocation(&sample, registers);
     }
 
-    fn on_allocation(&self, event: &Sample, registers: &Registers) {
+    fn on_allocation(&self, event: &AllocationEvent, registers: &Registers) {
         if event.heap == LARGE && !event.exact && self.is_told_of_large() {
             return self.count(Counter::LargeObjectEvents);
         }
@@ -325,8 +341,8 @@ impl Instance {
         // independent ones.
         let (thin, seed, room) = match event.exact {
             // Each is told of, as long as it finds room.
-            true => (&self.large, !self.seed(), Room::Last),
-            false => (&self.sampled, self.seed(), Room::Usual),
+            true => (&self.large, !self.seed(), RingShare::Last),
+            false => (&self.sampled, self.seed(), RingShare::Usual),
         };
         if event.exact {
             self.count(Counter::LargeObjects);
@@ -379,7 +395,7 @@ impl Instance {
         (kind, thread, began_ns, words): (u16, u32, u64, u64),
         registers: &Registers,
         dropped: Counter,
-    ) -> Option<(Grant<'static>, Extent)> {
+    ) -> Option<(Grant<'static>, StackExtent)> {
         let extent = stack::extent(registers.sp as usize, stack::LIMIT);
         if extent.cut {
             self.count(Counter::StacksCut);
@@ -397,8 +413,8 @@ impl Instance {
     fn on_exception(&self, payload: &[u8], registers: &Registers) -> Option<()> {
         let began_ns = syscall::now_ns();
         let thread = syscall::thread_id();
-        let mut type_name = Text::<TYPE_NAME_BYTES>::new();
-        let mut message = Text::<MESSAGE_BYTES>::new();
+        let mut type_name = BoundedText::<TYPE_NAME_BYTES>::new();
+        let mut message = BoundedText::<MESSAGE_BYTES>::new();
         let asked = self.wishes() & WITH_EXCEPTION_MESSAGES != 0;
         let thrown = thrown(payload, &mut type_name, asked.then_some(&mut message))?;
         let mut name = mix(registers.sp ^ u64::from(thread) << 32);
@@ -410,11 +426,11 @@ impl Instance {
             self.count(Counter::RuntimeRepeats);
         } else {
             self.count(Counter::Exceptions);
-            if thrown == Thrown::Cut {
+            if thrown == ThrowKind::Cut {
                 self.count(Counter::MessagesCut);
             }
-            let rethrown = thrown == Thrown::Again;
-            let level = self.level(&self.thrown, began_ns, EXCEPTIONS, Room::Usual);
+            let rethrown = thrown == ThrowKind::Again;
+            let level = self.level(&self.thrown, began_ns, EXCEPTIONS, RingShare::Usual);
             if self.thrown.chosen(level, self.seed()) {
                 let message = asked.then_some(message.as_str());
                 let at = StackHead { level, registers: *registers, ..StackHead::default() };
@@ -459,7 +475,7 @@ impl Instance {
                 self.count(Counter::ContentionsUnmatched);
                 0
             });
-            let level = self.level(&self.contentions.thin, now_ns, CONTENTIONS, Room::Usual);
+            let level = self.level(&self.contentions.thin, now_ns, CONTENTIONS, RingShare::Usual);
             let level = level_for(level, waited_ns);
             if self.contentions.thin.chosen(level, self.seed()) {
                 let at = StackHead { level, registers: *registers, ..StackHead::default() };
@@ -491,7 +507,7 @@ impl Instance {
         if self.workers.swap(told, Ordering::Relaxed) == told {
             self.count(Counter::RuntimeRepeats);
         } else {
-            self.send(Body::PoolAdjusted { workers, reason });
+            self.send(RecordBody::PoolAdjusted { workers, reason });
         }
         Some(())
     }
@@ -501,7 +517,7 @@ impl Instance {
         // Items in the queues of the thread pool (`ThreadPool.PendingWorkItemCount`).
         match counter(payload, "threadpool-queue-length") {
             Some(Some(items)) if self.wishes() & WITH_THREAD_POOL != 0 => {
-                self.send(Body::PoolQueue { items });
+                self.send(RecordBody::PoolQueue { items });
             }
             // Another session's, if such are delivered; another counter.
             Some(Some(_)) | None => {}
@@ -523,10 +539,12 @@ impl Instance {
             match self.live.watch(&info, address, sample, importance(size, level), &mut |found| {
                 self.tell_found(found)
             }) {
-                Watch::Watched { level } => (level.saturating_add(1), Counter::HandlesCreated),
-                Watch::Thinned => (0, Counter::ObjectsThinned),
-                Watch::Full => (0, Counter::HandlesFull),
-                Watch::Refused => (0, Counter::HandlesRefused),
+                WatchOutcome::Watched { level } => {
+                    (level.saturating_add(1), Counter::HandlesCreated)
+                }
+                WatchOutcome::Thinned => (0, Counter::ObjectsThinned),
+                WatchOutcome::Full => (0, Counter::HandlesFull),
+                WatchOutcome::Refused => (0, Counter::HandlesRefused),
             };
         self.count(counter);
         watched
@@ -539,7 +557,7 @@ impl Instance {
             (payload.u32()?, payload.u32()?, payload.u32()?, payload.u32()?);
         if self.gc.reported.started(number) {
             let byte = |n: u32| u8::try_from(n).unwrap_or(u8::MAX);
-            self.send(Body::GcStart {
+            self.send(RecordBody::GcStart {
                 number,
                 generation: byte(depth),
                 reason: byte(reason),
@@ -558,7 +576,7 @@ impl Instance {
         let number = Payload(payload).u32()?;
         if self.gc.reported.ended(number) {
             self.gc.ended(number);
-            self.send(Body::GcEnd { number });
+            self.send(RecordBody::GcEnd { number });
         }
         Some(())
     }
@@ -568,7 +586,7 @@ impl Instance {
     fn on_heap_stats(&self, payload: &[u8]) -> Option<()> {
         let promoted = promoted(payload)?;
         if let Some(number) = self.gc.left() {
-            self.send(Body::GcHeap { number, promoted });
+            self.send(RecordBody::GcHeap { number, promoted });
         }
         Some(())
     }
@@ -577,7 +595,7 @@ impl Instance {
     fn on_suspend(&self, payload: &[u8]) -> Option<()> {
         let reason = u64::from(Payload(payload).u32()?);
         if self.gc.pause_begins(syscall::thread_id(), syscall::thread_cpu_ns()) {
-            self.send(Body::PauseBegin { reason });
+            self.send(RecordBody::PauseBegin { reason });
         } else {
             self.count(Counter::GcRepeats);
         }
@@ -589,17 +607,17 @@ impl Instance {
         if let Some((suspender, before_ns)) = self.gc.pause_ends() {
             // A background collection lets the others run again on a thread of its own.
             let cpu_ns = syscall::cpu_ns_of(suspender).saturating_sub(before_ns);
-            self.send(Body::PauseCpu { suspender, cpu_ns });
-            self.send(Body::PauseEnd);
+            self.send(RecordBody::PauseCpu { suspender, cpu_ns });
+            self.send(RecordBody::PauseEnd);
         }
     }
 }
 
-fn stack_words(extent: Extent) -> u64 {
+fn stack_words(extent: StackExtent) -> u64 {
     (extent.bytes / 8) as u64
 }
 
-fn stack_head(level: u8, extent: Extent, registers: &Registers) -> StackHead {
+fn stack_head(level: u8, extent: StackExtent, registers: &Registers) -> StackHead {
     StackHead {
         level,
         limited: extent.limited,
@@ -609,7 +627,7 @@ fn stack_head(level: u8, extent: Extent, registers: &Registers) -> StackHead {
 }
 
 /// The rest of a record that [`Instance::room_with_stack`] made room for.
-fn commit_with_stack(mut grant: Grant<'_>, extent: Extent) {
+fn commit_with_stack(mut grant: Grant<'_>, extent: StackExtent) {
     if let Some(runs) = grant.skip(stack_words(extent)) {
         stack::copy(extent, runs);
         grant.commit();
@@ -619,10 +637,10 @@ fn commit_with_stack(mut grant: Grant<'_>, extent: Extent) {
 #[cfg(test)]
 mod tests {
     use super::{
-        MOST_PAYLOAD, Sample, Thrown, contention_start, contention_stop, counter, pool_adjusted,
-        promoted, sampled, thrown, tick,
+        AllocationEvent, MOST_PAYLOAD, ThrowKind, contention_start, contention_stop, counter,
+        pool_adjusted, promoted, sampled, thrown, tick,
     };
-    use crate::text::Text;
+    use crate::text::BoundedText;
     use proptest::prelude::{any, proptest};
 
     fn payload(parts: &[&[u8]]) -> Vec<u8> {
@@ -643,7 +661,7 @@ mod tests {
             &0xabc0_u64.to_le_bytes(),
             &85_024_u64.to_le_bytes(),
         ]);
-        let read = Sample {
+        let read = AllocationEvent {
             type_id: 0x7f00,
             address: 0xabc0,
             size: 85_024,
@@ -668,7 +686,7 @@ mod tests {
             &48_u64.to_le_bytes(),
             &17_u64.to_le_bytes(),
         ]);
-        let read = Sample {
+        let read = AllocationEvent {
             type_id: 0x7f00,
             address: 0xabc0,
             size: 48,
@@ -696,7 +714,7 @@ mod tests {
         assert_eq!(promoted(&first[..93]), None);
     }
 
-    const NO_MESSAGE: Option<&mut Text<1>> = None;
+    const NO_MESSAGE: Option<&mut BoundedText<1>> = None;
 
     #[test]
     fn an_exceptions_type_is_read_and_its_message_where_that_is_asked_for() {
@@ -708,23 +726,30 @@ mod tests {
                 &flags.to_le_bytes(),
                 &[9, 0],
             ]);
-            let (mut name, mut message) = (Text::<16>::new(), Text::<8>::new());
+            let (mut name, mut message) = (BoundedText::<16>::new(), BoundedText::<8>::new());
             let rethrown = thrown(&bytes, &mut name, NO_MESSAGE);
             assert_eq!(name.as_str(), "Oh");
-            assert_eq!(thrown(&bytes, &mut Text::<16>::new(), Some(&mut message)), rethrown);
+            assert_eq!(thrown(&bytes, &mut BoundedText::<16>::new(), Some(&mut message)), rethrown);
             assert_eq!(message.as_str(), "sec");
-            assert_eq!(thrown(&bytes[..bytes.len() - 4], &mut Text::<16>::new(), NO_MESSAGE), None);
+            assert_eq!(
+                thrown(&bytes[..bytes.len() - 4], &mut BoundedText::<16>::new(), NO_MESSAGE),
+                None
+            );
             rethrown
         };
-        assert_eq!([0x10, 0x14].map(rethrown), [Some(Thrown::First), Some(Thrown::Again)]);
+        assert_eq!([0x10, 0x14].map(rethrown), [Some(ThrowKind::First), Some(ThrowKind::Again)]);
         let endless = payload(&[&[b'O', 0, b'h', 0, 0, 0], &[b's', 0].repeat(40_000)]);
-        let of = |bytes: usize| thrown(&endless[..bytes], &mut Text::<16>::new(), NO_MESSAGE);
-        let mut message = Text::<8>::new();
-        let begun =
-            thrown(&endless[..MOST_PAYLOAD as usize], &mut Text::<16>::new(), Some(&mut message));
-        assert_eq!((begun, message.as_str()), (Some(Thrown::Cut), "ssssssss"));
+        let of =
+            |bytes: usize| thrown(&endless[..bytes], &mut BoundedText::<16>::new(), NO_MESSAGE);
+        let mut message = BoundedText::<8>::new();
+        let begun = thrown(
+            &endless[..MOST_PAYLOAD as usize],
+            &mut BoundedText::<16>::new(),
+            Some(&mut message),
+        );
+        assert_eq!((begun, message.as_str()), (Some(ThrowKind::Cut), "ssssssss"));
         let most = MOST_PAYLOAD as usize;
-        assert_eq!((of(most), of(most - 1), of(100)), (Some(Thrown::Cut), None, None));
+        assert_eq!((of(most), of(most - 1), of(100)), (Some(ThrowKind::Cut), None, None));
     }
 
     #[test]
@@ -772,7 +797,7 @@ mod tests {
         #[test]
         fn any_payload_is_read_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), version: u32) {
             std::hint::black_box((tick(&bytes, version).is_some(), sampled(&bytes).is_some()));
-            std::hint::black_box((promoted(&bytes), thrown(&bytes, &mut Text::<8>::new(), Some(&mut Text::<8>::new()))));
+            std::hint::black_box((promoted(&bytes), thrown(&bytes, &mut BoundedText::<8>::new(), Some(&mut BoundedText::<8>::new()))));
             std::hint::black_box((contention_start(&bytes), contention_stop(&bytes), pool_adjusted(&bytes)));
         }
     }

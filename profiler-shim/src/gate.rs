@@ -18,7 +18,7 @@
 use crate::code::is_later;
 use crate::syscall;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use profiler_protocol::record::Words;
+use profiler_protocol::record::WordList;
 
 /// An unload waits at most this long: should the look-up need a lock that the unloading thread
 /// holds, both go on.
@@ -43,7 +43,7 @@ pub struct Gate {
     /// Shut until this moment.
     shut_until_ns: AtomicU64,
     /// Code of the last dynamic methods that went away.
-    gone: [Gone; GONE],
+    gone: [UnloadedCode; GONE],
     gone_count: AtomicU32,
 }
 
@@ -53,7 +53,7 @@ pub const EVERYTHING: [u8; 16] = *b"\0\0\0\0\0\0\0\0\xff\xff\xff\xff\xff\xff\xff
 /// A look-up that is about no address.
 pub const NO_CODE: usize = 1;
 
-struct Gone {
+struct UnloadedCode {
     start: AtomicUsize,
     bytes: AtomicUsize,
     at_ns: AtomicU64,
@@ -61,7 +61,7 @@ struct Gone {
 
 /// What an unload met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Met {
+pub enum UnloadOutcome {
     /// No look-up.
     Nothing,
     /// One, which ended.
@@ -94,7 +94,7 @@ impl Gate {
     }
 
     /// A module's unload begins; [`Gate::module_unloaded`] ends it.
-    pub fn unload_module(&self, module: usize) -> Met {
+    pub fn unload_module(&self, module: usize) -> UnloadOutcome {
         let known = self.modules.iter().any(|m| m.load(Ordering::Relaxed) == module);
         let take = |m: &AtomicUsize| {
             m.compare_exchange(0, module, Ordering::Relaxed, Ordering::Relaxed).is_ok()
@@ -105,7 +105,7 @@ impl Gate {
             // No room to wait for its end.
             self.shut_for(PATIENCE_NS);
         }
-        self.wait_for_look_up(Words::new(&EVERYTHING), PATIENCE_NS)
+        self.wait_for_look_up(WordList::new(&EVERYTHING), PATIENCE_NS)
     }
 
     /// A module's unload ends. Ignored unless its beginning was seen: it may have been before the
@@ -124,10 +124,10 @@ impl Gate {
     /// remembered where it was.
     pub fn unload_dynamic(
         &self,
-        code: Words<'_>,
+        code: WordList<'_>,
         tell: impl FnOnce(),
         forget: impl Fn(u64),
-    ) -> Met {
+    ) -> UnloadOutcome {
         self.unloading.fetch_add(1, Ordering::SeqCst);
         let met = self.wait_for_look_up(code, DYNAMIC_PATIENCE_NS);
         tell();
@@ -167,35 +167,35 @@ impl Gate {
     }
 
     /// Waits for the end of a look-up that is about one of these addresses, as (start, bytes).
-    fn wait_for_look_up(&self, addresses: Words<'_>, patience_ns: u64) -> Met {
+    fn wait_for_look_up(&self, addresses: WordList<'_>, patience_ns: u64) -> UnloadOutcome {
         let is_over = || {
             let about = self.looking.load(Ordering::SeqCst) as u64;
             about == 0 || !addresses.pairs().any(|(start, bytes)| about.wrapping_sub(start) < bytes)
         };
         if is_over() {
-            return Met::Nothing;
+            return UnloadOutcome::Nothing;
         }
         let until = syscall::now_ns().saturating_add(patience_ns);
         // The number of looks also ends the wait where the clock may not be read.
         for _ in 0..patience_ns / PAUSE_NS {
             if is_over() {
-                return Met::Waited;
+                return UnloadOutcome::Waited;
             }
             if syscall::now_ns() > until {
                 break;
             }
             syscall::sleep_ns(PAUSE_NS);
         }
-        Met::Overran
+        UnloadOutcome::Overran
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{GONE, Gate, Gone, MODULES, Met, NO_CODE, PATIENCE_NS};
+    use super::{GONE, Gate, MODULES, NO_CODE, PATIENCE_NS, UnloadOutcome, UnloadedCode};
     use crate::syscall::now_ns;
     use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-    use profiler_protocol::record::Words;
+    use profiler_protocol::record::WordList;
     use std::sync::mpsc::channel;
 
     fn gate() -> Gate {
@@ -204,7 +204,7 @@ mod tests {
             unloading: AtomicU32::new(0),
             modules: std::array::from_fn(|_| AtomicUsize::new(0)),
             shut_until_ns: AtomicU64::new(0),
-            gone: std::array::from_fn(|_| Gone {
+            gone: std::array::from_fn(|_| UnloadedCode {
                 start: AtomicUsize::new(0),
                 bytes: AtomicUsize::new(0),
                 at_ns: AtomicU64::new(0),
@@ -221,7 +221,7 @@ mod tests {
     fn no_look_up_while_a_module_unloads() {
         let gate = gate();
         assert_eq!(gate.look_up(NO_CODE, || 5), Some(5));
-        assert_eq!(gate.unload_module(8), Met::Nothing);
+        assert_eq!(gate.unload_module(8), UnloadOutcome::Nothing);
         assert_eq!(gate.look_up(NO_CODE, || 5), None);
         gate.module_unloaded(8);
         assert_eq!(gate.look_up(NO_CODE, || 5), Some(5));
@@ -231,7 +231,8 @@ mod tests {
     fn more_modules_at_a_time_than_are_remembered_shut_the_gate() {
         let gate = gate();
         let before = now_ns();
-        (1..=MODULES + 1).for_each(|module| assert_eq!(gate.unload_module(module), Met::Nothing));
+        (1..=MODULES + 1)
+            .for_each(|module| assert_eq!(gate.unload_module(module), UnloadOutcome::Nothing));
         assert!(gate.shut_until_ns.load(Ordering::SeqCst) >= before + PATIENCE_NS);
         (1..=MODULES + 1).for_each(|module| gate.module_unloaded(module));
         assert_eq!(gate.unloading.load(Ordering::SeqCst), 0);
@@ -255,8 +256,8 @@ mod tests {
         let gate = gate();
         let no = |_| panic!("its code is known");
         assert_eq!(
-            gate.unload_dynamic(Words::new(&code(&[0x1000, 0x100, 0x9000, 8])), || (), no),
-            Met::Nothing
+            gate.unload_dynamic(WordList::new(&code(&[0x1000, 0x100, 0x9000, 8])), || (), no),
+            UnloadOutcome::Nothing
         );
         let now = now_ns();
         for address in [0x1000, 0x10ff, 0x9007] {
@@ -281,23 +282,26 @@ mod tests {
         let forgotten = AtomicU64::new(0);
         let forget = |at| forgotten.store(at, Ordering::Relaxed);
         for n in 0..GONE as u64 {
-            gate.unload_dynamic(Words::new(&code(&[n * 64, 64])), || (), forget);
+            gate.unload_dynamic(WordList::new(&code(&[n * 64, 64])), || (), forget);
         }
         assert_eq!(forgotten.load(Ordering::Relaxed), 0);
         let filled = now_ns();
-        gate.unload_dynamic(Words::new(&code(&[0x100_0000, 64])), || (), forget);
+        gate.unload_dynamic(WordList::new(&code(&[0x100_0000, 64])), || (), forget);
         assert!((before..=filled).contains(&forgotten.load(Ordering::Relaxed)), "the oldest one");
-        gate.unload_dynamic(Words::new(&[]), || (), forget);
+        gate.unload_dynamic(WordList::new(&[]), || (), forget);
         assert!(forgotten.load(Ordering::Relaxed) >= filled, "one whose code nobody knows");
     }
 
     #[test]
     fn a_dynamic_methods_unload_waits_for_no_look_up_of_other_code() {
         let gate = gate();
-        for (about, met) in
-            [(NO_CODE, Met::Nothing), (0x2000, Met::Nothing), (0x1080, Met::Overran)]
-        {
-            let unload = || gate.unload_dynamic(Words::new(&code(&[0x1000, 0x100])), || (), |_| ());
+        for (about, met) in [
+            (NO_CODE, UnloadOutcome::Nothing),
+            (0x2000, UnloadOutcome::Nothing),
+            (0x1080, UnloadOutcome::Overran),
+        ] {
+            let unload =
+                || gate.unload_dynamic(WordList::new(&code(&[0x1000, 0x100])), || (), |_| ());
             assert_eq!(gate.look_up(about, unload), Some(met), "{about:x}");
         }
     }
@@ -322,7 +326,7 @@ mod tests {
                 std::thread::yield_now();
             }
             go_on.send(()).expect("open");
-            assert_ne!(unload.join().expect("no panic"), Met::Overran);
+            assert_ne!(unload.join().expect("no panic"), UnloadOutcome::Overran);
         });
     }
 }

@@ -1,7 +1,7 @@
 //! What is known about collections: the callbacks tell when objects may be looked at, the events
 //! tell number and reason.
 
-use crate::repeat::Collections;
+use crate::repeat::OpenCollections;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// State of collections and pauses.
@@ -23,7 +23,7 @@ pub struct Gc {
     /// it left was not.
     ended: AtomicU64,
     /// Which collections were reported.
-    pub reported: Collections,
+    pub reported: OpenCollections,
 }
 
 impl Gc {
@@ -104,7 +104,7 @@ impl Gc {
 #[cfg(test)]
 mod tests {
     use super::Gc;
-    use crate::repeat::Collections;
+    use crate::repeat::OpenCollections;
     use core::sync::atomic::{AtomicU32, AtomicU64};
 
     fn gc() -> Gc {
@@ -117,7 +117,7 @@ mod tests {
             suspender: zero(),
             suspender_cpu_ns: AtomicU64::new(0),
             ended: AtomicU64::new(0),
-            reported: Collections::new(),
+            reported: OpenCollections::new(),
         }
     }
 

@@ -3,32 +3,32 @@
 //! (`vdso.rs`) and, in exact mode, who takes in whom (`com/exact.rs`). Lives in zeroed memory of
 //! its own (`com/object.rs`).
 
-use crate::code::Code;
+use crate::code::CodeLifetimes;
 use crate::com::info::{Info, Mask, Provider};
 use crate::contention::Contentions;
-use crate::gate::{EVERYTHING, Gate, Met};
+use crate::gate::{EVERYTHING, Gate, UnloadOutcome};
 use crate::gc::Gc;
-use crate::live::{Found, Live};
+use crate::live::{Live, SurveyResult};
 use crate::method;
 use crate::recorder;
 use crate::region::Guard;
-use crate::repeat::{Allocations, Moments};
+use crate::repeat::{LastAllocations, LastEvents};
 use crate::syscall;
-use crate::text::Text;
-use crate::thin::{Room, Thin};
-use crate::types::Types;
+use crate::text::BoundedText;
+use crate::thin::{Downsampler, RingShare};
+use crate::types::PendingTypes;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::{
     FEATURE_ALLOCATION_SAMPLED, FEATURE_LIVE_OBJECTS, FEATURE_SEEN_TIMES, FEATURE_WAITS_AT_START,
-    State, pack_runtime,
+    InstanceState, pack_runtime,
 };
 use profiler_protocol::load::{
     self, WITH_THREAD_POOL, WITHOUT_ALLOCATIONS, WITHOUT_CONTENTION, WITHOUT_EXCEPTIONS,
     WITHOUT_LIVE_OBJECTS,
 };
-use profiler_protocol::producer::{Identity, Region};
-use profiler_protocol::record::{Body, Record, Words};
+use profiler_protocol::producer::{InstanceIdentity, ProducerRegion};
+use profiler_protocol::record::{Record, RecordBody, WordList};
 
 /// What the service thread is to do; a futex word, changed by callbacks.
 pub mod phase {
@@ -72,7 +72,7 @@ const KEYWORD_ALLOCATION_SAMPLED: u64 = 0x800_0000_0000;
 
 /// An attached profiler. All but the first two fields start as zeroes.
 pub struct Instance {
-    pub(crate) region: Region<'static>,
+    pub(crate) region: ProducerRegion<'static>,
     pub(crate) guard: &'static Guard,
     /// Address of the newest ICorProfilerInfo the runtime has, and its number; set once, before
     /// anything uses them.
@@ -99,27 +99,27 @@ pub struct Instance {
     other_provider: AtomicUsize,
     /// The next sample's number.
     pub(crate) samples: AtomicU64,
-    pub(crate) allocations: Allocations,
+    pub(crate) allocations: LastAllocations,
     pub(crate) gc: Gc,
-    pub(crate) throws: Moments,
+    pub(crate) throws: LastEvents,
     /// The same of waits for locks.
-    pub(crate) waits: Moments,
+    pub(crate) waits: LastEvents,
     /// How many exceptions are thrown.
-    pub(crate) thrown: Thin,
+    pub(crate) thrown: Downsampler,
     /// How many samples of allocations come.
-    pub(crate) sampled: Thin,
+    pub(crate) sampled: Downsampler,
     /// How many large objects come. Apart from the samples, so that garbage does not cost them
     /// their exactness.
-    pub(crate) large: Thin,
+    pub(crate) large: Downsampler,
     /// Most of either in a period that are all told of, 0 for [`SAMPLES`].
     pub(crate) samples_limit: AtomicU32,
     pub(crate) contentions: Contentions,
     /// Workers of the thread pool as last told, plus one.
     pub(crate) workers: AtomicU64,
     pub(crate) live: Live,
-    pub(crate) types: Types,
+    pub(crate) types: PendingTypes,
     pub(crate) gate: Gate,
-    pub(crate) code: Code,
+    pub(crate) code: CodeLifetimes,
     /// 1 when the daemon could not be told that code went away: it is to forget all.
     pub(crate) code_untold: AtomicU32,
     /// 1 when the service thread has been woken because the ring fills.
@@ -150,7 +150,7 @@ impl Instance {
         self.guard.listening.store(u32::from(listening), Ordering::Relaxed);
     }
 
-    pub(crate) fn region(&self) -> &Region<'static> {
+    pub(crate) fn region(&self) -> &ProducerRegion<'static> {
         &self.region
     }
 
@@ -231,7 +231,7 @@ impl Instance {
     }
 
     /// Writes a record now. False when the ring had no room (counted).
-    pub(crate) fn send(&self, body: Body<'_>) -> bool {
+    pub(crate) fn send(&self, body: RecordBody<'_>) -> bool {
         let Some(mut grant) = self.region.try_reserve(body.record_bytes()) else { return false };
         Record { tid: syscall::thread_id(), time_ns: syscall::now_ns(), body }.encode(&mut grant);
         grant.commit();
@@ -247,7 +247,7 @@ impl Instance {
     /// The level of an event of which so many are all told of in a period: by how many come, and by
     /// the room there is. Not inlined: the library's size has a bound.
     #[inline(never)]
-    pub(crate) fn level(&self, thin: &Thin, now_ns: u64, all: u32, room: Room) -> u8 {
+    pub(crate) fn level(&self, thin: &Downsampler, now_ns: u64, all: u32, room: RingShare) -> u8 {
         let region = self.region();
         thin.level(now_ns, all).max(room.level(region.used(), region.geometry().units))
     }
@@ -287,7 +287,7 @@ impl Instance {
             // Unloads before this went unseen.
             self.code.on_unload(syscall::now_ns());
         }
-        self.region.publish(Identity {
+        self.region.publish(InstanceIdentity {
             instance: syscall::random(),
             pid: u64::from(syscall::process_id()),
             created_ns: syscall::now_ns(),
@@ -305,7 +305,7 @@ impl Instance {
 
     /// Says who we are, before anything else. False when the ring had no room.
     pub(crate) fn say_hello(&self) -> bool {
-        self.send(Body::Hello { runtime: self.runtime.load(Ordering::Relaxed) })
+        self.send(RecordBody::Hello { runtime: self.runtime.load(Ordering::Relaxed) })
     }
 
     /// Nothing works without the service thread: takes back what was asked of the runtime.
@@ -325,8 +325,8 @@ impl Instance {
     pub fn leave_without_thread(&self) {
         let Some(info) = self.info() else { return };
         self.give_up(info);
-        self.send(Body::Bye);
-        self.region.set_state(State::Gone);
+        self.send(RecordBody::Bye);
+        self.region.set_state(InstanceState::Gone);
         if info.request_detach(1).is_err() {
             self.count(Counter::RuntimeRefusals);
         }
@@ -450,14 +450,14 @@ impl Instance {
     }
 
     /// Sends what was found out about watched objects. False when the ring had no room.
-    pub(crate) fn tell_found(&self, found: Found<'_>) -> bool {
+    pub(crate) fn tell_found(&self, found: SurveyResult<'_>) -> bool {
         let (sent, gone) = match found {
-            Found::Dead(samples) => {
-                (self.send(Body::ObjectsDead(samples)), Some((Counter::ObjectsDead, samples)))
+            SurveyResult::Dead(samples) => {
+                (self.send(RecordBody::ObjectsDead(samples)), Some((Counter::ObjectsDead, samples)))
             }
-            Found::Alive(samples) => (self.send(Body::ObjectsAlive(samples)), None),
-            Found::Dropped { level, samples } => {
-                let sent = self.send(Body::ObjectsDropped { level, samples });
+            SurveyResult::Alive(samples) => (self.send(RecordBody::ObjectsAlive(samples)), None),
+            SurveyResult::Dropped { level, samples } => {
+                let sent = self.send(RecordBody::ObjectsDropped { level, samples });
                 (sent, Some((Counter::ObjectsThinned, samples)))
             }
         };
@@ -483,7 +483,7 @@ impl Instance {
 
     fn tell_unloaded(&self, module_id: u64, ranges: &[u8]) {
         let told = self.is_listening()
-            && self.send(Body::CodeUnloaded { module_id, ranges: Words::new(ranges) });
+            && self.send(RecordBody::CodeUnloaded { module_id, ranges: WordList::new(ranges) });
         if !told {
             // Release: pairs with the swap in `tell_untold`.
             self.code_untold.store(1, Ordering::Release);
@@ -498,11 +498,11 @@ impl Instance {
         }
     }
 
-    fn count_met(&self, met: Met) {
+    fn count_met(&self, met: UnloadOutcome) {
         match met {
-            Met::Nothing => {}
-            Met::Waited => self.count(Counter::UnloadsWaited),
-            Met::Overran => self.count(Counter::UnloadsOverran),
+            UnloadOutcome::Nothing => {}
+            UnloadOutcome::Waited => self.count(Counter::UnloadsWaited),
+            UnloadOutcome::Overran => self.count(Counter::UnloadsOverran),
         }
     }
 
@@ -518,7 +518,7 @@ impl Instance {
             }
         };
         let met =
-            self.gate.unload_dynamic(Words::new(code), tell, |at_ns| self.code.on_unload(at_ns));
+            self.gate.unload_dynamic(WordList::new(code), tell, |at_ns| self.code.on_unload(at_ns));
         self.count_met(met);
     }
 
@@ -542,18 +542,18 @@ impl Instance {
         if self.is_listening() {
             let name =
                 name.get(..len).and_then(|name| core::str::from_utf8(name).ok()).unwrap_or("");
-            self.send(Body::ThreadName { os_tid: os_thread, name });
+            self.send(RecordBody::ThreadName { os_tid: os_thread, name });
         }
     }
 
     /// A managed thread has a name. When it does not run yet, the name is kept until it does.
     pub fn on_thread_named(&self, thread: usize, name: &[u16]) {
         let os_thread = self.info().and_then(|info| info.os_thread(thread)).unwrap_or(0);
-        let mut text = Text::<NAME_BYTES>::new();
+        let mut text = BoundedText::<NAME_BYTES>::new();
         text.push_utf16(name);
         if os_thread != 0 {
             if self.is_listening() {
-                self.send(Body::ThreadName { os_tid: os_thread, name: text.as_str() });
+                self.send(RecordBody::ThreadName { os_tid: os_thread, name: text.as_str() });
             }
             return;
         }
@@ -611,7 +611,7 @@ impl Instance {
             return;
         }
         if next == phase::CLOSING {
-            self.region.set_state(State::Closing);
+            self.region.set_state(InstanceState::Closing);
             syscall::wake(&self.phase);
             let patience_ns = self.farewell_ns().saturating_add(GRACE_NS);
             let until = syscall::now_ns().saturating_add(patience_ns);
@@ -628,10 +628,10 @@ impl Instance {
         // Whoever comes first says goodbye.
         if self.phase.swap(phase::DONE, Ordering::AcqRel) != phase::DONE && next == phase::CLOSING {
             self.set_listening(false);
-            self.send(Body::Bye);
+            self.send(RecordBody::Bye);
         }
         syscall::wake(&self.phase);
-        self.region.set_state(State::Gone);
+        self.region.set_state(InstanceState::Gone);
         self.guard.alive.store(0, Ordering::Release);
     }
 
@@ -641,7 +641,7 @@ impl Instance {
         let Some(info) = self.info() else { return };
         info.each_thread(|thread| {
             if let Some(os_tid) = info.os_thread(thread) {
-                self.send(Body::ThreadAt { os_tid, address: thread as u64 });
+                self.send(RecordBody::ThreadAt { os_tid, address: thread as u64 });
             }
         });
     }
@@ -649,7 +649,7 @@ impl Instance {
     /// The runtime lets go of us: no callback is under way any more, and none will come.
     pub fn on_detached(&self) {
         self.set_listening(false);
-        self.region.set_state(State::Gone);
+        self.region.set_state(InstanceState::Gone);
         self.guard.alive.store(0, Ordering::Release);
         // Exact mode's interface is exact mode's.
         if let Some(info) = self.info().filter(|_| !self.is_guest()) {

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use profiler_protocol::live::{
     GROUP, LEVELS_OF_OCTAVE, SLOT_WORDS, SPARE, TOP_LEVEL, groups, key, level_above, threshold,
 };
-use profiler_protocol::record::Words;
+use profiler_protocol::record::WordList;
 
 /// Objects watched at a time unless told otherwise, and the fewest and most that can be asked for.
 pub const USUAL: usize = 4_096;
@@ -36,7 +36,7 @@ pub trait Handles {
 /// Its words are read from outside as [`SLOT_WORDS`] says.
 #[derive(Default)]
 #[repr(C)]
-struct Slot {
+struct WatchSlot {
     /// 0 while being filled or unused.
     handle: AtomicUsize,
     /// sample << 8 | generation.
@@ -45,13 +45,13 @@ struct Slot {
     key: AtomicU64,
 }
 
-const _: () = assert!(size_of::<Slot>() == SLOT_WORDS * 8);
+const _: () = assert!(size_of::<WatchSlot>() == SLOT_WORDS * 8);
 
 /// All watched objects.
 pub struct Live {
     /// Bit set: the slot has an owner.
     used: [AtomicU64; GROUPS],
-    slots: [Slot; SLOTS],
+    slots: [WatchSlot; SLOTS],
     /// Slots with an owner.
     count: AtomicU32,
     /// Most objects asked for, 0 for [`USUAL`].
@@ -85,7 +85,7 @@ impl Drop for Watching<'_> {
 
 /// What became of the wish to watch an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Watch {
+pub enum WatchOutcome {
     /// It is watched, and this was the level.
     Watched {
         /// The level.
@@ -101,28 +101,28 @@ pub enum Watch {
 
 /// What a survey found out.
 #[derive(Clone, Copy, Debug)]
-pub enum Found<'a> {
+pub enum SurveyResult<'a> {
     /// Sample numbers.
-    Dead(Words<'a>),
+    Dead(WordList<'a>),
     /// sample << 8 | generation.
-    Alive(Words<'a>),
+    Alive(WordList<'a>),
     /// Not watched any more.
     Dropped {
         /// The level that those that are watched still were above.
         level: u8,
         /// Sample numbers.
-        samples: Words<'a>,
+        samples: WordList<'a>,
     },
 }
 
 /// A batch of words on the stack, with the slots they came from.
-struct Batch {
+struct WordBatch {
     bytes: [u8; BATCH * 8],
     slots: [usize; BATCH],
     count: usize,
 }
 
-impl Batch {
+impl WordBatch {
     const fn new() -> Self {
         Self { bytes: [0; BATCH * 8], slots: [0; BATCH], count: 0 }
     }
@@ -141,8 +141,8 @@ impl Batch {
         self.count >= BATCH
     }
 
-    fn words(&self) -> Words<'_> {
-        Words::new(self.bytes.get(..self.count.wrapping_mul(8)).unwrap_or(&[]))
+    fn words(&self) -> WordList<'_> {
+        WordList::new(self.bytes.get(..self.count.wrapping_mul(8)).unwrap_or(&[]))
     }
 
     fn entries(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
@@ -160,22 +160,22 @@ impl Live {
         address: usize,
         sample: u64,
         importance: u64,
-        report: &mut dyn FnMut(Found<'_>) -> bool,
-    ) -> Watch {
+        report: &mut dyn FnMut(SurveyResult<'_>) -> bool,
+    ) -> WatchOutcome {
         let key = key(importance, self.draw(sample));
         let chosen_at = self.level();
         if key <= threshold(chosen_at) {
-            return Watch::Thinned;
+            return WatchOutcome::Thinned;
         }
         let slot = self.claim(sample).or_else(|| {
             self.keep(handles, report);
             self.claim(sample)
         });
-        let Some(slot) = slot else { return Watch::Full };
-        let Some(place) = self.slots.get(slot) else { return Watch::Full };
+        let Some(slot) = slot else { return WatchOutcome::Full };
+        let Some(place) = self.slots.get(slot) else { return WatchOutcome::Full };
         let Some(handle) = handles.create(address) else {
             self.free(slot);
-            return Watch::Refused;
+            return WatchOutcome::Refused;
         };
         place.sample.store(sample << 8, Ordering::Relaxed);
         place.key.store(key, Ordering::Relaxed);
@@ -190,7 +190,7 @@ impl Live {
             self.untidy.store(1, Ordering::Relaxed);
         }
         // It may have been lowered meanwhile: then the object was chosen at the first one still.
-        Watch::Watched { level: level.max(chosen_at) }
+        WatchOutcome::Watched { level: level.max(chosen_at) }
     }
 
     /// To be held from before the question whether somebody listens: once nobody does and nobody
@@ -312,13 +312,13 @@ impl Live {
         &self,
         handles: &dyn Handles,
         condemned: u8,
-        report: &mut dyn FnMut(Found<'_>) -> bool,
+        report: &mut dyn FnMut(SurveyResult<'_>) -> bool,
     ) -> Option<u64> {
         if self.busy.swap(1, Ordering::Acquire) != 0 {
             return None;
         }
         let mut deferred = 0u64;
-        let (mut dead, mut alive) = (Batch::new(), Batch::new());
+        let (mut dead, mut alive) = (WordBatch::new(), WordBatch::new());
         for (slot, place, handle) in self.all_watched() {
             let word = place.sample.load(Ordering::Relaxed);
             let generation = (word & 0xff) as u8;
@@ -392,7 +392,7 @@ impl Live {
     /// lowers it when there is room again. Which level that is depends on how many keys are above
     /// each, so for an object that stays it does not matter where above its key was: that makes 1 /
     /// [`chance`](profiler_protocol::live::chance) unbiased.
-    pub fn keep(&self, handles: &dyn Handles, report: &mut dyn FnMut(Found<'_>) -> bool) {
+    pub fn keep(&self, handles: &dyn Handles, report: &mut dyn FnMut(SurveyResult<'_>) -> bool) {
         let (watched, allowed) = (self.count.load(Ordering::Relaxed) as usize, self.allowed());
         let untidy = self.untidy.load(Ordering::Relaxed) != 0;
         if watched <= allowed && !untidy {
@@ -413,7 +413,7 @@ impl Live {
         // Pairs with the fence in `watch`.
         fence(Ordering::SeqCst);
         let level = self.level();
-        let (mut batch, mut all_told) = (Batch::new(), true);
+        let (mut batch, mut all_told) = (WordBatch::new(), true);
         for (slot, place, _) in self.all_watched() {
             if place.key.load(Ordering::Relaxed) <= threshold(level)
                 && batch.push(slot, place.sample.load(Ordering::Relaxed) >> 8)
@@ -452,15 +452,15 @@ impl Live {
     #[inline(never)]
     fn flush_dropped(
         &self,
-        batch: &mut Batch,
+        batch: &mut WordBatch,
         level: u8,
         handles: &dyn Handles,
-        report: &mut dyn FnMut(Found<'_>) -> bool,
+        report: &mut dyn FnMut(SurveyResult<'_>) -> bool,
     ) -> bool {
         if batch.count == 0 {
             return true;
         }
-        let taken = report(Found::Dropped { level, samples: batch.words() });
+        let taken = report(SurveyResult::Dropped { level, samples: batch.words() });
         if taken {
             for (slot, _) in batch.entries() {
                 self.drop_slot(slot, handles);
@@ -471,7 +471,7 @@ impl Live {
     }
 
     /// Slots that watch an object, with its handle.
-    fn all_watched(&self) -> impl Iterator<Item = (usize, &Slot, usize)> {
+    fn all_watched(&self) -> impl Iterator<Item = (usize, &WatchSlot, usize)> {
         self.used.iter().enumerate().flat_map(move |(group, word)| {
             let mut bits = word.load(Ordering::Relaxed);
             core::iter::from_fn(move || {
@@ -492,14 +492,14 @@ impl Live {
 
     fn flush_dead(
         &self,
-        batch: &mut Batch,
+        batch: &mut WordBatch,
         handles: &dyn Handles,
-        report: &mut dyn FnMut(Found<'_>) -> bool,
+        report: &mut dyn FnMut(SurveyResult<'_>) -> bool,
     ) -> u64 {
         if batch.count == 0 {
             return 0;
         }
-        let taken = report(Found::Dead(batch.words()));
+        let taken = report(SurveyResult::Dead(batch.words()));
         if taken {
             for (slot, _) in batch.entries() {
                 self.drop_slot(slot, handles);
@@ -510,11 +510,15 @@ impl Live {
     }
 
     #[inline(never)]
-    fn flush_alive(&self, batch: &mut Batch, report: &mut dyn FnMut(Found<'_>) -> bool) -> u64 {
+    fn flush_alive(
+        &self,
+        batch: &mut WordBatch,
+        report: &mut dyn FnMut(SurveyResult<'_>) -> bool,
+    ) -> u64 {
         if batch.count == 0 {
             return 0;
         }
-        let taken = report(Found::Alive(batch.words()));
+        let taken = report(SurveyResult::Alive(batch.words()));
         if taken {
             for (slot, word) in batch.entries() {
                 if let Some(place) = self.slots.get(slot) {
@@ -553,7 +557,9 @@ impl Live {
 
 #[cfg(test)]
 mod tests {
-    use super::{FEWEST, Found, Handles, Live, MOST, SPARE, SURVEY_NS, Slot, USUAL, Watch};
+    use super::{
+        FEWEST, Handles, Live, MOST, SPARE, SURVEY_NS, SurveyResult, USUAL, WatchOutcome, WatchSlot,
+    };
     use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
     use profiler_protocol::live::{chance, importance};
     use std::cell::RefCell;
@@ -593,7 +599,7 @@ mod tests {
         let make = move || {
             Box::new(Live {
                 used: std::array::from_fn(|_| AtomicU64::new(0)),
-                slots: std::array::from_fn(|_| Slot::default()),
+                slots: std::array::from_fn(|_| WatchSlot::default()),
                 count: zero(),
                 limit: zero(),
                 allowed: zero(),
@@ -610,7 +616,7 @@ mod tests {
     }
 
     /// Nothing can be told meanwhile: room is made by `keep` alone.
-    fn watch(live: &Live, heap: &Heap, address: usize, sample: u64, size: u64) -> Watch {
+    fn watch(live: &Live, heap: &Heap, address: usize, sample: u64, size: u64) -> WatchOutcome {
         live.watch(heap, address, sample, importance(size, 0), &mut |_| false)
     }
 
@@ -618,9 +624,9 @@ mod tests {
         let (mut dead, mut alive) = (Vec::new(), Vec::new());
         live.survey(heap, condemned, &mut |found| {
             match found {
-                Found::Dead(words) => dead.extend(words.iter()),
-                Found::Alive(words) => alive.extend(words.iter()),
-                Found::Dropped { .. } => panic!("a survey drops nothing"),
+                SurveyResult::Dead(words) => dead.extend(words.iter()),
+                SurveyResult::Alive(words) => alive.extend(words.iter()),
+                SurveyResult::Dropped { .. } => panic!("a survey drops nothing"),
             }
             take
         });
@@ -631,7 +637,7 @@ mod tests {
     fn the_dead_are_reported_once_and_survivors_when_their_generation_changes() {
         let (live, heap) = (live(), Heap::default());
         for n in 1..=3 {
-            assert_eq!(watch(&live, &heap, n, n as u64, 24), Watch::Watched { level: 0 });
+            assert_eq!(watch(&live, &heap, n, n as u64, 24), WatchOutcome::Watched { level: 0 });
         }
         heap.set(1, 0, 0);
         heap.set(2, 2, 1);
@@ -682,11 +688,11 @@ mod tests {
                 importance(24, 0),
                 &mut |_| false,
             ) {
-                Watch::Thinned => None,
+                WatchOutcome::Thinned => None,
                 other => Some(other),
             }
         });
-        assert_eq!((first, live.level()), (Some(Watch::Watched { level: 8 }), 0));
+        assert_eq!((first, live.level()), (Some(WatchOutcome::Watched { level: 8 }), 0));
     }
 
     #[test]
@@ -715,17 +721,21 @@ mod tests {
     #[test]
     fn handles_are_bounded_and_come_back() {
         let (live, heap) = (live(), Heap::default());
-        assert_eq!(watch(&live, &heap, 13, 13, 24), Watch::Refused);
+        assert_eq!(watch(&live, &heap, 13, 13, 24), WatchOutcome::Refused);
         let room = USUAL + USUAL / SPARE;
         for n in 0..room {
-            assert_eq!(watch(&live, &heap, n + 100, n as u64, 24), Watch::Watched { level: 0 });
+            assert_eq!(
+                watch(&live, &heap, n + 100, n as u64, 24),
+                WatchOutcome::Watched { level: 0 }
+            );
         }
-        assert_eq!(watch(&live, &heap, 50, 5000, 24), Watch::Full);
+        assert_eq!(watch(&live, &heap, 50, 5000, 24), WatchOutcome::Full);
         assert!(live.release_all(&heap));
         assert!(heap.0.borrow().is_empty());
         live.set_limit(128);
-        let has_room =
-            |n: usize| matches!(watch(&live, &heap, n + 100, n as u64, 24), Watch::Watched { .. });
+        let has_room = |n: usize| {
+            matches!(watch(&live, &heap, n + 100, n as u64, 24), WatchOutcome::Watched { .. })
+        };
         assert_eq!(
             (0..1000).filter(|&n| has_room(n)).count(),
             (FEWEST + FEWEST / SPARE).next_multiple_of(64)
@@ -739,7 +749,7 @@ mod tests {
 
     fn keep(live: &Live, heap: &Heap, told: &mut Told, take: bool) {
         live.keep(heap, &mut |found| {
-            let Found::Dropped { level, samples } = found else { panic!("{found:?}") };
+            let SurveyResult::Dropped { level, samples } = found else { panic!("{found:?}") };
             if take {
                 told.retain(|&sample, _| !samples.iter().any(|dropped| dropped == sample));
                 told.values_mut().for_each(|(_, highest)| *highest = level.max(*highest));
@@ -763,7 +773,7 @@ mod tests {
             live.set_seed(u64::wrapping_mul(seed, 0x1234_5678_9abc_def1));
             for n in 0..3_000u64 {
                 let address = n as usize + 100;
-                if let Watch::Watched { level } = watch(&live, &heap, address, n, size(n)) {
+                if let WatchOutcome::Watched { level } = watch(&live, &heap, address, n, size(n)) {
                     told.insert(n, (size(n), level));
                     if !lives(n) {
                         heap.set(address, 0, 0);
@@ -807,12 +817,12 @@ mod tests {
         let mut thinned = 0;
         for n in 0..5_000u64 {
             let watched = live.watch(&heap, n as usize + 100, n, importance(24, 0), &mut |found| {
-                let Found::Dropped { samples, .. } = found else { panic!("{found:?}") };
+                let SurveyResult::Dropped { samples, .. } = found else { panic!("{found:?}") };
                 dropped += samples.iter().count();
                 true
             });
-            assert!(!matches!(watched, Watch::Full | Watch::Refused), "{watched:?}");
-            thinned += usize::from(watched == Watch::Thinned);
+            assert!(!matches!(watched, WatchOutcome::Full | WatchOutcome::Refused), "{watched:?}");
+            thinned += usize::from(watched == WatchOutcome::Thinned);
         }
         assert_eq!(heap.0.borrow().len() + dropped + thinned, 5_000);
         assert!(heap.0.borrow().len() > 150, "{}", heap.0.borrow().len());

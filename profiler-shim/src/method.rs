@@ -4,15 +4,15 @@
 
 use crate::com::hresult::E_FAIL;
 use crate::com::info::{CodeRange, Info};
-use crate::com::metadata::{Metadata, Name};
-use crate::signature::{Blob, arity, element, simple, without_namespace, word};
+use crate::com::metadata::{Metadata, NameBuffer};
+use crate::signature::{SignatureReader, arity, element, simple, without_namespace, word};
 use crate::syscall;
-use crate::text::Text;
+use crate::text::BoundedText;
 use core::cell::Cell;
 use profiler_protocol::record::NOT_NOW;
 
 /// A name in the making; a record takes 2,048 bytes.
-pub type Line = Text<2_040>;
+pub type NameText = BoundedText<2_040>;
 
 /// Types within types, and types around types, deeper than this are cut.
 const DEPTH: u32 = 8;
@@ -39,11 +39,11 @@ struct Scope<'a> {
 }
 
 /// A method body, named.
-pub struct Named {
+pub struct NamedMethod {
     /// Full name.
-    pub name: Line,
+    pub name: NameText,
     /// Module's simple file name.
-    pub module: Line,
+    pub module: NameText,
     /// ModuleID.
     pub module_id: usize,
     /// MethodDef token; 0 for dynamic methods.
@@ -118,7 +118,7 @@ impl Namer {
     ///
     /// # Errors
     /// The runtime's HRESULT: no managed code there (any more).
-    pub fn method(&self, address: usize, out: &mut Named) -> Result<(), i32> {
+    pub fn method(&self, address: usize, out: &mut NamedMethod) -> Result<(), i32> {
         let (function, rejit) = self.info.function_at(address)?;
         out.name.clear();
         out.module.clear();
@@ -135,8 +135,8 @@ impl Namer {
         Ok(())
     }
 
-    fn dynamic_method(&self, function: usize, out: &mut Named) -> Result<(), i32> {
-        let mut name: Name = [0; 512];
+    fn dynamic_method(&self, function: usize, out: &mut NamedMethod) -> Result<(), i32> {
+        let mut name: NameBuffer = [0; 512];
         let (module, signature) = self.info.dynamic_function(function, &mut name)?;
         out.name.push_utf16(&name);
         let scope = Scope { metadata: None, class: &[], method: &[] };
@@ -146,14 +146,14 @@ impl Namer {
         Ok(())
     }
 
-    fn plain_method(&self, function: usize, out: &mut Named) -> Result<(), i32> {
+    fn plain_method(&self, function: usize, out: &mut NamedMethod) -> Result<(), i32> {
         let found = self.info.function(function)?;
         out.module_id = found.module;
         out.token = found.token;
         let collectible = self.module_name(found.module, &mut out.module);
         // A body without a name is no answer.
         let Some(metadata) = self.info.metadata(found.module) else { return Err(E_FAIL) };
-        let mut name: Name = [0; 512];
+        let mut name: NameBuffer = [0; 512];
         let Some((type_token, signature)) = metadata.method(found.token, &mut name) else {
             return Err(E_FAIL);
         };
@@ -207,7 +207,7 @@ impl Namer {
     /// ReadyToRun code is in there.
     pub fn lasting_images(&self, mut each: impl FnMut(usize, usize)) {
         self.info.each_module(|module| {
-            let mut name: Name = [0; 512];
+            let mut name: NameBuffer = [0; 512];
             let module = self.info.module(module, &mut name);
             let Some(found) = module.filter(|m| m.base != 0 && !m.collectible && !m.flat) else {
                 return;
@@ -228,8 +228,8 @@ impl Namer {
 
     /// The simple file name of a module; the assembly's name when it has no file. True when it can
     /// be unloaded (or may).
-    fn module_name(&self, module: usize, out: &mut Line) -> bool {
-        let mut name: Name = [0; 512];
+    fn module_name(&self, module: usize, out: &mut NameText) -> bool {
+        let mut name: NameBuffer = [0; 512];
         let Some(found) = self.info.module(module, &mut name) else { return true };
         let end = name.iter().position(|u| *u == 0).unwrap_or(name.len());
         let path = name.get(..end).unwrap_or(&[]);
@@ -246,7 +246,7 @@ impl Namer {
 
     /// A class as a type argument or an allocated type is written, its module and that one's
     /// ModuleID (0: the runtime does not say). `None` when it does not know the class.
-    pub fn class(&self, class: usize, name: &mut Line, module: &mut Line) -> Option<usize> {
+    pub fn class(&self, class: usize, name: &mut NameText, module: &mut NameText) -> Option<usize> {
         let module_id = self.home(class, module, 0);
         self.class_id(name, class, Style::Argument, 0);
         (!name.is_empty()).then_some(module_id)
@@ -254,7 +254,7 @@ impl Namer {
 
     /// The module that tells a class from another one of its name: its own; of a generic one of the
     /// core library that of its first argument that is of another module, if there is one.
-    fn home(&self, class: usize, module: &mut Line, depth: u32) -> usize {
+    fn home(&self, class: usize, module: &mut NameText, depth: u32) -> usize {
         let mut element = class;
         for _ in 0..DEPTH {
             match self.info.array(element) {
@@ -280,7 +280,7 @@ impl Namer {
         found.module
     }
 
-    fn class_id(&self, out: &mut Line, class: usize, style: Style, depth: u32) {
+    fn class_id(&self, out: &mut NameText, class: usize, style: Style, depth: u32) {
         if depth > DEPTH || out.was_cut() {
             out.push('…');
             return;
@@ -316,7 +316,7 @@ impl Namer {
 
     fn type_def(
         &self,
-        out: &mut Line,
+        out: &mut NameText,
         metadata: &Metadata,
         token: u32,
         arguments: &[usize],
@@ -329,7 +329,7 @@ impl Namer {
     /// first.
     fn type_def_at(
         &self,
-        out: &mut Line,
+        out: &mut NameText,
         metadata: &Metadata,
         token: u32,
         arguments: &[usize],
@@ -338,7 +338,7 @@ impl Namer {
     ) {
         let mut chain = [0u32; DEPTH as usize];
         let (mut levels, mut at) = (0usize, token);
-        let mut name: Name = [0; 512];
+        let mut name: NameBuffer = [0; 512];
         while let Some(place) = chain.get_mut(levels) {
             *place = at;
             levels = levels.wrapping_add(1);
@@ -384,7 +384,7 @@ impl Namer {
         }
     }
 
-    fn arguments(&self, out: &mut Line, arguments: &[usize], style: Style, depth: u32) {
+    fn arguments(&self, out: &mut NameText, arguments: &[usize], style: Style, depth: u32) {
         if arguments.is_empty() {
             return;
         }
@@ -397,10 +397,10 @@ impl Namer {
     }
 
     /// `(int, List<string>)` from a method's signature (II.23.2.1). A malformed one ends in `…`.
-    fn parameters(&self, out: &mut Line, scope: Scope<'_>, signature: &[u8]) {
+    fn parameters(&self, out: &mut NameText, scope: Scope<'_>, signature: &[u8]) {
         const GENERIC: u8 = 0x10;
         out.push('(');
-        let mut blob = Blob(signature);
+        let mut blob = SignatureReader(signature);
         let header = (|| {
             let convention = blob.byte()?;
             if convention & GENERIC != 0 {
@@ -430,9 +430,9 @@ impl Namer {
 
     fn signature_type(
         &self,
-        out: &mut Line,
+        out: &mut NameText,
         scope: Scope<'_>,
-        blob: &mut Blob<'_>,
+        blob: &mut SignatureReader<'_>,
         depth: u32,
     ) -> Option<()> {
         // What does not fit need not be looked up: a signature in 64 KiB can ask for very much.
@@ -508,12 +508,12 @@ impl Namer {
 
     /// A type by its token, without namespace and without type arguments (a signature lists those
     /// after it).
-    fn token(&self, out: &mut Line, scope: Scope<'_>, token: u32, depth: u32) {
+    fn token(&self, out: &mut NameText, scope: Scope<'_>, token: u32, depth: u32) {
         let Some(metadata) = scope.metadata.filter(|_| depth <= DEPTH) else {
             out.push('?');
             return;
         };
-        let mut name: Name = [0; 512];
+        let mut name: NameBuffer = [0; 512];
         let outer = match token >> 24 {
             0x01 => match metadata.type_ref(token, &mut name) {
                 Some(outer) => (outer >> 24 == 0x01).then_some(outer),
@@ -524,7 +524,7 @@ impl Namer {
                 _ => None,
             },
             0x1b => {
-                let mut blob = Blob(metadata.type_spec(token));
+                let mut blob = SignatureReader(metadata.type_spec(token));
                 if self.signature_type(out, scope, &mut blob, depth.wrapping_add(1)).is_none() {
                     out.push('?');
                 }
@@ -545,7 +545,7 @@ impl Namer {
     }
 }
 
-fn type_parameter(namer: &Namer, out: &mut Line, arguments: &[usize], number: u32, depth: u32) {
+fn type_parameter(namer: &Namer, out: &mut NameText, arguments: &[usize], number: u32, depth: u32) {
     match arguments.get(number as usize) {
         Some(class) => namer.class_id(out, *class, Style::Parameter, depth),
         // Shared code (see `plain_method`).
@@ -553,7 +553,7 @@ fn type_parameter(namer: &Namer, out: &mut Line, arguments: &[usize], number: u3
     }
 }
 
-fn push_rank(out: &mut Line, rank: u32) {
+fn push_rank(out: &mut NameText, rank: u32) {
     out.push('[');
     for _ in 1..rank.min(32) {
         out.push(',');
@@ -561,7 +561,7 @@ fn push_rank(out: &mut Line, rank: u32) {
     out.push(']');
 }
 
-fn push_canon(out: &mut Line, count: usize) {
+fn push_canon(out: &mut NameText, count: usize) {
     for index in 0..count {
         out.push_str(if index == 0 { "<" } else { ", " });
         out.push_str("__Canon");
@@ -589,13 +589,13 @@ pub fn code_of(info: Info, function: usize, bytes: &mut [u8; 256]) -> &[u8] {
     bytes.get(..used).unwrap_or(&[])
 }
 
-impl Named {
+impl NamedMethod {
     /// Nothing yet.
     #[must_use]
     pub const fn new() -> Self {
         Self {
-            name: Line::new(),
-            module: Line::new(),
+            name: NameText::new(),
+            module: NameText::new(),
             module_id: 0,
             token: 0,
             dynamic: false,
@@ -606,7 +606,7 @@ impl Named {
     }
 }
 
-impl Default for Named {
+impl Default for NamedMethod {
     fn default() -> Self {
         Self::new()
     }

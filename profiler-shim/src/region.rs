@@ -7,7 +7,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 use profiler_protocol::exact::LEAST_ADDRESS_SPACE;
 use profiler_protocol::layout::Geometry;
-use profiler_protocol::producer::Region;
+use profiler_protocol::producer::ProducerRegion;
 use profiler_protocol::sync::AtomicU64;
 
 /// Words of `profiler_protocol::layout::REGION_NAME` as the system call wants it.
@@ -27,13 +27,13 @@ pub struct Guard {
 const GUARD_BYTES: usize = 4096;
 
 /// The mapped region and its guard.
-pub struct Mapping {
+pub struct RegionMapping {
     memory: NonNull<c_void>,
     bytes: usize,
     guard: NonNull<c_void>,
 }
 
-impl Mapping {
+impl RegionMapping {
     /// Makes both.
     #[must_use]
     pub fn new(geometry: Geometry) -> Option<Self> {
@@ -53,12 +53,12 @@ impl Mapping {
     /// The caller keeps the mapping until the last use of what it gets: [`Mapping::unmap`] comes
     /// after that.
     #[must_use]
-    pub unsafe fn region(&self, geometry: Geometry) -> Option<Region<'static>> {
+    pub unsafe fn region(&self, geometry: Geometry) -> Option<ProducerRegion<'static>> {
         let words = self.memory.cast::<AtomicU64>();
         // SAFETY: `bytes` bytes of readable and writable memory, page-aligned; other processes
         // change it, hence atomics. The seals keep the file from shrinking under the mapping.
         let words = unsafe { core::slice::from_raw_parts(words.as_ptr(), self.bytes / 8) };
-        Region::new(words, geometry)
+        ProducerRegion::new(words, geometry)
     }
 
     /// The guard.
@@ -121,7 +121,11 @@ pub mod lasting {
         /// Those before word `second`, which are open, and rooms from there to word `third` and
         /// from there to the end.
         #[must_use]
-        pub fn in_parts(self, second: usize, third: usize) -> (&'static [AtomicU64], Room, Room) {
+        pub fn in_parts(
+            self,
+            second: usize,
+            third: usize,
+        ) -> (&'static [AtomicU64], GrowableWords, GrowableWords) {
             let (before, last) = self.0.split_at_checked(third).unwrap_or((self.0, &[]));
             let (first, middle) = before.split_at_checked(second).unwrap_or((before, &[]));
             (first, room_of(middle), room_of(last))
@@ -130,12 +134,12 @@ pub mod lasting {
 
     /// Takes the access to a part of a [`TableMemory`], to which nobody else refers. Where the
     /// kernel does not, as with larger pages, all of it is open.
-    fn room_of(part: &'static [AtomicU64]) -> Room {
+    fn room_of(part: &'static [AtomicU64]) -> GrowableWords {
         let memory = NonNull::from(part).cast::<c_void>();
         // SAFETY: of one mapping of a memfd, of which nobody has touched a word.
         let is_shut = unsafe { syscall::shut(memory.addr().get(), part.len().wrapping_mul(8)) };
         let open = if is_shut { 0 } else { part.len() };
-        Room { memory, most: part.len(), open: AtomicUsize::new(open) }
+        GrowableWords { memory, most: part.len(), open: AtomicUsize::new(open) }
     }
 
     /// So many words, all of them open.
@@ -148,7 +152,7 @@ pub mod lasting {
     }
 
     /// Address space for words, of which those that are needed are opened, in steps.
-    pub struct Room {
+    pub struct GrowableWords {
         memory: NonNull<c_void>,
         most: usize,
         /// How many words are open. Stored with release once they are, loaded with acquire by
@@ -159,11 +163,11 @@ pub mod lasting {
 
     // SAFETY: the memory is one mapping for as long as the process lives, and is used as atomics
     // only.
-    unsafe impl Sync for Room {}
+    unsafe impl Sync for GrowableWords {}
     // SAFETY: as above.
-    unsafe impl Send for Room {}
+    unsafe impl Send for GrowableWords {}
 
-    impl Room {
+    impl GrowableWords {
         /// Room for `most` words; for `least` where address space is limited, and for none where it
         /// is so small that the app would lack what is reserved here, or the kernel refuses.
         #[inline(never)]
@@ -243,8 +247,8 @@ pub mod lasting {
 
 #[cfg(test)]
 mod tests {
-    use super::Mapping;
-    use super::lasting::Room;
+    use super::RegionMapping;
+    use super::lasting::GrowableWords;
     use core::sync::atomic::Ordering;
     use profiler_protocol::layout::Geometry;
 
@@ -256,7 +260,7 @@ mod tests {
 
     #[test]
     fn what_is_reserved_cannot_be_touched_before_it_is_opened_and_is_opened_in_small_steps() {
-        let room = Room::new(1 << 33, 1 << 20);
+        let room = GrowableWords::new(1 << 33, 1 << 20);
         assert!(room.words().is_empty());
         let mut opened = 0;
         for count in [1, 1 << 13, 1 << 20, 1 << 21] {
@@ -284,7 +288,7 @@ mod tests {
 
     #[test]
     fn a_forked_child_sees_itself_as_not_alive_and_has_no_region() {
-        let mapping = Mapping::new(Geometry::DEFAULT).expect("memory");
+        let mapping = RegionMapping::new(Geometry::DEFAULT).expect("memory");
         // SAFETY: unmapped at the end of this test, after the last use.
         let guard = unsafe { mapping.guard() };
         guard.alive.store(1, Ordering::Relaxed);

@@ -8,11 +8,11 @@ const SLOTS: usize = 4096;
 
 /// The last allocation of each thread, by its control block. Two threads that share a slot can at
 /// worst let a repeat through, and only while both allocate samples within the same microseconds.
-pub struct Allocations {
+pub struct LastAllocations {
     last: [AtomicU64; SLOTS],
 }
 
-impl Allocations {
+impl LastAllocations {
     /// True when the thread with this control block ([`crate::machine::thread_block`]: its id would
     /// cost a system call) saw this very object just before. Between two collections no address is
     /// given out twice, so (thread, address, collections so far) names an allocation.
@@ -30,20 +30,20 @@ impl Allocations {
 const SAME_EVENT_NS: u64 = 500;
 
 /// The last exception of each thread, or its last wait for a lock, by the thread id's low bits.
-pub struct Moments {
-    last: [Moment; MOMENTS],
+pub struct LastEvents {
+    last: [LastEvent; MOMENTS],
 }
 
 const MOMENTS: usize = 1024;
 
-struct Moment {
+struct LastEvent {
     /// What it was.
     name: AtomicU64,
     /// When it had been dealt with.
     at_ns: AtomicU64,
 }
 
-impl Moments {
+impl LastEvents {
     /// True when `thread` had the same, as `name` says, a moment before `now_ns`: neither has an
     /// identity of its own.
     pub fn is_repeat(&self, thread: u32, name: u64, now_ns: u64) -> bool {
@@ -72,12 +72,12 @@ pub fn mix(mut n: u64) -> u64 {
 }
 
 /// Collections whose start was reported and whose end was not.
-pub struct Collections {
+pub struct OpenCollections {
     newest: AtomicU64,
     open: [AtomicU64; 8],
 }
 
-impl Collections {
+impl OpenCollections {
     #[cfg(test)]
     pub(crate) fn new() -> Self {
         Self { newest: AtomicU64::new(0), open: Default::default() }
@@ -114,12 +114,12 @@ impl Collections {
 
 #[cfg(test)]
 mod tests {
-    use super::{Allocations, Collections, Moment, Moments, SAME_EVENT_NS};
+    use super::{LastAllocations, LastEvent, LastEvents, OpenCollections, SAME_EVENT_NS};
     use core::sync::atomic::AtomicU64;
 
     #[test]
     fn the_same_allocation_again_is_a_repeat_and_another_is_not() {
-        let seen = Allocations { last: std::array::from_fn(|_| AtomicU64::new(0)) };
+        let seen = LastAllocations { last: std::array::from_fn(|_| AtomicU64::new(0)) };
         assert!(!seen.is_repeat(7, 0x1000, 3));
         assert!(seen.is_repeat(7, 0x1000, 3));
         assert!(seen.is_repeat(7, 0x1000, 3));
@@ -132,7 +132,7 @@ mod tests {
     fn the_same_exception_at_once_is_a_repeat_and_later_it_is_another() {
         let zero = || AtomicU64::new(0);
         let seen =
-            Moments { last: std::array::from_fn(|_| Moment { name: zero(), at_ns: zero() }) };
+            LastEvents { last: std::array::from_fn(|_| LastEvent { name: zero(), at_ns: zero() }) };
         assert!(!seen.is_repeat(7, 5, 10_000));
         seen.done(7, 14_000);
         assert!(seen.is_repeat(7, 5, 14_100));
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn nested_collections_are_reported_once_each() {
-        let seen = Collections::new();
+        let seen = OpenCollections::new();
         assert!(seen.started(0));
         assert!(!seen.started(0));
         assert!(seen.started(1));

@@ -7,15 +7,15 @@ use crate::com::exact;
 use crate::com::info::{Info, Mask};
 use crate::gate::NO_CODE;
 use crate::instance::{Instance, phase};
-use crate::method::{Line, Named, Namer};
+use crate::method::{NameText, NamedMethod, Namer};
 use crate::recorder;
 use crate::syscall;
 use core::sync::atomic::Ordering;
 use profiler_protocol::counter::Counter;
-use profiler_protocol::layout::State;
-use profiler_protocol::lease::{Lease, Verdict};
+use profiler_protocol::layout::InstanceState;
+use profiler_protocol::lease::{Lease, LeaseState};
 use profiler_protocol::load;
-use profiler_protocol::record::{Body, NOT_NOW, Words};
+use profiler_protocol::record::{NOT_NOW, RecordBody, WordList};
 use profiler_protocol::request::{Request, RequestReader};
 
 /// How often requests are looked for: while questions come (and for a while after one was withheld,
@@ -48,18 +48,18 @@ fn ring() {
 
 /// What the loop does next.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Next {
+enum NextStep {
     Work,
     Detach,
 }
 
-struct Service<'a> {
+struct ServiceThread<'a> {
     instance: &'a Instance,
     namer: Namer,
     info: Info,
     lease: Lease,
     requests: RequestReader,
-    named: Named,
+    named: NamedMethod,
     /// A question has been answered, and a mark heard, since the last mark was made.
     asked: bool,
     heard: bool,
@@ -83,13 +83,13 @@ struct Service<'a> {
 pub fn run(instance: &Instance) {
     ring();
     let Some(info) = instance.info() else { return };
-    let mut service = Service {
+    let mut service = ServiceThread {
         instance,
         namer: Namer::new(info),
         info,
         lease: Lease::new(syscall::now_ns()),
         requests: RequestReader::new(),
-        named: Named::new(),
+        named: NamedMethod::new(),
         asked: false,
         heard: false,
         put_off: None,
@@ -104,7 +104,7 @@ pub fn run(instance: &Instance) {
     service.note_images();
     // Loaded by environment, the session is running since Initialize, and samples have been told.
     service.match_session();
-    instance.region().set_state(State::Ready);
+    instance.region().set_state(InstanceState::Ready);
     loop {
         match instance.phase.load(Ordering::Acquire) {
             phase::WORK => {}
@@ -112,11 +112,11 @@ pub fn run(instance: &Instance) {
             _ => return,
         }
         let answered = match service.round() {
-            (Next::Detach, _) => match service.detach() {
+            (NextStep::Detach, _) => match service.detach() {
                 true => return,
                 false => 0,
             },
-            (Next::Work, answered) => answered,
+            (NextStep::Work, answered) => answered,
         };
         let pause = match (answered, instance.is_listening()) {
             (1.., _) => BUSY_NS,
@@ -129,7 +129,7 @@ pub fn run(instance: &Instance) {
     }
 }
 
-impl Service<'_> {
+impl ServiceThread<'_> {
     /// Somebody listens again: say so before anything else, then start the session. Without room to
     /// say so, the next round tries again.
     fn begin(&mut self) {
@@ -228,12 +228,12 @@ impl Service<'_> {
     }
 
     /// One look at everything. Answers the number of requests answered.
-    fn round(&mut self) -> (Next, u32) {
+    fn round(&mut self) -> (NextStep, u32) {
         // While the process ends, only questions matter.
         if self.instance.phase.load(Ordering::Acquire) == phase::WORK
-            && self.look_at_lease() == Next::Detach
+            && self.look_at_lease() == NextStep::Detach
         {
-            return (Next::Detach, 0);
+            return (NextStep::Detach, 0);
         }
         if self.instance.is_listening() {
             self.instance.tell_untold();
@@ -247,17 +247,17 @@ impl Service<'_> {
         self.answer_requests()
     }
 
-    fn look_at_lease(&mut self) -> Next {
+    fn look_at_lease(&mut self) -> NextStep {
         let (listener, heartbeat, period_ns) = self.instance.region().lease_words();
         let verdict = self.lease.observe(listener, heartbeat, period_ns, syscall::now_ns());
-        if verdict == Verdict::Replaced {
+        if verdict == LeaseState::Replaced {
             self.instance.is_taken_over();
         }
         match verdict {
-            Verdict::Listening if self.instance.is_listening() && !self.wants_another_session() => {
-            }
+            LeaseState::Listening
+                if self.instance.is_listening() && !self.wants_another_session() => {}
             // Who comes now, or another one, knows nothing of what the last one was told.
-            Verdict::Listening | Verdict::Replaced => {
+            LeaseState::Listening | LeaseState::Replaced => {
                 if self.instance.is_listening() {
                     self.quiet();
                 }
@@ -267,15 +267,15 @@ impl Service<'_> {
                 }
                 self.begin();
             }
-            Verdict::Quiet if self.instance.is_listening() => {
+            LeaseState::Quiet if self.instance.is_listening() => {
                 self.instance.count(Counter::LeasesLost);
                 self.quiet();
             }
-            Verdict::Quiet => {}
-            Verdict::Abandoned => return Next::Detach,
+            LeaseState::Quiet => {}
+            LeaseState::Abandoned => return NextStep::Detach,
         }
         self.match_session();
-        Next::Work
+        NextStep::Work
     }
 
     /// True when whoever listens wishes to hear something else than the session is for: the library
@@ -285,7 +285,7 @@ impl Service<'_> {
         listener != 0 && self.instance.wishes() != load::wishes(listener)
     }
 
-    fn answer_requests(&mut self) -> (Next, u32) {
+    fn answer_requests(&mut self) -> (NextStep, u32) {
         let mut answered = 0;
         while answered < BATCH {
             if let Some((address, seen_ns)) = self.put_off.take() {
@@ -300,7 +300,7 @@ impl Service<'_> {
                 Request::Name { address, seen_ns } => {
                     self.answer(address, seen_at(seen_ns, syscall::now_ns()));
                 }
-                Request::Detach => return (Next::Detach, answered),
+                Request::Detach => return (NextStep::Detach, answered),
                 Request::Settings { handles, samples } => self.settings(handles, samples),
                 Request::Heard => self.heard = true,
             }
@@ -312,7 +312,7 @@ impl Service<'_> {
         if self.instance.is_listening() {
             self.name_types();
         }
-        (Next::Work, answered)
+        (NextStep::Work, answered)
     }
 
     fn settings(&self, handles: u32, samples: u32) {
@@ -356,7 +356,7 @@ impl Service<'_> {
                     } else {
                         Counter::NamesMissing
                     });
-                    instance.send(Body::NoMethod { asked, hresult });
+                    instance.send(RecordBody::NoMethod { asked, hresult });
                 }
             }
         });
@@ -373,7 +373,7 @@ impl Service<'_> {
                 if !still_there() {
                     return true;
                 }
-                let (mut name, mut module) = (Line::new(), Line::new());
+                let (mut name, mut module) = (NameText::new(), NameText::new());
                 let found = self.namer.class(type_id as usize, &mut name, &mut module);
                 match found {
                     Some(module_id) => {
@@ -393,7 +393,7 @@ impl Service<'_> {
                     }
                 }
                 let module_id = found.unwrap_or(0) as u64;
-                instance.send(Body::TypeName {
+                instance.send(RecordBody::TypeName {
                     type_id,
                     module_id,
                     name: name.as_str(),
@@ -436,7 +436,7 @@ impl Service<'_> {
         }
         self.instance.set_listening(false);
         if self.instance.phase.swap(phase::DONE, Ordering::AcqRel) == phase::CLOSING {
-            self.instance.send(Body::Bye);
+            self.instance.send(RecordBody::Bye);
         }
     }
 
@@ -444,12 +444,12 @@ impl Service<'_> {
     /// has no room.
     fn mark(&mut self) -> bool {
         (self.asked, self.heard) = (false, false);
-        self.instance.send(Body::ThreadName { os_tid: 0, name: "" })
+        self.instance.send(RecordBody::ThreadName { os_tid: 0, name: "" })
     }
 
     /// Leaves the process. True when the runtime agreed: then this thread must end.
     fn detach(&mut self) -> bool {
-        self.instance.region().set_state(State::Closing);
+        self.instance.region().set_state(InstanceState::Closing);
         self.quiet();
         // No thread was to be had: then here. This one has no more questions.
         self.instance.stop_session(self.info);
@@ -464,7 +464,7 @@ impl Service<'_> {
             }
         }
         self.release_handles();
-        self.instance.send(Body::Bye);
+        self.instance.send(RecordBody::Bye);
         if self.instance.is_guest() {
             // The runtime does not know of it, and the library stays with exact mode. It is called
             // no more once it is not alive.
@@ -485,7 +485,7 @@ impl Service<'_> {
                 self.instance.gate.forget();
                 self.instance.types.forget();
                 self.instance.code_untold.store(1, Ordering::Release);
-                self.instance.region().set_state(State::Ready);
+                self.instance.region().set_state(InstanceState::Ready);
                 self.lease = Lease::new(syscall::now_ns());
                 false
             }
@@ -493,7 +493,7 @@ impl Service<'_> {
     }
 }
 
-fn send_method(instance: &Instance, named: &Named, asked: u64) {
+fn send_method(instance: &Instance, named: &NamedMethod, asked: u64) {
     if named.name.was_cut() {
         instance.count(Counter::NamesCut);
     }
@@ -506,12 +506,12 @@ fn send_method(instance: &Instance, named: &Named, asked: u64) {
         }
     }
     let used = ranges.get(..named.range_count.wrapping_mul(16)).unwrap_or(&[]);
-    instance.send(Body::Method {
+    instance.send(RecordBody::Method {
         asked,
         module_id: named.module_id as u64,
         token: named.token,
         dynamic: named.dynamic,
-        ranges: Words::new(used),
+        ranges: WordList::new(used),
         name: named.name.as_str(),
         module: named.module.as_str(),
     });

@@ -94,9 +94,9 @@ pub fn word(full_name: &[u16]) -> Option<&'static str> {
 
 /// Reads a signature from the front.
 #[derive(Clone, Copy)]
-pub struct Blob<'a>(pub &'a [u8]);
+pub struct SignatureReader<'a>(pub &'a [u8]);
 
-impl Blob<'_> {
+impl SignatureReader<'_> {
     /// The next byte.
     pub fn byte(&mut self) -> Option<u8> {
         let (first, rest) = self.0.split_first()?;
@@ -168,7 +168,7 @@ pub fn without_namespace(name: &[u16]) -> &[u16] {
 
 #[cfg(test)]
 mod tests {
-    use super::{Blob, arity, without_namespace, word};
+    use super::{SignatureReader, arity, without_namespace, word};
 
     fn wide(text: &str) -> Vec<u16> {
         text.encode_utf16().collect()
@@ -188,9 +188,9 @@ mod tests {
             (&[0x80], None),
             (&[], None),
         ] {
-            assert_eq!(Blob(bytes).number(), number, "{bytes:x?}");
+            assert_eq!(SignatureReader(bytes).number(), number, "{bytes:x?}");
         }
-        assert_eq!(Blob(&[0x49]).token(), Some(0x0100_0012));
+        assert_eq!(SignatureReader(&[0x49]).token(), Some(0x0100_0012));
     }
 
     #[test]

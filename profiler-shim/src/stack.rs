@@ -12,7 +12,7 @@ pub const LIMIT: usize = 127 * 1024;
 
 /// How much of a stack to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub struct StackExtent {
     /// From here (the stack pointer).
     pub from: usize,
     /// This many bytes, a multiple of 8.
@@ -27,7 +27,7 @@ pub struct Extent {
 /// page is asked of the kernel (about 60 ns), so no stack layout can make the copy fault: pages
 /// above a live frame do not go away while it runs.
 #[must_use]
-pub fn extent(sp: usize, limit: usize) -> Extent {
+pub fn extent(sp: usize, limit: usize) -> StackExtent {
     let limit = limit.min(LIMIT) & !7;
     let from = sp & !7;
     // A thread's own control block ends its stack; the main thread's lies elsewhere and says
@@ -39,15 +39,15 @@ pub fn extent(sp: usize, limit: usize) -> Extent {
     let mut page = (from & !(PAGE - 1)).saturating_add(PAGE);
     while page < end {
         if !syscall::readable(page) {
-            return Extent { from, bytes: page.wrapping_sub(from), limited: false, cut: true };
+            return StackExtent { from, bytes: page.wrapping_sub(from), limited: false, cut: true };
         }
         page = page.saturating_add(PAGE);
     }
-    Extent { from, bytes: wanted, limited: wanted == limit, cut: false }
+    StackExtent { from, bytes: wanted, limited: wanted == limit, cut: false }
 }
 
 /// Copies `extent` into the runs of ring memory that were reserved for it.
-pub fn copy(extent: Extent, runs: [&[AtomicU64]; 2]) {
+pub fn copy(extent: StackExtent, runs: [&[AtomicU64]; 2]) {
     let mut from = extent.from;
     let mut left = extent.bytes / 8;
     for run in runs {

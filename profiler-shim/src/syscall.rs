@@ -343,7 +343,7 @@ pub fn name_thread(name: &core::ffi::CStr) {
 }
 
 /// A thread of our own: `pthread_t`.
-pub type Thread = usize;
+pub type PthreadId = usize;
 
 /// Its stack. It runs managed code, and musl's default of 128 KiB is not enough for that: the
 /// runtime gives its own threads 1.5 MiB there (`GetDefaultStackSizeSetting`, vm/threads.cpp). Only
@@ -357,12 +357,12 @@ struct Attributes([u64; 16]);
 // Bound at load time to whichever C library the process has.
 unsafe extern "C" {
     fn pthread_create(
-        thread: *mut Thread,
+        thread: *mut PthreadId,
         attributes: *const c_void,
         start: extern "C" fn(*mut c_void) -> *mut c_void,
         argument: *mut c_void,
     ) -> i32;
-    fn pthread_join(thread: Thread, result: *mut *mut c_void) -> i32;
+    fn pthread_join(thread: PthreadId, result: *mut *mut c_void) -> i32;
     fn pthread_attr_init(attributes: *mut c_void) -> i32;
     fn pthread_attr_setstacksize(attributes: *mut c_void, bytes: usize) -> i32;
     fn pthread_attr_destroy(attributes: *mut c_void) -> i32;
@@ -375,8 +375,8 @@ unsafe extern "C" {
 pub unsafe fn spawn(
     start: extern "C" fn(*mut c_void) -> *mut c_void,
     argument: *mut c_void,
-) -> Option<Thread> {
-    let mut thread: Thread = 0;
+) -> Option<PthreadId> {
+    let mut thread: PthreadId = 0;
     let mut room = Attributes([0; 16]);
     let attributes: *mut c_void = (&raw mut room).cast();
     // SAFETY: `room` is large enough for the library's type, and lives as long as it is used.
@@ -400,24 +400,24 @@ pub unsafe fn spawn(
 ///
 /// # Safety
 /// `thread` came from [`spawn`], is joined once, and is not the caller.
-pub unsafe fn join(thread: Thread) {
+pub unsafe fn join(thread: PthreadId) {
     // SAFETY: the caller's promise; the result is not asked for.
     unsafe { pthread_join(thread, null_mut()) };
 }
 
 /// Runs `work` on a thread of its own and waits for its end. False when there was none to be had.
 pub fn run_apart<T: Sync>(work: fn(&T), argument: &T) -> bool {
-    struct Call<'a, T> {
+    struct ThreadCall<'a, T> {
         work: fn(&T),
         argument: &'a T,
     }
     extern "C" fn enter<T: Sync>(call: *mut c_void) -> *mut c_void {
         // SAFETY: the `Call` below, which outlives the thread because it is joined.
-        let call = unsafe { &*call.cast::<Call<'_, T>>() };
+        let call = unsafe { &*call.cast::<ThreadCall<'_, T>>() };
         (call.work)(call.argument);
         null_mut()
     }
-    let mut call = Call { work, argument };
+    let mut call = ThreadCall { work, argument };
     // SAFETY: `enter` expects a `Call` of the same type; it lives until the join.
     let Some(thread) = (unsafe { spawn(enter::<T>, (&raw mut call).cast()) }) else { return false };
     // SAFETY: just spawned, joined once, by another thread.
@@ -470,9 +470,11 @@ mod tests {
     #[test]
     fn work_done_apart_has_the_stack_that_managed_code_needs() {
         unsafe extern "C" {
-            fn pthread_self() -> super::Thread;
-            fn pthread_getattr_np(thread: super::Thread, attributes: *mut core::ffi::c_void)
-            -> i32;
+            fn pthread_self() -> super::PthreadId;
+            fn pthread_getattr_np(
+                thread: super::PthreadId,
+                attributes: *mut core::ffi::c_void,
+            ) -> i32;
             fn pthread_attr_getstacksize(
                 attributes: *const core::ffi::c_void,
                 bytes: *mut usize,

@@ -2,7 +2,7 @@
 //! character.
 
 /// At most `N` bytes of UTF-8.
-pub struct Text<const N: usize> {
+pub struct BoundedText<const N: usize> {
     bytes: [u8; N],
     len: usize,
     cut: bool,
@@ -10,12 +10,12 @@ pub struct Text<const N: usize> {
 
 /// A place in a text.
 #[derive(Clone, Copy, Debug)]
-pub struct Mark {
+pub struct TextMark {
     len: usize,
     cut: bool,
 }
 
-impl<const N: usize> Text<N> {
+impl<const N: usize> BoundedText<N> {
     /// Empty.
     #[must_use]
     pub const fn new() -> Self {
@@ -49,12 +49,12 @@ impl<const N: usize> Text<N> {
 
     /// What there is now, for [`Text::back_to`].
     #[must_use]
-    pub fn mark(&self) -> Mark {
-        Mark { len: self.len, cut: self.cut }
+    pub fn mark(&self) -> TextMark {
+        TextMark { len: self.len, cut: self.cut }
     }
 
     /// Forgets everything since `mark` was taken.
-    pub fn back_to(&mut self, mark: Mark) {
+    pub fn back_to(&mut self, mark: TextMark) {
         self.len = self.len.min(mark.len);
         self.cut = mark.cut;
     }
@@ -121,7 +121,7 @@ fn append(bytes: &mut [u8], len: &mut usize, cut: &mut bool, character: char) {
     }
 }
 
-impl<const N: usize> Default for Text<N> {
+impl<const N: usize> Default for BoundedText<N> {
     fn default() -> Self {
         Self::new()
     }
@@ -129,11 +129,11 @@ impl<const N: usize> Default for Text<N> {
 
 #[cfg(test)]
 mod tests {
-    use super::Text;
+    use super::BoundedText;
 
     #[test]
     fn text_is_cut_at_a_character_and_says_so() {
-        let mut text = Text::<5>::new();
+        let mut text = BoundedText::<5>::new();
         text.push_str("aäö");
         assert_eq!((text.as_str(), text.was_cut()), ("aäö", false));
         text.push_str("b");
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn utf16_with_lone_surrogates_becomes_utf8() {
-        let mut text = Text::<32>::new();
+        let mut text = BoundedText::<32>::new();
         text.push_utf16(&[0x61, 0xd800, 0x62, 0xd83d, 0xde00, 0, 0x63]);
         assert_eq!(text.as_str(), "a\u{fffd}b😀");
         text.clear();

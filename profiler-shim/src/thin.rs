@@ -13,14 +13,14 @@ const PERIOD_BITS: u32 = 30;
 /// half as many are told of: some ten thousand can come before the reader does, in a burst or while
 /// it has no CPU, and find room, and what was told of stands for them.
 #[derive(Clone, Copy)]
-pub enum Room {
+pub enum RingShare {
     /// Half of it. Then steps of a twenty-fourth.
     Usual,
     /// Three quarters, for what is exact as long as each is told of. Then steps of a forty-eighth.
     Last,
 }
 
-impl Room {
+impl RingShare {
     /// The least level while so many of the ring's units are in use. It follows from what was told
     /// of before, and not from whether this event is.
     #[must_use]
@@ -35,7 +35,7 @@ impl Room {
 }
 
 /// How often a kind of event comes. At level n one in 2ⁿ is chosen.
-pub struct Thin {
+pub struct Downsampler {
     period: AtomicU64,
     /// Events in this period.
     count: AtomicU32,
@@ -45,7 +45,7 @@ pub struct Thin {
     drawn: AtomicU64,
 }
 
-impl Thin {
+impl Downsampler {
     #[cfg(test)]
     pub(crate) fn new() -> Self {
         let (period, drawn) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -104,7 +104,7 @@ fn level_of(count: u32, all: u32) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use super::{PERIOD_BITS, Room, Thin, level_of};
+    use super::{Downsampler, PERIOD_BITS, RingShare, level_of};
     use proptest::prelude::{
         ProptestConfig, Strategy, prop, prop_assert, prop_assert_eq, proptest,
     };
@@ -116,13 +116,13 @@ mod tests {
     }
 
     /// Levels of events at these times.
-    fn levels(thin: &Thin, all: u32, times: impl IntoIterator<Item = u64>) -> Vec<u8> {
+    fn levels(thin: &Downsampler, all: u32, times: impl IntoIterator<Item = u64>) -> Vec<u8> {
         times.into_iter().map(|now_ns| thin.level(now_ns, all)).collect()
     }
 
     /// What the chosen of these levels stand for, and how many are chosen.
     fn told(levels: &[u8], seed: u64) -> (u64, u64) {
-        let thin = Thin::new();
+        let thin = Downsampler::new();
         let chosen = levels.iter().filter(|level| thin.chosen(**level, seed));
         chosen.fold((0, 0), |(sum, count), level| (sum + (1 << level), count + 1))
     }
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn few_events_are_all_told_of() {
         let at_once = (1..6_u64).flat_map(|period| [period << PERIOD_BITS; 32]);
-        assert_eq!(levels(&Thin::new(), 32, at_once), [0; 160]);
+        assert_eq!(levels(&Downsampler::new(), 32, at_once), [0; 160]);
         assert_eq!(
             [0, 31, 32, 63, 64, 256, u32::MAX].map(|count| level_of(count, 32)),
             [0, 0, 1, 1, 2, 4, 27]
@@ -145,16 +145,16 @@ mod tests {
     #[test]
     fn a_burst_finds_room() {
         const UNITS: u64 = 32_768;
-        let levels = |room: Room| {
+        let levels = |room: RingShare| {
             [0, 12, 13, 18, 19, 24].map(|part| room.level(part * UNITS / 24 + 1, UNITS))
         };
-        assert_eq!(levels(Room::Usual), [0, 0, 1, 6, 7, 12]);
-        assert_eq!(levels(Room::Last), [0, 0, 0, 0, 2, 12]);
+        assert_eq!(levels(RingShare::Usual), [0, 0, 1, 6, 7, 12]);
+        assert_eq!(levels(RingShare::Last), [0, 0, 0, 0, 2, 12]);
         // Of 4 to 12 KiB each, before anybody reads. 10,000 samples are 1 GB.
         for (seed, count) in (0..20).zip([500, 1_000, 4_000, 10_000].into_iter().cycle()) {
-            let (thin, mut used, mut sum, mut variance) = (Thin::new(), 0, 0.0, 0.0);
+            let (thin, mut used, mut sum, mut variance) = (Downsampler::new(), 0, 0.0, 0.0);
             for n in 0..count {
-                let level = Room::Usual.level(used, UNITS);
+                let level = RingShare::Usual.level(used, UNITS);
                 variance += f64::from(level).exp2() - 1.0;
                 if thin.chosen(level, seed << 40) {
                     used += 64 + n % 128;
@@ -176,7 +176,7 @@ mod tests {
         for at_once in [true, false] {
             let times = even(1..11, 25_000)
                 .map(|time| if at_once { time >> PERIOD_BITS << PERIOD_BITS } else { time });
-            let levels = levels(&Thin::new(), 32, times);
+            let levels = levels(&Downsampler::new(), 32, times);
             let (mut sum, mut chosen) = (0, 0);
             for seed in 0..40 {
                 let (stands_for, number) = told(&levels, seed << 40);
@@ -201,13 +201,13 @@ mod tests {
     fn after_a_burst_few_events_are_all_told_of_again() {
         for burst in [even(1..2, 50_000).collect::<Vec<_>>(), vec![1 << PERIOD_BITS; 50_000]] {
             for few in [1, 2, 100, 511] {
-                let thin = Thin::new();
+                let thin = Downsampler::new();
                 assert_eq!(levels(&thin, 512, burst.iter().copied()).last(), Some(&7));
                 let next = levels(&thin, 512, even(2..4, few));
                 assert!(next.iter().all(|level| *level == 0), "{few}: {next:?}");
             }
             // As long as it goes on it is the same burst.
-            let thin = Thin::new();
+            let thin = Downsampler::new();
             levels(&thin, 512, burst);
             let on = levels(&thin, 512, even(2..3, 50_000));
             assert_eq!(
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn after_a_silence_it_begins_at_all_again() {
-        let thin = Thin::new();
+        let thin = Downsampler::new();
         for _ in 0..10_000 {
             thin.level(1 << PERIOD_BITS, 32);
         }
@@ -255,9 +255,9 @@ mod tests {
         #[test]
         fn what_is_told_stands_for_all_without_bias_however_they_come(times in bursts(), all in 1_u32..1_000) {
             const SEEDS: u64 = 16;
-            let of = levels(&Thin::new(), all, times.iter().copied());
+            let of = levels(&Downsampler::new(), all, times.iter().copied());
             // Choosing in between changes nothing: else what is told would depend on what was.
-            let choosing = Thin::new();
+            let choosing = Downsampler::new();
             for (now_ns, level) in times.iter().zip(&of) {
                 let again = choosing.level(*now_ns, all);
                 prop_assert_eq!(again, *level);

@@ -10,12 +10,12 @@ const PROBES: u64 = 8;
 const NAMED: u64 = 1;
 
 /// An open hash table of ClassIDs.
-pub struct Types {
+pub struct PendingTypes {
     slots: [AtomicU64; SLOTS],
     waiting: AtomicU32,
 }
 
-impl Types {
+impl PendingTypes {
     /// Notes a type. False when its neighbourhood was full and an older type had to go (which is
     /// then named again).
     pub fn add(&self, type_id: u64) -> bool {
@@ -85,14 +85,17 @@ impl Types {
 
 #[cfg(test)]
 mod tests {
-    use super::{SLOTS, Types};
+    use super::{PendingTypes, SLOTS};
     use core::sync::atomic::{AtomicU32, AtomicU64};
 
-    fn types() -> Types {
-        Types { slots: std::array::from_fn(|_| AtomicU64::new(0)), waiting: AtomicU32::new(0) }
+    fn types() -> PendingTypes {
+        PendingTypes {
+            slots: std::array::from_fn(|_| AtomicU64::new(0)),
+            waiting: AtomicU32::new(0),
+        }
     }
 
-    fn named(types: &Types) -> Vec<u64> {
+    fn named(types: &PendingTypes) -> Vec<u64> {
         let mut all = Vec::new();
         types.name_waiting(|t, still_there| {
             assert!(still_there());

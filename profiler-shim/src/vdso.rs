@@ -67,18 +67,18 @@ fn find() -> Option<usize> {
     let base =
         usize::try_from(unsafe { getauxval(AT_SYSINFO_EHDR) }).ok().filter(|base| *base != 0)?;
     // The header alone until it has said how much there is; it is at the start of a page.
-    Image { base, bytes: 4096 }.whole()?.function(NAME)
+    VdsoImage { base, bytes: 4096 }.whole()?.function(NAME)
 }
 
 /// An ELF image in memory, as the kernel lays its own out: one segment that begins with the file's
 /// header and holds everything, at addresses from its start. (arch/*/*vdso*/vdso*.lds.S, lib/vdso).
 #[derive(Clone, Copy)]
-struct Image {
+struct VdsoImage {
     base: usize,
     bytes: usize,
 }
 
-impl Image {
+impl VdsoImage {
     /// The same, as large as its segment says.
     fn whole(self) -> Option<Self> {
         const PT_LOAD: u32 = 1;
@@ -151,7 +151,7 @@ impl Image {
 
 #[cfg(test)]
 mod tests {
-    use super::{Image, NAME, NONE, UNKNOWN, find, monotonic};
+    use super::{NAME, NONE, UNKNOWN, VdsoImage, find, monotonic};
     use crate::syscall::clock_of_the_kernel;
 
     #[test]
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn what_is_cut_or_has_no_such_function_is_not_called() {
         let file = std::fs::read("/proc/self/exe").expect("this program");
-        let of = |bytes: usize| Image { base: file.as_ptr().expose_provenance(), bytes };
+        let of = |bytes: usize| VdsoImage { base: file.as_ptr().expose_provenance(), bytes };
         // Not the kernel's: more than one segment, and none of its names.
         assert_eq!(of(file.len()).whole().and_then(|image| image.function(NAME)), None);
         for bytes in 0..4096 {

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use perfusion_dotnet::attach::policy::{self, Runtime as Kind, WhyNot};
+use perfusion_dotnet::attach::policy::{self, AttachObstacle, DetectedRuntime as Kind};
 use perfusion_dotnet::attach::{AttachError, attach, ipc, launch, place};
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_model::event::{Event, EventKind, MonotonicNs, RegionId, ShimEvent};
-use perfusion_sources::shim::{Settings, Subscriptions};
 use perfusion_sources::shim::{ShimLimits, ShimSource};
+use perfusion_sources::shim::{ShimSettings, Subscriptions};
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::{MIN_UNITS, VERSION};
 use profiler_protocol::position::{Extent, commit_word};
@@ -36,17 +36,17 @@ fn needs(runtime: Runtime) -> [Need; 3] {
 
 /// One recorder: a source, and all it has heard.
 struct Recorder {
-    settings: Settings,
+    settings: ShimSettings,
     source: ShimSource,
     heard: Vec<Event>,
 }
 
 impl Recorder {
     fn new() -> Self {
-        Self::with(Settings::new(Subscriptions::default()).unwrap())
+        Self::with(ShimSettings::new(Subscriptions::default()).unwrap())
     }
 
-    fn with(settings: Settings) -> Self {
+    fn with(settings: ShimSettings) -> Self {
         Self {
             settings,
             source: ShimSource::new(settings.owner, ShimLimits::default()),
@@ -636,7 +636,7 @@ fn diagnostics_switched_off_is_a_reason_with_the_variables_name() {
     ] {
         let app = allocator(Runtime::Net9).env(variable, "0").start().unwrap();
         let inspection = policy::inspect(&ProcessHandle::open(app.pid()).unwrap(), None).unwrap();
-        assert_eq!(inspection.why_not, Some(WhyNot::DiagnosticsOff(variable.to_owned())));
+        assert_eq!(inspection.why_not, Some(AttachObstacle::DiagnosticsOff(variable.to_owned())));
         app.stop().unwrap();
     }
 }
@@ -787,7 +787,7 @@ fn a_runtime_on_musl_is_left_alone_and_why() {
         app.stop().unwrap();
         found.why_not
     };
-    assert_eq!(why_not("ld-musl-x86_64.so.1"), Some(WhyNot::Musl));
+    assert_eq!(why_not("ld-musl-x86_64.so.1"), Some(AttachObstacle::Musl));
     assert_eq!(why_not("else.so"), None);
 }
 

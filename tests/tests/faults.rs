@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
-use ::perfusion_export::directory::Directory;
 use ::perfusion_export::directory::Files;
-use ::perfusion_export::quantity::Bytes;
-use ::perfusion_export::spool::{Kind, Limits, Lost, Spool};
-use ::perfusion_export::{Finished, Packed, Sink as _};
+use ::perfusion_export::directory::ProfileDirectory;
+use ::perfusion_export::quantity::ByteSize;
+use ::perfusion_export::spool::{ItemKind, Spool, SpoolLimits, SpoolLosses};
+use ::perfusion_export::{FinishedProfile, Packed, Sink as _};
 use ::perfusion_pprof;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -942,22 +942,28 @@ fn a_disk_short_of_space_keeps_its_floor_at_the_cost_of_as_many_of_the_oldest_as
     let now = SystemTime::now();
     // Half of the disk, which is eight payloads.
     let (floor, payload) = (512 << 10, vec![1; 64 << 10]);
-    let limits = Limits { bytes: u64::MAX, age: Duration::from_secs(3600), free_bytes: floor };
+    let limits = SpoolLimits { bytes: u64::MAX, age: Duration::from_secs(3600), free_bytes: floor };
     let mut spool = Spool::open(&disk.0.join("spool"), limits).unwrap();
-    let put = |spool: &mut Spool| spool.put_as(now, Kind::Request, 0, &payload);
+    let put = |spool: &mut Spool| spool.put_as(now, ItemKind::Request, 0, &payload);
     (0..20).for_each(|_| put(&mut spool).unwrap());
-    assert_eq!((spool.len(), spool.lost()), (8, Lost { evicted: 12, ..Lost::default() }));
+    assert_eq!(
+        (spool.len(), spool.lost()),
+        (8, SpoolLosses { evicted: 12, ..SpoolLosses::default() })
+    );
     // Somebody else takes what four have, and the next one has to fit, too.
     let other = disk.0.join("other");
     fs::write(&other, vec![1; 256 << 10]).unwrap();
     put(&mut spool).unwrap();
-    assert_eq!((spool.len(), spool.lost()), (4, Lost { evicted: 17, ..Lost::default() }));
+    assert_eq!(
+        (spool.len(), spool.lost()),
+        (4, SpoolLosses { evicted: 17, ..SpoolLosses::default() })
+    );
     // More than all that waits would give back.
     fs::write(&other, vec![1; 704 << 10]).unwrap();
     put(&mut spool).unwrap_err();
     assert_eq!(
         (spool.len(), spool.lost()),
-        (4, Lost { evicted: 17, refused: 1, ..Lost::default() })
+        (4, SpoolLosses { evicted: 17, refused: 1, ..SpoolLosses::default() })
     );
     fs::remove_file(&other).unwrap();
     put(&mut spool).unwrap();
@@ -965,10 +971,10 @@ fn a_disk_short_of_space_keeps_its_floor_at_the_cost_of_as_many_of_the_oldest_as
     fs::remove_dir_all(disk.0.join("spool")).unwrap();
 
     // Files likewise. Each is a twentieth of the disk or so, of names that hardly pack.
-    let options = Files { keep_free: Bytes(floor), ..Files::default() };
-    let mut files = Directory::open(&disk.0.join("files"), &options).unwrap();
+    let options = Files { keep_free: ByteSize(floor), ..Files::default() };
+    let mut files = ProfileDirectory::open(&disk.0.join("files"), &options).unwrap();
     let names = (0..12_000_u32).map(|number| format!("{:08x}", number.wrapping_mul(2_654_435_761)));
-    let mut finished = Finished {
+    let mut finished = FinishedProfile {
         service: "shop".into(),
         labels: BTreeMap::new(),
         start: now,

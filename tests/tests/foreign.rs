@@ -7,8 +7,8 @@ use std::path::Path;
 
 use perfusion_model::units;
 use perfusion_pprof::read::read;
-use perfusion_report::stacks::{Stacks, View};
-use perfusion_report::top::{self, Options};
+use perfusion_report::stacks::{ProfileStacks, ProfileView};
+use perfusion_report::top::{self, TableOptions};
 use perfusion_report::{self, folded};
 use system_tests::foreign::{Kind, file};
 use system_tests::gotool::{Judged, judge};
@@ -21,16 +21,16 @@ const COMPARED: usize = 1000;
 /// What we make of a file in the form of the judge's answer, and the table that a person sees.
 fn ours(path: &Path) -> Result<(Judged, String, String), String> {
     let profile = perfusion_report::load(path).map_err(|error| error.to_string())?;
-    let stacks = Stacks::new(&profile);
+    let stacks = ProfileStacks::new(&profile);
     let name = stacks.default_sample_type();
     let unit =
         stacks.sample_types().find(|(of, _)| *of == name).map_or("", |(_, unit)| unit).to_owned();
     let mut lines = Vec::new();
-    folded::write(&profile, name, &View::default(), &mut lines)
+    folded::write(&profile, name, &ProfileView::default(), &mut lines)
         .map_err(|error| error.to_string())?;
     let column = stacks.sample_type(name).map_err(|error| error.to_string())?;
     let mut judged = Judged {
-        total: stacks.values(column, &View::default()).total.whole(),
+        total: stacks.values(column, &ProfileView::default()).total.whole(),
         ..Judged::default()
     };
     for line in String::from_utf8(lines).map_err(|error| error.to_string())?.lines() {
@@ -47,7 +47,8 @@ fn ours(path: &Path) -> Result<(Judged, String, String), String> {
         *judged.stacks.entry(frames).or_default() += value;
     }
     judged.functions.retain(|_, sums| *sums != (0, 0));
-    let table = top::table(&profile, name, &Options { limit: usize::MAX, ..Options::default() });
+    let table =
+        top::table(&profile, name, &TableOptions { limit: usize::MAX, ..TableOptions::default() });
     Ok((judged, unit, table.map_err(|error| error.to_string())?))
 }
 
@@ -149,13 +150,18 @@ fn a_file_that_is_cut_or_changed_anywhere_is_read_or_refused_and_never_ends_the_
             changed[at] ^= 0x55;
             for bytes in [&bytes[..at], &changed[..]] {
                 if let Ok(reading) = read(bytes) {
-                    let stacks = Stacks::new(&reading.profile);
+                    let stacks = ProfileStacks::new(&reading.profile);
                     let name = stacks.default_sample_type();
-                    top::table(&reading.profile, name, &Options::default()).unwrap();
-                    folded::write(&reading.profile, name, &View::default(), &mut Vec::new())
+                    top::table(&reading.profile, name, &TableOptions::default()).unwrap();
+                    folded::write(&reading.profile, name, &ProfileView::default(), &mut Vec::new())
                         .unwrap();
-                    perfusion_report::flame::page(&reading.profile, "x", None, &View::default())
-                        .unwrap();
+                    perfusion_report::flame::page(
+                        &reading.profile,
+                        "x",
+                        None,
+                        &ProfileView::default(),
+                    )
+                    .unwrap();
                 }
             }
         }
@@ -195,7 +201,7 @@ fn inferno_reads_each_function_of_folded_text_with_its_own_name_and_value() {
         fs::write(&path, file(Kind::Names, seed)).unwrap();
         let profile = perfusion_report::load(&path).unwrap();
         let mut folded = Vec::new();
-        folded::write(&profile, "cpu", &View::default(), &mut folded).unwrap();
+        folded::write(&profile, "cpu", &ProfileView::default(), &mut folded).unwrap();
         let folded = String::from_utf8(folded).unwrap();
         let mut options = inferno::flamegraph::Options::default();
         options.min_width = 0.0;

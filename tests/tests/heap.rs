@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use perfusion_dotnet::attach::ipc::{Listen, listen, stop_listening};
+use perfusion_dotnet::attach::ipc::{EventSubscription, listen, stop_listening};
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_model::units::grouped;
 use rustix::process::Signal;
@@ -109,7 +109,7 @@ fn a_survey_names_what_holds_objects_and_leaves_the_app_as_it_was(runtime: Runti
     // Had a keyword been left on, the begin or end of any other session would make the runtime
     // collect.
     let target = ProcessHandle::open(app.pid()).unwrap();
-    let what = Listen { keywords: 1, level: 4, buffer_mib: 1 };
+    let what = EventSubscription { keywords: 1, level: 4, buffer_mib: 1 };
     let events = listen(&target, &what, Arc::new(AtomicBool::new(false)), SLACK).unwrap();
     stop_listening(&target, events.session(), SLACK).unwrap();
     let truth = app.stop().unwrap();

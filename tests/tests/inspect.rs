@@ -7,8 +7,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use perfusion_host::process::ProcessTable;
-use perfusion_host::process::explain::Origin;
-use perfusion_host::process::mapping::{Mapping, Region};
+use perfusion_host::process::explain::RuleOrigin;
+use perfusion_host::process::mapping::{Mapping, MappingKind};
 use serde_json::Value;
 use system_tests::environment::{Need, begin_beside, record_on};
 use system_tests::perfusion::{Outcome, Scratch, command, run};
@@ -128,11 +128,11 @@ fn every_sort_of_code_of_a_clr_has_rules(runtime: Runtime) {
     for mapping in &mappings {
         let file = mapping.path.rsplit('/').next().unwrap_or_default();
         let sort = match mapping.region {
-            Region::Jit { .. } => "jit",
-            Region::Vdso => "vdso",
-            Region::File if file.ends_with(".dll") => "dll",
-            Region::File if file == "libcoreclr.so" => "coreclr",
-            Region::File if file.starts_with("libc.so") => "libc",
+            MappingKind::Jit { .. } => "jit",
+            MappingKind::Vdso => "vdso",
+            MappingKind::File if file.ends_with(".dll") => "dll",
+            MappingKind::File if file == "libcoreclr.so" => "coreclr",
+            MappingKind::File if file.starts_with("libc.so") => "libc",
             _ => continue,
         };
         // A new one each time: a process's budget of searched memory is for a second of walks.
@@ -143,7 +143,7 @@ fn every_sort_of_code_of_a_clr_has_rules(runtime: Runtime) {
         {
             let Ok(explained) = table.explain_process(app.pid(), address, true) else { continue };
             let origin = match explained.origin {
-                Origin::None => "none".to_owned(),
+                RuleOrigin::None => "none".to_owned(),
                 origin => serde_json::to_value(origin).unwrap().as_str().unwrap().to_owned(),
             };
             seen.entry(format!("{sort} {origin}")).or_insert((0, address)).0 += 1;

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use perfusion_pprof::proto::Profile as Decoded;
-use perfusion_report::stacks::{Only, View};
-use perfusion_report::top::Options;
+use perfusion_report::stacks::{LabelFilter, ProfileView};
+use perfusion_report::top::TableOptions;
 use perfusion_report::types::{TypeRow, rows};
 use perfusion_sources::shim::ShimLimits;
 use profiler_protocol::counter::Counter;
@@ -41,9 +41,9 @@ const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Types of a column of a profile, of one heap.
 fn of_heap(profile: &Decoded, column: &str, heap: &str) -> Vec<TypeRow> {
-    let only = vec![Only { label: "heap".to_owned(), value: heap.to_owned() }];
-    let view = View { only, ..View::default() };
-    rows(profile, column, &Options { view, ..Options::default() })
+    let only = vec![LabelFilter { label: "heap".to_owned(), value: heap.to_owned() }];
+    let view = ProfileView { only, ..ProfileView::default() };
+    rows(profile, column, &TableOptions { view, ..TableOptions::default() })
 }
 
 /// The profile has of each type so many as `count` makes of those of a thread, to the object and to

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use perfusion_pprof::proto::{Function, Line, Location, Profile, Sample, ValueType};
 use perfusion_report::flame;
-use perfusion_report::stacks::View;
+use perfusion_report::stacks::ProfileView;
 use system_tests::perfusion::Scratch;
 use system_tests::{Need, begin_beside};
 
@@ -79,7 +79,7 @@ fn frames(dom: &str) -> Vec<&str> {
 }
 
 fn page(profile: &Profile) -> String {
-    flame::page(profile, "test", None, &View::default()).unwrap()
+    flame::page(profile, "test", None, &ProfileView::default()).unwrap()
 }
 
 #[test]

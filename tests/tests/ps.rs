@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use ::perfusion_dotnet::attach::launch::launch;
-use perfusion_sources::shim::{Settings, Subscriptions};
+use perfusion_sources::shim::{ShimSettings, Subscriptions};
 use serde_json::Value;
 use system_tests::app::{assemble_32_bit, copy_program};
 use system_tests::cgroup::Group;
@@ -185,7 +185,7 @@ fn a_process_whose_files_may_not_be_that_long_is_left_alone() {
     assert_eq!(mode, "no names");
     assert!(why.contains("no file of more than 512000 bytes (`ulimit -f`)"), "{why}");
     // Whoever is loaded at the start finds out by itself.
-    let with = launch(&Settings::new(Subscriptions::default()).unwrap(), false).unwrap();
+    let with = launch(&ShimSettings::new(Subscriptions::default()).unwrap(), false).unwrap();
     let loaded = with.environment.iter().fold(limited, |app, (name, value)| app.env(name, value));
     let truth = loaded.start().unwrap().stop().unwrap();
     assert!(truth["rounds"].as_i64() > Some(0), "{truth}");

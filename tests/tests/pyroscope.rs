@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use perfusion_export::pyroscope::{Pyroscope, PyroscopeOptions};
 use perfusion_export::receiver::SpoolOptions;
-use perfusion_export::{Finished, Packed, Sink as _};
+use perfusion_export::{FinishedProfile, Packed, Sink as _};
 use perfusion_pprof::proto::{Function, Label, Line, Location, Profile, Sample, ValueType};
 use prost::Message as _;
 use system_tests::Workload;
@@ -341,7 +341,7 @@ fn a_profile_that_is_longer_than_the_server_takes_arrives_in_parts_and_nothing_i
         assert!(profile.sample.len() > MOST_SAMPLES || profile.encoded_len() > MOST_BYTES);
         let mut expected = Totals::new();
         add(&profile, "shop", &mut expected);
-        let finished = Finished {
+        let finished = FinishedProfile {
             service: "shop".into(),
             labels: BTreeMap::new(),
             start: now,

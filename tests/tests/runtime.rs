@@ -3,7 +3,7 @@
 
 use perfusion_aggregate::pool::Pools;
 use perfusion_model::event::RegionId;
-use perfusion_report::stacks::Stacks;
+use perfusion_report::stacks::ProfileStacks;
 use perfusion_sources::shim::ShimLimits;
 use std::time::Instant;
 use system_tests::environment::{begin, begin_beside, long_form, perfusion_bin, record_on};
@@ -243,7 +243,7 @@ fn each_pause_is_as_long_as_the_runtime_says(runtime: Runtime) {
         tap.next();
         tap.perform("collect-once").unwrap();
         let profile = tap.profile().unwrap();
-        let stacks = Stacks::new(&profile);
+        let stacks = ProfileStacks::new(&profile);
         let column = stacks.sample_type("gc_pause").unwrap();
         let pauses = || stacks.samples().filter(|sample| sample.value[column] > 0);
         let told: i64 = pauses().map(|sample| sample.value[column]).sum();

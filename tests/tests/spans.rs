@@ -6,7 +6,7 @@ use std::time::Duration;
 use perfusion_host::process::ProcessTable;
 use perfusion_model::labels::SampleType;
 use perfusion_recorder::Recording;
-use perfusion_sources::kernel::{KernelOptions, KernelSource, Selection};
+use perfusion_sources::kernel::{KernelOptions, KernelSelection, KernelSource};
 use perfusion_sources::shim::{ShimLimits, ShimSource};
 use system_tests::app::{Compiler, compile_c};
 use system_tests::environment::{Need, RECORD, begin_beside, long_form, only_in_the_long_form};
@@ -163,7 +163,7 @@ fn the_probes_for_older_kernels_tell_spans_apart_too() {
     let Some(options) = capture::older_options() else { return };
     let app = workload(Where::Own).start().unwrap();
     let options = KernelOptions {
-        selection: Selection::Pids(vec![app.pid()]),
+        selection: KernelSelection::Pids(vec![app.pid()]),
         exclude_self: true,
         spans: true,
         frequency_hz: 499,

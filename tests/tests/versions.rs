@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use perfusion_dotnet::attach::launch::launch;
-use perfusion_sources::shim::{Settings, Subscriptions};
+use perfusion_sources::shim::{ShimSettings, Subscriptions};
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::{HEADER_BYTES, VERSION};
 use profiler_protocol::load::LOCK_VARIABLE;
@@ -33,7 +33,7 @@ fn library_of_version(version: u32, to: &Path) {
 /// An app into which a recorder of that version has loaded its library, and which has lost its
 /// recorder.
 fn app_with(library: &Path) -> App {
-    let other = Settings::new(Subscriptions::default()).unwrap();
+    let other = ShimSettings::new(Subscriptions::default()).unwrap();
     let launch = launch(&other, false).unwrap();
     let mut app = Workload::dotnet(Runtime::Net9, "allocator", &[]).unwrap();
     for (name, value) in &launch.environment {

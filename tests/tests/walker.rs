@@ -8,8 +8,8 @@ use perfusion_host::process::ProcessTable;
 use perfusion_model::event::{Event, EventKind, ProbeWalk, UserContext, WalkEnd};
 use perfusion_model::frame::Marker;
 use perfusion_sources::kernel::rules::RuleCache;
-use perfusion_sources::kernel::{KernelOptions, KernelSource, Selection};
-use perfusion_unwind::finish::{Finished, Limits};
+use perfusion_sources::kernel::{KernelOptions, KernelSelection, KernelSource};
+use perfusion_unwind::finish::{UnwindLimits, UnwoundStack};
 use system_tests::environment::{RECORD_NET9, begin_beside, record_on};
 use system_tests::{Runtime, Workload, on_runtimes, wait_until};
 
@@ -25,7 +25,7 @@ struct Stages {
 impl Stages {
     fn start(pid: u32, options: KernelOptions) -> Self {
         let mut kernel = KernelSource::start(&KernelOptions {
-            selection: Selection::Pids(vec![pid]),
+            selection: KernelSelection::Pids(vec![pid]),
             ..options
         })
         .unwrap();
@@ -55,8 +55,8 @@ impl Stages {
     }
 }
 
-fn finish(processes: &mut ProcessTable, pid: u32, context: &UserContext) -> Finished {
-    processes.finish(pid, context, Limits::default())
+fn finish(processes: &mut ProcessTable, pid: u32, context: &UserContext) -> UnwoundStack {
+    processes.finish(pid, context, UnwindLimits::default())
 }
 
 on_runtimes!(both_walkers_find_the_same_stacks: net10 Net10; long: net8 Net8, net9 Net9);

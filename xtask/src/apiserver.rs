@@ -7,9 +7,9 @@ use std::{fs, path::PathBuf, process::Command};
 use anyhow::{Context, Result};
 
 use crate::{
-    exec::{Steps, need_root, output},
+    exec::{StepLog, need_root, output},
     helm,
-    paths::Paths,
+    paths::WorkspacePaths,
     setup::{debian, go},
     test,
 };
@@ -35,7 +35,7 @@ const OTHERS_KINDS: [(&str, &str); 2] = [
 ];
 
 /// Builds the server unless it is there, and runs the tests that are ignored without one.
-pub(crate) fn apiserver(paths: &Paths, steps: &Steps) -> Result<()> {
+pub(crate) fn apiserver(paths: &WorkspacePaths, steps: &StepLog) -> Result<()> {
     need_root("recording")?;
     // What the API server keeps its objects in.
     let etcd = debian::unpack(steps, &paths.toolchain.join("etcd"), "etcd-server", "usr/bin/etcd")?;
@@ -56,7 +56,7 @@ pub(crate) fn apiserver(paths: &Paths, steps: &Steps) -> Result<()> {
     test::with_servers(paths, steps, ("an API server", "kubernetes::"), &servers)
 }
 
-fn install(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
+fn install(paths: &WorkspacePaths, steps: &StepLog) -> Result<PathBuf> {
     let folder = paths.toolchain.join("kubernetes");
     let program = folder.join("kube-apiserver");
     if go::has(&program, MODULE, VERSION) {

@@ -23,13 +23,13 @@ use ebpf_common::stage::{STAGE_COPY, STAGE_KERNEL, STAGE_SEND, STAGE_USER};
 
 use crate::{
     build,
-    exec::{Steps, need_root, output},
-    paths::Paths,
+    exec::{StepLog, need_root, output},
+    paths::WorkspacePaths,
     setup::{self, debian},
 };
 
 /// One line of the result.
-struct Row {
+struct FigureRow {
     what: &'static str,
     measured: String,
     budget: &'static str,
@@ -37,14 +37,14 @@ struct Row {
 
 /// What a figure needs.
 struct Bench<'a> {
-    paths: &'a Paths,
-    steps: &'a Steps,
+    paths: &'a WorkspacePaths,
+    steps: &'a StepLog,
 }
 
 /// After so long the probes know the rules of nearly all code the app runs.
 const LEARNING_SECONDS: f64 = 2.0;
 
-type Figure = fn(&Bench<'_>) -> Result<Vec<Row>>;
+type Figure = fn(&Bench<'_>) -> Result<Vec<FigureRow>>;
 
 /// Name on the command line, what it measures and how (a heading, and text below it where more is
 /// to be said), and the code that does it.
@@ -116,11 +116,16 @@ const FIGURES: [(&str, &str, Figure); 15] = [
 ];
 
 /// Compiles the program that is measured with, to `target/bench/load.dll`.
-pub(crate) fn compile_load(paths: &Paths) -> Result<()> {
+pub(crate) fn compile_load(paths: &WorkspacePaths) -> Result<()> {
     load::compile(paths)
 }
 
-pub(crate) fn bench(paths: &Paths, steps: &Steps, only: Option<&str>, write: bool) -> Result<()> {
+pub(crate) fn bench(
+    paths: &WorkspacePaths,
+    steps: &StepLog,
+    only: Option<&str>,
+    write: bool,
+) -> Result<()> {
     need_root("measuring probes")?;
     let known: Vec<&str> = FIGURES.iter().map(|(name, ..)| *name).collect();
     if let Some(name) = only.filter(|name| !known.contains(name)) {
@@ -202,7 +207,7 @@ fn machine() -> Result<String> {
 }
 
 /// Medians of 5 starts.
-fn start_to_first_sample(bench: &Bench<'_>) -> Result<Vec<Row>> {
+fn start_to_first_sample(bench: &Bench<'_>) -> Result<Vec<FigureRow>> {
     let app = load::App::start(bench.paths)?;
     let (mut times, mut loads) = (Vec::new(), Vec::new());
     for _ in 0..5 {
@@ -212,8 +217,11 @@ fn start_to_first_sample(bench: &Bench<'_>) -> Result<Vec<Row>> {
         load::pass(0.5);
         daemon.finish()?;
     }
-    let row =
-        |what, times, budget| Row { what, measured: format!("{:.0} ms", median(times)), budget };
+    let row = |what, times, budget| FigureRow {
+        what,
+        measured: format!("{:.0} ms", median(times)),
+        budget,
+    };
     Ok(vec![
         row("start to first sample, median of 5", times, "300 ms"),
         row("of that, all programs through the kernel's verifier", loads, "50 ms"),
@@ -222,7 +230,7 @@ fn start_to_first_sample(bench: &Bench<'_>) -> Result<Vec<Row>> {
 
 /// A sample in a hundredth of a second finds none of its code and data in the CPU's caches; at ten
 /// times the frequency some, at fifty times most: what the three differ by is waiting for memory.
-fn sample(bench: &Bench<'_>) -> Result<Vec<Row>> {
+fn sample(bench: &Bench<'_>) -> Result<Vec<FigureRow>> {
     const SECONDS: f64 = 10.0;
     const WHAT: [[&str; 2]; 3] = [
         ["99", "one CPU sample at 99 Hz, caches cold"],
@@ -251,7 +259,7 @@ fn sample(bench: &Bench<'_>) -> Result<Vec<Row>> {
         let walks =
             handed_over + counts.get(Counter::WalksToStart) + counts.get(Counter::WalksTruncated);
         let of = |stage: usize| (stages[stage] - stages_before[stage]) as f64 / samples / 1e3;
-        rows.push(Row {
+        rows.push(FigureRow {
             what,
             measured: format!(
                 "{:.2} µs, mean of {samples} with {:.1} frames",
@@ -260,12 +268,12 @@ fn sample(bench: &Bench<'_>) -> Result<Vec<Row>> {
             ),
             budget: "",
         });
-        rows.push(Row {
+        rows.push(FigureRow {
             what: "of that its user part (with one reading of the clock, as each part)",
             measured: format!("{:.2} µs", of(STAGE_USER)),
             budget: "4 µs, 40 frames",
         });
-        rows.push(Row {
+        rows.push(FigureRow {
             what: "kernel stack; copy of what was not walked; into the ring",
             measured: format!(
                 "{:.2}; {:.2}; {:.2} µs",
@@ -275,7 +283,7 @@ fn sample(bench: &Bench<'_>) -> Result<Vec<Row>> {
             ),
             budget: "",
         });
-        rows.push(Row {
+        rows.push(FigureRow {
             what: "frames found in the rule cache, of those looked for",
             measured: format!("{:.3} %", frames / (frames + handed_over) * 100.0),
             budget: "99 %",
@@ -291,7 +299,7 @@ fn sample(bench: &Bench<'_>) -> Result<Vec<Row>> {
 /// what it measures; there are some three runs to a switch. What a program took that does nothing
 /// is told, and taken off what stands beside a budget: without `kernel.bpf_stats_enabled`, as a
 /// kernel comes, there is none of it.
-fn switches(bench: &Bench<'_>) -> Result<Vec<Row>> {
+fn switches(bench: &Bench<'_>) -> Result<Vec<FigureRow>> {
     const PER_SECOND: u32 = 100_000;
     const SECONDS: f64 = 5.0;
     let _statistics = statistics::Enabled::enable()?;
@@ -334,7 +342,7 @@ fn switches(bench: &Bench<'_>) -> Result<Vec<Row>> {
         let wakers = counts.get(Counter::WakerStacksStored) / SECONDS;
         let measuring = work.measuring_ns();
         let of_a_switch = |ns: f64| ns / switches / 1e3;
-        rows.push(Row {
+        rows.push(FigureRow {
             what,
             measured: format!(
                 "{:.2} µs; as measured {:.2}, with {:.1} runs of {measuring:.0} ns for the \
@@ -349,7 +357,7 @@ fn switches(bench: &Bench<'_>) -> Result<Vec<Row>> {
         });
         let all = work.all();
         let of_a_cpu = |ns: f64| ns / 1e9 / SECONDS * 100.0;
-        rows.push(Row {
+        rows.push(FigureRow {
             what: whole,
             measured: format!(
                 "{:.2} %; as measured {:.2} %",
@@ -362,15 +370,15 @@ fn switches(bench: &Bench<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-fn steady(bench: &Bench<'_>) -> Result<Vec<Row>> {
+fn steady(bench: &Bench<'_>) -> Result<Vec<FigureRow>> {
     costs(bench, &[])
 }
 
-fn thrifty(bench: &Bench<'_>) -> Result<Vec<Row>> {
+fn thrifty(bench: &Bench<'_>) -> Result<Vec<FigureRow>> {
     costs(bench, &["--wait-stack-mib", "1"])
 }
 
-fn costs(bench: &Bench<'_>, options: &[&str]) -> Result<Vec<Row>> {
+fn costs(bench: &Bench<'_>, options: &[&str]) -> Result<Vec<FigureRow>> {
     const SECONDS: f64 = 10.0;
     let _statistics = statistics::Enabled::enable()?;
     let app = load::App::start(bench.paths)?;
@@ -394,7 +402,7 @@ fn costs(bench: &Bench<'_>, options: &[&str]) -> Result<Vec<Row>> {
         let (runs, ns) = ((program.runs - before.0) as f64, (program.run_ns - before.1) as f64);
         probes_ns += ns;
         if runs > 0.0 {
-            rows.push(Row {
+            rows.push(FigureRow {
                 what: program.what(),
                 measured: format!(
                     "{:.2} µs a run of `{}`, {:.0} runs/s",
@@ -408,7 +416,7 @@ fn costs(bench: &Bench<'_>, options: &[&str]) -> Result<Vec<Row>> {
     }
     let probes = probes_ns / 1e9 / SECONDS;
     let cpu = (cpu_after - cpu_before) / SECONDS;
-    rows.push(Row {
+    rows.push(FigureRow {
         what: "CPU of daemon + probes, of one CPU",
         measured: format!("{:.2} % + {:.2} %", cpu * 100.0, probes * 100.0),
         budget: "1 % of the node",
@@ -417,16 +425,16 @@ fn costs(bench: &Bench<'_>, options: &[&str]) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-fn memory(rss: u64, maps: u64) -> Row {
+fn memory(rss: u64, maps: u64) -> FigureRow {
     let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-    Row {
+    FigureRow {
         what: "memory: RSS + BPF maps",
         measured: format!("{:.1} MiB + {:.1} MiB", mebibytes(rss), mebibytes(maps)),
         budget: "100 MiB with 50 processes",
     }
 }
 
-fn crowd_memory(bench: &Bench<'_>) -> Result<Vec<Row>> {
+fn crowd_memory(bench: &Bench<'_>) -> Result<Vec<FigureRow>> {
     const SECONDS: f64 = 20.0;
     debian::install(bench.steps, &crowd::PACKAGES)?;
     let crowd = crowd::Crowd::start(bench.paths)?;
@@ -436,7 +444,7 @@ fn crowd_memory(bench: &Bench<'_>) -> Result<Vec<Row>> {
     let (processes, executables) = crowd.count()?;
     let (rss, maps) = (daemon.rss_bytes()?, daemon.map_bytes()?);
     daemon.finish()?;
-    let whom = Row {
+    let whom = FigureRow {
         what: "processes, with what else ran on the host left out",
         measured: format!("{processes} of {executables} executables"),
         budget: "",
@@ -445,21 +453,21 @@ fn crowd_memory(bench: &Bench<'_>) -> Result<Vec<Row>> {
 }
 
 /// The app that works and switches.
-fn throughput(bench: &Bench<'_>) -> Result<Vec<Row>> {
+fn throughput(bench: &Bench<'_>) -> Result<Vec<FigureRow>> {
     throughput_with(bench, "9", &[])
 }
 
 /// The app that does nothing but allocate.
-fn micro(bench: &Bench<'_>) -> Result<Vec<Row>> {
+fn micro(bench: &Bench<'_>) -> Result<Vec<FigureRow>> {
     throughput_with(bench, "9", &["micro"])
 }
 
 /// The same where the runtime itself samples allocations.
-fn micro_sampled(bench: &Bench<'_>) -> Result<Vec<Row>> {
+fn micro_sampled(bench: &Bench<'_>) -> Result<Vec<FigureRow>> {
     throughput_with(bench, "10", &["micro"])
 }
 
-fn throughput_with(bench: &Bench<'_>, runtime: &str, arguments: &[&str]) -> Result<Vec<Row>> {
+fn throughput_with(bench: &Bench<'_>, runtime: &str, arguments: &[&str]) -> Result<Vec<FigureRow>> {
     let listener = listening::Listener::new(bench.paths)?;
     let mut app = load::App::start_with_listener(bench.paths, runtime, arguments, &listener)?;
     throughput_of(bench, &mut app, listener)
@@ -467,16 +475,16 @@ fn throughput_with(bench: &Bench<'_>, runtime: &str, arguments: &[&str]) -> Resu
 
 /// The Kestrel app, and clients that keep all CPUs busy with requests that take it half a
 /// millisecond each.
-fn kestrel(bench: &Bench<'_>) -> Result<Vec<Row>> {
+fn kestrel(bench: &Bench<'_>) -> Result<Vec<FigureRow>> {
     kestrel_of(bench, 500)
 }
 
 /// The same with as many requests as it can answer.
-fn small_requests(bench: &Bench<'_>) -> Result<Vec<Row>> {
+fn small_requests(bench: &Bench<'_>) -> Result<Vec<FigureRow>> {
     kestrel_of(bench, 10)
 }
 
-fn kestrel_of(bench: &Bench<'_>, orders: u32) -> Result<Vec<Row>> {
+fn kestrel_of(bench: &Bench<'_>, orders: u32) -> Result<Vec<FigureRow>> {
     let listener = listening::Listener::new(bench.paths)?;
     let (mut app, clients) = web::start(bench.paths, orders, &listener)?;
     let rows = throughput_of(bench, &mut app, listener)?;
@@ -487,7 +495,7 @@ fn kestrel_of(bench: &Bench<'_>, orders: u32) -> Result<Vec<Row>> {
 
 /// What happens to the app in a window.
 #[derive(Clone, Copy)]
-enum Window {
+enum BenchWindow {
     Plain,
     Listening,
     Recorded,
@@ -501,7 +509,7 @@ fn throughput_of(
     bench: &Bench<'_>,
     app: &mut load::App,
     mut listener: listening::Listener,
-) -> Result<Vec<Row>> {
+) -> Result<Vec<FigureRow>> {
     const ROUNDS: usize = 20;
     const SETTLING_SECONDS: f64 = 2.0;
     const NEWS_SECONDS: f64 = 6.0;
@@ -510,7 +518,7 @@ fn throughput_of(
     let mut ratios: [Vec<f64>; 4] = Default::default();
     let mut daemons = Vec::new();
     for round in 0..ROUNDS {
-        let mut windows = [Window::Plain, Window::Listening, Window::Recorded];
+        let mut windows = [BenchWindow::Plain, BenchWindow::Listening, BenchWindow::Recorded];
         if round % 2 == 1 {
             windows.reverse();
         }
@@ -518,17 +526,17 @@ fn throughput_of(
         for window in windows {
             let of_window = &mut rates[window as usize];
             match window {
-                Window::Plain => {
+                BenchWindow::Plain => {
                     load::pass(SETTLING_SECONDS);
                     *of_window = app.rates(WINDOW_SECONDS)?;
                 }
-                Window::Listening => {
+                BenchWindow::Listening => {
                     listener.listen(true)?;
                     load::pass(SETTLING_SECONDS);
                     *of_window = app.rates(WINDOW_SECONDS)?;
                     listener.listen(false)?;
                 }
-                Window::Recorded => {
+                BenchWindow::Recorded => {
                     let mut daemon = daemon::Recorder::start(bench.paths, app.pid())?;
                     daemon.first_sample()?;
                     daemon.attached(app.pid())?;
@@ -556,7 +564,7 @@ fn throughput_of(
         let [median, low, high] = median_interval(ratios);
         let lowest = ratios.iter().copied().fold(f64::INFINITY, f64::min);
         let highest = ratios.iter().copied().fold(0.0, f64::max);
-        Row {
+        FigureRow {
             what,
             measured: format!(
                 "{median:.2} % (95 % interval {low:.2} to {high:.2}), median of {} from \
@@ -581,9 +589,9 @@ fn throughput_of(
     ])
 }
 
-fn daemon_row(percents: &[f64]) -> Row {
+fn daemon_row(percents: &[f64]) -> FigureRow {
     let [median, low, high] = median_interval(percents);
-    Row {
+    FigureRow {
         what: "CPU of the daemon meanwhile, of one CPU",
         measured: format!("{median:.1} % (95 % interval {low:.1} to {high:.1})"),
         budget: "1 % of the node",
@@ -592,7 +600,7 @@ fn daemon_row(percents: &[f64]) -> Row {
 
 /// CPU time below the shim's event callback, by the number of allocation samples it took: all of
 /// them with their stacks, so that chance, which is cheaper, decides on none.
-fn allocation(bench: &Bench<'_>) -> Result<Vec<Row>> {
+fn allocation(bench: &Bench<'_>) -> Result<Vec<FigureRow>> {
     const CALLBACK: &str = "event_pipe_event_delivered";
     let mut all = Vec::new();
     for runtime in ["8", "9", "10"] {
@@ -626,7 +634,7 @@ fn allocation(bench: &Bench<'_>) -> Result<Vec<Row>> {
         all.push(format!(".NET {runtime}: {:.2} µs, mean of {samples}", ns / samples / 1e3));
         app.end()?;
     }
-    Ok(vec![Row {
+    Ok(vec![FigureRow {
         what: "one allocation sample in the app, stack copied",
         measured: all.join("; "),
         budget: "5 µs",

@@ -15,13 +15,13 @@ use anyhow::{Context, Result, bail};
 
 use crate::{
     bench,
-    exec::{Steps, need_root, output},
-    kernels::{self, Apt, Found, Part},
-    paths::Paths,
+    exec::{StepLog, need_root, output},
+    kernels::{self, Apt, MachineReport, ReportPart},
+    paths::WorkspacePaths,
     setup::{self, debian, package::clear},
 };
 
-const PACKAGES: [debian::Package; 5] = [
+const PACKAGES: [debian::DebianPackage; 5] = [
     ("qemu-system-x86", "the virtual machine"),
     ("busybox-static", "unpacks its root"),
     ("cpio", "packs its files"),
@@ -107,13 +107,13 @@ struct Trial {
     packages: &'static [&'static str],
     script: &'static str,
     /// Puts what the script needs below this folder, which is `/opt/check` in the machine.
-    fill: fn(&Paths, &Steps, &Path) -> Result<()>,
+    fill: fn(&WorkspacePaths, &StepLog, &Path) -> Result<()>,
     judge: fn(&mut Verdicts<'_>),
 }
 
 const TRIALS: [Trial; 2] = [unit::TRIAL, pod::TRIAL];
 
-pub(crate) fn boot(paths: &Paths, steps: &Steps, only: Option<&str>) -> Result<()> {
+pub(crate) fn boot(paths: &WorkspacePaths, steps: &StepLog, only: Option<&str>) -> Result<()> {
     if let Some(only) = only.filter(|only| TRIALS.iter().all(|trial| trial.name != *only)) {
         bail!(
             "nothing to boot is called `{only}`; there are {}",
@@ -143,7 +143,7 @@ pub(crate) fn boot(paths: &Paths, steps: &Steps, only: Option<&str>) -> Result<(
             "systemd.show_status=false systemd.log_target=null",
         )?;
         let text = fs::read(&log).with_context(|| format!("{}: cannot be read", log.display()))?;
-        let found = Found::read(&String::from_utf8_lossy(&text));
+        let found = MachineReport::read(&String::from_utf8_lossy(&text));
         let mut verdicts = Verdicts { found: &found, wrong: Vec::new() };
         (trial.judge)(&mut verdicts);
         if !verdicts.wrong.is_empty() {
@@ -155,7 +155,7 @@ pub(crate) fn boot(paths: &Paths, steps: &Steps, only: Option<&str>) -> Result<(
 
 /// Packs the machine: busybox, and a Debian with a runtime, two programs and what the trial needs
 /// in it, nothing of ours installed yet.
-fn pack(paths: &Paths, steps: &Steps, folder: &Path, trial: &Trial) -> Result<PathBuf> {
+fn pack(paths: &WorkspacePaths, steps: &StepLog, folder: &Path, trial: &Trial) -> Result<PathBuf> {
     let root = folder.join(format!("debian-{}", trial.name));
     let done = folder.join(format!("debian-{}.made", trial.name));
     if !done.exists() {
@@ -217,7 +217,7 @@ fn pack(paths: &Paths, steps: &Steps, folder: &Path, trial: &Trial) -> Result<Pa
 }
 
 /// What is profiled there: a native program and a .NET one, with its runtime.
-fn programs(paths: &Paths, check: &Path) -> Result<()> {
+fn programs(paths: &WorkspacePaths, check: &Path) -> Result<()> {
     output(
         Command::new("gcc")
             .args(["-O2", "-fomit-frame-pointer", "-pthread", "-static", "-o"])
@@ -245,13 +245,13 @@ fn write(path: &Path, text: &str) -> Result<()> {
 
 /// Prints what was found, and keeps what is not as it must be.
 struct Verdicts<'a> {
-    found: &'a Found,
+    found: &'a MachineReport,
     wrong: Vec<String>,
 }
 
 impl Verdicts<'_> {
-    fn check(&mut self, name: &str, what: &str, is_well: impl Fn(&Part) -> bool) {
-        let text = |part: &Part| {
+    fn check(&mut self, name: &str, what: &str, is_well: impl Fn(&ReportPart) -> bool) {
+        let text = |part: &ReportPart| {
             part.lines.iter().filter(|line| !line.is_empty()).cloned().collect::<Vec<_>>()
         };
         match self.found.part(name) {
@@ -275,6 +275,6 @@ impl Verdicts<'_> {
     }
 }
 
-fn has(part: &Part, wanted: &str) -> bool {
+fn has(part: &ReportPart, wanted: &str) -> bool {
     part.lines.iter().any(|line| line.contains(wanted))
 }

@@ -10,8 +10,8 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    exec::{Steps, cargo, run, write_if_changed},
-    paths::Paths,
+    exec::{StepLog, cargo, run, write_if_changed},
+    paths::WorkspacePaths,
     setup::{self, EbpfToolchain},
     shim,
 };
@@ -32,13 +32,13 @@ const INHERITED: [&str; 8] = [
 ];
 
 /// Sets up, builds everything, and returns the program's path.
-pub(crate) fn build(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
+pub(crate) fn build(paths: &WorkspacePaths, steps: &StepLog) -> Result<PathBuf> {
     let ebpf = setup::build_tools(paths, steps)?;
     build_with(paths, steps, &ebpf)
 }
 
 /// Builds what the program has inside: the eBPF object and the shim.
-pub(crate) fn inside(paths: &Paths, steps: &Steps, ebpf: &EbpfToolchain) -> Result<()> {
+pub(crate) fn inside(paths: &WorkspacePaths, steps: &StepLog, ebpf: &EbpfToolchain) -> Result<()> {
     steps.step("building the eBPF object");
     run(bpf_cargo(paths, ebpf, "build", "ebpf-probes").args(["--quiet", "--release"]))?;
     take(&ebpf_target(paths).join(BPF_TARGET).join("release/ebpf-probes"), &paths.probes())?;
@@ -46,7 +46,11 @@ pub(crate) fn inside(paths: &Paths, steps: &Steps, ebpf: &EbpfToolchain) -> Resu
 }
 
 /// Builds everything with tools that are known to be there.
-pub(crate) fn build_with(paths: &Paths, steps: &Steps, ebpf: &EbpfToolchain) -> Result<PathBuf> {
+pub(crate) fn build_with(
+    paths: &WorkspacePaths,
+    steps: &StepLog,
+    ebpf: &EbpfToolchain,
+) -> Result<PathBuf> {
     inside(paths, steps, ebpf)?;
     steps.step("building perfusion");
     run(cargo(paths)
@@ -59,7 +63,7 @@ pub(crate) fn build_with(paths: &Paths, steps: &Steps, ebpf: &EbpfToolchain) -> 
 /// A cargo command on one package, for the BPF target. Alone, because features must not mix with
 /// the workspace's: `ebpf-common` has one for the daemon that needs std.
 pub(crate) fn bpf_cargo(
-    paths: &Paths,
+    paths: &WorkspacePaths,
     ebpf: &EbpfToolchain,
     subcommand: &str,
     package: &str,
@@ -86,7 +90,7 @@ pub(crate) fn bpf_cargo(
 
 /// Lints one package for the BPF target. Not `cargo clippy`: cargo prefers the `cargo-clippy` of
 /// rustup, whose driver has no such target.
-pub(crate) fn bpf_clippy(paths: &Paths, ebpf: &EbpfToolchain, package: &str) -> Command {
+pub(crate) fn bpf_clippy(paths: &WorkspacePaths, ebpf: &EbpfToolchain, package: &str) -> Command {
     let mut command = bpf_cargo(paths, ebpf, "check", package);
     command
         .env("RUSTC_WORKSPACE_WRAPPER", &ebpf.clippy)
@@ -95,7 +99,7 @@ pub(crate) fn bpf_clippy(paths: &Paths, ebpf: &EbpfToolchain, package: &str) -> 
     command
 }
 
-fn ebpf_target(paths: &Paths) -> PathBuf {
+fn ebpf_target(paths: &WorkspacePaths) -> PathBuf {
     paths.target.join("ebpf")
 }
 

@@ -10,9 +10,9 @@ use anyhow::{Result, anyhow, bail};
 
 use crate::{
     build::{bpf_cargo, bpf_clippy},
-    exec::{Steps, cargo, run, told},
+    exec::{StepLog, cargo, run, told},
     monitoring, package,
-    paths::Paths,
+    paths::WorkspacePaths,
     setup::{self, EbpfToolchain, debian},
     test, tidy,
 };
@@ -25,7 +25,7 @@ const BESIDE: [&str; 2] = ["helm", "image"];
 /// not begun by then are skipped and named.
 const TESTS_BEGIN_WITHIN: Duration = Duration::from_secs(33 * 60);
 
-pub(crate) fn ci(paths: &Paths, steps: &Steps) -> Result<()> {
+pub(crate) fn ci(paths: &WorkspacePaths, steps: &StepLog) -> Result<()> {
     let until = SystemTime::now().checked_add(TESTS_BEGIN_WITHIN);
     steps.step("format");
     run(cargo(paths).args(["fmt", "--all", "--check"]))?;
@@ -45,10 +45,10 @@ pub(crate) fn ci(paths: &Paths, steps: &Steps) -> Result<()> {
     // Here everything a test needs is installed: one that skips itself is a failure. The fuzz
     // targets run on their corpus among them; the engine would have everything built a third time
     // (`cargo xtask fuzz`).
-    test::test(paths, steps, None, test::Mode { required: true, long: false, until })
+    test::test(paths, steps, None, test::TestMode { required: true, long: false, until })
 }
 
-fn checks(paths: &Paths, steps: &Steps, ebpf: &EbpfToolchain) -> Result<()> {
+fn checks(paths: &WorkspacePaths, steps: &StepLog, ebpf: &EbpfToolchain) -> Result<()> {
     steps.step("lints");
     run(cargo(paths).args([
         "clippy",
@@ -89,7 +89,7 @@ fn checks(paths: &Paths, steps: &Steps, ebpf: &EbpfToolchain) -> Result<()> {
 
 /// Runs [`BESIDE`], one after the other, prints what each said when it is over, and compiles the
 /// tests.
-fn beside(paths: &Paths, steps: &Steps) -> Result<()> {
+fn beside(paths: &WorkspacePaths, steps: &StepLog) -> Result<()> {
     for word in BESIDE {
         // This program, also when a build has put another one in its place.
         let (succeeded, said) = told(Command::new("/proc/self/exe").arg(word))?;

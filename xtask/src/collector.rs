@@ -6,8 +6,8 @@ use std::{fs, path::PathBuf, process::Command};
 use anyhow::{Context, Result};
 
 use crate::{
-    exec::{Steps, need_root, output},
-    paths::Paths,
+    exec::{StepLog, need_root, output},
+    paths::WorkspacePaths,
     setup::go,
     test,
 };
@@ -17,13 +17,13 @@ const RECEIVER: &str = "go.opentelemetry.io/collector/receiver/otlpreceiver";
 const EXPORTER: &str = "go.opentelemetry.io/collector/exporter/otlphttpexporter";
 
 /// Builds a Collector unless it is there, and runs the tests that are ignored without one.
-pub(crate) fn collector(paths: &Paths, steps: &Steps) -> Result<()> {
+pub(crate) fn collector(paths: &WorkspacePaths, steps: &StepLog) -> Result<()> {
     need_root("recording")?;
     let program = install(paths, steps)?;
     test::with_servers(paths, steps, ("a Collector", "otlp::"), &[("PERFUSION_OTELCOL", &program)])
 }
 
-fn install(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
+fn install(paths: &WorkspacePaths, steps: &StepLog) -> Result<PathBuf> {
     let folder = paths.toolchain.join("otelcol");
     let program = folder.join("build/otelcol");
     if go::has(&program, RECEIVER, VERSION) {

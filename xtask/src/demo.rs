@@ -11,8 +11,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::{
     build,
-    exec::{Steps, need_root, output, run as run_command, write_if_changed},
-    paths::Paths,
+    exec::{StepLog, need_root, output, run as run_command, write_if_changed},
+    paths::WorkspacePaths,
     setup::{self, Dotnet},
 };
 
@@ -24,7 +24,7 @@ const TABLES: [(&str, &str); 4] = [
     ("live bytes", "inuse_space"),
 ];
 
-pub(crate) fn run(paths: &Paths, steps: &Steps) -> Result<()> {
+pub(crate) fn run(paths: &WorkspacePaths, steps: &StepLog) -> Result<()> {
     need_root("profiling (eBPF programs, perf events)")?;
     let perfusion = build::build(paths, steps)?;
     let dotnet = setup::any_dotnet(paths, steps)?;
@@ -76,7 +76,7 @@ pub(crate) fn run(paths: &Paths, steps: &Steps) -> Result<()> {
 }
 
 /// Compiles the app and its native half, each only when its source changed; returns the app.
-fn compile(paths: &Paths, dotnet: &Dotnet, folder: &Path) -> Result<PathBuf> {
+fn compile(paths: &WorkspacePaths, dotnet: &Dotnet, folder: &Path) -> Result<PathBuf> {
     let workloads = paths.root.join("tests/workloads");
     let app = folder.join("demo.dll");
     when_changed(&workloads.join("dotnet/demo/demo.cs"), &app, folder, |source| {

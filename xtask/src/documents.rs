@@ -7,7 +7,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use crate::paths::Paths;
+use crate::paths::WorkspacePaths;
 
 /// A sentence with more words is long.
 const LONG: usize = 25;
@@ -19,7 +19,7 @@ const README_LINES: usize = 90;
 const README_BYTES: usize = 6 * 1024;
 
 /// Checks the documents among `files`, which are relative to the root.
-pub(crate) fn check(paths: &Paths, files: &[PathBuf], broken: &mut Vec<String>) {
+pub(crate) fn check(paths: &WorkspacePaths, files: &[PathBuf], broken: &mut Vec<String>) {
     let mut pages = HashMap::new();
     for file in
         files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "md"))

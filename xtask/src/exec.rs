@@ -11,16 +11,16 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::paths::Paths;
+use crate::paths::WorkspacePaths;
 
 /// Prints one line per step, each with the time since the command began.
-pub(crate) struct Steps {
+pub(crate) struct StepLog {
     began: Instant,
 }
 
-impl Steps {
-    pub(crate) fn start() -> Steps {
-        Steps { began: Instant::now() }
+impl StepLog {
+    pub(crate) fn start() -> StepLog {
+        StepLog { began: Instant::now() }
     }
 
     /// Announces the step that begins now.
@@ -32,7 +32,7 @@ impl Steps {
 /// A cargo in the workspace. `cargo run`, which began us, has set variables that describe this
 /// program; a build script that looks at such (ring's does) would run anew, and all that depends on
 /// it be built anew, whenever a cargo of ours and one that a person types take turns.
-pub(crate) fn cargo(paths: &Paths) -> Command {
+pub(crate) fn cargo(paths: &WorkspacePaths) -> Command {
     let mut command = Command::new("cargo");
     command.current_dir(&paths.root);
     for (name, _) in env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_of_a_package)) {
@@ -180,12 +180,12 @@ mod tests {
     use std::ffi::OsStr;
 
     use super::cargo;
-    use crate::paths::Paths;
+    use crate::paths::WorkspacePaths;
 
     #[test]
     fn our_cargo_is_told_nothing_of_this_package() {
         // Cargo, which runs this, has set them.
-        let paths = Paths::find().unwrap();
+        let paths = WorkspacePaths::find().unwrap();
         let command = cargo(&paths);
         let removed = |name: &str| {
             std::env::var_os(name).is_some()

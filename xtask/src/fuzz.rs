@@ -11,13 +11,13 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    exec::{Steps, cargo, run},
-    paths::Paths,
+    exec::{StepLog, cargo, run},
+    paths::WorkspacePaths,
     setup::debian,
 };
 
 /// libFuzzer is C++; its crate compiles it.
-const PACKAGES: [debian::Package; 1] = [("g++", "libFuzzer, the engine of the fuzz targets")];
+const PACKAGES: [debian::DebianPackage; 1] = [("g++", "libFuzzer, the engine of the fuzz targets")];
 
 /// What the engine needs of the compiler: counters per branch, and every comparison reported. All
 /// stable flags.
@@ -37,8 +37,8 @@ pub(crate) const LONG: u64 = 10_000_000;
 
 /// Runs one target or all, each for this many executions, beginning with its corpus.
 pub(crate) fn fuzz(
-    paths: &Paths,
-    steps: &Steps,
+    paths: &WorkspacePaths,
+    steps: &StepLog,
     target: Option<&str>,
     executions: u64,
 ) -> Result<()> {
@@ -66,7 +66,7 @@ pub(crate) fn fuzz(
 }
 
 /// The folders of `fuzz/corpus`, sorted; a test holds them equal to the targets.
-fn targets(paths: &Paths) -> Result<Vec<String>> {
+fn targets(paths: &WorkspacePaths) -> Result<Vec<String>> {
     let folder = paths.root.join("fuzz/corpus");
     let mut names = Vec::new();
     for entry in
@@ -81,7 +81,7 @@ fn targets(paths: &Paths) -> Result<Vec<String>> {
 
 /// Its own target folder: the flags hold for every crate, and everything else would be built anew
 /// after each run.
-fn build(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
+fn build(paths: &WorkspacePaths, steps: &StepLog) -> Result<PathBuf> {
     const TRIPLE: &str = "x86_64-unknown-linux-gnu";
     steps.step("building the fuzz targets");
     let folder = paths.target.join("fuzz");
@@ -112,7 +112,12 @@ fn build(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
 
 /// Runs a target and returns its line of the table. New inputs are kept below the target folder,
 /// for the next run.
-fn run_target(paths: &Paths, engine: &Path, name: &str, executions: u64) -> Result<String> {
+fn run_target(
+    paths: &WorkspacePaths,
+    engine: &Path,
+    name: &str,
+    executions: u64,
+) -> Result<String> {
     let folder = paths.target.join("fuzz/found");
     let found = folder.join(name);
     fs::create_dir_all(&found).with_context(|| format!("{}: cannot be made", found.display()))?;
@@ -132,7 +137,7 @@ fn run_target(paths: &Paths, engine: &Path, name: &str, executions: u64) -> Resu
         .status()
         .with_context(|| format!("{} did not start", engine.display()))?;
     let said = fs::read(&log).with_context(|| format!("{}: cannot be read", log.display()))?;
-    let mut outcome = Outcome::default();
+    let mut outcome = FuzzOutcome::default();
     let said = String::from_utf8_lossy(&said);
     said.lines().for_each(|line| outcome.see(line));
     if !status.success() || outcome.executions < executions {
@@ -154,7 +159,7 @@ fn run_target(paths: &Paths, engine: &Path, name: &str, executions: u64) -> Resu
 
 /// What libFuzzer says at the end.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Outcome {
+struct FuzzOutcome {
     executions: u64,
     seconds: u64,
     edges: u64,
@@ -162,7 +167,7 @@ struct Outcome {
     peak_mib: u64,
 }
 
-impl Outcome {
+impl FuzzOutcome {
     fn see(&mut self, line: &str) {
         let after = |word: &str| {
             let rest = line.split_once(word)?.1.trim_start();
@@ -183,11 +188,11 @@ impl Outcome {
 
 #[cfg(test)]
 mod tests {
-    use super::Outcome;
+    use super::FuzzOutcome;
 
     #[test]
     fn the_engines_last_words_are_read() {
-        let mut outcome = Outcome::default();
+        let mut outcome = FuzzOutcome::default();
         for line in [
             "#2\tINITED cov: 5 ft: 6 corp: 1/1b exec/s: 0 rss: 27Mb",
             "#10000000\tDONE   cov: 107 ft: 375 corp: 186/7699b lim: 8192 exec/s: 181818 rss: 27Mb",
@@ -197,7 +202,7 @@ mod tests {
         ] {
             outcome.see(line);
         }
-        let expected = Outcome {
+        let expected = FuzzOutcome {
             executions: 10_000_000,
             seconds: 55,
             edges: 107,

@@ -12,8 +12,8 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::{
-    exec::{Steps, outcome, output, write_if_changed},
-    paths::Paths,
+    exec::{StepLog, outcome, output, write_if_changed},
+    paths::WorkspacePaths,
     setup::{go, package::clear},
 };
 
@@ -62,7 +62,7 @@ const WARNED: [(&str, &str); 11] = [
 ];
 
 /// Lints and validates `helm/`; with `fix` what it renders is kept anew.
-pub(crate) fn lint(paths: &Paths, steps: &Steps, fix: bool) -> Result<()> {
+pub(crate) fn lint(paths: &WorkspacePaths, steps: &StepLog, fix: bool) -> Result<()> {
     let helm = install_helm(paths, steps)?;
     let validator = install_validator(paths, steps)?;
     steps.step("chart: lint, scenarios, schemas, refusals, notes");
@@ -194,8 +194,8 @@ fn notes(helm: &Path, chart: &Path, folder: &Path) -> Result<()> {
 
 /// What templates of the chart make with a file of values, as JSON.
 pub(crate) fn as_json<const N: usize>(
-    paths: &Paths,
-    steps: &Steps,
+    paths: &WorkspacePaths,
+    steps: &StepLog,
     values: &Path,
     templates: [&str; N],
 ) -> Result<[Value; N]> {
@@ -234,7 +234,7 @@ pub(crate) fn as_json<const N: usize>(
 }
 
 /// helm is one Go program, so Go builds it.
-pub(crate) fn install_helm(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
+pub(crate) fn install_helm(paths: &WorkspacePaths, steps: &StepLog) -> Result<PathBuf> {
     let own = paths.toolchain.join("go/bin/helm");
     if !go::has(&own, "helm.sh/helm/v3", HELM) {
         steps.step(&format!("building helm {HELM}"));
@@ -248,7 +248,7 @@ pub(crate) fn install_helm(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
 }
 
 /// A folder of Python packages.
-fn install_validator(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
+fn install_validator(paths: &WorkspacePaths, steps: &StepLog) -> Result<PathBuf> {
     let folder = paths.toolchain.join("python");
     if !folder.join("bin/kubernetes-validate").exists() {
         steps.step(&format!("installing {VALIDATOR}"));

@@ -14,8 +14,8 @@ use serde_json::Value;
 
 use crate::{
     build,
-    exec::{Steps, chroot, is_root, output},
-    paths::Paths,
+    exec::{StepLog, chroot, is_root, output},
+    paths::WorkspacePaths,
     setup::package::clear,
 };
 
@@ -44,7 +44,7 @@ const MOST_BYTES: u64 = 48 << 20;
 const MOST_BYTES_UNOPTIMIZED: u64 = 80 << 20;
 
 /// Lays the image's files out and checks them.
-pub(crate) fn image(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
+pub(crate) fn image(paths: &WorkspacePaths, steps: &StepLog) -> Result<PathBuf> {
     let perfusion = match env::var_os("PERFUSION_BIN") {
         Some(program) => paths.root.join(program),
         None => build::build(paths, steps)?,
@@ -119,7 +119,7 @@ fn check_files(root: &Path, expected: &BTreeSet<PathBuf>, most: u64) -> Result<(
     Ok(())
 }
 
-fn check_dockerfile(paths: &Paths) -> Result<()> {
+fn check_dockerfile(paths: &WorkspacePaths) -> Result<()> {
     let path = paths.root.join("Dockerfile");
     let text =
         fs::read_to_string(&path).with_context(|| format!("{}: cannot be read", path.display()))?;
@@ -139,7 +139,7 @@ fn check_dockerfile(paths: &Paths) -> Result<()> {
 }
 
 /// Both parts that travel in the program are in it, and it misses no library.
-fn check_program(root: &Path, steps: &Steps) -> Result<()> {
+fn check_program(root: &Path, steps: &StepLog) -> Result<()> {
     if !is_root()? {
         steps.step("image: not root, so the program was not run in it");
         return Ok(());

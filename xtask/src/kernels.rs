@@ -15,12 +15,12 @@ use serde_json::Value;
 
 use crate::{
     build,
-    exec::{Steps, output, run},
-    paths::Paths,
+    exec::{StepLog, output, run},
+    paths::WorkspacePaths,
     setup::debian,
 };
 
-const PACKAGES: [debian::Package; 4] = [
+const PACKAGES: [debian::DebianPackage; 4] = [
     ("qemu-system-x86", "the virtual machine"),
     ("busybox-static", "its shell"),
     ("cpio", "packs its files"),
@@ -47,22 +47,22 @@ deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian
      main
 ";
 
-const KERNELS: [Kernel; 4] = [
-    Kernel {
+const KERNELS: [TestedKernel; 4] = [
+    TestedKernel {
         version: "5.10",
         prefix: "linux-image-5.10.0-",
         lacks: &["walks in the kernel", SLEEPERS],
         locked_maps: true,
     },
-    Kernel { version: "6.1", prefix: "linux-image-6.1.0-", lacks: &[], locked_maps: false },
-    Kernel { version: "6.12", prefix: "linux-image-6.12.", lacks: &[], locked_maps: false },
+    TestedKernel { version: "6.1", prefix: "linux-image-6.1.0-", lacks: &[], locked_maps: false },
+    TestedKernel { version: "6.12", prefix: "linux-image-6.12.", lacks: &[], locked_maps: false },
     // Debian's newest kernels have the image in a package of its own.
-    Kernel { version: "newest", prefix: "linux-binary-", lacks: &[], locked_maps: false },
+    TestedKernel { version: "newest", prefix: "linux-binary-", lacks: &[], locked_maps: false },
 ];
 
 /// A kernel, and what is to be found there.
 #[derive(Clone, Copy, Debug)]
-struct Kernel {
+struct TestedKernel {
     version: &'static str,
     /// What is in front of a version in the names of its packages.
     prefix: &'static str,
@@ -152,7 +152,7 @@ const SPINS: [&str; 4] = ["spin_thread", "spin_outer", "spin_middle", "spin_inne
 const WAITS: [&str; 3] = ["wait_thread", "wait_outer", "wait_inner"];
 const ASLEEP: [&str; 3] = ["asleep_thread", "asleep_outer", "asleep_inner"];
 
-pub(crate) fn kernels(paths: &Paths, steps: &Steps, only: Option<&str>) -> Result<()> {
+pub(crate) fn kernels(paths: &WorkspacePaths, steps: &StepLog, only: Option<&str>) -> Result<()> {
     if let Some(only) = only.filter(|only| KERNELS.iter().all(|kernel| kernel.version != *only)) {
         bail!("no kernel `{only}`; there are {}", KERNELS.map(|kernel| kernel.version).join(", "));
     }
@@ -173,7 +173,7 @@ pub(crate) fn kernels(paths: &Paths, steps: &Steps, only: Option<&str>) -> Resul
     );
     let mut wrong = Vec::new();
     for kernel in KERNELS {
-        let Kernel { version, prefix, .. } = kernel;
+        let TestedKernel { version, prefix, .. } = kernel;
         if only.is_some_and(|only| only != version) {
             continue;
         }
@@ -185,7 +185,7 @@ pub(crate) fn kernels(paths: &Paths, steps: &Steps, only: Option<&str>) -> Resul
         let log = folder.join(format!("{version}.log"));
         boot(&image, &files, &log, 1024, "")?;
         let text = fs::read(&log).with_context(|| format!("{}: cannot be read", log.display()))?;
-        let found = Found::read(&String::from_utf8_lossy(&text));
+        let found = MachineReport::read(&String::from_utf8_lossy(&text));
         match found.line(&kernel) {
             Ok(line) => table.push_str(&line),
             Err(error) => {
@@ -206,7 +206,7 @@ pub(crate) struct Apt {
 }
 
 impl Apt {
-    pub(crate) fn new(folder: &Path, steps: &Steps) -> Result<Apt> {
+    pub(crate) fn new(folder: &Path, steps: &StepLog) -> Result<Apt> {
         let apt = Apt { folder: folder.join("apt") };
         let lists = apt.folder.join("lists/partial");
         if lists.is_dir() {
@@ -251,7 +251,7 @@ impl Apt {
     }
 
     /// The kernel's image of a package.
-    pub(crate) fn kernel(&self, package: &str, steps: &Steps) -> Result<PathBuf> {
+    pub(crate) fn kernel(&self, package: &str, steps: &StepLog) -> Result<PathBuf> {
         let image = self.folder.join(format!("{package}.vmlinuz"));
         if image.exists() {
             return Ok(image);
@@ -291,7 +291,7 @@ pub(crate) fn newest<'a>(packages: &'a [String], prefix: &str) -> Option<&'a str
 
 /// Packs the machine's files: busybox, perfusion, the program with known stacks and the libraries
 /// of both.
-fn pack(paths: &Paths, folder: &Path, perfusion: &Path) -> Result<PathBuf> {
+fn pack(paths: &WorkspacePaths, folder: &Path, perfusion: &Path) -> Result<PathBuf> {
     let root = folder.join("root");
     if root.exists() {
         fs::remove_dir_all(&root)
@@ -369,19 +369,19 @@ pub(crate) fn boot(
 
 /// What the machine said, by part.
 #[derive(Debug, Default)]
-pub(crate) struct Found {
-    parts: BTreeMap<String, Part>,
+pub(crate) struct MachineReport {
+    parts: BTreeMap<String, ReportPart>,
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Part {
+pub(crate) struct ReportPart {
     pub(crate) lines: Vec<String>,
     pub(crate) exit: Option<i32>,
 }
 
-impl Found {
-    pub(crate) fn read(text: &str) -> Found {
-        let mut found = Found::default();
+impl MachineReport {
+    pub(crate) fn read(text: &str) -> MachineReport {
+        let mut found = MachineReport::default();
         let mut current = String::new();
         for line in text.lines().map(|line| line.trim_end_matches('\r')) {
             match line.strip_prefix("@@ ").map(|said| (said, said.strip_prefix("exit "))) {
@@ -395,12 +395,12 @@ impl Found {
         found
     }
 
-    pub(crate) fn part(&self, name: &str) -> Result<&Part> {
+    pub(crate) fn part(&self, name: &str) -> Result<&ReportPart> {
         self.parts.get(name).with_context(|| format!("it never came to `{name}`"))
     }
 
     /// The table's line; an error when something is not as it must be.
-    fn line(&self, expected: &Kernel) -> Result<String> {
+    fn line(&self, expected: &TestedKernel) -> Result<String> {
         let kernel =
             self.part("kernel")?.lines.iter().find(|line| !line.is_empty()).context("no name")?;
         let (doctor, record) = (self.part("doctor")?, self.part("record")?);
@@ -474,7 +474,7 @@ impl Found {
 
     /// Without the capability to allow itself more locked memory. `doctor` tries a recording, so
     /// both end alike.
-    fn check_confined(&self, expected: &Kernel) -> Result<()> {
+    fn check_confined(&self, expected: &TestedKernel) -> Result<()> {
         let doctor = self.part("confined")?;
         let lacks = lacks(doctor)?;
         let told = lacks
@@ -502,8 +502,9 @@ impl Found {
     fn check_lockdown(&self) -> Result<()> {
         let (allowed, locked) = (self.part("integrity")?, self.part("confidentiality")?);
         let doctor = self.part("confidentiality doctor")?;
-        let named =
-            |part: &Part| part.lines.iter().any(|line| line.contains("lockdown=confidentiality"));
+        let named = |part: &ReportPart| {
+            part.lines.iter().any(|line| line.contains("lockdown=confidentiality"))
+        };
         if allowed.exit != Some(0) || named(self.part("integrity doctor")?) {
             bail!(
                 "under lockdown's integrity record ended with {:?}: {:?}",
@@ -529,7 +530,7 @@ impl Found {
     fn check_suspended(&self) -> Result<()> {
         let recorded = self.part("slept")?;
         let (before, after) = (self.part("before sleep")?, self.part("after sleep")?);
-        let since = |part: &Part| Some((part.told().0, part.value("monotonic")?));
+        let since = |part: &ReportPart| Some((part.told().0, part.value("monotonic")?));
         let (Some((up, awake)), Some((up_after, awake_after))) = (since(before), since(after))
         else {
             bail!("no clocks: {before:?}, {after:?}");
@@ -571,8 +572,9 @@ impl Found {
             );
         }
         for ((tid, &[cpu, runnable, blocked]), role) in columns.iter().zip(ROLES) {
-            let kernels =
-                |told: &Told| told.1.get(tid).copied().context("a thread has no schedstat");
+            let kernels = |told: &SchedstatReading| {
+                told.1.get(tid).copied().context("a thread has no schedstat")
+            };
             let ([ran, waited], [ran_at_most, waited_at_most]) =
                 (kernels(&within)?, kernels(&around)?);
             let sum = cpu + runnable + blocked;
@@ -617,7 +619,7 @@ impl Found {
     }
 
     /// What passed between two parts by the kernel's account.
-    fn told(&self, from: &str, to: &str) -> Result<Told> {
+    fn told(&self, from: &str, to: &str) -> Result<SchedstatReading> {
         let (from, to) = (self.part(from)?.told(), self.part(to)?.told());
         let mut threads = BTreeMap::new();
         for (tid, after) in to.1 {
@@ -649,14 +651,14 @@ const SPINNER: &str = "spinner";
 
 /// Nanoseconds, and by thread those it ran and those it waited for a CPU
 /// (`/proc/PID/task/TID/schedstat`).
-type Told = (u64, BTreeMap<u32, [u64; 2]>);
+type SchedstatReading = (u64, BTreeMap<u32, [u64; 2]>);
 
 fn percent((part, all): (u64, u64)) -> String {
     format!("{} ‰ of {} ms", part * 1000 / all.max(1), all / 1_000_000)
 }
 
 /// What `doctor --json` finds missing: its checks, and what they say.
-fn lacks(doctor: &Part) -> Result<Vec<(String, String)>> {
+fn lacks(doctor: &ReportPart) -> Result<Vec<(String, String)>> {
     let json = doctor.lines.join("\n");
     let from = json.find('[').context("doctor printed no JSON")?;
     let to = json.rfind(']').context("doctor printed no JSON")?;
@@ -667,15 +669,15 @@ fn lacks(doctor: &Part) -> Result<Vec<(String, String)>> {
     Ok(bad.map(|check| (text(check, "name"), text(check, "message"))).collect())
 }
 
-impl Part {
+impl ReportPart {
     /// The number behind a word.
     fn value(&self, name: &str) -> Option<u64> {
         self.lines.iter().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
     }
 
     /// Time since boot, and the account of each thread.
-    fn told(&self) -> Told {
-        let mut told = Told::default();
+    fn told(&self) -> SchedstatReading {
+        let mut told = SchedstatReading::default();
         for line in &self.lines {
             let words: Vec<&str> = line.split_whitespace().collect();
             match words.as_slice() {
@@ -719,7 +721,7 @@ impl Part {
 
 #[cfg(test)]
 mod tests {
-    use super::{Found, Kernel, SLEEPERS, newest};
+    use super::{MachineReport, SLEEPERS, TestedKernel, newest};
 
     #[test]
     fn the_newest_plain_kernel_is_chosen() {
@@ -798,23 +800,24 @@ mod tests {
     }
 
     const GOOD: &str = "x;spin_thread;spin_outer;spin_middle;spin_inner 400";
-    const WHOLE: Kernel = Kernel { version: "", prefix: "", lacks: &[], locked_maps: false };
-    const OLD: Kernel = Kernel { lacks: &[SLEEPERS], ..WHOLE };
+    const WHOLE: TestedKernel =
+        TestedKernel { version: "", prefix: "", lacks: &[], locked_maps: false };
+    const OLD: TestedKernel = TestedKernel { lacks: &[SLEEPERS], ..WHOLE };
     const SAID: &str =
         r#"{"name": "sleeping threads", "outcome": "limited", "message": "too old"}"#;
 
     #[test]
     fn a_stack_that_is_not_whole_is_told() {
-        let line = Found::read(&log(GOOD, "0", "")).line(&WHOLE).unwrap();
+        let line = MachineReport::read(&log(GOOD, "0", "")).line(&WHOLE).unwrap();
         assert_eq!(
             line,
             "| 6.1.0-52-amd64 | lacks nothing | 400 of 400 | 1000 ‰ of 9990 ms | within 1 µs | \
              whole | whole |\n"
         );
         let bad = format!("{GOOD}\r\nx;spin_middle;spin_inner 3");
-        assert!(Found::read(&log(&bad, "0", "")).line(&WHOLE).is_err());
-        assert!(Found::read(&log(GOOD, "1", "")).line(&WHOLE).is_err());
-        assert!(Found::read("").line(&WHOLE).is_err());
+        assert!(MachineReport::read(&log(&bad, "0", "")).line(&WHOLE).is_err());
+        assert!(MachineReport::read(&log(GOOD, "1", "")).line(&WHOLE).is_err());
+        assert!(MachineReport::read("").line(&WHOLE).is_err());
     }
 
     #[test]
@@ -822,7 +825,7 @@ mod tests {
         let good = log(GOOD, "0", "");
         let told = |from: &str, to: &str| {
             assert!(good.contains(from), "{from}");
-            Found::read(&good.replace(from, to)).line(&WHOLE).unwrap_err().to_string()
+            MachineReport::read(&good.replace(from, to)).line(&WHOLE).unwrap_err().to_string()
         };
         let error = told("spin_thread 1000000000", "spin_thread 900000000");
         assert!(error.contains("4 threads"), "{error}");
@@ -832,7 +835,7 @@ mod tests {
             let moved = good.replace(from, &to);
             let (from, to) = ("2;x;spin_thread 1000000000", format!("2;x;spin_thread {runnable}"));
             let moved = moved.replace(from, &format!("{to}\r\n@@ blocked\r\n2;x {blocked}"));
-            Found::read(&moved).line(&WHOLE).map_err(|error| error.to_string())
+            MachineReport::read(&moved).line(&WHOLE).map_err(|error| error.to_string())
         };
         assert!(moved(9_000_000_000, 1_000_000_000, 0).is_ok());
         for (cpu, runnable, blocked) in [
@@ -847,7 +850,7 @@ mod tests {
         let half =
             good.replace("wait_inner;nanosleep 9990000000", "wait_inner;nanosleep 4990000000");
         let half = half.replace("@@ runnable", "@@ runnable\r\n3;x 5000000000");
-        let error = Found::read(&half).line(&WHOLE).unwrap_err().to_string();
+        let error = MachineReport::read(&half).line(&WHOLE).unwrap_err().to_string();
         assert!(error.contains("thread 3 (waiter)"), "{error}");
         // Less than was recorded, and more than has passed.
         assert!(told("up 34.00", "up 29.00").contains("4 threads"));
@@ -858,7 +861,7 @@ mod tests {
         let good = log(GOOD, "0", "");
         let told = |from: &str, to: &str| {
             assert!(good.contains(from), "{from}");
-            Found::read(&good.replace(from, to)).line(&WHOLE).unwrap_err().to_string()
+            MachineReport::read(&good.replace(from, to)).line(&WHOLE).unwrap_err().to_string()
         };
         assert!(
             told(&asleep_and_locked(5), &asleep_and_locked(9)).contains("while the machine slept")
@@ -872,16 +875,16 @@ mod tests {
 
     #[test]
     fn what_an_old_kernel_lacks_is_said_by_name_and_nothing_else_is_lacking() {
-        let line = Found::read(&log(GOOD, "0", SAID)).line(&OLD).unwrap();
+        let line = MachineReport::read(&log(GOOD, "0", SAID)).line(&OLD).unwrap();
         assert!(
             line.contains("lacks sleeping threads")
                 && line.ends_with("| its time | refused, exit code 4 |\n")
         );
-        assert!(Found::read(&log(GOOD, "0", SAID)).line(&WHOLE).is_err());
-        assert!(Found::read(&log(GOOD, "0", "")).line(&OLD).is_err());
+        assert!(MachineReport::read(&log(GOOD, "0", SAID)).line(&WHOLE).is_err());
+        assert!(MachineReport::read(&log(GOOD, "0", "")).line(&OLD).is_err());
         let silent = log(GOOD, "0", SAID).replace("limited: too old", "");
-        assert!(Found::read(&silent).line(&OLD).is_err());
-        let locked = Kernel { locked_maps: true, ..OLD };
-        assert!(Found::read(&log(GOOD, "0", SAID)).line(&locked).is_err());
+        assert!(MachineReport::read(&silent).line(&OLD).is_err());
+        let locked = TestedKernel { locked_maps: true, ..OLD };
+        assert!(MachineReport::read(&log(GOOD, "0", SAID)).line(&locked).is_err());
     }
 }

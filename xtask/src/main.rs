@@ -28,7 +28,7 @@ mod truth;
 
 use std::{env, process::ExitCode};
 
-use crate::{exec::Steps, paths::Paths};
+use crate::{exec::StepLog, paths::WorkspacePaths};
 
 const HELP: &str = "\
 cargo xtask COMMAND
@@ -87,14 +87,14 @@ Everything made lies below target/. PERFUSION_TOOLCHAIN names another folder for
      installs, so that checkouts can share it.
 ";
 
-const SHORT: test::Mode = test::Mode { required: false, long: false, until: None };
-const LONG: test::Mode = test::Mode { required: false, long: true, until: None };
+const SHORT: test::TestMode = test::TestMode { required: false, long: false, until: None };
+const LONG: test::TestMode = test::TestMode { required: false, long: true, until: None };
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let result = Paths::find().and_then(|paths| {
-        let steps = Steps::start();
+    let result = WorkspacePaths::find().and_then(|paths| {
+        let steps = StepLog::start();
         match words.as_slice() {
             ["run"] => demo::run(&paths, &steps),
             ["setup"] => setup::everything(&paths, &steps),

@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 type ModulePath = Vec<String>;
 
 /// Who uses whom among modules that stand beside each other, by their parent.
-type Uses = BTreeMap<ModulePath, BTreeMap<String, BTreeSet<String>>>;
+type ModuleUses = BTreeMap<ModulePath, BTreeMap<String, BTreeSet<String>>>;
 
 /// The groups of modules that use each other in the crate whose sources are in `folder`, as
 /// `parent: a, b`.
@@ -22,7 +22,7 @@ pub(crate) fn circles(folder: &Path) -> Result<Vec<String>> {
     let mut files = Vec::new();
     list(folder, &mut Vec::new(), &mut files)?;
     let known: BTreeSet<ModulePath> = files.iter().map(|(path, _)| path.clone()).collect();
-    let mut uses = Uses::new();
+    let mut uses = ModuleUses::new();
     for (path, text) in &files {
         for used in references(path, &without_tests(text)) {
             let used = longest_known(&used, &known);
@@ -160,7 +160,7 @@ fn longest_known<'a>(path: &'a [String], known: &BTreeSet<ModulePath>) -> &'a [S
 }
 
 /// Notes that `module` uses `used`, where they part ways.
-fn note(module: &[String], used: &[String], uses: &mut Uses) {
+fn note(module: &[String], used: &[String], uses: &mut ModuleUses) {
     let common = module.iter().zip(used).take_while(|(a, b)| a == b).count();
     if let (Some(from), Some(to)) = (module.get(common), used.get(common)) {
         uses.entry(module[..common].to_vec())

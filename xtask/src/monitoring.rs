@@ -12,8 +12,8 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::{
-    exec::{Steps, need_root, output},
-    paths::Paths,
+    exec::{StepLog, need_root, output},
+    paths::WorkspacePaths,
     setup::{self, debian, package::clear},
     test,
 };
@@ -22,7 +22,7 @@ use crate::{
 const PACKAGE: &str = "prometheus";
 
 /// All of it.
-pub(crate) fn monitoring(paths: &Paths, steps: &Steps) -> Result<()> {
+pub(crate) fn monitoring(paths: &WorkspacePaths, steps: &StepLog) -> Result<()> {
     need_root("recording")?;
     let tools = check(paths, steps)?;
     let dashboard = queries(&folder_of(paths).join("dashboard.json"))?;
@@ -41,7 +41,7 @@ pub(crate) fn monitoring(paths: &Paths, steps: &Steps) -> Result<()> {
 }
 
 /// What needs no recording; answers where the tools are.
-pub(crate) fn check(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
+pub(crate) fn check(paths: &WorkspacePaths, steps: &StepLog) -> Result<PathBuf> {
     let promtool =
         debian::unpack(steps, &paths.toolchain.join("prometheus"), PACKAGE, "usr/bin/promtool")?;
     let tools = promtool.parent().context("the folder of promtool")?.to_path_buf();
@@ -77,7 +77,7 @@ pub(crate) fn check(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
     Ok(tools)
 }
 
-fn folder_of(paths: &Paths) -> PathBuf {
+fn folder_of(paths: &WorkspacePaths) -> PathBuf {
     paths.root.join("packaging/monitoring")
 }
 

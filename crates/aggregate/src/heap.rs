@@ -2,7 +2,7 @@
 //! sampled (D7, D8).
 
 use foldhash::{HashMap, HashMapExt as _};
-use perfusion_model::event::{Allocation, AllocationKind, Heap, MonotonicNs, RegionId};
+use perfusion_model::event::{Allocation, AllocationKind, HeapKind, MonotonicNs, RegionId};
 use perfusion_model::labels::{NameId, Sampling};
 use perfusion_model::stack::{StackId, StackTable};
 use profiler_protocol::live;
@@ -98,7 +98,7 @@ pub struct Site {
     /// ClassID.
     pub type_id: u64,
     /// Which heap.
-    pub heap: Heap,
+    pub heap: HeapKind,
     /// Size, rounded down to a power of two: objects of one site are alike enough for one interval.
     pub size_class: u64,
     /// How its samples were chosen.
@@ -161,14 +161,14 @@ impl LiveObject {
 /// may raise as often as it likes: so the objects are not gone through, but each remembers how
 /// often it had been raised before.
 #[derive(Default)]
-struct Raised {
+struct RaisedLevels {
     count: u64,
     /// How often it had been raised, this time included, and to what level: higher ones before
     /// lower ones, so a level at most once.
     steps: Vec<(u64, u8)>,
 }
 
-impl Raised {
+impl RaisedLevels {
     fn to(&mut self, level: u8) {
         self.count += 1;
         while self.steps.pop_if(|(_, lower)| *lower <= level).is_some() {}
@@ -183,7 +183,7 @@ impl Raised {
 }
 
 /// Collections of a region: how many looked at generation 0, at 1 too, and at everything.
-type Collections = [u32; 3];
+type CollectionCounts = [u32; 3];
 
 /// Place in [`Collections`] of those that look at a generation; large and pinned objects (3, 4) are
 /// looked at with generation 2.
@@ -193,30 +193,30 @@ fn looked_at(generation: u8) -> usize {
 
 /// Levels of samples, of small objects and of large ones.
 #[derive(Clone, Copy, Default)]
-struct Levels([u8; 2]);
+struct RarestLevels([u8; 2]);
 
-impl Levels {
-    fn at_least(&mut self, heap: Heap, level: u8) {
+impl RarestLevels {
+    fn at_least(&mut self, heap: HeapKind, level: u8) {
         let [small, large] = &mut self.0;
-        let rarest = if heap == Heap::Large { large } else { small };
+        let rarest = if heap == HeapKind::Large { large } else { small };
         *rarest = (*rarest).max(level);
     }
 
     /// Of one in how many was told; `None` where of each.
-    fn one_in(self, heap: Heap) -> Option<u64> {
+    fn one_in(self, heap: HeapKind) -> Option<u64> {
         let [small, large] = self.0;
-        let level = if heap == Heap::Large { large } else { small };
+        let level = if heap == HeapKind::Large { large } else { small };
         (level > 0).then(|| 1u64.checked_shl(level.into()).unwrap_or(u64::MAX))
     }
 }
 
 /// What one region may have.
-struct Most {
+struct RegionLimits {
     sites: usize,
     live: usize,
 }
 
-impl Default for Most {
+impl Default for RegionLimits {
     fn default() -> Self {
         Self { sites: MAX_OF_REGION, live: MAX_OF_REGION }
     }
@@ -224,16 +224,16 @@ impl Default for Most {
 
 /// Allocations of a window, and the objects that live on across windows.
 #[derive(Default)]
-pub struct Allocations {
+pub struct SampledAllocations {
     sites: HashMap<Site, Weight>,
     /// Of `sites`, how many are each region's.
     sites_of: HashMap<RegionId, usize>,
     live_objects: usize,
-    most: Most,
+    most: RegionLimits,
     /// By region: the highest level at which one was told of in this window, and since its objects
     /// are watched: of these some may live and not be known.
-    rarest: HashMap<RegionId, Levels>,
-    rarest_watched: HashMap<RegionId, Levels>,
+    rarest: HashMap<RegionId, RarestLevels>,
+    rarest_watched: HashMap<RegionId, RarestLevels>,
     /// By region: the level at which its objects are watched, as last told of; and how many of
     /// those that are told of one by one are not watched, though no chance has left them out, since
     /// the region's objects are watched.
@@ -241,8 +241,8 @@ pub struct Allocations {
     unwatched: HashMap<RegionId, u64>,
     /// By region and sample: one region's end costs nothing of the others'.
     live: HashMap<RegionId, HashMap<u64, LiveObject>>,
-    raised: HashMap<RegionId, Raised>,
-    collections: HashMap<RegionId, Collections>,
+    raised: HashMap<RegionId, RaisedLevels>,
+    collections: HashMap<RegionId, CollectionCounts>,
     /// When the last full collection of a region began, and the one before it.
     full: HashMap<RegionId, [Option<MonotonicNs>; 2]>,
     /// Since when objects of a region have been watched without a break.
@@ -254,7 +254,7 @@ pub struct Allocations {
     live_refused: u64,
 }
 
-impl Allocations {
+impl SampledAllocations {
     /// What libraries were asked for: so many living objects at a time, and in windows so many
     /// samples in a second. A region that has more has invented them, and all of them are named at
     /// the end of a window. An object's death may be told of after others have come, or be lost.
@@ -263,7 +263,7 @@ impl Allocations {
             usize::try_from(number).unwrap_or(usize::MAX).saturating_mul(times)
         };
         let sites = samples.map_or(MAX_OF_REGION, |samples| of(samples, SECONDS_OF_SITES));
-        self.most = Most {
+        self.most = RegionLimits {
             sites: sites.clamp(LEAST_SITES, MAX_OF_REGION),
             live: of(live_objects, 2).min(MAX_OF_REGION),
         };
@@ -300,9 +300,9 @@ impl Allocations {
             // Large objects are looked at by full collections only, also before the library has
             // told their generation.
             let generation = match heap {
-                Heap::Small => 0,
-                Heap::Large => 3,
-                Heap::Pinned => 4,
+                HeapKind::Small => 0,
+                HeapKind::Large => 3,
+                HeapKind::Pinned => 4,
             };
             let collections = self.collections.entry(region).or_default();
             let (entered_after, old_after) = (collections[looked_at(generation)], collections[2]);
@@ -525,7 +525,7 @@ impl Allocations {
     }
 }
 
-fn survived(object: &LiveObject, collections: &Collections) -> u32 {
+fn survived(object: &LiveObject, collections: &CollectionCounts) -> u32 {
     let since = collections[looked_at(object.generation)].saturating_sub(object.entered_after);
     object.survived.saturating_add(since)
 }
@@ -567,11 +567,11 @@ pub fn age_bucket_seconds(born: MonotonicNs, now: MonotonicNs) -> u64 {
 mod tests {
     use super::NameId;
     use super::{
-        Allocations, MAX_OF_REGION, Sampling, Site, age_bucket_seconds, has_survived, size_class,
-        weight,
+        MAX_OF_REGION, SampledAllocations, Sampling, Site, age_bucket_seconds, has_survived,
+        size_class, weight,
     };
     use perfusion_model::event::{
-        Allocation, AllocationKind, Heap, MonotonicNs, RegionId, UserContext,
+        Allocation, AllocationKind, HeapKind, MonotonicNs, RegionId, UserContext,
     };
     use perfusion_model::stack::{StackId, StackTable};
     use profiler_protocol::live;
@@ -582,7 +582,7 @@ mod tests {
             tid: 1,
             type_id: 2,
             size,
-            heap: Heap::Small,
+            heap: HeapKind::Small,
             kind,
             level: 0,
             watched: Some(0),
@@ -640,13 +640,13 @@ mod tests {
 
     #[test]
     fn large_objects_are_exact_until_chance_has_a_part_in_it() {
-        let (mut heap, region) = (Allocations::default(), RegionId(3));
+        let (mut heap, region) = (SampledAllocations::default(), RegionId(3));
         for (sample, level) in [(1, 0), (2, 2)] {
             let large = allocation(sample, 100_000, AllocationKind::Exact);
             heap.allocated(
                 region,
                 MonotonicNs(5),
-                &Allocation { heap: Heap::Large, level, ..large },
+                &Allocation { heap: HeapKind::Large, level, ..large },
                 (StackId(1), NameId::default()),
             );
         }
@@ -655,8 +655,9 @@ mod tests {
         sites.sort_by(|(_, a), (_, b)| a.total_cmp(b));
         assert_eq!(sites, [(Sampling::Exact, 1.0), (Sampling::Random, 4.0)]);
         assert_eq!((heap.large(), heap.ticks()), (2, 0));
-        let alive =
-            |heap: &Allocations| heap.live().map(|object| object.sampling()).collect::<Vec<_>>();
+        let alive = |heap: &SampledAllocations| {
+            heap.live().map(|object| object.sampling()).collect::<Vec<_>>()
+        };
         assert!(alive(&heap).contains(&Sampling::Exact));
         // The threshold of level 9 is above the importance of either.
         heap.dropped(region, 9, &[]);
@@ -665,7 +666,7 @@ mod tests {
 
     #[test]
     fn what_may_live_unknown_is_known_for_as_long_as_objects_are_watched() {
-        let (mut heap, region) = (Allocations::default(), RegionId(1));
+        let (mut heap, region) = (SampledAllocations::default(), RegionId(1));
         let busy = Allocation { level: 5, ..allocation(1, 10_000, AllocationKind::Sampled) };
         heap.allocated(region, MonotonicNs(0), &busy, (StackId(0), NameId::default()));
         let site = *heap.sites().next().unwrap().0;
@@ -678,7 +679,7 @@ mod tests {
             (StackId(0), NameId::default()),
         );
         assert_eq!((heap.told_one_in(&site), heap.watched_one_in(&site)), (None, Some(32)));
-        let large = super::Site { heap: Heap::Large, ..site };
+        let large = super::Site { heap: HeapKind::Large, ..site };
         assert_eq!(heap.watched_one_in(&large), None);
         heap.watched_from(region, MonotonicNs(2));
         assert_eq!(heap.watched_one_in(&site), None);
@@ -693,7 +694,7 @@ mod tests {
 
     #[test]
     fn dead_objects_leave_and_survivors_age() {
-        let (mut heap, region) = (Allocations::default(), RegionId(3));
+        let (mut heap, region) = (SampledAllocations::default(), RegionId(3));
         for sample in 0..4 {
             heap.allocated(
                 region,
@@ -715,9 +716,9 @@ mod tests {
 
     #[test]
     fn large_objects_without_a_handle_are_known_to_be_missing_unless_chance_left_them_out() {
-        let (mut heap, region, other) = (Allocations::default(), RegionId(1), RegionId(2));
+        let (mut heap, region, other) = (SampledAllocations::default(), RegionId(1), RegionId(2));
         let mut sample = 0;
-        let mut made = |heap: &mut Allocations, size, watched| {
+        let mut made = |heap: &mut SampledAllocations, size, watched| {
             sample += 1;
             let large = Allocation { watched, ..allocation(sample, size, AllocationKind::Exact) };
             heap.allocated(region, MonotonicNs(5), &large, (StackId(1), NameId::default()));
@@ -744,7 +745,7 @@ mod tests {
 
     #[test]
     fn a_region_that_invents_samples_takes_its_share_and_no_more() {
-        let (mut heap, hostile, other) = (Allocations::default(), RegionId(1), RegionId(2));
+        let (mut heap, hostile, other) = (SampledAllocations::default(), RegionId(1), RegionId(2));
         let (share, extra) = (MAX_OF_REGION as u64, 10);
         let sampled = |sample| Allocation {
             type_id: sample,
@@ -774,7 +775,7 @@ mod tests {
 
     #[test]
     fn a_region_has_no_more_than_its_library_was_asked_for() {
-        let (mut heap, region) = (Allocations::default(), RegionId(1));
+        let (mut heap, region) = (SampledAllocations::default(), RegionId(1));
         heap.expect(256, Some(512));
         for sample in 0..70_000 {
             let born =
@@ -787,7 +788,7 @@ mod tests {
 
     #[test]
     fn an_object_born_when_there_is_no_room_for_sums_keeps_its_type_and_stack() {
-        let (mut heap, region) = (Allocations::default(), RegionId(1));
+        let (mut heap, region) = (SampledAllocations::default(), RegionId(1));
         for sample in 0..=MAX_OF_REGION as u64 {
             let born = Allocation {
                 type_id: sample,
@@ -803,7 +804,7 @@ mod tests {
 
     #[test]
     fn what_was_dropped_is_stood_for_by_what_is_left() {
-        let (mut heap, region) = (Allocations::default(), RegionId(3));
+        let (mut heap, region) = (SampledAllocations::default(), RegionId(3));
         for sample in 0..4 {
             let allocation = allocation(sample, 64, AllocationKind::Sampled);
             heap.allocated(region, MonotonicNs(5), &allocation, (StackId(1), NameId::default()));
@@ -820,8 +821,8 @@ mod tests {
 
     #[test]
     fn a_level_holds_for_those_that_were_alive_when_it_was_raised() {
-        let (mut heap, region) = (Allocations::default(), RegionId(3));
-        let levels = |heap: &Allocations| {
+        let (mut heap, region) = (SampledAllocations::default(), RegionId(3));
+        let levels = |heap: &SampledAllocations| {
             let mut found: Vec<u8> = heap.live().map(|object| object.level).collect();
             found.sort_unstable();
             found
@@ -853,7 +854,7 @@ mod tests {
 
     #[test]
     fn raising_a_level_costs_nothing_of_the_objects_that_are_alive() {
-        let (mut heap, region) = (Allocations::default(), RegionId(3));
+        let (mut heap, region) = (SampledAllocations::default(), RegionId(3));
         for sample in 0..MAX_OF_REGION as u64 {
             heap.allocated(
                 region,
@@ -872,9 +873,10 @@ mod tests {
 
     #[test]
     fn an_object_survives_the_collections_that_look_at_its_generation() {
-        let (mut heap, region) = (Allocations::default(), RegionId(3));
-        let survived =
-            |heap: &Allocations| heap.live().map(|object| heap.survived(&object)).sum::<u32>();
+        let (mut heap, region) = (SampledAllocations::default(), RegionId(3));
+        let survived = |heap: &SampledAllocations| {
+            heap.live().map(|object| heap.survived(&object)).sum::<u32>()
+        };
         heap.collection(region, 2, MonotonicNs(0));
         heap.allocated(
             region,
@@ -899,8 +901,9 @@ mod tests {
 
     #[test]
     fn only_full_collections_since_it_grew_old_prove_an_object_alive() {
-        let (mut heap, region) = (Allocations::default(), RegionId(3));
-        let old = |heap: &Allocations| heap.live().find_map(|object| heap.survived_old(&object));
+        let (mut heap, region) = (SampledAllocations::default(), RegionId(3));
+        let old =
+            |heap: &SampledAllocations| heap.live().find_map(|object| heap.survived_old(&object));
         heap.allocated(
             region,
             MonotonicNs(5),
@@ -928,10 +931,11 @@ mod tests {
 
     #[test]
     fn a_large_object_has_not_survived_a_collection_of_young_ones() {
-        let (mut heap, region) = (Allocations::default(), RegionId(3));
-        let survived =
-            |heap: &Allocations| heap.live().map(|object| heap.survived(&object)).sum::<u32>();
-        for (sample, of) in [(1, Heap::Large), (2, Heap::Pinned)] {
+        let (mut heap, region) = (SampledAllocations::default(), RegionId(3));
+        let survived = |heap: &SampledAllocations| {
+            heap.live().map(|object| heap.survived(&object)).sum::<u32>()
+        };
+        for (sample, of) in [(1, HeapKind::Large), (2, HeapKind::Pinned)] {
             let object =
                 Allocation { heap: of, ..allocation(sample, 100_000, AllocationKind::Sampled) };
             heap.allocated(region, MonotonicNs(5), &object, (StackId(1), NameId::default()));

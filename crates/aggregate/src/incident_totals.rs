@@ -5,14 +5,14 @@
 //! So the others are scaled to it: what was told of one by one stays exact, and where chance chose,
 //! the parts keep their proportions. The numbers become whole without a change of the sum.
 
-use super::incidents::{LockWait, Throw, Thrown, Waited};
+use super::incidents::{ExceptionSum, LockWait, LockWaitSum, Throw};
 use perfusion_model::event::IncidentCounts;
 use perfusion_model::event::RegionId;
 use std::collections::HashMap;
 
 /// What runtimes counted in the window in progress.
 #[derive(Debug, Default)]
-pub struct IncidentTotals {
+pub struct RuntimeCounts {
     /// At the end of the window before: exceptions, contentions. Of regions that were there then.
     before: HashMap<RegionId, [u64; 2]>,
     /// Since then; `None` where the profile does not cover what was counted.
@@ -22,7 +22,7 @@ pub struct IncidentTotals {
 /// What a runtime counted and nothing was told of: exceptions, contentions.
 pub type Unsampled = (RegionId, [u64; 2]);
 
-impl IncidentTotals {
+impl RuntimeCounts {
     /// A window ends with these counts.
     pub fn count(&mut self, counts: &[IncidentCounts]) {
         for IncidentCounts { region, counts, covered } in counts {
@@ -41,10 +41,11 @@ impl IncidentTotals {
     /// Makes the sums of the window that ends what was counted. Answers what nothing was told of.
     pub fn complete(
         &mut self,
-        throws: &mut HashMap<Throw, Thrown>,
-        waits: &mut HashMap<LockWait, Waited>,
+        throws: &mut HashMap<Throw, ExceptionSum>,
+        waits: &mut HashMap<LockWait, LockWaitSum>,
     ) -> Vec<Unsampled> {
-        let mut by_region: HashMap<RegionId, (Vec<&mut Thrown>, Vec<&mut Waited>)> = HashMap::new();
+        let mut by_region: HashMap<RegionId, (Vec<&mut ExceptionSum>, Vec<&mut LockWaitSum>)> =
+            HashMap::new();
         for (throw, sum) in throws {
             by_region.entry(throw.place.region).or_default().0.push(sum);
         }
@@ -68,14 +69,14 @@ impl IncidentTotals {
 }
 
 /// A sum that is an estimate.
-trait Estimate {
+trait SumFields {
     /// How many, and how many of them were told of themselves.
     fn parts(&self) -> (f64, f64);
     /// What was told of counts `told` times, the others `others` times; in number they are `count`.
     fn set(&mut self, count: f64, told: f64, others: f64);
 }
 
-impl Estimate for Thrown {
+impl SumFields for ExceptionSum {
     fn parts(&self) -> (f64, f64) {
         (self.count, self.told)
     }
@@ -85,7 +86,7 @@ impl Estimate for Thrown {
     }
 }
 
-impl Estimate for Waited {
+impl SumFields for LockWaitSum {
     fn parts(&self) -> (f64, f64) {
         (self.count, self.told)
     }
@@ -97,7 +98,7 @@ impl Estimate for Waited {
 }
 
 /// Scales `sums` to `total`, in whole numbers. Answers the total where there is no sum to scale.
-fn fit<T: Estimate>(mut sums: Vec<&mut T>, total: u64) -> u64 {
+fn fit<T: SumFields>(mut sums: Vec<&mut T>, total: u64) -> u64 {
     let all: f64 = sums.iter().map(|sum| sum.parts().0).sum();
     let told: f64 = sums.iter().map(|sum| sum.parts().1).sum();
     if told <= 0.0 {
@@ -127,7 +128,7 @@ fn fit<T: Estimate>(mut sums: Vec<&mut T>, total: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::incidents::Place;
+    use super::super::incidents::RuntimeEventSite;
     use super::*;
     use perfusion_model::labels::NameId;
     use perfusion_model::stack::StackId;
@@ -138,18 +139,22 @@ mod tests {
     }
 
     fn throw(region: u32, tid: u32) -> Throw {
-        let place =
-            Place { region: RegionId(region), tid, name: NameId::default(), stack: StackId(1) };
+        let place = RuntimeEventSite {
+            region: RegionId(region),
+            tid,
+            name: NameId::default(),
+            stack: StackId(1),
+        };
         Throw { place, type_name: None, message: None, rethrown: false }
     }
 
     /// As one told of one in eight by chance, and one that was told of each time.
     #[test]
     fn the_column_sums_to_the_count_and_what_was_told_one_by_one_stays() {
-        let mut totals = IncidentTotals::default();
+        let mut totals = RuntimeCounts::default();
         totals.count(&[counts(1, [1_633, 0])]);
-        let estimate = Thrown { count: 1_445.0, told: 200.0 };
-        let exact = Thrown { count: 20.0, told: 20.0 };
+        let estimate = ExceptionSum { count: 1_445.0, told: 200.0 };
+        let exact = ExceptionSum { count: 20.0, told: 20.0 };
         let mut throws = HashMap::from([(throw(1, 1), estimate), (throw(1, 2), exact)]);
         assert_eq!(totals.complete(&mut throws, &mut HashMap::new()), []);
         assert_eq!(throws[&throw(1, 1)].count, 1_613.0);
@@ -158,23 +163,23 @@ mod tests {
 
     #[test]
     fn a_wait_keeps_its_length_and_those_it_stands_for_are_scaled_with_it() {
-        let mut totals = IncidentTotals::default();
+        let mut totals = RuntimeCounts::default();
         totals.count(&[counts(1, [0, 30])]);
         let wait = |tid| LockWait { place: throw(1, tid).place, owner: None, held_at: None };
-        let long = Waited { count: 10.0, ns: 1e9, told: 10.0, told_ns: 1e9 };
-        let short = Waited { count: 8.0, ns: 800.0, told: 4.0, told_ns: 400.0 };
+        let long = LockWaitSum { count: 10.0, ns: 1e9, told: 10.0, told_ns: 1e9 };
+        let short = LockWaitSum { count: 8.0, ns: 800.0, told: 4.0, told_ns: 400.0 };
         let mut waits = HashMap::from([(wait(1), long), (wait(2), short)]);
         assert_eq!(totals.complete(&mut HashMap::new(), &mut waits), []);
         assert_eq!(waits[&wait(1)], long);
-        assert_eq!(waits[&wait(2)], Waited { count: 20.0, ns: 2_000.0, ..short });
+        assert_eq!(waits[&wait(2)], LockWaitSum { count: 20.0, ns: 2_000.0, ..short });
     }
 
     #[test]
     fn what_nothing_was_told_of_is_answered_and_what_is_not_covered_is_left() {
-        let mut totals = IncidentTotals::default();
+        let mut totals = RuntimeCounts::default();
         let uncovered = IncidentCounts { covered: [false, true], ..counts(3, [9, 4]) };
         totals.count(&[counts(1, [5, 0]), counts(2, [0, 0]), uncovered]);
-        let told = Thrown { count: 2.0, told: 1.0 };
+        let told = ExceptionSum { count: 2.0, told: 1.0 };
         let mut throws = HashMap::from([(throw(3, 1), told)]);
         let unsampled = totals.complete(&mut throws, &mut HashMap::new());
         assert_eq!(unsampled, [(RegionId(1), [5, 0]), (RegionId(3), [0, 4])]);
@@ -194,9 +199,9 @@ mod tests {
             more in 0u64..100_000,
         ) {
             let told: u64 = rows.iter().map(|(told, _)| u64::from(*told)).sum();
-            let mut sums: Vec<Thrown> = rows
+            let mut sums: Vec<ExceptionSum> = rows
                 .iter()
-                .map(|&(told, others)| Thrown { count: f64::from(told + others), told: f64::from(told) })
+                .map(|&(told, others)| ExceptionSum { count: f64::from(told + others), told: f64::from(told) })
                 .collect();
             prop_assert_eq!(fit(sums.iter_mut().collect(), told + more), 0);
             let sum: f64 = sums.iter().map(|sum| sum.count).sum();

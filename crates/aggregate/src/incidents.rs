@@ -16,7 +16,7 @@ const MAX_OF_ALL: usize = 1 << 18;
 
 /// Where, and who.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct RuntimeEventSite {
     /// The runtime that told.
     pub region: RegionId,
     /// The thread; 0 in the place that takes all the rest.
@@ -31,7 +31,7 @@ pub struct Place {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Throw {
     /// Where.
-    pub place: Place,
+    pub place: RuntimeEventSite,
     /// The type; `None` in the place that takes all the rest.
     pub type_name: Option<Arc<str>>,
     /// What it says, where that was asked for.
@@ -44,7 +44,7 @@ pub struct Throw {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LockWait {
     /// Where.
-    pub place: Place,
+    pub place: RuntimeEventSite,
     /// The thread that held the lock.
     pub owner: Option<u32>,
     /// Where that one was meanwhile.
@@ -53,7 +53,7 @@ pub struct LockWait {
 
 /// Exceptions together.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Thrown {
+pub struct ExceptionSum {
     /// How many.
     pub count: f64,
     /// How many of them were told of.
@@ -62,7 +62,7 @@ pub struct Thrown {
 
 /// Waits for locks together.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Waited {
+pub struct LockWaitSum {
     /// How many.
     pub count: f64,
     /// How long, nanoseconds.
@@ -74,19 +74,19 @@ pub struct Waited {
 }
 
 /// Sums by place of one kind of incident.
-struct Sums<K, V> {
+struct CappedSums<K, V> {
     sums: HashMap<K, V>,
     of_region: HashMap<RegionId, usize>,
     refused: u64,
 }
 
-impl<K, V> Default for Sums<K, V> {
+impl<K, V> Default for CappedSums<K, V> {
     fn default() -> Self {
         Self { sums: HashMap::new(), of_region: HashMap::new(), refused: 0 }
     }
 }
 
-impl<K: Eq + Hash, V: Default> Sums<K, V> {
+impl<K: Eq + Hash, V: Default> CappedSums<K, V> {
     /// The sum of `key`, or when there are too many of its region that of `rest`.
     fn of(&mut self, region: RegionId, key: K, rest: impl FnOnce() -> K) -> &mut V {
         let known = self.sums.contains_key(&key);
@@ -105,12 +105,12 @@ impl<K: Eq + Hash, V: Default> Sums<K, V> {
 
 /// What happened in a window.
 #[derive(Default)]
-pub struct Incidents {
-    throws: Sums<Throw, Thrown>,
-    waits: Sums<LockWait, Waited>,
+pub struct ExceptionsAndContentions {
+    throws: CappedSums<Throw, ExceptionSum>,
+    waits: CappedSums<LockWait, LockWaitSum>,
 }
 
-impl Incidents {
+impl ExceptionsAndContentions {
     /// An exception that stands for `weight`.
     pub fn thrown(&mut self, throw: Throw, weight: f64) {
         let Throw { place, rethrown, .. } = throw;
@@ -131,7 +131,7 @@ impl Incidents {
     }
 
     /// A window ends: all of it.
-    pub fn take(&mut self) -> (HashMap<Throw, Thrown>, HashMap<LockWait, Waited>) {
+    pub fn take(&mut self) -> (HashMap<Throw, ExceptionSum>, HashMap<LockWait, LockWaitSum>) {
         (self.throws.take(), self.waits.take())
     }
 
@@ -142,18 +142,25 @@ impl Incidents {
     }
 }
 
-fn rest(place: Place) -> Place {
-    Place { tid: 0, name: NameId::default(), stack: StackTable::OVERFLOW, ..place }
+fn rest(place: RuntimeEventSite) -> RuntimeEventSite {
+    RuntimeEventSite { tid: 0, name: NameId::default(), stack: StackTable::OVERFLOW, ..place }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Arc, Incidents, LockWait, MAX_OF_REGION, NameId, Place, Throw};
+    use super::{
+        Arc, ExceptionsAndContentions, LockWait, MAX_OF_REGION, NameId, RuntimeEventSite, Throw,
+    };
     use perfusion_model::event::RegionId;
     use perfusion_model::stack::{StackId, StackTable};
 
-    fn place(region: u32, tid: u32) -> Place {
-        Place { region: RegionId(region), tid, name: NameId::default(), stack: StackId(5) }
+    fn place(region: u32, tid: u32) -> RuntimeEventSite {
+        RuntimeEventSite {
+            region: RegionId(region),
+            tid,
+            name: NameId::default(),
+            stack: StackId(5),
+        }
     }
 
     fn wait(region: u32, tid: u32, held_at: Option<u32>) -> LockWait {
@@ -162,7 +169,7 @@ mod tests {
 
     #[test]
     fn the_same_incident_at_the_same_place_adds_up() {
-        let mut incidents = Incidents::default();
+        let mut incidents = ExceptionsAndContentions::default();
         for (type_name, message, rethrown, weight) in [
             ("A", None, false, 1.0),
             ("A", None, false, 4.0),
@@ -189,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_region_that_invents_places_takes_its_share_and_no_more() {
-        let mut incidents = Incidents::default();
+        let mut incidents = ExceptionsAndContentions::default();
         for tid in 0..MAX_OF_REGION as u32 + 10 {
             incidents.waited(wait(1, tid, None), 1, 1.0);
         }

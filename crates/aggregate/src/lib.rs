@@ -27,4 +27,4 @@ pub mod threads;
 pub mod wait_reason;
 pub mod window;
 
-pub use window::{Entry, Limits, Window};
+pub use window::{Window, WindowEntry, WindowLimits};

@@ -26,7 +26,7 @@ pub const STARVATION: &str = "starvation";
 
 /// Changes for one reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Changes {
+pub struct WorkerChanges {
     /// How many.
     pub count: u64,
     /// Workers they added.
@@ -37,16 +37,16 @@ pub struct Changes {
 
 /// What became of a pool in a window.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sum {
+pub struct PoolSum {
     /// Of its workers, if their number was changed.
-    pub workers: Option<Workers>,
+    pub workers: Option<PoolWorkers>,
     /// Of the work that waited for them.
-    pub queue: Queue,
+    pub queue: QueuedWork,
 }
 
 /// How many workers there were.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Workers {
+pub struct PoolWorkers {
     /// Before the first change, as far as is known.
     pub from: u32,
     /// After the last one.
@@ -54,12 +54,12 @@ pub struct Workers {
     /// Most at a time.
     pub most: u32,
     /// By reason; the runtime's codes are few, whatever a process says.
-    pub changes: BTreeMap<&'static str, Changes>,
+    pub changes: BTreeMap<&'static str, WorkerChanges>,
 }
 
 /// Items of work that waited when the runtime looked, once a second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Queue {
+pub struct QueuedWork {
     /// Times it looked.
     pub looks: u64,
     /// Sum of what it saw.
@@ -68,12 +68,12 @@ pub struct Queue {
     pub most: u64,
 }
 
-impl Workers {
+impl PoolWorkers {
     /// In words: how many, then reasons, the most frequent first.
     fn text(&self) -> String {
         let mut changes: Vec<_> = self.changes.iter().collect();
         changes.sort_by_key(|(_, of)| std::cmp::Reverse(of.count));
-        let change = |(reason, of): (&&str, &Changes)| {
+        let change = |(reason, of): (&&str, &WorkerChanges)| {
             let parts = [(of.added, "added"), (of.removed, "removed")];
             let parts = parts.into_iter().filter(|(count, _)| *count > 0);
             let parts: Vec<String> = parts.map(|(count, what)| format!("{count} {what}")).collect();
@@ -94,7 +94,7 @@ impl Workers {
     }
 }
 
-impl Queue {
+impl QueuedWork {
     /// In words; none where the runtime never looked.
     fn text(&self) -> Option<String> {
         let times = match self.looks {
@@ -110,11 +110,12 @@ impl Queue {
     }
 }
 
-impl Sum {
+impl PoolSum {
     /// In words.
     #[must_use]
     pub fn text(&self) -> String {
-        let parts = self.workers.as_ref().map(Workers::text).into_iter().chain(self.queue.text());
+        let parts =
+            self.workers.as_ref().map(PoolWorkers::text).into_iter().chain(self.queue.text());
         parts.collect::<Vec<_>>().join("; ")
     }
 }
@@ -123,7 +124,7 @@ impl Sum {
 #[derive(Default)]
 pub struct Pools {
     workers: HashMap<RegionId, u32>,
-    sums: HashMap<RegionId, Sum>,
+    sums: HashMap<RegionId, PoolSum>,
     starved: u64,
 }
 
@@ -138,7 +139,8 @@ impl Pools {
         // there was one less.
         let before = self.workers.insert(region, workers);
         let before = before.unwrap_or(workers.saturating_sub(u32::from(starved)));
-        let begin = || Workers { from: before, to: before, most: before, changes: BTreeMap::new() };
+        let begin =
+            || PoolWorkers { from: before, to: before, most: before, changes: BTreeMap::new() };
         let sum = self.sums.entry(region).or_default().workers.get_or_insert_with(begin);
         sum.to = workers;
         sum.most = sum.most.max(workers);
@@ -157,7 +159,7 @@ impl Pools {
     }
 
     /// A window ends: what happened in it.
-    pub fn take(&mut self) -> HashMap<RegionId, Sum> {
+    pub fn take(&mut self) -> HashMap<RegionId, PoolSum> {
         std::mem::take(&mut self.sums)
     }
 
@@ -175,7 +177,7 @@ impl Pools {
 
 #[cfg(test)]
 mod tests {
-    use super::{Changes, Pools, STARVATION};
+    use super::{Pools, STARVATION, WorkerChanges};
     use perfusion_model::event::RegionId;
 
     const R: RegionId = RegionId(3);
@@ -190,7 +192,7 @@ mod tests {
         let sum = pools.take().remove(&R).unwrap();
         let workers = sum.workers.as_ref().unwrap();
         assert_eq!((workers.from, workers.to, workers.most), (2, 4, 6));
-        assert_eq!(workers.changes[STARVATION], Changes { count: 2, added: 2, removed: 0 });
+        assert_eq!(workers.changes[STARVATION], WorkerChanges { count: 2, added: 2, removed: 0 });
         assert_eq!(
             sum.text(),
             "2 to 4 workers, 6 at most: starvation 2 times (2 added), climbing_move once (1 \

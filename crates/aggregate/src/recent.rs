@@ -9,7 +9,7 @@ const KEPT: usize = 32;
 /// Seen in `stack` from one moment on: at a CPU sample, after which it was there or on its way to
 /// what is seen next; or in a wait, which ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Seen {
+struct StackInterval {
     from: MonotonicNs,
     until: MonotonicNs,
     stack: StackId,
@@ -20,13 +20,13 @@ const OPEN: MonotonicNs = MonotonicNs(u64::MAX);
 
 /// The last places of one thread, the oldest first.
 #[derive(Clone, Debug, Default)]
-pub struct Recent(Vec<Seen>);
+pub struct RecentStacks(Vec<StackInterval>);
 
-impl Recent {
+impl RecentStacks {
     /// It was sampled there, or waits there: the latter until [`Self::waited`] says that it does no
     /// more. The same may be told twice.
     pub fn seen(&mut self, from: MonotonicNs, stack: StackId) {
-        let seen = Seen { from, until: OPEN, stack };
+        let seen = StackInterval { from, until: OPEN, stack };
         // Mostly the last: records of several CPUs come about in the order of their times.
         let at = self.0.iter().rposition(|other| other.from <= from).map_or(0, |last| last + 1);
         if self.0.get(at.wrapping_sub(1)) == Some(&seen) {
@@ -67,7 +67,7 @@ impl Recent {
 
 #[cfg(test)]
 mod tests {
-    use super::{KEPT, Recent};
+    use super::{KEPT, RecentStacks};
     use perfusion_model::event::MonotonicNs;
     use perfusion_model::stack::StackId;
 
@@ -75,11 +75,11 @@ mod tests {
 
     #[test]
     fn where_a_thread_was_most_of_the_time_is_told() {
-        let mut recent = Recent::default();
+        let mut recent = RecentStacks::default();
         for (from, stack) in [(10, 1), (20, 2), (20, 2), (15, 1)] {
             recent.seen(T(from), StackId(stack));
         }
-        let at = |recent: &Recent, begin, end| {
+        let at = |recent: &RecentStacks, begin, end| {
             recent.mostly_between(T(begin), T(end)).map(|stack| stack.0)
         };
         assert_eq!(at(&recent, 100, 110), Some(2), "it waits still");

@@ -105,7 +105,7 @@ impl LockEvents {
 
 /// Waits of a thread in one place.
 #[derive(Clone, Copy)]
-pub struct Waited<'a> {
+pub struct StackWaits<'a> {
     /// Where.
     pub stack: &'a [FrameKey],
     /// What for, as far as the kernel tells.
@@ -117,20 +117,20 @@ pub struct Waited<'a> {
 }
 
 /// A native function, by what it is called or where it begins.
-type Function = (ImageId, Arc<str>);
+type NativeFunction = (ImageId, Arc<str>);
 
 /// What was learnt from stacks.
 #[derive(Debug, Default)]
 pub struct RuntimeWaits {
     /// Functions only waits go through that the program asked for.
-    asked: HashSet<Function>,
+    asked: HashSet<NativeFunction>,
     /// Functions that methods call to wait, and the words for what for.
-    entries: HashMap<Function, &'static str>,
+    entries: HashMap<NativeFunction, &'static str>,
     /// Runtimes whose functions for every other wait a program can ask for are known: what remains
     /// is locks.
     complete: HashSet<ImageId>,
     /// Functions only threads go through that a collection holds up.
-    held: HashSet<Function>,
+    held: HashSet<NativeFunction>,
 }
 
 impl RuntimeWaits {
@@ -151,7 +151,7 @@ impl RuntimeWaits {
         let entries = locks.entries.iter().filter(|&&(_, method)| waits_itself(method));
         let entries =
             entries.map(|&(entry, _)| (entry, "lock")).chain(wait_functions.iter().copied());
-        let entries: HashMap<Function, &'static str> =
+        let entries: HashMap<NativeFunction, &'static str> =
             entries.filter_map(|(entry, word)| Some((function(entry, &symbol)?, word))).collect();
         let has = |image: ImageId, wanted: &str| {
             entries.iter().any(|((of, _), word)| *of == image && *word == wanted)
@@ -162,14 +162,14 @@ impl RuntimeWaits {
         });
         let complete = complete.collect();
         // By runtime: there can be several on a host, each with a function of its own.
-        let mut asked: HashMap<(ImageId, Function), usize> = HashMap::new();
+        let mut asked: HashMap<(ImageId, NativeFunction), usize> = HashMap::new();
         let mut asked_stacks: HashMap<ImageId, usize> = HashMap::new();
-        let mut others: HashSet<Function> = HashSet::new();
+        let mut others: HashSet<NativeFunction> = HashSet::new();
         for stack in stacks {
             if !waits_for_futex(stack, &symbol) {
                 continue;
             }
-            let functions: HashSet<Function> = functions(stack, &symbol).collect();
+            let functions: HashSet<NativeFunction> = functions(stack, &symbol).collect();
             let method = methods(stack, &symbol).next();
             let begins = |with: &[&str]| {
                 method.as_ref().is_some_and(|method| {
@@ -192,13 +192,13 @@ impl RuntimeWaits {
         // A thread can be held up by a collection on its way out of such a wait: what only a few of
         // them go through is not it. And without waits to tell them from, nothing can be told.
         let told_apart: HashSet<ImageId> = others.iter().map(|(image, _)| *image).collect();
-        let in_most = |&((runtime, _), times): &(&(ImageId, Function), &usize)| {
+        let in_most = |&((runtime, _), times): &(&(ImageId, NativeFunction), &usize)| {
             told_apart.contains(runtime)
                 && asked_stacks.get(runtime).is_some_and(|stacks| times * 2 > *stacks)
         };
         // What is on the way to the event is also on the way out of the wait, where a collection
         // can hold a thread up.
-        let inside: HashSet<Function> =
+        let inside: HashSet<NativeFunction> =
             locks.inside.iter().filter_map(|&frame| function(frame, &symbol)).collect();
         let asked = asked.iter().filter(in_most).map(|((_, function), _)| function);
         let asked =
@@ -214,11 +214,11 @@ impl RuntimeWaits {
     /// stood still and that the thread ended which had stopped it, and hardly in others.
     pub fn learn_pauses<'a>(
         &mut self,
-        waits: impl Iterator<Item = Waited<'a>>,
+        waits: impl Iterator<Item = StackWaits<'a>>,
         symbol: impl Fn(FrameKey) -> Arc<Symbol>,
     ) {
         let (mut held, mut others) =
-            (HashMap::<Function, f64>::new(), HashMap::<Function, f64>::new());
+            (HashMap::<NativeFunction, f64>::new(), HashMap::<NativeFunction, f64>::new());
         for wait in waits {
             if held.len() + others.len() > MAX_FUNCTIONS {
                 break;
@@ -294,12 +294,12 @@ fn methods<'a>(
 fn functions<'a>(
     stack: &'a [FrameKey],
     symbol: &'a impl Fn(FrameKey) -> Arc<Symbol>,
-) -> impl Iterator<Item = Function> + 'a {
+) -> impl Iterator<Item = NativeFunction> + 'a {
     let inside = stack.iter().take_while(|frame| !matches!(frame, FrameKey::Managed { .. }));
     inside.filter_map(move |&frame| function(frame, symbol))
 }
 
-fn function(frame: FrameKey, symbol: &impl Fn(FrameKey) -> Arc<Symbol>) -> Option<Function> {
+fn function(frame: FrameKey, symbol: &impl Fn(FrameKey) -> Arc<Symbol>) -> Option<NativeFunction> {
     match frame {
         FrameKey::Native { image, .. } => Some((image, Arc::clone(&symbol(frame).system_name))),
         _ => None,
@@ -318,7 +318,7 @@ fn runtime(stack: &[FrameKey]) -> Option<ImageId> {
 /// The word for the one of `entries` that the innermost managed frame has called.
 fn entered(
     stack: &[FrameKey],
-    entries: &HashMap<Function, &'static str>,
+    entries: &HashMap<NativeFunction, &'static str>,
     symbol: &impl Fn(FrameKey) -> Arc<Symbol>,
 ) -> Option<&'static str> {
     let method = stack.iter().position(|frame| matches!(frame, FrameKey::Managed { .. }))?;
@@ -334,10 +334,10 @@ fn waits_for_futex(stack: &[FrameKey], symbol: &impl Fn(FrameKey) -> Arc<Symbol>
 
 #[cfg(test)]
 mod tests {
-    use super::{LockEvents, RuntimeWaits, Waited};
+    use super::{LockEvents, RuntimeWaits, StackWaits};
     use crate::threads::{WaitReason, WaitStateKey};
     use perfusion_model::frame::{FrameKey, ImageId, ProcessId};
-    use perfusion_symbolize::{Module, Symbol, Unresolved};
+    use perfusion_symbolize::{Symbol, SymbolModule, Unresolved};
     use std::sync::Arc;
 
     /// Frames and their names; a name is a frame's index.
@@ -375,7 +375,7 @@ mod tests {
             Arc::new(Symbol {
                 system_name: Arc::clone(&name),
                 name,
-                module: Module::None,
+                module: SymbolModule::None,
                 function: None,
                 unresolved,
             })
@@ -595,7 +595,7 @@ mod tests {
         type Row<'a> = (&'a [&'static str], bool, bool, f64);
         let mut learn = |waits: &mut RuntimeWaits, rows: &[Row<'_>]| {
             let rows: Vec<_> = rows.iter().map(|row| (names.stack(row.0), row)).collect();
-            let rows = rows.iter().map(|(stack, row)| Waited {
+            let rows = rows.iter().map(|(stack, row)| StackWaits {
                 stack,
                 reason: WaitReason { suspended: row.1, ..FUTEX },
                 by_collector: row.2,

@@ -21,12 +21,13 @@
 //! stand behind every ratio (`ebpf-probes/src/sampler.rs`), and Beale's correction takes off what
 //! is left to first order.
 
-use super::recent::Recent;
+use super::recent::RecentStacks;
 use foldhash::HashMap;
 use perfusion_model::event::{
-    MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes, WaitEnd, WaitState, WakeOrigin,
+    MonotonicNs, ThreadId, ThreadProgress, ThreadSnapshot, ThreadTimes, WaitEnd, WaitState,
+    WakeOrigin,
 };
-use perfusion_model::feature::{Feature, LeftOut};
+use perfusion_model::feature::{ExcludedFeatures, Feature};
 use perfusion_model::frame::Marker;
 use perfusion_model::stack::StackId;
 use std::sync::Arc;
@@ -39,7 +40,7 @@ use on_cpu::OnCpu;
 
 /// Where a row's time was spent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum StackOrMarker {
     /// In this stack.
     Stack(StackId),
     /// Not known; the marker says why.
@@ -112,7 +113,7 @@ pub enum Waker {
 /// One line of the result. All times in nanoseconds; their sums per thread equal the scheduler's
 /// totals.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Row {
+pub struct ThreadRow {
     /// The thread.
     pub thread: ThreadId,
     /// When it entered the recording: tells it from a later thread with the same id.
@@ -120,7 +121,7 @@ pub struct Row {
     /// What the thread was called then; `None` for one that was not renamed in this window.
     pub name: Option<Arc<str>>,
     /// Where.
-    pub place: Place,
+    pub place: StackOrMarker,
     /// Why it waited; `None` for rows of CPU time.
     pub reason: Option<WaitReason>,
     /// Who woke it.
@@ -138,9 +139,9 @@ pub struct Row {
     pub wait_stderr_ns: f64,
 }
 
-impl Row {
+impl ThreadRow {
     /// What is left of it without what rules leave out.
-    fn without(mut self, left_out: LeftOut) -> Option<Self> {
+    fn without(mut self, left_out: ExcludedFeatures) -> Option<Self> {
         if left_out.has(Feature::Cpu) {
             (self.samples, self.cpu_ns) = (0, 0.0);
         }
@@ -154,30 +155,30 @@ impl Row {
 
 /// Time of waits that were all kept.
 #[derive(Clone, Copy, Default)]
-struct Waited {
+struct WaitTimes {
     blocked_ns: f64,
     runnable_ns: f64,
 }
 
 /// Time at one place: of waits that stand for themselves, and of waits that stand for more.
 #[derive(Clone, Copy, Default)]
-struct Estimate {
-    sure: Waited,
-    scaled: Waited,
-    spread: Spread,
+struct WaitEstimate {
+    sure: WaitTimes,
+    scaled: WaitTimes,
+    spread: WaitVariance,
 }
 
 /// What the coin may have done to sums of waits. Of waits x, each kept with probability p and then
 /// weighing w = 1/p, the sum of w·x has a variance that Σ w·(w − 1)·x² over the kept ones estimates
 /// without bias; of two such sums the covariance is the same with x·y.
 #[derive(Clone, Copy, Default)]
-struct Spread {
+struct WaitVariance {
     blocked: f64,
     both: f64,
     runnable: f64,
 }
 
-impl Spread {
+impl WaitVariance {
     fn add(&mut self, other: Self, sign: f64) {
         self.blocked += sign * other.blocked;
         self.both += sign * other.both;
@@ -192,7 +193,7 @@ impl Spread {
     }
 }
 
-impl Estimate {
+impl WaitEstimate {
     fn merge(&mut self, other: Self) {
         for (sum, other) in [(&mut self.sure, other.sure), (&mut self.scaled, other.scaled)] {
             sum.blocked_ns += other.blocked_ns;
@@ -207,7 +208,7 @@ impl Estimate {
         to.runnable_ns += runnable_ns as f64 * weight;
         let (blocked, runnable, chance) =
             (blocked_ns as f64, runnable_ns as f64, weight * (weight - 1.0));
-        let spread = Spread {
+        let spread = WaitVariance {
             blocked: chance * blocked * blocked,
             both: chance * blocked * runnable,
             runnable: chance * runnable * runnable,
@@ -217,7 +218,7 @@ impl Estimate {
 }
 
 #[derive(Clone, Copy)]
-struct Open {
+struct OpenWait {
     start: MonotonicNs,
     stack: StackId,
     weight: f64,
@@ -232,7 +233,7 @@ struct Open {
 
 /// A wait in progress, of which the stack is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Waiting {
+pub struct WaitInProgress {
     /// When it began; when the recording did, for a wait that is older.
     pub start: MonotonicNs,
     /// When the thread left the CPU, as the scheduler noted it, to some milliseconds.
@@ -245,7 +246,7 @@ pub struct Waiting {
 
 /// A thread's first wait, of which the stack was not seen.
 #[derive(Clone, Copy)]
-struct First {
+struct FirstWait {
     start: MonotonicNs,
     blocked_ns: u64,
     runnable_ns: u64,
@@ -254,32 +255,32 @@ struct First {
 }
 
 #[derive(Default)]
-struct Thread {
+struct ThreadAccount {
     id: ThreadId,
     /// But for what is known of its collections.
     on_cpu: OnCpu,
-    waits: HashMap<(StackId, WaitReason, Option<Waker>), Estimate>,
-    open: Option<Open>,
+    waits: HashMap<(StackId, WaitReason, Option<Waker>), WaitEstimate>,
+    open: Option<OpenWait>,
     last_run: Option<(MonotonicNs, StackId)>,
     /// Only where somebody wants to know.
-    recent: Option<Box<Recent>>,
-    collected: Collected,
+    recent: Option<Box<RecentStacks>>,
+    collected: CollectionTime,
     /// The wait that ended before anything else was heard of the thread. The one it was in when it
     /// entered the recording, if it began then too and the iterator did not see it.
-    first: Option<First>,
+    first: Option<FirstWait>,
     /// It was in no snapshot at the end of the window before.
     unseen: bool,
     /// What it is called, where it had other names in this window.
     name: Option<Arc<str>>,
     /// What it did in this window before it was renamed last.
-    named: Vec<names::Named>,
+    named: Vec<names::NamedAccount>,
     /// Its time is shared among its names by its samples.
     shared: bool,
 }
 
 /// What a thread did of collections.
 #[derive(Default)]
-struct Collected {
+struct CollectionTime {
     on_cpu: OnCpu,
     /// Time on a CPU in them, exactly.
     cpu_ns: u64,
@@ -300,30 +301,30 @@ const MAX_WAITS: usize = 4096;
 
 /// Collects one window of all threads.
 #[derive(Default)]
-pub struct Threads {
-    threads: HashMap<u32, Thread>,
+pub struct ThreadAccounts {
+    threads: HashMap<u32, ThreadAccount>,
     /// Rows of threads that have ended.
-    ended: Vec<Row>,
+    ended: Vec<ThreadRow>,
     /// When the last ended thread of each id had entered the recording.
     told: HashMap<u32, MonotonicNs>,
     /// The sums of threads that ended after there was no more room for rows, and how many these
     /// were.
-    rest: Option<Row>,
+    rest: Option<ThreadRow>,
     summed_up: u64,
     unmatched_wait_ends: u64,
     wakers_capped: u64,
     /// Names of renamed threads in this window.
     names: usize,
     /// What earlier windows have counted, by thread id.
-    counted: HashMap<u32, cut::Counted>,
+    counted: HashMap<u32, cut::CountedTimes>,
     /// Whether it is kept where each was lately.
     remembers: bool,
     /// `told` of the window before, as far as these threads were still in the kernel's map then.
     told_before: HashMap<u32, MonotonicNs>,
 }
 
-impl Threads {
-    fn thread(&mut self, id: ThreadId) -> &mut Thread {
+impl ThreadAccounts {
+    fn thread(&mut self, id: ThreadId) -> &mut ThreadAccount {
         // A tid that is used again belongs to a new thread. The old one has ended and was moved
         // away by `thread_end`, unless that is still to come, or lost.
         if self.threads.get(&id.tid).is_some_and(|thread| thread.id != id)
@@ -342,7 +343,7 @@ impl Threads {
         self.remembers = true;
     }
 
-    fn note(&mut self, id: ThreadId, note: impl FnOnce(&mut Recent)) {
+    fn note(&mut self, id: ThreadId, note: impl FnOnce(&mut RecentStacks)) {
         if self.remembers {
             note(self.thread(id).recent.get_or_insert_default());
         }
@@ -418,7 +419,7 @@ impl Threads {
         let thread = self.thread(id);
         thread.on_cpu.left(stack, ran_ns, weight);
         thread.last_run = Some((time, stack));
-        thread.open = Some(Open {
+        thread.open = Some(OpenWait {
             start: time,
             stack,
             weight,
@@ -454,7 +455,7 @@ impl Threads {
         if thread.open.as_ref().is_some_and(|open| open.start > start) {
             return;
         }
-        thread.open = Some(Open {
+        thread.open = Some(OpenWait {
             start,
             stack,
             weight: 1.0,
@@ -474,10 +475,10 @@ impl Threads {
 
     /// The wait a thread is in, as far as it was seen.
     #[must_use]
-    pub fn waiting(&self, tid: u32) -> Option<Waiting> {
+    pub fn waiting(&self, tid: u32) -> Option<WaitInProgress> {
         let open = self.threads.get(&tid)?.open.as_ref()?;
-        let &Open { start, left_cpu, stack, reason, .. } = open;
-        Some(Waiting { start, left_cpu, stack, reason })
+        let &OpenWait { start, left_cpu, stack, reason, .. } = open;
+        Some(WaitInProgress { start, left_cpu, stack, reason })
     }
 
     /// Where a thread was when it was last seen running: at a sample, or when it left its CPU.
@@ -531,7 +532,7 @@ impl Threads {
             }
             None if thread.last_run.is_none() && thread.first.is_none() => {
                 let (start, new_thread) = (counted.entered.unwrap_or(end.start), end.new_thread);
-                thread.first = Some(First { start, blocked_ns, runnable_ns, new_thread });
+                thread.first = Some(FirstWait { start, blocked_ns, runnable_ns, new_thread });
             }
             other => {
                 // Its start was lost; a later start may already be open.
@@ -550,11 +551,11 @@ impl Threads {
         self.told.insert(times.thread.tid, times.since);
         let rest = self.not_counted(&times);
         self.counted.remove(&times.thread.tid);
-        self.keep(Thread { id, ..thread.unwrap_or_default() }, &rest)
+        self.keep(ThreadAccount { id, ..thread.unwrap_or_default() }, &rest)
     }
 
     /// Makes rows of an ended thread. True when they are kept apart.
-    fn keep(&mut self, thread: Thread, times: &ThreadTimes) -> bool {
+    fn keep(&mut self, thread: ThreadAccount, times: &ThreadTimes) -> bool {
         let mut rows = Vec::new();
         thread.rows(times, &mut rows);
         if self.ended.len() + rows.len() <= MAX_ENDED_ROWS {
@@ -562,11 +563,11 @@ impl Threads {
             return true;
         }
         self.summed_up += 1;
-        let rest = self.rest.get_or_insert_with(|| Row {
+        let rest = self.rest.get_or_insert_with(|| ThreadRow {
             thread: ThreadId::default(),
             since: MonotonicNs(0),
             name: None,
-            place: Place::Marker(Marker::Overflow),
+            place: StackOrMarker::Marker(Marker::Overflow),
             reason: None,
             waker: None,
             samples: 0,
@@ -606,7 +607,7 @@ impl Threads {
     /// Closes the last window: slices waits in progress and makes every column of a thread sum to
     /// its exact total. `running` are the threads that still exist, with their totals as of now.
     #[must_use]
-    pub fn finish(mut self, running: &[ThreadSnapshot]) -> Vec<Row> {
+    pub fn finish(mut self, running: &[ThreadSnapshot]) -> Vec<ThreadRow> {
         self.cut(running, &mut |stack| stack, true)
     }
 }
@@ -624,17 +625,22 @@ fn no_times(thread: ThreadId) -> ThreadTimes {
     }
 }
 
-impl Thread {
+impl ThreadAccount {
     /// `counted` is what earlier windows have of that wait.
     fn slice_open_wait(
         &mut self,
-        progress: Progress,
+        progress: ThreadProgress,
         since: MonotonicNs,
         counted: cut::CountedWait,
     ) {
         let open = self.open.take();
-        let Progress::Waiting {
-            start, blocked_ns, runnable_ns, new_thread, woken_throttled, ..
+        let ThreadProgress::Waiting {
+            start,
+            blocked_ns,
+            runnable_ns,
+            new_thread,
+            woken_throttled,
+            ..
         } = progress
         else {
             return;
@@ -642,7 +648,7 @@ impl Thread {
         let (blocked_ns, mut runnable_ns) = counted.rest(blocked_ns, runnable_ns);
         let Some(open) = open.filter(|open| open.start == start) else {
             if start == since || counted.entered.is_some() {
-                self.first = Some(First { start: since, blocked_ns, runnable_ns, new_thread });
+                self.first = Some(FirstWait { start: since, blocked_ns, runnable_ns, new_thread });
             }
             return;
         };
@@ -655,25 +661,25 @@ impl Thread {
 
     /// The runnable part of a wait whose thread was woken when its cgroup had used up its CPU
     /// limit.
-    fn limited(&mut self, open: &Open, runnable_ns: u64) {
+    fn limited(&mut self, open: &OpenWait, runnable_ns: u64) {
         let reason = WaitReason { state: WaitStateKey::Throttled, ..open.reason };
         let throttled = self.waits.entry((open.stack, reason, None)).or_default();
         throttled.add(0, runnable_ns, open.weight);
     }
 
-    fn rows(self, times: &ThreadTimes, rows: &mut Vec<Row>) {
+    fn rows(self, times: &ThreadTimes, rows: &mut Vec<ThreadRow>) {
         let before = rows.len();
         self.rows_by_name(times, rows);
-        let left_out = LeftOut(times.left_out);
-        if left_out != LeftOut::default() {
+        let left_out = ExcludedFeatures(times.left_out);
+        if left_out != ExcludedFeatures::default() {
             let own = rows.split_off(before);
             rows.extend(own.into_iter().filter_map(|row| row.without(left_out)));
         }
     }
 
-    fn all_rows(mut self, times: &ThreadTimes, rows: &mut Vec<Row>) {
+    fn all_rows(mut self, times: &ThreadTimes, rows: &mut Vec<ThreadRow>) {
         let (id, name) = (self.id, self.name.take());
-        let row = |place, reason, waker| Row {
+        let row = |place, reason, waker| ThreadRow {
             thread: id,
             since: times.since,
             name: name.clone(),
@@ -695,10 +701,10 @@ impl Thread {
         });
         let mut spread = |place, samples, share: f64| {
             if samples > 0 || oncpu > 0.0 {
-                rows.push(Row { samples, cpu_ns: oncpu * share, ..row(place, None, None) });
+                rows.push(ThreadRow { samples, cpu_ns: oncpu * share, ..row(place, None, None) });
             }
             if stolen > 0.0 {
-                rows.push(Row { runnable_ns: stolen * share, ..row(place, held, None) });
+                rows.push(ThreadRow { runnable_ns: stolen * share, ..row(place, held, None) });
             }
         };
         let mut collected = std::mem::take(&mut self.collected);
@@ -727,12 +733,12 @@ impl Thread {
     fn waiting_rows(
         self,
         times: &ThreadTimes,
-        row: impl Fn(Place, Option<WaitReason>, Option<Waker>) -> Row,
-        rows: &mut Vec<Row>,
+        row: impl Fn(StackOrMarker, Option<WaitReason>, Option<Waker>) -> ThreadRow,
+        rows: &mut Vec<ThreadRow>,
     ) {
         let (blocked, runnable) =
             (times.blocked_ns as f64, times.runnable_ns as f64 - times.stolen_ns as f64);
-        let total = |part: fn(&Estimate) -> f64| self.waits.values().map(part).sum::<f64>();
+        let total = |part: fn(&WaitEstimate) -> f64| self.waits.values().map(part).sum::<f64>();
         let (sure_blocked, sure_runnable) =
             (total(|w| w.sure.blocked_ns), total(|w| w.sure.runnable_ns));
         let (more_blocked, more_runnable) =
@@ -750,7 +756,7 @@ impl Thread {
             )
         });
         let (rest_blocked, rest_runnable) = (blocked - before_blocked, runnable - before_runnable);
-        let mut spread = Spread::default();
+        let mut spread = WaitVariance::default();
         for waited in self.waits.values() {
             spread.add(waited.spread, 1.0);
         }
@@ -771,20 +777,20 @@ impl Thread {
                 + others.variance(-by_blocked * of_blocked, -by_runnable * of_runnable)
                 + (blocked.beyond_estimate() * of_blocked).powi(2)
                 + (runnable.beyond_estimate() * of_runnable).powi(2);
-            rows.push(Row {
+            rows.push(ThreadRow {
                 wait_stderr_ns: variance.max(0.0).sqrt(),
                 blocked_ns: waited.sure.blocked_ns * blocked.sure + blocked.rest * of_blocked,
                 runnable_ns: waited.sure.runnable_ns * runnable.sure + runnable.rest * of_runnable,
-                ..row(Place::Stack(stack), Some(reason), waker)
+                ..row(StackOrMarker::Stack(stack), Some(reason), waker)
             });
         }
         let mut missing = |marker, reason, blocked_ns: f64, runnable_ns: f64| {
             if blocked_ns + runnable_ns >= 1.0 {
                 let (blocked_ns, runnable_ns) = (blocked_ns.max(0.0), runnable_ns.max(0.0));
-                rows.push(Row {
+                rows.push(ThreadRow {
                     blocked_ns,
                     runnable_ns,
-                    ..row(Place::Marker(marker), reason, None)
+                    ..row(StackOrMarker::Marker(marker), reason, None)
                 });
             }
         };
@@ -858,10 +864,10 @@ impl Division {
 
 #[cfg(test)]
 mod tests {
-    use super::{Place, Row, Threads, WaitReason, WaitStateKey, Waker};
+    use super::{StackOrMarker, ThreadAccounts, ThreadRow, WaitReason, WaitStateKey, Waker};
     use perfusion_model::event::WakeOrigin;
     use perfusion_model::event::{
-        MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes, WaitEnd,
+        MonotonicNs, ThreadId, ThreadProgress, ThreadSnapshot, ThreadTimes, WaitEnd,
     };
     use perfusion_model::feature::Feature;
     use perfusion_model::frame::Marker;
@@ -901,13 +907,13 @@ mod tests {
         }
     }
 
-    fn running(times: ThreadTimes, progress: Progress) -> [ThreadSnapshot; 1] {
+    fn running(times: ThreadTimes, progress: ThreadProgress) -> [ThreadSnapshot; 1] {
         [ThreadSnapshot { times, at: MonotonicNs(100), progress }]
     }
 
-    pub(super) const ON_CPU: Progress = Progress::OnCpu { since: MonotonicNs(0) };
+    pub(super) const ON_CPU: ThreadProgress = ThreadProgress::OnCpu { since: MonotonicNs(0) };
 
-    fn sums(rows: &[Row]) -> (f64, f64, f64) {
+    fn sums(rows: &[ThreadRow]) -> (f64, f64, f64) {
         rows.iter().fold((0.0, 0.0, 0.0), |(c, r, b), row| {
             (c + row.cpu_ns, r + row.runnable_ns, b + row.blocked_ns)
         })
@@ -916,7 +922,7 @@ mod tests {
     #[test]
     fn what_rules_leave_out_of_a_process_is_in_no_row() {
         let columns = |left_out: u32| {
-            let mut threads = Threads::default();
+            let mut threads = ThreadAccounts::default();
             threads.cpu_sample(T, MonotonicNs(1), StackId(1));
             threads.wait_start(T, MonotonicNs(2), StackId(2), SLEEP, 1, 1.0);
             threads.wait_end(&end(2, 60));
@@ -947,7 +953,7 @@ mod tests {
         };
         let mut covered = 0;
         for _ in 0..100 {
-            let mut threads = Threads::default();
+            let mut threads = ThreadAccounts::default();
             let (mut truth, mut blocked, mut runnable, mut clock) = (0.0, 0, 0, 0);
             for n in 0..20_000u64 {
                 // Short waits at place 1, long ones at place 2, of lengths that differ.
@@ -976,7 +982,7 @@ mod tests {
             let rows = threads.finish(&running(times(1, runnable, blocked), ON_CPU));
             let row = rows
                 .iter()
-                .find(|r| r.place == Place::Stack(StackId(1)) && r.reason.is_some())
+                .find(|r| r.place == StackOrMarker::Stack(StackId(1)) && r.reason.is_some())
                 .unwrap();
             assert!(row.wait_stderr_ns > 0.0 && row.wait_stderr_ns < truth);
             let error = (row.blocked_ns + row.runnable_ns - truth).abs();
@@ -1000,7 +1006,7 @@ mod tests {
         };
         let (mut error, mut all) = (0.0, 0.0);
         for _ in 0..4000 {
-            let mut threads = Threads::default();
+            let mut threads = ThreadAccounts::default();
             let (mut truth, mut blocked) = (0, 0);
             for n in 1..=60u64 {
                 let short = next() % 2 == 0;
@@ -1023,7 +1029,9 @@ mod tests {
                 }
             }
             let rows = threads.finish(&running(times(1, 0, blocked), ON_CPU));
-            let at = |row: &&Row| row.reason.is_some() && row.place == Place::Stack(StackId(1));
+            let at = |row: &&ThreadRow| {
+                row.reason.is_some() && row.place == StackOrMarker::Stack(StackId(1))
+            };
             error += rows.iter().find(at).map_or(0.0, |row| row.blocked_ns) - truth as f64;
             all += truth as f64;
         }
@@ -1034,55 +1042,57 @@ mod tests {
 
     #[test]
     fn samples_share_the_exact_time_on_cpu() {
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         for stack in [1, 1, 1, 2] {
             threads.cpu_sample(T, MonotonicNs(0), StackId(stack));
         }
         let rows = threads.finish(&running(times(1_000, 0, 0), ON_CPU));
-        let cpu = |id| rows.iter().find(|r| r.place == Place::Stack(StackId(id))).map(|r| r.cpu_ns);
+        let cpu = |id| {
+            rows.iter().find(|r| r.place == StackOrMarker::Stack(StackId(id))).map(|r| r.cpu_ns)
+        };
         assert_eq!((cpu(1), cpu(2)), (Some(750.0), Some(250.0)));
     }
 
     #[test]
     fn collections_have_their_own_exact_time_where_it_is_known() {
         let rows = |collected: &[Option<u64>], inside: u32, outside: u32| {
-            let mut threads = Threads::default();
+            let mut threads = ThreadAccounts::default();
             (0..inside).for_each(|_| threads.collecting_sample(T, MonotonicNs(0), StackId(1)));
             (0..outside).for_each(|_| threads.cpu_sample(T, MonotonicNs(0), StackId(2)));
             collected.iter().for_each(|&ns| threads.collected(T, ns));
             threads.finish(&running(times(1_000, 0, 0), ON_CPU))
         };
-        let cpu = |rows: &[Row], place| {
+        let cpu = |rows: &[ThreadRow], place| {
             rows.iter().filter(|r| r.place == place).map(|r| r.cpu_ns).sum::<f64>()
         };
-        let [inside, outside] = [1, 2].map(|id| Place::Stack(StackId(id)));
+        let [inside, outside] = [1, 2].map(|id| StackOrMarker::Stack(StackId(id)));
         let known = rows(&[Some(100), Some(150)], 3, 1);
         assert_eq!((cpu(&known, inside), cpu(&known, outside)), (250.0, 750.0));
         let unsure = rows(&[Some(100), None], 3, 1);
         assert_eq!((cpu(&unsure, inside), cpu(&unsure, outside)), (750.0, 250.0));
         let unseen = rows(&[Some(250)], 0, 1);
         assert_eq!(
-            (cpu(&unseen, Place::Marker(Marker::GarbageCollector)), cpu(&unseen, outside)),
+            (cpu(&unseen, StackOrMarker::Marker(Marker::GarbageCollector)), cpu(&unseen, outside)),
             (250.0, 750.0)
         );
         // What is too little to be sampled has the stacks it left the CPU with, and none of those
         // of the other.
         let slices = |collected: Option<u64>, inside: u32| {
-            let mut threads = Threads::default();
+            let mut threads = ThreadAccounts::default();
             (0..inside).for_each(|_| threads.collecting_sample(T, MonotonicNs(0), StackId(1)));
             threads.wait_start(T, MonotonicNs(10), StackId(3), SLEEP, 30, 1.0);
             threads.collecting_slice(T, StackId(4), 70, 1.0);
             threads.wait_start(T, MonotonicNs(20), StackId(4), SLEEP, 0, 1.0);
             threads.collected(T, collected);
             let rows = threads.finish(&running(times(1_000, 0, 0), ON_CPU));
-            [1, 3, 4].map(|id| cpu(&rows, Place::Stack(StackId(id))))
+            [1, 3, 4].map(|id| cpu(&rows, StackOrMarker::Stack(StackId(id))))
         };
         assert_eq!(slices(Some(250), 1), [250.0, 750.0, 0.0]);
         assert_eq!(slices(Some(250), 0), [0.0, 750.0, 250.0]);
         assert_eq!(slices(None, 0), [0.0, 300.0, 700.0]);
         let only = rows(&[Some(400)], 1, 0);
         assert_eq!(
-            (cpu(&only, inside), cpu(&only, Place::Marker(Marker::NotSampled))),
+            (cpu(&only, inside), cpu(&only, StackOrMarker::Marker(Marker::NotSampled))),
             (400.0, 600.0)
         );
         let all = rows(&[Some(2_000)], 1, 0);
@@ -1091,7 +1101,7 @@ mod tests {
 
     #[test]
     fn a_thread_too_quick_to_be_sampled_gives_its_time_to_where_it_left_the_cpu() {
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         threads.wait_start(T, MonotonicNs(10), StackId(5), SLEEP, 3, 1.0);
         threads.wait_end(&WaitEnd {
             thread: T,
@@ -1104,13 +1114,15 @@ mod tests {
         });
         threads.thread_end(times(8, 5, 80));
         let rows = threads.finish(&[]);
-        assert!(rows.iter().any(|r| r.place == Place::Stack(StackId(5)) && r.cpu_ns == 8.0));
+        assert!(
+            rows.iter().any(|r| r.place == StackOrMarker::Stack(StackId(5)) && r.cpu_ns == 8.0)
+        );
         assert_eq!(sums(&rows), (8.0, 5.0, 80.0));
     }
 
     #[test]
     fn stolen_time_is_runnable_where_it_was_sampled() {
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         for stack in [1, 1, 1, 2] {
             threads.cpu_sample(T, MonotonicNs(0), StackId(stack));
         }
@@ -1124,7 +1136,7 @@ mod tests {
 
     #[test]
     fn of_very_many_ended_threads_the_last_are_only_summed_up() {
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         let mut kept = 0;
         for tid in 0..super::MAX_ENDED_ROWS as u32 {
             let thread = ThreadId { pid: 7, tid };
@@ -1142,7 +1154,7 @@ mod tests {
 
     #[test]
     fn a_thread_woken_by_very_many_others_keeps_the_first_of_them_and_its_time() {
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         let wakers = super::MAX_WAITS as u64 + 7;
         for n in 0..wakers {
             threads.wait_start(T, MonotonicNs(n * 10), StackId(5), SLEEP, 1, 1.0);
@@ -1169,9 +1181,9 @@ mod tests {
 
     #[test]
     fn a_wait_in_progress_is_sliced_at_the_end() {
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         threads.wait_start(T, MonotonicNs(10), StackId(5), SLEEP, 10, 1.0);
-        let waiting = Progress::Waiting {
+        let waiting = ThreadProgress::Waiting {
             start: MonotonicNs(10),
             blocked_ns: 60,
             runnable_ns: 30,
@@ -1187,7 +1199,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_never_woke_says_so() {
-        let waiting = Progress::Waiting {
+        let waiting = ThreadProgress::Waiting {
             start: MonotonicNs(0),
             blocked_ns: 100,
             runnable_ns: 0,
@@ -1195,14 +1207,14 @@ mod tests {
             new_thread: false,
             woken_throttled: false,
         };
-        let rows = Threads::default().finish(&running(times(0, 0, 100), waiting));
+        let rows = ThreadAccounts::default().finish(&running(times(0, 0, 100), waiting));
         assert_eq!(rows.len(), 1);
-        assert_eq!(rows[0].place, Place::Marker(Marker::WaitingSinceBefore));
+        assert_eq!(rows[0].place, StackOrMarker::Marker(Marker::WaitingSinceBefore));
     }
 
     #[test]
     fn a_wait_that_was_visited_has_its_stack_and_stands_for_itself() {
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         // Asleep since before the recording, which began at 0.
         threads.sleeper(T, MonotonicNs(0), StackId(1), SLEEP);
         threads.wait_end(&end(0, 40));
@@ -1215,16 +1227,17 @@ mod tests {
         threads.wait_start(T, MonotonicNs(90), StackId(3), SLEEP, 10, 10.0);
         threads.wait_end(&end(90, 1));
         let rows = threads.finish(&running(times(30, 0, 85), ON_CPU));
-        let at =
-            |id| rows.iter().find(|r| r.reason.is_some() && r.place == Place::Stack(StackId(id)));
+        let at = |id| {
+            rows.iter().find(|r| r.reason.is_some() && r.place == StackOrMarker::Stack(StackId(id)))
+        };
         let blocked = |id| at(id).map(|row| row.blocked_ns);
         assert_eq!([blocked(1), blocked(2), blocked(3)], [Some(40.0), Some(30.0), Some(15.0)]);
-        assert!(rows.iter().all(|row| !matches!(row.place, Place::Marker(_))), "{rows:?}");
+        assert!(rows.iter().all(|row| !matches!(row.place, StackOrMarker::Marker(_))), "{rows:?}");
     }
 
     #[test]
     fn the_runnable_part_of_a_wait_that_ended_in_a_throttled_cgroup_is_the_limits() {
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         threads.wait_start(T, MonotonicNs(10), StackId(5), SLEEP, 10, 1.0);
         threads.wake(T.tid, MonotonicNs(10), WakeOrigin::Timer, None);
         threads.wait_end(&WaitEnd {
@@ -1246,9 +1259,9 @@ mod tests {
         assert_eq!(of(WaitStateKey::Throttled), Some((0.0, 20.0, None)));
 
         // One that is still in progress at the end of a window.
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         threads.wait_start(T, MonotonicNs(10), StackId(5), SLEEP, 10, 1.0);
-        let waiting = |runnable_ns| Progress::Waiting {
+        let waiting = |runnable_ns| ThreadProgress::Waiting {
             start: MonotonicNs(10),
             blocked_ns: 60,
             runnable_ns,
@@ -1276,7 +1289,7 @@ mod tests {
     #[test]
     fn waits_that_were_ended_at_different_places_are_told_apart() {
         let by = ThreadId { pid: 1, tid: 1 };
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         for (start, place) in
             [(10, Some(StackId(7))), (20, Some(StackId(8))), (30, Some(StackId(7))), (40, None)]
         {
@@ -1290,7 +1303,7 @@ mod tests {
             let waker = Some(Waker::Thread { id: by, comm: [0; 16], stack: place });
             rows.iter().find(|row| row.waker == waker).map(|row| (row.place, row.blocked_ns))
         };
-        let wait = |blocked| Some((Place::Stack(StackId(5)), blocked));
+        let wait = |blocked| Some((StackOrMarker::Stack(StackId(5)), blocked));
         assert_eq!(
             [of(Some(StackId(7))), of(Some(StackId(8))), of(None)],
             [wait(8.0), wait(4.0), wait(4.0)]
@@ -1300,18 +1313,20 @@ mod tests {
 
     #[test]
     fn an_end_without_its_start_does_not_close_another_wait() {
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         threads.wait_start(T, MonotonicNs(50), StackId(5), SLEEP, 1, 1.0);
         threads.wait_end(&end(10, 1));
         assert_eq!(threads.unmatched_wait_ends(), 1);
         threads.wait_end(&end(50, 9));
         let rows = threads.finish(&running(times(1, 0, 9), ON_CPU));
-        assert!(rows.iter().any(|r| r.place == Place::Stack(StackId(5)) && r.blocked_ns == 9.0));
+        assert!(
+            rows.iter().any(|r| r.place == StackOrMarker::Stack(StackId(5)) && r.blocked_ns == 9.0)
+        );
     }
 
     #[test]
     fn the_wait_before_the_recording_is_told_from_lost_stacks() {
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         threads.wait_end(&end(0, 50));
         threads.wait_start(T, MonotonicNs(60), StackId(5), SLEEP, 10, 1.0);
         threads.wait_end(&end(60, 20));
@@ -1319,8 +1334,9 @@ mod tests {
         // Asleep until 50, on CPU to 60, asleep to 80, on CPU to 90; of the 20 ns after that no
         // stack arrived.
         let rows = threads.finish(&running(times(20, 0, 90), ON_CPU));
-        let at =
-            |marker| rows.iter().find(|r| r.place == Place::Marker(marker)).map(|r| r.blocked_ns);
+        let at = |marker| {
+            rows.iter().find(|r| r.place == StackOrMarker::Marker(marker)).map(|r| r.blocked_ns)
+        };
         assert_eq!(at(Marker::WaitingSinceBefore), Some(50.0));
         assert_eq!(at(Marker::StackLost), Some(20.0));
     }
@@ -1329,23 +1345,23 @@ mod tests {
     fn a_new_threads_wait_for_its_first_cpu_is_not_older_than_the_recording() {
         let since = MonotonicNs(1_000);
         let times = |runnable_ns| ThreadTimes { since, ..times(10, runnable_ns, 0) };
-        let new = |rows: &[Row]| {
-            let waits: Vec<&Row> =
+        let new = |rows: &[ThreadRow]| {
+            let waits: Vec<&ThreadRow> =
                 rows.iter().filter(|row| row.runnable_ns + row.blocked_ns > 0.0).collect();
             let [row] = waits[..] else { panic!("{rows:?}") };
-            assert_eq!(row.place, Place::Marker(Marker::NotYetRun));
+            assert_eq!(row.place, StackOrMarker::Marker(Marker::NotYetRun));
             assert_eq!(row.reason.map(|reason| reason.state), Some(WaitStateKey::Preempted));
             row.runnable_ns
         };
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         threads.wait_end(&WaitEnd { runnable_ns: 70, new_thread: true, ..end(1_000, 0) });
         assert_eq!(new(&threads.finish(&running(times(70), ON_CPU))), 70.0);
 
         // One that waits across the end of a window.
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         let waiting = |runnable_ns| {
             let start = since;
-            Progress::Waiting {
+            ThreadProgress::Waiting {
                 start,
                 blocked_ns: 0,
                 runnable_ns,
@@ -1365,7 +1381,7 @@ mod tests {
 
     #[test]
     fn waits_the_coin_left_out_are_not_taken_for_the_one_before_the_recording() {
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         // Asleep until 50; then 100 times 10 ns, of which the fortieth wait is kept.
         threads.wait_end(&end(0, 50));
         threads.wait_start(T, MonotonicNs(900), StackId(5), SLEEP, 10, 100.0);
@@ -1373,12 +1389,12 @@ mod tests {
         let rows = threads.finish(&running(times(1_000, 0, 1_050), ON_CPU));
         let at =
             |place| rows.iter().filter(|r| r.place == place).map(|r| r.blocked_ns).sum::<f64>();
-        assert_eq!(at(Place::Marker(Marker::WaitingSinceBefore)), 50.0);
-        assert_eq!(at(Place::Stack(StackId(5))), 1_000.0);
+        assert_eq!(at(StackOrMarker::Marker(Marker::WaitingSinceBefore)), 50.0);
+        assert_eq!(at(StackOrMarker::Stack(StackId(5))), 1_000.0);
 
         // One in ten kept of 100 waits of 10 ns, and then one of 30 µs that was not: the others do
         // not stand for it, and say that they are unsure.
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         for n in 1..=10 {
             threads.wait_start(T, MonotonicNs(100 * n), StackId(5), SLEEP, 10, 10.0);
             threads.wait_end(&end(100 * n, 10));
@@ -1389,25 +1405,26 @@ mod tests {
                 .find(|r| r.place == place && r.blocked_ns > 0.0)
                 .map_or((0.0, 0.0), |r| (r.blocked_ns, r.wait_stderr_ns))
         };
-        let (short, error) = at(Place::Stack(StackId(5)));
+        let (short, error) = at(StackOrMarker::Stack(StackId(5)));
         assert!(
             (1_000.0..2_300.0).contains(&short) && error >= short - 1_000.0,
             "{short} ± {error}"
         );
-        assert_eq!(at(Place::Marker(Marker::StackLost)).0, 31_000.0 - short);
+        assert_eq!(at(StackOrMarker::Marker(Marker::StackLost)).0, 31_000.0 - short);
 
         // Nothing kept at all: the thread did run, and its waits are lost, not older than the
         // recording.
-        let rows = Threads::default().finish(&running(times(1_000, 0, 1_050), ON_CPU));
-        let at =
-            |marker| rows.iter().find(|r| r.place == Place::Marker(marker)).map(|r| r.blocked_ns);
+        let rows = ThreadAccounts::default().finish(&running(times(1_000, 0, 1_050), ON_CPU));
+        let at = |marker| {
+            rows.iter().find(|r| r.place == StackOrMarker::Marker(marker)).map(|r| r.blocked_ns)
+        };
         assert_eq!((at(Marker::WaitingSinceBefore), at(Marker::StackLost)), (None, Some(1_050.0)));
     }
 
     #[test]
     fn a_thread_id_used_again_before_the_first_threads_end_arrives_keeps_the_two_apart() {
         let other = ThreadId { pid: 9, tid: T.tid };
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         threads.cpu_sample(T, MonotonicNs(10), StackId(1));
         threads.cpu_sample(other, MonotonicNs(20), StackId(2));
         threads.thread_end(times(70, 0, 0));
@@ -1418,14 +1435,16 @@ mod tests {
         });
         let rows = threads.finish(&[]);
         let of = |id, stack| {
-            let row =
-                rows.iter().find(|r| r.thread == id && r.place == Place::Stack(StackId(stack)));
+            let row = rows
+                .iter()
+                .find(|r| r.thread == id && r.place == StackOrMarker::Stack(StackId(stack)));
             row.map(|row| row.cpu_ns)
         };
         // Of the first one's time it is not known where it was spent; none of it is the other's.
         assert_eq!([of(T, 1), of(other, 2)], [Some(0.0), Some(30.0)]);
-        let lost =
-            rows.iter().find(|r| r.thread == T && r.place == Place::Marker(Marker::NotSampled));
+        let lost = rows
+            .iter()
+            .find(|r| r.thread == T && r.place == StackOrMarker::Marker(Marker::NotSampled));
         assert_eq!(lost.map(|row| row.cpu_ns), Some(70.0));
         assert_eq!(rows.len(), 3);
     }
@@ -1438,7 +1457,7 @@ mod tests {
                 (1u32..5, 0u64..1_000, 0u64..1_000, any::<bool>(), any::<bool>(), 1.0f64..50.0), 0..40),
             samples in 0u32..20, oncpu in 0u64..1_000_000, extra in 0u64..1_000_000,
         ) {
-            let mut threads = Threads::default();
+            let mut threads = ThreadAccounts::default();
             (0..samples).for_each(|s| threads.cpu_sample(T, MonotonicNs(0), StackId(s % 3)));
             let (mut blocked, mut runnable, mut clock) = (extra, extra / 2, 0);
             for (stack, b, r, kept, visited, weight) in waits {

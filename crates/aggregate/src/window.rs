@@ -2,7 +2,7 @@
 //! label; every loss of detail is counted, no value is lost.
 
 use super::chance::Chances;
-use super::pool::Sum;
+use super::pool::PoolSum;
 use foldhash::{HashMap, HashMapExt as _};
 use perfusion_model::frame::{FrameKey, Marker};
 use perfusion_model::labels::{Labels, OTHER, SampleType, SpanLabels};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// Bounds of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct WindowLimits {
     /// Distinct (stack, labels) pairs. Spans are told apart while there are half as many.
     pub max_keys: usize,
     /// Distinct values of each open-ended label (waker, type, type_raw, type_module, container_id,
@@ -27,7 +27,7 @@ pub struct Limits {
 /// Distinct values of a label that are told apart however long they are.
 const FEW_VALUES: usize = 2_000;
 
-impl Default for Limits {
+impl Default for WindowLimits {
     fn default() -> Self {
         Self { max_keys: 200_000, max_label_values: 32_768, max_label_bytes: 1 << 20 }
     }
@@ -35,7 +35,7 @@ impl Default for Limits {
 
 /// Values of one (stack, labels) pair, as [`Window::entries`] shows them.
 #[derive(Clone, Copy, Debug)]
-pub struct Entry<'a> {
+pub struct WindowEntry<'a> {
     /// Innermost first.
     pub frames: &'a [FrameKey],
     /// The labels, but those of `sampled`.
@@ -93,7 +93,7 @@ impl Sampled {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct LabelsId(usize);
 
-struct Row {
+struct WindowRow {
     stack: StackId,
     labels: LabelsId,
     sampled: Option<Sampled>,
@@ -109,7 +109,7 @@ struct Cap {
 
 impl Cap {
     /// Puts [`OTHER`] in place of a value beyond the cap; true when it did.
-    fn apply(&mut self, value: &mut Option<Arc<str>>, limits: &Limits) -> bool {
+    fn apply(&mut self, value: &mut Option<Arc<str>>, limits: &WindowLimits) -> bool {
         let Some(text) = value else { return false };
         if self.seen.contains(text) {
             return false;
@@ -140,16 +140,16 @@ pub struct WindowCounters {
 
 /// Values per (stack, labels).
 pub struct Window {
-    limits: Limits,
+    limits: WindowLimits,
     stacks: StackTable,
     labels: Vec<Arc<Labels>>,
     label_ids: HashMap<Arc<Labels>, LabelsId>,
-    rows: Vec<Row>,
+    rows: Vec<WindowRow>,
     row_ids: HashMap<(StackId, LabelsId), usize>,
     caps: [Cap; 11],
     counters: WindowCounters,
     /// What became of thread pools, each with its process's labels.
-    pub pools: Vec<(Labels, Sum)>,
+    pub pools: Vec<(Labels, PoolSum)>,
     /// With what probability waits kept their stacks.
     pub wait_chances: Chances,
 }
@@ -157,7 +157,7 @@ pub struct Window {
 impl Window {
     /// An empty window.
     #[must_use]
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: WindowLimits) -> Self {
         Self {
             limits,
             stacks: StackTable::default(),
@@ -268,7 +268,7 @@ impl Window {
         let (new, rows) = (self.rows.len(), &mut self.rows);
         // The overflow stack may have a row with these labels already.
         *self.row_ids.entry((stack, labels)).or_insert_with(|| {
-            rows.push(Row { stack, labels, sampled: None, values: [0.0; SampleType::COUNT] });
+            rows.push(WindowRow { stack, labels, sampled: None, values: [0.0; SampleType::COUNT] });
             new
         })
     }
@@ -326,8 +326,8 @@ impl Window {
     }
 
     /// All rows, in the order they were first seen.
-    pub fn entries(&self) -> impl ExactSizeIterator<Item = Entry<'_>> {
-        self.rows.iter().map(|row| Entry {
+    pub fn entries(&self) -> impl ExactSizeIterator<Item = WindowEntry<'_>> {
+        self.rows.iter().map(|row| WindowEntry {
             frames: self.stacks.frames(row.stack),
             labels: &self.labels[row.labels.0],
             sampled: row.sampled,
@@ -364,7 +364,7 @@ impl Window {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use perfusion_model::event::Span;
+    use perfusion_model::event::TraceSpan;
     use perfusion_model::labels::Sampling;
     use perfusion_model::stack::StackSpan;
 
@@ -380,7 +380,7 @@ mod tests {
 
     #[test]
     fn equal_keys_add_up_and_others_stay_apart() {
-        let mut window = Window::new(Limits::default());
+        let mut window = Window::new(WindowLimits::default());
         let stack = [FrameKey::Kernel(1), FrameKey::Kernel(2)];
         window.add(&stack, &thread(1), SampleType::Cpu, 2.0);
         window.add(&stack, &thread(1), SampleType::Cpu, 3.0);
@@ -394,7 +394,7 @@ mod tests {
 
     #[test]
     fn past_the_limit_values_go_to_the_overflow_entry_and_sums_hold() {
-        let mut window = Window::new(Limits { max_keys: 10, ..Limits::default() });
+        let mut window = Window::new(WindowLimits { max_keys: 10, ..WindowLimits::default() });
         for address in 0..1000 {
             window.add(&[FrameKey::Kernel(address)], &thread(1), SampleType::Cpu, 1.0);
         }
@@ -411,7 +411,7 @@ mod tests {
 
     #[test]
     fn stacks_that_find_no_room_share_a_row_for_each_labels() {
-        let mut window = Window::new(Limits::default());
+        let mut window = Window::new(WindowLimits::default());
         window.stacks = StackTable::with_room(1_000);
         for first in 0..200 {
             let stack: Vec<FrameKey> = (first..first + 8).map(FrameKey::Kernel).collect();
@@ -426,7 +426,8 @@ mod tests {
 
     #[test]
     fn a_label_with_too_many_values_gets_a_named_rest() {
-        let mut window = Window::new(Limits { max_label_values: 2, ..Limits::default() });
+        let mut window =
+            Window::new(WindowLimits { max_label_values: 2, ..WindowLimits::default() });
         for waker in ["a", "b", "c", "d", "a", "d"] {
             let labels = Labels { waker: Some(waker.into()), ..Labels::default() };
             window.add(&[FrameKey::Kernel(1)], &labels, SampleType::Blocked, 1.0);
@@ -445,7 +446,8 @@ mod tests {
 
     #[test]
     fn types_beyond_the_cap_do_not_bring_their_other_names_along() {
-        let mut window = Window::new(Limits { max_label_values: 2, ..Limits::default() });
+        let mut window =
+            Window::new(WindowLimits { max_label_values: 2, ..WindowLimits::default() });
         for n in 0..6 {
             let labels = Labels {
                 type_name: Some(format!("T{}", n / 2).into()),
@@ -476,7 +478,8 @@ mod tests {
 
     #[test]
     fn how_many_samples_are_behind_a_value_adds_up_with_it() {
-        let mut window = Window::new(Limits { max_label_values: 1, ..Limits::default() });
+        let mut window =
+            Window::new(WindowLimits { max_label_values: 1, ..WindowLimits::default() });
         for (type_name, sampled) in [("A", 5), ("B", 1), ("C", 1), ("D", 2)] {
             let labels = Labels {
                 type_name: Some(type_name.into()),
@@ -505,9 +508,9 @@ mod tests {
 
     #[test]
     fn very_many_spans_leave_room_for_what_has_none() {
-        let mut window = Window::new(Limits { max_keys: 20, ..Limits::default() });
+        let mut window = Window::new(WindowLimits { max_keys: 20, ..WindowLimits::default() });
         let in_span = |id: u64| {
-            let span = StackSpan::Of(Span { trace: [1; 16], id: id.to_le_bytes() });
+            let span = StackSpan::Of(TraceSpan { trace: [1; 16], id: id.to_le_bytes() });
             Labels { span: Some(Arc::new(SpanLabels::of(span))), ..thread(1) }
         };
         for id in 0..1000 {
@@ -535,7 +538,7 @@ mod tests {
 
     #[test]
     fn bad_values_are_refused_and_counted() {
-        let mut window = Window::new(Limits::default());
+        let mut window = Window::new(WindowLimits::default());
         for value in [f64::NAN, f64::INFINITY, -1.0, 0.0] {
             window.add(&[FrameKey::Kernel(1)], &thread(1), SampleType::Cpu, value);
         }
@@ -545,7 +548,7 @@ mod tests {
 
     #[test]
     fn a_column_can_be_the_sum_of_others() {
-        let mut window = Window::new(Limits::default());
+        let mut window = Window::new(WindowLimits::default());
         window.add(&[FrameKey::Kernel(1)], &thread(1), SampleType::Cpu, 1.0);
         window.add(&[FrameKey::Kernel(1)], &thread(1), SampleType::Blocked, 20.0);
         window.sum_into(SampleType::Wall, &[SampleType::Cpu, SampleType::Blocked]);

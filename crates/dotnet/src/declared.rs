@@ -2,8 +2,8 @@
 //! by the field's name, and by its type where several classes have a field of the name; and the
 //! classes around nested types, of which the runtime tells the innermost only.
 
-use crate::metadata::{Assembly, Field, NameBudget};
-use crate::types::Type;
+use crate::metadata::{Assembly, DeclaredField, NameBudget};
+use crate::types::RuntimeType;
 use perfusion_host::process::guarded_io::ForeignFile;
 use perfusion_host::process::handle::ProcessHandle;
 use std::collections::{HashMap, HashSet};
@@ -68,7 +68,7 @@ impl Assemblies {
     }
 
     /// Completes the names of nested types, and of arrays of them.
-    pub fn complete(self, types: &mut [Type]) {
+    pub fn complete(self, types: &mut [RuntimeType]) {
         let mut room = NameBudget::new(MAX_NAME_BYTES);
         let mut modules = by_module(types);
         self.each(|assembly| {
@@ -80,7 +80,7 @@ impl Assemblies {
 }
 
 /// The types of each module, to tell by which assembly is which module.
-fn by_module(types: &[Type]) -> HashMap<u64, Vec<usize>> {
+fn by_module(types: &[RuntimeType]) -> HashMap<u64, Vec<usize>> {
     let mut modules: HashMap<u64, Vec<usize>> = HashMap::new();
     for (number, found) in types.iter().enumerate().filter(|(_, found)| found.has_token()) {
         modules.entry(found.module).or_default().push(number);
@@ -92,7 +92,7 @@ fn by_module(types: &[Type]) -> HashMap<u64, Vec<usize>> {
 /// what is allowed for all. Answers how many bytes they have taken.
 pub fn complete_names(
     target: &ProcessHandle,
-    types: &mut [Type],
+    types: &mut [RuntimeType],
     static_fields: &mut [StaticField],
     limit_bytes: usize,
 ) -> usize {
@@ -101,7 +101,7 @@ pub fn complete_names(
     let mut assemblies = Assemblies::default();
     assemblies.look(target, MAX_FILES);
     let mut modules = by_module(types);
-    let mut fields: HashMap<String, Vec<Field>> = HashMap::new();
+    let mut fields: HashMap<String, Vec<DeclaredField>> = HashMap::new();
     let wanted: HashSet<&str> = static_fields.iter().map(|field| field.name.as_str()).collect();
     assemblies.each(|assembly| {
         assembly.static_fields(&wanted, &mut fields, &mut room);
@@ -120,10 +120,10 @@ pub fn complete_names(
 fn name_nested(
     assembly: &Assembly<'_>,
     numbers: &[usize],
-    types: &mut [Type],
+    types: &mut [RuntimeType],
     room: &mut NameBudget,
 ) -> bool {
-    let name = |types: &[Type], number: usize| -> Option<String> {
+    let name = |types: &[RuntimeType], number: usize| -> Option<String> {
         let found = types.get(number)?;
         let (own, whole) = assembly.class_names(found.token)?;
         (own == found.open_name()).then(|| whole + found.name.get(own.len()..).unwrap_or_default())
@@ -150,7 +150,7 @@ fn name_nested(
 }
 
 /// An array's name begins with that of its elements' type.
-fn name_arrays(types: &mut [Type], room: &mut NameBudget) {
+fn name_arrays(types: &mut [RuntimeType], room: &mut NameBudget) {
     for number in 0..types.len() {
         // From the innermost elements outwards; deeper arrays of arrays keep a short name.
         let mut chain = vec![number];
@@ -179,15 +179,15 @@ fn name_arrays(types: &mut [Type], room: &mut NameBudget) {
 }
 
 fn name_classes(
-    types: &[Type],
+    types: &[RuntimeType],
     static_fields: &mut [StaticField],
-    found: &HashMap<String, Vec<Field>>,
+    found: &HashMap<String, Vec<DeclaredField>>,
     room: &mut NameBudget,
 ) {
     for field in static_fields {
         let Some(candidates) = found.get(&field.name) else { continue };
-        let open = types.get(field.type_index as usize).map_or("", Type::open_name);
-        let fits: Vec<&Field> = candidates
+        let open = types.get(field.type_index as usize).map_or("", RuntimeType::open_name);
+        let fits: Vec<&DeclaredField> = candidates
             .iter()
             .filter(|candidate| candidate.type_name.as_deref() == Some(open))
             .collect();

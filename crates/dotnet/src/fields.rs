@@ -3,9 +3,9 @@
 
 /// What is left of them.
 #[derive(Clone, Copy, Debug)]
-pub struct Fields<'a>(pub &'a [u8]);
+pub struct PayloadFields<'a>(pub &'a [u8]);
 
-impl<'a> Fields<'a> {
+impl<'a> PayloadFields<'a> {
     /// The next bytes.
     pub fn take(&mut self, count: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(count)?;
@@ -72,26 +72,26 @@ impl<'a> Fields<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::Fields;
+    use super::PayloadFields;
     use proptest::{collection::vec, prelude::any, prop_assert, proptest};
 
     #[test]
     fn fields_are_taken_in_order_and_never_past_the_end() {
-        let mut fields = Fields(&[1, 2, 0, 0xac, 0x02, b'h', 0, b'i', 0, 0, 0, 9]);
+        let mut fields = PayloadFields(&[1, 2, 0, 0xac, 0x02, b'h', 0, b'i', 0, 0, 0, 9]);
         assert_eq!((fields.u8(), fields.u16(), fields.varint()), (Some(1), Some(2), Some(300)));
         assert_eq!(
             (fields.text().as_deref(), fields.u16(), fields.u8()),
             (Some("hi"), None, Some(9))
         );
         assert_eq!((fields.u8(), fields.text()), (None, None));
-        assert_eq!(Fields(&[0xff; 11]).varint(), None);
-        assert_eq!(Fields(&[0xff, 0xff, 0xff, 0xff, 0x1f]).varint32(), None);
+        assert_eq!(PayloadFields(&[0xff; 11]).varint(), None);
+        assert_eq!(PayloadFields(&[0xff, 0xff, 0xff, 0xff, 0x1f]).varint32(), None);
     }
 
     proptest! {
         #[test]
         fn every_take_makes_the_rest_shorter(bytes in vec(any::<u8>(), 0..64)) {
-            let mut fields = Fields(&bytes);
+            let mut fields = PayloadFields(&bytes);
             let mut left = bytes.len();
             while fields.text().is_some() || fields.varint().is_some() {
                 prop_assert!(fields.0.len() < left);

@@ -3,7 +3,7 @@
 //! II.25 (PE). An assembly is the profiled process's file: every number in it is checked, and what
 //! is wrong with one makes its names missing, nothing else.
 
-use crate::fields::Fields;
+use crate::fields::PayloadFields;
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 
@@ -55,7 +55,7 @@ impl NameBudget {
 
 /// A static field.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Field {
+pub struct DeclaredField {
     /// Its class with namespace, nested ones after `+`.
     pub class: String,
     /// Its type where that is a class, structure or generic instance of one, without arguments:
@@ -74,7 +74,7 @@ mod table {
 
 /// A column of a table.
 #[derive(Clone, Copy)]
-enum Column {
+enum MetadataColumn {
     /// So many bytes.
     Bytes(u8),
     /// Place in the strings, GUIDs or blobs.
@@ -87,21 +87,21 @@ enum Column {
     Coded(u8, &'static [u8]),
 }
 
-use Column::{Blob, Bytes, Coded, Guid, Row, Text};
+use MetadataColumn::{Blob, Bytes, Coded, Guid, Row, Text};
 
-const TYPE_DEF_OR_REF: Column = Coded(2, &[0x02, 0x01, 0x1b]);
-const HAS_ATTRIBUTE: Column = Coded(
+const TYPE_DEF_OR_REF: MetadataColumn = Coded(2, &[0x02, 0x01, 0x1b]);
+const HAS_ATTRIBUTE: MetadataColumn = Coded(
     5,
     &[
         0x06, 0x04, 0x01, 0x02, 0x08, 0x09, 0x0a, 0x00, 0x0e, 0x17, 0x14, 0x11, 0x1a, 0x1b, 0x20,
         0x23, 0x26, 0x27, 0x28, 0x2a, 0x2c, 0x2b,
     ],
 );
-const IMPLEMENTATION: Column = Coded(2, &[0x26, 0x23, 0x27]);
-const METHOD_DEF_OR_REF: Column = Coded(1, &[0x06, 0x0a]);
+const IMPLEMENTATION: MetadataColumn = Coded(2, &[0x26, 0x23, 0x27]);
+const METHOD_DEF_OR_REF: MetadataColumn = Coded(1, &[0x06, 0x0a]);
 
 /// Columns of the tables up to the nested classes (II.22).
-const COLUMNS: [&[Column]; table::NESTED_CLASS + 1] = [
+const COLUMNS: [&[MetadataColumn]; table::NESTED_CLASS + 1] = [
     &[Bytes(2), Text, Guid, Guid, Guid],
     &[Coded(2, &[0x00, 0x1a, 0x23, 0x01]), Text, Text],
     &[Bytes(4), Text, Text, TYPE_DEF_OR_REF, Row(0x04), Row(0x06)],
@@ -148,7 +148,7 @@ const COLUMNS: [&[Column]; table::NESTED_CLASS + 1] = [
 
 /// Where a table is.
 #[derive(Clone, Copy, Default)]
-struct Place {
+struct MetadataTable {
     begin: usize,
     row_bytes: usize,
     rows: u32,
@@ -160,7 +160,7 @@ pub struct Assembly<'a> {
     blobs: &'a [u8],
     /// The rows of all tables.
     rows: &'a [u8],
-    places: [Place; table::NESTED_CLASS + 1],
+    places: [MetadataTable; table::NESTED_CLASS + 1],
     counts: [u32; table::COUNT],
     /// Bits 0, 1 and 2: places in strings, GUIDs and blobs have four bytes.
     wide: u8,
@@ -171,7 +171,7 @@ impl<'a> Assembly<'a> {
     #[must_use]
     pub fn of(file: &'a [u8]) -> Option<Self> {
         let metadata = metadata(file)?;
-        let mut fields = Fields(metadata);
+        let mut fields = PayloadFields(metadata);
         // "BSJB", version, reserved.
         if fields.u32()? != 0x424a_5342 {
             return None;
@@ -195,7 +195,7 @@ impl<'a> Assembly<'a> {
                 _ => {}
             }
         }
-        let (strings, blobs, mut fields) = (strings?, blobs?, Fields(tables?));
+        let (strings, blobs, mut fields) = (strings?, blobs?, PayloadFields(tables?));
         fields.take(6)?;
         let wide = fields.u8()?;
         fields.take(1)?;
@@ -214,21 +214,21 @@ impl<'a> Assembly<'a> {
             strings,
             blobs,
             rows: fields.0,
-            places: [Place::default(); table::NESTED_CLASS + 1],
+            places: [MetadataTable::default(); table::NESTED_CLASS + 1],
             counts,
             wide,
         };
         let mut begin = 0usize;
         for (number, (columns, rows)) in COLUMNS.iter().zip(counts).enumerate() {
             let row_bytes = columns.iter().map(|&column| tables.width(column)).sum();
-            *tables.places.get_mut(number)? = Place { begin, row_bytes, rows };
+            *tables.places.get_mut(number)? = MetadataTable { begin, row_bytes, rows };
             begin = begin.checked_add(row_bytes.checked_mul(usize::try_from(rows).ok()?)?)?;
         }
         (begin <= tables.rows.len()).then_some(tables)
     }
 
     /// Bytes of a column.
-    fn width(&self, column: Column) -> usize {
+    fn width(&self, column: MetadataColumn) -> usize {
         let count = |table: u8| self.counts.get(usize::from(table)).copied().unwrap_or(0);
         let narrow = match column {
             Bytes(bytes) => return usize::from(bytes),
@@ -250,7 +250,7 @@ impl<'a> Assembly<'a> {
         let columns = COLUMNS.get(number)?;
         let before: usize = columns.get(..column)?.iter().map(|&column| self.width(column)).sum();
         let at = place.begin + usize::try_from(row - 1).ok()? * place.row_bytes + before;
-        let mut fields = Fields(self.rows.get(at..)?);
+        let mut fields = PayloadFields(self.rows.get(at..)?);
         match self.width(*columns.get(column)?) {
             2 => fields.u16().map(u32::from),
             _ => fields.u32(),
@@ -286,7 +286,7 @@ impl<'a> Assembly<'a> {
     pub fn static_fields(
         &self,
         wanted: &HashSet<&str>,
-        found: &mut HashMap<String, Vec<Field>>,
+        found: &mut HashMap<String, Vec<DeclaredField>>,
         room: &mut NameBudget,
     ) {
         // Where a number is wrong, the rest is missing.
@@ -296,7 +296,7 @@ impl<'a> Assembly<'a> {
     fn add_static_fields(
         &self,
         wanted: &HashSet<&str>,
-        found: &mut HashMap<String, Vec<Field>>,
+        found: &mut HashMap<String, Vec<DeclaredField>>,
         room: &mut NameBudget,
     ) -> Option<()> {
         let fields = self.counts[table::FIELD];
@@ -323,9 +323,11 @@ impl<'a> Assembly<'a> {
                 let type_name = self.type_of(self.get(table::FIELD, field, 2)?);
                 let class = self.class(class)?;
                 room.take(
-                    size_of::<Field>() + class.len() + type_name.as_ref().map_or(0, String::len),
+                    size_of::<DeclaredField>()
+                        + class.len()
+                        + type_name.as_ref().map_or(0, String::len),
                 )?;
-                list.push(Field { class, type_name });
+                list.push(DeclaredField { class, type_name });
             }
         }
         Some(())
@@ -361,9 +363,9 @@ impl<'a> Assembly<'a> {
 
     /// The type in the signature of a field (II.23.2.4).
     fn type_of(&self, at: u32) -> Option<String> {
-        let mut blob = Fields(self.blobs.get(usize::try_from(at).ok()?..)?);
+        let mut blob = PayloadFields(self.blobs.get(usize::try_from(at).ok()?..)?);
         let length = compressed(&mut blob)?;
-        let mut signature = Fields(blob.take(usize::try_from(length).ok()?)?);
+        let mut signature = PayloadFields(blob.take(usize::try_from(length).ok()?)?);
         if signature.u8()? != 0x06 {
             return None;
         }
@@ -391,7 +393,7 @@ impl<'a> Assembly<'a> {
 }
 
 /// A number of one, two or four bytes, highest first (II.23.2).
-fn compressed(fields: &mut Fields<'_>) -> Option<u32> {
+fn compressed(fields: &mut PayloadFields<'_>) -> Option<u32> {
     let first = u32::from(fields.u8()?);
     let mut next = || fields.u8().map(u32::from);
     Some(match first {
@@ -404,7 +406,7 @@ fn compressed(fields: &mut Fields<'_>) -> Option<u32> {
 
 /// The metadata of a PE file.
 fn metadata(file: &[u8]) -> Option<&[u8]> {
-    let from = |at: u32| file.get(usize::try_from(at).ok()?..).map(Fields);
+    let from = |at: u32| file.get(usize::try_from(at).ok()?..).map(PayloadFields);
     if !file.starts_with(b"MZ") {
         return None;
     }
@@ -427,7 +429,7 @@ fn metadata(file: &[u8]) -> Option<&[u8]> {
     let file_offset = |address: u32| {
         let mut table = from(optional.checked_add(optional_bytes)?)?;
         (0..sections).find_map(|_| {
-            let mut section = Fields(table.take(40)?);
+            let mut section = PayloadFields(table.take(40)?);
             section.take(8)?;
             let [size, begin, raw_size, raw] =
                 [section.u32()?, section.u32()?, section.u32()?, section.u32()?];

@@ -11,7 +11,7 @@
 //! ```
 
 use crate::attach::ipc::RUNTIME_PROVIDER;
-use crate::fields::Fields;
+use crate::fields::PayloadFields;
 use std::collections::HashMap;
 use std::io::{self, Read};
 
@@ -60,7 +60,7 @@ pub enum NettraceError {
 
 /// One event of the runtime.
 #[derive(Clone, Copy, Debug)]
-pub struct Event<'a> {
+pub struct NettraceEvent<'a> {
     /// Its number in the provider.
     pub id: u32,
     /// The thread that wrote it. Events of one thread are in order; those of several are not.
@@ -73,7 +73,7 @@ pub struct Event<'a> {
 
 /// Reads a stream object by object.
 #[derive(Debug)]
-pub struct Reader<R> {
+pub struct NettraceReader<R> {
     input: R,
     position: u64,
     /// 0 until the clock was seen.
@@ -86,7 +86,7 @@ pub struct Reader<R> {
     lost: u64,
 }
 
-impl<R: Read> Reader<R> {
+impl<R: Read> NettraceReader<R> {
     /// Reads the first bytes.
     ///
     /// # Errors
@@ -118,7 +118,7 @@ impl<R: Read> Reader<R> {
     ///
     /// # Errors
     /// When it cannot be read or does not follow the format. Nothing can be read after that.
-    pub fn read(&mut self, each: &mut dyn FnMut(Event<'_>)) -> Result<bool, NettraceError> {
+    pub fn read(&mut self, each: &mut dyn FnMut(NettraceEvent<'_>)) -> Result<bool, NettraceError> {
         match self.array()? {
             [NULL] => return Ok(false),
             [BEGIN_OBJECT] => {}
@@ -211,7 +211,7 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    fn events(&mut self, block: &[u8], each: &mut dyn FnMut(Event<'_>)) -> Option<()> {
+    fn events(&mut self, block: &[u8], each: &mut dyn FnMut(NettraceEvent<'_>)) -> Option<()> {
         let ticks_per_second = self.ticks_per_second;
         for_each_blob(block, &mut |blob| {
             self.count(blob.thread, blob.sequence);
@@ -219,7 +219,7 @@ impl<R: Read> Reader<R> {
                 let nanoseconds =
                     u128::from(blob.ticks) * 1_000_000_000 / u128::from(ticks_per_second).max(1);
                 let time_ns = u64::try_from(nanoseconds).unwrap_or(u64::MAX);
-                each(Event { id, thread: blob.thread, time_ns, payload: blob.payload });
+                each(NettraceEvent { id, thread: blob.thread, time_ns, payload: blob.payload });
             }
             Some(())
         })
@@ -239,7 +239,7 @@ impl<R: Read> Reader<R> {
 
     fn kinds(&mut self, block: &[u8]) -> Option<()> {
         for_each_blob(block, &mut |blob| {
-            let mut fields = Fields(blob.payload);
+            let mut fields = PayloadFields(blob.payload);
             let kind = fields.u32()?;
             let provider = fields.text()?;
             let id = fields.u32()?;
@@ -252,7 +252,7 @@ impl<R: Read> Reader<R> {
 
     /// The number each thread has come to, so that losses are seen that no event comes after.
     fn sequence_point(&mut self, block: &[u8]) -> Option<()> {
-        let mut fields = Fields(block);
+        let mut fields = PayloadFields(block);
         let (_time, threads) = (fields.u64()?, fields.u32()?);
         for _ in 0..threads {
             let (thread, sequence) = (fields.u64()?, fields.u32()?);
@@ -269,7 +269,7 @@ impl<R: Read> Reader<R> {
 
 /// What an event block and a metadata block consist of.
 #[derive(Clone, Copy, Debug, Default)]
-struct Blob<'a> {
+struct NettraceBlob<'a> {
     kind: u32,
     sequence: u32,
     thread: u64,
@@ -278,15 +278,18 @@ struct Blob<'a> {
     payload: &'a [u8],
 }
 
-fn for_each_blob(block: &[u8], each: &mut dyn FnMut(&Blob<'_>) -> Option<()>) -> Option<()> {
-    let mut header = Fields(block);
+fn for_each_blob(
+    block: &[u8],
+    each: &mut dyn FnMut(&NettraceBlob<'_>) -> Option<()>,
+) -> Option<()> {
+    let mut header = PayloadFields(block);
     let (header_bytes, flags) = (header.u16()?, header.u16()?);
     // The runtime writes no other form since version 4.
     if flags & COMPRESSED == 0 {
         return None;
     }
-    let mut fields = Fields(block.get(usize::from(header_bytes)..)?);
-    let mut blob = Blob::default();
+    let mut fields = PayloadFields(block.get(usize::from(header_bytes)..)?);
+    let mut blob = NettraceBlob::default();
     while !fields.0.is_empty() {
         let flags = fields.u8()?;
         let present = |part: u8| flags & part != 0;
@@ -326,7 +329,7 @@ fn for_each_blob(block: &[u8], each: &mut dyn FnMut(&Blob<'_>) -> Option<()>) ->
 
 #[cfg(test)]
 mod tests {
-    use super::{BEGIN, Event, NettraceError, Reader};
+    use super::{BEGIN, NettraceError, NettraceEvent, NettraceReader};
     use proptest::{collection::vec, prelude::any, proptest};
 
     fn utf16(text: &str) -> Vec<u8> {
@@ -398,9 +401,9 @@ mod tests {
     type Seen = (u32, u64, u64, Vec<u8>);
 
     fn read(bytes: &[u8]) -> Result<(Vec<Seen>, u64), NettraceError> {
-        let mut reader = Reader::new(bytes)?;
+        let mut reader = NettraceReader::new(bytes)?;
         let mut events = Vec::new();
-        let mut each = |event: Event<'_>| {
+        let mut each = |event: NettraceEvent<'_>| {
             events.push((event.id, event.thread, event.time_ns, event.payload.to_vec()))
         };
         while reader.read(&mut each)? {}

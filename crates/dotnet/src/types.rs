@@ -2,7 +2,7 @@
 //! when their event comes, which may be before or after the first object. Layout: `ClrEtwAll.man`
 //! of dotnet/runtime.
 
-use crate::fields::Fields;
+use crate::fields::PayloadFields;
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ const ARRAY: u32 = 8;
 
 /// Objects of one type.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Type {
+pub struct RuntimeType {
     /// Name as the runtime has it; empty when it did not say. Of a nested type it is the innermost.
     pub name: String,
     /// What the runtime calls the module it is from.
@@ -26,7 +26,7 @@ pub struct Type {
     pub bytes: u64,
 }
 
-impl Type {
+impl RuntimeType {
     /// The name without type arguments.
     #[must_use]
     pub fn open_name(&self) -> &str {
@@ -49,7 +49,7 @@ impl Type {
 
 /// What a type takes beside its name: its entry, and those that say its number, half of whose
 /// places are empty at worst.
-const TYPE_BYTES: usize = size_of::<Type>() + 2 * (size_of::<(u64, u32)>() + 1);
+const TYPE_BYTES: usize = size_of::<RuntimeType>() + 2 * (size_of::<(u64, u32)>() + 1);
 
 /// How much is kept of what a process tells.
 #[derive(Clone, Copy, Debug)]
@@ -72,15 +72,15 @@ impl TypeBudget {
 
 /// The types of one process by what the runtime calls them.
 #[derive(Debug)]
-pub struct Types {
+pub struct RuntimeTypes {
     numbers: HashMap<u64, u32, RandomState>,
-    list: Vec<Type>,
+    list: Vec<RuntimeType>,
     room: TypeBudget,
     /// Bytes of all names that were kept.
     name_bytes: usize,
 }
 
-impl Types {
+impl RuntimeTypes {
     /// None yet.
     #[must_use]
     pub fn new(room: TypeBudget) -> Self {
@@ -96,7 +96,7 @@ impl Types {
     /// Number of a type; 0 is everything that has no number.
     pub fn number(&mut self, id: u64) -> u32 {
         if self.list.is_empty() {
-            self.list.push(Type::default());
+            self.list.push(RuntimeType::default());
         }
         match self.numbers.get(&id) {
             Some(&number) => number,
@@ -112,25 +112,25 @@ impl Types {
         else {
             return 0;
         };
-        self.list.push(Type::default());
+        self.list.push(RuntimeType::default());
         self.numbers.insert(id, number);
         number
     }
 
     /// A type by its number.
-    pub fn get_mut(&mut self, number: u32) -> Option<&mut Type> {
+    pub fn get_mut(&mut self, number: u32) -> Option<&mut RuntimeType> {
         self.list.get_mut(number as usize)
     }
 
     /// The types by their numbers.
     #[must_use]
-    pub fn into_list(self) -> Vec<Type> {
+    pub fn into_list(self) -> Vec<RuntimeType> {
         self.list
     }
 
     /// The types by their numbers, and the numbers by what the runtime calls them now.
     #[must_use]
-    pub fn into_parts(self) -> (Vec<Type>, HashMap<u64, u32, RandomState>) {
+    pub fn into_parts(self) -> (Vec<RuntimeType>, HashMap<u64, u32, RandomState>) {
         (self.list, self.numbers)
     }
 
@@ -147,7 +147,7 @@ impl Types {
 
     /// Takes an event; `None` when it does not have its layout. What has the id of a type that was
     /// unloaded is a type of its own.
-    pub fn learn(&mut self, mut fields: Fields<'_>) -> Option<()> {
+    pub fn learn(&mut self, mut fields: PayloadFields<'_>) -> Option<()> {
         let (count, _runtime) = (fields.u32()?, fields.u16()?);
         for _ in 0..count {
             let id = fields.u64()?;
@@ -155,7 +155,7 @@ impl Types {
                 (fields.u64()?, fields.u32()?, fields.u32()?, fields.u8()?);
             let name = fields.text()?;
             let parameters = usize::try_from(fields.u32()?).ok()?;
-            let mut parameters = Fields(fields.take(parameters.checked_mul(8)?)?);
+            let mut parameters = PayloadFields(fields.take(parameters.checked_mul(8)?)?);
             let mut number = self.number(id);
             let known = self.get_mut(number).filter(|known| !known.name.is_empty());
             if number == 0 || known.as_ref().is_some_and(|known| known.is(module, token, &name)) {
@@ -172,7 +172,7 @@ impl Types {
             };
             let name = self.keep_name(&name);
             if let Some(known) = self.get_mut(number).filter(|_| number != 0) {
-                *known = Type { name, module, token, element, ..*known };
+                *known = RuntimeType { name, module, token, element, ..*known };
             }
         }
         Some(())
@@ -181,8 +181,8 @@ impl Types {
 
 #[cfg(test)]
 mod tests {
-    use super::{TypeBudget, Types};
-    use crate::fields::Fields;
+    use super::{RuntimeTypes, TypeBudget};
+    use crate::fields::PayloadFields;
 
     fn event(id: u64, module: u64, name: &str) -> Vec<u8> {
         let mut event = [&1u32.to_le_bytes()[..], &0u16.to_le_bytes(), &id.to_le_bytes()].concat();
@@ -196,14 +196,14 @@ mod tests {
 
     #[test]
     fn a_type_is_told_of_again_by_each_thread_and_another_one_may_get_its_place() {
-        let mut types = Types::new(TypeBudget { types: 9, name_bytes: 99 });
+        let mut types = RuntimeTypes::new(TypeBudget { types: 9, name_bytes: 99 });
         let met = types.number(0x1000);
         types.get_mut(met).unwrap().objects = 3;
         for _ in 0..2 {
-            types.learn(Fields(&event(0x1000, 7, "Shop.Order"))).unwrap();
+            types.learn(PayloadFields(&event(0x1000, 7, "Shop.Order"))).unwrap();
         }
         assert_eq!(types.number(0x1000), met);
-        types.learn(Fields(&event(0x1000, 8, "Shop.Order"))).unwrap();
+        types.learn(PayloadFields(&event(0x1000, 8, "Shop.Order"))).unwrap();
         let other = types.number(0x1000);
         assert_ne!(other, met);
         let (list, numbers) = types.into_parts();
@@ -216,16 +216,16 @@ mod tests {
     fn half_an_event_is_none() {
         let whole = event(0x1000, 7, "Shop.Order");
         for end in 0..whole.len() {
-            let mut types = Types::new(TypeBudget { types: 9, name_bytes: 99 });
-            assert_eq!(types.learn(Fields(&whole[..end])), None, "{end}");
+            let mut types = RuntimeTypes::new(TypeBudget { types: 9, name_bytes: 99 });
+            assert_eq!(types.learn(PayloadFields(&whole[..end])), None, "{end}");
         }
     }
 
     #[test]
     fn no_more_is_kept_than_there_is_room_for() {
-        let mut types = Types::new(TypeBudget { types: 3, name_bytes: 3 });
+        let mut types = RuntimeTypes::new(TypeBudget { types: 3, name_bytes: 3 });
         for id in 1..100 {
-            types.learn(Fields(&event(id, 7, "ab"))).unwrap();
+            types.learn(PayloadFields(&event(id, 7, "ab"))).unwrap();
         }
         let (list, numbers) = types.into_parts();
         let names: Vec<&str> = list.iter().map(|known| known.name.as_str()).collect();

@@ -34,7 +34,7 @@ impl Now {
     pub fn read() -> Self {
         // First, so that no look is older than the one before.
         let mut clock = CLOCK.lock().unwrap_or_else(PoisonError::into_inner);
-        let reading = Reading { wall: SystemTime::now(), even: since_boot() };
+        let reading = ClockReading { wall: SystemTime::now(), even: since_boot() };
         Self { wall: reading.wall, tells_age: clock.look(reading) }
     }
 }
@@ -51,13 +51,13 @@ fn since_boot() -> Duration {
 
 /// Both clocks at one moment.
 #[derive(Clone, Copy, Debug)]
-struct Reading {
+struct ClockReading {
     wall: SystemTime,
     /// [`since_boot`].
     even: Duration,
 }
 
-impl Reading {
+impl ClockReading {
     /// How far the wall clock is from where it would be, had it gone on evenly since an earlier
     /// reading; and whether it is ahead.
     fn off_since(self, before: Self) -> (Duration, bool) {
@@ -76,9 +76,9 @@ impl Reading {
 #[derive(Debug)]
 struct Clock {
     /// The last reading that was believed.
-    believed: Option<Reading>,
+    believed: Option<ClockReading>,
     /// The first one after a jump, from which the clock has gone on evenly.
-    jumped: Option<Reading>,
+    jumped: Option<ClockReading>,
 }
 
 impl Clock {
@@ -87,7 +87,7 @@ impl Clock {
     }
 
     /// True when ages may be told by the reading. Before the first there is nothing to doubt it by.
-    fn look(&mut self, now: Reading) -> bool {
+    fn look(&mut self, now: ClockReading) -> bool {
         let Some(before) = self.believed else {
             self.believed = Some(now);
             return true;
@@ -128,7 +128,7 @@ mod tests {
     /// A clock that is looked at each minute.
     struct Looks {
         clock: Clock,
-        now: Reading,
+        now: ClockReading,
     }
 
     impl Looks {
@@ -136,7 +136,8 @@ mod tests {
         fn pass(&mut self, minutes: u32, ahead: Duration) -> Vec<bool> {
             self.now.wall += ahead;
             let look = |_| {
-                self.now = Reading { wall: self.now.wall + MINUTE, even: self.now.even + MINUTE };
+                self.now =
+                    ClockReading { wall: self.now.wall + MINUTE, even: self.now.even + MINUTE };
                 self.clock.look(self.now)
             };
             (0..minutes).map(look).collect()
@@ -145,7 +146,7 @@ mod tests {
 
     fn looks() -> Looks {
         let wall = SystemTime::UNIX_EPOCH + YEAR * 50;
-        Looks { clock: Clock::new(), now: Reading { wall, even: since_boot() } }
+        Looks { clock: Clock::new(), now: ClockReading { wall, even: since_boot() } }
     }
 
     #[test]

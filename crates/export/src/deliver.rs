@@ -6,13 +6,13 @@
 
 use super::age::Now;
 use super::file::FileError;
-use super::sizes::{Long, SHORT_BYTES, Sizes};
-use super::spool::{self, Item, Kind, Limits, Spool, Taken, group_of};
-use super::states::{self, Ends, Event, States, Sum};
-use super::turns::{Blame, Failure, Length, Next, Turns, wait};
+use super::sizes::{AcceptedSizes, RequestSize, SHORT_BYTES};
+use super::spool::{self, Item, ItemKind, Spool, SpoolLimits, Taken, group_of};
+use super::states::{self, CauseSum, DeliveryEvent, Ends, States};
+use super::turns::{FailureCause, LengthClass, NextSend, RequestScheduler, SendFailure, wait};
 use perfusion_host::leftover;
 use perfusion_host::priority;
-use perfusion_pprof::split::Bounds;
+use perfusion_pprof::split::PartBounds;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
@@ -29,7 +29,7 @@ const MOST_NAMES: usize = 4096;
 
 /// What became of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum SendOutcome {
     /// Taken.
     Accepted {
         /// So many of the profiles in it the receiver refused. They are not sent again.
@@ -60,7 +60,7 @@ pub enum Verdict {
 pub trait Remote: Send + 'static {
     /// Sends one request and waits for the answer, at most until `deadline`, which may come nearer
     /// meanwhile.
-    fn send(&mut self, payload: &[u8], deadline: &dyn Fn() -> Instant) -> Verdict;
+    fn send(&mut self, payload: &[u8], deadline: &dyn Fn() -> Instant) -> SendOutcome;
 
     /// Whose profile is in a request; empty where that is not known.
     fn service(&self, _payload: &[u8]) -> String {
@@ -80,7 +80,7 @@ pub trait Remote: Send + 'static {
 
 /// What a delivery did; each grows only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Figures {
+pub struct DeliveryCounters {
     /// Requests taken.
     pub sent: u64,
     /// Their bytes, as they went over the wire.
@@ -102,10 +102,10 @@ pub struct Figures {
     /// Attempts to read from the spool that are to be repeated.
     pub reads_failed: u64,
     /// Lost in the spool, see [`spool::Lost`].
-    pub lost: spool::Lost,
+    pub lost: spool::SpoolLosses,
 }
 
-impl Figures {
+impl DeliveryCounters {
     /// What each sink over a network counts, by the names its metrics have; `made` requests were
     /// put.
     #[must_use]
@@ -130,7 +130,7 @@ impl Figures {
 
 /// What waits to be sent, now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Backlog {
+pub struct SpoolBacklog {
     /// Requests.
     pub requests: u64,
     /// Their bytes.
@@ -138,10 +138,10 @@ pub struct Backlog {
     /// Why the last attempt failed; none after one that did not.
     pub trouble: Option<String>,
     /// What was not taken lately, or not at once, by service and cause.
-    pub causes: Vec<Sum>,
+    pub causes: Vec<CauseSum>,
 }
 
-impl Backlog {
+impl SpoolBacklog {
     /// What of it is a number, by the names of [`super::counts::SINK_GAUGES`].
     #[must_use]
     pub fn gauges(&self) -> [(&'static str, u64); 2] {
@@ -151,19 +151,19 @@ impl Backlog {
 
 /// Why a request is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum DropCause {
     Refused,
     Denied,
     TooLarge,
     Tries,
 }
 
-struct State {
+struct DeliveryState {
     spool: Spool,
-    figures: Figures,
-    turns: Turns,
+    figures: DeliveryCounters,
+    turns: RequestScheduler,
     states: States,
-    sizes: Sizes,
+    sizes: AcceptedSizes,
     /// Services by the [`group_of`] their names.
     names: HashMap<u64, Arc<str>>,
     /// When it was last told that what waits is lost, until nothing waits.
@@ -174,14 +174,14 @@ struct State {
     closing: Option<Instant>,
 }
 
-impl State {
+impl DeliveryState {
     fn new(spool: Spool) -> Self {
         Self {
             spool,
-            figures: Figures::default(),
-            turns: Turns::default(),
+            figures: DeliveryCounters::default(),
+            turns: RequestScheduler::default(),
             states: States::default(),
-            sizes: Sizes::default(),
+            sizes: AcceptedSizes::default(),
             names: HashMap::new(),
             told_lost: None,
             unread: (0, None),
@@ -194,7 +194,7 @@ impl State {
         &mut self,
         sink: &str,
         at: SystemTime,
-        kind: Kind,
+        kind: ItemKind,
         group: u64,
         payload: &[u8],
     ) -> Result<(), FileError> {
@@ -216,8 +216,8 @@ impl State {
         put
     }
 
-    fn backlog(&self) -> Backlog {
-        Backlog {
+    fn backlog(&self) -> SpoolBacklog {
+        SpoolBacklog {
             requests: u64::try_from(self.spool.len()).unwrap_or(u64::MAX),
             bytes: self.spool.bytes(),
             trouble: self.states.trouble().map(str::to_owned),
@@ -247,7 +247,7 @@ impl State {
         service
     }
 
-    fn event(&mut self, sink: &str, event: Event<'_>) {
+    fn event(&mut self, sink: &str, event: DeliveryEvent<'_>) {
         self.states.event(event, Instant::now());
         states::say(sink, self.states.lines());
     }
@@ -262,12 +262,12 @@ impl State {
         let taken = self.spool.take(Now::read(), |items| {
             wait_until = None;
             match turns.next(items, now) {
-                Next::Send(sequence) => Some(sequence),
-                Next::Wait(until) => {
+                NextSend::Send(sequence) => Some(sequence),
+                NextSend::Wait(until) => {
                     wait_until = Some(until);
                     None
                 }
-                Next::Nothing => None,
+                NextSend::Nothing => None,
             }
         });
         self.turns.forget(self.spool.items());
@@ -286,7 +286,7 @@ impl State {
                 let then = "it is tried again";
                 self.event(
                     sink,
-                    Event {
+                    DeliveryEvent {
                         service: "",
                         reason: &reason,
                         detail: "",
@@ -302,13 +302,13 @@ impl State {
     }
 
     /// What the receiver answered.
-    fn answered(&mut self, sink: &str, taken: &Taken, verdict: Verdict, remote: &dyn Remote) {
+    fn answered(&mut self, sink: &str, taken: &Taken, verdict: SendOutcome, remote: &dyn Remote) {
         let Taken { item, payload } = taken;
         let (now, chance) = (Instant::now(), leftover::random().unwrap_or_default());
         let service = self.name_of(*item, payload, remote);
-        let failure = Failure { age: age(*item), ..Failure::default() };
+        let failure = SendFailure { age: age(*item), ..SendFailure::default() };
         match verdict {
-            Verdict::Accepted { rejected, remark } => {
+            SendOutcome::Accepted { rejected, remark } => {
                 self.figures.sent += 1;
                 self.figures.sent_bytes += item.length;
                 self.figures.rejected_profiles += rejected;
@@ -323,7 +323,7 @@ impl State {
                             "the receiver drops profiles of requests that it takes: {reason}"
                         ),
                     };
-                    let event = Event {
+                    let event = DeliveryEvent {
                         service: &service,
                         reason: &reason,
                         detail: "",
@@ -337,21 +337,21 @@ impl State {
                 self.states.taken(&service, now);
                 states::say(sink, self.states.lines());
             }
-            Verdict::TooLarge(reason) => {
+            SendOutcome::TooLarge(reason) => {
                 self.turns.judged(*item);
                 let long = long(taken, remote);
                 // Where longer ones are taken, more and shorter ones would be refused all the same.
                 if long.raw <= SHORT_BYTES && self.sizes.has_taken(long.raw) {
-                    self.give_up(sink, *item, &service, &reason, End::Refused);
+                    self.give_up(sink, *item, &service, &reason, DropCause::Refused);
                     return;
                 }
                 self.sizes.refused(long, true, now);
                 if !self.split(sink, taken, &service, &reason, remote) {
-                    self.give_up(sink, *item, &service, &reason, End::TooLarge);
+                    self.give_up(sink, *item, &service, &reason, DropCause::TooLarge);
                 }
             }
             // Whether its length is the reason shows when shorter ones are taken.
-            Verdict::Refused(reason)
+            SendOutcome::Refused(reason)
                 if self.sizes.has_taken_none()
                     && !self.sizes.has_refused()
                     && self.turns.attempts(*item) < FIRST_REFUSALS
@@ -360,9 +360,9 @@ impl State {
                 let blame = self.turns.failed(*item, failure, now, chance);
                 self.failed(sink, taken, &service, &reason, blame, remote);
             }
-            Verdict::Refused(reason) => {
+            SendOutcome::Refused(reason) => {
                 self.turns.judged(*item);
-                let is_long = self.sizes.of(long(taken, remote)) != Length::Usual;
+                let is_long = self.sizes.of(long(taken, remote)) != LengthClass::Usual;
                 if !is_long {
                     // A receiver that refuses short ones, too, does not refuse them for their
                     // length.
@@ -371,35 +371,44 @@ impl State {
                 }
                 let may_be_length = is_long && !self.turns.has_failed_short(*item);
                 if !(may_be_length && self.split_long(sink, taken, &service, &reason, remote)) {
-                    self.give_up(sink, *item, &service, &reason, End::Refused);
+                    self.give_up(sink, *item, &service, &reason, DropCause::Refused);
                 }
             }
-            Verdict::Denied(reason) => {
+            SendOutcome::Denied(reason) => {
                 match self.turns.failed(*item, failure, now, chance) {
                     // It would be refused whatever it held, so it is kept.
-                    Blame::Receiver => {
-                        self.failed(sink, taken, &service, &reason, Blame::Receiver, remote);
+                    FailureCause::Receiver => {
+                        self.failed(sink, taken, &service, &reason, FailureCause::Receiver, remote);
                     }
-                    Blame::Request | Blame::Length | Blame::TooLong | Blame::Ended { .. } => {
-                        self.give_up(sink, *item, &service, &reason, End::Denied);
+                    FailureCause::Request
+                    | FailureCause::Length
+                    | FailureCause::TooLong
+                    | FailureCause::Ended { .. } => {
+                        self.give_up(sink, *item, &service, &reason, DropCause::Denied);
                     }
                 }
             }
-            Verdict::Failed(reason) => {
-                let failure =
-                    Failure { counts: true, length: self.sizes.of(long(taken, remote)), ..failure };
+            SendOutcome::Failed(reason) => {
+                let failure = SendFailure {
+                    counts: true,
+                    length: self.sizes.of(long(taken, remote)),
+                    ..failure
+                };
                 let blame = self.turns.failed(*item, failure, now, chance);
                 self.failed(sink, taken, &service, &reason, blame, remote);
             }
-            Verdict::Later { after, reason } => {
-                let failure =
-                    Failure { asked: after, length: self.sizes.of(long(taken, remote)), ..failure };
+            SendOutcome::Later { after, reason } => {
+                let failure = SendFailure {
+                    asked: after,
+                    length: self.sizes.of(long(taken, remote)),
+                    ..failure
+                };
                 let blame = self.turns.failed(*item, failure, now, chance);
                 self.failed(sink, taken, &service, &reason, blame, remote);
             }
-            Verdict::Unreached(reason) => {
+            SendOutcome::Unreached(reason) => {
                 self.turns.unreached(now, chance);
-                self.failed(sink, taken, &service, &reason, Blame::Receiver, remote);
+                self.failed(sink, taken, &service, &reason, FailureCause::Receiver, remote);
             }
         }
     }
@@ -410,31 +419,31 @@ impl State {
         taken: &Taken,
         service: &str,
         reason: &str,
-        blame: Blame,
+        blame: FailureCause,
         remote: &dyn Remote,
     ) {
         let (service_of_state, ends) = match blame {
-            Blame::Request => (service, Ends::WhenWhoseIsSeen),
-            Blame::Receiver => ("", Ends::WhenTaken),
-            Blame::Length => {
+            FailureCause::Request => (service, Ends::WhenWhoseIsSeen),
+            FailureCause::Receiver => ("", Ends::WhenTaken),
+            FailureCause::Length => {
                 if self.split_long(sink, taken, service, reason, remote) {
                     return;
                 }
                 if self.turns.is_whole(taken.item, age(taken.item), Instant::now())
-                    == Blame::TooLong
+                    == FailureCause::TooLong
                 {
-                    self.give_up(sink, taken.item, service, reason, End::TooLarge);
+                    self.give_up(sink, taken.item, service, reason, DropCause::TooLarge);
                     return;
                 }
                 (service, Ends::WhenWhoseIsSeen)
             }
-            Blame::TooLong => {
-                self.give_up(sink, taken.item, service, reason, End::TooLarge);
+            FailureCause::TooLong => {
+                self.give_up(sink, taken.item, service, reason, DropCause::TooLarge);
                 return;
             }
             // What may be too long has been split before, where it can be.
-            Blame::Ended { .. } => {
-                self.give_up(sink, taken.item, service, reason, End::Tries);
+            FailureCause::Ended { .. } => {
+                self.give_up(sink, taken.item, service, reason, DropCause::Tries);
                 return;
             }
         };
@@ -443,7 +452,7 @@ impl State {
         let then = "it waits in the spool";
         self.event(
             sink,
-            Event {
+            DeliveryEvent {
                 service: service_of_state,
                 reason,
                 detail: "",
@@ -489,7 +498,7 @@ impl State {
         self.figures.parts += u64::try_from(parts.len()).unwrap_or_default();
         for part in parts {
             // What the spool does not take it has counted.
-            if let Err(error) = self.put(sink, at, Kind::Request, taken.item.group, &part) {
+            if let Err(error) = self.put(sink, at, ItemKind::Request, taken.item.group, &part) {
                 tracing::warn!(sink, service, %error, "a part of a request that is too large is \
                      lost");
             }
@@ -499,21 +508,21 @@ impl State {
         let ends = Ends::WhenQuiet;
         self.event(
             sink,
-            Event { service, reason, detail: "", then, count: 1, unit: "requests", ends },
+            DeliveryEvent { service, reason, detail: "", then, count: 1, unit: "requests", ends },
         );
         true
     }
 
-    fn give_up(&mut self, sink: &str, item: Item, service: &str, reason: &str, end: End) {
+    fn give_up(&mut self, sink: &str, item: Item, service: &str, reason: &str, end: DropCause) {
         self.figures.refused += 1;
         let (then, ends) = match end {
-            End::Refused => ("it is dropped", Ends::WhenQuiet),
-            End::Denied => ("it is dropped", Ends::WhenServiceTaken),
-            End::TooLarge => {
+            DropCause::Refused => ("it is dropped", Ends::WhenQuiet),
+            DropCause::Denied => ("it is dropped", Ends::WhenServiceTaken),
+            DropCause::TooLarge => {
                 self.figures.too_large += 1;
                 ("it is one stack, or cannot be split, and is dropped", Ends::WhenQuiet)
             }
-            End::Tries => {
+            DropCause::Tries => {
                 self.figures.tries_over += 1;
                 ("it is dropped, since that was the answer each time", Ends::WhenQuiet)
             }
@@ -521,14 +530,14 @@ impl State {
         self.spool.done(item.sequence);
         self.event(
             sink,
-            Event { service, reason, detail: "", then, count: 1, unit: "requests", ends },
+            DeliveryEvent { service, reason, detail: "", then, count: 1, unit: "requests", ends },
         );
     }
 }
 
-fn long(taken: &Taken, remote: &dyn Remote) -> Long {
+fn long(taken: &Taken, remote: &dyn Remote) -> RequestSize {
     let packed = usize::try_from(taken.item.length).unwrap_or(usize::MAX);
-    Long { raw: remote.raw_bytes(&taken.payload), packed }
+    RequestSize { raw: remote.raw_bytes(&taken.payload), packed }
 }
 
 /// How old that is which is in a request; nothing where the clock does not tell.
@@ -537,16 +546,16 @@ fn age(item: Item) -> Duration {
     if now.tells_age { now.wall.duration_since(at).unwrap_or_default() } else { Duration::ZERO }
 }
 
-struct Shared {
+struct DeliveryShared {
     /// What messages call the sink.
     sink: String,
-    state: Mutex<State>,
+    state: Mutex<DeliveryState>,
     changed: Condvar,
 }
 
 /// A spool with its thread. Dropping it ends the thread; what waits then stays on the disk.
 pub struct Delivery {
-    shared: Arc<Shared>,
+    shared: Arc<DeliveryShared>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -560,12 +569,12 @@ impl Delivery {
     pub fn start(
         sink: &str,
         directory: &Path,
-        limits: Limits,
+        limits: SpoolLimits,
         timeout: Duration,
     ) -> Result<(Self, Sender<Box<dyn Remote>>), FileError> {
         let spool = Spool::open(directory, limits)?;
-        let (sink, state) = (sink.to_owned(), Mutex::new(State::new(spool)));
-        let shared = Arc::new(Shared { sink, state, changed: Condvar::new() });
+        let (sink, state) = (sink.to_owned(), Mutex::new(DeliveryState::new(spool)));
+        let shared = Arc::new(DeliveryShared { sink, state, changed: Condvar::new() });
         let other = Arc::clone(&shared);
         let (employ, employed) = channel::<Box<dyn Remote>>();
         let thread = std::thread::Builder::new()
@@ -591,7 +600,7 @@ impl Delivery {
     pub fn put(
         &self,
         at: SystemTime,
-        kind: Kind,
+        kind: ItemKind,
         service: &str,
         payload: &[u8],
     ) -> Result<(), FileError> {
@@ -612,7 +621,7 @@ impl Delivery {
     /// True when a window waits to be made into requests.
     #[must_use]
     pub fn has_windows(&self) -> bool {
-        self.shared.lock().spool.items().values().any(|item| item.kind == Kind::Window)
+        self.shared.lock().spool.items().values().any(|item| item.kind == ItemKind::Window)
     }
 
     /// Requests were made of this window.
@@ -627,40 +636,40 @@ impl Delivery {
 
     /// How long new requests may be, of which the receiver is said to take `most` bytes.
     #[must_use]
-    pub fn bounds(&self, most: usize) -> Bounds {
+    pub fn bounds(&self, most: usize) -> PartBounds {
         self.shared.lock().sizes.bounds(most, Instant::now())
     }
 
     /// Says what happened while requests were made.
-    pub fn event(&self, event: Event<'_>) {
+    pub fn event(&self, event: DeliveryEvent<'_>) {
         self.shared.lock().event(&self.shared.sink, event);
     }
 
     /// What it did so far.
     #[must_use]
-    pub fn figures(&self) -> Figures {
+    pub fn figures(&self) -> DeliveryCounters {
         let mut state = self.shared.lock();
         state.states.look(Instant::now());
         states::say(&self.shared.sink, state.states.lines());
-        Figures { lost: state.spool.lost(), ..state.figures }
+        DeliveryCounters { lost: state.spool.lost(), ..state.figures }
     }
 
     /// What waits.
     #[must_use]
-    pub fn backlog(&self) -> Backlog {
+    pub fn backlog(&self) -> SpoolBacklog {
         self.shared.lock().backlog()
     }
 
     /// The same two as they are now; none while somebody else has them, who may be waiting for a
     /// disk.
     #[must_use]
-    pub fn glance(&self) -> Option<(Figures, Backlog)> {
+    pub fn glance(&self) -> Option<(DeliveryCounters, SpoolBacklog)> {
         let state = match self.shared.state.try_lock() {
             Ok(state) => state,
             Err(TryLockError::Poisoned(state)) => state.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        Some((Figures { lost: state.spool.lost(), ..state.figures }, state.backlog()))
+        Some((DeliveryCounters { lost: state.spool.lost(), ..state.figures }, state.backlog()))
     }
 
     /// Sends what can be sent before `deadline`, without waiting for a receiver that is away; the
@@ -687,11 +696,11 @@ impl Drop for Delivery {
 /// A delivery that begins when it is first needed: until then the one whose place it takes may
 /// still be at work in the same spool. One that cannot begin is tried again with each payload: what
 /// is in its way, such as a disk that is full or read-only, may pass.
-pub struct Lazy {
+pub struct LazyDelivery {
     /// What messages call the sink.
     sink: String,
     directory: PathBuf,
-    limits: Limits,
+    limits: SpoolLimits,
     timeout: Duration,
     /// There until the delivery begins.
     remote: Option<Box<dyn Remote>>,
@@ -702,13 +711,13 @@ pub struct Lazy {
     trouble: Option<String>,
 }
 
-impl Lazy {
+impl LazyDelivery {
     /// See [`Delivery::start`].
     #[must_use]
     pub fn new(
         sink: &str,
         directory: PathBuf,
-        limits: Limits,
+        limits: SpoolLimits,
         timeout: Duration,
         remote: impl Remote,
     ) -> Self {
@@ -746,7 +755,7 @@ impl Lazy {
     pub fn put(
         &mut self,
         at: SystemTime,
-        kind: Kind,
+        kind: ItemKind,
         service: &str,
         payload: &[u8],
     ) -> Result<(), FileError> {
@@ -773,7 +782,7 @@ impl Lazy {
 
     /// See [`Delivery::glance`]; none of one that has not begun.
     #[must_use]
-    pub fn glance(&self) -> Option<(Figures, Backlog)> {
+    pub fn glance(&self) -> Option<(DeliveryCounters, SpoolBacklog)> {
         let (mut figures, backlog) = self.delivery.as_ref()?.glance()?;
         figures.lost.refused += self.lost;
         Some((figures, backlog))
@@ -788,13 +797,13 @@ impl Lazy {
 
     /// See [`Delivery::bounds`].
     #[must_use]
-    pub fn bounds(&self, most: usize) -> Bounds {
-        let all = Bounds { samples: usize::MAX, bytes: most, lone_bytes: most };
+    pub fn bounds(&self, most: usize) -> PartBounds {
+        let all = PartBounds { samples: usize::MAX, bytes: most, lone_bytes: most };
         self.delivery.as_ref().map_or(all, |delivery| delivery.bounds(most))
     }
 
     /// See [`Delivery::event`]; begins, if it has not.
-    pub fn event(&mut self, event: Event<'_>) {
+    pub fn event(&mut self, event: DeliveryEvent<'_>) {
         // What is in its way is told with the next request.
         if let Ok(delivery) = self.started() {
             delivery.event(event);
@@ -820,7 +829,7 @@ impl Lazy {
 
     /// See [`Delivery::figures`].
     #[must_use]
-    pub fn figures(&self) -> Figures {
+    pub fn figures(&self) -> DeliveryCounters {
         let mut figures = self.delivery.as_ref().map(Delivery::figures).unwrap_or_default();
         figures.lost.refused += self.lost;
         figures
@@ -828,8 +837,8 @@ impl Lazy {
 
     /// See [`Delivery::backlog`]. Of one that has not begun nothing is known but why.
     #[must_use]
-    pub fn backlog(&self) -> Backlog {
-        let unknown = || Backlog { trouble: self.trouble.clone(), ..Backlog::default() };
+    pub fn backlog(&self) -> SpoolBacklog {
+        let unknown = || SpoolBacklog { trouble: self.trouble.clone(), ..SpoolBacklog::default() };
         self.delivery.as_ref().map_or_else(unknown, Delivery::backlog)
     }
 
@@ -848,9 +857,9 @@ impl Lazy {
     }
 }
 
-impl Shared {
+impl DeliveryShared {
     /// Nothing of the state is left half-changed by code that can panic.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, DeliveryState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -888,7 +897,7 @@ impl Shared {
             let verdict = remote.send(&taken.payload, &deadline);
             let mut state = self.lock();
             if state.closing.is_some_and(|closing| Instant::now() >= closing)
-                && !matches!(verdict, Verdict::Accepted { .. })
+                && !matches!(verdict, SendOutcome::Accepted { .. })
             {
                 // It was cut short by the end, which says nothing of the receiver.
                 state.spool.later();
@@ -904,24 +913,25 @@ mod tests {
     use super::*;
     use std::sync::mpsc::Receiver;
 
-    const LIMITS: Limits = Limits { bytes: 1 << 20, age: Duration::from_secs(3600), free_bytes: 0 };
+    const LIMITS: SpoolLimits =
+        SpoolLimits { bytes: 1 << 20, age: Duration::from_secs(3600), free_bytes: 0 };
 
     /// Answers as told, and tells what it was sent.
     struct Told {
-        answers: Receiver<Verdict>,
+        answers: Receiver<SendOutcome>,
         seen: Sender<Vec<u8>>,
     }
 
     impl Remote for Told {
-        fn send(&mut self, payload: &[u8], _: &dyn Fn() -> Instant) -> Verdict {
+        fn send(&mut self, payload: &[u8], _: &dyn Fn() -> Instant) -> SendOutcome {
             self.seen.send(payload.to_vec()).unwrap();
             self.answers
                 .recv()
-                .unwrap_or(Verdict::Later { after: None, reason: "nobody answers".to_owned() })
+                .unwrap_or(SendOutcome::Later { after: None, reason: "nobody answers".to_owned() })
         }
     }
 
-    fn told() -> (Told, Sender<Verdict>, Receiver<Vec<u8>>) {
+    fn told() -> (Told, Sender<SendOutcome>, Receiver<Vec<u8>>) {
         let (answer, answers) = channel();
         let (seen, saw) = channel();
         (Told { answers, seen }, answer, saw)
@@ -940,14 +950,17 @@ mod tests {
         let (remote, answer, saw) = told();
         let mut delivery = started(directory.path(), remote);
         for payload in [b"one", b"two", b"six"] {
-            delivery.put(SystemTime::now(), Kind::Request, "web", payload).unwrap();
+            delivery.put(SystemTime::now(), ItemKind::Request, "web", payload).unwrap();
         }
         answer
-            .send(Verdict::Later { after: Some(Duration::from_secs(1)), reason: "busy".to_owned() })
+            .send(SendOutcome::Later {
+                after: Some(Duration::from_secs(1)),
+                reason: "busy".to_owned(),
+            })
             .unwrap();
-        answer.send(Verdict::Accepted { rejected: 2, remark: None }).unwrap();
-        answer.send(Verdict::Refused("too bad".to_owned())).unwrap();
-        answer.send(Verdict::Accepted { rejected: 0, remark: None }).unwrap();
+        answer.send(SendOutcome::Accepted { rejected: 2, remark: None }).unwrap();
+        answer.send(SendOutcome::Refused("too bad".to_owned())).unwrap();
+        answer.send(SendOutcome::Accepted { rejected: 0, remark: None }).unwrap();
         let seen: Vec<Vec<u8>> = (0..4).map(|_| saw.recv().unwrap()).collect();
         assert_eq!(seen, [b"one", b"two", b"six", b"one"]);
         delivery.close(Instant::now() + Duration::from_secs(60));
@@ -965,9 +978,11 @@ mod tests {
         let (remote, answer, saw) = told();
         let mut delivery = started(directory.path(), remote);
         for service in ["web", "shop"] {
-            delivery.put(SystemTime::now(), Kind::Request, service, service.as_bytes()).unwrap();
+            delivery
+                .put(SystemTime::now(), ItemKind::Request, service, service.as_bytes())
+                .unwrap();
             answer
-                .send(Verdict::Later { after: None, reason: "no answer in time".to_owned() })
+                .send(SendOutcome::Later { after: None, reason: "no answer in time".to_owned() })
                 .unwrap();
         }
         assert_eq!((saw.recv().unwrap(), saw.recv().unwrap()), (b"web".to_vec(), b"shop".to_vec()));
@@ -988,11 +1003,11 @@ mod tests {
         let (remote, answer, saw) = told();
         let mut delivery = started(directory.path(), remote);
         for number in 0..20_u8 {
-            delivery.put(SystemTime::now(), Kind::Request, "web", &[number]).unwrap();
+            delivery.put(SystemTime::now(), ItemKind::Request, "web", &[number]).unwrap();
         }
         // Not before all are written, which takes as long as the disk takes.
         for _ in 0..20 {
-            answer.send(Verdict::Denied("who are you?".to_owned())).unwrap();
+            answer.send(SendOutcome::Denied("who are you?".to_owned())).unwrap();
         }
         // A refusal is followed by a second of silence, in which the end comes.
         assert_eq!(saw.recv().unwrap(), vec![0]);
@@ -1030,7 +1045,7 @@ mod tests {
             (figures.reads_failed, figures.retries, delivery.0.backlog().requests),
             (1, 0, 2)
         );
-        assert_eq!(figures.lost, spool::Lost::default());
+        assert_eq!(figures.lost, spool::SpoolLosses::default());
         assert!(saw.try_recv().is_err());
     }
 
@@ -1039,7 +1054,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (remote, answer, saw) = told();
         let mut delivery = started(directory.path(), remote);
-        delivery.put(SystemTime::now(), Kind::Request, "web", b"kept").unwrap();
+        delivery.put(SystemTime::now(), ItemKind::Request, "web", b"kept").unwrap();
         saw.recv().unwrap();
         // Nobody answers: the close does not wait for a receiver that is away.
         drop(answer);
@@ -1047,7 +1062,7 @@ mod tests {
         assert_eq!((delivery.backlog().requests, delivery.figures().sent), (1, 0));
 
         let (remote, answer, saw) = told();
-        answer.send(Verdict::Accepted { rejected: 0, remark: None }).unwrap();
+        answer.send(SendOutcome::Accepted { rejected: 0, remark: None }).unwrap();
         let mut next = started(directory.path(), remote);
         assert_eq!(saw.recv().unwrap(), b"kept");
         next.close(Instant::now() + Duration::from_secs(60));
@@ -1060,15 +1075,15 @@ mod tests {
         let (remote, answer, saw) = told();
         let mut delivery = started(directory.path(), remote);
         let profile = |number: u8| vec![number; 100_000];
-        delivery.put(SystemTime::now(), Kind::Request, "web", &profile(0)).unwrap();
+        delivery.put(SystemTime::now(), ItemKind::Request, "web", &profile(0)).unwrap();
         assert_eq!(saw.recv().unwrap(), profile(0));
         for number in 1..40 {
-            delivery.put(SystemTime::now(), Kind::Request, "web", &profile(number)).unwrap();
+            delivery.put(SystemTime::now(), ItemKind::Request, "web", &profile(number)).unwrap();
         }
         // Ten find room.
         assert_eq!((delivery.backlog().requests, delivery.backlog().bytes), (10, 1_000_000));
         for _ in 0..10 {
-            answer.send(Verdict::Accepted { rejected: 0, remark: None }).unwrap();
+            answer.send(SendOutcome::Accepted { rejected: 0, remark: None }).unwrap();
         }
         delivery.close(Instant::now() + Duration::from_secs(60));
         assert!(saw.try_iter().eq((31..40).map(profile)));
@@ -1081,7 +1096,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let directory = folder.path().join("spool");
         let (remote, answer, saw) = told();
-        let mut lazy = Lazy::new("test", directory.clone(), LIMITS, Duration::from_secs(1), remote);
+        let mut lazy =
+            LazyDelivery::new("test", directory.clone(), LIMITS, Duration::from_secs(1), remote);
         lazy.take_up();
         assert!(lazy.delivery.is_none() && !directory.exists(), "there is nothing to begin for");
         let mut former = Spool::open(&directory, LIMITS).unwrap();
@@ -1095,7 +1111,7 @@ mod tests {
         let trouble = lazy.backlog().trouble.unwrap();
         assert!(trouble.contains(lock.to_str().unwrap()), "{trouble}");
         std::fs::remove_dir(&lock).unwrap();
-        answer.send(Verdict::Accepted { rejected: 0, remark: None }).unwrap();
+        answer.send(SendOutcome::Accepted { rejected: 0, remark: None }).unwrap();
         lazy.take_up();
         assert_eq!(saw.recv().unwrap(), b"left");
         lazy.close(Instant::now() + Duration::from_secs(60));
@@ -1107,9 +1123,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (remote, answer, saw) = told();
         let mut delivery = started(directory.path(), remote);
-        delivery.put(SystemTime::now(), Kind::Request, "web", b"odd").unwrap();
-        answer.send(Verdict::Failed("internal".to_owned())).unwrap();
-        answer.send(Verdict::Accepted { rejected: 0, remark: None }).unwrap();
+        delivery.put(SystemTime::now(), ItemKind::Request, "web", b"odd").unwrap();
+        answer.send(SendOutcome::Failed("internal".to_owned())).unwrap();
+        answer.send(SendOutcome::Accepted { rejected: 0, remark: None }).unwrap();
         assert_eq!((saw.recv().unwrap(), saw.recv().unwrap()), (b"odd".to_vec(), b"odd".to_vec()));
         delivery.close(Instant::now() + Duration::from_secs(60));
         let figures = delivery.figures();
@@ -1122,17 +1138,20 @@ mod tests {
         let directory = folder.path().join("spool");
         std::fs::write(&directory, "in the way").unwrap();
         let (remote, answer, saw) = told();
-        let mut lazy = Lazy::new("test", directory.clone(), LIMITS, Duration::from_secs(1), remote);
+        let mut lazy =
+            LazyDelivery::new("test", directory.clone(), LIMITS, Duration::from_secs(1), remote);
         for _ in 0..2 {
-            let error =
-                lazy.put(SystemTime::now(), Kind::Request, "web", b"lost").unwrap_err().to_string();
+            let error = lazy
+                .put(SystemTime::now(), ItemKind::Request, "web", b"lost")
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(directory.to_str().unwrap()), "{error}");
             assert_eq!(lazy.backlog().trouble, Some(error));
         }
         assert_eq!(lazy.figures().lost.refused, 2);
         std::fs::remove_file(&directory).unwrap();
-        answer.send(Verdict::Accepted { rejected: 0, remark: None }).unwrap();
-        lazy.put(SystemTime::now(), Kind::Request, "web", b"sent").unwrap();
+        answer.send(SendOutcome::Accepted { rejected: 0, remark: None }).unwrap();
+        lazy.put(SystemTime::now(), ItemKind::Request, "web", b"sent").unwrap();
         assert_eq!(saw.recv().unwrap(), b"sent");
         lazy.close(Instant::now() + Duration::from_secs(60));
         assert_eq!((lazy.figures().sent, lazy.figures().lost.refused), (1, 2));

@@ -9,8 +9,8 @@
 use super::age::{self, Now};
 use super::file;
 use super::lock::{self, Lock};
-use super::{Finished, Sink, SinkError};
-use crate::quantity::{Bytes, Span};
+use super::{FinishedProfile, Sink, SinkError};
+use crate::quantity::{ByteSize, HumanDuration};
 use perfusion_model::clock::{self, Utc};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use schemars::JsonSchema;
@@ -32,23 +32,23 @@ pub struct Files {
     /// Where; absent: no files are written.
     pub directory: Option<PathBuf>,
     /// Most bytes of all files.
-    pub max_size: Bytes,
+    pub max_size: ByteSize,
     /// Oldest file.
-    pub max_age: Span,
+    pub max_age: HumanDuration,
     /// Most files.
     pub max_count: usize,
     /// Free space of the file system below which nothing is written.
-    pub keep_free: Bytes,
+    pub keep_free: ByteSize,
 }
 
 impl Default for Files {
     fn default() -> Self {
         Self {
             directory: None,
-            max_size: Bytes(2 << 30),
-            max_age: Span(Duration::from_secs(7 * 86_400)),
+            max_size: ByteSize(2 << 30),
+            max_age: HumanDuration(Duration::from_secs(7 * 86_400)),
             max_count: 100_000,
-            keep_free: Bytes(1 << 30),
+            keep_free: ByteSize(1 << 30),
         }
     }
 }
@@ -67,11 +67,11 @@ const MOST_STAGED: usize = 64;
 
 /// One file: when its window began in milliseconds since 1970, and which of those of that moment it
 /// is.
-type Key = (u64, Arc<str>, u32);
+type ProfileFileKey = (u64, Arc<str>, u32);
 
 /// A line of the index.
 #[derive(Serialize)]
-struct Line<'a> {
+struct IndexLine<'a> {
     start: String,
     service: &'a str,
     file: String,
@@ -79,15 +79,15 @@ struct Line<'a> {
 }
 
 /// One that does not have its name yet.
-struct New<F = file::Staged> {
-    key: Key,
+struct StagedProfile<F = file::Staged> {
+    key: ProfileFileKey,
     bytes: u64,
     file: F,
 }
 
 /// How much is known of what was there before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Known {
+enum ListingState {
     /// Nobody has looked.
     Nothing,
     /// Some of it could not be listed: until the next look it is nobody's to keep within limits.
@@ -96,18 +96,18 @@ enum Known {
 }
 
 /// The files of one directory.
-pub struct Directory {
+pub struct ProfileDirectory {
     /// Held, not looked at.
     lock: Arc<Lock>,
     options: Files,
     root: PathBuf,
     name: String,
-    known: Known,
+    known: ListingState,
     /// By time; the second part of the key is the service's directory.
-    files: BTreeMap<Key, u64>,
+    files: BTreeMap<ProfileFileKey, u64>,
     bytes: u64,
     /// Of the window that is being written.
-    staged: Vec<New>,
+    staged: Vec<StagedProfile>,
     /// Directory names of services, as long as they have files.
     names: HashMap<Arc<str>, usize>,
     /// When the window began that was last written.
@@ -122,7 +122,7 @@ pub struct Directory {
     evicted: u64,
 }
 
-impl Directory {
+impl ProfileDirectory {
     /// Takes up the directory, made if it is not there. What is in it is listed with the first
     /// profile or window: until then the sink whose place this one takes may still be at work
     /// there, and its files would be in nobody's list.
@@ -136,7 +136,7 @@ impl Directory {
             options: options.clone(),
             root: root.to_owned(),
             name: format!("files {}", root.display()),
-            known: Known::Nothing,
+            known: ListingState::Nothing,
             files: BTreeMap::new(),
             bytes: 0,
             staged: Vec::new(),
@@ -169,7 +169,7 @@ impl Directory {
         tracing::warn!(path = %self.root.display(), "the directory of profiles was gone or is \
              another one: it is made, locked and listed anew");
         self.forget();
-        self.known = Known::Nothing;
+        self.known = ListingState::Nothing;
         Ok(())
     }
 
@@ -182,14 +182,14 @@ impl Directory {
     /// Looks at what is there, if not all of it is known. What cannot be listed is in the way of
     /// nothing else.
     fn list(&mut self) {
-        if self.known == Known::All {
+        if self.known == ListingState::All {
             return;
         }
-        self.known = Known::Part;
+        self.known = ListingState::Part;
         let found = fs::read_dir(&self.root).map_err(listing(&self.root));
         match found.and_then(|found| self.take_up(found)) {
             Ok(()) => {
-                self.known = Known::All;
+                self.known = ListingState::All;
                 self.renew_index();
             }
             Err(error) => {
@@ -251,7 +251,7 @@ impl Directory {
         Ok(())
     }
 
-    fn note(&mut self, (start, service, number): Key, bytes: u64) {
+    fn note(&mut self, (start, service, number): ProfileFileKey, bytes: u64) {
         // All files of a service share one name: one each, made between all that a window makes and
         // frees, would hold a page of that each.
         let known = self.names.get_key_value(&service).map(|(name, _)| Arc::clone(name));
@@ -263,8 +263,8 @@ impl Directory {
 
     /// What goes first to make room: what the clock says is still to come, then the oldest, and the
     /// last window's only when nothing else is left.
-    fn first(&self, now: SystemTime) -> Option<Key> {
-        let is_last = |key: &&Key| self.last == Some(key.0);
+    fn first(&self, now: SystemTime) -> Option<ProfileFileKey> {
+        let is_last = |key: &&ProfileFileKey| self.last == Some(key.0);
         // Of a clock that was wrong, and is right again.
         let to_come = moment(now).saturating_add(millis(age::JUMP));
         let future = self.files.keys().next_back().filter(|key| key.0 > to_come && !is_last(key));
@@ -273,7 +273,7 @@ impl Directory {
     }
 
     /// Removes a file; false when it cannot be removed.
-    fn evict(&mut self, key: &Key) -> bool {
+    fn evict(&mut self, key: &ProfileFileKey) -> bool {
         let path = self.root.join(&*key.1).join(file_name(key.0, key.2));
         // Whoever removed it before us did the same.
         if let Err(error) = file::remove(&path) {
@@ -329,7 +329,7 @@ impl Directory {
     /// No profile is lost when it fails.
     fn renew_index(&mut self) {
         // It would lack what is not known.
-        if self.known != Known::All {
+        if self.known != ListingState::All {
             return;
         }
         let was_broken = self.index_broken;
@@ -343,9 +343,9 @@ impl Directory {
         }
     }
 
-    fn line(&self, key: &Key, bytes: u64) -> Vec<u8> {
+    fn line(&self, key: &ProfileFileKey, bytes: u64) -> Vec<u8> {
         let (start, service, number) = key;
-        let line = Line {
+        let line = IndexLine {
             start: Utc::of(Duration::from_millis(*start)).iso(),
             service: &decode(service),
             file: format!("{service}/{}", file_name(*start, *number)),
@@ -366,9 +366,9 @@ impl Directory {
         Ok(())
     }
 
-    fn write(&mut self, finished: &Finished) -> Result<(), SinkError> {
+    fn write(&mut self, finished: &FinishedProfile) -> Result<(), SinkError> {
         // Once, so that no file takes the place of one that is there.
-        if self.known == Known::Nothing {
+        if self.known == ListingState::Nothing {
             self.list();
         }
         let packed = finished.profile.bytes();
@@ -415,7 +415,7 @@ impl Directory {
             }
             staged => staged?,
         };
-        self.staged.push(New { key, bytes: length, file });
+        self.staged.push(StagedProfile { key, bytes: length, file });
         if self.staged.len() >= MOST_STAGED {
             self.publish();
         }
@@ -425,7 +425,9 @@ impl Directory {
     /// Gives the files of this window their names.
     fn publish(&mut self) {
         let mut lines = Vec::new();
-        for (New { key, bytes, .. }, published) in published(std::mem::take(&mut self.staged)) {
+        for (StagedProfile { key, bytes, .. }, published) in
+            published(std::mem::take(&mut self.staged))
+        {
             if let Err(error) = published {
                 self.failed += 1;
                 tracing::error!(sink = self.name, %error, "a profile is lost");
@@ -465,7 +467,7 @@ impl Directory {
     }
 }
 
-impl Sink for Directory {
+impl Sink for ProfileDirectory {
     fn name(&self) -> &str {
         &self.name
     }
@@ -474,7 +476,7 @@ impl Sink for Directory {
         &self.root
     }
 
-    fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
+    fn put(&mut self, finished: &FinishedProfile) -> Result<(), SinkError> {
         let written = match self.is_gone() {
             true => self.make_again().map_err(SinkError::from).and_then(|()| self.write(finished)),
             false => self.write(finished),
@@ -501,16 +503,16 @@ impl Sink for Directory {
 }
 
 /// Gives files their names, in any order, and says what came of it, in theirs.
-fn published(files: Vec<New>) -> Vec<(New<()>, Result<(), file::FileError>)> {
+fn published(files: Vec<StagedProfile>) -> Vec<(StagedProfile<()>, Result<(), file::FileError>)> {
     let waiters = files.len().min(WAITED_FOR);
     let (work, done) = (Mutex::new(files.into_iter()), Mutex::new(Vec::new()));
     let wait = || {
         loop {
             let next = work.lock().unwrap_or_else(PoisonError::into_inner).next();
-            let Some(New { key, bytes, file }) = next else { break };
+            let Some(StagedProfile { key, bytes, file }) = next else { break };
             let published = file.publish();
             let done = &mut *done.lock().unwrap_or_else(PoisonError::into_inner);
-            done.push((New { key, bytes, file: () }, published));
+            done.push((StagedProfile { key, bytes, file: () }, published));
         }
     };
     std::thread::scope(|scope| {
@@ -617,18 +619,18 @@ fn decode(directory: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quantity::{Bytes, Span};
+    use crate::quantity::{ByteSize, HumanDuration};
     use perfusion_pprof::proto::Profile;
     use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
 
     fn options(max_count: usize, keep_free: u64) -> Files {
-        Files { max_count, keep_free: Bytes(keep_free), ..Files::default() }
+        Files { max_count, keep_free: ByteSize(keep_free), ..Files::default() }
     }
 
-    fn finished(service: &str, minute: u64) -> Finished {
+    fn finished(service: &str, minute: u64) -> FinishedProfile {
         // Of today, so that its age is no reason to remove it.
         let today = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
-        Finished {
+        FinishedProfile {
             service: service.into(),
             labels: BTreeMap::new(),
             start: SystemTime::UNIX_EPOCH
@@ -639,7 +641,7 @@ mod tests {
     }
 
     /// As a window of its own, but for what follows one.
-    fn put(directory: &mut Directory, finished: &Finished) {
+    fn put(directory: &mut ProfileDirectory, finished: &FinishedProfile) {
         directory.put(finished).unwrap();
         directory.publish();
     }
@@ -652,7 +654,7 @@ mod tests {
     #[test]
     fn files_and_index_agree_and_a_restart_finds_both() {
         let root = tempfile::tempdir().unwrap();
-        let mut directory = Directory::open(root.path(), &options(100, 0)).unwrap();
+        let mut directory = ProfileDirectory::open(root.path(), &options(100, 0)).unwrap();
         for minute in 0..3 {
             for service in ["web", "../../etc/passwd"] {
                 put(&mut directory, &finished(service, minute));
@@ -662,7 +664,7 @@ mod tests {
         drop(directory);
         fs::write(root.path().join("web/.perfusion-0123456789abcdef.tmp"), "half").unwrap();
         let before = lines(root.path());
-        let mut again = Directory::open(root.path(), &options(100, 0)).unwrap();
+        let mut again = ProfileDirectory::open(root.path(), &options(100, 0)).unwrap();
         again.window_over();
         assert_eq!((again.files.len(), before.len(), lines(root.path()).len()), (7, 7, 7));
         for line in lines(root.path()) {
@@ -676,7 +678,7 @@ mod tests {
     #[test]
     fn the_files_of_a_window_appear_together_and_not_more_wait_than_have_descriptors() {
         let root = tempfile::tempdir().unwrap();
-        let mut directory = Directory::open(root.path(), &options(1000, 0)).unwrap();
+        let mut directory = ProfileDirectory::open(root.path(), &options(1000, 0)).unwrap();
         let there = || {
             fs::read_dir(root.path().join("a"))
                 .unwrap()
@@ -710,14 +712,14 @@ mod tests {
     #[test]
     fn the_oldest_go_first_and_an_empty_service_with_its_last() {
         let root = tempfile::tempdir().unwrap();
-        let mut directory = Directory::open(root.path(), &options(2, 0)).unwrap();
+        let mut directory = ProfileDirectory::open(root.path(), &options(2, 0)).unwrap();
         put(&mut directory, &finished("old", 0));
         put(&mut directory, &finished("new", 1));
         put(&mut directory, &finished("new", 2));
         directory.window_over();
         assert!(!root.path().join("old").exists());
         assert_eq!(directory.files.len(), 2);
-        directory.options.max_age = Span(Duration::from_millis(1));
+        directory.options.max_age = HumanDuration(Duration::from_millis(1));
         directory.window_over();
         assert_eq!((directory.files.len(), directory.bytes, directory.names.len()), (0, 0, 0));
         assert_eq!(directory.counters()[4], ("files_evicted", 3));
@@ -727,10 +729,10 @@ mod tests {
     fn files_of_a_clock_that_was_ahead_go_before_those_of_now() {
         let root = tempfile::tempdir().unwrap();
         let year = 366 * 24 * 60;
-        let mut directory = Directory::open(root.path(), &options(5, 0)).unwrap();
+        let mut directory = ProfileDirectory::open(root.path(), &options(5, 0)).unwrap();
         (0..5).for_each(|minute| put(&mut directory, &finished("ahead", 14 * year + minute)));
         directory.window_over();
-        let mut directory = Directory::open(root.path(), &options(5, 0)).unwrap();
+        let mut directory = ProfileDirectory::open(root.path(), &options(5, 0)).unwrap();
         for minute in 0..3 {
             put(&mut directory, &finished("now", minute));
             directory.window_over();
@@ -741,7 +743,7 @@ mod tests {
         }
         assert_eq!(directory.files.len(), 5);
         // A little ahead: what was just written stays.
-        let mut directory = Directory::open(root.path(), &options(1, 0)).unwrap();
+        let mut directory = ProfileDirectory::open(root.path(), &options(1, 0)).unwrap();
         put(&mut directory, &finished("soon", 15));
         directory.window_over();
         put(&mut directory, &finished("now", 9));
@@ -752,20 +754,20 @@ mod tests {
     #[test]
     fn without_free_space_nothing_is_written_and_what_would_not_make_it_stays() {
         let root = tempfile::tempdir().unwrap();
-        let mut directory = Directory::open(root.path(), &options(10, 0)).unwrap();
+        let mut directory = ProfileDirectory::open(root.path(), &options(10, 0)).unwrap();
         put(&mut directory, &finished("a", 0));
-        directory.options.keep_free = Bytes(1 << 52);
+        directory.options.keep_free = ByteSize(1 << 52);
         let error = directory.put(&finished("a", 1)).unwrap_err().to_string();
         assert!(error.contains("files.keep_free"), "{error}");
         assert_eq!((directory.files.len(), directory.no_room, directory.evicted), (1, 1, 0));
-        directory.options.keep_free = Bytes(0);
+        directory.options.keep_free = ByteSize(0);
         put(&mut directory, &finished("a", 2));
     }
 
     #[test]
     fn while_the_clock_tells_no_ages_only_bounds_of_size_and_number_hold() {
         let root = tempfile::tempdir().unwrap();
-        let mut directory = Directory::open(root.path(), &options(2, 0)).unwrap();
+        let mut directory = ProfileDirectory::open(root.path(), &options(2, 0)).unwrap();
         (0..3).for_each(|minute| put(&mut directory, &finished("a", minute)));
         let wall = SystemTime::now() + Duration::from_secs(366 * 86_400);
         directory.keep_within_limits(Now { wall, tells_age: false });
@@ -777,7 +779,7 @@ mod tests {
     #[test]
     fn older_files_make_as_much_room_as_lacks_and_no_more() {
         let root = tempfile::tempdir().unwrap();
-        let mut directory = Directory::open(root.path(), &options(10, 0)).unwrap();
+        let mut directory = ProfileDirectory::open(root.path(), &options(10, 0)).unwrap();
         (0..4).for_each(|minute| put(&mut directory, &finished("a", minute)));
         let (now, each) = (SystemTime::now(), directory.bytes / 4);
         assert!(directory.make_room(0, now) && !directory.make_room(4 * each + 1, now));
@@ -794,7 +796,7 @@ mod tests {
     #[test]
     fn the_index_is_written_anew_when_much_of_it_is_stale() {
         let root = tempfile::tempdir().unwrap();
-        let mut directory = Directory::open(root.path(), &options(1, 0)).unwrap();
+        let mut directory = ProfileDirectory::open(root.path(), &options(1, 0)).unwrap();
         for minute in 0..300 {
             put(&mut directory, &finished("a", minute));
             directory.window_over();
@@ -805,9 +807,9 @@ mod tests {
     #[test]
     fn what_was_written_until_another_takes_over_is_in_its_list() {
         let root = tempfile::tempdir().unwrap();
-        let mut old = Directory::open(root.path(), &options(100, 0)).unwrap();
+        let mut old = ProfileDirectory::open(root.path(), &options(100, 0)).unwrap();
         put(&mut old, &finished("a", 0));
-        let mut new = Directory::open(root.path(), &options(2, 0)).unwrap();
+        let mut new = ProfileDirectory::open(root.path(), &options(2, 0)).unwrap();
         put(&mut old, &finished("b", 1));
         old.window_over();
         drop(old);
@@ -820,12 +822,12 @@ mod tests {
     #[test]
     fn what_cannot_be_listed_is_looked_for_again_and_in_nobodys_way() {
         let root = tempfile::tempdir().unwrap();
-        let mut directory = Directory::open(root.path(), &options(100, 0)).unwrap();
+        let mut directory = ProfileDirectory::open(root.path(), &options(100, 0)).unwrap();
         for service in ["a", "b"] {
             (0..2).for_each(|minute| put(&mut directory, &finished(service, minute)));
         }
         fs::create_dir(root.path().join("lost+found")).unwrap();
-        let mut directory = Directory::open(root.path(), &options(3, 0)).unwrap();
+        let mut directory = ProfileDirectory::open(root.path(), &options(3, 0)).unwrap();
         // The disk fails on the last one.
         let (whole, broken) = (fs::read_dir(root.path()).unwrap(), Err(io::Error::other("broken")));
         let found =
@@ -835,7 +837,7 @@ mod tests {
             error.contains("broken") && error.contains(root.path().to_str().unwrap()),
             "{error}"
         );
-        directory.known = Known::Part;
+        directory.known = ListingState::Part;
         assert_eq!(directory.files.len(), 2, "what could be listed is known");
         directory.keep_within_limits(Now { wall: SystemTime::now(), tells_age: true });
         put(&mut directory, &finished("a", 2));
@@ -845,7 +847,7 @@ mod tests {
             "no line is lost meanwhile"
         );
         directory.window_over();
-        assert_eq!((directory.known, directory.files.len()), (Known::All, 3));
+        assert_eq!((directory.known, directory.files.len()), (ListingState::All, 3));
         assert!(root.path().join("lost+found").exists());
     }
 
@@ -853,7 +855,7 @@ mod tests {
     fn a_directory_that_somebody_removes_is_made_again_and_no_profile_is_lost() {
         let outside = tempfile::tempdir().unwrap();
         let root = outside.path().join("profiles");
-        let mut directory = Directory::open(&root, &options(100, 0)).unwrap();
+        let mut directory = ProfileDirectory::open(&root, &options(100, 0)).unwrap();
         put(&mut directory, &finished("a", 0));
         fs::remove_dir_all(&root).unwrap();
         directory.window_over();
@@ -867,7 +869,7 @@ mod tests {
     fn another_directory_in_its_place_is_locked_and_listed_anew() {
         let outside = tempfile::tempdir().unwrap();
         let (root, other) = (outside.path().join("profiles"), outside.path().join("other"));
-        let mut directory = Directory::open(&root, &options(2, 0)).unwrap();
+        let mut directory = ProfileDirectory::open(&root, &options(2, 0)).unwrap();
         (0..2).for_each(|minute| put(&mut directory, &finished("a", minute)));
         fs::rename(&root, &other).and_then(|()| fs::create_dir(&root)).unwrap();
         put(&mut directory, &finished("a", 2));
@@ -885,7 +887,7 @@ mod tests {
     fn links_of_others_lead_nowhere() {
         use std::os::unix::fs::symlink;
         let (root, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let mut directory = Directory::open(root.path(), &options(100, 0)).unwrap();
+        let mut directory = ProfileDirectory::open(root.path(), &options(100, 0)).unwrap();
         put(&mut directory, &finished("a", 0));
         symlink(elsewhere.path(), root.path().join("b")).unwrap();
         assert!(directory.put(&finished("b", 0)).is_err());
@@ -900,7 +902,7 @@ mod tests {
     #[test]
     fn what_cannot_be_removed_is_not_forgotten() {
         let root = tempfile::tempdir().unwrap();
-        let mut directory = Directory::open(root.path(), &options(1, 0)).unwrap();
+        let mut directory = ProfileDirectory::open(root.path(), &options(1, 0)).unwrap();
         put(&mut directory, &finished("a", 0));
         let file = root.path().join(lines(root.path())[0]["file"].as_str().unwrap());
         // Nobody removes a directory as a file, root neither.
@@ -917,7 +919,7 @@ mod tests {
     fn an_index_that_cannot_be_written_loses_no_profile_and_is_made_good() {
         let root = tempfile::tempdir().unwrap();
         let index = root.path().join(INDEX);
-        let mut directory = Directory::open(root.path(), &options(100, 0)).unwrap();
+        let mut directory = ProfileDirectory::open(root.path(), &options(100, 0)).unwrap();
         put(&mut directory, &finished("a", 0));
         fs::remove_file(&index).and_then(|()| fs::create_dir(&index)).unwrap();
         put(&mut directory, &finished("a", 1));
@@ -934,7 +936,7 @@ mod tests {
     #[test]
     fn no_service_takes_the_name_of_what_is_beside_the_services() {
         let root = tempfile::tempdir().unwrap();
-        let mut directory = Directory::open(root.path(), &options(100, 0)).unwrap();
+        let mut directory = ProfileDirectory::open(root.path(), &options(100, 0)).unwrap();
         for service in [INDEX, lock::NAME] {
             assert_eq!(decode(&encode(service)), service);
             put(&mut directory, &finished(service, 0));

@@ -1,6 +1,6 @@
 //! Files that appear whole or not at all: written to a new file beside the target, synced, renamed.
 
-use perfusion_host::leftover::{self, Naming};
+use perfusion_host::leftover::{self, LockedFileName};
 use rustix::fs::{
     Advice, AtFlags, CWD, Mode, OFlags, fadvise, fsync, openat, renameat, statvfs, unlinkat,
 };
@@ -14,7 +14,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 /// How files are called before they have their own name.
-const NAMING: Naming = Naming { prefix: ".perfusion-", suffix: ".tmp" };
+const NAMING: LockedFileName = LockedFileName { prefix: ".perfusion-", suffix: ".tmp" };
 /// How often a new file is made, when the sweep of another recorder takes it away before it is
 /// locked.
 const ATTEMPTS: u32 = 100;
@@ -115,7 +115,7 @@ pub fn write_into(directory: &Path, name: &str, bytes: &[u8]) -> Result<(), File
 pub fn stage(directory: &Path, name: &str, bytes: &[u8]) -> Result<Staged, FileError> {
     let path = directory.join(name);
     // Others may write in the directory that it lies in, and lead nobody elsewhere by a link.
-    let mut new = New::make(directory, OFlags::NOFOLLOW)
+    let mut new = NewFile::make(directory, OFlags::NOFOLLOW)
         .map_err(|error| not_made(&path, directory, error))?;
     new.file.write_all(bytes).map_err(failing(&path, "write"))?;
     // POSIX_FADV_DONTNEED begins to write what is dirty and does not wait (mm/fadvise.c). Where it
@@ -126,7 +126,7 @@ pub fn stage(directory: &Path, name: &str, bytes: &[u8]) -> Result<Staged, FileE
 
 /// A file of [`stage`]. Dropping it removes it.
 pub struct Staged {
-    new: New,
+    new: NewFile,
     path: PathBuf,
 }
 
@@ -208,7 +208,7 @@ enum Destination<'a> {
     /// never replaced.
     Special,
     /// A new file in the path's directory, and the name it gets in the end.
-    Beside(New, &'a OsStr),
+    Beside(NewFile, &'a OsStr),
 }
 
 impl<'a> Destination<'a> {
@@ -237,7 +237,7 @@ impl<'a> Destination<'a> {
         let directory =
             path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         sweep(directory);
-        let new = New::make(directory, OFlags::empty())
+        let new = NewFile::make(directory, OFlags::empty())
             .map_err(|error| not_made(path, directory, error))?;
         Ok(Self::Beside(new, name))
     }
@@ -253,7 +253,7 @@ fn is_descriptor(path: &Path) -> bool {
 }
 
 /// A file that is not yet where it belongs. Dropping it removes it.
-struct New {
+struct NewFile {
     directory: OwnedFd,
     /// Its name so far; `None` once it has its own.
     name: Option<String>,
@@ -261,7 +261,7 @@ struct New {
     file: File,
 }
 
-impl Drop for New {
+impl Drop for NewFile {
     fn drop(&mut self) {
         if let Some(name) = &self.name {
             // What cannot be removed is for the next sweep.
@@ -270,7 +270,7 @@ impl Drop for New {
     }
 }
 
-impl New {
+impl NewFile {
     /// A file that did not exist before (O_EXCL), in a directory that is opened with these flags,
     /// too; readable by its owner and, by umask, others.
     fn make(directory: &Path, more: OFlags) -> Result<Self, Errno> {

@@ -41,7 +41,7 @@ const AUTHORITIES: [&str; 3] =
 
 /// Where to and how.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct HttpSettings {
     /// `http://` or `https://`, a host, and perhaps a port and a path.
     pub url: Uri,
     /// For every request.
@@ -50,7 +50,7 @@ pub struct Settings {
     pub tls: Tls,
 }
 
-impl Settings {
+impl HttpSettings {
     /// Whether the files that are named can be used now: certificates, keys, values of headers.
     ///
     /// # Errors
@@ -102,7 +102,7 @@ pub enum Version {
 
 /// What came back.
 #[derive(Debug)]
-pub struct Answer {
+pub struct HttpResponse {
     /// HTTP's.
     pub status: u16,
     /// In front of the body.
@@ -178,13 +178,13 @@ pub enum HttpError {
 
 /// Somebody who is asked.
 pub struct Peer {
-    settings: Settings,
+    settings: HttpSettings,
     version: Version,
 }
 
 /// An answer whose body is still to come.
 #[derive(Debug)]
-pub struct Coming {
+pub struct PendingResponse {
     /// HTTP's.
     pub status: u16,
     headers: HeaderMap,
@@ -228,7 +228,7 @@ impl<F: Future<Output: Send> + Send + 'static> Executor<F> for Tasks {
     }
 }
 
-impl Coming {
+impl PendingResponse {
     /// The next part of the body; `None` behind the last.
     ///
     /// # Errors
@@ -247,7 +247,7 @@ impl Coming {
     ///
     /// # Errors
     /// When it is longer than that, or the connection fails.
-    pub async fn whole(self, most_bytes: usize) -> Result<Answer, HttpError> {
+    pub async fn whole(self, most_bytes: usize) -> Result<HttpResponse, HttpError> {
         match self.read(most_bytes).await {
             Ok((answer, true)) => Ok(answer),
             Ok((_, false)) => Err(HttpError::Body("length limit exceeded".to_owned())),
@@ -260,12 +260,12 @@ impl Coming {
     ///
     /// # Errors
     /// When the connection fails.
-    async fn cut(self, most_bytes: usize) -> Result<Answer, HttpError> {
+    async fn cut(self, most_bytes: usize) -> Result<HttpResponse, HttpError> {
         Ok(self.read(most_bytes).await?.0)
     }
 
     /// The answer with so much of its body as fits, and whether that is all of it.
-    async fn read(mut self, most_bytes: usize) -> Result<(Answer, bool), hyper::Error> {
+    async fn read(mut self, most_bytes: usize) -> Result<(HttpResponse, bool), hyper::Error> {
         let (mut body, mut trailers) = (Vec::new(), HeaderMap::new());
         let read = loop {
             let frame = match self.body.frame().await.transpose() {
@@ -287,7 +287,7 @@ impl Coming {
         self.drivers.end().await;
         let is_all = read?;
         let headers = std::mem::take(&mut self.headers);
-        Ok((Answer { status: self.status, headers, trailers, body: body.into() }, is_all))
+        Ok((HttpResponse { status: self.status, headers, trailers, body: body.into() }, is_all))
     }
 }
 
@@ -296,13 +296,13 @@ impl Peer {
     ///
     /// # Errors
     /// When the URL is none, or a file cannot be read.
-    pub fn new(settings: Settings, version: Version) -> Result<Self, HttpError> {
+    pub fn new(settings: HttpSettings, version: Version) -> Result<Self, HttpError> {
         settings.check_files(version)?;
         Self::of(settings, version)
     }
 
     /// Whose files are read when there is something to ask, and no sooner.
-    fn of(settings: Settings, version: Version) -> Result<Self, HttpError> {
+    fn of(settings: HttpSettings, version: Version) -> Result<Self, HttpError> {
         if !matches!(settings.url.scheme_str(), Some("http" | "https"))
             || settings.url.host().is_none()
         {
@@ -315,7 +315,7 @@ impl Peer {
     ///
     /// # Errors
     /// When there is no answer.
-    pub async fn get(&self, path: &str) -> Result<Coming, HttpError> {
+    pub async fn get(&self, path: &str) -> Result<PendingResponse, HttpError> {
         self.ask(Method::GET, path, &[], Vec::new(), None).await
     }
 
@@ -328,7 +328,7 @@ impl Peer {
         headers: &[(HeaderName, &'static str)],
         body: Vec<u8>,
         until: Option<Instant>,
-    ) -> Result<Coming, HttpError> {
+    ) -> Result<PendingResponse, HttpError> {
         let url = &self.settings.url;
         let secure = url.scheme_str() == Some("https");
         let host = url.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
@@ -379,7 +379,7 @@ impl Peer {
         &self,
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         request: Request<Full<Bytes>>,
-    ) -> Result<Coming, HttpError> {
+    ) -> Result<PendingResponse, HttpError> {
         let stream = TokioIo::new(stream);
         let drivers = Drivers::default();
         let response = match self.version {
@@ -399,7 +399,12 @@ impl Peer {
         match response {
             Ok(response) => {
                 let (head, body) = response.into_parts();
-                Ok(Coming { status: head.status.as_u16(), headers: head.headers, body, drivers })
+                Ok(PendingResponse {
+                    status: head.status.as_u16(),
+                    headers: head.headers,
+                    body,
+                    drivers,
+                })
             }
             Err(error) => {
                 drivers.end().await;
@@ -449,7 +454,7 @@ impl Client {
     ///
     /// # Errors
     /// When the URL is none.
-    pub fn new(settings: Settings, version: Version) -> Result<Self, HttpError> {
+    pub fn new(settings: HttpSettings, version: Version) -> Result<Self, HttpError> {
         let peer = Peer::of(settings, version)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime
@@ -468,7 +473,7 @@ impl Client {
         headers: &[(HeaderName, &'static str)],
         body: Vec<u8>,
         deadline: &dyn Fn() -> Instant,
-    ) -> Result<Answer, HttpError> {
+    ) -> Result<HttpResponse, HttpError> {
         let Some(runtime) = &self.runtime else { return Err(HttpError::Timeout) };
         runtime.block_on(async {
             let exchange = async {
@@ -610,7 +615,7 @@ mod tests {
             // The client has gone before the end.
             stream.write_all(&vec![b'x'; length]).ok();
         });
-        let settings = Settings { url, headers: Vec::new(), tls: Tls::default() };
+        let settings = HttpSettings { url, headers: Vec::new(), tls: Tls::default() };
         let client = Client::new(settings, Version::One).unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
         let answer = client.post("/", &[], b"profile".to_vec(), &|| deadline).unwrap();

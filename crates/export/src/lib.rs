@@ -27,8 +27,8 @@ pub mod states;
 pub mod turns;
 pub mod words;
 
-use self::deliver::Backlog;
-use self::parts::Hurry;
+use self::deliver::SpoolBacklog;
+use self::parts::SinkSignals;
 use perfusion_pprof::PprofError;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
@@ -37,7 +37,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// What one service did in one window.
 #[derive(Clone, Debug)]
-pub struct Finished {
+pub struct FinishedProfile {
     /// The service's name, of printable characters.
     pub service: Arc<str>,
     /// What else tells where it comes from, by the names of OpenTelemetry's resource attributes:
@@ -73,26 +73,26 @@ impl Packed {
 
 /// The turn to make parts of a profile, each ten times as large as its bytes in the spool: several
 /// sinks are given one window at the same moment. Not to be held while a disk is waited for.
-pub(crate) struct Turn(());
+pub(crate) struct EncodePermit(());
 
 /// Whoever waits for a turn: the first in line is next.
-struct Line {
+struct PermitQueue {
     waiting: VecDeque<u64>,
     last_ticket: u64,
     is_taken: bool,
 }
 
-static LINE: Mutex<Line> =
-    Mutex::new(Line { waiting: VecDeque::new(), last_ticket: 0, is_taken: false });
+static LINE: Mutex<PermitQueue> =
+    Mutex::new(PermitQueue { waiting: VecDeque::new(), last_ticket: 0, is_taken: false });
 static LINE_MOVED: Condvar = Condvar::new();
 /// Whoever waits for a turn has a moment for other things so often.
 const TURN_LOOK: Duration = Duration::from_millis(100);
 
-fn line() -> MutexGuard<'static, Line> {
+fn line() -> MutexGuard<'static, PermitQueue> {
     LINE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Turn {
+impl EncodePermit {
     /// Waits for it. `still` is asked now and then, and none is waited for where it says no; it
     /// must not wait for anything itself, since others stand in line behind.
     pub(crate) fn wait(still: impl FnMut() -> bool) -> Option<Self> {
@@ -104,7 +104,10 @@ impl Turn {
         Self::take(|line, ticket| line.waiting.push_front(ticket), || true)
     }
 
-    fn take(join: impl FnOnce(&mut Line, u64), mut still: impl FnMut() -> bool) -> Option<Self> {
+    fn take(
+        join: impl FnOnce(&mut PermitQueue, u64),
+        mut still: impl FnMut() -> bool,
+    ) -> Option<Self> {
         let mut state = line();
         state.last_ticket += 1;
         let ticket = state.last_ticket;
@@ -125,7 +128,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for EncodePermit {
     fn drop(&mut self) {
         line().is_taken = false;
         LINE_MOVED.notify_all();
@@ -169,13 +172,13 @@ pub trait Sink: Send {
 
     /// How it learns that the daemon ends or a window waits, and how it says what it counts while
     /// it is at work. Said before the first profile.
-    fn hurries(&mut self, _hurry: Hurry) {}
+    fn hurries(&mut self, _hurry: SinkSignals) {}
 
     /// Takes one profile. It is given once: what is to be sent again later the sink keeps itself.
     ///
     /// # Errors
     /// When the profile is lost; the sink has counted it.
-    fn put(&mut self, finished: &Finished) -> Result<(), SinkError>;
+    fn put(&mut self, finished: &FinishedProfile) -> Result<(), SinkError>;
 
     /// All profiles of a window were put, or none has come for a minute: a moment for what is due
     /// now and then, such as retention.
@@ -190,7 +193,7 @@ pub trait Sink: Send {
     fn counters(&self) -> Vec<(&'static str, u64)>;
 
     /// What waits to be sent, of one that has a spool.
-    fn backlog(&self) -> Option<Backlog> {
+    fn backlog(&self) -> Option<SpoolBacklog> {
         None
     }
 

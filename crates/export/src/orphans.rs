@@ -4,7 +4,7 @@
 //! directory with the last of it.
 
 use super::age::Now;
-use super::spool::{Limits, Spool};
+use super::spool::{Spool, SpoolLimits};
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -79,7 +79,7 @@ impl Orphans {
 }
 
 fn expire(path: &Path, age: Duration, now: Now, first: bool) {
-    let limits = Limits { bytes: u64::MAX, age, free_bytes: 0 };
+    let limits = SpoolLimits { bytes: u64::MAX, age, free_bytes: 0 };
     let mut spool = match Spool::open(path, limits) {
         Ok(spool) => spool,
         // Another daemon's, with receivers of its own.
@@ -114,7 +114,7 @@ mod tests {
         let at = |name: &str| folder.path().join(name);
         let made = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
         let hour = Duration::from_secs(3600);
-        let all = Limits { bytes: 1000, age: hour, free_bytes: 0 };
+        let all = SpoolLimits { bytes: 1000, age: hour, free_bytes: 0 };
         for name in ["otlp-old", "otlp-new", "s3-x", "pyroscope-y", "somebody's"] {
             let mut spool = Spool::open(&at(name), all).unwrap();
             spool.put(made, b"early").unwrap();
@@ -141,7 +141,7 @@ mod tests {
         let (old, new) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let made = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
         let hour = Duration::from_secs(3600);
-        let all = Limits { bytes: 1000, age: hour, free_bytes: 0 };
+        let all = SpoolLimits { bytes: 1000, age: hour, free_bytes: 0 };
         for folder in [&old, &new] {
             Spool::open(&folder.path().join("otlp-a"), all).unwrap().put(made, b"waits").unwrap();
         }

@@ -2,13 +2,13 @@
 //! dropped one at a time. Memory is the profile's tables and one part, whatever the profile is
 //! like.
 
-use super::deliver::{Backlog, Figures, Lazy};
-use super::spool::Kind;
-use super::states::{Ends, Event};
-use super::{Finished, Packed, SinkError, Turn};
+use super::deliver::{DeliveryCounters, LazyDelivery, SpoolBacklog};
+use super::spool::ItemKind;
+use super::states::{DeliveryEvent, Ends};
+use super::{EncodePermit, FinishedProfile, Packed, SinkError};
 use perfusion_pprof::PprofError;
 use perfusion_pprof::proto::{Profile, Sample};
-use perfusion_pprof::split::{Bounds, Splitter};
+use perfusion_pprof::split::{PartBounds, Splitter};
 use perfusion_pprof::stream;
 use prost::Message;
 use std::collections::BTreeMap;
@@ -36,15 +36,16 @@ const DEFAULT_MEMORY: u64 = 256 << 20;
 
 /// Bytes of tables that are in memory now: a sink has its own as long as it makes parts of them,
 /// which may be as long as its disk takes.
-struct Tables {
+struct ProfileTableMemory {
     bytes: Mutex<usize>,
     /// There are fewer.
     freed: Condvar,
 }
 
-static TABLES_NOW: Tables = Tables { bytes: Mutex::new(0), freed: Condvar::new() };
+static TABLES_NOW: ProfileTableMemory =
+    ProfileTableMemory { bytes: Mutex::new(0), freed: Condvar::new() };
 
-impl Tables {
+impl ProfileTableMemory {
     fn bytes(&self) -> MutexGuard<'_, usize> {
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -121,8 +122,8 @@ impl MemoryBounds {
 
     /// The bounds of parts for a receiver that takes so much.
     #[must_use]
-    pub fn within(self, bounds: Bounds) -> Bounds {
-        Bounds {
+    pub fn within(self, bounds: PartBounds) -> PartBounds {
+        PartBounds {
             samples: bounds.samples.min(self.samples),
             bytes: bounds.bytes.min(self.part),
             lone_bytes: bounds.lone_bytes.min(self.part),
@@ -135,37 +136,37 @@ impl MemoryBounds {
 /// left then waits in the spool. The sink says that it goes on, for whoever looks whether a disk
 /// answers, and what it has counted so far.
 #[derive(Clone, Debug, Default)]
-pub struct Hurry {
+pub struct SinkSignals {
     end: Arc<OnceLock<Instant>>,
     waits: Arc<AtomicBool>,
-    steps: Arc<Mutex<Steps>>,
+    steps: Arc<Mutex<SinkProgress>>,
 }
 
 /// How far a sink is.
 #[derive(Debug, Default)]
-struct Steps {
+struct SinkProgress {
     /// When it began with the present window.
     began: Option<Instant>,
     /// When it went on last.
     last: Option<Instant>,
     /// When it is to say again what it has counted.
     report_at: Option<Instant>,
-    report: Report,
+    report: SinkReport,
 }
 
 /// What a sink has counted so far, and what waits to be sent.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
+pub struct SinkReport {
     /// By the names of metrics.
     pub counters: Vec<(&'static str, u64)>,
     /// What waits.
-    pub backlog: Option<Backlog>,
+    pub backlog: Option<SpoolBacklog>,
 }
 
 /// A sink says what it has counted so often, while it is at work on a window.
 const REPORT_EVERY: Duration = Duration::from_millis(500);
 
-impl Hurry {
+impl SinkSignals {
     /// No sample is put into a part after this. The first call counts.
     pub fn end_by(&self, deadline: Instant) {
         self.end.set(deadline).ok();
@@ -191,7 +192,7 @@ impl Hurry {
         self.is_over() || self.waits.load(Ordering::Relaxed)
     }
 
-    fn steps(&self) -> MutexGuard<'_, Steps> {
+    fn steps(&self) -> MutexGuard<'_, SinkProgress> {
         self.steps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -220,7 +221,7 @@ impl Hurry {
     }
 
     /// Takes what was counted, now and then; none where that is not to be had at once.
-    pub fn report(&self, read: impl FnOnce() -> Option<Report>) {
+    pub fn report(&self, read: impl FnOnce() -> Option<SinkReport>) {
         let (mut steps, now) = (self.steps(), Instant::now());
         if steps.report_at.is_none_or(|at| now >= at)
             && let Some(report) = read()
@@ -231,18 +232,18 @@ impl Hurry {
 
     /// What was counted by the last report.
     #[must_use]
-    pub fn reported(&self) -> Report {
+    pub fn reported(&self) -> SinkReport {
         self.steps().report.clone()
     }
 
     /// All that was reported is known by now.
     pub fn is_reported(&self) {
-        self.steps().report = Report::default();
+        self.steps().report = SinkReport::default();
     }
 }
 
 /// Makes parts of samples.
-pub trait Parts {
+pub trait PartBuilder {
     /// A part.
     type Part;
 
@@ -253,7 +254,7 @@ pub trait Parts {
     fn finish(self) -> (Option<Self::Part>, u64);
 }
 
-impl Parts for Splitter<'_> {
+impl PartBuilder for Splitter<'_> {
     type Part = Profile;
 
     fn add(&mut self, sample: &Sample) -> Option<Profile> {
@@ -267,7 +268,7 @@ impl Parts for Splitter<'_> {
 
 /// What became of a window.
 #[derive(Debug, Default)]
-pub struct Made {
+pub struct PartsOutcome {
     /// Samples that are in no part because each alone is too long.
     pub dropped_samples: u64,
     /// The first sample that is in no part yet, when time was up.
@@ -277,7 +278,7 @@ pub struct Made {
 }
 
 /// Where parts go.
-pub trait Way {
+pub trait PartSink {
     /// Takes one.
     ///
     /// # Errors
@@ -294,28 +295,28 @@ pub trait Way {
 ///
 /// # Errors
 /// When the profile cannot be read.
-pub fn each<P: Parts>(
-    finished: &Finished,
+pub fn each<P: PartBuilder>(
+    finished: &FinishedProfile,
     first: u64,
     mut parts: P,
-    hurry: &Hurry,
+    hurry: &SinkSignals,
     encode: impl Fn(P::Part) -> Result<Vec<u8>, SinkError>,
-    way: &mut impl Way,
-) -> Result<Made, SinkError> {
-    let mut made = Made::default();
+    way: &mut impl PartSink,
+) -> Result<PartsOutcome, SinkError> {
+    let mut made = PartsOutcome::default();
     let mut one = turn(hurry, || way.waits());
     if one.is_none() {
         made.left_from = Some(first);
         return Ok(made);
     }
     // The turn is over when the part is made.
-    let encode = |part, one: &mut Option<Turn>| {
+    let encode = |part, one: &mut Option<EncodePermit>| {
         let encoded = encode(part);
         *one = None;
         encoded
     };
     let mut part_from = first;
-    let Made { left_from, failed, .. } = &mut made;
+    let PartsOutcome { left_from, failed, .. } = &mut made;
     stream::samples(finished.profile.bytes(), first, |position, sample| {
         // A part that was begun is left with all of its samples: none is made twice.
         if hurry.is_over() {
@@ -350,11 +351,11 @@ pub fn each<P: Parts>(
 }
 
 /// The turn to make a part; none where the sink is to give way.
-fn turn(hurry: &Hurry, mut wait: impl FnMut()) -> Option<Turn> {
+fn turn(hurry: &SinkSignals, mut wait: impl FnMut()) -> Option<EncodePermit> {
     if hurry.gives_way() {
         return None;
     }
-    let one = Turn::wait(|| {
+    let one = EncodePermit::wait(|| {
         hurry.goes_on();
         wait();
         !hurry.gives_way()
@@ -366,7 +367,7 @@ fn turn(hurry: &Hurry, mut wait: impl FnMut()) -> Option<Turn> {
 /// A window of which requests are to be made later, or by the next daemon, as it waits in the
 /// spool.
 #[derive(Clone, PartialEq, Message)]
-struct Unmade {
+struct UnsplitWindow {
     #[prost(string, tag = "1")]
     service: String,
     #[prost(btree_map = "string, string", tag = "2")]
@@ -383,8 +384,8 @@ struct Unmade {
     profile: Vec<u8>,
 }
 
-impl Unmade {
-    fn of(finished: &Finished, first: u64) -> Self {
+impl UnsplitWindow {
+    fn of(finished: &FinishedProfile, first: u64) -> Self {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         Self {
             service: finished.service.to_string(),
@@ -398,8 +399,8 @@ impl Unmade {
         }
     }
 
-    fn finished(self) -> Finished {
-        Finished {
+    fn finished(self) -> FinishedProfile {
+        FinishedProfile {
             service: self.service.into(),
             labels: self.labels,
             start: SystemTime::UNIX_EPOCH + Duration::from_nanos(self.start_nanos),
@@ -410,11 +411,11 @@ impl Unmade {
 }
 
 /// The way of a window into the spool of a receiver that takes requests of limited length.
-pub struct Outgoing {
+pub struct RequestSpooler {
     /// Sends them.
-    pub delivery: Lazy,
+    pub delivery: LazyDelivery,
     /// When it is over windows are kept as they are.
-    pub hurry: Hurry,
+    pub hurry: SinkSignals,
     /// A window was kept because the tables of others had the room.
     has_no_room: bool,
     /// Requests are made of a window that waits in the spool.
@@ -426,19 +427,19 @@ pub struct Outgoing {
     most_bytes: usize,
     /// What messages call a request.
     what: &'static str,
-    counts: Counts,
+    counts: SpoolerCounts,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Counts {
+struct SpoolerCounts {
     requests: u64,
     dropped_samples: u64,
     too_large: u64,
 }
 
-impl Counts {
+impl SpoolerCounts {
     /// With those of the delivery, by the names of metrics.
-    fn with(self, figures: &Figures) -> Vec<(&'static str, u64)> {
+    fn with(self, figures: &DeliveryCounters) -> Vec<(&'static str, u64)> {
         let mut counters = figures.counters(self.requests).to_vec();
         counters.push(("samples_too_long", self.dropped_samples));
         counters.push(("profiles_too_large", self.too_large));
@@ -446,26 +447,26 @@ impl Counts {
     }
 }
 
-fn report(hurry: &Hurry, delivery: &Lazy, counts: Counts) {
+fn report(hurry: &SinkSignals, delivery: &LazyDelivery, counts: SpoolerCounts) {
     hurry.report(|| {
         let (figures, backlog) = delivery.glance()?;
-        Some(Report { counters: counts.with(&figures), backlog: Some(backlog) })
+        Some(SinkReport { counters: counts.with(&figures), backlog: Some(backlog) })
     });
 }
 
 /// The way of one window's requests into the spool.
-struct Spooling<'a> {
-    delivery: &'a mut Lazy,
-    counts: &'a mut Counts,
-    hurry: &'a Hurry,
+struct WindowSpooler<'a> {
+    delivery: &'a mut LazyDelivery,
+    counts: &'a mut SpoolerCounts,
+    hurry: &'a SinkSignals,
     service: &'a str,
     at: SystemTime,
 }
 
-impl Way for Spooling<'_> {
+impl PartSink for WindowSpooler<'_> {
     fn put(&mut self, part: Vec<u8>) -> Result<(), SinkError> {
         self.counts.requests += 1;
-        Ok(self.delivery.put(self.at, Kind::Request, self.service, &part)?)
+        Ok(self.delivery.put(self.at, ItemKind::Request, self.service, &part)?)
     }
 
     fn waits(&mut self) {
@@ -473,20 +474,20 @@ impl Way for Spooling<'_> {
     }
 }
 
-impl Outgoing {
+impl RequestSpooler {
     /// For requests of at most so many bytes before compression, each called `what`.
     #[must_use]
-    pub fn new(delivery: Lazy, most_bytes: usize, what: &'static str) -> Self {
+    pub fn new(delivery: LazyDelivery, most_bytes: usize, what: &'static str) -> Self {
         Self {
             delivery,
-            hurry: Hurry::default(),
+            hurry: SinkSignals::default(),
             has_no_room: false,
             is_taking_up: false,
             stays: false,
             memory: MemoryBounds::of(DEFAULT_MEMORY),
             most_bytes,
             what,
-            counts: Counts::default(),
+            counts: SpoolerCounts::default(),
         }
     }
 
@@ -497,9 +498,9 @@ impl Outgoing {
 
     /// Bounds of new requests.
     #[must_use]
-    pub fn bounds(&self, most_samples: usize) -> Bounds {
+    pub fn bounds(&self, most_samples: usize) -> PartBounds {
         let bounds = self.delivery.bounds(self.most_bytes);
-        self.memory.within(Bounds { samples: bounds.samples.min(most_samples), ..bounds })
+        self.memory.within(PartBounds { samples: bounds.samples.min(most_samples), ..bounds })
     }
 
     /// A window begins that comes from a recording.
@@ -522,7 +523,7 @@ impl Outgoing {
     /// When the profile cannot be read, or the spool does not take the window.
     pub fn tables(
         &mut self,
-        finished: &Finished,
+        finished: &FinishedProfile,
         first: u64,
         at: SystemTime,
     ) -> Result<Option<WindowTables>, SinkError> {
@@ -559,7 +560,7 @@ impl Outgoing {
                 }
                 Err(error @ PprofError::LargeTables(_)) => {
                     self.counts.too_large += 1;
-                    self.delivery.event(Event {
+                    self.delivery.event(DeliveryEvent {
                         service: &finished.service,
                         reason: &error.to_string(),
                         detail: "",
@@ -580,16 +581,16 @@ impl Outgoing {
     ///
     /// # Errors
     /// The first there was: what becomes of one part is nothing to the rest.
-    pub fn put<P: Parts>(
+    pub fn put<P: PartBuilder>(
         &mut self,
-        finished: &Finished,
+        finished: &FinishedProfile,
         first: u64,
         at: SystemTime,
-        (parts, bounds): (P, Bounds),
+        (parts, bounds): (P, PartBounds),
         encode: impl Fn(P::Part) -> Result<Vec<u8>, SinkError>,
     ) -> Result<(), SinkError> {
         let Self { delivery, counts, hurry, .. } = self;
-        let mut way = Spooling { delivery, counts, hurry, service: &finished.service, at };
+        let mut way = WindowSpooler { delivery, counts, hurry, service: &finished.service, at };
         let made = each(finished, first, parts, hurry, encode, &mut way)?;
         if made.dropped_samples > 0 {
             self.counts.dropped_samples += made.dropped_samples;
@@ -597,7 +598,7 @@ impl Outgoing {
                 "stacks are longer than a {} may be, {} bytes",
                 self.what, bounds.lone_bytes
             );
-            self.delivery.event(Event {
+            self.delivery.event(DeliveryEvent {
                 service: &finished.service,
                 reason: &reason,
                 detail: "",
@@ -615,11 +616,16 @@ impl Outgoing {
     }
 
     /// Keeps a window as it is, for another time or the next daemon.
-    fn keep(&mut self, finished: &Finished, first: u64, at: SystemTime) -> Result<(), SinkError> {
+    fn keep(
+        &mut self,
+        finished: &FinishedProfile,
+        first: u64,
+        at: SystemTime,
+    ) -> Result<(), SinkError> {
         self.counts.requests += 1;
         self.report();
-        let unmade = Unmade::of(finished, first).encode_to_vec();
-        Ok(self.delivery.put(at, Kind::Window, &finished.service, &unmade)?)
+        let unmade = UnsplitWindow::of(finished, first).encode_to_vec();
+        Ok(self.delivery.put(at, ItemKind::Window, &finished.service, &unmade)?)
     }
 
     /// What was counted so far, for whoever asks meanwhile.
@@ -631,7 +637,7 @@ impl Outgoing {
     /// one waits for the sink; `make` makes requests of a window's samples from one on.
     pub fn take_up(
         &mut self,
-        mut make: impl FnMut(&mut Self, &Finished, u64) -> Result<(), SinkError>,
+        mut make: impl FnMut(&mut Self, &FinishedProfile, u64) -> Result<(), SinkError>,
     ) {
         self.delivery.take_up();
         self.has_no_room = false;
@@ -643,7 +649,7 @@ impl Outgoing {
             self.hurry.begins();
             self.report();
             self.stays = false;
-            let made = match Unmade::decode(taken.payload.as_slice()) {
+            let made = match UnsplitWindow::decode(taken.payload.as_slice()) {
                 Ok(unmade) => {
                     let first = unmade.first;
                     make(self, &unmade.finished(), first)
@@ -662,7 +668,7 @@ impl Outgoing {
 
     /// What was counted, by the names of metrics.
     #[must_use]
-    pub fn counters(&self) -> (Vec<(&'static str, u64)>, Figures) {
+    pub fn counters(&self) -> (Vec<(&'static str, u64)>, DeliveryCounters) {
         let figures = self.delivery.figures();
         (self.counts.with(&figures), figures)
     }
@@ -671,21 +677,21 @@ impl Outgoing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::deliver::{Remote, Verdict};
-    use crate::spool::Limits;
+    use crate::deliver::{Remote, SendOutcome};
+    use crate::spool::SpoolLimits;
 
     struct Takes;
 
     impl Remote for Takes {
-        fn send(&mut self, _: &[u8], _: &dyn Fn() -> Instant) -> Verdict {
-            Verdict::Accepted { rejected: 0, remark: None }
+        fn send(&mut self, _: &[u8], _: &dyn Fn() -> Instant) -> SendOutcome {
+            SendOutcome::Accepted { rejected: 0, remark: None }
         }
     }
 
     /// Finds each sample too long.
     struct NoneFits;
 
-    impl Parts for NoneFits {
+    impl PartBuilder for NoneFits {
         type Part = Profile;
 
         fn add(&mut self, _: &Sample) -> Option<Profile> {
@@ -698,15 +704,15 @@ mod tests {
     }
 
     /// A window of samples 1, 2, … that are each a part of their own.
-    fn window(samples: i64) -> Finished {
+    fn window(samples: i64) -> FinishedProfile {
         let sample = |value| Sample { value: vec![value], ..Sample::default() };
         finished(&Profile { sample: (1..=samples).map(sample).collect(), ..Profile::default() })
     }
 
     /// Each sample's value is a part. A window waits for the sink from that one on.
-    struct Each(Option<i64>, i64, Hurry);
+    struct Each(Option<i64>, i64, SinkSignals);
 
-    impl Parts for Each {
+    impl PartBuilder for Each {
         type Part = i64;
 
         fn add(&mut self, sample: &Sample) -> Option<i64> {
@@ -724,24 +730,30 @@ mod tests {
     #[test]
     fn a_window_that_waits_has_the_one_before_it_go_on_from_the_spool() {
         let folder = tempfile::tempdir().unwrap();
-        let limits = Limits { bytes: 1 << 20, age: Duration::from_secs(3600), free_bytes: 0 };
-        let delivery =
-            Lazy::new("test", folder.path().join("s"), limits, Duration::from_secs(1), Takes);
-        let mut outgoing = Outgoing::new(delivery, 1 << 20, "request");
+        let limits = SpoolLimits { bytes: 1 << 20, age: Duration::from_secs(3600), free_bytes: 0 };
+        let delivery = LazyDelivery::new(
+            "test",
+            folder.path().join("s"),
+            limits,
+            Duration::from_secs(1),
+            Takes,
+        );
+        let mut outgoing = RequestSpooler::new(delivery, 1 << 20, "request");
         let (hurry, now, made) =
             (outgoing.hurry.clone(), SystemTime::now(), Mutex::new(Vec::new()));
         let waits = |waits| hurry.waits().store(waits, Ordering::Relaxed);
-        let make = |outgoing: &mut Outgoing, finished: &Finished, first, waits_from| {
-            let Some(_tables) = outgoing.tables(finished, first, now)? else { return Ok(()) };
-            let each = Each(None, waits_from, hurry.clone());
-            let bounds = Bounds { samples: 1, bytes: 1, lone_bytes: 1 };
-            outgoing.put(finished, first, now, (each, bounds), |part| {
-                made.lock().unwrap().push(part);
-                Ok(vec![1])
-            })
-        };
+        let make =
+            |outgoing: &mut RequestSpooler, finished: &FinishedProfile, first, waits_from| {
+                let Some(_tables) = outgoing.tables(finished, first, now)? else { return Ok(()) };
+                let each = Each(None, waits_from, hurry.clone());
+                let bounds = PartBounds { samples: 1, bytes: 1, lone_bytes: 1 };
+                outgoing.put(finished, first, now, (each, bounds), |part| {
+                    made.lock().unwrap().push(part);
+                    Ok(vec![1])
+                })
+            };
         let taken = || std::mem::take(&mut *made.lock().unwrap());
-        let kinds = |outgoing: &Outgoing| {
+        let kinds = |outgoing: &RequestSpooler| {
             // Requests are sent meanwhile.
             outgoing.delivery.has_windows().then_some(outgoing.counts.requests)
         };
@@ -774,14 +786,19 @@ mod tests {
     #[test]
     fn what_a_sink_counts_is_told_while_it_waits_for_its_turn() {
         let folder = tempfile::tempdir().unwrap();
-        let limits = Limits { bytes: 1 << 20, age: Duration::from_secs(3600), free_bytes: 0 };
-        let delivery =
-            Lazy::new("test", folder.path().join("s"), limits, Duration::from_secs(1), Takes);
-        let mut outgoing = Outgoing::new(delivery, 1 << 20, "request");
-        outgoing.delivery.put(SystemTime::now(), Kind::Request, "web", b"one").unwrap();
+        let limits = SpoolLimits { bytes: 1 << 20, age: Duration::from_secs(3600), free_bytes: 0 };
+        let delivery = LazyDelivery::new(
+            "test",
+            folder.path().join("s"),
+            limits,
+            Duration::from_secs(1),
+            Takes,
+        );
+        let mut outgoing = RequestSpooler::new(delivery, 1 << 20, "request");
+        outgoing.delivery.put(SystemTime::now(), ItemKind::Request, "web", b"one").unwrap();
         outgoing.counts.requests = 1;
         let hurry = outgoing.hurry.clone();
-        let one = Turn::next();
+        let one = EncodePermit::next();
         std::thread::scope(|scope| {
             let waits = scope
                 .spawn(|| outgoing.tables(&window(1), 0, SystemTime::now()).unwrap().is_some());
@@ -799,12 +816,17 @@ mod tests {
     #[test]
     fn the_bound_that_is_said_is_the_one_that_stacks_were_measured_by() {
         let folder = tempfile::tempdir().unwrap();
-        let limits = Limits { bytes: 1 << 20, age: Duration::from_secs(3600), free_bytes: 0 };
-        let delivery =
-            Lazy::new("test", folder.path().join("s"), limits, Duration::from_secs(1), Takes);
-        let mut outgoing = Outgoing::new(delivery, 4 << 20, "request");
+        let limits = SpoolLimits { bytes: 1 << 20, age: Duration::from_secs(3600), free_bytes: 0 };
+        let delivery = LazyDelivery::new(
+            "test",
+            folder.path().join("s"),
+            limits,
+            Duration::from_secs(1),
+            Takes,
+        );
+        let mut outgoing = RequestSpooler::new(delivery, 4 << 20, "request");
         // As after a refusal of 16,000 bytes. What is taken meanwhile may have it forgotten.
-        let bounds = Bounds { samples: 10, bytes: 8000, lone_bytes: 64_000 };
+        let bounds = PartBounds { samples: 10, bytes: 8000, lone_bytes: 64_000 };
         let finished = finished(&Profile::default());
         let now = SystemTime::now();
         outgoing.put(&finished, 0, now, (NoneFits, bounds), |_| Ok(Vec::new())).unwrap();
@@ -812,8 +834,8 @@ mod tests {
         assert_eq!(said, ["stacks are longer than a request may be, 64000 bytes"]);
     }
 
-    fn finished(profile: &Profile) -> Finished {
-        Finished {
+    fn finished(profile: &Profile) -> FinishedProfile {
+        FinishedProfile {
             service: "web".into(),
             labels: BTreeMap::new(),
             start: SystemTime::now(),
@@ -825,10 +847,15 @@ mod tests {
     #[test]
     fn tables_of_all_sinks_share_their_room_and_what_finds_none_waits_in_the_spool() {
         let folder = tempfile::tempdir().unwrap();
-        let limits = Limits { bytes: 1 << 20, age: Duration::from_secs(3600), free_bytes: 0 };
-        let delivery =
-            Lazy::new("test", folder.path().join("s"), limits, Duration::from_secs(1), Takes);
-        let mut outgoing = Outgoing::new(delivery, 1 << 20, "request");
+        let limits = SpoolLimits { bytes: 1 << 20, age: Duration::from_secs(3600), free_bytes: 0 };
+        let delivery = LazyDelivery::new(
+            "test",
+            folder.path().join("s"),
+            limits,
+            Duration::from_secs(1),
+            Takes,
+        );
+        let mut outgoing = RequestSpooler::new(delivery, 1 << 20, "request");
         outgoing.within(8 << 20);
         let room = outgoing.memory.tables;
         let string_table = vec![String::new(), "x".repeat(1000)];
@@ -855,7 +882,7 @@ mod tests {
         drop(other);
 
         // What waits is made when there is room.
-        outgoing.hurry = Hurry::default();
+        outgoing.hurry = SinkSignals::default();
         let mut made = 0;
         outgoing.take_up(|outgoing, finished, first| {
             made += u32::from(outgoing.tables(finished, first, now)?.is_some());

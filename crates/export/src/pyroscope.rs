@@ -6,16 +6,16 @@
 //! pkg/model/pprofsplit, `VisitSampleSeries`), and checks its names as it does those of the series,
 //! so samples go there with few labels and plain names.
 
-use super::deliver::{Backlog, Lazy, Remote, Verdict};
-use super::http::{Answer, Client, Version};
-use super::parts::{Hurry, Outgoing};
+use super::deliver::{LazyDelivery, Remote, SendOutcome, SpoolBacklog};
+use super::http::{Client, HttpResponse, Version};
+use super::parts::{RequestSpooler, SinkSignals};
 use super::receiver::{self, Reach, SpoolOptions, retry_after, said, speaks_of_size};
-use super::spool::Limits;
-use super::{Finished, Sink, SinkError, Turn};
-use crate::quantity::{Bytes, Span};
+use super::spool::SpoolLimits;
+use super::{EncodePermit, FinishedProfile, Sink, SinkError};
+use crate::quantity::{ByteSize, HumanDuration};
 use hyper::header::{CONTENT_TYPE, HeaderName};
 use perfusion_pprof::proto::Profile;
-use perfusion_pprof::split::{Bounds, Kept, Splitter};
+use perfusion_pprof::split::{KeptLabels, PartBounds, Splitter};
 use perfusion_pprof::stream::unpacked_bytes;
 use prost::Message;
 use schemars::JsonSchema;
@@ -99,12 +99,12 @@ pub struct PyroscopeOptions {
     pub url: String,
     /// Longest profile, before compression, 64KiB to 64MiB: of more than its
     /// `ingestion_burst_size_mb`, 2MiB unless told otherwise, a server takes nothing.
-    pub max_profile: Bytes,
+    pub max_profile: ByteSize,
     /// Labels of samples that the server gets, by the names they have in the profile; each set of
     /// their values is a series there. All others are left out.
     pub sample_labels: Vec<String>,
     /// For one attempt.
-    pub timeout: Span,
+    pub timeout: HumanDuration,
     /// Headers, tokens, certificates. The tenant is the header `x-scope-orgid`.
     pub reach: Reach,
 }
@@ -113,9 +113,9 @@ impl Default for PyroscopeOptions {
     fn default() -> Self {
         Self {
             url: String::new(),
-            max_profile: Bytes(BURST_BYTES),
+            max_profile: ByteSize(BURST_BYTES),
             sample_labels: POD.map(str::to_owned).to_vec(),
-            timeout: Span(Duration::from_secs(10)),
+            timeout: HumanDuration(Duration::from_secs(10)),
             reach: Reach::default(),
         }
     }
@@ -164,8 +164,8 @@ impl PyroscopeOptions {
 pub struct Pyroscope {
     name: String,
     sample_labels: Vec<String>,
-    limits: Limits,
-    outgoing: Outgoing,
+    limits: SpoolLimits,
+    outgoing: RequestSpooler,
     dropped_labels: u64,
 }
 
@@ -178,24 +178,24 @@ impl Pyroscope {
     pub fn open(options: &PyroscopeOptions, spool: &SpoolOptions) -> Result<Self, SinkError> {
         let (client, directory) =
             receiver::open("pyroscope", &options.url, &options.reach, Version::One, spool)?;
-        Ok(Self::with(options, spool.limits(), directory, Server(client)))
+        Ok(Self::with(options, spool.limits(), directory, PyroscopeServer(client)))
     }
 
     fn with(
         options: &PyroscopeOptions,
-        limits: Limits,
+        limits: SpoolLimits,
         directory: PathBuf,
         server: impl Remote,
     ) -> Self {
-        let limits = Limits { age: limits.age.min(MOST_AGE), ..limits };
+        let limits = SpoolLimits { age: limits.age.min(MOST_AGE), ..limits };
         let name = format!("pyroscope {}", options.place());
-        let delivery = Lazy::new(&name, directory, limits, options.timeout.0, server);
+        let delivery = LazyDelivery::new(&name, directory, limits, options.timeout.0, server);
         let most_bytes = usize::try_from(options.max_profile.0).unwrap_or(usize::MAX);
         Self {
             name,
             sample_labels: options.sample_labels.clone(),
             limits,
-            outgoing: Outgoing::new(delivery, most_bytes, "profile"),
+            outgoing: RequestSpooler::new(delivery, most_bytes, "profile"),
             dropped_labels: 0,
         }
     }
@@ -204,17 +204,17 @@ impl Pyroscope {
 /// Makes requests of a window's samples from `first` on and puts them into the spool. Answers how
 /// many labels found no room.
 fn make(
-    outgoing: &mut Outgoing,
+    outgoing: &mut RequestSpooler,
     wanted: &[String],
     age: Duration,
-    finished: &Finished,
+    finished: &FinishedProfile,
     first: u64,
 ) -> Result<u64, SinkError> {
     let at = aged_from(finished, age);
     let Some(tables) = outgoing.tables(finished, first, at)? else { return Ok(0) };
     let (labels, dropped) = labels(finished);
     let (names, dropped_of_samples) = sample_labels(wanted, &labels, &tables);
-    let kept = Kept { names: &names, cut: |value| cut(value, MOST_VALUE_BYTES) };
+    let kept = KeptLabels { names: &names, cut: |value| cut(value, MOST_VALUE_BYTES) };
     let bounds = outgoing.bounds(MOST_SAMPLES);
     let splitter = Splitter::new(&tables, bounds, kept);
     outgoing.put(finished, first, at, (splitter, bounds), |part| request(&labels, &part))?;
@@ -240,11 +240,11 @@ impl Sink for Pyroscope {
         self.outgoing.within(memory);
     }
 
-    fn hurries(&mut self, hurry: Hurry) {
+    fn hurries(&mut self, hurry: SinkSignals) {
         self.outgoing.hurry = hurry;
     }
 
-    fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
+    fn put(&mut self, finished: &FinishedProfile) -> Result<(), SinkError> {
         let Self { outgoing, sample_labels, limits, dropped_labels, .. } = self;
         outgoing.begin();
         *dropped_labels += make(outgoing, sample_labels, limits.age, finished, 0)?;
@@ -269,7 +269,7 @@ impl Sink for Pyroscope {
         counters
     }
 
-    fn backlog(&self) -> Option<Backlog> {
+    fn backlog(&self) -> Option<SpoolBacklog> {
         Some(self.outgoing.delivery.backlog())
     }
 
@@ -281,7 +281,7 @@ impl Sink for Pyroscope {
 /// What the spool measures the age from: the window's end, as for all receivers, but so that
 /// nothing is sent that the server finds too old. Each that it refused would be followed by a
 /// longer wait, in which the next grows too old.
-fn aged_from(finished: &Finished, age: Duration) -> SystemTime {
+fn aged_from(finished: &FinishedProfile, age: Duration) -> SystemTime {
     (finished.start + finished.duration).min(finished.start + MOST_AGE.saturating_sub(age))
 }
 
@@ -322,7 +322,7 @@ fn sample_labels<'a>(
 }
 
 /// The labels of a series, and how many found no room.
-fn labels(finished: &Finished) -> (Vec<LabelPair>, u64) {
+fn labels(finished: &FinishedProfile) -> (Vec<LabelPair>, u64) {
     let mut all: BTreeMap<String, String> = BTreeMap::new();
     all.insert("__name__".to_owned(), NAME.to_owned());
     all.insert(SERVICE.to_owned(), cut(&finished.service, MOST_VALUE_BYTES).to_owned());
@@ -340,10 +340,10 @@ fn labels(finished: &Finished) -> (Vec<LabelPair>, u64) {
     (all.into_iter().map(|(name, value)| LabelPair { name, value }).collect(), dropped)
 }
 
-struct Server(Client);
+struct PyroscopeServer(Client);
 
-impl Remote for Server {
-    fn send(&mut self, payload: &[u8], deadline: &dyn Fn() -> Instant) -> Verdict {
+impl Remote for PyroscopeServer {
+    fn send(&mut self, payload: &[u8], deadline: &dyn Fn() -> Instant) -> SendOutcome {
         let headers = [(CONTENT_TYPE, "application/proto"), (PROTOCOL, "1")];
         match self.0.post(PATH, &headers, payload.to_vec(), deadline) {
             Ok(answer) => verdict(&answer),
@@ -364,7 +364,7 @@ impl Remote for Server {
     }
 
     fn split(&self, payload: &[u8]) -> Vec<Vec<u8>> {
-        let _one = Turn::next();
+        let _one = EncodePermit::next();
         halves(payload).unwrap_or_default()
     }
 }
@@ -385,9 +385,9 @@ fn halves(payload: &[u8]) -> Result<Vec<Vec<u8>>, SinkError> {
     [first, second]
         .into_iter()
         .map(|samples| {
-            let all = Bounds { samples: usize::MAX, bytes: usize::MAX, lone_bytes: usize::MAX };
+            let all = PartBounds { samples: usize::MAX, bytes: usize::MAX, lone_bytes: usize::MAX };
             let mut splitter =
-                Splitter::new(&whole, all, Kept { names: &names, cut: |value| value });
+                Splitter::new(&whole, all, KeptLabels { names: &names, cut: |value| value });
             for sample in samples {
                 // All fit into one.
                 splitter.add(sample);
@@ -399,7 +399,7 @@ fn halves(payload: &[u8]) -> Result<Vec<Vec<u8>>, SinkError> {
 
 /// Connect answers a request in the type it came in (connectrpc.com/docs/protocol,
 /// "Unary-Response").
-fn is_of_the_protocol(answer: &Answer) -> bool {
+fn is_of_the_protocol(answer: &HttpResponse) -> bool {
     answer
         .headers
         .get(CONTENT_TYPE)
@@ -410,9 +410,11 @@ fn is_of_the_protocol(answer: &Answer) -> bool {
 /// unavailable, 504 too late. A 500 is the server's own fault, which may pass, or what it says of a
 /// profile that it cannot cope with; what it does not take for good is 400, 401, 403, 404, 413,
 /// 501.
-fn verdict(answer: &Answer) -> Verdict {
+fn verdict(answer: &HttpResponse) -> SendOutcome {
     match answer.status {
-        200..=299 if is_of_the_protocol(answer) => Verdict::Accepted { rejected: 0, remark: None },
+        200..=299 if is_of_the_protocol(answer) => {
+            SendOutcome::Accepted { rejected: 0, remark: None }
+        }
         // A page to log in at, or another service behind the same address.
         200..=299 => {
             let found = answer
@@ -424,16 +426,16 @@ fn verdict(answer: &Answer) -> Verdict {
                  right?",
                 answer.status
             );
-            Verdict::Later { after: None, reason }
+            SendOutcome::Later { after: None, reason }
         }
-        500 => Verdict::Failed(said(answer)),
+        500 => SendOutcome::Failed(said(answer)),
         408 | 429 | 502 | 503 | 504 => {
-            Verdict::Later { after: retry_after(&answer.headers), reason: said(answer) }
+            SendOutcome::Later { after: retry_after(&answer.headers), reason: said(answer) }
         }
-        413 => Verdict::TooLarge(said(answer)),
-        400 | 422 if speaks_of_size(&answer.body) => Verdict::TooLarge(said(answer)),
-        400 | 409 | 411 | 422 => Verdict::Refused(said(answer)),
-        _ => Verdict::Denied(said(answer)),
+        413 => SendOutcome::TooLarge(said(answer)),
+        400 | 422 if speaks_of_size(&answer.body) => SendOutcome::TooLarge(said(answer)),
+        400 | 409 | 411 | 422 => SendOutcome::Refused(said(answer)),
+        _ => SendOutcome::Denied(said(answer)),
     }
 }
 
@@ -446,8 +448,8 @@ mod tests {
     use perfusion_pprof::proto::{Label, Sample};
     use std::sync::mpsc::{Sender, channel};
 
-    fn finished(names: &[(&str, &str)]) -> Finished {
-        Finished {
+    fn finished(names: &[(&str, &str)]) -> FinishedProfile {
+        FinishedProfile {
             service: "é".repeat(1025).as_str().into(),
             labels: names
                 .iter()
@@ -514,9 +516,9 @@ mod tests {
     struct Takes(Sender<Vec<u8>>);
 
     impl Remote for Takes {
-        fn send(&mut self, payload: &[u8], _: &dyn Fn() -> Instant) -> Verdict {
+        fn send(&mut self, payload: &[u8], _: &dyn Fn() -> Instant) -> SendOutcome {
             self.0.send(payload.to_vec()).unwrap();
-            Verdict::Accepted { rejected: 0, remark: None }
+            SendOutcome::Accepted { rejected: 0, remark: None }
         }
     }
 
@@ -524,7 +526,8 @@ mod tests {
     fn what_the_server_finds_too_old_is_not_sent() {
         let directory = tempfile::tempdir().unwrap();
         let (taken, sent) = channel();
-        let limits = Limits { bytes: 1 << 20, age: Duration::from_secs(86_400), free_bytes: 0 };
+        let limits =
+            SpoolLimits { bytes: 1 << 20, age: Duration::from_secs(86_400), free_bytes: 0 };
         let options = PyroscopeOptions::default();
         let mut sink = Pyroscope::with(&options, limits, directory.path().to_owned(), Takes(taken));
         let now = SystemTime::now();
@@ -533,7 +536,7 @@ mod tests {
         for (service, ago) in [("old", 3590), ("new", 3000)] {
             let start = now - Duration::from_secs(ago);
             let profile = profile.clone();
-            sink.put(&Finished {
+            sink.put(&FinishedProfile {
                 service: service.into(),
                 start,
                 profile: profile.into(),
@@ -587,7 +590,7 @@ mod tests {
     #[test]
     fn what_an_earlier_daemon_left_is_sent_when_a_window_is_over() {
         let directory = tempfile::tempdir().unwrap();
-        let limits = Limits { bytes: 1 << 20, age: MOST_AGE, free_bytes: 0 };
+        let limits = SpoolLimits { bytes: 1 << 20, age: MOST_AGE, free_bytes: 0 };
         Spool::open(directory.path(), limits).unwrap().put(SystemTime::now(), b"left").unwrap();
         let (taken, sent) = channel();
         let options = PyroscopeOptions::default();
@@ -596,12 +599,12 @@ mod tests {
         assert_eq!(sent.recv().unwrap(), b"left");
         sink.close(Instant::now() + Duration::from_secs(60));
         assert!(sink.counters().contains(&("requests_sent", 1)), "{:?}", sink.counters());
-        assert_eq!(sink.backlog(), Some(Backlog::default()));
+        assert_eq!(sink.backlog(), Some(SpoolBacklog::default()));
     }
 
     #[test]
     fn age_counts_from_the_end_where_the_start_allows_it() {
-        let window = Finished { duration: Duration::from_secs(600), ..finished(&[]) };
+        let window = FinishedProfile { duration: Duration::from_secs(600), ..finished(&[]) };
         let from = |age| {
             aged_from(&window, Duration::from_secs(age)).duration_since(window.start).unwrap()
         };
@@ -611,7 +614,7 @@ mod tests {
 
     #[test]
     fn what_may_pass_is_tried_again_and_the_rest_is_not() {
-        let answer = |status| Answer {
+        let answer = |status| HttpResponse {
             status,
             headers: HeaderMap::from_iter([(RETRY_AFTER, HeaderValue::from_static("7"))]),
             trailers: HeaderMap::new(),
@@ -622,36 +625,41 @@ mod tests {
             answer.headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
             verdict(&answer)
         };
-        assert_eq!(of_type("application/proto"), Verdict::Accepted { rejected: 0, remark: None });
+        assert_eq!(
+            of_type("application/proto"),
+            SendOutcome::Accepted { rejected: 0, remark: None }
+        );
         // A page to log in at.
-        let Verdict::Later { reason, .. } = of_type("text/html; charset=utf-8") else { panic!() };
+        let SendOutcome::Later { reason, .. } = of_type("text/html; charset=utf-8") else {
+            panic!()
+        };
         assert!(
             reason.starts_with("200 with text/html; charset=utf-8: expected application/proto"),
             "{reason}"
         );
         assert!(
-            matches!(verdict(&answer(200)), Verdict::Later { reason, .. } if reason.contains("no \
+            matches!(verdict(&answer(200)), SendOutcome::Later { reason, .. } if reason.contains("no \
                  type"))
         );
         assert!(
-            matches!(verdict(&answer(500)), Verdict::Failed(reason) if reason.contains("resource_exhausted"))
+            matches!(verdict(&answer(500)), SendOutcome::Failed(reason) if reason.contains("resource_exhausted"))
         );
         for status in [429, 503, 504] {
-            let Verdict::Later { after, reason } = verdict(&answer(status)) else {
+            let SendOutcome::Later { after, reason } = verdict(&answer(status)) else {
                 panic!("{status}")
             };
             assert_eq!(after, Some(Duration::from_secs(7)));
             assert!(reason.contains("resource_exhausted"), "{reason}");
         }
         for status in [301, 401, 403, 404, 501] {
-            assert!(matches!(verdict(&answer(status)), Verdict::Denied(_)), "{status}");
+            assert!(matches!(verdict(&answer(status)), SendOutcome::Denied(_)), "{status}");
         }
         for status in [400, 422] {
-            assert!(matches!(verdict(&answer(status)), Verdict::Refused(_)), "{status}");
+            assert!(matches!(verdict(&answer(status)), SendOutcome::Refused(_)), "{status}");
         }
         let mut long = answer(400);
         long.body = Body::from_static(b"the profile exceeds the maximum allowed size");
-        assert!(matches!(verdict(&long), Verdict::TooLarge(_)));
-        assert!(matches!(verdict(&answer(413)), Verdict::TooLarge(_)));
+        assert!(matches!(verdict(&long), SendOutcome::TooLarge(_)));
+        assert!(matches!(verdict(&answer(413)), SendOutcome::TooLarge(_)));
     }
 }

@@ -10,15 +10,15 @@ use std::time::Duration;
 
 /// A length of time: `500ms`, `90s`, `5m`, `12h`, `7d`; a plain number is seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Span(pub Duration);
+pub struct HumanDuration(pub Duration);
 
 /// A number of bytes: `512MiB`, `10GB`, `4096`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Bytes(pub u64);
+pub struct ByteSize(pub u64);
 
 /// A part of a whole: `5%`, `0.5%`; a plain number is percent. Holds 0.05 for 5%.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
-pub struct Share(pub f64);
+pub struct Percentage(pub f64);
 
 /// Units of time and their milliseconds, largest first.
 const TIMES: [(&str, u64); 5] =
@@ -47,7 +47,7 @@ fn split(text: &str) -> Option<(f64, &str)> {
     number.is_finite().then_some((number, unit.trim_start()))
 }
 
-impl FromStr for Span {
+impl FromStr for HumanDuration {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -65,7 +65,7 @@ impl FromStr for Span {
     }
 }
 
-impl fmt::Display for Span {
+impl fmt::Display for HumanDuration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX);
         let (name, unit) =
@@ -74,7 +74,7 @@ impl fmt::Display for Span {
     }
 }
 
-impl FromStr for Bytes {
+impl FromStr for ByteSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -93,7 +93,7 @@ impl FromStr for Bytes {
     }
 }
 
-impl fmt::Display for Bytes {
+impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fits = |(_, unit): &&(&str, u64)| self.0 > 0 && self.0.is_multiple_of(*unit);
         let (name, unit) = SIZES.iter().take(4).find(fits).unwrap_or(&("B", 1));
@@ -101,7 +101,7 @@ impl fmt::Display for Bytes {
     }
 }
 
-impl FromStr for Share {
+impl FromStr for Percentage {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -112,7 +112,7 @@ impl FromStr for Share {
     }
 }
 
-impl fmt::Display for Share {
+impl fmt::Display for Percentage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // As it was written: a hundredth and back is not always the same number.
         write!(f, "{}%", (self.0 * 1e8).round() / 1e6)
@@ -120,9 +120,9 @@ impl fmt::Display for Share {
 }
 
 /// Text, or a plain number as text.
-struct Text<T>(std::marker::PhantomData<T>, &'static str);
+struct TextVisitor<T>(std::marker::PhantomData<T>, &'static str);
 
-impl<T: FromStr<Err = String>> Visitor<'_> for Text<T> {
+impl<T: FromStr<Err = String>> Visitor<'_> for TextVisitor<T> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -146,7 +146,7 @@ macro_rules! unit {
     ($type:ident $name:literal $expected:literal $pattern:literal) => {
         impl<'de> Deserialize<'de> for $type {
             fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-                from.deserialize_any(Text::<Self>(std::marker::PhantomData, $expected))
+                from.deserialize_any(TextVisitor::<Self>(std::marker::PhantomData, $expected))
             }
         }
 
@@ -168,15 +168,15 @@ macro_rules! unit {
     };
 }
 
-unit!(Span "Span" "a length of time such as 500ms, 90s, 5m, 12h, 7d; a plain number is seconds" "^([0-9]+[.]?[0-9]*|[.][0-9]+) \
+unit!(HumanDuration "Span" "a length of time such as 500ms, 90s, 5m, 12h, 7d; a plain number is seconds" "^([0-9]+[.]?[0-9]*|[.][0-9]+) \
      \
      \
      \
      \
      *(ms|s|m|h|d)?$");
-unit!(Bytes "Bytes" "a size such as 64KiB, 512MiB, 10GB" "^([0-9]+[.]?[0-9]*|[.][0-9]+) \
+unit!(ByteSize "Bytes" "a size such as 64KiB, 512MiB, 10GB" "^([0-9]+[.]?[0-9]*|[.][0-9]+) \
      *([kKmMgGtT][iI]?)?[bB]?$");
-unit!(Share "Share" "a part such as 5% or 0.5%; a plain number is percent" "^([0-9]+[.]?[0-9]*|[.][0-9]+) \
+unit!(Percentage "Share" "a part such as 5% or 0.5%; a plain number is percent" "^([0-9]+[.]?[0-9]*|[.][0-9]+) \
      \
      \
      \
@@ -185,7 +185,7 @@ unit!(Share "Share" "a part such as 5% or 0.5%; a plain number is percent" "^([0
 
 #[cfg(test)]
 mod tests {
-    use super::{Bytes, Share, Span};
+    use super::{ByteSize, HumanDuration, Percentage};
     use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
     use proptest::string::string_regex;
     use schemars::{JsonSchema, SchemaGenerator};
@@ -194,29 +194,30 @@ mod tests {
 
     #[test]
     fn units_are_read_and_what_has_none_is_refused_with_an_example() {
-        assert_eq!("1.5m".parse(), Ok(Span(Duration::from_secs(90))));
-        assert_eq!("250ms".parse(), Ok(Span(Duration::from_millis(250))));
-        assert_eq!("10".parse(), Ok(Span(Duration::from_secs(10))));
-        assert_eq!("512 MiB".parse(), Ok(Bytes(512 << 20)));
-        assert_eq!("10GB".parse(), Ok(Bytes(10_000_000_000)));
-        assert_eq!("4096".parse(), Ok(Bytes(4096)));
+        assert_eq!("1.5m".parse(), Ok(HumanDuration(Duration::from_secs(90))));
+        assert_eq!("250ms".parse(), Ok(HumanDuration(Duration::from_millis(250))));
+        assert_eq!("10".parse(), Ok(HumanDuration(Duration::from_secs(10))));
+        assert_eq!("512 MiB".parse(), Ok(ByteSize(512 << 20)));
+        assert_eq!("10GB".parse(), Ok(ByteSize(10_000_000_000)));
+        assert_eq!("4096".parse(), Ok(ByteSize(4096)));
         assert_eq!(
-            ["2Gi", "512M", "64k", ".5 mib", "7b"].map(|text| text.parse::<Bytes>().unwrap().0),
+            ["2Gi", "512M", "64k", ".5 mib", "7b"].map(|text| text.parse::<ByteSize>().unwrap().0),
             [2 << 30, 512_000_000, 64_000, 512 << 10, 7]
         );
         for bad in ["", "0", "0s", "-1s", "1 day", "s", "1e9d", "99999d", "nan", "inf", "10é", "é"]
         {
-            assert!(bad.parse::<Span>().is_err(), "{bad}");
+            assert!(bad.parse::<HumanDuration>().is_err(), "{bad}");
         }
         assert_eq!(
-            ["5%", "0.1 %", "100", "0.05"].map(|text| text.parse::<Share>().unwrap().to_string()),
+            ["5%", "0.1 %", "100", "0.05"]
+                .map(|text| text.parse::<Percentage>().unwrap().to_string()),
             ["5%", "0.1%", "100%", "0.05%"]
         );
         for bad in ["", "-1%", "101%", "1e3%", "%", "5 per cent"] {
-            assert!(bad.parse::<Share>().is_err(), "{bad}");
+            assert!(bad.parse::<Percentage>().is_err(), "{bad}");
         }
         for bad in ["", "-1", "1 apple", "9999TiB", "1.2.3kB"] {
-            assert!(bad.parse::<Bytes>().is_err(), "{bad}");
+            assert!(bad.parse::<ByteSize>().is_err(), "{bad}");
         }
     }
 
@@ -235,26 +236,26 @@ mod tests {
     proptest! {
         #[test]
         fn what_the_schema_takes_the_daemon_takes(
-            span in string_regex(&pattern::<Span>()).unwrap(),
-            bytes in string_regex(&pattern::<Bytes>()).unwrap(),
-            share in string_regex(&pattern::<Share>()).unwrap(),
+            span in string_regex(&pattern::<HumanDuration>()).unwrap(),
+            bytes in string_regex(&pattern::<ByteSize>()).unwrap(),
+            share in string_regex(&pattern::<Percentage>()).unwrap(),
         ) {
-            prop_assert!(is_good::<Span>(&span, "out of range"), "{span}");
-            prop_assert!(is_good::<Bytes>(&bytes, "out of range"), "{bytes}");
+            prop_assert!(is_good::<HumanDuration>(&span, "out of range"), "{span}");
+            prop_assert!(is_good::<ByteSize>(&bytes, "out of range"), "{bytes}");
             let percent: f64 = share.trim_end_matches(['%', ' ']).parse().unwrap();
-            prop_assert_eq!(share.parse::<Share>().is_ok(), percent <= 100.0, "{}", share);
+            prop_assert_eq!(share.parse::<Percentage>().is_ok(), percent <= 100.0, "{}", share);
         }
 
         #[test]
         fn what_is_shown_is_read_back(ms in 1u64..1_000_000_000, bytes in 0u64..1 << 53) {
-            let span = Span(Duration::from_millis(ms));
+            let span = HumanDuration(Duration::from_millis(ms));
             prop_assert_eq!(span.to_string().parse(), Ok(span));
-            prop_assert_eq!(Bytes(bytes).to_string().parse(), Ok(Bytes(bytes)));
+            prop_assert_eq!(ByteSize(bytes).to_string().parse(), Ok(ByteSize(bytes)));
         }
 
         #[test]
         fn no_text_makes_it_panic(text in ".*") {
-            drop((text.parse::<Span>(), text.parse::<Bytes>(), text.parse::<Share>()));
+            drop((text.parse::<HumanDuration>(), text.parse::<ByteSize>(), text.parse::<Percentage>()));
         }
     }
 }

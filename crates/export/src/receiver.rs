@@ -2,11 +2,11 @@
 //! of.
 
 use super::SinkError;
-use super::deliver::Verdict;
+use super::deliver::SendOutcome;
 use super::file;
-use super::http::{self, Answer, Client, Secret, Tls, Version};
-use super::spool::Limits;
-use crate::quantity::{Bytes, Span};
+use super::http::{self, Client, HttpResponse, Secret, Tls, Version};
+use super::spool::SpoolLimits;
+use crate::quantity::{ByteSize, HumanDuration};
 use hyper::Uri;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use schemars::JsonSchema;
@@ -28,21 +28,21 @@ pub struct SpoolOptions {
     /// Where; needed as soon as there is a receiver.
     pub directory: Option<PathBuf>,
     /// Most bytes for each receiver.
-    pub max_size: Bytes,
+    pub max_size: ByteSize,
     /// An older profile is dropped. Pyroscope takes none that began an hour ago, so there it goes
     /// 58 minutes after its start at the latest.
-    pub max_age: Span,
+    pub max_age: HumanDuration,
     /// Free space of the file system below which nothing is kept.
-    pub keep_free: Bytes,
+    pub keep_free: ByteSize,
 }
 
 impl Default for SpoolOptions {
     fn default() -> Self {
         Self {
             directory: None,
-            max_size: Bytes(512 << 20),
-            max_age: Span(Duration::from_secs(86_400)),
-            keep_free: Bytes(1 << 30),
+            max_size: ByteSize(512 << 20),
+            max_age: HumanDuration(Duration::from_secs(86_400)),
+            keep_free: ByteSize(1 << 30),
         }
     }
 }
@@ -50,8 +50,8 @@ impl Default for SpoolOptions {
 impl SpoolOptions {
     /// The same for a spool.
     #[must_use]
-    pub fn limits(&self) -> Limits {
-        Limits { bytes: self.max_size.0, age: self.max_age.0, free_bytes: self.keep_free.0 }
+    pub fn limits(&self) -> SpoolLimits {
+        SpoolLimits { bytes: self.max_size.0, age: self.max_age.0, free_bytes: self.keep_free.0 }
     }
 
     /// Directory of one receiver. Two receivers never have the same: each would send and remove
@@ -106,7 +106,7 @@ impl Reach {
     ///
     /// # Errors
     /// What was expected and found.
-    pub fn settings(&self, url: &str) -> Result<http::Settings, String> {
+    pub fn settings(&self, url: &str) -> Result<http::HttpSettings, String> {
         if url.is_empty() {
             return Err("expected `url`, such as https://collector:4318, found none".to_owned());
         }
@@ -148,7 +148,7 @@ impl Reach {
                 );
             }
         };
-        Ok(http::Settings {
+        Ok(http::HttpSettings {
             url: parsed,
             headers,
             tls: Tls { authority: self.ca_file.clone(), client },
@@ -223,20 +223,20 @@ pub(super) fn open(
 
 /// What is wrong with a receiver's files now, in words, and what comes of it.
 #[must_use]
-pub fn trouble_of_files(settings: &http::Settings, version: Version) -> Option<String> {
+pub fn trouble_of_files(settings: &http::HttpSettings, version: Version) -> Option<String> {
     let error = settings.check_files(version).err()?;
     Some(format!("{error}; what is for it waits in the spool until that is repaired"))
 }
 
 /// When there was no answer. Nobody there, no name, a certificate that has run out: all of it can
 /// be repaired while the profile waits. What happened when it was on its way may be its own fault.
-pub(super) fn unreached(error: &http::HttpError) -> Verdict {
+pub(super) fn unreached(error: &http::HttpError) -> SendOutcome {
     let reason = error.to_string();
     match error {
         http::HttpError::Http(_) | http::HttpError::Body(_) | http::HttpError::Timeout => {
-            Verdict::Later { after: None, reason }
+            SendOutcome::Later { after: None, reason }
         }
-        _ => Verdict::Unreached(reason),
+        _ => SendOutcome::Unreached(reason),
     }
 }
 
@@ -249,7 +249,7 @@ pub(super) fn speaks_of_size(text: &[u8]) -> bool {
 }
 
 /// What a receiver says that did not take something.
-pub(super) fn said(answer: &Answer) -> String {
+pub(super) fn said(answer: &HttpResponse) -> String {
     format!(
         "the receiver answers {}: {}",
         answer.status,

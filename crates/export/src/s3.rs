@@ -3,13 +3,13 @@
 //! of their own. An object is put again under the same key until the store has it, so nothing is
 //! there twice.
 
-use super::deliver::{Backlog, Lazy, Remote, Verdict};
+use super::deliver::{LazyDelivery, Remote, SendOutcome, SpoolBacklog};
 use super::directory::{encode, file_name, moment};
 use super::file::{self, FileError};
 use super::receiver::{SpoolOptions, only_a_place, shortened};
-use super::spool::Kind;
-use super::{Finished, Sink, SinkError};
-use crate::quantity::Span;
+use super::spool::ItemKind;
+use super::{FinishedProfile, Sink, SinkError};
+use crate::quantity::HumanDuration;
 use object_store::aws::{AmazonS3, AmazonS3Builder, AwsCredential};
 use object_store::path::Path as Key;
 use object_store::{Certificate, ClientOptions, CredentialProvider, ObjectStore as _, RetryConfig};
@@ -54,7 +54,7 @@ pub struct S3Options {
     /// PEM file with the certificate authorities to believe besides the system's.
     pub ca_file: Option<PathBuf>,
     /// For one attempt.
-    pub timeout: Span,
+    pub timeout: HumanDuration,
 }
 
 impl Default for S3Options {
@@ -67,7 +67,7 @@ impl Default for S3Options {
             key_id_file: None,
             secret_file: None,
             ca_file: None,
-            timeout: Span(Duration::from_secs(30)),
+            timeout: HumanDuration(Duration::from_secs(30)),
         }
     }
 }
@@ -204,7 +204,7 @@ impl CredentialProvider for KeyFiles {
 
 /// What waits in the spool.
 #[derive(Clone, PartialEq, Message)]
-struct Object {
+struct SpooledObject {
     #[prost(string, tag = "1")]
     key: String,
     #[prost(bytes = "vec", tag = "2")]
@@ -215,7 +215,7 @@ struct Object {
 pub struct S3 {
     name: String,
     prefix: String,
-    delivery: Lazy,
+    delivery: LazyDelivery,
     objects: u64,
 }
 
@@ -236,7 +236,13 @@ impl S3 {
         let bucket = Bucket { store, runtime: Some(runtime) };
         let name = format!("s3 {place}");
         Ok(Self {
-            delivery: Lazy::new(&name, directory, spool.limits(), options.timeout.0, bucket),
+            delivery: LazyDelivery::new(
+                &name,
+                directory,
+                spool.limits(),
+                options.timeout.0,
+                bucket,
+            ),
             name,
             prefix: options.prefix.trim_matches('/').to_owned(),
             objects: 0,
@@ -253,12 +259,14 @@ impl Sink for S3 {
         self.delivery.directory()
     }
 
-    fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
-        let object =
-            Object { key: key(&self.prefix, finished), body: finished.profile.bytes().to_vec() };
+    fn put(&mut self, finished: &FinishedProfile) -> Result<(), SinkError> {
+        let object = SpooledObject {
+            key: key(&self.prefix, finished),
+            body: finished.profile.bytes().to_vec(),
+        };
         self.objects += 1;
         let at = finished.start + finished.duration;
-        Ok(self.delivery.put(at, Kind::Request, &finished.service, &object.encode_to_vec())?)
+        Ok(self.delivery.put(at, ItemKind::Request, &finished.service, &object.encode_to_vec())?)
     }
 
     fn window_over(&mut self) {
@@ -269,7 +277,7 @@ impl Sink for S3 {
         self.delivery.figures().counters(self.objects).to_vec()
     }
 
-    fn backlog(&self) -> Option<Backlog> {
+    fn backlog(&self) -> Option<SpoolBacklog> {
         Some(self.delivery.backlog())
     }
 
@@ -279,7 +287,7 @@ impl Sink for S3 {
 }
 
 /// A profile's key.
-fn key(prefix: &str, finished: &Finished) -> String {
+fn key(prefix: &str, finished: &FinishedProfile) -> String {
     let node = encode(finished.labels.get(NODE).map_or("unknown", String::as_str));
     let slash = if prefix.is_empty() { "" } else { "/" };
     format!(
@@ -308,14 +316,14 @@ impl Remote for Bucket {
     /// Nothing that a store says is known to be about this object alone, so it waits: a key that
     /// ran out and a bucket that is not there can be repaired meanwhile. One that is refused again
     /// and again while others are taken is given up.
-    fn send(&mut self, payload: &[u8], deadline: &dyn Fn() -> Instant) -> Verdict {
-        let Ok(Object { key, body }) = Object::decode(payload) else {
-            return Verdict::Refused("what waited in the spool is no object".to_owned());
+    fn send(&mut self, payload: &[u8], deadline: &dyn Fn() -> Instant) -> SendOutcome {
+        let Ok(SpooledObject { key, body }) = SpooledObject::decode(payload) else {
+            return SendOutcome::Refused("what waited in the spool is no object".to_owned());
         };
         let Ok(key) = Key::parse(&key) else {
-            return Verdict::Refused(format!("`{}` is no key", shortened(&key)));
+            return SendOutcome::Refused(format!("`{}` is no key", shortened(&key)));
         };
-        let later = |reason: String| Verdict::Later { after: None, reason };
+        let later = |reason: String| SendOutcome::Later { after: None, reason };
         let Some(runtime) = &self.runtime else { return later("the runtime is gone".to_owned()) };
         let answer = runtime.block_on(async {
             let mut put = std::pin::pin!(self.store.put(&key, body.into()));
@@ -331,7 +339,7 @@ impl Remote for Bucket {
             }
         });
         match answer {
-            Ok(_) => Verdict::Accepted { rejected: 0, remark: None },
+            Ok(_) => SendOutcome::Accepted { rejected: 0, remark: None },
             // Its key has the service in it, and the cause is the same for all.
             Err(error) => {
                 let key: &str = key.as_ref();
@@ -341,7 +349,7 @@ impl Remote for Bucket {
     }
 
     fn service(&self, payload: &[u8]) -> String {
-        let key = Object::decode(payload).unwrap_or_default().key;
+        let key = SpooledObject::decode(payload).unwrap_or_default().key;
         key.rsplit('/').nth(2).unwrap_or_default().to_owned()
     }
 }
@@ -349,14 +357,14 @@ impl Remote for Bucket {
 #[cfg(test)]
 mod tests {
     use super::{S3Options, key};
-    use crate::Finished;
+    use crate::FinishedProfile;
     use perfusion_pprof::proto::Profile;
     use std::collections::BTreeMap;
     use std::time::{Duration, SystemTime};
 
     #[test]
     fn a_key_has_service_node_and_time() {
-        let finished = Finished {
+        let finished = FinishedProfile {
             service: "shop/api".into(),
             labels: BTreeMap::from([("host.name".to_owned(), "node 1".to_owned())]),
             start: SystemTime::UNIX_EPOCH + Duration::from_millis(1_500),
@@ -364,7 +372,7 @@ mod tests {
             profile: Profile::default().into(),
         };
         assert_eq!(key("a/b", &finished), "a/b/shop%2Fapi/node%201/19700101T000001.500Z.pb.gz");
-        let nobody = Finished { labels: BTreeMap::new(), ..finished };
+        let nobody = FinishedProfile { labels: BTreeMap::new(), ..finished };
         assert_eq!(key("", &nobody), "shop%2Fapi/unknown/19700101T000001.500Z.pb.gz");
     }
 

@@ -2,8 +2,8 @@
 //! the configuration says. New requests are measured before compression; a limit may be of the
 //! bytes after it, so those are looked at, too.
 
-use super::turns::Length;
-use perfusion_pprof::split::Bounds;
+use super::turns::LengthClass;
+use perfusion_pprof::split::PartBounds;
 use std::time::{Duration, Instant};
 
 /// What was learned from a refusal is doubted after this: a limit may have been raised.
@@ -17,7 +17,7 @@ const CERTAINLY: usize = 4;
 
 /// What is known of one receiver.
 #[derive(Debug, Default)]
-pub struct Sizes {
+pub struct AcceptedSizes {
     /// Shortest that was refused for its length, or may have been, and when.
     refused: Option<(usize, Instant)>,
     /// Shortest that was said to be too long.
@@ -30,16 +30,16 @@ pub struct Sizes {
 
 /// How long a request is.
 #[derive(Clone, Copy, Debug)]
-pub struct Long {
+pub struct RequestSize {
     /// Bytes before compression.
     pub raw: usize,
     /// Bytes as they are sent: what a limit is of, one cannot know.
     pub packed: usize,
 }
 
-impl Sizes {
+impl AcceptedSizes {
     /// A request of so many bytes was taken.
-    pub fn taken(&mut self, long: Long, now: Instant) {
+    pub fn taken(&mut self, long: RequestSize, now: Instant) {
         self.forget(now);
         if self.refused.is_some_and(|(refused, _)| long.raw >= refused) {
             // The limit is of something else, such as the bytes after compression.
@@ -50,7 +50,7 @@ impl Sizes {
     }
 
     /// One was refused for its length: by what the receiver says, or else perhaps.
-    pub fn refused(&mut self, long: Long, is_certain: bool, now: Instant) {
+    pub fn refused(&mut self, long: RequestSize, is_certain: bool, now: Instant) {
         self.forget(now);
         let bytes = long.raw;
         let before = self.refused.map_or(bytes, |(refused, _)| refused.min(bytes));
@@ -93,26 +93,26 @@ impl Sizes {
 
     /// Whether a request that failed may have failed for its length.
     #[must_use]
-    pub fn of(&self, long: Long) -> Length {
+    pub fn of(&self, long: RequestSize) -> LengthClass {
         let is_beyond = long.raw > self.taken || long.packed > self.taken_packed;
         if long.raw <= SHORT_BYTES || !is_beyond {
-            return Length::Usual;
+            return LengthClass::Usual;
         }
         match self.refused {
-            Some((refused, _)) if long.raw >= refused => Length::AsRefused,
-            _ => Length::Long,
+            Some((refused, _)) if long.raw >= refused => LengthClass::AsRefused,
+            _ => LengthClass::Long,
         }
     }
 
     /// How long new requests are to be, of at most `most` bytes.
-    pub fn bounds(&mut self, most: usize, now: Instant) -> Bounds {
+    pub fn bounds(&mut self, most: usize, now: Instant) -> PartBounds {
         self.forget(now);
         let Some((refused, _)) = self.refused else {
-            return Bounds { samples: usize::MAX, bytes: most, lone_bytes: most };
+            return PartBounds { samples: usize::MAX, bytes: most, lone_bytes: most };
         };
         let seen = if self.taken >= refused / 4 { self.taken } else { refused / 2 };
         let lone = self.certain.map_or(most, |certain| certain.saturating_mul(CERTAINLY));
-        Bounds {
+        PartBounds {
             samples: usize::MAX,
             bytes: seen.max(LEAST_BYTES).min(most),
             lone_bytes: lone.max(LEAST_BYTES).min(most),
@@ -128,18 +128,18 @@ impl Sizes {
 
 #[cfg(test)]
 mod tests {
-    use super::{LEAST_BYTES, Length, Long, REMEMBERED, SHORT_BYTES, Sizes};
+    use super::{AcceptedSizes, LEAST_BYTES, LengthClass, REMEMBERED, RequestSize, SHORT_BYTES};
     use std::time::{Duration, Instant};
 
     const MOST: usize = 4 << 20;
 
-    fn long(raw: usize) -> Long {
-        Long { raw, packed: raw / 8 }
+    fn long(raw: usize) -> RequestSize {
+        RequestSize { raw, packed: raw / 8 }
     }
 
     #[test]
     fn requests_become_as_long_as_a_receiver_takes_them() {
-        let (mut sizes, now) = (Sizes::default(), Instant::now());
+        let (mut sizes, now) = (AcceptedSizes::default(), Instant::now());
         assert_eq!(sizes.bounds(MOST, now).bytes, MOST);
         let limit = 150_000;
         let mut tried = MOST;
@@ -151,10 +151,15 @@ mod tests {
         let bounds = sizes.bounds(MOST, now);
         assert!((limit / 2..=limit).contains(&bounds.bytes), "{bounds:?}");
         assert!((limit..=8 * limit).contains(&bounds.lone_bytes), "{bounds:?}");
-        assert_eq!((sizes.of(long(limit)), sizes.of(long(tried))), (Length::Long, Length::Usual));
-        assert_eq!(sizes.of(long(MOST)), Length::AsRefused);
+        assert_eq!(
+            (sizes.of(long(limit)), sizes.of(long(tried))),
+            (LengthClass::Long, LengthClass::Usual)
+        );
+        assert_eq!(sizes.of(long(MOST)), LengthClass::AsRefused);
         assert!(
-            sizes.has_taken(tried) && !sizes.has_taken(limit) && !Sizes::default().has_taken(0)
+            sizes.has_taken(tried)
+                && !sizes.has_taken(limit)
+                && !AcceptedSizes::default().has_taken(0)
         );
         // The limit may be another by then.
         assert_eq!(sizes.bounds(MOST, now + REMEMBERED).bytes, MOST);
@@ -162,10 +167,10 @@ mod tests {
 
     #[test]
     fn what_may_have_been_refused_for_its_length_keeps_nothing_from_being_tried() {
-        let (mut sizes, now) = (Sizes::default(), Instant::now());
+        let (mut sizes, now) = (AcceptedSizes::default(), Instant::now());
         assert_eq!(
             (sizes.of(long(MOST)), sizes.of(long(SHORT_BYTES))),
-            (Length::Long, Length::Usual)
+            (LengthClass::Long, LengthClass::Usual)
         );
         assert!(sizes.has_taken_none());
         sizes.taken(long(3000), now);
@@ -180,10 +185,10 @@ mod tests {
 
     #[test]
     fn a_request_that_packs_badly_may_be_too_long_though_longer_ones_were_taken() {
-        let (mut sizes, now) = (Sizes::default(), Instant::now());
-        sizes.taken(Long { raw: 1 << 20, packed: 40_000 }, now);
-        assert_eq!(sizes.of(Long { raw: 200_000, packed: 40_000 }), Length::Usual);
-        assert_eq!(sizes.of(Long { raw: 200_000, packed: 60_000 }), Length::Long);
-        assert_eq!(sizes.of(Long { raw: SHORT_BYTES, packed: 60_000 }), Length::Usual);
+        let (mut sizes, now) = (AcceptedSizes::default(), Instant::now());
+        sizes.taken(RequestSize { raw: 1 << 20, packed: 40_000 }, now);
+        assert_eq!(sizes.of(RequestSize { raw: 200_000, packed: 40_000 }), LengthClass::Usual);
+        assert_eq!(sizes.of(RequestSize { raw: 200_000, packed: 60_000 }), LengthClass::Long);
+        assert_eq!(sizes.of(RequestSize { raw: SHORT_BYTES, packed: 60_000 }), LengthClass::Usual);
     }
 }

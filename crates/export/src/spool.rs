@@ -22,7 +22,7 @@ const MOST_READS: u32 = 8;
 
 /// How much may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct SpoolLimits {
     /// Of all files together.
     pub bytes: u64,
     /// An older one is worth nothing to its receiver.
@@ -33,7 +33,7 @@ pub struct Limits {
 
 /// What went without being sent; each grows only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lost {
+pub struct SpoolLosses {
     /// To make room for newer ones.
     pub evicted: u64,
     /// Older than the limit.
@@ -46,7 +46,7 @@ pub struct Lost {
 
 /// What a file holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Kind {
+pub enum ItemKind {
     /// A request as it is sent.
     #[default]
     Request,
@@ -60,7 +60,7 @@ pub struct Item {
     /// What names it.
     pub sequence: u64,
     /// What it holds.
-    pub kind: Kind,
+    pub kind: ItemKind,
     /// The [`group_of`] its service; 0 when that is not known.
     pub group: u64,
     /// When it was made, seconds since the epoch.
@@ -99,7 +99,7 @@ pub struct Spool {
     /// Held, not looked at.
     lock: Arc<Lock>,
     directory: PathBuf,
-    limits: Limits,
+    limits: SpoolLimits,
     /// Oldest first.
     items: Items,
     /// Done with, but their files could not be removed: they are not sent again, and removed as
@@ -114,7 +114,7 @@ pub struct Spool {
     looked: Option<u64>,
     /// Sequence number of the one that could not be read, and how often in a row.
     unread: Option<(u64, u32)>,
-    lost: Lost,
+    lost: SpoolLosses,
 }
 
 impl Spool {
@@ -122,7 +122,7 @@ impl Spool {
     ///
     /// # Errors
     /// When it cannot be made or listed, or is another process's.
-    pub fn open(directory: &Path, limits: Limits) -> Result<Self, FileError> {
+    pub fn open(directory: &Path, limits: SpoolLimits) -> Result<Self, FileError> {
         let fail = |step| move |source| FileError { path: directory.to_owned(), step, source };
         let lock = make(directory)?;
         file::sweep(directory);
@@ -170,7 +170,10 @@ impl Spool {
             busy: None,
             looked: None,
             unread: None,
-            lost: Lost { gone: u64::try_from(torn).unwrap_or(u64::MAX), ..Lost::default() },
+            lost: SpoolLosses {
+                gone: u64::try_from(torn).unwrap_or(u64::MAX),
+                ..SpoolLosses::default()
+            },
         })
     }
 
@@ -182,7 +185,7 @@ impl Spool {
     pub fn put_as(
         &mut self,
         at: SystemTime,
-        kind: Kind,
+        kind: ItemKind,
         group: u64,
         payload: &[u8],
     ) -> Result<(), FileError> {
@@ -305,7 +308,7 @@ impl Spool {
     pub fn window(&mut self, now: Now) -> Option<Taken> {
         self.expire(now);
         let windows: Vec<Item> =
-            self.items.values().filter(|item| item.kind == Kind::Window).copied().collect();
+            self.items.values().filter(|item| item.kind == ItemKind::Window).copied().collect();
         for item in windows {
             let path = self.path(item);
             match fs::read(&path) {
@@ -406,7 +409,7 @@ impl Spool {
 
     /// What went unsent so far.
     #[must_use]
-    pub fn lost(&self) -> Lost {
+    pub fn lost(&self) -> SpoolLosses {
         self.lost
     }
 
@@ -501,9 +504,9 @@ fn name(item: Item) -> String {
     let Item { sequence, at, length, group, .. } = item;
     let tail = match (item.kind, group) {
         // As in earlier versions, which knew no others.
-        (Kind::Request, 0) => String::new(),
-        (Kind::Request, _) => format!("-r{group:016x}"),
-        (Kind::Window, _) => format!("-w{group:016x}"),
+        (ItemKind::Request, 0) => String::new(),
+        (ItemKind::Request, _) => format!("-r{group:016x}"),
+        (ItemKind::Window, _) => format!("-w{group:016x}"),
     };
     format!("{sequence:0DIGITS$}-{at}-{length}{tail}{SUFFIX}")
 }
@@ -533,11 +536,11 @@ fn parse(name: &str) -> Option<Item> {
     let sequence = parts.next().filter(|sequence| sequence.len() == DIGITS)?.parse().ok()?;
     let (at, length) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
     let (kind, group) = match parts.next() {
-        None => (Kind::Request, 0),
+        None => (ItemKind::Request, 0),
         Some(tail) => {
             let kind = match tail.as_bytes().first()? {
-                b'r' => Kind::Request,
-                b'w' => Kind::Window,
+                b'r' => ItemKind::Request,
+                b'w' => ItemKind::Window,
                 _ => return None,
             };
             (kind, u64::from_str_radix(tail.get(1..).filter(|hash| hash.len() == 16)?, 16).ok()?)
@@ -553,7 +556,7 @@ impl Spool {
     /// # Errors
     /// See [`put_as`](Self::put_as).
     pub fn put(&mut self, at: SystemTime, payload: &[u8]) -> Result<(), FileError> {
-        self.put_as(at, Kind::Request, 0, payload)
+        self.put_as(at, ItemKind::Request, 0, payload)
     }
 
     fn oldest(&mut self, now: Now) -> Result<Option<Taken>, Unreadable> {
@@ -566,7 +569,8 @@ mod tests {
     use super::*;
     use proptest::prelude::{ProptestConfig, any, prop, prop_assert, prop_assert_eq, proptest};
 
-    const ALL: Limits = Limits { bytes: 1000, age: Duration::from_secs(3600), free_bytes: 0 };
+    const ALL: SpoolLimits =
+        SpoolLimits { bytes: 1000, age: Duration::from_secs(3600), free_bytes: 0 };
 
     fn at(seconds: u64) -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000 + seconds)
@@ -611,7 +615,7 @@ mod tests {
             drain(&mut spool, now(40)),
             (1..=12).map(|number| vec![number]).collect::<Vec<_>>()
         );
-        assert_eq!((spool.bytes(), spool.lost()), (0, Lost::default()));
+        assert_eq!((spool.bytes(), spool.lost()), (0, SpoolLosses::default()));
         assert!(directory.path().join("somebody's file").exists());
     }
 
@@ -622,15 +626,15 @@ mod tests {
         let groups = ["web", "shop"].map(group_of);
         assert!(groups[0] != groups[1] && !groups.contains(&0));
         spool.put(at(0), b"of an earlier version").unwrap();
-        spool.put_as(at(0), Kind::Request, groups[0], b"one").unwrap();
-        spool.put_as(at(0), Kind::Window, groups[1], b"two").unwrap();
+        spool.put_as(at(0), ItemKind::Request, groups[0], b"one").unwrap();
+        spool.put_as(at(0), ItemKind::Window, groups[1], b"two").unwrap();
         drop(spool);
         let spool = Spool::open(directory.path(), ALL).unwrap();
-        let found: Vec<(Kind, u64)> =
+        let found: Vec<(ItemKind, u64)> =
             spool.items().values().map(|item| (item.kind, item.group)).collect();
         assert_eq!(
             found,
-            [(Kind::Request, 0), (Kind::Request, groups[0]), (Kind::Window, groups[1])]
+            [(ItemKind::Request, 0), (ItemKind::Request, groups[0]), (ItemKind::Window, groups[1])]
         );
         for bad in
             ["-x0123456789abcdef", "-r0123", "-r0123456789abcdeg", "-r0123456789abcdef-1", "-"]
@@ -647,7 +651,7 @@ mod tests {
             spool.put(at(0), &[number; 300]).unwrap();
         }
         assert!(spool.put(at(0), &[9; 1001]).is_err());
-        assert_eq!(spool.lost(), Lost { evicted: 2, refused: 1, ..Lost::default() });
+        assert_eq!(spool.lost(), SpoolLosses { evicted: 2, refused: 1, ..SpoolLosses::default() });
         assert_eq!((spool.bytes(), spool.len()), (900, 3));
         assert_eq!(spool.oldest(now(0)).unwrap().unwrap().payload, [2; 300]);
     }
@@ -660,7 +664,10 @@ mod tests {
         spool.put(at(0), b"old").unwrap();
         spool.put(at(3000), b"new").unwrap();
         spool.expire(now(3700));
-        assert_eq!((spool.lost(), spool.len()), (Lost { expired: 1, ..Lost::default() }, 2));
+        assert_eq!(
+            (spool.lost(), spool.len()),
+            (SpoolLosses { expired: 1, ..SpoolLosses::default() }, 2)
+        );
         assert_eq!(drain(&mut spool, now(3701)), [b"ahead".to_vec(), b"new".to_vec()]);
     }
 
@@ -673,7 +680,7 @@ mod tests {
         spool.put(at(0), b"old").unwrap();
         spool.put(at(3000), b"new").unwrap();
         assert_eq!(spool.oldest(now(3700)).unwrap().unwrap().payload, b"new");
-        assert_eq!(spool.lost(), Lost { expired: 1, ..Lost::default() });
+        assert_eq!(spool.lost(), SpoolLosses { expired: 1, ..SpoolLosses::default() });
     }
 
     #[test]
@@ -682,16 +689,16 @@ mod tests {
         let mut spool = Spool::open(directory.path(), ALL).unwrap();
         spool.put(at(0), b"kept").unwrap();
         spool.expire(Now { tells_age: false, ..now(1_000_000) });
-        assert_eq!((spool.lost(), spool.len()), (Lost::default(), 1));
+        assert_eq!((spool.lost(), spool.len()), (SpoolLosses::default(), 1));
         // The clock may be believed within the same second.
         spool.expire(now(1_000_000));
-        assert_eq!(spool.lost(), Lost { expired: 1, ..Lost::default() });
+        assert_eq!(spool.lost(), SpoolLosses { expired: 1, ..SpoolLosses::default() });
     }
 
     #[test]
     fn a_day_without_a_receiver_costs_what_is_older_than_the_limit() {
         let directory = tempfile::tempdir().unwrap();
-        let limits = Limits { bytes: 1 << 20, ..ALL };
+        let limits = SpoolLimits { bytes: 1 << 20, ..ALL };
         let mut spool = Spool::open(directory.path(), limits).unwrap();
         let day = 24 * 60;
         for minute in 0..day {
@@ -702,14 +709,15 @@ mod tests {
         let expected: Vec<Vec<u8>> =
             (day - 61..day).map(|minute| minute.to_le_bytes().to_vec()).collect();
         assert_eq!(sent, expected);
-        assert_eq!(spool.lost(), Lost { expired: day - 61, ..Lost::default() });
+        assert_eq!(spool.lost(), SpoolLosses { expired: day - 61, ..SpoolLosses::default() });
         assert_eq!(files(directory.path()), Vec::<PathBuf>::new());
     }
 
     #[test]
     fn a_day_without_a_receiver_costs_the_oldest_that_find_no_room() {
         let directory = tempfile::tempdir().unwrap();
-        let limits = Limits { bytes: 8 << 20, age: Duration::from_secs(86_400), free_bytes: 0 };
+        let limits =
+            SpoolLimits { bytes: 8 << 20, age: Duration::from_secs(86_400), free_bytes: 0 };
         let mut spool = Spool::open(directory.path(), limits).unwrap();
         // A profile of one service every five minutes, of 30 to 350 KB, for a day.
         let profiles: Vec<Vec<u8>> = (0..288_u64)
@@ -740,7 +748,10 @@ mod tests {
             sent.len(),
             profiles.len()
         );
-        assert_eq!(spool.lost(), Lost { evicted: u64::try_from(lost).unwrap(), ..Lost::default() });
+        assert_eq!(
+            spool.lost(),
+            SpoolLosses { evicted: u64::try_from(lost).unwrap(), ..SpoolLosses::default() }
+        );
         assert!(lost > 200 && sent.len() > 20, "{lost}");
     }
 
@@ -752,7 +763,7 @@ mod tests {
         spool.limits.free_bytes = u64::MAX / 2;
         let error = spool.put(at(0), b"new").unwrap_err();
         assert!(error.to_string().contains("would stay free"), "{error}");
-        assert_eq!(spool.lost(), Lost { refused: 1, ..Lost::default() });
+        assert_eq!(spool.lost(), SpoolLosses { refused: 1, ..SpoolLosses::default() });
         spool.limits.free_bytes = 0;
         assert_eq!(drain(&mut spool, now(0)), [b"old"], "what would not have helped was not given");
     }
@@ -765,9 +776,12 @@ mod tests {
             spool.put(at(0), &[number; 100]).unwrap();
         }
         assert!(spool.make_room(0) && !spool.make_room(401));
-        assert_eq!(spool.lost(), Lost::default());
+        assert_eq!(spool.lost(), SpoolLosses::default());
         assert!(spool.make_room(150));
-        assert_eq!((spool.lost(), spool.bytes()), (Lost { evicted: 2, ..Lost::default() }, 200));
+        assert_eq!(
+            (spool.lost(), spool.bytes()),
+            (SpoolLosses { evicted: 2, ..SpoolLosses::default() }, 200)
+        );
         let sending = spool.oldest(now(0)).unwrap().unwrap();
         assert!(!spool.make_room(101), "what is being sent makes none");
         assert!(spool.make_room(100));
@@ -786,7 +800,7 @@ mod tests {
         assert!(spool.put(at(0), &[3; 500]).is_err(), "what is not being sent is too little");
         spool.done(sending.item.sequence);
         assert_eq!(drain(&mut spool, now(0)), [[2; 400]]);
-        assert_eq!(spool.lost(), Lost { evicted: 1, refused: 1, ..Lost::default() });
+        assert_eq!(spool.lost(), SpoolLosses { evicted: 1, refused: 1, ..SpoolLosses::default() });
     }
 
     #[test]
@@ -797,7 +811,7 @@ mod tests {
         spool.put(at(0), b"two").unwrap();
         fs::remove_file(&files(directory.path())[0]).unwrap();
         assert_eq!(spool.oldest(now(0)).unwrap().unwrap().payload, b"two");
-        assert_eq!(spool.lost(), Lost { gone: 1, ..Lost::default() });
+        assert_eq!(spool.lost(), SpoolLosses { gone: 1, ..SpoolLosses::default() });
     }
 
     #[test]
@@ -811,10 +825,10 @@ mod tests {
         for _ in 1..MOST_READS {
             let error = spool.oldest(now(0)).unwrap_err().to_string();
             assert!(error.contains(path.to_str().unwrap()), "{error}");
-            assert_eq!((spool.len(), spool.lost()), (2, Lost::default()));
+            assert_eq!((spool.len(), spool.lost()), (2, SpoolLosses::default()));
         }
         assert_eq!(drain(&mut spool, now(0)), [b"two"]);
-        assert_eq!(spool.lost(), Lost { gone: 1, ..Lost::default() });
+        assert_eq!(spool.lost(), SpoolLosses { gone: 1, ..SpoolLosses::default() });
     }
 
     #[test]
@@ -828,7 +842,7 @@ mod tests {
         fs::remove_dir(&path).and_then(|()| fs::write(&path, b"one")).unwrap();
         assert_eq!(
             (drain(&mut spool, now(0)), spool.lost()),
-            (vec![b"one".to_vec()], Lost::default())
+            (vec![b"one".to_vec()], SpoolLosses::default())
         );
     }
 
@@ -841,7 +855,10 @@ mod tests {
         fs::remove_dir_all(&directory).unwrap();
         spool.put(at(0), b"new").unwrap();
         assert_eq!(drain(&mut spool, now(0)), [b"new"]);
-        assert_eq!((spool.lost(), spool.bytes()), (Lost { gone: 1, ..Lost::default() }, 0));
+        assert_eq!(
+            (spool.lost(), spool.bytes()),
+            (SpoolLosses { gone: 1, ..SpoolLosses::default() }, 0)
+        );
         assert!(directory.join(lock::NAME).exists(), "others are kept out again");
     }
 
@@ -866,7 +883,10 @@ mod tests {
         assert!(spool.put(at(0), &[2; 500]).is_err());
         fs::remove_dir(&path).unwrap();
         spool.put(at(0), &[3; 500]).unwrap();
-        assert_eq!((spool.bytes(), spool.lost()), (500, Lost { refused: 1, ..Lost::default() }));
+        assert_eq!(
+            (spool.bytes(), spool.lost()),
+            (500, SpoolLosses { refused: 1, ..SpoolLosses::default() })
+        );
     }
 
     #[test]
@@ -885,7 +905,7 @@ mod tests {
         allow(0o700);
         let done = Item {
             sequence: 7,
-            kind: Kind::Request,
+            kind: ItemKind::Request,
             group: 0,
             at: 1_700_000_000,
             length: 4,
@@ -895,7 +915,7 @@ mod tests {
         let mut spool = Spool::open(directory.path(), ALL).unwrap();
         assert_eq!(
             (drain(&mut spool, now(0)), spool.lost(), spool.bytes()),
-            (Vec::new(), Lost::default(), 0)
+            (Vec::new(), SpoolLosses::default(), 0)
         );
         assert_eq!(files(directory.path()), Vec::<PathBuf>::new());
         spool.put(at(0), b"new").unwrap();
@@ -921,7 +941,7 @@ mod tests {
         drop(spool);
         let mut spool = Spool::open(directory.path(), ALL).unwrap();
         assert_eq!((drain(&mut spool, now(0)), spool.bytes()), (vec![b"whole".to_vec()], 0));
-        assert_eq!(spool.lost(), Lost { gone: 2, ..Lost::default() });
+        assert_eq!(spool.lost(), SpoolLosses { gone: 2, ..SpoolLosses::default() });
         assert_eq!(files(directory.path()), Vec::<PathBuf>::new());
     }
 
@@ -936,12 +956,18 @@ mod tests {
         fs::write(spool.path(*spool.items.values().nth(1).unwrap()), "somebody else's text")
             .unwrap();
         assert_eq!(drain(&mut spool, now(0)), [b"whole"]);
-        assert_eq!((spool.lost(), spool.bytes()), (Lost { gone: 2, ..Lost::default() }, 0));
+        assert_eq!(
+            (spool.lost(), spool.bytes()),
+            (SpoolLosses { gone: 2, ..SpoolLosses::default() }, 0)
+        );
         spool.put(at(0), b"longer").unwrap();
         fs::write(spool.path(*spool.items.values().next().unwrap()), "longer by five").unwrap();
         drop(spool);
         let spool = Spool::open(directory.path(), ALL).unwrap();
-        assert_eq!((spool.lost(), spool.len()), (Lost { gone: 1, ..Lost::default() }, 0));
+        assert_eq!(
+            (spool.lost(), spool.len()),
+            (SpoolLosses { gone: 1, ..SpoolLosses::default() }, 0)
+        );
     }
 
     #[test]
@@ -952,7 +978,10 @@ mod tests {
         let path = spool.path(*spool.items.values().next().unwrap());
         fs::remove_file(&path).and_then(|()| fs::create_dir(&path)).unwrap();
         assert!(spool.put(at(0), &[1; 500]).is_err());
-        assert_eq!((spool.len(), spool.lost()), (1, Lost { refused: 1, ..Lost::default() }));
+        assert_eq!(
+            (spool.len(), spool.lost()),
+            (1, SpoolLosses { refused: 1, ..SpoolLosses::default() })
+        );
     }
 
     proptest! {

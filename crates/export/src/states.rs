@@ -45,7 +45,7 @@ pub enum Ends {
 
 /// One thing that happened.
 #[derive(Clone, Copy, Debug)]
-pub struct Event<'a> {
+pub struct DeliveryEvent<'a> {
     /// The service it is about; empty where it is about all.
     pub service: &'a str,
     /// What happened, as the receiver or the system says it.
@@ -63,7 +63,7 @@ pub struct Event<'a> {
 }
 
 #[derive(Clone, Debug)]
-struct State {
+struct FailureState {
     since: Instant,
     last: Instant,
     said: Instant,
@@ -86,17 +86,17 @@ struct State {
     then: &'static str,
 }
 
-impl State {
+impl FailureState {
     /// The line that begins it.
-    fn begins(&self, service: &str) -> Line {
+    fn begins(&self, service: &str) -> StateLine {
         let text = format!("{WHAT}: {}; {}", self.reason, self.then);
-        Line { is_warning: true, service: service.to_owned(), text }
+        StateLine { is_warning: true, service: service.to_owned(), text }
     }
 }
 
 /// A line of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line {
+pub struct StateLine {
     /// Something is wrong; else it is over.
     pub is_warning: bool,
     /// The service; empty where it is about all.
@@ -107,7 +107,7 @@ pub struct Line {
 
 /// How often one thing happened, for whoever asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sum {
+pub struct CauseSum {
     /// The service; empty where it is about all.
     pub service: String,
     /// What happened, without numbers, and what became of it.
@@ -123,13 +123,13 @@ pub struct Sum {
 /// The states of one sink.
 #[derive(Debug, Default)]
 pub struct States {
-    states: BTreeMap<(String, String), State>,
-    lines: Vec<Line>,
+    states: BTreeMap<(String, String), FailureState>,
+    lines: Vec<StateLine>,
 }
 
 impl States {
     /// Takes what happened.
-    pub fn event(&mut self, event: Event<'_>, now: Instant) {
+    pub fn event(&mut self, event: DeliveryEvent<'_>, now: Instant) {
         // What was dropped and what waits for one reason are two states.
         let cause = format!("{}; {}", cause(event.reason), event.then);
         let mut key = (event.service.to_owned(), cause);
@@ -142,7 +142,7 @@ impl States {
         };
         let is_named = event.service.is_empty() || self.named(&key.1) < NAMED;
         let is_open = event.ends == Ends::WhenWhoseIsSeen;
-        let fresh = State {
+        let fresh = FailureState {
             since: now,
             last: now,
             said: now,
@@ -216,13 +216,17 @@ impl States {
         };
         if let Some(text) = text {
             state.said = now;
-            self.lines.push(Line { is_warning: true, service: event.service.to_owned(), text });
+            self.lines.push(StateLine {
+                is_warning: true,
+                service: event.service.to_owned(),
+                text,
+            });
         }
     }
 
     /// Services that are named for a cause now.
     fn named(&self, cause: &str) -> usize {
-        let is_named = |((_, of), state): &(&(String, String), &State)| {
+        let is_named = |((_, of), state): &(&(String, String), &FailureState)| {
             of == cause && state.is_named && state.ended.is_none()
         };
         self.states.iter().filter(is_named).count()
@@ -231,7 +235,7 @@ impl States {
     /// It is the receiver's fault, and so is what happened to services of which it was not seen
     /// whose it is. Answers how often it happened for this cause, and since when.
     fn become_the_receivers(&mut self, cause: &str, now: Instant) -> Option<(u64, Instant)> {
-        let is_open = |state: &State| state.is_open && state.ended.is_none();
+        let is_open = |state: &FailureState| state.is_open && state.ended.is_none();
         let keys =
             self.states.iter().filter(|(_, state)| is_open(state)).map(|(key, _)| key.clone());
         let mut of_cause = None;
@@ -244,7 +248,7 @@ impl States {
             }
             // It ends with the others, and nothing was said of it.
             let of_receiver =
-                State { is_open: false, ends: Ends::WhenTaken, count: 0, ..state.clone() };
+                FailureState { is_open: false, ends: Ends::WhenTaken, count: 0, ..state.clone() };
             let known = self.states.entry((String::new(), key.1)).or_insert(of_receiver);
             known.count = known.count.saturating_add(state.count);
         }
@@ -252,7 +256,7 @@ impl States {
     }
 
     /// What was not said yet is of the services that it happened to, where that is so.
-    fn is_of_services(&mut self, is_so: impl Fn(&str, &State) -> bool, now: Instant) {
+    fn is_of_services(&mut self, is_so: impl Fn(&str, &FailureState) -> bool, now: Instant) {
         let keys: Vec<(String, String)> = self
             .states
             .iter()
@@ -292,7 +296,7 @@ impl States {
         let quiet = |at: Instant| now.saturating_duration_since(at) >= QUIET;
         self.end(now, |_, state| state.ends == Ends::WhenQuiet && quiet(state.last));
         // What waited was given up, or its service is gone: nothing of it will be taken.
-        let is_gone = |state: &State| {
+        let is_gone = |state: &FailureState| {
             matches!(state.ends, Ends::WhenServiceTaken | Ends::WhenWhoseIsSeen)
                 && now.saturating_duration_since(state.last) >= FORGOTTEN
         };
@@ -325,18 +329,18 @@ impl States {
                 "up to the end: {} {} in {lasted} of this: {cause}",
                 state.count, state.unit
             );
-            lines.push(Line { is_warning: false, service: service.clone(), text });
+            lines.push(StateLine { is_warning: false, service: service.clone(), text });
         }
         for (cause, (services, count, unit)) in more {
             let text = format!(
                 "up to the end: {count} {unit} of {services} more services of this: {cause}"
             );
-            lines.push(Line { is_warning: false, service: String::new(), text });
+            lines.push(StateLine { is_warning: false, service: String::new(), text });
         }
         self.lines.append(&mut lines);
     }
 
-    fn end(&mut self, now: Instant, is_over: impl Fn(&str, &State) -> bool) {
+    fn end(&mut self, now: Instant, is_over: impl Fn(&str, &FailureState) -> bool) {
         // By cause: what was said of each service, and of how many more.
         let mut more: BTreeMap<&str, (u64, u64, &'static str)> = BTreeMap::new();
         // What works again: the receiver, whose name is empty, and services.
@@ -353,7 +357,11 @@ impl States {
                         "{} {} in {lasted} of this, which is over: {cause}",
                         state.count, state.unit
                     );
-                    self.lines.push(Line { is_warning: false, service: service.clone(), text });
+                    self.lines.push(StateLine {
+                        is_warning: false,
+                        service: service.clone(),
+                        text,
+                    });
                 } else if !service.is_empty() {
                     let (services, count, _) = more.entry(cause).or_insert((0, 0, state.unit));
                     (*services, *count) = (*services + 1, *count + state.count);
@@ -373,25 +381,25 @@ impl States {
             let text = format!(
                 "{count} {unit} of {services} more services of this, which is over: {cause}"
             );
-            self.lines.push(Line { is_warning: false, service: String::new(), text });
+            self.lines.push(StateLine { is_warning: false, service: String::new(), text });
         }
         for (service, (attempts, lasted)) in works {
             let text = format!(
                 "sending profiles works again, after {attempts} attempts that failed in {}",
                 span(lasted)
             );
-            self.lines.push(Line { is_warning: false, service: service.to_owned(), text });
+            self.lines.push(StateLine { is_warning: false, service: service.to_owned(), text });
         }
     }
 
     /// What is to be said now.
-    pub fn lines(&mut self) -> Vec<Line> {
+    pub fn lines(&mut self) -> Vec<StateLine> {
         std::mem::take(&mut self.lines)
     }
 
     /// All that happened lately, by service and cause.
-    pub fn sums(&self) -> impl Iterator<Item = Sum> {
-        self.states.iter().map(|((service, cause), state)| Sum {
+    pub fn sums(&self) -> impl Iterator<Item = CauseSum> {
+        self.states.iter().map(|((service, cause), state)| CauseSum {
             service: service.clone(),
             cause: cause.clone(),
             count: state.count,
@@ -409,15 +417,15 @@ impl States {
     /// Why nothing is taken now, where that is so.
     #[must_use]
     pub fn trouble(&self) -> Option<&str> {
-        let lasts = |state: &State| state.ended.is_none() && state.ends != Ends::WhenQuiet;
+        let lasts = |state: &FailureState| state.ended.is_none() && state.ends != Ends::WhenQuiet;
         let mut found = self.states.iter().filter(|(_, state)| lasts(state));
         found.next().map(|(_, state)| state.reason.as_str())
     }
 }
 
 /// Says lines about a sink.
-pub fn say(sink: &str, lines: Vec<Line>) {
-    for Line { is_warning, service, text } in lines {
+pub fn say(sink: &str, lines: Vec<StateLine>) {
+    for StateLine { is_warning, service, text } in lines {
         match (is_warning, service.is_empty()) {
             (true, true) => tracing::warn!(target: SAID, sink, "{text}"),
             (true, false) => tracing::warn!(target: SAID, sink, service, "{text}"),
@@ -468,8 +476,8 @@ fn span(time: Duration) -> String {
 mod tests {
     use super::*;
 
-    fn event<'a>(service: &'a str, reason: &'a str, ends: Ends) -> Event<'a> {
-        Event {
+    fn event<'a>(service: &'a str, reason: &'a str, ends: Ends) -> DeliveryEvent<'a> {
+        DeliveryEvent {
             service,
             reason,
             detail: "",
@@ -481,7 +489,7 @@ mod tests {
     }
 
     fn texts(states: &mut States) -> Vec<String> {
-        let line = |line: Line| format!("{}: {}", line.service, line.text);
+        let line = |line: StateLine| format!("{}: {}", line.service, line.text);
         states.lines().into_iter().map(line).collect()
     }
 

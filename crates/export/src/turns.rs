@@ -5,7 +5,7 @@
 //! services in a row have failed; then for the receiver's, until one request is taken. What fails
 //! for its own sake waits by itself, and all others pass it. Each has its number of tries.
 
-use super::spool::{Item, Items, Kind};
+use super::spool::{Item, ItemKind, Items};
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
@@ -41,7 +41,7 @@ pub const MOST_FAILURES: u32 = 12;
 
 /// What is sent next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum NextSend {
     /// This one, by its sequence number.
     Send(u64),
     /// None before this moment.
@@ -52,7 +52,7 @@ pub enum Next {
 
 /// What a failure is taken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Blame {
+pub enum FailureCause {
     /// It may be the request's or the receiver's: the request waits.
     Request,
     /// The receiver's: all wait.
@@ -70,7 +70,7 @@ pub enum Blame {
 
 /// What is known of the length of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Length {
+pub enum LengthClass {
     /// As long ones, or longer ones, were taken; or it is short.
     #[default]
     Usual,
@@ -82,19 +82,19 @@ pub enum Length {
 
 /// How a request was not taken.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Failure {
+pub struct SendFailure {
     /// The receiver asks to be asked no sooner.
     pub asked: Option<Duration>,
     /// The answer is about this request in any case.
     pub counts: bool,
     /// Of the request.
-    pub length: Length,
+    pub length: LengthClass,
     /// Of what is in the request.
     pub age: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Service {
+struct ServiceRetries {
     /// When the first of those in a row was.
     since: Instant,
     /// In a row.
@@ -114,7 +114,7 @@ struct Service {
     fails_short: bool,
 }
 
-impl Service {
+impl ServiceRetries {
     fn new(now: Instant) -> Self {
         Self {
             since: now,
@@ -138,7 +138,7 @@ impl Service {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Request {
+struct RequestTries {
     attempts: u32,
     /// Those of them by which the receiver says that it fails on this request.
     failures: u32,
@@ -148,7 +148,7 @@ struct Request {
 
 /// Turns of one receiver's requests.
 #[derive(Debug, Default)]
-pub struct Turns {
+pub struct RequestScheduler {
     /// Requests that the receiver took.
     taken: u64,
     /// Times that the receiver was found to fail, in a row.
@@ -163,16 +163,16 @@ pub struct Turns {
     failed_last: Option<u64>,
     /// Services that failed since a request was taken.
     tried: HashSet<u64>,
-    services: HashMap<u64, Service>,
-    requests: HashMap<u64, Request>,
+    services: HashMap<u64, ServiceRetries>,
+    requests: HashMap<u64, RequestTries>,
     /// What is known of requests that are long and cannot be split.
-    lone: Option<Lone>,
+    lone: Option<LoneSamples>,
 }
 
 /// Long requests that cannot be split and are not taken. Once they were tried for their time, each
 /// has one try, until one so long is taken.
 #[derive(Clone, Copy, Debug)]
-struct Lone {
+struct LoneSamples {
     /// When the first failed.
     since: Instant,
     tries: u32,
@@ -180,29 +180,29 @@ struct Lone {
     least: u64,
 }
 
-impl Lone {
+impl LoneSamples {
     fn is_over(&self, now: Instant) -> bool {
         self.tries >= MOST_TRIES && now.saturating_duration_since(self.since) >= LEAST_TIME
     }
 }
 
-impl Turns {
+impl RequestScheduler {
     /// What is sent next of those that wait.
     #[must_use]
-    pub fn next(&self, items: &Items, now: Instant) -> Next {
-        let mut requests = items.values().filter(|item| item.kind == Kind::Request).peekable();
+    pub fn next(&self, items: &Items, now: Instant) -> NextSend {
+        let mut requests = items.values().filter(|item| item.kind == ItemKind::Request).peekable();
         if requests.peek().is_none() {
-            return Next::Nothing;
+            return NextSend::Nothing;
         }
         if let Some(until) = self.until.filter(|until| now < *until) {
             // What is not the receiver's fault is found out by who has not tried.
             let sooner = self.since.filter(|_| !self.is_certain).map(|since| since + UNTRIED_WAIT);
             return match sooner.filter(|sooner| *sooner < until) {
-                None => Next::Wait(until),
+                None => NextSend::Wait(until),
                 Some(sooner) => match requests.find(|item| !self.tried.contains(&item.group)) {
-                    None => Next::Wait(until),
-                    Some(_) if now < sooner => Next::Wait(sooner),
-                    Some(untried) => Next::Send(untried.sequence),
+                    None => NextSend::Wait(until),
+                    Some(_) if now < sooner => NextSend::Wait(sooner),
+                    Some(untried) => NextSend::Send(untried.sequence),
                 },
             };
         }
@@ -217,7 +217,7 @@ impl Turns {
         let (mut best, mut soonest) = (None, None::<Instant>);
         for item in requests {
             if is_untroubled(item) {
-                return Next::Send(item.sequence);
+                return NextSend::Send(item.sequence);
             }
             let service = self.services.get(&item.group);
             let until = service.map_or(now, |service| service.until);
@@ -242,9 +242,9 @@ impl Turns {
             }
         }
         match (best, soonest) {
-            (Some((.., sequence)), _) => Next::Send(sequence),
-            (None, Some(soonest)) => Next::Wait(soonest),
-            (None, None) => Next::Nothing,
+            (Some((.., sequence)), _) => NextSend::Send(sequence),
+            (None, Some(soonest)) => NextSend::Wait(soonest),
+            (None, None) => NextSend::Nothing,
         }
     }
 
@@ -276,21 +276,27 @@ impl Turns {
     }
 
     /// It failed. `chance` is any number.
-    pub fn failed(&mut self, item: Item, failure: Failure, now: Instant, chance: u64) -> Blame {
-        let Failure { asked, counts, length, age } = failure;
+    pub fn failed(
+        &mut self,
+        item: Item,
+        failure: SendFailure,
+        now: Instant,
+        chance: u64,
+    ) -> FailureCause {
+        let SendFailure { asked, counts, length, age } = failure;
         let request = self.requests.entry(item.sequence).or_default();
         request.attempts += 1;
         request.failures += u32::from(counts);
         let request = *request;
         let taken = self.taken;
-        let service = self.services.entry(item.group).or_insert_with(|| Service::new(now));
+        let service = self.services.entry(item.group).or_insert_with(|| ServiceRetries::new(now));
         if service.failures == 0 && service.tries == 0 {
             service.since = now;
         }
         // Only while the receiver takes others is it the service's requests that are tried.
         let counts_as_try = service.taken_before < taken;
         service.tries += u32::from(counts_as_try);
-        service.fails_short |= counts_as_try && length == Length::Usual;
+        service.fails_short |= counts_as_try && length == LengthClass::Usual;
         service.taken_before = taken;
         service.failures += 1;
         service.last = now;
@@ -307,30 +313,31 @@ impl Turns {
             self.failed_last = Some(item.group);
             self.receiver_fails(now, asked, chance);
             if request.failures < MOST_FAILURES {
-                return Blame::Receiver;
+                return FailureCause::Receiver;
             }
         } else {
             let may_be_length =
-                length != Length::Usual && !request.is_whole && !service.fails_short;
-            let tries = if length == Length::AsRefused { 1 } else { TRIES_TO_SPLIT };
+                length != LengthClass::Usual && !request.is_whole && !service.fails_short;
+            let tries = if length == LengthClass::AsRefused { 1 } else { TRIES_TO_SPLIT };
             if may_be_length && service.tries >= tries {
                 // Its parts are requests that were not tried.
                 service.failures = 1;
                 service.until = now + wait(1, asked, chance);
-                return Blame::Length;
+                return FailureCause::Length;
             }
             if may_be_length
                 && (service.failures >= FAILURES_TO_SPLIT || request.failures >= MOST_FAILURES)
             {
-                return Blame::Length;
+                return FailureCause::Length;
             }
-            if length != Length::Usual && request.is_whole && self.is_too_long(item, age, now) {
-                return Blame::TooLong;
+            if length != LengthClass::Usual && request.is_whole && self.is_too_long(item, age, now)
+            {
+                return FailureCause::TooLong;
             }
             if !is_over {
                 self.failed_last = Some(item.group);
                 if request.failures < MOST_FAILURES {
-                    return Blame::Request;
+                    return FailureCause::Request;
                 }
             }
         }
@@ -340,12 +347,13 @@ impl Turns {
         if is_over && let Some(service) = self.services.get_mut(&item.group) {
             (service.is_suspect, service.until) = (true, now);
         }
-        Blame::Ended { tries: request.attempts }
+        FailureCause::Ended { tries: request.attempts }
     }
 
     /// A short one of its service is not taken, so that long ones are not for their length.
     pub fn fails_short(&mut self, item: Item, now: Instant) {
-        self.services.entry(item.group).or_insert_with(|| Service::new(now)).fails_short = true;
+        self.services.entry(item.group).or_insert_with(|| ServiceRetries::new(now)).fails_short =
+            true;
     }
 
     /// True when that was so since one of its service was taken.
@@ -355,19 +363,20 @@ impl Turns {
     }
 
     /// It cannot be split: it waits, or has come to its end as others like it.
-    pub fn is_whole(&mut self, item: Item, age: Duration, now: Instant) -> Blame {
+    pub fn is_whole(&mut self, item: Item, age: Duration, now: Instant) -> FailureCause {
         if self.is_too_long(item, age, now) {
-            return Blame::TooLong;
+            return FailureCause::TooLong;
         }
         self.requests.entry(item.sequence).or_default().is_whole = true;
-        Blame::Request
+        FailureCause::Request
     }
 
     /// A long request that cannot be split has failed. It has come to its end when such were tried
     /// for their time, and shorter ones of the same service were taken meanwhile; or none was, and
     /// the service's own time is over.
     fn is_too_long(&mut self, item: Item, age: Duration, now: Instant) -> bool {
-        let lone = self.lone.get_or_insert(Lone { since: now, tries: 0, least: item.length });
+        let lone =
+            self.lone.get_or_insert(LoneSamples { since: now, tries: 0, least: item.length });
         let is_over = lone.is_over(now) && item.length >= lone.least / 2;
         lone.tries = lone.tries.saturating_add(1);
         lone.least = lone.least.min(item.length);
@@ -427,12 +436,13 @@ pub fn wait(failures: u32, asked: Option<Duration>, chance: u64) -> Duration {
 mod tests {
     use super::*;
 
-    const COUNTS: Failure =
-        Failure { counts: true, asked: None, length: Length::Usual, age: Duration::ZERO };
+    const COUNTS: SendFailure =
+        SendFailure { counts: true, asked: None, length: LengthClass::Usual, age: Duration::ZERO };
 
     fn items(all: &[(u64, u64)]) -> Items {
         let item = |&(sequence, group): &(u64, u64)| {
-            let item = Item { sequence, group, kind: Kind::Request, at: 0, length: 1, bytes: 1 };
+            let item =
+                Item { sequence, group, kind: ItemKind::Request, at: 0, length: 1, bytes: 1 };
             (sequence, item)
         };
         all.iter().map(item).collect()
@@ -440,7 +450,7 @@ mod tests {
 
     /// A receiver that `takes` some of the services, and what waits for it.
     struct Run<'a> {
-        turns: Turns,
+        turns: RequestScheduler,
         items: Items,
         /// When each was put, seconds after the beginning; all others at it.
         put: HashMap<u64, u64>,
@@ -455,7 +465,7 @@ mod tests {
         fn new(all: &[(u64, u64)], takes: &'a dyn Fn(u64, Duration) -> bool) -> Self {
             let now = Instant::now();
             Self {
-                turns: Turns::default(),
+                turns: RequestScheduler::default(),
                 items: items(all),
                 put: HashMap::new(),
                 now,
@@ -472,9 +482,9 @@ mod tests {
             self.items.extend(items(all));
         }
 
-        fn failure(&self, item: Item) -> Failure {
+        fn failure(&self, item: Item) -> SendFailure {
             let put = self.put.get(&item.sequence).copied().unwrap_or_default();
-            Failure { age: Duration::from_secs(self.seconds() - put), ..Failure::default() }
+            SendFailure { age: Duration::from_secs(self.seconds() - put), ..SendFailure::default() }
         }
 
         fn seconds(&self) -> u64 {
@@ -485,15 +495,15 @@ mod tests {
             let end = self.began + Duration::from_secs(seconds);
             while self.now < end {
                 match self.turns.next(&self.items, self.now) {
-                    Next::Nothing => self.now = end,
-                    Next::Wait(until) => self.now = until.min(end),
-                    Next::Send(sequence) => {
+                    NextSend::Nothing => self.now = end,
+                    NextSend::Wait(until) => self.now = until.min(end),
+                    NextSend::Send(sequence) => {
                         let item = self.items[&sequence];
                         if (self.takes)(item.group, self.now - self.began) {
                             self.turns.taken(item);
                             self.items.remove(&sequence);
                             self.sent.push((self.seconds(), sequence));
-                        } else if let Blame::Ended { .. } =
+                        } else if let FailureCause::Ended { .. } =
                             self.turns.failed(item, self.failure(item), self.now, 0)
                         {
                             self.items.remove(&sequence);
@@ -555,27 +565,31 @@ mod tests {
     #[test]
     fn what_may_be_too_long_is_split_soon_and_not_where_short_ones_fail_too() {
         let (all, now) = (items(&[(1, 1), (2, 1), (3, 2)]), Instant::now());
-        let long = Failure { length: Length::Long, ..Failure::default() };
-        let mut turns = Turns::default();
-        let fails = |turns: &mut Turns, failure| {
+        let long = SendFailure { length: LengthClass::Long, ..SendFailure::default() };
+        let mut turns = RequestScheduler::default();
+        let fails = |turns: &mut RequestScheduler, failure| {
             turns.taken(all[&3]);
             turns.failed(all[&1], failure, now, 0)
         };
-        assert_eq!(fails(&mut turns, long), Blame::Request);
-        assert_eq!(fails(&mut turns, long), Blame::Length);
+        assert_eq!(fails(&mut turns, long), FailureCause::Request);
+        assert_eq!(fails(&mut turns, long), FailureCause::Length);
         assert_eq!(
             turns.next(&items(&[(4, 1)]), now),
-            Next::Wait(now + FIRST_WAIT),
+            NextSend::Wait(now + FIRST_WAIT),
             "no longer than that"
         );
         // Of one that cannot be split it is not asked again.
-        assert_eq!(turns.is_whole(all[&1], Duration::ZERO, now), Blame::Request);
-        assert_eq!(fails(&mut turns, long), Blame::Request);
-        let mut turns = Turns::default();
-        let as_refused = Failure { length: Length::AsRefused, ..Failure::default() };
-        assert_eq!(fails(&mut turns, as_refused), Blame::Length);
-        assert_eq!(fails(&mut turns, Failure::default()), Blame::Request);
-        assert_eq!(fails(&mut turns, as_refused), Blame::Request, "a short one has failed as well");
+        assert_eq!(turns.is_whole(all[&1], Duration::ZERO, now), FailureCause::Request);
+        assert_eq!(fails(&mut turns, long), FailureCause::Request);
+        let mut turns = RequestScheduler::default();
+        let as_refused = SendFailure { length: LengthClass::AsRefused, ..SendFailure::default() };
+        assert_eq!(fails(&mut turns, as_refused), FailureCause::Length);
+        assert_eq!(fails(&mut turns, SendFailure::default()), FailureCause::Request);
+        assert_eq!(
+            fails(&mut turns, as_refused),
+            FailureCause::Request,
+            "a short one has failed as well"
+        );
     }
 
     #[test]
@@ -583,25 +597,25 @@ mod tests {
         // 1 and 2 cannot be split; 3 is short and of the same service, as one in each ten seconds
         // is.
         let (all, began) = (items(&[(1, 1), (2, 1), (3, 1)]), Instant::now());
-        let long = Failure { length: Length::Long, ..Failure::default() };
-        let (mut turns, mut now, mut tries) = (Turns::default(), began, 0);
+        let long = SendFailure { length: LengthClass::Long, ..SendFailure::default() };
+        let (mut turns, mut now, mut tries) = (RequestScheduler::default(), began, 0);
         turns.taken(all[&3]);
         let ended = loop {
             let passed = (now - began).as_secs();
             match turns.next(&items(&[(1, 1)]), now) {
-                Next::Send(sequence) => {
+                NextSend::Send(sequence) => {
                     tries += 1;
                     let item = Item { length: 9, ..all[&sequence] };
                     let blame = match turns.failed(item, long, now, 0) {
-                        Blame::Length => turns.is_whole(item, Duration::ZERO, now),
+                        FailureCause::Length => turns.is_whole(item, Duration::ZERO, now),
                         blame => blame,
                     };
-                    if blame == Blame::TooLong {
+                    if blame == FailureCause::TooLong {
                         break passed;
                     }
                 }
-                Next::Wait(until) => now = until,
-                Next::Nothing => panic!(),
+                NextSend::Wait(until) => now = until,
+                NextSend::Nothing => panic!(),
             }
             if (now - began).as_secs() / 10 > passed / 10 {
                 turns.taken(all[&3]);
@@ -612,51 +626,58 @@ mod tests {
             "{tries} tries in {ended} s"
         );
         let next = Item { length: 9, ..all[&2] };
-        let as_refused = Failure { length: Length::AsRefused, ..Failure::default() };
+        let as_refused = SendFailure { length: LengthClass::AsRefused, ..SendFailure::default() };
         turns.taken(all[&3]);
-        assert_eq!(turns.failed(next, as_refused, now, 0), Blame::Length);
-        assert_eq!(turns.is_whole(next, Duration::ZERO, now), Blame::TooLong);
-        assert_eq!(turns.next(&all, now), Next::Send(1), "the next one does not wait");
+        assert_eq!(turns.failed(next, as_refused, now, 0), FailureCause::Length);
+        assert_eq!(turns.is_whole(next, Duration::ZERO, now), FailureCause::TooLong);
+        assert_eq!(turns.next(&all, now), NextSend::Send(1), "the next one does not wait");
         // One that is much shorter is tried, and so is each again once one so long was taken.
         let shorter = Item { length: 3, ..next };
-        assert_eq!(turns.is_whole(shorter, Duration::ZERO, now), Blame::Request);
+        assert_eq!(turns.is_whole(shorter, Duration::ZERO, now), FailureCause::Request);
         turns.taken(next);
-        assert_eq!(turns.is_whole(next, Duration::ZERO, now), Blame::Request);
+        assert_eq!(turns.is_whole(next, Duration::ZERO, now), FailureCause::Request);
     }
 
     #[test]
     fn lone_stacks_of_a_service_that_is_never_taken_end_with_one_try_each_when_its_time_is_over() {
         let (all, began) = (items(&[(1, 1), (2, 1), (3, 2)]), Instant::now());
         let short = Item { length: 0, ..all[&3] };
-        let old = Failure { length: Length::Long, age: LEAST_TIME, ..Failure::default() };
-        let (mut turns, mut now) = (Turns::default(), began);
+        let old =
+            SendFailure { length: LengthClass::Long, age: LEAST_TIME, ..SendFailure::default() };
+        let (mut turns, mut now) = (RequestScheduler::default(), began);
         while (now - began) < LEAST_TIME {
             turns.taken(short);
-            if turns.failed(all[&1], old, now, 0) == Blame::Length {
-                assert_eq!(turns.is_whole(all[&1], LEAST_TIME, now), Blame::Request);
+            if turns.failed(all[&1], old, now, 0) == FailureCause::Length {
+                assert_eq!(turns.is_whole(all[&1], LEAST_TIME, now), FailureCause::Request);
             }
-            let Next::Wait(until) = turns.next(&items(&[(1, 1)]), now) else { panic!() };
+            let NextSend::Wait(until) = turns.next(&items(&[(1, 1)]), now) else { panic!() };
             now = until;
         }
         assert_eq!(now - began, LEAST_TIME, "it is tried at that moment");
         turns.taken(short);
-        assert!(matches!(turns.failed(all[&1], old, now, 0), Blame::Ended { .. }));
+        assert!(matches!(turns.failed(all[&1], old, now, 0), FailureCause::Ended { .. }));
         // That of stacks which cannot be split began with the first that was seen to be one.
         now += Duration::from_secs(5);
-        assert_eq!(turns.failed(all[&2], old, now, 0), Blame::Length);
-        assert_eq!(turns.is_whole(all[&2], Duration::ZERO, now), Blame::Request, "it is young");
-        assert_eq!(turns.is_whole(all[&2], LEAST_TIME, now), Blame::TooLong);
+        assert_eq!(turns.failed(all[&2], old, now, 0), FailureCause::Length);
+        assert_eq!(
+            turns.is_whole(all[&2], Duration::ZERO, now),
+            FailureCause::Request,
+            "it is young"
+        );
+        assert_eq!(turns.is_whole(all[&2], LEAST_TIME, now), FailureCause::TooLong);
     }
 
     #[test]
     fn one_service_alone_with_long_requests_has_them_split_in_the_end() {
         let (all, now) = (items(&[(1, 1)]), Instant::now());
-        let (mut turns, long) =
-            (Turns::default(), Failure { length: Length::Long, ..Failure::default() });
+        let (mut turns, long) = (
+            RequestScheduler::default(),
+            SendFailure { length: LengthClass::Long, ..SendFailure::default() },
+        );
         for _ in 1..FAILURES_TO_SPLIT {
-            assert_eq!(turns.failed(all[&1], long, now, 0), Blame::Request);
+            assert_eq!(turns.failed(all[&1], long, now, 0), FailureCause::Request);
         }
-        assert_eq!(turns.failed(all[&1], long, now, 0), Blame::Length);
+        assert_eq!(turns.failed(all[&1], long, now, 0), FailureCause::Length);
     }
 
     #[test]
@@ -693,14 +714,17 @@ mod tests {
     #[test]
     fn a_request_that_is_over_by_its_failures_says_nothing_of_the_next_one() {
         let (all, now) = (items(&[(1, 1), (2, 1)]), Instant::now());
-        let mut turns = Turns::default();
+        let mut turns = RequestScheduler::default();
         turns.taken(Item { sequence: 0, ..all[&1] });
         for _ in 1..MOST_FAILURES {
-            assert_eq!(turns.failed(all[&1], COUNTS, now, 0), Blame::Request);
+            assert_eq!(turns.failed(all[&1], COUNTS, now, 0), FailureCause::Request);
         }
-        assert_eq!(turns.failed(all[&1], COUNTS, now, 0), Blame::Ended { tries: MOST_FAILURES });
-        assert_eq!(turns.next(&items(&[(2, 1)]), now), Next::Wait(now + LONGEST_WAIT));
-        assert_eq!(turns.failed(all[&2], COUNTS, now, 0), Blame::Request);
+        assert_eq!(
+            turns.failed(all[&1], COUNTS, now, 0),
+            FailureCause::Ended { tries: MOST_FAILURES }
+        );
+        assert_eq!(turns.next(&items(&[(2, 1)]), now), NextSend::Wait(now + LONGEST_WAIT));
+        assert_eq!(turns.failed(all[&2], COUNTS, now, 0), FailureCause::Request);
     }
 
     #[test]
@@ -714,38 +738,41 @@ mod tests {
 
     #[test]
     fn a_small_request_passes_a_large_one_of_its_own_service() {
-        let mut turns = Turns::default();
+        let mut turns = RequestScheduler::default();
         let (all, now) = (items(&[(1, 1), (2, 1)]), Instant::now());
-        assert_eq!(turns.failed(all[&1], Failure::default(), now, 0), Blame::Request);
-        assert_eq!(turns.next(&all, now), Next::Wait(now + Duration::from_secs(1)));
-        assert_eq!(turns.next(&all, now + Duration::from_secs(1)), Next::Send(2));
+        assert_eq!(turns.failed(all[&1], SendFailure::default(), now, 0), FailureCause::Request);
+        assert_eq!(turns.next(&all, now), NextSend::Wait(now + Duration::from_secs(1)));
+        assert_eq!(turns.next(&all, now + Duration::from_secs(1)), NextSend::Send(2));
     }
 
     #[test]
     fn what_a_receiver_asks_for_is_granted_and_nobody_who_is_there_is_asked_by_the_clock() {
         let (all, now) = (items(&[(1, 1), (2, 2), (3, 3)]), Instant::now());
         let (minute, second) = (Duration::from_secs(60), Duration::from_secs(1));
-        let asked = Failure { asked: Some(minute), ..Failure::default() };
-        let mut turns = Turns::default();
+        let asked = SendFailure { asked: Some(minute), ..SendFailure::default() };
+        let mut turns = RequestScheduler::default();
         turns.failed(all[&1], asked, now, 0);
-        assert_eq!(turns.next(&all, now), Next::Send(2));
-        assert_eq!(turns.failed(all[&2], asked, now, 0), Blame::Receiver);
-        assert_eq!(turns.next(&all, now + second), Next::Wait(now + minute));
-        let mut away = Turns::default();
+        assert_eq!(turns.next(&all, now), NextSend::Send(2));
+        assert_eq!(turns.failed(all[&2], asked, now, 0), FailureCause::Receiver);
+        assert_eq!(turns.next(&all, now + second), NextSend::Wait(now + minute));
+        let mut away = RequestScheduler::default();
         away.unreached(now, 0);
-        assert_eq!(away.next(&all, now), Next::Wait(now + second));
+        assert_eq!(away.next(&all, now), NextSend::Wait(now + second));
         away.taken(all[&1]);
-        assert_eq!(away.next(&items(&[(2, 2)]), now), Next::Send(2));
+        assert_eq!(away.next(&items(&[(2, 2)]), now), NextSend::Send(2));
     }
 
     #[test]
     fn what_a_receiver_fails_on_by_its_own_account_is_passed_over_in_the_end() {
         let (all, now) = (items(&[(1, 1)]), Instant::now());
-        let mut turns = Turns::default();
+        let mut turns = RequestScheduler::default();
         for _ in 1..MOST_FAILURES {
-            assert_eq!(turns.failed(all[&1], COUNTS, now, 0), Blame::Request);
+            assert_eq!(turns.failed(all[&1], COUNTS, now, 0), FailureCause::Request);
         }
-        assert_eq!(turns.failed(all[&1], COUNTS, now, 0), Blame::Ended { tries: MOST_FAILURES });
+        assert_eq!(
+            turns.failed(all[&1], COUNTS, now, 0),
+            FailureCause::Ended { tries: MOST_FAILURES }
+        );
         // As long as its constant's comment says.
         let waits: Duration = (1..MOST_FAILURES).map(|failures| wait(failures, None, 0)).sum();
         assert_eq!(waits.as_secs() / 60, 18);

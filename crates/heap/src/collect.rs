@@ -12,11 +12,11 @@
 //! third session, without keywords, begins and ends last: then they are counted anew
 //! (dotnet/runtime#121462).
 
-use crate::memory_plan::{Plan, TooLittle, plan};
-use crate::read_ahead::Ahead;
-use crate::walk::{Survey, Walk};
-use perfusion_dotnet::attach::ipc::{self, IpcError, Listen, Wait};
-use perfusion_dotnet::nettrace::{NettraceError, Reader};
+use crate::memory_plan::{MemoryPlan, TooLittle, plan};
+use crate::read_ahead::ReadAheadStream;
+use crate::walk::{HeapSurvey, HeapWalk};
+use perfusion_dotnet::attach::ipc::{self, EventSubscription, IpcError, IpcTimeout};
+use perfusion_dotnet::nettrace::{NettraceError, NettraceReader};
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::headroom::{Headroom, MemoryCgroups, mib};
 use std::collections::HashSet;
@@ -138,11 +138,11 @@ impl From<IpcError> for SurveyError {
 
 /// How to take a survey.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct SurveySettings {
     /// Most bytes of the graph.
     pub limit_bytes: usize,
     /// Most MiB of the runtime's buffer, and when to end early for the process's sake.
-    pub plan: Plan,
+    pub plan: MemoryPlan,
     /// Weak handles of which it is asked what they watch.
     pub handles: Arc<HashSet<u64>>,
     /// Raised when the walk is over, though not yet understood.
@@ -151,7 +151,7 @@ pub struct Settings {
 
 /// How far a survey is, as the runtime's events say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct SurveyProgress {
     /// Objects met.
     pub objects: u64,
     /// The collection that was asked for has begun: the managed threads have been stopped.
@@ -160,7 +160,7 @@ pub struct Progress {
 
 /// What one thread tells the other while a survey is taken.
 #[derive(Debug, Default)]
-struct Shared {
+struct SurveyState {
     /// Objects met.
     objects: AtomicU64,
     /// Raised when the collection was seen to begin.
@@ -171,18 +171,18 @@ struct Shared {
     give_up: Arc<AtomicBool>,
 }
 
-impl Shared {
+impl SurveyState {
     /// Each of these is told for itself; nothing else is told by it. Pairs with the stores of the
     /// reader.
-    fn progress(&self) -> Progress {
+    fn progress(&self) -> SurveyProgress {
         let stopped = self.stopped.load(Ordering::Relaxed);
-        Progress { objects: self.objects.load(Ordering::Relaxed), stopped }
+        SurveyProgress { objects: self.objects.load(Ordering::Relaxed), stopped }
     }
 }
 
 /// Raises `give_up` a while after `interrupted` was raised: all waits for the runtime end then,
 /// whatever they wait for. Ends with the survey.
-fn end_waits_after(interrupted: &Arc<AtomicBool>, shared: &Arc<Shared>) -> io::Result<()> {
+fn end_waits_after(interrupted: &Arc<AtomicBool>, shared: &Arc<SurveyState>) -> io::Result<()> {
     let (interrupted, shared) = (Arc::clone(interrupted), Arc::clone(shared));
     let run = move || {
         let mut since = None;
@@ -204,7 +204,11 @@ fn end_waits_after(interrupted: &Arc<AtomicBool>, shared: &Arc<Shared>) -> io::R
 ///
 /// # Errors
 /// [`SurveyError::NoHeadroom`].
-pub fn planned(target: &ProcessHandle, wanted_mib: u32, force: bool) -> Result<Plan, SurveyError> {
+pub fn planned(
+    target: &ProcessHandle,
+    wanted_mib: u32,
+    force: bool,
+) -> Result<MemoryPlan, SurveyError> {
     let headroom = MemoryCgroups::of(target).headroom();
     plan(headroom, target.resident_bytes().unwrap_or(0), wanted_mib, force).map_err(
         |TooLittle { needed, headroom }| SurveyError::NoHeadroom {
@@ -221,11 +225,11 @@ pub fn planned(target: &ProcessHandle, wanted_mib: u32, force: bool) -> Result<P
 /// See [`SurveyError`].
 pub fn survey(
     target: &Arc<ProcessHandle>,
-    settings: &Settings,
+    settings: &SurveySettings,
     interrupted: &Arc<AtomicBool>,
-    progress: &mut dyn FnMut(Progress),
-) -> Result<Survey, SurveyError> {
-    let shared = Arc::new(Shared::default());
+    progress: &mut dyn FnMut(SurveyProgress),
+) -> Result<HeapSurvey, SurveyError> {
+    let shared = Arc::new(SurveyState::default());
     let pid = target.pid();
     end_waits_after(interrupted, &shared).map_err(|source| SurveyError::Thread { pid, source })?;
     let taken = take(target, settings, interrupted, &shared, progress);
@@ -235,16 +239,17 @@ pub fn survey(
 
 fn take(
     target: &Arc<ProcessHandle>,
-    settings: &Settings,
+    settings: &SurveySettings,
     interrupted: &Arc<AtomicBool>,
-    shared: &Arc<Shared>,
-    progress: &mut dyn FnMut(Progress),
-) -> Result<Survey, SurveyError> {
+    shared: &Arc<SurveyState>,
+    progress: &mut dyn FnMut(SurveyProgress),
+) -> Result<HeapSurvey, SurveyError> {
     let pid = target.pid();
     let failed = |source| SurveyError::Thread { pid, source };
-    let what = Listen { keywords: WALK, level: LEVEL, buffer_mib: settings.plan.buffer_mib };
+    let what =
+        EventSubscription { keywords: WALK, level: LEVEL, buffer_mib: settings.plan.buffer_mib };
     let senders = target.threads_called(SENDER, THREADS);
-    let wait = Wait::until(ANSWER, &shared.give_up);
+    let wait = IpcTimeout::until(ANSWER, &shared.give_up);
     // On a thread, for it may take long and how far it is is to be said meanwhile.
     let opening = {
         let (target, give_up) = (Arc::clone(target), Arc::clone(&shared.give_up));
@@ -263,12 +268,12 @@ fn take(
         opened => opened?,
     };
     let session = events.session();
-    let reading: JoinHandle<Read> = {
+    let reading: JoinHandle<ReadWalk> = {
         let shared = Arc::clone(shared);
-        let events = Ahead::of(events, settings.limit_bytes).map_err(failed)?;
-        let walk = Walk::new(settings.limit_bytes).with_handles(Arc::clone(&settings.handles));
+        let events = ReadAheadStream::of(events, settings.limit_bytes).map_err(failed)?;
+        let walk = HeapWalk::new(settings.limit_bytes).with_handles(Arc::clone(&settings.handles));
         let run = move || {
-            Ahead::step_back();
+            ReadAheadStream::step_back();
             read(events, walk, &shared)
         };
         thread::Builder::new().name("walk".into()).spawn(run).map_err(failed)?
@@ -324,7 +329,7 @@ fn take(
         thread::sleep(LOOK);
     }
     let panicked = |_| failed(io::Error::other("it panicked"));
-    let Read { walk, lost, end } = reading.join().map_err(panicked)?;
+    let ReadWalk { walk, lost, end } = reading.join().map_err(panicked)?;
     collected.map_err(panicked)??;
     if interrupted.load(Ordering::Relaxed) {
         return Err(interrupted_with(pid, WAS_PAUSED, stopped.is_ok()));
@@ -385,15 +390,15 @@ fn interrupted_with(pid: u32, paused: &str, put_back: bool) -> SurveyError {
 }
 
 /// Ends the session that listens, and leaves no keywords behind.
-fn put_back(target: &ProcessHandle, session: u64, shared: &Shared) -> Result<(), IpcError> {
-    let wait = Wait::until(COLLECTION, &shared.give_up);
+fn put_back(target: &ProcessHandle, session: u64, shared: &SurveyState) -> Result<(), IpcError> {
+    let wait = IpcTimeout::until(COLLECTION, &shared.give_up);
     ipc::stop_listening(target, session, wait).and_then(|()| forget(target, shared))
 }
 
 /// Opens the session that makes the runtime collect, and ends it.
-fn collect(target: &ProcessHandle, shared: &Shared) -> Result<(), IpcError> {
-    let what = Listen { keywords: COLLECT, level: LEVEL, buffer_mib: 1 };
-    let wait = Wait::until(COLLECTION, &shared.give_up);
+fn collect(target: &ProcessHandle, shared: &SurveyState) -> Result<(), IpcError> {
+    let what = EventSubscription { keywords: COLLECT, level: LEVEL, buffer_mib: 1 };
+    let wait = IpcTimeout::until(COLLECTION, &shared.give_up);
     let events = ipc::listen(target, &what, Arc::clone(&shared.give_up), wait.clone())?;
     let session = events.session();
     // The end of a session waits until its events are read.
@@ -404,24 +409,24 @@ fn collect(target: &ProcessHandle, shared: &Shared) -> Result<(), IpcError> {
 }
 
 /// Makes the runtime count the keywords that are asked for.
-fn forget(target: &ProcessHandle, shared: &Shared) -> Result<(), IpcError> {
-    let what = Listen { keywords: 0, level: 0, buffer_mib: 1 };
-    let wait = Wait::until(ANSWER, &shared.give_up);
+fn forget(target: &ProcessHandle, shared: &SurveyState) -> Result<(), IpcError> {
+    let what = EventSubscription { keywords: 0, level: 0, buffer_mib: 1 };
+    let wait = IpcTimeout::until(ANSWER, &shared.give_up);
     let events = ipc::listen(target, &what, Arc::clone(&shared.give_up), wait.clone())?;
     ipc::stop_listening(target, events.session(), wait)
 }
 
 /// What was read.
-struct Read {
-    walk: Walk,
+struct ReadWalk {
+    walk: HeapWalk,
     lost: u64,
     end: Result<(), NettraceError>,
 }
 
-fn read(events: Ahead, mut walk: Walk, shared: &Shared) -> Read {
-    let mut reader = match Reader::new(events) {
+fn read(events: ReadAheadStream, mut walk: HeapWalk, shared: &SurveyState) -> ReadWalk {
+    let mut reader = match NettraceReader::new(events) {
         Ok(reader) => reader,
-        Err(error) => return Read { walk, lost: 0, end: Err(error) },
+        Err(error) => return ReadWalk { walk, lost: 0, end: Err(error) },
     };
     let end = loop {
         match reader.read(&mut |event| walk.event(event)) {
@@ -434,5 +439,5 @@ fn read(events: Ahead, mut walk: Walk, shared: &Shared) -> Read {
             Err(error) => break Err(error),
         }
     };
-    Read { walk, lost: reader.lost(), end }
+    ReadWalk { walk, lost: reader.lost(), end }
 }

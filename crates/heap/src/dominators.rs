@@ -13,7 +13,7 @@ const LARGEST: usize = 64;
 
 /// What was found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Dominated {
+pub struct DominatedBytes {
     /// Bytes dominated by objects of each type. What an object of the type dominates that is itself
     /// dominated by another of the type counts once.
     pub by_type: Vec<u64>,
@@ -31,7 +31,7 @@ pub fn bytes_needed(graph: &Graph) -> usize {
 
 /// Finds what each object dominates.
 #[must_use]
-pub fn find(graph: &Graph, roots: &[Root], types: usize) -> Dominated {
+pub fn find(graph: &Graph, roots: &[Root], types: usize) -> DominatedBytes {
     let search = Search::new(graph, roots);
     let dominators = search.dominators(graph, roots);
     let Search { order, .. } = search;
@@ -51,7 +51,7 @@ pub fn find(graph: &Graph, roots: &[Root], types: usize) -> Dominated {
     largest.sort_unstable_by_key(|&(object, bytes)| (std::cmp::Reverse(bytes), object));
     largest.truncate(LARGEST);
     let type_of = |node: usize| graph.shape(object(node)).type_index as usize;
-    Dominated { by_type: by_type(&dominators, &bytes, types, &type_of), largest }
+    DominatedBytes { by_type: by_type(&dominators, &bytes, types, &type_of), largest }
 }
 
 /// Walks the tree of dominators and counts an object where no other of its type is above it.
@@ -211,13 +211,13 @@ impl Forest {
 #[cfg(test)]
 mod tests {
     use super::{Search, find};
-    use crate::graph::{Builder, Graph};
+    use crate::graph::{Graph, GraphBuilder};
     use crate::walk::{Root, RootKind};
     use proptest::{collection::vec, prop_assert_eq, proptest};
 
     /// Objects of 8 bytes more each, of two types by turns.
     fn graph(references: &[Vec<u32>], dependents: &[(u32, u32)]) -> Graph {
-        let mut builder = Builder::new(1 << 30);
+        let mut builder = GraphBuilder::new(1 << 30);
         let address = |object: u32| 0x1000 + u64::from(object) * 64;
         for (object, to) in (0..).zip(references) {
             builder.object(address(object), 24, object % 2, to.len() as u64).unwrap();

@@ -136,12 +136,12 @@ impl Graph {
 
 /// A graph while it comes in.
 #[derive(Debug)]
-pub struct Builder {
+pub struct GraphBuilder {
     limit_bytes: usize,
     /// What is kept besides and counts as its own.
     beside_bytes: usize,
     pieces: Pieces,
-    runs: Vec<Run>,
+    runs: Vec<AddressRun>,
     /// False when the next object begins a run.
     in_run: bool,
     shape_numbers: HashMap<Shape, u32, RandomState>,
@@ -156,7 +156,7 @@ pub struct Builder {
 
 /// Objects that came in order of their addresses, in one piece.
 #[derive(Clone, Copy, Debug)]
-struct Run {
+struct AddressRun {
     /// The first one's address as 32 bits.
     start: u32,
     /// The last one's.
@@ -165,7 +165,7 @@ struct Run {
     object: u32,
 }
 
-impl Builder {
+impl GraphBuilder {
     /// An empty one that may grow to `limit_bytes`.
     #[must_use]
     pub fn new(limit_bytes: usize) -> Self {
@@ -189,7 +189,7 @@ impl Builder {
     #[must_use]
     pub fn bytes(&self) -> usize {
         4 * (self.objects.len() + self.first.len() + self.references.len())
-            + size_of::<Run>() * self.runs.len()
+            + size_of::<AddressRun>() * self.runs.len()
             + 8 * self.dependents.len()
             // The table of numbers has a key, a value and a control byte, and is half empty at
             // worst.
@@ -239,7 +239,7 @@ impl Builder {
         });
         match continued {
             Some(run) => run.last = place,
-            None => self.runs.push(Run { start: place, last: place, object }),
+            None => self.runs.push(AddressRun { start: place, last: place, object }),
         }
         self.in_run = true;
         // A piece is large, and its one object may be small.
@@ -439,7 +439,7 @@ impl Pieces {
 
 #[cfg(test)]
 mod tests {
-    use super::{Builder, NOWHERE, NoGraph, PIECE_BYTES};
+    use super::{GraphBuilder, NOWHERE, NoGraph, PIECE_BYTES};
     use proptest::{collection::vec, prelude::any, prop_assert_eq, proptest};
     use std::collections::BTreeMap;
 
@@ -447,7 +447,7 @@ mod tests {
 
     #[test]
     fn references_find_objects_wherever_pieces_lie() {
-        let mut builder = Builder::new(LIMIT);
+        let mut builder = GraphBuilder::new(LIMIT);
         // A high piece first, then a low one, then the high one's rest.
         let addresses = [0x7f00_0000_0000, 0x7f00_0000_0018, 0x1000, 0x1020, 0x7f00_0000_0100];
         for address in addresses {
@@ -469,17 +469,17 @@ mod tests {
 
     #[test]
     fn what_cannot_be_kept_is_refused_with_the_reason() {
-        let mut wide = Builder::new(LIMIT);
+        let mut wide = GraphBuilder::new(LIMIT);
         let refused = (0..1 << 14).find_map(|piece| wide.reference(piece * PIECE_BYTES).err());
         assert_eq!(refused, Some(NoGraph::Wide));
-        let mut small = Builder::new(1 << 20);
+        let mut small = GraphBuilder::new(1 << 20);
         let refused = (0..1_000_000).find_map(|at| small.object(at * 24, 24, 0, 0).err());
         assert_eq!(refused, Some(NoGraph::Memory { limit_mib: 1 }));
-        let mut short = Builder::new(LIMIT);
+        let mut short = GraphBuilder::new(LIMIT);
         short.object(64, 24, 0, 2).unwrap();
         short.reference(64).unwrap();
         assert_eq!(short.finish(&mut []).unwrap_err(), NoGraph::Lost { lost: 1 });
-        let mut crossed = Builder::new(LIMIT);
+        let mut crossed = GraphBuilder::new(LIMIT);
         for address in [64, 640, 128, 1280] {
             crossed.object(address, 24, 0, 0).unwrap();
         }
@@ -491,7 +491,7 @@ mod tests {
         fn every_object_is_found_at_its_address(
             pieces in vec((any::<u16>(), vec(1u64..40, 1..200)), 1..6),
         ) {
-            let mut builder = Builder::new(LIMIT);
+            let mut builder = GraphBuilder::new(LIMIT);
             let mut expected = BTreeMap::new();
             for (piece, steps) in pieces {
                 let mut address = u64::from(piece) * PIECE_BYTES;

@@ -1,31 +1,31 @@
 //! What holds objects that weak handles watch: a survey for those few.
 
 use crate::graph::{Graph, NoGraph};
-use crate::paths::{self, Named, Paths};
-use crate::walk::Survey;
-use perfusion_dotnet::types::Type;
+use crate::paths::{self, NamedStep, RetentionPaths};
+use crate::walk::HeapSurvey;
+use perfusion_dotnet::types::RuntimeType;
 use perfusion_model::units::counted;
 use std::collections::HashMap;
 
 /// What was found.
 #[derive(Debug)]
-pub struct Held {
+pub struct RetainedObjects {
     /// All that was found.
-    pub survey: Survey,
-    paths: Paths,
+    pub survey: HeapSurvey,
+    paths: RetentionPaths,
     /// By handle the node at which its object ends. An object that died meanwhile has none.
     nodes: HashMap<u64, u32>,
 }
 
 /// In how many objects are held alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Way {
+pub struct RetentionPath {
     /// So many.
     pub objects: usize,
     node: u32,
 }
 
-impl Held {
+impl RetainedObjects {
     /// What the survey cost, and what it lacks, for people.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
@@ -40,13 +40,13 @@ impl Held {
 
     /// The ways in which the objects of these handles are held, most objects first.
     #[must_use]
-    pub fn ways(&self, handles: &[u64]) -> Vec<Way> {
+    pub fn ways(&self, handles: &[u64]) -> Vec<RetentionPath> {
         let mut counts: HashMap<u32, usize> = HashMap::new();
         for node in handles.iter().filter_map(|handle| self.nodes.get(handle)) {
             *counts.entry(*node).or_default() += 1;
         }
-        let mut ways: Vec<Way> =
-            counts.into_iter().map(|(node, objects)| Way { objects, node }).collect();
+        let mut ways: Vec<RetentionPath> =
+            counts.into_iter().map(|(node, objects)| RetentionPath { objects, node }).collect();
         ways.sort_by_key(|way| (std::cmp::Reverse(way.objects), way.node));
         ways
     }
@@ -65,15 +65,15 @@ impl Held {
 
     /// The steps of a way, from a root on.
     #[must_use]
-    pub fn steps(&self, way: Way) -> Vec<Named<'_>> {
-        self.paths.way(way.node).into_iter().map(|step| Named(&self.survey, step)).collect()
+    pub fn steps(&self, way: RetentionPath) -> Vec<NamedStep<'_>> {
+        self.paths.way(way.node).into_iter().map(|step| NamedStep(&self.survey, step)).collect()
     }
 
     /// Works it out of a survey.
     ///
     /// # Errors
     /// There is no graph, or no memory for the paths.
-    pub fn of(survey: Survey, limit_bytes: usize) -> Result<Self, String> {
+    pub fn of(survey: HeapSurvey, limit_bytes: usize) -> Result<Self, String> {
         let graph = survey.graph.as_ref().map_err(ToString::to_string)?;
         let needed = in_all(&survey, graph, paths::bytes_needed(graph));
         if needed > limit_bytes {
@@ -84,20 +84,21 @@ impl Held {
             ));
         }
         let (handles, objects): (Vec<u64>, Vec<u32>) = survey.watched.iter().copied().unzip();
-        let (paths, nodes) = Paths::find_with(graph, &survey.roots, &survey.lists(), &objects);
+        let (paths, nodes) =
+            RetentionPaths::find_with(graph, &survey.roots, &survey.lists(), &objects);
         let nodes = handles.into_iter().zip(nodes).collect();
         Ok(Self { survey, paths, nodes })
     }
 }
 
 /// Bytes of all that is kept, while so many more are needed.
-pub fn in_all(survey: &Survey, graph: &Graph, needed: usize) -> usize {
+pub fn in_all(survey: &HeapSurvey, graph: &Graph, needed: usize) -> usize {
     needed.saturating_add(graph.bytes()).saturating_add(survey.bytes_beside())
 }
 
 /// How long the process stood still for it, for people.
 #[must_use]
-pub fn pause(survey: &Survey) -> String {
+pub fn pause(survey: &HeapSurvey) -> String {
     let again = match survey.collections {
         several @ 2.. => format!(
             " by {several} collections: up to .NET 9 the runtime collects again when the survey \
@@ -109,7 +110,7 @@ pub fn pause(survey: &Survey) -> String {
 }
 
 /// What the survey lacks.
-pub fn notes(survey: &Survey) -> Vec<String> {
+pub fn notes(survey: &HeapSurvey) -> Vec<String> {
     let mut notes = Vec::new();
     let is_told = matches!(survey.graph, Err(NoGraph::Lost { .. }));
     if let Err(why) = &survey.graph {
@@ -124,7 +125,7 @@ pub fn notes(survey: &Survey) -> Vec<String> {
         };
         notes.push(format!("{} of the runtime missing: {what}", counted(survey.lost, "event")));
     }
-    let unnamed = |of: &&Type| of.objects > 0 && of.name.is_empty();
+    let unnamed = |of: &&RuntimeType| of.objects > 0 && of.name.is_empty();
     // The first takes what there is no room to tell apart.
     if let Some(rest) = survey.types.first().filter(|rest| rest.objects > 0) {
         notes.push(format!(
@@ -154,7 +155,7 @@ pub fn notes(survey: &Survey) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Held, NoGraph};
+    use super::{NoGraph, RetainedObjects};
 
     use crate::walk::tests::small;
 
@@ -164,7 +165,7 @@ mod tests {
         // Two handles watch the object that a static field holds, one what that holds, and one what
         // nobody does.
         survey.watched = vec![(0x10, 0), (0x18, 0), (0x20, 1), (0x28, 3)];
-        let held = Held::of(survey, 1 << 20).unwrap();
+        let held = RetainedObjects::of(survey, 1 << 20).unwrap();
         let shown = |handles: &[u64]| {
             let shown = |way| {
                 held.steps(way).iter().map(ToString::to_string).collect::<Vec<_>>().join(" > ")
@@ -185,7 +186,7 @@ mod tests {
 
     #[test]
     fn what_is_not_known_says_why() {
-        let why = |survey, limit| Held::of(survey, limit).unwrap_err();
+        let why = |survey, limit| RetainedObjects::of(survey, limit).unwrap_err();
         assert!(why(small(3), 1 << 20).contains("3 events of the walk are missing"));
         assert!(why(small(0), 1).contains("that takes 0 MiB"));
         let mut wide = small(0);

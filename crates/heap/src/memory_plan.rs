@@ -19,7 +19,7 @@ const FLOOR: u64 = BESIDE / 2;
 
 /// What a survey may take.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct MemoryPlan {
     /// The runtime's buffer, MiB.
     pub buffer_mib: u32,
     /// The survey ends early when fewer bytes than this are left; 0 where it is to go on whatever
@@ -44,14 +44,14 @@ pub fn plan(
     resident: u64,
     wanted_mib: u32,
     force: bool,
-) -> Result<Plan, TooLittle> {
-    let whole = Plan { buffer_mib: wanted_mib, floor_bytes: 0, note: None };
+) -> Result<MemoryPlan, TooLittle> {
+    let whole = MemoryPlan { buffer_mib: wanted_mib, floor_bytes: 0, note: None };
     let Some(headroom) = headroom else { return Ok(whole) };
     let beside = BESIDE + resident / PART;
     let needed = |buffer_mib: u32| (u64::from(buffer_mib) << 20) + beside;
     let floor_bytes = if force { 0 } else { FLOOR };
     if headroom.bytes >= needed(wanted_mib) {
-        return Ok(Plan { floor_bytes, ..whole });
+        return Ok(MemoryPlan { floor_bytes, ..whole });
     }
     let fits = u32::try_from(headroom.bytes.saturating_sub(beside) >> 20).unwrap_or(u32::MAX);
     let least = LEAST_BUFFER_MIB.min(wanted_mib);
@@ -65,7 +65,7 @@ pub fn plan(
          survey says so",
         mib(needed(buffer_mib))
     );
-    Ok(Plan { buffer_mib, floor_bytes, note: Some(note) })
+    Ok(MemoryPlan { buffer_mib, floor_bytes, note: Some(note) })
 }
 
 #[cfg(test)]

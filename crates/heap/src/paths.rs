@@ -10,10 +10,10 @@
 //! of a million is one node.
 
 use crate::graph::{Graph, NOWHERE};
-use crate::walk::{Root, RootKind, Survey};
+use crate::walk::{HeapSurvey, Root, RootKind};
 use foldhash::fast::RandomState;
 use perfusion_dotnet::declared::StaticField;
-use perfusion_dotnet::types::Type;
+use perfusion_dotnet::types::RuntimeType;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
@@ -30,7 +30,7 @@ pub type Lists = HashSet<u32, RandomState>;
 
 /// What stands at a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Step {
+pub enum PathStep {
     /// The root of all.
     Top,
     /// A kind of root, with the name of a static field.
@@ -50,9 +50,9 @@ pub enum Step {
 
 /// A node: all objects that are held in one way.
 #[derive(Clone, Debug)]
-pub struct Node {
+pub struct PathNode {
     /// What stands here.
-    pub step: Step,
+    pub step: PathStep,
     /// What holds it.
     pub parent: u32,
     /// Objects that end here.
@@ -70,12 +70,12 @@ pub fn bytes_needed(graph: &Graph) -> usize {
 
 /// The tree.
 #[derive(Debug)]
-pub struct Paths {
-    nodes: Vec<Node>,
-    numbers: HashMap<(u32, Step), u32, RandomState>,
+pub struct RetentionPaths {
+    nodes: Vec<PathNode>,
+    numbers: HashMap<(u32, PathStep), u32, RandomState>,
 }
 
-impl Paths {
+impl RetentionPaths {
     /// Finds the ways to all objects of a survey.
     #[must_use]
     pub fn find(graph: &Graph, roots: &[Root]) -> Self {
@@ -91,7 +91,7 @@ impl Paths {
         lists: &Lists,
         objects: &[u32],
     ) -> (Self, Vec<u32>) {
-        let top = Node { step: Step::Top, parent: 0, objects: 0, bytes: 0, depth: 0 };
+        let top = PathNode { step: PathStep::Top, parent: 0, objects: 0, bytes: 0, depth: 0 };
         let mut paths = Self { nodes: vec![top], numbers: HashMap::default() };
         // Node of each object, or NOWHERE before it is reached.
         let mut at = vec![NOWHERE; graph.len()];
@@ -100,7 +100,7 @@ impl Paths {
         // In order of kinds: what a static field refers to is held by it, whatever else refers to
         // it.
         for root in roots {
-            let parent = paths.child(0, Step::Root(root.kind, root.field));
+            let parent = paths.child(0, PathStep::Root(root.kind, root.field));
             paths.reach(graph, root.object, parent, &mut at, &mut reached);
         }
         let mut next = 0;
@@ -118,7 +118,7 @@ impl Paths {
             }
         }
         for (object, node) in (0..).zip(&mut at).filter(|(_, node)| **node == NOWHERE) {
-            let parent = paths.child(0, Step::Unreached);
+            let parent = paths.child(0, PathStep::Unreached);
             *node = paths.end(graph, object, parent);
         }
         let node = |object: &u32| at.get(*object as usize).copied().unwrap_or(0);
@@ -145,7 +145,7 @@ impl Paths {
         }
         for held in graph.dependents(object) {
             if at.get(held as usize) == Some(&NOWHERE) {
-                let handle = self.child(parent, Step::Dependent);
+                let handle = self.child(parent, PathStep::Dependent);
                 self.reach(graph, held, handle, at, reached);
             }
         }
@@ -201,7 +201,7 @@ impl Paths {
     /// Counts an object below what holds it.
     fn end(&mut self, graph: &Graph, object: u32, parent: u32) -> u32 {
         let shape = graph.shape(object);
-        let number = self.child(parent, Step::Type(shape.type_index));
+        let number = self.child(parent, PathStep::Type(shape.type_index));
         if let Some(node) = self.nodes.get_mut(number as usize) {
             node.objects += 1;
             node.bytes = node.bytes.saturating_add(shape.bytes());
@@ -209,7 +209,7 @@ impl Paths {
         number
     }
 
-    fn node(&self, number: u32) -> Option<&Node> {
+    fn node(&self, number: u32) -> Option<&PathNode> {
         self.nodes.get(number as usize)
     }
 
@@ -217,7 +217,7 @@ impl Paths {
         self.node(number).map_or(0, |node| node.parent)
     }
 
-    fn child(&mut self, parent: u32, step: Step) -> u32 {
+    fn child(&mut self, parent: u32, step: PathStep) -> u32 {
         if let Some(&known) = self.numbers.get(&(parent, step)) {
             return known;
         }
@@ -230,7 +230,7 @@ impl Paths {
     }
 
     /// The node one repetition up, if this step would end a second one.
-    fn folded(&self, parent: u32, step: Step) -> Option<u32> {
+    fn folded(&self, parent: u32, step: PathStep) -> Option<u32> {
         // The way to the new node, from its end.
         let mut way = vec![(NOWHERE, step)];
         let mut number = parent;
@@ -244,18 +244,18 @@ impl Paths {
             let repeats = last
                 .iter()
                 .zip(before)
-                .all(|((_, a), (_, b))| a == b && !matches!(a, Step::Root(..)));
+                .all(|((_, a), (_, b))| a == b && !matches!(a, PathStep::Root(..)));
             repeats.then(|| before.first().map(|&(number, _)| number))?
         })
     }
 
-    fn new_child(&mut self, parent: u32, step: Step) -> u32 {
+    fn new_child(&mut self, parent: u32, step: PathStep) -> u32 {
         let parent = match self.node(parent) {
             // Below the mark, which stands for any number of steps, lies what is deeper, side by
             // side.
             Some(node) if node.depth >= MAX_DEPTH => node.parent,
-            Some(node) if node.depth == MAX_DEPTH - 2 && step != Step::Deeper => {
-                self.child(parent, Step::Deeper)
+            Some(node) if node.depth == MAX_DEPTH - 2 && step != PathStep::Deeper => {
+                self.child(parent, PathStep::Deeper)
             }
             _ => parent,
         };
@@ -263,8 +263,8 @@ impl Paths {
             return known;
         }
         let is_full = self.nodes.len() >= MAX_NODES;
-        if is_full && (parent, step) != (0, Step::Further) {
-            let further = self.child(0, Step::Further);
+        if is_full && (parent, step) != (0, PathStep::Further) {
+            let further = self.child(0, PathStep::Further);
             if parent != further {
                 return self.child(further, step);
             }
@@ -272,19 +272,19 @@ impl Paths {
         // One of each type may come on top.
         let depth = self.node(parent).map_or(0, |node| node.depth + 1);
         let number = u32::try_from(self.nodes.len()).unwrap_or(0);
-        self.nodes.push(Node { step, parent, objects: 0, bytes: 0, depth });
+        self.nodes.push(PathNode { step, parent, objects: 0, bytes: 0, depth });
         self.numbers.insert((parent, step), number);
         number
     }
 
     /// Nodes where objects end, with their numbers.
-    pub fn ends(&self) -> impl Iterator<Item = (u32, &Node)> {
+    pub fn ends(&self) -> impl Iterator<Item = (u32, &PathNode)> {
         (0..).zip(&self.nodes).filter(|(_, node)| node.objects > 0)
     }
 
     /// The way to a node, from the root on.
     #[must_use]
-    pub fn way(&self, mut number: u32) -> Vec<Step> {
+    pub fn way(&self, mut number: u32) -> Vec<PathStep> {
         let mut way = Vec::new();
         while let Some(node) = self.node(number).filter(|_| number != 0) {
             way.push(node.step);
@@ -302,9 +302,9 @@ fn written(field: &str) -> &str {
 
 /// A step that is named when it is shown: a way has up to 256.
 #[derive(Clone, Copy)]
-pub struct Named<'a>(pub &'a Survey, pub Step);
+pub struct NamedStep<'a>(pub &'a HeapSurvey, pub PathStep);
 
-impl fmt::Display for Named<'_> {
+impl fmt::Display for NamedStep<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.step_name(self.1))
     }
@@ -330,24 +330,24 @@ const LISTS: [&str; 4] = [
     "System.Collections.Generic.LinkedListNode`1",
 ];
 
-impl Survey {
+impl HeapSurvey {
     /// The numbers of types that are nodes of lists.
     #[must_use]
     pub fn lists(&self) -> Lists {
-        let is_list = |(_, of): &(u32, &Type)| LISTS.contains(&of.open_name());
+        let is_list = |(_, of): &(u32, &RuntimeType)| LISTS.contains(&of.open_name());
         (0..).zip(&self.types).filter(is_list).map(|(number, _)| number).collect()
     }
 
     /// What a step is called.
     #[must_use]
-    pub fn step_name(&self, step: Step) -> String {
+    pub fn step_name(&self, step: PathStep) -> String {
         shortened(self.whole_step_name(step))
     }
 
-    fn whole_step_name(&self, step: Step) -> String {
+    fn whole_step_name(&self, step: PathStep) -> String {
         match step {
-            Step::Top => "root".to_owned(),
-            Step::Root(kind, field) => {
+            PathStep::Top => "root".to_owned(),
+            PathStep::Root(kind, field) => {
                 match field.and_then(|field| self.fields.get(field as usize)) {
                     Some(StaticField { name, class: Some(class), .. }) => {
                         let class = perfusion_model::pretty::type_name(class);
@@ -359,11 +359,11 @@ impl Survey {
                     _ => kind.name().to_owned(),
                 }
             }
-            Step::Type(number) => self.type_name(number),
-            Step::Dependent => "dependent handle (ConditionalWeakTable)".to_owned(),
-            Step::Unreached => "[not reached from a root]".to_owned(),
-            Step::Deeper => "[more steps than are kept]".to_owned(),
-            Step::Further => "[held in further ways]".to_owned(),
+            PathStep::Type(number) => self.type_name(number),
+            PathStep::Dependent => "dependent handle (ConditionalWeakTable)".to_owned(),
+            PathStep::Unreached => "[not reached from a root]".to_owned(),
+            PathStep::Deeper => "[more steps than are kept]".to_owned(),
+            PathStep::Further => "[held in further ways]".to_owned(),
         }
     }
 
@@ -381,14 +381,14 @@ impl Survey {
 
 #[cfg(test)]
 mod tests {
-    use super::{Paths, Step};
-    use crate::graph::Builder;
+    use super::{PathStep, RetentionPaths};
+    use crate::graph::GraphBuilder;
     use crate::walk::{Root, RootKind, tests::small};
 
     #[test]
     fn the_shortest_way_and_the_best_root_are_found() {
         let survey = small(0);
-        let paths = Paths::find(survey.graph.as_ref().unwrap(), &survey.roots);
+        let paths = RetentionPaths::find(survey.graph.as_ref().unwrap(), &survey.roots);
         let ways: Vec<(Vec<String>, u64)> = paths
             .ends()
             .map(|(number, node)| {
@@ -412,7 +412,7 @@ mod tests {
 
     /// Types of a chain of objects, each of which holds the next; and what its ways become.
     fn chain(types: &[u32]) -> Vec<(Vec<u32>, u64)> {
-        let mut builder = Builder::new(1 << 30);
+        let mut builder = GraphBuilder::new(1 << 30);
         for (at, &kind) in (1..).zip(types) {
             builder.object(at * 64, 24, kind, u64::from(at < types.len() as u64)).unwrap();
             if at > 1 {
@@ -420,13 +420,14 @@ mod tests {
             }
         }
         let graph = builder.finish(&mut []).unwrap();
-        let paths = Paths::find(&graph, &[Root { kind: RootKind::Other, field: None, object: 0 }]);
+        let paths =
+            RetentionPaths::find(&graph, &[Root { kind: RootKind::Other, field: None, object: 0 }]);
         paths.ends().map(|(number, node)| (types_of(paths.way(number)), node.objects)).collect()
     }
 
-    fn types_of(way: Vec<Step>) -> Vec<u32> {
+    fn types_of(way: Vec<PathStep>) -> Vec<u32> {
         way.into_iter()
-            .filter_map(|step| if let Step::Type(kind) = step { Some(kind) } else { None })
+            .filter_map(|step| if let PathStep::Type(kind) = step { Some(kind) } else { None })
             .collect()
     }
 
@@ -447,14 +448,14 @@ mod tests {
             (wrapper, &[3]),
         ];
         let at = |object: u64| (object + 1) * 64;
-        let mut builder = Builder::new(1 << 20);
+        let mut builder = GraphBuilder::new(1 << 20);
         for (number, (kind, held)) in (0..).zip(objects) {
             builder.object(at(number), 24, kind, held.len() as u64).unwrap();
             held.iter().for_each(|&held| builder.reference(at(held)).unwrap());
         }
         let graph = builder.finish(&mut []).unwrap();
         let root = |object| Root { kind: RootKind::Other, field: None, object };
-        let (paths, nodes) = Paths::find_with(
+        let (paths, nodes) = RetentionPaths::find_with(
             &graph,
             &[root(0), root(1)],
             &[timer].into_iter().collect(),

@@ -18,13 +18,13 @@ const ITSELF: usize = 48 << 20;
 const NICE: i32 = 5;
 
 /// The stream, as it came.
-pub struct Ahead {
+pub struct ReadAheadStream {
     pieces: Receiver<io::Result<Vec<u8>>>,
     piece: Vec<u8>,
     at: usize,
 }
 
-impl Ahead {
+impl ReadAheadStream {
     /// Begins to read `stream` on a thread of its own, as far ahead as a part of so much memory
     /// allows. It ends with the stream, or with the first that nobody takes any more.
     ///
@@ -64,7 +64,7 @@ impl Ahead {
     }
 }
 
-impl Read for Ahead {
+impl Read for ReadAheadStream {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         if self.at >= self.piece.len() {
             // The end of the stream is the end of the thread.
@@ -83,7 +83,7 @@ impl Read for Ahead {
 
 #[cfg(test)]
 mod tests {
-    use super::{Ahead, PIECE};
+    use super::{PIECE, ReadAheadStream};
     use std::io::{self, Read};
 
     /// So many bytes, a few at a time, then the end or an error.
@@ -108,10 +108,11 @@ mod tests {
         const BYTES: usize = PIECE * 2 + 7;
         let (mut sent, mut came) = (Vec::new(), Vec::new());
         Stream(BYTES, None).read_to_end(&mut sent).unwrap();
-        Ahead::of(Stream(BYTES, None), 0).unwrap().read_to_end(&mut came).unwrap();
+        ReadAheadStream::of(Stream(BYTES, None), 0).unwrap().read_to_end(&mut came).unwrap();
         assert!(sent == came && came.len() == BYTES);
         let mut broken =
-            Ahead::of(Stream(BYTES, Some(io::ErrorKind::ConnectionReset)), 1 << 30).unwrap();
+            ReadAheadStream::of(Stream(BYTES, Some(io::ErrorKind::ConnectionReset)), 1 << 30)
+                .unwrap();
         came.clear();
         assert_eq!(
             broken.read_to_end(&mut came).unwrap_err().kind(),

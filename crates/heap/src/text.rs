@@ -1,8 +1,8 @@
 //! A survey as text: types, roots, and what holds the largest types.
 
-use crate::dominators::Dominated;
-use crate::paths::{Named, Node, Paths, Step};
-use crate::walk::{RootKind, Survey};
+use crate::dominators::DominatedBytes;
+use crate::paths::{NamedStep, PathNode, PathStep, RetentionPaths};
+use crate::walk::{HeapSurvey, RootKind};
 use perfusion_model::units::{counted, grouped, human, percent};
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
@@ -17,11 +17,11 @@ const LARGEST: usize = 10;
 
 /// What was worked out of a survey, as far as it could be.
 #[derive(Debug)]
-pub struct Findings {
+pub struct SurveyFindings {
     /// The ways.
-    pub paths: Option<Paths>,
+    pub paths: Option<RetentionPaths>,
     /// What goes with what.
-    pub dominated: Option<Dominated>,
+    pub dominated: Option<DominatedBytes>,
 }
 
 fn amount(value: u64) -> i64 {
@@ -37,7 +37,7 @@ fn count(value: u64) -> String {
 }
 
 /// The whole text; at most `rows` types, and ways of so many of them.
-pub fn text(survey: &Survey, findings: &Findings, rows: usize) -> String {
+pub fn text(survey: &HeapSurvey, findings: &SurveyFindings, rows: usize) -> String {
     let mut text = String::new();
     let order = types(survey, findings, rows, &mut text);
     roots(survey, findings, &mut text);
@@ -56,7 +56,7 @@ pub fn text(survey: &Survey, findings: &Findings, rows: usize) -> String {
             let root = survey.roots.iter().find(|root| root.object == object);
             let root = root.map_or_else(
                 || "held in several ways".to_owned(),
-                |root| survey.step_name(Step::Root(root.kind, root.field)),
+                |root| survey.step_name(PathStep::Root(root.kind, root.field)),
             );
             writeln!(text, "{:>10}  {name}  ({root})", bytes(size)).ok();
         }
@@ -68,7 +68,12 @@ pub fn text(survey: &Survey, findings: &Findings, rows: usize) -> String {
 }
 
 /// The table of types; their numbers in its order.
-fn types(survey: &Survey, findings: &Findings, rows: usize, text: &mut String) -> Vec<u32> {
+fn types(
+    survey: &HeapSurvey,
+    findings: &SurveyFindings,
+    rows: usize,
+    text: &mut String,
+) -> Vec<u32> {
     let mut order: Vec<u32> = (0..)
         .zip(&survey.types)
         .filter(|(_, found)| found.objects > 0)
@@ -124,13 +129,13 @@ fn types(survey: &Survey, findings: &Findings, rows: usize, text: &mut String) -
 }
 
 /// The table of roots by kind.
-fn roots(survey: &Survey, findings: &Findings, text: &mut String) {
+fn roots(survey: &HeapSurvey, findings: &SurveyFindings, text: &mut String) {
     // What is reached first from each kind.
-    let mut reached: HashMap<Step, (u64, u64)> = HashMap::new();
-    for (number, node) in findings.paths.iter().flat_map(Paths::ends) {
+    let mut reached: HashMap<PathStep, (u64, u64)> = HashMap::new();
+    for (number, node) in findings.paths.iter().flat_map(RetentionPaths::ends) {
         let top = findings.paths.as_ref().and_then(|paths| paths.way(number).first().copied());
         let kind = match top {
-            Some(Step::Root(kind, _)) => Step::Root(kind, None),
+            Some(PathStep::Root(kind, _)) => PathStep::Root(kind, None),
             Some(step) => step,
             None => continue,
         };
@@ -146,7 +151,7 @@ fn roots(survey: &Survey, findings: &Findings, text: &mut String) {
         "roots"
     )
     .ok();
-    let mut line = |step: Step, roots: Option<u64>, name: &str| {
+    let mut line = |step: PathStep, roots: Option<u64>, name: &str| {
         let (objects, size) = reached.get(&step).copied().unwrap_or_default();
         if roots.unwrap_or(objects) == 0 {
             return;
@@ -161,10 +166,10 @@ fn roots(survey: &Survey, findings: &Findings, text: &mut String) {
         .ok();
     };
     for (kind, &roots) in RootKind::ALL.into_iter().zip(&survey.root_counts) {
-        line(Step::Root(kind, None), Some(roots), kind.name());
+        line(PathStep::Root(kind, None), Some(roots), kind.name());
     }
-    line(Step::Unreached, None, "not reached from a root");
-    line(Step::Further, None, "[held in further ways]");
+    line(PathStep::Unreached, None, "not reached from a root");
+    line(PathStep::Further, None, "[held in further ways]");
     let (dependents, weak) = (count(survey.dependents), count(survey.weak));
     writeln!(
         text,
@@ -175,10 +180,16 @@ fn roots(survey: &Survey, findings: &Findings, text: &mut String) {
 }
 
 /// The ways of the largest types.
-fn ways(survey: &Survey, paths: &Paths, order: &[u32], rows: usize, text: &mut String) {
-    let mut of_type: HashMap<u32, Vec<(u32, &Node)>> = HashMap::new();
+fn ways(
+    survey: &HeapSurvey,
+    paths: &RetentionPaths,
+    order: &[u32],
+    rows: usize,
+    text: &mut String,
+) {
+    let mut of_type: HashMap<u32, Vec<(u32, &PathNode)>> = HashMap::new();
     for (number, node) in paths.ends() {
-        if let Step::Type(kind) = node.step {
+        if let PathStep::Type(kind) = node.step {
             of_type.entry(kind).or_default().push((number, node));
         }
     }
@@ -212,7 +223,7 @@ fn ways(survey: &Survey, paths: &Paths, order: &[u32], rows: usize, text: &mut S
             let way = paths.way(*number);
             let share = percent(amount(node.bytes), amount(all));
             writeln!(text, "  {share} ({})", counted(node.objects, "object")).ok();
-            self::way(text, way.iter().map(|&step| Named(survey, step)));
+            self::way(text, way.iter().map(|&step| NamedStep(survey, step)));
         }
         if found.len() > shown.len() {
             writeln!(text, "  and {}", counted(found.len() - shown.len(), "other way")).ok();

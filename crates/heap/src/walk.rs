@@ -9,11 +9,11 @@
 //! `ClrEtwAll.man` and `eventtrace_gcheap.cpp` of dotnet/runtime. What a process sends is bounded,
 //! and believed about nothing but itself.
 
-use crate::graph::{Builder, Graph, NOWHERE, NoGraph};
+use crate::graph::{Graph, GraphBuilder, NOWHERE, NoGraph};
 use perfusion_dotnet::declared::StaticField;
-use perfusion_dotnet::fields::Fields;
-use perfusion_dotnet::nettrace::Event;
-use perfusion_dotnet::types::{Type, TypeBudget, Types};
+use perfusion_dotnet::fields::PayloadFields;
+use perfusion_dotnet::nettrace::NettraceEvent;
+use perfusion_dotnet::types::{RuntimeType, RuntimeTypes, TypeBudget};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -128,9 +128,9 @@ pub struct Root {
 
 /// What was found.
 #[derive(Debug)]
-pub struct Survey {
+pub struct HeapSurvey {
     /// Types by their numbers.
-    pub types: Vec<Type>,
+    pub types: Vec<RuntimeType>,
     /// Static fields by their numbers.
     pub fields: Vec<StaticField>,
     /// The graph, or why there is none.
@@ -159,7 +159,7 @@ pub struct Survey {
     pub lost: u64,
 }
 
-impl Survey {
+impl HeapSurvey {
     /// Objects of all types.
     #[must_use]
     pub fn objects(&self) -> u64 {
@@ -187,7 +187,7 @@ fn bytes_of(fields: &[StaticField], roots: &[Root]) -> usize {
 
 /// What the pause is worked out from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Mark {
+enum PauseMark {
     /// The runtime begins to stop the managed threads.
     Suspending,
     /// A full collection begins that was asked for.
@@ -198,7 +198,7 @@ enum Mark {
 
 /// Sorts of numbered events.
 #[derive(Clone, Copy)]
-enum Sort {
+enum BulkEvent {
     Roots,
     Dependents,
     Objects,
@@ -207,16 +207,16 @@ enum Sort {
 
 /// Takes the events.
 #[derive(Debug)]
-pub struct Walk {
+pub struct HeapWalk {
     /// The thread that walks, once it has begun.
     thread: Option<u64>,
     /// The walk has been followed by another one.
     is_over: bool,
-    marks: Vec<(u64, Mark)>,
-    types: Types,
+    marks: Vec<(u64, PauseMark)>,
+    types: RuntimeTypes,
     objects: u64,
     fields: Vec<StaticField>,
-    graph: Result<Builder, NoGraph>,
+    graph: Result<GraphBuilder, NoGraph>,
     /// With the object's place, to become its number.
     roots: Vec<Root>,
     root_counts: [u64; RootKind::ALL.len()],
@@ -231,7 +231,7 @@ pub struct Walk {
     malformed: u64,
 }
 
-impl Walk {
+impl HeapWalk {
     /// Takes events of a walk that has not begun. All that is kept of it may take so much memory.
     #[must_use]
     pub fn new(limit_bytes: usize) -> Self {
@@ -239,10 +239,10 @@ impl Walk {
             thread: None,
             is_over: false,
             marks: Vec::new(),
-            types: Types::new(TypeBudget::within(limit_bytes)),
+            types: RuntimeTypes::new(TypeBudget::within(limit_bytes)),
             objects: 0,
             fields: Vec::new(),
-            graph: Ok(Builder::new(limit_bytes)),
+            graph: Ok(GraphBuilder::new(limit_bytes)),
             roots: Vec::new(),
             root_counts: Default::default(),
             handles: Arc::default(),
@@ -272,7 +272,7 @@ impl Walk {
     /// stopped.
     #[must_use]
     pub fn has_stopped_threads(&self) -> bool {
-        self.has_begun() || self.marks.iter().any(|(_, mark)| *mark == Mark::Induced)
+        self.has_begun() || self.marks.iter().any(|(_, mark)| *mark == PauseMark::Induced)
     }
 
     /// True when there was a walk.
@@ -282,12 +282,12 @@ impl Walk {
     }
 
     /// Takes one event. Those that are not part of a walk are passed over.
-    pub fn event(&mut self, event: Event<'_>) {
-        let fields = Fields(event.payload);
+    pub fn event(&mut self, event: NettraceEvent<'_>) {
+        let fields = PayloadFields(event.payload);
         let understood = match event.id {
-            id::SUSPENDING => self.mark(event.time_ns, Mark::Suspending),
+            id::SUSPENDING => self.mark(event.time_ns, PauseMark::Suspending),
             id::GC_START => self.collection(fields, event.time_ns),
-            id::RESTARTED => self.mark(event.time_ns, Mark::Restarted),
+            id::RESTARTED => self.mark(event.time_ns, PauseMark::Restarted),
             // A type is told of when it is first met, in whatever walk that is.
             id::TYPES => self.types.learn(fields),
             id::ROOTS | id::DEPENDENT_HANDLES | id::OBJECTS | id::REFERENCES | id::STATICS => {
@@ -306,7 +306,7 @@ impl Walk {
         self.types.bytes() + bytes_of(&self.fields, &self.roots)
     }
 
-    fn step(&mut self, id: u32, fields: Fields<'_>) -> Option<()> {
+    fn step(&mut self, id: u32, fields: PayloadFields<'_>) -> Option<()> {
         match id {
             id::ROOTS => self.add_roots(fields),
             id::DEPENDENT_HANDLES => self.add_dependents(fields),
@@ -321,17 +321,17 @@ impl Walk {
         }
     }
 
-    fn mark(&mut self, time_ns: u64, mark: Mark) -> Option<()> {
+    fn mark(&mut self, time_ns: u64, mark: PauseMark) -> Option<()> {
         if self.marks.len() < MAX_MARKS {
             self.marks.push((time_ns, mark));
         }
         Some(())
     }
 
-    fn collection(&mut self, mut fields: Fields<'_>, time_ns: u64) -> Option<()> {
+    fn collection(&mut self, mut fields: PayloadFields<'_>, time_ns: u64) -> Option<()> {
         let [_number, generation, reason] = [fields.u32()?, fields.u32()?, fields.u32()?];
         if generation == OLDEST_GENERATION && reason == INDUCED {
-            self.mark(time_ns, Mark::Induced)?;
+            self.mark(time_ns, PauseMark::Induced)?;
         }
         Some(())
     }
@@ -343,9 +343,9 @@ impl Walk {
         let (mut pause_ns, mut collections, mut stopped, mut induced) = (0u64, 0u32, None, 0u32);
         for &(time_ns, mark) in &self.marks {
             match mark {
-                Mark::Suspending => (stopped, induced) = (Some(time_ns), 0),
-                Mark::Induced => induced += 1,
-                Mark::Restarted => {
+                PauseMark::Suspending => (stopped, induced) = (Some(time_ns), 0),
+                PauseMark::Induced => induced += 1,
+                PauseMark::Restarted => {
                     if let Some(begin) = stopped.take().filter(|_| induced > 0) {
                         pause_ns = pause_ns.saturating_add(time_ns - begin);
                         collections += induced;
@@ -358,7 +358,7 @@ impl Walk {
 
     /// Takes the number and the count of an event of a sort; the count is 0 for the first one of
     /// another walk.
-    fn expect(&mut self, sort: Sort, fields: &mut Fields<'_>) -> Option<u32> {
+    fn expect(&mut self, sort: BulkEvent, fields: &mut PayloadFields<'_>) -> Option<u32> {
         let (number, count, _runtime) = (fields.u32()?, fields.u32()?, fields.u16()?);
         let next = self.next.get_mut(sort as usize)?;
         if number == 0 && *next > 0 {
@@ -370,8 +370,8 @@ impl Walk {
         Some(count)
     }
 
-    fn add_objects(&mut self, mut fields: Fields<'_>) -> Option<()> {
-        let count = self.expect(Sort::Objects, &mut fields)?;
+    fn add_objects(&mut self, mut fields: PayloadFields<'_>) -> Option<()> {
+        let count = self.expect(BulkEvent::Objects, &mut fields)?;
         for _ in 0..count {
             let (address, bytes, id, references) =
                 (fields.u64()?, fields.u64()?, fields.u64()?, fields.u64()?);
@@ -388,8 +388,8 @@ impl Walk {
         Some(())
     }
 
-    fn add_references(&mut self, mut fields: Fields<'_>) -> Option<()> {
-        let count = self.expect(Sort::References, &mut fields)?;
+    fn add_references(&mut self, mut fields: PayloadFields<'_>) -> Option<()> {
+        let count = self.expect(BulkEvent::References, &mut fields)?;
         for _ in 0..count {
             let (address, _field) = (fields.u64()?, fields.u32()?);
             self.build(|graph| graph.reference(address));
@@ -397,8 +397,8 @@ impl Walk {
         Some(())
     }
 
-    fn add_roots(&mut self, mut fields: Fields<'_>) -> Option<()> {
-        let count = self.expect(Sort::Roots, &mut fields)?;
+    fn add_roots(&mut self, mut fields: PayloadFields<'_>) -> Option<()> {
+        let count = self.expect(BulkEvent::Roots, &mut fields)?;
         for _ in 0..count {
             let (address, kind, flags, id) =
                 (fields.u64()?, fields.u8()?, fields.u32()?, fields.u64()?);
@@ -427,8 +427,8 @@ impl Walk {
         }
     }
 
-    fn add_dependents(&mut self, mut fields: Fields<'_>) -> Option<()> {
-        let count = self.expect(Sort::Dependents, &mut fields)?;
+    fn add_dependents(&mut self, mut fields: PayloadFields<'_>) -> Option<()> {
+        let count = self.expect(BulkEvent::Dependents, &mut fields)?;
         for _ in 0..count {
             let (key, value, _id) = (fields.u64()?, fields.u64()?, fields.u64()?);
             if key != 0 && value != 0 {
@@ -439,7 +439,7 @@ impl Walk {
         Some(())
     }
 
-    fn add_statics(&mut self, mut fields: Fields<'_>) -> Option<()> {
+    fn add_statics(&mut self, mut fields: PayloadFields<'_>) -> Option<()> {
         let (count, _domain, _runtime) = (fields.u32()?, fields.u64()?, fields.u16()?);
         for _ in 0..count {
             let (_root, object, id, _flags) =
@@ -470,7 +470,7 @@ impl Walk {
         }
     }
 
-    fn build(&mut self, add: impl FnOnce(&mut Builder) -> Result<(), NoGraph>) {
+    fn build(&mut self, add: impl FnOnce(&mut GraphBuilder) -> Result<(), NoGraph>) {
         if let Ok(graph) = &mut self.graph
             && let Err(why) = add(graph)
         {
@@ -485,7 +485,7 @@ impl Walk {
 
     /// What was found; `lost` events of the stream are missing.
     #[must_use]
-    pub fn finish(mut self, lost: u64) -> Survey {
+    pub fn finish(mut self, lost: u64) -> HeapSurvey {
         let (pause, collections) = self.pause();
         let (mut roots, mut watched) = (self.roots, self.watched);
         let graph = self.graph.and_then(|graph| match (self.missing, self.malformed) {
@@ -510,7 +510,7 @@ impl Walk {
         watched.retain(|(_, object)| *object != NOWHERE);
         roots.sort_unstable();
         roots.dedup();
-        Survey {
+        HeapSurvey {
             type_bytes: self.types.bytes(),
             types: self.types.into_list(),
             fields: self.fields,
@@ -530,9 +530,9 @@ impl Walk {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::{Event, Root, RootKind, Survey, Walk, id};
+    use super::{HeapSurvey, HeapWalk, NettraceEvent, Root, RootKind, id};
     use crate::graph::NoGraph;
-    use crate::text::{Findings, text};
+    use crate::text::{SurveyFindings, text};
     use perfusion_dotnet::declared::StaticField;
     use std::sync::Arc;
 
@@ -566,11 +566,11 @@ pub(crate) mod tests {
         Payload(Vec::new())
     }
 
-    fn send(walk: &mut Walk, id: u32, time_ns: u64, payload: Payload) {
-        walk.event(Event { id, thread: 7, time_ns, payload: &payload.0 });
+    fn send(walk: &mut HeapWalk, id: u32, time_ns: u64, payload: Payload) {
+        walk.event(NettraceEvent { id, thread: 7, time_ns, payload: &payload.0 });
     }
 
-    fn collection(walk: &mut Walk, time_ns: u64, generation: u32) {
+    fn collection(walk: &mut HeapWalk, time_ns: u64, generation: u32) {
         send(
             walk,
             id::GC_START,
@@ -585,8 +585,8 @@ pub(crate) mod tests {
 
     /// A heap of four: a static field and a stack hold object 0, which holds 1 and itself; 1 is the
     /// key of 2; nobody holds 3.
-    pub(crate) fn small(objects_event: u32) -> Survey {
-        let mut walk = Walk::new(1 << 20);
+    pub(crate) fn small(objects_event: u32) -> HeapSurvey {
+        let mut walk = HeapWalk::new(1 << 20);
         let at = |object: u64| 0x10_0000 + object * 0x40;
         send(&mut walk, id::SUSPENDING, 1_000, payload().u32(1).u32(5).u16(0));
         // Of young objects.
@@ -613,9 +613,9 @@ pub(crate) mod tests {
         // Another thread's event, and the next walk; the collection's own event may come at any
         // time.
         let other = numbered(0, 1).u64(at(9)).u64(24).u64(77).u64(0).0;
-        walk.event(Event { id: id::OBJECTS, thread: 8, time_ns: 0, payload: &other });
+        walk.event(NettraceEvent { id: id::OBJECTS, thread: 8, time_ns: 0, payload: &other });
         send(&mut walk, id::STATICS, 0, payload().u32(0).u64(0).u16(0));
-        walk.event(Event { id: id::OBJECTS, thread: 7, time_ns: 0, payload: &other });
+        walk.event(NettraceEvent { id: id::OBJECTS, thread: 7, time_ns: 0, payload: &other });
         collection(&mut walk, 2_000, 2);
         assert!(walk.has_begun() && walk.objects() == 4);
         walk.finish(0)
@@ -652,7 +652,7 @@ pub(crate) mod tests {
 
     #[test]
     fn what_weak_handles_watch_is_known_of_those_that_were_asked_for() {
-        let mut walk = Walk::new(1 << 20).with_handles(Arc::new([0x500, 0x508].into()));
+        let mut walk = HeapWalk::new(1 << 20).with_handles(Arc::new([0x500, 0x508].into()));
         let at = |object: u64| 0x10_0000 + object * 0x40;
         let weak = |roots: Payload, object, handle| roots.u64(at(object)).u8(2).u32(2).u64(handle);
         // One that was not asked for, one of which nothing is left, one of what is no object, and
@@ -675,7 +675,7 @@ pub(crate) mod tests {
         assert_eq!(survey.graph.as_ref().unwrap_err(), &NoGraph::Lost { lost: 3 });
         assert_eq!((survey.objects(), survey.bytes(), survey.lost), (4, 152, 3));
         assert!(survey.roots.is_empty());
-        let mut walk = Walk::new(1 << 20);
+        let mut walk = HeapWalk::new(1 << 20);
         send(&mut walk, id::OBJECTS, 0, numbered(0, 9).u64(1));
         assert_eq!(walk.finish(0).graph.unwrap_err(), NoGraph::Disorder);
     }
@@ -684,7 +684,7 @@ pub(crate) mod tests {
     fn a_part_of_a_heap_is_called_one_whatever_else_there_was_no_room_for() {
         let mut survey = small(3);
         survey.graph = Err(NoGraph::Memory { limit_mib: 1 });
-        let findings = Findings { paths: None, dominated: None };
+        let findings = SurveyFindings { paths: None, dominated: None };
         let text = text(&survey, &findings, 10);
         assert!(text.starts_with("NOT ALL of the heap, 3 events or more are missing"), "{text}");
     }
@@ -692,19 +692,19 @@ pub(crate) mod tests {
     #[test]
     fn roots_and_types_have_no_more_room_than_all_may_take() {
         const LIMIT: usize = 1 << 20;
-        let mut walk = Walk::new(LIMIT);
+        let mut walk = HeapWalk::new(LIMIT);
         let roots = |count: u32| {
             let each = payload().u64(0x10_0000).u8(2).u32(0).u64(0).0;
             Payload([numbered(0, count).0, each.repeat(count as usize)].concat())
         };
         send(&mut walk, id::ROOTS, 0, roots(40_000));
         assert!(walk.graph.is_ok() && walk.bytes_beside() > LIMIT / 2);
-        let mut walk = Walk::new(LIMIT);
+        let mut walk = HeapWalk::new(LIMIT);
         send(&mut walk, id::ROOTS, 0, roots(60_000));
         assert_eq!(walk.graph.as_ref().unwrap_err(), &NoGraph::Memory { limit_mib: 1 });
         // Then there is no use for them.
         assert!(walk.bytes_beside() < 1024 && walk.root_counts[3] == 60_000);
-        let mut walk = Walk::new(LIMIT);
+        let mut walk = HeapWalk::new(LIMIT);
         for id in 1..100_000 {
             let types = payload()
                 .u32(1)

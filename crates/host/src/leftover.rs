@@ -14,14 +14,14 @@ const DIRECTORY_ENTRIES: usize = 65_536;
 
 /// How the files are called: `prefix`, 16 random hexadecimal digits, `suffix`.
 #[derive(Clone, Copy, Debug)]
-pub struct Naming {
+pub struct LockedFileName {
     /// Before the digits.
     pub prefix: &'static str,
     /// After the digits.
     pub suffix: &'static str,
 }
 
-impl Naming {
+impl LockedFileName {
     /// A name nobody can guess.
     ///
     /// # Errors
@@ -69,7 +69,7 @@ pub fn hold(file: impl AsFd) -> Result<bool, Errno> {
 /// and that nobody holds. Returns how many.
 pub fn sweep(
     directory: impl AsFd,
-    naming: Naming,
+    naming: LockedFileName,
     owners: &[u32],
     unlink: impl Fn(&str) -> Result<(), Errno>,
 ) -> usize {
@@ -98,11 +98,11 @@ fn remove(
 
 #[cfg(test)]
 mod tests {
-    use super::{Naming, hold};
+    use super::{LockedFileName, hold};
     use std::fs::File;
     use std::os::unix::fs::symlink;
 
-    const NAMING: Naming = Naming { prefix: "ours-", suffix: ".x" };
+    const NAMING: LockedFileName = LockedFileName { prefix: "ours-", suffix: ".x" };
 
     #[test]
     fn the_sweep_removes_what_a_crash_left_and_nothing_else() {

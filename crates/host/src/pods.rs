@@ -72,14 +72,14 @@ impl Pod {
 
 /// Which labels and annotations samples show.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Shown {
+pub struct ShownPodLabels {
     /// Keys of labels.
     pub labels: Vec<String>,
     /// Keys of annotations.
     pub annotations: Vec<String>,
 }
 
-impl Shown {
+impl ShownPodLabels {
     /// What samples of a container show.
     #[must_use]
     pub fn of(&self, pod: &Pod, container: Option<&str>) -> PodLabels {
@@ -109,19 +109,19 @@ impl Shown {
 /// The pods of this node.
 #[derive(Debug, Default)]
 pub struct Pods {
-    all: RwLock<All>,
+    all: RwLock<PodTable>,
 }
 
 #[derive(Debug, Default)]
-struct All {
-    by_uid: HashMap<String, Entry>,
-    shown: Arc<Shown>,
+struct PodTable {
+    by_uid: HashMap<String, PodEntry>,
+    shown: Arc<ShownPodLabels>,
     /// How often a pod came or became another.
     changes: u64,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct PodEntry {
     pod: Arc<Pod>,
     /// Since when it is gone.
     gone: Option<Instant>,
@@ -149,12 +149,12 @@ impl Pods {
 
     /// Which labels samples show.
     #[must_use]
-    pub fn shown(&self) -> Arc<Shown> {
+    pub fn shown(&self) -> Arc<ShownPodLabels> {
         Arc::clone(&self.read().shown)
     }
 
     /// They show these from now on.
-    pub fn show(&self, shown: Shown) {
+    pub fn show(&self, shown: ShownPodLabels) {
         self.write().shown = Arc::new(shown);
     }
 
@@ -190,16 +190,16 @@ impl Pods {
         }
     }
 
-    fn read(&self) -> std::sync::RwLockReadGuard<'_, All> {
+    fn read(&self) -> std::sync::RwLockReadGuard<'_, PodTable> {
         self.all.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> std::sync::RwLockWriteGuard<'_, All> {
+    fn write(&self) -> std::sync::RwLockWriteGuard<'_, PodTable> {
         self.all.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn put(all: &mut All, uid: String, pod: Pod) {
+fn put(all: &mut PodTable, uid: String, pod: Pod) {
     let full = all.by_uid.len() >= MOST;
     match all.by_uid.get_mut(&uid) {
         // Whoever makes a pod chooses its annotations, and by them it could say that it is this
@@ -220,20 +220,20 @@ fn put(all: &mut All, uid: String, pod: Pod) {
         }
         None if full => tracing::warn!("more than {MOST} pods: those beyond are not known"),
         None => {
-            all.by_uid.insert(uid, Entry { pod: Arc::new(pod), gone: None });
+            all.by_uid.insert(uid, PodEntry { pod: Arc::new(pod), gone: None });
             all.changes += 1;
         }
     }
 }
 
-fn forget(all: &mut All, now: Instant) {
+fn forget(all: &mut PodTable, now: Instant) {
     all.by_uid
         .retain(|_, entry| entry.gone.is_none_or(|gone| now.duration_since(gone) < KEEP_GONE));
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{KEEP_GONE, MOST, Pod, Pods, Shown};
+    use super::{KEEP_GONE, MOST, Pod, Pods, ShownPodLabels};
     use std::collections::{BTreeMap, HashMap};
     use std::time::Instant;
 
@@ -331,7 +331,8 @@ mod tests {
             ..pod("web")
         };
         let keys = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        let shown = Shown { labels: keys(&["team", "absent"]), annotations: keys(&["owner"]) };
+        let shown =
+            ShownPodLabels { labels: keys(&["team", "absent"]), annotations: keys(&["owner"]) };
         let of = |id: &str| {
             let labels = shown.of(&pod, Some(id)).shown;
             labels

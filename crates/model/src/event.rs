@@ -56,7 +56,7 @@ pub struct ThreadId {
 
 /// What a thread says it works for: a span of a trace, by ids as W3C Trace Context has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Span {
+pub struct TraceSpan {
     /// The trace.
     pub trace: [u8; 16],
     /// The span.
@@ -123,13 +123,13 @@ pub struct UserContext {
     /// True when the kernel had begun to end the thread. Its memory may have been gone.
     pub exiting: bool,
     /// Of a thread that was blocked then: how to find out whether it still is.
-    pub asleep: Option<Asleep>,
+    pub asleep: Option<BlockedThread>,
 }
 
 /// A thread that is blocked. While it has run no longer it is in the same place, and its stack is
 /// what it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asleep {
+pub struct BlockedThread {
     /// The thread.
     pub tid: u32,
     /// How long it has run in its life, by the scheduler's account; ns.
@@ -209,7 +209,7 @@ impl Event {
                 ShimEvent::TypeName { name, module, .. } => name.len() + module.len(),
                 ShimEvent::ThreadName { name, .. } => name.len(),
                 ShimEvent::Method(method) => {
-                    size_of::<Method>()
+                    size_of::<MethodBody>()
                         + method.name.len()
                         + method.module.len()
                         + size_of_val(&*method.ranges)
@@ -234,7 +234,7 @@ pub enum EventKind {
     /// A thread left the CPU and its stack was kept by the coin.
     WaitStart(WaitStart),
     /// The task iterator found a thread waiting.
-    Sleeper(Sleeper),
+    Sleeper(OffCpuThread),
     /// Somebody ended the blocked part of a wait whose `WaitStart` or `Sleeper` was sent.
     Wake(Wake),
     /// A thread whose `WaitStart` or `Sleeper` was sent got the CPU again.
@@ -298,7 +298,7 @@ pub struct CpuSample {
     /// Kernel return addresses, innermost first; empty when user code was interrupted.
     pub kernel: Vec<u64>,
     /// What it worked for, where it publishes that and was asked.
-    pub span: Option<Span>,
+    pub span: Option<TraceSpan>,
 }
 
 /// A thread gets another name, but for one that becomes another program.
@@ -353,12 +353,12 @@ pub struct WaitStart {
     /// One over the probability with which this stack was kept; at least 1.
     pub weight: f64,
     /// What it worked for, where it publishes that and was asked.
-    pub span: Option<Span>,
+    pub span: Option<TraceSpan>,
 }
 
 /// A wait in progress, seen from outside. It stands for itself alone, whatever the coin said of it.
 #[derive(Clone, Debug)]
-pub struct Sleeper {
+pub struct OffCpuThread {
     /// The thread.
     pub thread: ThreadId,
     /// Command name.
@@ -369,12 +369,12 @@ pub struct Sleeper {
     /// kernel does not say.
     pub off_cpu_ns: Option<u64>,
     /// `None` when its stack was sent before, with the `WaitStart` or an earlier `Sleeper`.
-    pub seen: Option<SleeperStack>,
+    pub seen: Option<OffCpuStack>,
 }
 
 /// What a sleeping thread is in the middle of.
 #[derive(Clone, Debug)]
-pub struct SleeperStack {
+pub struct OffCpuStack {
     /// User context; `None` for kernel threads.
     pub user: Option<Box<UserContext>>,
     /// Kernel return addresses, innermost first, without the scheduler's own.
@@ -386,7 +386,7 @@ pub struct SleeperStack {
     /// System call it is in, if any.
     pub syscall: Option<u32>,
     /// What it worked for.
-    pub span: Option<Span>,
+    pub span: Option<TraceSpan>,
 }
 
 /// How many exceptions and contentions one region has counted since this recorder reads it.
@@ -489,12 +489,12 @@ pub struct ThreadSnapshot {
     /// When it was looked at.
     pub at: MonotonicNs,
     /// The state it is in.
-    pub progress: Progress,
+    pub progress: ThreadProgress,
 }
 
 /// What a thread is in the middle of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum ThreadProgress {
     /// Running since then.
     OnCpu {
         /// Its switch-in.
@@ -544,7 +544,7 @@ pub struct RegionId(pub u32);
 
 /// Which heap an object went to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Heap {
+pub enum HeapKind {
     /// Small object heap.
     Small,
     /// Large object heap.
@@ -586,7 +586,7 @@ pub struct Allocation {
     /// Object size in bytes.
     pub size: u64,
     /// Which heap.
-    pub heap: Heap,
+    pub heap: HeapKind,
     /// How it was chosen.
     pub kind: AllocationKind,
     /// It was told of with the probability 2^-level.
@@ -640,7 +640,7 @@ pub struct Contention {
 
 /// Name and code of one managed method body.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Method {
+pub struct MethodBody {
     /// The address that was asked about.
     pub asked: u64,
     /// Module identity inside the process (ModuleID), with `token` and `instantiation` the
@@ -684,7 +684,7 @@ pub enum ShimEvent {
         module: String,
     },
     /// Answer to a name request.
-    Method(Box<Method>),
+    Method(Box<MethodBody>),
     /// The runtime does not know the address; the HRESULT says why.
     NoMethod {
         /// The address asked about.

@@ -63,9 +63,9 @@ pub fn thinned(n: u32) -> u32 {
 
 /// What rules leave out of a process that is recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct LeftOut(pub u32);
+pub struct ExcludedFeatures(pub u32);
 
-impl LeftOut {
+impl ExcludedFeatures {
     /// True when it goes without this.
     #[must_use]
     pub const fn has(self, feature: Feature) -> bool {

@@ -1,6 +1,6 @@
 //! What a value is counted under: the sample types and the label set. Plain data.
 
-use crate::event::Heap;
+use crate::event::HeapKind;
 use crate::stack::StackSpan;
 use crate::thread_role::RoleEvidence;
 use std::hash::{Hash, Hasher};
@@ -111,11 +111,11 @@ impl SampleType {
 
 /// Label value of a heap.
 #[must_use]
-pub const fn heap_name(heap: Heap) -> &'static str {
+pub const fn heap_name(heap: HeapKind) -> &'static str {
     match heap {
-        Heap::Small => "soh",
-        Heap::Large => "loh",
-        Heap::Pinned => "poh",
+        HeapKind::Small => "soh",
+        HeapKind::Large => "loh",
+        HeapKind::Pinned => "poh",
     }
 }
 
@@ -270,7 +270,7 @@ pub struct Labels {
     /// Its module, where the process has another type of that name.
     pub type_module: Option<Arc<str>>,
     /// Heap of the allocated object.
-    pub heap: Option<Heap>,
+    pub heap: Option<HeapKind>,
     /// Size of the objects, rounded down to a power of two, bytes (`aggregate::heap`).
     pub size_class: Option<u64>,
     /// How the runtime chose which objects to tell of.

@@ -31,7 +31,7 @@ pub fn managed(raw: &str) -> String {
     let shown = match segments.as_slice() {
         [.., owner, method] if method.text == "MoveNext" => {
             state_machine(owner.text).map(|(method, arguments)| {
-                let written = written(method, 0).unwrap_or_else(|| Written::plain(method));
+                let written = written(method, 0).unwrap_or_else(|| SourceName::plain(method));
                 format!(
                     "{}{}+async",
                     declaring(path, &segments, owner.start),
@@ -235,7 +235,7 @@ fn shown_type(levels: &[Level<'_>]) -> String {
         return machine.clone();
     }
     if let Some((method, "")) = state_machine(&last.name) {
-        let written = written(method, 0).unwrap_or_else(|| Written::plain(method));
+        let written = written(method, 0).unwrap_or_else(|| SourceName::plain(method));
         let declaring = without_closures(before);
         let dot = if declaring.is_empty() { "" } else { "." };
         return format!("{}{dot}{}+async", joined(declaring), written.show(&last.list()));
@@ -346,12 +346,12 @@ fn keyword(path: &str) -> Option<&'static str> {
 }
 
 /// A piece of a qualified name between `.`, `+` and `/`.
-struct Segment<'a> {
+struct NameSegment<'a> {
     text: &'a str,
     start: usize,
 }
 
-fn segments(path: &str) -> Vec<Segment<'_>> {
+fn segments(path: &str) -> Vec<NameSegment<'_>> {
     let mut segments = Vec::new();
     let (mut depth, mut start) = (0usize, 0);
     for (at, c) in path.char_indices() {
@@ -360,13 +360,13 @@ fn segments(path: &str) -> Vec<Segment<'_>> {
             '>' | ']' | ')' => depth = depth.saturating_sub(1),
             // `Type..ctor`: the second dot belongs to the method's name.
             '.' | '+' | '/' if depth == 0 && at > start => {
-                segments.push(Segment { text: &path[start..at], start });
+                segments.push(NameSegment { text: &path[start..at], start });
                 start = at + 1;
             }
             _ => {}
         }
     }
-    segments.push(Segment { text: &path[start..], start });
+    segments.push(NameSegment { text: &path[start..], start });
     segments
 }
 
@@ -386,7 +386,7 @@ fn split_parameters(name: &str) -> (&str, &str) {
 
 /// The type that declares what was written at byte `end` of `path`, with its dot: closure classes
 /// are left out.
-fn declaring<'a>(path: &'a str, segments: &[Segment<'_>], mut end: usize) -> Cow<'a, str> {
+fn declaring<'a>(path: &'a str, segments: &[NameSegment<'_>], mut end: usize) -> Cow<'a, str> {
     for segment in segments.iter().rev() {
         if segment.start < end {
             if !segment.text.starts_with("<>c") {
@@ -428,12 +428,12 @@ fn angled(text: &str) -> Option<(&str, &str)> {
 }
 
 /// A method as written, with the closures around the code.
-struct Written {
+struct SourceName {
     method: String,
     inner: String,
 }
 
-impl Written {
+impl SourceName {
     fn plain(method: &str) -> Self {
         Self {
             method: method.strip_suffix('$').unwrap_or(method).trim_matches(['<', '>']).to_owned(),
@@ -448,12 +448,12 @@ impl Written {
 
 /// `<Run>b__5_0` -> Run(…)+lambda, `<Run>g__Inner|0_1` -> Run(…)+Inner, `<Main>$` -> Main(…);
 /// nested ones from the outside in.
-fn written(method: &str, depth: usize) -> Option<Written> {
+fn written(method: &str, depth: usize) -> Option<SourceName> {
     let (inside, rest) = angled(method)?;
     if inside.is_empty() || depth > MAX_DEPTH {
         return None;
     }
-    let mut written = written(inside, depth + 1).unwrap_or_else(|| Written::plain(inside));
+    let mut written = written(inside, depth + 1).unwrap_or_else(|| SourceName::plain(inside));
     if rest.starts_with("b__") {
         written.inner.push_str("+lambda");
     } else if let Some(inner) = rest.strip_prefix("g__") {

@@ -1,6 +1,6 @@
 //! Interned stacks: each distinct sequence of frames is stored once.
 
-use crate::event::Span;
+use crate::event::TraceSpan;
 use crate::frame::{FrameKey, Marker};
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
@@ -27,7 +27,7 @@ const NO_ROOM: &[FrameKey] = &[FrameKey::Marker(Marker::Overflow)];
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StackSpan {
     /// This span.
-    Of(Span),
+    Of(TraceSpan),
     /// One of those that found no room.
     Other,
 }
@@ -95,7 +95,12 @@ impl StackTable {
 
     /// The id of `frames` of a thread of `pid` that was in this span, made if new; where there is
     /// no room for one more, that of the same frames in [`StackSpan::Other`].
-    pub fn intern_for(&mut self, frames: &[FrameKey], span: Option<Span>, pid: u32) -> StackId {
+    pub fn intern_for(
+        &mut self,
+        frames: &[FrameKey],
+        span: Option<TraceSpan>,
+        pid: u32,
+    ) -> StackId {
         let without = self.intern(frames);
         span.map_or(without, |span| self.in_span(without, StackSpan::Of(span), pid))
     }
@@ -238,7 +243,7 @@ const fn spans_in(room: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::{
-        FrameKey, LEAST_FRAMES, OVERHEAD, SPAN_PART, Span, StackId, StackSpan, StackTable,
+        FrameKey, LEAST_FRAMES, OVERHEAD, SPAN_PART, StackId, StackSpan, StackTable, TraceSpan,
     };
     use std::collections::HashSet;
 
@@ -284,8 +289,8 @@ mod tests {
         assert_eq!((table.fill(), table.room), (0.0, LEAST_FRAMES));
     }
 
-    const fn span(id: u8) -> Option<Span> {
-        Some(Span { trace: [1; 16], id: [id; 8] })
+    const fn span(id: u8) -> Option<TraceSpan> {
+        Some(TraceSpan { trace: [1; 16], id: [id; 8] })
     }
 
     /// Room in which there is a part for so many stacks of spans.
@@ -326,7 +331,7 @@ mod tests {
         let mut flood = |table: &mut StackTable, pid, count: usize| {
             let told = (0..count).filter(|_| {
                 new_span += 1;
-                let span = Span { trace: [1; 16], id: new_span.to_le_bytes() };
+                let span = TraceSpan { trace: [1; 16], id: new_span.to_le_bytes() };
                 let id = table.intern_for(&frames(0), Some(span), pid);
                 table.span(id) == Some(StackSpan::Of(span))
             });

@@ -5,31 +5,33 @@ use super::proto::{Function, Line, Location, Mapping, Profile, ValueType};
 use super::{KERNEL_MAPPING, MANAGED_MAPPING};
 use foldhash::fast::RandomState;
 use perfusion_model::frame::FrameKey;
-use perfusion_symbolize::{FunctionId, ImageResolver, Module, Symbol, Symbolizer, kernel, native};
+use perfusion_symbolize::{
+    FunctionId, ImageResolver, Symbol, SymbolModule, Symbolizer, kernel, native,
+};
 use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Identity of a location: an address, or a managed function.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Place {
+enum LocationKey {
     Address(FrameKey),
     Function(FunctionId),
 }
 
 /// Tables and the ids given so far. Ids are positions plus one.
-pub(super) struct Builder<'a> {
+pub(super) struct ProfileBuilder<'a> {
     symbolizer: &'a Symbolizer,
     directory: &'a dyn ImageResolver,
     strings: HashMap<Arc<str>, i64>,
     functions: HashMap<(i64, i64), u64>,
-    mappings: HashMap<Module, usize>,
+    mappings: HashMap<SymbolModule, usize>,
     /// Asked for every frame of every sample.
     frames: HashMap<FrameKey, u64, RandomState>,
-    places: HashMap<Place, u64>,
+    places: HashMap<LocationKey, u64>,
     profile: Profile,
 }
 
-impl<'a> Builder<'a> {
+impl<'a> ProfileBuilder<'a> {
     pub(super) fn new(symbolizer: &'a Symbolizer, directory: &'a dyn ImageResolver) -> Self {
         Self {
             symbolizer,
@@ -64,7 +66,7 @@ impl<'a> Builder<'a> {
             return id;
         }
         let symbol = self.symbolizer.symbol(frame);
-        let place = symbol.function.map_or(Place::Address(frame), Place::Function);
+        let place = symbol.function.map_or(LocationKey::Address(frame), LocationKey::Function);
         let id = match self.places.get(&place) {
             Some(&id) => id,
             None => {
@@ -105,7 +107,7 @@ impl<'a> Builder<'a> {
 
     fn function(&mut self, symbol: &Symbol) -> u64 {
         let name = self.string(&symbol.name);
-        let managed = matches!(symbol.module, Module::Managed(_) | Module::Jit);
+        let managed = matches!(symbol.module, SymbolModule::Managed(_) | SymbolModule::Jit);
         // Go's pprof takes a name with `<`, `[` or `::` that equals its system name for C++ and
         // cuts type arguments and parameters away (`looksLikeDemangledCPlusPlus`,
         // internal/symbolizer of google/pprof).
@@ -123,20 +125,20 @@ impl<'a> Builder<'a> {
     }
 
     /// Index of a module's mapping, made if new; `None` for what is no code.
-    pub(super) fn mapping(&mut self, module: &Module) -> Option<usize> {
+    pub(super) fn mapping(&mut self, module: &SymbolModule) -> Option<usize> {
         if let Some(&index) = self.mappings.get(module) {
             return Some(index);
         }
         let mut mapping = Mapping { has_functions: true, ..Mapping::default() };
         match module {
-            Module::Kernel => {
+            SymbolModule::Kernel => {
                 mapping.filename = self.string(KERNEL_MAPPING);
                 mapping.build_id = self.string(&kernel::build_id().map_or_else(String::new, hex));
             }
-            Module::Managed(name) => mapping.filename = self.string(name),
-            Module::Jit => mapping.filename = self.string(MANAGED_MAPPING),
-            Module::None => return None,
-            Module::Image(image) => {
+            SymbolModule::Managed(name) => mapping.filename = self.string(name),
+            SymbolModule::Jit => mapping.filename = self.string(MANAGED_MAPPING),
+            SymbolModule::None => return None,
+            SymbolModule::Image(image) => {
                 let image = self.directory.image(*image);
                 mapping.filename = self.string(&perfusion_model::text::clean(
                     image.map_or("[unknown image]", |image| image.path),

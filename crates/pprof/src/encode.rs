@@ -1,16 +1,16 @@
 //! Window -> gzipped pprof, and the way back. The only user of flate2.
 
-use super::builder::Builder;
+use super::builder::ProfileBuilder;
 use super::error::{PprofError, gunzip};
 use super::proto::{Label, Profile, Sample};
 use super::validate::{Checker, Invalid, validate};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use perfusion_aggregate::Window;
-use perfusion_aggregate::window::Entry;
+use perfusion_aggregate::window::WindowEntry;
 use perfusion_model::frame::ImageId;
 use perfusion_model::labels::{LabelValue, Labels, SampleType};
-use perfusion_symbolize::{ImageResolver, Module, Symbolizer};
+use perfusion_symbolize::{ImageResolver, SymbolModule, Symbolizer};
 use prost::Message;
 use prost::encoding::{WireType, encode_key};
 use std::io::Write;
@@ -23,7 +23,7 @@ const PIECE_BYTES: usize = 64 << 10;
 
 /// What a profile says about itself.
 #[derive(Clone, Debug)]
-pub struct About {
+pub struct ProfileInfo {
     /// When the window began.
     pub start: SystemTime,
     /// How long it was.
@@ -46,7 +46,7 @@ pub fn encode(
     window: &Window,
     symbolizer: &Symbolizer,
     directory: &dyn ImageResolver,
-    about: &About,
+    about: &ProfileInfo,
 ) -> Result<Vec<u8>, PprofError> {
     encode_entries(window.entries(), symbolizer, directory, about)
 }
@@ -56,12 +56,12 @@ pub fn encode(
 /// # Errors
 /// When the result would break a rule of the format, which is a fault of this program.
 pub fn encode_entries<'a>(
-    entries: impl IntoIterator<Item = Entry<'a>>,
+    entries: impl IntoIterator<Item = WindowEntry<'a>>,
     symbolizer: &Symbolizer,
     directory: &dyn ImageResolver,
-    about: &About,
+    about: &ProfileInfo,
 ) -> Result<Vec<u8>, PprofError> {
-    let mut builder = Builder::new(symbolizer, directory);
+    let mut builder = ProfileBuilder::new(symbolizer, directory);
     head(&mut builder, about);
     let mut checker = Checker::default();
     let mut output = GzEncoder::new(Vec::new(), Compression::fast());
@@ -92,12 +92,12 @@ pub fn encode_entries<'a>(
 /// # Errors
 /// When the result would break a rule of the format, which is a fault of this program.
 pub fn message<'a>(
-    entries: impl IntoIterator<Item = Entry<'a>>,
+    entries: impl IntoIterator<Item = WindowEntry<'a>>,
     symbolizer: &Symbolizer,
     directory: &dyn ImageResolver,
-    about: &About,
+    about: &ProfileInfo,
 ) -> Result<Profile, PprofError> {
-    let mut builder = Builder::new(symbolizer, directory);
+    let mut builder = ProfileBuilder::new(symbolizer, directory);
     head(&mut builder, about);
     let mut checker = Checker::default();
     let mut carry = [0.0; SampleType::COUNT];
@@ -129,8 +129,8 @@ pub fn pack(profile: &Profile) -> Result<Vec<u8>, PprofError> {
 /// Makes the sample of an entry; false when all its values are zero.
 fn fill(
     sample: &mut Sample,
-    entry: Entry<'_>,
-    builder: &mut Builder<'_>,
+    entry: WindowEntry<'_>,
+    builder: &mut ProfileBuilder<'_>,
     carry: &mut [f64; SampleType::COUNT],
 ) -> bool {
     sample.value.clear();
@@ -149,7 +149,7 @@ fn fill(
 }
 
 /// Everything that does not depend on samples.
-fn head(builder: &mut Builder<'_>, about: &About) {
+fn head(builder: &mut ProfileBuilder<'_>, about: &ProfileInfo) {
     let sample_type = SampleType::ALL
         .map(|sample_type| builder.value_type(sample_type.name(), sample_type.unit()))
         .to_vec();
@@ -160,7 +160,7 @@ fn head(builder: &mut Builder<'_>, about: &About) {
         .map(|comment| builder.string(&perfusion_model::text::clean(comment)))
         .collect();
     if let Some(image) = about.main_image {
-        builder.mapping(&Module::Image(image));
+        builder.mapping(&SymbolModule::Image(image));
     }
     let since_epoch = about.start.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let profile = builder.profile();
@@ -187,7 +187,7 @@ fn round(value: f64, carry: &mut f64) -> i64 {
     rounded
 }
 
-fn labels(builder: &mut Builder<'_>, labels: &Labels, encoded: &mut Vec<Label>) {
+fn labels(builder: &mut ProfileBuilder<'_>, labels: &Labels, encoded: &mut Vec<Label>) {
     labels.each(|name, value| {
         let key = builder.string(name);
         encoded.push(match value {

@@ -22,7 +22,7 @@ pub enum PprofError {
     Invalid(#[from] Invalid),
     /// A reader of profiles refuses it.
     #[error("no profile that can be read: {0}")]
-    Refused(#[from] Refusal),
+    Refused(#[from] ReadRefusal),
     /// Its names and locations take more memory than there is for them.
     #[error("its names and locations take more than {0} bytes of memory, the limit for them")]
     LargeTables(usize),
@@ -33,7 +33,7 @@ pub enum PprofError {
 
 /// Why pprof refuses a profile; its own words are in brackets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum ReadRefusal {
     /// No bytes.
     #[error("nothing (pprof: empty input file)")]
     Empty,

@@ -33,8 +33,8 @@ pub mod split;
 pub mod stream;
 pub mod validate;
 
-pub use encode::{About, decode, encode, encode_entries, message, pack, unpack};
-pub use error::{PprofError, Refusal};
+pub use encode::{ProfileInfo, decode, encode, encode_entries, message, pack, unpack};
+pub use error::{PprofError, ReadRefusal};
 pub use validate::{Invalid, validate};
 
 /// Begins the comment that a runtime cannot tell of live objects.

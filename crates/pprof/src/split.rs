@@ -16,7 +16,7 @@ const TAG_BYTES: usize = 1;
 
 /// How long a part may be.
 #[derive(Clone, Copy, Debug)]
-pub struct Bounds {
+pub struct PartBounds {
     /// Most samples.
     pub samples: usize,
     /// Most bytes before compression.
@@ -27,7 +27,7 @@ pub struct Bounds {
 
 /// Which labels samples keep.
 #[derive(Clone, Copy)]
-pub struct Kept<'a> {
+pub struct KeptLabels<'a> {
     /// Their new names by the old ones. No two new names are the same.
     pub names: &'a BTreeMap<&'a str, String>,
     /// What is kept of a value.
@@ -40,16 +40,16 @@ pub struct Splitter<'a> {
     locations: HashMap<u64, &'a Location>,
     functions: HashMap<u64, &'a Function>,
     mappings: HashMap<u64, &'a Mapping>,
-    bounds: Bounds,
-    kept: Kept<'a>,
-    part: Part<'a>,
+    bounds: PartBounds,
+    kept: KeptLabels<'a>,
+    part: ProfilePart<'a>,
     dropped_samples: u64,
 }
 
 impl<'a> Splitter<'a> {
     /// Of a profile whose own samples, if it has any, are ignored.
     #[must_use]
-    pub fn new(whole: &'a Profile, bounds: Bounds, kept: Kept<'a>) -> Self {
+    pub fn new(whole: &'a Profile, bounds: PartBounds, kept: KeptLabels<'a>) -> Self {
         Self {
             whole,
             locations: whole.location.iter().map(|location| (location.id, location)).collect(),
@@ -57,7 +57,7 @@ impl<'a> Splitter<'a> {
             mappings: whole.mapping.iter().map(|mapping| (mapping.id, mapping)).collect(),
             bounds,
             kept,
-            part: Part::new(whole),
+            part: ProfilePart::new(whole),
             dropped_samples: 0,
         }
     }
@@ -71,7 +71,7 @@ impl<'a> Splitter<'a> {
             self.add_alone(sample);
             return None;
         }
-        let full = std::mem::replace(&mut self.part, Part::new(self.whole));
+        let full = std::mem::replace(&mut self.part, ProfilePart::new(self.whole));
         if !self.fits(sample, false) {
             self.add_alone(sample);
         }
@@ -194,7 +194,7 @@ fn text(whole: &Profile, index: i64) -> &str {
 }
 
 /// A part while it is made.
-struct Part<'a> {
+struct ProfilePart<'a> {
     /// All but samples and tables.
     head: Profile,
     strings: Vec<&'a str>,
@@ -213,7 +213,7 @@ struct Part<'a> {
 }
 
 /// How far a part had come.
-struct Mark {
+struct PartMark {
     strings: usize,
     locations: usize,
     functions: usize,
@@ -221,7 +221,7 @@ struct Mark {
     bytes: usize,
 }
 
-impl<'a> Part<'a> {
+impl<'a> ProfilePart<'a> {
     fn new(whole: &'a Profile) -> Self {
         let mut part = Self {
             head: Profile::default(),
@@ -287,8 +287,8 @@ impl<'a> Part<'a> {
         true
     }
 
-    fn mark(&self) -> Mark {
-        Mark {
+    fn mark(&self) -> PartMark {
+        PartMark {
             strings: self.strings.len(),
             locations: self.locations.len(),
             functions: self.functions.len(),
@@ -297,7 +297,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    fn back_to(&mut self, mark: &Mark) {
+    fn back_to(&mut self, mark: &PartMark) {
         for text in self.strings.drain(mark.strings..) {
             self.known_strings.remove(text);
         }
@@ -331,7 +331,7 @@ mod tests {
         Function, Label, Line, Location, Mapping, Profile, Sample, ValueType,
     };
     use super::super::validate;
-    use super::{Bounds, Kept, Splitter};
+    use super::{KeptLabels, PartBounds, Splitter};
     use prost::Message as _;
     use std::collections::BTreeMap;
 
@@ -341,7 +341,7 @@ mod tests {
         dropped_samples: u64,
     }
 
-    fn split_keeping(whole: &Profile, bounds: Bounds, kept: Kept<'_>) -> Split {
+    fn split_keeping(whole: &Profile, bounds: PartBounds, kept: KeptLabels<'_>) -> Split {
         let mut splitter = Splitter::new(whole, bounds, kept);
         let mut parts: Vec<Profile> =
             whole.sample.iter().filter_map(|sample| splitter.add(sample)).collect();
@@ -352,8 +352,8 @@ mod tests {
 
     fn split(whole: &Profile, samples: usize, bytes: usize) -> Split {
         let names = BTreeMap::new();
-        let bounds = Bounds { samples, bytes, lone_bytes: bytes };
-        split_keeping(whole, bounds, Kept { names: &names, cut: |text| text })
+        let bounds = PartBounds { samples, bytes, lone_bytes: bytes };
+        split_keeping(whole, bounds, KeptLabels { names: &names, cut: |text| text })
     }
 
     /// So many samples, each with a location, a function and a name of its own below one that all
@@ -445,8 +445,8 @@ mod tests {
         let mut whole = profile(5);
         whole.string_table[9] = "x".repeat(5000);
         let names = BTreeMap::new();
-        let bounds = Bounds { samples: 10, bytes: 1000, lone_bytes: 6000 };
-        let split = split_keeping(&whole, bounds, Kept { names: &names, cut: |text| text });
+        let bounds = PartBounds { samples: 10, bytes: 1000, lone_bytes: 6000 };
+        let split = split_keeping(&whole, bounds, KeptLabels { names: &names, cut: |text| text });
         let samples: Vec<usize> = split.parts.iter().map(|part| part.sample.len()).collect();
         assert_eq!((samples, split.dropped_samples), (vec![2, 1, 2], 0));
         assert_eq!(split.parts.iter().map(sum).sum::<i64>(), sum(&whole));
@@ -514,9 +514,9 @@ mod tests {
         validate(&whole).unwrap();
         let kept =
             BTreeMap::from([("k8s.pod.name", "k8s_pod_name".to_owned()), ("x", "x".to_owned())]);
-        let bounds = Bounds { samples: 100, bytes: 1 << 20, lone_bytes: 1 << 20 };
+        let bounds = PartBounds { samples: 100, bytes: 1 << 20, lone_bytes: 1 << 20 };
         let narrow = |kept: &BTreeMap<&str, String>| {
-            let kept = Kept { names: kept, cut: |text| &text[..text.len().min(4)] };
+            let kept = KeptLabels { names: kept, cut: |text| &text[..text.len().min(4)] };
             let mut parts = split_keeping(&whole, bounds, kept).parts;
             assert_eq!(parts.len(), 1);
             parts.remove(0)

@@ -25,8 +25,8 @@ const ENTRY_BYTES: usize = 96;
 pub fn tables(packed: &[u8], most_bytes: usize) -> Result<(Profile, usize), PprofError> {
     let (mut profile, mut bytes, mut one) = (Profile::default(), 0_usize, Vec::new());
     fields(packed, |field, source| {
-        let Field::Bytes { number, length } = field else {
-            let Field::Number { number, value } = field else {
+        let FieldHeader::Bytes { number, length } = field else {
+            let FieldHeader::Number { number, value } = field else {
                 return Ok(ControlFlow::Continue(()));
             };
             one.clear();
@@ -68,7 +68,9 @@ pub fn samples<E: From<PprofError>>(
 ) -> Result<(), E> {
     let (mut position, mut one, mut failed) = (0_u64, Vec::new(), None);
     let read = fields(packed, |field, source| {
-        let Field::Bytes { number, length } = field else { return Ok(ControlFlow::Continue(())) };
+        let FieldHeader::Bytes { number, length } = field else {
+            return Ok(ControlFlow::Continue(()));
+        };
         if number != SAMPLE_FIELD || position < first {
             position += u64::from(number == SAMPLE_FIELD);
             io::copy(&mut source.take(length), &mut io::sink())?;
@@ -95,7 +97,7 @@ pub fn unpacked_bytes(packed: &[u8]) -> usize {
 }
 
 /// What stands in front of a field's bytes.
-enum Field {
+enum FieldHeader {
     Bytes { number: u64, length: u64 },
     Number { number: u64, value: u64 },
     Other,
@@ -103,7 +105,7 @@ enum Field {
 
 fn fields(
     packed: &[u8],
-    mut each: impl FnMut(Field, &mut dyn BufRead) -> Result<ControlFlow<()>, PprofError>,
+    mut each: impl FnMut(FieldHeader, &mut dyn BufRead) -> Result<ControlFlow<()>, PprofError>,
 ) -> Result<(), PprofError> {
     let mut source: Box<dyn BufRead> = if packed.starts_with(&[0x1f, 0x8b]) {
         Box::new(BufReader::with_capacity(PIECE_BYTES, MultiGzDecoder::new(packed)))
@@ -114,14 +116,14 @@ fn fields(
         let key = varint(&mut *source)?;
         let number = key >> 3;
         let field = match key & 7 {
-            0 => Field::Number { number, value: varint(&mut *source)? },
-            2 => Field::Bytes { number, length: varint(&mut *source)? },
+            0 => FieldHeader::Number { number, value: varint(&mut *source)? },
+            2 => FieldHeader::Bytes { number, length: varint(&mut *source)? },
             kind @ (1 | 5) => {
                 let skipped = io::copy(
                     &mut (&mut *source).take(if kind == 1 { 8 } else { 4 }),
                     &mut io::sink(),
                 );
-                skipped.map(|_| Field::Other)?
+                skipped.map(|_| FieldHeader::Other)?
             }
             kind => return Err(broken(&format!("a field of wire type {kind}")).into()),
         };

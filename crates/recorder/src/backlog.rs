@@ -12,12 +12,12 @@ const RINGS: usize = 2;
 
 /// Bytes of events that were drained and are not processed yet; shared by both ends.
 #[derive(Clone, Debug)]
-pub struct Backlog {
+pub struct EventBacklog {
     bytes: Arc<AtomicUsize>,
     most: usize,
 }
 
-impl Backlog {
+impl EventBacklog {
     /// Of what comes through a ring of this size.
     #[must_use]
     pub fn of_ring(bytes: u32) -> Self {
@@ -46,7 +46,7 @@ impl Backlog {
 
 #[cfg(test)]
 mod tests {
-    use super::{Backlog, RINGS};
+    use super::{EventBacklog, RINGS};
     use perfusion_model::event::{CpuSample, Event, EventKind, MonotonicNs, ThreadId, UserContext};
 
     #[test]
@@ -61,7 +61,7 @@ mod tests {
         };
         let event = Event { time: MonotonicNs(0), kind: EventKind::CpuSample(sample) };
         let batch = vec![event; (16 << 20) / (32 << 10)];
-        let collector = Backlog::of_ring(16 << 20);
+        let collector = EventBacklog::of_ring(16 << 20);
         let processor = collector.clone();
         let mut held = Vec::new();
         while !collector.is_full() {

@@ -2,17 +2,17 @@
 //! It never waits for the processor: when too much is on its way it holds what it has, drains no
 //! more, and the rings count what they drop.
 
-use super::backlog::Backlog;
-use super::commands::Inbox;
-use super::commands::{Command, Look};
+use super::backlog::EventBacklog;
+use super::commands::CommandReceiver;
+use super::commands::{CollectorCommand, CollectorStatus};
 use super::heartbeat::Heartbeat;
-use super::rate_controller::{Due, Found, RateController};
+use super::rate_controller::{DrainRateController, Due, RoundResult};
 use perfusion_model::event::IncidentCounts;
 use perfusion_model::event::{Event, MonotonicNs, ThreadSnapshot};
-use perfusion_sources::Rates;
+use perfusion_sources::SourceRates;
 use perfusion_sources::kernel::KernelSource;
-use perfusion_sources::kernel::threads::Look as ThreadLook;
-use perfusion_sources::order::Order;
+use perfusion_sources::kernel::threads::ThreadScan as ThreadLook;
+use perfusion_sources::order::EventOrder;
 use perfusion_sources::shim::{INCIDENT_COUNTERS, ShimLimits, ShimSource};
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{SyncSender, TryRecvError, TrySendError};
@@ -27,7 +27,7 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 
 /// What the collector hands on.
 #[derive(Debug)]
-pub enum Batch {
+pub enum CollectorBatch {
     /// Events in time order, and what they take of the backlog.
     Events(Vec<Event>, usize),
     /// A window ends: the threads' times. Events of the time before may still follow.
@@ -53,7 +53,7 @@ pub struct KernelTotals<T> {
     /// The same by the wall clock.
     pub wall: SystemTime,
     /// In force until then.
-    pub rates: Rates,
+    pub rates: SourceRates,
     /// Every living thread's exact times; at the end of a window before /proc is asked about them.
     pub threads: T,
     /// Counters of the probes and of perf's rings: name and value.
@@ -63,21 +63,21 @@ pub struct KernelTotals<T> {
 }
 
 /// The collector's state; [`Collector::run`] is its thread.
-pub struct Collector {
+pub struct EventCollector {
     kernel: Option<KernelSource>,
     shims: ShimSource,
-    order: Order,
-    held: VecDeque<Batch>,
-    backlog: Backlog,
+    order: EventOrder,
+    held: VecDeque<CollectorBatch>,
+    backlog: EventBacklog,
     paused_rounds: u64,
-    pace: RateController,
+    pace: DrainRateController,
     finishes: bool,
-    out: SyncSender<Batch>,
-    commands: Inbox,
+    out: SyncSender<CollectorBatch>,
+    commands: CommandReceiver,
     /// When the last thread was looked at for a cut whose events are still on their way.
     cut_until: Option<MonotonicNs>,
     /// A cut that was asked for meanwhile, with its rates: it follows.
-    cut_next: Option<Option<Rates>>,
+    cut_next: Option<Option<SourceRates>>,
     pulse: Heartbeat,
     /// Counters of exceptions and contentions when the kernel was closed: the profile covers no
     /// more.
@@ -86,25 +86,25 @@ pub struct Collector {
     leave_within: Duration,
 }
 
-impl Collector {
+impl EventCollector {
     /// Joins the sources to the two channels.
     #[must_use]
     pub(super) fn new(
         kernel: KernelSource,
         shims: ShimSource,
-        backlog: Backlog,
-        out: SyncSender<Batch>,
-        commands: Inbox,
+        backlog: EventBacklog,
+        out: SyncSender<CollectorBatch>,
+        commands: CommandReceiver,
         pulse: Heartbeat,
     ) -> Self {
         Self {
             kernel: Some(kernel),
             shims,
-            order: Order::default(),
+            order: EventOrder::default(),
             held: VecDeque::new(),
             backlog,
             paused_rounds: 0,
-            pace: RateController::new(Instant::now()),
+            pace: DrainRateController::new(Instant::now()),
             finishes: false,
             out,
             commands,
@@ -125,7 +125,7 @@ impl Collector {
     pub fn run(mut self) {
         loop {
             self.pulse.beat();
-            let mut found = Found::default();
+            let mut found = RoundResult::default();
             if self.backlog.is_full() {
                 self.paused_rounds += 1;
                 self.shims.beat();
@@ -177,34 +177,34 @@ impl Collector {
     }
 
     /// Answers whether something may follow that should be seen soon.
-    fn carry_out(&mut self, command: Command) -> bool {
+    fn carry_out(&mut self, command: CollectorCommand) -> bool {
         match command {
-            Command::Ask(questions) => {
+            CollectorCommand::Ask(questions) => {
                 questions.put_to(&mut self.shims);
                 self.shims.send_questions();
                 // They are on their way, and the answers are in no hurry.
                 return false;
             }
-            Command::Watch(pid) => self.shims.watch(pid),
-            Command::Leave(pid) => self.shims.leave(pid),
-            Command::Wish(pid, wishes, names) => self.shims.wish(pid, wishes, names),
-            Command::Cut(rates) => self.cut(rates),
-            Command::Cgroups(cgroups) => self.select(cgroups),
-            Command::Look(answer) => {
+            CollectorCommand::Watch(pid) => self.shims.watch(pid),
+            CollectorCommand::Leave(pid) => self.shims.leave(pid),
+            CollectorCommand::Wish(pid, wishes, names) => self.shims.wish(pid, wishes, names),
+            CollectorCommand::Cut(rates) => self.cut(rates),
+            CollectorCommand::Cgroups(cgroups) => self.select(cgroups),
+            CollectorCommand::Look(answer) => {
                 // Fails only when nobody waits for the answer any more.
                 answer.try_send(self.look()).ok();
                 return false;
             }
-            Command::CloseKernel => self.close_kernel(),
-            Command::Finish => self.finishes = true,
+            CollectorCommand::CloseKernel => self.close_kernel(),
+            CollectorCommand::Finish => self.finishes = true,
         }
         true
     }
 
     /// Drains all sources once.
-    fn round(&mut self) -> Found {
+    fn round(&mut self) -> RoundResult {
         let start = MonotonicNs::now();
-        let mut found = Found::default();
+        let mut found = RoundResult::default();
         let (order, shims) = (&mut self.order, &mut self.shims);
         if let Some(kernel) = &mut self.kernel {
             kernel.drain(&mut |event| {
@@ -227,7 +227,7 @@ impl Collector {
         }
         if self.cut_until.is_some_and(|until| self.order.released() > until) {
             self.cut_until = None;
-            self.held.push_back(Batch::CutReached);
+            self.held.push_back(CollectorBatch::CutReached);
             if let Some(next) = self.cut_next.take() {
                 self.cut(next);
             }
@@ -245,7 +245,7 @@ impl Collector {
 
     /// Announces the end of a window. One that is asked for before the last is through follows it;
     /// of several the last.
-    fn cut(&mut self, next: Option<Rates>) {
+    fn cut(&mut self, next: Option<SourceRates>) {
         if self.cut_until.is_some() {
             self.cut_next = Some(next);
             return;
@@ -267,7 +267,7 @@ impl Collector {
         let incidents = self.shims.incidents();
         let counters = self.counters();
         let totals = KernelTotals { before: at, at, wall, rates, threads, counters, incidents };
-        self.held.push_back(Batch::Cut(totals));
+        self.held.push_back(CollectorBatch::Cut(totals));
     }
 
     fn counters(&self) -> Vec<(String, u64)> {
@@ -280,8 +280,8 @@ impl Collector {
         all
     }
 
-    fn look(&self) -> Look {
-        Look {
+    fn look(&self) -> CollectorStatus {
+        CollectorStatus {
             counters: self.counters(),
             costs: self.kernel.as_ref().map(KernelSource::costs).unwrap_or_default(),
             shims: self.shims.looks(),
@@ -320,17 +320,17 @@ impl Collector {
         self.order.finish(&mut events);
         self.hold(events);
         if self.cut_until.take().is_some() {
-            self.held.push_back(Batch::CutReached);
+            self.held.push_back(CollectorBatch::CutReached);
         }
         // The end is a cut, too.
         self.cut_next = None;
         let totals = KernelTotals { before, at, wall, rates, threads, counters, incidents };
-        self.held.push_back(Batch::KernelClosed(totals));
+        self.held.push_back(CollectorBatch::KernelClosed(totals));
     }
 
     fn hold(&mut self, events: Vec<Event>) {
         let bytes = self.backlog.add(&events);
-        self.held.push_back(Batch::Events(events, bytes));
+        self.held.push_back(CollectorBatch::Events(events, bytes));
     }
 
     /// Hands on what the channel takes; false when nobody listens.
@@ -381,7 +381,7 @@ impl Collector {
         }
         counters.push(("order_late".to_owned(), self.order.late()));
         counters.push(("collector_paused_rounds".to_owned(), self.paused_rounds));
-        self.held.push_back(Batch::End { counters });
+        self.held.push_back(CollectorBatch::End { counters });
         // Fails only when nobody listens any more.
         self.send_all();
     }
@@ -395,6 +395,6 @@ impl Collector {
 }
 
 /// The rates in force.
-fn rates(kernel: &KernelSource, shims: &ShimSource) -> Rates {
-    Rates { kernel: kernel.rates(), allocation_samples: shims.limits().allocation_samples }
+fn rates(kernel: &KernelSource, shims: &ShimSource) -> SourceRates {
+    SourceRates { kernel: kernel.rates(), allocation_samples: shims.limits().allocation_samples }
 }

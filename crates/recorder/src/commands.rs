@@ -2,9 +2,9 @@
 //! together with the kernel's.
 
 use super::processor::Questions;
-use perfusion_sources::Rates;
+use perfusion_sources::SourceRates;
 use perfusion_sources::kernel::ProgramCost;
-use perfusion_sources::shim::{ShimLook, Subscriptions};
+use perfusion_sources::shim::{ShimStatus, Subscriptions};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::HashMap;
 use std::io;
@@ -15,7 +15,7 @@ use std::time::Instant;
 
 /// What the collector is told to do.
 #[derive(Debug)]
-pub(crate) enum Command {
+pub(crate) enum CollectorCommand {
     /// Put these to the processes' shims.
     Ask(Questions),
     /// A shim was loaded into this process.
@@ -25,11 +25,11 @@ pub(crate) enum Command {
     /// Wish for this in a process, and for its names if so said.
     Wish(u32, Subscriptions, bool),
     /// A window ends now and the next begins, at these rates if they are to be others.
-    Cut(Option<Rates>),
+    Cut(Option<SourceRates>),
     /// These cgroups there are now, with what rules say of them.
     Cgroups(HashMap<u64, u32>),
     /// Say how it stands.
-    Look(SyncSender<Look>),
+    Look(SyncSender<CollectorStatus>),
     /// The recording is over: take the final totals and let the kernel go; the shims are kept for
     /// the last names.
     CloseKernel,
@@ -39,46 +39,52 @@ pub(crate) enum Command {
 
 /// How the collector's side stands.
 #[derive(Debug)]
-pub struct Look {
+pub struct CollectorStatus {
     /// Counters of the probes, of perf's rings, of the shims and of the merge: name and value.
     pub counters: Vec<(String, u64)>,
     /// What each program has cost, while the kernel counts.
     pub costs: Vec<ProgramCost>,
     /// Processes whose shims are read.
-    pub shims: Vec<ShimLook>,
+    pub shims: Vec<ShimStatus>,
 }
 
 /// The end of those who command.
 #[derive(Clone, Debug)]
-pub(super) struct Commands {
-    to: SyncSender<Command>,
+pub(super) struct CommandSender {
+    to: SyncSender<CollectorCommand>,
     bell: Arc<OwnedFd>,
 }
 
 /// The collector's end.
 #[derive(Debug)]
-pub(super) struct Inbox {
-    from: Receiver<Command>,
+pub(super) struct CommandReceiver {
+    from: Receiver<CollectorCommand>,
     bell: Arc<OwnedFd>,
 }
 
 /// A channel for `bound` commands.
-pub(super) fn channel(bound: usize) -> io::Result<(Commands, Inbox)> {
+pub(super) fn channel(bound: usize) -> io::Result<(CommandSender, CommandReceiver)> {
     let (to, from) = sync_channel(bound);
     let bell = Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?);
-    Ok((Commands { to, bell: Arc::clone(&bell) }, Inbox { from, bell }))
+    Ok((CommandSender { to, bell: Arc::clone(&bell) }, CommandReceiver { from, bell }))
 }
 
-impl Commands {
+impl CommandSender {
     /// Waits while there is no room; fails when nobody listens any more.
-    pub(super) fn send(&self, command: Command) -> Result<(), SendError<Command>> {
+    pub(super) fn send(
+        &self,
+        command: CollectorCommand,
+    ) -> Result<(), SendError<CollectorCommand>> {
         self.to.send(command)?;
         self.ring();
         Ok(())
     }
 
     /// Never waits.
-    pub(super) fn try_send(&self, command: Command) -> Result<(), TrySendError<Command>> {
+    pub(super) fn try_send(
+        &self,
+        command: CollectorCommand,
+    ) -> Result<(), TrySendError<CollectorCommand>> {
         self.to.try_send(command)?;
         self.ring();
         Ok(())
@@ -90,9 +96,9 @@ impl Commands {
     }
 }
 
-impl Inbox {
+impl CommandReceiver {
     /// The next command, if there is one.
-    pub(super) fn next(&self) -> Result<Command, TryRecvError> {
+    pub(super) fn next(&self) -> Result<CollectorCommand, TryRecvError> {
         self.from.try_recv()
     }
 
@@ -117,7 +123,7 @@ impl Inbox {
 
 #[cfg(test)]
 mod tests {
-    use super::{Command, channel};
+    use super::{CollectorCommand, channel};
     use std::os::fd::AsFd as _;
     use std::sync::mpsc::TryRecvError;
     use std::time::{Duration, Instant};
@@ -132,11 +138,11 @@ mod tests {
         let begin = Instant::now();
         let sender = std::thread::spawn({
             let commands = commands.clone();
-            move || commands.send(Command::Watch(1)).unwrap()
+            move || commands.send(CollectorCommand::Watch(1)).unwrap()
         });
         assert!(!inbox.wait(None, begin + LONG));
         sender.join().unwrap();
-        assert!(matches!(inbox.next(), Ok(Command::Watch(1))));
+        assert!(matches!(inbox.next(), Ok(CollectorCommand::Watch(1))));
 
         let (read, write) = rustix::pipe::pipe().unwrap();
         rustix::io::write(&write, &[1]).unwrap();
@@ -151,14 +157,14 @@ mod tests {
     fn a_ring_is_not_lost_when_several_commands_are_taken_at_once() {
         let (commands, inbox) = channel(2).unwrap();
         for round in 0..100 {
-            commands.try_send(Command::Watch(round)).unwrap();
-            commands.try_send(Command::Leave(round)).unwrap();
-            assert!(commands.try_send(Command::Watch(0)).is_err());
+            commands.try_send(CollectorCommand::Watch(round)).unwrap();
+            commands.try_send(CollectorCommand::Leave(round)).unwrap();
+            assert!(commands.try_send(CollectorCommand::Watch(0)).is_err());
             let begin = Instant::now();
             inbox.wait(None, begin + LONG);
             assert!(begin.elapsed() < LONG);
-            assert!(matches!(inbox.next(), Ok(Command::Watch(at)) if at == round));
-            assert!(matches!(inbox.next(), Ok(Command::Leave(at)) if at == round));
+            assert!(matches!(inbox.next(), Ok(CollectorCommand::Watch(at)) if at == round));
+            assert!(matches!(inbox.next(), Ok(CollectorCommand::Leave(at)) if at == round));
             assert!(matches!(inbox.next(), Err(TryRecvError::Empty)));
         }
     }

@@ -19,7 +19,7 @@ pub(super) struct CostAttribution {
 }
 
 /// An event that is being measured, or only counted.
-pub(super) struct Begun {
+pub(super) struct MeasuredEvent {
     pid: u32,
     /// CPU time of this thread so far, and of it the look-ups for the process.
     at: Option<(Duration, Duration)>,
@@ -34,10 +34,14 @@ impl Default for CostAttribution {
 
 impl CostAttribution {
     /// An event begins; `None` for one of no process.
-    pub(super) fn begin(&mut self, event: &Event, processes: &ProcessTable) -> Option<Begun> {
+    pub(super) fn begin(
+        &mut self,
+        event: &Event,
+        processes: &ProcessTable,
+    ) -> Option<MeasuredEvent> {
         let pid = pid(&event.kind)?;
         let at = self.is_due().then(|| (cpu_time(), processes.lookup_time(pid)));
-        Some(Begun { pid, at })
+        Some(MeasuredEvent { pid, at })
     }
 
     fn is_due(&mut self) -> bool {
@@ -55,7 +59,7 @@ impl CostAttribution {
     }
 }
 
-impl Begun {
+impl MeasuredEvent {
     /// It is over.
     pub(super) fn end(self, processes: &mut ProcessTable) {
         let Self { pid, at } = self;

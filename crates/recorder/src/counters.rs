@@ -86,7 +86,7 @@ mod tests {
     use super::DAEMON;
     use crate::loss::{add, daemon_counters, window_counters};
     use crate::processor::Processor;
-    use perfusion_aggregate::window::{Limits, Window};
+    use perfusion_aggregate::window::{Window, WindowLimits};
     use perfusion_host::process::ProcessTable;
 
     #[test]
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn every_counter_that_is_described_is_counted() {
         let mut counted = daemon_counters(&Processor::new(ProcessTable::new()));
-        counted.extend(window_counters(&Window::new(Limits::default())));
+        counted.extend(window_counters(&Window::new(WindowLimits::default())));
         let others = ["order_late", "collector_paused_rounds", "lessons_lost"];
         for (name, _) in DAEMON
             .iter()

@@ -2,15 +2,15 @@
 //! that begin later, such as children. The processor recognises them by their mappings. This runs
 //! on one thread beside the recording and looks a few times a second.
 
-use super::Watcher;
+use super::RecordingHandle;
 use perfusion_dotnet::attach::place;
-use perfusion_dotnet::attach::policy::{Inspection, Runtime, WhyNot, inspect};
+use perfusion_dotnet::attach::policy::{AttachObstacle, DetectedRuntime, Inspection, inspect};
 use perfusion_dotnet::attach::workers;
 use perfusion_dotnet::attach::{AttachError, attach_until};
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::start_ticks;
 use perfusion_host::system_limits::explain;
-use perfusion_sources::shim::Settings;
+use perfusion_sources::shim::ShimSettings;
 use perfusion_sources::shim::finder;
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::MetadataExt as _;
@@ -37,7 +37,7 @@ const THREADS: usize = 1024;
 
 /// Whose .NET processes get the shim.
 #[derive(Clone, Debug)]
-pub enum Whom {
+pub enum AttachTargets {
     /// These, and the children they make while they are recorded.
     Named(Vec<u32>),
     /// A program that was started with the shim in its environment, and its children: those that
@@ -51,7 +51,7 @@ pub enum Whom {
 
 /// What happens to a process.
 #[derive(Debug)]
-pub enum News<'a> {
+pub enum AttachEvent<'a> {
     /// The shim is about to be loaded.
     Attaching {
         /// The process.
@@ -97,16 +97,16 @@ pub struct Follower {
 impl Follower {
     /// Begins, beside the recording of `watcher`. `tell` hears on the thread what happens.
     pub fn start(
-        whom: Whom,
-        settings: Settings,
-        watcher: Watcher,
-        tell: impl Fn(News<'_>) + Send + 'static,
+        whom: AttachTargets,
+        settings: ShimSettings,
+        watcher: RecordingHandle,
+        tell: impl Fn(AttachEvent<'_>) + Send + 'static,
     ) -> Self {
         let (stop, stopped) = channel();
         let complete = Arc::new(OnceLock::new());
         let reasons = Arc::new(Mutex::new(Vec::new()));
         let give_up = Arc::new(AtomicBool::new(false));
-        let mut work = Work {
+        let mut work = FollowerThread {
             give_up: Arc::clone(&give_up),
             looked_at: HashMap::new(),
             settings,
@@ -148,22 +148,22 @@ impl Follower {
 }
 
 /// A program in a process: another one after each exec.
-pub type Program = (u32, u64, u64, u64);
+pub type ProgramId = (u32, u64, u64, u64);
 
-struct Work {
+struct FollowerThread {
     /// Raised when nobody waits for an attach any more.
     give_up: Arc<AtomicBool>,
-    whom: Whom,
-    settings: Settings,
-    watcher: Watcher,
-    tell: Box<dyn Fn(News<'_>) + Send>,
+    whom: AttachTargets,
+    settings: ShimSettings,
+    watcher: RecordingHandle,
+    tell: Box<dyn Fn(AttachEvent<'_>) + Send>,
     reasons: Arc<Mutex<Vec<String>>>,
     began: Instant,
-    looked_at: HashMap<Program, Look>,
+    looked_at: HashMap<ProgramId, AttachProgress>,
 }
 
 /// Where a program stands.
-enum Look {
+enum AttachProgress {
     /// Known since then, and looked at again: it may become a .NET program that listens.
     Pending { since: Instant },
     /// It has not answered: when it is asked again, and what was said of it.
@@ -172,7 +172,7 @@ enum Look {
     Done,
 }
 
-impl Work {
+impl FollowerThread {
     fn run(&mut self, stopped: &Receiver<()>, complete: &OnceLock<Instant>) {
         loop {
             let pids = self.candidates();
@@ -203,43 +203,47 @@ impl Work {
     fn candidates(&self) -> Vec<u32> {
         let managed = self.watcher.managed().into_iter().map(|process| process.pid);
         match &self.whom {
-            Whom::All | Whom::Started(_) => managed.collect(),
+            AttachTargets::All | AttachTargets::Started(_) => managed.collect(),
             // Of all others it is told what they map, too: the kernel's records do not say whose
             // they are.
-            Whom::Cgroup(path) => {
+            AttachTargets::Cgroup(path) => {
                 let text = std::fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
                 let inside: HashSet<u32> =
                     text.lines().filter_map(|line| line.parse().ok()).collect();
                 managed.filter(|pid| inside.contains(pid)).collect()
             }
-            Whom::Named(pids) => {
+            AttachTargets::Named(pids) => {
                 let others = managed.filter(|pid| !pids.contains(pid));
                 pids.iter().copied().chain(others).collect()
             }
         }
     }
 
-    fn look_after(&mut self, program: Program) {
+    fn look_after(&mut self, program: ProgramId) {
         let pid = program.0;
         let now = Instant::now();
-        let (since, said) =
-            match self.looked_at.entry(program).or_insert_with(|| Look::Pending { since: now }) {
-                Look::Done => return,
-                Look::Busy { again, .. } if now < *again => return,
-                Look::Busy { since, said, .. } => (*since, Some(said.clone())),
-                Look::Pending { since } => (*since, None),
-            };
+        let (since, said) = match self
+            .looked_at
+            .entry(program)
+            .or_insert_with(|| AttachProgress::Pending { since: now })
+        {
+            AttachProgress::Done => return,
+            AttachProgress::Busy { again, .. } if now < *again => return,
+            AttachProgress::Busy { since, said, .. } => (*since, Some(said.clone())),
+            AttachProgress::Pending { since } => (*since, None),
+        };
         let named = match &self.whom {
-            Whom::Named(pids) => pids.contains(&pid),
-            Whom::Started(root) => *root == pid,
-            Whom::Cgroup(_) | Whom::All => false,
+            AttachTargets::Named(pids) => pids.contains(&pid),
+            AttachTargets::Started(root) => *root == pid,
+            AttachTargets::Cgroup(_) | AttachTargets::All => false,
         };
         let is_new = since > self.began && since.elapsed() < GROWS_UP;
         let is_young =
-            is_new || matches!(self.whom, Whom::Started(_)) && since.elapsed() < GROWS_UP;
+            is_new || matches!(self.whom, AttachTargets::Started(_)) && since.elapsed() < GROWS_UP;
         let Ok(target) = ProcessHandle::open(pid) else { return };
         let Ok(Inspection { runtime, why_not, .. }) = inspect(&target, None) else { return };
-        let is_dotnet = matches!(runtime, Runtime::CoreClr { .. } | Runtime::SingleFile { .. });
+        let is_dotnet =
+            matches!(runtime, DetectedRuntime::CoreClr { .. } | DetectedRuntime::SingleFile { .. });
         let has_ours = || {
             let found = finder::find(&target, &|_| false);
             found.is_ok_and(|found| {
@@ -249,23 +253,24 @@ impl Work {
         let is_starting = || target.threads_called(STARTED, THREADS).is_empty();
         match why_not {
             // It may still become one, or begin to listen.
-            Some(WhyNot::NotDotnet) if is_young => {}
+            Some(AttachObstacle::NotDotnet) if is_young => {}
             // The recording may end before it is old enough to be asked again: that is the reason
             // then.
-            Some(why @ WhyNot::NoSocket(_)) if is_young => {
+            Some(why @ AttachObstacle::NoSocket(_)) if is_young => {
                 if is_dotnet
                     && said.is_none()
-                    && !matches!(self.whom, Whom::Started(_))
+                    && !matches!(self.whom, AttachTargets::Started(_))
                     && !has_ours()
                 {
                     let reason = format!("process {pid}: {why}");
                     self.note(&reason);
-                    self.looked_at.insert(program, Look::Busy { since, again: now, said: reason });
+                    self.looked_at
+                        .insert(program, AttachProgress::Busy { since, again: now, said: reason });
                 }
             }
             // It loads the shim by itself, if it has the program's environment: a second one would
             // tell all of it once more.
-            None if matches!(self.whom, Whom::Started(_))
+            None if matches!(self.whom, AttachTargets::Started(_))
                 && (is_young || is_starting())
                 && !has_ours() =>
             {
@@ -275,27 +280,28 @@ impl Work {
                 }
             }
             Some(why) => {
-                self.looked_at.insert(program, Look::Done);
+                self.looked_at.insert(program, AttachProgress::Done);
                 self.unsay(said);
                 // Of a program that was started, most children are native, and so may it be itself.
-                let expected = is_dotnet || named && !matches!(self.whom, Whom::Started(_));
+                let expected =
+                    is_dotnet || named && !matches!(self.whom, AttachTargets::Started(_));
                 self.refuse(pid, expected, format!("process {pid}: {why}"));
             }
             None => {
-                self.looked_at.insert(program, Look::Done);
+                self.looked_at.insert(program, AttachProgress::Done);
                 if has_ours() {
                     return self.unsay(said);
                 }
-                (self.tell)(News::Attaching { pid });
+                (self.tell)(AttachEvent::Attaching { pid });
                 let attached = attach_until(pid, self.settings, &self.give_up);
                 if attached.as_ref().is_err_and(|error| !error.is_after_the_request()) {
-                    (self.tell)(News::NotAsked { pid });
+                    (self.tell)(AttachEvent::NotAsked { pid });
                 }
                 match attached {
                     Ok(attached) => {
                         self.unsay(said);
                         let (runtime, took) = (&*attached.info.runtime_version, attached.took);
-                        (self.tell)(News::Attached { pid, runtime, took });
+                        (self.tell)(AttachEvent::Attached { pid, runtime, took });
                     }
                     Err(AttachError::Busy(error)) => {
                         let said = said.unwrap_or_else(|| {
@@ -304,7 +310,7 @@ impl Work {
                             reason
                         });
                         let again = Instant::now() + BUSY;
-                        self.looked_at.insert(program, Look::Busy { since, again, said });
+                        self.looked_at.insert(program, AttachProgress::Busy { since, again, said });
                     }
                     Err(AttachError::Ended { .. } | AttachError::NoSuchProcess { .. })
                         if !named => {}
@@ -336,12 +342,12 @@ impl Work {
         if expected {
             self.note(&reason);
         }
-        (self.tell)(News::Refused { pid, expected, reason });
+        (self.tell)(AttachEvent::Refused { pid, expected, reason });
     }
 }
 
 /// The program a process runs: pid, start time, and its executable's device and inode.
-pub fn program(pid: u32) -> Option<Program> {
+pub fn program(pid: u32) -> Option<ProgramId> {
     let start = start_ticks(pid)?;
     // A thread of the kernel has none.
     let file = std::fs::metadata(format!("/proc/{pid}/exe")).ok()?;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 const MAX_PROCESSES: usize = 16_384;
 
 /// What a process was.
-pub(super) struct Former {
+pub(super) struct RetiredProgram {
     pub(super) pid: u32,
     /// When it ceased to be that.
     pub(super) at: MonotonicNs,
@@ -22,7 +22,7 @@ pub(super) struct Former {
     pub(super) labels: Labels,
 }
 
-impl Former {
+impl RetiredProgram {
     /// Makes labels of today those of a thread of the former program. Only the first thread's id
     /// goes on to be used.
     pub(super) fn relabel(&self, labels: &mut Labels, thread: ThreadId) {
@@ -41,16 +41,16 @@ impl Former {
 
 /// All of them.
 #[derive(Default)]
-pub(super) struct Formers {
+pub(super) struct RetiredPrograms {
     /// The last one of each process.
-    processes: HashMap<u32, Arc<Former>>,
+    processes: HashMap<u32, Arc<RetiredProgram>>,
     /// Of CLRs that were in one: no more than there were CLRs.
-    regions: HashMap<RegionId, Arc<Former>>,
+    regions: HashMap<RegionId, Arc<RetiredProgram>>,
 }
 
-impl Formers {
+impl RetiredPrograms {
     /// A process has become another program.
-    pub(super) fn retire(&mut self, former: Former, regions: &[RegionId]) {
+    pub(super) fn retire(&mut self, former: RetiredProgram, regions: &[RegionId]) {
         if self.processes.len() >= MAX_PROCESSES {
             self.processes.clear();
         }
@@ -76,12 +76,16 @@ impl Formers {
 
     /// The program a thread was of that entered the recording at `since`, unless its process is
     /// still that.
-    pub(super) fn of_thread(&self, thread: ThreadId, since: MonotonicNs) -> Option<&Former> {
+    pub(super) fn of_thread(
+        &self,
+        thread: ThreadId,
+        since: MonotonicNs,
+    ) -> Option<&RetiredProgram> {
         self.processes.get(&thread.pid).map(|former| &**former).filter(|former| since < former.at)
     }
 
     /// The program a CLR was in, unless its process is still that.
-    pub(super) fn of_region(&self, region: RegionId) -> Option<&Former> {
+    pub(super) fn of_region(&self, region: RegionId) -> Option<&RetiredProgram> {
         self.regions.get(&region).map(|former| &**former)
     }
 }
@@ -99,16 +103,21 @@ mod tests {
         }
     }
 
-    fn former(pid: u32, at: u64) -> Former {
-        Former { pid, at: MonotonicNs(at), process: Some(ProcessId(3)), labels: labels("before") }
+    fn former(pid: u32, at: u64) -> RetiredProgram {
+        RetiredProgram {
+            pid,
+            at: MonotonicNs(at),
+            process: Some(ProcessId(3)),
+            labels: labels("before"),
+        }
     }
 
     #[test]
     fn threads_and_runtimes_from_before_an_exec_bear_the_former_programs_name() {
-        let mut formers = Formers::default();
+        let mut formers = RetiredPrograms::default();
         formers.retire(former(7, 100), &[RegionId(1)]);
         let (first, other) = (ThreadId { pid: 7, tid: 7 }, ThreadId { pid: 7, tid: 8 });
-        let relabelled = |former: &Former, thread| {
+        let relabelled = |former: &RetiredProgram, thread| {
             let mut today = labels("after");
             former.relabel(&mut today, thread);
             (today.process.unwrap().to_string(), today.thread_name.unwrap().to_string())
@@ -128,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_process_that_ended_leaves_its_number_to_another_one() {
-        let mut formers = Formers::default();
+        let mut formers = RetiredPrograms::default();
         formers.retire(former(7, 100), &[]);
         formers.exited(ThreadId { pid: 7, tid: 8 });
         assert!(formers.of_thread(ThreadId { pid: 7, tid: 8 }, MonotonicNs(1)).is_some());
@@ -138,7 +147,7 @@ mod tests {
 
     #[test]
     fn very_many_processes_are_not_remembered() {
-        let mut formers = Formers::default();
+        let mut formers = RetiredPrograms::default();
         for pid in 0..2 * u32::try_from(MAX_PROCESSES).unwrap() + 1 {
             formers.retire(former(pid, 1), &[]);
         }

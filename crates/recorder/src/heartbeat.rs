@@ -23,8 +23,8 @@ impl Heartbeat {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn watch(&self) -> Watch {
-        Watch { pulse: Arc::clone(&self.0), seen: 0, since: Instant::now() }
+    pub(super) fn watch(&self) -> HeartbeatMonitor {
+        HeartbeatMonitor { pulse: Arc::clone(&self.0), seen: 0, since: Instant::now() }
     }
 }
 
@@ -36,13 +36,13 @@ impl Drop for Heartbeat {
 
 /// Looks from outside.
 #[derive(Debug)]
-pub struct Watch {
+pub struct HeartbeatMonitor {
     pulse: Arc<AtomicU64>,
     seen: u64,
     since: Instant,
 }
 
-impl Watch {
+impl HeartbeatMonitor {
     /// Another one, which begins now.
     pub(super) fn again(&self) -> Self {
         Self { pulse: Arc::clone(&self.pulse), seen: 0, since: Instant::now() }

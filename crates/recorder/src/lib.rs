@@ -22,24 +22,24 @@ mod starts;
 pub mod trim;
 mod untold;
 
-use backlog::Backlog;
-use collector::{Batch, Collector, KernelTotals};
-use commands::Commands;
-use commands::{Command, Look};
-use heartbeat::{Heartbeat, Watch};
+use backlog::EventBacklog;
+use collector::{CollectorBatch, EventCollector, KernelTotals};
+use commands::CommandSender;
+use commands::{CollectorCommand, CollectorStatus};
+use heartbeat::{Heartbeat, HeartbeatMonitor};
 use perfusion_aggregate::window::Window;
 use perfusion_host::pods::Pods;
-use perfusion_host::process::table::Standing;
+use perfusion_host::process::table::ProcessStatus;
 use perfusion_host::process::{self, ProcessTable};
 use perfusion_model::event::{MonotonicNs, ThreadSnapshot};
-use perfusion_sources::Rates;
+use perfusion_sources::SourceRates;
 use perfusion_sources::kernel::KernelSource;
 use perfusion_sources::kernel::rules::RuleCache;
-use perfusion_sources::kernel::spans::SpanPlaces;
-use perfusion_sources::kernel::threads::{Confirmed, Look as ThreadLook, ThreadTable};
+use perfusion_sources::kernel::spans::SpanMap;
+use perfusion_sources::kernel::threads::{ConfirmedThreads, ThreadScan as ThreadLook, ThreadTable};
 use perfusion_sources::shim::ShimSource;
 use perfusion_symbolize::kernel::{ReadAhead, WakeSites};
-use processor::cut::Cut;
+use processor::cut::WindowEstimates;
 use processor::{Processor, Questions};
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -78,7 +78,7 @@ const SAY_MANAGED_EVERY: Duration = Duration::from_millis(250);
 const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A window that is over and has its names.
-pub struct Over<'a> {
+pub struct ClosedWindow<'a> {
     /// Stacks, names and the process table.
     pub processor: &'a Processor,
     /// The values.
@@ -92,33 +92,33 @@ pub struct Over<'a> {
     /// The same by the wall clock.
     pub ended_wall: SystemTime,
     /// The rates it was recorded at.
-    pub rates: Rates,
+    pub rates: SourceRates,
     /// None follows: the recording ends.
     pub is_last: bool,
 }
 
 /// Takes each window of a recording that has several, on the processor's thread: no longer than it
 /// takes to encode it.
-pub type TakeWindow = Box<dyn FnMut(Over<'_>) + Send>;
+pub type TakeWindow = Box<dyn FnMut(ClosedWindow<'_>) + Send>;
 
 /// One recording in progress.
 pub struct Recording {
     collector: JoinHandle<()>,
-    processor: JoinHandle<Option<Recorded>>,
-    commands: Commands,
-    said: Arc<Mutex<Said>>,
-    wishes: Arc<Mutex<Requests>>,
-    watch: Heartbeats,
+    processor: JoinHandle<Option<RecordingResult>>,
+    commands: CommandSender,
+    said: Arc<Mutex<RecordingState>>,
+    wishes: Arc<Mutex<ProcessorRequests>>,
+    watch: HeartbeatMonitors,
 }
 
 /// Looks at both threads of a recording.
 #[derive(Debug)]
-pub struct Heartbeats {
-    processor: Watch,
-    collector: Watch,
+pub struct HeartbeatMonitors {
+    processor: HeartbeatMonitor,
+    collector: HeartbeatMonitor,
 }
 
-impl Heartbeats {
+impl HeartbeatMonitors {
     /// Which thread has not moved for a minute. To be asked now and then.
     #[must_use]
     pub fn hanging(&mut self, now: Instant) -> Option<&'static str> {
@@ -129,7 +129,7 @@ impl Heartbeats {
 }
 
 /// A recording that has ended.
-pub struct Recorded {
+pub struct RecordingResult {
     /// Stacks, names and the process table.
     pub processor: Processor,
     /// The values of the last window.
@@ -142,7 +142,7 @@ pub struct Recorded {
 
 /// A process that runs a CLR.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Managed {
+pub struct ManagedProcess {
     /// Its pid.
     pub pid: u32,
     /// When it started, in clock ticks since boot.
@@ -155,20 +155,20 @@ pub struct Managed {
 
 /// What the processor says of itself, a moment old.
 #[derive(Default)]
-struct Said {
+struct RecordingState {
     counters: Vec<(String, u64)>,
-    managed: Vec<Managed>,
+    managed: Vec<ManagedProcess>,
     /// How much of the room for stacks the window in progress has taken, from 0 to 1.
     stacks_fill: f64,
 }
 
 /// What the processor is asked for that must not wait for all that is on its way to it.
 #[derive(Default)]
-struct Requests {
+struct ProcessorRequests {
     shed: bool,
     /// Bytes that the stacks of a window may take.
     stacks: Option<u64>,
-    standings: Vec<SyncSender<Vec<Standing>>>,
+    standings: Vec<SyncSender<Vec<ProcessStatus>>>,
     /// Whether the shims of a process are asked for names.
     names: HashMap<u32, bool>,
 }
@@ -176,13 +176,13 @@ struct Requests {
 /// Lets other threads speak with the collector: tell it of processes that a shim was loaded into,
 /// ask how it stands.
 #[derive(Clone)]
-pub struct Watcher {
-    commands: Commands,
-    said: Arc<Mutex<Said>>,
-    wishes: Arc<Mutex<Requests>>,
+pub struct RecordingHandle {
+    commands: CommandSender,
+    said: Arc<Mutex<RecordingState>>,
+    wishes: Arc<Mutex<ProcessorRequests>>,
 }
 
-impl Watcher {
+impl RecordingHandle {
     /// Of a recording that never answers.
     ///
     /// # Errors
@@ -194,31 +194,31 @@ impl Watcher {
     /// A shim was loaded into `pid`.
     pub fn watch(&self, pid: u32) {
         // Fails only when the recording is over.
-        self.commands.send(Command::Watch(pid)).ok();
+        self.commands.send(CollectorCommand::Watch(pid)).ok();
     }
 
     /// The shim is to leave `pid`.
     pub fn leave(&self, pid: u32) {
         // Fails only when the recording is over, and then it leaves anyway.
-        self.commands.send(Command::Leave(pid)).ok();
+        self.commands.send(CollectorCommand::Leave(pid)).ok();
     }
 
     /// The shim of `pid` is to tell this, and is asked for names if so said.
     pub fn wish(&self, pid: u32, wishes: perfusion_sources::shim::Subscriptions, names: bool) {
         self.wishes.lock().unwrap_or_else(PoisonError::into_inner).names.insert(pid, names);
         // Fails only when the recording is over.
-        self.commands.send(Command::Wish(pid, wishes, names)).ok();
+        self.commands.send(CollectorCommand::Wish(pid, wishes, names)).ok();
     }
 
     /// The processes that run a CLR, of those that were seen at work or asleep.
     #[must_use]
-    pub fn managed(&self) -> Vec<Managed> {
+    pub fn managed(&self) -> Vec<ManagedProcess> {
         self.said.lock().unwrap_or_else(PoisonError::into_inner).managed.clone()
     }
 
     /// How the processes stand; `None` when the recording is over or too busy to say.
     #[must_use]
-    pub fn standings(&self) -> Option<Vec<Standing>> {
+    pub fn standings(&self) -> Option<Vec<ProcessStatus>> {
         let (answer, answered) = sync_channel(1);
         let mut wishes = self.wishes.lock().unwrap_or_else(PoisonError::into_inner);
         if wishes.standings.len() >= MOST_WISHES {
@@ -231,9 +231,9 @@ impl Watcher {
 
     /// How all stages stand; `None` when the recording is over or too busy to say.
     #[must_use]
-    pub fn look(&self) -> Option<Look> {
+    pub fn look(&self) -> Option<CollectorStatus> {
         let (answer, answered) = sync_channel(1);
-        self.commands.try_send(Command::Look(answer)).ok()?;
+        self.commands.try_send(CollectorCommand::Look(answer)).ok()?;
         let mut look = answered.recv_timeout(LOOK_TIMEOUT).ok()?;
         look.counters.extend(
             self.said.lock().unwrap_or_else(PoisonError::into_inner).counters.iter().cloned(),
@@ -243,7 +243,7 @@ impl Watcher {
 }
 
 /// What a recording needs that goes on from window to window.
-pub struct Windows {
+pub struct WindowOptions {
     /// Tells pods' services.
     pub pods: Arc<Pods>,
     /// Bytes that the stacks of a window may take ([`Recording::allow_stacks`]).
@@ -274,7 +274,7 @@ impl Recording {
         kernel: KernelSource,
         shims: ShimSource,
         processes: ProcessTable,
-        windows: Windows,
+        windows: WindowOptions,
     ) -> io::Result<Self> {
         let began = kernel.started();
         let mut processor = Processor::new(processes).by_service(windows.pods);
@@ -298,19 +298,19 @@ impl Recording {
         if rules.is_none() {
             processor.processes.teach_nobody();
         }
-        let backlog = Backlog::of_ring(kernel.ring_bytes());
+        let backlog = EventBacklog::of_ring(kernel.ring_bytes());
         let (batches, from_collector) = sync_channel(BATCHES);
         let (commands, obeyed) = commands::channel(COMMANDS)?;
         let of_collector = Heartbeat::default();
-        let watch = Heartbeats { processor: pulse.watch(), collector: of_collector.watch() };
+        let watch = HeartbeatMonitors { processor: pulse.watch(), collector: of_collector.watch() };
         let mut collector =
-            Collector::new(kernel, shims, backlog.clone(), batches, obeyed, of_collector);
+            EventCollector::new(kernel, shims, backlog.clone(), batches, obeyed, of_collector);
         if take.is_none() {
             collector = collector.leaving_within(LEAVE_SOON);
         }
-        let said = Arc::new(Mutex::new(Said::default()));
-        let wishes = Arc::new(Mutex::new(Requests::default()));
-        let mut run = Run {
+        let said = Arc::new(Mutex::new(RecordingState::default()));
+        let wishes = Arc::new(Mutex::new(ProcessorRequests::default()));
+        let mut run = ProcessorThread {
             wishes: Arc::clone(&wishes),
             backlog,
             commands: commands.clone(),
@@ -357,9 +357,9 @@ impl Recording {
 
     /// A handle for those who load shims or want to know how it goes.
     #[must_use]
-    pub fn watcher(&self) -> Watcher {
+    pub fn watcher(&self) -> RecordingHandle {
         let (commands, said) = (self.commands.clone(), Arc::clone(&self.said));
-        Watcher { commands, said, wishes: Arc::clone(&self.wishes) }
+        RecordingHandle { commands, said, wishes: Arc::clone(&self.wishes) }
     }
 
     /// True while both threads run; they end early only by a fault of this program.
@@ -370,8 +370,8 @@ impl Recording {
 
     /// Looks whether its threads move.
     #[must_use]
-    pub fn watch(&self) -> Heartbeats {
-        Heartbeats {
+    pub fn watch(&self) -> HeartbeatMonitors {
+        HeartbeatMonitors {
             processor: self.watch.processor.again(),
             collector: self.watch.collector.again(),
         }
@@ -384,16 +384,16 @@ impl Recording {
     }
 
     /// Ends a window and begins the next, at these rates if they are to be others.
-    pub fn cut(&self, rates: Option<Rates>) {
+    pub fn cut(&self, rates: Option<SourceRates>) {
         // Fails only when the collector has failed, which `stop` reports.
-        self.commands.send(Command::Cut(rates)).ok();
+        self.commands.send(CollectorCommand::Cut(rates)).ok();
     }
 
     /// These cgroups there are now, with what rules say of them.
     /// False when it is over or too busy to be told.
     #[must_use]
     pub fn select_cgroups(&self, cgroups: HashMap<u64, u32>) -> bool {
-        self.commands.try_send(Command::Cgroups(cgroups)).is_ok()
+        self.commands.try_send(CollectorCommand::Cgroups(cgroups)).is_ok()
     }
 
     /// From now on the stacks of a window may take so many bytes; those beyond are one stack, and
@@ -417,13 +417,13 @@ impl Recording {
     /// Ends the recording as far as the kernel goes: from here on only names are waited for.
     pub fn close(&self) {
         // Fails only when the collector has failed, which `stop` reports.
-        self.commands.send(Command::CloseKernel).ok();
+        self.commands.send(CollectorCommand::CloseKernel).ok();
     }
 
     /// Ends the recording and waits for the last names and the result; `None` when a thread has
     /// failed, and with it the truth.
     #[must_use]
-    pub fn stop(self) -> Option<Recorded> {
+    pub fn stop(self) -> Option<RecordingResult> {
         self.close();
         drop(self.commands);
         let recorded = self.processor.join().ok();
@@ -433,49 +433,49 @@ impl Recording {
 }
 
 /// A window that waits for its last names.
-struct Naming {
-    cut: Cut,
-    totals: Totals,
+struct UnnamedWindow {
+    cut: WindowEstimates,
+    totals: WindowTotals,
     until: Instant,
 }
 
 /// What the collector's side said when a window ended.
-struct Totals {
+struct WindowTotals {
     at: MonotonicNs,
     wall: SystemTime,
-    rates: Rates,
+    rates: SourceRates,
     counters: Vec<(String, u64)>,
 }
 
 /// The recording's end, as the collector told it.
-struct End {
+struct RecordingEnd {
     totals: KernelTotals<Vec<ThreadSnapshot>>,
     counters: Vec<(String, u64)>,
 }
 
 /// The processor's thread.
-struct Run {
-    backlog: Backlog,
-    commands: Commands,
-    said: Arc<Mutex<Said>>,
-    wishes: Arc<Mutex<Requests>>,
+struct ProcessorThread {
+    backlog: EventBacklog,
+    commands: CommandSender,
+    said: Arc<Mutex<RecordingState>>,
+    wishes: Arc<Mutex<ProcessorRequests>>,
     processor: Processor,
     rules: Option<RuleCache>,
-    spans: Option<SpanPlaces>,
+    spans: Option<SpanMap>,
     /// The probes' threads, which are confirmed here.
     threads: Option<ThreadTable>,
     pulse: Heartbeat,
     /// Who takes windows, and when the one in progress began.
     take: Option<(TakeWindow, MonotonicNs)>,
-    announced: Option<Totals>,
-    naming: Option<Naming>,
+    announced: Option<WindowTotals>,
+    naming: Option<UnnamedWindow>,
     /// What windows could not keep apart, all of them together.
     of_windows: Vec<(String, u64)>,
 }
 
-impl Run {
+impl ProcessorThread {
     /// Works until nothing more comes; `None` when the collector failed.
-    fn until_closed(&mut self, batches: &Receiver<Batch>) -> Option<End> {
+    fn until_closed(&mut self, batches: &Receiver<CollectorBatch>) -> Option<RecordingEnd> {
         let mut totals = None;
         let mut deadline: Option<Instant> = None;
         // How many answers are lacking at the end, and since when there have been so many.
@@ -487,7 +487,7 @@ impl Run {
             let pause =
                 if deadline.is_some() || self.naming.is_some() { SHORT_PAUSE } else { PAUSE };
             match batches.recv_timeout(pause) {
-                Ok(Batch::Events(events, bytes)) => {
+                Ok(CollectorBatch::Events(events, bytes)) => {
                     for event in events {
                         self.processor.event(event);
                         self.pulse.beat();
@@ -496,9 +496,9 @@ impl Run {
                     self.teach();
                     ask(&self.commands, self.processor.take_questions());
                 }
-                Ok(Batch::Cut(totals)) => self.begin_cut(totals),
-                Ok(Batch::CutReached) => self.cut(),
-                Ok(Batch::KernelClosed(closed)) => {
+                Ok(CollectorBatch::Cut(totals)) => self.begin_cut(totals),
+                Ok(CollectorBatch::CutReached) => self.cut(),
+                Ok(CollectorBatch::KernelClosed(closed)) => {
                     self.processor.close_at(closed.at);
                     self.processor.still_there(&closed.threads, closed.before);
                     ask(&self.commands, self.processor.take_questions());
@@ -507,8 +507,8 @@ impl Run {
                     deadline = Some(Instant::now() + LAST_NAMES);
                     tracing::debug!("the kernel is closed");
                 }
-                Ok(Batch::End { counters }) => {
-                    return totals.map(|totals| End { totals, counters });
+                Ok(CollectorBatch::End { counters }) => {
+                    return totals.map(|totals| RecordingEnd { totals, counters });
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return None,
@@ -553,7 +553,7 @@ impl Run {
                 {
                     tracing::debug!(unanswered = open.len(), "the last names are here");
                     // Fails only when the collector is gone, and then the channel ends.
-                    self.commands.send(Command::Finish).ok();
+                    self.commands.send(CollectorCommand::Finish).ok();
                     deadline = None;
                     // While the shims leave, which takes runtimes a third of a second.
                     self.processor.name_early();
@@ -583,7 +583,7 @@ impl Run {
 
     /// Does what was asked for between two batches.
     fn grant(&mut self) {
-        let Requests { shed, stacks, standings, names } =
+        let ProcessorRequests { shed, stacks, standings, names } =
             std::mem::take(&mut *self.wishes.lock().unwrap_or_else(PoisonError::into_inner));
         if shed {
             self.processor.shed();
@@ -605,7 +605,7 @@ impl Run {
     fn begin_cut(&mut self, totals: KernelTotals<ThreadLook>) {
         let KernelTotals { at, wall, rates, threads, mut counters, incidents, .. } = totals;
         self.processor.incident_totals.count(&incidents);
-        let mut confirmed = Confirmed::default();
+        let mut confirmed = ConfirmedThreads::default();
         if let Some(table) = &mut self.threads {
             confirmed = table.confirm(&threads);
             table.amend(&mut counters);
@@ -614,7 +614,7 @@ impl Run {
         for end in confirmed.ends {
             self.processor.event(end);
         }
-        self.announced = Some(Totals { at, wall, rates, counters });
+        self.announced = Some(WindowTotals { at, wall, rates, counters });
     }
 
     /// All of the announced window is here.
@@ -623,20 +623,20 @@ impl Run {
         self.named();
         ask(&self.commands, self.processor.withheld().into());
         if let (Some(cut), Some(totals)) = (self.processor.end_cut(), self.announced.take()) {
-            self.naming = Some(Naming { cut, totals, until: Instant::now() + LAST_NAMES });
+            self.naming = Some(UnnamedWindow { cut, totals, until: Instant::now() + LAST_NAMES });
         }
     }
 
     /// Hands on the window that waits for names, if there is one, with those it has.
     fn named(&mut self) {
-        let Some(Naming { cut, totals, .. }) = self.naming.take() else { return };
+        let Some(UnnamedWindow { cut, totals, .. }) = self.naming.take() else { return };
         let (window, gone) = self.processor.window(cut);
         self.hand_on(&window, totals, false);
         self.processor.forget(&gone);
     }
 
-    fn hand_on(&mut self, window: &Window, totals: Totals, is_last: bool) {
-        let Totals { at: ended, wall: ended_wall, rates, mut counters } = totals;
+    fn hand_on(&mut self, window: &Window, totals: WindowTotals, is_last: bool) {
+        let WindowTotals { at: ended, wall: ended_wall, rates, mut counters } = totals;
         counters.extend(self.own_counters());
         let of_window = loss::window_counters(window);
         loss::add(&mut self.of_windows, &of_window);
@@ -644,41 +644,50 @@ impl Run {
         if let Some((take, began)) = &mut self.take {
             let began = std::mem::replace(began, ended);
             let processor = &self.processor;
-            take(Over { processor, window, counters, began, ended, ended_wall, rates, is_last });
+            take(ClosedWindow {
+                processor,
+                window,
+                counters,
+                began,
+                ended,
+                ended_wall,
+                rates,
+                is_last,
+            });
         }
     }
 
     fn own_counters(&self) -> Vec<(String, u64)> {
         let mut counters = loss::daemon_counters(&self.processor);
         let lost = self.rules.as_ref().map_or(0, RuleCache::refused)
-            + self.spans.as_ref().map_or(0, SpanPlaces::refused);
+            + self.spans.as_ref().map_or(0, SpanMap::refused);
         counters.push(("lessons_lost".to_owned(), lost));
         counters
     }
 
-    fn say(&self, what: impl FnOnce(&mut Said)) {
+    fn say(&self, what: impl FnOnce(&mut RecordingState)) {
         what(&mut self.said.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    fn finish(mut self, End { totals, mut counters }: End) -> Recorded {
+    fn finish(mut self, RecordingEnd { totals, mut counters }: RecordingEnd) -> RecordingResult {
         self.named();
         let KernelTotals { at, wall, rates, threads, counters: kernel, incidents, .. } = totals;
         self.processor.incident_totals.count(&incidents);
         let window = self.processor.close(at, &threads);
         let mut all = kernel;
         all.append(&mut counters);
-        self.hand_on(&window, Totals { at, wall, rates, counters: all.clone() }, true);
+        self.hand_on(&window, WindowTotals { at, wall, rates, counters: all.clone() }, true);
         all.extend(self.own_counters());
         all.extend(loss::window_counters(&window));
-        Recorded { processor: self.processor, window, counters: all, ended: at }
+        RecordingResult { processor: self.processor, window, counters: all, ended: at }
     }
 }
 
 /// Asks shims; a name that finds no room is asked for again at the end, and a shim that is not told
 /// that it was heard waits its time.
-fn ask(commands: &Commands, questions: Questions) {
+fn ask(commands: &CommandSender, questions: Questions) {
     if !questions.is_empty() {
-        match commands.try_send(Command::Ask(questions)) {
+        match commands.try_send(CollectorCommand::Ask(questions)) {
             Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
         }
     }

@@ -28,9 +28,9 @@ pub fn add(sums: &mut Vec<(String, u64)>, counters: &[(String, u64)]) {
 
 /// Counters as they were when they were looked at last.
 #[derive(Debug, Default)]
-pub struct Before(HashMap<String, u64>);
+pub struct CounterBaseline(HashMap<String, u64>);
 
-impl Before {
+impl CounterBaseline {
     /// As they are now.
     #[must_use]
     pub fn of(counters: impl IntoIterator<Item = (&'static str, u64)>) -> Self {

@@ -33,12 +33,12 @@ pub fn is_cut_of(comm: &str, name: &str) -> bool {
 
 /// A name as it was given, and as it is shown: control characters would do harm in terminals.
 #[derive(Clone)]
-struct Name {
+struct ShownName {
     given: Arc<str>,
     shown: Arc<str>,
 }
 
-impl Name {
+impl ShownName {
     fn of(given: &str) -> Self {
         let as_given: Arc<str> = given.into();
         let shown = match clean(given) {
@@ -50,28 +50,28 @@ impl Name {
 }
 
 /// What the kernel calls a thread.
-struct Kernel {
-    name: Name,
+struct KernelName {
+    name: ShownName,
     /// Its name before, where no record has told of the new one yet.
-    told: Option<Name>,
+    told: Option<ShownName>,
     /// Its name before the last rename, and when that was.
     before: Option<(Arc<str>, MonotonicNs)>,
     /// It is the name of the thread that made it.
     inherited: bool,
 }
 
-impl Kernel {
-    fn of(name: Name) -> Self {
+impl KernelName {
+    fn of(name: ShownName) -> Self {
         Self { name, told: None, before: None, inherited: false }
     }
 }
 
 /// What a runtime calls a thread.
-struct Managed {
+struct ManagedName {
     /// The process whose runtime said so: of a thread whose id is another process's by now it says
     /// nothing.
     pid: u32,
-    name: Name,
+    name: ShownName,
     /// What the kernel called the thread then. Once it calls it otherwise, the name is one that the
     /// thread had before.
     comm: Option<Arc<str>>,
@@ -81,8 +81,8 @@ struct Managed {
 /// name.
 #[derive(Default)]
 pub struct ThreadNames {
-    kernel: HashMap<u32, Kernel>,
-    managed: HashMap<u32, Managed>,
+    kernel: HashMap<u32, KernelName>,
+    managed: HashMap<u32, ManagedName>,
     ids: HashMap<Arc<str>, NameId>,
     texts: HashMap<NameId, Arc<str>>,
     last_id: u32,
@@ -95,7 +95,7 @@ impl ThreadNames {
             Some(known) if *known.name.given == *name => {
                 (known.told, known.inherited) = (None, false)
             }
-            _ => drop(self.kernel.insert(tid, Kernel::of(Name::of(name)))),
+            _ => drop(self.kernel.insert(tid, KernelName::of(ShownName::of(name)))),
         }
     }
 
@@ -104,11 +104,11 @@ impl ThreadNames {
         match self.kernel.get_mut(&tid) {
             Some(known) if *known.name.given == *name => {}
             Some(known) => {
-                let before = std::mem::replace(&mut known.name, Name::of(name));
+                let before = std::mem::replace(&mut known.name, ShownName::of(name));
                 known.inherited = false;
                 known.told.get_or_insert(before);
             }
-            None => drop(self.kernel.insert(tid, Kernel::of(Name::of(name)))),
+            None => drop(self.kernel.insert(tid, KernelName::of(ShownName::of(name)))),
         }
     }
 
@@ -126,9 +126,10 @@ impl ThreadNames {
 
     /// The kernel calls the thread `to` from now on, and has called it `from`.
     pub fn renamed(&mut self, tid: u32, from: &str, to: &str, at: MonotonicNs) {
-        let known = self.kernel.entry(tid).or_insert_with(|| Kernel::of(Name::of(from)));
+        let known = self.kernel.entry(tid).or_insert_with(|| KernelName::of(ShownName::of(from)));
         if *known.name.given != *to {
-            *known = Kernel { before: Some((from.into(), at)), ..Kernel::of(Name::of(to)) };
+            *known =
+                KernelName { before: Some((from.into(), at)), ..KernelName::of(ShownName::of(to)) };
         }
         (known.told, known.inherited) = (None, false);
     }
@@ -137,8 +138,9 @@ impl ThreadNames {
     #[must_use]
     pub fn may_be_cut(&self, thread: ThreadId) -> bool {
         let comm = self.comm(thread.tid);
-        let is_told =
-            |managed: &Managed| managed.pid == thread.pid && is_cut_of(comm, &managed.name.given);
+        let is_told = |managed: &ManagedName| {
+            managed.pid == thread.pid && is_cut_of(comm, &managed.name.given)
+        };
         comm.len() + 3 >= COMM_BYTES && !self.managed.get(&thread.tid).is_some_and(is_told)
     }
 
@@ -171,7 +173,8 @@ impl ThreadNames {
                 && !comm.as_ref().is_some_and(is_told)
                 && !self.is_inherited(thread.tid)
         });
-        self.managed.insert(thread.tid, Managed { pid: thread.pid, name: Name::of(name), comm });
+        self.managed
+            .insert(thread.tid, ManagedName { pid: thread.pid, name: ShownName::of(name), comm });
         before.map(|before| before.shown)
     }
 
@@ -181,7 +184,7 @@ impl ThreadNames {
     pub fn forked(&mut self, parent: u32, tid: u32) {
         self.managed.remove(&tid);
         if let Some(name) = self.kernel.get(&parent).map(|known| known.name.clone()) {
-            self.kernel.insert(tid, Kernel { inherited: true, ..Kernel::of(name) });
+            self.kernel.insert(tid, KernelName { inherited: true, ..KernelName::of(name) });
         }
     }
 
@@ -205,10 +208,10 @@ impl ThreadNames {
         self.kernel.get(&tid).map_or("", |known| &known.name.given)
     }
 
-    fn name_of(&self, thread: ThreadId) -> Option<&Name> {
+    fn name_of(&self, thread: ThreadId) -> Option<&ShownName> {
         let kernel = self.kernel.get(&thread.tid).map(|known| &known.name);
-        let is_valid = |managed: &&Managed| {
-            let told_later = |comm: &Name| {
+        let is_valid = |managed: &&ManagedName| {
+            let told_later = |comm: &ShownName| {
                 managed.comm.as_ref().is_some_and(|told_with| *told_with != comm.given)
                     && !is_cut_of(&comm.given, &managed.name.given)
             };
@@ -228,7 +231,8 @@ impl ThreadNames {
     #[must_use]
     pub fn completed(&self, thread: ThreadId, comm: &str) -> Arc<str> {
         let managed = self.managed.get(&thread.tid).filter(|managed| managed.pid == thread.pid);
-        let is_told = |name: &Name| is_cut_of(comm, &name.given) || is_cut_of(comm, &name.shown);
+        let is_told =
+            |name: &ShownName| is_cut_of(comm, &name.given) || is_cut_of(comm, &name.shown);
         match managed.filter(|managed| is_told(&managed.name)) {
             Some(managed) => Arc::clone(&managed.name.shown),
             None => clean(comm).into(),

@@ -3,38 +3,39 @@
 
 pub mod cut;
 
-use self::cut::{Cutting, Gone};
-use super::asked::Asked;
+use self::cut::{LivenessAtCut, WindowRotation};
+use super::asked::QuestionTimes;
 use super::cost_attribution::CostAttribution;
-use super::former::{Former, Formers};
+use super::former::{RetiredProgram, RetiredPrograms};
 use super::names::{ThreadNames, comm_text};
 use super::naming;
 use super::starts::ThreadStarts;
-use super::untold::UntoldNames;
+use super::untold::PreAttachNames;
 use foldhash::{HashMap, HashMapExt as _};
 use perfusion_aggregate::chance::Chances;
-use perfusion_aggregate::collecting::Collecting;
-use perfusion_aggregate::collections::{Collections, Kind};
-use perfusion_aggregate::heap::Allocations;
-use perfusion_aggregate::incident_totals::IncidentTotals;
-use perfusion_aggregate::incidents::{Incidents, LockWait, Place, Throw};
+use perfusion_aggregate::collecting::CollectingThreads;
+use perfusion_aggregate::collections::{CollectionKind, GarbageCollections};
+use perfusion_aggregate::heap::SampledAllocations;
+use perfusion_aggregate::incident_totals::RuntimeCounts;
+use perfusion_aggregate::incidents::{ExceptionsAndContentions, LockWait, RuntimeEventSite, Throw};
 use perfusion_aggregate::pool::Pools;
 use perfusion_aggregate::runtime_wait::{LockEvents, RuntimeWaits};
-use perfusion_aggregate::threads::{Threads, WaitReason};
+use perfusion_aggregate::threads::{ThreadAccounts, WaitReason};
 use perfusion_aggregate::wait_reason;
 use perfusion_dotnet::attach::place;
 use perfusion_host::pods::Pods;
 use perfusion_host::process::ProcessTable;
-use perfusion_host::process::container::Home;
-use perfusion_host::process::service::Services;
-use perfusion_host::process::spans::Looks;
-use perfusion_host::process::table::Standing;
+use perfusion_host::process::container::ContainerIdentity;
+use perfusion_host::process::service::ServiceNames;
+use perfusion_host::process::spans::ThreadContextSchedule;
+use perfusion_host::process::table::ProcessStatus;
 use perfusion_model::event::WakeOrigin;
 use perfusion_model::event::{
-    Allocation, Event, EventKind, Method, MonotonicNs, Progress, RegionId, Rename, RuntimeSample,
-    ShimEvent, Sleeper, Span, ThreadId, ThreadSnapshot, UserContext, WaitEnd,
+    Allocation, Event, EventKind, MethodBody, MonotonicNs, OffCpuThread, RegionId, Rename,
+    RuntimeSample, ShimEvent, ThreadId, ThreadProgress, ThreadSnapshot, TraceSpan, UserContext,
+    WaitEnd,
 };
-use perfusion_model::feature::LeftOut;
+use perfusion_model::feature::ExcludedFeatures;
 use perfusion_model::frame::{FrameKey, Marker, ProcessId};
 use perfusion_model::labels::{Labels, PodLabels};
 use perfusion_model::stack::{StackId, StackTable};
@@ -42,13 +43,13 @@ use perfusion_model::text::clean;
 use perfusion_model::thread_role::{RoleEvidence, StartFile};
 use perfusion_model::units::counted;
 use perfusion_pprof::INUSE_NOT_AVAILABLE;
-use perfusion_sources::kernel::rule_set::OfService;
+use perfusion_sources::kernel::rule_set::ServiceExclusions;
 use perfusion_sources::shim::{ShimLimits, ShimSource};
 use perfusion_symbolize::kernel::WakeSites;
-use perfusion_symbolize::types::{Contexts, TypeName, Types};
+use perfusion_symbolize::types::{ModuleLabels, TypeName, TypeNameTable};
 use perfusion_symbolize::wait_functions::WaitFunctions;
 use perfusion_symbolize::{Symbolizer, file_name};
-use perfusion_unwind::finish::Limits;
+use perfusion_unwind::finish::UnwindLimits;
 use profiler_protocol::record::NOT_NOW;
 use std::collections::{BTreeSet, HashSet};
 use std::sync::{Arc, OnceLock};
@@ -134,7 +135,7 @@ pub struct StackCounters {
 
 /// What a shim said of its runtime.
 #[derive(Clone, Copy, Debug)]
-struct Runtime {
+struct ShimRuntime {
     version: (u16, u16, u16),
     /// Objects can be watched.
     watches: bool,
@@ -158,29 +159,29 @@ pub struct Processor {
     /// Names, as far as shims gave them.
     pub symbolizer: Symbolizer,
     pub(super) stacks: StackTable,
-    pub(super) threads: Threads,
-    pub(super) heap: Allocations,
+    pub(super) threads: ThreadAccounts,
+    pub(super) heap: SampledAllocations,
     pub(super) names: ThreadNames,
     pub(super) starts: ThreadStarts,
     /// Threads whose runtime has told no name of them.
-    pub(super) untold: UntoldNames,
+    pub(super) untold: PreAttachNames,
     /// Labels of threads that have ended, by id and when they entered the recording.
     pub(super) ended: HashMap<(u32, MonotonicNs), Labels>,
-    pub(super) formers: Formers,
+    pub(super) formers: RetiredPrograms,
     questions: Questions,
-    asked: Asked,
-    pub(super) types: Types,
+    asked: QuestionTimes,
+    pub(super) types: TypeNameTable,
     pub(super) region_pid: HashMap<RegionId, u32>,
     /// What was said last of threads that made objects which are alive, by region and id.
-    makers: HashMap<(RegionId, u32), Maker>,
-    runtimes: HashMap<RegionId, Runtime>,
+    makers: HashMap<(RegionId, u32), MakerLabels>,
+    runtimes: HashMap<RegionId, ShimRuntime>,
     /// Regions that said good-bye in this window, and when.
     pub(super) regions_gone: HashMap<RegionId, MonotonicNs>,
     /// Regions that are gone and of which a recording without windows has objects that were alive
     /// then.
     pub(super) alive_at_end: usize,
     /// Threads that run a collection right now.
-    pub(super) collecting: Collecting,
+    pub(super) collecting: CollectingThreads,
     /// Ids of threads, first ones of processes among them, that began since the last window's end
     /// was announced, and in that window.
     pub(super) begun: [HashSet<u32>; 2],
@@ -189,9 +190,9 @@ pub struct Processor {
     pub(super) pausers: HashSet<ThreadId>,
     /// Events of shims after this are not of this window.
     closed: Option<MonotonicNs>,
-    pub(super) collections: Collections,
-    pub(super) incidents: Incidents,
-    pub(super) incident_totals: IncidentTotals,
+    pub(super) collections: GarbageCollections,
+    pub(super) incidents: ExceptionsAndContentions,
+    pub(super) incident_totals: RuntimeCounts,
     pub(super) pools: Pools,
     /// With what probability the waits of this window kept their stacks.
     pub(super) wait_chances: Chances,
@@ -205,30 +206,30 @@ pub struct Processor {
     wakers_unknown: WakersUnknown,
     counters: StackCounters,
     /// Where the values of each process go; `None` when all go to one profile.
-    services: Option<Services>,
+    services: Option<ServiceNames>,
     /// Who they are that processes run in.
     pods: Option<Arc<Pods>>,
     /// What watches live objects, where they are told apart by it.
     pub(super) handles: HashMap<(RegionId, u64), u64>,
     /// What the probes leave out of the processes of services in this window, and in the one that
     /// was over last.
-    pub(super) left_out: HashMap<Arc<str>, OfService>,
-    pub(super) left_out_before: HashMap<Arc<str>, OfService>,
+    pub(super) left_out: HashMap<Arc<str>, ServiceExclusions>,
+    pub(super) left_out_before: HashMap<Arc<str>, ServiceExclusions>,
     /// Threads and wakers are told apart.
     detailed: bool,
     /// What ended a wait is shown with it.
     waker_stacks: bool,
     /// Stacks say what their threads worked for.
-    spans: Option<Looks>,
+    spans: Option<ThreadContextSchedule>,
     /// A window is being ended.
-    cutting: Option<Cutting>,
+    cutting: Option<WindowRotation>,
     effort: CostAttribution,
     /// Processes whose shims are not asked for names, because rules leave them out.
     unnamed: HashSet<u32>,
 }
 
 /// Name and role of a thread, and what is to decide on the latter.
-type Maker = (Option<Arc<str>>, Option<&'static str>, Option<Arc<RoleEvidence>>);
+type MakerLabels = (Option<Arc<str>>, Option<&'static str>, Option<Arc<RoleEvidence>>);
 
 /// Waits of which it is not known what ended their blocked part: a thread ran then, which may have
 /// had nothing to do with it.
@@ -260,28 +261,28 @@ impl Processor {
             processes,
             symbolizer: Symbolizer::default(),
             stacks: StackTable::default(),
-            threads: Threads::default(),
-            heap: Allocations::default(),
+            threads: ThreadAccounts::default(),
+            heap: SampledAllocations::default(),
             names: ThreadNames::default(),
             starts: ThreadStarts::default(),
-            untold: UntoldNames::default(),
+            untold: PreAttachNames::default(),
             ended: HashMap::new(),
-            formers: Formers::default(),
+            formers: RetiredPrograms::default(),
             questions: Questions::default(),
-            asked: Asked::default(),
-            types: Types::default(),
+            asked: QuestionTimes::default(),
+            types: TypeNameTable::default(),
             region_pid: HashMap::new(),
             makers: HashMap::new(),
             runtimes: HashMap::new(),
             regions_gone: HashMap::new(),
             alive_at_end: 0,
-            collecting: Collecting::default(),
+            collecting: CollectingThreads::default(),
             pausers: HashSet::new(),
             begun: <[HashSet<u32>; 2]>::default(),
             closed: None,
-            collections: Collections::default(),
-            incidents: Incidents::default(),
-            incident_totals: IncidentTotals::default(),
+            collections: GarbageCollections::default(),
+            incidents: ExceptionsAndContentions::default(),
+            incident_totals: RuntimeCounts::default(),
             pools: Pools::default(),
             wait_chances: Chances::default(),
             runtime_waits: RuntimeWaits::default(),
@@ -308,7 +309,7 @@ impl Processor {
     /// the pods of processes.
     #[must_use]
     pub fn by_service(mut self, pods: Arc<Pods>) -> Self {
-        self.services = Some(Services::with(Arc::clone(&pods)));
+        self.services = Some(ServiceNames::with(Arc::clone(&pods)));
         self.pods = Some(pods);
         self.without_threads()
     }
@@ -348,7 +349,7 @@ impl Processor {
     /// Has stacks say what their threads worked for, where they publish it.
     #[must_use]
     pub fn with_spans(self, spans: bool) -> Self {
-        Self { spans: spans.then(Looks::default), ..self }
+        Self { spans: spans.then(ThreadContextSchedule::default), ..self }
     }
 
     /// True when what ended a wait is shown with it.
@@ -362,7 +363,7 @@ impl Processor {
     }
 
     /// The processes that run a CLR.
-    pub(super) fn managed(&mut self) -> Vec<super::Managed> {
+    pub(super) fn managed(&mut self) -> Vec<super::ManagedProcess> {
         let found: Vec<(u32, u64)> = self.processes.managed().collect();
         let managed = found.into_iter().map(|(pid, start_ticks)| {
             let info = self.processes.id(pid).and_then(|id| self.processes.info(id));
@@ -372,7 +373,7 @@ impl Processor {
                 .as_mut()
                 .map_or_else(|| name.into(), |services| services.of(pid, name).0);
             let is_named = self.services.as_ref().is_none_or(|services| services.is_sure(pid));
-            super::Managed { pid, start_ticks, service, is_named }
+            super::ManagedProcess { pid, start_ticks, service, is_named }
         });
         managed.collect()
     }
@@ -388,7 +389,7 @@ impl Processor {
     }
 
     /// How the processes stand, with their services.
-    pub(super) fn standings(&self) -> Vec<Standing> {
+    pub(super) fn standings(&self) -> Vec<ProcessStatus> {
         let mut standings = self.processes.standings();
         for standing in &mut standings {
             let service = self.services.as_ref().and_then(|services| services.known(standing.pid));
@@ -399,7 +400,7 @@ impl Processor {
 
     /// What the probes left out of the processes of this service in the window that was over last.
     #[must_use]
-    pub fn left_out(&self, service: &str) -> Option<OfService> {
+    pub fn left_out(&self, service: &str) -> Option<ServiceExclusions> {
         self.left_out_before.get(service).copied()
     }
 
@@ -408,7 +409,11 @@ impl Processor {
         let Some(services) = &self.services else { return };
         for ThreadSnapshot { times, .. } in running {
             if let Some(service) = services.known(times.thread.pid) {
-                OfService::add(&mut self.left_out, &service, LeftOut(times.left_out));
+                ServiceExclusions::add(
+                    &mut self.left_out,
+                    &service,
+                    ExcludedFeatures(times.left_out),
+                );
             }
         }
     }
@@ -420,7 +425,7 @@ impl Processor {
 
     /// Takes one event; events come in time order.
     pub fn event(&mut self, event: Event) {
-        let Some(event) = Cutting::put_off(&mut self.cutting, event) else { return };
+        let Some(event) = WindowRotation::put_off(&mut self.cutting, event) else { return };
         let begun = self.effort.begin(&event, &self.processes);
         self.handle(event);
         if let Some(begun) = begun {
@@ -497,7 +502,11 @@ impl Processor {
                 // Named now: later the ids may be others'.
                 let labels = self.labels_of(times.thread, times.since);
                 if let Some(service) = &labels.service {
-                    OfService::add(&mut self.left_out, service, LeftOut(times.left_out));
+                    ServiceExclusions::add(
+                        &mut self.left_out,
+                        service,
+                        ExcludedFeatures(times.left_out),
+                    );
                 }
                 // Of the program that its process was, if that is another one by now.
                 let former = self.formers.of_thread(times.thread, times.since);
@@ -601,7 +610,8 @@ impl Processor {
             labels.published = services.published(pid);
         }
         let regions: Vec<RegionId> = self.regions(pid).collect();
-        self.formers.retire(Former { pid, at, process: self.processes.id(pid), labels }, &regions);
+        self.formers
+            .retire(RetiredProgram { pid, at, process: self.processes.id(pid), labels }, &regions);
     }
 
     fn regions(&self, pid: u32) -> impl Iterator<Item = RegionId> {
@@ -644,7 +654,7 @@ impl Processor {
 
     /// A method has its name. When its code stays, so does all in its block of the code heap: what
     /// was withheld of that is asked about again.
-    fn ask_neighbours(&mut self, process: ProcessId, pid: u32, method: &Method) {
+    fn ask_neighbours(&mut self, process: ProcessId, pid: u32, method: &MethodBody) {
         for &(start, bytes) in &method.ranges {
             let last = start.saturating_add(u64::from(bytes).saturating_sub(1));
             let blocks = start & !(CODE_BLOCK - 1)..=last | (CODE_BLOCK - 1);
@@ -775,7 +785,7 @@ impl Processor {
 
     /// A thread found asleep. Its frames' code is surely there, since the thread will return to it:
     /// what has no name yet is asked for.
-    fn sleeper(&mut self, time: MonotonicNs, sleeper: &Sleeper) {
+    fn sleeper(&mut self, time: MonotonicNs, sleeper: &OffCpuThread) {
         let (thread, start) = (sleeper.thread, sleeper.start);
         self.sampled(thread, &sleeper.comm, time);
         if let Some(stack) = self.threads.seen_waiting(thread, start) {
@@ -813,7 +823,7 @@ impl Processor {
     pub fn still_there(&mut self, threads: &[ThreadSnapshot], at: MonotonicNs) {
         for snapshot in threads {
             let thread = snapshot.times.thread;
-            if let Progress::Waiting { start, .. } = snapshot.progress
+            if let ThreadProgress::Waiting { start, .. } = snapshot.progress
                 && let Some(wait) =
                     self.threads.waiting(thread.tid).filter(|wait| wait.start == start)
             {
@@ -834,7 +844,7 @@ impl Processor {
 
     /// What is known of the threads right now.
     #[must_use]
-    pub fn threads(&self) -> &Threads {
+    pub fn threads(&self) -> &ThreadAccounts {
         &self.threads
     }
 
@@ -896,7 +906,7 @@ impl Processor {
         time: MonotonicNs,
         kernel: &[u64],
         user: Option<&UserContext>,
-        span: Option<Span>,
+        span: Option<TraceSpan>,
     ) -> StackId {
         let mut frames: Vec<FrameKey> =
             kernel.iter().map(|&address| FrameKey::Kernel(address)).collect();
@@ -998,7 +1008,7 @@ impl Processor {
         user: &UserContext,
         frames: &mut Vec<FrameKey>,
     ) -> bool {
-        let finished = self.processes.finish(pid, user, Limits::default());
+        let finished = self.processes.finish(pid, user, UnwindLimits::default());
         self.counters.walked += 1;
         self.counters.guessed_frames += u64::from(finished.guessed);
         let whole = finished.reached_thread_start && finished.guessed == 0;
@@ -1068,7 +1078,12 @@ impl Processor {
             ShimEvent::Allocation(allocation) => self.allocation(time, pid, region, &allocation),
             ShimEvent::GcStart { number, generation, reason, kind, tid } => {
                 self.heap.collection(region, generation, time);
-                self.collections.begins(region, number, Kind::of(generation, reason, kind), time);
+                self.collections.begins(
+                    region,
+                    number,
+                    CollectionKind::of(generation, reason, kind),
+                    time,
+                );
                 // 1 is a background collection: it runs on a thread of its own, known by name.
                 if kind != 1 {
                     self.collecting.begins(ThreadId { pid, tid }, region);
@@ -1123,7 +1138,7 @@ impl Processor {
                 self.lock_events.note(&frames);
                 let stack = self.intern_event(frames);
                 let name = self.names.id(ThreadId { pid, tid: at.tid });
-                let place = Place { region, tid: at.tid, name, stack };
+                let place = RuntimeEventSite { region, tid: at.tid, name, stack };
                 let (owner, began) =
                     (contention.owner, time.0.saturating_sub(contention.waited_ns));
                 // Of a thread of its own process: whom a process names is its own choice.
@@ -1157,7 +1172,7 @@ impl Processor {
             // A first word, or the first after a silence in which the shim let go of all its
             // handles.
             ShimEvent::Hello { runtime: version, watches } => {
-                self.runtimes.insert(region, Runtime { version, watches });
+                self.runtimes.insert(region, ShimRuntime { version, watches });
                 self.heap.watched_from(region, time);
                 self.pools.forget(region);
                 // What it did not tell of in a silence may be the end of a pause.
@@ -1193,9 +1208,14 @@ impl Processor {
         pid: u32,
         region: RegionId,
         at: &RuntimeSample,
-    ) -> Place {
+    ) -> RuntimeEventSite {
         let name = self.names.id(ThreadId { pid, tid: at.tid });
-        Place { region, tid: at.tid, name, stack: self.event_stack(pid, (time, at.seen), &at.user) }
+        RuntimeEventSite {
+            region,
+            tid: at.tid,
+            name,
+            stack: self.event_stack(pid, (time, at.seen), &at.user),
+        }
     }
 
     /// The stack of an event of the runtime's, see [`Processor::intern_event`].
@@ -1246,7 +1266,7 @@ impl Processor {
     }
 
     /// What is shown of the pod.
-    fn pod(&self, home: &Home) -> Option<Arc<PodLabels>> {
+    fn pod(&self, home: &ContainerIdentity) -> Option<Arc<PodLabels>> {
         let pods = self.pods.as_ref()?;
         let pod = pods.get(home.pod.as_deref()?)?;
         Some(Arc::new(pods.shown().of(&pod, home.container.as_deref())))
@@ -1345,15 +1365,15 @@ impl Processor {
 
     /// The modules of a process's runtime, as the labels of its samples number them.
     #[must_use]
-    pub fn contexts(&self, pid: u32) -> Contexts {
+    pub fn contexts(&self, pid: u32) -> ModuleLabels {
         let mut regions = self.region_pid.iter().filter(|(_, of)| **of == pid);
         regions.next().map(|(region, _)| self.types.contexts(*region)).unwrap_or_default()
     }
 
     /// Forgets what only a window that is over and encoded needed: whatever was kept of processes,
     /// threads and regions that are gone.
-    pub fn forget(&mut self, gone: &Gone) {
-        let Gone { regions, threads, pids } = gone;
+    pub fn forget(&mut self, gone: &LivenessAtCut) {
+        let LivenessAtCut { regions, threads, pids } = gone;
         // Those that began since were in no list of who is there: a window waits up to seconds for
         // names before it is forgotten.
         let (mut threads, mut pids) = (threads.clone(), pids.clone());
@@ -1425,8 +1445,8 @@ fn sure_frames(frames: &[FrameKey]) -> usize {
 
 /// What the profile says of live objects: how they were estimated, if `any` allocation was told of,
 /// and which runtimes cannot tell.
-fn inuse_comments(any: bool, runtimes: impl Iterator<Item = Runtime>) -> Vec<String> {
-    let (watching, blind): (Vec<Runtime>, Vec<Runtime>) =
+fn inuse_comments(any: bool, runtimes: impl Iterator<Item = ShimRuntime>) -> Vec<String> {
+    let (watching, blind): (Vec<ShimRuntime>, Vec<ShimRuntime>) =
         runtimes.partition(|runtime| runtime.watches);
     let mut comments = Vec::new();
     if any && (!watching.is_empty() || blind.is_empty()) {
@@ -1455,7 +1475,9 @@ const FOR_COLLECTION: [u8; 2] = [1, 6];
 
 #[cfg(test)]
 mod tests {
-    use super::{FrameKey, Marker, Processor, Runtime, WakersUnknown, inuse_comments, sure_frames};
+    use super::{
+        FrameKey, Marker, Processor, ShimRuntime, WakersUnknown, inuse_comments, sure_frames,
+    };
     use perfusion_host::process::ProcessTable;
     use perfusion_model::event::{
         Event, EventKind, MonotonicNs, RegionId, ShimEvent, ThreadId, WaitEnd,
@@ -1467,7 +1489,7 @@ mod tests {
         let said = |any, runtimes: &[(u16, bool)]| {
             let runtimes = runtimes
                 .iter()
-                .map(|&(major, watches)| Runtime { version: (major, 0, 3), watches });
+                .map(|&(major, watches)| ShimRuntime { version: (major, 0, 3), watches });
             let said = inuse_comments(any, runtimes);
             let words = ["not available of .NET 6.0.3,", "objects allocated since"];
             words.map(|words| said.iter().filter(|comment| comment.contains(words)).count())

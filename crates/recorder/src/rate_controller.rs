@@ -26,7 +26,7 @@ const FILLED: u32 = 256 / 4;
 
 /// What one round has found.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Found {
+pub(super) struct RoundResult {
     /// There may be code that should be seen soon ([`perfusion_model::event::Event::is_change`]).
     pub(super) change: bool,
     /// A shim did not tell a name yet.
@@ -48,7 +48,7 @@ pub(super) struct Due {
 }
 
 #[derive(Debug)]
-pub(super) struct RateController {
+pub(super) struct DrainRateController {
     /// When something new happened last.
     news: Instant,
     withheld: Option<Instant>,
@@ -57,7 +57,7 @@ pub(super) struct RateController {
     last: Instant,
 }
 
-impl RateController {
+impl DrainRateController {
     pub(super) fn new(now: Instant) -> Self {
         Self { news: now, withheld: None, calm: false, last: now }
     }
@@ -68,7 +68,7 @@ impl RateController {
     }
 
     /// How long to wait after a round that has found this.
-    pub(super) fn next(&mut self, found: Found, now: Instant) -> Due {
+    pub(super) fn next(&mut self, found: RoundResult, now: Instant) -> Due {
         if found.withheld {
             self.withheld = Some(now);
         }
@@ -97,7 +97,8 @@ impl RateController {
 #[cfg(test)]
 mod tests {
     use super::{
-        AT_ONCE, CALM, CALM_AFTER, Due, FILLS, Found, LIVELY, QUICK, RateController, WITHHELD,
+        AT_ONCE, CALM, CALM_AFTER, DrainRateController, Due, FILLS, LIVELY, QUICK, RoundResult,
+        WITHHELD,
     };
     use std::time::{Duration, Instant};
 
@@ -107,24 +108,27 @@ mod tests {
 
     #[test]
     fn rounds_are_rare_only_after_a_while_without_news() {
-        let (begin, nothing) = (Instant::now(), Found::default());
-        let mut pace = RateController::new(begin);
+        let (begin, nothing) = (Instant::now(), RoundResult::default());
+        let mut pace = DrainRateController::new(begin);
         let later = begin + CALM_AFTER;
         assert_eq!(pace.next(nothing, later - Duration::from_millis(1)), due(LIVELY, LIVELY));
         assert_eq!(pace.next(nothing, later), due(LIVELY, CALM));
         // An eighth of a ring a second is not much, an eighth of it in a twentieth of that is.
-        let filling = Found { shims: FILLS, ..nothing };
+        let filling = RoundResult { shims: FILLS, ..nothing };
         assert_eq!(pace.next(filling, later + 10 * CALM), due(LIVELY, CALM));
         let often = later + 10 * CALM + CALM / 2;
-        assert_eq!(pace.next(Found { kernel: 2 * FILLS, ..nothing }, often), due(LIVELY, CALM / 2));
         assert_eq!(
-            pace.next(Found { shims: 256, ..nothing }, often + CALM / 2),
+            pace.next(RoundResult { kernel: 2 * FILLS, ..nothing }, often),
+            due(LIVELY, CALM / 2)
+        );
+        assert_eq!(
+            pace.next(RoundResult { shims: 256, ..nothing }, often + CALM / 2),
             due(LIVELY, LIVELY)
         );
         assert_eq!(pace.next(nothing, often + CALM / 2), due(LIVELY, LIVELY));
         assert_eq!(pace.next(filling, often + CALM), due(QUICK, QUICK));
         assert_eq!(
-            pace.next(Found { kernel: FILLS, ..nothing }, often + CALM),
+            pace.next(RoundResult { kernel: FILLS, ..nothing }, often + CALM),
             due(LIVELY, LIVELY)
         );
         let later = often + 2 * CALM;
@@ -135,12 +139,12 @@ mod tests {
 
     #[test]
     fn rounds_are_quick_while_something_is_waited_for() {
-        let (begin, nothing) = (Instant::now(), Found::default());
+        let (begin, nothing) = (Instant::now(), RoundResult::default());
         for (found, quick) in [
-            (Found { waited_for: true, ..nothing }, AT_ONCE),
-            (Found { withheld: true, ..nothing }, QUICK),
+            (RoundResult { waited_for: true, ..nothing }, AT_ONCE),
+            (RoundResult { withheld: true, ..nothing }, QUICK),
         ] {
-            let mut pace = RateController::new(begin);
+            let mut pace = DrainRateController::new(begin);
             let calm = begin + 2 * CALM_AFTER;
             assert_eq!(pace.next(nothing, calm), due(LIVELY, CALM));
             assert_eq!(pace.next(found, calm), due(quick, quick));

@@ -6,7 +6,7 @@ use perfusion_model::frame::FrameKey;
 use perfusion_model::thread_role::{
     RoleEvidence, START_METHODS, StartFile, StartMethods, ThreadStart,
 };
-use perfusion_symbolize::{Module, Symbolizer};
+use perfusion_symbolize::{SymbolModule, Symbolizer};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -82,7 +82,7 @@ impl ThreadStarts {
 pub(super) fn named(symbolizer: &Symbolizer, frame: FrameKey) -> Option<(Arc<str>, Arc<str>)> {
     let symbol = symbolizer.symbol(frame);
     match &symbol.module {
-        Module::Managed(module) if symbol.unresolved.is_none() => {
+        SymbolModule::Managed(module) if symbol.unresolved.is_none() => {
             Some((Arc::clone(&symbol.system_name), Arc::clone(module)))
         }
         _ => None,

@@ -3,7 +3,7 @@
 
 use super::names::{ThreadNames, is_cut_of};
 use foldhash::HashMap;
-use perfusion_host::process::managed_thread::{self, Wanted};
+use perfusion_host::process::managed_thread::{self, UnnamedThread};
 use perfusion_model::event::ThreadId;
 use perfusion_model::text::whole_text;
 
@@ -12,12 +12,12 @@ const MOST: usize = 1 << 16;
 
 /// Threads that libraries have listed, with where their runtimes have them, by process.
 #[derive(Default)]
-pub(super) struct UntoldNames {
+pub(super) struct PreAttachNames {
     threads: HashMap<u32, Vec<(u32, u64)>>,
     count: usize,
 }
 
-impl UntoldNames {
+impl PreAttachNames {
     /// The library in its process says that the runtime has the thread at `address`.
     pub(super) fn add(&mut self, thread: ThreadId, address: u64) {
         if self.count < MOST {
@@ -41,7 +41,7 @@ impl UntoldNames {
                     names.kernel(tid, &whole_text(comm.strip_suffix(b"\n").unwrap_or(&comm)));
                 }
                 if names.may_be_cut(thread) {
-                    wanted.push(Wanted { tid, address, comm: names.comm(tid).to_owned() });
+                    wanted.push(UnnamedThread { tid, address, comm: names.comm(tid).to_owned() });
                 }
             }
             if wanted.is_empty() {

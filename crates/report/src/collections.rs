@@ -2,8 +2,8 @@
 //! program, what they left and what CPU time they took. All of it is in the samples of `gc_pause`,
 //! in labels beside the pauses.
 
-use super::stacks::{Kind, Stacks};
-use super::top::{NO_DURATION, Options};
+use super::stacks::{CodeKind, ProfileStacks};
+use super::top::{NO_DURATION, TableOptions};
 use perfusion_model::labels::SampleType;
 use perfusion_model::text::clean;
 use perfusion_model::units::{grouped, human, percent};
@@ -15,13 +15,13 @@ use std::fmt::Write as _;
 const ROOT: &str = "Garbage Collector";
 
 /// Name and pid.
-type Process<'a> = (&'a str, i64);
+type ProcessKey<'a> = (&'a str, i64);
 
 /// Generation, kind and reason of collections; all unknown for pauses without one.
-type Row<'a> = (Option<i64>, &'a str, &'a str);
+type CollectionKey<'a> = (Option<i64>, &'a str, &'a str);
 
 #[derive(Clone, Copy, Default)]
-struct Sum {
+struct PauseSum {
     count: i64,
     pause_ns: i64,
     longest_ns: i64,
@@ -29,8 +29,8 @@ struct Sum {
 }
 
 #[derive(Default)]
-struct OfProcess<'a> {
-    rows: BTreeMap<Row<'a>, Sum>,
+struct ProcessCollections<'a> {
+    rows: BTreeMap<CollectionKey<'a>, PauseSum>,
     /// CPU time of everything, and of collections: on the collector's own threads and on the
     /// program's.
     cpu_ns: i64,
@@ -46,10 +46,10 @@ pub fn is_known(sample_type: &str) -> bool {
 
 /// A table for each process that had collections, most pauses first.
 #[must_use]
-pub fn table(profile: &Profile, options: &Options) -> String {
-    let stacks = Stacks::new(profile);
+pub fn table(profile: &Profile, options: &TableOptions) -> String {
+    let stacks = ProfileStacks::new(profile);
     let column = |of: SampleType| stacks.sample_type(of.name()).ok();
-    let mut processes: BTreeMap<Process<'_>, OfProcess<'_>> = BTreeMap::new();
+    let mut processes: BTreeMap<ProcessKey<'_>, ProcessCollections<'_>> = BTreeMap::new();
     for sample in stacks.samples().filter(|sample| stacks.is_asked(sample, &options.view.only)) {
         let value = |of| column(of).and_then(|at| sample.value.get(at)).copied().unwrap_or(0);
         let pid = stacks.number(sample, "pid").unwrap_or(0);
@@ -57,9 +57,9 @@ pub fn table(profile: &Profile, options: &Options) -> String {
             processes.entry((stacks.label(sample, "process").unwrap_or(""), pid)).or_default();
         add(process, &stacks, sample, value(SampleType::GcPause), value(SampleType::Cpu));
     }
-    let mut processes: Vec<(Process<'_>, OfProcess<'_>)> =
+    let mut processes: Vec<(ProcessKey<'_>, ProcessCollections<'_>)> =
         processes.into_iter().filter(|(_, process)| !process.rows.is_empty()).collect();
-    let paused = |process: &OfProcess<'_>| {
+    let paused = |process: &ProcessCollections<'_>| {
         process.rows.values().map(|sum| sum.pause_ns).fold(0, i64::saturating_add)
     };
     processes.sort_by_key(|((_, pid), process)| (std::cmp::Reverse(paused(process)), *pid));
@@ -69,15 +69,15 @@ pub fn table(profile: &Profile, options: &Options) -> String {
 }
 
 fn add<'a>(
-    of: &mut OfProcess<'a>,
-    stacks: &Stacks<'a>,
+    of: &mut ProcessCollections<'a>,
+    stacks: &ProfileStacks<'a>,
     sample: &'a Sample,
     pause_ns: i64,
     cpu_ns: i64,
 ) {
     of.cpu_ns = of.cpu_ns.saturating_add(cpu_ns);
     let root = stacks.frames(sample).last();
-    if cpu_ns > 0 && root.is_some_and(|frame| frame.kind == Kind::Note && frame.name == ROOT) {
+    if cpu_ns > 0 && root.is_some_and(|frame| frame.kind == CodeKind::Note && frame.name == ROOT) {
         let gc = stacks.label(sample, "thread_role") == Some("gc");
         let sum = if gc { &mut of.collectors_ns } else { &mut of.others_ns };
         *sum = sum.saturating_add(cpu_ns);
@@ -99,18 +99,18 @@ fn add<'a>(
 }
 
 fn text(
-    (name, pid): Process<'_>,
-    of: OfProcess<'_>,
+    (name, pid): ProcessKey<'_>,
+    of: ProcessCollections<'_>,
     duration_ns: Option<i64>,
-    options: &Options,
+    options: &TableOptions,
 ) -> String {
     let (bold, dim, plain) =
         if options.colour { ("\x1b[1m", "\x1b[2m", "\x1b[0m") } else { ("", "", "") };
     let mut text = String::new();
     let mut line = |content: String| writeln!(text, "{content}").unwrap_or_default();
-    let mut rows: Vec<(Row<'_>, Sum)> = of.rows.into_iter().collect();
+    let mut rows: Vec<(CollectionKey<'_>, PauseSum)> = of.rows.into_iter().collect();
     rows.sort_by_key(|(row, sum)| (std::cmp::Reverse(sum.pause_ns), *row));
-    let total = |part: fn(&Sum) -> i64| {
+    let total = |part: fn(&PauseSum) -> i64| {
         rows.iter().map(|(_, sum)| part(sum)).fold(0i64, i64::saturating_add)
     };
     let (count, paused) = (total(|sum| sum.count), total(|sum| sum.pause_ns));

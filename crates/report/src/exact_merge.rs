@@ -3,11 +3,11 @@
 //! stack made which object is known of those only: walking a stack for each would take some ten
 //! times as long as making the object.
 
-use perfusion_dotnet::exact::{Account, Count, Ending, Process, Type};
+use perfusion_dotnet::exact::{Ending, ExactAccount, ExactCount, ExactProcess, ExactType};
 use perfusion_model::labels::{OTHER, SampleType, Sampling, UNKNOWN_TYPE};
 use perfusion_model::text::clean;
 use perfusion_pprof::proto::{Function, Label, Line, Location, Profile, Sample};
-use perfusion_symbolize::types::Contexts;
+use perfusion_symbolize::types::ModuleLabels;
 use perfusion_symbolize::types::{self, TypeName};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -73,20 +73,23 @@ fn split(total: u64, weights: &[i64]) -> Vec<i64> {
 
 /// What was made of a type.
 #[derive(Clone, Copy, Default)]
-struct Made {
-    all: Count,
+struct ExactTotals {
+    all: ExactCount,
     /// Of all, those that the runtime told no profiler of.
-    unseen: Count,
+    unseen: ExactCount,
 }
 
-impl Made {
-    fn of(of: &Type) -> Self {
+impl ExactTotals {
+    fn of(of: &ExactType) -> Self {
         let all = of.allocated;
         let objects = of.unseen.min(all.objects);
         // They are of one size, since what has components is told of; but for types beyond the
         // table, which share a row.
         let bytes = u128::from(all.bytes) * u128::from(objects) / u128::from(all.objects.max(1));
-        Self { all, unseen: Count { objects, bytes: u64::try_from(bytes).unwrap_or(u64::MAX) } }
+        Self {
+            all,
+            unseen: ExactCount { objects, bytes: u64::try_from(bytes).unwrap_or(u64::MAX) },
+        }
     }
 
     fn add(&mut self, other: Self) {
@@ -113,7 +116,7 @@ fn is_made_by(profile: &Profile, place: usize, locations: &HashSet<u64>) -> bool
 
 /// What samples of one type bear: numbers of its readable name, of the runtime's and of its module;
 /// 0 for none.
-type Names = [i64; 3];
+type TypeNameIds = [i64; 3];
 
 /// Puts the exact values of `account` into `profile`; `sampling` says how exact. `known` is what
 /// the samples of a process call its types, by their ClassIDs. Samples of the same processes whose
@@ -121,7 +124,7 @@ type Names = [i64; 3];
 /// are in the account under their type. A comment says how many.
 pub fn merge(
     profile: &mut Profile,
-    account: &Account,
+    account: &ExactAccount,
     sampling: &str,
     known: impl Fn(u32, u64) -> Option<TypeName>,
 ) {
@@ -145,7 +148,7 @@ pub fn merge(
     let name_keys = ["type", "type_raw", "type_module"].map(|text| strings.number(profile, text));
     // What the profile calls each process.
     let mut processes: HashMap<i64, i64> = HashMap::new();
-    let mut places: HashMap<(i64, Names), Vec<usize>> = HashMap::new();
+    let mut places: HashMap<(i64, TypeNameIds), Vec<usize>> = HashMap::new();
     for (place, sample) in profile.sample.iter().enumerate() {
         let value = |at: usize| sample.value.get(at).copied().unwrap_or(0);
         let label = |key: i64| sample.label.iter().find(|label| label.key == key);
@@ -161,7 +164,7 @@ pub fn merge(
         }
     }
     // How samples have a readable name without a module; `None` where in several ways.
-    let mut shown_as: HashMap<(i64, i64), Option<Names>> = HashMap::new();
+    let mut shown_as: HashMap<(i64, i64), Option<TypeNameIds>> = HashMap::new();
     for (pid, names) in places.keys().filter(|(_, [_, _, module])| *module == 0) {
         shown_as.entry((*pid, names[0])).and_modify(|known| *known = None).or_insert(Some(*names));
     }
@@ -169,7 +172,7 @@ pub fn merge(
     let mut no_stack = None;
     let mut untold = 0_i64;
     // One that became another program by exec has a table of each, and the profile one process.
-    let mut of_pids: BTreeMap<u32, Vec<&Process>> = BTreeMap::new();
+    let mut of_pids: BTreeMap<u32, Vec<&ExactProcess>> = BTreeMap::new();
     for process in &account.processes {
         of_pids.entry(process.pid).or_default().push(process);
     }
@@ -182,13 +185,13 @@ pub fn merge(
             (None, name) if !name.is_empty() => Some(strings.number(profile, name)),
             (known, _) => known,
         };
-        let mut sums: BTreeMap<TypeName, Made> = BTreeMap::new();
+        let mut sums: BTreeMap<TypeName, ExactTotals> = BTreeMap::new();
         for process in &programs {
             for (name, made) in by_name(process, programs.len() > 1, &known) {
                 sums.entry(name).or_default().add(made);
             }
         }
-        let mut all: BTreeMap<Names, Made> = BTreeMap::new();
+        let mut all: BTreeMap<TypeNameIds, ExactTotals> = BTreeMap::new();
         for (TypeName { shown, raw, module }, made) in sums {
             let names = [Some(shown), raw, module];
             let names =
@@ -200,7 +203,7 @@ pub fn merge(
             };
             all.entry(told.unwrap_or(names)).or_default().add(made);
         }
-        let in_account: HashSet<Names> = all.keys().copied().collect();
+        let in_account: HashSet<TypeNameIds> = all.keys().copied().collect();
         for ((_, of), found) in places.iter().filter(|((of, _), _)| *of == i64::from(pid)) {
             let placeholder =
                 [OTHER, UNKNOWN_TYPE].map(|name| strings.number(profile, name)).contains(&of[0]);
@@ -229,7 +232,7 @@ pub fn merge(
             };
             let (silent, others): (Vec<usize>, Vec<usize>) =
                 found.iter().copied().partition(is_silent);
-            let (told, none) = (made.all.less(made.unseen), Count::default());
+            let (told, none) = (made.all.less(made.unseen), ExactCount::default());
             // Those who call the helper are told of too seldom to matter beside others, so what was
             // told of is the others'. And nobody knows whose the unseen ones are where no such
             // stack was sampled.
@@ -314,15 +317,15 @@ pub fn merge(
 /// module where another one has its name. Where the process was several programs, ClassIDs of one
 /// may be the other's: then the names must be the same.
 fn by_name(
-    process: &Process,
+    process: &ExactProcess,
     one_of_several: bool,
     known: impl Fn(u32, u64) -> Option<TypeName>,
-) -> impl IntoIterator<Item = (TypeName, Made)> {
-    fn system_name(of: &Type) -> &str {
+) -> impl IntoIterator<Item = (TypeName, ExactTotals)> {
+    fn system_name(of: &ExactType) -> &str {
         of.type_raw.as_deref().unwrap_or(&of.name)
     }
     let ambiguous = types::ambiguous(process.types.iter().map(|of| (system_name(of), &of.module)));
-    let mut sums: BTreeMap<TypeName, Made> = BTreeMap::new();
+    let mut sums: BTreeMap<TypeName, ExactTotals> = BTreeMap::new();
     for of in &process.types {
         let is_same = |name: &TypeName| {
             let raw = name.raw.as_ref().unwrap_or(&name.shown);
@@ -333,7 +336,7 @@ fn by_name(
             raw: of.type_raw.as_deref().map(Into::into),
             module: ambiguous.contains(system_name(of)).then(|| of.module.as_str().into()),
         });
-        sums.entry(name).or_default().add(Made::of(of));
+        sums.entry(name).or_default().add(ExactTotals::of(of));
     }
     sums
 }
@@ -367,7 +370,7 @@ fn add_location(profile: &mut Profile, strings: &mut Strings) -> u64 {
 
 /// Tells modules of one file name apart, by the numbers that `contexts` has for those of a process
 /// already, and on from there.
-pub fn number_modules(account: &mut Account, contexts: impl Fn(u32) -> Contexts) {
+pub fn number_modules(account: &mut ExactAccount, contexts: impl Fn(u32) -> ModuleLabels) {
     for process in &mut account.processes {
         let mut contexts = contexts(process.pid);
         for of in process.types.iter_mut().filter(|of| !of.module.is_empty()) {
@@ -380,11 +383,11 @@ pub fn number_modules(account: &mut Account, contexts: impl Fn(u32) -> Contexts)
 mod tests {
     use super::{COUNTED, EXACT, NO_STACK, SILENT, merge, number_modules, split};
     use crate::exact_summary::lines;
-    use crate::stacks::Stacks;
-    use perfusion_dotnet::exact::{Account, Count, Ending, Process, Type};
+    use crate::stacks::ProfileStacks;
+    use perfusion_dotnet::exact::{Ending, ExactAccount, ExactCount, ExactProcess, ExactType};
     use perfusion_pprof::proto::{Function, Label, Line, Location, Profile, Sample, ValueType};
     use perfusion_pprof::tells_of_uncounted;
-    use perfusion_symbolize::types::{Contexts, TypeName};
+    use perfusion_symbolize::types::{ModuleLabels, TypeName};
     use proptest::prelude::{Strategy as _, any, prop, prop_assert, prop_assert_eq, proptest};
 
     proptest! {
@@ -405,12 +408,14 @@ mod tests {
 
     #[test]
     fn modules_of_one_file_name_have_the_numbers_that_samples_have() {
-        let of = |module_id| Type { module: "m.dll".to_owned(), module_id, ..Type::default() };
-        let process = Process { pid: 1, types: vec![of(0x100), of(0x200)], ..Process::default() };
-        let mut account = Account { processes: vec![process], ..Account::default() };
+        let of =
+            |module_id| ExactType { module: "m.dll".to_owned(), module_id, ..ExactType::default() };
+        let process =
+            ExactProcess { pid: 1, types: vec![of(0x100), of(0x200)], ..ExactProcess::default() };
+        let mut account = ExactAccount { processes: vec![process], ..ExactAccount::default() };
         // The second one was met first where samples were named.
         number_modules(&mut account, |_| {
-            let mut contexts = Contexts::default();
+            let mut contexts = ModuleLabels::default();
             contexts.label("m.dll", 0x200);
             contexts
         });
@@ -446,17 +451,24 @@ mod tests {
             ..Profile::default()
         };
         // Of the second type there are small ones, too, of which none was sampled.
-        let counted = [("A", 9, 900_000), ("B", 500, 1_010_000)].map(|(name, objects, bytes)| {
-            Type { name: name.to_owned(), allocated: Count { objects, bytes }, ..Type::default() }
-        });
-        let account = Account {
-            processes: vec![Process { pid: 9, types: counted.to_vec(), ..Process::default() }],
-            ..Account::default()
+        let counted =
+            [("A", 9, 900_000), ("B", 500, 1_010_000)].map(|(name, objects, bytes)| ExactType {
+                name: name.to_owned(),
+                allocated: ExactCount { objects, bytes },
+                ..ExactType::default()
+            });
+        let account = ExactAccount {
+            processes: vec![ExactProcess {
+                pid: 9,
+                types: counted.to_vec(),
+                ..ExactProcess::default()
+            }],
+            ..ExactAccount::default()
         };
         merge(&mut profile, &account, COUNTED, |_, _| None);
         let values: Vec<&[i64]> = profile.sample.iter().map(|sample| &sample.value[1..]).collect();
         assert_eq!(values, [&[10, 1_000_000][..], &[500, 1_010_000]]);
-        let stacks = Stacks::new(&profile);
+        let stacks = ProfileStacks::new(&profile);
         let of: Vec<_> = stacks.samples().map(|sample| stacks.label(sample, "sampling")).collect();
         assert_eq!(of, [Some(EXACT), Some(COUNTED)]);
     }
@@ -477,8 +489,8 @@ mod tests {
             sample: vec![sample],
             ..Profile::default()
         };
-        let declined = Process { pid: 9, ending: Ending::Declined, ..Process::default() };
-        let account = Account { processes: vec![declined], ..Account::default() };
+        let declined = ExactProcess { pid: 9, ending: Ending::Declined, ..ExactProcess::default() };
+        let account = ExactAccount { processes: vec![declined], ..ExactAccount::default() };
         merge(&mut profile, &account, EXACT, |_, _| None);
         assert_eq!(profile.sample[0].value, [10, 1_000_000]);
         let lines = lines(&account);
@@ -511,19 +523,19 @@ mod tests {
             sample: vec![sample(7), sample(8), sample(9)],
             ..Profile::default()
         };
-        let of = |class, name: &str, objects| Type {
+        let of = |class, name: &str, objects| ExactType {
             class,
             name: name.to_owned(),
-            allocated: Count { objects, bytes: 10 * objects },
-            ..Type::default()
+            allocated: ExactCount { objects, bytes: 10 * objects },
+            ..ExactType::default()
         };
-        let program = |types| Process { pid: 9, types, ..Process::default() };
+        let program = |types| ExactProcess { pid: 9, types, ..ExactProcess::default() };
         // The second program has C where the first had A.
         let programs = vec![
             program(vec![of(1, "A", 3), of(2, "B", 4)]),
             program(vec![of(1, "C", 5), of(3, "B", 6)]),
         ];
-        let account = Account { processes: programs, ..Account::default() };
+        let account = ExactAccount { processes: programs, ..ExactAccount::default() };
         let known = |_, class| {
             let name = match class {
                 1 => "C",
@@ -565,26 +577,26 @@ mod tests {
             sample: vec![sample(10, 100), sample(30, 300), sample(0, 0), untold],
             ..Profile::default()
         };
-        let of = |name: &str, objects, bytes| Type {
+        let of = |name: &str, objects, bytes| ExactType {
             name: name.to_owned(),
-            allocated: Count { objects, bytes },
-            ..Type::default()
+            allocated: ExactCount { objects, bytes },
+            ..ExactType::default()
         };
         let types = vec![of("A", 4, 1001), of("B", 7, 70)];
-        let account = Account {
-            processes: vec![Process {
+        let account = ExactAccount {
+            processes: vec![ExactProcess {
                 pid: 9,
                 name: "shop".to_owned(),
                 types,
-                ..Process::default()
+                ..ExactProcess::default()
             }],
-            ..Account::default()
+            ..ExactAccount::default()
         };
         merge(&mut profile, &account, EXACT, |_, _| None);
         let values: Vec<&[i64]> = profile.sample.iter().map(|sample| &sample.value[1..]).collect();
         assert_eq!(values, [&[1, 250][..], &[3, 751], &[0, 0], &[0, 0], &[7, 70]]);
         assert!(profile.string_table.iter().any(|text| text.starts_with("about 5 objects")));
-        let stacks = Stacks::new(&profile);
+        let stacks = ProfileStacks::new(&profile);
         let of: Vec<_> = stacks.samples().map(|sample| stacks.label(sample, "sampling")).collect();
         assert_eq!(of, [Some(EXACT), Some(EXACT), Some("random"), Some("random"), Some(EXACT)]);
         let last = profile.sample.last().unwrap();
@@ -616,21 +628,21 @@ mod tests {
             function: vec![function(1, 7), function(2, 8)],
             ..Profile::default()
         };
-        let of = |name: &str, objects, unseen| Type {
+        let of = |name: &str, objects, unseen| ExactType {
             name: name.to_owned(),
-            allocated: Count { objects, bytes: objects * 24 },
+            allocated: ExactCount { objects, bytes: objects * 24 },
             unseen,
-            ..Type::default()
+            ..ExactType::default()
         };
         let types = vec![of("A", 1020, 1000), of("B", 7, 3)];
-        let account = Account {
-            processes: vec![Process { pid: 9, types, ..Process::default() }],
-            ..Account::default()
+        let account = ExactAccount {
+            processes: vec![ExactProcess { pid: 9, types, ..ExactProcess::default() }],
+            ..ExactAccount::default()
         };
         merge(&mut profile, &account, EXACT, |_, _| None);
         let values: Vec<&[i64]> = profile.sample.iter().map(|sample| &sample.value[..]).collect();
         assert_eq!(values, [[20, 480], [1000, 24000], [4, 96], [3, 72]]);
-        let stacks = Stacks::new(&profile);
+        let stacks = ProfileStacks::new(&profile);
         let last = profile.sample.last().unwrap();
         assert_eq!(stacks.label(last, "type"), Some("B"));
         assert_eq!(stacks.frames(last).map(|frame| &*frame.name).collect::<Vec<_>>(), [NO_STACK]);
@@ -663,13 +675,13 @@ mod tests {
             sample: vec![sample(label(5, 8, 0)), sample(label(5, 9, 0)), sample(label(6, 10, 0))],
             ..Profile::default()
         };
-        let of = |class, module: &str, raw: Option<&str>, objects| Type {
+        let of = |class, module: &str, raw: Option<&str>, objects| ExactType {
             name: "A".to_owned(),
             type_raw: raw.map(str::to_owned),
             module: module.to_owned(),
             class,
-            allocated: Count { objects, bytes: objects * 24 },
-            ..Type::default()
+            allocated: ExactCount { objects, bytes: objects * 24 },
+            ..ExactType::default()
         };
         let types = vec![
             of(1, "m.dll", None, 3),
@@ -677,9 +689,9 @@ mod tests {
             of(3, "m.dll#3", None, 5),
             of(4, "m.dll", Some("A.<>c"), 6),
         ];
-        let account = Account {
-            processes: vec![Process { pid: 9, types, ..Process::default() }],
-            ..Account::default()
+        let account = ExactAccount {
+            processes: vec![ExactProcess { pid: 9, types, ..ExactProcess::default() }],
+            ..ExactAccount::default()
         };
         // Of the third no sample was taken, and its name is not known where they are.
         let known = |_, class: u64| {
@@ -689,7 +701,7 @@ mod tests {
         merge(&mut profile, &account, EXACT, known);
         let objects: Vec<i64> = profile.sample.iter().map(|sample| sample.value[0]).collect();
         assert_eq!(objects, [3, 4, 6, 5]);
-        let stacks = Stacks::new(&profile);
+        let stacks = ProfileStacks::new(&profile);
         let last = profile.sample.last().unwrap();
         assert_eq!(
             [stacks.label(last, "type"), stacks.label(last, "type_module")],

@@ -3,7 +3,9 @@
 
 use super::top::fit;
 use perfusion_dotnet::exact::table::TORN;
-use perfusion_dotnet::exact::{Account, Collection, Count, Ending, Lifetime, Process, Type};
+use perfusion_dotnet::exact::{
+    Ending, ExactAccount, ExactCollection, ExactCount, ExactProcess, ExactType, Lifetime,
+};
 use perfusion_model::text::clean;
 use perfusion_model::units::{counted, grouped, human, percent};
 use perfusion_pprof::{EXACT_PREFIX, LOST_PREFIX};
@@ -34,7 +36,7 @@ const PLAIN_NS: f64 = 6.0;
 
 /// How it is shown.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct SummaryOptions {
     /// Rows of each table.
     pub rows: usize,
     /// Columns of the terminal; none: names are not cut.
@@ -57,13 +59,13 @@ fn share(part: u64, whole: u64) -> String {
     percent(i64::try_from(part).unwrap_or(i64::MAX), i64::try_from(whole).unwrap_or(i64::MAX))
 }
 
-fn both(of: Count) -> String {
+fn both(of: ExactCount) -> String {
     format!("{} ({})", count(of.objects), bytes(of.bytes))
 }
 
 /// The whole text.
 #[must_use]
-pub fn text(account: &Account, options: Options) -> String {
+pub fn text(account: &ExactAccount, options: SummaryOptions) -> String {
     let mut text = String::new();
     // The file may be anybody's.
     let mut line = |content: &str| writeln!(text, "{}", clean(content)).unwrap_or_default();
@@ -87,7 +89,7 @@ pub fn text(account: &Account, options: Options) -> String {
 /// What a person is told right after the recording, and the profile's comments say: one line a
 /// process.
 #[must_use]
-pub fn lines(account: &Account) -> Vec<String> {
+pub fn lines(account: &ExactAccount) -> Vec<String> {
     let problems = account.unreadable.iter().cloned().chain(account.left_out());
     let mut lines: Vec<String> =
         problems.map(|why| format!("{EXACT_PREFIX}{LOST_PREFIX}{why}")).collect();
@@ -114,7 +116,7 @@ pub fn lines(account: &Account) -> Vec<String> {
     lines
 }
 
-fn who(process: &Process) -> String {
+fn who(process: &ExactProcess) -> String {
     match process.name.as_str() {
         "" => format!("pid {}", process.pid),
         name => format!("pid {} ({})", process.pid, clean(name)),
@@ -122,7 +124,7 @@ fn who(process: &Process) -> String {
 }
 
 /// One line: whether everything was counted.
-fn lost(process: &Process) -> String {
+fn lost(process: &ExactProcess) -> String {
     let mut all: Vec<String> = process
         .losses
         .iter()
@@ -156,7 +158,7 @@ fn lost(process: &Process) -> String {
 /// One line: what exact mode cost, and which part of that is measured. Its work in collections is;
 /// what a single object costs is not: most of it is the runtime's, which makes objects in another
 /// way for whoever wants to know of each, and to read a clock twice costs more than our part.
-fn slowdown(process: &Process) -> String {
+fn slowdown(process: &ExactProcess) -> String {
     let object_ns = object_ns(&process.runtime);
     let told = process.objects.saturating_sub(process.unseen);
     let objects_ns = object_ns.map(|ns| told as f64 * ns);
@@ -189,7 +191,7 @@ fn slowdown(process: &Process) -> String {
     )
 }
 
-fn of_process(process: &Process, options: Options) -> Vec<String> {
+fn of_process(process: &ExactProcess, options: SummaryOptions) -> Vec<String> {
     let mut lines = vec![format!(
         "{}, .NET {}, {}",
         who(process),
@@ -212,7 +214,7 @@ fn of_process(process: &Process, options: Options) -> Vec<String> {
             ),
         }
     )];
-    let left = process.types.iter().fold(Count::default(), |mut sum, of| {
+    let left = process.types.iter().fold(ExactCount::default(), |mut sum, of| {
         sum.add(of.left);
         sum
     });
@@ -245,11 +247,11 @@ fn of_process(process: &Process, options: Options) -> Vec<String> {
     lines
 }
 
-fn pause_ns(of: &Collection) -> u64 {
+fn pause_ns(of: &ExactCollection) -> u64 {
     of.pause_ns.unwrap_or(of.took_ns)
 }
 
-fn collections(all: &[Collection], counted_ns: u64, rows: usize) -> Vec<String> {
+fn collections(all: &[ExactCollection], counted_ns: u64, rows: usize) -> Vec<String> {
     if all.is_empty() {
         return vec!["collections: none".to_owned()];
     }
@@ -271,12 +273,12 @@ fn collections(all: &[Collection], counted_ns: u64, rows: usize) -> Vec<String> 
         "  {:<34} {:>6} {:>10} {:>10}  {:>12} {:>12} {:>12}",
         "generation, reason", "count", "pauses", "longest", "survived", "dead", "moved"
     ));
-    let mut groups: BTreeMap<(u8, &str), Vec<&Collection>> = BTreeMap::new();
+    let mut groups: BTreeMap<(u8, &str), Vec<&ExactCollection>> = BTreeMap::new();
     for of in all {
         groups.entry((of.generation, &of.reason)).or_default().push(of);
     }
     for ((generation, reason), of) in groups {
-        let sum = |what: fn(&Collection) -> u64| {
+        let sum = |what: fn(&ExactCollection) -> u64| {
             of.iter().map(|one| what(one)).fold(0, u64::saturating_add)
         };
         lines.push(format!(
@@ -290,7 +292,7 @@ fn collections(all: &[Collection], counted_ns: u64, rows: usize) -> Vec<String> 
             bytes(sum(|one| one.moved.bytes)),
         ));
     }
-    let mut longest: Vec<&Collection> = all.iter().collect();
+    let mut longest: Vec<&ExactCollection> = all.iter().collect();
     longest.sort_by_key(|of| std::cmp::Reverse(pause_ns(of)));
     longest.truncate(rows);
     longest.sort_by_key(|of| of.index);
@@ -339,8 +341,8 @@ fn collections(all: &[Collection], counted_ns: u64, rows: usize) -> Vec<String> 
 }
 
 /// How long objects lived, all types together.
-fn lives(types: &[Type]) -> Vec<String> {
-    let table = |unit: &str, of: fn(&Type) -> &Vec<Lifetime>| {
+fn lives(types: &[ExactType]) -> Vec<String> {
+    let table = |unit: &str, of: fn(&ExactType) -> &Vec<Lifetime>| {
         let mut sums: BTreeMap<u32, (Option<u32>, u64)> = BTreeMap::new();
         for lifetime in types.iter().flat_map(of) {
             let sum = sums.entry(lifetime.from).or_insert((lifetime.to, 0));
@@ -368,7 +370,7 @@ fn lives(types: &[Type]) -> Vec<String> {
     lines
 }
 
-fn types(types: &[Type], options: Options) -> Vec<String> {
+fn types(types: &[ExactType], options: SummaryOptions) -> Vec<String> {
     let shown = types.len().min(options.rows);
     let mut lines = vec![
         format!("types: {shown} of {}, most bytes first", types.len()),
@@ -414,11 +416,12 @@ fn types(types: &[Type], options: Options) -> Vec<String> {
 }
 
 /// What held the objects of each type when somebody looked.
-fn holders(process: &Process, options: Options) -> Vec<String> {
+fn holders(process: &ExactProcess, options: SummaryOptions) -> Vec<String> {
     let Some(look) = process.looked else {
         return vec!["who holds them: not known, there was no full collection".to_owned()];
     };
-    let mut types: Vec<&Type> = process.types.iter().filter(|of| of.holders.alive > 0).collect();
+    let mut types: Vec<&ExactType> =
+        process.types.iter().filter(|of| of.holders.alive > 0).collect();
     types.sort_by_key(|of| std::cmp::Reverse(of.holders.alive));
     let shown = types.len().min(options.rows);
     let mut lines = vec![
@@ -460,41 +463,54 @@ fn holders(process: &Process, options: Options) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Options, lines, text};
+    use super::{SummaryOptions, lines, text};
     use perfusion_dotnet::exact::{
-        Account, Collection, Count, Ending, Holders, Lifetime, Look, Process, Type,
+        Ending, ExactAccount, ExactCollection, ExactCount, ExactHolders, ExactProcess, ExactType,
+        HolderScanSummary, Lifetime,
     };
 
-    fn account() -> Account {
-        let of = Type {
+    fn account() -> ExactAccount {
+        let of = ExactType {
             name: "Shop.Order".to_owned(),
             module: "shop.dll".to_owned(),
-            allocated: Count { objects: 1_000_000, bytes: 24_000_000 },
-            left: Count { objects: 12, bytes: 288 },
+            allocated: ExactCount { objects: 1_000_000, bytes: 24_000_000 },
+            left: ExactCount { objects: 12, bytes: 288 },
             finalizable: 7,
             resurrected: 2,
-            holders: Holders { alive: 9, referenced: 1234, handle_roots: 3, ..Holders::default() },
+            holders: ExactHolders {
+                alive: 9,
+                referenced: 1234,
+                handle_roots: 3,
+                ..ExactHolders::default()
+            },
             died_after_collections: vec![Lifetime { from: 2, to: Some(3), objects: 5 }],
-            ..Type::default()
+            ..ExactType::default()
         };
-        let collection =
-            Collection { generation: 2, reason: "induced".to_owned(), ..Collection::default() };
-        let process = Process {
+        let collection = ExactCollection {
+            generation: 2,
+            reason: "induced".to_owned(),
+            ..ExactCollection::default()
+        };
+        let process = ExactProcess {
             pid: 42,
             runtime: "10.0.1".to_owned(),
             objects: 1_000_000,
             bytes: 24_000_000,
             types: vec![of],
             collections: vec![collection],
-            looked: Some(Look { collection: 0, took_ns: 2_000_000 }),
-            ..Process::default()
+            looked: Some(HolderScanSummary { collection: 0, took_ns: 2_000_000 }),
+            ..ExactProcess::default()
         };
-        Account { command: vec!["shop".to_owned()], processes: vec![process], ..Account::default() }
+        ExactAccount {
+            command: vec!["shop".to_owned()],
+            processes: vec![process],
+            ..ExactAccount::default()
+        }
     }
 
     #[test]
     fn a_person_reads_what_was_counted_and_whether_that_is_all() {
-        let text = text(&account(), Options { rows: 5, width: None });
+        let text = text(&account(), SummaryOptions { rows: 5, width: None });
         for part in [
             "every object of shop",
             "1,000,000 objects, 22.9 MiB",
@@ -513,7 +529,7 @@ mod tests {
     #[test]
     fn what_of_the_slowdown_is_measured_and_what_estimated_is_said() {
         let mut account = account();
-        let said = |account: &Account| lines(account).join("\n");
+        let said = |account: &ExactAccount| lines(account).join("\n");
         let unknown = said(&account);
         assert!(
             unknown.contains("; 0 in collections, measured, and some 50 ms to 100 ms for objects"),
@@ -544,7 +560,7 @@ mod tests {
         let mut account = account();
         account.processes[0].losses.insert("memory".to_owned(), 3);
         account.processes[0].ending = Ending::Killed;
-        let text = text(&account, Options { rows: 5, width: Some(80) });
+        let text = text(&account, SummaryOptions { rows: 5, width: Some(80) });
         assert!(
             text.contains("LOST: 3 memory (objects not counted")
                 && text.contains("killed or crashed"),
@@ -557,7 +573,7 @@ mod tests {
                 && !killed[0].contains("nothing was lost"),
             "{killed:?}"
         );
-        let none = lines(&Account::default());
+        let none = lines(&ExactAccount::default());
         assert!(none[0].contains("no .NET runtime"), "{none:?}");
     }
 }

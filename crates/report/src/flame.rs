@@ -5,7 +5,7 @@
 //! in JSON every `<` is escaped, and the script sets texts only, never markup.
 
 use super::ReportError;
-use super::stacks::{Frame, Kind, Stacks, View};
+use super::stacks::{CodeKind, ProfileStacks, ProfileView, ReportFrame};
 use super::top::NO_DURATION;
 use super::tree::{Tree, tree};
 use perfusion_model::text::clean;
@@ -29,14 +29,14 @@ const FLAMEGRAPH: &str = include_str!("assets/d3-flamegraph.umd.min.js");
 
 /// The data of the page. Nodes are numbered parents first; node 0 is the root.
 #[derive(Serialize)]
-struct Data<'a> {
+struct FlameData<'a> {
     about: String,
     default: &'a str,
     /// Show parked threads from the start.
     idle: bool,
     loss: Option<String>,
     comments: Vec<String>,
-    types: Vec<Column<'a>>,
+    types: Vec<FlameColumn<'a>>,
     /// (name, module, kind).
     frames: Vec<(&'a str, &'a str, u8)>,
     /// Index in `frames` of each node.
@@ -48,7 +48,7 @@ struct Data<'a> {
 }
 
 #[derive(Serialize)]
-struct Column<'a> {
+struct FlameColumn<'a> {
     name: &'a str,
     /// What values are shown in, and how many of it one of the profile's unit is.
     unit: &'a str,
@@ -70,9 +70,9 @@ pub fn page(
     profile: &Profile,
     title: &str,
     sample_type: Option<&str>,
-    view: &View,
+    view: &ProfileView,
 ) -> Result<String, ReportError> {
-    let stacks = Stacks::new(profile);
+    let stacks = ProfileStacks::new(profile);
     stacks.check(view)?;
     let tree = tree(&stacks, view);
     let mut data = data(&stacks, view, &tree);
@@ -122,13 +122,17 @@ fn markup(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-fn data<'a>(stacks: &'a Stacks<'a>, view: &View, tree: &'a Tree<'a>) -> Data<'a> {
+fn data<'a>(
+    stacks: &'a ProfileStacks<'a>,
+    view: &ProfileView,
+    tree: &'a Tree<'a>,
+) -> FlameData<'a> {
     let column = |(name, unit)| {
         let (unit, factor) = base(unit);
         let [busy, idle, busy_net, idle_net] = [const { Vec::new() }; 4];
-        Column { name, unit, factor, busy, idle, busy_net, idle_net }
+        FlameColumn { name, unit, factor, busy, idle, busy_net, idle_net }
     };
-    let mut types: Vec<Column<'_>> = stacks.sample_types().map(column).collect();
+    let mut types: Vec<FlameColumn<'_>> = stacks.sample_types().map(column).collect();
     let mut signed = vec![false; types.len()];
     for value in tree.nodes.iter().flat_map(|node| &node.values) {
         if let Some(signed) = signed.get_mut(value.column) {
@@ -148,9 +152,10 @@ fn data<'a>(stacks: &'a Stacks<'a>, view: &View, tree: &'a Tree<'a>) -> Data<'a>
             }
         }
     }
-    let frame = |frame: &'a Frame<'a>| (frame.name.as_ref(), frame.module, kind_number(frame.kind));
+    let frame =
+        |frame: &'a ReportFrame<'a>| (frame.name.as_ref(), frame.module, kind_number(frame.kind));
     let more = tree.nodes.iter().zip(0..).filter(|(node, _)| node.more > 0);
-    Data {
+    FlameData {
         about: match stacks.duration_ns() {
             Some(duration) => format!("recorded for {}", human(duration, "nanoseconds")),
             None => NO_DURATION.to_owned(),
@@ -168,14 +173,14 @@ fn data<'a>(stacks: &'a Stacks<'a>, view: &View, tree: &'a Tree<'a>) -> Data<'a>
     }
 }
 
-const fn kind_number(kind: Kind) -> u8 {
+const fn kind_number(kind: CodeKind) -> u8 {
     match kind {
-        Kind::Kernel => 0,
-        Kind::Native => 1,
-        Kind::Managed => 2,
-        Kind::Note => 3,
+        CodeKind::Kernel => 0,
+        CodeKind::Native => 1,
+        CodeKind::Managed => 2,
+        CodeKind::Note => 3,
         // 4 is the collector's, which the page finds itself.
-        Kind::Code => 5,
+        CodeKind::Code => 5,
     }
 }
 
@@ -221,9 +226,9 @@ mod tests {
     #[test]
     fn equal_paths_are_one_node_and_values_include_children() {
         let profile = profile(&[(&["a", "b"], 3), (&["a"], 4), (&["a", "b", "c"], 5)]);
-        let stacks = Stacks::new(&profile);
-        let tree = tree(&stacks, &View::default());
-        let data = data(&stacks, &View::default(), &tree);
+        let stacks = ProfileStacks::new(&profile);
+        let tree = tree(&stacks, &ProfileView::default());
+        let data = data(&stacks, &ProfileView::default(), &tree);
         assert_eq!(data.parents, [0, 0, 1, 2]);
         assert_eq!(data.types[0].busy, [0, 12, 1, 12, 2, 8, 3, 5]);
         assert_eq!(data.left_out, 0);
@@ -237,9 +242,9 @@ mod tests {
         for (sample, pid) in profile.sample.iter_mut().zip(7..) {
             sample.label.push(Label { key, num: pid, ..Label::default() });
         }
-        let stacks = Stacks::new(&profile);
-        let tree = tree(&stacks, &View::default());
-        let data = data(&stacks, &View::default(), &tree);
+        let stacks = ProfileStacks::new(&profile);
+        let tree = tree(&stacks, &ProfileView::default());
+        let data = data(&stacks, &ProfileView::default(), &tree);
         let name = |node: usize| data.frames[data.nodes[node]].0;
         assert_eq!([0, 1, 2, 3, 4].map(name), ["all", "process 7", "main", "process 8", "main"]);
     }
@@ -251,9 +256,9 @@ mod tests {
         let paths: Vec<[&str; 2]> = names.iter().map(|name| ["big", name.as_str()]).collect();
         stacks.extend(paths.iter().map(|path| (&path[..], 1)));
         let profile = profile(&stacks);
-        let stacks = Stacks::new(&profile);
-        let tree = tree(&stacks, &View::default());
-        let data = data(&stacks, &View::default(), &tree);
+        let stacks = ProfileStacks::new(&profile);
+        let tree = tree(&stacks, &ProfileView::default());
+        let data = data(&stacks, &ProfileView::default(), &tree);
         // The root, `big`, the first of its equal children, and one for the rest.
         assert_eq!(data.nodes.len(), MAX_DRAWN + 2);
         assert_eq!(data.left_out, 11);
@@ -270,9 +275,9 @@ mod tests {
         let deep: Vec<&str> = names.iter().map(String::as_str).collect();
         let profile =
             profile(&[(&deep, 5), (&deep[..MAX_LEVELS + 1], 2), (&deep[..MAX_LEVELS], 1)]);
-        let stacks = Stacks::new(&profile);
-        let tree = tree(&stacks, &View::default());
-        let data = data(&stacks, &View::default(), &tree);
+        let stacks = ProfileStacks::new(&profile);
+        let tree = tree(&stacks, &ProfileView::default());
+        let data = data(&stacks, &ProfileView::default(), &tree);
         assert_eq!(data.nodes.len(), 1 + MAX_LEVELS + 1);
         assert_eq!(data.frames[data.nodes[MAX_LEVELS + 1]].0, "[8,000 deeper levels]");
         let last = i128::try_from(MAX_LEVELS).unwrap();
@@ -282,9 +287,9 @@ mod tests {
     #[test]
     fn a_difference_has_widths_without_signs_and_values_with_them() {
         let profile = profile(&[(&["a", "b"], 30), (&["a", "c"], -20), (&["a", "c"], 5)]);
-        let stacks = Stacks::new(&profile);
-        let tree = tree(&stacks, &View::default());
-        let data = data(&stacks, &View::default(), &tree);
+        let stacks = ProfileStacks::new(&profile);
+        let tree = tree(&stacks, &ProfileView::default());
+        let data = data(&stacks, &ProfileView::default(), &tree);
         assert_eq!(data.types[0].busy, [0, 55, 1, 55, 2, 30, 3, 25]);
         assert_eq!(data.types[0].busy_net, [0, 15, 1, 15, 2, 30, 3, -15]);
     }
@@ -292,7 +297,7 @@ mod tests {
     #[test]
     fn hostile_names_cannot_leave_the_data() {
         let name = "</script><script>alert(1)</script><!--{{js}}";
-        let page = page(&profile(&[(&[name], 1)]), name, None, &View::default()).unwrap();
+        let page = page(&profile(&[(&[name], 1)]), name, None, &ProfileView::default()).unwrap();
         assert!(!page.contains("<script>alert"));
         assert!(page.contains("\\u003c/script>"));
         assert!(page.contains("<title>&lt;/script&gt;"));

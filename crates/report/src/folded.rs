@@ -8,7 +8,7 @@
 //! that knows nothing of it shows the escape; names that differ stay different.
 
 use super::ReportError;
-use super::stacks::{Stacks, Values, View};
+use super::stacks::{ProfileStacks, ProfileView, ViewedSamples};
 use perfusion_pprof::proto::Profile;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ const NO_STACK: &str = "[no stack]";
 
 /// What the lines do not show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LeftOut {
+pub struct UnshownStacks {
     /// The value of parked threads.
     pub parked: i128,
     /// Stacks whose value is below zero. They are written, but other tools leave them out.
@@ -34,14 +34,14 @@ pub struct LeftOut {
 pub fn write(
     profile: &Profile,
     sample_type: &str,
-    view: &View,
+    view: &ProfileView,
     output: &mut dyn Write,
-) -> Result<LeftOut, ReportError> {
-    let stacks = Stacks::new(profile);
+) -> Result<UnshownStacks, ReportError> {
+    let stacks = ProfileStacks::new(profile);
     let column = stacks.sample_type(sample_type)?;
     stacks.check(view)?;
     let mut lines: BTreeMap<String, i128> = BTreeMap::new();
-    let Values { values, idle, .. } = stacks.values(column, view);
+    let ViewedSamples { values, idle, .. } = stacks.values(column, view);
     for (sample, value) in values {
         let mut names: Vec<Cow<'_, str>> =
             stacks.frames(sample).map(|frame| escaped(&frame.name)).collect();
@@ -61,7 +61,7 @@ pub fn write(
         negative += usize::from(*value < 0);
         writeln!(output, "{line} {value}")?;
     }
-    Ok(LeftOut { parked: idle, negative })
+    Ok(UnshownStacks { parked: idle, negative })
 }
 
 fn escape(c: char) -> String {

@@ -3,14 +3,14 @@
 
 use flate2::read::MultiGzDecoder;
 use perfusion_pprof::PprofError;
-use perfusion_pprof::Refusal;
+use perfusion_pprof::ReadRefusal;
 use std::io::{ErrorKind, Read};
 
 /// Bytes looked at.
 const LOOKED_AT: u64 = 4096;
 
 /// What was found, and what to do.
-pub(super) type Answer = (String, &'static str);
+pub(super) type FormatAdvice = (String, &'static str);
 
 /// What to do where nothing better is known.
 pub(super) const RECORD: &str =
@@ -18,7 +18,7 @@ pub(super) const RECORD: &str =
 const AGAIN: &str = "copy it again, or record again: nothing of it can be shown";
 
 /// Says what `bytes` are, which are no profile because of `why`.
-pub(super) fn answer(bytes: &[u8], why: &PprofError) -> Answer {
+pub(super) fn answer(bytes: &[u8], why: &PprofError) -> FormatAdvice {
     let is_gzip = bytes.starts_with(&[0x1f, 0x8b]);
     let mut unpacked = Vec::new();
     if is_gzip {
@@ -37,12 +37,12 @@ pub(super) fn answer(bytes: &[u8], why: &PprofError) -> Answer {
         ),
         // It has the form of one: what is wrong with it is what a person who writes profiles wants
         // to know.
-        PprofError::Refused(Refusal::Concatenated) => (
-            Refusal::Concatenated.to_string(),
+        PprofError::Refused(ReadRefusal::Concatenated) => (
+            ReadRefusal::Concatenated.to_string(),
             "split them into files; `perfusion report FILE FILE...` shows several as one",
         ),
         PprofError::Refused(refusal)
-            if *refusal != Refusal::Wire && sort(bytes, is_gzip, &unpacked).is_none() =>
+            if *refusal != ReadRefusal::Wire && sort(bytes, is_gzip, &unpacked).is_none() =>
         {
             (
                 format!("one that breaks a rule of the format, {refusal}"),

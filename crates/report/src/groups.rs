@@ -3,9 +3,9 @@
 //! says how much that is per second, window after window.
 
 use super::ReportError;
-use super::stacks::{Stacks, Values, View};
+use super::stacks::{ProfileStacks, ProfileView, ViewedSamples};
 use super::together::{WINDOW, is_of_moments};
-use super::top::{NO_DURATION, Options, Table};
+use super::top::{NO_DURATION, TableOptions, TopTable};
 use perfusion_model::text::clean;
 use perfusion_model::units::{human, percent};
 use perfusion_pprof::proto::Profile;
@@ -21,18 +21,18 @@ pub fn table(
     profile: &Profile,
     sample_type: &str,
     by: &[String],
-    options: &Options,
+    options: &TableOptions,
 ) -> Result<String, ReportError> {
-    let stacks = Stacks::new(profile);
+    let stacks = ProfileStacks::new(profile);
     let column = stacks.sample_type(sample_type)?;
-    stacks.check(&View { by: by.to_owned(), ..options.view.clone() })?;
+    stacks.check(&ProfileView { by: by.to_owned(), ..options.view.clone() })?;
     let mut groups: HashMap<Vec<Cow<'_, str>>, i128> = HashMap::new();
     let mut of_windows = HashMap::<String, i128>::new();
     let by_window = by.iter().position(|label| label == WINDOW);
     let window = |names: &[Cow<'_, str>]| {
         by_window.and_then(|at| names.get(at)).map(|window| window.to_string())
     };
-    let Values { values, total, idle } = stacks.values(column, &options.view);
+    let ViewedSamples { values, total, idle } = stacks.values(column, &options.view);
     for (sample, value) in values {
         let value = i128::from(value);
         let names = stacks.groups(sample, by);
@@ -60,7 +60,7 @@ pub fn table(
         rows <= options.limit
     });
 
-    let mut table = Table::new(&stacks, column, options);
+    let mut table = TopTable::new(&stacks, column, options);
     let labels: Vec<Cow<'_, str>> = by.iter().map(|label| clean(label)).collect();
     let what = format!("{} by {}", clean(sample_type), labels.join(", "));
     // Each window has a moment of its own, of which there is no sum and no rate.

@@ -31,7 +31,7 @@ pub mod top;
 mod tree;
 pub mod types;
 
-use perfusion_dotnet::exact::{self, Account, path_beside};
+use perfusion_dotnet::exact::{self, ExactAccount, path_beside};
 use perfusion_pprof::proto::Profile;
 use perfusion_pprof::{PprofError, read};
 use std::borrow::Cow;
@@ -40,7 +40,7 @@ use std::fs::File;
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
-use together::{Together, Windows};
+use together::{ProfileMerger, WindowLengths};
 
 /// Largest file read.
 const MAX_FILE_BYTES: u64 = 1 << 30;
@@ -184,7 +184,7 @@ pub fn load_with(
         }
         other => other,
     })?;
-    match stacks::Stacks::new(&profile).sample_type(sample_type) {
+    match stacks::ProfileStacks::new(&profile).sample_type(sample_type) {
         Err(ReportError::NoSampleType { available, .. }) => {
             Err(ReportError::OfAnother { path: path.to_owned(), expected, available })
         }
@@ -195,7 +195,7 @@ pub fn load_with(
 /// As pprof reads it. What was dropped or changed on the way is said.
 fn decoded(path: &Path, bytes: &[u8]) -> Result<Profile, ReportError> {
     match read::read(bytes) {
-        Ok(read::Reading { profile, remarks }) => {
+        Ok(read::ReadProfile { profile, remarks }) => {
             for remark in remarks {
                 tracing::warn!("{}: {remark}", shown(path));
             }
@@ -217,11 +217,11 @@ pub fn load_all(
     paths: &[PathBuf],
     each_moment: bool,
     only: Option<&str>,
-) -> Result<(Profile, Windows), ReportError> {
+) -> Result<(Profile, WindowLengths), ReportError> {
     if paths.iter().filter(|path| path.as_os_str() == "-").count() > 1 {
         return Err(ReportError::StdinTwice);
     }
-    let mut all = Together::new();
+    let mut all = ProfileMerger::new();
     let (mut known, hasher) = (HashSet::new(), RandomState::new());
     let (mut again, mut gone) = (Vec::new(), Vec::new());
     for path in paths {
@@ -274,7 +274,7 @@ fn shown(path: &Path) -> std::borrow::Cow<'_, str> {
 ///
 /// # Errors
 /// When the file cannot be read or is something else.
-pub fn load_account(path: &Path) -> Result<Account, ReportError> {
+pub fn load_account(path: &Path) -> Result<ExactAccount, ReportError> {
     let is_json = path == Path::new("-") || path.extension().is_some_and(|end| end == "json");
     let profile = path;
     let path = if is_json { path.to_owned() } else { path_beside(path) };
@@ -286,7 +286,7 @@ pub fn load_account(path: &Path) -> Result<Account, ReportError> {
         }
         read => read?,
     };
-    let account: Account = serde_json::from_slice(&bytes)
+    let account: ExactAccount = serde_json::from_slice(&bytes)
         .map_err(|error| ReportError::NoAccount { path: path.clone(), why: error.to_string() })?;
     match account.version {
         exact::VERSION => Ok(account),

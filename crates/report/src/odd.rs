@@ -1,7 +1,7 @@
 //! Tests: profiles of other tools as people see them, in the table, by label and as folded text.
 
-use super::stacks::{Only, Stacks, View};
-use super::top::Options;
+use super::stacks::{LabelFilter, ProfileStacks, ProfileView};
+use super::top::TableOptions;
 use super::{folded, groups, top, types};
 use perfusion_pprof::proto::{
     Function, Label, Line, Location, Mapping, Profile, Sample, ValueType,
@@ -41,11 +41,11 @@ fn label(profile: &mut Profile, sample: usize, key: &str, value: &str) {
 }
 
 fn table(profile: &Profile, sample_type: &str) -> String {
-    top::table(profile, sample_type, &Options::default()).unwrap()
+    top::table(profile, sample_type, &TableOptions::default()).unwrap()
 }
 
 fn by(profile: &Profile, label: &str) -> String {
-    groups::table(profile, "cpu", &[label.to_owned()], &Options::default()).unwrap()
+    groups::table(profile, "cpu", &[label.to_owned()], &TableOptions::default()).unwrap()
 }
 
 const CPU: &[(&str, &str)] = &[("cpu", "nanoseconds")];
@@ -84,7 +84,7 @@ fn sums_beyond_64_bits_are_right() {
         &[(&["a"], &[i64::MAX]), (&["a"], &[i64::MAX]), (&["b"], &[i64::MIN])],
     );
     let mut lines = Vec::new();
-    folded::write(&profile, "n", &View::default(), &mut lines).unwrap();
+    folded::write(&profile, "n", &ProfileView::default(), &mut lines).unwrap();
     assert_eq!(
         String::from_utf8(lines).unwrap(),
         "a 18446744073709551614\nb -9223372036854775808\n"
@@ -98,7 +98,7 @@ fn without_a_duration_there_are_no_rates_and_it_is_said() {
     assert!(table(&profile, "alloc_space").contains("total 1000 B, the profile names no duration"));
     let comment = string(&mut profile, "perfusion 1.0");
     profile.comment.push(comment);
-    let shown = types::table(&profile, "alloc_space", &Options::default());
+    let shown = types::table(&profile, "alloc_space", &TableOptions::default());
     assert!(
         shown.contains("?  [unknown type]") && shown.contains("?: the profile names no duration"),
         "{shown}"
@@ -106,7 +106,7 @@ fn without_a_duration_there_are_no_rates_and_it_is_said() {
     profile.duration_nanos = 2_000_000_000;
     assert!(table(&profile, "alloc_space").contains("total 1000 B in 2 s"));
     assert!(
-        types::table(&profile, "alloc_space", &Options::default())
+        types::table(&profile, "alloc_space", &TableOptions::default())
             .contains("500 B  [unknown type]")
     );
 }
@@ -114,10 +114,10 @@ fn without_a_duration_there_are_no_rates_and_it_is_said() {
 #[test]
 fn a_lone_column_of_a_pair_has_no_table_of_types() {
     let mut profile = profile(&[("inuse_space", "bytes")], &[(&["f"], &[100])]);
-    assert!(!types::is_known(&Stacks::new(&profile), "inuse_space"));
+    assert!(!types::is_known(&ProfileStacks::new(&profile), "inuse_space"));
     let comment = string(&mut profile, "perfusion 1.0");
     profile.comment.push(comment);
-    assert!(!types::is_known(&Stacks::new(&profile), "inuse_space"));
+    assert!(!types::is_known(&ProfileStacks::new(&profile), "inuse_space"));
     assert!(
         table(&profile, "inuse_space").starts_with("inuse_space: total 100 B, 1 of 1 functions")
     );
@@ -147,7 +147,7 @@ fn functions_without_names_are_called_as_pprof_calls_them() {
     profile.location[4].line.clear();
     profile.location[4].address = 0x5000;
     let mut lines = Vec::new();
-    folded::write(&profile, "cpu", &View::default(), &mut lines).unwrap();
+    folded::write(&profile, "cpu", &ProfileView::default(), &mut lines).unwrap();
     let lines = String::from_utf8(lines).unwrap();
     assert_eq!(lines, "\\u{20};<unknown> 4\nmain;<unknown> 1\nmain;[libwork.so.1] 2\n");
 }
@@ -172,7 +172,7 @@ fn names_that_look_alike_once_escaped_stay_apart() {
     let mut profile = profile(CPU, &samples);
     profile.sample.push(Sample { value: vec![1], ..Sample::default() });
     let mut lines = Vec::new();
-    folded::write(&profile, "cpu", &View::default(), &mut lines).unwrap();
+    folded::write(&profile, "cpu", &ProfileView::default(), &mut lines).unwrap();
     let lines = String::from_utf8(lines).unwrap();
     assert_eq!(lines.lines().count(), names.len() + 1, "{lines}");
     assert!(lines.lines().all(|line| line.ends_with(" 1") && line.len() < 3_000));
@@ -188,10 +188,11 @@ fn labels_of_one_name_are_all_shown_and_an_empty_text_is_no_number() {
     for row in ["10 ns  55.6%  a, b", "5 ns  27.8%  (empty)", "3 ns  16.7%  (none)"] {
         assert!(shown.contains(row), "no `{row}`: {shown}");
     }
-    let only = |value: &str| vec![Only { label: "thread".to_owned(), value: value.to_owned() }];
-    let stacks = Stacks::new(&profile);
+    let only =
+        |value: &str| vec![LabelFilter { label: "thread".to_owned(), value: value.to_owned() }];
+    let stacks = ProfileStacks::new(&profile);
     for (value, expected) in [("a", 10), ("b", 10), ("a, b", 10), ("", 3)] {
-        let view = View { only: only(value), ..View::default() };
+        let view = ProfileView { only: only(value), ..ProfileView::default() };
         assert_eq!(stacks.values(0, &view).total.net(), expected, "{value}");
     }
 }

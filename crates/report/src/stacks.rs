@@ -14,7 +14,7 @@ use std::fmt::Write as _;
 
 /// What kind of code a frame is, by its mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum CodeKind {
     /// Kernel code.
     Kernel,
     /// Native code of a file.
@@ -29,29 +29,29 @@ pub enum Kind {
 
 /// One frame.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Frame<'a> {
+pub struct ReportFrame<'a> {
     /// Function name, control characters escaped.
     pub name: Cow<'a, str>,
     /// File name of the mapping, without directories; empty when there is none.
     pub module: &'a str,
     /// Kind of code.
-    pub kind: Kind,
+    pub kind: CodeKind,
 }
 
 /// What of a profile to show.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct View {
+pub struct ProfileView {
     /// Parked threads (`wait_kind=idle`) too.
     pub idle: bool,
     /// Only samples with these labels.
-    pub only: Vec<Only>,
+    pub only: Vec<LabelFilter>,
     /// Labels to group by, the outermost first.
     pub by: Vec<String>,
 }
 
 /// A label and the value it must have; an empty value asks for samples without the label.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Only {
+pub struct LabelFilter {
     /// Name of the label, or `thread` or `process`.
     pub label: String,
     /// Its value.
@@ -83,7 +83,7 @@ const BASE: &str = "pprof::base";
 
 /// Sums of a sample type over some samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Total {
+pub struct SignedTotal {
     /// Sum of the values above zero.
     pub up: i128,
     /// Sum of the values below zero: a profile may be the difference of two.
@@ -92,7 +92,7 @@ pub struct Total {
     base: i128,
 }
 
-impl Total {
+impl SignedTotal {
     fn add(&mut self, value: i64, is_base: bool) {
         let value = i128::from(value);
         if value < 0 {
@@ -121,25 +121,25 @@ impl Total {
 
 /// The samples of a view with their values.
 #[derive(Debug, Default)]
-pub struct Values<'a> {
+pub struct ViewedSamples<'a> {
     /// Each sample that has a value, and its value.
     pub values: Vec<(&'a Sample, i64)>,
     /// Their sums.
-    pub total: Total,
+    pub total: SignedTotal,
     /// The sum of those that are left out because their thread was parked.
     pub idle: i128,
 }
 
 /// A profile with its tables indexed.
-pub struct Stacks<'a> {
+pub struct ProfileStacks<'a> {
     profile: &'a Profile,
     /// This program has recorded it.
     ours: bool,
     /// Frames of each location, innermost first, by location id.
-    locations: HashMap<u64, Vec<Frame<'a>>>,
+    locations: HashMap<u64, Vec<ReportFrame<'a>>>,
 }
 
-impl<'a> Stacks<'a> {
+impl<'a> ProfileStacks<'a> {
     /// Indexes a profile that was validated.
     #[must_use]
     pub fn new(profile: &'a Profile) -> Self {
@@ -156,13 +156,13 @@ impl<'a> Stacks<'a> {
         let ours = read::is_ours(profile);
         // To pprof a function is its name. What has one name is one function here, too, if it is
         // another tool's: in the first of its files.
-        let mut of_names: HashMap<&str, (Kind, &str)> = HashMap::new();
-        let mut frames = |location: &Location| -> Vec<Frame<'a>> {
+        let mut of_names: HashMap<&str, (CodeKind, &str)> = HashMap::new();
+        let mut frames = |location: &Location| -> Vec<ReportFrame<'a>> {
             let file = mappings.get(&location.mapping_id).copied();
             let module = file.map_or("", |file| file.rsplit('/').next().unwrap_or(file));
             if ours {
-                let kind = file.map_or(Kind::Note, kind);
-                let frame = |name| Frame { name, module, kind };
+                let kind = file.map_or(CodeKind::Note, kind);
+                let frame = |name| ReportFrame { name, module, kind };
                 if location.line.is_empty() {
                     return vec![frame(Cow::Owned(format!("0x{:x}", location.address)))];
                 }
@@ -174,13 +174,13 @@ impl<'a> Stacks<'a> {
                     .collect();
             }
             let kind = foreign_kind(file.unwrap_or_default());
-            let unnamed = || Frame { name: unnamed(module), module, kind };
+            let unnamed = || ReportFrame { name: unnamed(module), module, kind };
             let named = |name: &'a str| {
                 let (kind, module) = *of_names.entry(name).or_insert((kind, module));
-                Frame { name: distinct(name), module, kind }
+                ReportFrame { name: distinct(name), module, kind }
             };
             let names = location.line.iter().map(|line| functions.get(&line.function_id).copied());
-            let mut frames: Vec<Frame<'a>> = names
+            let mut frames: Vec<ReportFrame<'a>> = names
                 .map(|name| name.filter(|name| !name.is_empty()))
                 .map({
                     let mut named = named;
@@ -249,8 +249,8 @@ impl<'a> Stacks<'a> {
 
     /// The samples that have a value of one type and that `view` shows.
     #[must_use]
-    pub fn values(&self, column: usize, view: &View) -> Values<'a> {
-        let mut values = Values::default();
+    pub fn values(&self, column: usize, view: &ProfileView) -> ViewedSamples<'a> {
+        let mut values = ViewedSamples::default();
         for sample in self.samples() {
             let value = sample.value.get(column).copied().unwrap_or(0);
             if value == 0 || !self.is_asked(sample, &view.only) {
@@ -267,17 +267,17 @@ impl<'a> Stacks<'a> {
     }
 
     /// Frames of a sample, innermost first.
-    pub fn frames(&self, sample: &Sample) -> impl Iterator<Item = &Frame<'a>> {
+    pub fn frames(&self, sample: &Sample) -> impl Iterator<Item = &ReportFrame<'a>> {
         sample.location_id.iter().filter_map(|id| self.locations.get(id)).flatten()
     }
 
     /// Frames of a sample as people want them, innermost first: neighbours without a name in one
     /// file become one frame with the file's name. (The runtime's libraries are stripped: ten
     /// addresses in a row would tell nobody anything.)
-    pub fn readable_frames(&self, sample: &Sample) -> impl Iterator<Item = Frame<'a>> {
-        let mut last: Option<Frame<'a>> = None;
+    pub fn readable_frames(&self, sample: &Sample) -> impl Iterator<Item = ReportFrame<'a>> {
+        let mut last: Option<ReportFrame<'a>> = None;
         self.frames(sample).filter_map(move |frame| {
-            let frame = Frame { name: without_address(frame), ..frame.clone() };
+            let frame = ReportFrame { name: without_address(frame), ..frame.clone() };
             if frame.name.starts_with('[') && last.as_ref() == Some(&frame) {
                 return None;
             }
@@ -288,10 +288,10 @@ impl<'a> Stacks<'a> {
 
     /// The same without those of another thread, which stand beyond a waiting stack.
     #[must_use]
-    pub fn own_readable_frames(&self, sample: &Sample) -> Vec<Frame<'a>> {
-        let mut frames: Vec<Frame<'a>> = self.readable_frames(sample).collect();
-        let is_edge = |frame: &Frame<'_>| {
-            self.ours && frame.kind == Kind::Note && EDGES.contains(&&*frame.name)
+    pub fn own_readable_frames(&self, sample: &Sample) -> Vec<ReportFrame<'a>> {
+        let mut frames: Vec<ReportFrame<'a>> = self.readable_frames(sample).collect();
+        let is_edge = |frame: &ReportFrame<'_>| {
+            self.ours && frame.kind == CodeKind::Note && EDGES.contains(&&*frame.name)
         };
         if let Some(edge) = frames.iter().rposition(is_edge) {
             frames.drain(..=edge);
@@ -371,8 +371,8 @@ impl<'a> Stacks<'a> {
 
     /// True where a sample is as asked.
     #[must_use]
-    pub fn is_asked(&self, sample: &Sample, only: &[Only]) -> bool {
-        only.iter().all(|Only { label, value }| {
+    pub fn is_asked(&self, sample: &Sample, only: &[LabelFilter]) -> bool {
+        only.iter().all(|LabelFilter { label, value }| {
             let whole = self.group(sample, label);
             let parts =
                 TOGETHER.iter().find(|(name, _)| name == label).map_or(&[][..], |(_, parts)| parts);
@@ -396,7 +396,7 @@ impl<'a> Stacks<'a> {
     ///
     /// # Errors
     /// For one that no sample has; the error lists those there are.
-    pub fn check(&self, view: &View) -> Result<(), ReportError> {
+    pub fn check(&self, view: &ProfileView) -> Result<(), ReportError> {
         let mut labels: BTreeSet<&str> = self
             .samples()
             .flat_map(|sample| &sample.label)
@@ -420,7 +420,7 @@ impl<'a> Stacks<'a> {
         }
     }
 
-    fn check_value(&self, only: &Only) -> Result<(), ReportError> {
+    fn check_value(&self, only: &LabelFilter) -> Result<(), ReportError> {
         let found = self.samples().any(|sample| self.is_asked(sample, std::slice::from_ref(only)));
         // Without a value: samples that have no such label. That there are none is an answer.
         if found || only.value.is_empty() {
@@ -524,9 +524,9 @@ impl<'a> Stacks<'a> {
 }
 
 /// `[libfoo.so]+0x1234` -> `[libfoo.so]`; any other name as it is.
-fn without_address<'a>(frame: &Frame<'a>) -> Cow<'a, str> {
+fn without_address<'a>(frame: &ReportFrame<'a>) -> Cow<'a, str> {
     match frame.name.strip_prefix('[').and_then(|name| name.split_once("]+0x")) {
-        Some((file, _)) if frame.kind == Kind::Native => Cow::Owned(format!("[{file}]")),
+        Some((file, _)) if frame.kind == CodeKind::Native => Cow::Owned(format!("[{file}]")),
         _ => frame.name.clone(),
     }
 }
@@ -570,22 +570,22 @@ fn distinct(name: &str) -> Cow<'_, str> {
 }
 
 /// The same of another tool's profile.
-fn foreign_kind(file: &str) -> Kind {
+fn foreign_kind(file: &str) -> CodeKind {
     match file {
-        "" => Kind::Code,
-        _ if file.starts_with("[kernel") => Kind::Kernel,
-        _ => Kind::Native,
+        "" => CodeKind::Code,
+        _ if file.starts_with("[kernel") => CodeKind::Kernel,
+        _ => CodeKind::Native,
     }
 }
 
 /// Native files have a path or a name in brackets; a managed module is a bare file name.
-fn kind(file: &str) -> Kind {
+fn kind(file: &str) -> CodeKind {
     match file {
-        KERNEL_MAPPING => Kind::Kernel,
-        MANAGED_MAPPING => Kind::Managed,
-        "" => Kind::Note,
-        _ if file.starts_with("[kernel") => Kind::Kernel,
-        _ if file.contains('/') || file.starts_with('[') => Kind::Native,
-        _ => Kind::Managed,
+        KERNEL_MAPPING => CodeKind::Kernel,
+        MANAGED_MAPPING => CodeKind::Managed,
+        "" => CodeKind::Note,
+        _ if file.starts_with("[kernel") => CodeKind::Kernel,
+        _ if file.contains('/') || file.starts_with('[') => CodeKind::Native,
+        _ => CodeKind::Managed,
     }
 }

@@ -2,7 +2,7 @@
 
 use super::ReportError;
 use super::survey_profile::TYPES;
-use crate::stacks::Stacks;
+use crate::stacks::ProfileStacks;
 use perfusion_model::units::{counted, grouped, human};
 use perfusion_pprof::NO_LOSS;
 use perfusion_pprof::proto::Profile;
@@ -29,15 +29,15 @@ fn growth(both: &Both) -> Amount {
 
 /// By type, and by the way from the root to the type.
 #[derive(Default)]
-struct Sums {
+struct SurveySums {
     types: BTreeMap<String, Both>,
     ways: BTreeMap<Vec<String>, Both>,
     all: Both,
 }
 
-impl Sums {
+impl SurveySums {
     fn add(&mut self, profile: &Profile, which: usize) -> Result<(), ReportError> {
-        let stacks = Stacks::new(profile);
+        let stacks = ProfileStacks::new(profile);
         let [objects, bytes] = [stacks.sample_type(TYPES[0].0)?, stacks.sample_type(TYPES[1].0)?];
         for sample in &profile.sample {
             let value = |column: usize| sample.value.get(column).copied().unwrap_or(0);
@@ -67,18 +67,19 @@ impl Sums {
 /// # Errors
 /// When one is no profile of a survey.
 pub fn text(before: &Profile, after: &Profile, rows: usize) -> Result<String, ReportError> {
-    let mut sums = Sums::default();
+    let mut sums = SurveySums::default();
     sums.add(before, 0)?;
     sums.add(after, 1)?;
     let mut text = String::new();
     let [was, is] = sums.all;
     // Writing to a String cannot fail.
-    let whose = |profile| Stacks::new(profile).comments().next().unwrap_or_default().into_owned();
+    let whose =
+        |profile| ProfileStacks::new(profile).comments().next().unwrap_or_default().into_owned();
     if whose(before) != whose(after) {
         writeln!(text, "of two processes: {}, and {}", whose(before), whose(after)).ok();
     }
     for (profile, which) in [(before, "first"), (after, "second")] {
-        for lacks in Stacks::new(profile).losses().filter(|line| line != NO_LOSS) {
+        for lacks in ProfileStacks::new(profile).losses().filter(|line| line != NO_LOSS) {
             writeln!(text, "the {which} one is not whole: {lacks}").ok();
         }
     }

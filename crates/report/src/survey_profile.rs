@@ -2,8 +2,8 @@
 //! (innermost) to the root, its values how many there are and their bytes. And back, for comparing
 //! two.
 
-use perfusion_heap::paths::{Paths, Step};
-use perfusion_heap::walk::Survey;
+use perfusion_heap::paths::{PathStep, RetentionPaths};
+use perfusion_heap::walk::HeapSurvey;
 use perfusion_pprof::proto::{Function, Line, Location, Mapping, Profile, Sample, ValueType};
 use perfusion_pprof::{Invalid, MANAGED_MAPPING, validate};
 use std::collections::HashMap;
@@ -20,13 +20,13 @@ const MAPPING: u64 = 1;
 const MOST_STEPS: usize = 1 << 23;
 
 /// Strings, functions and locations, each once. A function and its location have the same id.
-struct Tables {
+struct SurveyTables {
     profile: Profile,
     strings: HashMap<String, i64>,
     locations: HashMap<String, u64>,
 }
 
-impl Tables {
+impl SurveyTables {
     fn string(&mut self, text: &str) -> i64 {
         if let Some(&index) = self.strings.get(text) {
             return index;
@@ -62,13 +62,16 @@ impl Tables {
 /// # Errors
 /// When the result would break a rule of the format, which is a fault of this program.
 pub fn profile(
-    survey: &Survey,
-    paths: &Paths,
+    survey: &HeapSurvey,
+    paths: &RetentionPaths,
     time: SystemTime,
     comments: &[String],
 ) -> Result<Profile, Invalid> {
-    let mut tables =
-        Tables { profile: Profile::default(), strings: HashMap::new(), locations: HashMap::new() };
+    let mut tables = SurveyTables {
+        profile: Profile::default(),
+        strings: HashMap::new(),
+        locations: HashMap::new(),
+    };
     tables.string("");
     let sample_type = TYPES.map(|each| tables.value_type(each)).to_vec();
     let default = sample_type.last().copied().unwrap_or_default();
@@ -88,16 +91,16 @@ pub fn profile(
     let pause = survey.pause.as_nanos();
     tables.profile.duration_nanos = i64::try_from(pause).unwrap_or(i64::MAX);
     tables.profile.comment = comments.iter().map(|comment| tables.string(comment)).collect();
-    let mut known: HashMap<Step, u64> = HashMap::new();
+    let mut known: HashMap<PathStep, u64> = HashMap::new();
     let mut left = MOST_STEPS;
     for (number, node) in paths.ends() {
         let mut way = paths.way(number);
         left = left.saturating_sub(way.len());
         if left == 0 {
-            way = [Step::Further].into_iter().chain(way.last().copied()).collect();
+            way = [PathStep::Further].into_iter().chain(way.last().copied()).collect();
         }
-        let mut location = |&step: &Step| {
-            let is_type = matches!(step, Step::Type(_));
+        let mut location = |&step: &PathStep| {
+            let is_type = matches!(step, PathStep::Type(_));
             *known.entry(step).or_insert_with(|| tables.location(&survey.step_name(step), is_type))
         };
         let location_id = way.iter().rev().map(&mut location).collect();

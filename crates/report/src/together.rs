@@ -24,7 +24,7 @@ pub const WINDOW: &str = "window";
 const SAME_MOMENT_NS: i64 = 500_000_000;
 
 /// Windows and their lengths in nanoseconds, by the value of the label.
-pub type Windows = BTreeMap<String, i64>;
+pub type WindowLengths = BTreeMap<String, i64>;
 
 /// When a profile began, as the label has it.
 #[must_use]
@@ -44,14 +44,14 @@ pub fn is_of_moments(sample_type: &str) -> bool {
 }
 
 /// Profiles that are made one.
-pub struct Together {
-    whole: Whole,
-    spans: Vec<Span>,
-    windows: Windows,
+pub struct ProfileMerger {
+    whole: MergedTables,
+    spans: Vec<WindowSamples>,
+    windows: WindowLengths,
 }
 
 /// One of the profiles: when it was recorded, and where its samples lie.
-struct Span {
+struct WindowSamples {
     window: String,
     from_ns: i64,
     to_ns: i64,
@@ -59,14 +59,14 @@ struct Span {
     comments: Vec<i64>,
 }
 
-impl Together {
+impl ProfileMerger {
     /// None yet.
     #[must_use]
     pub fn new() -> Self {
-        let mut whole = Whole::default();
+        let mut whole = MergedTables::default();
         // An empty string is the table's first.
         whole.text("");
-        Self { whole, spans: Vec::new(), windows: Windows::new() }
+        Self { whole, spans: Vec::new(), windows: WindowLengths::new() }
     }
 
     /// One more, which was validated.
@@ -74,7 +74,7 @@ impl Together {
         let window = window_of(profile);
         let before = self.whole.profile.sample.len();
         let comments = self.whole.add(profile, &window);
-        self.spans.push(Span {
+        self.spans.push(WindowSamples {
             window: window.clone(),
             from_ns: profile.time_nanos,
             to_ns: profile.time_nanos.saturating_add(profile.duration_nanos),
@@ -89,8 +89,9 @@ impl Together {
     /// was alive is there for each window, else for the last one alone. If only one window is shown
     /// its time alone counts.
     #[must_use]
-    pub fn finish(self, each_moment: bool, only: Option<&str>) -> (Profile, Windows) {
-        let Self { whole: Whole { mut profile, of_moments, .. }, mut spans, mut windows } = self;
+    pub fn finish(self, each_moment: bool, only: Option<&str>) -> (Profile, WindowLengths) {
+        let Self { whole: MergedTables { mut profile, of_moments, .. }, mut spans, mut windows } =
+            self;
         let last = spans.iter().map(|span| span.to_ns).max().unwrap_or(0);
         for span in &spans {
             // What ends in the same moment does so but for the time it takes to write windows of
@@ -124,14 +125,14 @@ impl Together {
     }
 }
 
-impl Default for Together {
+impl Default for ProfileMerger {
     fn default() -> Self {
         Self::new()
     }
 }
 
 /// How long at least one of them was recorded.
-fn covered(spans: &mut [Span]) -> i64 {
+fn covered(spans: &mut [WindowSamples]) -> i64 {
     spans.sort_unstable_by_key(|span| span.from_ns);
     let (mut sum, mut until) = (0i64, i64::MIN);
     for span in spans {
@@ -143,7 +144,7 @@ fn covered(spans: &mut [Span]) -> i64 {
 
 /// What was added so far. Ids are positions plus one.
 #[derive(Default)]
-struct Whole {
+struct MergedTables {
     profile: Profile,
     texts: HashMap<String, i64>,
     mappings: HashMap<(i64, i64), u64>,
@@ -153,7 +154,7 @@ struct Whole {
     of_moments: HashSet<usize>,
 }
 
-impl Whole {
+impl MergedTables {
     fn text(&mut self, text: &str) -> i64 {
         if let Some(&place) = self.texts.get(text) {
             return place;
@@ -289,8 +290,8 @@ fn number<K: Hash + Eq>(table: &mut HashMap<K, u64>, key: K) -> (u64, bool) {
 
 #[cfg(test)]
 mod tests {
-    use super::{Together, Windows};
-    use crate::stacks::Stacks;
+    use super::{ProfileMerger, WindowLengths};
+    use crate::stacks::ProfileStacks;
     use crate::{groups, top};
     use perfusion_pprof::proto::{
         Function, Label, Line, Location, Mapping, Profile, Sample, ValueType,
@@ -351,8 +352,8 @@ mod tests {
         profile
     }
 
-    fn together(each_moment: bool) -> (Profile, Windows) {
-        let mut all = Together::new();
+    fn together(each_moment: bool) -> (Profile, WindowLengths) {
+        let mut all = ProfileMerger::new();
         // Two services of the last window, out of order, and a gap of ten seconds.
         all.add(&profile(30, "Load", 8, 16, true));
         all.add(&profile(0, "Load", 1, 2, false));
@@ -364,12 +365,13 @@ mod tests {
     /// What the rows of a report say.
     fn lines(
         profile: &Profile,
-        windows: &Windows,
+        windows: &WindowLengths,
         sample_type: &str,
         by: &[&str],
         limit: usize,
     ) -> Vec<String> {
-        let options = top::Options { limit, windows: windows.clone(), ..top::Options::default() };
+        let options =
+            top::TableOptions { limit, windows: windows.clone(), ..top::TableOptions::default() };
         let by: Vec<String> = by.iter().map(|label| (*label).to_owned()).collect();
         let text = match by.is_empty() {
             true => top::table(profile, sample_type, &options).unwrap(),
@@ -392,19 +394,19 @@ mod tests {
         assert_eq!(allocated[3], "9 B 20.0% 9 B 20.0% Load [app.dll]");
         let alive = lines(&all, &windows, "inuse_space", &[], 9);
         assert_eq!(alive[0], "inuse_space: total 80 B, 2 of 2 functions");
-        assert_eq!(Stacks::new(&all).losses().collect::<Vec<_>>(), ["none"]);
+        assert_eq!(ProfileStacks::new(&all).losses().collect::<Vec<_>>(), ["none"]);
     }
 
     #[test]
     fn one_window_alone_has_its_own_length() {
-        let mut all = Together::new();
+        let mut all = ProfileMerger::new();
         all.add(&profile(0, "Load", 1, 2, false));
         all.add(&profile(10, "Save", 4, 8, true));
         let mut lowered = profile(20, "Save", 4, 8, true);
         lowered.comment = vec![4];
         all.add(&lowered);
         let (one, windows) = all.finish(true, Some("1970-01-01T00:00:10.000Z"));
-        assert_eq!(Stacks::new(&one).comments().collect::<Vec<_>>(), ["loss: none"]);
+        assert_eq!(ProfileStacks::new(&one).comments().collect::<Vec<_>>(), ["loss: none"]);
         assert_eq!(
             (one.time_nanos, one.duration_nanos, windows.len()),
             (10 * SECOND, 10 * SECOND, 1)
@@ -425,8 +427,9 @@ mod tests {
         let few = lines(&all, &windows, "alloc_space", &["window", "sampled_objects"], 1);
         assert_eq!(few[4], "40 B 88.9% 4 B 1970-01-01T00:00:30.000Z 3", "{few:#?}");
         // A window without any is a row of its own, where windows alone are asked for.
-        let windows = [windows, Windows::from([("1970-01-01T00:00:20.000Z".to_owned(), SECOND)])];
-        let windows: Windows = windows.into_iter().flatten().collect();
+        let windows =
+            [windows, WindowLengths::from([("1970-01-01T00:00:20.000Z".to_owned(), SECOND)])];
+        let windows: WindowLengths = windows.into_iter().flatten().collect();
         let allocated = lines(&all, &windows, "alloc_space", &["window"], 9);
         assert_eq!(allocated[4], "0 0.0% 0 1970-01-01T00:00:20.000Z", "{allocated:#?}");
     }

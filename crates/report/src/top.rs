@@ -8,8 +8,10 @@
 //! wait is the doing of the functions that waited: who ended it has no part in the table.
 
 use super::ReportError;
-use super::stacks::{Frame, Kind, Stacks, Total, Values, View};
-use super::together::{Windows, is_of_moments};
+use super::stacks::{
+    CodeKind, ProfileStacks, ProfileView, ReportFrame, SignedTotal, ViewedSamples,
+};
+use super::together::{WindowLengths, is_of_moments};
 use perfusion_aggregate::pool::STARVATION;
 use perfusion_model::text::clean;
 use perfusion_model::units::{human, percent};
@@ -21,7 +23,7 @@ use std::io::IsTerminal;
 
 /// How to print.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct TableOptions {
     /// Rows.
     pub limit: usize,
     /// Columns of the terminal; `None`: lines may be as long as names are.
@@ -31,19 +33,19 @@ pub struct Options {
     /// Most cumulative first, not most of its own.
     pub cumulative: bool,
     /// What to show.
-    pub view: View,
+    pub view: ProfileView,
     /// The windows of several profiles that are shown as one, and their lengths.
-    pub windows: Windows,
+    pub windows: WindowLengths,
 }
 
-impl Default for Options {
+impl Default for TableOptions {
     fn default() -> Self {
-        let (view, windows) = (View::default(), Windows::new());
+        let (view, windows) = (ProfileView::default(), WindowLengths::new());
         Self { limit: 30, width: None, colour: false, cumulative: false, view, windows }
     }
 }
 
-impl Options {
+impl TableOptions {
     /// Defaults for standard output: as wide as the terminal and in colour where it is one and
     /// `NO_COLOR` is not set.
     #[must_use]
@@ -61,7 +63,7 @@ impl Options {
 }
 
 #[derive(Default)]
-struct Row {
+struct FunctionTotals {
     flat: i128,
     cum: i128,
 }
@@ -74,15 +76,15 @@ struct Row {
 pub fn table(
     profile: &Profile,
     sample_type: &str,
-    options: &Options,
+    options: &TableOptions,
 ) -> Result<String, ReportError> {
-    let stacks = Stacks::new(profile);
+    let stacks = ProfileStacks::new(profile);
     let column = stacks.sample_type(sample_type)?;
     stacks.check(&options.view)?;
     let is_owned = stacks.is_ours() && OWNED.contains(&sample_type);
-    let mut rows: HashMap<Frame<'_>, Row> = HashMap::new();
+    let mut rows: HashMap<ReportFrame<'_>, FunctionTotals> = HashMap::new();
     let mut owned = false;
-    let Values { values, total, idle } = stacks.values(column, &options.view);
+    let ViewedSamples { values, total, idle } = stacks.values(column, &options.view);
     let whole = total.whole();
     for (sample, value) in values {
         let value = i128::from(value);
@@ -101,14 +103,14 @@ pub fn table(
     rows.retain(|_, row| (row.flat, row.cum) != (0, 0));
     let count = rows.len();
     let mut rows: Vec<_> = rows.into_iter().collect();
-    let order = |row: &Row| {
+    let order = |row: &FunctionTotals| {
         let (flat, cum) = (row.flat.abs(), row.cum.abs());
         if options.cumulative { (cum, flat) } else { (flat, cum) }
     };
     rows.sort_by(|(a, x), (b, y)| order(y).cmp(&order(x)).then_with(|| a.cmp(b)));
     rows.truncate(options.limit);
 
-    let mut table = Table::new(&stacks, column, options);
+    let mut table = TopTable::new(&stacks, column, options);
     table.heading(&clean(sample_type), total, rows.len(), count, "functions");
     table.dim(&format!("{:>10} {:>6} {:>10} {:>6}  function", "flat", "", "cum", ""));
     let mut unnamed = false;
@@ -120,13 +122,13 @@ pub fn table(
             human(row.cum, table.unit),
             percent(row.cum, whole)
         );
-        unnamed |= frame.kind == Kind::Native && frame.name.starts_with('[');
+        unnamed |= frame.kind == CodeKind::Native && frame.name.starts_with('[');
         let module = match frame.kind {
-            Kind::Note | Kind::Code => String::new(),
-            Kind::Kernel => " [kernel]".to_owned(),
+            CodeKind::Note | CodeKind::Code => String::new(),
+            CodeKind::Kernel => " [kernel]".to_owned(),
             // A frame without a name is called by its file already.
             _ if frame.name.starts_with('[') => String::new(),
-            Kind::Native | Kind::Managed => {
+            CodeKind::Native | CodeKind::Managed => {
                 format!(" [{}]", clean(frame.module.trim_matches(['[', ']'])))
             }
         };
@@ -172,8 +174,8 @@ pub fn table(
 }
 
 /// A table while it is printed.
-pub(super) struct Table<'a> {
-    options: &'a Options,
+pub(super) struct TopTable<'a> {
+    options: &'a TableOptions,
     /// In which time it happened; empty for what was there at a moment.
     length: String,
     /// Unit of the values.
@@ -190,8 +192,12 @@ pub(super) struct Table<'a> {
     pub(super) text: String,
 }
 
-impl<'a> Table<'a> {
-    pub(super) fn new(stacks: &Stacks<'a>, column: usize, options: &'a Options) -> Self {
+impl<'a> TopTable<'a> {
+    pub(super) fn new(
+        stacks: &ProfileStacks<'a>,
+        column: usize,
+        options: &'a TableOptions,
+    ) -> Self {
         let (name, unit) = stacks.sample_types().nth(column).unwrap_or_default();
         let (not_recorded, partly) =
             (stacks.not_recorded(name), stacks.partly_recorded(name).collect());
@@ -217,7 +223,7 @@ impl<'a> Table<'a> {
     pub(super) fn heading(
         &mut self,
         what: &str,
-        total: Total,
+        total: SignedTotal,
         rows: usize,
         count: usize,
         things: &str,
@@ -293,7 +299,7 @@ impl<'a> Table<'a> {
     }
 
     /// What is not in the table, and why it may be empty.
-    pub(super) fn left_out(&mut self, total: Total, idle: i128) {
+    pub(super) fn left_out(&mut self, total: SignedTotal, idle: i128) {
         let total = total.whole();
         if let Some(estimated) = self.estimated.take().filter(|_| total > 0) {
             self.remark(&estimated);
@@ -352,13 +358,13 @@ const OWNED: [&str; 7] = [
 ];
 
 /// The function a wait or an allocation belongs to.
-fn owner<'f, 'a>(frames: &'f [Frame<'a>]) -> Option<&'f Frame<'a>> {
-    let written = |frame: &&Frame<'_>| {
-        frame.kind == Kind::Managed
+fn owner<'f, 'a>(frames: &'f [ReportFrame<'a>]) -> Option<&'f ReportFrame<'a>> {
+    let written = |frame: &&ReportFrame<'_>| {
+        frame.kind == CodeKind::Managed
             && !frame.name.starts_with('[')
             && !frame.name.starts_with("IL_STUB")
     };
-    let user = |frame: &&Frame<'_>| frame.kind != Kind::Kernel;
+    let user = |frame: &&ReportFrame<'_>| frame.kind != CodeKind::Kernel;
     frames
         .iter()
         .find(|frame| written(frame) && !is_framework(frame.module))

@@ -2,7 +2,7 @@
 //! [`MAX_LEVELS`] deep, [`MAX_DRAWN`] nodes wide. What is cut stands in the tree as a node that
 //! says how much it is.
 
-use super::stacks::{Frame, Kind, Stacks, View};
+use super::stacks::{CodeKind, ProfileStacks, ProfileView, ReportFrame};
 use perfusion_model::units::grouped;
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -18,7 +18,7 @@ pub(super) const MAX_DRAWN: usize = 40_000;
 
 /// Values of a node: of one sample type, of parked threads or not.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Value {
+pub(super) struct NodeValues {
     pub(super) column: usize,
     pub(super) idle: bool,
     /// Sum without signs: how wide the node is.
@@ -29,33 +29,33 @@ pub(super) struct Value {
 
 /// One call path.
 #[derive(Debug, Default)]
-pub(super) struct Node {
+pub(super) struct TreeNode {
     pub(super) parent: usize,
     /// Index in [`Tree::frames`].
     pub(super) frame: usize,
-    pub(super) values: Vec<Value>,
+    pub(super) values: Vec<NodeValues>,
     /// Stands for so many call paths that are not drawn one by one.
     pub(super) more: usize,
     /// Stands for what is below the last level, so many levels.
     deeper: usize,
 }
 
-impl Node {
+impl TreeNode {
     fn add(&mut self, column: usize, idle: bool, (width, net): (i128, i128)) {
         match self.values.iter_mut().find(|value| (value.column, value.idle) == (column, idle)) {
             Some(value) => {
                 value.width += width;
                 value.net += net;
             }
-            None => self.values.push(Value { column, idle, width, net }),
+            None => self.values.push(NodeValues { column, idle, width, net }),
         }
     }
 }
 
 /// The tree. Node 0 is the root; parents stand before their children.
 pub(super) struct Tree<'a> {
-    pub(super) frames: Vec<Frame<'a>>,
-    pub(super) nodes: Vec<Node>,
+    pub(super) frames: Vec<ReportFrame<'a>>,
+    pub(super) nodes: Vec<TreeNode>,
     /// Call paths that have no node of their own.
     pub(super) left_out: usize,
 }
@@ -63,12 +63,12 @@ pub(super) struct Tree<'a> {
 /// Distinct frames, numbered as they come.
 #[derive(Default)]
 struct Frames<'a> {
-    ids: HashMap<Frame<'a>, usize>,
-    list: Vec<Frame<'a>>,
+    ids: HashMap<ReportFrame<'a>, usize>,
+    list: Vec<ReportFrame<'a>>,
 }
 
 impl<'a> Frames<'a> {
-    fn id(&mut self, frame: Frame<'a>) -> usize {
+    fn id(&mut self, frame: ReportFrame<'a>) -> usize {
         if let Some(&id) = self.ids.get(&frame) {
             return id;
         }
@@ -79,14 +79,14 @@ impl<'a> Frames<'a> {
     }
 
     fn note(&mut self, name: impl Into<Cow<'a, str>>) -> usize {
-        self.id(Frame { name: name.into(), module: "", kind: Kind::Note })
+        self.id(ReportFrame { name: name.into(), module: "", kind: CodeKind::Note })
     }
 }
 
 /// The tree of what `view` shows; each value of the first label to group by has a branch of its
 /// own, in it each of the next, or, where there is no such label but several processes, each
 /// process.
-pub(super) fn tree<'a>(stacks: &'a Stacks<'a>, view: &View) -> Tree<'a> {
+pub(super) fn tree<'a>(stacks: &'a ProfileStacks<'a>, view: &ProfileView) -> Tree<'a> {
     let mut frames = Frames::default();
     let (mut nodes, left_out) = paths(stacks, view, &mut frames);
     for node in nodes.iter_mut().filter(|node| node.deeper > 0) {
@@ -104,7 +104,11 @@ fn as_i128(number: usize) -> i128 {
 }
 
 /// All call paths, and how many found no room.
-fn paths<'a>(stacks: &'a Stacks<'a>, view: &View, frames: &mut Frames<'a>) -> (Vec<Node>, usize) {
+fn paths<'a>(
+    stacks: &'a ProfileStacks<'a>,
+    view: &ProfileView,
+    frames: &mut Frames<'a>,
+) -> (Vec<TreeNode>, usize) {
     frames.note("all");
     let asked = || stacks.samples().filter(|sample| stacks.is_asked(sample, &view.only));
     let processes: HashSet<Option<i64>> =
@@ -112,7 +116,7 @@ fn paths<'a>(stacks: &'a Stacks<'a>, view: &View, frames: &mut Frames<'a>) -> (V
     let by_process = view.by.is_empty() && processes.len() > 1;
     let by: Cow<'_, [String]> =
         if by_process { Cow::Owned(vec!["process".to_owned()]) } else { Cow::Borrowed(&view.by) };
-    let (mut nodes, mut left_out) = (vec![Node::default()], 0);
+    let (mut nodes, mut left_out) = (vec![TreeNode::default()], 0);
     // What is below the last level has one node under its parent, by a number that no frame has.
     let mut children: HashMap<(usize, usize), usize> = HashMap::new();
     for sample in asked() {
@@ -126,7 +130,7 @@ fn paths<'a>(stacks: &'a Stacks<'a>, view: &View, frames: &mut Frames<'a>) -> (V
             path.truncate(MAX_LEVELS);
             path.push(usize::MAX);
         }
-        let visit = |node: &mut Node| {
+        let visit = |node: &mut TreeNode| {
             for (column, &value) in
                 sample.value.iter().enumerate().filter(|(_, value)| **value != 0)
             {
@@ -145,7 +149,7 @@ fn paths<'a>(stacks: &'a Stacks<'a>, view: &View, frames: &mut Frames<'a>) -> (V
                 }
                 None => {
                     children.insert((at, frame), nodes.len());
-                    nodes.push(Node { parent: at, frame, ..Node::default() });
+                    nodes.push(TreeNode { parent: at, frame, ..TreeNode::default() });
                     nodes.len() - 1
                 }
             };
@@ -163,15 +167,16 @@ fn paths<'a>(stacks: &'a Stacks<'a>, view: &View, frames: &mut Frames<'a>) -> (V
 
 /// Of too many nodes those with the largest share of any column, and under each parent one for
 /// those of its children that are left out.
-fn largest(nodes: &[Node], columns: usize, frames: &mut Frames<'_>) -> Vec<Node> {
+fn largest(nodes: &[TreeNode], columns: usize, frames: &mut Frames<'_>) -> Vec<TreeNode> {
     let mut totals = vec![0f64; columns];
     for value in nodes.first().map_or(&[][..], |root| &root.values) {
         if let Some(total) = totals.get_mut(value.column) {
             *total += value.width as f64;
         }
     }
-    let share = |node: &Node| {
-        let share = |value: &Value| value.width as f64 / totals.get(value.column).unwrap_or(&1.0);
+    let share = |node: &TreeNode| {
+        let share =
+            |value: &NodeValues| value.width as f64 / totals.get(value.column).unwrap_or(&1.0);
         node.values.iter().map(share).fold(0.0, f64::max)
     };
     // A parent is never smaller than its child and stands before it: it is among them where its
@@ -184,22 +189,23 @@ fn largest(nodes: &[Node], columns: usize, frames: &mut Frames<'_>) -> Vec<Node>
     let numbers: HashMap<usize, usize> = drawn.iter().copied().zip(0..).collect();
     let number = |old: usize| numbers.get(&old).copied();
     // One for each parent of what is left out.
-    let mut rests: HashMap<usize, Node> = HashMap::new();
+    let mut rests: HashMap<usize, TreeNode> = HashMap::new();
     for (node, _) in nodes.iter().zip(0..).filter(|(_, at)| number(*at).is_none()) {
         let Some(parent) = number(node.parent) else { continue };
-        let rest = rests.entry(parent).or_insert_with(|| Node { parent, ..Node::default() });
+        let rest =
+            rests.entry(parent).or_insert_with(|| TreeNode { parent, ..TreeNode::default() });
         rest.more += 1;
         for value in &node.values {
             rest.add(value.column, value.idle, (value.width, value.net));
         }
     }
-    let kept = drawn.iter().filter_map(|&at| nodes.get(at)).map(|node| Node {
+    let kept = drawn.iter().filter_map(|&at| nodes.get(at)).map(|node| TreeNode {
         parent: number(node.parent).unwrap_or(0),
         values: node.values.clone(),
         ..*node
     });
-    let mut all: Vec<Node> = kept.collect();
-    let mut rests: Vec<Node> = rests.into_values().collect();
+    let mut all: Vec<TreeNode> = kept.collect();
+    let mut rests: Vec<TreeNode> = rests.into_values().collect();
     rests.sort_unstable_by_key(|rest| rest.parent);
     for rest in &mut rests {
         rest.frame = frames.note(format!("[{} more …]", grouped(as_i128(rest.more))));

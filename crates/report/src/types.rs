@@ -2,8 +2,8 @@
 //! (`aggregate::interval`). Estimates of a type are sums over the profile's samples, each of which
 //! stands for alike objects: one stack, one size class, one age, one generation.
 
-use super::stacks::Stacks;
-use super::top::{NO_DURATION, Options, fit};
+use super::stacks::ProfileStacks;
+use super::top::{NO_DURATION, TableOptions, fit};
 use crate::exact_merge::{COUNTED, EXACT};
 use perfusion_aggregate::heap::{SAMPLED_BYTE_PROBABILITY, has_survived};
 use perfusion_aggregate::interval::Estimate;
@@ -22,11 +22,11 @@ const IN_PART: &str = "counted in part";
 const AT_LEAST: &str = "at least";
 
 /// A type's name, and its module where its process has another type of that name.
-type Name<'a> = (&'a str, Option<&'a str>);
+type ShownTypeName<'a> = (&'a str, Option<&'a str>);
 
 /// One type's sums.
 #[derive(Default)]
-struct Type {
+struct TypeSums {
     seen: i64,
     objects: Estimate,
     bytes: Estimate,
@@ -75,7 +75,7 @@ pub struct TypeRow {
 /// True for a sample type that [`rows`] and [`table`] know, of a profile that has what they need:
 /// our labels, and both columns.
 #[must_use]
-pub fn is_known(stacks: &Stacks<'_>, sample_type: &str) -> bool {
+pub fn is_known(stacks: &ProfileStacks<'_>, sample_type: &str) -> bool {
     let has = |column: SampleType| stacks.sample_type(column.name()).is_ok();
     stacks.is_ours() && columns(sample_type).is_some_and(|columns| columns.into_iter().all(has))
 }
@@ -91,14 +91,14 @@ fn columns(sample_type: &str) -> Option<[SampleType; 2]> {
 /// All types of the pair of columns that `sample_type` belongs to, most bytes first, or most
 /// objects when that was asked for.
 #[must_use]
-pub fn rows(profile: &Profile, sample_type: &str, options: &Options) -> Vec<TypeRow> {
-    let stacks = Stacks::new(profile);
+pub fn rows(profile: &Profile, sample_type: &str, options: &TableOptions) -> Vec<TypeRow> {
+    let stacks = ProfileStacks::new(profile);
     let Some(columns) = columns(sample_type) else { return Vec::new() };
     let [Ok(objects_at), Ok(bytes_at)] = columns.map(|column| stacks.sample_type(column.name()))
     else {
         return Vec::new();
     };
-    let mut types: HashMap<Name<'_>, Type> = HashMap::new();
+    let mut types: HashMap<ShownTypeName<'_>, TypeSums> = HashMap::new();
     for sample in stacks.samples() {
         let value = |at: usize| sample.value.get(at).copied().unwrap_or(0);
         let (objects, bytes) = (value(objects_at), value(bytes_at));
@@ -115,8 +115,8 @@ pub fn rows(profile: &Profile, sample_type: &str, options: &Options) -> Vec<Type
 }
 
 fn add<'a>(
-    types: &mut HashMap<Name<'a>, Type>,
-    stacks: &Stacks<'a>,
+    types: &mut HashMap<ShownTypeName<'a>, TypeSums>,
+    stacks: &ProfileStacks<'a>,
     sample: &Sample,
     (objects, bytes): (f64, f64),
 ) {
@@ -183,7 +183,7 @@ fn add<'a>(
     of.seen_bytes += positive("sampled_bytes").map_or(bytes * share, |bytes| bytes as f64);
 }
 
-fn row((name, module): Name<'_>, of: &Type) -> TypeRow {
+fn row((name, module): ShownTypeName<'_>, of: &TypeSums) -> TypeRow {
     let name = clean(name);
     TypeRow {
         name: match module {
@@ -210,7 +210,7 @@ fn row((name, module): Name<'_>, of: &Type) -> TypeRow {
 
 /// The table, with a heading and, where something has no interval, a line that says why.
 #[must_use]
-pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String {
+pub fn table(profile: &Profile, sample_type: &str, options: &TableOptions) -> String {
     let all = rows(profile, sample_type, options);
     let alive = columns(sample_type) == columns(SampleType::InuseSpace.name());
     let by_objects = columns(sample_type).is_some_and(|[objects, _]| objects.name() == sample_type);
@@ -221,10 +221,11 @@ pub fn table(profile: &Profile, sample_type: &str, options: &Options) -> String 
     let (bold, dim, plain) =
         if options.colour { ("\x1b[1m", "\x1b[2m", "\x1b[0m") } else { ("", "", "") };
     // Lines of losses are of the whole recording: whose objects they were is not known.
-    let stacks = Stacks::new(profile);
-    let lost = stacks.losses().fold(Lost::default(), |sum, line| sum.and(Lost::of(&line)));
+    let stacks = ProfileStacks::new(profile);
+    let lost =
+        stacks.losses().fold(TableLosses::default(), |sum, line| sum.and(TableLosses::of(&line)));
     let uncounted = stacks.comments().any(|comment| tells_of_uncounted(&comment));
-    let lost = Lost { uncounted, ..lost }.of_column(alive);
+    let lost = TableLosses { uncounted, ..lost }.of_column(alive);
     let mut text = String::new();
     let mut line = |content: String| writeln!(text, "{content}").unwrap_or_default();
     let shown = all.len().min(options.limit);
@@ -382,7 +383,7 @@ fn is_of_records(row: &TypeRow) -> bool {
 
 /// What the table is without, by the loss line (`perfusion_pprof::loss`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Lost {
+struct TableLosses {
     /// Allocations that found the ring full.
     dropped: u64,
     /// What was told and could not be read, or is nowhere.
@@ -397,7 +398,7 @@ struct Lost {
     uncounted: bool,
 }
 
-impl Lost {
+impl TableLosses {
     fn of(line: &str) -> Self {
         let number = |name| loss::number(line, name);
         let [dropped, unaccounted] = loss::allocations(line);
@@ -449,17 +450,17 @@ fn round(value: f64) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Options, rows, table};
+    use super::{TableOptions, rows, table};
     use crate::exact_summary as summary;
     use perfusion_aggregate::heap::{Weight, weight};
-    use perfusion_aggregate::window::{Limits, Window};
-    use perfusion_dotnet::exact::{Account, Ending, Process};
+    use perfusion_aggregate::window::{Window, WindowLimits};
+    use perfusion_dotnet::exact::{Ending, ExactAccount, ExactProcess};
     use perfusion_host::process::ProcessTable;
     use perfusion_model::event::AllocationKind;
     use perfusion_model::frame::FrameKey;
     use perfusion_model::labels::{Labels, SampleType, Sampling};
     use perfusion_pprof::loss;
-    use perfusion_pprof::{self, About};
+    use perfusion_pprof::{self, ProfileInfo};
     use perfusion_symbolize::Symbolizer;
     use std::time::{Duration, SystemTime};
 
@@ -472,7 +473,7 @@ mod tests {
     /// The same of samples that are alive, in a generation and through so many collections, where
     /// these are told. What stands for itself is exact.
     fn of_fates(samples: &[(Weight, Option<(u8, u64)>)]) -> perfusion_pprof::proto::Profile {
-        let mut window = Window::new(Limits::default());
+        let mut window = Window::new(WindowLimits::default());
         for (address, (weight, alive)) in (1..).zip(samples) {
             let labels = Labels {
                 generation: alive.map(|(generation, _)| generation),
@@ -496,7 +497,7 @@ mod tests {
             let values = [(objects, weight.objects), (bytes, weight.bytes)];
             window.add_all(&[FrameKey::Kernel(address)], &labels, &values);
         }
-        let about = About {
+        let about = ProfileInfo {
             start: SystemTime::UNIX_EPOCH,
             duration: Duration::from_secs(1),
             period_ns: 1,
@@ -513,7 +514,7 @@ mod tests {
         let (small, large) =
             (weight(AllocationKind::Sampled, 24, 0), weight(AllocationKind::Sampled, 300_000, 0));
         let said = |samples: &[_], column| {
-            let text = table(&of_fates(samples), column, &Options::default());
+            let text = table(&of_fates(samples), column, &TableOptions::default());
             let found = text
                 .lines()
                 .find(|line| line.contains("not known to have been through a collection"));
@@ -543,18 +544,18 @@ mod tests {
     fn large_objects_that_are_all_told_of_are_exact_and_beside_others_add_no_doubt() {
         let large = weight(AllocationKind::Exact, 300_000, 0);
         let exact = profile(&[large, large, large]);
-        let shown = rows(&exact, "alloc_space", &Options::default());
+        let shown = rows(&exact, "alloc_space", &TableOptions::default());
         let [row] = shown.as_slice() else { panic!("{shown:?}") };
         assert_eq!((row.counted, row.has_interval), (Some("exact"), true));
         let interval = row.bytes.interval95(row.seen_bytes);
         assert_eq!((interval.low, interval.high), (900_000.0, 900_000.0));
-        let text = table(&exact, "alloc_space", &Options::default());
+        let text = table(&exact, "alloc_space", &TableOptions::default());
         let cells: Vec<_> = text.lines().nth(2).unwrap().split_whitespace().collect();
         assert_eq!(cells[3..7], ["exact", "3", "exact", "3"], "{text}");
         // As many of them and a small one: the doubt is the small one's alone.
         let small = weight(AllocationKind::Sampled, 24, 0);
         let mixed =
-            rows(&profile(&[large, large, large, small]), "alloc_space", &Options::default());
+            rows(&profile(&[large, large, large, small]), "alloc_space", &TableOptions::default());
         assert_eq!((mixed[0].counted, mixed[0].has_interval), (None, true));
         assert!((mixed[0].bytes.variance / small.variance - 1.0).abs() < 0.01, "{mixed:?}");
     }
@@ -572,7 +573,7 @@ mod tests {
                 perfusion_pprof::LOSS_PREFIX,
                 loss::line(&counters)
             ));
-            table(&profile, "alloc_space", &Options::default())
+            table(&profile, "alloc_space", &TableOptions::default())
         };
         let whole = said(&[("shim_allocation_samples", 2), ("events_allocations", 2)]);
         assert!(whole.contains(" exact ") && !whole.contains("at least"), "{whole}");
@@ -621,7 +622,7 @@ mod tests {
             profile.comment.push(profile.string_table.len() as i64);
             profile.string_table.push(comment);
             let column = if alive { "inuse_space" } else { "alloc_space" };
-            table(&profile, column, &Options::default())
+            table(&profile, column, &TableOptions::default())
         };
         let refused = [("shim_handles_full".to_owned(), 1), ("shim_handles_refused".to_owned(), 2)];
         let refused = format!("{}{}", perfusion_pprof::LOSS_PREFIX, loss::line(&refused));
@@ -631,8 +632,9 @@ mod tests {
             "{text}"
         );
         assert!(said(false, refused).contains(" exact "));
-        let killed = Process { ending: Ending::Killed, ..Process::default() };
-        let lines = summary::lines(&Account { processes: vec![killed], ..Account::default() });
+        let killed = ExactProcess { ending: Ending::Killed, ..ExactProcess::default() };
+        let lines =
+            summary::lines(&ExactAccount { processes: vec![killed], ..ExactAccount::default() });
         let text = said(false, lines[0].clone());
         assert!(
             text.contains("at least: exact mode has not counted all") && !text.contains("  exact "),
@@ -647,7 +649,7 @@ mod tests {
         let one = weight(AllocationKind::Sampled, 300_000, 0);
         for seen in [1_u32, 2, 20] {
             let profile = profile(&vec![one; seen as usize]);
-            let rows = rows(&profile, "alloc_space", &Options::default());
+            let rows = rows(&profile, "alloc_space", &TableOptions::default());
             let [row] = rows.as_slice() else { panic!("{rows:?}") };
             let seen = f64::from(seen);
             // Each was told of with a probability of 0.95.

@@ -69,13 +69,13 @@ pub fn check(command: &[String]) -> Result<(), LaunchError> {
 
 /// A child that waits at its gate. Dropping it without [`Gated::release`] ends the child, which
 /// never becomes CMD then.
-pub struct Gated {
+pub struct GatedChild {
     child: Option<Child>,
     gate: UnixStream,
     command: String,
 }
 
-impl Drop for Gated {
+impl Drop for GatedChild {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
             // It is still this program, not CMD; both fail only when it has ended already.
@@ -85,7 +85,7 @@ impl Drop for Gated {
     }
 }
 
-impl Gated {
+impl GatedChild {
     /// Starts the waiting child. `environment` is added to the child's own.
     ///
     /// # Errors

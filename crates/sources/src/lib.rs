@@ -9,9 +9,9 @@ pub mod shim;
 
 /// What can be changed while a recording goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rates {
+pub struct SourceRates {
     /// Of the probes.
-    pub kernel: kernel::Rates,
+    pub kernel: kernel::KernelRates,
     /// As [`shim::ShimLimits::allocation_samples`].
     pub allocation_samples: u32,
 }

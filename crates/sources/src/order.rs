@@ -12,7 +12,7 @@ const PUBLISHED_NS: u64 = 20_000_000;
 
 /// The merge buffer. Its size is bounded by what the sources' rings can hold in two rounds.
 #[derive(Default)]
-pub struct Order {
+pub struct EventOrder {
     /// What is not released yet, in the order it came: nearly sorted, since each CPU's and each
     /// process's events are.
     pending: Vec<Event>,
@@ -21,7 +21,7 @@ pub struct Order {
     late: u64,
 }
 
-impl Order {
+impl EventOrder {
     /// Takes one event of any source.
     pub fn push(&mut self, event: Event) {
         if event.time < self.released {
@@ -68,7 +68,7 @@ impl Order {
 
 #[cfg(test)]
 mod tests {
-    use super::{Event, MonotonicNs, Order};
+    use super::{Event, EventOrder, MonotonicNs};
     use perfusion_model::event::{EventKind, ThreadId};
     use proptest::prelude::{any, prop, proptest};
 
@@ -86,7 +86,7 @@ mod tests {
         fn on_time_events_come_out_whole_and_sorted(events in prop::collection::vec((0u64..1_000, 0u64..100), 0..200), seed in any::<u32>()) {
             let mut published: Vec<(u64, u64)> = events.iter().map(|&(t, delay)| (t + delay, t)).collect();
             published.sort_unstable();
-            let (mut order, mut out, mut next) = (Order::default(), Vec::new(), 0);
+            let (mut order, mut out, mut next) = (EventOrder::default(), Vec::new(), 0);
             for round in 1..=12u64 {
                 // Sources are drained some time after the round starts; here at its very start, the
                 // worst case.
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn what_had_time_to_be_published_does_not_wait_for_another_round() {
         const MS: u64 = 1_000_000;
-        let (mut order, mut out) = (Order::default(), Vec::new());
+        let (mut order, mut out) = (EventOrder::default(), Vec::new());
         order.end_round(MonotonicNs(100 * MS), &mut out);
         for time in [150, 181, 199] {
             order.push(event(time * MS, 1));
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_late_event_is_counted_and_not_lost() {
-        let (mut order, mut out) = (Order::default(), Vec::new());
+        let (mut order, mut out) = (EventOrder::default(), Vec::new());
         order.push(event(50, 1));
         order.end_round(MonotonicNs(100), &mut out);
         order.end_round(MonotonicNs(200), &mut out);

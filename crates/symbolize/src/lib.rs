@@ -19,7 +19,7 @@ pub mod perf_map;
 pub mod types;
 pub mod wait_functions;
 
-use managed::{ManagedNames, Missing};
+use managed::{ManagedNames, MissingName};
 use perf_map::PerfMap;
 use perfusion_host::process::guarded_io::ForeignFile;
 use perfusion_model::event::ShimEvent;
@@ -67,7 +67,7 @@ pub struct FunctionId(pub u32);
 
 /// What a frame's code belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Module {
+pub enum SymbolModule {
     /// The kernel.
     Kernel,
     /// A native file.
@@ -88,7 +88,7 @@ pub struct Symbol {
     /// As the symbol table or the runtime has it (escaped and bounded too).
     pub system_name: Arc<str>,
     /// What it belongs to.
-    pub module: Module,
+    pub module: SymbolModule,
     /// Set for managed code whose function is known.
     pub function: Option<FunctionId>,
     /// Why `name` only says where the code is; `None` for a real name.
@@ -147,7 +147,7 @@ impl Unresolved {
 pub struct Symbolizer {
     managed: ManagedNames,
     cache: HashMap<FrameKey, Arc<Symbol>>,
-    perf_maps: perf_map::Counters,
+    perf_maps: perf_map::PerfMapCounters,
     kernel_ahead: Option<kernel::ReadAhead>,
 }
 
@@ -234,10 +234,12 @@ impl Symbolizer {
                     self.managed.want(process, start, generation, false);
                     self.managed_symbol(frame, (process, start, generation), &mut map, directory);
                 }
-                FrameKey::Stub { .. } => self.put(frame, plain("[runtime stub]", Module::Jit)),
+                FrameKey::Stub { .. } => {
+                    self.put(frame, plain("[runtime stub]", SymbolModule::Jit))
+                }
                 FrameKey::Unknown { address, .. } => {
                     let name = format!("[unknown] 0x{address:x}");
-                    self.put(frame, unnamed(&name, Module::None, Unresolved::NoMapping));
+                    self.put(frame, unnamed(&name, SymbolModule::None, Unresolved::NoMapping));
                 }
                 // Its name is known without.
                 FrameKey::Marker(_) => {}
@@ -274,8 +276,8 @@ impl Symbolizer {
             Arc::new(match frame {
                 // Nothing has to be looked up for it, and not all are in a window's frames: what
                 // stands for stacks without room has none itself.
-                FrameKey::Marker(marker) => plain(marker_name(marker), Module::None),
-                _ => unnamed("[not resolved]", Module::None, Unresolved::NotLookedUp),
+                FrameKey::Marker(marker) => plain(marker_name(marker), SymbolModule::None),
+                _ => unnamed("[not resolved]", SymbolModule::None, Unresolved::NotLookedUp),
             })
         };
         self.cache.get(&frame).cloned().unwrap_or_else(unknown)
@@ -310,10 +312,12 @@ impl Symbolizer {
         };
         for (&address, name) in addresses.iter().zip(names) {
             let symbol = match name {
-                Some(name) => plain(&name, Module::Kernel),
-                None => {
-                    unnamed(&format!("[kernel] 0x{address:x}"), Module::Kernel, Unresolved::Kernel)
-                }
+                Some(name) => plain(&name, SymbolModule::Kernel),
+                None => unnamed(
+                    &format!("[kernel] 0x{address:x}"),
+                    SymbolModule::Kernel,
+                    Unresolved::Kernel,
+                ),
             };
             self.put(FrameKey::Kernel(address), symbol);
         }
@@ -345,10 +349,10 @@ impl Symbolizer {
             },
         };
         let mut names = names.into_iter();
-        let module = Module::Image(image);
+        let module = SymbolModule::Image(image);
         for &address in addresses {
             let symbol = match names.next().flatten() {
-                Some(native::Name { name, system_name }) => Symbol {
+                Some(native::NativeName { name, system_name }) => Symbol {
                     name: perfusion_model::text::clean(&name).as_ref().into(),
                     system_name: perfusion_model::text::clean(&system_name).as_ref().into(),
                     module: module.clone(),
@@ -373,13 +377,13 @@ impl Symbolizer {
     ) {
         let found = match self.managed.find(process, start, generation) {
             // A perf map has no generations: it can only speak for code that was never replaced.
-            Err(Missing::NotAnswered | Missing::NoMethod) if generation == 0 => {
+            Err(MissingName::NotAnswered | MissingName::NoMethod) if generation == 0 => {
                 match map
                     .of(process, directory, &mut self.perf_maps)
                     .and_then(|map| map.name(start))
                 {
                     Some(name) => {
-                        self.managed.named_by_perf_map(process, name).ok_or(Missing::StoreFull)
+                        self.managed.named_by_perf_map(process, name).ok_or(MissingName::StoreFull)
                     }
                     None => self.managed.find(process, start, generation),
                 }
@@ -387,11 +391,11 @@ impl Symbolizer {
             found => found,
         };
         let symbol = match found {
-            Ok(id) => self.managed.symbol(id).ok_or(Missing::NotAnswered),
+            Ok(id) => self.managed.symbol(id).ok_or(MissingName::NotAnswered),
             Err(missing) => Err(missing),
         };
-        let unknown = |missing: Missing| {
-            unnamed(&format!("[managed] 0x{start:x}"), Module::Jit, missing.into())
+        let unknown = |missing: MissingName| {
+            unnamed(&format!("[managed] 0x{start:x}"), SymbolModule::Jit, missing.into())
         };
         self.put(frame, symbol.unwrap_or_else(unknown));
     }
@@ -406,7 +410,7 @@ impl LazyPerfMap {
         &mut self,
         process: ProcessId,
         directory: &dyn ImageResolver,
-        counters: &mut perf_map::Counters,
+        counters: &mut perf_map::PerfMapCounters,
     ) -> Option<&PerfMap> {
         if self.0.as_ref().is_none_or(|(of, _)| *of != process) {
             // The previous process's map is freed before the next is read.
@@ -418,24 +422,24 @@ impl LazyPerfMap {
     }
 }
 
-impl From<Missing> for Unresolved {
-    fn from(missing: Missing) -> Self {
+impl From<MissingName> for Unresolved {
+    fn from(missing: MissingName) -> Self {
         match missing {
-            Missing::NotAnswered => Self::NotAnswered,
-            Missing::NoMethod => Self::NoMethod,
-            Missing::Unloaded => Self::Unloaded,
-            Missing::Conflict => Self::Conflict,
-            Missing::StoreFull => Self::StoreFull,
+            MissingName::NotAnswered => Self::NotAnswered,
+            MissingName::NoMethod => Self::NoMethod,
+            MissingName::Unloaded => Self::Unloaded,
+            MissingName::Conflict => Self::Conflict,
+            MissingName::StoreFull => Self::StoreFull,
         }
     }
 }
 
-fn plain(name: &str, module: Module) -> Symbol {
+fn plain(name: &str, module: SymbolModule) -> Symbol {
     let name: Arc<str> = perfusion_model::text::clean(name).as_ref().into();
     Symbol { system_name: Arc::clone(&name), name, module, function: None, unresolved: None }
 }
 
-fn unnamed(name: &str, module: Module, why: Unresolved) -> Symbol {
+fn unnamed(name: &str, module: SymbolModule, why: Unresolved) -> Symbol {
     Symbol { unresolved: Some(why), ..plain(name, module) }
 }
 
@@ -477,7 +481,7 @@ pub const fn marker_name(marker: Marker) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use perfusion_model::event::Method;
+    use perfusion_model::event::MethodBody;
 
     /// Knows every process as this one, and how often it was asked.
     #[derive(Default)]
@@ -501,7 +505,7 @@ mod tests {
             start,
             generation: 0,
         };
-        let method = Method {
+        let method = MethodBody {
             asked: 0x1000,
             module_id: 1,
             token: 1,
@@ -550,7 +554,7 @@ mod tests {
         assert_eq!(symbolizer.symbol(managed).name.as_ref(), "[managed] 0x1000");
         assert_eq!(count(&symbolizer, Unresolved::NotAnswered), Some(1));
         assert_eq!(count(&symbolizer, Unresolved::NoMapping), Some(1));
-        let method = Method {
+        let method = MethodBody {
             asked: 0x1000,
             module_id: 1,
             token: 1,

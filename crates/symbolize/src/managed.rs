@@ -9,9 +9,9 @@
 //! nameless rather than wrong.
 
 use super::perf_map::PerfMapName;
-use super::{FunctionId, Module, Symbol};
+use super::{FunctionId, Symbol, SymbolModule};
 use foldhash::HashMap;
-use perfusion_model::event::{Method, ShimEvent};
+use perfusion_model::event::{MethodBody, ShimEvent};
 use perfusion_model::frame::ProcessId;
 use perfusion_model::pretty;
 use profiler_protocol::record::NOT_NOW;
@@ -29,7 +29,7 @@ const MAX_PROCESS_BYTES: usize = 32 << 20;
 const FUNCTION_BYTES: usize = size_of::<FunctionKey>() + size_of::<Symbol>() + 64;
 /// Why an address has no name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Missing {
+pub enum MissingName {
     /// Nobody answered for it.
     NotAnswered,
     /// The runtime said it has no method there.
@@ -54,30 +54,30 @@ struct FunctionKey {
 }
 
 #[derive(Clone, Copy)]
-struct Range {
+struct ManagedCodeRange {
     end: u64,
     /// `None` after a second method claimed the range.
     function: Option<FunctionId>,
 }
 
 /// First address and generation of a body.
-type Body = (u64, u32);
+type CodeBody = (u64, u32);
 
 #[derive(Clone, Copy)]
-struct Waiting {
+struct PendingFrame {
     generation: u32,
     /// The shim would not ask the runtime: not now.
     withheld: bool,
 }
 
 #[derive(Default)]
-struct Process {
+struct ProcessNames {
     /// Code that is there now, by first address.
-    live: BTreeMap<u64, Range>,
+    live: BTreeMap<u64, ManagedCodeRange>,
     /// What each frame is bound to.
-    bound: HashMap<Body, Result<FunctionId, Missing>>,
+    bound: HashMap<CodeBody, Result<FunctionId, MissingName>>,
     /// Frames that wait for an answer, by first address.
-    waiting: BTreeMap<u64, Waiting>,
+    waiting: BTreeMap<u64, PendingFrame>,
     /// How many of them are withheld.
     withheld: usize,
     /// Newest generation seen of an address, where it is not 0.
@@ -90,7 +90,7 @@ struct Process {
 /// The store.
 #[derive(Default)]
 pub(super) struct ManagedNames {
-    processes: HashMap<ProcessId, Process>,
+    processes: HashMap<ProcessId, ProcessNames>,
     ids: HashMap<FunctionKey, FunctionId>,
     symbols: HashMap<FunctionId, Symbol>,
     next_id: u32,
@@ -110,7 +110,7 @@ impl ManagedNames {
                 if *hresult == NOT_NOW {
                     entry.withhold(*asked);
                 } else if let Some(generation) = entry.take(*asked) {
-                    entry.bound.insert((*asked, generation), Err(Missing::NoMethod));
+                    entry.bound.insert((*asked, generation), Err(MissingName::NoMethod));
                 }
             }
             ShimEvent::CodeUnloaded { ranges } => {
@@ -163,7 +163,7 @@ impl ManagedNames {
         self.processes.get(&process).is_some_and(|entry| entry.withheld > 0)
     }
 
-    fn learn(&mut self, process: ProcessId, method: &Method) {
+    fn learn(&mut self, process: ProcessId, method: &MethodBody) {
         let raw = if method.name.is_empty() { "[nameless method]" } else { &method.name };
         let module = (!method.module.is_empty()).then(|| module_name(&method.module));
         let module_id = if method.dynamic { 0 } else { method.module_id };
@@ -213,7 +213,7 @@ impl ManagedNames {
         let symbol = Symbol {
             name,
             system_name,
-            module: module.map_or(Module::Jit, Module::Managed),
+            module: module.map_or(SymbolModule::Jit, SymbolModule::Managed),
             function: Some(id),
             unresolved: None,
         };
@@ -241,9 +241,9 @@ impl ManagedNames {
         process: ProcessId,
         start: u64,
         generation: u32,
-    ) -> Result<FunctionId, Missing> {
-        let entry = self.processes.get(&process).ok_or(Missing::NotAnswered)?;
-        let unbound = if entry.full { Missing::StoreFull } else { Missing::NotAnswered };
+    ) -> Result<FunctionId, MissingName> {
+        let entry = self.processes.get(&process).ok_or(MissingName::NotAnswered)?;
+        let unbound = if entry.full { MissingName::StoreFull } else { MissingName::NotAnswered };
         entry.bound.get(&(start, generation)).copied().unwrap_or(Err(unbound))
     }
 
@@ -282,7 +282,7 @@ enum Inserted {
     Conflict,
 }
 
-impl Process {
+impl ProcessNames {
     fn want(&mut self, start: u64, generation: u32, surely: bool) -> bool {
         if self.bound.contains_key(&(start, generation)) {
             return false;
@@ -301,7 +301,7 @@ impl Process {
         }
         let newest = self.newest.get(&start).copied().unwrap_or(0);
         if generation < newest {
-            self.bound.insert((start, generation), Err(Missing::Unloaded));
+            self.bound.insert((start, generation), Err(MissingName::Unloaded));
             return false;
         }
         if generation > newest {
@@ -310,12 +310,12 @@ impl Process {
         }
         match self.live_at(start) {
             Some(range) => {
-                self.bound.insert((start, generation), range.function.ok_or(Missing::Conflict));
+                self.bound.insert((start, generation), range.function.ok_or(MissingName::Conflict));
                 false
             }
             None => {
                 self.take(start);
-                self.waiting.insert(start, Waiting { generation, withheld: false });
+                self.waiting.insert(start, PendingFrame { generation, withheld: false });
                 true
             }
         }
@@ -335,7 +335,7 @@ impl Process {
         }
     }
 
-    fn live_at(&self, address: u64) -> Option<Range> {
+    fn live_at(&self, address: u64) -> Option<ManagedCodeRange> {
         let (_, range) = self.live.range(..=address).next_back()?;
         (address < range.end).then_some(*range)
     }
@@ -354,11 +354,11 @@ impl Process {
         for first in self.overlapping(start, end) {
             self.live.remove(&first);
         }
-        let gone: Vec<Body> =
+        let gone: Vec<CodeBody> =
             self.waiting.range(start..end).map(|(&s, w)| (s, w.generation)).collect();
         for (start, generation) in gone {
             self.take(start);
-            self.bound.insert((start, generation), Err(Missing::Unloaded));
+            self.bound.insert((start, generation), Err(MissingName::Unloaded));
         }
     }
 
@@ -380,12 +380,12 @@ impl Process {
                 agreed = agreed.filter(|_| range.function == Some(function));
             }
         }
-        self.live.insert(first, Range { end: last, function: agreed });
-        let named: Vec<Body> =
+        self.live.insert(first, ManagedCodeRange { end: last, function: agreed });
+        let named: Vec<CodeBody> =
             self.waiting.range(first..last).map(|(&s, w)| (s, w.generation)).collect();
         for (start, generation) in named {
             self.take(start);
-            self.bound.insert((start, generation), agreed.ok_or(Missing::Conflict));
+            self.bound.insert((start, generation), agreed.ok_or(MissingName::Conflict));
         }
         if agreed.is_none() { Inserted::Conflict } else { Inserted::Yes }
     }
@@ -408,7 +408,7 @@ mod tests {
     const PROCESS: ProcessId = ProcessId(7);
 
     fn method(token: u32, name: &str, ranges: &[(u64, u32)]) -> ShimEvent {
-        ShimEvent::Method(Box::new(Method {
+        ShimEvent::Method(Box::new(MethodBody {
             asked: ranges[0].0,
             module_id: 1,
             token,
@@ -419,7 +419,11 @@ mod tests {
         }))
     }
 
-    fn name(names: &mut ManagedNames, address: u64, generation: u32) -> Result<String, Missing> {
+    fn name(
+        names: &mut ManagedNames,
+        address: u64,
+        generation: u32,
+    ) -> Result<String, MissingName> {
         names.want(PROCESS, address, generation, true);
         let id = names.find(PROCESS, address, generation)?;
         Ok(names.symbol(id).unwrap().name.to_string())
@@ -444,7 +448,7 @@ mod tests {
             names.bytes,
             names.refused
         );
-        assert_eq!(name(&mut names, 0x10, 0), Err(Missing::NotAnswered));
+        assert_eq!(name(&mut names, 0x10, 0), Err(MissingName::NotAnswered));
         names.observe(PROCESS, &method(1, "Of another", &[(0x10, 16)]));
         assert_eq!(name(&mut names, 0x10, 0).as_deref(), Ok("Of another"));
         (10..14).for_each(|process| tell(&mut names, process, 9_000));
@@ -474,13 +478,13 @@ mod tests {
         assert_eq!(id(0x1000), id(0x2000));
         assert_eq!(id(0x1000), id(0x900f));
         assert_ne!(id(0x1000), id(0x3000));
-        assert_eq!(id(0x1100), Err(Missing::NotAnswered));
+        assert_eq!(id(0x1100), Err(MissingName::NotAnswered));
         assert_eq!(names.waiting(PROCESS).collect::<Vec<_>>(), [0x1100]);
         assert_eq!(
             names.symbol(id(0x1000).unwrap()).unwrap().module,
-            Module::Managed("App.dll".into())
+            SymbolModule::Managed("App.dll".into())
         );
-        assert_eq!(names.find(ProcessId(8), 0x1000, 0), Err(Missing::NotAnswered));
+        assert_eq!(names.find(ProcessId(8), 0x1000, 0), Err(MissingName::NotAnswered));
         assert!(!names.want(PROCESS, 0x2010, 0, true), "an answer serves the whole method");
         assert_eq!(names.find(PROCESS, 0x2010, 0), names.find(PROCESS, 0x1000, 0));
     }
@@ -493,14 +497,14 @@ mod tests {
         names.observe(PROCESS, &method(1, "Old.M()", &[(0x1000, 0x40)]));
         names.observe(PROCESS, &method(3, "Stays.M()", &[(0x2000, 0x100)]));
         names.observe(PROCESS, &ShimEvent::CodeUnloaded { ranges: vec![(0x1000, 0x100)] });
-        assert_eq!(name(&mut names, 0x1040, 0), Err(Missing::Unloaded));
-        assert_eq!(name(&mut names, 0x1000, 1), Err(Missing::NotAnswered));
+        assert_eq!(name(&mut names, 0x1040, 0), Err(MissingName::Unloaded));
+        assert_eq!(name(&mut names, 0x1000, 1), Err(MissingName::NotAnswered));
         names.observe(PROCESS, &method(2, "New.M()", &[(0x1000, 0x80)]));
         assert_eq!(name(&mut names, 0x1000, 0).as_deref(), Ok("Old.M()"));
         assert_eq!(name(&mut names, 0x1000, 1).as_deref(), Ok("New.M()"));
         assert_eq!(
             name(&mut names, 0x1040, 0),
-            Err(Missing::Unloaded),
+            Err(MissingName::Unloaded),
             "an answer about later code is not for it"
         );
         assert_eq!(name(&mut names, 0x2000, 0).as_deref(), Ok("Stays.M()"));
@@ -522,8 +526,8 @@ mod tests {
         let mut names = ManagedNames::default();
         names.observe(PROCESS, &method(1, "A.M()", &[(0x1000, 0x100)]));
         names.observe(PROCESS, &method(2, "B.M()", &[(0x1080, 0x100)]));
-        assert_eq!(name(&mut names, 0x1000, 0), Err(Missing::Conflict));
-        assert_eq!(name(&mut names, 0x1100, 0), Err(Missing::Conflict));
+        assert_eq!(name(&mut names, 0x1000, 0), Err(MissingName::Conflict));
+        assert_eq!(name(&mut names, 0x1100, 0), Err(MissingName::Conflict));
         assert_eq!(names.counters()[1].1, 1);
     }
 
@@ -535,7 +539,7 @@ mod tests {
             PROCESS,
             &ShimEvent::NoMethod { asked: 0x5000, hresult: -1, seen: MonotonicNs(0) },
         );
-        assert_eq!(name(&mut names, 0x5000, 0), Err(Missing::NoMethod));
+        assert_eq!(name(&mut names, 0x5000, 0), Err(MissingName::NoMethod));
         assert!(names.want(PROCESS, 0x6000, 0, true) && !names.want(PROCESS, 0x6000, 0, true));
         names.observe(
             PROCESS,
@@ -570,7 +574,7 @@ mod tests {
         /// answer.
         #[test]
         fn live_ranges_never_overlap(steps in proptest::collection::vec((0u8..3, 0u64..64, 0u64..16, 0u32..4), 0..60)) {
-            let mut process = Process::default();
+            let mut process = ProcessNames::default();
             for (step, start, len, function) in steps {
                 match step {
                     0 => process.unload(start, start + len),

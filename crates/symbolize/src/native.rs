@@ -70,7 +70,7 @@ pub enum NativeError {
 
 /// A symbol's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Name {
+pub struct NativeName {
     /// Demangled where it is C++ or Rust.
     pub name: String,
     /// As in the symbol table.
@@ -98,7 +98,7 @@ pub fn names(
     file: &ForeignFile,
     addresses: &[u64],
     budget: &mut CopyBudget,
-) -> Result<Vec<Option<Name>>, NativeError> {
+) -> Result<Vec<Option<NativeName>>, NativeError> {
     symbolize(&sparse_copy(file, budget)?, addresses)
 }
 
@@ -110,14 +110,14 @@ pub fn names_in(
     image: &[u8],
     addresses: &[u64],
     budget: &mut CopyBudget,
-) -> Result<Vec<Option<Name>>, NativeError> {
+) -> Result<Vec<Option<NativeName>>, NativeError> {
     let mut file = memfd()?;
     file.write_all(image)?;
     names(&ForeignFile::own(file), addresses, budget)
 }
 
 /// Looks addresses up in a file nobody else can change.
-fn symbolize(copy: &File, addresses: &[u64]) -> Result<Vec<Option<Name>>, NativeError> {
+fn symbolize(copy: &File, addresses: &[u64]) -> Result<Vec<Option<NativeName>>, NativeError> {
     let mut source = Elf::new(format!("/proc/self/fd/{}", copy.as_raw_fd()));
     source.debug_syms = false;
     // A fresh symbolizer per file: descriptors are reused, so a cache by path could mix files up.
@@ -139,7 +139,7 @@ fn symbolize(copy: &File, addresses: &[u64]) -> Result<Vec<Option<Name>>, Native
 }
 
 /// C++ and Rust names made readable; anything else as it is.
-fn demangle(system_name: String) -> Name {
+fn demangle(system_name: String) -> NativeName {
     let readable = catch_unwind(|| {
         if let Ok(rust) = rustc_demangle::try_demangle(&system_name) {
             return Some(format!("{rust:#}"));
@@ -151,7 +151,7 @@ fn demangle(system_name: String) -> Name {
         symbol.demangle().ok()
     });
     let name = readable.ok().flatten().filter(|name| !name.is_empty());
-    Name { name: name.unwrap_or_else(|| system_name.clone()), system_name }
+    NativeName { name: name.unwrap_or_else(|| system_name.clone()), system_name }
 }
 
 fn memfd() -> Result<File, NativeError> {

@@ -5,7 +5,7 @@
 //! without following links out of it, must be a regular file of root or of the process's user, and
 //! is read (never mapped) up to a limit; lines that are not understood are skipped and counted.
 
-use perfusion_host::process::guarded_io::{ForeignFile, Holder, wait_for};
+use perfusion_host::process::guarded_io::{ForeignFile, IoPeer, wait_for};
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -21,7 +21,7 @@ const MAX_LINES: usize = 1_000_000;
 
 /// What happened to perf maps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct PerfMapCounters {
     /// Maps read.
     pub read: u64,
     /// Maps that exist and were not trusted: not a regular file, or of another user.
@@ -32,7 +32,7 @@ pub struct Counters {
     pub cut: u64,
 }
 
-impl Counters {
+impl PerfMapCounters {
     /// As (name, count).
     #[must_use]
     pub fn list(&self) -> [(&'static str, u64); 4] {
@@ -54,7 +54,7 @@ pub struct PerfMapName {
     pub module: Option<String>,
 }
 
-struct Line {
+struct PerfMapLine {
     start: u64,
     end: u64,
     name: PerfMapName,
@@ -63,7 +63,7 @@ struct Line {
 /// A map that was read.
 pub struct PerfMap {
     /// By start; where two lines cover an address, the later one of the file comes later.
-    lines: Vec<Line>,
+    lines: Vec<PerfMapLine>,
 }
 
 impl PerfMap {
@@ -75,7 +75,7 @@ impl PerfMap {
         (address < line.end).then_some(&line.name)
     }
 
-    fn read(reader: impl Read, counters: &mut Counters) -> Self {
+    fn read(reader: impl Read, counters: &mut PerfMapCounters) -> Self {
         let mut reader = BufReader::new(reader.take(MAX_BYTES + 1));
         let mut lines = Vec::new();
         let mut bytes_read = 0;
@@ -105,23 +105,23 @@ impl PerfMap {
 
 /// Opens and reads the map of a process, or `None` when there is none that can be trusted.
 #[must_use]
-pub fn open(pid: u32, counters: &mut Counters) -> Option<PerfMap> {
-    match wait_for(Holder::Process(pid), move || find(pid))?? {
-        Found::Refused => {
+pub fn open(pid: u32, counters: &mut PerfMapCounters) -> Option<PerfMap> {
+    match wait_for(IoPeer::Process(pid), move || find(pid))?? {
+        PerfMapFile::Refused => {
             counters.refused += 1;
             None
         }
-        Found::File(file) => Some(PerfMap::read(file.reader(), counters)),
+        PerfMapFile::File(file) => Some(PerfMap::read(file.reader(), counters)),
     }
 }
 
 /// What is where the map of a process should be.
-enum Found {
+enum PerfMapFile {
     File(ForeignFile),
     Refused,
 }
 
-fn find(pid: u32) -> Option<Found> {
+fn find(pid: u32) -> Option<PerfMapFile> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let field = |name: &str| {
         status.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().last()
@@ -149,25 +149,25 @@ fn find(pid: u32) -> Option<Found> {
     let trusted = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
         && (stat.st_uid == 0 || stat.st_uid == uid);
     if !trusted {
-        return Some(Found::Refused);
+        return Some(PerfMapFile::Refused);
     }
     let file = File::open(format!("/proc/self/fd/{}", found.as_raw_fd())).ok()?;
     let same = file.metadata().ok()?;
     if (same.dev(), same.ino()) != (stat.st_dev, stat.st_ino) {
-        return Some(Found::Refused);
+        return Some(PerfMapFile::Refused);
     }
-    ForeignFile::opened(file).ok().map(Found::File)
+    ForeignFile::opened(file).ok().map(PerfMapFile::File)
 }
 
 /// `START SIZE NAME`, the numbers in hexadecimal.
-fn parse(raw: &[u8]) -> Option<Line> {
+fn parse(raw: &[u8]) -> Option<PerfMapLine> {
     let text = String::from_utf8_lossy(raw);
     let mut fields = text.trim_end().splitn(3, ' ');
     let mut number = || u64::from_str_radix(fields.next()?.trim_start_matches("0x"), 16).ok();
     let (start, len) = (number()?, number()?);
     let end = start.checked_add(len).filter(|end| *end > start)?;
     let name = fields.next().filter(|name| !name.is_empty())?;
-    Some(Line { start, end, name: split(name) })
+    Some(PerfMapLine { start, end, name: split(name) })
 }
 
 /// Takes a name apart. The runtime writes `RETURN [MODULE] TYPE::METHOD(PARAMETERS)[TIER]`, the
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn names_are_found_by_range_and_bad_lines_are_counted() {
-        let mut counters = Counters::default();
+        let mut counters = PerfMapCounters::default();
         let map = PerfMap::read(MAP.as_bytes(), &mut counters);
         let name =
             |address| map.name(address).map(|name| (name.name.as_str(), name.module.as_deref()));
@@ -216,14 +216,17 @@ mod tests {
         assert_eq!(name(0x8000), Some(("native_stub", None)), "the later line of the file wins");
         assert_eq!(name(0x8020), None);
         assert_eq!(name(0x7eff), None);
-        assert_eq!(counters, Counters { read: 1, bad_lines: 4, ..Counters::default() });
+        assert_eq!(
+            counters,
+            PerfMapCounters { read: 1, bad_lines: 4, ..PerfMapCounters::default() }
+        );
     }
 
     #[test]
     fn the_map_of_this_process_is_read_and_a_link_in_its_place_is_not() {
         let path = format!("/tmp/perf-{}.map", std::process::id());
         std::fs::write(&path, MAP).unwrap();
-        let mut counters = Counters::default();
+        let mut counters = PerfMapCounters::default();
         assert!(open(std::process::id(), &mut counters).is_some());
         std::fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", &path).unwrap();
@@ -235,7 +238,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn any_bytes_are_read_without_panic(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..400)) {
-            let mut counters = Counters::default();
+            let mut counters = PerfMapCounters::default();
             let map = PerfMap::read(&bytes[..], &mut counters);
             proptest::prop_assert!(map.name(0x1000).is_none_or(|name| name.name.len() < 2000));
         }

@@ -46,11 +46,11 @@ impl TypeName {
 /// Modules of one runtime that come from files of the same name: one assembly in two load contexts
 /// is two modules.
 #[derive(Clone, Debug, Default)]
-pub struct Contexts {
+pub struct ModuleLabels {
     of_file: HashMap<Arc<str>, Vec<u64>>,
 }
 
-impl Contexts {
+impl ModuleLabels {
     /// What a module is called: its file's name, and from the second module of that name on `#2`,
     /// `#3`, … in the order they were met. Modules of very many files are not told apart beyond
     /// these.
@@ -72,12 +72,12 @@ impl Contexts {
 
 /// The types of all runtimes, as their libraries told of them.
 #[derive(Default)]
-pub struct Types {
+pub struct TypeNameTable {
     names: HashMap<(RegionId, u64), TypeName>,
-    contexts: HashMap<RegionId, Contexts>,
+    contexts: HashMap<RegionId, ModuleLabels>,
 }
 
-impl Types {
+impl TypeNameTable {
     /// A runtime calls a type so.
     pub fn learn(
         &mut self,
@@ -93,7 +93,7 @@ impl Types {
 
     /// The modules of a runtime.
     #[must_use]
-    pub fn contexts(&self, region: RegionId) -> Contexts {
+    pub fn contexts(&self, region: RegionId) -> ModuleLabels {
         self.contexts.get(&region).cloned().unwrap_or_default()
     }
 
@@ -105,12 +105,12 @@ impl Types {
 
     /// All of them, as labels show them.
     #[must_use]
-    pub fn told_apart(&self) -> ToldApart<'_> {
+    pub fn told_apart(&self) -> DistinctTypeNames<'_> {
         let names = self
             .names
             .iter()
             .map(|((region, _), name)| ((*region, name.system_name()), &name.module));
-        ToldApart { types: self, ambiguous: ambiguous(names) }
+        DistinctTypeNames { types: self, ambiguous: ambiguous(names) }
     }
 }
 
@@ -128,12 +128,12 @@ pub fn ambiguous<K: Eq + Hash, M: Eq>(names: impl Iterator<Item = (K, M)>) -> Ha
 }
 
 /// Types with their modules where two of a process have the same name.
-pub struct ToldApart<'a> {
-    types: &'a Types,
+pub struct DistinctTypeNames<'a> {
+    types: &'a TypeNameTable,
     ambiguous: HashSet<(RegionId, &'a str)>,
 }
 
-impl ToldApart<'_> {
+impl DistinctTypeNames<'_> {
     /// The names of a type, if its runtime has told.
     #[must_use]
     pub fn get(&self, region: RegionId, type_id: u64) -> Option<TypeName> {
@@ -147,13 +147,13 @@ impl ToldApart<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Contexts, MOST_CONTEXTS, MOST_FILES, TypeName, Types};
+    use super::{MOST_CONTEXTS, MOST_FILES, ModuleLabels, TypeName, TypeNameTable};
     use perfusion_model::event::RegionId;
     use std::collections::HashSet;
 
     #[test]
     fn types_of_one_name_have_their_modules_and_others_do_not() {
-        let (mut types, region, other) = (Types::default(), RegionId(1), RegionId(2));
+        let (mut types, region, other) = (TypeNameTable::default(), RegionId(1), RegionId(2));
         types.learn(region, 0x10, "Plugin.Order", ("plugin.dll", 0x100));
         types.learn(region, 0x20, "Plugin.Order", ("plugin.dll", 0x200));
         types.learn(region, 0x30, "Plugin.Order", ("copy.dll", 0x300));
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn modules_of_one_file_are_numbered_up_to_a_bound() {
-        let mut contexts = Contexts::default();
+        let mut contexts = ModuleLabels::default();
         let labels = [7, 8, 7, 9].map(|id| contexts.label("a.dll", id).to_string());
         assert_eq!(labels, ["a.dll", "a.dll#2", "a.dll", "a.dll#3"]);
         assert_eq!(&*contexts.label("b.dll", 8), "b.dll");

@@ -15,7 +15,7 @@ use perfusion_model::frame::{FrameKey, ImageId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// A table of functions by name.
-struct Table {
+struct FunctionTable {
     /// By which name it is found; with the zero behind it.
     found_by: &'static [u8],
     /// Bytes of an entry, and where in it the function is, counted from the name.
@@ -25,8 +25,8 @@ struct Table {
     names: &'static [(&'static [u8], Option<&'static str>)],
 }
 
-const TABLES: [Table; 4] = [
-    Table {
+const TABLES: [FunctionTable; 4] = [
+    FunctionTable {
         // The longest that `lock` needs.
         found_by: b"ReliableEnter\0",
         entry_bytes: 24,
@@ -38,13 +38,13 @@ const TABLES: [Table; 4] = [
             (b"ObjWait", Some("condition")),
         ],
     },
-    Table {
+    FunctionTable {
         found_by: b"get_OptimalMaxSpinWaitsPerSpinIteration\0",
         entry_bytes: 24,
         function_at: -8,
         names: &[(b"Join", Some("join")), (b"get_OptimalMaxSpinWaitsPerSpinIteration", None)],
     },
-    Table {
+    FunctionTable {
         found_by: b"WaitOneCore\0",
         entry_bytes: 24,
         function_at: -8,
@@ -54,7 +54,7 @@ const TABLES: [Table; 4] = [
             (b"SignalAndWaitNative", Some("event")),
         ],
     },
-    Table {
+    FunctionTable {
         found_by: b"ThreadNative_Start\0",
         entry_bytes: 16,
         function_at: 8,
@@ -84,11 +84,11 @@ const MAX_SECTIONS: u16 = 128;
 const MAX_READ: usize = 16;
 
 /// Addresses of functions that wait, and the words for it.
-pub type Found = BTreeMap<u64, &'static str>;
+pub type WaitAddresses = BTreeMap<u64, &'static str>;
 
 /// What is known of the files whose functions methods call.
 #[derive(Debug, Default)]
-pub struct WaitFunctions(HashMap<ImageId, Found>);
+pub struct WaitFunctions(HashMap<ImageId, WaitAddresses>);
 
 impl WaitFunctions {
     /// Those of the files into which methods go on `stacks`, as frames.
@@ -131,13 +131,13 @@ impl WaitFunctions {
 /// ELF addresses of the functions; none when the file is no runtime, or one without the tables.
 /// `read` fills all it is given from an offset on.
 #[must_use]
-pub fn wait_functions(read: &dyn Fn(u64, &mut [u8]) -> bool) -> Found {
-    let Some(file) = File::read(read) else { return Found::new() };
+pub fn wait_functions(read: &dyn Fn(u64, &mut [u8]) -> bool) -> WaitAddresses {
+    let Some(file) = RuntimeData::read(read) else { return WaitAddresses::new() };
     TABLES.iter().flat_map(|table| find(&file, table)).collect()
 }
 
-fn find(file: &File, table: &Table) -> Found {
-    let mut functions = Found::new();
+fn find(file: &RuntimeData, table: &FunctionTable) -> WaitAddresses {
+    let mut functions = WaitAddresses::new();
     for name in file.addresses_of(table.found_by).take(MOST_PLACES) {
         for &(at, _) in file.pointers.iter().filter(|(_, to)| *to == name).take(MOST_PLACES) {
             let size = table.entry_bytes;
@@ -161,14 +161,14 @@ fn find(file: &File, table: &Table) -> Found {
 }
 
 /// What there is to look at.
-struct File {
+struct RuntimeData {
     /// Constants, and the address each begins at.
     constants: Vec<(u64, Vec<u8>)>,
     /// Words of its data that point into itself, and where to; sorted.
     pointers: Vec<(u64, u64)>,
 }
 
-impl File {
+impl RuntimeData {
     fn read(read: &dyn Fn(u64, &mut [u8]) -> bool) -> Option<Self> {
         let bytes = |at: u64, size: u64| {
             let mut bytes = vec![0; usize::try_from(size).ok()?];
@@ -261,7 +261,7 @@ impl File {
 
 #[cfg(test)]
 mod tests {
-    use super::{Found, wait_functions};
+    use super::{WaitAddresses, wait_functions};
     use object::elf;
     use proptest::prelude::{any, prop, proptest};
 
@@ -298,7 +298,7 @@ mod tests {
         file
     }
 
-    fn found(file: &[u8]) -> Found {
+    fn found(file: &[u8]) -> WaitAddresses {
         wait_functions(&|at, into| {
             let there = usize::try_from(at).ok().and_then(|at| file.get(at..)?.get(..into.len()));
             there.map(|there| into.copy_from_slice(there)).is_some()

@@ -2,15 +2,15 @@
 //! `cargo run -p perfusion-unwind --example rule_of_entry -- /bin/true`.
 
 use object::{Object as _, ObjectSection as _};
-use perfusion_unwind::eh_frame::{Found, Section, UnwindSections};
+use perfusion_unwind::eh_frame::{CfiSection, FdeRule, UnwindSections};
 use std::error::Error;
 
-fn rule_of_entry(path: &str) -> Result<(u64, Found), Box<dyn Error>> {
+fn rule_of_entry(path: &str) -> Result<(u64, FdeRule), Box<dyn Error>> {
     let bytes = std::fs::read(path)?;
     let file = object::File::parse(&*bytes)?;
     let section = |name| {
         let section = file.section_by_name(name)?;
-        Some(Section { address: section.address(), bytes: section.data().ok()?.to_vec() })
+        Some(CfiSection { address: section.address(), bytes: section.data().ok()?.to_vec() })
     };
     let sections = [".eh_frame_hdr", ".eh_frame", ".debug_frame"].map(section);
     let [header, eh_frame, debug_frame] = sections;

@@ -14,9 +14,9 @@
 //! address stays in x30 unless it says otherwise, and whether it is signed
 //! (`DW_CFA_AARCH64_negate_ra_state`) need not be known: signatures are always taken off.
 
-use super::machine::Machine;
+use super::machine::TargetMachine;
 use super::native::NATIVE;
-use super::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
+use super::rule::{Cfa, FrameKind, Register, Rule, RuleRefusal, Saved};
 use gimli::{
     BaseAddresses, CfaRule, CommonInformationEntry, DebugFrame, EhFrame, EndianSlice,
     FrameDescriptionEntry, LittleEndian, Operation, RegisterRule, UnwindContext, UnwindOffset,
@@ -25,7 +25,7 @@ use gimli::{
 use std::ops::Range;
 use std::sync::OnceLock;
 
-type Bytes<'a> = EndianSlice<'a, LittleEndian>;
+type SectionBytes<'a> = EndianSlice<'a, LittleEndian>;
 
 /// Longest CIE or FDE that is looked into, bytes: the longest of Chromium's has under 20 KiB.
 const MAX_ENTRY_BYTES: usize = 32 << 10;
@@ -48,7 +48,7 @@ const LENGTH_BYTES: usize = 4;
 
 /// A section's bytes and the address the file gives it.
 #[derive(Debug, Default, Clone)]
-pub struct Section {
+pub struct CfiSection {
     /// Virtual address in the file's own numbering.
     pub address: u64,
     /// Contents.
@@ -72,7 +72,7 @@ impl FileBytes for NoFile {
 
 /// Where a section's bytes are in the file.
 #[derive(Debug, Clone, Copy)]
-pub struct Place {
+pub struct FileSection {
     /// Virtual address in the file's own numbering.
     pub address: u64,
     /// Offset in the file.
@@ -84,9 +84,9 @@ pub struct Place {
 /// `.eh_frame_hdr` with a table of the usual form, and `.eh_frame`, both left in the file.
 #[derive(Debug)]
 pub struct FarSections {
-    hdr: Place,
+    hdr: FileSection,
     rows: u64,
-    eh_frame: Place,
+    eh_frame: FileSection,
     /// Where the functions of every so many rows begin ([`FarSections::step`]), once that was read.
     starts: OnceLock<Vec<u64>>,
 }
@@ -94,15 +94,15 @@ pub struct FarSections {
 /// The unwind sections of one ELF image; each may be missing.
 #[derive(Debug)]
 pub struct UnwindSections {
-    machine: &'static Machine,
+    machine: &'static TargetMachine,
     /// Instead of `eh_frame_hdr` and `eh_frame`.
     pub far: Option<FarSections>,
     /// `.eh_frame_hdr`.
-    pub eh_frame_hdr: Option<Section>,
+    pub eh_frame_hdr: Option<CfiSection>,
     /// `.eh_frame`.
-    pub eh_frame: Option<Section>,
+    pub eh_frame: Option<CfiSection>,
     /// `.debug_frame`.
-    pub debug_frame: Option<Section>,
+    pub debug_frame: Option<CfiSection>,
     /// Addresses of `.plt`, `.plt.got` and `.plt.sec`: lld writes no call frame information for
     /// them.
     pub plt: Vec<Range<u64>>,
@@ -112,25 +112,25 @@ pub struct UnwindSections {
 
 /// A rule and the range its FDE covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FdeRule {
     /// The rule.
     pub rule: Rule,
     /// Addresses of the function, or of the part of it, that the FDE is for.
     pub function: Range<u64>,
     /// Which table says so.
-    pub table: Table,
+    pub table: CfiTable,
 }
 
 /// A table of call frame information.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Table {
+pub enum CfiTable {
     /// `.eh_frame`.
     EhFrame,
     /// `.debug_frame`.
     DebugFrame,
 }
 
-impl Found {
+impl FdeRule {
     /// True when the rule says that a register is saved below the stack pointer. Clang writes that
     /// for the instructions after an epilogue's pops (it moves the CFA, but does not restore the
     /// registers), where the memory may be overwritten already and the register itself holds the
@@ -156,9 +156,9 @@ impl UnwindSections {
     /// Sections of this machine with the given contents.
     #[must_use]
     pub fn new(
-        eh_frame_hdr: Option<Section>,
-        eh_frame: Option<Section>,
-        debug_frame: Option<Section>,
+        eh_frame_hdr: Option<CfiSection>,
+        eh_frame: Option<CfiSection>,
+        debug_frame: Option<CfiSection>,
     ) -> Self {
         Self::of(NATIVE, eh_frame_hdr, eh_frame, debug_frame)
     }
@@ -166,10 +166,10 @@ impl UnwindSections {
     /// The same of another machine.
     #[must_use]
     pub fn of(
-        machine: &'static Machine,
-        eh_frame_hdr: Option<Section>,
-        eh_frame: Option<Section>,
-        debug_frame: Option<Section>,
+        machine: &'static TargetMachine,
+        eh_frame_hdr: Option<CfiSection>,
+        eh_frame: Option<CfiSection>,
+        debug_frame: Option<CfiSection>,
     ) -> Self {
         Self {
             machine,
@@ -210,7 +210,7 @@ impl UnwindSections {
     ///
     /// # Errors
     /// [`Refusal`] when no table covers it or what covers it cannot be used.
-    pub fn rule(&self, address: u64) -> Result<Found, Refusal> {
+    pub fn rule(&self, address: u64) -> Result<FdeRule, RuleRefusal> {
         self.rule_in(&NoFile, address)
     }
 
@@ -218,7 +218,7 @@ impl UnwindSections {
     ///
     /// # Errors
     /// As [`UnwindSections::rule`], and [`Refusal::Unreadable`] when the file does not give it.
-    pub fn rule_in(&self, file: &dyn FileBytes, address: u64) -> Result<Found, Refusal> {
+    pub fn rule_in(&self, file: &dyn FileBytes, address: u64) -> Result<FdeRule, RuleRefusal> {
         self.ask(file, address)
     }
 
@@ -227,23 +227,27 @@ impl UnwindSections {
     ///
     /// # Errors
     /// As [`UnwindSections::rule_in`].
-    pub fn function_in(&self, file: &dyn FileBytes, address: u64) -> Result<Range<u64>, Refusal> {
+    pub fn function_in(
+        &self,
+        file: &dyn FileBytes,
+        address: u64,
+    ) -> Result<Range<u64>, RuleRefusal> {
         self.ask(file, address)
     }
 
-    fn ask<A: Answer>(&self, file: &dyn FileBytes, address: u64) -> Result<A, Refusal> {
+    fn ask<A: FdeQuery>(&self, file: &dyn FileBytes, address: u64) -> Result<A, RuleRefusal> {
         let found = match &self.far {
             Some(far) => far.ask(self.machine, file, address),
             None => self.eh_frame(address),
         };
         match found {
-            Err(Refusal::NoEntry) => self.debug_frame(address),
+            Err(RuleRefusal::NoEntry) => self.debug_frame(address),
             found => found,
         }
     }
 
-    fn eh_frame<A: Answer>(&self, address: u64) -> Result<A, Refusal> {
-        let section = self.eh_frame.as_ref().ok_or(Refusal::NoEntry)?;
+    fn eh_frame<A: FdeQuery>(&self, address: u64) -> Result<A, RuleRefusal> {
+        let section = self.eh_frame.as_ref().ok_or(RuleRefusal::NoEntry)?;
         let mut eh_frame = EhFrame::new(&section.bytes, LittleEndian);
         eh_frame.set_vendor(self.machine.vendor);
         let mut bases = BaseAddresses::default().set_eh_frame(section.address);
@@ -251,7 +255,7 @@ impl UnwindSections {
             bases = bases.set_eh_frame_hdr(hdr.address);
         }
         let dwarf =
-            Dwarf { table: Table::EhFrame, section: eh_frame, bytes: &section.bytes, bases };
+            Dwarf { table: CfiTable::EhFrame, section: eh_frame, bytes: &section.bytes, bases };
         if let Some(hdr) = &self.eh_frame_hdr
             && let Some(found) = by_table(self.machine, hdr, &dwarf, section.address, address)
         {
@@ -261,14 +265,18 @@ impl UnwindSections {
         dwarf.by_index(self.machine, index, address)
     }
 
-    fn debug_frame<A: Answer>(&self, address: u64) -> Result<A, Refusal> {
-        let section = self.debug_frame.as_ref().ok_or(Refusal::NoEntry)?;
+    fn debug_frame<A: FdeQuery>(&self, address: u64) -> Result<A, RuleRefusal> {
+        let section = self.debug_frame.as_ref().ok_or(RuleRefusal::NoEntry)?;
         let mut debug_frame = DebugFrame::new(&section.bytes, LittleEndian);
         debug_frame.set_address_size(8);
         debug_frame.set_vendor(self.machine.vendor);
         let bases = BaseAddresses::default();
-        let dwarf =
-            Dwarf { table: Table::DebugFrame, section: debug_frame, bytes: &section.bytes, bases };
+        let dwarf = Dwarf {
+            table: CfiTable::DebugFrame,
+            section: debug_frame,
+            bytes: &section.bytes,
+            bases,
+        };
         let index = self.debug_index.get_or_init(|| dwarf.index());
         dwarf.by_index(self.machine, index, address)
     }
@@ -278,13 +286,13 @@ impl UnwindSections {
 /// bytes of version and encodings, the place of `.eh_frame`, the number of rows, then rows of two
 /// offsets from the section's own address. Read here and not by gimli (0.34): that multiplies the
 /// number of rows without a check.
-fn by_table<A: Answer>(
-    machine: &Machine,
-    hdr: &Section,
-    eh_frame: &Dwarf<'_, EhFrame<Bytes<'_>>>,
+fn by_table<A: FdeQuery>(
+    machine: &TargetMachine,
+    hdr: &CfiSection,
+    eh_frame: &Dwarf<'_, EhFrame<SectionBytes<'_>>>,
     eh_frame_address: u64,
     address: u64,
-) -> Option<Result<A, Refusal>> {
+) -> Option<Result<A, RuleRefusal>> {
     let (head, table) = hdr.bytes.split_first_chunk::<TABLE_AT>()?;
     let count = usize::try_from(table_rows(head)?).ok()?;
     let (rows, _) = table.as_chunks::<ROW_BYTES>();
@@ -293,10 +301,10 @@ fn by_table<A: Answer>(
         return None;
     }
     let Some((_, fde)) = row_before(rows, hdr.address, address) else {
-        return Some(Err(Refusal::NoEntry));
+        return Some(Err(RuleRefusal::NoEntry));
     };
     let offset = fde.checked_sub(eh_frame_address).and_then(|o| usize::try_from(o).ok());
-    let Some(offset) = offset else { return Some(Err(Refusal::Malformed)) };
+    let Some(offset) = offset else { return Some(Err(RuleRefusal::Malformed)) };
     Some(eh_frame.ask(machine, offset, address))
 }
 
@@ -322,7 +330,7 @@ impl FarSections {
     /// Sections that are left in the file; `None` when their table has not the usual form, so that
     /// all would have to be read.
     #[must_use]
-    pub fn new(hdr: Place, eh_frame: Place, file: &dyn FileBytes) -> Option<Self> {
+    pub fn new(hdr: FileSection, eh_frame: FileSection, file: &dyn FileBytes) -> Option<Self> {
         let mut head = [0; TABLE_AT];
         if file.read_at(hdr.offset, &mut head) < TABLE_AT {
             return None;
@@ -339,15 +347,15 @@ impl FarSections {
         self.rows.div_ceil(MAX_STARTS).max(BLOCK_ROWS)
     }
 
-    fn start(&self, file: &dyn FileBytes, row: u64) -> Result<u64, Refusal> {
+    fn start(&self, file: &dyn FileBytes, row: u64) -> Result<u64, RuleRefusal> {
         let mut bytes = [0; ROW_BYTES];
         if file.read_at(self.place(row), &mut bytes) < ROW_BYTES {
-            return Err(Refusal::Unreadable);
+            return Err(RuleRefusal::Unreadable);
         }
         Ok(row_at(self.hdr.address, bytes).0)
     }
 
-    fn starts(&self, file: &dyn FileBytes) -> Result<&[u64], Refusal> {
+    fn starts(&self, file: &dyn FileBytes) -> Result<&[u64], RuleRefusal> {
         if let Some(starts) = self.starts.get() {
             return Ok(starts);
         }
@@ -361,40 +369,42 @@ impl FarSections {
         self.hdr.offset.saturating_add(TABLE_AT as u64 + row * ROW_BYTES as u64)
     }
 
-    fn ask<A: Answer>(
+    fn ask<A: FdeQuery>(
         &self,
-        machine: &Machine,
+        machine: &TargetMachine,
         file: &dyn FileBytes,
         address: u64,
-    ) -> Result<A, Refusal> {
+    ) -> Result<A, RuleRefusal> {
         let fde_address = self.row(file, address)?.1;
-        let offset = fde_address.checked_sub(self.eh_frame.address).ok_or(Refusal::Malformed)?;
+        let offset =
+            fde_address.checked_sub(self.eh_frame.address).ok_or(RuleRefusal::Malformed)?;
         let mut fde = self.entry(file, offset)?;
         // System V ABI, LSB 5.0, 10.6.1: behind an FDE's length is the distance of its CIE, counted
         // back from there.
         let distance = fde.get_mut(LENGTH_BYTES..).and_then(<[u8]>::first_chunk_mut::<4>);
-        let distance = distance.ok_or(Refusal::Malformed)?;
+        let distance = distance.ok_or(RuleRefusal::Malformed)?;
         let back = u64::from(u32::from_le_bytes(*distance));
         let cie_offset =
-            (offset + LENGTH_BYTES as u64).checked_sub(back).ok_or(Refusal::Malformed)?;
+            (offset + LENGTH_BYTES as u64).checked_sub(back).ok_or(RuleRefusal::Malformed)?;
         let mut section = self.entry(file, cie_offset)?;
         let at = section.len();
         // A section of these two alone, in which all is as it was but the distance.
-        *distance = u32::try_from(at + LENGTH_BYTES).map_err(|_| Refusal::Malformed)?.to_le_bytes();
+        *distance =
+            u32::try_from(at + LENGTH_BYTES).map_err(|_| RuleRefusal::Malformed)?.to_le_bytes();
         section.append(&mut fde);
         let mut eh_frame = EhFrame::new(&section, LittleEndian);
         eh_frame.set_vendor(machine.vendor);
         // The FDE's place counts in addresses relative to it; the CIE's has none that matters.
         let bases = BaseAddresses::default().set_eh_frame(fde_address.wrapping_sub(at as u64));
-        Dwarf { table: Table::EhFrame, section: eh_frame, bytes: &section, bases }
+        Dwarf { table: CfiTable::EhFrame, section: eh_frame, bytes: &section, bases }
             .ask(machine, at, address)
     }
 
     /// The last row whose function does not begin behind `address`: by what is known, then by
     /// halves, the last of them read at once.
-    fn row(&self, file: &dyn FileBytes, address: u64) -> Result<(u64, u64), Refusal> {
+    fn row(&self, file: &dyn FileBytes, address: u64) -> Result<(u64, u64), RuleRefusal> {
         let after = self.starts(file)?.partition_point(|start| *start <= address) as u64;
-        let mut first = after.checked_sub(1).ok_or(Refusal::NoEntry)? * self.step();
+        let mut first = after.checked_sub(1).ok_or(RuleRefusal::NoEntry)? * self.step();
         let mut after = (after * self.step()).min(self.rows);
         while after - first > BLOCK_ROWS {
             let middle = first.midpoint(after);
@@ -406,37 +416,37 @@ impl FarSections {
         }
         let mut bytes = vec![0; usize::try_from(after - first).unwrap_or(0) * ROW_BYTES];
         if file.read_at(self.place(first), &mut bytes) < bytes.len() {
-            return Err(Refusal::Unreadable);
+            return Err(RuleRefusal::Unreadable);
         }
         let (rows, _) = bytes.as_chunks::<ROW_BYTES>();
-        row_before(rows, self.hdr.address, address).ok_or(Refusal::NoEntry)
+        row_before(rows, self.hdr.address, address).ok_or(RuleRefusal::NoEntry)
     }
 
     /// The CIE or FDE at an offset of `.eh_frame`, its length before it.
-    fn entry(&self, file: &dyn FileBytes, offset: u64) -> Result<Vec<u8>, Refusal> {
+    fn entry(&self, file: &dyn FileBytes, offset: u64) -> Result<Vec<u8>, RuleRefusal> {
         /// Nearly all are shorter.
         const USUAL: usize = 512;
-        let left = self.eh_frame.bytes.checked_sub(offset).ok_or(Refusal::Malformed)?;
+        let left = self.eh_frame.bytes.checked_sub(offset).ok_or(RuleRefusal::Malformed)?;
         let left = usize::try_from(left).unwrap_or(usize::MAX);
         let at = self.eh_frame.offset.saturating_add(offset);
         let mut entry = vec![0; left.min(USUAL)];
         if file.read_at(at, &mut entry) < entry.len() {
-            return Err(Refusal::Unreadable);
+            return Err(RuleRefusal::Unreadable);
         }
-        let length = u32::from_le_bytes(*entry.first_chunk().ok_or(Refusal::Malformed)?);
+        let length = u32::from_le_bytes(*entry.first_chunk().ok_or(RuleRefusal::Malformed)?);
         let length = usize::try_from(length).unwrap_or(usize::MAX).saturating_add(LENGTH_BYTES);
         if length > left {
-            return Err(Refusal::Malformed);
+            return Err(RuleRefusal::Malformed);
         }
         // The form with 64-bit lengths says u32::MAX here, and is for sections of more than 4 GiB.
         if length > MAX_ENTRY_BYTES + LENGTH_BYTES {
-            return Err(Refusal::Unsupported);
+            return Err(RuleRefusal::Unsupported);
         }
         let there = entry.len();
         entry.resize(length, 0);
         let rest = entry.get_mut(there..).unwrap_or_default();
         if file.read_at(at.saturating_add(there as u64), rest) < rest.len() {
-            return Err(Refusal::Unreadable);
+            return Err(RuleRefusal::Unreadable);
         }
         Ok(entry)
     }
@@ -444,7 +454,7 @@ impl FarSections {
 
 /// A section of call frame information in memory.
 struct Dwarf<'a, S> {
-    table: Table,
+    table: CfiTable,
     section: S,
     /// The same bytes, for looking at an entry's length before it is parsed: a CIE's augmentation
     /// alone may take up the section, and gimli parses a CIE for each FDE that names it.
@@ -452,9 +462,9 @@ struct Dwarf<'a, S> {
     bases: BaseAddresses,
 }
 
-type Cie<'a> = CommonInformationEntry<Bytes<'a>>;
+type Cie<'a> = CommonInformationEntry<SectionBytes<'a>>;
 
-impl<'a, S: UnwindSection<Bytes<'a>>> Dwarf<'a, S> {
+impl<'a, S: UnwindSection<SectionBytes<'a>>> Dwarf<'a, S> {
     /// Length of the CIE or FDE at `offset`, when it is one that is looked into. The form with
     /// 64-bit lengths, which says `u32::MAX` first, is for sections of more than 4 GiB.
     fn entry_bytes(&self, offset: usize) -> Option<usize> {
@@ -508,98 +518,105 @@ impl<'a, S: UnwindSection<Bytes<'a>>> Dwarf<'a, S> {
         index
     }
 
-    fn by_index<A: Answer>(
+    fn by_index<A: FdeQuery>(
         &self,
-        machine: &Machine,
+        machine: &TargetMachine,
         index: &[IndexEntry],
         address: u64,
-    ) -> Result<A, Refusal> {
+    ) -> Result<A, RuleRefusal> {
         let after = index.partition_point(|e| e.start <= address);
-        let entry = after.checked_sub(1).and_then(|i| index.get(i)).ok_or(Refusal::NoEntry)?;
+        let entry = after.checked_sub(1).and_then(|i| index.get(i)).ok_or(RuleRefusal::NoEntry)?;
         if address >= entry.end {
-            return Err(Refusal::NoEntry);
+            return Err(RuleRefusal::NoEntry);
         }
         self.ask(machine, entry.offset, address)
     }
 
     /// What the FDE at `offset` says of `address`.
-    fn ask<A: Answer>(&self, machine: &Machine, offset: usize, address: u64) -> Result<A, Refusal> {
-        self.entry_bytes(offset).ok_or(Refusal::Unsupported)?;
+    fn ask<A: FdeQuery>(
+        &self,
+        machine: &TargetMachine,
+        offset: usize,
+        address: u64,
+    ) -> Result<A, RuleRefusal> {
+        self.entry_bytes(offset).ok_or(RuleRefusal::Unsupported)?;
         let fde = self
             .section
             .fde_from_offset(&self.bases, S::Offset::from(offset), |_, _, at| self.cie(at));
         let fde = fde.map_err(|error| match error {
-            gimli::Error::UnsupportedOffset => Refusal::Unsupported,
-            _ => Refusal::Malformed,
+            gimli::Error::UnsupportedOffset => RuleRefusal::Unsupported,
+            _ => RuleRefusal::Malformed,
         })?;
         if !fde.contains(address) {
-            return Err(Refusal::NoEntry);
+            return Err(RuleRefusal::NoEntry);
         }
         A::of(machine, self, &fde, address)
     }
 }
 
 /// What is asked of the FDE that covers an address.
-trait Answer: Sized {
-    fn of<'a, S: UnwindSection<Bytes<'a>>>(
-        machine: &Machine,
+trait FdeQuery: Sized {
+    fn of<'a, S: UnwindSection<SectionBytes<'a>>>(
+        machine: &TargetMachine,
         dwarf: &Dwarf<'a, S>,
-        fde: &FrameDescriptionEntry<Bytes<'a>>,
+        fde: &FrameDescriptionEntry<SectionBytes<'a>>,
         address: u64,
-    ) -> Result<Self, Refusal>;
+    ) -> Result<Self, RuleRefusal>;
 }
 
-impl Answer for Range<u64> {
-    fn of<'a, S: UnwindSection<Bytes<'a>>>(
-        _machine: &Machine,
+impl FdeQuery for Range<u64> {
+    fn of<'a, S: UnwindSection<SectionBytes<'a>>>(
+        _machine: &TargetMachine,
         _dwarf: &Dwarf<'a, S>,
-        fde: &FrameDescriptionEntry<Bytes<'a>>,
+        fde: &FrameDescriptionEntry<SectionBytes<'a>>,
         _address: u64,
-    ) -> Result<Self, Refusal> {
+    ) -> Result<Self, RuleRefusal> {
         Ok(fde.initial_address()..fde.end_address())
     }
 }
 
-impl Answer for Found {
-    fn of<'a, S: UnwindSection<Bytes<'a>>>(
-        machine: &Machine,
+impl FdeQuery for FdeRule {
+    fn of<'a, S: UnwindSection<SectionBytes<'a>>>(
+        machine: &TargetMachine,
         dwarf: &Dwarf<'a, S>,
-        fde: &FrameDescriptionEntry<Bytes<'a>>,
+        fde: &FrameDescriptionEntry<SectionBytes<'a>>,
         address: u64,
-    ) -> Result<Self, Refusal> {
+    ) -> Result<Self, RuleRefusal> {
         let rule = fde_rule(machine, &dwarf.section, &dwarf.bases, fde, address)?;
         Ok(Self { rule, function: fde.initial_address()..fde.end_address(), table: dwarf.table })
     }
 }
 
 /// The rule at `address` by the program of the FDE that covers it.
-fn fde_rule<'a, S: UnwindSection<Bytes<'a>>>(
-    machine: &Machine,
+fn fde_rule<'a, S: UnwindSection<SectionBytes<'a>>>(
+    machine: &TargetMachine,
     section: &S,
     bases: &BaseAddresses,
-    fde: &FrameDescriptionEntry<Bytes<'a>>,
+    fde: &FrameDescriptionEntry<SectionBytes<'a>>,
     address: u64,
-) -> Result<Rule, Refusal> {
+) -> Result<Rule, RuleRefusal> {
     let return_address = gimli::Register(machine.return_column);
     if fde.cie().return_address_register() != return_address {
-        return Err(Refusal::Unsupported);
+        return Err(RuleRefusal::Unsupported);
     }
     let mut context = UnwindContext::new();
     let row = fde
         .unwind_info_for_address(section, bases, &mut context, address)
-        .map_err(|_| Refusal::Malformed)?;
+        .map_err(|_| RuleRefusal::Malformed)?;
     let cfa = match row.cfa() {
         CfaRule::RegisterAndOffset { register, offset } => {
             Cfa::Register { base: general(machine, *register)?, offset: narrow(*offset)? }
         }
         CfaRule::Expression(expression) => {
-            let expression = expression.get(section).map_err(|_| Refusal::Malformed)?;
+            let expression = expression.get(section).map_err(|_| RuleRefusal::Malformed)?;
             match evaluate(machine, expression, fde.cie().encoding(), address)? {
-                Value::Register { base, offset } => Cfa::Register { base, offset: narrow(offset)? },
-                Value::Deref { base, offset, add } => {
+                ExpressionValue::Register { base, offset } => {
+                    Cfa::Register { base, offset: narrow(offset)? }
+                }
+                ExpressionValue::Deref { base, offset, add } => {
                     Cfa::Deref { base, offset: narrow(offset)?, add: narrow(add)? }
                 }
-                Value::Constant(_) => return Err(Refusal::Unsupported),
+                ExpressionValue::Constant(_) => return Err(RuleRefusal::Unsupported),
             }
         }
     };
@@ -615,12 +632,12 @@ fn fde_rule<'a, S: UnwindSection<Bytes<'a>>>(
             RegisterRule::ValOffset(offset) => Saved::CfaPlus(narrow(*offset)?),
             RegisterRule::Register(other) => Saved::InRegister(general(machine, *other)?),
             RegisterRule::Expression(expression) => {
-                let expression = expression.get(section).map_err(|_| Refusal::Malformed)?;
+                let expression = expression.get(section).map_err(|_| RuleRefusal::Malformed)?;
                 match evaluate(machine, expression, fde.cie().encoding(), address)? {
-                    Value::Register { base, offset } => {
+                    ExpressionValue::Register { base, offset } => {
                         Saved::AtRegister { base, offset: narrow(offset)? }
                     }
-                    Value::Deref { .. } | Value::Constant(_) => Saved::Lost,
+                    ExpressionValue::Deref { .. } | ExpressionValue::Constant(_) => Saved::Lost,
                 }
             }
             RegisterRule::ValExpression(_)
@@ -631,7 +648,7 @@ fn fde_rule<'a, S: UnwindSection<Bytes<'a>>>(
             // A return address that is saved in a way not understood must not look like the start
             // of the thread.
             if saved == Saved::Lost && !matches!(how, RegisterRule::Undefined) {
-                return Err(Refusal::Unsupported);
+                return Err(RuleRefusal::Unsupported);
             }
             rule.return_address = match (saved, machine.link) {
                 (Saved::Same, Some(link)) => Saved::InRegister(link),
@@ -643,28 +660,28 @@ fn fde_rule<'a, S: UnwindSection<Bytes<'a>>>(
     }
     // `Same` for the return address would mean the frame has none of its own: a loop.
     if rule.return_address == Saved::Same {
-        return Err(Refusal::Malformed);
+        return Err(RuleRefusal::Malformed);
     }
     Ok(rule)
 }
 
-fn general(machine: &Machine, register: gimli::Register) -> Result<Register, Refusal> {
-    machine.register(register.0).ok_or(Refusal::Unsupported)
+fn general(machine: &TargetMachine, register: gimli::Register) -> Result<Register, RuleRefusal> {
+    machine.register(register.0).ok_or(RuleRefusal::Unsupported)
 }
 
-fn narrow(offset: i64) -> Result<i32, Refusal> {
-    i32::try_from(offset).map_err(|_| Refusal::Unsupported)
+fn narrow(offset: i64) -> Result<i32, RuleRefusal> {
+    i32::try_from(offset).map_err(|_| RuleRefusal::Unsupported)
 }
 
 /// Value of an expression as far as it can be known before a frame is seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Value {
+enum ExpressionValue {
     Constant(u64),
     Register { base: Register, offset: i64 },
     Deref { base: Register, offset: i64, add: i64 },
 }
 
-impl Value {
+impl ExpressionValue {
     fn plus(self, n: i64) -> Self {
         match self {
             Self::Constant(c) => Self::Constant(c.wrapping_add_signed(n)),
@@ -677,72 +694,74 @@ impl Value {
         }
     }
 
-    fn constant(self) -> Result<u64, Refusal> {
+    fn constant(self) -> Result<u64, RuleRefusal> {
         match self {
             Self::Constant(c) => Ok(c),
-            _ => Err(Refusal::Unsupported),
+            _ => Err(RuleRefusal::Unsupported),
         }
     }
 }
 
 /// Evaluates an expression at `address`, the only register whose value is known.
 fn evaluate(
-    machine: &Machine,
-    expression: gimli::Expression<Bytes<'_>>,
+    machine: &TargetMachine,
+    expression: gimli::Expression<SectionBytes<'_>>,
     encoding: gimli::Encoding,
     address: u64,
-) -> Result<Value, Refusal> {
+) -> Result<ExpressionValue, RuleRefusal> {
     let mut operations = expression.operations(encoding);
-    let mut stack: Vec<Value> = Vec::new();
+    let mut stack: Vec<ExpressionValue> = Vec::new();
     for _ in 0..MAX_OPERATIONS {
-        let Some(operation) = operations.next().map_err(|_| Refusal::Malformed)? else {
-            return stack.pop().ok_or(Refusal::Malformed);
+        let Some(operation) = operations.next().map_err(|_| RuleRefusal::Malformed)? else {
+            return stack.pop().ok_or(RuleRefusal::Malformed);
         };
-        let mut pop = || stack.pop().ok_or(Refusal::Malformed);
+        let mut pop = || stack.pop().ok_or(RuleRefusal::Malformed);
         let value = match operation {
             Operation::Nop => continue,
-            Operation::UnsignedConstant { value } => Value::Constant(value),
-            Operation::SignedConstant { value } => Value::Constant(value.cast_unsigned()),
+            Operation::UnsignedConstant { value } => ExpressionValue::Constant(value),
+            Operation::SignedConstant { value } => ExpressionValue::Constant(value.cast_unsigned()),
             Operation::RegisterOffset { register, offset, .. }
                 if Some(register.0) == machine.instruction_pointer =>
             {
-                Value::Constant(address.wrapping_add_signed(offset))
+                ExpressionValue::Constant(address.wrapping_add_signed(offset))
             }
             Operation::RegisterOffset { register, offset, .. } => {
-                Value::Register { base: general(machine, register)?, offset }
+                ExpressionValue::Register { base: general(machine, register)?, offset }
             }
             Operation::PlusConstant { value } => pop()?.plus(value.cast_signed()),
             Operation::Plus => match (pop()?, pop()?) {
-                (Value::Constant(c), other) | (other, Value::Constant(c)) => {
+                (ExpressionValue::Constant(c), other) | (other, ExpressionValue::Constant(c)) => {
                     other.plus(c.cast_signed())
                 }
-                _ => return Err(Refusal::Unsupported),
+                _ => return Err(RuleRefusal::Unsupported),
             },
             Operation::Minus => {
                 let right = pop()?.constant()?;
                 pop()?.plus(right.wrapping_neg().cast_signed())
             }
-            Operation::And => Value::Constant(pop()?.constant()? & pop()?.constant()?),
+            Operation::And => ExpressionValue::Constant(pop()?.constant()? & pop()?.constant()?),
             Operation::Shl => {
                 let count = pop()?.constant()?;
                 let value = pop()?.constant()?;
-                Value::Constant(
+                ExpressionValue::Constant(
                     u32::try_from(count).ok().and_then(|c| value.checked_shl(c)).unwrap_or(0),
                 )
             }
             Operation::Ge => {
                 let right = pop()?.constant()?.cast_signed();
-                Value::Constant(u64::from(pop()?.constant()?.cast_signed() >= right))
+                ExpressionValue::Constant(u64::from(pop()?.constant()?.cast_signed() >= right))
             }
             Operation::Deref { size: 8, space: false, .. } => match pop()? {
-                Value::Register { base, offset } => Value::Deref { base, offset, add: 0 },
-                _ => return Err(Refusal::Unsupported),
+                ExpressionValue::Register { base, offset } => {
+                    ExpressionValue::Deref { base, offset, add: 0 }
+                }
+                _ => return Err(RuleRefusal::Unsupported),
             },
-            _ => return Err(Refusal::Unsupported),
+            _ => return Err(RuleRefusal::Unsupported),
         };
         stack.push(value);
     }
-    Err(Refusal::Unsupported)
+    Err(RuleRefusal::Unsupported)
 }
 
 #[cfg(test)]
@@ -751,7 +770,7 @@ mod tests {
     use crate::x86_64::X86_64;
     use proptest::prelude::{any, prop, proptest};
 
-    fn at(bytes: &[u8], address: u64) -> Result<Value, Refusal> {
+    fn at(bytes: &[u8], address: u64) -> Result<ExpressionValue, RuleRefusal> {
         let encoding =
             gimli::Encoding { address_size: 8, format: gimli::Format::Dwarf32, version: 4 };
         evaluate(
@@ -766,19 +785,28 @@ mod tests {
     fn a_plt_entry_has_one_word_more_once_it_pushed_its_index() {
         // breg7 8; breg16 0; lit15; and; lit11; ge; lit3; shl; plus
         let plt = [0x77, 8, 0x80, 0, 0x3f, 0x1a, 0x3b, 0x2a, 0x33, 0x24, 0x22];
-        assert_eq!(at(&plt, 0x1020), Ok(Value::Register { base: Register::RSP, offset: 8 }));
-        assert_eq!(at(&plt, 0x102b), Ok(Value::Register { base: Register::RSP, offset: 16 }));
+        assert_eq!(
+            at(&plt, 0x1020),
+            Ok(ExpressionValue::Register { base: Register::RSP, offset: 8 })
+        );
+        assert_eq!(
+            at(&plt, 0x102b),
+            Ok(ExpressionValue::Register { base: Register::RSP, offset: 16 })
+        );
     }
 
     #[test]
     fn a_cfa_kept_in_the_frame_is_one_dereference() {
         // breg7 40; deref; plus_uconst 8
         let saved = [0x77, 40, 0x06, 0x23, 8];
-        assert_eq!(at(&saved, 0), Ok(Value::Deref { base: Register::RSP, offset: 40, add: 8 }));
+        assert_eq!(
+            at(&saved, 0),
+            Ok(ExpressionValue::Deref { base: Register::RSP, offset: 40, add: 8 })
+        );
     }
 
     /// One FDE for 0x5000..0x5010 behind one CIE, as gcc writes them, at 0x2000.
-    fn eh_frame() -> Section {
+    fn eh_frame() -> CfiSection {
         let mut bytes = vec![
             20, 0, 0, 0, 0, 0, 0, 0, 1, b'z', b'R', 0, 1, 0x78, 16, 1, 0x1b, 0x0c, 7, 8, 0x90, 1,
             0, 0,
@@ -788,7 +816,7 @@ mod tests {
         bytes.extend(0x10u32.to_le_bytes());
         bytes.extend([0; 8]);
         bytes.extend([0; 4]);
-        Section { address: 0x2000, bytes }
+        CfiSection { address: 0x2000, bytes }
     }
 
     #[test]
@@ -799,12 +827,12 @@ mod tests {
             for place in [0x5000i32, 0x2018] {
                 hdr.extend((place - 0x3000).to_le_bytes());
             }
-            let hdr = Some(Section { address: 0x3000, bytes: hdr });
+            let hdr = Some(CfiSection { address: 0x3000, bytes: hdr });
             let sections = UnwindSections::of(&X86_64, hdr, Some(eh_frame()), None);
             let found = sections.rule(0x500f).unwrap();
             assert_eq!((found.function, found.rule), (0x5000..0x5010, X86_64.frameless()));
-            assert_eq!(sections.rule(0x5010), Err(Refusal::NoEntry));
-            assert_eq!(sections.rule(0x4fff), Err(Refusal::NoEntry));
+            assert_eq!(sections.rule(0x5010), Err(RuleRefusal::NoEntry));
+            assert_eq!(sections.rule(0x4fff), Err(RuleRefusal::NoEntry));
         }
     }
 
@@ -814,9 +842,9 @@ mod tests {
         // No such instruction.
         section.bytes[24 + 17] = 0x3f;
         let sections = UnwindSections::of(&X86_64, None, Some(section), None);
-        assert_eq!(sections.rule(0x5008), Err(Refusal::Malformed));
+        assert_eq!(sections.rule(0x5008), Err(RuleRefusal::Malformed));
         assert_eq!(sections.function_in(&NoFile, 0x5008), Ok(0x5000..0x5010));
-        assert_eq!(sections.function_in(&NoFile, 0x5010), Err(Refusal::NoEntry));
+        assert_eq!(sections.function_in(&NoFile, 0x5010), Err(RuleRefusal::NoEntry));
     }
 
     /// A file of these bytes.
@@ -832,7 +860,7 @@ mod tests {
 
     /// `count` functions of 16 bytes from 0x5000 on, each with a CFA of its own, some with a CIE
     /// between them; table and sections as one file, at 0x3000 and 0x2000.
-    fn many(count: u32) -> (Vec<u8>, Place, Place) {
+    fn many(count: u32) -> (Vec<u8>, FileSection, FileSection) {
         let mut hdr = vec![1, 0x1b, 0x03, 0x3b, 0, 0, 0, 0];
         hdr.extend(count.to_le_bytes());
         let (mut eh, mut cie) = (Vec::new(), 0);
@@ -859,16 +887,17 @@ mod tests {
             }
         }
         eh.extend([0; 4]);
-        let hdr_place = Place { address: 0x3000, offset: 0, bytes: hdr.len() as u64 };
-        let eh_place = Place { address: 0x2000, offset: hdr.len() as u64, bytes: eh.len() as u64 };
+        let hdr_place = FileSection { address: 0x3000, offset: 0, bytes: hdr.len() as u64 };
+        let eh_place =
+            FileSection { address: 0x2000, offset: hdr.len() as u64, bytes: eh.len() as u64 };
         hdr.extend(eh);
         (hdr, hdr_place, eh_place)
     }
 
-    fn near_and_far((file, hdr, eh): &(Vec<u8>, Place, Place)) -> [UnwindSections; 2] {
-        let section = |place: &Place| {
+    fn near_and_far((file, hdr, eh): &(Vec<u8>, FileSection, FileSection)) -> [UnwindSections; 2] {
+        let section = |place: &FileSection| {
             let bytes = file[place.offset as usize..][..place.bytes as usize].to_vec();
-            Some(Section { address: place.address, bytes })
+            Some(CfiSection { address: place.address, bytes })
         };
         let near = UnwindSections::of(&X86_64, section(hdr), section(eh), None);
         let mut far = UnwindSections::of(&X86_64, None, None, None);
@@ -894,7 +923,7 @@ mod tests {
             }
             let last = 0x5000 + u64::from(count - 1) * 16;
             assert_eq!(far.rule_in(&file.0, last).unwrap().function, last..last + 16);
-            assert_eq!(far.rule(last), Err(Refusal::Unreadable), "the file is closed");
+            assert_eq!(far.rule(last), Err(RuleRefusal::Unreadable), "the file is closed");
         }
     }
 
@@ -924,17 +953,17 @@ mod tests {
         };
         let of = |letters| {
             let bytes = signals(letters, &[&fde(cie(letters))]);
-            UnwindSections::of(&X86_64, None, Some(Section { address: 0x2000, bytes }), None)
+            UnwindSections::of(&X86_64, None, Some(CfiSection { address: 0x2000, bytes }), None)
         };
         assert_eq!(of(0).rule(0x5000).unwrap().rule, X86_64.frameless());
         assert_eq!(of(100).rule(0x5000).unwrap().rule.kind, FrameKind::Signal);
-        assert_eq!(of(MAX_ENTRY_BYTES).rule(0x5000), Err(Refusal::NoEntry), "in no index");
+        assert_eq!(of(MAX_ENTRY_BYTES).rule(0x5000), Err(RuleRefusal::NoEntry), "in no index");
         let mut hdr = vec![1, 0x1b, 0x03, 0x3b, 0, 0, 0, 0, 1, 0, 0, 0];
         hdr.extend((0x5000i32 - 0x3000).to_le_bytes());
         hdr.extend((0x2000 + cie(MAX_ENTRY_BYTES) as i32 - 0x3000).to_le_bytes());
         let mut with_table = of(MAX_ENTRY_BYTES);
-        with_table.eh_frame_hdr = Some(Section { address: 0x3000, bytes: hdr });
-        assert_eq!(with_table.rule(0x5000), Err(Refusal::Unsupported));
+        with_table.eh_frame_hdr = Some(CfiSection { address: 0x3000, bytes: hdr });
+        assert_eq!(with_table.rule(0x5000), Err(RuleRefusal::Unsupported));
     }
 
     #[test]
@@ -943,9 +972,9 @@ mod tests {
         // bytes of each FDE do not parse.
         let all = vec![&[][..]; 1 << 20];
         for letters in [16 << 20, MAX_ENTRY_BYTES - 64] {
-            let eh_frame = Section { address: 0x2000, bytes: signals(letters, &all) };
+            let eh_frame = CfiSection { address: 0x2000, bytes: signals(letters, &all) };
             let sections = UnwindSections::of(&X86_64, None, Some(eh_frame), None);
-            assert_eq!(sections.rule(0x5000), Err(Refusal::NoEntry));
+            assert_eq!(sections.rule(0x5000), Err(RuleRefusal::NoEntry));
         }
         // The same where each names another one than the one before.
         let long = signals(MAX_ENTRY_BYTES - 64, &[]);
@@ -955,8 +984,8 @@ mod tests {
             bytes.extend((bytes.len() as u32 - fde % 2 * long.len() as u32).to_le_bytes());
         }
         let sections =
-            UnwindSections::of(&X86_64, None, Some(Section { address: 0x2000, bytes }), None);
-        assert_eq!(sections.rule(0x5000), Err(Refusal::NoEntry));
+            UnwindSections::of(&X86_64, None, Some(CfiSection { address: 0x2000, bytes }), None);
+        assert_eq!(sections.rule(0x5000), Err(RuleRefusal::NoEntry));
     }
 
     #[test]
@@ -968,7 +997,7 @@ mod tests {
         hdr.extend([0xff; 8]);
         let sections = UnwindSections::of(
             &X86_64,
-            Some(Section { address: 0x3000, bytes: hdr }),
+            Some(CfiSection { address: 0x3000, bytes: hdr }),
             Some(eh_frame()),
             None,
         );
@@ -980,7 +1009,7 @@ mod tests {
         fn random_sections_give_a_rule_or_a_refusal(
             hdr in any::<Vec<u8>>(), eh in any::<Vec<u8>>(), debug in any::<Vec<u8>>(), address in any::<u64>(),
         ) {
-            let section = |bytes| Some(Section { address: 0x1000, bytes });
+            let section = |bytes| Some(CfiSection { address: 0x1000, bytes });
             let sections = UnwindSections::of(&X86_64, section(hdr), section(eh), section(debug));
             sections.rule(address).ok();
         }

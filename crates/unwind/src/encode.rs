@@ -1,7 +1,7 @@
 //! Rules in the form the probes take: those that practically all code has. The others stay with the
 //! finisher.
 
-use super::machine::Machine;
+use super::machine::TargetMachine;
 use super::rule::{Cfa, FrameKind, Register, Rule, Saved};
 use ebpf_common::rule::{
     LOST, PC, RULE_CALL, RULE_DEREF, RULE_SIGNAL, RULE_START, SAME, SP, UnwindRule, WALK_REGISTERS,
@@ -9,7 +9,7 @@ use ebpf_common::rule::{
 
 /// The probes' form of a rule of `machine`; `None` when they cannot do what it says.
 #[must_use]
-pub fn encode(machine: &Machine, rule: &Rule) -> Option<UnwindRule> {
+pub fn encode(machine: &TargetMachine, rule: &Rule) -> Option<UnwindRule> {
     if rule.is_thread_start() {
         // The stack pointer is always known.
         let base = place_of(machine, machine.stack_pointer)?;
@@ -58,7 +58,7 @@ fn word(saved: i16) -> Option<i16> {
 }
 
 /// Where a register is saved, from the rule's anchor.
-fn offset(machine: &Machine, rule: &Rule, saved: Saved) -> Option<i16> {
+fn offset(machine: &TargetMachine, rule: &Rule, saved: Saved) -> Option<i16> {
     // The probes read whole words at multiples of eight bytes.
     let from_anchor =
         |offset: i32| i16::try_from(offset).ok().filter(|offset| offset % 8 == 0).and_then(word);
@@ -83,7 +83,7 @@ fn offset(machine: &Machine, rule: &Rule, saved: Saved) -> Option<i16> {
 }
 
 /// A register's place among those of a walk.
-fn place_of(machine: &Machine, register: Register) -> Option<u8> {
+fn place_of(machine: &TargetMachine, register: Register) -> Option<u8> {
     let place =
         machine.walk_places.iter().position(|number| usize::from(*number) == register.index())?;
     u8::try_from(place).ok()

@@ -11,10 +11,10 @@
 
 mod scan;
 
-use self::scan::Scans;
-use super::machine::Machine;
+use self::scan::ScanBudget;
+use super::machine::TargetMachine;
 use super::native::{NATIVE, native_address_mask};
-use super::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
+use super::rule::{Cfa, FrameKind, Register, Rule, RuleRefusal, Saved};
 use perfusion_model::event::{MonotonicNs, UserContext, WalkEnd};
 use perfusion_model::frame::{FrameKey, Marker};
 use std::cell::Cell;
@@ -23,14 +23,14 @@ use std::sync::Arc;
 
 /// Bounds of one walk.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct UnwindLimits {
     /// Most frames.
     pub max_frames: usize,
     /// Bits of a return address that are one.
     pub address_mask: u64,
 }
 
-impl Default for Limits {
+impl Default for UnwindLimits {
     fn default() -> Self {
         Self { max_frames: 512, address_mask: native_address_mask() }
     }
@@ -38,18 +38,18 @@ impl Default for Limits {
 
 /// What is known about one PC.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct FrameRule {
     /// The frame.
     pub frame: FrameKey,
     /// How to leave it.
-    pub rule: Result<Arc<Rule>, Refusal>,
+    pub rule: Result<Arc<Rule>, RuleRefusal>,
 }
 
 /// Looks PCs up.
-pub trait Code {
+pub trait CodeLookup {
     /// What is at `pc`. `exact`: `pc` is the next instruction to run (innermost or interrupted by a
     /// signal); else it is a return address minus one, inside a call.
-    fn step(&mut self, pc: u64, exact: bool) -> Step;
+    fn step(&mut self, pc: u64, exact: bool) -> FrameRule;
     /// The frame at a place the probes have left at `time` by a rule that was taught for it; `None`
     /// when that rule did not hold then or does not now.
     fn walked(&mut self, pc: u64, exact: bool, time: MonotonicNs) -> Option<FrameKey>;
@@ -67,7 +67,7 @@ pub trait Code {
 
 /// A finished stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Finished {
+pub struct UnwoundStack {
     /// User frames, innermost first, with [`Marker`]s where the walk guessed or ended early.
     pub frames: Vec<FrameKey>,
     /// True when the last frame is the thread's first.
@@ -80,7 +80,7 @@ pub struct Finished {
     pub broken: Option<Marker>,
 }
 
-impl Finished {
+impl UnwoundStack {
     /// Ended early, after the frames found so far.
     #[must_use]
     pub fn broken(mut self, why: Marker) -> Self {
@@ -106,7 +106,7 @@ impl Finished {
 /// rules, a context that begins at the same instruction with the same stack pointer and has all of
 /// these has the same frames.
 #[derive(Clone, Debug, Default)]
-pub struct Trace {
+pub struct UnwindTrace {
     registers: u16,
     values: [u64; 16],
     /// Offset in the copy, and the word.
@@ -115,7 +115,7 @@ pub struct Trace {
     is_beyond: bool,
 }
 
-impl Trace {
+impl UnwindTrace {
     /// Whether it says all that the walk went by.
     #[must_use]
     pub fn is_whole(&self) -> bool {
@@ -150,7 +150,7 @@ fn word_of((from, bytes): &(u64, Rc<[u8]>), address: u64) -> Option<u64> {
 
 /// Where a register's value is from. It matters to the walk only once something is found by it.
 #[derive(Clone, Copy)]
-pub(super) enum Origin {
+pub(super) enum ValueOrigin {
     /// The context's register.
     Context(usize),
     /// The word at an offset in the copy.
@@ -160,18 +160,18 @@ pub(super) enum Origin {
 }
 
 /// A walk in progress.
-pub(super) struct Walk<'a> {
-    pub(super) machine: &'a Machine,
+pub(super) struct StackWalk<'a> {
+    pub(super) machine: &'a TargetMachine,
     context: &'a UserContext,
     /// Address of the first byte of the copy.
     stack_start: u64,
     /// The frame is at or above this address: its stack pointer, where that is known.
     pub(super) floor: u64,
     registers: [u64; 16],
-    origins: [Origin; 16],
+    origins: [ValueOrigin; 16],
     known: u16,
-    trace: Trace,
-    scans: Scans,
+    trace: UnwindTrace,
+    scans: ScanBudget,
     /// It is on a stack that a signal handler on another one has interrupted, and of which nothing
     /// is in the copy.
     is_elsewhere: bool,
@@ -183,7 +183,7 @@ pub(super) struct Walk<'a> {
 
 /// Why a value is not to be had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Missing {
+pub(super) enum MissingValue {
     /// Above the end of a copy that was cut.
     BeyondCopy,
     /// Above the end of a copy that memory ended: the stack's, or a page that was not there.
@@ -196,48 +196,50 @@ pub(super) enum Missing {
     Unknown,
 }
 
-impl From<Missing> for Marker {
-    fn from(missing: Missing) -> Self {
+impl From<MissingValue> for Marker {
+    fn from(missing: MissingValue) -> Self {
         match missing {
-            Missing::BeyondCopy => Self::TruncatedCopy,
-            Missing::NotThere | Missing::NoCopy | Missing::NotSeen => Self::TruncatedUnreadable,
-            Missing::Unknown => Self::TruncatedNoRule,
+            MissingValue::BeyondCopy => Self::TruncatedCopy,
+            MissingValue::NotThere | MissingValue::NoCopy | MissingValue::NotSeen => {
+                Self::TruncatedUnreadable
+            }
+            MissingValue::Unknown => Self::TruncatedNoRule,
         }
     }
 }
 
-impl Walk<'_> {
+impl StackWalk<'_> {
     /// The walk goes by this.
-    fn go_by(&mut self, origin: Origin) {
+    fn go_by(&mut self, origin: ValueOrigin) {
         match origin {
-            Origin::Context(register) => {
+            ValueOrigin::Context(register) => {
                 self.trace.registers |= 1 << register;
                 self.trace.values[register] = self.context.regs.gpr[register];
             }
-            Origin::Word(at, word) => self.trace.words.push((at, word)),
-            Origin::Known => {}
+            ValueOrigin::Word(at, word) => self.trace.words.push((at, word)),
+            ValueOrigin::Known => {}
         }
     }
 
-    pub(super) fn register(&mut self, register: Register) -> Result<u64, Missing> {
+    pub(super) fn register(&mut self, register: Register) -> Result<u64, MissingValue> {
         let register = register.index();
         if self.known & (1 << register) == 0 {
-            return Err(Missing::Unknown);
+            return Err(MissingValue::Unknown);
         }
         self.go_by(self.origins[register]);
         Ok(self.registers[register])
     }
 
-    fn plus(&mut self, base: Register, offset: i32) -> Result<u64, Missing> {
+    fn plus(&mut self, base: Register, offset: i32) -> Result<u64, MissingValue> {
         Ok(self.register(base)?.wrapping_add_signed(i64::from(offset)))
     }
 
     /// The word at `address` in the copy, which the walk may or may not go by. Below the frame
     /// nothing is kept: what the copy holds there is of calls made from it, and where the walk
     /// began says nothing about it.
-    pub(super) fn peek(&self, address: u64) -> Result<(u64, Origin), Missing> {
+    pub(super) fn peek(&self, address: u64) -> Result<(u64, ValueOrigin), MissingValue> {
         let not_written = self.context.skipped != 0 && address < self.stack_start;
-        let below = if not_written { Missing::NoCopy } else { Missing::Unknown };
+        let below = if not_written { MissingValue::NoCopy } else { MissingValue::Unknown };
         if address < self.floor {
             return Err(below);
         }
@@ -247,22 +249,22 @@ impl Walk<'_> {
         if let Some(offset) = offset.filter(|_| !self.is_elsewhere)
             && let Some(word) = word_in(&self.context.stack, offset)
         {
-            return Ok((word, Origin::Word(offset, word)));
+            return Ok((word, ValueOrigin::Word(offset, word)));
         }
         if let Some(word) = self.pieces.iter().find_map(|piece| word_of(piece, address)) {
-            return Ok((word, Origin::Known));
+            return Ok((word, ValueOrigin::Known));
         }
         let missing = match offset {
-            _ if self.is_elsewhere => Missing::BeyondCopy,
+            _ if self.is_elsewhere => MissingValue::BeyondCopy,
             None => below,
-            Some(_) if self.context.stack.is_empty() => Missing::NoCopy,
+            Some(_) if self.context.stack.is_empty() => MissingValue::NoCopy,
             // A wild address is no reason to say that the copy was too short: only one that may be
             // on this stack.
-            Some(offset) if offset >= MAX_STACK_BYTES => Missing::Unknown,
-            Some(_) if self.context.limited => Missing::BeyondCopy,
-            Some(_) => Missing::NotThere,
+            Some(offset) if offset >= MAX_STACK_BYTES => MissingValue::Unknown,
+            Some(_) if self.context.limited => MissingValue::BeyondCopy,
+            Some(_) => MissingValue::NotThere,
         };
-        if matches!(missing, Missing::BeyondCopy | Missing::NotThere) {
+        if matches!(missing, MissingValue::BeyondCopy | MissingValue::NotThere) {
             self.wanted.set(Some(address));
         }
         Err(missing)
@@ -270,7 +272,7 @@ impl Walk<'_> {
 
     /// Has the word that was missing last read, with what is about it; false when it is not to be
     /// had.
-    fn read_on(&mut self, code: &mut dyn Code) -> bool {
+    fn read_on(&mut self, code: &mut dyn CodeLookup) -> bool {
         let Some(wanted) = self.wanted.take().filter(|_| self.pieces.len() < MAX_PIECES) else {
             return false;
         };
@@ -288,13 +290,13 @@ impl Walk<'_> {
     }
 
     /// The word at `address` in the copy.
-    fn word(&mut self, address: u64) -> Result<u64, Missing> {
+    fn word(&mut self, address: u64) -> Result<u64, MissingValue> {
         let (word, origin) = self.peek(address)?;
         self.go_by(origin);
         Ok(word)
     }
 
-    fn cfa(&mut self, cfa: Cfa) -> Result<u64, Missing> {
+    fn cfa(&mut self, cfa: Cfa) -> Result<u64, MissingValue> {
         match cfa {
             Cfa::Register { base, offset } => self.plus(base, offset),
             Cfa::Deref { base, offset, add } => {
@@ -310,30 +312,34 @@ impl Walk<'_> {
         saved: Saved,
         own: Option<usize>,
         cfa: u64,
-    ) -> Result<(u64, Origin), Missing> {
+    ) -> Result<(u64, ValueOrigin), MissingValue> {
         let held = |walk: &Self, register: usize| {
             let known = walk.known & (1 << register) != 0;
             known
                 .then(|| (walk.registers[register], walk.origins[register]))
-                .ok_or(Missing::Unknown)
+                .ok_or(MissingValue::Unknown)
         };
         match saved {
-            Saved::Same => held(self, own.ok_or(Missing::Unknown)?),
-            Saved::Lost => Err(Missing::Unknown),
+            Saved::Same => held(self, own.ok_or(MissingValue::Unknown)?),
+            Saved::Lost => Err(MissingValue::Unknown),
             Saved::AtCfa(offset) => self.peek(cfa.wrapping_add_signed(i64::from(offset))),
             Saved::AtRegister { base, offset } => {
                 let at = self.plus(base, offset)?;
                 self.peek(at)
             }
             Saved::CfaPlus(offset) => {
-                Ok((cfa.wrapping_add_signed(i64::from(offset)), Origin::Known))
+                Ok((cfa.wrapping_add_signed(i64::from(offset)), ValueOrigin::Known))
             }
             Saved::InRegister(other) => held(self, other.index()),
         }
     }
 
     /// Goes to the caller and returns its PC.
-    pub(super) fn leave(&mut self, rule: &Rule, code: &mut dyn Code) -> Result<u64, Missing> {
+    pub(super) fn leave(
+        &mut self,
+        rule: &Rule,
+        code: &mut dyn CodeLookup,
+    ) -> Result<u64, MissingValue> {
         let cfa = self.cfa(rule.cfa)?;
         if let FrameKind::Stub { words } = rule.kind {
             return self.leave_stub(rule, cfa, words, code);
@@ -341,7 +347,7 @@ impl Walk<'_> {
         let (return_address, origin) = self.saved(rule.return_address, None, cfa)?;
         self.go_by(origin);
         let mut registers = [0; 16];
-        let mut origins = [Origin::Known; 16];
+        let mut origins = [ValueOrigin::Known; 16];
         let mut known = 0u16;
         for (i, saved) in rule.registers.iter().enumerate() {
             // Below the stack pointer nothing is kept: an epilogue has taken the register from
@@ -372,7 +378,7 @@ impl Walk<'_> {
         let goes_on =
             registers[sp] > self.floor || stays || is_signal && registers[sp] != self.floor;
         if known & (1 << sp) == 0 || !goes_on {
-            return Err(Missing::Unknown);
+            return Err(MissingValue::Unknown);
         }
         if is_signal {
             let end = self
@@ -392,7 +398,7 @@ impl Walk<'_> {
 
     /// True for a thread's first instructions: it has no caller yet. `None` when the one who makes
     /// it cannot be told from it.
-    fn is_new_thread(&mut self, rule: &Rule, code: &mut dyn Code) -> Option<bool> {
+    fn is_new_thread(&mut self, rule: &Rule, code: &mut dyn CodeLookup) -> Option<bool> {
         if rule.kind != FrameKind::NewThread {
             return Some(false);
         }
@@ -400,7 +406,7 @@ impl Walk<'_> {
             Ok(word) => code.follows_call(word).map(|follows| !follows),
             // Whoever makes a thread has just written its return address; the new one, to which the
             // system call answers 0, has nothing on its stack yet.
-            Err(Missing::NoCopy) => Some(self.register(Register::RAX) == Ok(0)),
+            Err(MissingValue::NoCopy) => Some(self.register(Register::RAX) == Ok(0)),
             Err(_) => Some(false),
         }
     }
@@ -412,14 +418,14 @@ impl Walk<'_> {
         rule: &Rule,
         cfa: u64,
         words: u8,
-        code: &mut dyn Code,
-    ) -> Result<u64, Missing> {
+        code: &mut dyn CodeLookup,
+    ) -> Result<u64, MissingValue> {
         for word in 0..words {
             let at = cfa.wrapping_add(u64::from(word) * 8);
             let candidate = self.word(at.wrapping_sub(8))?;
             // One that was not seen may be the caller: what is found behind it would be the
             // caller's caller.
-            if at > self.floor && code.follows_call(candidate).ok_or(Missing::NotSeen)? {
+            if at > self.floor && code.follows_call(candidate).ok_or(MissingValue::NotSeen)? {
                 let (mut registers, mut origins, mut known) =
                     (self.registers, self.origins, self.known);
                 for (i, saved) in
@@ -434,13 +440,13 @@ impl Walk<'_> {
                     }
                 }
                 let sp = self.machine.stack_pointer.index();
-                (registers[sp], origins[sp]) = (at, Origin::Known);
+                (registers[sp], origins[sp]) = (at, ValueOrigin::Known);
                 (self.registers, self.origins, self.known, self.floor) =
                     (registers, origins, known, at);
                 return Ok(candidate);
             }
         }
-        Err(Missing::Unknown)
+        Err(MissingValue::Unknown)
     }
 
     /// Leaves a frame by its frame pointer, if that leads up the stack and to code behind a call.
@@ -448,8 +454,8 @@ impl Walk<'_> {
     /// other.
     pub(super) fn leave_by_frame_pointer(
         &mut self,
-        code: &mut dyn Code,
-        limits: Limits,
+        code: &mut dyn CodeLookup,
+        limits: UnwindLimits,
     ) -> Option<u64> {
         let frame = self.register(self.machine.frame_pointer).ok()?;
         if frame < self.floor || !frame.is_multiple_of(8) {
@@ -473,9 +479,9 @@ impl Walk<'_> {
 
     /// At the caller of a frame without a rule, whose stack pointer and frame pointer are these.
     /// Nothing is known of the other registers: the frame may have changed and saved any of them.
-    fn called(&self, stack_pointer: u64, frame_pointer: Option<(u64, Origin)>) -> Self {
+    fn called(&self, stack_pointer: u64, frame_pointer: Option<(u64, ValueOrigin)>) -> Self {
         let mut caller = Self { floor: stack_pointer, known: 0, ..self.copied() };
-        let at_call = (self.machine.stack_pointer, (stack_pointer, Origin::Known));
+        let at_call = (self.machine.stack_pointer, (stack_pointer, ValueOrigin::Known));
         let known = frame_pointer.map(|kept| (self.machine.frame_pointer, kept));
         for (register, (value, origin)) in known.into_iter().chain([at_call]) {
             let register = register.index();
@@ -488,7 +494,7 @@ impl Walk<'_> {
     /// The same walk, to try where it leads.
     pub(super) fn copied(&self) -> Self {
         Self {
-            trace: Trace::default(),
+            trace: UnwindTrace::default(),
             pieces: self.pieces.clone(),
             wanted: Cell::new(None),
             ..*self
@@ -519,33 +525,37 @@ const MAX_PIECES: usize = 16;
 const PAGE_BYTES: u64 = 4096;
 
 /// Walks a `context` of this machine and appends to nothing: the result holds all frames.
-pub fn walk(context: &UserContext, code: &mut dyn Code, limits: Limits) -> Finished {
+pub fn walk(
+    context: &UserContext,
+    code: &mut dyn CodeLookup,
+    limits: UnwindLimits,
+) -> UnwoundStack {
     walk_on(NATIVE, context, code, limits)
 }
 
 /// The same, and what it went by.
 pub fn walk_traced(
     context: &UserContext,
-    code: &mut dyn Code,
-    limits: Limits,
-) -> (Finished, Trace) {
-    let mut walk = Walk::new(NATIVE, context);
+    code: &mut dyn CodeLookup,
+    limits: UnwindLimits,
+) -> (UnwoundStack, UnwindTrace) {
+    let mut walk = StackWalk::new(NATIVE, context);
     let done = walk.finish(code, limits);
     (done, walk.trace)
 }
 
 /// The same as [`walk`] of any machine.
 pub fn walk_on(
-    machine: &Machine,
+    machine: &TargetMachine,
     context: &UserContext,
-    code: &mut dyn Code,
-    limits: Limits,
-) -> Finished {
-    Walk::new(machine, context).finish(code, limits)
+    code: &mut dyn CodeLookup,
+    limits: UnwindLimits,
+) -> UnwoundStack {
+    StackWalk::new(machine, context).finish(code, limits)
 }
 
-impl<'a> Walk<'a> {
-    fn new(machine: &'a Machine, context: &'a UserContext) -> Self {
+impl<'a> StackWalk<'a> {
+    fn new(machine: &'a TargetMachine, context: &'a UserContext) -> Self {
         let regs = &context.regs;
         let stack_pointer = regs.gpr[machine.stack_pointer.index()];
         Self {
@@ -554,10 +564,10 @@ impl<'a> Walk<'a> {
             stack_start: stack_pointer.wrapping_add(context.skipped),
             floor: stack_pointer,
             registers: regs.gpr,
-            origins: std::array::from_fn(Origin::Context),
+            origins: std::array::from_fn(ValueOrigin::Context),
             known: regs.known,
-            trace: Trace::default(),
-            scans: Scans::default(),
+            trace: UnwindTrace::default(),
+            scans: ScanBudget::default(),
             is_elsewhere: false,
             pieces: Vec::new(),
             wanted: Cell::new(None),
@@ -565,10 +575,14 @@ impl<'a> Walk<'a> {
     }
 
     /// Leaves a frame, by more of the stack than was copied where that is needed and to be had.
-    fn leave_reading_on(&mut self, rule: &Rule, code: &mut dyn Code) -> Result<u64, Missing> {
+    fn leave_reading_on(
+        &mut self,
+        rule: &Rule,
+        code: &mut dyn CodeLookup,
+    ) -> Result<u64, MissingValue> {
         loop {
             match self.leave(rule, code) {
-                Err(Missing::BeyondCopy | Missing::NotThere) if self.read_on(code) => {}
+                Err(MissingValue::BeyondCopy | MissingValue::NotThere) if self.read_on(code) => {}
                 left => {
                     if left.is_ok() && rule.kind == FrameKind::Signal && self.is_elsewhere {
                         self.wanted.set(Some(self.floor));
@@ -580,9 +594,9 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn finish(&mut self, code: &mut dyn Code, limits: Limits) -> Finished {
+    fn finish(&mut self, code: &mut dyn CodeLookup, limits: UnwindLimits) -> UnwoundStack {
         let (context, regs) = (self.context, &self.context.regs);
-        let mut done = Finished::default();
+        let mut done = UnwoundStack::default();
         let (mut pc, mut exact) = (regs.ip, true);
         if let Some(probed) = &context.walk {
             for place in &probed.frames {
@@ -629,14 +643,14 @@ impl<'a> Walk<'a> {
                     }
                     Err(missing) => Err(missing.into()),
                 },
-                Err(Refusal::Unreadable) => Err(Marker::TruncatedUnreadable),
+                Err(RuleRefusal::Unreadable) => Err(Marker::TruncatedUnreadable),
                 Err(_) => Err(Marker::TruncatedNoRule),
             };
             // Not where there is a rule, or will be: what is to be read, or waits for a share of
             // the work, says more than a guess.
             let scans = match &step.rule {
                 Ok(rule) => matches!(rule.kind, FrameKind::Stub { .. }),
-                Err(refusal) => !matches!(refusal, Refusal::Unreadable | Refusal::Budget),
+                Err(refusal) => !matches!(refusal, RuleRefusal::Unreadable | RuleRefusal::Budget),
             } && left == Err(Marker::TruncatedNoRule);
             (pc, exact) = match left {
                 // A zero where a rule says the return address is: code without another end-of-stack
@@ -684,11 +698,11 @@ mod tests {
         FrameKey::Unknown { process: ProcessId(0), address }
     }
 
-    impl Code for Rules {
-        fn step(&mut self, pc: u64, _exact: bool) -> Step {
-            Step {
+    impl CodeLookup for Rules {
+        fn step(&mut self, pc: u64, _exact: bool) -> FrameRule {
+            FrameRule {
                 frame: frame(pc),
-                rule: self.0.get(&pc).copied().map(Arc::new).ok_or(Refusal::NoEntry),
+                rule: self.0.get(&pc).copied().map(Arc::new).ok_or(RuleRefusal::NoEntry),
             }
         }
         fn walked(&mut self, pc: u64, _exact: bool, _time: MonotonicNs) -> Option<FrameKey> {
@@ -724,8 +738,13 @@ mod tests {
         }
     }
 
-    fn walk_with(rules: &[(u64, Rule)], context: &UserContext) -> Finished {
-        walk_on(&X86_64, context, &mut Rules(rules.iter().copied().collect()), Limits::default())
+    fn walk_with(rules: &[(u64, Rule)], context: &UserContext) -> UnwoundStack {
+        walk_on(
+            &X86_64,
+            context,
+            &mut Rules(rules.iter().copied().collect()),
+            UnwindLimits::default(),
+        )
     }
 
     fn rsp_plus(offset: i32) -> Rule {
@@ -808,8 +827,8 @@ mod tests {
     /// Code of a thread that still sleeps: what of its memory is in no copy.
     struct Sleeping<'a>(Rules, &'a [(u64, u64)]);
 
-    impl Code for Sleeping<'_> {
-        fn step(&mut self, pc: u64, exact: bool) -> Step {
+    impl CodeLookup for Sleeping<'_> {
+        fn step(&mut self, pc: u64, exact: bool) -> FrameRule {
             self.0.step(pc, exact)
         }
         fn walked(&mut self, pc: u64, exact: bool, time: MonotonicNs) -> Option<FrameKey> {
@@ -837,10 +856,10 @@ mod tests {
         rules: &[(u64, Rule)],
         memory: &[(u64, u64)],
         context: &UserContext,
-    ) -> (Finished, bool) {
-        let mut walk = Walk::new(&X86_64, context);
+    ) -> (UnwoundStack, bool) {
+        let mut walk = StackWalk::new(&X86_64, context);
         let mut code = Sleeping(Rules(rules.iter().copied().collect()), memory);
-        let done = walk.finish(&mut code, Limits::default());
+        let done = walk.finish(&mut code, UnwindLimits::default());
         (done, walk.trace.is_whole())
     }
 
@@ -960,18 +979,18 @@ mod tests {
     fn what_cannot_be_read_or_is_not_to_be_had_now_is_not_guessed_by_a_search() {
         let stack = context(0x1010, 0, &[0x1020, 0x1030]);
         let rules = Rules([(0x101f, X86_64.thread_start())].into_iter().collect());
-        let done = walk_on(&X86_64, &stack, &mut Unread(rules), Limits::default());
+        let done = walk_on(&X86_64, &stack, &mut Unread(rules), UnwindLimits::default());
         assert_eq!((done.guessed, done.broken), (0, Some(Marker::TruncatedNoRule)));
-        let done = walk_on(&X86_64, &stack, &mut Busy, Limits::default());
+        let done = walk_on(&X86_64, &stack, &mut Busy, UnwindLimits::default());
         assert_eq!((done.guessed, done.broken), (0, Some(Marker::TruncatedNoRule)));
     }
 
     /// Code of a process that has had its share of work.
     struct Busy;
 
-    impl Code for Busy {
-        fn step(&mut self, pc: u64, _exact: bool) -> Step {
-            Step { frame: frame(pc), rule: Err(Refusal::Budget) }
+    impl CodeLookup for Busy {
+        fn step(&mut self, pc: u64, _exact: bool) -> FrameRule {
+            FrameRule { frame: frame(pc), rule: Err(RuleRefusal::Budget) }
         }
         fn walked(&mut self, _pc: u64, _exact: bool, _time: MonotonicNs) -> Option<FrameKey> {
             None
@@ -1074,8 +1093,8 @@ mod tests {
     /// Code of which nothing more can be read than is known.
     struct Unread(Rules);
 
-    impl Code for Unread {
-        fn step(&mut self, pc: u64, exact: bool) -> Step {
+    impl CodeLookup for Unread {
+        fn step(&mut self, pc: u64, exact: bool) -> FrameRule {
             self.0.step(pc, exact)
         }
         fn walked(&mut self, pc: u64, exact: bool, time: MonotonicNs) -> Option<FrameKey> {
@@ -1101,7 +1120,7 @@ mod tests {
             let rules = [(0x1010, Rule { kind, ..rsp_plus(8) }), (0x101f, X86_64.thread_start())];
             let context = context(0x1010, 0, &[0x1020, 0x1020, 0x1020]);
             let rules = Rules(rules.into_iter().collect());
-            let done = walk_on(&X86_64, &context, &mut Unread(rules), Limits::default());
+            let done = walk_on(&X86_64, &context, &mut Unread(rules), UnwindLimits::default());
             assert_eq!(
                 done.frames,
                 [frame(0x1010), FrameKey::Marker(Marker::TruncatedUnreadable)],
@@ -1188,8 +1207,8 @@ mod tests {
         context
     }
 
-    fn walk_arm(rules: &[(u64, Rule)], context: &UserContext) -> Finished {
-        let limits = Limits { address_mask: (1 << 48) - 1, ..Limits::default() };
+    fn walk_arm(rules: &[(u64, Rule)], context: &UserContext) -> UnwoundStack {
+        let limits = UnwindLimits { address_mask: (1 << 48) - 1, ..UnwindLimits::default() };
         walk_on(&AARCH64, context, &mut Rules(rules.iter().copied().collect()), limits)
     }
 

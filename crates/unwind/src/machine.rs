@@ -2,13 +2,13 @@
 //! tested, and [`NATIVE`](crate::native::NATIVE) is the one the daemon runs on. What is written for
 //! one processor only is in `x86_64/` and `aarch64/`.
 
-use super::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
+use super::rule::{Cfa, FrameKind, Register, Rule, RuleRefusal, Saved};
 use super::unwind_format::UnwindFormat;
 use std::ops::Range;
 
 /// A processor.
 #[derive(Debug)]
-pub struct Machine {
+pub struct TargetMachine {
     /// Names of the registers, by place.
     pub names: [&'static str; 16],
     /// DWARF number of the register in the first place; the others follow.
@@ -48,7 +48,7 @@ pub struct Machine {
     /// takes the range.
     pub epilogue: fn(&[u8], u64, &Range<u64>) -> Option<Rule>,
     /// The rule for a stub whose instruction at the address is about to run.
-    pub stub: fn(&[u8], u64) -> Result<Rule, Refusal>,
+    pub stub: fn(&[u8], u64) -> Result<Rule, RuleRefusal>,
     /// True when code, the bytes that end at a candidate return address, ends with a call.
     pub ends_with_call: fn(&[u8]) -> bool,
     /// Where such a call leads, given the return address, when that is in the instruction itself.
@@ -65,7 +65,7 @@ pub struct Machine {
     /// [`Machine::hijack`].
     pub hijack_prologue: &'static [u8],
     /// The rule inside it, at an offset from its start, given what its call frame information says.
-    pub hijack: fn(Rule, u64) -> Result<Rule, Refusal>,
+    pub hijack: fn(Rule, u64) -> Result<Rule, RuleRefusal>,
 }
 
 /// As [`Machine::signal_return`].
@@ -79,13 +79,13 @@ pub type ReadCode<'a> = dyn FnMut(u64, &mut [u8]) -> usize + 'a;
 pub struct BodyDecoder {
     /// The rule of the frame whose next instruction is at an address, and whether that is the next
     /// to run (else a call is before it).
-    pub rule: fn(&mut ReadCode<'_>, u64, bool) -> Result<Rule, Refusal>,
+    pub rule: fn(&mut ReadCode<'_>, u64, bool) -> Result<Rule, RuleRefusal>,
     /// Given a program's entry point and an address: true when that is behind the call by which the
     /// entry point leaves for good.
     pub is_behind_entry: fn(&mut ReadCode<'_>, u64, u64) -> bool,
 }
 
-impl Machine {
+impl TargetMachine {
     /// The register with DWARF number `number`, if a walk needs it.
     #[must_use]
     pub fn register(&self, number: u16) -> Option<Register> {
@@ -159,7 +159,8 @@ mod tests {
     #[test]
     fn dwarf_numbers_lead_to_the_registers_of_their_names() {
         let [x86, arm] = ALL;
-        let name = |machine: &Machine, number| machine.register(number).map(|r| machine.name(r));
+        let name =
+            |machine: &TargetMachine, number| machine.register(number).map(|r| machine.name(r));
         assert_eq!([name(x86, 3), name(x86, 7), name(x86, 16)], [Some("rbx"), Some("rsp"), None]);
         assert_eq!([name(arm, 19), name(arm, 31), name(arm, 15)], [Some("x19"), Some("sp"), None]);
         assert_eq!(arm.register(30), arm.link);

@@ -14,9 +14,9 @@
 //! which are replayed. What an entry and its unwind information look like is the machine's.
 
 use super::TargetMemory;
-use super::machine::Machine;
-use super::rule::{Refusal, Rule};
-pub use super::unwind_format::{At, Read, RuntimeFunction, UnwindFormat};
+use super::machine::TargetMachine;
+use super::rule::{Rule, RuleRefusal};
+pub use super::unwind_format::{FunctionOffset, ReadAt, RuntimeFunction, UnwindFormat};
 use std::cell::Cell;
 use std::ops::Range;
 
@@ -57,16 +57,16 @@ pub struct JitBody {
 
 /// How much work a search may still do, bytes of target memory.
 #[derive(Debug, Clone, Copy)]
-pub struct Budget {
+pub struct SearchBudget {
     /// Bytes left.
     pub bytes: u64,
 }
 
-impl Budget {
-    fn spend(&mut self, bytes: u64) -> Result<(), Refusal> {
+impl SearchBudget {
+    fn spend(&mut self, bytes: u64) -> Result<(), RuleRefusal> {
         let left = self.bytes.checked_sub(bytes);
         self.bytes = left.unwrap_or(0);
-        left.map(drop).ok_or(Refusal::Budget)
+        left.map(drop).ok_or(RuleRefusal::Budget)
     }
 }
 
@@ -77,12 +77,12 @@ impl JitBody {
     /// # Errors
     /// [`Refusal::Unreadable`] when the code itself cannot be read, [`Refusal::Budget`].
     pub fn find(
-        machine: &Machine,
+        machine: &TargetMachine,
         memory: &dyn TargetMemory,
         pc: u64,
         floor: u64,
-        budget: &mut Budget,
-    ) -> Result<Option<Self>, Refusal> {
+        budget: &mut SearchBudget,
+    ) -> Result<Option<Self>, RuleRefusal> {
         let align = machine.unwind_info.body_align;
         let lowest = floor.max(pc.saturating_sub(MAX_BODY_BYTES));
         let mut candidates = MAX_CANDIDATES;
@@ -95,15 +95,15 @@ impl JitBody {
             let from = upper.saturating_sub(CHUNK_BYTES).max(lowest & !7);
             let length = usize::try_from(upper - from).unwrap_or_default().min(chunk.len());
             budget.spend(CHUNK_BYTES)?;
-            let Some(bytes) = chunk.get_mut(..length) else { return Err(Refusal::Unreadable) };
+            let Some(bytes) = chunk.get_mut(..length) else { return Err(RuleRefusal::Unreadable) };
             if memory.read(from, bytes) < length {
-                return if upper == first { Err(Refusal::Unreadable) } else { Ok(None) };
+                return if upper == first { Err(RuleRefusal::Unreadable) } else { Ok(None) };
             }
             let mut start = upper;
             while start >= from.saturating_add(8) {
                 let at = usize::try_from(start - 8 - from).unwrap_or(usize::MAX);
                 if let Some(header) = u64_at(bytes, at).filter(|&h| is_pointer(machine, h)) {
-                    let counted = Counted { memory, bytes: Cell::new(0) };
+                    let counted = CountedMemory { memory, bytes: Cell::new(0) };
                     let body = Self::at(machine, &counted, start, header);
                     budget.spend(counted.bytes.get())?;
                     if let Some(body) = body {
@@ -123,7 +123,12 @@ impl JitBody {
     }
 
     /// Reads and checks the header that would make `start` a body.
-    fn at(machine: &Machine, memory: &dyn TargetMemory, start: u64, header: u64) -> Option<Self> {
+    fn at(
+        machine: &TargetMachine,
+        memory: &dyn TargetMemory,
+        start: u64,
+        header: u64,
+    ) -> Option<Self> {
         let format = &machine.unwind_info;
         let mut fixed = [0u8; HEADER_ENTRIES_AT + MAX_ENTRY_BYTES];
         let fixed = fixed.get_mut(..HEADER_ENTRIES_AT + format.entry_bytes)?;
@@ -183,7 +188,7 @@ impl JitBody {
     /// Whether the same body is still there; `None` when that cannot be read, as of a process that
     /// is gone.
     #[must_use]
-    pub fn is_current(&self, machine: &Machine, memory: &dyn TargetMemory) -> Option<bool> {
+    pub fn is_current(&self, machine: &TargetMachine, memory: &dyn TargetMemory) -> Option<bool> {
         let mut pointer = [0u8; 8];
         if memory.read(self.range.start.wrapping_sub(8), &mut pointer) < pointer.len() {
             return None;
@@ -220,12 +225,12 @@ impl JitBody {
     /// As the machine's [`UnwindFormat::rule`].
     pub fn rule(
         &self,
-        machine: &Machine,
+        machine: &TargetMachine,
         memory: &dyn TargetMemory,
         pc: u64,
         exact: bool,
-    ) -> Result<Rule, Refusal> {
-        let function = self.function(pc).ok_or(Refusal::NoEntry)?;
+    ) -> Result<Rule, RuleRefusal> {
+        let function = self.function(pc).ok_or(RuleRefusal::NoEntry)?;
         let read = |offset: u32, into: &mut [u8]| {
             memory.read(self.base.wrapping_add(u64::from(offset)), into)
         };
@@ -238,18 +243,22 @@ impl JitBody {
         let offset = u32::try_from(pc.wrapping_sub(self.base))
             .ok()
             .and_then(|o| o.checked_sub(function.begin));
-        let offset = offset.ok_or(Refusal::NoEntry)?;
-        (machine.unwind_info.rule)(At { function, offset, exact, base: self.base }, &info, &read)
+        let offset = offset.ok_or(RuleRefusal::NoEntry)?;
+        (machine.unwind_info.rule)(
+            FunctionOffset { function, offset, exact, base: self.base },
+            &info,
+            &read,
+        )
     }
 }
 
 /// Memory of which it is known how much was asked for.
-struct Counted<'a> {
+struct CountedMemory<'a> {
     memory: &'a dyn TargetMemory,
     bytes: Cell<u64>,
 }
 
-impl TargetMemory for Counted<'_> {
+impl TargetMemory for CountedMemory<'_> {
     fn read(&self, address: u64, into: &mut [u8]) -> usize {
         let bytes = u64::try_from(into.len()).unwrap_or(u64::MAX).max(LEAST_READ_BYTES);
         self.bytes.set(self.bytes.get().saturating_add(bytes));
@@ -258,7 +267,7 @@ impl TargetMemory for Counted<'_> {
 }
 
 /// A 8-byte aligned address a process could have memory at.
-fn is_pointer(machine: &Machine, value: u64) -> bool {
+fn is_pointer(machine: &TargetMachine, value: u64) -> bool {
     value.is_multiple_of(8) && (0x1_0000..machine.user_end).contains(&value)
 }
 
@@ -301,7 +310,7 @@ impl ExceptionDirectory {
     #[must_use]
     pub fn function(
         &self,
-        machine: &Machine,
+        machine: &TargetMachine,
         image: &dyn PeImage,
         rva: u32,
     ) -> Option<RuntimeFunction> {
@@ -326,16 +335,20 @@ impl ExceptionDirectory {
     /// As the machine's [`UnwindFormat::rule`].
     pub fn rule(
         &self,
-        machine: &Machine,
+        machine: &TargetMachine,
         image: &dyn PeImage,
         function: RuntimeFunction,
         rva: u32,
         exact: bool,
-    ) -> Result<Rule, Refusal> {
+    ) -> Result<Rule, RuleRefusal> {
         let read = |at: u32, into: &mut [u8]| image.read(at, into);
         let info = |at: u32| (machine.unwind_info.info)(at, &read);
-        let offset = rva.checked_sub(function.begin).ok_or(Refusal::NoEntry)?;
-        (machine.unwind_info.rule)(At { function, offset, exact, base: 0 }, &info, &read)
+        let offset = rva.checked_sub(function.begin).ok_or(RuleRefusal::NoEntry)?;
+        (machine.unwind_info.rule)(
+            FunctionOffset { function, offset, exact, base: 0 },
+            &info,
+            &read,
+        )
     }
 }
 
@@ -390,7 +403,7 @@ mod tests {
     }
 
     fn find(block: &Block, pc: u64) -> Option<JitBody> {
-        JitBody::find(&X86_64, block, pc, HEAP, &mut Budget { bytes: 1 << 20 }).unwrap()
+        JitBody::find(&X86_64, block, pc, HEAP, &mut SearchBudget { bytes: 1 << 20 }).unwrap()
     }
 
     #[test]
@@ -426,9 +439,14 @@ mod tests {
     #[test]
     fn a_search_stops_when_its_budget_is_spent() {
         let block = Block { address: HEAP, bytes: vec![0x90; 1 << 20] };
-        let found =
-            JitBody::find(&X86_64, &block, HEAP + 0xf_0000, HEAP, &mut Budget { bytes: 64 << 10 });
-        assert_eq!(found, Err(Refusal::Budget));
+        let found = JitBody::find(
+            &X86_64,
+            &block,
+            HEAP + 0xf_0000,
+            HEAP,
+            &mut SearchBudget { bytes: 64 << 10 },
+        );
+        assert_eq!(found, Err(RuleRefusal::Budget));
     }
 
     #[test]
@@ -451,7 +469,7 @@ mod tests {
         block.put(header + 0x14 + 12 * 3999, &[0; 12]);
         let pointer = (HEAP + 0x3000).to_le_bytes();
         (0x1008..0x2008).step_by(16).for_each(|at| block.put(at, &pointer));
-        let mut budget = Budget { bytes: 1 << 30 };
+        let mut budget = SearchBudget { bytes: 1 << 30 };
         let found = JitBody::find(&X86_64, &block, HEAP + 0x2000, HEAP, &mut budget);
         assert_eq!(found, Ok(None));
         let spent = (1 << 30) - budget.bytes;

@@ -1,17 +1,17 @@
 //! The processors there are rules for, and the one the daemon runs on.
 
-use super::machine::Machine;
+use super::machine::TargetMachine;
 use super::{aarch64, x86_64};
 
 /// The processor the daemon runs on.
 #[cfg(target_arch = "x86_64")]
-pub const NATIVE: &Machine = &x86_64::X86_64;
+pub const NATIVE: &TargetMachine = &x86_64::X86_64;
 /// The processor the daemon runs on.
 #[cfg(target_arch = "aarch64")]
-pub const NATIVE: &Machine = &aarch64::AARCH64;
+pub const NATIVE: &TargetMachine = &aarch64::AARCH64;
 
 /// Both.
-pub const ALL: [&Machine; 2] = [&x86_64::X86_64, &aarch64::AARCH64];
+pub const ALL: [&TargetMachine; 2] = [&x86_64::X86_64, &aarch64::AARCH64];
 
 /// Bits of a word that are an address on this machine.
 #[must_use]

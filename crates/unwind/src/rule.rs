@@ -124,7 +124,7 @@ impl Rule {
 
 /// Why there is no rule for an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum Refusal {
+pub enum RuleRefusal {
     /// No unwind table covers it.
     #[error("no unwind entry covers the address")]
     NoEntry,

@@ -1,9 +1,9 @@
 //! What is a machine's own of the runtime's unwind information.
 
-use super::rule::{Refusal, Rule};
+use super::rule::{Rule, RuleRefusal};
 
 /// Reads at an offset from the base of an image or code heap; answers how many bytes it got.
-pub type Read<'a> = &'a dyn Fn(u32, &mut [u8]) -> usize;
+pub type ReadAt<'a> = &'a dyn Fn(u32, &mut [u8]) -> usize;
 
 /// The unwind information that the runtime's compilers write for a machine.
 #[derive(Clone, Copy, Debug)]
@@ -13,9 +13,9 @@ pub struct UnwindFormat {
     /// JIT bodies start at multiples of this.
     pub body_align: u64,
     /// Decodes one, with what it points to.
-    pub entry: fn(&[u8], Read<'_>) -> Option<RuntimeFunction>,
+    pub entry: fn(&[u8], ReadAt<'_>) -> Option<RuntimeFunction>,
     /// Reads unwind information as far as [`UnwindFormat::rule`] needs it.
-    pub info: fn(u32, Read<'_>) -> Option<Vec<u8>>,
+    pub info: fn(u32, ReadAt<'_>) -> Option<Vec<u8>>,
     /// True when unwind information can belong to a function.
     pub is_plausible: fn(&[u8], RuntimeFunction) -> bool,
     /// The rule at a place, by unwind information and, where that is silent, by code.
@@ -23,7 +23,8 @@ pub struct UnwindFormat {
 }
 
 /// As [`UnwindFormat::rule`]: unwind information by what a RUNTIME_FUNCTION says of its place.
-pub type RuleAt = fn(At, &dyn Fn(u32) -> Option<Vec<u8>>, Read<'_>) -> Result<Rule, Refusal>;
+pub type RuleAt =
+    fn(FunctionOffset, &dyn Fn(u32) -> Option<Vec<u8>>, ReadAt<'_>) -> Result<Rule, RuleRefusal>;
 
 /// RUNTIME_FUNCTION: offsets from the base of its image or code heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,7 +39,7 @@ pub struct RuntimeFunction {
 
 /// A place in a function.
 #[derive(Clone, Copy, Debug)]
-pub struct At {
+pub struct FunctionOffset {
     /// The function.
     pub function: RuntimeFunction,
     /// Bytes from its begin.

@@ -3,11 +3,11 @@
 
 use super::aarch64::AARCH64;
 use super::encode::encode;
-use super::finish::{Code, Finished, Limits, Step, walk_on};
-use super::machine::Machine;
-use super::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
+use super::finish::{CodeLookup, FrameRule, UnwindLimits, UnwoundStack, walk_on};
+use super::machine::TargetMachine;
+use super::rule::{Cfa, FrameKind, Register, Rule, RuleRefusal, Saved};
 use super::x86_64::X86_64;
-use ebpf_common::key::Walk;
+use ebpf_common::key::WalkState;
 use ebpf_common::rule::{PC, SP};
 use ebpf_common::{machine, walk};
 use perfusion_model::event::{MonotonicNs, ProbeWalk, UserContext, UserRegs, WalkEnd};
@@ -26,15 +26,18 @@ const TEXT: u64 = 0x40_0000;
 
 /// What is in memory: nothing below the innermost stack pointer, which no copy holds either.
 #[derive(Debug)]
-struct Stack {
+struct TestStack {
     bytes: Vec<u8>,
     from: usize,
 }
 
-impl Stack {
-    fn copied(&self) -> walk::Copied<'_> {
+impl TestStack {
+    fn copied(&self) -> walk::CopiedStack<'_> {
         let at = 8 * self.from;
-        walk::Copied { from: STACK + at as u64, bytes: self.bytes.get(at..).unwrap_or_default() }
+        walk::CopiedStack {
+            from: STACK + at as u64,
+            bytes: self.bytes.get(at..).unwrap_or_default(),
+        }
     }
 
     fn copy(&self, from: u64) -> Vec<u8> {
@@ -47,13 +50,13 @@ impl Stack {
 }
 
 /// Each frame by the next rule, wherever it is.
-struct Program<'a> {
+struct RuleSequence<'a> {
     rules: &'a [Option<Rule>],
-    memory: &'a Stack,
+    memory: &'a TestStack,
     next: usize,
 }
 
-impl Program<'_> {
+impl RuleSequence<'_> {
     fn rule(&mut self) -> Option<Rule> {
         self.next += 1;
         self.rules.get(self.next - 1).copied().flatten()
@@ -64,9 +67,9 @@ fn frame(address: u64) -> FrameKey {
     FrameKey::Unknown { process: ProcessId(0), address }
 }
 
-impl Code for Program<'_> {
-    fn step(&mut self, pc: u64, _exact: bool) -> Step {
-        Step { frame: frame(pc), rule: self.rule().map(Arc::new).ok_or(Refusal::NoEntry) }
+impl CodeLookup for RuleSequence<'_> {
+    fn step(&mut self, pc: u64, _exact: bool) -> FrameRule {
+        FrameRule { frame: frame(pc), rule: self.rule().map(Arc::new).ok_or(RuleRefusal::NoEntry) }
     }
     fn walked(&mut self, pc: u64, _exact: bool, _time: MonotonicNs) -> Option<FrameKey> {
         self.rule().map(|_| frame(pc))
@@ -88,14 +91,14 @@ impl Code for Program<'_> {
 /// Goes as far as the probes can, and hands over as their record does (`ebpf-probes/src/emit.rs`).
 /// `None` when a signal's frame said that what it interrupted had its stack where there is no
 /// memory.
-fn probe<M: machine::Machine>(
-    machine: &Machine,
+fn probe<M: machine::WalkMachine>(
+    machine: &TargetMachine,
     walked: &M,
     regs: UserRegs,
     rules: &[Option<Rule>],
-    stack: &Stack,
+    stack: &TestStack,
 ) -> Option<UserContext> {
-    let mut walk = Box::new(Walk::nowhere());
+    let mut walk = Box::new(WalkState::nowhere());
     let mut registers = machine.walk_places.map(|place| regs.gpr[usize::from(place)]).to_vec();
     registers.push(regs.ip);
     walk::begin(&mut walk, registers.try_into().unwrap(), 1);
@@ -140,12 +143,12 @@ fn probe<M: machine::Machine>(
 }
 
 /// What a reader sees; why a stack is broken may be said in other words.
-fn seen(done: &Finished) -> (&[FrameKey], bool, bool, u32) {
+fn seen(done: &UnwoundStack) -> (&[FrameKey], bool, bool, u32) {
     let frames = &done.frames[..done.frames.len() - usize::from(done.broken.is_some())];
     (frames, done.broken.is_some(), done.reached_thread_start, done.guessed)
 }
 
-fn any_rule(machine: &'static Machine) -> impl Strategy<Value = Option<Rule>> {
+fn any_rule(machine: &'static TargetMachine) -> impl Strategy<Value = Option<Rule>> {
     let bases = [machine.stack_pointer, machine.frame_pointer, PRESERVED];
     let base = prop::sample::select(bases.to_vec());
     let cfa = prop_oneof![
@@ -215,7 +218,7 @@ fn any_rule(machine: &'static Machine) -> impl Strategy<Value = Option<Rule>> {
     )
 }
 
-fn any_stack() -> impl Strategy<Value = Stack> {
+fn any_stack() -> impl Strategy<Value = TestStack> {
     let word = prop_oneof![
         6 => (0..WORDS as u64).prop_map(|word| STACK + 8 * word),
         4 => (0..4096u64).prop_map(|offset| TEXT + offset),
@@ -224,23 +227,23 @@ fn any_stack() -> impl Strategy<Value = Stack> {
     ];
     (prop::collection::vec(word, CHOSEN), 0..64usize).prop_map(|(words, from)| {
         let words = words.iter().cycle().take(WORDS);
-        Stack { bytes: words.flat_map(|word| word.to_le_bytes()).collect(), from }
+        TestStack { bytes: words.flat_map(|word| word.to_le_bytes()).collect(), from }
     })
 }
 
 /// Preserved register and frame pointer, as words of the stack, and whether the latter is askew.
-type Begin = (u64, u64, bool);
+type StartState = (u64, u64, bool);
 
-fn any_begin() -> impl Strategy<Value = Begin> {
+fn any_begin() -> impl Strategy<Value = StartState> {
     (0..WORDS as u64, 0..WORDS as u64, prop::sample::select(vec![false, false, false, true]))
 }
 
-fn compare<M: machine::Machine>(
-    machine: &'static Machine,
+fn compare<M: machine::WalkMachine>(
+    machine: &'static TargetMachine,
     walked: &M,
     rules: &[Option<Rule>],
-    stack: &Stack,
-    (preserved, frame, askew): Begin,
+    stack: &TestStack,
+    (preserved, frame, askew): StartState,
 ) -> Result<(), proptest::test_runner::TestCaseError> {
     let mut regs = UserRegs { ip: TEXT, known: u16::MAX, ..UserRegs::default() };
     regs.gpr[PRESERVED.index()] = STACK + 8 * preserved;
@@ -259,9 +262,10 @@ fn compare<M: machine::Machine>(
         asleep: None,
     };
     let Some(together) = probe(machine, walked, regs, rules, stack) else { return Ok(()) };
-    let limits = Limits { max_frames: 64, address_mask: (machine.address_mask)(STACK) };
-    let of =
-        |context| walk_on(machine, context, &mut Program { rules, memory: stack, next: 0 }, limits);
+    let limits = UnwindLimits { max_frames: 64, address_mask: (machine.address_mask)(STACK) };
+    let of = |context| {
+        walk_on(machine, context, &mut RuleSequence { rules, memory: stack, next: 0 }, limits)
+    };
     let (alone, done) = (of(&alone), of(&together));
     prop_assert_eq!(
         seen(&done),

@@ -1,7 +1,7 @@
 //! `perfusion config`: the daemon's configuration checked, shown, and its schema.
 
 use super::output::to_stdout;
-use crate::cli::ConfigSources;
+use crate::cli::ConfigSourceArgs;
 use crate::config::{Config, load};
 use crate::daemon::sinks;
 use crate::error::Error;
@@ -10,7 +10,7 @@ use crate::error::Error;
 ///
 /// # Errors
 /// What is wrong with the configuration.
-pub fn check(sources: &ConfigSources) -> Result<u8, Error> {
+pub fn check(sources: &ConfigSourceArgs) -> Result<u8, Error> {
     let loaded = sources.sources().load()?;
     loaded.warn();
     sinks::check_files(&loaded.config).for_each(|problem| tracing::warn!("{problem}"));
@@ -24,7 +24,7 @@ pub fn check(sources: &ConfigSources) -> Result<u8, Error> {
 ///
 /// # Errors
 /// What is wrong with the configuration.
-pub fn show(sources: &ConfigSources) -> Result<u8, Error> {
+pub fn show(sources: &ConfigSourceArgs) -> Result<u8, Error> {
     let loaded = sources.sources().load()?;
     loaded.warn();
     to_stdout(load::show(&loaded).as_bytes())?;
@@ -42,10 +42,10 @@ pub fn schema() -> Result<u8, Error> {
     Ok(0)
 }
 
-impl ConfigSources {
+impl ConfigSourceArgs {
     /// For the reader.
     #[must_use]
-    pub fn sources(&self) -> load::Sources {
-        load::Sources { file: self.config.clone(), flags: self.set.clone() }
+    pub fn sources(&self) -> load::ValueSources {
+        load::ValueSources { file: self.config.clone(), flags: self.set.clone() }
     }
 }

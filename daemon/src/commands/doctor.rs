@@ -12,14 +12,14 @@ use perfusion_host::system_limits::{
 };
 use perfusion_report::ReportError;
 use perfusion_sources::kernel::features;
-use perfusion_sources::kernel::{KernelOptions, KernelSource, Selection};
+use perfusion_sources::kernel::{KernelOptions, KernelSelection, KernelSource};
 use serde::Serialize;
 use std::io::{self, Write};
 
 /// How a check ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum CheckOutcome {
     /// As needed.
     Good,
     /// Something can be recorded, with less in it.
@@ -30,23 +30,25 @@ pub enum Outcome {
 
 /// One check.
 #[derive(Clone, Debug, Serialize)]
-pub struct Check {
+pub struct DoctorCheck {
     /// What was looked at.
     pub name: &'static str,
     /// How it ended.
-    pub outcome: Outcome,
+    pub outcome: CheckOutcome,
     /// What was expected and found, and what to do; empty when good.
     pub message: String,
 }
 
 /// All checks, those that recording cannot do without first.
 #[must_use]
-pub fn checks() -> Vec<Check> {
+pub fn checks() -> Vec<DoctorCheck> {
     // As a recording does before it begins.
     let open_files = raise_open_files();
-    let mut all: Vec<Check> = features::checks()
+    let mut all: Vec<DoctorCheck> = features::checks()
         .into_iter()
-        .map(|(name, result)| check(name, Outcome::Bad, result.map_err(|error| error.to_string())))
+        .map(|(name, result)| {
+            check(name, CheckOutcome::Bad, result.map_err(|error| error.to_string()))
+        })
         .collect();
     let built = |part: Option<&[u8]>| {
         part.map(|_| ()).ok_or_else(|| {
@@ -54,32 +56,34 @@ pub fn checks() -> Vec<Check> {
         })
     };
     let probes_at = all.len();
-    all.push(check("eBPF probes", Outcome::Bad, built(embedded::probes())));
-    all.push(check("shim for .NET", Outcome::Limited, built(embedded::shim())));
+    all.push(check("eBPF probes", CheckOutcome::Bad, built(embedded::probes())));
+    all.push(check("shim for .NET", CheckOutcome::Limited, built(embedded::shim())));
     all.extend(features::limits(perfusion_dotnet::attach::helper::has_it()).into_iter().map(
-        |(name, result)| check(name, Outcome::Limited, result.map_err(|limit| limit.to_string())),
+        |(name, result)| {
+            check(name, CheckOutcome::Limited, result.map_err(|limit| limit.to_string()))
+        },
     ));
-    all.push(check("open files", Outcome::Limited, enough_open_files(open_files)));
-    if all.iter().all(|check| check.outcome != Outcome::Bad) {
-        all.insert(probes_at + 1, check("recording", Outcome::Bad, recording()));
+    all.push(check("open files", CheckOutcome::Limited, enough_open_files(open_files)));
+    if all.iter().all(|check| check.outcome != CheckOutcome::Bad) {
+        all.insert(probes_at + 1, check("recording", CheckOutcome::Bad, recording()));
     }
     let counted = features::probes_time().map_err(|limit| limit.to_string());
-    all.push(check("probes' CPU time", Outcome::Limited, counted));
-    all.push(check("placing the shim", Outcome::Limited, placing()));
+    all.push(check("probes' CPU time", CheckOutcome::Limited, counted));
+    all.push(check("placing the shim", CheckOutcome::Limited, placing()));
     all
 }
 
-fn check(name: &'static str, lack: Outcome, result: Result<(), String>) -> Check {
+fn check(name: &'static str, lack: CheckOutcome, result: Result<(), String>) -> DoctorCheck {
     match result {
-        Ok(()) => Check { name, outcome: Outcome::Good, message: String::new() },
-        Err(message) => Check { name, outcome: lack, message },
+        Ok(()) => DoctorCheck { name, outcome: CheckOutcome::Good, message: String::new() },
+        Err(message) => DoctorCheck { name, outcome: lack, message },
     }
 }
 
 /// Starts what a recording starts, with the same numbers, on this process, and ends it.
 fn recording() -> Result<(), String> {
     let options = KernelOptions {
-        selection: Selection::Pids(vec![std::process::id()]),
+        selection: KernelSelection::Pids(vec![std::process::id()]),
         ..KernelOptions::default()
     };
     KernelSource::start(&options).map(drop).map_err(|error| explain(&error))
@@ -123,15 +127,15 @@ pub fn print(json: bool, out: &mut dyn Write) -> io::Result<bool> {
     } else {
         for check in &all {
             let outcome = match check.outcome {
-                Outcome::Good => "good",
-                Outcome::Limited => "limited",
-                Outcome::Bad => "BAD",
+                CheckOutcome::Good => "good",
+                CheckOutcome::Limited => "limited",
+                CheckOutcome::Bad => "BAD",
             };
             let line = format!("{outcome:<8}{:<18}{}", check.name, check.message);
             writeln!(out, "{}", line.trim_end())?;
         }
     }
-    Ok(all.iter().all(|check| check.outcome != Outcome::Bad))
+    Ok(all.iter().all(|check| check.outcome != CheckOutcome::Bad))
 }
 
 /// `perfusion doctor`. Its exit code says whether recording can start.
@@ -150,12 +154,12 @@ pub fn doctor(json: bool) -> Result<u8, Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Outcome, checks, print};
+    use super::{CheckOutcome, checks, print};
 
     #[test]
     fn each_lack_comes_with_advice() {
         for check in checks() {
-            assert_eq!(check.outcome == Outcome::Good, check.message.is_empty(), "{check:?}");
+            assert_eq!(check.outcome == CheckOutcome::Good, check.message.is_empty(), "{check:?}");
         }
     }
 

@@ -1,9 +1,9 @@
 //! `perfusion inspect`: what the profiler knows, for a person who doubts a stack.
 
-use crate::cli::InspectUnwind;
+use crate::cli::InspectUnwindArgs;
 use crate::error::Error;
 use perfusion_host::process::ProcessTable;
-use perfusion_host::process::explain::{ExplainError, Explained, Origin};
+use perfusion_host::process::explain::{AddressExplanation, ExplainError, RuleOrigin};
 use perfusion_model::text::clean;
 use perfusion_report::ReportError;
 use perfusion_unwind::native::NATIVE;
@@ -18,7 +18,7 @@ use std::path::Path;
 /// # Errors
 /// When the process or file cannot be read, no code is at the address, or the output cannot be
 /// written.
-pub fn unwind(options: &InspectUnwind) -> Result<u8, Error> {
+pub fn unwind(options: &InspectUnwindArgs) -> Result<u8, Error> {
     let mut table = ProcessTable::new();
     let pid = options.target.parse::<u32>().ok();
     let mut look = |exact| match pid {
@@ -45,11 +45,11 @@ pub fn unwind(options: &InspectUnwind) -> Result<u8, Error> {
 }
 
 /// Whether it matters which of the two an address is.
-fn differs(next: Option<&Explained>, call: Option<&Explained>) -> bool {
+fn differs(next: Option<&AddressExplanation>, call: Option<&AddressExplanation>) -> bool {
     next.map(|e| &e.rule) != call.map(|e| &e.rule)
 }
 
-fn text_of(next: Option<&Explained>, call: Option<&Explained>) -> String {
+fn text_of(next: Option<&AddressExplanation>, call: Option<&AddressExplanation>) -> String {
     let mut text = String::new();
     for (what, explained) in [("next instruction", next), ("return address", call)] {
         let Some(explained) = explained else { continue };
@@ -81,7 +81,7 @@ fn text_of(next: Option<&Explained>, call: Option<&Explained>) -> String {
     text
 }
 
-fn place(explained: &Explained) -> String {
+fn place(explained: &AddressExplanation) -> String {
     format!("{} at {:#x}", clean(&explained.path), explained.in_file.unwrap_or(explained.looked_up))
 }
 
@@ -119,24 +119,24 @@ fn rule_text(rule: &Rule, text: &mut String) {
     }
 }
 
-fn origin(origin: Origin) -> &'static str {
+fn origin(origin: RuleOrigin) -> &'static str {
     match origin {
-        Origin::EhFrame => ".eh_frame",
-        Origin::DebugFrame => ".debug_frame",
-        Origin::SignalReturn => {
+        RuleOrigin::EhFrame => ".eh_frame",
+        RuleOrigin::DebugFrame => ".debug_frame",
+        RuleOrigin::SignalReturn => {
             "the signal-return stub's entry in .eh_frame, which ends one instruction before"
         }
-        Origin::Plt => "decoding a procedure linkage table without an entry",
-        Origin::EntryPoint => "the entry point of a program loader, which nothing calls",
-        Origin::Code => "decoding the instructions: no unwind data says it",
-        Origin::Epilogue => "decoding an epilogue",
-        Origin::Hijack => {
+        RuleOrigin::Plt => "decoding a procedure linkage table without an entry",
+        RuleOrigin::EntryPoint => "the entry point of a program loader, which nothing calls",
+        RuleOrigin::Code => "decoding the instructions: no unwind data says it",
+        RuleOrigin::Epilogue => "decoding an epilogue",
+        RuleOrigin::Hijack => {
             ".eh_frame, corrected: the runtime puts this function in place of a return address"
         }
-        Origin::JitUnwindInfo => "unwind information of JIT-compiled code",
-        Origin::ReadyToRun => "unwind information by the ReadyToRun exception directory",
-        Origin::Stub => "decoding a stub",
-        Origin::None => "nowhere",
+        RuleOrigin::JitUnwindInfo => "unwind information of JIT-compiled code",
+        RuleOrigin::ReadyToRun => "unwind information by the ReadyToRun exception directory",
+        RuleOrigin::Stub => "decoding a stub",
+        RuleOrigin::None => "nowhere",
     }
 }
 
@@ -171,8 +171,8 @@ fn saved(saved: Saved) -> String {
     }
 }
 
-fn json_of(next: Option<&Explained>, call: Option<&Explained>) -> String {
-    let one = |explained: Option<&Explained>| {
+fn json_of(next: Option<&AddressExplanation>, call: Option<&AddressExplanation>) -> String {
+    let one = |explained: Option<&AddressExplanation>| {
         explained.map(|explained| {
             json!({
                 "path": clean(&explained.path),

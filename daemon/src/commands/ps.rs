@@ -2,15 +2,17 @@
 //! more; where a daemon runs, what it has of it.
 
 use super::output::unless_closed;
-use crate::cli::Ps;
-use crate::config::{Limits, load};
+use crate::cli::PsArgs;
+use crate::config::{LimitsConfig, load};
 use crate::daemon::control;
-use crate::daemon::processes::{Answer, Told};
+use crate::daemon::processes::{DaemonProcess, ProcessesResponse};
 use crate::error::{Error, say};
-use perfusion_dotnet::attach::policy::{Inspection, Runtime, WhyNot, inspect, opted_out};
+use perfusion_dotnet::attach::policy::{
+    AttachObstacle, DetectedRuntime, Inspection, inspect, opted_out,
+};
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::name;
-use perfusion_host::process::table::Standing;
+use perfusion_host::process::table::ProcessStatus;
 use perfusion_model::text::clean;
 use perfusion_sources::kernel::features;
 use serde::Serialize;
@@ -32,16 +34,16 @@ const COMMAND_CHARACTERS: usize = 40;
 const NAME_CHARACTERS: usize = 30;
 
 /// What the daemon of this host says.
-pub enum Daemon {
+pub enum DaemonAnswer {
     /// There is none.
     None,
     /// There is one that does not say anything of processes.
     Silent,
     /// It has said this.
-    Told(Answer),
+    Told(ProcessesResponse),
 }
 
-impl Daemon {
+impl DaemonAnswer {
     /// Whether a process may be asked something over its diagnostics socket. Where there is a
     /// daemon its rules and its owner's annotations say who is not to be touched, and it has
     /// touched those already in which it has a shim.
@@ -60,7 +62,7 @@ impl Daemon {
 
 /// One process.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub struct ProcessRow {
     /// Pid in the initial namespace.
     pub pid: u32,
     /// Its name (`host::process::name`).
@@ -68,22 +70,22 @@ pub struct Row {
     /// Command line, arguments joined by spaces, at most 256 bytes; empty when it cannot be read.
     pub command: String,
     /// What runs its code.
-    pub runtime: Runtime,
+    pub runtime: DetectedRuntime,
     /// Container id, if it runs in one.
     pub container: Option<String>,
     /// What a recording of it has.
-    pub mode: Mode,
+    pub mode: ProfilingMode,
     /// Why it has no more, in words; what rules leave out of it included.
     pub why_not: Option<String>,
     /// What the daemon has of it, if one runs and has seen it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub daemon: Option<Told>,
+    pub daemon: Option<DaemonProcess>,
 }
 
 /// What a recording of a process has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Mode {
+pub enum ProfilingMode {
     /// A shim is loaded: names, allocations and live objects.
     ShimLoaded,
     /// A shim can be attached.
@@ -96,7 +98,7 @@ pub enum Mode {
     Unseen,
 }
 
-impl Mode {
+impl ProfilingMode {
     fn text(self) -> &'static str {
         match self {
             Self::ShimLoaded => "shim loaded",
@@ -112,16 +114,18 @@ impl Mode {
 ///
 /// # Errors
 /// When `/proc` cannot be listed.
-pub fn list(daemon: &Daemon) -> io::Result<Vec<Row>> {
+pub fn list(daemon: &DaemonAnswer) -> io::Result<Vec<ProcessRow>> {
     let pids = perfusion_host::process::all_pids()?.into_iter();
     let lets_ask = daemon.lets_ask();
-    let mut rows: Vec<Row> = pids.filter_map(|pid| row(pid, lets_ask(pid))).collect();
-    rows.sort_by_key(|row| (matches!(row.runtime, Runtime::Native | Runtime::Unseen), row.pid));
+    let mut rows: Vec<ProcessRow> = pids.filter_map(|pid| row(pid, lets_ask(pid))).collect();
+    rows.sort_by_key(|row| {
+        (matches!(row.runtime, DetectedRuntime::Native | DetectedRuntime::Unseen), row.pid)
+    });
     Ok(rows)
 }
 
 /// `None` when the process is gone, a zombie, or a thread of the kernel.
-fn row(pid: u32, may_be_asked: bool) -> Option<Row> {
+fn row(pid: u32, may_be_asked: bool) -> Option<ProcessRow> {
     let target = ProcessHandle::open(pid).ok()?;
     if target.is_kernel_thread() || !target.is_alive() {
         return None;
@@ -130,15 +134,16 @@ fn row(pid: u32, may_be_asked: bool) -> Option<Row> {
     let ask = (may_be_asked && matches!(opted_out(&target), Ok(false))).then_some(ASK_TIMEOUT);
     let Inspection { runtime, shim_loaded, why_not } = inspect(&target, ask).ok()?;
     let mode = match (&runtime, &why_not) {
-        _ if shim_loaded => Mode::ShimLoaded,
-        (Runtime::Unseen, _) => Mode::Unseen,
-        (Runtime::Native | Runtime::NativeAot, _) => Mode::Native,
-        (_, None) => Mode::CanAttach,
-        (_, Some(_)) => Mode::WithoutNames,
+        _ if shim_loaded => ProfilingMode::ShimLoaded,
+        (DetectedRuntime::Unseen, _) => ProfilingMode::Unseen,
+        (DetectedRuntime::Native | DetectedRuntime::NativeAot, _) => ProfilingMode::Native,
+        (_, None) => ProfilingMode::CanAttach,
+        (_, Some(_)) => ProfilingMode::WithoutNames,
     };
     // Being native is no lack.
-    let why_not = why_not.filter(|why| *why != WhyNot::NotDotnet && mode != Mode::ShimLoaded);
-    Some(Row {
+    let why_not = why_not
+        .filter(|why| *why != AttachObstacle::NotDotnet && mode != ProfilingMode::ShimLoaded);
+    Some(ProcessRow {
         pid,
         name: name::of(&target),
         command: target.command_line(COMMAND_BYTES).unwrap_or_default(),
@@ -151,8 +156,8 @@ fn row(pid: u32, may_be_asked: bool) -> Option<Row> {
 }
 
 /// Adds what the daemon says of the same processes.
-fn join(rows: &mut [Row], answer: Answer) {
-    let mut told: HashMap<u32, Told> =
+fn join(rows: &mut [ProcessRow], answer: ProcessesResponse) {
+    let mut told: HashMap<u32, DaemonProcess> =
         answer.processes.into_iter().map(|told| (told.standing.pid, told)).collect();
     let unselected: HashMap<u32, u64> =
         answer.unselected.iter().map(|process| (process.pid, process.start_ticks)).collect();
@@ -178,7 +183,7 @@ fn join(rows: &mut [Row], answer: Answer) {
 }
 
 /// What rules leave out of a process, in words.
-fn left_out(told: &Told) -> Option<String> {
+fn left_out(told: &DaemonProcess) -> Option<String> {
     let mut left_out = told.left_out.clone();
     if told.one_sample_in > 1 {
         left_out.push(format!("all but one in {} CPU samples", told.one_sample_in));
@@ -193,12 +198,12 @@ fn left_out(told: &Told) -> Option<String> {
 /// When `/proc` cannot be listed or `out` not be written.
 pub fn print(
     json: bool,
-    daemon: Daemon,
+    daemon: DaemonAnswer,
     out: &mut dyn Write,
     notes: &mut dyn Write,
 ) -> io::Result<()> {
     let mut rows = list(&daemon)?;
-    if let Daemon::Told(answer) = daemon {
+    if let DaemonAnswer::Told(answer) = daemon {
         for remark in &answer.remarks {
             writeln!(notes, "{remark}")?;
         }
@@ -213,10 +218,14 @@ pub fn print(
     if let Some(hidden) = hidden() {
         writeln!(notes, "{hidden}")?;
     }
-    let unseen = rows.iter().filter(|row| row.mode == Mode::Unseen).count();
+    let unseen = rows.iter().filter(|row| row.mode == ProfilingMode::Unseen).count();
     if unseen > 0 {
         let processes = if unseen == 1 { "process" } else { "processes" };
-        writeln!(notes, "{unseen} {processes} cannot be looked at: {}.", WhyNot::NotPermitted)?;
+        writeln!(
+            notes,
+            "{unseen} {processes} cannot be looked at: {}.",
+            AttachObstacle::NotPermitted
+        )?;
     }
     Ok(())
 }
@@ -282,17 +291,17 @@ fn fitting(command: &str) -> String {
 }
 
 /// What it costs the daemon: its part of one CPU since the daemon has known it.
-fn cost(standing: &Standing) -> String {
+fn cost(standing: &ProcessStatus) -> String {
     match standing.known_for_ms {
         0 => "-".to_owned(),
         ms => format!("{:.3}%", standing.cpu_us as f64 / 10.0 / ms as f64),
     }
 }
 
-fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
+fn table(rows: &[ProcessRow], out: &mut dyn Write) -> io::Result<()> {
     // What a daemon knows has columns only where one has spoken.
     let told = rows.iter().any(|row| row.daemon.is_some());
-    let service_of = |row: &Row| {
+    let service_of = |row: &ProcessRow| {
         let service = row.daemon.as_ref().and_then(|told| told.standing.service.as_deref());
         // Any program may publish any name.
         service.map_or_else(
@@ -310,7 +319,8 @@ fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
         true => format!("{service:<widest$}  {stacks:>9}  {lost:>7}  {cost:>7}  "),
         false => String::new(),
     };
-    let name_of = |row: &Row| clean(&row.name).chars().take(NAME_CHARACTERS).collect::<String>();
+    let name_of =
+        |row: &ProcessRow| clean(&row.name).chars().take(NAME_CHARACTERS).collect::<String>();
     let wide = rows.iter().map(|row| name_of(row).chars().count()).max().unwrap_or(0).max(15);
     writeln!(
         out,
@@ -328,7 +338,7 @@ fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
         let command = fitting(&row.command);
         let figures = row.daemon.as_ref().map_or_else(
             || columns("-", "-", "-", "-"),
-            |Told { standing, shim_dropped, .. }| {
+            |DaemonProcess { standing, shim_dropped, .. }| {
                 let lost = standing.stacks_broken.saturating_add(*shim_dropped);
                 columns(
                     &service_of(row),
@@ -356,22 +366,22 @@ fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
 ///
 /// # Errors
 /// When `/proc` cannot be listed or the output not be written.
-pub fn ps(options: &Ps) -> Result<u8, Error> {
-    let sources = load::Sources { file: options.config.clone(), flags: Vec::new() };
+pub fn ps(options: &PsArgs) -> Result<u8, Error> {
+    let sources = load::ValueSources { file: options.config.clone(), flags: Vec::new() };
     let limits = match sources.load() {
         Ok(loaded) => loaded.config.limits,
         // One that was named is meant.
         Err(error) if options.config.is_some() => return Err(error.into()),
         // One that cannot be used is the daemon's trouble: it lies where it usually does, then.
-        Err(_) => Limits::default(),
+        Err(_) => LimitsConfig::default(),
     };
     let path = control::path(&limits.kill_switch);
     let daemon = match control::ask(&path) {
-        Ok(Some(answer)) => Daemon::Told(answer),
-        Ok(None) => Daemon::None,
+        Ok(Some(answer)) => DaemonAnswer::Told(answer),
+        Ok(None) => DaemonAnswer::None,
         Err(error) => {
             say(&format!("the daemon at {}: {error}", path.display()));
-            Daemon::Silent
+            DaemonAnswer::Silent
         }
     };
     let printed = print(options.json, daemon, &mut io::stdout().lock(), &mut io::stderr().lock());
@@ -383,13 +393,14 @@ pub fn ps(options: &Ps) -> Result<u8, Error> {
 #[cfg(test)]
 mod tests {
     use super::{
-        COMMAND_CHARACTERS, Daemon, Mode, Row, UNSELECTED, cost, fitting, join, list, print, table,
+        COMMAND_CHARACTERS, DaemonAnswer, ProcessRow, ProfilingMode, UNSELECTED, cost, fitting,
+        join, list, print, table,
     };
-    use crate::daemon::processes::Answer;
+    use crate::daemon::processes::ProcessesResponse;
 
     /// All processes there are, while no other test has a socket like a runtime's.
-    fn all() -> std::io::Result<Vec<Row>> {
-        list(&Daemon::None)
+    fn all() -> std::io::Result<Vec<ProcessRow>> {
+        list(&DaemonAnswer::None)
     }
 
     #[test]
@@ -409,7 +420,7 @@ mod tests {
     fn this_process_is_listed_as_native() {
         let rows = all().unwrap();
         let me = rows.iter().find(|row| row.pid == std::process::id()).unwrap();
-        assert_eq!((me.mode, me.why_not.as_deref()), (Mode::Native, None));
+        assert_eq!((me.mode, me.why_not.as_deref()), (ProfilingMode::Native, None));
     }
 
     #[test]
@@ -422,7 +433,7 @@ mod tests {
                 r#"{{"remarks":[],"processes":[{{"pid":{me},"start_ticks":{ticks},"is_clr":true,"stacks":1,"stacks_broken":0,"lookup_ms":0,
                 "shim":false,"shim_dropped":0,"why_not":"it opted out"{more}}}]{unselected}}}"#
             );
-            let answer: Answer = serde_json::from_str(&told).unwrap();
+            let answer: ProcessesResponse = serde_json::from_str(&told).unwrap();
             let mut rows: Vec<_> = all().unwrap().into_iter().filter(|row| row.pid == me).collect();
             rows[0].why_not = before.map(str::to_owned);
             join(&mut rows, answer);
@@ -447,12 +458,14 @@ mod tests {
                 r#"{{"remarks":[],"processes":[{{"pid":7,"start_ticks":1,"is_clr":true,"stacks":1,"stacks_broken":0,"lookup_ms":0,
                 "shim":{shim},"shim_dropped":0,"why_not":null}}]}}"#
             );
-            Daemon::Told(serde_json::from_str(&told).unwrap())
+            DaemonAnswer::Told(serde_json::from_str(&told).unwrap())
         };
-        let lets_ask = |daemon: Daemon, pid| daemon.lets_ask()(pid);
-        assert!(lets_ask(Daemon::None, 7) && lets_ask(told(true), 7));
+        let lets_ask = |daemon: DaemonAnswer, pid| daemon.lets_ask()(pid);
+        assert!(lets_ask(DaemonAnswer::None, 7) && lets_ask(told(true), 7));
         assert!(
-            !lets_ask(told(false), 7) && !lets_ask(told(true), 8) && !lets_ask(Daemon::Silent, 7)
+            !lets_ask(told(false), 7)
+                && !lets_ask(told(true), 8)
+                && !lets_ask(DaemonAnswer::Silent, 7)
         );
     }
 
@@ -494,10 +507,10 @@ mod tests {
     #[test]
     fn the_json_form_is_json_and_the_table_has_a_line_each() {
         let (mut json, mut table, mut notes) = (Vec::new(), Vec::new(), Vec::new());
-        print(true, Daemon::None, &mut json, &mut notes).unwrap();
+        print(true, DaemonAnswer::None, &mut json, &mut notes).unwrap();
         let parsed: serde_json::Value = serde_json::from_slice(&json).unwrap();
         assert!(!parsed.as_array().unwrap().is_empty());
-        print(false, Daemon::None, &mut table, &mut notes).unwrap();
+        print(false, DaemonAnswer::None, &mut table, &mut notes).unwrap();
         let table = String::from_utf8(table).unwrap();
         assert!(table.contains(&format!("{:>7}  ", std::process::id())), "{table}");
     }

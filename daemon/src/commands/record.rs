@@ -1,31 +1,33 @@
 //! `perfusion record`: targets in, one file out.
 
 use super::target::{check_seen, check_target};
-use crate::cli::{AllocCounts, Record, exit};
+use crate::cli::{AllocCounts, RecordArgs, exit};
 use crate::end_signals::EndSignals;
 use crate::error::{Error, say};
 use crate::memory_guard::{self, AttachedProcesses, Growing};
 use crate::select::cgroups::cgroup_id;
 use indicatif::{ProgressBar, ProgressStyle};
 use perfusion_dotnet::attach::{self, AttachError};
-use perfusion_dotnet::counts::{self, Counted, Counting, Rate};
-use perfusion_dotnet::exact::{self, Account, Ending};
+use perfusion_dotnet::counts::{self, Counting, RecordingCounts, TypeEventRate};
+use perfusion_dotnet::exact::{self, Ending, ExactAccount};
 use perfusion_export::file;
-use perfusion_host::process::{Awaited, ProcessTable, start_ticks, ticks_before_now};
+use perfusion_host::process::{ExitPoller, ProcessTable, start_ticks, ticks_before_now};
 use perfusion_host::system_limits::raise_open_files;
 use perfusion_model::event::MonotonicNs;
 use perfusion_model::frame::{FrameKey, Marker};
-use perfusion_pprof::{self, About};
-use perfusion_recorder::follow::{Follower, News, Whom};
-use perfusion_recorder::{Recorded, Recording, Watcher};
+use perfusion_pprof::{self, ProfileInfo};
+use perfusion_recorder::follow::{AttachEvent, AttachTargets, Follower};
+use perfusion_recorder::{Recording, RecordingHandle, RecordingResult};
 use perfusion_report::exact_merge::{self, COUNTED, EXACT};
 use perfusion_report::exact_summary;
-use perfusion_sources::kernel::features::Limit;
-use perfusion_sources::kernel::{KernelError, KernelOptions, KernelSource, Selection};
-use perfusion_sources::launch::{self, Gated};
+use perfusion_sources::kernel::features::FeatureLimit;
+use perfusion_sources::kernel::{KernelError, KernelOptions, KernelSelection, KernelSource};
+use perfusion_sources::launch::{self, GatedChild};
 use perfusion_sources::shim::ExactTables;
 use perfusion_sources::shim::ShimSource;
-use perfusion_sources::shim::{COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED, Settings, Subscriptions};
+use perfusion_sources::shim::{
+    COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED, ShimSettings, Subscriptions,
+};
 use std::io::IsTerminal as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
@@ -64,9 +66,9 @@ const COUNTED_COMMENT: &str = "alloc_objects, alloc_space: counted by the runtim
 
 /// Says what happens, on stderr, unless told to be quiet.
 #[derive(Clone, Copy)]
-struct Say(bool);
+struct StatusLines(bool);
 
-impl Say {
+impl StatusLines {
     fn line(self, text: &str) {
         if !self.0 {
             say(text);
@@ -78,8 +80,8 @@ impl Say {
 ///
 /// # Errors
 /// See [`Error`].
-pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
-    let say = Say(quiet);
+pub fn record(options: &RecordArgs, quiet: bool) -> Result<u8, Error> {
+    let say = StatusLines(quiet);
     // From the first moment on, so that an early Ctrl-C ends the recording and not this program in
     // the middle of something.
     let mut signals = EndSignals::listen()
@@ -106,7 +108,7 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     for &pid in &options.pid {
         check_seen(pid)?;
     }
-    let limits: Vec<Limit> =
+    let limits: Vec<FeatureLimit> =
         perfusion_sources::kernel::features::limits(perfusion_dotnet::attach::helper::has_it())
             .into_iter()
             .filter_map(|(_, result)| result.err())
@@ -115,12 +117,12 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
         say.line(&format!("{}{limit}", perfusion_pprof::LIMITED));
     }
     attach::place::begin_sweep();
-    let settings = Settings::new(wishes(options))
+    let settings = ShimSettings::new(wishes(options))
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?
         .forced(options.force);
     // A shim whose region cannot be opened would only be a burden to the process.
     let with_shim = !options.no_attach
-        && !limits.iter().any(|limit| matches!(limit, Limit::MappedFiles { .. }));
+        && !limits.iter().any(|limit| matches!(limit, FeatureLimit::MappedFiles { .. }));
 
     // Else a typo would be found when the file of an earlier recording is about to be replaced.
     launch::check(&options.command)?;
@@ -155,16 +157,16 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
             environment.extend(launch.environment);
             library = Some(launch.library);
         }
-        Some(Gated::spawn(&options.command, &environment)?)
+        Some(GatedChild::spawn(&options.command, &environment)?)
     };
     let mut targets = options.pid.clone();
-    let gated_pid = gated.as_ref().map(Gated::pid);
+    let gated_pid = gated.as_ref().map(GatedChild::pid);
     targets.extend(gated_pid);
     raise_open_files();
     let selection = match &options.cgroup {
-        Some(path) => Selection::Cgroup(cgroup_id(path)?),
-        None if options.all => Selection::All,
-        None => Selection::Pids(targets.clone()),
+        Some(path) => KernelSelection::Cgroup(cgroup_id(path)?),
+        None if options.all => KernelSelection::All,
+        None => KernelSelection::Pids(targets.clone()),
     };
     let kernel = KernelSource::start(&KernelOptions {
         frequency_hz: options.frequency,
@@ -211,15 +213,15 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     let recording = Recording::start(kernel, shims, processes)
         .map_err(|source| Error::Internal { what: "starting a thread", source })?;
     let watcher = recording.watcher();
-    let child = gated.map(Gated::release).transpose()?;
+    let child = gated.map(GatedChild::release).transpose()?;
     let whom = match (&child, &options.cgroup) {
         _ if !with_shim => None,
-        (Some(child), _) => Some(Whom::Started(child.id())),
-        (None, Some(path)) => options.attach.then(|| Whom::Cgroup(path.clone())),
-        (None, None) if options.all => options.attach.then_some(Whom::All),
-        (None, None) => Some(Whom::Named(options.pid.clone())),
+        (Some(child), _) => Some(AttachTargets::Started(child.id())),
+        (None, Some(path)) => options.attach.then(|| AttachTargets::Cgroup(path.clone())),
+        (None, None) if options.all => options.attach.then_some(AttachTargets::All),
+        (None, None) => Some(AttachTargets::Named(options.pid.clone())),
     };
-    let late = Late::since(began);
+    let late = LateAttaches::since(began);
     let attached = AttachedProcesses::default();
     let telling = (late.clone(), attached.clone(), say);
     let mut follower = whom.map(|whom| follow(whom, settings, watcher, telling));
@@ -252,14 +254,14 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     // From here on, for what follows may wait for runtimes.
     let writing = leave_on_second_signal();
     let timeout = match end {
-        End::Interrupted | End::Terminated => counts::ENDING_ON_SIGNAL,
-        End::Child(_) | End::Time | End::Gone => counts::ENDING,
+        RecordEnd::Interrupted | RecordEnd::Terminated => counts::ENDING_ON_SIGNAL,
+        RecordEnd::Child(_) | RecordEnd::Time | RecordEnd::Gone => counts::ENDING,
     };
     // Before the programs have gone further.
     let counted = counting.map(|counting| counting.finish(timeout));
     let mut account =
         account_path.as_deref().map(|path| (path, account(options, &tables, targets.first())));
-    if let End::Gone = end
+    if let RecordEnd::Gone = end
         && options.duration.is_some()
     {
         say.line(&format!("every target has ended, after {:.1?}", began.elapsed()));
@@ -292,11 +294,13 @@ pub fn record(options: &Record, quiet: bool) -> Result<u8, Error> {
     let deaths = attached.deaths();
     deaths.iter().for_each(|death| crate::error::say(&death.to_string()));
     match (end, child) {
-        (End::Time | End::Gone, None) if deaths.iter().any(|death| death.killed_in.is_some()) => {
+        (RecordEnd::Time | RecordEnd::Gone, None)
+            if deaths.iter().any(|death| death.killed_in.is_some()) =>
+        {
             Ok(exit::NO_TARGET)
         }
-        (End::Child(status), _) => Ok(exit_code(status)),
-        (End::Time | End::Gone | End::Interrupted, Some(mut child)) => {
+        (RecordEnd::Child(status), _) => Ok(exit_code(status)),
+        (RecordEnd::Time | RecordEnd::Gone | RecordEnd::Interrupted, Some(mut child)) => {
             say.line(&format!(
                 "waiting for {} to end (Ctrl-C to leave it)",
                 options.command.join(" ")
@@ -326,7 +330,7 @@ fn leave_on_second_signal() -> Arc<Mutex<()>> {
 }
 
 /// Why a recording ended.
-enum End {
+enum RecordEnd {
     /// The program it started has ended.
     Child(ExitStatus),
     /// Its time was over.
@@ -339,7 +343,7 @@ enum End {
     Terminated,
 }
 
-fn wishes(options: &Record) -> Subscriptions {
+fn wishes(options: &RecordArgs) -> Subscriptions {
     Subscriptions {
         exceptions: !options.no_exceptions,
         exception_messages: options.exception_messages,
@@ -350,14 +354,14 @@ fn wishes(options: &Record) -> Subscriptions {
     }
 }
 
-fn rate(often: AllocCounts) -> Rate {
+fn rate(often: AllocCounts) -> TypeEventRate {
     match often {
-        AllocCounts::Low => Rate::Low,
-        AllocCounts::High => Rate::High,
+        AllocCounts::Low => TypeEventRate::Low,
+        AllocCounts::High => TypeEventRate::High,
     }
 }
 
-fn describe(options: &Record, child: Option<&Child>) -> String {
+fn describe(options: &RecordArgs, child: Option<&Child>) -> String {
     let whom = match (child, options.all) {
         (Some(child), _) => format!("{} (pid {})", options.command.join(" "), child.id()),
         (None, true) => "the whole host".to_owned(),
@@ -375,14 +379,14 @@ fn describe(options: &Record, child: Option<&Child>) -> String {
 
 /// Processes that ran when the recording began and got the library well after that.
 #[derive(Clone)]
-struct Late {
+struct LateAttaches {
     began: Instant,
     /// The same in the kernel's ticks since the boot.
     began_ticks: u64,
     found: Arc<Mutex<Vec<(u32, Duration)>>>,
 }
 
-impl Late {
+impl LateAttaches {
     fn since(began: Instant) -> Self {
         Self { began, began_ticks: ticks_before_now(began.elapsed()), found: Arc::default() }
     }
@@ -410,16 +414,16 @@ impl Late {
 
 /// Keeps the shim in the .NET processes that are recorded.
 fn follow(
-    whom: Whom,
-    settings: Settings,
-    watcher: Watcher,
-    (late, attached, say): (Late, AttachedProcesses, Say),
+    whom: AttachTargets,
+    settings: ShimSettings,
+    watcher: RecordingHandle,
+    (late, attached, say): (LateAttaches, AttachedProcesses, StatusLines),
 ) -> Follower {
     let pipeline = watcher.clone();
     Follower::start(whom, settings, pipeline, move |news| match news {
-        News::Attaching { pid } => attached.attaching(pid),
-        News::NotAsked { pid } => attached.not_asked(pid),
-        News::Attached { pid, runtime, took } => {
+        AttachEvent::Attaching { pid } => attached.attaching(pid),
+        AttachEvent::NotAsked { pid } => attached.not_asked(pid),
+        AttachEvent::Attached { pid, runtime, took } => {
             tracing::info!(pid, runtime, ?took, "attached");
             watcher.watch(pid);
             late.attached(pid);
@@ -427,11 +431,11 @@ fn follow(
                 say.line(&format!("loading the shim into pid {pid} took {took:.1?}"));
             }
         }
-        News::Refused { expected: true, reason, .. } => {
+        AttachEvent::Refused { expected: true, reason, .. } => {
             say.line(&format!("{}{reason}", perfusion_pprof::WITHOUT_SHIM));
         }
         // Most processes are no .NET ones: `ps` tells about each.
-        News::Refused { pid, expected: false, reason } => {
+        AttachEvent::Refused { pid, expected: false, reason } => {
             tracing::debug!(pid, reason, "not attached")
         }
     })
@@ -440,13 +444,13 @@ fn follow(
 /// Waits for the time to be over, for Ctrl-C or SIGTERM, or for all targets to end. Gives back the
 /// child unless it has ended.
 fn wait_for_end(
-    options: &Record,
+    options: &RecordArgs,
     mut child: Option<Child>,
     recording: &Recording,
     (began, follower, attached): (Instant, Option<&Follower>, &AttachedProcesses),
     signals: &mut EndSignals,
-    say: Say,
-) -> Result<(End, Option<Child>), Error> {
+    say: StatusLines,
+) -> Result<(RecordEnd, Option<Child>), Error> {
     let internal = |what| move |source| Error::Internal { what, source };
     let bar = progress(options, say);
     let grows = options.exact || options.alloc_counts.is_some();
@@ -455,11 +459,12 @@ fn wait_for_end(
     let EndSignals { runtime, interrupt, terminate } = signals;
     let end = runtime.block_on(async {
         let mut look = tokio::time::interval(LOOK);
-        let targets: Vec<Awaited> = options.pid.iter().map(|&pid| Awaited::new(pid)).collect();
+        let targets: Vec<ExitPoller> =
+            options.pid.iter().map(|&pid| ExitPoller::new(pid)).collect();
         loop {
             tokio::select! {
-                _ = interrupt.recv() => return Ok(End::Interrupted),
-                _ = terminate.recv() => return Ok(End::Terminated),
+                _ = interrupt.recv() => return Ok(RecordEnd::Interrupted),
+                _ = terminate.recv() => return Ok(RecordEnd::Terminated),
                 _ = look.tick() => {}
             }
             if let Some(bar) = &bar {
@@ -479,16 +484,16 @@ fn wait_for_end(
                         cgroup.display()
                     ));
                 }
-                return Ok::<_, Error>(End::Child(status));
+                return Ok::<_, Error>(RecordEnd::Child(status));
             }
             attached.look();
             if let Some(why) = growing.as_ref().and_then(Growing::is_too_much) {
                 crate::error::say(&why);
-                return Ok(End::Time);
+                return Ok(RecordEnd::Time);
             }
             // A zombie has ended, however long its parent takes to ask for it.
-            if !targets.is_empty() && !targets.iter().any(Awaited::is_running) {
-                return Ok(End::Gone);
+            if !targets.is_empty() && !targets.iter().any(ExitPoller::is_running) {
+                return Ok(RecordEnd::Gone);
             }
             // An attach can take as long as a short recording: the time counts from when the named
             // processes have been seen to.
@@ -501,7 +506,7 @@ fn wait_for_end(
             };
             let is_over = options.duration.is_some_and(|time| Instant::now() >= since + time);
             if is_over || !recording.is_running() {
-                return Ok(End::Time);
+                return Ok(RecordEnd::Time);
             }
         }
     })?;
@@ -511,7 +516,7 @@ fn wait_for_end(
     Ok((end, child))
 }
 
-fn progress(options: &Record, say: Say) -> Option<ProgressBar> {
+fn progress(options: &RecordArgs, say: StatusLines) -> Option<ProgressBar> {
     let duration = options.duration.filter(|_| !say.0 && std::io::stderr().is_terminal())?;
     let bar = ProgressBar::new(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX));
     let style = ProgressStyle::with_template("{bar:40} {elapsed} / {eta} left").ok()?;
@@ -520,7 +525,7 @@ fn progress(options: &Record, say: Say) -> Option<ProgressBar> {
 }
 
 /// What exact mode has counted.
-fn account(options: &Record, tables: &ExactTables, program: Option<&u32>) -> Account {
+fn account(options: &RecordArgs, tables: &ExactTables, program: Option<&u32>) -> ExactAccount {
     let mut account = exact::read(tables, &options.command);
     // Of a program that is no more the kernel adds its time to ours, but not apart from that of its
     // children.
@@ -537,7 +542,7 @@ fn account(options: &Record, tables: &ExactTables, program: Option<&u32>) -> Acc
     account
 }
 
-fn write_account(path: &Path, account: &Account, say: Say) -> Result<(), Error> {
+fn write_account(path: &Path, account: &ExactAccount, say: StatusLines) -> Result<(), Error> {
     let json = serde_json::to_vec(account).map_err(|error| Error::Internal {
         what: "the account of exact mode",
         source: error.into(),
@@ -555,16 +560,16 @@ fn write_account(path: &Path, account: &Account, say: Say) -> Result<(), Error> 
 }
 
 fn write(
-    options: &Record,
-    recorded: &Recorded,
+    options: &RecordArgs,
+    recorded: &RecordingResult,
     targets: &[u32],
-    lacks: Lacks<'_>,
+    lacks: MissingParts<'_>,
     (start, duration): (SystemTime, Duration),
-    (account, counted): (Option<&Account>, Option<&Counted>),
-    say: Say,
+    (account, counted): (Option<&ExactAccount>, Option<&RecordingCounts>),
+    say: StatusLines,
 ) -> Result<(), Error> {
     let loss_line = perfusion_pprof::loss::line(&recorded.counters);
-    let about = About {
+    let about = ProfileInfo {
         start,
         duration,
         period_ns: 1_000_000_000 / u64::from(options.frequency),
@@ -573,7 +578,7 @@ fn write(
     };
     let begin = MonotonicNs::now();
     let (symbolizer, processes) = (&recorded.processor.symbolizer, &recorded.processor.processes);
-    let counts = counted.map(Counted::account);
+    let counts = counted.map(RecordingCounts::account);
     let counts =
         account.map(|account| (account, EXACT)).or(counts.as_ref().map(|of| (of, COUNTED)));
     let bytes = match counts {
@@ -606,7 +611,7 @@ fn write(
 }
 
 /// How many stacks say what their thread worked for, if they were to.
-fn spans(options: &Record, recorded: &Recorded) -> Option<String> {
+fn spans(options: &RecordArgs, recorded: &RecordingResult) -> Option<String> {
     let count = || {
         let found = recorded.counters.iter().find(|(name, _)| name == "spans");
         found.map_or(0, |(_, count)| *count)
@@ -631,13 +636,13 @@ fn spans(options: &Record, recorded: &Recorded) -> Option<String> {
 
 /// What there is less of than there should be: for want of rights, of processes without a library,
 /// and of columns.
-type Lacks<'a> = (&'a [Limit], &'a [String], &'a [String]);
+type MissingParts<'a> = (&'a [FeatureLimit], &'a [String], &'a [String]);
 
 fn comments(
-    options: &Record,
-    recorded: &Recorded,
-    (limits, without_shim, columns): Lacks<'_>,
-    (account, counted): (Option<&Account>, Option<&Counted>),
+    options: &RecordArgs,
+    recorded: &RecordingResult,
+    (limits, without_shim, columns): MissingParts<'_>,
+    (account, counted): (Option<&ExactAccount>, Option<&RecordingCounts>),
     loss_line: &str,
 ) -> Vec<String> {
     let mut comments = vec![

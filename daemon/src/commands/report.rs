@@ -1,29 +1,31 @@
 //! `perfusion report`: a profile as text or as a page.
 
 use super::output::to_stdout;
-use crate::cli::{Format, Report, Sort};
+use crate::cli::{ReportArgs, ReportFormat, TopOrder};
 use crate::error::{Error, say};
 use perfusion_export::file;
 use perfusion_model::units::counted;
 use perfusion_report::exact_summary;
-use perfusion_report::stacks::{Stacks, View};
-use perfusion_report::together::{WINDOW, Windows};
+use perfusion_report::stacks::{ProfileStacks, ProfileView};
+use perfusion_report::together::{WINDOW, WindowLengths};
 use perfusion_report::{self, ReportError, collections, flame, folded, groups, top, types};
 
 /// `perfusion report`.
 ///
 /// # Errors
 /// When the file is no profile, the type or label is not in it, or the output cannot be written.
-pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
+pub fn report(options: &ReportArgs, quiet: bool) -> Result<u8, Error> {
     let to_file = options.output.as_deref().is_some_and(|path| !file::is_stdout(path));
     if options.exact {
         let [file] = options.files.as_slice() else {
             return Err(ReportError::OneAtATime { found: options.files.len() }.into());
         };
         let account = perfusion_report::load_account(file)?;
-        let width = if to_file { None } else { top::Options::for_stdout().width };
-        let shown =
-            exact_summary::text(&account, exact_summary::Options { rows: options.rows, width });
+        let width = if to_file { None } else { top::TableOptions::for_stdout().width };
+        let shown = exact_summary::text(
+            &account,
+            exact_summary::SummaryOptions { rows: options.rows, width },
+        );
         match &options.output {
             Some(path) => file::write(path, shown.as_bytes())?,
             None => to_stdout(shown.as_bytes())?,
@@ -34,22 +36,27 @@ pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
         options.only.iter().find(|only| only.label == WINDOW).map(|only| only.value.as_str());
     let asks_windows = window.is_some() || options.by.iter().any(|label| label == WINDOW);
     let (profile, windows) = match options.files.as_slice() {
-        [file] if !asks_windows => (perfusion_report::load(file)?, Windows::new()),
+        [file] if !asks_windows => (perfusion_report::load(file)?, WindowLengths::new()),
         files => perfusion_report::load_all(files, asks_windows, window)?,
     };
-    let stacks = Stacks::new(&profile);
+    let stacks = ProfileStacks::new(&profile);
     let sample_type =
         options.sample_type.as_deref().unwrap_or_else(|| stacks.default_sample_type());
-    let view = View { idle: options.idle, only: options.only.clone(), by: options.by.clone() };
+    let view =
+        ProfileView { idle: options.idle, only: options.only.clone(), by: options.by.clone() };
     let mut text = Vec::new();
     match options.format() {
-        Format::Top => {
-            let shown = top::Options {
+        ReportFormat::Top => {
+            let shown = top::TableOptions {
                 limit: options.rows,
-                cumulative: options.sort == Sort::Cum,
+                cumulative: options.sort == TopOrder::Cum,
                 view,
                 windows,
-                ..if to_file { top::Options::default() } else { top::Options::for_stdout() }
+                ..if to_file {
+                    top::TableOptions::default()
+                } else {
+                    top::TableOptions::for_stdout()
+                }
             };
             let by_type = types::is_known(&stacks, sample_type)
                 .then(|| types::table(&profile, sample_type, &shown));
@@ -69,8 +76,8 @@ pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
             };
             text.extend(table.into_bytes());
         }
-        Format::Folded => {
-            let folded::LeftOut { parked, negative } =
+        ReportFormat::Folded => {
+            let folded::UnshownStacks { parked, negative } =
                 folded::write(&profile, sample_type, &view, &mut text)?;
             if parked > 0 && !quiet {
                 let column = stacks.sample_type(sample_type)?;
@@ -85,7 +92,7 @@ pub fn report(options: &Report, quiet: bool) -> Result<u8, Error> {
                 ));
             }
         }
-        Format::Flame => {
+        ReportFormat::Flame => {
             let title = match options.files.as_slice() {
                 [file] if !file::is_stdout(file) => {
                     file.file_name().unwrap_or_default().to_string_lossy()

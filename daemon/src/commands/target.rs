@@ -1,7 +1,7 @@
 //! Processes that commands are pointed at: refused with the reason where they cannot be recorded.
 
 use crate::error::Error;
-use perfusion_dotnet::attach::policy::{self, WhyNot};
+use perfusion_dotnet::attach::policy::{self, AttachObstacle};
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::{name, ticks_before_now};
 use perfusion_recorder::follow::GROWS_UP;
@@ -50,20 +50,24 @@ pub(super) fn check_seen(pid: u32) -> Result<(), Error> {
 /// Refuses what has no runtime that could be asked about managed memory, before anything is said or
 /// done. Answers what else is in the way, if anything is. One that has just started has some
 /// seconds to become what it will be.
-pub(super) fn check_managed(target: &ProcessHandle) -> Result<Option<WhyNot>, Error> {
+pub(super) fn check_managed(target: &ProcessHandle) -> Result<Option<AttachObstacle>, Error> {
     let pid = target.pid();
     let is_young =
         || target.start_ticks().is_ok_and(|started| started >= ticks_before_now(GROWS_UP));
     let seen = loop {
         let seen = policy::inspect(target, None).map_err(|_| Error::NoProcess { pid })?;
-        if !matches!(seen.why_not, Some(WhyNot::NotDotnet | WhyNot::NoSocket(_))) || !is_young() {
+        if !matches!(seen.why_not, Some(AttachObstacle::NotDotnet | AttachObstacle::NoSocket(_)))
+            || !is_young()
+        {
             break seen;
         }
         std::thread::sleep(LOOK);
     };
     match (seen.runtime, seen.why_not) {
         (
-            policy::Runtime::Native | policy::Runtime::NativeAot | policy::Runtime::Unseen,
+            policy::DetectedRuntime::Native
+            | policy::DetectedRuntime::NativeAot
+            | policy::DetectedRuntime::Unseen,
             Some(why),
         ) => Err(Error::NotManaged { pid, name: name::of(target), why }),
         (_, why_not) => Ok(why_not),

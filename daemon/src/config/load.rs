@@ -4,7 +4,7 @@
 //! The file is read as it is first, so that what is wrong in it is named with line and column; the
 //! other two are put over it value by value, so that each is named with where it came from.
 
-use super::{Config, Unfit};
+use super::{Config, InvalidValue};
 use crate::log_filter;
 use perfusion_dotnet::attach::policy::OPT_OUT;
 use perfusion_export::receiver::Reach;
@@ -68,7 +68,7 @@ pub enum ConfigError {
 
 /// Where values come from.
 #[derive(Clone, Debug, Default)]
-pub struct Sources {
+pub struct ValueSources {
     /// The file; `None`: [`FILE`], if it is there.
     pub file: Option<PathBuf>,
     /// `KEY=VALUE` of the command line.
@@ -84,7 +84,7 @@ struct Overlay {
 
 /// A configuration and where its values came from.
 #[derive(Clone, Debug)]
-pub struct Loaded {
+pub struct LoadedConfig {
     /// The values.
     pub config: Config,
     /// The file that was read.
@@ -95,7 +95,7 @@ pub struct Loaded {
     pub remarks: Vec<String>,
 }
 
-impl Loaded {
+impl LoadedConfig {
     /// Logs the remarks.
     pub fn warn(&self) {
         for remark in &self.remarks {
@@ -104,7 +104,7 @@ impl Loaded {
     }
 }
 
-impl Sources {
+impl ValueSources {
     /// True when the command line says the value with this dotted name.
     #[must_use]
     pub fn flags_say(&self, key: &str) -> bool {
@@ -115,14 +115,14 @@ impl Sources {
     ///
     /// # Errors
     /// See [`ConfigError`].
-    pub fn load(&self) -> Result<Loaded, ConfigError> {
+    pub fn load(&self) -> Result<LoadedConfig, ConfigError> {
         self.load_with(std::env::vars_os())
     }
 
     fn load_with(
         &self,
         environment: impl Iterator<Item = (OsString, OsString)>,
-    ) -> Result<Loaded, ConfigError> {
+    ) -> Result<LoadedConfig, ConfigError> {
         let file = match &self.file {
             Some(file) => Some(file.clone()),
             None => Some(PathBuf::from(FILE)).filter(|file| file.exists()),
@@ -150,7 +150,7 @@ impl Sources {
                 }
             };
         }
-        config.check().map_err(|Unfit { key, problem }| {
+        config.check().map_err(|InvalidValue { key, problem }| {
             let origin = match overlays.iter().rfind(|overlay| overlay.key == key) {
                 Some(overlay) => overlay.origin.clone(),
                 None => match place(&text, key) {
@@ -162,7 +162,7 @@ impl Sources {
         })?;
         remarks.extend(config.remarks());
         let overlaid = overlays.into_iter().map(|overlay| (overlay.key, overlay.origin)).collect();
-        Ok(Loaded { config, file, overlaid, remarks })
+        Ok(LoadedConfig { config, file, overlaid, remarks })
     }
 }
 
@@ -196,15 +196,15 @@ fn parse(text: &str, path: &Path) -> Result<(Value, Config), ConfigError> {
 /// `None` when it does not stand there.
 fn place(text: &str, key: &str) -> Option<(usize, usize)> {
     // The reader tells places with its errors only: it is made to fail at the value.
-    let error = Place(key).deserialize(serde_yaml::Deserializer::from_str(text)).err()?;
+    let error = ValueLocator(key).deserialize(serde_yaml::Deserializer::from_str(text)).err()?;
     error.location().map(|at| (at.line(), at.column()))
 }
 
 /// Fails at the value with this dotted name, which is here when it is empty; at text and numbers by
 /// [`Visitor`]'s own methods.
-struct Place<'a>(&'a str);
+struct ValueLocator<'a>(&'a str);
 
-impl<'de> DeserializeSeed<'de> for Place<'_> {
+impl<'de> DeserializeSeed<'de> for ValueLocator<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, reader: D) -> Result<(), D::Error> {
@@ -212,7 +212,7 @@ impl<'de> DeserializeSeed<'de> for Place<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Place<'_> {
+impl<'de> Visitor<'de> for ValueLocator<'_> {
     type Value = ();
 
     fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -226,7 +226,7 @@ impl<'de> Visitor<'de> for Place<'_> {
         let (section, rest) = self.0.split_once('.').unwrap_or((self.0, ""));
         while let Some(name) = map.next_key::<Value>()? {
             if name.as_str() == Some(section) {
-                map.next_value_seed(Place(rest))?;
+                map.next_value_seed(ValueLocator(rest))?;
             } else {
                 map.next_value::<IgnoredAny>()?;
             }
@@ -383,7 +383,7 @@ fn put(value: &mut Value, key: &str, new: Value) -> Result<(), String> {
 /// The configuration as a file, with the origin of what did not come from the file read. Values of
 /// receivers' headers are left out, since they may be secret.
 #[must_use]
-pub fn show(loaded: &Loaded) -> String {
+pub fn show(loaded: &LoadedConfig) -> String {
     let mut text = match &loaded.file {
         Some(file) => format!("# from {} and the defaults\n", file.display()),
         None => "# the defaults\n".to_owned(),
@@ -410,10 +410,10 @@ mod tests {
         text: &str,
         environment: &[(&str, &str)],
         flags: &[&str],
-    ) -> Result<Loaded, ConfigError> {
+    ) -> Result<LoadedConfig, ConfigError> {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
-        let sources = Sources {
+        let sources = ValueSources {
             file: Some(file.path().to_owned()),
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
         };
@@ -573,7 +573,7 @@ mod tests {
 
     #[test]
     fn a_flag_says_a_value_by_its_whole_name() {
-        let sources = Sources { file: None, flags: vec!["log.level=debug".to_owned()] };
+        let sources = ValueSources { file: None, flags: vec!["log.level=debug".to_owned()] };
         assert!(sources.flags_say("log.level") && !sources.flags_say("log"));
     }
 

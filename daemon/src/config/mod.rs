@@ -4,16 +4,16 @@
 
 pub mod load;
 
-use crate::kubernetes::Kubernetes;
-use crate::select::Selection;
+use crate::kubernetes::KubernetesConfig;
+use crate::select::SelectionConfig;
 use perfusion_export::directory::Files;
 use perfusion_export::otlp::OtlpOptions;
 use perfusion_export::pyroscope::{self, PyroscopeOptions};
-use perfusion_export::quantity::{Bytes, Share, Span};
+use perfusion_export::quantity::{ByteSize, HumanDuration, Percentage};
 use perfusion_export::receiver::SpoolOptions;
 #[cfg(feature = "object-storage")]
 use perfusion_export::s3::S3Options;
-use perfusion_sources::Rates;
+use perfusion_sources::SourceRates;
 use perfusion_sources::kernel;
 use perfusion_sources::shim::ShimLimits;
 use perfusion_sources::shim::Subscriptions;
@@ -30,15 +30,15 @@ use std::time::Duration;
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// What is recorded.
-    pub recording: Recording,
+    pub recording: RecordingConfig,
     /// Who is recorded and attached to.
-    pub selection: Selection,
+    pub selection: SelectionConfig,
     /// The time one profile covers.
-    pub windows: Windows,
+    pub windows: WindowsConfig,
     /// How processes are told apart.
-    pub services: Services,
+    pub services: ServicesConfig,
     /// The pods of this node, where it is one of a Kubernetes cluster.
-    pub kubernetes: Kubernetes,
+    pub kubernetes: KubernetesConfig,
     /// Profiles as files.
     pub files: Files,
     /// Receivers of OpenTelemetry's profiles: collectors, and back ends that speak their protocol.
@@ -52,19 +52,19 @@ pub struct Config {
     /// Where what is to be sent waits.
     pub spool: SpoolOptions,
     /// Loading the shim into .NET processes.
-    pub attach: Attach,
+    pub attach: AttachConfig,
     /// What the daemon may take of its host, and what ends its work.
-    pub limits: Limits,
+    pub limits: LimitsConfig,
     /// Metrics and health over HTTP.
-    pub telemetry: Telemetry,
+    pub telemetry: TelemetryConfig,
     /// The daemon's own log.
-    pub log: Log,
+    pub log: LogConfig,
 }
 
 /// What is recorded. A change begins a new recording, which takes a second.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Recording {
+pub struct RecordingConfig {
     /// Only the threads of this cgroup v2 directory (not of its children); absent: the whole host.
     pub cgroup: Option<PathBuf>,
     /// CPU samples per second and CPU, 1 to 10000.
@@ -72,10 +72,10 @@ pub struct Recording {
     pub frequency: u32,
     /// Most bytes of user stack copied per sample and wait, 4KiB to 128KiB (before Linux 5.17 at
     /// most 64KiB, of a wait 32KiB); only what a thread uses is copied.
-    pub stack_copy: Bytes,
+    pub stack_copy: ByteSize,
     /// Budget a second for the stacks of waits, a sixth of it for threads that wait more than 32
     /// times a second; above it waits keep their exact timing and their stacks are sampled.
-    pub wait_stacks: Bytes,
+    pub wait_stacks: ByteSize,
     /// Whether whoever ends a wait has a stack too, beyond the waiting stack and a frame
     /// `[woken by]`; out of the same budget.
     pub waker_stacks: bool,
@@ -100,10 +100,10 @@ pub struct Recording {
     /// how much work waits.
     pub thread_pool: bool,
     /// Memory between the probes and the daemon, a power of two from 1MiB to 1GiB.
-    pub ring: Bytes,
+    pub ring: ByteSize,
 }
 
-impl Recording {
+impl RecordingConfig {
     /// What shims are asked for at most.
     #[must_use]
     pub fn limits(&self) -> ShimLimits {
@@ -112,12 +112,12 @@ impl Recording {
 
     /// The rates to begin with.
     #[must_use]
-    pub fn rates(&self) -> Rates {
-        let kernel = kernel::Rates {
+    pub fn rates(&self) -> SourceRates {
+        let kernel = kernel::KernelRates {
             frequency_hz: self.frequency,
             wait_stack_budget_bytes_per_s: self.wait_stacks.0,
         };
-        Rates { kernel, allocation_samples: self.allocation_samples }
+        SourceRates { kernel, allocation_samples: self.allocation_samples }
     }
 
     /// What runtimes are asked for.
@@ -133,13 +133,13 @@ impl Recording {
     }
 }
 
-impl Default for Recording {
+impl Default for RecordingConfig {
     fn default() -> Self {
         Self {
             cgroup: None,
             frequency: 99,
-            stack_copy: Bytes(128 << 10),
-            wait_stacks: Bytes(6 << 20),
+            stack_copy: ByteSize(128 << 10),
+            wait_stacks: ByteSize(6 << 20),
             waker_stacks: false,
             spans: false,
             live_objects: perfusion_sources::shim::LIVE_OBJECTS,
@@ -148,7 +148,7 @@ impl Default for Recording {
             exception_messages: false,
             contention: true,
             thread_pool: false,
-            ring: Bytes(8 << 20),
+            ring: ByteSize(8 << 20),
         }
     }
 }
@@ -156,24 +156,24 @@ impl Default for Recording {
 /// The time one profile covers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Windows {
+pub struct WindowsConfig {
     /// From one second to a day.
-    pub length: Span,
+    pub length: HumanDuration,
     /// Whether windows begin at whole multiples of their length by the wall clock (every full
     /// minute, for one minute).
     pub aligned: bool,
 }
 
-impl Default for Windows {
+impl Default for WindowsConfig {
     fn default() -> Self {
-        Self { length: Span(Duration::from_secs(60)), aligned: true }
+        Self { length: HumanDuration(Duration::from_secs(60)), aligned: true }
     }
 }
 
 /// How processes are told apart.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Services {
+pub struct ServicesConfig {
     /// Most services with a profile of their own in a window: those that used most CPU time. The
     /// rest share the service `[other]`.
     pub max: usize,
@@ -182,7 +182,7 @@ pub struct Services {
     pub labels: BTreeMap<String, String>,
 }
 
-impl Default for Services {
+impl Default for ServicesConfig {
     fn default() -> Self {
         Self { max: 100, labels: BTreeMap::new() }
     }
@@ -191,7 +191,7 @@ impl Default for Services {
 /// Into which .NET processes the shim is loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Policy {
+pub enum AttachPolicy {
     /// None: managed frames have no names beyond a perf map, and there are no allocations.
     #[default]
     Off,
@@ -201,7 +201,7 @@ pub enum Policy {
     All,
 }
 
-impl Policy {
+impl AttachPolicy {
     /// As the configuration has it.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -217,24 +217,24 @@ impl Policy {
 /// its environment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Attach {
+pub struct AttachConfig {
     /// Into which.
-    pub policy: Policy,
+    pub policy: AttachPolicy,
     /// Names of services, for the policy `listed`.
     pub services: Vec<String>,
     /// Names of services whose processes are never touched.
     pub except: Vec<String>,
     /// How long to wait after a first failure with a process; it doubles with each, up to an hour.
-    pub retry_after: Span,
+    pub retry_after: HumanDuration,
 }
 
-impl Default for Attach {
+impl Default for AttachConfig {
     fn default() -> Self {
         Self {
-            policy: Policy::Off,
+            policy: AttachPolicy::Off,
             services: Vec::new(),
             except: Vec::new(),
-            retry_after: Span(Duration::from_secs(30)),
+            retry_after: HumanDuration(Duration::from_secs(30)),
         }
     }
 }
@@ -242,14 +242,14 @@ impl Default for Attach {
 /// What the daemon may take of its host, and what ends its work.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Limits {
+pub struct LimitsConfig {
     /// CPU time of daemon and probes, of that of all CPUs, 0.1% to 100%. A window that took more is
     /// followed by one at lower rates. The probes' counts where it is known: with CAP_SYS_ADMIN or
     /// kernel.bpf_stats_enabled=1 (`perfusion doctor` tells).
-    pub cpu: Share,
+    pub cpu: Percentage,
     /// Memory of the daemon, its maps and rings, 64MiB to 1TiB: with more, caches are dropped, and
     /// then windows end early.
-    pub memory: Bytes,
+    pub memory: ByteSize,
     /// While there is a file with this name, nothing is recorded and nothing is attached. Its
     /// directory also holds the control socket and the file that only one daemon can lock, which
     /// move when the daemon starts again.
@@ -263,11 +263,11 @@ pub struct Limits {
     pub lower_priority: bool,
 }
 
-impl Default for Limits {
+impl Default for LimitsConfig {
     fn default() -> Self {
         Self {
-            cpu: Share(0.05),
-            memory: Bytes(256 << 20),
+            cpu: Percentage(0.05),
+            memory: ByteSize(256 << 20),
             kill_switch: PathBuf::from("/run/perfusion/off"),
             switched_off: false,
             lower_priority: true,
@@ -278,13 +278,13 @@ impl Default for Limits {
 /// Metrics and health over HTTP.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Telemetry {
+pub struct TelemetryConfig {
     /// Address and port; absent: nobody is listened to.
     #[schemars(with = "Option<String>")]
     pub listen: Option<SocketAddr>,
 }
 
-impl Default for Telemetry {
+impl Default for TelemetryConfig {
     fn default() -> Self {
         Self { listen: Some(SocketAddr::from(([127, 0, 0, 1], 7071))) }
     }
@@ -319,7 +319,7 @@ pub enum LogLevel {
 /// The daemon's own log, on stderr. A change takes effect when the daemon starts again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Log {
+pub struct LogConfig {
     /// Its form.
     pub format: LogFormat,
     /// How much of it. Where the command line does not say it (`--set log.level=…`), PERFUSION_LOG
@@ -330,7 +330,7 @@ pub struct Log {
 
 /// Something does not fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unfit {
+pub struct InvalidValue {
     /// Dotted name of the value.
     pub key: &'static str,
     /// What was expected and found.
@@ -349,16 +349,16 @@ impl Config {
 
     /// What can be used and is hardly meant, one line each.
     pub fn remarks(&self) -> impl Iterator<Item = String> {
-        let Attach { policy, services, except, .. } = &self.attach;
+        let AttachConfig { policy, services, except, .. } = &self.attach;
         let lists = |list: &[String], wanted: bool| !list.is_empty() && !wanted;
         let same = self.files.directory.is_some() && self.files.directory == self.spool.directory;
         let odd = [
             (
-                lists(services, *policy == Policy::Listed),
+                lists(services, *policy == AttachPolicy::Listed),
                 "attach.services is for attach.policy listed only",
             ),
             (
-                lists(except, *policy != Policy::Off),
+                lists(except, *policy != AttachPolicy::Off),
                 "attach.except says nothing while attach.policy is off",
             ),
             (
@@ -396,11 +396,11 @@ impl Config {
     ///
     /// # Errors
     /// The first value that does not fit.
-    pub fn check(&self) -> Result<(), Unfit> {
+    pub fn check(&self) -> Result<(), InvalidValue> {
         let unfit = |key, expected: &str, found: String| {
-            Err(Unfit { key, problem: format!("expected {expected}, found {found}") })
+            Err(InvalidValue { key, problem: format!("expected {expected}, found {found}") })
         };
-        let Recording {
+        let RecordingConfig {
             frequency,
             stack_copy,
             wait_stacks,
@@ -444,7 +444,7 @@ impl Config {
         if self.files.max_size.0 == 0 {
             return unfit("files.max_size", "more than 0", "0: nothing would be kept".to_owned());
         }
-        let Limits { cpu, memory, .. } = &self.limits;
+        let LimitsConfig { cpu, memory, .. } = &self.limits;
         if !(0.001..=1.0).contains(&cpu.0) {
             return unfit("limits.cpu", "0.1% to 100%", cpu.to_string());
         }
@@ -474,7 +474,7 @@ impl Config {
         }
         for (at, receiver) in self.otlp.iter().enumerate() {
             if let Err(problem) = receiver.check() {
-                return Err(Unfit { key: "otlp", problem });
+                return Err(InvalidValue { key: "otlp", problem });
             }
             // Two with one spool would take each other's.
             if self.otlp.iter().take(at).any(|other| other.place() == receiver.place()) {
@@ -486,14 +486,14 @@ impl Config {
                 "windows.length",
                 &format!(
                     "less than {}, since pyroscope takes nothing that began an hour ago",
-                    Span(pyroscope::MOST_AGE)
+                    HumanDuration(pyroscope::MOST_AGE)
                 ),
                 self.windows.length.to_string(),
             );
         }
         for (at, server) in self.pyroscope.iter().enumerate() {
             if let Err(problem) = server.check() {
-                return Err(Unfit { key: "pyroscope", problem });
+                return Err(InvalidValue { key: "pyroscope", problem });
             }
             if self.pyroscope.iter().take(at).any(|other| other.place() == server.place()) {
                 return unfit("pyroscope", "each server once", server.url.clone());
@@ -502,22 +502,22 @@ impl Config {
         #[cfg(feature = "object-storage")]
         for (at, store) in self.s3.iter().enumerate() {
             if let Err(problem) = store.check() {
-                return Err(Unfit { key: "s3", problem });
+                return Err(InvalidValue { key: "s3", problem });
             }
             if self.s3.iter().take(at).any(|other| other.place() == store.place()) {
                 return unfit("s3", "each prefix of a bucket once", store.place());
             }
         }
         if let Err(problem) = self.kubernetes.check() {
-            return Err(Unfit { key: "kubernetes", problem });
+            return Err(InvalidValue { key: "kubernetes", problem });
         }
         if let Err(problem) = self.selection.check(self.kubernetes.pods) {
-            return Err(Unfit { key: "selection", problem });
+            return Err(InvalidValue { key: "selection", problem });
         }
         if self.recording.cgroup.is_some() && !self.selection.is_all() {
             return unfit("recording.cgroup", "none, since there is a selection", "one".to_owned());
         }
-        if self.attach.policy == Policy::Listed && self.attach.services.is_empty() {
+        if self.attach.policy == AttachPolicy::Listed && self.attach.services.is_empty() {
             return unfit(
                 "attach.services",
                 "at least one service, since attach.policy is listed",
@@ -530,7 +530,7 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use super::{Config, Recording};
+    use super::{Config, RecordingConfig};
     use perfusion_sources::shim::Subscriptions;
 
     #[test]
@@ -585,11 +585,11 @@ mod tests {
 
     #[test]
     fn runtimes_are_asked_for_all_that_is_not_switched_off() {
-        assert_eq!(Recording::default().wishes(), Subscriptions::default());
-        let wishes = Recording { exceptions: false, ..Recording::default() }.wishes();
+        assert_eq!(RecordingConfig::default().wishes(), Subscriptions::default());
+        let wishes = RecordingConfig { exceptions: false, ..RecordingConfig::default() }.wishes();
         assert_eq!(wishes, Subscriptions { exceptions: false, ..Subscriptions::default() });
         assert_eq!(wishes.comments().collect::<Vec<_>>(), ["exceptions: not recorded, as asked"]);
-        let wishes = Recording { contention: false, ..Recording::default() }.wishes();
+        let wishes = RecordingConfig { contention: false, ..RecordingConfig::default() }.wishes();
         assert_eq!(
             wishes.comments().collect::<Vec<_>>(),
             ["contentions, delay: not recorded, as asked"]

@@ -7,23 +7,23 @@
 //! the process wants none, as long as it runs the same program.
 
 use super::attach_coverage::AttachCoverage;
-use super::state::State;
-use crate::config::{Attach, Policy};
-use crate::kubernetes::Source;
+use super::state::DaemonState;
+use crate::config::{AttachConfig, AttachPolicy};
+use crate::kubernetes::PodSource;
 use crate::memory_guard::AttachedProcesses;
 use perfusion_dotnet::attach::AttachError;
 use perfusion_dotnet::attach::place;
 use perfusion_dotnet::attach::policy::OPT_OUT;
 use perfusion_dotnet::attach::policy::opted_out;
-use perfusion_dotnet::attach::workers::{self, Done, Workers};
+use perfusion_dotnet::attach::workers::{self, AttachOutcome, AttachWorkers};
 use perfusion_host::priority;
 use perfusion_host::process::container::home;
 use perfusion_host::process::handle::ProcessHandle;
-use perfusion_model::feature::{Feature, LeftOut};
-use perfusion_recorder::follow::{Program, program};
-use perfusion_recorder::{Managed, Watcher};
-use perfusion_sources::kernel::rule_set::{Filter, OfService};
-use perfusion_sources::shim::{Settings, Subscriptions};
+use perfusion_model::feature::{ExcludedFeatures, Feature};
+use perfusion_recorder::follow::{ProgramId, program};
+use perfusion_recorder::{ManagedProcess, RecordingHandle};
+use perfusion_sources::kernel::rule_set::{RuleSetFilter, ServiceExclusions};
+use perfusion_sources::shim::{ShimSettings, Subscriptions};
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -38,7 +38,7 @@ const LONGEST: Duration = Duration::from_secs(3600);
 
 /// What became of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
+enum ProcessAttachState {
     Attached,
     /// After so many failures it is tried again then.
     Failed(u32, Instant),
@@ -52,25 +52,29 @@ enum Outcome {
 /// of which has an attacher of its own. Whoever cannot be attached to is not tried again because
 /// somebody has changed the configuration, and who failed has its wait.
 #[derive(Clone, Default)]
-pub struct Memory(Arc<Mutex<Kept>>);
+pub struct AttachHistory(Arc<Mutex<AttachOutcomes>>);
 
-type Kept = HashMap<Program, (Outcome, Option<String>)>;
+type AttachOutcomes = HashMap<ProgramId, (ProcessAttachState, Option<String>)>;
 
-impl Memory {
+impl AttachHistory {
     /// Of another recording than this one there is nothing to attach to any more: the shims have
     /// left with it, and what its policy was not for this one's may be for.
-    fn outlives(outcome: Outcome) -> bool {
-        matches!(outcome, Outcome::Never | Outcome::Failed(..))
+    fn outlives(outcome: ProcessAttachState) -> bool {
+        matches!(outcome, ProcessAttachState::Never | ProcessAttachState::Failed(..))
     }
 
-    fn keep(&self, known: &HashMap<Program, Outcome>, reasons: &HashMap<Program, String>) {
+    fn keep(
+        &self,
+        known: &HashMap<ProgramId, ProcessAttachState>,
+        reasons: &HashMap<ProgramId, String>,
+    ) {
         let kept = known.iter().filter(|(_, outcome)| Self::outlives(**outcome));
         let kept =
             kept.map(|(program, outcome)| (*program, (*outcome, reasons.get(program).cloned())));
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = kept.collect();
     }
 
-    fn recall(&self) -> (HashMap<Program, Outcome>, HashMap<Program, String>) {
+    fn recall(&self) -> (HashMap<ProgramId, ProcessAttachState>, HashMap<ProgramId, String>) {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let known = kept.iter().map(|(program, (outcome, _))| (*program, *outcome)).collect();
         (known, kept.into_iter().filter_map(|(program, (_, why))| Some((program, why?))).collect())
@@ -78,16 +82,16 @@ impl Memory {
 }
 
 /// What the thread hears.
-enum News {
+enum AttacherMessage {
     /// An attach is over.
-    Done(Done<Try>),
+    Done(AttachOutcome<AttachAttempt>),
     Stop,
 }
 
 /// An attach: to what, the name of its service, and after how many failures.
 #[derive(Clone, PartialEq)]
-struct Try {
-    program: Program,
+struct AttachAttempt {
+    program: ProgramId,
     service: Arc<str>,
     failures: u32,
     wishes: Subscriptions,
@@ -96,7 +100,7 @@ struct Try {
 /// The thread.
 pub struct Attacher {
     thread: JoinHandle<()>,
-    news: Sender<News>,
+    news: Sender<AttacherMessage>,
 }
 
 impl Attacher {
@@ -105,23 +109,23 @@ impl Attacher {
     /// # Errors
     /// When the thread cannot be made.
     pub fn start(
-        state: Arc<State>,
-        watcher: Watcher,
-        settings: Settings,
-        memory: Memory,
+        state: Arc<DaemonState>,
+        watcher: RecordingHandle,
+        settings: ShimSettings,
+        memory: AttachHistory,
     ) -> io::Result<Self> {
         let (news, heard) = channel();
         let (tell, seen_to) = (news.clone(), watcher.clone());
-        let own = move |attempt: &Try| settings.wishing(attempt.wishes);
-        let workers = Workers::new(own, move |done: Done<Try>| {
+        let own = move |attempt: &AttachAttempt| settings.wishing(attempt.wishes);
+        let workers = AttachWorkers::new(own, move |done: AttachOutcome<AttachAttempt>| {
             if done.1.is_ok() {
                 seen_to.watch(done.0.program.0);
             }
             // Fails only when nobody waits for it any more.
-            tell.send(News::Done(done)).ok();
+            tell.send(AttacherMessage::Done(done)).ok();
         });
         let (known, reasons) = memory.recall();
-        let work = Work {
+        let work = AttacherLoop {
             state,
             watcher,
             workers,
@@ -142,39 +146,39 @@ impl Attacher {
     /// Ends it; attaches in progress are waited for, for a while.
     pub fn stop(self) {
         // Fails only when it has panicked, which was said.
-        self.news.send(News::Stop).ok();
+        self.news.send(AttacherMessage::Stop).ok();
         workers::join(self.thread);
     }
 }
 
-struct Work {
-    state: Arc<State>,
-    watcher: Watcher,
-    workers: Workers<Try>,
-    memory: Memory,
+struct AttacherLoop {
+    state: Arc<DaemonState>,
+    watcher: RecordingHandle,
+    workers: AttachWorkers<AttachAttempt>,
+    memory: AttachHistory,
     /// For as long as the process lives and runs this program.
-    known: HashMap<Program, Outcome>,
+    known: HashMap<ProgramId, ProcessAttachState>,
     /// In words, why it is not attached to.
-    reasons: HashMap<Program, String>,
+    reasons: HashMap<ProgramId, String>,
     /// What rules leave out of each, as its shim was told.
-    told: HashMap<Program, LeftOut>,
+    told: HashMap<ProgramId, ExcludedFeatures>,
     /// When each that lives was last attached to or left.
-    changed: HashMap<Program, Instant>,
+    changed: HashMap<ProgramId, Instant>,
     /// Those that were attached to a moment ago.
     attached: AttachedProcesses,
 }
 
-impl Work {
-    fn run(mut self, news: &Receiver<News>) {
+impl AttacherLoop {
+    fn run(mut self, news: &Receiver<AttacherMessage>) {
         loop {
-            let managed: Vec<(Program, Managed)> = self
+            let managed: Vec<(ProgramId, ManagedProcess)> = self
                 .watcher
                 .managed()
                 .into_iter()
                 .filter_map(|process| Some((program(process.pid)?, process)))
                 .filter(|(program, process)| program.1 == process.start_ticks)
                 .collect();
-            let alive: HashSet<Program> = managed.iter().map(|(program, _)| *program).collect();
+            let alive: HashSet<ProgramId> = managed.iter().map(|(program, _)| *program).collect();
             // A new recording has not seen yet who was there in the one before.
             self.known.retain(|known, _| alive.contains(known) || program(known.0) == Some(*known));
             self.reasons.retain(|known, _| self.known.contains_key(known));
@@ -191,22 +195,23 @@ impl Work {
                 self.failed(&attempt, &error);
             }
             let rules = self.state.selection();
-            let mut filter = rules.as_deref().map(Filter::new);
+            let mut filter = rules.as_deref().map(RuleSetFilter::new);
             let (mut of_services, mut covered) =
                 (HashMap::new(), HashMap::<Arc<str>, AttachCoverage>::new());
             for (program, process) in managed {
                 let left_out = match &mut filter {
                     Some(filter) => filter.left_out(process.pid, &process.service),
-                    None => Some(LeftOut::default()),
+                    None => Some(ExcludedFeatures::default()),
                 };
                 if let Some(left_out) = left_out {
                     self.tell(program, &process, left_out);
-                    OfService::add(&mut of_services, &process.service, left_out.of_shim());
+                    ServiceExclusions::add(&mut of_services, &process.service, left_out.of_shim());
                 }
                 self.consider(program, &process, left_out);
                 // What is not recorded at all is in no profile.
                 if left_out.is_some() {
-                    let is_attached = self.known.get(&program) == Some(&Outcome::Attached);
+                    let is_attached =
+                        self.known.get(&program) == Some(&ProcessAttachState::Attached);
                     let (why, changed) =
                         (self.reasons.get(&program), self.changed.get(&program).copied());
                     covered.entry(process.service).or_default().add(is_attached, why, changed);
@@ -220,8 +225,8 @@ impl Work {
             let mut heard = news.recv_timeout(LOOK).ok();
             while let Some(news_of) = heard {
                 match news_of {
-                    News::Done(done) => self.done(done),
-                    News::Stop => {
+                    AttacherMessage::Done(done) => self.done(done),
+                    AttacherMessage::Stop => {
                         // Before the workers are waited for: by then the next attacher may be at
                         // work.
                         self.memory.keep(&self.known, &self.reasons);
@@ -234,7 +239,7 @@ impl Work {
     }
 
     /// Has the shims of a process leave out what is left out of it now.
-    fn tell(&mut self, key: Program, process: &Managed, left_out: LeftOut) {
+    fn tell(&mut self, key: ProgramId, process: &ManagedProcess, left_out: ExcludedFeatures) {
         let left_out = left_out.of_shim();
         if self.told.insert(key, left_out).unwrap_or_default() == left_out {
             return;
@@ -244,11 +249,16 @@ impl Work {
         tracing::info!(pid = process.pid, service = %process.service, "left out: {}", left_out.names());
     }
 
-    fn consider(&mut self, key: Program, process: &Managed, left_out: Option<LeftOut>) {
+    fn consider(
+        &mut self,
+        key: ProgramId,
+        process: &ManagedProcess,
+        left_out: Option<ExcludedFeatures>,
+    ) {
         let config = self.state.config();
         let known = self.known.get(&key).copied();
         if let Some(reason) = self.unwanted(&config.attach, process, left_out) {
-            if known == Some(Outcome::Attached) {
+            if known == Some(ProcessAttachState::Attached) {
                 tracing::info!(pid = process.pid, service = %process.service, "detached: the \
                      policy is another now");
                 self.watcher.leave(process.pid);
@@ -256,26 +266,27 @@ impl Work {
             }
             // Considered anew when the policy or what is known of it changes; what cannot be done
             // stays so.
-            if known.is_none_or(|known| !Memory::outlives(known)) {
+            if known.is_none_or(|known| !AttachHistory::outlives(known)) {
                 self.reasons.insert(key, reason.to_owned());
-                self.known.insert(key, Outcome::Unwanted);
+                self.known.insert(key, ProcessAttachState::Unwanted);
             }
             return;
         }
         let failures = match known {
-            None | Some(Outcome::Unwanted) => 0,
-            Some(Outcome::Failed(failures, next)) if Instant::now() >= next => failures,
+            None | Some(ProcessAttachState::Unwanted) => 0,
+            Some(ProcessAttachState::Failed(failures, next)) if Instant::now() >= next => failures,
             Some(_) => return,
         };
         let wishes = config.recording.wishes().but_for(left_out.unwrap_or_default());
-        let attempt = Try { program: key, service: Arc::clone(&process.service), failures, wishes };
+        let attempt =
+            AttachAttempt { program: key, service: Arc::clone(&process.service), failures, wishes };
         if self.workers.is_running(&attempt) {
             return;
         }
         match ProcessHandle::open(process.pid).and_then(|target| opted_out(&target)) {
             Ok(false) => {}
             Ok(true) => {
-                self.known.insert(key, Outcome::Never);
+                self.known.insert(key, ProcessAttachState::Never);
                 self.reasons.insert(key, format!("it opted out with {OPT_OUT}=off"));
                 return;
             }
@@ -292,14 +303,14 @@ impl Work {
         }
     }
 
-    fn done(&mut self, (attempt, result): Done<Try>) {
+    fn done(&mut self, (attempt, result): AttachOutcome<AttachAttempt>) {
         let in_time = self.workers.finished(&attempt);
         match result {
             Ok(attached) => {
                 self.state.counters.attached.add(1);
                 tracing::info!(pid = attempt.program.0, service = %attempt.service, took = ?attached.took, "attached");
                 self.reasons.remove(&attempt.program);
-                self.known.insert(attempt.program, Outcome::Attached);
+                self.known.insert(attempt.program, ProcessAttachState::Attached);
                 self.changed.insert(attempt.program, Instant::now());
             }
             // That of one that was given up has been said.
@@ -308,8 +319,8 @@ impl Work {
         }
     }
 
-    fn failed(&mut self, attempt: &Try, error: &AttachError) {
-        let Try { program: key, service, failures, .. } = attempt;
+    fn failed(&mut self, attempt: &AttachAttempt, error: &AttachError) {
+        let AttachAttempt { program: key, service, failures, .. } = attempt;
         if !error.is_after_the_request() {
             self.attached.not_asked(key.0);
         }
@@ -326,9 +337,9 @@ impl Work {
     /// Why it is not to be attached to, as things are now.
     fn unwanted(
         &self,
-        attach: &Attach,
-        process: &Managed,
-        left_out: Option<LeftOut>,
+        attach: &AttachConfig,
+        process: &ManagedProcess,
+        left_out: Option<ExcludedFeatures>,
     ) -> Option<&'static str> {
         let Some(left_out) = left_out else { return Some("not selected") };
         if left_out.all_of_shim() {
@@ -341,7 +352,7 @@ impl Work {
         match self.state.pods.get(&uid) {
             Some(pod) if pod.wants_no_shim() => Some("its pod opted out with an annotation"),
             // It may be one that opts out.
-            None if self.state.config().kubernetes.pods == Source::Api => {
+            None if self.state.config().kubernetes.pods == PodSource::Api => {
                 Some("its pod is not known yet")
             }
             _ => None,
@@ -350,8 +361,8 @@ impl Work {
 }
 
 /// Why the policy is not for this process, as far as its service is known.
-fn unwanted_by(attach: &Attach, process: &Managed) -> Option<&'static str> {
-    if attach.policy == Policy::Off {
+fn unwanted_by(attach: &AttachConfig, process: &ManagedProcess) -> Option<&'static str> {
+    if attach.policy == AttachPolicy::Off {
         return Some("attach.policy is off");
     }
     if !wants(attach, &process.service) {
@@ -363,23 +374,26 @@ fn unwanted_by(attach: &Attach, process: &Managed) -> Option<&'static str> {
 }
 
 /// True when the policy is for this service.
-fn wants(attach: &Attach, service: &str) -> bool {
+fn wants(attach: &AttachConfig, service: &str) -> bool {
     let named = |names: &[String]| names.iter().any(|name| name == service);
     !named(&attach.except)
         && match attach.policy {
-            Policy::Off => false,
-            Policy::Listed => named(&attach.services),
-            Policy::All => true,
+            AttachPolicy::Off => false,
+            AttachPolicy::Listed => named(&attach.services),
+            AttachPolicy::All => true,
         }
 }
 
 /// What comes of one more failure than these, and in words when it is tried again.
-fn after(error: &AttachError, first: Duration, failures: u32) -> (Outcome, String) {
+fn after(error: &AttachError, first: Duration, failures: u32) -> (ProcessAttachState, String) {
     if is_final(error) {
-        return (Outcome::Never, "never".to_owned());
+        return (ProcessAttachState::Never, "never".to_owned());
     }
     let wait = wait(first, failures);
-    (Outcome::Failed(failures.saturating_add(1), Instant::now() + wait), format!("in {wait:.0?}"))
+    (
+        ProcessAttachState::Failed(failures.saturating_add(1), Instant::now() + wait),
+        format!("in {wait:.0?}"),
+    )
 }
 
 /// How long to wait after one more failure than these.
@@ -389,18 +403,18 @@ fn wait(first: Duration, failures: u32) -> Duration {
 
 /// True when nothing about it can change while the process lives.
 fn is_final(error: &AttachError) -> bool {
-    use perfusion_dotnet::attach::policy::WhyNot;
+    use perfusion_dotnet::attach::policy::AttachObstacle;
     matches!(
         error,
         AttachError::NoShim
             | AttachError::Unsuitable {
-                why: WhyNot::NotDotnet
-                    | WhyNot::NativeAot
-                    | WhyNot::Architecture(_)
-                    | WhyNot::DiagnosticsOff(_)
-                    | WhyNot::OptedOut
-                    | WhyNot::TooOld(_)
-                    | WhyNot::Musl,
+                why: AttachObstacle::NotDotnet
+                    | AttachObstacle::NativeAot
+                    | AttachObstacle::Architecture(_)
+                    | AttachObstacle::DiagnosticsOff(_)
+                    | AttachObstacle::OptedOut
+                    | AttachObstacle::TooOld(_)
+                    | AttachObstacle::Musl,
                 ..
             }
     )
@@ -408,37 +422,38 @@ fn is_final(error: &AttachError) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{LONGEST, Memory, Outcome, after, unwanted_by, wait, wants};
-    use crate::config::{Attach, Policy};
+    use super::{AttachHistory, LONGEST, ProcessAttachState, after, unwanted_by, wait, wants};
+    use crate::config::{AttachConfig, AttachPolicy};
     use perfusion_dotnet::attach::AttachError;
-    use perfusion_dotnet::attach::policy::WhyNot;
-    use perfusion_recorder::Managed;
+    use perfusion_dotnet::attach::policy::AttachObstacle;
+    use perfusion_recorder::ManagedProcess;
     use rustix::io::Errno;
     use std::collections::HashMap;
     use std::time::{Duration, Instant};
 
     #[test]
     fn the_exceptions_come_before_the_policy() {
-        let attach = |policy| Attach {
+        let attach = |policy| AttachConfig {
             policy,
             services: vec!["web".to_owned(), "bank".to_owned()],
             except: vec!["bank".to_owned()],
-            ..Attach::default()
+            ..AttachConfig::default()
         };
         let all = |policy| ["web", "bank", "other"].map(|service| wants(&attach(policy), service));
-        assert_eq!(all(Policy::Off), [false, false, false]);
-        assert_eq!(all(Policy::Listed), [true, false, false]);
-        assert_eq!(all(Policy::All), [true, false, true]);
+        assert_eq!(all(AttachPolicy::Off), [false, false, false]);
+        assert_eq!(all(AttachPolicy::Listed), [true, false, false]);
+        assert_eq!(all(AttachPolicy::All), [true, false, true]);
     }
 
     #[test]
     fn whoever_may_turn_out_to_be_excepted_waits_for_its_name() {
         let why = |except: &[&str], service: &str, is_named| {
             let except = except.iter().map(|name| (*name).to_owned()).collect();
-            let attach = Attach { policy: Policy::All, except, ..Attach::default() };
+            let attach =
+                AttachConfig { policy: AttachPolicy::All, except, ..AttachConfig::default() };
             unwanted_by(
                 &attach,
-                &Managed { pid: 1, start_ticks: 1, service: service.into(), is_named },
+                &ManagedProcess { pid: 1, start_ticks: 1, service: service.into(), is_named },
             )
         };
         assert!(why(&["bank"], "App", false).is_some_and(|why| why.contains("not known for sure")));
@@ -463,28 +478,36 @@ mod tests {
             let error = AttachError::unread(7, "environ", errno);
             let (outcome, again) = after(&error, first, 1);
             assert!(
-                matches!(outcome, Outcome::Failed(2, next) if next > Instant::now()),
+                matches!(outcome, ProcessAttachState::Failed(2, next) if next > Instant::now()),
                 "{outcome:?}"
             );
             assert_eq!(again, "in 60s");
             let words = error.to_string();
             assert!(words.contains("/proc/7/environ") && words.contains(said), "{words}");
         }
-        let error = AttachError::Unsuitable { pid: 7, why: WhyNot::NativeAot };
-        assert_eq!(after(&error, first, 1), (Outcome::Never, "never".to_owned()));
+        let error = AttachError::Unsuitable { pid: 7, why: AttachObstacle::NativeAot };
+        assert_eq!(after(&error, first, 1), (ProcessAttachState::Never, "never".to_owned()));
     }
 
     #[test]
     fn the_next_recording_knows_who_failed_and_attaches_to_all_others_anew() {
         let program = |pid: u32| (pid, 1, 1, 1);
-        let failed = Outcome::Failed(3, Instant::now());
-        let outcomes = [Outcome::Never, failed, Outcome::Attached, Outcome::Unwanted];
+        let failed = ProcessAttachState::Failed(3, Instant::now());
+        let outcomes = [
+            ProcessAttachState::Never,
+            failed,
+            ProcessAttachState::Attached,
+            ProcessAttachState::Unwanted,
+        ];
         let known: HashMap<_, _> = (0..).map(program).zip(outcomes).collect();
         let reasons = (0..4).map(|pid| (program(pid), pid.to_string())).collect();
-        let memory = Memory::default();
+        let memory = AttachHistory::default();
         memory.keep(&known, &reasons);
         let (known, reasons) = memory.recall();
-        assert_eq!(known, HashMap::from([(program(0), Outcome::Never), (program(1), failed)]));
+        assert_eq!(
+            known,
+            HashMap::from([(program(0), ProcessAttachState::Never), (program(1), failed)])
+        );
         assert_eq!(reasons, HashMap::from([0, 1].map(|pid| (program(pid), pid.to_string()))));
     }
 }

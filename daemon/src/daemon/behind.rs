@@ -5,7 +5,7 @@ pub(super) const WINDOWS: u32 = 5;
 
 /// What is to be said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum BacklogChange {
     /// Ever more waits.
     FallsBehind,
     /// No more waits than one window makes.
@@ -16,24 +16,24 @@ pub(super) enum Change {
 /// [`WINDOWS`] windows, and more than one window makes. It has caught up when no more than that
 /// waits. So the one cannot follow soon after the other.
 #[derive(Debug, Default)]
-pub(super) struct Trend {
+pub(super) struct BacklogTrend {
     waited: Option<u64>,
     rises: u32,
     is_behind: bool,
 }
 
-impl Trend {
+impl BacklogTrend {
     /// A window of so many profiles comes while so many requests of earlier ones wait.
-    pub(super) fn window(&mut self, profiles: u64, waiting: u64) -> Option<Change> {
+    pub(super) fn window(&mut self, profiles: u64, waiting: u64) -> Option<BacklogChange> {
         let rises = self.waited.replace(waiting).is_some_and(|waited| waiting > waited);
         self.rises = if rises { self.rises.saturating_add(1) } else { 0 };
         if self.is_behind && waiting <= profiles {
             self.is_behind = false;
-            return Some(Change::CaughtUp);
+            return Some(BacklogChange::CaughtUp);
         }
         if !self.is_behind && waiting > profiles && self.rises >= WINDOWS {
             self.is_behind = true;
-            return Some(Change::FallsBehind);
+            return Some(BacklogChange::FallsBehind);
         }
         None
     }
@@ -41,10 +41,10 @@ impl Trend {
 
 #[cfg(test)]
 mod tests {
-    use super::{Change, Trend};
+    use super::{BacklogChange, BacklogTrend};
 
-    fn changes(waiting: impl IntoIterator<Item = u64>) -> Vec<(usize, Change)> {
-        let mut trend = Trend::default();
+    fn changes(waiting: impl IntoIterator<Item = u64>) -> Vec<(usize, BacklogChange)> {
+        let mut trend = BacklogTrend::default();
         let change = |(window, waiting)| Some((window, trend.window(100, waiting)?));
         waiting.into_iter().enumerate().filter_map(change).collect()
     }
@@ -55,7 +55,10 @@ mod tests {
         // The spool is full, then it is sent.
         let waits =
             falls.chain(std::iter::repeat_n(5400, 60)).chain((0..=60).rev().map(|left| left * 90));
-        assert_eq!(changes(waits), [(5, Change::FallsBehind), (179, Change::CaughtUp)]);
+        assert_eq!(
+            changes(waits),
+            [(5, BacklogChange::FallsBehind), (179, BacklogChange::CaughtUp)]
+        );
     }
 
     #[test]
@@ -70,6 +73,6 @@ mod tests {
     fn what_rises_and_falls_while_it_is_behind_is_not_said_again() {
         let waits =
             (0..10).map(|window| window * 90).chain((0..100).map(|window| 700 + window % 7 * 90));
-        assert_eq!(changes(waits), [(5, Change::FallsBehind)]);
+        assert_eq!(changes(waits), [(5, BacklogChange::FallsBehind)]);
     }
 }

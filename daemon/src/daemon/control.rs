@@ -2,10 +2,10 @@
 //! stands. Its file has mode 0600, lies beside the kill switch, and whoever connects must be root
 //! or who runs the daemon, whatever rights the file has by then.
 
-use super::http::{self, About};
-use super::processes::{Answer, PROCESSES};
+use super::http::{self, ServedState};
+use super::processes::{PROCESSES, ProcessesResponse};
 use super::sinks::SinkWatcher;
-use super::state::State;
+use super::state::DaemonState;
 use perfusion_export::file;
 use perfusion_host::priority;
 use rustix::fs::Mode;
@@ -47,11 +47,11 @@ impl Control {
     ///
     /// # Errors
     /// When it cannot be had.
-    pub fn start(path: PathBuf, state: Arc<State>, sinks: SinkWatcher) -> io::Result<Self> {
+    pub fn start(path: PathBuf, state: Arc<DaemonState>, sinks: SinkWatcher) -> io::Result<Self> {
         let listener = listen(&path)?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let about = About::new(state, sinks, true);
+        let about = ServedState::new(state, sinks, true);
         let thread = std::thread::Builder::new().name("control".into()).spawn(move || {
             priority::wait_for_others();
             http::serve(|| accept(&listener), &stopped, &about);
@@ -101,7 +101,7 @@ fn accept(listener: &UnixListener) -> io::Result<UnixStream> {
 ///
 /// # Errors
 /// When there is one and it does not answer as it should.
-pub fn ask(path: &Path) -> io::Result<Option<Answer>> {
+pub fn ask(path: &Path) -> io::Result<Option<ProcessesResponse>> {
     use io::ErrorKind::{ConnectionRefused, NotFound, PermissionDenied};
     let mut connection = match UnixStream::connect(path) {
         Ok(connection) => connection,
@@ -126,8 +126,8 @@ pub fn ask(path: &Path) -> io::Result<Option<Answer>> {
 mod tests {
     use super::{Control, ask, path};
     use crate::config::Config;
-    use crate::daemon::sinks::{Opened, Sinks};
-    use crate::daemon::state::State;
+    use crate::daemon::sinks::{OpenedSinks, Sinks};
+    use crate::daemon::state::DaemonState;
     use std::io::{Read as _, Write as _};
     use std::os::unix::fs::PermissionsExt as _;
     use std::os::unix::net::UnixStream;
@@ -140,8 +140,10 @@ mod tests {
         assert_eq!(ask(&path).unwrap(), None, "no daemon");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         assert_eq!(ask(&path).unwrap(), None, "one that died");
-        let (state, sinks) =
-            (Arc::new(State::of(Config::default())), Sinks::start(Opened::default()).unwrap());
+        let (state, sinks) = (
+            Arc::new(DaemonState::of(Config::default())),
+            Sinks::start(OpenedSinks::default()).unwrap(),
+        );
         let control = Control::start(path.clone(), state, sinks.watcher()).unwrap();
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
         assert!(ask(&path).unwrap_err().to_string().contains("nothing is recorded"));

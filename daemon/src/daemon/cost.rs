@@ -1,7 +1,7 @@
 //! What the profiler itself costs: CPU time of this process and of its probes, and memory, the
 //! kernel's for it included.
 
-use perfusion_recorder::commands::Look;
+use perfusion_recorder::commands::CollectorStatus;
 use perfusion_sources::kernel::features::PROBES_COUNTED;
 use rustix::time::{ClockId, clock_gettime};
 use std::fs;
@@ -41,19 +41,19 @@ pub struct Cost {
     probes: Mutex<Probes>,
     /// At the end of the last window: CPU time of daemon and probes.
     window: Mutex<(Duration, Duration)>,
-    memory: Mutex<Memory>,
+    memory: Mutex<ProfilerMemory>,
 }
 
 /// CPU time taken so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Spent {
+pub struct CpuTime {
     /// By this process.
     pub daemon: Duration,
     /// By its probes, where that is known.
     pub probes: Option<Duration>,
 }
 
-impl Spent {
+impl CpuTime {
     /// What was taken since. What probes took counts where it was known both times: to know it is
     /// no cost.
     #[must_use]
@@ -65,7 +65,7 @@ impl Spent {
 
 /// Memory in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
+pub struct ProfilerMemory {
     /// Anonymous and shared memory of this process. Pages of files are not in it: the kernel drops
     /// them when it needs room, but for those of the ring to the probes, which is one of the maps.
     pub resident: u64,
@@ -75,7 +75,7 @@ pub struct Memory {
     pub rings: u64,
 }
 
-impl Memory {
+impl ProfilerMemory {
     /// All together.
     #[must_use]
     pub fn total(self) -> u64 {
@@ -144,7 +144,7 @@ impl Cost {
     }
 
     /// Takes what the programs have cost so far; true when the kernel is to go on counting.
-    pub fn observe(&self, look: &Look, now: Instant) -> bool {
+    pub fn observe(&self, look: &CollectorStatus, now: Instant) -> bool {
         let nanos: u64 = look.costs.iter().map(|cost| cost.total_ns).sum();
         let mut probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner);
         match probes.counting.take() {
@@ -197,22 +197,22 @@ impl Cost {
 
     /// Memory when it was last looked at.
     #[must_use]
-    pub fn memory(&self) -> Memory {
+    pub fn memory(&self) -> ProfilerMemory {
         *self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Looks at it; maps only when they may have changed, for that takes a look at every open file.
-    pub fn look_at_memory(&self, maps_too: bool) -> Memory {
+    pub fn look_at_memory(&self, maps_too: bool) -> ProfilerMemory {
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         let maps = if maps_too { map_bytes() } else { memory.maps };
-        *memory = Memory { maps, ..Memory::of_process() };
+        *memory = ProfilerMemory { maps, ..ProfilerMemory::of_process() };
         *memory
     }
 
     /// CPU time of the daemon so far, and of the probes as far as it is known.
     #[must_use]
-    pub fn spent(&self) -> Spent {
-        Spent { daemon: daemon_cpu(), probes: self.probes_cpu() }
+    pub fn spent(&self) -> CpuTime {
+        CpuTime { daemon: daemon_cpu(), probes: self.probes_cpu() }
     }
 
     /// The costs of a window that ends now, in words.
@@ -244,13 +244,13 @@ impl Cost {
 #[cfg(test)]
 mod tests {
     use super::{COUNT_EVERY, Cost};
-    use perfusion_recorder::commands::Look;
+    use perfusion_recorder::commands::CollectorStatus;
     use perfusion_sources::kernel::ProgramCost;
     use std::time::{Duration, Instant};
 
-    fn look(total_ns: u64) -> Look {
+    fn look(total_ns: u64) -> CollectorStatus {
         let costs = vec![ProgramCost { name: "sched_switch".to_owned(), runs: 1, total_ns }];
-        Look { counters: Vec::new(), costs, shims: Vec::new() }
+        CollectorStatus { counters: Vec::new(), costs, shims: Vec::new() }
     }
 
     #[test]

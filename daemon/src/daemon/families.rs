@@ -2,7 +2,7 @@
 //! meaning: the lists of counters of the stages, those of the sinks, and what is only said here.
 //! docs/metrics.md is written from the same lists.
 
-use crate::counts::Counts;
+use crate::counts::DaemonCounters;
 use ebpf_common::counter::Counter;
 use perfusion_export::counts::{SINK, SINK_GAUGES};
 use perfusion_recorder::counters::DAEMON;
@@ -20,7 +20,7 @@ pub fn may_fall(name: &str) -> bool {
 
 /// What its values may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// They only grow, from 0 when the daemon or its recording begins.
     Counter,
     /// They rise and fall.
@@ -29,7 +29,7 @@ pub enum Kind {
     Info,
 }
 
-impl Kind {
+impl MetricKind {
     /// What OpenMetrics calls it.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -53,21 +53,21 @@ impl Kind {
 
 /// One of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Family {
+pub struct MetricFamily {
     /// Its name, with neither `perfusion_` nor what its type adds.
     pub name: &'static str,
     /// Its type.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// Its meaning.
     pub help: &'static str,
 }
 
 macro_rules! families {
     ($($kind:ident $constant:ident $name:literal $help:literal;)*) => {
-        $(#[doc = $help] pub const $constant: Family = Family { name: $name, kind: Kind::$kind, help: $help };)*
+        $(#[doc = $help] pub const $constant: MetricFamily = MetricFamily { name: $name, kind: MetricKind::$kind, help: $help };)*
 
         /// Those that no stage counts.
-        pub const OWN: &[Family] = &[$($constant),*];
+        pub const OWN: &[MetricFamily] = &[$($constant),*];
     };
 }
 
@@ -87,29 +87,33 @@ families! {
 }
 
 /// Those of the pipeline, which are there while it records.
-pub fn pipeline() -> impl Iterator<Item = Family> {
+pub fn pipeline() -> impl Iterator<Item = MetricFamily> {
     let probes = Counter::ALL.iter().map(|info| (info.name, info.help));
     // Their meanings are comments in the code, which begin with a blank.
     let shims = shim::ALL.iter().map(|(_, name, help)| (*name, help.trim()));
     let reader = SHIM_READER.iter().map(|(name, help)| (*name, help.trim()));
     let counted = probes.chain(shims).chain(reader).chain(DAEMON.iter().copied());
     counted.map(|(name, help)| {
-        let kind = if may_fall(name) { Kind::Gauge } else { Kind::Counter };
-        Family { name, kind, help }
+        let kind = if may_fall(name) { MetricKind::Gauge } else { MetricKind::Counter };
+        MetricFamily { name, kind, help }
     })
 }
 
 /// Those of the daemon around it.
-pub fn daemon() -> impl Iterator<Item = Family> {
-    Counts::ALL.iter().map(|&(name, help)| Family { name, kind: Kind::Counter, help })
+pub fn daemon() -> impl Iterator<Item = MetricFamily> {
+    DaemonCounters::ALL.iter().map(|&(name, help)| MetricFamily {
+        name,
+        kind: MetricKind::Counter,
+        help,
+    })
 }
 
 /// Those of sinks, whose names begin with `sink_` in metrics; each sink has some of them.
-pub fn sinks() -> impl Iterator<Item = Family> {
-    let lists = [(Kind::Counter, SINK), (Kind::Gauge, SINK_GAUGES)];
-    lists
-        .into_iter()
-        .flat_map(|(kind, list)| list.iter().map(move |&(name, help)| Family { name, kind, help }))
+pub fn sinks() -> impl Iterator<Item = MetricFamily> {
+    let lists = [(MetricKind::Counter, SINK), (MetricKind::Gauge, SINK_GAUGES)];
+    lists.into_iter().flat_map(|(kind, list)| {
+        list.iter().map(move |&(name, help)| MetricFamily { name, kind, help })
+    })
 }
 
 #[cfg(test)]
@@ -137,12 +141,12 @@ mod tests {
 
 #[cfg(test)]
 mod sink_tests {
-    use crate::daemon::sink_worker::Standing;
+    use crate::daemon::sink_worker::SinkStatus;
     use perfusion_export::Sink;
     use perfusion_export::counts::{SINK, SINK_GAUGES};
-    use perfusion_export::deliver::Backlog;
-    use perfusion_export::directory::Directory;
+    use perfusion_export::deliver::SpoolBacklog;
     use perfusion_export::directory::Files;
+    use perfusion_export::directory::ProfileDirectory;
     use perfusion_export::otlp::{Otlp, OtlpOptions};
     use perfusion_export::pyroscope::{Pyroscope, PyroscopeOptions};
     use perfusion_export::receiver::SpoolOptions;
@@ -159,7 +163,7 @@ mod sink_tests {
         };
         let url = || "http://a".to_owned();
         let sinks: Vec<Box<dyn Sink>> = vec![
-            Box::new(Directory::open(folder.path(), &Files::default()).unwrap()),
+            Box::new(ProfileDirectory::open(folder.path(), &Files::default()).unwrap()),
             Box::new(
                 Otlp::open(&OtlpOptions { url: url(), ..OtlpOptions::default() }, &spool).unwrap(),
             ),
@@ -180,8 +184,11 @@ mod sink_tests {
             ),
         ];
         let counters = sinks.iter().flat_map(|sink| sink.counters()).collect();
-        let standing =
-            Standing { counters, backlog: Some(Backlog::default()), ..Standing::default() };
+        let standing = SinkStatus {
+            counters,
+            backlog: Some(SpoolBacklog::default()),
+            ..SinkStatus::default()
+        };
         let counted: BTreeSet<&str> = standing.values().map(|(name, _)| name).collect();
         assert_eq!(counted, SINK.iter().chain(SINK_GAUGES).map(|(name, _)| *name).collect());
     }

@@ -3,7 +3,7 @@
 //! each connection has one answer, and there are few connections at once.
 
 use super::sinks::SinkWatcher;
-use super::state::State;
+use super::state::DaemonState;
 use super::switch::Switch;
 use super::{metrics, pipeline, processes};
 use perfusion_host::priority;
@@ -32,7 +32,7 @@ const SAME_FOR: Duration = Duration::from_millis(500);
 const HANGS_AFTER: Duration = Duration::from_secs(15);
 
 /// A connection, whatever it came over.
-pub(super) trait Connection: Read + Write + Send + Sized + 'static {
+pub(super) trait ClientStream: Read + Write + Send + Sized + 'static {
     /// The same connection once more, to [`close`](Self::close) it by.
     fn twin(&self) -> io::Result<Self>;
     /// Ends it, whoever is reading or writing.
@@ -41,7 +41,7 @@ pub(super) trait Connection: Read + Write + Send + Sized + 'static {
     fn give(&self, time: Duration) -> io::Result<()>;
 }
 
-impl Connection for TcpStream {
+impl ClientStream for TcpStream {
     fn twin(&self) -> io::Result<Self> {
         self.try_clone()
     }
@@ -57,7 +57,7 @@ impl Connection for TcpStream {
     }
 }
 
-impl Connection for UnixStream {
+impl ClientStream for UnixStream {
     fn twin(&self) -> io::Result<Self> {
         self.try_clone()
     }
@@ -75,18 +75,18 @@ impl Connection for UnixStream {
 
 /// What answers are made of.
 #[derive(Clone)]
-pub(super) struct About {
-    state: Arc<State>,
+pub(super) struct ServedState {
+    state: Arc<DaemonState>,
     sinks: SinkWatcher,
     private: bool,
-    metrics: Arc<Said>,
-    pipeline: Arc<Said>,
+    metrics: Arc<CachedResponse>,
+    pipeline: Arc<CachedResponse>,
 }
 
-impl About {
+impl ServedState {
     /// `private` where it is root who asks, through the control socket: processes may be told of,
     /// too.
-    pub(super) fn new(state: Arc<State>, sinks: SinkWatcher, private: bool) -> Self {
+    pub(super) fn new(state: Arc<DaemonState>, sinks: SinkWatcher, private: bool) -> Self {
         Self { state, sinks, private, metrics: Arc::default(), pipeline: Arc::default() }
     }
 }
@@ -94,14 +94,14 @@ impl About {
 /// What was said last. Whoever may ask over the network may ask without end, and what that costs is
 /// taken from the recording.
 #[derive(Default)]
-struct Said(Mutex<Option<(Instant, Whether, Arc<str>)>>);
+struct CachedResponse(Mutex<Option<(Instant, RecordingAndSwitch, Arc<str>)>>);
 
 /// Whether it is recorded, and by what it is switched off: `/readyz` says so at once, and nobody
 /// else is to say anything else then.
-type Whether = (bool, Switch);
+type RecordingAndSwitch = (bool, Switch);
 
-impl Said {
-    fn or(&self, state: &State, say: impl FnOnce() -> String) -> Arc<str> {
+impl CachedResponse {
+    fn or(&self, state: &DaemonState, say: impl FnOnce() -> String) -> Arc<str> {
         // Held while it is made: others wait for the same.
         let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let whether = (state.watcher().is_some(), state.switch());
@@ -118,12 +118,12 @@ impl Said {
 }
 
 /// Takes connections until it is told to stop, and answers each on a thread of its own.
-pub(super) fn serve<C: Connection>(
+pub(super) fn serve<C: ClientStream>(
     mut accept: impl FnMut() -> io::Result<C>,
     stopped: &AtomicBool,
-    about: &About,
+    about: &ServedState,
 ) {
-    let open = Arc::new(Open::new());
+    let open = Arc::new(OpenConnections::new());
     for number in 0_u64.. {
         let connection = accept();
         if stopped.load(Ordering::Relaxed) {
@@ -153,7 +153,7 @@ pub(super) fn serve<C: Connection>(
 }
 
 /// The connections of one server.
-struct Open<C> {
+struct OpenConnections<C> {
     state: Mutex<Connections<C>>,
     /// A thread has ended.
     left: Condvar,
@@ -166,7 +166,7 @@ struct Connections<C> {
     threads: usize,
 }
 
-impl<C: Connection> Open<C> {
+impl<C: ClientStream> OpenConnections<C> {
     fn new() -> Self {
         let state = Connections { open: VecDeque::new(), threads: 0 };
         Self { state: Mutex::new(state), left: Condvar::new() }
@@ -210,23 +210,27 @@ impl<C: Connection> Open<C> {
 }
 
 /// A server; dropping it closes its address.
-pub struct Server {
+pub struct HttpServer {
     address: SocketAddr,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Server {
+impl HttpServer {
     /// Listens at `listen`.
     ///
     /// # Errors
     /// When the address cannot be had.
-    pub fn start(listen: SocketAddr, state: Arc<State>, sinks: SinkWatcher) -> io::Result<Self> {
+    pub fn start(
+        listen: SocketAddr,
+        state: Arc<DaemonState>,
+        sinks: SinkWatcher,
+    ) -> io::Result<Self> {
         let listener = TcpListener::bind(listen)?;
         let address = listener.local_addr()?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let about = About::new(state, sinks, false);
+        let about = ServedState::new(state, sinks, false);
         let thread = std::thread::Builder::new().name("http".into()).spawn(move || {
             priority::wait_for_others();
             serve(|| listener.accept().map(|(connection, _)| connection), &stopped, &about);
@@ -241,7 +245,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for HttpServer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         let mut wake = self.address;
@@ -262,17 +266,17 @@ impl Drop for Server {
 }
 
 fn answer(
-    mut connection: impl Connection,
-    about: &About,
+    mut connection: impl ClientStream,
+    about: &ServedState,
     has_asked: impl FnOnce(),
 ) -> io::Result<()> {
-    let About { state, sinks, private, metrics, pipeline } = about;
+    let ServedState { state, sinks, private, metrics, pipeline } = about;
     let asked = request(&mut connection)?;
     has_asked();
     let asked = asked.as_ref().map(|(method, path)| (*method, path.as_str()));
     let (status, kind, body) = match asked {
         None => ("400 Bad Request", TEXT, "expected an HTTP request\n".into()),
-        Some((Method::Other, _)) => {
+        Some((HttpMethod::Other, _)) => {
             ("405 Method Not Allowed\r\nAllow: GET, HEAD", TEXT, "expected GET or HEAD\n".into())
         }
         Some((_, "/metrics")) => {
@@ -304,7 +308,7 @@ fn answer(
         body.len()
     );
     let deadline = Instant::now() + TIMEOUT;
-    let body = if matches!(asked, Some((Method::Head, _))) { "" } else { &body };
+    let body = if matches!(asked, Some((HttpMethod::Head, _))) { "" } else { &body };
     for part in
         [head.as_bytes(), body.as_bytes()].into_iter().flat_map(|text| text.chunks(64 << 10))
     {
@@ -331,13 +335,13 @@ fn unavailable(what: &str) -> (&'static str, &'static str, Arc<str>) {
 }
 
 /// Why there is no recording.
-fn idle(state: &State, otherwise: &str) -> String {
+fn idle(state: &DaemonState, otherwise: &str) -> String {
     state.idle().map_or_else(|| otherwise.to_owned(), |why| format!("nothing is recorded: {why}"))
 }
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Method {
+enum HttpMethod {
     Get,
     /// As much of it without its body.
     Head,
@@ -345,7 +349,7 @@ enum Method {
 }
 
 /// The method and path of a request, without its query; `None` for what is none.
-fn request(connection: &mut impl Connection) -> io::Result<Option<(Method, String)>> {
+fn request(connection: &mut impl ClientStream) -> io::Result<Option<(HttpMethod, String)>> {
     let deadline = Instant::now() + TIMEOUT;
     let (mut request, mut part) = (Vec::new(), [0; 1024]);
     while !request.windows(4).any(|end| end == b"\r\n\r\n") {
@@ -362,10 +366,10 @@ fn request(connection: &mut impl Connection) -> io::Result<Option<(Method, Strin
     let line = request.split(|&byte| byte == b'\r').next().unwrap_or_default();
     let mut words = line.split(|&byte| byte == b' ');
     let (method, path) = match (words.next(), words.next()) {
-        (Some(b"GET"), Some(path)) => (Method::Get, path),
-        (Some(b"HEAD"), Some(path)) => (Method::Head, path),
+        (Some(b"GET"), Some(path)) => (HttpMethod::Get, path),
+        (Some(b"HEAD"), Some(path)) => (HttpMethod::Head, path),
         (Some(other), Some(path)) if other.iter().all(u8::is_ascii_uppercase) => {
-            (Method::Other, path)
+            (HttpMethod::Other, path)
         }
         _ => return Ok(None),
     };
@@ -375,10 +379,10 @@ fn request(connection: &mut impl Connection) -> io::Result<Option<(Method, Strin
 
 #[cfg(test)]
 mod tests {
-    use super::{CONNECTIONS, Server};
+    use super::{CONNECTIONS, HttpServer};
     use crate::config::Config;
-    use crate::daemon::sinks::{Opened, Sinks};
-    use crate::daemon::state::State;
+    use crate::daemon::sinks::{OpenedSinks, Sinks};
+    use crate::daemon::state::DaemonState;
     use std::io::{Read as _, Write as _};
     use std::net::{SocketAddr, TcpStream};
     use std::sync::Arc;
@@ -393,10 +397,12 @@ mod tests {
 
     #[test]
     fn each_path_has_its_answer_and_what_is_no_request_is_refused() {
-        let (state, sinks) =
-            (Arc::new(State::of(Config::default())), Sinks::start(Opened::default()).unwrap());
+        let (state, sinks) = (
+            Arc::new(DaemonState::of(Config::default())),
+            Sinks::start(OpenedSinks::default()).unwrap(),
+        );
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
-        let server = Server::start(listen, Arc::clone(&state), sinks.watcher()).unwrap();
+        let server = HttpServer::start(listen, Arc::clone(&state), sinks.watcher()).unwrap();
         let get =
             |path: &str| ask(server.address(), &format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"));
         assert!(
@@ -438,10 +444,12 @@ mod tests {
 
     #[test]
     fn connections_that_are_held_open_keep_nobody_out() {
-        let (state, sinks) =
-            (Arc::new(State::of(Config::default())), Sinks::start(Opened::default()).unwrap());
+        let (state, sinks) = (
+            Arc::new(DaemonState::of(Config::default())),
+            Sinks::start(OpenedSinks::default()).unwrap(),
+        );
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
-        let server = Server::start(listen, state, sinks.watcher()).unwrap();
+        let server = HttpServer::start(listen, state, sinks.watcher()).unwrap();
         let mut held = Vec::new();
         while held.len() < 8 * CONNECTIONS {
             let mut connection = TcpStream::connect(server.address()).unwrap();

@@ -3,7 +3,7 @@
 //! goes wrong again and again fills a disk.
 
 use super::nonblocking_writer::NonblockingWriter;
-use crate::config::{Log as Options, LogFormat, LogLevel};
+use crate::config::{LogConfig as Options, LogFormat, LogLevel};
 use crate::error::Error;
 use crate::log_filter;
 use perfusion_export::states::SAID;
@@ -32,14 +32,14 @@ const AT_ONCE: Duration = Duration::from_millis(100);
 
 /// The log of this program, however many have it.
 #[derive(Clone)]
-pub(super) struct Log {
+pub(super) struct DaemonLog {
     limiter: Limiter,
     outlet: NonblockingWriter,
 }
 
 /// Begins to log, as configured; once in the life of the program. Lines wait until they are
 /// [written](Log::write). What the command line says of the level goes before the environment.
-pub(super) fn start(log: &Options, level_by_flag: bool) -> Log {
+pub(super) fn start(log: &Options, level_by_flag: bool) -> DaemonLog {
     let level = match log.level {
         LogLevel::Error => "error",
         LogLevel::Warn => "warn",
@@ -63,10 +63,10 @@ pub(super) fn start(log: &Options, level_by_flag: bool) -> Log {
     if let Some(problem) = problem {
         tracing::error!("{problem}");
     }
-    Log { limiter, outlet }
+    DaemonLog { limiter, outlet }
 }
 
-impl Log {
+impl DaemonLog {
     /// Lines are written from now on, by another thread.
     ///
     /// # Errors
@@ -120,17 +120,17 @@ impl Log {
 /// Counts lines, and leaves out those of places that have had theirs. Lines of the level `debug`
 /// are not counted: who asks for them wants all.
 #[derive(Clone, Default)]
-struct Limiter(Arc<Mutex<HashMap<Identifier, Place>>>);
+struct Limiter(Arc<Mutex<HashMap<Identifier, CallsiteLimit>>>);
 
 /// A place in the code that writes lines. There are as many as the program has.
-struct Place {
+struct CallsiteLimit {
     since: Instant,
     lines: u64,
     /// The first line that was left out.
     named: String,
 }
 
-impl Place {
+impl CallsiteLimit {
     fn left_out(&self) -> u64 {
         self.lines.saturating_sub(LINES)
     }
@@ -148,9 +148,9 @@ impl Limiter {
         self.end_periods(|_| true);
     }
 
-    fn end_periods(&self, is_over: impl Fn(&Place) -> bool) {
+    fn end_periods(&self, is_over: impl Fn(&CallsiteLimit) -> bool) {
         let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let over: Vec<Place> =
+        let over: Vec<CallsiteLimit> =
             places.extract_if(|_, place| is_over(place)).map(|(_, place)| place).collect();
         // The line below comes here, too.
         drop(places);
@@ -166,8 +166,11 @@ impl Limiter {
     /// True when one more line may come from this place.
     fn take(&self, place: Identifier, now: Instant, name: impl FnOnce() -> String) -> bool {
         let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let place =
-            places.entry(place).or_insert(Place { since: now, lines: 0, named: String::new() });
+        let place = places.entry(place).or_insert(CallsiteLimit {
+            since: now,
+            lines: 0,
+            named: String::new(),
+        });
         place.lines = place.lines.saturating_add(1);
         if place.left_out() == 1 {
             place.named = name();
@@ -189,15 +192,15 @@ impl<S: Subscriber> Layer<S> for Limiter {
 
 /// The beginning of a line's text.
 fn name(event: &Event<'_>) -> String {
-    struct Message(String);
-    impl Visit for Message {
+    struct MessageText(String);
+    impl Visit for MessageText {
         fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
             if field.name() == "message" {
                 self.0 = format!("{value:?}").chars().take(NAMED_BY).collect();
             }
         }
     }
-    let mut message = Message(String::new());
+    let mut message = MessageText(String::new());
     event.record(&mut message);
     message.0
 }

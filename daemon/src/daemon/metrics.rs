@@ -2,10 +2,10 @@
 //! service. What there can be is in `families`.
 
 use super::cost::daemon_cpu;
-use super::families::{self, Family, Kind};
-use super::sink_worker::Standing;
-use super::state::State;
-use perfusion_recorder::commands::Look;
+use super::families::{self, MetricFamily, MetricKind};
+use super::sink_worker::SinkStatus;
+use super::state::DaemonState;
+use perfusion_recorder::commands::CollectorStatus;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -15,7 +15,7 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 /// One document. Each family is there, with its type and meaning; those of the pipeline have values
 /// while it stands.
 #[must_use]
-pub fn text(state: &State, look: Option<&Look>, sinks: &[Standing]) -> String {
+pub fn text(state: &DaemonState, look: Option<&CollectorStatus>, sinks: &[SinkStatus]) -> String {
     let mut document = Document(String::new());
     pipeline(&mut document, look);
     let counted: BTreeMap<&str, u64> = state.counters.list().into_iter().collect();
@@ -52,7 +52,7 @@ pub fn text(state: &State, look: Option<&Look>, sinks: &[Standing]) -> String {
     document.0 + "# EOF\n"
 }
 
-fn pipeline(document: &mut Document, look: Option<&Look>) {
+fn pipeline(document: &mut Document, look: Option<&CollectorStatus>) {
     // Equal names of two stages are one family.
     let mut counted: BTreeMap<&str, u64> = BTreeMap::new();
     for (name, value) in look.iter().flat_map(|look| &look.counters) {
@@ -69,12 +69,12 @@ fn pipeline(document: &mut Document, look: Option<&Look>) {
     }
     // What is in no list is a mistake that a test finds; its value is shown all the same.
     for (name, value) in counted {
-        document.describe(name, Kind::Counter, "not described");
-        document.sample(name, Kind::Counter, "", value as f64);
+        document.describe(name, MetricKind::Counter, "not described");
+        document.sample(name, MetricKind::Counter, "", value as f64);
     }
 }
 
-fn of_sinks(document: &mut Document, sinks: &[Standing]) {
+fn of_sinks(document: &mut Document, sinks: &[SinkStatus]) {
     for family in families::sinks() {
         let name = format!("sink_{}", family.name);
         document.describe(&name, family.kind, family.help);
@@ -98,7 +98,7 @@ fn truth(is_so: bool) -> f64 {
 struct Document(String);
 
 impl Document {
-    fn family(&mut self, family: Family, samples: &[(String, f64)]) {
+    fn family(&mut self, family: MetricFamily, samples: &[(String, f64)]) {
         self.describe(family.name, family.kind, family.help);
         for (labels, value) in samples {
             self.sample(family.name, family.kind, labels, *value);
@@ -106,12 +106,12 @@ impl Document {
     }
 
     // Writing to a String cannot fail.
-    fn describe(&mut self, name: &str, kind: Kind, help: &str) {
+    fn describe(&mut self, name: &str, kind: MetricKind, help: &str) {
         writeln!(self.0, "# TYPE perfusion_{name} {}", kind.name()).ok();
         writeln!(self.0, "# HELP perfusion_{name} {}", escaped(help)).ok();
     }
 
-    fn sample(&mut self, name: &str, kind: Kind, labels: &str, value: f64) {
+    fn sample(&mut self, name: &str, kind: MetricKind, labels: &str, value: f64) {
         writeln!(self.0, "perfusion_{name}{}{labels} {value}", kind.suffix()).ok();
     }
 }
@@ -125,12 +125,12 @@ mod tests {
     use super::text;
     use crate::config::Config;
     use crate::daemon::families;
-    use crate::daemon::sink_worker::Standing;
-    use crate::daemon::state::State;
+    use crate::daemon::sink_worker::SinkStatus;
+    use crate::daemon::state::DaemonState;
     use crate::daemon::switch::Switch;
-    use perfusion_export::deliver::Backlog;
-    use perfusion_recorder::Watcher;
-    use perfusion_recorder::commands::Look;
+    use perfusion_export::deliver::SpoolBacklog;
+    use perfusion_recorder::RecordingHandle;
+    use perfusion_recorder::commands::CollectorStatus;
     use std::collections::HashSet;
     use std::time::Duration;
 
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn what_the_pipeline_counts_has_no_value_while_there_is_none() {
-        let state = State::of(Config::default());
+        let state = DaemonState::of(Config::default());
         state.set_switch(Switch { file: true, ..Switch::default() });
         let text = text(&state, None, &[]);
         assert!(text.contains("# TYPE perfusion_cpu_samples counter\n"));
@@ -175,41 +175,41 @@ mod tests {
 
     #[test]
     fn a_recording_that_answers_too_late_is_one() {
-        let state = State::of(Config::default());
-        state.set_watcher(Some(Watcher::of_nobody().unwrap()));
+        let state = DaemonState::of(Config::default());
+        state.set_watcher(Some(RecordingHandle::of_nobody().unwrap()));
         let look = state.watcher().unwrap().look();
         assert!(look.is_none() && text(&state, None, &[]).contains("\nperfusion_recording 1\n"));
     }
 
     #[test]
     fn each_family_stands_once_and_the_text_ends_as_it_must() {
-        let state = State::of(Config::default());
+        let state = DaemonState::of(Config::default());
         state.counters.windows.add(3);
         let counters = vec![
             ("cpu_samples".to_owned(), 7),
             ("symbolize_no_symbol".to_owned(), 2),
             ("cpu_samples".to_owned(), 1),
         ];
-        let look = Look { counters, costs: Vec::new(), shims: Vec::new() };
-        state.set_watcher(Some(Watcher::of_nobody().unwrap()));
-        let backlog = Backlog {
+        let look = CollectorStatus { counters, costs: Vec::new(), shims: Vec::new() };
+        state.set_watcher(Some(RecordingHandle::of_nobody().unwrap()));
+        let backlog = SpoolBacklog {
             requests: 3,
             bytes: 17,
             trouble: Some("away".to_owned()),
-            ..Backlog::default()
+            ..SpoolBacklog::default()
         };
         let sinks = vec![
-            Standing {
+            SinkStatus {
                 sink: "files /\"x\"".to_owned(),
                 counters: vec![("files_written", 5)],
-                ..Standing::default()
+                ..SinkStatus::default()
             },
-            Standing {
+            SinkStatus {
                 sink: "otlp http://a".to_owned(),
                 backlog: Some(backlog),
                 dropped: 2,
                 busy: Duration::from_secs(9),
-                ..Standing::default()
+                ..SinkStatus::default()
             },
         ];
         let text = text(&state, Some(&look), &sinks);

@@ -30,45 +30,45 @@ pub mod state;
 pub mod switch;
 pub mod windows;
 
-use crate::cli::ConfigSources;
-use crate::config::load::Sources;
-use crate::config::{Config, Recording as What};
+use crate::cli::ConfigSourceArgs;
+use crate::config::load::ValueSources;
+use crate::config::{Config, RecordingConfig as What};
 use crate::end_signals::EndSignals;
 use crate::error::Error;
-use crate::kubernetes::api::Watch;
-use crate::kubernetes::logs::Logs;
-use crate::kubernetes::{Kubernetes, Source};
-use crate::select::Selection as Selected;
+use crate::kubernetes::api::PodWatch;
+use crate::kubernetes::logs::PodLogs;
+use crate::kubernetes::{KubernetesConfig, PodSource};
+use crate::select::SelectionConfig as Selected;
 use crate::select::cgroups::Cgroups;
 use crate::select::cgroups::cgroup_id;
-use attacher::{Attacher, Memory};
+use attacher::{AttachHistory, Attacher};
 use cgroup_limits::CgroupLimits;
 use control::Control;
-use cost::Spent;
-use http::Server;
-use log::Log;
+use cost::CpuTime;
+use http::HttpServer;
+use log::DaemonLog;
 use memory_budget::{MemoryBudget, Relief};
-use mode::Mode;
+use mode::ResourceMode;
 use notify::Notify;
 use perfusion_dotnet::attach;
 use perfusion_dotnet::attach::helper::{self, Helper};
-use perfusion_host::pods::Shown;
+use perfusion_host::pods::ShownPodLabels;
 use perfusion_host::priority;
 use perfusion_host::process::ProcessTable;
 use perfusion_host::system_limits::raise_open_files;
-use perfusion_recorder::{Recording, Watcher, Windows, trim};
+use perfusion_recorder::{Recording, RecordingHandle, WindowOptions, trim};
 use perfusion_sources::kernel::rule_set::RuleSet;
-use perfusion_sources::kernel::{KernelError, KernelOptions, KernelSource, Selection};
-use perfusion_sources::shim::Settings;
+use perfusion_sources::kernel::{KernelError, KernelOptions, KernelSelection, KernelSource};
+use perfusion_sources::shim::ShimSettings;
 use perfusion_sources::shim::ShimSource;
-use rate_controller::RateController;
-use retry::{Retry, Then};
+use rate_controller::CpuRateController;
+use retry::{Retry, RetryStep};
 use rustix::fs::{FlockOperation, Mode as FileMode, OFlags, flock, open};
 use rustix::io::Errno;
 use schedule::Schedule;
-use sink_worker::Standing;
-use sinks::{END_WITHIN, Opener, Sinks};
-use state::State;
+use sink_worker::SinkStatus;
+use sinks::{END_WITHIN, SinkOpener, Sinks};
+use state::DaemonState;
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, Read as _, Write as _};
@@ -82,7 +82,7 @@ use switch::Switch;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use windows::Encoder;
+use windows::WindowEncoder;
 
 /// How often clocks and files are looked at, at least.
 const LOOK: Duration = Duration::from_secs(1);
@@ -103,7 +103,7 @@ const SINK_HANGS: Duration = Duration::from_secs(30);
 /// # Errors
 /// See [`Error`]. What goes wrong while it runs is logged and does not end it, unless a recording
 /// in progress fails.
-pub fn daemon(sources: &ConfigSources, logs_at: Option<&str>) -> Result<u8, Error> {
+pub fn daemon(sources: &ConfigSourceArgs, logs_at: Option<&str>) -> Result<u8, Error> {
     let mut sources = sources.sources();
     // Before all others: who says both means the longer one.
     sources.flags.splice(0..0, logs_at.map(|level| format!("log.level={level}")));
@@ -114,7 +114,7 @@ pub fn daemon(sources: &ConfigSources, logs_at: Option<&str>) -> Result<u8, Erro
     Ok(log.end(ended))
 }
 
-fn run(sources: Sources, config: Config, log: &Log) -> Result<u8, Error> {
+fn run(sources: ValueSources, config: Config, log: &DaemonLog) -> Result<u8, Error> {
     if config.limits.lower_priority {
         // The helper and all threads have it from who makes them, and there is only this one yet.
         priority::step_back();
@@ -135,26 +135,26 @@ fn run(sources: Sources, config: Config, log: &Log) -> Result<u8, Error> {
         tracing::warn!(%limit, "limited");
     }
     attach::place::begin_sweep();
-    let settings = Settings::new(config.recording.wishes())
+    let settings = ShimSettings::new(config.recording.wishes())
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
     raise_open_files();
-    let mut opener = Opener::default();
+    let mut opener = SinkOpener::default();
     let sinks = opener.open(&config, FIRST_SINKS_OPEN)?;
     let sinks = Sinks::start(sinks).map_err(internal("starting a thread"))?;
     let (confines, host_cpus) = (
         CgroupLimits::read(),
         perfusion_host::cpus::online().map_err(KernelError::from)?.len() as f64,
     );
-    let mode = Mode::of(&config, &confines, host_cpus);
+    let mode = ResourceMode::of(&config, &confines, host_cpus);
     for remark in mode.remarks(&config.recording) {
         tracing::warn!("{remark}");
     }
-    let state = Arc::new(State::new(config, mode));
+    let state = Arc::new(DaemonState::new(config, mode));
     let server = listen(&state, &sinks)?;
     let control = control(&state, &sinks);
     let mut daemon = Daemon {
         cgroups: Cgroups::default(),
-        knowledge: Knowledge::None,
+        knowledge: PodNames::None,
         scanned: Instant::now(),
         pods_changed: 0,
         sources,
@@ -180,10 +180,10 @@ fn run(sources: Sources, config: Config, log: &Log) -> Result<u8, Error> {
         counting: None,
         confines,
         host_cpus,
-        pace: RateController::begin(Instant::now(), Spent::default()),
+        pace: CpuRateController::begin(Instant::now(), CpuTime::default()),
         room: MemoryBudget::default(),
         alive_at: Instant::now(),
-        attaches: Memory::default(),
+        attaches: AttachHistory::default(),
         hanging_sinks: BTreeSet::new(),
         log: log.clone(),
     };
@@ -201,15 +201,20 @@ fn run(sources: Sources, config: Config, log: &Log) -> Result<u8, Error> {
 }
 
 /// The server for metrics and health, if one is configured.
-fn listen(state: &Arc<State>, sinks: &Sinks) -> Result<Option<Server>, Error> {
+fn listen(state: &Arc<DaemonState>, sinks: &Sinks) -> Result<Option<HttpServer>, Error> {
     let Some(listen) = state.config().telemetry.listen else { return Ok(None) };
-    let server = Server::start(listen, Arc::clone(state), sinks.watcher());
+    let server = HttpServer::start(listen, Arc::clone(state), sinks.watcher());
     server.map(Some).map_err(|source| Error::Listen { listen, source })
 }
 
 /// Listens where the configuration says, if that is elsewhere than before. Where it cannot, all
 /// stays as it was, in the configuration as well: so the next reload tries again.
-fn listen_anew(server: &mut Option<Server>, before: &Config, state: &Arc<State>, sinks: &Sinks) {
+fn listen_anew(
+    server: &mut Option<HttpServer>,
+    before: &Config,
+    state: &Arc<DaemonState>,
+    sinks: &Sinks,
+) {
     let (old, new) = (before.telemetry.listen, state.config().telemetry.listen);
     if old == new && server.is_some() == new.is_some() {
         return;
@@ -239,7 +244,7 @@ fn listen_anew(server: &mut Option<Server>, before: &Config, state: &Arc<State>,
 }
 
 /// The control socket. Without it profiles are made all the same.
-fn control(state: &Arc<State>, sinks: &Sinks) -> Option<Control> {
+fn control(state: &Arc<DaemonState>, sinks: &Sinks) -> Option<Control> {
     let path = control::path(&state.config().limits.kill_switch);
     let started = Control::start(path.clone(), Arc::clone(state), sinks.watcher());
     started
@@ -293,7 +298,7 @@ struct Signals {
     on: Signal,
 }
 
-enum Told {
+enum SignalEvent {
     End,
     Reload,
     Off,
@@ -302,7 +307,7 @@ enum Told {
 }
 
 impl Signals {
-    fn listen(log: Log) -> Result<Self, Error> {
+    fn listen(log: DaemonLog) -> Result<Self, Error> {
         let of_end = EndSignals::listen().map_err(internal("signal handler"))?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(internal("tokio runtime"))?;
@@ -321,15 +326,15 @@ impl Signals {
     }
 
     /// Waits for the first of them, not longer than this.
-    fn wait(&mut self, at_most: Duration) -> Told {
+    fn wait(&mut self, at_most: Duration) -> SignalEvent {
         let Self { runtime, end, reload, off, on } = self;
         runtime.block_on(async {
             tokio::select! {
-                Some(()) = end.recv() => Told::End,
-                _ = reload.recv() => Told::Reload,
-                _ = off.recv() => Told::Off,
-                _ = on.recv() => Told::On,
-                () = tokio::time::sleep(at_most) => Told::Nothing,
+                Some(()) = end.recv() => SignalEvent::End,
+                _ = reload.recv() => SignalEvent::Reload,
+                _ = off.recv() => SignalEvent::Off,
+                _ = on.recv() => SignalEvent::On,
+                () = tokio::time::sleep(at_most) => SignalEvent::Nothing,
             }
         })
     }
@@ -337,7 +342,7 @@ impl Signals {
 
 /// Passes the first signal to end on. The second ends the process, whatever its other threads wait
 /// for.
-fn end_when_told_twice(mut signals: EndSignals, tell: &UnboundedSender<()>, log: &Log) {
+fn end_when_told_twice(mut signals: EndSignals, tell: &UnboundedSender<()>, log: &DaemonLog) {
     priority::wait_for_others();
     signals.wait();
     // The daemon may be ending by itself.
@@ -347,28 +352,28 @@ fn end_when_told_twice(mut signals: EndSignals, tell: &UnboundedSender<()>, log:
 }
 
 /// A recording and who watches it.
-struct Active {
+struct ActiveRecording {
     recording: Recording,
     attacher: Option<Attacher>,
-    watcher: Watcher,
+    watcher: RecordingHandle,
 }
 
 /// Who tells of pods.
-enum Knowledge {
+enum PodNames {
     None,
-    Logs(Logs),
-    Api(Watch),
+    Logs(PodLogs),
+    Api(PodWatch),
 }
 
 /// What of a configuration says what is recorded, and of whom.
 #[derive(Clone, Debug, PartialEq)]
-struct Asked {
+struct RecordingRequest {
     recording: What,
     selection: Selected,
-    kubernetes: Kubernetes,
+    kubernetes: KubernetesConfig,
 }
 
-impl Asked {
+impl RecordingRequest {
     fn of(config: &Config) -> Self {
         Self {
             recording: config.recording.clone(),
@@ -379,18 +384,18 @@ impl Asked {
 }
 
 struct Daemon {
-    sources: Sources,
-    settings: Settings,
-    state: Arc<State>,
-    opener: Opener,
+    sources: ValueSources,
+    settings: ShimSettings,
+    state: Arc<DaemonState>,
+    opener: SinkOpener,
     sinks: Sinks,
     notify: Notify,
-    server: Option<Server>,
+    server: Option<HttpServer>,
     control: Option<Control>,
     schedule: Schedule,
-    recording: Option<Active>,
+    recording: Option<ActiveRecording>,
     /// What is done when none can begin.
-    retry: Retry<Asked>,
+    retry: Retry<RecordingRequest>,
     /// It has started: from then on a recording that cannot begin does not end it.
     is_ready: bool,
     /// While it lives.
@@ -406,20 +411,20 @@ struct Daemon {
     /// What this process's cgroup allows, and the CPUs there are.
     confines: CgroupLimits,
     host_cpus: f64,
-    pace: RateController,
+    pace: CpuRateController,
     room: MemoryBudget,
     /// Looked at where rules do.
     cgroups: Cgroups,
-    knowledge: Knowledge,
+    knowledge: PodNames,
     /// When cgroups and pods were last looked at, and how often pods had changed by then.
     scanned: Instant,
     pods_changed: u64,
     alive_at: Instant,
     /// What attaches of all recordings came to.
-    attaches: Memory,
+    attaches: AttachHistory,
     /// Those that hang now.
     hanging_sinks: BTreeSet<String>,
-    log: Log,
+    log: DaemonLog,
 }
 
 impl Daemon {
@@ -429,17 +434,17 @@ impl Daemon {
             let left = self.schedule.left(Instant::now(), SystemTime::now());
             // A little more than what is left, so that the window is over then.
             match signals.wait((left + Duration::from_millis(1)).min(LOOK)) {
-                Told::End => {
+                SignalEvent::End => {
                     tracing::info!(
                         "told to end: the last window is being written; a second signal gives it \
                          up"
                     );
                     return Ok(());
                 }
-                Told::Reload => self.reload()?,
-                Told::Off => self.switched_off = true,
-                Told::On => self.switched_off = false,
-                Told::Nothing => {}
+                SignalEvent::Reload => self.reload()?,
+                SignalEvent::Off => self.switched_off = true,
+                SignalEvent::On => self.switched_off = false,
+                SignalEvent::Nothing => {}
             }
             self.beat();
             self.follow_switch()?;
@@ -595,7 +600,7 @@ impl Daemon {
     /// Begins a recording; where the host refuses what the configuration asks for, as before, and
     /// where that is refused, too, later. Only a daemon that has not started yet ends by it.
     fn begin_or_wait(&mut self, config: &Config) -> Result<(), Error> {
-        let asked = Asked::of(config);
+        let asked = RecordingRequest::of(config);
         let error = match self.begin(config) {
             Ok(active) => {
                 self.recording = Some(active);
@@ -609,7 +614,7 @@ impl Daemon {
             Err(error) => error,
         };
         match self.retry.failed(&asked, Instant::now()) {
-            Then::As(before) => {
+            RetryStep::As(before) => {
                 self.state.counters.reloads_failed.add(1);
                 tracing::error!(%error, "what is recorded stays as it was; the rest of the \
                      configuration is the new one");
@@ -622,7 +627,7 @@ impl Daemon {
                     );
                 }
             }
-            Then::In(pause) => {
+            RetryStep::In(pause) => {
                 tracing::error!(%error, "no recording can begin: it is tried again in {pause:?}");
                 self.state.set_failure(Some(format!("no recording can begin: {error}")));
                 self.notify.ready(&self.status());
@@ -632,24 +637,24 @@ impl Daemon {
     }
 
     /// Puts this in force, with the rest of the configuration as it is.
-    fn ask_for(&mut self, asked: Asked) {
-        let Asked { recording, selection, kubernetes } = asked;
+    fn ask_for(&mut self, asked: RecordingRequest) {
+        let RecordingRequest { recording, selection, kubernetes } = asked;
         let config =
             Config { recording, selection, kubernetes, ..Config::clone(&self.state.config()) };
-        self.state.set_mode(Mode::of(&config, &self.confines, self.host_cpus));
+        self.state.set_mode(ResourceMode::of(&config, &self.confines, self.host_cpus));
         self.learn_of_pods(&config);
         self.state.set_config(config);
     }
 
-    fn begin(&mut self, config: &Config) -> Result<Active, Error> {
+    fn begin(&mut self, config: &Config) -> Result<ActiveRecording, Error> {
         let mode = self.state.mode();
         let what = mode.recording(&config.recording);
         let rules = self.rules(config);
         let of_kernel = rules.as_ref().and_then(|rules| self.of_kernel(config, rules));
         let selection = match (of_kernel, &what.cgroup) {
-            (Some(rules), _) => Selection::Rules(rules),
-            (None, Some(path)) => Selection::Cgroup(cgroup_id(path)?),
-            (None, None) => Selection::All,
+            (Some(rules), _) => KernelSelection::Rules(rules),
+            (None, Some(path)) => KernelSelection::Cgroup(cgroup_id(path)?),
+            (None, None) => KernelSelection::All,
         };
         self.state.set_selection(rules);
         let kernel = KernelSource::start(&kernel_options(&what, &mode, selection))?;
@@ -657,14 +662,14 @@ impl Daemon {
         self.state.set_remarks(mode.remarks(&config.recording));
         self.state.cost.look_at_memory(true);
         self.state.cost.recording_begins();
-        self.pace = RateController::begin(Instant::now(), self.state.cost.spent());
+        self.pace = CpuRateController::begin(Instant::now(), self.state.cost.spent());
         self.room = MemoryBudget::default();
         self.state.counters.recordings.add(1);
         self.schedule = Schedule::begin(config.windows.clone(), Instant::now(), SystemTime::now());
-        let mut encoder = Encoder::new(Arc::clone(&self.state), self.sinks.out());
+        let mut encoder = WindowEncoder::new(Arc::clone(&self.state), self.sinks.out());
         self.settings = self.settings.wishing(what.wishes());
         let shims = ShimSource::new(self.settings.owner, what.limits());
-        let windows = Windows {
+        let windows = WindowOptions {
             pods: Arc::clone(&self.state.pods),
             stacks: memory_budget::for_stacks(mode.memory),
             take: Box::new(move |over| encoder.take(over)),
@@ -680,14 +685,14 @@ impl Daemon {
                 match Attacher::start(state, watcher.clone(), self.settings, memory) {
                     Ok(attacher) => Some(attacher),
                     Err(source) => {
-                        self.end(Active { attacher: None, recording, watcher })?;
+                        self.end(ActiveRecording { attacher: None, recording, watcher })?;
                         return Err(internal("starting a thread")(source));
                     }
                 }
             }
             Err(_) => None,
         };
-        Ok(Active { attacher, recording, watcher })
+        Ok(ActiveRecording { attacher, recording, watcher })
     }
 
     /// The rules of a configuration, with the cgroups there are now.
@@ -695,7 +700,8 @@ impl Daemon {
         let source = config.kubernetes.pods;
         // Pods that the API server tells of can except themselves, where the probes can tell them
         // by their cgroups.
-        let any = !config.selection.is_all() || (source == Source::Api && self.cgroups.are_known());
+        let any =
+            !config.selection.is_all() || (source == PodSource::Api && self.cgroups.are_known());
         let frequency = self.state.mode().recording(&config.recording).frequency;
         any.then(|| config.selection.rules(&mut self.cgroups, &self.state.pods, source, frequency))
     }
@@ -703,25 +709,27 @@ impl Daemon {
     /// Of these rules, what the probes are told; `None` when they do not matter to them.
     fn of_kernel(&self, config: &Config, rules: &RuleSet) -> Option<RuleSet> {
         let (selection, source) = (config.selection.of_kernel(), config.kubernetes.pods);
-        let any = !selection.is_all() || (source == Source::Api && self.cgroups.are_known());
+        let any = !selection.is_all() || (source == PodSource::Api && self.cgroups.are_known());
         any.then(|| rules.of_kernel(selection.looks_at_cgroups(source)))
     }
 
     /// Begins to learn of pods, as this configuration says.
     fn learn_of_pods(&mut self, config: &Config) {
-        if let Knowledge::Api(watch) = std::mem::replace(&mut self.knowledge, Knowledge::None) {
+        if let PodNames::Api(watch) = std::mem::replace(&mut self.knowledge, PodNames::None) {
             watch.stop();
         }
         let options = &config.kubernetes;
         let (labels, annotations) = (options.labels.clone(), options.annotations.clone());
-        self.state.pods.show(Shown { labels: labels.clone(), annotations: annotations.clone() });
+        self.state
+            .pods
+            .show(ShownPodLabels { labels: labels.clone(), annotations: annotations.clone() });
         self.knowledge = match options.pods {
-            Source::Logs => {
-                let mut logs = Logs::of(options.pod_logs.clone());
+            PodSource::Logs => {
+                let mut logs = PodLogs::of(options.pod_logs.clone());
                 logs.read(&self.state.pods, config.selection.names_pods());
-                Knowledge::Logs(logs)
+                PodNames::Logs(logs)
             }
-            Source::Api => {
+            PodSource::Api => {
                 if !self.cgroups.are_known() {
                     tracing::warn!(
                         "no cgroup v2 hierarchy: pods that want no profile are recorded, and not \
@@ -733,11 +741,11 @@ impl Daemon {
                 wanted.annotations.extend(annotations);
                 let (pods, counters) =
                     (Arc::clone(&self.state.pods), Arc::clone(&self.state.counters));
-                match Watch::start(options, wanted.with(), pods, counters) {
-                    Ok(watch) => Knowledge::Api(watch),
+                match PodWatch::start(options, wanted.with(), pods, counters) {
+                    Ok(watch) => PodNames::Api(watch),
                     Err(error) => {
                         tracing::error!(%error, "nothing is known of pods, and none is recorded");
-                        Knowledge::None
+                        PodNames::None
                     }
                 }
             }
@@ -752,7 +760,7 @@ impl Daemon {
             return;
         }
         (self.scanned, self.pods_changed) = (now, changes);
-        if let Knowledge::Logs(logs) = &mut self.knowledge {
+        if let PodNames::Logs(logs) = &mut self.knowledge {
             logs.read(&self.state.pods, self.state.config().selection.names_pods());
         }
         self.look_at_cgroups();
@@ -774,7 +782,7 @@ impl Daemon {
     }
 
     /// Ends a recording; its last window goes to the sinks.
-    fn end(&mut self, active: Active) -> Result<(), Error> {
+    fn end(&mut self, active: ActiveRecording) -> Result<(), Error> {
         self.state.set_watcher(None);
         if let Some(attacher) = active.attacher {
             attacher.stop();
@@ -814,7 +822,7 @@ impl Daemon {
                 return Ok(());
             }
         };
-        let mode = Mode::of(&config, &self.confines, self.host_cpus);
+        let mode = ResourceMode::of(&config, &self.confines, self.host_cpus);
         if before.limits.kill_switch != config.limits.kill_switch {
             // The lock stays where it is.
             tracing::warn!("the control socket moves when the daemon starts again");
@@ -867,7 +875,7 @@ impl Daemon {
         }
         if self.recording.is_some() {
             // Not all that changes takes a new recording.
-            self.retry.begun(Asked::of(&new));
+            self.retry.begun(RecordingRequest::of(&new));
         }
         self.state.counters.reloads.add(1);
         tracing::info!("the configuration was read again");
@@ -984,7 +992,7 @@ impl Daemon {
         // From here on there is nothing to tell.
         drop(self.control.take());
         let sinks = self.sinks.watcher();
-        if let Knowledge::Api(watch) = std::mem::replace(&mut self.knowledge, Knowledge::None) {
+        if let PodNames::Api(watch) = std::mem::replace(&mut self.knowledge, PodNames::None) {
             watch.stop();
         }
         let recording = self.recording.take();
@@ -1007,7 +1015,7 @@ impl Daemon {
                 Ok(None) => sinks_until = Some(now + END_WITHIN),
                 Err(RecvTimeoutError::Disconnected) => return Err(Error::Failed),
                 Err(RecvTimeoutError::Timeout) if sinks_until.is_some_and(|until| now >= until) => {
-                    for Standing { sink, still, waiting, .. } in sinks.standing() {
+                    for SinkStatus { sink, still, waiting, .. } in sinks.standing() {
                         if !still.is_zero() {
                             tracing::error!(
                                 sink,
@@ -1031,7 +1039,7 @@ impl Daemon {
     }
 }
 
-fn kernel_options(what: &What, mode: &Mode, selection: Selection) -> KernelOptions {
+fn kernel_options(what: &What, mode: &ResourceMode, selection: KernelSelection) -> KernelOptions {
     let (max_threads, max_places) = mode.tables();
     let bytes = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
     KernelOptions {
@@ -1056,8 +1064,8 @@ fn count_probes() -> Option<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Config, Sinks, State, listen_anew};
-    use crate::daemon::sinks::Opened;
+    use super::{Config, DaemonState, Sinks, listen_anew};
+    use crate::daemon::sinks::OpenedSinks;
     use rustix::fs::{CWD, FileType, Mode};
     use std::net::{SocketAddr, TcpListener, TcpStream};
     use std::os::unix::fs::PermissionsExt as _;
@@ -1071,8 +1079,8 @@ mod tests {
             config
         };
         let none = with(None);
-        let state = Arc::new(State::of(with(Some(([127, 0, 0, 1], 0).into()))));
-        let sinks = Sinks::start(Opened::default()).unwrap();
+        let state = Arc::new(DaemonState::of(with(Some(([127, 0, 0, 1], 0).into()))));
+        let sinks = Sinks::start(OpenedSinks::default()).unwrap();
         let mut server = None;
         listen_anew(&mut server, &none, &state, &sinks);
         let old = server.as_ref().unwrap().address();
@@ -1082,7 +1090,7 @@ mod tests {
         let before = with(Some(old));
         state.set_config(with(Some(address)));
         listen_anew(&mut server, &before, &state, &sinks);
-        assert_eq!(server.as_ref().map(super::Server::address), Some(old));
+        assert_eq!(server.as_ref().map(super::HttpServer::address), Some(old));
         assert_eq!(
             state.config().telemetry.listen,
             Some(old),

@@ -2,9 +2,9 @@
 //! little it begins with smaller tables and lower rates, the reduced mode, and says so.
 
 use super::cgroup_limits::CgroupLimits;
-use crate::config::{Config, Limits, Recording};
+use crate::config::{Config, LimitsConfig, RecordingConfig};
 use ebpf_common::limits::{DEFAULT_MAX_PLACES, DEFAULT_MAX_THREADS};
-use perfusion_export::quantity::Bytes;
+use perfusion_export::quantity::ByteSize;
 
 /// With less of one of them the mode is reduced.
 const ENOUGH_CPUS: f64 = 1.0;
@@ -26,7 +26,7 @@ const REDUCED_RING: u64 = 4 << 20;
 
 /// What this daemon may take.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Mode {
+pub struct ResourceMode {
     /// Why it is reduced, in words.
     pub reduced: Option<String>,
     /// Bytes of memory: resident, maps and rings together.
@@ -35,11 +35,11 @@ pub struct Mode {
     pub cpus: f64,
 }
 
-impl Mode {
+impl ResourceMode {
     /// On a host with so many CPUs.
     #[must_use]
     pub fn of(config: &Config, confines: &CgroupLimits, host_cpus: f64) -> Self {
-        let Limits { cpu, memory, .. } = &config.limits;
+        let LimitsConfig { cpu, memory, .. } = &config.limits;
         let mut why = Vec::new();
         if let Some(cpus) = confines.cpus.filter(|cpus| *cpus < ENOUGH_CPUS) {
             why.push(format!("its cgroup allows {cpus:.2} CPUs, less than {ENOUGH_CPUS}"));
@@ -63,18 +63,18 @@ impl Mode {
 
     /// What is recorded of what was asked for.
     #[must_use]
-    pub fn recording(&self, asked: &Recording) -> Recording {
+    pub fn recording(&self, asked: &RecordingConfig) -> RecordingConfig {
         let mut what = asked.clone();
         // The ring is a power of two, and stays one.
         while what.ring.0 > 1 << 20 && what.ring.0 > self.memory / RING_PART {
-            what.ring = Bytes(what.ring.0 / 2);
+            what.ring = ByteSize(what.ring.0 / 2);
         }
         if self.reduced.is_some() {
             what.frequency = what.frequency.min(REDUCED_HZ);
-            what.wait_stacks = Bytes(what.wait_stacks.0.min(REDUCED_WAIT_STACKS));
+            what.wait_stacks = ByteSize(what.wait_stacks.0.min(REDUCED_WAIT_STACKS));
             what.live_objects = what.live_objects.min(REDUCED_LIVE_OBJECTS);
             what.allocation_samples = what.allocation_samples.min(REDUCED_ALLOCATION_SAMPLES);
-            what.ring = Bytes(what.ring.0.min(REDUCED_RING));
+            what.ring = ByteSize(what.ring.0.min(REDUCED_RING));
         }
         what
     }
@@ -88,9 +88,10 @@ impl Mode {
 
     /// For each profile and the log.
     #[must_use]
-    pub fn remarks(&self, asked: &Recording) -> Vec<String> {
-        let Recording { frequency, wait_stacks, live_objects, allocation_samples, ring, .. } =
-            self.recording(asked);
+    pub fn remarks(&self, asked: &RecordingConfig) -> Vec<String> {
+        let RecordingConfig {
+            frequency, wait_stacks, live_objects, allocation_samples, ring, ..
+        } = self.recording(asked);
         let remark = |why: &String| {
             format!(
                 "reduced mode: {why}; {frequency} CPU samples per second and CPU, wait stacks of \
@@ -104,7 +105,7 @@ impl Mode {
                 "recording.ring: {} was asked for and it is {ring}, since limits.memory or its \
                  cgroup leaves the daemon {}",
                 asked.ring,
-                Bytes(self.memory)
+                ByteSize(self.memory)
             )
         });
         self.reduced.iter().map(remark).chain(smaller).collect()
@@ -113,13 +114,13 @@ impl Mode {
 
 #[cfg(test)]
 mod tests {
-    use super::Mode;
+    use super::ResourceMode;
     use crate::config::Config;
     use crate::daemon::cgroup_limits::CgroupLimits;
-    use perfusion_export::quantity::Bytes;
+    use perfusion_export::quantity::ByteSize;
 
-    fn mode(config: &Config, cpus: Option<f64>, memory: Option<u64>) -> Mode {
-        Mode::of(config, &CgroupLimits { cpus, memory }, 4.0)
+    fn mode(config: &Config, cpus: Option<f64>, memory: Option<u64>) -> ResourceMode {
+        ResourceMode::of(config, &CgroupLimits { cpus, memory }, 4.0)
     }
 
     #[test]
@@ -154,13 +155,13 @@ mod tests {
     fn lower_rates_that_were_asked_for_stay_and_the_ring_fits_into_the_memory() {
         let mut config = Config::default();
         config.recording.frequency = 7;
-        config.recording.ring = Bytes(64 << 20);
-        config.limits.memory = Bytes(100 << 20);
+        config.recording.ring = ByteSize(64 << 20);
+        config.limits.memory = ByteSize(100 << 20);
         let small = mode(&config, None, None);
         let what = small.recording(&config.recording);
         let remarks = small.remarks(&config.recording);
         assert!(remarks.len() == 1 && remarks[0].contains("recording.ring: 64MiB"), "{remarks:?}");
-        assert_eq!((what.frequency, what.ring, small.reduced), (7, Bytes(4 << 20), None));
+        assert_eq!((what.frequency, what.ring, small.reduced), (7, ByteSize(4 << 20), None));
         assert_eq!(mode(&config, Some(0.1), None).recording(&config.recording).frequency, 7);
     }
 }

@@ -13,16 +13,16 @@ const MOST_BYTES: usize = 256 << 10;
 
 /// Takes lines, one with each write, and never fails or waits.
 #[derive(Clone, Default)]
-pub(super) struct NonblockingWriter(Arc<Shared>);
+pub(super) struct NonblockingWriter(Arc<SharedLineQueue>);
 
 #[derive(Default)]
-struct Shared {
-    queue: Mutex<Queue>,
+struct SharedLineQueue {
+    queue: Mutex<LineQueue>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct Queue {
+struct LineQueue {
     lines: VecDeque<Vec<u8>>,
     bytes: usize,
     /// There is a thread, or was meant to be.
@@ -36,7 +36,7 @@ struct Queue {
     unsaid: u64,
 }
 
-impl Queue {
+impl LineQueue {
     fn lose_line(&mut self) {
         self.lost += 1;
         self.unsaid += 1;
@@ -107,7 +107,7 @@ impl NonblockingWriter {
     }
 
     /// Nothing panics while it is held.
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, LineQueue> {
         self.0.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -141,9 +141,9 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     /// Says that it is asked to write, and does as it is told then.
-    struct Told(Sender<()>, Receiver<io::Result<()>>);
+    struct ScriptedWriter(Sender<()>, Receiver<io::Result<()>>);
 
-    impl Write for Told {
+    impl Write for ScriptedWriter {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.send(()).ok();
             self.1.recv().unwrap_or(Ok(())).map(|()| bytes.len())
@@ -158,7 +158,7 @@ mod tests {
     fn a_reader_that_stalls_costs_lines_that_are_counted_and_no_time() {
         let (outlet, (asked, asks), (tell, told)) =
             (NonblockingWriter::default(), channel(), channel());
-        outlet.begin(Told(asked, told)).unwrap();
+        outlet.begin(ScriptedWriter(asked, told)).unwrap();
         let mut log = outlet.clone();
         let line = vec![b'x'; MOST_BYTES / 4];
         log.write_all(&line).unwrap();
@@ -180,7 +180,7 @@ mod tests {
     fn a_line_that_cannot_be_written_is_counted_and_the_next_ones_are_tried() {
         let (outlet, (asked, _asks), (tell, told)) =
             (NonblockingWriter::default(), channel(), channel());
-        outlet.begin(Told(asked, told)).unwrap();
+        outlet.begin(ScriptedWriter(asked, told)).unwrap();
         let mut log = outlet.clone();
         tell.send(Err(io::ErrorKind::StorageFull.into())).unwrap();
         log.write_all(b"lost\n").unwrap();

@@ -2,16 +2,16 @@
 //! missing.
 
 use super::cost::daemon_cpu;
-use super::sink_worker::Standing;
-use super::state::State;
-use perfusion_export::deliver::Backlog;
-use perfusion_export::states::Sum;
+use super::sink_worker::SinkStatus;
+use super::state::DaemonState;
+use perfusion_export::deliver::SpoolBacklog;
+use perfusion_export::states::CauseSum;
 use serde_json::{Map, Value, json};
 
 /// One document. Says nothing of single processes or files of its own accord: what a receiver
 /// answered is its own. Services are named only where a receiver did not take their requests.
 #[must_use]
-pub fn text(state: &State, sinks: &[Standing]) -> String {
+pub fn text(state: &DaemonState, sinks: &[SinkStatus]) -> String {
     let look = state.look();
     let (mode, memory, config) = (state.mode(), state.cost.memory(), state.config());
     let asked = mode.recording(&config.recording);
@@ -77,8 +77,8 @@ pub fn text(state: &State, sinks: &[Standing]) -> String {
 }
 
 /// What was not taken lately, or not at once, by service and cause.
-fn causes(backlog: &Backlog) -> Value {
-    let cause = |sum: &Sum| {
+fn causes(backlog: &SpoolBacklog) -> Value {
+    let cause = |sum: &CauseSum| {
         json!({
             "service": sum.service,
             "cause": sum.cause,
@@ -94,34 +94,38 @@ fn causes(backlog: &Backlog) -> Value {
 mod tests {
     use super::text;
     use crate::config::Config;
-    use crate::daemon::sink_worker::Standing;
-    use crate::daemon::state::State;
-    use perfusion_export::deliver::Backlog;
+    use crate::daemon::sink_worker::SinkStatus;
+    use crate::daemon::state::DaemonState;
+    use perfusion_export::deliver::SpoolBacklog;
     use serde_json::{Value, json};
     use std::time::Duration;
 
     #[test]
     fn a_daemon_that_is_switched_off_says_so() {
-        let state = State::of(Config::default());
+        let state = DaemonState::of(Config::default());
         let counters = vec![("files_written", 5)];
         let backlog = |trouble: Option<&str>| {
             let trouble = trouble.map(str::to_owned);
-            Some(Backlog { requests: 3, bytes: 17, trouble, ..Backlog::default() })
+            Some(SpoolBacklog { requests: 3, bytes: 17, trouble, ..SpoolBacklog::default() })
         };
         let sinks = vec![
-            Standing {
+            SinkStatus {
                 sink: "files /x".to_owned(),
                 counters,
                 dropped: 2,
                 busy: Duration::from_secs(9),
-                ..Standing::default()
+                ..SinkStatus::default()
             },
-            Standing {
+            SinkStatus {
                 sink: "otlp a".to_owned(),
                 backlog: backlog(Some("away")),
-                ..Standing::default()
+                ..SinkStatus::default()
             },
-            Standing { sink: "otlp b".to_owned(), backlog: backlog(None), ..Standing::default() },
+            SinkStatus {
+                sink: "otlp b".to_owned(),
+                backlog: backlog(None),
+                ..SinkStatus::default()
+            },
         ];
         let document: Value = serde_json::from_str(&text(&state, &sinks)).unwrap();
         assert_eq!(document["recording"], false);

@@ -1,8 +1,8 @@
 //! What the daemon knows of each process: what only root may know, for the control socket.
 
-use super::state::State;
-use perfusion_host::process::table::Standing;
-use perfusion_sources::kernel::rule_set::Filter;
+use super::state::DaemonState;
+use perfusion_host::process::table::ProcessStatus;
+use perfusion_sources::kernel::rule_set::RuleSetFilter;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
@@ -11,10 +11,10 @@ pub const PROCESSES: &str = "/processes";
 
 /// A process, as the daemon sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Told {
+pub struct DaemonProcess {
     /// What its stacks came to and cost.
     #[serde(flatten)]
-    pub standing: Standing,
+    pub standing: ProcessStatus,
     /// True when the daemon reads a shim in it.
     pub shim: bool,
     /// Records its shims had no room for.
@@ -35,7 +35,7 @@ fn every() -> u32 {
 
 /// A process that no rule selects, or that one excepts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Unselected {
+pub struct UnselectedProcess {
     /// Its pid.
     pub pid: u32,
     /// Start time in clock ticks since boot.
@@ -44,27 +44,27 @@ pub struct Unselected {
 
 /// All of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answer {
+pub struct ProcessesResponse {
     /// What the whole recording has less of than was asked for, in words.
     pub remarks: Vec<String>,
     /// Those of which something is known, in no order.
-    pub processes: Vec<Told>,
+    pub processes: Vec<DaemonProcess>,
     /// Those that are not recorded, likewise.
     #[serde(default)]
-    pub unselected: Vec<Unselected>,
+    pub unselected: Vec<UnselectedProcess>,
 }
 
 /// What [`PROCESSES`] answers.
-pub(super) fn processes(state: &State) -> Option<String> {
+pub(super) fn processes(state: &DaemonState) -> Option<String> {
     let watcher = state.watcher()?;
     let (standings, look, unattached) = (watcher.standings()?, watcher.look()?, state.unattached());
     let shims: HashMap<u32, u64> = look.shims.iter().map(|shim| (shim.pid, shim.dropped)).collect();
     let rules = state.selection();
-    let mut filter = rules.as_deref().map(Filter::new);
+    let mut filter = rules.as_deref().map(RuleSetFilter::new);
     // Rules about services are about what the shim does, and only of these are the services known.
     let managed: HashMap<u32, _> =
         watcher.managed().into_iter().map(|process| (process.pid, process.service)).collect();
-    let told = |standing: Standing| {
+    let told = |standing: ProcessStatus| {
         let shim = shims.get(&standing.pid);
         let key = standing.start_ticks.map(|ticks| (standing.pid, ticks));
         let why_not = key.and_then(|key| unattached.get(&key).cloned()).filter(|_| shim.is_none());
@@ -74,7 +74,7 @@ pub(super) fn processes(state: &State) -> Option<String> {
             .and_then(|filter| filter.left_out(standing.pid, service.map_or("", |s| s)));
         let left_out = left_out.unwrap_or_default();
         let left_out = if service.is_some() { left_out } else { left_out.of_probes() };
-        Told {
+        DaemonProcess {
             shim: shim.is_some(),
             shim_dropped: shim.copied().unwrap_or(0),
             why_not,
@@ -85,16 +85,17 @@ pub(super) fn processes(state: &State) -> Option<String> {
     };
     let processes = standings.into_iter().map(told).collect();
     let unselected = filter.as_mut().map(unselected).unwrap_or_default();
-    serde_json::to_string(&Answer { remarks: state.remarks(), processes, unselected }).ok()
+    serde_json::to_string(&ProcessesResponse { remarks: state.remarks(), processes, unselected })
+        .ok()
 }
 
 /// The processes of this host that the rules do not hold.
-fn unselected(filter: &mut Filter<'_>) -> Vec<Unselected> {
+fn unselected(filter: &mut RuleSetFilter<'_>) -> Vec<UnselectedProcess> {
     let all = perfusion_host::process::all_pids().unwrap_or_default();
     let left = all.into_iter().filter(|pid| !filter.holds(*pid));
     left.filter_map(|pid| {
         let start_ticks = perfusion_host::process::start_ticks(pid)?;
-        Some(Unselected { pid, start_ticks })
+        Some(UnselectedProcess { pid, start_ticks })
     })
     .collect()
 }

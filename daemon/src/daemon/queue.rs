@@ -2,7 +2,7 @@
 //! is bounded by those: a disk that is slow for a while costs no window as long as there is room.
 //! What waits for several sinks is there once.
 
-use perfusion_export::Finished;
+use perfusion_export::FinishedProfile;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,11 +12,11 @@ use std::time::Instant;
 const BESIDE: u64 = 1 << 10;
 
 /// The profiles of one window, of each service one.
-pub type Window = Vec<Arc<Finished>>;
+pub type WindowProfiles = Vec<Arc<FinishedProfile>>;
 
 /// Why there is no window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Empty {
+pub enum NoWindow {
     /// None came in that time.
     Yet,
     /// None comes any more, or they are for whoever has the next turn.
@@ -25,16 +25,16 @@ pub enum Empty {
 
 /// Windows that wait for a sink. Those who take them have turns, one after the other.
 #[derive(Default)]
-pub struct Queue {
-    state: Mutex<State>,
+pub struct WindowQueue {
+    state: Mutex<QueueState>,
     changed: Condvar,
     /// Set while a window waits.
     waits: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
-struct State {
-    windows: VecDeque<Window>,
+struct QueueState {
+    windows: VecDeque<WindowProfiles>,
     /// Of those, and of what is being worked at.
     bytes: u64,
     /// Profiles that found no room.
@@ -43,21 +43,21 @@ struct State {
     is_closed: bool,
 }
 
-impl Queue {
+impl WindowQueue {
     /// One that sets `waits` while a window waits.
     pub fn with(waits: Arc<AtomicBool>) -> Self {
         Self { waits, ..Self::default() }
     }
 
     /// Says whether a window waits.
-    fn tell(&self, state: &State) {
+    fn tell(&self, state: &QueueState) {
         // Pairs with the load in `Hurry::gives_way`.
         self.waits.store(!state.windows.is_empty(), Ordering::Relaxed);
     }
 
     /// Hands a window over. One that would make more than `room` bytes wait is dropped, unless none
     /// waits, and so is one when nobody takes any more. Tells whether it was taken.
-    pub fn give(&self, window: &Window, room: u64) -> bool {
+    pub fn give(&self, window: &WindowProfiles, room: u64) -> bool {
         let bytes: u64 = window.iter().map(|finished| bytes_of(finished)).sum();
         let mut state = self.lock();
         let fits = state.bytes == 0 || state.bytes.saturating_add(bytes) <= room;
@@ -77,22 +77,23 @@ impl Queue {
     ///
     /// # Errors
     /// Why there is none.
-    pub fn next(&self, turn: u64, until: Instant) -> Result<Window, Empty> {
-        let none =
-            |state: &mut State| state.turn == turn && state.windows.is_empty() && !state.is_closed;
+    pub fn next(&self, turn: u64, until: Instant) -> Result<WindowProfiles, NoWindow> {
+        let none = |state: &mut QueueState| {
+            state.turn == turn && state.windows.is_empty() && !state.is_closed
+        };
         let wait = until.saturating_duration_since(Instant::now());
         let waited = self.changed.wait_timeout_while(self.lock(), wait, none);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
         if state.turn != turn {
-            return Err(Empty::Over);
+            return Err(NoWindow::Over);
         }
         let window = state.windows.pop_front();
         self.tell(&state);
-        window.ok_or(if state.is_closed { Empty::Over } else { Empty::Yet })
+        window.ok_or(if state.is_closed { NoWindow::Over } else { NoWindow::Yet })
     }
 
     /// The sink has had this one.
-    pub fn done(&self, finished: &Finished) {
+    pub fn done(&self, finished: &FinishedProfile) {
         self.lock().bytes -= bytes_of(finished);
     }
 
@@ -147,27 +148,27 @@ impl Queue {
     }
 
     /// Nothing panics while it is held.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// What it takes of the memory for those that wait.
-pub fn bytes_of(finished: &Finished) -> u64 {
+pub fn bytes_of(finished: &FinishedProfile) -> u64 {
     u64::try_from(finished.profile.bytes().len()).unwrap_or(u64::MAX).saturating_add(BESIDE)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{BESIDE, Empty, Queue, Window};
-    use perfusion_export::{Finished, Packed};
+    use super::{BESIDE, NoWindow, WindowProfiles, WindowQueue};
+    use perfusion_export::{FinishedProfile, Packed};
     use std::collections::BTreeMap;
     use std::sync::Arc;
     use std::time::{Duration, Instant, SystemTime};
 
-    fn window(profiles: usize) -> Window {
+    fn window(profiles: usize) -> WindowProfiles {
         let finished = || {
-            Arc::new(Finished {
+            Arc::new(FinishedProfile {
                 service: "web".into(),
                 labels: BTreeMap::new(),
                 start: SystemTime::now(),
@@ -180,7 +181,7 @@ mod tests {
 
     #[test]
     fn windows_wait_as_long_as_there_is_room_and_one_always_may() {
-        let (queue, each) = (Queue::default(), 1000 + BESIDE);
+        let (queue, each) = (WindowQueue::default(), 1000 + BESIDE);
         let next = || queue.next(0, Instant::now()).unwrap();
         assert!(queue.give(&window(9), 5 * each), "nothing else waits");
         assert!(!queue.give(&window(1), 9 * each));
@@ -194,33 +195,33 @@ mod tests {
         for _ in 0..2 {
             next().iter().for_each(|finished| queue.done(finished));
         }
-        assert_eq!(queue.next(0, Instant::now()).unwrap_err(), Empty::Yet);
+        assert_eq!(queue.next(0, Instant::now()).unwrap_err(), NoWindow::Yet);
         assert!(queue.give(&window(9), 0), "all is done");
         queue.close();
         assert!(!queue.give(&window(1), u64::MAX));
         assert_eq!(next().len(), 9, "what waited is still there");
-        assert_eq!(queue.next(0, Instant::now()).unwrap_err(), Empty::Over);
+        assert_eq!(queue.next(0, Instant::now()).unwrap_err(), NoWindow::Over);
     }
 
     #[test]
     fn what_waits_is_for_whoever_has_the_turn() {
-        let queue = Arc::new(Queue::default());
+        let queue = Arc::new(WindowQueue::default());
         let far = Instant::now() + Duration::from_secs(600);
         let first = std::thread::spawn({
             let queue = Arc::clone(&queue);
             move || queue.next(0, far)
         });
         assert_eq!(queue.take_turn(), 1);
-        assert_eq!(first.join().unwrap().unwrap_err(), Empty::Over, "at once");
+        assert_eq!(first.join().unwrap().unwrap_err(), NoWindow::Over, "at once");
         assert!(queue.give(&window(2), 0));
-        assert_eq!(queue.next(0, far).unwrap_err(), Empty::Over);
+        assert_eq!(queue.next(0, far).unwrap_err(), NoWindow::Over);
         let taken = queue.next(1, far).unwrap();
         assert!(queue.give(&window(3), u64::MAX) && !queue.give(&window(1), 0));
-        let other = Queue::default();
+        let other = WindowQueue::default();
         other.take_over(&queue);
         assert_eq!((queue.waiting(), queue.dropped()), (0, 0));
         assert_eq!((other.waiting(), other.dropped()), (3, 1));
-        assert_eq!(queue.next(1, far).unwrap_err(), Empty::Over, "nothing comes any more");
+        assert_eq!(queue.next(1, far).unwrap_err(), NoWindow::Over, "nothing comes any more");
         assert_eq!(other.next(0, far).unwrap().len(), 3);
         assert_eq!(queue.take_turn(), 2);
         assert!(!queue.give(&window(1), 1), "two are being worked at");

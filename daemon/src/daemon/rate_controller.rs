@@ -4,8 +4,8 @@
 //! Rates change only between windows, so that all samples of one window stand for as much: a
 //! profile is as true at a lower rate, only coarser. Exact times need no rate at all.
 
-use super::cost::Spent;
-use perfusion_sources::Rates;
+use super::cost::CpuTime;
+use perfusion_sources::SourceRates;
 use perfusion_sources::kernel;
 use std::time::{Duration, Instant};
 
@@ -26,18 +26,18 @@ const START_BEARS: Duration = Duration::from_secs(60);
 
 /// The steps in force, and what they follow from.
 #[derive(Debug)]
-pub struct RateController {
+pub struct CpuRateController {
     steps: u32,
     easy: u32,
     /// Since when, and the CPU time until then.
-    since: (Instant, Spent),
+    since: (Instant, CpuTime),
     is_first: bool,
 }
 
-impl RateController {
+impl CpuRateController {
     /// A recording begins; the profiler has taken so much CPU time.
     #[must_use]
-    pub fn begin(now: Instant, used: Spent) -> Self {
+    pub fn begin(now: Instant, used: CpuTime) -> Self {
         Self { steps: 0, easy: 0, since: (now, used), is_first: true }
     }
 
@@ -48,7 +48,7 @@ impl RateController {
     }
 
     /// A window is over, with so much CPU time taken in all; answers how many CPUs it took.
-    pub fn window_over(&mut self, now: Instant, used: Spent, budget_cpus: f64) -> f64 {
+    pub fn window_over(&mut self, now: Instant, used: CpuTime, budget_cpus: f64) -> f64 {
         let (since, before) = std::mem::replace(&mut self.since, (now, used));
         let least =
             if std::mem::take(&mut self.is_first) { START_BEARS } else { Duration::from_millis(1) };
@@ -74,13 +74,13 @@ impl RateController {
 
     /// The rates in force, of those that were asked for.
     #[must_use]
-    pub fn rates(&self, asked: Rates) -> Rates {
-        let Rates {
-            kernel: kernel::Rates { frequency_hz, wait_stack_budget_bytes_per_s: bytes },
+    pub fn rates(&self, asked: SourceRates) -> SourceRates {
+        let SourceRates {
+            kernel: kernel::KernelRates { frequency_hz, wait_stack_budget_bytes_per_s: bytes },
             allocation_samples,
         } = asked;
-        Rates {
-            kernel: kernel::Rates {
+        SourceRates {
+            kernel: kernel::KernelRates {
                 frequency_hz: (frequency_hz >> self.steps).max(1),
                 wait_stack_budget_bytes_per_s: (bytes >> (2 * self.steps))
                     .max(LEAST_WAIT_STACKS.min(bytes)),
@@ -93,34 +93,34 @@ impl RateController {
 
 #[cfg(test)]
 mod tests {
-    use super::{RateController, Rates, STEPS, Spent, kernel};
+    use super::{CpuRateController, CpuTime, STEPS, SourceRates, kernel};
     use std::time::{Duration, Instant};
 
     const fn asked(
         frequency_hz: u32,
         wait_stack_budget_bytes_per_s: u64,
         allocation_samples: u32,
-    ) -> Rates {
-        Rates {
-            kernel: kernel::Rates { frequency_hz, wait_stack_budget_bytes_per_s },
+    ) -> SourceRates {
+        SourceRates {
+            kernel: kernel::KernelRates { frequency_hz, wait_stack_budget_bytes_per_s },
             allocation_samples,
         }
     }
 
     /// Of both, half each.
-    fn spent(used: Duration) -> Spent {
-        Spent { daemon: used / 2, probes: Some(used / 2) }
+    fn spent(used: Duration) -> CpuTime {
+        CpuTime { daemon: used / 2, probes: Some(used / 2) }
     }
 
-    const ASKED: Rates = asked(99, 64 << 20, 512);
+    const ASKED: SourceRates = asked(99, 64 << 20, 512);
 
     #[test]
     fn rates_fall_while_a_window_costs_too_much_and_come_back_when_it_does_not() {
         let start = Instant::now();
         let (mut pace, mut now, mut used) =
-            (RateController::begin(start, spent(Duration::ZERO)), start, Duration::ZERO);
+            (CpuRateController::begin(start, spent(Duration::ZERO)), start, Duration::ZERO);
         pace.window_over(start, spent(used), 0.1);
-        let mut window = |pace: &mut RateController, cpus: f64| {
+        let mut window = |pace: &mut CpuRateController, cpus: f64| {
             now += Duration::from_secs(10);
             used += Duration::from_secs_f64(10.0 * cpus);
             let found = pace.window_over(now, spent(used), 0.1);
@@ -140,20 +140,20 @@ mod tests {
     fn the_cost_of_the_start_is_borne_by_a_minute() {
         let start = Instant::now();
         let soon = start + Duration::from_millis(500);
-        let mut pace = RateController::begin(start, spent(Duration::ZERO));
+        let mut pace = CpuRateController::begin(start, spent(Duration::ZERO));
         pace.window_over(soon, spent(Duration::from_secs(3)), 0.1);
         assert_eq!(pace.steps(), 0);
         // What comes then has to be paid for when it comes.
         pace.window_over(soon + Duration::from_secs(10), spent(Duration::from_secs(5)), 0.1);
         assert_eq!(pace.steps(), 1);
-        let mut dear = RateController::begin(start, spent(Duration::ZERO));
+        let mut dear = CpuRateController::begin(start, spent(Duration::ZERO));
         dear.window_over(soon, spent(Duration::from_secs(8)), 0.1);
         assert_eq!(dear.steps(), 1);
     }
 
     #[test]
     fn rates_that_are_low_already_do_not_rise() {
-        let mut pace = RateController::begin(Instant::now(), Spent::default());
+        let mut pace = CpuRateController::begin(Instant::now(), CpuTime::default());
         (0..STEPS).for_each(|_| pace.slower());
         assert_eq!(pace.rates(asked(2, 10_000, 8)), asked(1, 10_000, 8));
     }
@@ -163,9 +163,9 @@ mod tests {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
         let at = |seconds, probes: Option<u32>| {
             let probes = probes.map(|seconds| seconds * second);
-            (start + seconds * second, Spent { daemon: seconds * second / 100, probes })
+            (start + seconds * second, CpuTime { daemon: seconds * second / 100, probes })
         };
-        let mut pace = RateController::begin(start, at(0, Some(0)).1);
+        let mut pace = CpuRateController::begin(start, at(0, Some(0)).1);
         let mut took = |(now, spent)| pace.window_over(now, spent, 0.1);
         // Of the first minute, which bears the start: 0.6 s of the daemon, 3 of the probes.
         assert!((took(at(60, Some(3))) - 0.06).abs() < 1e-9);

@@ -22,7 +22,7 @@ pub struct Retry<C> {
 
 /// What is done after a failure.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Then<C> {
+pub enum RetryStep<C> {
     /// This is recorded, which has recorded before.
     As(C),
     /// It is tried again after this.
@@ -54,33 +54,33 @@ impl<C: Clone + PartialEq> Retry<C> {
     }
 
     /// None could begin with this.
-    pub fn failed(&mut self, with: &C, now: Instant) -> Then<C> {
+    pub fn failed(&mut self, with: &C, now: Instant) -> RetryStep<C> {
         if let Some(good) = self.good.as_ref().filter(|good| *good != with) {
-            return Then::As(good.clone());
+            return RetryStep::As(good.clone());
         }
         let pause = self.pause;
         (self.pause, self.next) = (pause.saturating_mul(2).min(LONGEST), Some(now + pause));
-        Then::In(pause)
+        RetryStep::In(pause)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{LONGEST, Retry, Then};
+    use super::{LONGEST, Retry, RetryStep};
     use std::time::{Duration, Instant};
 
     #[test]
     fn what_has_recorded_before_is_recorded_again() {
         let (mut retry, now) = (Retry::default(), Instant::now());
         retry.begun("old");
-        assert_eq!(retry.failed(&"new", now), Then::As("old"));
+        assert_eq!(retry.failed(&"new", now), RetryStep::As("old"));
         assert!(retry.is_due(now));
         // That is refused, too.
-        assert_eq!(retry.failed(&"old", now), Then::In(Duration::from_secs(1)));
+        assert_eq!(retry.failed(&"old", now), RetryStep::In(Duration::from_secs(1)));
         assert!(!retry.is_due(now));
         retry.begun("old");
         retry.begun("newer");
-        assert_eq!(retry.failed(&"old", now), Then::As("newer"));
+        assert_eq!(retry.failed(&"old", now), RetryStep::As("newer"));
     }
 
     #[test]
@@ -89,7 +89,7 @@ mod tests {
         let mut pauses = Vec::new();
         for _ in 0..8 {
             assert!(retry.is_due(now));
-            let Then::In(pause) = retry.failed(&"new", now) else {
+            let RetryStep::In(pause) = retry.failed(&"new", now) else {
                 unreachable!("there is nothing before")
             };
             assert!(!retry.is_due(now + pause - Duration::from_millis(1)));
@@ -101,6 +101,6 @@ mod tests {
         retry.failed(&"new", now);
         retry.anew();
         assert!(retry.is_due(now));
-        assert_eq!(retry.failed(&"new", now), Then::In(Duration::from_secs(1)));
+        assert_eq!(retry.failed(&"new", now), RetryStep::In(Duration::from_secs(1)));
     }
 }

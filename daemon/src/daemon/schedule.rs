@@ -1,12 +1,12 @@
 //! When windows end.
 
-use crate::config::Windows;
+use crate::config::WindowsConfig;
 use std::time::{Duration, Instant, SystemTime};
 
 /// The window in progress.
 #[derive(Debug)]
 pub struct Schedule {
-    windows: Windows,
+    windows: WindowsConfig,
     began: Instant,
     /// Which multiple of the length the wall clock is in.
     number: u128,
@@ -15,7 +15,7 @@ pub struct Schedule {
 impl Schedule {
     /// A window begins.
     #[must_use]
-    pub fn begin(windows: Windows, now: Instant, wall: SystemTime) -> Self {
+    pub fn begin(windows: WindowsConfig, now: Instant, wall: SystemTime) -> Self {
         let number = number(wall, windows.length.0);
         Self { windows, began: now, number }
     }
@@ -58,8 +58,8 @@ fn number(wall: SystemTime, length: Duration) -> u128 {
 #[cfg(test)]
 mod tests {
     use super::Schedule;
-    use crate::config::Windows;
-    use perfusion_export::quantity::Span;
+    use crate::config::WindowsConfig;
+    use perfusion_export::quantity::HumanDuration;
     use std::time::{Duration, Instant, SystemTime};
 
     fn at(seconds: u64) -> SystemTime {
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn aligned_windows_end_at_full_minutes_and_when_the_clock_is_set() {
-        let (windows, now) = (Windows::default(), Instant::now());
+        let (windows, now) = (WindowsConfig::default(), Instant::now());
         let mut schedule = Schedule::begin(windows, now, at(6_030));
         assert_eq!(schedule.left(now, at(6_030)), Duration::from_secs(30));
         let over: Vec<u64> =
@@ -80,7 +80,8 @@ mod tests {
 
     #[test]
     fn windows_that_are_not_aligned_do_not_know_the_wall_clock() {
-        let windows = Windows { length: Span(Duration::from_secs(10)), aligned: false };
+        let windows =
+            WindowsConfig { length: HumanDuration(Duration::from_secs(10)), aligned: false };
         let now = Instant::now();
         let mut schedule = Schedule::begin(windows, now, at(0));
         assert!(!schedule.is_over(now + Duration::from_secs(9), at(9_999)));

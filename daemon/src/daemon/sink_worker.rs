@@ -1,12 +1,12 @@
 //! One sink on a thread of its own, with windows that wait for it: a disk or mount that does not
 //! answer holds up nobody else's profiles.
 
-use super::behind::{self, Change, Trend};
-use super::queue::{Empty, Queue, Window};
-use perfusion_export::deliver::Backlog;
+use super::behind::{self, BacklogChange, BacklogTrend};
+use super::queue::{NoWindow, WindowProfiles, WindowQueue};
+use perfusion_export::deliver::SpoolBacklog;
 use perfusion_export::file::FileError;
-use perfusion_export::parts::Hurry;
-use perfusion_export::states::{self, Ends, Event, States};
+use perfusion_export::parts::SinkSignals;
+use perfusion_export::states::{self, DeliveryEvent, Ends, States};
 use perfusion_export::{Sink, SinkError};
 use perfusion_host::priority;
 use std::collections::BTreeMap;
@@ -45,13 +45,13 @@ const PANICKED: &str = "it panicked: a fault of this program; please report it";
 
 /// How a sink stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct SinkStatus {
     /// What messages call it.
     pub sink: String,
     /// Name and value of each of its counters.
     pub counters: Vec<(&'static str, u64)>,
     /// What waits to be sent, of one that has a spool.
-    pub backlog: Option<Backlog>,
+    pub backlog: Option<SpoolBacklog>,
     /// Profiles it was too busy for.
     pub dropped: u64,
     /// Profiles that wait for it, without those of the window it is at.
@@ -62,12 +62,12 @@ pub struct Standing {
     pub still: Duration,
 }
 
-impl Standing {
+impl SinkStatus {
     /// Name and value of each counter and gauge.
     pub fn values(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let of_lane = [("profiles_dropped", self.dropped), ("busy_seconds", self.busy.as_secs())];
         let of_sink =
-            self.counters.iter().copied().chain(self.backlog.iter().flat_map(Backlog::gauges));
+            self.counters.iter().copied().chain(self.backlog.iter().flat_map(SpoolBacklog::gauges));
         of_sink.chain(of_lane)
     }
 }
@@ -77,26 +77,26 @@ impl Standing {
 pub struct SinkWorker {
     name: String,
     place: PathBuf,
-    shared: Arc<Shared>,
+    shared: Arc<WorkerShared>,
     /// The sink until it is at work: it waits for the one before to end.
-    next: Next,
+    next: PendingSink,
     thread: Option<JoinHandle<()>>,
     /// Another one of its name goes on, in another place.
     is_replaced: bool,
 }
 
-type Next = Arc<Mutex<Option<Box<dyn Sink>>>>;
+type PendingSink = Arc<Mutex<Option<Box<dyn Sink>>>>;
 
 /// What the thread of a sink begins with.
-struct Begin {
-    shared: Arc<Shared>,
+struct WorkerStart {
+    shared: Arc<WorkerShared>,
     turn: u64,
-    next: Next,
+    next: PendingSink,
     before: Option<JoinHandle<()>>,
 }
 
 /// What a sink takes over.
-pub enum Former {
+pub enum PreviousWorker {
     /// Nothing.
     None,
     /// All, of one that works in the same place, when that has done what it is doing.
@@ -106,21 +106,21 @@ pub enum Former {
     Elsewhere(SinkWorker),
 }
 
-struct Shared {
-    queue: Queue,
-    state: Mutex<State>,
-    hurry: Hurry,
+struct WorkerShared {
+    queue: WindowQueue,
+    state: Mutex<WorkerState>,
+    hurry: SinkSignals,
 }
 
-impl Default for Shared {
+impl Default for WorkerShared {
     fn default() -> Self {
-        let hurry = Hurry::default();
-        Self { queue: Queue::with(hurry.waits()), state: Mutex::default(), hurry }
+        let hurry = SinkSignals::default();
+        Self { queue: WindowQueue::with(hurry.waits()), state: Mutex::default(), hurry }
     }
 }
 
 #[derive(Default)]
-struct State {
+struct WorkerState {
     /// Work on the present window began then.
     busy: Option<Instant>,
     /// The same of one of its profiles.
@@ -133,17 +133,17 @@ struct State {
     /// grow only.
     former: BTreeMap<&'static str, u64>,
     counters: Vec<(&'static str, u64)>,
-    backlog: Option<Backlog>,
+    backlog: Option<SpoolBacklog>,
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl WorkerShared {
+    fn state(&self) -> MutexGuard<'_, WorkerState> {
         lock(&self.state)
     }
 
     /// Those that were published, and what was counted since. Each grows only, so that the larger
     /// value is the newer.
-    fn counters(&self, state: &State) -> Vec<(&'static str, u64)> {
+    fn counters(&self, state: &WorkerState) -> Vec<(&'static str, u64)> {
         let mut counters = state.counters.clone();
         for (name, value) in self.hurry.reported().counters {
             let value = value + state.former.get(name).copied().unwrap_or_default();
@@ -161,8 +161,11 @@ impl Shared {
         this.queue.take_over(&before.queue);
         let counters = before.counters(&before.state());
         // Until it has said anything itself.
-        let state =
-            State { former: counters.iter().copied().collect(), counters, ..State::default() };
+        let state = WorkerState {
+            former: counters.iter().copied().collect(),
+            counters,
+            ..WorkerState::default()
+        };
         Self { state: Mutex::new(state), ..this }
     }
 }
@@ -174,17 +177,17 @@ impl SinkWorker {
     /// When the thread cannot be made. The former goes on as it was.
     pub fn start(
         sink: Box<dyn Sink>,
-        former: Former,
-    ) -> Result<(Self, Option<Self>), (io::Error, Former)> {
+        former: PreviousWorker,
+    ) -> Result<(Self, Option<Self>), (io::Error, PreviousWorker)> {
         let (former, sink) = match former {
-            Former::Here(lane) => match lane.exchange(sink) {
+            PreviousWorker::Here(lane) => match lane.exchange(sink) {
                 // Its thread is there and waits: however often that happens there is one.
                 None => return Ok((lane, None)),
-                Some(sink) => (Former::Here(lane), sink),
+                Some(sink) => (PreviousWorker::Here(lane), sink),
             },
             former => (former, sink),
         };
-        let (hand, handed) = channel::<Begin>();
+        let (hand, handed) = channel::<WorkerStart>();
         let spawned = std::thread::Builder::new().name("sink".into()).spawn(move || {
             priority::wait_for_others();
             if let Ok(begin) = handed.recv() {
@@ -197,15 +200,16 @@ impl SinkWorker {
         };
         let (name, place) = (sink.name().to_owned(), sink.place().to_owned());
         let (shared, before, ended) = match former {
-            Former::None => (Arc::default(), None, None),
-            Former::Here(lane) => (lane.shared, lane.thread, None),
-            Former::Elsewhere(mut lane) => {
+            PreviousWorker::None => (Arc::default(), None, None),
+            PreviousWorker::Here(lane) => (lane.shared, lane.thread, None),
+            PreviousWorker::Elsewhere(mut lane) => {
                 lane.is_replaced = true;
-                (Arc::new(Shared::after(&lane.shared)), None, Some(lane))
+                (Arc::new(WorkerShared::after(&lane.shared)), None, Some(lane))
             }
         };
         let (turn, next) = (shared.queue.take_turn(), Arc::new(Mutex::new(Some(sink))));
-        let begin = Begin { shared: Arc::clone(&shared), turn, next: Arc::clone(&next), before };
+        let begin =
+            WorkerStart { shared: Arc::clone(&shared), turn, next: Arc::clone(&next), before };
         // It waits for nothing else.
         hand.send(begin).ok();
         Ok((Self { name, place, shared, next, thread: Some(thread), is_replaced: false }, ended))
@@ -247,13 +251,13 @@ impl SinkWorker {
     }
 
     /// Hands a window over, see [`Queue::give`].
-    pub fn give(&self, window: &Window, room: u64) -> bool {
+    pub fn give(&self, window: &WindowProfiles, room: u64) -> bool {
         self.shared.queue.give(window, room)
     }
 
     /// How the sink stands, as of the last window or second.
     #[must_use]
-    pub fn standing(&self) -> Standing {
+    pub fn standing(&self) -> SinkStatus {
         let hurry = &self.shared.hurry;
         let state = self.shared.state();
         let since = |began: Option<Instant>, later: Option<Instant>| {
@@ -261,7 +265,7 @@ impl SinkWorker {
                 .map(|began| later.map_or(began, |later| began.max(later)).elapsed())
                 .unwrap_or_default()
         };
-        Standing {
+        SinkStatus {
             sink: self.name.clone(),
             counters: self.shared.counters(&state),
             backlog: hurry.reported().backlog.or_else(|| state.backlog.clone()),
@@ -299,13 +303,13 @@ impl SinkWorker {
     }
 }
 
-impl Begin {
+impl WorkerStart {
     fn run(self) {
         // One that panicked has said so.
         self.before.map(JoinHandle::join);
         let sink = lock(&self.next).take();
         if let Some(sink) = sink {
-            Work::new(sink, self.shared, self.turn).until_over();
+            SinkThread::new(sink, self.shared, self.turn).until_over();
         }
     }
 }
@@ -315,25 +319,25 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-struct Work {
+struct SinkThread {
     sink: Box<dyn Sink>,
-    shared: Arc<Shared>,
+    shared: Arc<WorkerShared>,
     turn: u64,
     /// What is said of how it fails.
     states: States,
     /// Whether its receiver keeps up.
-    trend: Trend,
+    trend: BacklogTrend,
     /// When what it counts is published next, where no window comes before.
     publish_at: Instant,
     /// When the sink has its moment next, likewise.
     moment_at: Instant,
 }
 
-impl Work {
-    fn new(mut sink: Box<dyn Sink>, shared: Arc<Shared>, turn: u64) -> Self {
+impl SinkThread {
+    fn new(mut sink: Box<dyn Sink>, shared: Arc<WorkerShared>, turn: u64) -> Self {
         let now = Instant::now();
         sink.hurries(shared.hurry.clone());
-        let (states, trend) = (States::default(), Trend::default());
+        let (states, trend) = (States::default(), BacklogTrend::default());
         Self { sink, shared, turn, states, trend, publish_at: now, moment_at: now + NO_WINDOW }
     }
 
@@ -341,13 +345,13 @@ impl Work {
         loop {
             match self.shared.queue.next(self.turn, self.publish_at.min(self.moment_at)) {
                 Ok(window) => self.put(window),
-                Err(Empty::Yet) => {
+                Err(NoWindow::Yet) => {
                     if Instant::now() >= self.moment_at {
                         self.window_over();
                     }
                     self.publish();
                 }
-                Err(Empty::Over) => break,
+                Err(NoWindow::Over) => break,
             }
         }
         let last = self.shared.state().last;
@@ -360,7 +364,7 @@ impl Work {
         state.former = state.counters.iter().copied().collect();
     }
 
-    fn put(&mut self, mut window: Window) {
+    fn put(&mut self, mut window: WindowProfiles) {
         let profiles = window.len();
         // What takes long is in the way of nothing else.
         window.sort_by_key(|finished| finished.profile.bytes().len());
@@ -385,7 +389,7 @@ impl Work {
                     }
                     _ => (error.to_string(), finished.service.to_string()),
                 };
-                let event = Event {
+                let event = DeliveryEvent {
                     service: "",
                     reason: &reason,
                     detail: &detail,
@@ -428,20 +432,21 @@ impl Work {
 
     /// Says when ever more waits for its receiver, and when that is over.
     fn look_at_backlog(&mut self, profiles: usize) {
-        let Some(Some(Backlog { requests, bytes, .. })) = self.timed(|sink| sink.backlog()) else {
+        let Some(Some(SpoolBacklog { requests, bytes, .. })) = self.timed(|sink| sink.backlog())
+        else {
             return;
         };
         let sink = self.sink.name();
         match self.trend.window(u64::try_from(profiles).unwrap_or(u64::MAX), requests) {
             None => {}
-            Some(Change::FallsBehind) => tracing::warn!(
+            Some(BacklogChange::FallsBehind) => tracing::warn!(
                 target: states::SAID,
                 sink,
                 "falls behind: what waits for it has grown for {} windows, to {requests} requests \
                  of {bytes} bytes",
                 behind::WINDOWS
             ),
-            Some(Change::CaughtUp) => tracing::info!(
+            Some(BacklogChange::CaughtUp) => tracing::info!(
                 target: states::SAID,
                 sink,
                 "has caught up: {requests} requests of {bytes} bytes wait"
@@ -508,16 +513,16 @@ impl Work {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use perfusion_export::Finished;
-    use perfusion_export::parts::Report;
+    use perfusion_export::FinishedProfile;
+    use perfusion_export::parts::SinkReport;
     use perfusion_pprof::proto::Profile;
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::SystemTime;
 
     /// What one service did.
-    pub fn finished(service: &str) -> Arc<Finished> {
-        Arc::new(Finished {
+    pub fn finished(service: &str) -> Arc<FinishedProfile> {
+        Arc::new(FinishedProfile {
             service: service.into(),
             labels: BTreeMap::new(),
             start: SystemTime::now(),
@@ -548,7 +553,7 @@ pub mod tests {
             Path::new("")
         }
 
-        fn put(&mut self, _: &Finished) -> Result<(), SinkError> {
+        fn put(&mut self, _: &FinishedProfile) -> Result<(), SinkError> {
             Err(SinkError::Refused { reason: "it is broken".to_owned() })
         }
 
@@ -559,8 +564,8 @@ pub mod tests {
 
     #[test]
     fn a_sink_that_fails_is_reported_once_with_all_it_cost() {
-        let shared = Arc::<Shared>::default();
-        let mut work = Work::new(Box::new(Broken), Arc::clone(&shared), 0);
+        let shared = Arc::<WorkerShared>::default();
+        let mut work = SinkThread::new(Box::new(Broken), Arc::clone(&shared), 0);
         for _ in 0..3 {
             let window = ["web", "shop"].into_iter().map(finished).collect();
             assert!(shared.queue.give(&window, 0));
@@ -572,7 +577,7 @@ pub mod tests {
     }
 
     /// Says what it was given, and comes to the end of its time with the second.
-    struct Late(Sender<Arc<str>>, Arc<Shared>);
+    struct Late(Sender<Arc<str>>, Arc<WorkerShared>);
 
     impl Sink for Late {
         fn name(&self) -> &str {
@@ -583,7 +588,7 @@ pub mod tests {
             Path::new("")
         }
 
-        fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
+        fn put(&mut self, finished: &FinishedProfile) -> Result<(), SinkError> {
             self.0.send(Arc::clone(&finished.service)).unwrap();
             if &*finished.service == "b" {
                 self.1.state().closing = Some(Instant::now());
@@ -598,8 +603,9 @@ pub mod tests {
 
     #[test]
     fn the_end_waits_for_no_more_than_is_done_in_its_time() {
-        let ((tell, told), shared) = (channel(), Arc::<Shared>::default());
-        let work = Work::new(Box::new(Late(tell, Arc::clone(&shared))), Arc::clone(&shared), 0);
+        let ((tell, told), shared) = (channel(), Arc::<WorkerShared>::default());
+        let work =
+            SinkThread::new(Box::new(Late(tell, Arc::clone(&shared))), Arc::clone(&shared), 0);
         assert!(shared.queue.give(&["a", "b", "c"].map(finished).to_vec(), u64::MAX));
         assert!(shared.queue.give(&vec![finished("d")], u64::MAX));
         shared.queue.close();
@@ -608,7 +614,7 @@ pub mod tests {
     }
 
     /// Says what it counts while it is at work, and goes on when it is told to.
-    struct Reports(Hurry, Receiver<u64>, u64);
+    struct Reports(SinkSignals, Receiver<u64>, u64);
 
     impl Sink for Reports {
         fn name(&self) -> &str {
@@ -619,16 +625,17 @@ pub mod tests {
             Path::new("")
         }
 
-        fn hurries(&mut self, hurry: Hurry) {
+        fn hurries(&mut self, hurry: SinkSignals) {
             self.0 = hurry;
         }
 
-        fn put(&mut self, _: &Finished) -> Result<(), SinkError> {
+        fn put(&mut self, _: &FinishedProfile) -> Result<(), SinkError> {
             if let Ok(value) = self.1.recv() {
-                let backlog = Some(Backlog { requests: value, ..Backlog::default() });
+                let backlog = Some(SpoolBacklog { requests: value, ..SpoolBacklog::default() });
                 std::thread::sleep(Duration::from_millis(600));
-                self.0
-                    .report(|| Some(Report { counters: vec![("requests_made", value)], backlog }));
+                self.0.report(|| {
+                    Some(SinkReport { counters: vec![("requests_made", value)], backlog })
+                });
                 self.1.recv().unwrap();
                 self.2 = value;
             }
@@ -643,7 +650,8 @@ pub mod tests {
     #[test]
     fn numbers_move_while_a_window_is_made_and_busy_is_since_it_began() {
         let (tell, told) = channel();
-        let mut lane = started(Box::new(Reports(Hurry::default(), told, 0)), Former::None).0;
+        let mut lane =
+            started(Box::new(Reports(SinkSignals::default(), told, 0)), PreviousWorker::None).0;
         let began = Instant::now();
         assert!(lane.give(&["a", "b", "c"].map(finished).to_vec(), u64::MAX));
         for value in [3, 4] {
@@ -668,7 +676,7 @@ pub mod tests {
     }
 
     /// Says until when it may send.
-    struct Sends(Sender<(Instant, Hurry)>, Hurry);
+    struct Sends(Sender<(Instant, SinkSignals)>, SinkSignals);
 
     impl Sink for Sends {
         fn name(&self) -> &str {
@@ -679,11 +687,11 @@ pub mod tests {
             Path::new("")
         }
 
-        fn hurries(&mut self, hurry: Hurry) {
+        fn hurries(&mut self, hurry: SinkSignals) {
             self.1 = hurry;
         }
 
-        fn put(&mut self, _: &Finished) -> Result<(), SinkError> {
+        fn put(&mut self, _: &FinishedProfile) -> Result<(), SinkError> {
             Ok(())
         }
 
@@ -702,7 +710,8 @@ pub mod tests {
             [(0, 1500, true), (1900, 500, false), (9000, 0, false)]
         {
             let (tell, heard) = channel();
-            let mut lane = started(Box::new(Sends(tell, Hurry::default())), Former::None).0;
+            let mut lane =
+                started(Box::new(Sends(tell, SinkSignals::default())), PreviousWorker::None).0;
             let now = Instant::now();
             let told = now.checked_sub(Duration::from_millis(recording_took)).unwrap();
             let thread = lane.close(told).unwrap();
@@ -730,7 +739,7 @@ pub mod tests {
             Path::new("")
         }
 
-        fn put(&mut self, _: &Finished) -> Result<(), SinkError> {
+        fn put(&mut self, _: &FinishedProfile) -> Result<(), SinkError> {
             Ok(())
         }
 
@@ -745,8 +754,8 @@ pub mod tests {
 
     #[test]
     fn a_sink_has_its_moment_where_no_window_comes() {
-        let ((tell, moments), shared) = (channel(), Arc::<Shared>::default());
-        let mut work = Work::new(Box::new(Moments(tell)), Arc::clone(&shared), 0);
+        let ((tell, moments), shared) = (channel(), Arc::<WorkerShared>::default());
+        let mut work = SinkThread::new(Box::new(Moments(tell)), Arc::clone(&shared), 0);
         work.moment_at = Instant::now();
         let at_work = std::thread::spawn(move || work.until_over());
         moments.recv_timeout(NO_WINDOW).unwrap();
@@ -767,7 +776,7 @@ pub mod tests {
             Path::new("")
         }
 
-        fn put(&mut self, _: &Finished) -> Result<(), SinkError> {
+        fn put(&mut self, _: &FinishedProfile) -> Result<(), SinkError> {
             Ok(())
         }
 
@@ -783,7 +792,7 @@ pub mod tests {
     #[test]
     fn counters_are_published_without_a_window() {
         let count = Arc::new(AtomicU64::new(0));
-        let mut lane = started(Box::new(Counting("a", Arc::clone(&count))), Former::None).0;
+        let mut lane = started(Box::new(Counting("a", Arc::clone(&count))), PreviousWorker::None).0;
         for value in [3, 4] {
             count.store(value, Ordering::Relaxed);
             until(|| lane.standing().counters == [("requests_sent", value)]);
@@ -791,7 +800,7 @@ pub mod tests {
         lane.close(Instant::now()).unwrap().join().unwrap();
     }
 
-    fn started(sink: Box<dyn Sink>, former: Former) -> (SinkWorker, Option<SinkWorker>) {
+    fn started(sink: Box<dyn Sink>, former: PreviousWorker) -> (SinkWorker, Option<SinkWorker>) {
         SinkWorker::start(sink, former).map_err(|(error, _)| error).unwrap()
     }
 
@@ -816,7 +825,7 @@ pub mod tests {
             Path::new(self.place)
         }
 
-        fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
+        fn put(&mut self, finished: &FinishedProfile) -> Result<(), SinkError> {
             self.given.send(Arc::clone(&finished.service)).ok();
             self.go_on.recv().ok();
             Ok(())
@@ -832,14 +841,14 @@ pub mod tests {
         (Box::new(Slow { name: "slow", place, given, go_on: told }), heard, go_on)
     }
 
-    fn window(service: &str) -> Window {
+    fn window(service: &str) -> WindowProfiles {
         vec![finished(service)]
     }
 
     /// One that is at "a" and goes on when it is told to, and for which "b" waits.
     fn hanging() -> (SinkWorker, Receiver<Arc<str>>, Sender<()>) {
         let (sink, heard, goes_on) = slow("/a");
-        let lane = started(sink, Former::None).0;
+        let lane = started(sink, PreviousWorker::None).0;
         assert!(lane.give(&window("a"), u64::MAX) && lane.give(&window("b"), u64::MAX));
         assert_eq!(&*heard.recv().unwrap(), "a");
         until(|| lane.standing().busy > Duration::ZERO);
@@ -851,14 +860,14 @@ pub mod tests {
         let (lane, first_heard, first_goes_on) = hanging();
         let ((second, second_heard, second_goes_on), (third, third_heard, third_goes_on)) =
             (slow("/a"), slow("/a"));
-        let (lane, former) = started(second, Former::Here(lane));
+        let (lane, former) = started(second, PreviousWorker::Here(lane));
         assert!(former.is_none());
         assert!(lane.standing().busy > Duration::ZERO, "it is said of whose place is taken");
         assert!(!lane.give(&window("c"), 0));
         assert_eq!((lane.standing().dropped, lane.standing().waiting), (1, 1));
         // One waits for its turn, however many there are.
         lane.leave();
-        let (mut lane, former) = started(third, Former::Here(lane));
+        let (mut lane, former) = started(third, PreviousWorker::Here(lane));
         assert!(former.is_none() && second_heard.recv().is_err(), "it is gone");
         assert!(lane.give(&window("d"), u64::MAX), "windows come again");
         assert!(third_heard.try_recv().is_err());
@@ -874,7 +883,7 @@ pub mod tests {
         assert!(!lane.give(&window("c"), 0));
         let (second, second_heard, second_goes_on) = slow("/b");
         drop(second_goes_on);
-        let (mut lane, former) = started(second, Former::Elsewhere(lane));
+        let (mut lane, former) = started(second, PreviousWorker::Elsewhere(lane));
         let mut former = former.unwrap();
         assert!(former.is_replaced() && former.standing().busy > Duration::ZERO);
         assert_eq!(&*second_heard.recv().unwrap(), "b", "what waited");
@@ -912,7 +921,7 @@ pub mod tests {
             Path::new("")
         }
 
-        fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
+        fn put(&mut self, finished: &FinishedProfile) -> Result<(), SinkError> {
             assert_ne!(&*finished.service, "b");
             self.0.send(Arc::clone(&finished.service)).unwrap();
             Ok(())
@@ -926,7 +935,7 @@ pub mod tests {
     #[test]
     fn a_sink_that_panics_loses_what_it_was_at_and_goes_on() {
         let (tell, told) = channel();
-        let mut lane = started(Box::new(Panics(tell)), Former::None).0;
+        let mut lane = started(Box::new(Panics(tell)), PreviousWorker::None).0;
         assert!(lane.give(&["a", "b", "c"].map(finished).to_vec(), u64::MAX));
         assert_eq!((&*told.recv().unwrap(), &*told.recv().unwrap()), ("a", "c"));
         until(|| lane.standing().busy.is_zero());

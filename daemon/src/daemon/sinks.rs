@@ -1,9 +1,9 @@
 //! The sinks of a configuration, each in its [`SinkWorker`].
 
-use super::queue::{Window, bytes_of};
-use super::sink_worker::{Former, SinkWorker, Standing};
+use super::queue::{WindowProfiles, bytes_of};
+use super::sink_worker::{PreviousWorker, SinkStatus, SinkWorker};
 use crate::config::Config;
-use perfusion_export::directory::Directory;
+use perfusion_export::directory::ProfileDirectory;
 use perfusion_export::http::Version;
 use perfusion_export::orphans::Orphans;
 use perfusion_export::otlp::Otlp;
@@ -11,7 +11,7 @@ use perfusion_export::pyroscope::Pyroscope;
 use perfusion_export::receiver;
 #[cfg(feature = "object-storage")]
 use perfusion_export::s3::S3;
-use perfusion_export::{Finished, Sink, SinkError};
+use perfusion_export::{FinishedProfile, Sink, SinkError};
 use perfusion_host::priority;
 use std::io;
 use std::sync::mpsc::channel;
@@ -26,34 +26,34 @@ pub const END_WITHIN: Duration = Duration::from_secs(20);
 
 /// The sinks of a configuration, and the spools of earlier ones.
 #[derive(Default)]
-pub struct Opened {
+pub struct OpenedSinks {
     sinks: Vec<Box<dyn Sink>>,
     orphans: Orphans,
 }
 
 #[derive(Default)]
-struct Lanes {
+struct SinkWorkers {
     at_work: Vec<SinkWorker>,
     /// Of sinks that no configuration has any more. One that is configured again goes on from where
     /// it was.
     former: Vec<SinkWorker>,
     /// Profiles that were handed over: they take memory once, whoever else they wait for.
-    given: Vec<Weak<Finished>>,
+    given: Vec<Weak<FinishedProfile>>,
 }
 
 #[derive(Clone, Default)]
-struct Shared(Arc<Mutex<Lanes>>);
+struct SharedWorkers(Arc<Mutex<SinkWorkers>>);
 
-impl Shared {
+impl SharedWorkers {
     /// Nothing panics while it is held.
-    fn lock(&self) -> MutexGuard<'_, Lanes> {
+    fn lock(&self) -> MutexGuard<'_, SinkWorkers> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The sinks at work.
 pub struct Sinks {
-    lanes: Shared,
+    lanes: SharedWorkers,
     /// One could not be put to work.
     is_incomplete: bool,
     /// Looked after by a thread of their own, which is there now and then: their disk may not
@@ -64,17 +64,17 @@ pub struct Sinks {
 
 /// Where finished windows go.
 #[derive(Clone)]
-pub struct Out(Shared);
+pub struct WindowSender(SharedWorkers);
 
-impl Out {
+impl WindowSender {
     /// Hands a window to each sink, which may let windows of `room` bytes wait between them. Tells
     /// which were too busy to take it. Each sink has an equal share of that. A window that is
     /// larger may wait by itself, as long as all that is there has room: the sink puts what it is
     /// at into its spool, and takes it.
     #[must_use]
-    pub fn give(&self, window: &Window, room: u64) -> Vec<String> {
+    pub fn give(&self, window: &WindowProfiles, room: u64) -> Vec<String> {
         let mut lanes = self.0.lock();
-        let Lanes { at_work, given, .. } = &mut *lanes;
+        let SinkWorkers { at_work, given, .. } = &mut *lanes;
         given.retain(|finished| finished.strong_count() > 0);
         let of_earlier: u64 =
             given.iter().filter_map(Weak::upgrade).map(|finished| bytes_of(&finished)).sum();
@@ -92,15 +92,15 @@ impl Out {
 
 /// Reads how the sinks stand.
 #[derive(Clone)]
-pub struct SinkWatcher(Shared);
+pub struct SinkWatcher(SharedWorkers);
 
 impl SinkWatcher {
     /// Each sink, as of the last window or second, and those that are to go and have not come to an
     /// end; of one name one.
     #[must_use]
-    pub fn standing(&self) -> Vec<Standing> {
+    pub fn standing(&self) -> Vec<SinkStatus> {
         let mut lanes = self.0.lock();
-        let Lanes { at_work, former, .. } = &mut *lanes;
+        let SinkWorkers { at_work, former, .. } = &mut *lanes;
         let goes_on = |lane: &SinkWorker| at_work.iter().any(|other| other.name() == lane.name());
         let going = former.iter_mut().filter(|lane| !lane.is_replaced() && !goes_on(lane));
         let going = going.filter_map(|lane| lane.is_at_work().then_some(&*lane));
@@ -112,10 +112,10 @@ impl SinkWatcher {
 ///
 /// # Errors
 /// When one cannot be opened.
-pub fn open(config: &Config) -> Result<Opened, SinkError> {
+pub fn open(config: &Config) -> Result<OpenedSinks, SinkError> {
     let mut sinks: Vec<Box<dyn Sink>> = Vec::new();
     if let Some(root) = &config.files.directory {
-        sinks.push(Box::new(Directory::open(root, &config.files)?));
+        sinks.push(Box::new(ProfileDirectory::open(root, &config.files)?));
     }
     for receiver in &config.otlp {
         sinks.push(Box::new(Otlp::open(receiver, &config.spool)?));
@@ -130,31 +130,31 @@ pub fn open(config: &Config) -> Result<Opened, SinkError> {
     for sink in &mut sinks {
         sink.within(config.limits.memory.0);
     }
-    Ok(Opened { sinks, orphans: orphans(config) })
+    Ok(OpenedSinks { sinks, orphans: orphans(config) })
 }
 
 /// Opens sinks on a thread of its own: a disk or mount that does not answer holds up the thread
 /// that asks it, for as long as it likes.
 #[derive(Default)]
-pub struct Opener {
+pub struct SinkOpener {
     last: Option<JoinHandle<()>>,
 }
 
-impl Opener {
+impl SinkOpener {
     /// The sinks a configuration asks for.
     ///
     /// # Errors
     /// When one cannot be opened, or not in that time.
-    pub fn open(&mut self, config: &Config, time: Duration) -> Result<Opened, SinkError> {
+    pub fn open(&mut self, config: &Config, time: Duration) -> Result<OpenedSinks, SinkError> {
         let config = config.clone();
         self.open_by(move || open(&config), time)
     }
 
     fn open_by(
         &mut self,
-        open: impl FnOnce() -> Result<Opened, SinkError> + Send + 'static,
+        open: impl FnOnce() -> Result<OpenedSinks, SinkError> + Send + 'static,
         time: Duration,
-    ) -> Result<Opened, SinkError> {
+    ) -> Result<OpenedSinks, SinkError> {
         let refused = |reason| SinkError::Refused { reason };
         // However often that is tried there is one such thread.
         if self.last.as_ref().is_some_and(|last| !last.is_finished()) {
@@ -219,16 +219,20 @@ impl Sinks {
     ///
     /// # Errors
     /// When a thread cannot be made.
-    pub fn start(opened: Opened) -> io::Result<Self> {
-        let mut sinks =
-            Self { lanes: Shared::default(), is_incomplete: false, orphans: None, looking: None };
+    pub fn start(opened: OpenedSinks) -> io::Result<Self> {
+        let mut sinks = Self {
+            lanes: SharedWorkers::default(),
+            is_incomplete: false,
+            orphans: None,
+            looking: None,
+        };
         sinks.replace(opened).map(|()| sinks)
     }
 
     /// Where finished windows go.
     #[must_use]
-    pub fn out(&self) -> Out {
-        Out(self.lanes.clone())
+    pub fn out(&self) -> WindowSender {
+        WindowSender(self.lanes.clone())
     }
 
     /// A handle on how they stand.
@@ -248,8 +252,8 @@ impl Sinks {
     ///
     /// # Errors
     /// When a thread cannot be made: that sink is as it was.
-    pub fn replace(&mut self, opened: Opened) -> io::Result<()> {
-        let Opened { sinks, orphans } = opened;
+    pub fn replace(&mut self, opened: OpenedSinks) -> io::Result<()> {
+        let OpenedSinks { sinks, orphans } = opened;
         self.orphans = Some(match self.orphans.take() {
             Some(former) => orphans.after(former),
             None => orphans,
@@ -267,9 +271,9 @@ impl Sinks {
                 .iter()
                 .position(|lane| lane.name() == sink.name() && lane.place() == sink.place());
             let former = match (here, before.iter().position(is_its)) {
-                (Some(at), _) => Former::Here(before.swap_remove(at)),
-                (None, Some(at)) => Former::Elsewhere(before.swap_remove(at)),
-                (None, None) => Former::None,
+                (Some(at), _) => PreviousWorker::Here(before.swap_remove(at)),
+                (None, Some(at)) => PreviousWorker::Elsewhere(before.swap_remove(at)),
+                (None, None) => PreviousWorker::None,
             };
             match SinkWorker::start(sink, former) {
                 Ok((lane, former)) => {
@@ -279,8 +283,10 @@ impl Sinks {
                 Err((error, former)) => {
                     started = Err(error);
                     match former {
-                        Former::None => {}
-                        Former::Here(lane) | Former::Elsewhere(lane) => lanes.at_work.push(lane),
+                        PreviousWorker::None => {}
+                        PreviousWorker::Here(lane) | PreviousWorker::Elsewhere(lane) => {
+                            lanes.at_work.push(lane)
+                        }
                     }
                 }
             }
@@ -321,7 +327,7 @@ impl Sinks {
     /// at `told`.
     pub fn close(self, told: Instant) {
         let mut lanes = self.lanes.lock();
-        let Lanes { at_work, former, .. } = &mut *lanes;
+        let SinkWorkers { at_work, former, .. } = &mut *lanes;
         // They stay where they are: how they stand is asked until the end.
         let threads: Vec<_> =
             at_work.iter_mut().chain(former).filter_map(|lane| lane.close(told)).collect();
@@ -339,25 +345,25 @@ mod tests {
     use crate::daemon::sink_worker::tests::{Counting, Slow, finished, until};
     use std::sync::atomic::AtomicU64;
 
-    fn opened(sinks: Vec<Box<dyn Sink>>) -> Opened {
-        Opened { sinks, ..Opened::default() }
+    fn opened(sinks: Vec<Box<dyn Sink>>) -> OpenedSinks {
+        OpenedSinks { sinks, ..OpenedSinks::default() }
     }
 
-    fn counting(names: &[&'static str], value: u64) -> Opened {
+    fn counting(names: &[&'static str], value: u64) -> OpenedSinks {
         let of = |name| Box::new(Counting(name, Arc::new(AtomicU64::new(value))));
         opened(names.iter().map(|name| of(*name) as Box<dyn Sink>).collect())
     }
 
     #[test]
     fn sinks_that_do_not_open_are_not_waited_for_and_hold_up_one_thread() {
-        let (mut opener, (opens, open)) = (Opener::default(), channel::<()>());
+        let (mut opener, (opens, open)) = (SinkOpener::default(), channel::<()>());
         let hangs = move || {
             open.recv().unwrap_or_default();
-            Ok(Opened::default())
+            Ok(OpenedSinks::default())
         };
         let error = opener.open_by(hangs, Duration::from_millis(10)).err().unwrap();
         assert!(error.to_string().contains("does not answer within 10ms"), "{error}");
-        let other = || Ok(Opened::default());
+        let other = || Ok(OpenedSinks::default());
         let error = opener.open_by(other, Duration::from_secs(60)).err().unwrap();
         assert!(error.to_string().contains("has not answered since"), "{error}");
         drop(opens);
@@ -371,7 +377,7 @@ mod tests {
         let watcher = sinks.watcher();
         let sent = |expected: &[(&str, u64)]| {
             until(|| {
-                let of = |standing: &Standing| (standing.sink.clone(), standing.counters.clone());
+                let of = |standing: &SinkStatus| (standing.sink.clone(), standing.counters.clone());
                 let sent =
                     |&(sink, sent): &(&str, u64)| (sink.to_owned(), vec![("requests_sent", sent)]);
                 watcher.standing().iter().map(of).eq(expected.iter().map(sent))

@@ -3,14 +3,14 @@
 
 use super::attach_coverage::AttachCoverage;
 use super::cost::Cost;
-use super::mode::Mode;
+use super::mode::ResourceMode;
 use super::switch::Switch;
 use crate::config::Config;
-use crate::counts::Counts;
+use crate::counts::DaemonCounters;
 use perfusion_host::pods::Pods;
-use perfusion_recorder::Watcher;
-use perfusion_recorder::commands::Look;
-use perfusion_sources::kernel::rule_set::{OfService, RuleSet};
+use perfusion_recorder::RecordingHandle;
+use perfusion_recorder::commands::CollectorStatus;
+use perfusion_sources::kernel::rule_set::{RuleSet, ServiceExclusions};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,25 +20,25 @@ use std::time::{Duration, Instant};
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 /// Shared by all threads.
-pub struct State {
+pub struct DaemonState {
     config: Mutex<Arc<Config>>,
     host: String,
     frequency: AtomicU32,
     /// Below the rates that were asked for.
     steps: AtomicU32,
-    mode: Mutex<Arc<Mode>>,
+    mode: Mutex<Arc<ResourceMode>>,
     /// Why processes with a CLR are not attached to, by pid and start time.
     unattached: Mutex<HashMap<(u32, u64), String>>,
     /// Who is recorded; `None`: everybody.
     selection: Mutex<Option<Arc<RuleSet>>>,
     /// What shims leave out of the processes of services.
-    left_out: Mutex<HashMap<Arc<str>, OfService>>,
+    left_out: Mutex<HashMap<Arc<str>, ServiceExclusions>>,
     /// Which of the processes of services have shims.
     covered: Mutex<HashMap<Arc<str>, AttachCoverage>>,
     /// Speaks with the recording, while there is one.
-    watcher: Mutex<Option<Watcher>>,
+    watcher: Mutex<Option<RecordingHandle>>,
     /// What it said when it was asked last, and when that was.
-    looked: Mutex<Option<(Instant, Option<Arc<Look>>)>>,
+    looked: Mutex<Option<(Instant, Option<Arc<CollectorStatus>>)>>,
     /// Which forms of the kill switch are on.
     switch: Mutex<Switch>,
     /// Why no recording could begin, in words.
@@ -52,15 +52,15 @@ pub struct State {
     /// The pods of this node.
     pub pods: Arc<Pods>,
     /// Counters.
-    pub counters: Arc<Counts>,
+    pub counters: Arc<DaemonCounters>,
     /// What it costs.
     pub cost: Cost,
 }
 
-impl State {
+impl DaemonState {
     /// With a configuration that was checked.
     #[must_use]
-    pub fn new(config: Config, mode: Mode) -> Self {
+    pub fn new(config: Config, mode: ResourceMode) -> Self {
         let frequency = AtomicU32::new(config.recording.frequency);
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         Self {
@@ -89,7 +89,7 @@ impl State {
     /// On a host that allows all.
     #[cfg(test)]
     pub(super) fn of(config: Config) -> Self {
-        let mode = Mode::of(&config, &super::cgroup_limits::CgroupLimits::default(), 1.0);
+        let mode = ResourceMode::of(&config, &super::cgroup_limits::CgroupLimits::default(), 1.0);
         Self::new(config, mode)
     }
 
@@ -141,12 +141,12 @@ impl State {
 
     /// What shims leave out of the processes of this service.
     #[must_use]
-    pub fn left_out(&self, service: &str) -> Option<OfService> {
+    pub fn left_out(&self, service: &str) -> Option<ServiceExclusions> {
         self.left_out.lock().unwrap_or_else(PoisonError::into_inner).get(service).copied()
     }
 
     /// This is left out of services now.
-    pub fn set_left_out(&self, of_services: HashMap<Arc<str>, OfService>) {
+    pub fn set_left_out(&self, of_services: HashMap<Arc<str>, ServiceExclusions>) {
         *self.left_out.lock().unwrap_or_else(PoisonError::into_inner) = of_services;
     }
 
@@ -164,23 +164,23 @@ impl State {
 
     /// What the daemon may take.
     #[must_use]
-    pub fn mode(&self) -> Arc<Mode> {
+    pub fn mode(&self) -> Arc<ResourceMode> {
         Arc::clone(&self.mode.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// From now on it is this.
-    pub fn set_mode(&self, mode: Mode) {
+    pub fn set_mode(&self, mode: ResourceMode) {
         *self.mode.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(mode);
     }
 
     /// Who speaks with the recording, while there is one.
     #[must_use]
-    pub fn watcher(&self) -> Option<Watcher> {
+    pub fn watcher(&self) -> Option<RecordingHandle> {
         self.watcher.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// A recording has begun, or ended.
-    pub fn set_watcher(&self, watcher: Option<Watcher>) {
+    pub fn set_watcher(&self, watcher: Option<RecordingHandle>) {
         *self.watcher.lock().unwrap_or_else(PoisonError::into_inner) = watcher;
         // After that: who asks the old one meanwhile keeps its answer no longer than any other.
         *self.looked.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -190,7 +190,7 @@ impl State {
     /// that drains the rings, and whoever may ask over the network may ask without end. `None`
     /// where there is no recording, or it is too busy to say.
     #[must_use]
-    pub fn look(&self) -> Option<Arc<Look>> {
+    pub fn look(&self) -> Option<Arc<CollectorStatus>> {
         // Held while it is asked: others wait for the same answer.
         let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
         let watcher = self.watcher()?;

@@ -1,49 +1,49 @@
 //! A window that is over → one finished profile per service, handed to each sink.
 
-use super::sinks::Out;
-use super::{families, memory_budget, state::State};
-use crate::config::Recording;
-use perfusion_aggregate::window::Entry;
-use perfusion_export::quantity::Bytes;
-use perfusion_export::{Finished, Packed};
-use perfusion_model::feature::{Feature, LeftOut};
+use super::sinks::WindowSender;
+use super::{families, memory_budget, state::DaemonState};
+use crate::config::RecordingConfig;
+use perfusion_aggregate::window::WindowEntry;
+use perfusion_export::quantity::ByteSize;
+use perfusion_export::{FinishedProfile, Packed};
+use perfusion_model::feature::{ExcludedFeatures, Feature};
 use perfusion_model::labels::{OTHER, SampleType};
-use perfusion_pprof::{self, About};
-use perfusion_recorder::Over;
-use perfusion_recorder::loss::{self, Before};
-use perfusion_sources::Rates;
-use perfusion_sources::kernel::rule_set::OfService;
+use perfusion_pprof::{self, ProfileInfo};
+use perfusion_recorder::ClosedWindow;
+use perfusion_recorder::loss::{self, CounterBaseline};
+use perfusion_sources::SourceRates;
+use perfusion_sources::kernel::rule_set::ServiceExclusions;
 use perfusion_sources::shim::AS_ASKED;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Encodes windows, on the processor's thread.
-pub struct Encoder {
-    state: Arc<State>,
-    out: Out,
+pub struct WindowEncoder {
+    state: Arc<DaemonState>,
+    out: WindowSender,
     /// Counters when the window before ended.
-    before: Before,
+    before: CounterBaseline,
 }
 
 /// The part of a window that is one service's.
-struct Part<'a> {
-    entries: Vec<Entry<'a>>,
+struct ServicePart<'a> {
+    entries: Vec<WindowEntry<'a>>,
     cpu: f64,
     wall: f64,
 }
 
-impl Encoder {
+impl WindowEncoder {
     /// Hands finished windows to `out`.
     #[must_use]
-    pub fn new(state: Arc<State>, out: Out) -> Self {
+    pub fn new(state: Arc<DaemonState>, out: WindowSender) -> Self {
         // These are of the whole process, the others of the recording that begins.
-        Self { state, out, before: Before::of(loss::process_counters()) }
+        Self { state, out, before: CounterBaseline::of(loss::process_counters()) }
     }
 
     /// Encodes one window. What finds no room among those that wait for the sinks is dropped and
     /// counted: waiting would hold up the next one.
-    pub fn take(&mut self, over: Over<'_>) {
+    pub fn take(&mut self, over: ClosedWindow<'_>) {
         // Those of a window itself begin at zero with it, and what is in a cache now is no
         // difference.
         let is_own = |name: &str| name.starts_with("window_") || families::may_fall(name);
@@ -58,7 +58,7 @@ impl Encoder {
         let mut finished = Vec::with_capacity(parts.len());
         for (service, part) in parts {
             let pid = part.entries.iter().find_map(|entry| entry.labels.pid);
-            let about = About {
+            let about = ProfileInfo {
                 start: over.ended_wall.checked_sub(duration).unwrap_or(over.ended_wall),
                 duration,
                 period_ns: 1_000_000_000 / u64::from(frequency.max(1)),
@@ -75,7 +75,7 @@ impl Encoder {
                 Ok(bytes) => {
                     let labels: BTreeMap<String, String> = labels.clone();
                     let profile = Packed::new(bytes);
-                    finished.push(Arc::new(Finished {
+                    finished.push(Arc::new(FinishedProfile {
                         service,
                         labels,
                         start: about.start,
@@ -107,8 +107,11 @@ impl Encoder {
     }
 
     /// What rules leave out of a service, in words.
-    fn left_out(&self, over: &Over<'_>, service: &str, frequency: u32) -> Vec<String> {
-        let nothing = || OfService { all: LeftOut::default(), some: LeftOut::default() };
+    fn left_out(&self, over: &ClosedWindow<'_>, service: &str, frequency: u32) -> Vec<String> {
+        let nothing = || ServiceExclusions {
+            all: ExcludedFeatures::default(),
+            some: ExcludedFeatures::default(),
+        };
         let of_kernel = over.processor.left_out(service).unwrap_or_else(nothing);
         let of_shim = self.state.left_out(service).unwrap_or_else(nothing);
         left_out_comments(of_kernel.all.or(of_shim.all), of_kernel.some.or(of_shim.some), frequency)
@@ -116,7 +119,7 @@ impl Encoder {
 
     fn comments(
         &self,
-        over: &Over<'_>,
+        over: &ClosedWindow<'_>,
         counters: &[(String, u64)],
         duration: Duration,
     ) -> Vec<String> {
@@ -154,7 +157,7 @@ impl Encoder {
 }
 
 /// The comments of all profiles, and what became of the thread pools of this service.
-fn with_pools(comments: &[String], over: &Over<'_>, service: &str) -> Vec<String> {
+fn with_pools(comments: &[String], over: &ClosedWindow<'_>, service: &str) -> Vec<String> {
     let pools = over
         .window
         .pool_lines(Some(service))
@@ -163,8 +166,8 @@ fn with_pools(comments: &[String], over: &Over<'_>, service: &str) -> Vec<String
 }
 
 /// What rules leave out of all processes of a service, and of some of them.
-fn left_out_comments(all: LeftOut, some: LeftOut, frequency: u32) -> Vec<String> {
-    let columns = |left_out: LeftOut| {
+fn left_out_comments(all: ExcludedFeatures, some: ExcludedFeatures, frequency: u32) -> Vec<String> {
+    let columns = |left_out: ExcludedFeatures| {
         let of = |feature: Feature, columns| left_out.has(feature).then_some(columns);
         [
             of(Feature::Cpu, "samples, cpu"),
@@ -180,7 +183,7 @@ fn left_out_comments(all: LeftOut, some: LeftOut, frequency: u32) -> Vec<String>
     };
     let mut comments: Vec<String> =
         columns(all).map(|columns| format!("{columns}{AS_ASKED}")).collect();
-    let partly = LeftOut(some.0 & !all.0);
+    let partly = ExcludedFeatures(some.0 & !all.0);
     comments.extend(
         columns(partly)
             .map(|columns| format!("{columns}: not recorded of some of its processes, as asked")),
@@ -199,8 +202,8 @@ fn left_out_comments(all: LeftOut, some: LeftOut, frequency: u32) -> Vec<String>
 }
 
 /// That a window was recorded at other rates than was asked for.
-fn lowered(rates: Rates, asked: &Recording) -> Option<String> {
-    let Rates { kernel, allocation_samples } = rates;
+fn lowered(rates: SourceRates, asked: &RecordingConfig) -> Option<String> {
+    let SourceRates { kernel, allocation_samples } = rates;
     let is_lower = kernel.frequency_hz < asked.frequency
         || kernel.wait_stack_budget_bytes_per_s < asked.wait_stacks.0
         || allocation_samples < asked.allocation_samples;
@@ -213,7 +216,7 @@ fn lowered(rates: Rates, asked: &Recording) -> Option<String> {
             perfusion_pprof::RATES_LOWERED_PREFIX,
             kernel.frequency_hz,
             asked.frequency,
-            Bytes(kernel.wait_stack_budget_bytes_per_s),
+            ByteSize(kernel.wait_stack_budget_bytes_per_s),
             asked.wait_stacks,
             asked.allocation_samples
         )
@@ -227,15 +230,18 @@ fn count(number: usize) -> u64 {
 /// The entries of each service, and how many services were folded into the one for all others:
 /// those with the least CPU time, then the least time.
 fn parts<'a>(
-    entries: impl Iterator<Item = Entry<'a>>,
+    entries: impl Iterator<Item = WindowEntry<'a>>,
     max_services: usize,
-) -> (BTreeMap<Arc<str>, Part<'a>>, u64) {
+) -> (BTreeMap<Arc<str>, ServicePart<'a>>, u64) {
     let other: Arc<str> = OTHER.into();
-    let mut parts: BTreeMap<Arc<str>, Part<'a>> = BTreeMap::new();
+    let mut parts: BTreeMap<Arc<str>, ServicePart<'a>> = BTreeMap::new();
     for entry in entries {
         let service = entry.labels.service.clone().unwrap_or_else(|| Arc::clone(&other));
-        let part =
-            parts.entry(service).or_insert(Part { entries: Vec::new(), cpu: 0.0, wall: 0.0 });
+        let part = parts.entry(service).or_insert(ServicePart {
+            entries: Vec::new(),
+            cpu: 0.0,
+            wall: 0.0,
+        });
         part.cpu += entry.values[SampleType::Cpu.index()];
         part.wall += entry.values[SampleType::Wall.index()];
         part.entries.push(entry);
@@ -251,7 +257,7 @@ fn parts<'a>(
         .collect();
     by_cost.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2)));
     let mut rest =
-        parts.remove(&other).unwrap_or(Part { entries: Vec::new(), cpu: 0.0, wall: 0.0 });
+        parts.remove(&other).unwrap_or(ServicePart { entries: Vec::new(), cpu: 0.0, wall: 0.0 });
     for (_, _, service) in by_cost.into_iter().take(too_many) {
         if let Some(part) = parts.remove(&service) {
             rest.entries.extend(part.entries);
@@ -264,13 +270,13 @@ fn parts<'a>(
 #[cfg(test)]
 mod tests {
     use super::parts;
-    use perfusion_aggregate::window::{Limits, Window};
+    use perfusion_aggregate::window::{Window, WindowLimits};
     use perfusion_model::frame::FrameKey;
     use perfusion_model::labels::{Labels, OTHER, SampleType};
 
     #[test]
     fn services_beyond_the_limit_share_one_that_is_named_and_no_value_is_lost() {
-        let mut window = Window::new(Limits::default());
+        let mut window = Window::new(WindowLimits::default());
         for (service, cpu) in [("busy", 9.0), ("idle", 1.0), ("idler", 0.5), ("middle", 5.0)] {
             let labels = Labels { service: Some(service.into()), ..Labels::default() };
             window.add(&[FrameKey::Kernel(1)], &labels, SampleType::Cpu, cpu);
@@ -278,7 +284,7 @@ mod tests {
         window.add(&[FrameKey::Kernel(2)], &Labels::default(), SampleType::Cpu, 0.25);
         let names = |max: usize| {
             let (parts, folded) = parts(window.entries(), max);
-            let cpu = |part: &super::Part<'_>| {
+            let cpu = |part: &super::ServicePart<'_>| {
                 part.entries.iter().map(|e| e.values[SampleType::Cpu.index()]).sum::<f64>()
             };
             let named: Vec<(String, f64)> =

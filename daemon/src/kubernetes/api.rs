@@ -3,10 +3,10 @@
 //! On a thread of its own, which may wait for a network; whatever fails is tried again, less and
 //! less often, and what was known stays known.
 
-use super::Kubernetes;
-use super::object::{Carries, Event, Failure, List, Object, Wanted};
-use crate::counts::Counts;
-use perfusion_export::http::{Coming, HttpError, Peer, Version};
+use super::KubernetesConfig;
+use super::object::{ApiFailure, KeptKeys, PodList, PodObject, WatchEventObject, WatchEventType};
+use crate::counts::DaemonCounters;
+use perfusion_export::http::{HttpError, Peer, PendingResponse, Version};
 use perfusion_host::leftover;
 use perfusion_host::pods::Pods;
 use perfusion_host::priority;
@@ -65,21 +65,21 @@ fn hint(code: u16) -> &'static str {
 }
 
 /// The thread.
-pub struct Watch {
+pub struct PodWatch {
     stop: Arc<Notify>,
     thread: JoinHandle<()>,
 }
 
-impl Watch {
+impl PodWatch {
     /// Begins to ask, and keeps `pods` as it hears.
     ///
     /// # Errors
     /// When the options cannot be used, or no thread can be made.
     pub fn start(
-        options: &Kubernetes,
-        wanted: Wanted,
+        options: &KubernetesConfig,
+        wanted: KeptKeys,
         pods: Arc<Pods>,
-        counters: Arc<Counts>,
+        counters: Arc<DaemonCounters>,
     ) -> io::Result<Self> {
         let settings = options.settings().map_err(io::Error::other)?;
         let node = options.node.clone().unwrap_or_default();
@@ -88,7 +88,7 @@ impl Watch {
         let stopped = Arc::clone(&stop);
         let work = async move {
             let mut work =
-                Work { node, wanted, pods, counters, version: None, said: String::new() };
+                PodWatchLoop { node, wanted, pods, counters, version: None, said: String::new() };
             loop {
                 // Files that are not there yet may be later.
                 match Peer::new(settings.clone(), Version::One) {
@@ -120,18 +120,18 @@ impl Watch {
     }
 }
 
-struct Work {
+struct PodWatchLoop {
     node: String,
-    wanted: Wanted,
+    wanted: KeptKeys,
     pods: Arc<Pods>,
-    counters: Arc<Counts>,
+    counters: Arc<DaemonCounters>,
     /// What is known is as of this one.
     version: Option<String>,
     /// What the log said last.
     said: String,
 }
 
-impl Work {
+impl PodWatchLoop {
     /// Goes on for ever.
     async fn follow(&mut self, peer: &Peer) {
         // What the API server has in memory will do at first: of thousands of nodes none needs to
@@ -185,7 +185,7 @@ impl Work {
         let version = loop {
             let page = async {
                 let answer = accepted(peer.get(&path).await?).await?.whole(MOST_LIST_BYTES).await?;
-                Ok::<List, ApiError>(serde_json::from_slice(&answer.body)?)
+                Ok::<PodList, ApiError>(serde_json::from_slice(&answer.body)?)
             };
             let page = tokio::time::timeout(LIST_TIMEOUT, page)
                 .await
@@ -231,13 +231,13 @@ impl Work {
 
     fn heard(&mut self, line: &[u8]) -> Result<(), ApiError> {
         self.counters.pod_changes.add(1);
-        let kind = serde_json::from_slice::<Event>(line)?.kind;
+        let kind = serde_json::from_slice::<WatchEventType>(line)?.kind;
         if kind == "ERROR" {
-            let Failure { code, message } =
-                serde_json::from_slice::<Carries<Failure>>(line)?.object;
+            let ApiFailure { code, message } =
+                serde_json::from_slice::<WatchEventObject<ApiFailure>>(line)?.object;
             return Err(refused(code, message));
         }
-        let object: Object = serde_json::from_slice::<Carries<Object>>(line)?.object;
+        let object: PodObject = serde_json::from_slice::<WatchEventObject<PodObject>>(line)?.object;
         let version = object.metadata.resource_version.clone();
         if let Some((uid, pod)) = object.pod(&self.wanted) {
             match kind.as_str() {
@@ -259,13 +259,13 @@ fn refused(code: u16, message: String) -> ApiError {
 }
 
 /// An answer that is none is an error, with what it says.
-async fn accepted(coming: Coming) -> Result<Coming, ApiError> {
+async fn accepted(coming: PendingResponse) -> Result<PendingResponse, ApiError> {
     if coming.status == 200 {
         return Ok(coming);
     }
     let code = coming.status;
     let body = coming.whole(MOST_LINE_BYTES).await.map(|answer| answer.body).unwrap_or_default();
-    let said = parsed::<Failure>(&body)
+    let said = parsed::<ApiFailure>(&body)
         .map_or_else(|| String::from_utf8_lossy(&body).into_owned(), |failure| failure.message);
     Err(refused(code, said))
 }
@@ -312,9 +312,9 @@ fn escaped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{ApiError, Lines, MOST_LINE_BYTES, SHORTEST_WATCH, Watch, escaped, refused};
-    use crate::kubernetes::object::Wanted;
-    use crate::kubernetes::{Kubernetes, Source};
+    use super::{ApiError, Lines, MOST_LINE_BYTES, PodWatch, SHORTEST_WATCH, escaped, refused};
+    use crate::kubernetes::object::KeptKeys;
+    use crate::kubernetes::{KubernetesConfig, PodSource};
     use std::io::{BufRead as _, BufReader, Write as _};
     use std::net::TcpListener;
     use std::sync::Arc;
@@ -338,12 +338,12 @@ mod tests {
     fn a_watch_that_ends_at_once_is_not_repeated_at_once_whatever_was_heard() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let token = tempfile::NamedTempFile::new().unwrap();
-        let options = Kubernetes {
-            pods: Source::Api,
+        let options = KubernetesConfig {
+            pods: PodSource::Api,
             node: Some("node-1".to_owned()),
             url: Some(format!("http://{}", listener.local_addr().unwrap())),
             token_file: token.path().to_owned(),
-            ..Kubernetes::default()
+            ..KubernetesConfig::default()
         };
         let (tell, told) = channel();
         std::thread::spawn(move || {
@@ -369,7 +369,7 @@ mod tests {
             }
         });
         let watch =
-            Watch::start(&options, Wanted::default(), Arc::default(), Arc::default()).unwrap();
+            PodWatch::start(&options, KeptKeys::default(), Arc::default(), Arc::default()).unwrap();
         told.recv_timeout(10 * SHORTEST_WATCH).unwrap();
         std::thread::sleep(SHORTEST_WATCH / 4);
         assert!(told.try_recv().is_err(), "there is half a second between two at least");

@@ -9,13 +9,13 @@ use std::time::Instant;
 
 /// The directory.
 #[derive(Debug)]
-pub struct Logs {
+pub struct PodLogs {
     directory: PathBuf,
     /// It was said that it cannot be read.
     said: bool,
 }
 
-impl Logs {
+impl PodLogs {
     /// Pods' logs lie there.
     #[must_use]
     pub fn of(directory: PathBuf) -> Self {
@@ -55,7 +55,7 @@ fn parse(directory: &str) -> Option<(String, Pod)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Logs, parse};
+    use super::{PodLogs, parse};
     use perfusion_host::pods::Pods;
 
     const UID: &str = "11111111-2222-3333-4444-555555555555";
@@ -77,7 +77,7 @@ mod tests {
         let (folder, pods) = (tempfile::tempdir().unwrap(), Pods::default());
         let directory = folder.path().join(format!("shop_web-7d9_{UID}"));
         std::fs::create_dir(&directory).unwrap();
-        let mut logs = Logs::of(folder.path().to_owned());
+        let mut logs = PodLogs::of(folder.path().to_owned());
         logs.read(&pods, true);
         assert_eq!((pods.count(), pods.get(UID).unwrap().name.as_str()), (1, "web-7d9"));
         std::fs::remove_dir(&directory).unwrap();

@@ -8,7 +8,7 @@ pub mod object;
 
 use hyper::Uri;
 use hyper::header::AUTHORIZATION;
-use perfusion_export::http::{Secret, Settings, Tls};
+use perfusion_export::http::{HttpSettings, Secret, Tls};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ const MOST_KEYS: usize = 32;
 /// Where pods are known from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Source {
+pub enum PodSource {
     /// The names of the directories of their logs: namespaces and names, nothing else.
     #[default]
     Logs,
@@ -35,9 +35,9 @@ pub enum Source {
 /// The pods of this node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Kubernetes {
+pub struct KubernetesConfig {
     /// Where they are known from: logs or api.
-    pub pods: Source,
+    pub pods: PodSource,
     /// Where the kubelet keeps the logs of pods, for `logs`.
     pub pod_logs: PathBuf,
     /// Name of this node, for `api`; profiles have it as `k8s.node.name`.
@@ -54,10 +54,10 @@ pub struct Kubernetes {
     pub annotations: Vec<String>,
 }
 
-impl Default for Kubernetes {
+impl Default for KubernetesConfig {
     fn default() -> Self {
         Self {
-            pods: Source::default(),
+            pods: PodSource::default(),
             pod_logs: PathBuf::from("/var/log/pods"),
             node: None,
             url: None,
@@ -69,7 +69,7 @@ impl Default for Kubernetes {
     }
 }
 
-impl Kubernetes {
+impl KubernetesConfig {
     /// Checks what the types cannot say.
     ///
     /// # Errors
@@ -80,7 +80,7 @@ impl Kubernetes {
                 return Err(format!("expected at most {MOST_KEYS} keys, found {}", keys.len()));
             }
         }
-        if self.pods == Source::Logs {
+        if self.pods == PodSource::Logs {
             return Ok(());
         }
         match &self.node {
@@ -100,7 +100,7 @@ impl Kubernetes {
     ///
     /// # Errors
     /// What was expected and found.
-    pub fn settings(&self) -> Result<Settings, String> {
+    pub fn settings(&self) -> Result<HttpSettings, String> {
         match &self.url {
             Some(url) => self.settings_for(url),
             None => {
@@ -116,7 +116,7 @@ impl Kubernetes {
         }
     }
 
-    fn settings_for(&self, url: &str) -> Result<Settings, String> {
+    fn settings_for(&self, url: &str) -> Result<HttpSettings, String> {
         let parsed: Uri = url.parse().map_err(|error| format!("`{url}` is no URL: {error}"))?;
         if !matches!(parsed.scheme_str(), Some("http" | "https")) || parsed.host().is_none() {
             return Err(format!(
@@ -125,7 +125,7 @@ impl Kubernetes {
         }
         let token = Secret::File("Bearer ", self.token_file.clone());
         let tls = Tls { authority: Some(self.ca_file.clone()), client: None };
-        Ok(Settings { url: parsed, headers: vec![(AUTHORIZATION, token)], tls })
+        Ok(HttpSettings { url: parsed, headers: vec![(AUTHORIZATION, token)], tls })
     }
 }
 
@@ -143,17 +143,17 @@ fn is_name(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Kubernetes, Source, bracketed};
+    use super::{KubernetesConfig, PodSource, bracketed};
 
     #[test]
     fn the_api_server_is_asked_about_a_node_that_has_a_name() {
-        let api = |node: Option<&str>, url: &str| Kubernetes {
-            pods: Source::Api,
+        let api = |node: Option<&str>, url: &str| KubernetesConfig {
+            pods: PodSource::Api,
             node: node.map(str::to_owned),
             url: Some(url.to_owned()),
-            ..Kubernetes::default()
+            ..KubernetesConfig::default()
         };
-        assert!(Kubernetes::default().check().is_ok());
+        assert!(KubernetesConfig::default().check().is_ok());
         assert!(api(Some("node-1.example"), "https://10.96.0.1:443").check().is_ok());
         for (options, said) in [
             (api(None, "https://a"), "found none"),

@@ -14,12 +14,12 @@ const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// Answer to a list.
 #[derive(Debug, Deserialize)]
-pub struct List {
+pub struct PodList {
     /// Of the list.
     pub metadata: ListMeta,
     /// The pods.
     #[serde(default)]
-    pub items: Vec<Object>,
+    pub items: Vec<PodObject>,
 }
 
 /// What is known of a list.
@@ -35,7 +35,7 @@ pub struct ListMeta {
 
 /// Kind of a line of a watch.
 #[derive(Debug, Deserialize)]
-pub struct Event {
+pub struct WatchEventType {
     /// ADDED, MODIFIED, DELETED, BOOKMARK or ERROR.
     #[serde(rename = "type")]
     pub kind: String,
@@ -43,14 +43,14 @@ pub struct Event {
 
 /// The object of a line of a watch.
 #[derive(Debug, Deserialize)]
-pub struct Carries<T> {
+pub struct WatchEventObject<T> {
     /// A pod, or what went wrong.
     pub object: T,
 }
 
 /// What went wrong.
 #[derive(Debug, Default, Deserialize)]
-pub struct Failure {
+pub struct ApiFailure {
     /// An HTTP status.
     #[serde(default)]
     pub code: u16,
@@ -61,19 +61,19 @@ pub struct Failure {
 
 /// A pod.
 #[derive(Debug, Deserialize)]
-pub struct Object {
+pub struct PodObject {
     /// Its names.
-    pub metadata: Meta,
+    pub metadata: ObjectMeta,
     #[serde(default)]
-    spec: Spec,
+    spec: PodSpec,
     #[serde(default)]
-    status: Status,
+    status: PodStatus,
 }
 
 /// The names of an object. A bookmark has nothing but its version.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Meta {
+pub struct ObjectMeta {
     #[serde(default)]
     name: String,
     #[serde(default)]
@@ -89,21 +89,21 @@ pub struct Meta {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Spec {
+struct PodSpec {
     node_name: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Status {
-    container_statuses: Option<Vec<Container>>,
-    init_container_statuses: Option<Vec<Container>>,
-    ephemeral_container_statuses: Option<Vec<Container>>,
+struct PodStatus {
+    container_statuses: Option<Vec<ContainerStatus>>,
+    init_container_statuses: Option<Vec<ContainerStatus>>,
+    ephemeral_container_statuses: Option<Vec<ContainerStatus>>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Container {
+struct ContainerStatus {
     name: String,
     /// `containerd://` and 64 digits; absent before it was made.
     #[serde(rename = "containerID")]
@@ -112,14 +112,14 @@ struct Container {
 
 /// Which labels and annotations are kept: they can be megabytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct KeptKeys {
     /// Keys of labels.
     pub labels: BTreeSet<String>,
     /// Keys of annotations.
     pub annotations: BTreeSet<String>,
 }
 
-impl Wanted {
+impl KeptKeys {
     /// These, and those that have a meaning here.
     #[must_use]
     pub fn with(mut self) -> Self {
@@ -129,16 +129,16 @@ impl Wanted {
     }
 }
 
-impl Object {
+impl PodObject {
     /// The pod, and the uid its cgroup has; `None` for one without names.
     #[must_use]
-    pub fn pod(self, wanted: &Wanted) -> Option<(String, Pod)> {
-        let Meta { name, namespace, uid, labels, mut annotations, .. } = self.metadata;
+    pub fn pod(self, wanted: &KeptKeys) -> Option<(String, Pod)> {
+        let ObjectMeta { name, namespace, uid, labels, mut annotations, .. } = self.metadata;
         if name.is_empty() || namespace.is_empty() || uid.is_empty() {
             return None;
         }
         let of_file = annotations.as_mut().and_then(of_file);
-        let Status { container_statuses, init_container_statuses, ephemeral_container_statuses } =
+        let PodStatus { container_statuses, init_container_statuses, ephemeral_container_statuses } =
             self.status;
         let all = [container_statuses, init_container_statuses, ephemeral_container_statuses];
         let containers: HashMap<String, String> = all
@@ -182,13 +182,13 @@ fn kept(
 
 #[cfg(test)]
 mod tests {
-    use super::{Carries, Event, Failure, List, Object, Wanted};
+    use super::{ApiFailure, KeptKeys, PodList, PodObject, WatchEventObject, WatchEventType};
     use std::collections::BTreeSet;
 
     const UID: &str = "11111111-2222-3333-4444-555555555555";
 
-    fn pod(text: &str, wanted: &Wanted) -> Option<(String, super::Pod)> {
-        serde_json::from_str::<Object>(text).unwrap().pod(wanted)
+    fn pod(text: &str, wanted: &KeptKeys) -> Option<(String, super::Pod)> {
+        serde_json::from_str::<PodObject>(text).unwrap().pod(wanted)
     }
 
     #[test]
@@ -201,7 +201,7 @@ mod tests {
             "initContainerStatuses":[{{"name":"i","containerID":"cri-o://def"}}]}}}}"#
         );
         let wanted =
-            Wanted { labels: BTreeSet::from(["team".to_owned()]), ..Wanted::default() }.with();
+            KeptKeys { labels: BTreeSet::from(["team".to_owned()]), ..KeptKeys::default() }.with();
         let (uid, pod) = pod(&text, &wanted).unwrap();
         assert_eq!(
             (uid.as_str(), pod.name.as_str(), pod.namespace.as_str()),
@@ -220,8 +220,8 @@ mod tests {
             r#"{{"metadata":{{"name":"etcd-n1","namespace":"kube-system","uid":"{UID}",
             "annotations":{{"kubernetes.io/config.hash":"0123456789abcdef0123456789abcdef","kubernetes.io/config.mirror":"x"}}}}}}"#
         );
-        assert_eq!(pod(&text, &Wanted::default()).unwrap().0, "0123456789abcdef0123456789abcdef");
-        assert_eq!(pod(r#"{"metadata":{"name":"a"}}"#, &Wanted::default()), None);
+        assert_eq!(pod(&text, &KeptKeys::default()).unwrap().0, "0123456789abcdef0123456789abcdef");
+        assert_eq!(pod(r#"{"metadata":{"name":"a"}}"#, &KeptKeys::default()), None);
     }
 
     #[test]
@@ -238,23 +238,23 @@ mod tests {
             let text = format!(
                 r#"{{"metadata":{{"name":"a","namespace":"b","uid":"{UID}","annotations":{{{annotations}}}}}}}"#
             );
-            assert_eq!(pod(&text, &Wanted::default()).unwrap().0, UID, "{annotations}");
+            assert_eq!(pod(&text, &KeptKeys::default()).unwrap().0, UID, "{annotations}");
         }
     }
 
     #[test]
     fn lines_of_a_watch_carry_a_pod_a_version_or_a_failure() {
         let bookmark = r#"{"type":"BOOKMARK","object":{"kind":"Pod","metadata":{"resourceVersion":"12","creationTimestamp":null},"spec":{"containers":null},"status":{}}}"#;
-        assert_eq!(serde_json::from_str::<Event>(bookmark).unwrap().kind, "BOOKMARK");
-        let carried: Carries<Object> = serde_json::from_str(bookmark).unwrap();
+        assert_eq!(serde_json::from_str::<WatchEventType>(bookmark).unwrap().kind, "BOOKMARK");
+        let carried: WatchEventObject<PodObject> = serde_json::from_str(bookmark).unwrap();
         assert_eq!(carried.object.metadata.resource_version, "12");
         let error = r#"{"type":"ERROR","object":{"kind":"Status","status":"Failure","message":"too old resource version","reason":"Expired","code":410}}"#;
-        let failure: Carries<Failure> = serde_json::from_str(error).unwrap();
+        let failure: WatchEventObject<ApiFailure> = serde_json::from_str(error).unwrap();
         assert_eq!(
             (failure.object.code, failure.object.message.as_str()),
             (410, "too old resource version")
         );
-        let list: List = serde_json::from_str(
+        let list: PodList = serde_json::from_str(
             r#"{"kind":"PodList","metadata":{"resourceVersion":"5"},"items":[]}"#,
         )
         .unwrap();

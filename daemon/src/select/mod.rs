@@ -7,8 +7,8 @@
 
 pub mod cgroups;
 
-use crate::kubernetes::Source;
-use crate::kubernetes::object::Wanted;
+use crate::kubernetes::PodSource;
+use crate::kubernetes::object::KeptKeys;
 use cgroups::Cgroups;
 use perfusion_host::pods::Pods;
 use perfusion_host::process::container::{container_in, pod_in};
@@ -33,39 +33,39 @@ const MOST_USERS_BYTES: u64 = 16 << 20;
 /// Who is recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Selection {
+pub struct SelectionConfig {
     /// Only those that one of these is true of; none: everybody.
-    pub only: Vec<Who>,
+    pub only: Vec<ProcessMatcher>,
     /// And nobody that one of these is true of: neither recorded nor attached to.
-    pub except: Vec<Who>,
+    pub except: Vec<ProcessMatcher>,
     /// Which of those who are recorded have which features.
-    pub features: Features,
+    pub features: FeatureRules,
     /// Who has fewer CPU samples than others.
-    pub rates: Vec<RateOf>,
+    pub rates: Vec<RateRule>,
 }
 
 /// Which of those who are recorded have which features: all have what nothing is said about.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Features {
+pub struct FeatureRules {
     /// CPU time, and the samples that say where it went.
-    pub cpu: Choice,
+    pub cpu: FeatureRule,
     /// Time waited, and for what.
-    pub waits: Choice,
+    pub waits: FeatureRule,
     /// Allocations, and of them the objects that live on.
-    pub allocations: Choice,
+    pub allocations: FeatureRule,
     /// Objects that live on.
-    pub live_objects: Choice,
+    pub live_objects: FeatureRule,
     /// Names of managed code.
-    pub names: Choice,
+    pub names: FeatureRule,
     /// Exceptions.
-    pub exceptions: Choice,
+    pub exceptions: FeatureRule,
     /// Waits for locks, as the runtime tells of them.
-    pub contention: Choice,
+    pub contention: FeatureRule,
 }
 
-impl Features {
-    fn choice(&self, feature: Feature) -> Option<&Choice> {
+impl FeatureRules {
+    fn choice(&self, feature: Feature) -> Option<&FeatureRule> {
         Some(match feature {
             Feature::Recorded => return None,
             Feature::Cpu => &self.cpu,
@@ -82,16 +82,16 @@ impl Features {
 /// Who has a feature.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Choice {
+pub struct FeatureRule {
     /// Whether anybody has it.
     pub enabled: bool,
     /// Only those that one of these is true of; none: everybody.
-    pub only: Vec<Who>,
+    pub only: Vec<ProcessMatcher>,
     /// And nobody that one of these is true of.
-    pub except: Vec<Who>,
+    pub except: Vec<ProcessMatcher>,
 }
 
-impl Default for Choice {
+impl Default for FeatureRule {
     fn default() -> Self {
         Self { enabled: true, only: Vec::new(), except: Vec::new() }
     }
@@ -100,9 +100,9 @@ impl Default for Choice {
 /// Who has fewer CPU samples than others.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct RateOf {
+pub struct RateRule {
     /// Whom it is for.
-    pub who: Who,
+    pub who: ProcessMatcher,
     /// CPU samples per second and CPU at most: what comes out of `recording.frequency` by halving
     /// it, up to eight times.
     pub frequency: u32,
@@ -112,7 +112,7 @@ pub struct RateOf {
 /// values, `*` stands for anything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Who {
+pub struct ProcessMatcher {
     /// Path of a cgroup below the mount of cgroup v2, those below it included:
     /// `/system.slice/*.service`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -146,7 +146,7 @@ pub struct Who {
 }
 
 /// [`Who`], with the one thing it says.
-enum Rule<'a> {
+enum ParsedMatcher<'a> {
     Cgroup(&'a str),
     Container(&'a str),
     Namespace(&'a str),
@@ -159,40 +159,48 @@ enum Rule<'a> {
     Service(&'a str),
 }
 
-impl Who {
-    fn rule(&self) -> Result<Rule<'_>, String> {
+impl ProcessMatcher {
+    fn rule(&self) -> Result<ParsedMatcher<'_>, String> {
         let Self { cgroup, container, namespace, pod, label, annotation, user, command, service } =
             self;
-        let mut said: Vec<Rule<'_>> = Vec::new();
-        said.extend(cgroup.as_deref().map(Rule::Cgroup));
-        said.extend(container.as_deref().map(Rule::Container));
-        said.extend(namespace.as_deref().map(Rule::Namespace));
-        said.extend(pod.as_deref().map(Rule::Pod));
+        let mut said: Vec<ParsedMatcher<'_>> = Vec::new();
+        said.extend(cgroup.as_deref().map(ParsedMatcher::Cgroup));
+        said.extend(container.as_deref().map(ParsedMatcher::Container));
+        said.extend(namespace.as_deref().map(ParsedMatcher::Namespace));
+        said.extend(pod.as_deref().map(ParsedMatcher::Pod));
         let pair = |text| str::split_once(text, '=').unwrap_or((text, "*"));
-        said.extend(label.as_deref().map(pair).map(|(key, value)| Rule::Label(key, value)));
         said.extend(
-            annotation.as_deref().map(pair).map(|(key, value)| Rule::Annotation(key, value)),
+            label.as_deref().map(pair).map(|(key, value)| ParsedMatcher::Label(key, value)),
         );
         said.extend(
-            user.as_deref().map(|user| Rule::User(user.parse().ok().or_else(|| uid(user)))),
+            annotation
+                .as_deref()
+                .map(pair)
+                .map(|(key, value)| ParsedMatcher::Annotation(key, value)),
         );
-        said.extend(command.as_deref().map(|command| Rule::Command(comm(command))));
-        said.extend(service.as_deref().map(Rule::Service));
+        said.extend(
+            user.as_deref()
+                .map(|user| ParsedMatcher::User(user.parse().ok().or_else(|| uid(user)))),
+        );
+        said.extend(command.as_deref().map(|command| ParsedMatcher::Command(comm(command))));
+        said.extend(service.as_deref().map(ParsedMatcher::Service));
         let count = said.len();
         let mut said = said.into_iter();
         match (said.next(), count) {
-            (Some(Rule::Container(id)), 1) if !is_beginning_of_id(id) => Err(format!(
+            (Some(ParsedMatcher::Container(id)), 1) if !is_beginning_of_id(id) => Err(format!(
                 "container: expected 12 to 64 hexadecimal digits, 0-9a-f as in the name of its \
                  cgroup, found `{id}`"
             )),
-            (Some(Rule::Cgroup(path)), 1) if !path.starts_with('/') => Err(format!(
+            (Some(ParsedMatcher::Cgroup(path)), 1) if !path.starts_with('/') => Err(format!(
                 "cgroup: expected a path such as /system.slice/app.service, found `{path}`"
             )),
-            (Some(Rule::Cgroup(path)), 1) if plain(path).as_os_str() != path => Err(format!(
-                "cgroup: expected `{}`, found `{path}`, which is no cgroup's",
-                plain(path).display()
-            )),
-            (Some(Rule::Label("", _) | Rule::Annotation("", _)), 1) => {
+            (Some(ParsedMatcher::Cgroup(path)), 1) if plain(path).as_os_str() != path => {
+                Err(format!(
+                    "cgroup: expected `{}`, found `{path}`, which is no cgroup's",
+                    plain(path).display()
+                ))
+            }
+            (Some(ParsedMatcher::Label("", _) | ParsedMatcher::Annotation("", _)), 1) => {
                 Err("label and annotation: expected KEY=VALUE or KEY, found no key".to_owned())
             }
             (Some(rule), 1) => Ok(rule),
@@ -214,7 +222,7 @@ fn plain(path: &str) -> PathBuf {
     Path::new(path).components().collect()
 }
 
-impl Selection {
+impl SelectionConfig {
     /// True when everybody is recorded with all features.
     #[must_use]
     pub fn is_all(&self) -> bool {
@@ -224,14 +232,14 @@ impl Selection {
     /// What of it the kernel decides. A change of the rest needs no new recording.
     #[must_use]
     pub fn of_kernel(&self) -> Self {
-        let Features { cpu, waits, .. } = self.features.clone();
-        Self { features: Features { cpu, waits, ..Features::default() }, ..self.clone() }
+        let FeatureRules { cpu, waits, .. } = self.features.clone();
+        Self { features: FeatureRules { cpu, waits, ..FeatureRules::default() }, ..self.clone() }
     }
 
     /// True when some rule needs a look at cgroups.
     #[must_use]
-    pub fn looks_at_cgroups(&self, source: Source) -> bool {
-        source == Source::Api
+    pub fn looks_at_cgroups(&self, source: PodSource) -> bool {
+        source == PodSource::Api
             || self.names_pods()
             || self.said(1).any(|(who, _)| who.cgroup.is_some() || who.container.is_some())
     }
@@ -240,11 +248,11 @@ impl Selection {
     ///
     /// # Errors
     /// What was expected and found.
-    pub fn check(&self, source: Source) -> Result<(), String> {
+    pub fn check(&self, source: PodSource) -> Result<(), String> {
         if self.said(1).count() > MOST_RULES {
             return Err(format!("expected at most {MOST_RULES} rules"));
         }
-        for RateOf { frequency, .. } in &self.rates {
+        for RateRule { frequency, .. } in &self.rates {
             if !(1..=10_000).contains(frequency) {
                 return Err(format!(
                     "rates: expected a frequency of 1 to 10000, found {frequency}"
@@ -261,7 +269,7 @@ impl Selection {
             );
         }
         self.said(1).try_for_each(|(who, _)| match (who.rule()?, source) {
-            (Rule::Label(..) | Rule::Annotation(..), Source::Logs) => {
+            (ParsedMatcher::Label(..) | ParsedMatcher::Annotation(..), PodSource::Logs) => {
                 Err("label and annotation: expected kubernetes.pods to be api: the names of logs \
                      do not tell them"
                     .to_owned())
@@ -273,7 +281,8 @@ impl Selection {
     /// What of it is true of nobody here, though it may be elsewhere or later; one line each.
     #[must_use]
     pub fn remarks(&self) -> BTreeSet<String> {
-        let unknown = self.said(1).filter(|(who, _)| matches!(who.rule(), Ok(Rule::User(None))));
+        let unknown =
+            self.said(1).filter(|(who, _)| matches!(who.rule(), Ok(ParsedMatcher::User(None))));
         let names = unknown.filter_map(|(who, _)| who.user.as_deref());
         let remark = |name| {
             format!(
@@ -287,8 +296,8 @@ impl Selection {
     /// True when some rule is about pods.
     #[must_use]
     pub fn names_pods(&self) -> bool {
-        let of_pods = |who: &Who| {
-            let Who { namespace, pod, label, annotation, .. } = who;
+        let of_pods = |who: &ProcessMatcher| {
+            let ProcessMatcher { namespace, pod, label, annotation, .. } = who;
             [namespace, pod, label, annotation].iter().any(|said| said.is_some())
         };
         self.said(1).any(|(who, _)| of_pods(who))
@@ -296,12 +305,16 @@ impl Selection {
 
     /// The labels and annotations that rules look at.
     #[must_use]
-    pub fn wanted(&self) -> Wanted {
-        let mut wanted = Wanted::default();
+    pub fn wanted(&self) -> KeptKeys {
+        let mut wanted = KeptKeys::default();
         for (who, _) in self.said(1) {
             match who.rule() {
-                Ok(Rule::Label(key, _)) => drop(wanted.labels.insert(key.to_owned())),
-                Ok(Rule::Annotation(key, _)) => drop(wanted.annotations.insert(key.to_owned())),
+                Ok(ParsedMatcher::Label(key, _)) => {
+                    wanted.labels.insert(key.to_owned());
+                }
+                Ok(ParsedMatcher::Annotation(key, _)) => {
+                    wanted.annotations.insert(key.to_owned());
+                }
                 _ => {}
             }
         }
@@ -315,22 +328,24 @@ impl Selection {
         &self,
         cgroups: &mut Cgroups,
         pods: &Pods,
-        source: Source,
+        source: PodSource,
         frequency: u32,
     ) -> RuleSet {
         let mut set = RuleSet { others: self.of_others(), ..RuleSet::default() };
         let mut of_cgroups = Vec::new();
         for (who, bits) in self.said(frequency) {
             match who.rule() {
-                Ok(Rule::User(Some(uid))) => *set.users.entry(uid).or_default() |= bits,
-                Ok(Rule::Command(comm)) => *set.commands.entry(comm).or_default() |= bits,
-                Ok(Rule::Service(pattern)) => set.services.push((pattern.to_owned(), bits)),
+                Ok(ParsedMatcher::User(Some(uid))) => *set.users.entry(uid).or_default() |= bits,
+                Ok(ParsedMatcher::Command(comm)) => *set.commands.entry(comm).or_default() |= bits,
+                Ok(ParsedMatcher::Service(pattern)) => {
+                    set.services.push((pattern.to_owned(), bits))
+                }
                 // True of nobody; or refused when the configuration was checked.
-                Ok(Rule::User(None)) | Err(_) => {}
+                Ok(ParsedMatcher::User(None)) | Err(_) => {}
                 Ok(rule) => of_cgroups.push((rule, bits)),
             }
         }
-        let needs_pods = self.names_pods() || source == Source::Api;
+        let needs_pods = self.names_pods() || source == PodSource::Api;
         if needs_pods || !of_cgroups.is_empty() {
             set.cgroups = Some(verdicts(cgroups, pods, needs_pods, &of_cgroups));
         }
@@ -348,7 +363,7 @@ impl Selection {
     }
 
     /// Each rule, and what it says.
-    fn said(&self, frequency: u32) -> impl Iterator<Item = (&Who, u32)> {
+    fn said(&self, frequency: u32) -> impl Iterator<Item = (&ProcessMatcher, u32)> {
         let of_features = Feature::NAMED.into_iter().filter_map(|(feature, _)| {
             let choice = self.features.choice(feature)?;
             choice.enabled.then(|| lists(feature, &choice.only, &choice.except))
@@ -364,9 +379,9 @@ impl Selection {
 /// The rules about a feature, and what each says.
 fn lists<'a>(
     feature: Feature,
-    only: &'a [Who],
-    except: &'a [Who],
-) -> impl Iterator<Item = (&'a Who, u32)> {
+    only: &'a [ProcessMatcher],
+    except: &'a [ProcessMatcher],
+) -> impl Iterator<Item = (&'a ProcessMatcher, u32)> {
     let only = only.iter().map(move |who| (who, feature.given()));
     only.chain(except.iter().map(move |who| (who, feature.taken())))
 }
@@ -381,7 +396,7 @@ fn verdicts(
     cgroups: &mut Cgroups,
     pods: &Pods,
     needs_pods: bool,
-    rules: &[(Rule<'_>, u32)],
+    rules: &[(ParsedMatcher<'_>, u32)],
 ) -> HashMap<u64, u32> {
     let found = cgroups.scan();
     let verdict = |path: &str| {
@@ -392,24 +407,24 @@ fn verdicts(
             // It may be one that is not to be recorded: not looked at yet.
             return None;
         }
-        let fits = |rule: &Rule<'_>| match rule {
-            Rule::Cgroup(pattern) => Path::new(path)
+        let fits = |rule: &ParsedMatcher<'_>| match rule {
+            ParsedMatcher::Cgroup(pattern) => Path::new(path)
                 .ancestors()
                 .any(|part| part.to_str().is_some_and(|part| fits(pattern, part))),
-            Rule::Container(id) => container.is_some_and(|found| found.starts_with(id)),
-            Rule::Namespace(pattern) => {
+            ParsedMatcher::Container(id) => container.is_some_and(|found| found.starts_with(id)),
+            ParsedMatcher::Namespace(pattern) => {
                 pod.as_ref().is_some_and(|pod| fits(pattern, &pod.namespace))
             }
-            Rule::Pod(pattern) => pod.as_ref().is_some_and(|pod| fits(pattern, &pod.name)),
-            Rule::Label(key, pattern) => pod
+            ParsedMatcher::Pod(pattern) => pod.as_ref().is_some_and(|pod| fits(pattern, &pod.name)),
+            ParsedMatcher::Label(key, pattern) => pod
                 .as_ref()
                 .and_then(|pod| pod.labels.get(*key))
                 .is_some_and(|value| fits(pattern, value)),
-            Rule::Annotation(key, pattern) => pod
+            ParsedMatcher::Annotation(key, pattern) => pod
                 .as_ref()
                 .and_then(|pod| pod.annotations.get(*key))
                 .is_some_and(|value| fits(pattern, value)),
-            Rule::User(_) | Rule::Command(_) | Rule::Service(_) => false,
+            ParsedMatcher::User(_) | ParsedMatcher::Command(_) | ParsedMatcher::Service(_) => false,
         };
         let own = pod.as_ref().is_some_and(|pod| pod.wants_no_profile());
         let own = if own { Feature::Recorded.taken() } else { 0 };
@@ -453,9 +468,9 @@ fn number_in(users: &str, name: &str) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Selection, Who, comm, fits, halvings, number_in};
-    use crate::kubernetes::Source;
-    use crate::kubernetes::logs::Logs;
+    use super::{ProcessMatcher, SelectionConfig, comm, fits, halvings, number_in};
+    use crate::kubernetes::PodSource;
+    use crate::kubernetes::logs::PodLogs;
     use crate::select::cgroups::Cgroups;
     use perfusion_host::pods::{Pod, Pods};
     use perfusion_model::feature::{Feature, thinned};
@@ -486,24 +501,49 @@ mod tests {
 
     #[test]
     fn each_rule_says_one_thing_that_can_be_looked_up() {
-        let rule =
-            |who: Who| Selection { only: vec![who], ..Selection::default() }.check(Source::Api);
+        let rule = |who: ProcessMatcher| {
+            SelectionConfig { only: vec![who], ..SelectionConfig::default() }.check(PodSource::Api)
+        };
         let text = |text: &str| Some(text.to_owned());
-        assert!(rule(Who { user: text("root"), ..Who::default() }).is_ok());
+        assert!(rule(ProcessMatcher { user: text("root"), ..ProcessMatcher::default() }).is_ok());
         for path in ["/", "/system.slice", "/*", "/a/*.service"] {
-            assert_eq!(rule(Who { cgroup: text(path), ..Who::default() }), Ok(()));
+            assert_eq!(
+                rule(ProcessMatcher { cgroup: text(path), ..ProcessMatcher::default() }),
+                Ok(())
+            );
         }
-        assert_eq!(rule(Who { container: text(&"a".repeat(64)), ..Who::default() }), Ok(()));
+        assert_eq!(
+            rule(ProcessMatcher { container: text(&"a".repeat(64)), ..ProcessMatcher::default() }),
+            Ok(())
+        );
         for (who, said) in [
-            (Who::default(), "found 0"),
-            (Who { user: text("0"), command: text("x"), ..Who::default() }, "found 2"),
-            (Who { container: text("0123"), ..Who::default() }, "12 to 64"),
-            (Who { container: text("ABCDEF012345"), ..Who::default() }, "0-9a-f"),
-            (Who { container: text(&"a".repeat(65)), ..Who::default() }, "12 to 64"),
-            (Who { cgroup: text("/system.slice/"), ..Who::default() }, "expected `/system.slice`"),
-            (Who { cgroup: text("/a//b/./*"), ..Who::default() }, "expected `/a/b/*`"),
-            (Who { cgroup: text("system.slice"), ..Who::default() }, "expected a path"),
-            (Who { label: text("=x"), ..Who::default() }, "found no key"),
+            (ProcessMatcher::default(), "found 0"),
+            (
+                ProcessMatcher { user: text("0"), command: text("x"), ..ProcessMatcher::default() },
+                "found 2",
+            ),
+            (ProcessMatcher { container: text("0123"), ..ProcessMatcher::default() }, "12 to 64"),
+            (
+                ProcessMatcher { container: text("ABCDEF012345"), ..ProcessMatcher::default() },
+                "0-9a-f",
+            ),
+            (
+                ProcessMatcher { container: text(&"a".repeat(65)), ..ProcessMatcher::default() },
+                "12 to 64",
+            ),
+            (
+                ProcessMatcher { cgroup: text("/system.slice/"), ..ProcessMatcher::default() },
+                "expected `/system.slice`",
+            ),
+            (
+                ProcessMatcher { cgroup: text("/a//b/./*"), ..ProcessMatcher::default() },
+                "expected `/a/b/*`",
+            ),
+            (
+                ProcessMatcher { cgroup: text("system.slice"), ..ProcessMatcher::default() },
+                "expected a path",
+            ),
+            (ProcessMatcher { label: text("=x"), ..ProcessMatcher::default() }, "found no key"),
         ] {
             assert!(rule(who.clone()).unwrap_err().contains(said), "{who:?}");
         }
@@ -517,15 +557,15 @@ mod tests {
             [Some(0), Some(115), None, None]
         );
         let text = "{only: [{user: root}, {user: nobody at all}], features: {waits: {except: [{user: nobody at all}, {user: '4242'}]}}}";
-        let selection: Selection = serde_yaml::from_str(text).unwrap();
-        selection.check(Source::Logs).unwrap();
+        let selection: SelectionConfig = serde_yaml::from_str(text).unwrap();
+        selection.check(PodSource::Logs).unwrap();
         let remarks = selection.remarks();
         assert!(
             remarks.len() == 1 && remarks.first().unwrap().contains("found no `nobody at all`"),
             "{remarks:?}"
         );
         let nobody = Cgroups::below(tempfile::tempdir().unwrap().path().to_owned());
-        let users = selection.rules(&mut { nobody }, &Pods::default(), Source::Logs, 99).users;
+        let users = selection.rules(&mut { nobody }, &Pods::default(), PodSource::Logs, 99).users;
         assert_eq!(users.len(), 2, "{users:?}");
     }
 
@@ -541,23 +581,23 @@ mod tests {
         let logs = folder.path().join("pods");
         std::fs::create_dir_all(logs.join("shop_web-7d9_11111111-2222-3333-4444-555555555555"))
             .unwrap();
-        let who = |who: fn(&mut Who) -> &mut Option<String>, text: &str| {
-            let mut new = Who::default();
+        let who = |who: fn(&mut ProcessMatcher) -> &mut Option<String>, text: &str| {
+            let mut new = ProcessMatcher::default();
             *who(&mut new) = Some(text.to_owned());
             new
         };
-        let selection = Selection {
+        let selection = SelectionConfig {
             only: vec![
                 who(|w| &mut w.namespace, "sh*"),
                 who(|w| &mut w.command, "a-very-long-command-name"),
             ],
             except: vec![who(|w| &mut w.container, &id[..12]), who(|w| &mut w.user, "4242")],
-            ..Selection::default()
+            ..SelectionConfig::default()
         };
         let mut cgroups = Cgroups::below(folder.path().join("cgroup"));
         let pods = Pods::default();
-        Logs::of(logs).read(&pods, true);
-        let set = selection.rules(&mut cgroups, &pods, Source::Logs, 99);
+        PodLogs::of(logs).read(&pods, true);
+        let set = selection.rules(&mut cgroups, &pods, PodSource::Logs, 99);
         assert!(
             set.others & ONLY == 0
                 && set.users[&4242] == EXCEPT
@@ -567,7 +607,7 @@ mod tests {
         let of = |path: &std::path::Path| verdicts[&path.metadata().unwrap().ino()];
         // Where the name of a pod matters and is not known, nothing of it is recorded.
         let unnamed =
-            selection.rules(&mut cgroups, &Pods::default(), Source::Logs, 99).cgroups.unwrap();
+            selection.rules(&mut cgroups, &Pods::default(), PodSource::Logs, 99).cgroups.unwrap();
         assert!(!unnamed.contains_key(&container.metadata().unwrap().ino()));
         assert_eq!(unnamed.len() + 2, verdicts.len());
         assert_eq!(of(&container), ONLY | EXCEPT);
@@ -577,14 +617,14 @@ mod tests {
 
     #[test]
     fn features_and_rates_have_rules_of_their_own() {
-        let selection: Selection = serde_yaml::from_str(
+        let selection: SelectionConfig = serde_yaml::from_str(
             "{features: {waits: {except: [{user: '0'}, {command: batch}]}, allocations: {only: [{service: shop-*}, {user: '0'}]}, \
               exceptions: {enabled: false}}, rates: [{who: {command: batch}, frequency: 20}]}",
         )
         .unwrap();
-        selection.check(Source::Logs).unwrap();
+        selection.check(PodSource::Logs).unwrap();
         let nobody = Cgroups::below(tempfile::tempdir().unwrap().path().to_owned());
-        let set = selection.rules(&mut { nobody }, &Pods::default(), Source::Logs, 99);
+        let set = selection.rules(&mut { nobody }, &Pods::default(), PodSource::Logs, 99);
         let (waits, allocations) = (Feature::Waits, Feature::Allocations);
         assert_eq!(set.others, 0xff & !allocations.given() & !Feature::Exceptions.given());
         assert_eq!(set.users[&0], waits.taken() | allocations.given());
@@ -605,8 +645,8 @@ mod tests {
             ("{rates: [{who: {user: root}, frequency: 0}]}", "found 0"),
             ("{rates: [{frequency: 9}]}", "found 0"),
         ] {
-            let selection: Selection = serde_yaml::from_str(yaml).unwrap();
-            assert!(selection.check(Source::Logs).unwrap_err().contains(said), "{yaml}");
+            let selection: SelectionConfig = serde_yaml::from_str(yaml).unwrap();
+            assert!(selection.check(PodSource::Logs).unwrap_err().contains(said), "{yaml}");
         }
     }
 
@@ -639,9 +679,9 @@ mod tests {
         let unknown = cgroup(4);
         let mut cgroups = Cgroups::below(folder.path().to_owned());
         let mut verdicts = |yaml: &str| {
-            let selection: Selection = serde_yaml::from_str(yaml).unwrap();
-            selection.check(Source::Api).unwrap();
-            let set = selection.rules(&mut cgroups, &pods, Source::Api, 99);
+            let selection: SelectionConfig = serde_yaml::from_str(yaml).unwrap();
+            selection.check(PodSource::Api).unwrap();
+            let set = selection.rules(&mut cgroups, &pods, PodSource::Api, 99);
             let of = set.cgroups.unwrap();
             assert!(!of.contains_key(&unknown), "it may be one that wants no profile");
             [web, batch, out].map(|id| of[&id])
@@ -651,8 +691,8 @@ mod tests {
         assert_eq!(verdicts("except: [{label: tier=batch}]"), [0, EXCEPT, EXCEPT]);
         // Without a rule there is still who excepts itself.
         assert_eq!(verdicts("{}"), [0, 0, EXCEPT]);
-        let by_label: Selection = serde_yaml::from_str("only: [{label: tier}]").unwrap();
-        assert!(by_label.check(Source::Logs).unwrap_err().contains("kubernetes.pods"));
+        let by_label: SelectionConfig = serde_yaml::from_str("only: [{label: tier}]").unwrap();
+        assert!(by_label.check(PodSource::Logs).unwrap_err().contains("kubernetes.pods"));
         assert_eq!(by_label.wanted().labels.iter().collect::<Vec<_>>(), ["tier"]);
     }
 }

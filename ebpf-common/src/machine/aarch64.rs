@@ -3,7 +3,7 @@
 //! `StackRecord::gpr`, so that DWARF's number of a place is 16 more. A call leaves its return
 //! address in x30, perhaps signed (PAC).
 
-use super::Machine;
+use super::WalkMachine;
 
 /// DWARF number of the first place in `StackRecord::gpr`.
 pub const FIRST_DWARF: u16 = 16;
@@ -25,7 +25,7 @@ pub struct Aarch64 {
     pub address_mask: u64,
 }
 
-impl Machine for Aarch64 {
+impl WalkMachine for Aarch64 {
     const GPR_PLACES: [u8; 7] = [3, 4, 5, 6, 13, 14, 15];
     const LINK: Option<usize> = Some(X30);
 
@@ -48,7 +48,7 @@ pub fn address_mask(near_end: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::{Aarch64, address_mask};
-    use crate::machine::Machine as _;
+    use crate::machine::WalkMachine as _;
 
     #[test]
     fn a_signature_is_taken_off_whatever_the_page_tables() {

@@ -11,7 +11,7 @@ use crate::rule::WALK_REGISTERS;
 pub const GPR: usize = 16;
 
 /// A processor, as far as a walk goes.
-pub trait Machine {
+pub trait WalkMachine {
     /// Where in `gpr` the walk's registers are, all but the last, which is the instruction pointer.
     const GPR_PLACES: [u8; WALK_REGISTERS - 1];
     /// Which of the walk's registers a call leaves its return address in; `None` when it goes on

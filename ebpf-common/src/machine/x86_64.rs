@@ -1,7 +1,7 @@
 //! x86-64: 16 general registers in DWARF order (0 rax, 1 rdx, 2 rcx, 3 rbx, 4 rsi, 5 rdi, 6 rbp, 7
 //! rsp, 8–15 r8–r15; System V ABI x86-64, figure 3.36), return addresses on the stack.
 
-use super::Machine;
+use super::WalkMachine;
 
 /// rsp in `StackRecord::gpr`.
 pub const STACK_POINTER: usize = 7;
@@ -15,7 +15,7 @@ pub const RBP: usize = 1;
 #[derive(Clone, Copy, Debug)]
 pub struct X86_64;
 
-impl Machine for X86_64 {
+impl WalkMachine for X86_64 {
     const GPR_PLACES: [u8; 7] = [3, 6, 12, 13, 14, 15, 7];
     const LINK: Option<usize> = None;
 

@@ -30,7 +30,7 @@ pub(crate) const ON: c_long = 0;
 pub(crate) const END: c_long = 1;
 
 /// How a copy ended.
-pub(crate) struct Copied {
+pub(crate) struct CopyResult {
     /// Bytes copied.
     pub(crate) bytes: u32,
     /// The limit ended it.
@@ -48,7 +48,7 @@ pub(crate) fn stack<const LOOPS: bool>(
     from: u64,
     room: u32,
     limit: u32,
-) -> Copied {
+) -> CopyResult {
     scratch.copy = StackCopy { from, at, bytes: 0, limit: room, skipped: 0 };
     if LOOPS {
         let mut context: *mut Scratch = scratch;
@@ -66,7 +66,7 @@ pub(crate) fn stack<const LOOPS: bool>(
         }
     }
     let bytes = scratch.copy.bytes;
-    Copied { bytes, limited: bytes >= limit, flags: skipped(&scratch.copy) }
+    CopyResult { bytes, limited: bytes >= limit, flags: skipped(&scratch.copy) }
 }
 
 /// One page.
@@ -83,7 +83,7 @@ unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> c_long {
 
 #[inline(always)]
 fn page(scratch: &mut Scratch) -> c_long {
-    let Some(Step { address, position, bytes }) = next(&scratch.copy) else { return END };
+    let Some(CopyStep { address, position, bytes }) = next(&scratch.copy) else { return END };
     let target = scratch.tail.as_mut_ptr().wrapping_add(position as usize);
     // SAFETY: a page fits behind the position. A bad user address is an error.
     if unsafe { bpf_probe_read_user(target.cast(), bytes, address as *const _) } != 0 {
@@ -112,7 +112,7 @@ pub(crate) fn skipped(copy: &StackCopy) -> u32 {
 
 /// What is to be copied next: within a page, to a position in the tail behind which a whole page
 /// fits.
-pub(crate) struct Step {
+pub(crate) struct CopyStep {
     pub(crate) address: u64,
     pub(crate) position: u32,
     pub(crate) bytes: u32,
@@ -120,7 +120,7 @@ pub(crate) struct Step {
 
 /// The next step of a copy; `None` when it has all it may have.
 #[inline(always)]
-pub(crate) fn next(copy: &StackCopy) -> Option<Step> {
+pub(crate) fn next(copy: &StackCopy) -> Option<CopyStep> {
     let &StackCopy { from, at, bytes, limit, .. } = copy;
     if bytes >= limit {
         return None;
@@ -135,5 +135,5 @@ pub(crate) fn next(copy: &StackCopy) -> Option<Step> {
     {
         return None;
     }
-    Some(Step { address, position, bytes: step })
+    Some(CopyStep { address, position, bytes: step })
 }

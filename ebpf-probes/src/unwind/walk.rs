@@ -8,25 +8,25 @@ use crate::maps::{PLACES, RULES, SPACES};
 use aya_ebpf::helpers::generated::{bpf_loop, bpf_probe_read_user};
 use core::ffi::{c_long, c_void};
 use ebpf_common::event::FLAG_WALKED_TO_LIMIT;
-use ebpf_common::key::Walk;
+use ebpf_common::key::WalkState;
 use ebpf_common::limits::MAX_WALK_FRAMES;
 use ebpf_common::rule::{Spot, TAG_USED, TAG_USED_BYTE, UnwindRule, WAYS};
 use ebpf_common::scratch::Scratch;
-use ebpf_common::walk::{self, Memory};
+use ebpf_common::walk::{self, StackMemory};
 
 /// The walk goes on; it ends.
 const ON: c_long = 0;
 const END: c_long = 1;
 
 /// What a step is handed: a place on the stack of the program, as the verifier wants it.
-struct Context {
+struct WalkContext {
     scratch: *mut Scratch,
 }
 
 /// Memory of the current task. A bad address is an error, and so is a page that is not in memory.
-struct User;
+struct UserMemory;
 
-impl Memory for User {
+impl StackMemory for UserMemory {
     #[inline(always)]
     unsafe fn read(&self, into: *mut u8, bytes: u32, from: u64) -> bool {
         // SAFETY: the caller's promise.
@@ -41,7 +41,7 @@ pub(crate) fn user(scratch: &mut Scratch, tgid: u32, regs: &machine::Regs) -> bo
     // SAFETY: values are plain integers.
     let Some(space) = (unsafe { SPACES.get(tgid) }) else { return false };
     walk::begin(&mut scratch.walk, machine::walked(regs), *space);
-    let mut context = Context { scratch };
+    let mut context = WalkContext { scratch };
     // SAFETY: the step is a function of this program, and the context outlives the loop.
     unsafe { bpf_loop(MAX_WALK_FRAMES, step as *mut c_void, (&raw mut context).cast(), 0) };
     if walk_of(&context).frames >= MAX_WALK_FRAMES && walk_of(&context).end == 0 {
@@ -52,7 +52,7 @@ pub(crate) fn user(scratch: &mut Scratch, tgid: u32, regs: &machine::Regs) -> bo
 }
 
 #[inline(always)]
-fn walk_of(context: &Context) -> &Walk {
+fn walk_of(context: &WalkContext) -> &WalkState {
     // SAFETY: this CPU's scratch of this hook, held for the whole of it.
     unsafe { &(*context.scratch).walk }
 }
@@ -64,7 +64,7 @@ fn walk_of(context: &Context) -> &Walk {
 #[inline(never)]
 unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> c_long {
     // SAFETY: the caller's promise.
-    let scratch = unsafe { (*context.cast::<Context>()).scratch };
+    let scratch = unsafe { (*context.cast::<WalkContext>()).scratch };
     // SAFETY: this CPU's, of this hook, and `busy` keeps everybody else away.
     let scratch = unsafe { &mut *scratch };
     let walk = &mut scratch.walk;
@@ -73,7 +73,7 @@ unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> c_long {
     // SAFETY: an entry of the map, which outlives the program. The daemon does not change one that
     // a place named a moment ago.
     let rule = unsafe { &*rule };
-    if !walk::leave(walk, rule, &machine::machine(), &User) {
+    if !walk::leave(walk, rule, &machine::machine(), &UserMemory) {
         return END;
     }
     let frames = walk.frames;

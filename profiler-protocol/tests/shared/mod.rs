@@ -2,9 +2,9 @@
 
 #![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
-use profiler_protocol::consumer::Memory;
+use profiler_protocol::consumer::RegionMemory;
 use profiler_protocol::layout::Geometry;
-use profiler_protocol::producer::Region;
+use profiler_protocol::producer::ProducerRegion;
 use profiler_protocol::sync::{AtomicU64, Ordering};
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -23,8 +23,8 @@ impl SharedWords {
     }
 
     /// The shim's view.
-    pub(crate) fn region(&self) -> Region<'_> {
-        Region::new(&self.words, self.geometry).expect("enough words")
+    pub(crate) fn region(&self) -> ProducerRegion<'_> {
+        ProducerRegion::new(&self.words, self.geometry).expect("enough words")
     }
 
     /// The daemon's view.
@@ -37,7 +37,7 @@ impl SharedWords {
 /// call.
 pub(crate) struct PlainMemory(pub(crate) Arc<Vec<AtomicU64>>);
 
-impl Memory for PlainMemory {
+impl RegionMemory for PlainMemory {
     type Error = Infallible;
 
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Infallible> {

@@ -12,7 +12,7 @@ use super::callback;
 use super::guid::{CALLBACKS, Guid};
 use super::hresult::{CORPROF_E_PROFILER_CANCEL_ACTIVATION, E_FAIL, S_OK};
 use super::info::Info;
-use super::object::{Object, object};
+use super::object::{ProfilerObject, object};
 use super::unknown::{self, not_counted, slice};
 use super::vtable::{SLOTS, Vtable, ignored};
 use crate::exact::{Allocated, Exact};
@@ -261,7 +261,7 @@ pub(crate) fn named(class: usize, module_id: usize, name: &str, module: &str) {
 /// here instead of those that the runtime would choose, which would cost each object more than all
 /// that is done here. False without exact mode, or when there is a guest already. If true the
 /// runtime is to be told that it is not wanted.
-pub(super) fn takes_in(wanted: &Object, owner: u64) -> bool {
+pub(super) fn takes_in(wanted: &ProfilerObject, owner: u64) -> bool {
     // Acquire: pairs with the release in `initialize`.
     let host = HOST.load(Ordering::Acquire);
     if host == 0 || GUEST.load(Ordering::Relaxed) != 0 {

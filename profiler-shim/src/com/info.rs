@@ -6,7 +6,7 @@ use super::guid::{Guid, IMETADATA_IMPORT2, INFOS};
 use super::hresult::{E_FAIL, S_OK};
 use super::metadata::Metadata;
 use super::slot::invoke;
-use crate::exact::Runtime;
+use crate::exact::RuntimeHeap;
 use crate::exact::holders::Objects;
 use crate::live::Handles;
 use crate::repeat::mix;
@@ -97,7 +97,7 @@ pub struct CodeRange {
 
 /// What a FunctionID stands for.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Function {
+pub struct FunctionInfo {
     /// The class, 0 where the runtime does not say.
     pub class: usize,
     /// The module.
@@ -110,7 +110,7 @@ pub struct Function {
 
 /// What a ModuleID stands for.
 #[derive(Clone, Copy, Debug)]
-pub struct Module {
+pub struct ModuleInfo {
     /// Where its image is mapped, 0 for none.
     pub base: usize,
     /// Its assembly.
@@ -124,7 +124,7 @@ pub struct Module {
 
 /// What a ClassID stands for.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Class {
+pub struct ClassInfo {
     /// The module.
     pub module: usize,
     /// TypeDef token.
@@ -441,8 +441,8 @@ impl Info {
     ///
     /// # Errors
     /// The runtime's refusal.
-    pub fn function(self, function: usize) -> Result<Function, i32> {
-        let mut found = Function::default();
+    pub fn function(self, function: usize) -> Result<FunctionInfo, i32> {
+        let mut found = FunctionInfo::default();
         let mut count = 0u32;
         let answer = invoke!(
             self.pointer,
@@ -467,8 +467,8 @@ impl Info {
     /// # Errors
     /// The runtime's refusal; 0x80131366 for what is no class (pointers, by-refs, function
     /// pointers).
-    pub fn class(self, class: usize) -> Result<Class, i32> {
-        let mut found = Class::default();
+    pub fn class(self, class: usize) -> Result<ClassInfo, i32> {
+        let mut found = ClassInfo::default();
         let (mut parent, mut count) = (0usize, 0u32);
         let answer = invoke!(
             self.pointer,
@@ -505,7 +505,7 @@ impl Info {
 
     /// A module; its path as UTF-16 in `name`.
     #[must_use]
-    pub fn module(self, module: usize, name: &mut [u16; 512]) -> Option<Module> {
+    pub fn module(self, module: usize, name: &mut [u16; 512]) -> Option<ModuleInfo> {
         const COR_PRF_MODULE_COLLECTIBLE: u32 = 8;
         const COR_PRF_MODULE_FLAT_LAYOUT: u32 = 0x20;
         let (mut base, mut needed, mut assembly, mut flags) = (0usize, 0u32, 0usize, 0u32);
@@ -523,7 +523,7 @@ impl Info {
         );
         let is = |flag: u32| flags & flag != 0;
         let (collectible, flat) = (is(COR_PRF_MODULE_COLLECTIBLE), is(COR_PRF_MODULE_FLAT_LAYOUT));
-        (answer == S_OK).then_some(Module { base, assembly, collectible, flat })
+        (answer == S_OK).then_some(ModuleInfo { base, assembly, collectible, flat })
     }
 
     /// An assembly's simple name, as UTF-16 in `name`.
@@ -604,7 +604,7 @@ impl Objects for Info {
     }
 }
 
-impl Runtime for Info {
+impl RuntimeHeap for Info {
     fn size(&self, object: usize) -> Option<u64> {
         let mut bytes = 0usize;
         let answer = invoke!(self.pointer, 80, (usize, *mut usize), object, &raw mut bytes);
@@ -702,14 +702,15 @@ impl Handles for Info {
         /// COR_PRF_GC_GENERATION_RANGE.
         #[repr(C)]
         #[derive(Default)]
-        struct Range {
+        struct GenerationRange {
             generation: u32,
             start: usize,
             bytes: usize,
             reserved: usize,
         }
-        let mut range = Range::default();
-        let answer = invoke!(self.pointer, 55, (usize, *mut Range), object, &raw mut range);
+        let mut range = GenerationRange::default();
+        let answer =
+            invoke!(self.pointer, 55, (usize, *mut GenerationRange), object, &raw mut range);
         (answer == S_OK).then_some(range.generation.min(4) as u8)
     }
 }

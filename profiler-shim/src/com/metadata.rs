@@ -22,7 +22,7 @@ pub(super) unsafe fn blob(pointer: *const u8, bytes: u32) -> &'static [u8] {
 }
 
 /// Name buffers: UTF-16 with a zero at the end.
-pub type Name = [u16; 512];
+pub type NameBuffer = [u16; 512];
 
 impl Metadata {
     /// Takes over an interface pointer.
@@ -35,7 +35,7 @@ impl Metadata {
 
     /// A type's name (namespace included, where it has one) and whether it is nested.
     #[must_use]
-    pub fn type_def(&self, token: u32, name: &mut Name) -> Option<bool> {
+    pub fn type_def(&self, token: u32, name: &mut NameBuffer) -> Option<bool> {
         let (mut needed, mut flags, mut extends) = (0u32, 0u32, 0u32);
         let answer = invoke!(
             self.pointer,
@@ -62,7 +62,7 @@ impl Metadata {
 
     /// A referenced type's name, and the token of the scope it is in.
     #[must_use]
-    pub fn type_ref(&self, token: u32, name: &mut Name) -> Option<u32> {
+    pub fn type_ref(&self, token: u32, name: &mut NameBuffer) -> Option<u32> {
         let (mut scope, mut needed) = (0u32, 0u32);
         let answer = invoke!(
             self.pointer,
@@ -98,7 +98,7 @@ impl Metadata {
 
     /// A method's declaring type, name and signature.
     #[must_use]
-    pub fn method(&self, token: u32, name: &mut Name) -> Option<(u32, &'static [u8])> {
+    pub fn method(&self, token: u32, name: &mut NameBuffer) -> Option<(u32, &'static [u8])> {
         let (mut class, mut needed, mut attributes, mut rva, mut flags) =
             (0u32, 0u32, 0u32, 0u32, 0u32);
         let (mut signature, mut bytes) = (core::ptr::null::<u8>(), 0u32);

@@ -2,9 +2,9 @@
 
 use super::vtable::{CALLBACKS, Vtable};
 use crate::instance::Instance;
-use crate::region::Mapping;
+use crate::region::RegionMapping;
 use crate::service;
-use crate::syscall::{self, Thread};
+use crate::syscall::{self, PthreadId};
 use core::ffi::c_void;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -12,10 +12,10 @@ use profiler_protocol::layout::Geometry;
 
 /// What the runtime holds a pointer to.
 #[repr(C)]
-pub struct Object {
+pub struct ProfilerObject {
     vtable: &'static Vtable,
     references: AtomicU32,
-    mapping: Mapping,
+    mapping: RegionMapping,
     /// The service thread, 0 for none.
     thread: AtomicUsize,
     /// The profiler.
@@ -23,12 +23,12 @@ pub struct Object {
 }
 
 /// Makes an object with one reference, and its region.
-pub fn create() -> Option<NonNull<Object>> {
-    let memory = syscall::map_private(size_of::<Object>(), false)?;
-    let object = memory.cast::<Object>().as_ptr();
-    let Some(mapping) = Mapping::new(Geometry::DEFAULT) else {
+pub fn create() -> Option<NonNull<ProfilerObject>> {
+    let memory = syscall::map_private(size_of::<ProfilerObject>(), false)?;
+    let object = memory.cast::<ProfilerObject>().as_ptr();
+    let Some(mapping) = RegionMapping::new(Geometry::DEFAULT) else {
         // SAFETY: made above, known to nobody.
-        unsafe { syscall::unmap(memory, size_of::<Object>()) };
+        unsafe { syscall::unmap(memory, size_of::<ProfilerObject>()) };
         return None;
     };
     // SAFETY: the mapping is given up in `destroy` only, after the last reference.
@@ -57,12 +57,12 @@ pub fn create() -> Option<NonNull<Object>> {
 ///
 /// # Safety
 /// `this` came from [`create`], and a reference is held.
-pub unsafe fn object<'a>(this: *mut c_void) -> &'a Object {
+pub unsafe fn object<'a>(this: *mut c_void) -> &'a ProfilerObject {
     // SAFETY: the caller's promise. All that changes in an object is atomic.
-    unsafe { &*this.cast::<Object>() }
+    unsafe { &*this.cast::<ProfilerObject>() }
 }
 
-impl Object {
+impl ProfilerObject {
     /// One more reference.
     pub fn add_ref(&self) -> u32 {
         self.references.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
@@ -89,7 +89,7 @@ impl Object {
 
     /// Waits until the service thread has left the library's code.
     pub fn join_thread(&self) {
-        let thread: Thread = self.thread.swap(0, Ordering::AcqRel);
+        let thread: PthreadId = self.thread.swap(0, Ordering::AcqRel);
         if thread != 0 {
             // SAFETY: from `spawn`; the swap makes sure of once; only the runtime's detaching
             // thread calls this.
@@ -117,5 +117,5 @@ pub unsafe fn destroy(this: *mut c_void) {
     // SAFETY: nobody is left to use region or guard.
     unsafe { object.mapping.unmap() };
     // SAFETY: from `map_private` in `create`; `object` is not used after.
-    unsafe { syscall::unmap(memory, size_of::<Object>()) };
+    unsafe { syscall::unmap(memory, size_of::<ProfilerObject>()) };
 }

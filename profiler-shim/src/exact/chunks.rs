@@ -3,9 +3,9 @@
 //! into the dead and the living.
 
 use super::chance::Chance;
-use super::table::{Run, Table};
-use crate::exact::classes::Class;
-use crate::region::lasting::{self, Room};
+use super::table::{RunSum, TableWriter};
+use crate::exact::classes::PackedClass;
+use crate::region::lasting::{self, GrowableWords};
 use core::sync::atomic::{AtomicU64, Ordering};
 use profiler_protocol::exact::{head, of_type};
 
@@ -25,14 +25,14 @@ const ROW_BITS: u32 = 19;
 
 /// An object as it was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct AllocationEntry {
     /// Address / 8, and the type's row.
     place: u64,
     /// Size / 8, and milliseconds from the start to its birth.
     what: u64,
 }
 
-impl Entry {
+impl AllocationEntry {
     /// An object. A size of 32 GiB and more is one word less than that.
     #[inline]
     #[must_use]
@@ -96,17 +96,17 @@ impl Entry {
 }
 
 /// Where a thread's next entry goes: the chunk's count of entries, and two words behind it.
-pub struct Place<'a> {
+pub struct NextEntry<'a> {
     count: &'a AtomicU64,
     used: u64,
     place: &'a AtomicU64,
     what: &'a AtomicU64,
 }
 
-impl Place<'_> {
+impl NextEntry<'_> {
     /// Writes it.
     #[inline]
-    pub fn fill(self, entry: Entry) {
+    pub fn fill(self, entry: AllocationEntry) {
         let [place, what] = entry.words();
         self.place.store(place, Ordering::Relaxed);
         self.what.store(what, Ordering::Relaxed);
@@ -119,7 +119,7 @@ impl Place<'_> {
 /// All chunks and who fills which.
 pub struct Chunks {
     slots: &'static [AtomicU64],
-    words: Room,
+    words: GrowableWords,
     /// Chunks in use.
     used: AtomicU64,
     /// Moves on with each collection: chunks of earlier epochs are not the threads' any more.
@@ -130,9 +130,9 @@ pub struct Chunks {
 /// last, what is known of it and in which epoch; its countdown to the next stack. Its words are its
 /// thread's alone.
 #[derive(Clone, Copy)]
-pub struct Slot(&'static [AtomicU64; SLOT_WORDS]);
+pub struct ThreadSlot(&'static [AtomicU64; SLOT_WORDS]);
 
-impl Slot {
+impl ThreadSlot {
     #[inline]
     fn thread(self) -> u64 {
         let [key, ..] = self.0;
@@ -147,11 +147,11 @@ impl Slot {
     /// The class this thread met last, if it is this one.
     #[inline]
     #[must_use]
-    pub fn known(self, class: usize, epoch: u64) -> Option<Class> {
+    pub fn known(self, class: usize, epoch: u64) -> Option<PackedClass> {
         let [_, _, _, last, info, at, ..] = self.0;
         let same =
             last.load(Ordering::Relaxed) == class as u64 && at.load(Ordering::Relaxed) == epoch;
-        same.then(|| Class::from_word(info.load(Ordering::Relaxed)))
+        same.then(|| PackedClass::from_word(info.load(Ordering::Relaxed)))
     }
 
     /// Its countdown.
@@ -164,7 +164,7 @@ impl Slot {
 
     /// Remembers it, once all is known of it.
     #[inline]
-    pub fn remember(self, class: usize, info: Class, epoch: u64) {
+    pub fn remember(self, class: usize, info: PackedClass, epoch: u64) {
         let [_, _, _, last, known, at, ..] = self.0;
         if info.is_described() {
             last.store(class as u64, Ordering::Relaxed);
@@ -180,7 +180,7 @@ impl Chunks {
     pub fn new() -> Option<Self> {
         Some(Self {
             slots: lasting::whole(SLOTS * SLOT_WORDS)?,
-            words: Room::new(MOST_WORDS, LEAST_WORDS),
+            words: GrowableWords::new(MOST_WORDS, LEAST_WORDS),
             used: AtomicU64::new(0),
             // Slots begin with 0: no thread has a chunk.
             epoch: AtomicU64::new(1),
@@ -201,20 +201,20 @@ impl Chunks {
     }
 
     #[inline]
-    fn slot_at(&self, number: usize) -> Option<Slot> {
+    fn slot_at(&self, number: usize) -> Option<ThreadSlot> {
         let begin = (number % SLOTS) * SLOT_WORDS;
-        Some(Slot(self.slots.get(begin..)?.first_chunk()?))
+        Some(ThreadSlot(self.slots.get(begin..)?.first_chunk()?))
     }
 
     /// The slot of the thread with this control block, if it is where it is looked for first.
     #[inline]
-    pub fn first_slot(&self, thread: usize) -> Option<Slot> {
+    pub fn first_slot(&self, thread: usize) -> Option<ThreadSlot> {
         self.slot_at(Self::slot_number(thread)).filter(|slot| slot.thread() == thread as u64)
     }
 
     /// The same wherever it is, or a new one; `None` when there is none left near its place.
     #[inline(never)]
-    pub fn slot(&self, thread: usize) -> Option<Slot> {
+    pub fn slot(&self, thread: usize) -> Option<ThreadSlot> {
         let mut at = Self::slot_number(thread);
         for _ in 0..PROBES {
             let slot = self.slot_at(at)?;
@@ -230,7 +230,7 @@ impl Chunks {
     /// Where this thread's next entry goes; `None` when its chunk is full or a collection has taken
     /// it.
     #[inline]
-    pub fn place(&self, slot: Slot) -> Option<Place<'_>> {
+    pub fn place(&self, slot: ThreadSlot) -> Option<NextEntry<'_>> {
         let [_, chunk, epoch, ..] = slot.0;
         // Relaxed: epochs change while this thread stands.
         if epoch.load(Ordering::Relaxed) != self.epoch.load(Ordering::Relaxed) {
@@ -240,19 +240,19 @@ impl Chunks {
     }
 
     #[inline]
-    fn place_in(&self, chunk: usize) -> Option<Place<'_>> {
+    fn place_in(&self, chunk: usize) -> Option<NextEntry<'_>> {
         let words: &[AtomicU64; CHUNK_WORDS] =
             self.words.words().get(chunk.wrapping_mul(CHUNK_WORDS)..)?.first_chunk()?;
         let [count, _, entries @ ..] = words;
         let used = count.load(Ordering::Relaxed);
         let at = (used as usize).wrapping_mul(2);
         let (place, what) = (entries.get(at)?, entries.get(at.wrapping_add(1))?);
-        Some(Place { count, used, place, what })
+        Some(NextEntry { count, used, place, what })
     }
 
     /// Notes an object. False when there is no memory.
     #[inline(never)]
-    pub fn push(&self, slot: Slot, entry: Entry) -> bool {
+    pub fn push(&self, slot: ThreadSlot, entry: AllocationEntry) -> bool {
         let Some(place) = self.place(slot).or_else(|| self.place_in_new(slot)) else {
             return false;
         };
@@ -262,7 +262,7 @@ impl Chunks {
 
     /// The same in another chunk, which is the thread's from now on.
     #[cold]
-    fn place_in_new(&self, slot: Slot) -> Option<Place<'_>> {
+    fn place_in_new(&self, slot: ThreadSlot) -> Option<NextEntry<'_>> {
         let [_, chunk, epoch, ..] = slot.0;
         let new = self.used.fetch_add(1, Ordering::Relaxed);
         let end = (new as usize).wrapping_add(1).wrapping_mul(CHUNK_WORDS);
@@ -292,7 +292,7 @@ impl Chunks {
 
     /// Calls `each` with every entry, and whether it was counted before; counts them.
     #[inline]
-    fn each_entry(&self, from_counted: bool, mut each: impl FnMut(Entry, bool)) {
+    fn each_entry(&self, from_counted: bool, mut each: impl FnMut(AllocationEntry, bool)) {
         self.each_chunk(|counted, entries| {
             let before = counted.load(Ordering::Relaxed) as usize;
             let skip = if from_counted { before } else { 0 };
@@ -312,16 +312,16 @@ impl Chunks {
 
     /// Counts what is not counted yet. Beside running threads: what they note meanwhile is counted
     /// the next time.
-    pub fn count_all(&self, table: &Table) {
-        let mut sums = Sums::default();
+    pub fn count_all(&self, table: &TableWriter) {
+        let mut sums = AllocationSums::default();
         self.each_entry(true, |entry, _| sums.add(table, entry));
         sums.end(table);
     }
 
     /// Counts what is not counted yet, hands every object to `each`, and forgets them all. While
     /// the world stands still.
-    pub fn take_all(&self, table: &Table, mut each: impl FnMut(Entry)) {
-        let mut sums = Sums::default();
+    pub fn take_all(&self, table: &TableWriter, mut each: impl FnMut(AllocationEntry)) {
+        let mut sums = AllocationSums::default();
         self.each_entry(false, |entry, is_counted| {
             if !is_counted {
                 sums.add(table, entry);
@@ -341,30 +341,33 @@ impl Chunks {
 
 /// The entries in so many words of a chunk.
 #[inline]
-fn in_chunk(words: &[AtomicU64]) -> impl Iterator<Item = Entry> {
+fn in_chunk(words: &[AtomicU64]) -> impl Iterator<Item = AllocationEntry> {
     words.chunks_exact(2).filter_map(|pair| {
         let [place, what] = pair else { return None };
-        Some(Entry::from_words([place.load(Ordering::Relaxed), what.load(Ordering::Relaxed)]))
+        Some(AllocationEntry::from_words([
+            place.load(Ordering::Relaxed),
+            what.load(Ordering::Relaxed),
+        ]))
     })
 }
 
 /// What was allocated: of all types, and of those that came last.
 #[derive(Default)]
-struct Sums {
+struct AllocationSums {
     objects: u64,
     bytes: u64,
-    run: Run<usize>,
+    run: RunSum<usize>,
 }
 
-impl Sums {
+impl AllocationSums {
     #[inline]
-    fn add(&mut self, table: &Table, entry: Entry) {
+    fn add(&mut self, table: &TableWriter, entry: AllocationEntry) {
         if let Some(ended) = self.run.add(entry.row(), entry.bytes()) {
             self.count(table, ended);
         }
     }
 
-    fn count(&mut self, table: &Table, run: Run<usize>) {
+    fn count(&mut self, table: &TableWriter, run: RunSum<usize>) {
         self.objects = self.objects.wrapping_add(run.objects);
         self.bytes = self.bytes.wrapping_add(run.bytes);
         let row = table.type_row(run.of);
@@ -372,7 +375,7 @@ impl Sums {
         row.add(of_type::BYTES, run.bytes);
     }
 
-    fn end(mut self, table: &Table) {
+    fn end(mut self, table: &TableWriter) {
         let last = core::mem::take(&mut self.run);
         self.count(table, last);
         table.add(head::OBJECTS, self.objects);
@@ -382,32 +385,32 @@ impl Sums {
 
 #[cfg(test)]
 mod tests {
-    use super::{CHUNK_ENTRIES, Chunks, Entry};
-    use crate::exact::table::Table;
+    use super::{AllocationEntry, CHUNK_ENTRIES, Chunks};
+    use crate::exact::table::TableWriter;
     use crate::region::lasting;
     use profiler_protocol::exact::{TABLE_WORDS, head};
 
     #[test]
     fn an_entry_keeps_what_it_was_made_of() {
-        let entry = Entry::new(0x7fff_ffff_fff8, 16_383, 3, 0xffff_fffe);
+        let entry = AllocationEntry::new(0x7fff_ffff_fff8, 16_383, 3, 0xffff_fffe);
         assert_eq!(
             (entry.address(), entry.row(), entry.bytes(), entry.born_ms()),
             (0x7fff_ffff_fff8, 16_383, 24, 0xffff_fffe)
         );
         let moved = entry.moved_to(0x10);
         assert_eq!((moved.address(), moved.row(), moved.bytes()), (0x10, 16_383, 24));
-        assert_eq!(Entry::new(8, 0, 1 << 40, 0).bytes(), u64::from(u32::MAX) * 8);
+        assert_eq!(AllocationEntry::new(8, 0, 1 << 40, 0).bytes(), u64::from(u32::MAX) * 8);
     }
 
     #[test]
     fn each_object_is_counted_once_whenever_that_is() {
         let table =
-            Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
+            TableWriter::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
         let chunks = Chunks::new().unwrap();
         let (first, second) = (chunks.slot(0x1000).unwrap(), chunks.slot(0x2000).unwrap());
         let push = |slot, n: usize| {
             for at in 0..n {
-                assert!(chunks.push(slot, Entry::new(0x10_0000 + at * 24, 5, 3, 0)));
+                assert!(chunks.push(slot, AllocationEntry::new(0x10_0000 + at * 24, 5, 3, 0)));
             }
         };
         push(first, 10);

@@ -2,8 +2,8 @@
 //! may be another one at the same address: each is then compared with what it was when it is met
 //! again.
 
-use super::Runtime;
-use super::table::Table;
+use super::RuntimeHeap;
+use super::table::TableWriter;
 use crate::region::lasting;
 use crate::repeat::mix;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ const PROBES: u64 = 64;
 /// What the allocation callback needs of a class, in one word: row (19 bits), flags (3), bytes that
 /// an object stands for beyond its own (10), size / 8 (upper half). 0: nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Class(u64);
+pub struct PackedClass(u64);
 
 /// Set always, so that no class is 0.
 const IS_CLASS: u64 = 1 << 19;
@@ -31,7 +31,7 @@ const SILENT_BITS: u64 = 0x3ff << SILENT;
 /// changes, and how many it tells of is known only after the next collection.
 const MOST_SILENT_BYTES: u64 = 512;
 
-impl Class {
+impl PackedClass {
     fn new(row: usize) -> Self {
         Self(row as u64 & (IS_CLASS - 1) | IS_CLASS)
     }
@@ -87,9 +87,9 @@ impl Class {
 
 /// What a look for a class found.
 #[derive(Clone, Copy)]
-pub struct Found {
+pub struct ClassLookup {
     /// The class.
-    pub class: Class,
+    pub class: PackedClass,
     /// It is met for the first time, and the finder is to describe it.
     pub is_new: bool,
 }
@@ -144,7 +144,9 @@ impl Classes {
             let Some([id, info, ..]) = self.slots.get(begin..) else { return 0 };
             match id.load(Ordering::Acquire) {
                 0 => return 0,
-                there if there == class as u64 => return Class(info.load(Ordering::Acquire)).row(),
+                there if there == class as u64 => {
+                    return PackedClass(info.load(Ordering::Acquire)).row();
+                }
                 _ => {}
             }
         }
@@ -153,10 +155,15 @@ impl Classes {
 
     /// Finds a class, or adds it.
     #[inline(never)]
-    pub fn find(&self, class: usize, table: &Table, runtime: &impl Runtime) -> Found {
-        let others = Class::new(0);
+    pub fn find(
+        &self,
+        class: usize,
+        table: &TableWriter,
+        runtime: &impl RuntimeHeap,
+    ) -> ClassLookup {
+        let others = PackedClass::new(0);
         let Some([_, info, epoch, identity]) = self.slot(class) else {
-            return Found { class: others, is_new: false };
+            return ClassLookup { class: others, is_new: false };
         };
         let now = self.epoch();
         let mut found = info.load(Ordering::Acquire);
@@ -174,17 +181,17 @@ impl Classes {
             let again = info.load(Ordering::Acquire);
             if again == found {
                 epoch.store(now, Ordering::Release);
-                return Found { class: Class(found), is_new: false };
+                return ClassLookup { class: PackedClass(found), is_new: false };
             }
             found = again;
         }
-        let new = Class::new(table.new_type(class));
+        let new = PackedClass::new(table.new_type(class));
         // Two threads that meet it at once have a row each, of the same name; the later one is used
         // from then on.
         info.store(new.word(), Ordering::Release);
         identity.store(0, Ordering::Release);
         epoch.store(now, Ordering::Release);
-        Found { class: new, is_new: true }
+        ClassLookup { class: new, is_new: true }
     }
 
     /// Notes how many bytes there are that nobody was told of for each object of a class that
@@ -192,7 +199,7 @@ impl Classes {
     /// before.
     pub fn stands_for(&self, class: usize, row: usize, silent_bytes: u64) -> bool {
         let Some([_, info, ..]) = self.slot(class) else { return false };
-        let known = Class(info.load(Ordering::Acquire));
+        let known = PackedClass(info.load(Ordering::Acquire));
         let before = known.silent_bytes();
         let silent_bytes = silent_bytes.min(MOST_SILENT_BYTES);
         if known.row() != row
@@ -211,23 +218,23 @@ impl Classes {
         class: usize,
         size_words: u64,
         is_string: bool,
-        runtime: &impl Runtime,
+        runtime: &impl RuntimeHeap,
     ) {
         let Some([_, info, _, identity]) = self.slot(class) else { return };
         let (is, is_array) = runtime.identity(class);
-        let row = Class(info.load(Ordering::Acquire)).row();
+        let row = PackedClass(info.load(Ordering::Acquire)).row();
         let fixed = !is_array && !is_string && size_words != 0 && size_words <= u64::from(u32::MAX);
         let size = if fixed { FIXED | size_words << 32 } else { 0 };
         identity.store(is, Ordering::Release);
-        info.store(Class::new(row).word() | DESCRIBED | size, Ordering::Release);
+        info.store(PackedClass::new(row).word() | DESCRIBED | size, Ordering::Release);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::Classes;
-    use crate::exact::Runtime;
-    use crate::exact::table::Table;
+    use crate::exact::RuntimeHeap;
+    use crate::exact::table::TableWriter;
     use crate::region::lasting;
     use core::cell::Cell;
     use core::sync::atomic::AtomicU64;
@@ -236,7 +243,7 @@ mod tests {
     /// The identity that every class has.
     struct Known(Cell<u64>);
 
-    impl Runtime for Known {
+    impl RuntimeHeap for Known {
         fn size(&self, _: usize) -> Option<u64> {
             None
         }
@@ -257,7 +264,7 @@ mod tests {
     #[test]
     fn a_class_keeps_its_row_until_another_one_has_its_address() {
         let table =
-            Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
+            TableWriter::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
         table.publish(1, 0, 0);
         let (classes, runtime) = (Classes::new().unwrap(), Known(Cell::new(7)));
         let find = |class| classes.find(class, &table, &runtime);
@@ -282,7 +289,7 @@ mod tests {
     #[test]
     fn an_object_stands_for_those_that_nobody_was_told_of() {
         let table =
-            Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
+            TableWriter::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
         table.publish(1, 0, 0);
         let (classes, runtime) = (Classes::new().unwrap(), Known(Cell::new(7)));
         let row = classes.find(0x1000, &table, &runtime).class.row();
@@ -308,7 +315,7 @@ mod tests {
     #[test]
     fn types_beyond_the_table_share_its_first_row() {
         let table =
-            Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
+            TableWriter::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
         table.publish(1, 0, 0);
         let (classes, runtime) = (Classes::new().unwrap(), Known(Cell::new(7)));
         let rows: Vec<usize> = (1..=MOST_TYPES + 1)

@@ -5,7 +5,7 @@
 //! thread's, while the world stands still.
 
 use super::classes::Classes;
-use super::table::Table;
+use super::table::TableWriter;
 use crate::region::lasting;
 use core::sync::atomic::{AtomicU64, Ordering};
 use profiler_protocol::exact::{HELD_WORDS, MOST_TYPES, ROOT_KINDS, head, of_type};
@@ -22,7 +22,7 @@ pub trait Objects {
 }
 
 /// The look in progress, and when there may be another one.
-pub struct Holders {
+pub struct HolderScan {
     /// Words `of_type::ALIVE` on of each type.
     sums: &'static [AtomicU64],
     /// 1 from the beginning of a full collection that is to be looked at to its end.
@@ -32,7 +32,7 @@ pub struct Holders {
     not_before_ns: AtomicU64,
 }
 
-impl Holders {
+impl HolderScan {
     /// Nobody has looked.
     #[must_use]
     pub fn new() -> Option<Self> {
@@ -60,7 +60,7 @@ impl Holders {
 
     /// The runtime begins to tell, or has begun.
     #[inline(never)]
-    pub fn told(&self, table: &Table, now_ns: fn() -> u64) {
+    pub fn told(&self, table: &TableWriter, now_ns: fn() -> u64) {
         if self.began_ns.load(Ordering::Relaxed) == 0 {
             self.began_ns.store(now_ns().max(1), Ordering::Relaxed);
             let types = (table.get(head::TYPES) as usize).saturating_mul(HELD_WORDS);
@@ -111,7 +111,7 @@ impl Holders {
 
     /// The collection is over: writes what was told, if anything was, as that of collection
     /// `index`. Answers when the runtime began to tell.
-    pub fn end(&self, table: &Table, index: u64, now_ns: u64) -> Option<u64> {
+    pub fn end(&self, table: &TableWriter, index: u64, now_ns: u64) -> Option<u64> {
         let began_ns = self.began_ns.swap(0, Ordering::Relaxed);
         if self.open.swap(0, Ordering::Relaxed) == 0 || began_ns == 0 {
             return None;
@@ -135,10 +135,10 @@ impl Holders {
 
 #[cfg(test)]
 mod tests {
-    use super::{Holders, Objects, REST};
-    use crate::exact::Runtime;
+    use super::{HolderScan, Objects, REST};
+    use crate::exact::RuntimeHeap;
     use crate::exact::classes::Classes;
-    use crate::exact::table::Table;
+    use crate::exact::table::TableWriter;
     use crate::region::lasting;
     use core::sync::atomic::{AtomicU64, Ordering};
     use profiler_protocol::exact::{TABLE_WORDS, TYPE_WORDS, TYPES_AT, head, of_type};
@@ -152,7 +152,7 @@ mod tests {
         }
     }
 
-    impl Runtime for Hundreds {
+    impl RuntimeHeap for Hundreds {
         fn size(&self, _: usize) -> Option<u64> {
             None
         }
@@ -175,9 +175,9 @@ mod tests {
     #[test]
     fn a_look_sums_roots_and_references_and_none_follows_at_once() {
         let table =
-            Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
+            TableWriter::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
         table.publish(1, 0, 0);
-        let (classes, holders) = (Classes::new().unwrap(), Holders::new().unwrap());
+        let (classes, holders) = (Classes::new().unwrap(), HolderScan::new().unwrap());
         let rows = [100, 200].map(|class| classes.find(class, &table, &Hundreds).class.row());
         let of = |row: usize, word: usize| table.get(TYPES_AT + row * TYPE_WORDS + word);
         for (round, now_ns) in [1000, 1000 + (REST + 1) * 10].into_iter().enumerate() {

@@ -19,22 +19,22 @@ pub mod unseen;
 
 use crate::com::info::{Info, Mask, Provider};
 use crate::machine::thread_block;
-use crate::method::{Line, Namer};
+use crate::method::{NameText, Namer};
 use crate::recorder;
 use crate::region::lasting;
 use crate::syscall;
-use chunks::{Chunks, Entry};
-use classes::{Classes, Found};
+use chunks::{AllocationEntry, Chunks};
+use classes::{ClassLookup, Classes};
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use holders::Holders;
+use holders::HolderScan;
 use profiler_protocol::exact::{
     HEADER_WORDS, TABLE_NAME, TABLE_WORDS, head, loss, of_collection as row, of_type, reader,
     reason, state,
 };
 use profiler_protocol::layout::pack_runtime;
-use survey::Survey;
-use table::Table;
-use unseen::{Met, Unseen};
+use survey::CollectionSurvey;
+use table::TableWriter;
+use unseen::{HeapObject, Unseen};
 
 /// The first runtime that makes objects and tells nobody ([`unseen`]).
 const FIRST_WITH_UNSEEN: u16 = 10;
@@ -60,7 +60,7 @@ mod walk {
 }
 
 /// What is asked of the runtime while objects are counted.
-pub trait Runtime {
+pub trait RuntimeHeap {
     /// Bytes of an object, not rounded up.
     fn size(&self, object: usize) -> Option<u64>;
     /// True for an object that no collection looks at (the frozen heap, .NET 8+).
@@ -83,26 +83,26 @@ pub struct Allocated {
     /// to choose from.
     pub chosen: Option<(u64, u64)>,
     /// Its type was met for the first time.
-    pub first: Option<First>,
+    pub first: Option<FirstObject>,
 }
 
 /// The first object of a type: its row, and its size.
 #[derive(Clone, Copy, Debug)]
-pub struct First {
+pub struct FirstObject {
     row: usize,
     size_words: u64,
 }
 
 /// The profiler of exact mode.
 pub struct Exact {
-    table: Table,
+    table: TableWriter,
     /// Milliseconds since the start plus one while objects are counted; 0 before, after, and in a
     /// forked child.
     tick: &'static AtomicU64,
     chunks: Chunks,
     classes: Classes,
-    survey: Survey,
-    holders: Holders,
+    survey: CollectionSurvey,
+    holders: HolderScan,
     unseen: Unseen,
     /// Address of the newest ICorProfilerInfo, and its number.
     info: AtomicUsize,
@@ -135,14 +135,14 @@ impl Exact {
     pub fn new() -> Option<Self> {
         // Who is not counted says so in the header.
         let mapped = if lasting::is_scarce() { HEADER_WORDS } else { TABLE_WORDS };
-        let table = Table::new(lasting::shared(TABLE_NAME, TABLE_WORDS, mapped)?);
+        let table = TableWriter::new(lasting::shared(TABLE_NAME, TABLE_WORDS, mapped)?);
         Some(Self {
             table,
             tick: lasting::guard()?.first()?,
             chunks: Chunks::new()?,
             classes: Classes::new()?,
-            survey: Survey::new()?,
-            holders: Holders::new()?,
+            survey: CollectionSurvey::new()?,
+            holders: HolderScan::new()?,
             unseen: Unseen::new(),
             info: AtomicUsize::new(0),
             info_level: AtomicU32::new(0),
@@ -228,7 +228,7 @@ impl Exact {
         if slot.chance().is_near(size_words.wrapping_mul(8).wrapping_add(known.silent_bytes())) {
             return false;
         }
-        place.fill(Entry::new(object, known.row(), size_words, tick.wrapping_sub(1)));
+        place.fill(AllocationEntry::new(object, known.row(), size_words, tick.wrapping_sub(1)));
         true
     }
 
@@ -246,7 +246,7 @@ impl Exact {
         };
         let known = slot.known(class, self.classes.epoch());
         let found = match known {
-            Some(class) => classes::Found { class, is_new: false },
+            Some(class) => classes::ClassLookup { class, is_new: false },
             None => {
                 let Some(info) = self.info() else { return Allocated::default() };
                 let found = self.classes.find(class, &self.table, &info);
@@ -276,7 +276,8 @@ impl Exact {
                 self.give_up_looking();
             }
         }
-        let entry = Entry::new(object, found.class.row(), size_words, tick.wrapping_sub(1));
+        let entry =
+            AllocationEntry::new(object, found.class.row(), size_words, tick.wrapping_sub(1));
         if !self.chunks.push(slot, entry) {
             self.table.count(head::LOSSES + loss::MEMORY);
         }
@@ -286,7 +287,7 @@ impl Exact {
             && chance.chooses(stands_for, thread as u64 ^ self.began_ns.load(Ordering::Relaxed));
         Allocated {
             chosen: is_chosen.then_some((bytes, stands_for)),
-            first: found.is_new.then_some(First { row: found.class.row(), size_words }),
+            first: found.is_new.then_some(FirstObject { row: found.class.row(), size_words }),
         }
     }
 
@@ -294,9 +295,9 @@ impl Exact {
     /// meanwhile, and may be elsewhere afterwards: this can let a collection in.
     #[cold]
     #[inline(never)]
-    pub fn describe(&self, class: usize, First { row, size_words }: First) {
+    pub fn describe(&self, class: usize, FirstObject { row, size_words }: FirstObject) {
         let Some(info) = self.info() else { return };
-        let (mut name, mut module) = (Line::new(), Line::new());
+        let (mut name, mut module) = (NameText::new(), NameText::new());
         let module_id = Namer::new(info).class(class, &mut name, &mut module);
         // Strings are the one kind of object that has no fixed size and is no array.
         let is_string = name.as_str() == "string";
@@ -383,12 +384,12 @@ impl Exact {
         &self,
         info: &Info,
         object: usize,
-        met: Met,
+        met: HeapObject,
         finds: &mut Finds,
         name: &impl Fn(usize),
     ) {
         if finds.class != met.class {
-            let Found { class, is_new } = self.classes.find(met.class, &self.table, info);
+            let ClassLookup { class, is_new } = self.classes.find(met.class, &self.table, info);
             (finds.class, finds.row) = (met.class, class.row());
             if is_new {
                 self.classes.described(met.class, met.bytes / 8, false, info);
@@ -400,7 +401,7 @@ impl Exact {
                 name(met.class);
             }
         }
-        let entry = Entry::new(object, finds.row, met.bytes / 8, finds.born_ms);
+        let entry = AllocationEntry::new(object, finds.row, met.bytes / 8, finds.born_ms);
         if self.chunks.slot(thread_block()).is_some_and(|slot| self.chunks.push(slot, entry)) {
             self.table.add(head::UNSEEN, 1);
             self.table.type_row(finds.row).add(of_type::UNSEEN, 1);

@@ -1,7 +1,7 @@
 //! Ranges of addresses, collected in any order and by several threads, then sorted and asked about
 //! objects that come in about the order of their addresses.
 
-use crate::region::lasting::{self, Room};
+use crate::region::lasting::{self, GrowableWords};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Digits of a radix sort over 48 bits of address.
@@ -13,8 +13,8 @@ const FEW: usize = 64;
 
 /// Rows of `W` words, of which word `FIRST` is the first address and word `BYTES` the length.
 pub struct Ranges<const W: usize, const FIRST: usize, const BYTES: usize> {
-    words: Room,
-    scratch: Room,
+    words: GrowableWords,
+    scratch: GrowableWords,
     digits: &'static [AtomicU64],
     count: AtomicU64,
 }
@@ -23,9 +23,9 @@ impl<const W: usize, const FIRST: usize, const BYTES: usize> Ranges<W, FIRST, BY
     /// Room for `most` rows, or `least` where address space is counted (see `lasting::Room`).
     #[must_use]
     pub fn new(most: usize, least: usize) -> Option<Self> {
-        let words = Room::new(most.wrapping_mul(W), least.wrapping_mul(W));
+        let words = GrowableWords::new(most.wrapping_mul(W), least.wrapping_mul(W));
         Some(Self {
-            scratch: Room::new(words.most(), words.most()),
+            scratch: GrowableWords::new(words.most(), words.most()),
             words,
             digits: lasting::whole(DIGITS)?,
             count: AtomicU64::new(0),
@@ -185,13 +185,13 @@ impl<const W: usize, const FIRST: usize, const BYTES: usize> Ranges<W, FIRST, BY
 
     /// Looks addresses up in the sorted rows.
     #[must_use]
-    pub fn cursor(&self) -> Cursor<'_, W, FIRST, BYTES> {
-        Cursor { ranges: self, count: self.len(), low: 1, high: 0, row: None }
+    pub fn cursor(&self) -> RangeCursor<'_, W, FIRST, BYTES> {
+        RangeCursor { ranges: self, count: self.len(), low: 1, high: 0, row: None }
     }
 }
 
 /// Remembers the range, or the gap, that the last address was in.
-pub struct Cursor<'a, const W: usize, const FIRST: usize, const BYTES: usize> {
+pub struct RangeCursor<'a, const W: usize, const FIRST: usize, const BYTES: usize> {
     ranges: &'a Ranges<W, FIRST, BYTES>,
     count: usize,
     low: u64,
@@ -199,7 +199,7 @@ pub struct Cursor<'a, const W: usize, const FIRST: usize, const BYTES: usize> {
     row: Option<usize>,
 }
 
-impl<const W: usize, const FIRST: usize, const BYTES: usize> Cursor<'_, W, FIRST, BYTES> {
+impl<const W: usize, const FIRST: usize, const BYTES: usize> RangeCursor<'_, W, FIRST, BYTES> {
     /// The row that `address` is in.
     #[inline]
     pub fn find(&mut self, address: usize) -> Option<usize> {

@@ -3,11 +3,11 @@
 //! here but [`Survey::note`] and [`Survey::waits_for_finalizer`], which the threads of a server
 //! collector call at once, is one thread's, while the world stands still.
 
-use super::chunks::{Chunks, Entry};
-use super::ranges::{Cursor, Ranges};
-use super::table::{Run, Table};
-use super::{Runtime, SUMS};
-use crate::region::lasting::{self, Room};
+use super::chunks::{AllocationEntry, Chunks};
+use super::ranges::{RangeCursor, Ranges};
+use super::table::{RunSum, TableWriter};
+use super::{RuntimeHeap, SUMS};
+use crate::region::lasting::{self, GrowableWords};
 use core::sync::atomic::{AtomicU64, Ordering};
 use profiler_protocol::exact::{
     COLLECTION_BUCKETS, COLLECTION_WORDS, COLLECTIONS_AT, MOST_COLLECTIONS, MOST_SURVIVALS,
@@ -42,25 +42,28 @@ type Survivors = Ranges<3, 0, 1>;
 /// Where generations lie, as `Runtime::generations` has it, found by what is reserved for them.
 pub type Generations = Ranges<4, 1, 3>;
 /// Objects that wait for their finalizer: address and 1.
-type Waiting = Ranges<2, 0, 1>;
+type PendingFinalizers = Ranges<2, 0, 1>;
 
 /// A living object.
 #[derive(Clone, Copy)]
 struct Living {
-    entry: Entry,
+    entry: AllocationEntry,
     /// Collections that had ended before its birth, and flags.
     history: u64,
 }
 
 /// Living objects of one generation.
-struct List {
-    words: Room,
+struct LivingList {
+    words: GrowableWords,
     count: AtomicU64,
 }
 
-impl List {
+impl LivingList {
     fn new() -> Self {
-        Self { words: Room::new(MOST_LIVING * 3, LEAST_LIVING * 3), count: AtomicU64::new(0) }
+        Self {
+            words: GrowableWords::new(MOST_LIVING * 3, LEAST_LIVING * 3),
+            count: AtomicU64::new(0),
+        }
     }
 
     fn len(&self) -> usize {
@@ -76,7 +79,10 @@ impl List {
     fn read(&self, at: usize) -> Option<Living> {
         let [place, what, history] = self.place(at)?;
         let words = [place.load(Ordering::Relaxed), what.load(Ordering::Relaxed)];
-        Some(Living { entry: Entry::from_words(words), history: history.load(Ordering::Relaxed) })
+        Some(Living {
+            entry: AllocationEntry::from_words(words),
+            history: history.load(Ordering::Relaxed),
+        })
     }
 
     #[inline]
@@ -102,14 +108,14 @@ impl List {
 }
 
 /// The state of the collection in progress and of all living objects.
-pub struct Survey {
+pub struct CollectionSurvey {
     survivors: Survivors,
-    waiting: Waiting,
+    waiting: PendingFinalizers,
     before: Generations,
     after: Generations,
-    lists: [List; LISTS],
+    lists: [LivingList; LISTS],
     /// Objects that came down to a generation whose list was still to be gone through.
-    demoted: List,
+    demoted: LivingList,
     /// Of each type, survivors of this collection: objects, bytes, moved.
     here: &'static [AtomicU64],
     /// Highest generation of the collection in progress plus one, 0 for none; and whether it was
@@ -135,26 +141,26 @@ pub struct Survey {
 type Dead = (usize, u32, u32);
 
 /// What a collection knows while it goes through the objects.
-struct Walk<'a> {
-    survey: &'a Survey,
-    table: &'a Table,
+struct CollectionWalk<'a> {
+    survey: &'a CollectionSurvey,
+    table: &'a TableWriter,
     condemned: u8,
     now_ms: u32,
     collections: u64,
-    survivors: Cursor<'a, 3, 0, 1>,
-    after: Cursor<'a, 4, 1, 3>,
-    waiting: Cursor<'a, 2, 0, 1>,
+    survivors: RangeCursor<'a, 3, 0, 1>,
+    after: RangeCursor<'a, 4, 1, 3>,
+    waiting: RangeCursor<'a, 2, 0, 1>,
     /// Words SURVIVED to RESURRECTED of the row.
     sums: [u64; SUMS],
     unfollowed: u64,
     /// Bytes of new objects in the frozen heap, which is no part of the heap that collections look
     /// at.
     frozen_bytes: u64,
-    dead: Run<Dead>,
+    dead: RunSum<Dead>,
 }
 
 /// Asks the runtime where its generations lie, with room for more and more of them.
-fn fill(generations: &Generations, runtime: &impl Runtime) {
+fn fill(generations: &Generations, runtime: &impl RuntimeHeap) {
     let mut rows = FIRST_REGIONS;
     loop {
         let has_room = generations.makes_room(rows);
@@ -167,17 +173,23 @@ fn fill(generations: &Generations, runtime: &impl Runtime) {
     }
 }
 
-impl Survey {
+impl CollectionSurvey {
     /// Without objects.
     #[must_use]
     pub fn new() -> Option<Self> {
         Some(Self {
             survivors: Survivors::new(MOST_RANGES, LEAST_RANGES)?,
-            waiting: Waiting::new(MOST_RANGES, LEAST_RANGES)?,
+            waiting: PendingFinalizers::new(MOST_RANGES, LEAST_RANGES)?,
             before: Generations::new(MOST_REGIONS, LEAST_REGIONS)?,
             after: Generations::new(MOST_REGIONS, LEAST_REGIONS)?,
-            lists: [List::new(), List::new(), List::new(), List::new(), List::new()],
-            demoted: List::new(),
+            lists: [
+                LivingList::new(),
+                LivingList::new(),
+                LivingList::new(),
+                LivingList::new(),
+                LivingList::new(),
+            ],
+            demoted: LivingList::new(),
             here: lasting::whole(MOST_TYPES * SURVIVAL_WORDS)?,
             condemned: AtomicU64::new(0),
             induced: AtomicU64::new(0),
@@ -217,7 +229,7 @@ impl Survey {
         induced: bool,
         began_ns: u64,
         suspending_ns: u64,
-        runtime: &impl Runtime,
+        runtime: &impl RuntimeHeap,
     ) {
         self.survivors.clear();
         self.waiting.clear();
@@ -230,7 +242,7 @@ impl Survey {
     }
 
     /// Looks where the generations lie.
-    pub fn locate(&self, runtime: &impl Runtime) {
+    pub fn locate(&self, runtime: &impl RuntimeHeap) {
         fill(&self.before, runtime);
         self.before.sort();
     }
@@ -274,9 +286,9 @@ impl Survey {
     /// Sorts all objects of the collected generations into the dead and the living.
     pub fn finish(
         &self,
-        table: &Table,
+        table: &TableWriter,
         chunks: &Chunks,
-        runtime: &impl Runtime,
+        runtime: &impl RuntimeHeap,
         now_ms: u32,
         (event_number, event_what): (u64, u64),
     ) {
@@ -286,7 +298,7 @@ impl Survey {
         self.after.sort();
         let condemned =
             u8::try_from(self.condemned.swap(0, Ordering::Relaxed).saturating_sub(1)).unwrap_or(0);
-        let mut walk = Walk {
+        let mut walk = CollectionWalk {
             survey: self,
             table,
             condemned,
@@ -298,7 +310,7 @@ impl Survey {
             sums: [0; SUMS],
             unfollowed: 0,
             frozen_bytes: 0,
-            dead: Run::default(),
+            dead: RunSum::default(),
         };
         // From the oldest on, so that whoever is promoted comes to a list that was gone through.
         for list in (0..=condemned).rev() {
@@ -338,7 +350,7 @@ impl Survey {
         (0..generations.len()).fold(0, |sum: u64, at| sum.saturating_add(generations.word(at, 2)))
     }
 
-    fn tell(&self, table: &Table, sums: &[u64; SUMS], frozen_bytes: u64) {
+    fn tell(&self, table: &TableWriter, sums: &[u64; SUMS], frozen_bytes: u64) {
         let (objects, bytes) = (table.get(head::OBJECTS), table.get(head::OBJECT_BYTES));
         self.set(
             row::NEW_OBJECTS,
@@ -358,7 +370,7 @@ impl Survey {
     }
 
     /// Writes what survived of each type.
-    fn tell_survivals(&self, table: &Table) {
+    fn tell_survivals(&self, table: &TableWriter) {
         let collection = self.collections.load(Ordering::Relaxed);
         let types = table.get(head::TYPES) as usize;
         for (number, words) in self.here.chunks_exact(SURVIVAL_WORDS).take(types).enumerate() {
@@ -384,7 +396,7 @@ impl Survey {
     }
 
     /// Writes the collection's row, and that it is over.
-    pub fn write(&self, table: &Table, ended_ns: u64, own_ns: u64) {
+    pub fn write(&self, table: &TableWriter, ended_ns: u64, own_ns: u64) {
         self.own(own_ns);
         let own_ns = self.own_ns.load(Ordering::Relaxed);
         self.set(row::SUSPENDING_NS, self.suspending_ns.load(Ordering::Relaxed));
@@ -408,7 +420,7 @@ impl Survey {
     }
 
     /// Threads run again: so ends the pause of the last collection, unless that is known already.
-    pub fn resumed(&self, table: &Table, now_ns: u64) {
+    pub fn resumed(&self, table: &TableWriter, now_ns: u64) {
         let Some(number) = self.collections.load(Ordering::Relaxed).checked_sub(1) else { return };
         let begin = COLLECTIONS_AT.wrapping_add((number as usize).wrapping_mul(COLLECTION_WORDS));
         let at = begin.wrapping_add(row::RESUMED_NS);
@@ -418,7 +430,7 @@ impl Survey {
     }
 }
 
-impl Walk<'_> {
+impl CollectionWalk<'_> {
     fn add(&mut self, word: usize, by: u64) {
         if let Some(sum) = self.sums.get_mut(word.wrapping_sub(row::SURVIVED)) {
             *sum = sum.wrapping_add(by);
@@ -446,14 +458,14 @@ impl Walk<'_> {
         list.count.store(kept as u64, Ordering::Relaxed);
     }
 
-    fn follow(&mut self, list: Option<&List>, living: Living) {
+    fn follow(&mut self, list: Option<&LivingList>, living: Living) {
         if !list.is_some_and(|list| list.push(living)) {
             self.unfollowed = self.unfollowed.wrapping_add(1);
         }
     }
 
     /// Goes through what was allocated since the last collection.
-    fn young(&mut self, chunks: &Chunks, runtime: &impl Runtime) {
+    fn young(&mut self, chunks: &Chunks, runtime: &impl RuntimeHeap) {
         let table = self.table;
         let mut before = self.survey.before.cursor();
         chunks.take_all(table, |entry| {
@@ -494,7 +506,10 @@ impl Walk<'_> {
             .filter(|generation| *generation <= OLDEST)
     }
 
-    fn count_dead(&mut self, Run { of: (number, born_ms, born_at), objects, bytes }: Run<Dead>) {
+    fn count_dead(
+        &mut self,
+        RunSum { of: (number, born_ms, born_at), objects, bytes }: RunSum<Dead>,
+    ) {
         let lived = (self.collections as u32).wrapping_sub(born_at);
         let lived_ms = self.now_ms.saturating_sub(born_ms);
         let of = self.table.type_row(number);
@@ -575,11 +590,11 @@ impl Walk<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::Survey;
+    use super::CollectionSurvey;
 
     #[test]
     fn a_finalizable_object_without_room_is_said_not_to_be_noted() {
-        let survey = Survey::new().unwrap();
+        let survey = CollectionSurvey::new().unwrap();
         assert!(survey.waits_for_finalizer(0x1000));
         survey.waiting.set_len(1 << 40);
         assert!(!survey.waits_for_finalizer(0x2000));

@@ -7,18 +7,18 @@ use profiler_protocol::exact::{
     TYPES_AT, VERSION, head, of_type,
 };
 
-use crate::region::lasting::{Room, TableMemory};
+use crate::region::lasting::{GrowableWords, TableMemory};
 use crate::syscall;
 
 /// The table's words. Collections and what survived each take most of it, and few programs have
 /// many: those words are opened in steps.
-pub struct Table {
+pub struct TableWriter {
     words: &'static [AtomicU64],
-    collections: Room,
-    survivals: Room,
+    collections: GrowableWords,
+    survivals: GrowableWords,
 }
 
-impl Table {
+impl TableWriter {
     /// Over fresh memory.
     #[must_use]
     pub fn new(memory: TableMemory) -> Self {
@@ -101,10 +101,10 @@ impl Table {
     /// The row of a type.
     #[inline]
     #[must_use]
-    pub fn type_row(&self, row: usize) -> Row<'_> {
+    pub fn type_row(&self, row: usize) -> RowWriter<'_> {
         let at = TYPES_AT.wrapping_add((row % MOST_TYPES).wrapping_mul(TYPE_WORDS));
         let words = self.words.get(at..at.wrapping_add(TYPE_WORDS));
-        Row(words.and_then(|words| words.first_chunk()))
+        RowWriter(words.and_then(|words| words.first_chunk()))
     }
 
     /// A row for another type; 0 when there is none left.
@@ -173,9 +173,9 @@ impl Table {
 
 /// A type's row.
 #[derive(Clone, Copy)]
-pub struct Row<'a>(Option<&'a [AtomicU64; TYPE_WORDS]>);
+pub struct RowWriter<'a>(Option<&'a [AtomicU64; TYPE_WORDS]>);
 
-impl Row<'_> {
+impl RowWriter<'_> {
     /// Adds to a word.
     #[inline]
     pub fn add(self, at: usize, by: u64) {
@@ -200,7 +200,7 @@ impl Row<'_> {
 /// The sum over objects that come one after the other and are alike: programs make many of a kind
 /// at a time, and the table changes once for all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Run<K> {
+pub struct RunSum<K> {
     /// What they are.
     pub of: K,
     /// How many.
@@ -209,7 +209,7 @@ pub struct Run<K> {
     pub bytes: u64,
 }
 
-impl<K: Copy + Default + PartialEq> Run<K> {
+impl<K: Copy + Default + PartialEq> RunSum<K> {
     /// One more. If it is unlike the others, those are answered, and the sum begins with it.
     #[inline]
     pub fn add(&mut self, of: K, bytes: u64) -> Option<Self> {
@@ -224,14 +224,14 @@ impl<K: Copy + Default + PartialEq> Run<K> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Run, Table};
+    use super::{RunSum, TableWriter};
     use crate::region::lasting;
     use profiler_protocol::exact::TABLE_WORDS;
 
     #[test]
     fn what_several_threads_count_at_once_is_all_there() {
         let table =
-            Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
+            TableWriter::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| (0..100_000).for_each(|_| table.count_more(0, 3)));
@@ -241,12 +241,12 @@ mod tests {
     }
     #[test]
     fn a_run_ends_with_the_first_that_is_unlike() {
-        let mut run = Run::default();
-        let ended: Vec<Run<usize>> = [(7, 24), (7, 32), (9, 8), (0, 1)]
+        let mut run = RunSum::default();
+        let ended: Vec<RunSum<usize>> = [(7, 24), (7, 32), (9, 8), (0, 1)]
             .into_iter()
             .filter_map(|(of, bytes)| run.add(of, bytes))
             .collect();
-        let run_of = |of, objects, bytes| Run { of, objects, bytes };
+        let run_of = |of, objects, bytes| RunSum { of, objects, bytes };
         assert_eq!(ended, [run_of(0, 0, 0), run_of(7, 2, 56), run_of(9, 1, 8)]);
         assert_eq!(run, run_of(0, 1, 1));
     }

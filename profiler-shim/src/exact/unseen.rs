@@ -9,11 +9,11 @@
 //! (`DiagGCStart`, for ObjectsAllocatedByClass), so each object there begins where the one before
 //! it ends.
 
-use super::Runtime;
+use super::RuntimeHeap;
 use super::chunks::Chunks;
-use super::ranges::Cursor;
-use super::survey::{Generations, Survey};
-use crate::region::lasting::Room;
+use super::ranges::RangeCursor;
+use super::survey::{CollectionSurvey, Generations};
+use crate::region::lasting::GrowableWords;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -43,14 +43,14 @@ const WORD_BYTES: u64 = 64 * ALIGNMENT;
 pub struct Unseen {
     /// One bit where a run of known objects begins and one where it ends; none where two runs
     /// touch. The parts of generation 0 have their words one behind the other.
-    edges: Room,
+    edges: GrowableWords,
     /// 1 in a runtime that makes such objects, while its method tables are as they are read here.
     wanted: AtomicU32,
 }
 
 /// An object that was met in the heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Met {
+pub struct HeapObject {
     /// Its class.
     pub class: usize,
     /// Its bytes, rounded up.
@@ -60,10 +60,10 @@ pub struct Met {
 }
 
 /// A look at the heap.
-pub struct Look<'a> {
-    edges: &'a Room,
+pub struct HeapScan<'a> {
+    edges: &'a GrowableWords,
     generations: &'a Generations,
-    cursor: Cursor<'a, 4, 1, 3>,
+    cursor: RangeCursor<'a, 4, 1, 3>,
     /// Which word of a generation's row tells how long it is.
     length: usize,
     /// The last run of known objects.
@@ -77,7 +77,7 @@ pub struct Look<'a> {
 
 /// A part of generation 0.
 #[derive(Clone, Copy)]
-struct Part {
+struct YoungRange {
     /// Its place, from the first address to the one behind the last.
     first: u64,
     end: u64,
@@ -85,7 +85,7 @@ struct Part {
     word: u64,
 }
 
-impl Part {
+impl YoungRange {
     /// Number of the bit for an address, or for its end.
     #[inline]
     fn bit(self, address: u64) -> u64 {
@@ -94,13 +94,13 @@ impl Part {
 }
 
 #[inline]
-fn class_of(runtime: &impl Runtime, object: usize) -> usize {
+fn class_of(runtime: &impl RuntimeHeap, object: usize) -> usize {
     (runtime.word(object) & !FLAGS) as usize
 }
 
 /// Meets the object at an address; `None` where there is none.
 #[inline(never)]
-pub fn meet(runtime: &impl Runtime, object: usize) -> Option<Met> {
+pub fn meet(runtime: &impl RuntimeHeap, object: usize) -> Option<HeapObject> {
     let class = class_of(runtime, object);
     let about = if class == 0 { 0 } else { runtime.word(class) };
     let has_components = about & HAS_COMPONENTS != 0;
@@ -108,16 +108,16 @@ pub fn meet(runtime: &impl Runtime, object: usize) -> Option<Met> {
         if has_components { runtime.word(object.wrapping_add(8)) & 0xffff_ffff } else { 0 };
     let bytes = (about >> 32).wrapping_add((about & 0xffff).wrapping_mul(components));
     let bytes = bytes.next_multiple_of(ALIGNMENT);
-    (bytes >= LEAST_BYTES).then_some(Met { class, bytes, has_components })
+    (bytes >= LEAST_BYTES).then_some(HeapObject { class, bytes, has_components })
 }
 
 /// Calls `each` with every object of a gap. False: it does not end where the last of them does, or
 /// there is something that is no object.
 fn gap(
-    runtime: &impl Runtime,
+    runtime: &impl RuntimeHeap,
     is_class: impl Fn(usize) -> bool,
     gap: Range<u64>,
-    mut each: impl FnMut(usize, Met),
+    mut each: impl FnMut(usize, HeapObject),
 ) -> bool {
     let (mut at, mut last) = (gap.start, 0);
     while at < gap.end {
@@ -149,7 +149,7 @@ impl Unseen {
     /// Nothing is looked for.
     #[must_use]
     pub fn new() -> Self {
-        Self { edges: Room::new(MOST_WORDS, LEAST_WORDS), wanted: AtomicU32::new(0) }
+        Self { edges: GrowableWords::new(MOST_WORDS, LEAST_WORDS), wanted: AtomicU32::new(0) }
     }
 
     /// From now on it is looked for them. Relaxed, as all of this word: nothing else hangs on it.
@@ -174,11 +174,11 @@ impl Unseen {
     #[must_use]
     pub fn look<'a>(
         &'a self,
-        survey: &'a Survey,
+        survey: &'a CollectionSurvey,
         chunks: &Chunks,
-        runtime: &impl Runtime,
+        runtime: &impl RuntimeHeap,
         collects: bool,
-    ) -> Look<'a> {
+    ) -> HeapScan<'a> {
         let generations = survey.generations();
         let mut word = 0u64;
         for row in 0..generations.len() {
@@ -198,7 +198,7 @@ impl Unseen {
         let length = if collects { IN_USE } else { RESERVED };
         let cursor = generations.cursor();
         let mut look =
-            Look { edges: &self.edges, generations, cursor, length, run, at, next, is_known };
+            HeapScan { edges: &self.edges, generations, cursor, length, run, at, next, is_known };
         chunks.each_object(|object, bytes| look.know(runtime, object, bytes));
         survey.each_youngest(|object, bytes| look.know(runtime, object, bytes));
         // The last run ends where there is no object.
@@ -207,14 +207,14 @@ impl Unseen {
     }
 }
 
-impl Look<'_> {
+impl HeapScan<'_> {
     /// The part of generation 0 that this row is about. `None`: it is about another generation, or
     /// the bitmap ends before it does.
     #[inline]
-    fn part(&self, row: usize) -> Option<Part> {
+    fn part(&self, row: usize) -> Option<YoungRange> {
         let [about, first, bytes] =
             [0, 1, self.length].map(|word| self.generations.word(row, word));
-        let part = Part {
+        let part = YoungRange {
             first,
             end: first.saturating_add(bytes),
             word: about >> GENERATION.count_ones(),
@@ -224,13 +224,13 @@ impl Look<'_> {
     }
 
     #[inline]
-    fn find(&mut self, object: u64) -> Option<Part> {
+    fn find(&mut self, object: u64) -> Option<YoungRange> {
         self.cursor.find(object as usize).and_then(|row| self.part(row))
     }
 
     /// Notes an object that is known. They come one behind the other, as their threads made them.
     #[inline]
-    fn know(&mut self, runtime: &impl Runtime, object: usize, bytes: u64) {
+    fn know(&mut self, runtime: &impl RuntimeHeap, object: usize, bytes: u64) {
         let (_, end) = &mut self.run;
         if *end == object as u64 && bytes != 0 {
             *end = end.wrapping_add(bytes);
@@ -241,7 +241,7 @@ impl Look<'_> {
 
     /// Notes the run that has ended, and begins another one.
     #[inline(never)]
-    fn next_run(&mut self, runtime: &impl Runtime, object: usize, bytes: u64) {
+    fn next_run(&mut self, runtime: &impl RuntimeHeap, object: usize, bytes: u64) {
         let (first, end) = core::mem::take(&mut self.run);
         // What does not lie in it in whole is no object of its.
         if let Some(part) = self.find(first).filter(|part| end <= part.end) {
@@ -262,7 +262,7 @@ impl Look<'_> {
 
     /// The first edge at `from` or behind it; the part's end when there is none before that.
     #[inline(never)]
-    fn next_edge(&self, part: Part, from: u64) -> u64 {
+    fn next_edge(&self, part: YoungRange, from: u64) -> u64 {
         let (first, last) = (part.bit(from), part.bit(part.end));
         let mut mask = u64::MAX << (first % 64);
         let words = self
@@ -289,9 +289,9 @@ impl Look<'_> {
     /// nobody knows where it is.
     pub fn go_through(
         &self,
-        runtime: &impl Runtime,
+        runtime: &impl RuntimeHeap,
         is_class: impl Fn(usize) -> bool,
-        mut each: impl FnMut(usize, Met),
+        mut each: impl FnMut(usize, HeapObject),
     ) -> bool {
         let (mut is_anywhere, mut is_whole) = (false, true);
         for row in
@@ -363,12 +363,12 @@ impl Look<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::{HAS_COMPONENTS, Met, Unseen};
-    use crate::exact::Runtime;
-    use crate::exact::chunks::{Chunks, Entry};
-    use crate::exact::survey::Survey;
-    use crate::exact::table::Table;
-    use crate::region::lasting::{self, Room};
+    use super::{HAS_COMPONENTS, HeapObject, Unseen};
+    use crate::exact::RuntimeHeap;
+    use crate::exact::chunks::{AllocationEntry, Chunks};
+    use crate::exact::survey::CollectionSurvey;
+    use crate::exact::table::TableWriter;
+    use crate::region::lasting::{self, GrowableWords};
     use core::sync::atomic::{AtomicU64, Ordering};
     use profiler_protocol::exact::TABLE_WORDS;
     use std::collections::HashMap;
@@ -402,7 +402,7 @@ mod tests {
         }
     }
 
-    impl Runtime for Heap {
+    impl RuntimeHeap for Heap {
         fn size(&self, _: usize) -> Option<u64> {
             None
         }
@@ -427,10 +427,10 @@ mod tests {
 
     fn found(
         unseen: &Unseen,
-        survey: &Survey,
+        survey: &CollectionSurvey,
         chunks: &Chunks,
         heap: &Heap,
-    ) -> (bool, Vec<(usize, Met)>) {
+    ) -> (bool, Vec<(usize, HeapObject)>) {
         let mut all = Vec::new();
         let look = unseen.look(survey, chunks, heap, true);
         let whole =
@@ -442,11 +442,13 @@ mod tests {
     #[test]
     fn what_is_in_generation_0_and_nobody_told_of_is_found() {
         let table =
-            Table::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
+            TableWriter::new(lasting::shared(c"perfusion-test", TABLE_WORDS, TABLE_WORDS).unwrap());
         let (unseen, survey, chunks) =
-            (Unseen::new(), Survey::new().unwrap(), Chunks::new().unwrap());
+            (Unseen::new(), CollectionSurvey::new().unwrap(), Chunks::new().unwrap());
         let tell = |address| {
-            assert!(chunks.push(chunks.slot(0x1000).unwrap(), Entry::new(address, 1, 3, 0)))
+            assert!(
+                chunks.push(chunks.slot(0x1000).unwrap(), AllocationEntry::new(address, 1, 3, 0))
+            )
         };
         // The third region is generation 2's: of what is there everybody was told.
         let mut heap =
@@ -469,7 +471,7 @@ mod tests {
         tell(0x1_0000);
         tell(0x1_0070);
         survey.begin(0, false, 2, 0, &heap);
-        let met = |class, bytes| Met { class, bytes, has_components: false };
+        let met = |class, bytes| HeapObject { class, bytes, has_components: false };
         let expected = vec![(0x1_0058, met(CELL, 24)), (0x9_0018, met(PAIR, 32))];
         assert_eq!(found(&unseen, &survey, &chunks, &heap), (true, expected.clone()));
         assert_eq!(
@@ -491,12 +493,14 @@ mod tests {
     #[test]
     fn a_walk_through_the_whole_heap_finds_the_same() {
         let (unseen, survey, chunks) =
-            (Unseen::new(), Survey::new().unwrap(), Chunks::new().unwrap());
+            (Unseen::new(), CollectionSurvey::new().unwrap(), Chunks::new().unwrap());
         // What is in use has changed since somebody looked where the generations are.
         let heap = Heap::new(vec![[2, 0x4_0000, 24], [0, 0x9_0000, 0], [0, 0x1_0000, 24]]);
         let known = [0x9_0000, 0x9_0018, 0x9_0060, 0x1_0030];
         for address in known {
-            assert!(chunks.push(chunks.slot(0x1000).unwrap(), Entry::new(address, 1, 3, 0)));
+            assert!(
+                chunks.push(chunks.slot(0x1000).unwrap(), AllocationEntry::new(address, 1, 3, 0))
+            );
         }
         survey.locate(&heap);
         let mut look = unseen.look(&survey, &chunks, &heap, false);
@@ -514,13 +518,15 @@ mod tests {
 
     #[test]
     fn what_the_bitmap_is_too_small_for_is_said_to_be_left_out() {
-        let (survey, chunks) = (Survey::new().unwrap(), Chunks::new().unwrap());
-        let unseen = Unseen { edges: Room::new(9, 9), wanted: 1.into() };
+        let (survey, chunks) = (CollectionSurvey::new().unwrap(), Chunks::new().unwrap());
+        let unseen = Unseen { edges: GrowableWords::new(9, 9), wanted: 1.into() };
         let mut heap = Heap::new(vec![[0, 0x1_0000, 24], [0, 0x9_0000, 24]]);
         heap.put(0x1_0000, CELL);
         heap.put(0x9_0000, CELL);
         for address in [0x1_0000, 0x9_0000] {
-            assert!(chunks.push(chunks.slot(0x1000).unwrap(), Entry::new(address, 1, 3, 0)));
+            assert!(
+                chunks.push(chunks.slot(0x1000).unwrap(), AllocationEntry::new(address, 1, 3, 0))
+            );
         }
         survey.locate(&heap);
         // 9 words a part: the second one has none.

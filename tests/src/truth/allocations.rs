@@ -5,7 +5,7 @@
 use std::fmt::Write as _;
 
 use anyhow::{Context as _, ensure};
-use perfusion_report::top::Options;
+use perfusion_report::top::TableOptions;
 use perfusion_report::types::{TypeRow, rows};
 use perfusion_sources::shim::ShimLimits;
 use profiler_protocol::counter::Counter;
@@ -185,7 +185,7 @@ fn read(
     made: &[(&'static str, f64, f64)],
     batches: f64,
 ) -> anyhow::Result<Vec<Cell>> {
-    let rows = rows(&tap.profile()?, "alloc_space", &Options::default());
+    let rows = rows(&tap.profile()?, "alloc_space", &TableOptions::default());
     tap.next();
     let mut cells: Vec<Cell> = Vec::new();
     for &(name, size, count) in made {

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use anyhow::{Context as _, ensure};
 use perfusion_aggregate::interval::Estimate;
-use perfusion_report::top::Options;
+use perfusion_report::top::TableOptions;
 use perfusion_report::types::{TypeRow, rows};
 use perfusion_sources::shim::ShimLimits;
 use profiler_protocol::counter::Counter;
@@ -86,7 +86,7 @@ pub fn measure(
         tap.perform("collect")?;
         tap.perform("collect")?;
         let counts = tap.ask("alive", "counts")?;
-        all.push(window(&counts, &rows(&tap.profile()?, "inuse_space", &Options::default()))?);
+        all.push(window(&counts, &rows(&tap.profile()?, "inuse_space", &TableOptions::default()))?);
     }
     ensure!(tap.counted(Counter::ObjectsThinned) > 0, "there was room for all");
     // What is watched is then a part of a part.

@@ -10,11 +10,11 @@ use perfusion_dotnet::attach;
 use perfusion_host::process::ProcessTable;
 use perfusion_model::event::{Event, EventKind, MonotonicNs, ShimEvent};
 use perfusion_pprof::proto::Profile;
-use perfusion_pprof::{self, About};
+use perfusion_pprof::{self, ProfileInfo};
 use perfusion_recorder::processor::Processor;
-use perfusion_sources::order::Order;
-use perfusion_sources::shim::{Settings, Subscriptions};
+use perfusion_sources::order::EventOrder;
 use perfusion_sources::shim::{ShimLimits, ShimSource};
+use perfusion_sources::shim::{ShimSettings, Subscriptions};
 use profiler_protocol::counter::Counter;
 
 use crate::app::App;
@@ -56,7 +56,7 @@ pub fn without_loss<T>(measure: impl Fn() -> anyhow::Result<T>) -> anyhow::Resul
 pub struct Tap {
     app: App,
     shims: ShimSource,
-    order: Order,
+    order: EventOrder,
     processor: Processor,
     /// Names of types are told once.
     names: Vec<Event>,
@@ -84,11 +84,11 @@ impl Tap {
     /// # Errors
     /// The same.
     pub fn attach_whole(app: App, limits: ShimLimits, command: &str) -> anyhow::Result<Self> {
-        let settings = Settings::new(Subscriptions::default())?;
+        let settings = ShimSettings::new(Subscriptions::default())?;
         attach::attach(app.pid(), settings)?;
         let mut shims = ShimSource::new(settings.owner, limits);
         shims.watch(app.pid());
-        let (order, processor) = (Order::default(), processor(&app));
+        let (order, processor) = (EventOrder::default(), processor(&app));
         let began = MonotonicNs::now();
         let mut tap = Self {
             app,
@@ -196,7 +196,7 @@ impl Tap {
     pub fn profile(&mut self) -> anyhow::Result<Profile> {
         let now = MonotonicNs::now();
         let window = self.processor.close(now, &[]);
-        let about = About {
+        let about = ProfileInfo {
             start: SystemTime::now(),
             duration: Duration::from_nanos(now.0.saturating_sub(self.began.0)),
             period_ns: 1,

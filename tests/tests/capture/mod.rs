@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use perfusion_model::event::{Event, ThreadSnapshot};
-use perfusion_sources::kernel::{KernelOptions, KernelSource, Selection};
+use perfusion_sources::kernel::{KernelOptions, KernelSelection, KernelSource};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use system_tests::environment;
 use system_tests::environment::Need;
@@ -53,7 +53,7 @@ impl Drop for Process {
 
 fn own_options() -> KernelOptions {
     KernelOptions {
-        selection: Selection::Pids(vec![std::process::id()]),
+        selection: KernelSelection::Pids(vec![std::process::id()]),
         exclude_self: false,
         ..KernelOptions::default()
     }

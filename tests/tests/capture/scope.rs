@@ -9,7 +9,7 @@ use std::{fs, thread};
 use perfusion_model::event::{Event, EventKind};
 use perfusion_model::feature::Feature;
 use perfusion_sources::kernel::rule_set::RuleSet;
-use perfusion_sources::kernel::{KernelOptions, KernelSource, Selection};
+use perfusion_sources::kernel::{KernelOptions, KernelSelection, KernelSource};
 use system_tests::environment::skip;
 use system_tests::wait_until;
 
@@ -176,7 +176,8 @@ fn a_cgroup_is_selected_by_its_id() {
     );
     let (pid, procs) = (child.0.id(), group.path().join("cgroup.procs"));
     fs::write(&procs, pid.to_string()).unwrap();
-    let options = KernelOptions { selection: Selection::Cgroup(id), ..KernelOptions::default() };
+    let options =
+        KernelOptions { selection: KernelSelection::Cgroup(id), ..KernelOptions::default() };
     let mut source = KernelSource::start(&options).unwrap();
     let mut events = Vec::new();
     let from_probes = |event: &&Event| {
@@ -222,7 +223,8 @@ fn what_becomes_another_program_than_is_selected_ends_with_what_was_seen_of_it()
     let others = RuleSet::of_everybody().others & !Feature::Recorded.given();
     let commands = HashMap::from([(name, Feature::Recorded.given())]);
     let rules = RuleSet { others, commands, ..RuleSet::default() };
-    let options = KernelOptions { selection: Selection::Rules(rules), ..KernelOptions::default() };
+    let options =
+        KernelOptions { selection: KernelSelection::Rules(rules), ..KernelOptions::default() };
     let mut source = KernelSource::start(&options).unwrap();
     let script = format!(
         "i=0; while [ $i -lt {CHILDREN} ]; do /bin/true; i=$((i+1)); done; echo done; read end"
@@ -269,9 +271,9 @@ fn what_a_switch_and_a_sample_cost() {
     // The clamp to the least budget: nearly no wait is kept.
     for (what, budget) in [("no stacks", 0), ("all stacks", 1 << 40)] {
         for (who, selection) in [
-            ("all", Selection::All),
-            ("pid", Selection::Pids(vec![std::process::id()])),
-            ("others", Selection::Pids(vec![1])),
+            ("all", KernelSelection::All),
+            ("pid", KernelSelection::Pids(vec![std::process::id()])),
+            ("others", KernelSelection::Pids(vec![1])),
         ] {
             let options = KernelOptions {
                 wait_stack_budget_bytes_per_s: budget,

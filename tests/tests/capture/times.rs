@@ -4,7 +4,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use perfusion_model::event::{Event, EventKind, Progress, ThreadTimes, WaitStart};
+use perfusion_model::event::{Event, EventKind, ThreadProgress, ThreadTimes, WaitStart};
 use perfusion_sources::kernel::{KernelOptions, KernelSource};
 use system_tests::environment::Need;
 use system_tests::wait_until;
@@ -123,7 +123,10 @@ fn waits_tile_the_time(options: &KernelOptions) {
     })
     .unwrap();
     let snapshot = times(&mut source)[&tid];
-    assert!(matches!(snapshot.progress, Progress::Waiting { .. } | Progress::OnCpu { .. }));
+    assert!(matches!(
+        snapshot.progress,
+        ThreadProgress::Waiting { .. } | ThreadProgress::OnCpu { .. }
+    ));
     worker.stop();
     wait_until("the thread's end", DEADLINE, || {
         collect(&mut source, &mut events);

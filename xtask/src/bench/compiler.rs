@@ -10,8 +10,8 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use super::{Bench, Row, counter, median_interval};
-use crate::paths::Paths;
+use super::{Bench, FigureRow, counter, median_interval};
+use crate::paths::WorkspacePaths;
 
 /// Heading, and what the figures include.
 pub(super) const HOW: &str = "\
@@ -42,7 +42,7 @@ class Words {
 
 /// Stacks of all recorded runs, by how they ended.
 #[derive(Default)]
-struct Stacks {
+struct StackEndings {
     walked: f64,
     exact: f64,
     guessed: f64,
@@ -50,13 +50,13 @@ struct Stacks {
     exiting: f64,
 }
 
-pub(super) fn costs(bench: &Bench<'_>) -> Result<Vec<Row>> {
+pub(super) fn costs(bench: &Bench<'_>) -> Result<Vec<FigureRow>> {
     let source = bench.paths.target.join("bench/Words.cs");
     fs::write(&source, SOURCE)
         .with_context(|| format!("{}: cannot be written", source.display()))?;
     let profile = bench.paths.target.join("bench/compiler.pb.gz");
     let (mut alone, mut recorded, mut later) = (Vec::new(), Vec::new(), Vec::new());
-    let mut stacks = Stacks::default();
+    let mut stacks = StackEndings::default();
     for round in 0..ROUNDS {
         let mut seconds = [0.0; 2];
         let turns = if round % 2 == 0 { [false, true] } else { [true, false] };
@@ -73,14 +73,14 @@ pub(super) fn costs(bench: &Bench<'_>) -> Result<Vec<Row>> {
         let [median, low, high] = median_interval(values);
         let measured =
             format!("{median:.2} s (95 % interval {low:.2} to {high:.2}), median of {ROUNDS}");
-        Row { what, measured, budget }
+        FigureRow { what, measured, budget }
     };
-    let Stacks { walked, exact, guessed, broken, exiting } = stacks;
+    let StackEndings { walked, exact, guessed, broken, exiting } = stacks;
     Ok(vec![
         time("alone", "", &alone),
         time("recorded", "", &recorded),
         time("recorded, less 1.1 times alone in the same round", "0.25 s", &later),
-        Row {
+        FigureRow {
             what: "exact stacks, of those of threads that the kernel was not ending",
             measured: format!(
                 "{:.3} % of {}: {guessed} guessed, {broken} broken; beside them {exiting} of \
@@ -93,7 +93,7 @@ pub(super) fn costs(bench: &Bench<'_>) -> Result<Vec<Row>> {
     ])
 }
 
-impl Stacks {
+impl StackEndings {
     fn add(&mut self, profile: &Path) -> Result<()> {
         let of = |name| counter(profile, name);
         self.walked += of("stacks_walked")?;
@@ -106,7 +106,7 @@ impl Stacks {
 }
 
 /// Seconds from the start of the command to its end.
-fn compile(paths: &Paths, source: &Path, profile: Option<&Path>) -> Result<f64> {
+fn compile(paths: &WorkspacePaths, source: &Path, profile: Option<&Path>) -> Result<f64> {
     let dotnet = paths.dotnet(RUNTIME);
     let mut command = match profile {
         Some(profile) => {

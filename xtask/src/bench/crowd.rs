@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::load;
-use crate::paths::Paths;
+use crate::paths::WorkspacePaths;
 
 /// What the budget speaks of.
 pub(super) const PROCESSES: usize = 50;
@@ -45,7 +45,7 @@ pub(super) struct Crowd {
 
 impl Crowd {
     /// Starts them; returns when there are enough.
-    pub(super) fn start(paths: &Paths) -> Result<Crowd> {
+    pub(super) fn start(paths: &WorkspacePaths) -> Result<Crowd> {
         let profile = paths.target.join("bench/chromium");
         let mut crowd = Crowd {
             children: Vec::new(),

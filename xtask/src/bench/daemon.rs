@@ -17,7 +17,7 @@ use ebpf_common::stage::{OF_SAMPLES, Stages};
 use serde_json::Value;
 
 use super::{load::cpu_seconds, smaps, statistics};
-use crate::{exec::output, paths::Paths};
+use crate::{exec::output, paths::WorkspacePaths};
 
 /// `BPF_PROG_TYPE_PERF_EVENT`, as /proc/PID/fdinfo shows it: the CPU sampler.
 const PERF_EVENT: &str = "7";
@@ -33,13 +33,13 @@ pub(super) const REGION: &str = "/memfd:perfusion";
 const START_DEADLINE: Duration = Duration::from_secs(20);
 
 /// What the kernel knows of one loaded program.
-pub(super) struct Program {
+pub(super) struct LoadedProgram {
     pub(super) name: String,
     pub(super) runs: u64,
     pub(super) run_ns: u64,
 }
 
-impl Program {
+impl LoadedProgram {
     /// What one run of it is, told by its name.
     pub(super) fn what(&self) -> &'static str {
         match self.name.as_str() {
@@ -77,7 +77,7 @@ impl Runs {
 
 /// All programs' runs.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Work {
+pub(super) struct ProgramRuns {
     /// Those at the scheduler's tracepoints.
     pub(super) scheduler: Runs,
     /// The one that takes CPU samples.
@@ -88,7 +88,7 @@ pub(super) struct Work {
     pub(super) others: Runs,
 }
 
-impl Work {
+impl ProgramRuns {
     pub(super) fn since(self, before: Self) -> Self {
         Self {
             scheduler: self.scheduler.since(before.scheduler),
@@ -124,15 +124,15 @@ pub(super) struct Recorder {
 }
 
 /// Counters of the probes, of all CPUs together.
-pub(super) struct Counts([u64; COUNTERS]);
+pub(super) struct ProbeCounts([u64; COUNTERS]);
 
-impl Counts {
+impl ProbeCounts {
     pub(super) fn get(&self, counter: Counter) -> f64 {
         self.0.get(counter as usize).copied().unwrap_or(0) as f64
     }
 
     /// What was counted since `before`.
-    pub(super) fn since(mut self, before: &Counts) -> Counts {
+    pub(super) fn since(mut self, before: &ProbeCounts) -> ProbeCounts {
         for (now, before) in self.0.iter_mut().zip(before.0) {
             *now = now.saturating_sub(before);
         }
@@ -142,12 +142,12 @@ impl Counts {
 
 impl Recorder {
     /// Begins to record a process.
-    pub(super) fn start(paths: &Paths, pid: u32) -> Result<Recorder> {
+    pub(super) fn start(paths: &WorkspacePaths, pid: u32) -> Result<Recorder> {
         Recorder::start_with(paths, &["--pid", &pid.to_string()])
     }
 
     /// Begins to record with these options.
-    pub(super) fn start_with(paths: &Paths, whom: &[&str]) -> Result<Recorder> {
+    pub(super) fn start_with(paths: &WorkspacePaths, whom: &[&str]) -> Result<Recorder> {
         let began = Instant::now();
         let mut child = Command::new(paths.perfusion())
             .env("PERFUSION_LOG", LOG)
@@ -223,7 +223,7 @@ impl Recorder {
     }
 
     /// Its programs by id.
-    pub(super) fn programs(&self) -> Result<BTreeMap<u64, Program>> {
+    pub(super) fn programs(&self) -> Result<BTreeMap<u64, LoadedProgram>> {
         let mut programs = BTreeMap::new();
         for facts in self.descriptors()?.iter().filter(|facts| facts.contains_key("prog_type")) {
             let Some(id) = facts.get("prog_id") else { continue };
@@ -233,7 +233,7 @@ impl Recorder {
             let name = program["name"].as_str().unwrap_or("?").to_owned();
             programs.insert(
                 number("id"),
-                Program { name, runs: number("run_cnt"), run_ns: number("run_time_ns") },
+                LoadedProgram { name, runs: number("run_cnt"), run_ns: number("run_time_ns") },
             );
         }
         if programs.is_empty() {
@@ -243,8 +243,8 @@ impl Recorder {
     }
 
     /// What its programs took so far.
-    pub(super) fn work(&self) -> Result<Work> {
-        let mut work = Work::default();
+    pub(super) fn work(&self) -> Result<ProgramRuns> {
+        let mut work = ProgramRuns::default();
         for program in self.programs()?.values() {
             let part = match program.name.as_str() {
                 "nothing" => &mut work.nothing,
@@ -259,8 +259,8 @@ impl Recorder {
     }
 
     /// The probes' counters.
-    pub(super) fn counts(&self) -> Result<Counts> {
-        self.words_of_all_cpus(0).map(Counts)
+    pub(super) fn counts(&self) -> Result<ProbeCounts> {
+        self.words_of_all_cpus(0).map(ProbeCounts)
     }
 
     /// Nanoseconds of each stage of CPU samples so far, if they are measured.

@@ -5,8 +5,8 @@ use std::{path::PathBuf, process::Command};
 
 use anyhow::{Context, Result, bail};
 
-use super::{Bench, Row, load, median_interval, native};
-use crate::paths::Paths;
+use super::{Bench, FigureRow, load, median_interval, native};
+use crate::paths::WorkspacePaths;
 
 /// Heading, and what the figures include.
 pub(super) const HOW: &str = "\
@@ -28,25 +28,26 @@ const WINDOW_SECONDS: f64 = 2.0;
 const BECOME: &str = r#"echo "$$"; exec "$0" "$@""#;
 
 #[derive(Clone, Copy)]
-enum How {
+enum CountingMode {
     Plain,
     Counting,
     WithSurvivors,
     Exact,
 }
 
-const TURNS: [How; 4] = [How::Plain, How::Counting, How::WithSurvivors, How::Exact];
+const TURNS: [CountingMode; 4] =
+    [CountingMode::Plain, CountingMode::Counting, CountingMode::WithSurvivors, CountingMode::Exact];
 
 /// Values of all rounds on one runtime.
 #[derive(Default)]
-struct Measured {
+struct ExactCosts {
     nanoseconds: [Vec<f64>; 4],
     of_plain: [Vec<f64>; 4],
     of_counting: Vec<f64>,
     of_survivors: Vec<f64>,
 }
 
-pub(super) fn costs(bench: &Bench<'_>) -> Result<Vec<Row>> {
+pub(super) fn costs(bench: &Bench<'_>) -> Result<Vec<FigureRow>> {
     let counting = native::library(bench.paths, "counting")?;
     let mut all = Vec::new();
     for runtime in RUNTIMES {
@@ -55,27 +56,31 @@ pub(super) fn costs(bench: &Bench<'_>) -> Result<Vec<Row>> {
         all.push((runtime, measured));
         bench.steps.step(&format!("{ROUNDS} rounds on .NET {runtime}"));
     }
-    let row = |what, budget, unit: &str, values: &dyn Fn(&Measured) -> Vec<f64>| {
-        let one = |(runtime, measured): &(&str, Measured)| {
+    let row = |what, budget, unit: &str, values: &dyn Fn(&ExactCosts) -> Vec<f64>| {
+        let one = |(runtime, measured): &(&str, ExactCosts)| {
             let [median, low, high] = median_interval(&values(measured));
             format!(".NET {runtime}: {median:.1}{unit} ({low:.1} to {high:.1})")
         };
-        Row { what, measured: all.iter().map(one).collect::<Vec<_>>().join("; "), budget }
+        FigureRow { what, measured: all.iter().map(one).collect::<Vec<_>>().join("; "), budget }
     };
-    let plain = |how: How| move |m: &Measured| m.of_plain[how as usize].clone();
+    let plain = |how: CountingMode| move |m: &ExactCosts| m.of_plain[how as usize].clone();
     Ok(vec![
-        row("an object of a plain run", "", " ns", &|m| m.nanoseconds[How::Plain as usize].clone()),
-        row("an object in exact mode", "", " ns", &|m| m.nanoseconds[How::Exact as usize].clone()),
-        row("counting, of plain", "", "×", &plain(How::Counting)),
-        row("counting with survivors, of plain", "", "×", &plain(How::WithSurvivors)),
-        row("exact mode, of plain", "10×", "×", &plain(How::Exact)),
+        row("an object of a plain run", "", " ns", &|m| {
+            m.nanoseconds[CountingMode::Plain as usize].clone()
+        }),
+        row("an object in exact mode", "", " ns", &|m| {
+            m.nanoseconds[CountingMode::Exact as usize].clone()
+        }),
+        row("counting, of plain", "", "×", &plain(CountingMode::Counting)),
+        row("counting with survivors, of plain", "", "×", &plain(CountingMode::WithSurvivors)),
+        row("exact mode, of plain", "10×", "×", &plain(CountingMode::Exact)),
         row("exact mode, of counting", "1.5×", "×", &|m| m.of_counting.clone()),
         row("exact mode, of counting with survivors", "1.5×", "×", &|m| m.of_survivors.clone()),
     ])
 }
 
-fn measure(paths: &Paths, counting: &PathBuf, runtime: &str) -> Result<Measured> {
-    let mut measured = Measured::default();
+fn measure(paths: &WorkspacePaths, counting: &PathBuf, runtime: &str) -> Result<ExactCosts> {
+    let mut measured = ExactCosts::default();
     for round in 0..ROUNDS {
         let mut turns = TURNS;
         if round % 2 == 1 {
@@ -97,20 +102,25 @@ fn measure(paths: &Paths, counting: &PathBuf, runtime: &str) -> Result<Measured>
 }
 
 /// CPU time of the process for each object.
-fn nanoseconds(paths: &Paths, counting: &PathBuf, runtime: &str, how: How) -> Result<f64> {
+fn nanoseconds(
+    paths: &WorkspacePaths,
+    counting: &PathBuf,
+    runtime: &str,
+    how: CountingMode,
+) -> Result<f64> {
     let mut command = Command::new("sh");
     match how {
-        How::Plain => {}
-        How::Counting | How::WithSurvivors => {
+        CountingMode::Plain => {}
+        CountingMode::Counting | CountingMode::WithSurvivors => {
             command
                 .env("CORECLR_ENABLE_PROFILING", "1")
                 .env("CORECLR_PROFILER", native::CLASS)
                 .env("CORECLR_PROFILER_PATH", counting);
-            if matches!(how, How::WithSurvivors) {
+            if matches!(how, CountingMode::WithSurvivors) {
                 command.env("COUNTING_GC", "1");
             }
         }
-        How::Exact => {
+        CountingMode::Exact => {
             command = Command::new(paths.perfusion());
             command.args(["--quiet", "record", "--exact", "--output"]);
             command.arg(paths.target.join("bench/exact.pb.gz")).args(["--", "sh"]);

@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::native;
-use crate::{exec::output, paths::Paths};
+use crate::{exec::output, paths::WorkspacePaths};
 
 const ANSWER_DEADLINE: Duration = Duration::from_secs(20);
 
@@ -30,7 +30,7 @@ pub(super) struct Listener {
 
 impl Listener {
     /// Compiles the profiler, and makes the pipes to one in the next app.
-    pub(super) fn new(paths: &Paths) -> Result<Listener> {
+    pub(super) fn new(paths: &WorkspacePaths) -> Result<Listener> {
         let library = native::library(paths, "listening")?;
         let pipe = |name: &str| -> Result<(PathBuf, File)> {
             let path = paths.target.join("bench").join(name);

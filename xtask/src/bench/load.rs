@@ -13,15 +13,15 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::listening::Listener;
-use crate::{exec::output, paths::Paths};
+use crate::{exec::output, paths::WorkspacePaths};
 
 /// The compiled app, for all runtimes.
-pub(super) fn dll(paths: &Paths) -> PathBuf {
+pub(super) fn dll(paths: &WorkspacePaths) -> PathBuf {
     paths.target.join("bench/load.dll")
 }
 
 /// Compiles the app.
-pub(super) fn compile(paths: &Paths) -> Result<()> {
+pub(super) fn compile(paths: &WorkspacePaths) -> Result<()> {
     fs::create_dir_all(paths.target.join("bench")).context("target/bench: cannot be made")?;
     output(Command::new(paths.csc()).arg(dll(paths)).arg(paths.root.join("xtask/csharp/Load.cs")))?;
     Ok(())
@@ -63,7 +63,7 @@ pub(super) fn threads_cpu_milliseconds(pid: u32) -> Result<f64> {
     Ok(nanoseconds / 1e6)
 }
 
-fn program(paths: &Paths, runtime: &str, arguments: &[&str]) -> Command {
+fn program(paths: &WorkspacePaths, runtime: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(paths.dotnet(runtime));
     command.arg(dll(paths)).args(arguments);
     command
@@ -78,13 +78,13 @@ pub(super) struct App {
 
 impl App {
     /// Starts it to work and to switch threads.
-    pub(super) fn start(paths: &Paths) -> Result<App> {
+    pub(super) fn start(paths: &WorkspacePaths) -> Result<App> {
         App::start_with(paths, &[])
     }
 
     /// Starts it to do what the arguments say, with a profiler in it that can listen.
     pub(super) fn start_with_listener(
-        paths: &Paths,
+        paths: &WorkspacePaths,
         runtime: &str,
         arguments: &[&str],
         listener: &Listener,
@@ -93,25 +93,25 @@ impl App {
     }
 
     /// Starts it to allocate a lot.
-    pub(super) fn start_allocating(paths: &Paths, runtime: &str) -> Result<App> {
+    pub(super) fn start_allocating(paths: &WorkspacePaths, runtime: &str) -> Result<App> {
         App::start_on(paths, runtime, &["allocate"])
     }
 
     /// Starts it to work only: every CPU is busy with it, and it hardly switches.
-    pub(super) fn start_working(paths: &Paths) -> Result<App> {
+    pub(super) fn start_working(paths: &WorkspacePaths) -> Result<App> {
         App::start_with(paths, &["work"])
     }
 
     /// Starts it to switch threads so many times a second, and nothing else.
-    pub(super) fn start_switching(paths: &Paths, per_second: u32) -> Result<App> {
+    pub(super) fn start_switching(paths: &WorkspacePaths, per_second: u32) -> Result<App> {
         App::start_with(paths, &["switch", &per_second.to_string()])
     }
 
-    fn start_with(paths: &Paths, arguments: &[&str]) -> Result<App> {
+    fn start_with(paths: &WorkspacePaths, arguments: &[&str]) -> Result<App> {
         App::start_on(paths, "9", arguments)
     }
 
-    fn start_on(paths: &Paths, runtime: &str, arguments: &[&str]) -> Result<App> {
+    fn start_on(paths: &WorkspacePaths, runtime: &str, arguments: &[&str]) -> Result<App> {
         App::started(&mut program(paths, runtime, arguments))
     }
 

@@ -7,8 +7,8 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use super::{Bench, Row, comment, daemon, load, median_interval, smaps};
-use crate::paths::Paths;
+use super::{Bench, FigureRow, comment, daemon, load, median_interval, smaps};
+use crate::paths::WorkspacePaths;
 
 /// Heading, and what the figures include.
 pub(super) const HOW: &str = "\
@@ -59,7 +59,7 @@ const BECOME: &str = r#"echo "$$ $(date +%s%N) $CORECLR_NOTIFICATION_PROFILERS";
 const SETTLING_SECONDS: f64 = 0.5;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum How {
+enum ShimMode {
     Without,
     Alone,
     Recorded,
@@ -77,7 +77,7 @@ struct Start {
 }
 
 /// Bytes of a program.
-struct Memory {
+struct ProgramMemory {
     resident: u64,
     own: u64,
     region: u64,
@@ -86,7 +86,7 @@ struct Memory {
 
 /// What was measured on a runtime, a value for each round: milliseconds and bytes.
 #[derive(Default)]
-struct Measured {
+struct ShimCosts {
     start: Vec<f64>,
     later_alone: Vec<f64>,
     later_recorded: Vec<f64>,
@@ -100,7 +100,7 @@ struct Measured {
     more_of_files: Vec<f64>,
 }
 
-pub(super) fn costs(bench: &Bench<'_>) -> Result<Vec<Row>> {
+pub(super) fn costs(bench: &Bench<'_>) -> Result<Vec<FigureRow>> {
     let mut all = Vec::new();
     for runtime in RUNTIMES {
         all.push((
@@ -109,12 +109,12 @@ pub(super) fn costs(bench: &Bench<'_>) -> Result<Vec<Row>> {
         ));
         bench.steps.step(&format!("{ROUNDS} rounds on .NET {runtime}"));
     }
-    let row = |what, budget, (unit, size): (&str, f64), values: fn(&Measured) -> &[f64]| {
-        let one = |(runtime, measured): &(&str, Measured)| {
+    let row = |what, budget, (unit, size): (&str, f64), values: fn(&ShimCosts) -> &[f64]| {
+        let one = |(runtime, measured): &(&str, ShimCosts)| {
             let [median, low, high] = median_interval(values(measured)).map(|value| value / size);
             format!(".NET {runtime}: {median:.2} {unit} ({low:.2} to {high:.2})")
         };
-        Row { what, measured: all.iter().map(one).collect::<Vec<_>>().join("; "), budget }
+        FigureRow { what, measured: all.iter().map(one).collect::<Vec<_>>().join("; "), budget }
     };
     let (ms, mebibytes) = (("ms", 1.0), ("MiB", f64::from(1 << 20)));
     Ok(vec![
@@ -132,13 +132,13 @@ pub(super) fn costs(bench: &Bench<'_>) -> Result<Vec<Row>> {
     ])
 }
 
-fn measure(paths: &Paths, runtime: &str) -> Result<Measured> {
-    let mut measured = Measured::default();
+fn measure(paths: &WorkspacePaths, runtime: &str) -> Result<ShimCosts> {
+    let mut measured = ShimCosts::default();
     let mut libraries = String::new();
     // The first round fills the caches and is not counted; it begins with the recorder, who says
     // how the library is loaded.
     for round in 0..=ROUNDS {
-        let mut turns = [How::Recorded, How::Alone, How::Without];
+        let mut turns = [ShimMode::Recorded, ShimMode::Alone, ShimMode::Without];
         if round % 2 == 1 {
             turns.reverse();
         }
@@ -147,7 +147,7 @@ fn measure(paths: &Paths, runtime: &str) -> Result<Measured> {
             let mut start = Start::new(paths, runtime, how, &libraries)?;
             milliseconds[how as usize] = start.milliseconds;
             cpu[how as usize] = start.cpu_milliseconds;
-            if how == How::Recorded {
+            if how == ShimMode::Recorded {
                 libraries.clone_from(&start.libraries);
             }
             memory[how as usize] = Some(start.memory(how)?);
@@ -180,22 +180,22 @@ fn measure(paths: &Paths, runtime: &str) -> Result<Measured> {
     Ok(measured)
 }
 
-fn profile(paths: &Paths) -> std::path::PathBuf {
+fn profile(paths: &WorkspacePaths) -> std::path::PathBuf {
     paths.target.join("bench/shim.pb.gz")
 }
 
 impl Start {
     /// Starts the program, and returns when it has said its first line.
-    fn new(paths: &Paths, runtime: &str, how: How, libraries: &str) -> Result<Start> {
+    fn new(paths: &WorkspacePaths, runtime: &str, how: ShimMode, libraries: &str) -> Result<Start> {
         let mut command = Command::new("sh");
-        if how == How::Recorded {
+        if how == ShimMode::Recorded {
             command = Command::new(paths.perfusion());
             // Each sample is told of, so that as many objects are watched as may be.
             command.args(["--quiet", "record", "--allocation-samples", "1000000", "--output"]);
             command.arg(profile(paths)).args(["--", "sh"]);
         }
         command.args(["-c", BECOME]).arg(paths.dotnet(runtime)).arg(load::dll(paths)).arg("idle");
-        if how == How::Alone {
+        if how == ShimMode::Alone {
             // The recorder's copy of the library has gone with it.
             let (_, class) =
                 libraries.split_once('=').context("no library in the recorded environment")?;
@@ -228,20 +228,20 @@ impl Start {
     }
 
     /// Its memory, with many objects unless nobody would hear of them.
-    fn memory(&mut self, how: How) -> Result<Memory> {
-        if how != How::Alone {
+    fn memory(&mut self, how: ShimMode) -> Result<ProgramMemory> {
+        if how != ShimMode::Alone {
             self.app.ask("fill")?;
             load::pass(SETTLING_SECONDS);
         }
         let mappings = smaps::mappings(self.pid)?;
         let file = self.libraries.split_once('=').map(|(file, _)| file);
-        let memory = Memory {
+        let memory = ProgramMemory {
             resident: smaps::rss(&mappings, |_| true),
-            own: mappings.iter().map(smaps::Mapping::own).sum(),
+            own: mappings.iter().map(smaps::SmapsEntry::own).sum(),
             region: smaps::rss(&mappings, |name| name.contains(daemon::REGION)),
             library: smaps::rss(&mappings, |name| file.is_some_and(|file| name.ends_with(file))),
         };
-        let there = how != How::Without;
+        let there = how != ShimMode::Without;
         if (memory.region != 0, memory.library != 0) != (there, there) {
             bail!(
                 "pid {}: {} bytes of ring, {} of library",

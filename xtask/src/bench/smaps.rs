@@ -6,7 +6,7 @@ use std::fs;
 use anyhow::{Context, Result};
 
 /// One mapping. Page tables are not in it.
-pub(super) struct Mapping {
+pub(super) struct SmapsEntry {
     /// Its first line, which ends with its path.
     pub(super) name: String,
     /// Bytes that are in memory.
@@ -17,7 +17,7 @@ pub(super) struct Mapping {
     pss: u64,
 }
 
-impl Mapping {
+impl SmapsEntry {
     /// Bytes that belong to no file of a file system: not the kernel's to drop. What the runtime
     /// compiles it maps twice.
     pub(super) fn own(&self) -> u64 {
@@ -25,18 +25,18 @@ impl Mapping {
     }
 }
 
-pub(super) fn mappings(pid: u32) -> Result<Vec<Mapping>> {
+pub(super) fn mappings(pid: u32) -> Result<Vec<SmapsEntry>> {
     let path = format!("/proc/{pid}/smaps");
     parse(&fs::read_to_string(&path).with_context(|| path.clone())?).with_context(|| path)
 }
 
-fn parse(text: &str) -> Result<Vec<Mapping>> {
-    let mut all: Vec<Mapping> = Vec::new();
+fn parse(text: &str) -> Result<Vec<SmapsEntry>> {
+    let mut all: Vec<SmapsEntry> = Vec::new();
     for line in text.lines() {
         // A mapping's first line is "from-to perms offset device inode path", the others are "Key:
         // value".
         let Some((key, value)) = line.split_once(": ") else {
-            all.push(Mapping { name: line.to_owned(), rss: 0, anonymous: 0, pss: 0 });
+            all.push(SmapsEntry { name: line.to_owned(), rss: 0, anonymous: 0, pss: 0 });
             continue;
         };
         let mapping = all.last_mut().context("no mapping before the first value")?;
@@ -53,19 +53,19 @@ fn parse(text: &str) -> Result<Vec<Mapping>> {
 }
 
 /// Bytes in memory of those mappings that are wanted.
-pub(super) fn rss(mappings: &[Mapping], wanted: impl Fn(&str) -> bool) -> u64 {
+pub(super) fn rss(mappings: &[SmapsEntry], wanted: impl Fn(&str) -> bool) -> u64 {
     mappings.iter().filter(|mapping| wanted(&mapping.name)).map(|mapping| mapping.rss).sum()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Mapping, mappings, rss};
+    use super::{SmapsEntry, mappings, rss};
 
     #[test]
     fn what_this_process_writes_is_its_own_and_in_memory() {
         let sums = || {
             let all = mappings(std::process::id()).unwrap();
-            (rss(&all, |_| true), all.iter().map(Mapping::own).sum::<u64>())
+            (rss(&all, |_| true), all.iter().map(SmapsEntry::own).sum::<u64>())
         };
         let before = sums();
         let written = vec![1u8; 64 << 20];

@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::{listening::Listener, load::App};
-use crate::{exec::output, paths::Paths};
+use crate::{exec::output, paths::WorkspacePaths};
 
 /// The one that ASP.NET is there for.
 const RUNTIME: &str = "9";
@@ -31,12 +31,16 @@ pub(super) struct Clients {
 }
 
 /// The compiled app, for the runtime that has ASP.NET.
-fn dll(paths: &Paths) -> PathBuf {
+fn dll(paths: &WorkspacePaths) -> PathBuf {
     paths.target.join("bench/web.dll")
 }
 
 /// The app, with all its clients connected, who ask for so many orders each.
-pub(super) fn start(paths: &Paths, orders: u32, listener: &Listener) -> Result<(App, Clients)> {
+pub(super) fn start(
+    paths: &WorkspacePaths,
+    orders: u32,
+    listener: &Listener,
+) -> Result<(App, Clients)> {
     let source = paths.root.join("xtask/csharp/Web.cs");
     output(Command::new(paths.csc()).args(["--framework", "aspnet"]).arg(dll(paths)).arg(source))?;
     let mut app = App::begin(

@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 
 use super::{PROFILED, Trial, Verdicts, has, write};
 use crate::{
-    exec::{Steps, output},
+    exec::{StepLog, output},
     helm, image,
-    paths::Paths,
+    paths::WorkspacePaths,
 };
 
 /// Its CPU time is emulated, so that the usual limit would lower the rates; windows are short, so
@@ -78,7 +78,7 @@ say end
 "#;
 
 /// The bundles, and the volumes that are not directories of the node.
-fn fill(paths: &Paths, steps: &Steps, check: &Path) -> Result<()> {
+fn fill(paths: &WorkspacePaths, steps: &StepLog, check: &Path) -> Result<()> {
     let values = check.join("values.yaml");
     write(&values, VALUES)?;
     let [daemon_set, config_map] =

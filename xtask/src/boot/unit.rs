@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 use anyhow::{Context, Result};
 
 use super::{PROFILED, Trial, Verdicts, has};
-use crate::{exec::Steps, package, paths::Paths};
+use crate::{exec::StepLog, package, paths::WorkspacePaths};
 
 pub(super) const TRIAL: Trial = Trial { name: "unit", packages: &[], script: SCRIPT, fill, judge };
 
@@ -60,7 +60,7 @@ say forgotten; systemctl is-enabled perfusion 2>&1; ls -d /run/perfusion 2>&1; s
 say end
 "#;
 
-fn fill(paths: &Paths, steps: &Steps, check: &Path) -> Result<()> {
+fn fill(paths: &WorkspacePaths, steps: &StepLog, check: &Path) -> Result<()> {
     let packages = package::packages(paths, steps)?;
     fs::copy(packages.deb, check.join("perfusion.deb")).context("the deb cannot be copied")?;
     Ok(())

@@ -5,13 +5,13 @@ use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Command};
 
 use anyhow::{Context, Result};
 
-use super::package::{Package, Registry, clear};
+use super::package::{PinnedPackage, Registry, clear};
 use crate::{
-    exec::{Steps, output},
-    paths::Paths,
+    exec::{StepLog, output},
+    paths::WorkspacePaths,
 };
 
-const ROSLYN: Package = Package {
+const ROSLYN: PinnedPackage = PinnedPackage {
     registry: Registry::Npm,
     name: "@typespec/http-client-csharp",
     version: "1.0.0-alpha.20260929.2",
@@ -33,7 +33,7 @@ const CONFIG: &str = r#"{ "runtimeOptions": { "tfm": "net9.0", "framework": { "n
   "configProperties": { "System.Globalization.Invariant": true } } }
 "#;
 
-pub(crate) fn install(paths: &Paths, steps: &Steps) -> Result<()> {
+pub(crate) fn install(paths: &WorkspacePaths, steps: &StepLog) -> Result<()> {
     let home = paths.toolchain.join("csc");
     let stamp = format!("{}\n{SCRIPT}{CONFIG}{DRIVER}", ROSLYN.sha256);
     if fs::read_to_string(home.join("stamp")).is_ok_and(|found| found == stamp) {

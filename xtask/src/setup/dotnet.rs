@@ -13,10 +13,10 @@ use std::{
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 
-use super::package::{Package, Registry, clear, untar};
+use super::package::{PinnedPackage, Registry, clear, untar};
 use crate::{
-    exec::{Steps, output},
-    paths::Paths,
+    exec::{StepLog, output},
+    paths::WorkspacePaths,
 };
 
 const CORE: &str = "Microsoft.NETCore.App";
@@ -26,10 +26,10 @@ const ASPNET: &str = "Microsoft.AspNetCore.App";
 const LAYOUT: &str = "layout 1";
 
 /// One root and the app it is made of.
-struct Runtime {
+struct DotnetRoot {
     major: &'static str,
     version: &'static str,
-    package: Package,
+    package: PinnedPackage,
     /// Folder of the app in the unpacked package.
     folder: &'static str,
     /// A tar.gz in that folder that holds the app.
@@ -39,11 +39,11 @@ struct Runtime {
     frameworks: &'static [&'static str],
 }
 
-const RUNTIMES: [Runtime; 3] = [
-    Runtime {
+const RUNTIMES: [DotnetRoot; 3] = [
+    DotnetRoot {
         major: "8",
         version: "8.0.32",
-        package: Package {
+        package: PinnedPackage {
             registry: Registry::Pypi,
             name: "python-redlines-ooxmlpowertools",
             version: "2.0.0",
@@ -55,10 +55,10 @@ const RUNTIMES: [Runtime; 3] = [
         deps: "redlines.deps.json",
         frameworks: &[CORE],
     },
-    Runtime {
+    DotnetRoot {
         major: "9",
         version: "9.0.5",
-        package: Package {
+        package: PinnedPackage {
             registry: Registry::Npm,
             name: "@azure/mcp-linux-x64",
             version: "0.5.0",
@@ -70,10 +70,10 @@ const RUNTIMES: [Runtime; 3] = [
         deps: "azmcp.deps.json",
         frameworks: &[CORE, ASPNET],
     },
-    Runtime {
+    DotnetRoot {
         major: "10",
         version: "10.0.13",
-        package: Package {
+        package: PinnedPackage {
             registry: Registry::Pypi,
             name: "python-redlines-docxodus",
             version: "2.0.0",
@@ -89,7 +89,7 @@ const RUNTIMES: [Runtime; 3] = [
 
 /// The `dotnet` command. An old one does: it only finds and loads the root's own libhostfxr.so,
 /// whose entry points are stable.
-const MUXER: Package = Package {
+const MUXER: PinnedPackage = PinnedPackage {
     registry: Registry::Pypi,
     name: "dotnetcore2",
     version: "3.1.23",
@@ -97,7 +97,7 @@ const MUXER: Package = Package {
     sha256: "5f076ddc39da0c685e7de20ecb91ee81185928918ec86fbeb3bffc55dd867ab5",
 };
 
-pub(crate) fn install(paths: &Paths, steps: &Steps) -> Result<()> {
+pub(crate) fn install(paths: &WorkspacePaths, steps: &StepLog) -> Result<()> {
     let downloads = paths.toolchain.join("downloads/dotnet");
     let mut muxer = None;
     for runtime in &RUNTIMES {
@@ -126,7 +126,7 @@ pub(crate) fn install(paths: &Paths, steps: &Steps) -> Result<()> {
 const BESIDE: &str = "../shared/runtimes/dotnet-11.0.0-linux-x64.tar.xz";
 
 /// Unpacks .NET 11 from [`BESIDE`], if it is there. Tests that need it are skipped otherwise.
-pub(crate) fn install_beside(paths: &Paths, steps: &Steps) -> Result<()> {
+pub(crate) fn install_beside(paths: &WorkspacePaths, steps: &StepLog) -> Result<()> {
     let archive = paths.root.join(BESIDE);
     let Ok(file) = fs::metadata(&archive) else {
         steps.step(&format!(
@@ -156,7 +156,7 @@ pub(crate) fn install_beside(paths: &Paths, steps: &Steps) -> Result<()> {
     fs::rename(&fresh, &root).with_context(|| format!("{}: cannot be put in place", root.display()))
 }
 
-impl Runtime {
+impl DotnetRoot {
     fn lay_out(&self, downloads: &Path, root: &Path, muxer: &Path) -> Result<()> {
         let mut app = self.package.unpack(downloads, &[])?.join(self.folder);
         if let Some(inner) = self.inner {

@@ -9,8 +9,8 @@ use std::{
 use anyhow::{Result, bail};
 
 use crate::{
-    exec::{Steps, cargo, output, run, version},
-    paths::Paths,
+    exec::{StepLog, cargo, output, run, version},
+    paths::WorkspacePaths,
 };
 
 /// rustc must not be newer than the linker's LLVM; this one links what `rustc-web` makes.
@@ -26,7 +26,7 @@ pub(crate) struct EbpfToolchain {
     pub(crate) clippy: PathBuf,
 }
 
-pub(crate) fn install(paths: &Paths, steps: &Steps) -> Result<EbpfToolchain> {
+pub(crate) fn install(paths: &WorkspacePaths, steps: &StepLog) -> Result<EbpfToolchain> {
     // By path: a rustup in front on PATH has another rustc, without this target.
     let rustc = PathBuf::from("/usr/bin/rustc");
     let cargo = PathBuf::from("/usr/bin/cargo");
@@ -52,7 +52,7 @@ pub(crate) fn install(paths: &Paths, steps: &Steps) -> Result<EbpfToolchain> {
 }
 
 /// Ours if it is there, else a fitting one on PATH, else built now.
-fn linker(paths: &Paths, steps: &Steps) -> Result<PathBuf> {
+fn linker(paths: &WorkspacePaths, steps: &StepLog) -> Result<PathBuf> {
     let root = paths.toolchain.join("bpf-linker");
     let own = root.join("bin/bpf-linker");
     for candidate in [own.clone(), PathBuf::from("bpf-linker")] {

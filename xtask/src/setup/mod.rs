@@ -22,12 +22,12 @@ use anyhow::{Context, Result};
 pub(crate) use {ebpf::EbpfToolchain, sdk::Dotnet};
 
 use crate::{
-    exec::{Steps, version},
-    paths::Paths,
+    exec::{StepLog, version},
+    paths::WorkspacePaths,
 };
 
 /// `cargo xtask setup`.
-pub(crate) fn everything(paths: &Paths, steps: &Steps) -> Result<()> {
+pub(crate) fn everything(paths: &WorkspacePaths, steps: &StepLog) -> Result<()> {
     build_tools(paths, steps)?;
     any_dotnet(paths, steps)?;
     show("go", Command::new("go").arg("version"));
@@ -37,7 +37,7 @@ pub(crate) fn everything(paths: &Paths, steps: &Steps) -> Result<()> {
 }
 
 /// What everything is built with.
-pub(crate) fn build_tools(paths: &Paths, steps: &Steps) -> Result<EbpfToolchain> {
+pub(crate) fn build_tools(paths: &WorkspacePaths, steps: &StepLog) -> Result<EbpfToolchain> {
     let _lock = lock(paths)?;
     debian::install(steps, &debian::BUILD)?;
     let ebpf = ebpf::install(paths, steps)?;
@@ -48,7 +48,7 @@ pub(crate) fn build_tools(paths: &Paths, steps: &Steps) -> Result<EbpfToolchain>
 }
 
 /// A .NET that compiles and runs a program: what is on PATH, else the pinned runtimes and compiler.
-pub(crate) fn any_dotnet(paths: &Paths, steps: &Steps) -> Result<Dotnet> {
+pub(crate) fn any_dotnet(paths: &WorkspacePaths, steps: &StepLog) -> Result<Dotnet> {
     let dotnet = match Dotnet::on_path() {
         Ok(sdk) => Dotnet::Installed(sdk),
         Err(reason) => {
@@ -63,7 +63,7 @@ pub(crate) fn any_dotnet(paths: &Paths, steps: &Steps) -> Result<Dotnet> {
 
 /// The runtimes 8, 9 and 10 that tests and benchmarks run on, and their compiler: the same
 /// everywhere, whatever is on PATH.
-pub(crate) fn pinned_dotnets(paths: &Paths, steps: &Steps) -> Result<()> {
+pub(crate) fn pinned_dotnets(paths: &WorkspacePaths, steps: &StepLog) -> Result<()> {
     let _lock = lock(paths)?;
     debian::install(steps, &debian::DOTNET)?;
     dotnet::install(paths, steps)?;
@@ -78,7 +78,7 @@ pub(crate) fn pinned_dotnets(paths: &Paths, steps: &Steps) -> Result<()> {
 }
 
 /// Two commands may share the folder: the second one waits, then finds everything there.
-fn lock(paths: &Paths) -> Result<File> {
+fn lock(paths: &WorkspacePaths) -> Result<File> {
     fs::create_dir_all(&paths.toolchain)
         .with_context(|| format!("{}: cannot be made", paths.toolchain.display()))?;
     let path = paths.toolchain.join("lock");

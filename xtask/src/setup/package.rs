@@ -18,7 +18,7 @@ pub(crate) enum Registry {
 }
 
 /// One pinned file.
-pub(crate) struct Package {
+pub(crate) struct PinnedPackage {
     pub(crate) registry: Registry,
     pub(crate) name: &'static str,
     pub(crate) version: &'static str,
@@ -27,7 +27,7 @@ pub(crate) struct Package {
     pub(crate) sha256: &'static str,
 }
 
-impl Package {
+impl PinnedPackage {
     /// Fetches the file into `folder` and unpacks it into a new folder there, which is returned.
     /// Only `members` of an npm package are unpacked; an empty list means all.
     pub(crate) fn unpack(&self, folder: &Path, members: &[&str]) -> Result<PathBuf> {

@@ -11,8 +11,8 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    exec::{Steps, outcome, output, write_if_changed},
-    paths::Paths,
+    exec::{StepLog, outcome, output, write_if_changed},
+    paths::WorkspacePaths,
 };
 
 /// Major versions of the runtime that the shim knows.
@@ -51,7 +51,7 @@ impl Dotnet {
         choose(&list("--list-sdks")?, &list("--list-runtimes")?, Path::exists)
     }
 
-    pub(crate) fn pinned(paths: &Paths) -> Dotnet {
+    pub(crate) fn pinned(paths: &WorkspacePaths) -> Dotnet {
         Dotnet::Pinned { dotnet: paths.dotnet("9"), csc: paths.csc() }
     }
 
@@ -82,7 +82,7 @@ impl Dotnet {
         }
     }
 
-    pub(crate) fn describe(&self, steps: &Steps) {
+    pub(crate) fn describe(&self, steps: &StepLog) {
         match self {
             Dotnet::Installed(sdk) => {
                 steps.step(&format!(

@@ -6,14 +6,14 @@ use std::fs;
 
 use anyhow::{Context, Result};
 
-use super::package::{Package, Registry, clear};
-use crate::{exec::Steps, paths::Paths};
+use super::package::{PinnedPackage, Registry, clear};
+use crate::{exec::StepLog, paths::WorkspacePaths};
 
 /// By the runtime's major version: 9.0.7 and 10.0.9.
-const PACKAGES: [(&str, Package); 2] = [
+const PACKAGES: [(&str, PinnedPackage); 2] = [
     (
         "9",
-        Package {
+        PinnedPackage {
             registry: Registry::Npm,
             name: "@azure/mcp-linux-x64",
             version: "1.0.4",
@@ -23,7 +23,7 @@ const PACKAGES: [(&str, Package); 2] = [
     ),
     (
         "10",
-        Package {
+        PinnedPackage {
             registry: Registry::Npm,
             name: "@azure/mcp-linux-x64",
             version: "2.0.5",
@@ -34,7 +34,7 @@ const PACKAGES: [(&str, Package); 2] = [
 ];
 const PROGRAM: &str = "package/dist/azmcp";
 
-pub(crate) fn install(paths: &Paths, steps: &Steps) -> Result<()> {
+pub(crate) fn install(paths: &WorkspacePaths, steps: &StepLog) -> Result<()> {
     for (major, package) in &PACKAGES {
         // Its name below the .NET roots.
         let program = paths.dotnet_roots().join(format!("single-file-{major}"));

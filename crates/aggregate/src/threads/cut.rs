@@ -2,10 +2,13 @@
 //! one is its total since the recording began, so each window takes what the earlier ones have not
 //! counted; a wait in progress is sliced, and keeps its stack and its weight.
 
-use super::{Collected, Estimate, Open, Row, Thread, Threads, Waker, no_times};
-use crate::recent::Recent;
+use super::{
+    CollectionTime, OpenWait, ThreadAccount, ThreadAccounts, ThreadRow, WaitEstimate, Waker,
+    no_times,
+};
+use crate::recent::RecentStacks;
 use foldhash::{HashMap, HashMapExt as _};
-use perfusion_model::event::{MonotonicNs, Progress, ThreadSnapshot, ThreadTimes};
+use perfusion_model::event::{MonotonicNs, ThreadProgress, ThreadSnapshot, ThreadTimes};
 use perfusion_model::stack::StackId;
 
 /// A thread that was counted and is in no snapshot since (its times changed while they were read)
@@ -14,7 +17,7 @@ const REMEMBERED: u8 = 3;
 
 /// What earlier windows have of a thread.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Counted {
+pub(super) struct CountedTimes {
     pub(super) times: ThreadTimes,
     /// The wait it was in at the cut: when that began, and how much of it is counted.
     pub(super) wait: Option<(MonotonicNs, u64, u64)>,
@@ -38,7 +41,7 @@ impl CountedWait {
     }
 }
 
-impl Threads {
+impl ThreadAccounts {
     pub(super) fn counted_wait(&self, tid: u32, start: MonotonicNs) -> CountedWait {
         match self.counted.get(&tid).map(|counted| (counted.times.since, counted.wait)) {
             Some((since, Some((began, blocked_ns, runnable_ns)))) if began == start => {
@@ -52,8 +55,9 @@ impl Threads {
     /// a thread that seemed to run turned out to sleep. What is too much in one column is taken off
     /// the others, so that their sum is that of the window; both come right in time.
     pub(super) fn not_counted(&self, times: &ThreadTimes) -> ThreadTimes {
-        let same = |counted: &&Counted| counted.times.since == times.since;
-        let Some(Counted { times: before, .. }) = self.counted.get(&times.thread.tid).filter(same)
+        let same = |counted: &&CountedTimes| counted.times.since == times.since;
+        let Some(CountedTimes { times: before, .. }) =
+            self.counted.get(&times.thread.tid).filter(same)
         else {
             return *times;
         };
@@ -75,7 +79,7 @@ impl Threads {
     pub(super) fn counted_with(&self, rest: &ThreadTimes) -> ThreadTimes {
         let before =
             self.counted.get(&rest.thread.tid).filter(|counted| counted.times.since == rest.since);
-        let Some(Counted { times: before, .. }) = before else { return *rest };
+        let Some(CountedTimes { times: before, .. }) = before else { return *rest };
         ThreadTimes {
             oncpu_ns: before.oncpu_ns.saturating_add(rest.oncpu_ns),
             runnable_ns: before.runnable_ns.saturating_add(rest.runnable_ns),
@@ -93,7 +97,7 @@ impl Threads {
         running: &[ThreadSnapshot],
         carry: &mut dyn FnMut(StackId) -> StackId,
         last: bool,
-    ) -> Vec<Row> {
+    ) -> Vec<ThreadRow> {
         let mut rows = Vec::new();
         let mut counted = HashMap::with_capacity(running.len());
         let mut told = HashMap::new();
@@ -112,10 +116,10 @@ impl Threads {
                 self.threads.remove(&tid).filter(|thread| thread.id == id).unwrap_or_default();
             thread.id = id;
             let wait = match *progress {
-                Progress::Waiting { start, blocked_ns, runnable_ns, .. } => {
+                ThreadProgress::Waiting { start, blocked_ns, runnable_ns, .. } => {
                     Some((start, blocked_ns, runnable_ns))
                 }
-                Progress::OnCpu { .. } => None,
+                ThreadProgress::OnCpu { .. } => None,
             };
             let before = wait
                 .map(|(start, ..)| self.counted_wait(tid, start))
@@ -125,16 +129,19 @@ impl Threads {
             {
                 let open = open.carried(carry);
                 let recent = self.remembers.then(|| {
-                    let mut recent = Recent::default();
+                    let mut recent = RecentStacks::default();
                     recent.seen(open.start, open.stack);
                     Box::new(recent)
                 });
-                next.insert(tid, Thread { id, open: Some(open), recent, ..Thread::default() });
+                next.insert(
+                    tid,
+                    ThreadAccount { id, open: Some(open), recent, ..ThreadAccount::default() },
+                );
             }
             thread.slice_open_wait(*progress, times.since, before.unwrap_or_default());
             let rest = self.not_counted(times);
             thread.rows(&rest, &mut rows);
-            counted.insert(tid, Counted { times: self.counted_with(&rest), wait, missed: 0 });
+            counted.insert(tid, CountedTimes { times: self.counted_with(&rest), wait, missed: 0 });
         }
         rows.append(&mut self.ended);
         rows.extend(self.rest.take());
@@ -167,7 +174,7 @@ impl Threads {
     }
 }
 
-impl Thread {
+impl ThreadAccount {
     /// The thread in the next window.
     pub(super) fn unseen(self, carry: &mut dyn FnMut(StackId) -> StackId) -> Self {
         let Self {
@@ -185,7 +192,7 @@ impl Thread {
             // them.
             carried_waits
                 .entry((carry(stack), reason, waker))
-                .or_insert_with(Estimate::default)
+                .or_insert_with(WaitEstimate::default)
                 .merge(estimate);
         }
         Self {
@@ -195,7 +202,7 @@ impl Thread {
             open: open.map(|open| open.carried(carry)),
             last_run: last_run.map(|(at, stack)| (at, carry(stack))),
             recent: None,
-            collected: Collected { on_cpu: collected.on_cpu.carried(carry), ..collected },
+            collected: CollectionTime { on_cpu: collected.on_cpu.carried(carry), ..collected },
             first,
             unseen: true,
             name,
@@ -205,7 +212,7 @@ impl Thread {
     }
 }
 
-impl Open {
+impl OpenWait {
     fn carried(self, carry: &mut dyn FnMut(StackId) -> StackId) -> Self {
         Self { stack: carry(self.stack), waker: self.waker.map(&mut *carry), ..self }
     }
@@ -214,7 +221,7 @@ impl Open {
 #[cfg(test)]
 mod tests {
     use super::super::tests::{T, end};
-    use super::super::{Place, WaitReason, WaitStateKey};
+    use super::super::{StackOrMarker, WaitReason, WaitStateKey};
     use super::*;
     use perfusion_model::event::ThreadId;
     use perfusion_model::frame::Marker;
@@ -240,7 +247,7 @@ mod tests {
     }
 
     fn asleep(start: u64, at: u64, times: ThreadTimes) -> [ThreadSnapshot; 1] {
-        let progress = Progress::Waiting {
+        let progress = ThreadProgress::Waiting {
             start: MonotonicNs(start),
             blocked_ns: at - start,
             runnable_ns: 0,
@@ -255,45 +262,45 @@ mod tests {
         [ThreadSnapshot {
             times,
             at: MonotonicNs(at),
-            progress: Progress::OnCpu { since: MonotonicNs(at) },
+            progress: ThreadProgress::OnCpu { since: MonotonicNs(at) },
         }]
     }
 
-    fn at(rows: &[Row], place: Place) -> (f64, f64) {
+    fn at(rows: &[ThreadRow], place: StackOrMarker) -> (f64, f64) {
         let of = rows.iter().filter(|row| row.place == place);
         of.fold((0.0, 0.0), |(cpu, blocked), row| (cpu + row.cpu_ns, blocked + row.blocked_ns))
     }
 
     #[test]
     fn a_wait_across_two_cuts_is_sliced_and_keeps_its_stack() {
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         threads.wait_start(T, MonotonicNs(10), StackId(5), SLEEP, 10, 1.0);
         let mut renamed = |stack: StackId| StackId(stack.0 + 1);
         let first = threads.cut(&asleep(10, 100, times(10, 90)), &mut renamed, false);
         let second = threads.cut(&asleep(10, 200, times(10, 190)), &mut renamed, false);
         threads.wait_end(&end(10, 210));
         let third = threads.cut(&on_cpu(230, times(20, 210)), &mut renamed, false);
-        assert_eq!(at(&first, Place::Stack(StackId(5))), (10.0, 90.0));
-        assert_eq!(at(&second, Place::Stack(StackId(6))), (0.0, 100.0));
-        assert_eq!(at(&third, Place::Stack(StackId(7))), (0.0, 20.0));
+        assert_eq!(at(&first, StackOrMarker::Stack(StackId(5))), (10.0, 90.0));
+        assert_eq!(at(&second, StackOrMarker::Stack(StackId(6))), (0.0, 100.0));
+        assert_eq!(at(&third, StackOrMarker::Stack(StackId(7))), (0.0, 20.0));
         assert_eq!(threads.unmatched_wait_ends(), 0);
     }
 
     #[test]
     fn a_wait_that_nobody_saw_begin_is_older_than_the_window_and_its_visit_comes_in_time() {
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         let first = threads.cut(&asleep(40, 100, times(40, 60)), &mut |stack| stack, false);
-        assert_eq!(at(&first, Place::Marker(Marker::StackLost)).1, 60.0);
+        assert_eq!(at(&first, StackOrMarker::Marker(Marker::StackLost)).1, 60.0);
         let second = threads.cut(&asleep(40, 200, times(40, 160)), &mut |stack| stack, false);
-        assert_eq!(at(&second, Place::Marker(Marker::WaitingSinceBefore)).1, 100.0);
+        assert_eq!(at(&second, StackOrMarker::Marker(Marker::WaitingSinceBefore)).1, 100.0);
         threads.sleeper(T, MonotonicNs(40), StackId(3), SLEEP);
         let third = threads.cut(&asleep(40, 300, times(40, 260)), &mut |stack| stack, false);
-        assert_eq!(at(&third, Place::Stack(StackId(3))).1, 100.0);
+        assert_eq!(at(&third, StackOrMarker::Stack(StackId(3))).1, 100.0);
     }
 
     #[test]
     fn what_was_counted_of_a_thread_ends_with_it_and_its_id_begins_anew() {
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         threads.cpu_sample(T, MonotonicNs(1), StackId(1));
         drop(threads.cut(&on_cpu(100, times(100, 0)), &mut |stack| stack, false));
         threads.cpu_sample(T, MonotonicNs(110), StackId(1));
@@ -301,7 +308,7 @@ mod tests {
         // Its entry may still be in the map at this cut and the next.
         for left in [30.0, 0.0, 0.0] {
             let rows = threads.cut(&on_cpu(200, times(130, 0)), &mut |stack| stack, false);
-            assert_eq!(at(&rows, Place::Stack(StackId(1))).0, left);
+            assert_eq!(at(&rows, StackOrMarker::Stack(StackId(1))).0, left);
             assert_eq!(rows.iter().map(|row| row.cpu_ns).sum::<f64>(), left);
         }
         let again = ThreadTimes { since: MonotonicNs(300), ..times(7, 0) };
@@ -311,7 +318,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_ends_while_the_snapshots_are_taken_keeps_its_stacks() {
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         threads.cpu_sample(T, MonotonicNs(5), StackId(1));
         threads.wait_start(T, MonotonicNs(10), StackId(5), SLEEP, 10, 1.0);
         threads.wait_end(&end(10, 60));
@@ -320,14 +327,14 @@ mod tests {
         assert_eq!(threads.cut(&[], &mut renamed, false), []);
         threads.thread_end(times(15, 60));
         let rows = threads.cut(&[], &mut renamed, false);
-        assert_eq!(at(&rows, Place::Stack(StackId(2))), (15.0, 0.0));
-        assert_eq!(at(&rows, Place::Stack(StackId(6))), (0.0, 60.0));
+        assert_eq!(at(&rows, StackOrMarker::Stack(StackId(2))), (15.0, 0.0));
+        assert_eq!(at(&rows, StackOrMarker::Stack(StackId(6))), (0.0, 60.0));
         assert_eq!(rows.len(), 2);
     }
 
     #[test]
     fn a_thread_whose_end_is_lost_is_carried_over_once() {
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         threads.cpu_sample(T, MonotonicNs(5), StackId(1));
         assert_eq!(threads.cut(&[], &mut |stack| stack, false), []);
         let rows = threads.cut(&[], &mut |stack| stack, false);
@@ -339,7 +346,7 @@ mod tests {
 
     #[test]
     fn what_was_counted_as_run_and_turns_out_as_slept_is_made_up_for_in_later_windows() {
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         let mut sums = |times: ThreadTimes| {
             let rows = threads.cut(&on_cpu(1, times), &mut |stack| stack, false);
             (
@@ -356,7 +363,7 @@ mod tests {
 
     #[test]
     fn nothing_stays_of_threads_that_are_gone() {
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         for tid in 0..1_000 {
             let thread = ThreadId { pid: 1, tid };
             threads.cpu_sample(thread, MonotonicNs(1), StackId(1));
@@ -376,10 +383,10 @@ mod tests {
         fn windows_sum_to_the_whole(
             steps in prop::collection::vec((1u64..1_000, 0u64..1_000, 0u8..4), 1..40),
         ) {
-            let (mut cut, mut whole) = (Threads::default(), Threads::default());
+            let (mut cut, mut whole) = (ThreadAccounts::default(), ThreadAccounts::default());
             let (mut clock, mut oncpu, mut blocked) = (0, 0, 0);
             let (mut cpu_sum, mut blocked_sum) = (0.0, 0.0);
-            let mut take = |rows: Vec<Row>| {
+            let mut take = |rows: Vec<ThreadRow>| {
                 cpu_sum += rows.iter().map(|row| row.cpu_ns).sum::<f64>();
                 blocked_sum += rows.iter().map(|row| row.blocked_ns).sum::<f64>();
             };

@@ -6,9 +6,9 @@
 //! whole time is shared among its names by its samples and kept waits, each of which came with the
 //! name.
 
-use super::cut::Counted;
-use super::{Row, Thread, Threads, no_times};
-use perfusion_model::event::{MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes};
+use super::cut::CountedTimes;
+use super::{ThreadAccount, ThreadAccounts, ThreadRow, no_times};
+use perfusion_model::event::{MonotonicNs, ThreadId, ThreadProgress, ThreadSnapshot, ThreadTimes};
 use perfusion_model::labels::OTHER;
 use perfusion_model::stack::StackId;
 use std::sync::Arc;
@@ -19,13 +19,13 @@ const MAX_OF_THREAD: usize = 1024;
 const MAX_OF_ALL: usize = 1 << 16;
 
 /// What a thread did in this window under a name that it has no more, or had before.
-pub(super) struct Named {
+pub(super) struct NamedAccount {
     name: Arc<str>,
-    account: Thread,
+    account: ThreadAccount,
     times: ThreadTimes,
 }
 
-impl Threads {
+impl ThreadAccounts {
     /// The thread was called `name` until now, with these totals since the recording began; `None`
     /// where these are not known.
     pub fn renamed(&mut self, id: ThreadId, name: &Arc<str>, until: Option<&ThreadSnapshot>) {
@@ -47,7 +47,7 @@ impl Threads {
         let open = thread.open.filter(|open| wait.is_some_and(|(start, ..)| start == open.start));
         thread.slice_open_wait(*progress, times.since, before);
         let rest = self.not_counted(times);
-        self.counted.insert(tid, Counted { times: self.counted_with(&rest), wait, missed: 0 });
+        self.counted.insert(tid, CountedTimes { times: self.counted_with(&rest), wait, missed: 0 });
         self.names += usize::from(thread.close_account(name, self.names, Some(rest)));
         thread.open = open;
         self.threads.insert(tid, thread);
@@ -81,9 +81,9 @@ impl Threads {
         &self,
         tid: u32,
         times: &ThreadTimes,
-        progress: Progress,
+        progress: ThreadProgress,
     ) -> (Option<(MonotonicNs, u64, u64)>, super::cut::CountedWait) {
-        let Progress::Waiting { start, blocked_ns, runnable_ns, .. } = progress else {
+        let ThreadProgress::Waiting { start, blocked_ns, runnable_ns, .. } = progress else {
             return (None, super::cut::CountedWait::default());
         };
         let before = Some(self.counted_wait(tid, start)).filter(|_| self.knows(tid, times.since));
@@ -91,7 +91,7 @@ impl Threads {
     }
 }
 
-impl Thread {
+impl ThreadAccount {
     /// Puts all that was counted since the last rename under `name`, and `times` with it; without
     /// them the thread's time is shared. True when the name is one more.
     fn close_account(&mut self, name: &Arc<str>, names: usize, times: Option<ThreadTimes>) -> bool {
@@ -113,12 +113,12 @@ impl Thread {
             return false;
         }
         if self.named.len() < MAX_OF_THREAD && names < MAX_OF_ALL {
-            self.named.push(Named { name: Arc::clone(name), account, times });
+            self.named.push(NamedAccount { name: Arc::clone(name), account, times });
             return true;
         }
         match self.named.iter_mut().find(|named| &*named.name == OTHER) {
             Some(named) => named.merge(account, &times),
-            None => self.named.push(Named { name: OTHER.into(), account, times }),
+            None => self.named.push(NamedAccount { name: OTHER.into(), account, times }),
         }
         false
     }
@@ -131,7 +131,7 @@ impl Thread {
     }
 
     /// Rows of the thread, under each of its names.
-    pub(super) fn rows_by_name(mut self, times: &ThreadTimes, rows: &mut Vec<Row>) {
+    pub(super) fn rows_by_name(mut self, times: &ThreadTimes, rows: &mut Vec<ThreadRow>) {
         let mut named = std::mem::take(&mut self.named);
         if named.is_empty() {
             return self.all_rows(times, rows);
@@ -141,16 +141,16 @@ impl Thread {
             Some(named) => named.merge(self, times),
             None => {
                 let name = self.name.clone().unwrap_or_else(|| OTHER.into());
-                named.push(Named { name, account: self, times: *times });
+                named.push(NamedAccount { name, account: self, times: *times });
             }
         }
-        for Named { times: own, .. } in &mut named {
+        for NamedAccount { times: own, .. } in &mut named {
             (own.since, own.left_out) = (times.since, times.left_out);
         }
         if shared {
             share(&mut named);
         }
-        for Named { name, mut account, times } in named {
+        for NamedAccount { name, mut account, times } in named {
             account.name = Some(name);
             account.all_rows(&times, rows);
         }
@@ -158,18 +158,18 @@ impl Thread {
 
     /// The accounts under earlier names in the next window.
     pub(super) fn carried_names(
-        named: Vec<Named>,
+        named: Vec<NamedAccount>,
         carry: &mut dyn FnMut(StackId) -> StackId,
-    ) -> Vec<Named> {
+    ) -> Vec<NamedAccount> {
         named
             .into_iter()
-            .map(|named| Named { account: named.account.unseen(carry), ..named })
+            .map(|named| NamedAccount { account: named.account.unseen(carry), ..named })
             .collect()
     }
 }
 
-impl Named {
-    fn merge(&mut self, other: Thread, times: &ThreadTimes) {
+impl NamedAccount {
+    fn merge(&mut self, other: ThreadAccount, times: &ThreadTimes) {
         let Self { account, times: own, .. } = self;
         account.on_cpu.merge(other.on_cpu);
         for (key, estimate) in other.waits {
@@ -198,7 +198,7 @@ impl Named {
 }
 
 /// Shares the times of all accounts by what was sampled in each.
-fn share(named: &mut [Named]) {
+fn share(named: &mut [NamedAccount]) {
     let mut ran: Vec<f64> = named
         .iter()
         .map(|named| {
@@ -211,8 +211,8 @@ fn share(named: &mut [Named]) {
             .map(|named| named.account.on_cpu.ran_ns() + named.account.collected.on_cpu.ran_ns())
             .collect();
     }
-    let waited = |part: fn(&super::Waited) -> f64| {
-        let of = |named: &Named| {
+    let waited = |part: fn(&super::WaitTimes) -> f64| {
+        let of = |named: &NamedAccount| {
             let waits = named.account.waits.values();
             waits.map(|wait| part(&wait.sure) + part(&wait.scaled)).sum::<f64>()
         };
@@ -220,20 +220,24 @@ fn share(named: &mut [Named]) {
     };
     let (blocked, runnable) = (waited(|wait| wait.blocked_ns), waited(|wait| wait.runnable_ns));
     // What of its runnable time was stolen from it, it held a CPU in.
-    for Named { times, .. } in named.iter_mut() {
+    for NamedAccount { times, .. } in named.iter_mut() {
         times.runnable_ns = times.runnable_ns.saturating_sub(times.stolen_ns);
     }
     share_column(named, &ran, |times| &mut times.oncpu_ns);
     share_column(named, &ran, |times| &mut times.stolen_ns);
     share_column(named, &blocked, |times| &mut times.blocked_ns);
     share_column(named, &runnable, |times| &mut times.runnable_ns);
-    for Named { times, .. } in named.iter_mut() {
+    for NamedAccount { times, .. } in named.iter_mut() {
         times.runnable_ns = times.runnable_ns.saturating_add(times.stolen_ns);
     }
 }
 
 /// Shares a column's sum in proportion to `parts`; where these are all nothing it stays as it is.
-fn share_column(named: &mut [Named], parts: &[f64], column: impl Fn(&mut ThreadTimes) -> &mut u64) {
+fn share_column(
+    named: &mut [NamedAccount],
+    parts: &[f64],
+    column: impl Fn(&mut ThreadTimes) -> &mut u64,
+) {
     let all: f64 = parts.iter().sum();
     if all <= 0.0 {
         return;
@@ -241,7 +245,7 @@ fn share_column(named: &mut [Named], parts: &[f64], column: impl Fn(&mut ThreadT
     let total: u64 =
         named.iter_mut().map(|named| *column(&mut named.times)).fold(0, u64::saturating_add);
     let (mut given, mut up_to) = (0, 0.0);
-    for (Named { times, .. }, part) in named.iter_mut().zip(parts) {
+    for (NamedAccount { times, .. }, part) in named.iter_mut().zip(parts) {
         up_to += part;
         let until = if up_to >= all { total } else { (total as f64 * (up_to / all)) as u64 };
         let until = until.clamp(given, total);
@@ -249,7 +253,7 @@ fn share_column(named: &mut [Named], parts: &[f64], column: impl Fn(&mut ThreadT
         given = until;
     }
     // Rounding has left some of the last one's.
-    if let Some(Named { times, .. }) = named.last_mut() {
+    if let Some(NamedAccount { times, .. }) = named.last_mut() {
         *column(times) += total - given;
     }
 }
@@ -257,7 +261,7 @@ fn share_column(named: &mut [Named], parts: &[f64], column: impl Fn(&mut ThreadT
 #[cfg(test)]
 mod tests {
     use super::super::tests::{ON_CPU, SLEEP, T, end};
-    use super::super::{Place, Row, Threads};
+    use super::super::{StackOrMarker, ThreadAccounts, ThreadRow};
     use super::*;
 
     fn name(text: &str) -> Arc<str> {
@@ -268,21 +272,21 @@ mod tests {
         ThreadTimes { oncpu_ns, blocked_ns, ..no_times(T) }
     }
 
-    fn at(times: ThreadTimes, progress: Progress) -> ThreadSnapshot {
+    fn at(times: ThreadTimes, progress: ThreadProgress) -> ThreadSnapshot {
         ThreadSnapshot { times, at: MonotonicNs(0), progress }
     }
 
-    fn cpu(rows: &[Row], name: Option<&str>) -> f64 {
+    fn cpu(rows: &[ThreadRow], name: Option<&str>) -> f64 {
         rows.iter().filter(|row| row.name.as_deref() == name).map(|row| row.cpu_ns).sum()
     }
 
-    fn blocked(rows: &[Row], name: Option<&str>) -> f64 {
+    fn blocked(rows: &[ThreadRow], name: Option<&str>) -> f64 {
         rows.iter().filter(|row| row.name.as_deref() == name).map(|row| row.blocked_ns).sum()
     }
 
     #[test]
     fn what_a_thread_did_under_a_name_is_under_that_name_exactly() {
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         // Twenty stretches, of which one in five was sampled; the first name's are three times as
         // long.
         let mut total = 0;
@@ -303,16 +307,16 @@ mod tests {
         );
         assert!(
             rows.iter().filter(|row| row.name.as_deref() != Some("end")).all(|row| row.place
-                == Place::Stack(StackId(u32::from(row.name.as_deref() == Some("B"))))),
+                == StackOrMarker::Stack(StackId(u32::from(row.name.as_deref() == Some("B"))))),
             "{rows:?}"
         );
     }
 
     #[test]
     fn a_wait_in_which_another_thread_renames_this_one_is_split() {
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         threads.wait_start(T, MonotonicNs(10), StackId(5), SLEEP, 10, 1.0);
-        let waiting = |blocked_ns| Progress::Waiting {
+        let waiting = |blocked_ns| ThreadProgress::Waiting {
             start: MonotonicNs(10),
             blocked_ns,
             runnable_ns: 0,
@@ -327,14 +331,15 @@ mod tests {
         let of = |name| (cpu(&rows, Some(name)), blocked(&rows, Some(name)));
         assert_eq!((of("before"), of("after")), ((10.0, 30.0), (5.0, 70.0)));
         assert!(
-            rows.iter().all(|row| row.blocked_ns == 0.0 || row.place == Place::Stack(StackId(5))),
+            rows.iter()
+                .all(|row| row.blocked_ns == 0.0 || row.place == StackOrMarker::Stack(StackId(5))),
             "{rows:?}"
         );
     }
 
     #[test]
     fn renames_without_times_share_the_threads_time_by_its_samples() {
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         for n in 0..40 {
             let (own, stack) = if n % 4 == 0 { ("B", 2) } else { ("A", 1) };
             threads.cpu_sample(T, MonotonicNs(n), StackId(stack));
@@ -348,7 +353,7 @@ mod tests {
 
     #[test]
     fn windows_with_renames_sum_to_the_whole_and_a_thread_without_has_no_name_of_its_own() {
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         threads.cpu_sample(T, MonotonicNs(1), StackId(1));
         let first = threads.cut(&[at(times(100, 0), ON_CPU)], &mut |stack| stack, false);
         assert_eq!(cpu(&first, None), 100.0);
@@ -362,7 +367,7 @@ mod tests {
 
     #[test]
     fn a_name_for_each_task_does_not_grow_without_end() {
-        let mut threads = Threads::default();
+        let mut threads = ThreadAccounts::default();
         for n in 0..5_000 {
             threads.cpu_sample(T, MonotonicNs(n), StackId(1));
             threads.renamed(T, &name(&format!("task {n}")), Some(&at(times(n + 1, 0), ON_CPU)));

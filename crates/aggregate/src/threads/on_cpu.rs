@@ -1,6 +1,6 @@
 //! Where a thread was on a CPU.
 
-use super::Place;
+use super::StackOrMarker;
 use foldhash::HashMap;
 use perfusion_model::frame::Marker;
 use perfusion_model::stack::StackId;
@@ -59,22 +59,22 @@ impl OnCpu {
 
     /// Samples at each place, and its share of the time: by the samples, else by what ran before it
     /// left the CPU there; all of it at a marker where neither is known.
-    pub(super) fn shares(self, unknown: Marker) -> Vec<(Place, u64, f64)> {
+    pub(super) fn shares(self, unknown: Marker) -> Vec<(StackOrMarker, u64, f64)> {
         let samples: u64 = self.samples.values().sum();
         if samples > 0 {
             let share = |n| n as f64 / samples as f64;
             return self
                 .samples
                 .into_iter()
-                .map(|(stack, n)| (Place::Stack(stack), n, share(n)))
+                .map(|(stack, n)| (StackOrMarker::Stack(stack), n, share(n)))
                 .collect();
         }
         let all: f64 = self.before_wait.values().sum();
         if all > 0.0 {
             let ran = self.before_wait.into_iter().filter(|(_, ran)| *ran > 0.0);
-            return ran.map(|(stack, ran)| (Place::Stack(stack), 0, ran / all)).collect();
+            return ran.map(|(stack, ran)| (StackOrMarker::Stack(stack), 0, ran / all)).collect();
         }
-        vec![(Place::Marker(unknown), 0, 1.0)]
+        vec![(StackOrMarker::Marker(unknown), 0, 1.0)]
     }
 }
 

@@ -18,7 +18,7 @@
 
 mod protocol;
 
-use self::protocol::{ASKING, Answer, MESSAGE_BYTES, Request};
+use self::protocol::{ASKING, HelperRequest, HelperResponse, MESSAGE_BYTES};
 use super::ipc::{self, IpcError};
 use super::place;
 use perfusion_host::process::handle::ProcessHandle;
@@ -63,7 +63,7 @@ const FILE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The daemon's end of the pair. Once in the life of a process: what was given up does not come
 /// back.
-static HELPER: OnceLock<Line> = OnceLock::new();
+static HELPER: OnceLock<HelperSocket> = OnceLock::new();
 
 /// The helper's process.
 #[derive(Debug)]
@@ -122,7 +122,7 @@ pub fn part() -> io::Result<Option<Helper>> {
         .spawn()?;
     give_up(&sets)?;
     // Not set twice: this is called once.
-    HELPER.set(Line(ours)).ok();
+    HELPER.set(HelperSocket(ours)).ok();
     Ok(Some(Helper(process)))
 }
 
@@ -171,26 +171,26 @@ pub(super) fn connect(
 
 /// Has the helper make the library's file; `None` when there is no helper.
 pub(super) fn make(directory: impl AsFd, name: &str) -> Option<Result<OwnedFd, Errno>> {
-    HELPER.get().map(|helper| helper.file(&Request::Make(name), directory)?.ok_or(Errno::IO))
+    HELPER.get().map(|helper| helper.file(&HelperRequest::Make(name), directory)?.ok_or(Errno::IO))
 }
 
 /// Has the helper remove the library's file; `None` when there is no helper.
 pub(super) fn remove(directory: impl AsFd, name: &str) -> Option<Result<(), Errno>> {
-    HELPER.get().map(|helper| helper.file(&Request::Remove(name), directory).map(drop))
+    HELPER.get().map(|helper| helper.file(&HelperRequest::Remove(name), directory).map(drop))
 }
 
 /// Where the helper is asked.
-struct Line(OwnedFd);
+struct HelperSocket(OwnedFd);
 
 /// Why there is no answer.
-enum Silence {
+enum HelperFailure {
     /// The helper has ended.
     Ended,
     TimedOut,
     System(Errno),
 }
 
-impl Line {
+impl HelperSocket {
     fn connect(
         &self,
         target: &ProcessHandle,
@@ -202,47 +202,57 @@ impl Line {
         let start_ticks = target.start_ticks().map_err(|source| system("reading stat", source))?;
         let left = deadline.saturating_duration_since(Instant::now());
         let answer =
-            self.ask(&Request::Connect { pid, start_ticks, timeout: left }, None, deadline);
+            self.ask(&HelperRequest::Connect { pid, start_ticks, timeout: left }, None, deadline);
         Err(match answer {
-            Ok((Answer::Done, Some(socket))) => return Ok(socket),
-            Ok((Answer::NoSocket, _)) => {
+            Ok((HelperResponse::Done, Some(socket))) => return Ok(socket),
+            Ok((HelperResponse::NoSocket, _)) => {
                 IpcError::NoSocket { pid, looked_in: target.temporary_directories() }
             }
-            Ok((Answer::WrongPeer(found), _)) => IpcError::WrongPeer { pid, found },
-            Ok((Answer::TimedOut, _)) | Err(Silence::TimedOut) => {
+            Ok((HelperResponse::WrongPeer(found), _)) => IpcError::WrongPeer { pid, found },
+            Ok((HelperResponse::TimedOut, _)) | Err(HelperFailure::TimedOut) => {
                 IpcError::TimedOut { pid, waited: timeout }
             }
-            Ok((Answer::System(step, source), _)) => system(step, source),
-            Ok((Answer::Done, None)) => system(ASKING, Errno::IO),
-            Err(Silence::System(source)) => system(ASKING, source),
-            Err(Silence::Ended) => IpcError::NoHelper { pid },
+            Ok((HelperResponse::System(step, source), _)) => system(step, source),
+            Ok((HelperResponse::Done, None)) => system(ASKING, Errno::IO),
+            Err(HelperFailure::System(source)) => system(ASKING, source),
+            Err(HelperFailure::Ended) => IpcError::NoHelper { pid },
         })
     }
 
     /// A request about a file; whoever has no helper any more has no right either.
-    fn file(&self, request: &Request<'_>, directory: impl AsFd) -> Result<Option<OwnedFd>, Errno> {
+    fn file(
+        &self,
+        request: &HelperRequest<'_>,
+        directory: impl AsFd,
+    ) -> Result<Option<OwnedFd>, Errno> {
         match self.ask(request, Some(directory.as_fd()), Instant::now() + FILE_TIMEOUT) {
-            Ok((Answer::Done, made)) => Ok(made),
-            Ok((Answer::System(_, error), _)) | Err(Silence::System(error)) => Err(error),
-            Ok((Answer::TimedOut, _)) | Err(Silence::TimedOut) => Err(Errno::TIMEDOUT),
-            Ok((Answer::NoSocket | Answer::WrongPeer(_), _)) => Err(Errno::IO),
-            Err(Silence::Ended) => Err(Errno::ACCESS),
+            Ok((HelperResponse::Done, made)) => Ok(made),
+            Ok((HelperResponse::System(_, error), _)) | Err(HelperFailure::System(error)) => {
+                Err(error)
+            }
+            Ok((HelperResponse::TimedOut, _)) | Err(HelperFailure::TimedOut) => {
+                Err(Errno::TIMEDOUT)
+            }
+            Ok((HelperResponse::NoSocket | HelperResponse::WrongPeer(_), _)) => Err(Errno::IO),
+            Err(HelperFailure::Ended) => Err(Errno::ACCESS),
         }
     }
 
     fn ask(
         &self,
-        request: &Request<'_>,
+        request: &HelperRequest<'_>,
         directory: Option<BorrowedFd<'_>>,
         deadline: Instant,
-    ) -> Result<(Answer, Option<OwnedFd>), Silence> {
-        let (answers, theirs) = pair().map_err(Silence::System)?;
+    ) -> Result<(HelperResponse, Option<OwnedFd>), HelperFailure> {
+        let (answers, theirs) = pair().map_err(HelperFailure::System)?;
         let descriptors: Vec<BorrowedFd<'_>> =
             [Some(theirs.as_fd()), directory].into_iter().flatten().collect();
         match send(&self.0, &request.bytes(), &descriptors) {
             Ok(()) => {}
-            Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => return Err(Silence::Ended),
-            Err(error) => return Err(Silence::System(error)),
+            Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {
+                return Err(HelperFailure::Ended);
+            }
+            Err(error) => return Err(HelperFailure::System(error)),
         }
         // From here on its other end is the helper's alone, and ends with it.
         drop(theirs);
@@ -257,16 +267,17 @@ impl Line {
         if late {
             // An answer that has come meanwhile is here, and a later one cannot be sent: so nothing
             // is made that neither side knows of.
-            shutdown(&answers, Shutdown::Read).map_err(Silence::System)?;
+            shutdown(&answers, Shutdown::Read).map_err(HelperFailure::System)?;
         }
         match receive(&answers) {
-            Ok(None) if late => Err(Silence::TimedOut),
-            Ok(Some(Message { bytes, mut descriptors })) => {
-                let answer = Answer::parse(&bytes).ok_or(Silence::System(Errno::PROTO))?;
+            Ok(None) if late => Err(HelperFailure::TimedOut),
+            Ok(Some(SocketMessage { bytes, mut descriptors })) => {
+                let answer =
+                    HelperResponse::parse(&bytes).ok_or(HelperFailure::System(Errno::PROTO))?;
                 Ok((answer, descriptors.pop()))
             }
-            Ok(None) | Err(Errno::CONNRESET) => Err(Silence::Ended),
-            Err(error) => Err(Silence::System(error)),
+            Ok(None) | Err(Errno::CONNRESET) => Err(HelperFailure::Ended),
+            Err(error) => Err(HelperFailure::System(error)),
         }
     }
 }
@@ -320,7 +331,7 @@ fn outlive_signals() -> io::Result<()> {
 fn work(socket: &OwnedFd) -> Result<(), Errno> {
     let in_hand = Arc::default();
     loop {
-        let Message { bytes, descriptors } = match receive(socket) {
+        let SocketMessage { bytes, descriptors } = match receive(socket) {
             Ok(Some(message)) => message,
             Err(Errno::MSGSIZE) => continue,
             Ok(None) | Err(Errno::CONNRESET) => return Ok(()),
@@ -330,7 +341,7 @@ fn work(socket: &OwnedFd) -> Result<(), Errno> {
         let Some(answers) = descriptors.next().map(Arc::new) else { continue };
         if let Err(error) = begin(&in_hand, bytes, descriptors.next(), &answers) {
             // Fails only when nobody waits for it any more.
-            send(&answers, &Answer::System(ASKING, error).bytes(), &[]).ok();
+            send(&answers, &HelperResponse::System(ASKING, error).bytes(), &[]).ok();
         }
     }
 }
@@ -338,13 +349,13 @@ fn work(socket: &OwnedFd) -> Result<(), Errno> {
 /// Has a thread answer a request; BUSY when others of the same holder wait already, or too many of
 /// all.
 fn begin(
-    in_hand: &Arc<InHand>,
+    in_hand: &Arc<PendingRequests>,
     request: Vec<u8>,
     directory: Option<OwnedFd>,
     answers: &Arc<OwnedFd>,
 ) -> Result<(), Errno> {
-    let place =
-        InHand::add(in_hand, Holder::of(&request, directory.as_ref())?).ok_or(Errno::BUSY)?;
+    let place = PendingRequests::add(in_hand, RequestBlocker::of(&request, directory.as_ref())?)
+        .ok_or(Errno::BUSY)?;
     let answers = Arc::clone(answers);
     let work = move || {
         answer(&request, directory.as_ref(), &answers);
@@ -356,19 +367,19 @@ fn begin(
 
 /// Who can hold a request up.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Holder {
+enum RequestBlocker {
     /// A process: by its backlog, and by where it keeps temporary files.
     Process(u32),
     /// A file system, by its device's numbers.
     Device(u32, u32),
 }
 
-impl Holder {
+impl RequestBlocker {
     /// INVAL for what is no request.
     fn of(request: &[u8], directory: Option<&OwnedFd>) -> Result<Self, Errno> {
-        match (Request::parse(request), directory) {
-            (Some(Request::Connect { pid, .. }), None) => Ok(Self::Process(pid)),
-            (Some(Request::Make(_) | Request::Remove(_)), Some(directory)) => {
+        match (HelperRequest::parse(request), directory) {
+            (Some(HelperRequest::Connect { pid, .. }), None) => Ok(Self::Process(pid)),
+            (Some(HelperRequest::Make(_) | HelperRequest::Remove(_)), Some(directory)) => {
                 // Without asking its server.
                 let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
                 let status = statx(directory, "", flags, StatxFlags::empty())?;
@@ -381,24 +392,24 @@ impl Holder {
 
 /// Whose requests are not answered yet.
 #[derive(Default)]
-struct InHand(Mutex<Vec<Holder>>);
+struct PendingRequests(Mutex<Vec<RequestBlocker>>);
 
 /// One of them, until it is dropped.
-struct Place(Arc<InHand>, Holder);
+struct PendingRequest(Arc<PendingRequests>, RequestBlocker);
 
-impl InHand {
-    fn add(this: &Arc<Self>, holder: Holder) -> Option<Place> {
+impl PendingRequests {
+    fn add(this: &Arc<Self>, holder: RequestBlocker) -> Option<PendingRequest> {
         let mut all = this.0.lock().unwrap_or_else(PoisonError::into_inner);
         let of_one = all.iter().filter(|other| **other == holder).count();
         if all.len() >= MOST_REQUESTS || of_one >= MOST_OF_ONE {
             return None;
         }
         all.push(holder);
-        Some(Place(Arc::clone(this), holder))
+        Some(PendingRequest(Arc::clone(this), holder))
     }
 }
 
-impl Drop for Place {
+impl Drop for PendingRequest {
     fn drop(&mut self) {
         let mut all = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(at) = all.iter().position(|other| *other == self.1) {
@@ -409,30 +420,33 @@ impl Drop for Place {
 
 fn answer(request: &[u8], directory: Option<&OwnedFd>, answers: &OwnedFd) {
     let (answer, found) = match perform(request, directory) {
-        Ok(found) => (Answer::Done, found),
+        Ok(found) => (HelperResponse::Done, found),
         Err(why) => (why, None),
     };
     let sent = send(answers, &answer.bytes(), found.as_ref().map(AsFd::as_fd).as_slice());
     // Fails only when nobody waits for it any more. What was made for nobody would stay.
     if sent.is_err()
-        && answer == Answer::Done
-        && let (Some(Request::Make(name)), Some(directory)) = (Request::parse(request), directory)
+        && answer == HelperResponse::Done
+        && let (Some(HelperRequest::Make(name)), Some(directory)) =
+            (HelperRequest::parse(request), directory)
     {
         // On failure it is left to the next sweep.
         place::remove_here(directory, name).ok();
     }
 }
 
-fn perform(request: &[u8], directory: Option<&OwnedFd>) -> Result<Option<OwnedFd>, Answer> {
-    let file = |error| Answer::System(ASKING, error);
-    match (Request::parse(request), directory) {
-        (Some(Request::Connect { pid, start_ticks, timeout }), None) => {
-            ipc::connect_to(pid, start_ticks, timeout).map(Some).map_err(|error| Answer::of(&error))
+fn perform(request: &[u8], directory: Option<&OwnedFd>) -> Result<Option<OwnedFd>, HelperResponse> {
+    let file = |error| HelperResponse::System(ASKING, error);
+    match (HelperRequest::parse(request), directory) {
+        (Some(HelperRequest::Connect { pid, start_ticks, timeout }), None) => {
+            ipc::connect_to(pid, start_ticks, timeout)
+                .map(Some)
+                .map_err(|error| HelperResponse::of(&error))
         }
-        (Some(Request::Make(name)), Some(directory)) => {
+        (Some(HelperRequest::Make(name)), Some(directory)) => {
             place::make_here(directory, name).map(Some).map_err(file)
         }
-        (Some(Request::Remove(name)), Some(directory)) => {
+        (Some(HelperRequest::Remove(name)), Some(directory)) => {
             place::remove_here(directory, name).map(|()| None).map_err(file)
         }
         _ => Err(file(Errno::INVAL)),
@@ -460,14 +474,14 @@ fn send(socket: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Resul
 }
 
 /// What is said on a pair.
-struct Message {
+struct SocketMessage {
     bytes: Vec<u8>,
     descriptors: Vec<OwnedFd>,
 }
 
 /// The next message; `None` at the end. MSGSIZE when it is longer, or has more of them, than any of
 /// ours.
-fn receive(socket: &OwnedFd) -> Result<Option<Message>, Errno> {
+fn receive(socket: &OwnedFd) -> Result<Option<SocketMessage>, Errno> {
     let mut bytes = [0; MESSAGE_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let (received, descriptors): (_, Vec<OwnedFd>) = loop {
@@ -494,7 +508,7 @@ fn receive(socket: &OwnedFd) -> Result<Option<Message>, Errno> {
     }
     match bytes.get(..received.bytes) {
         None | Some([]) => Ok(None),
-        Some(bytes) => Ok(Some(Message { bytes: bytes.to_vec(), descriptors })),
+        Some(bytes) => Ok(Some(SocketMessage { bytes: bytes.to_vec(), descriptors })),
     }
 }
 
@@ -507,8 +521,9 @@ fn wait(descriptor: &impl AsFd, timeout: Duration) -> bool {
 #[cfg(test)]
 mod tests {
     use super::{
-        Answer, Holder, InHand, Line, MESSAGE_BYTES, MOST_OF_ONE, MOST_REQUESTS, Message, Request,
-        Silence, answer, pair, place, receive, send, work,
+        HelperFailure, HelperRequest, HelperResponse, HelperSocket, MESSAGE_BYTES, MOST_OF_ONE,
+        MOST_REQUESTS, PendingRequests, RequestBlocker, SocketMessage, answer, pair, place,
+        receive, send, work,
     };
     use crate::attach::ipc::IpcError;
     use crate::attach::ipc::tests::{with_listener, with_peer};
@@ -523,14 +538,14 @@ mod tests {
     const MINUTE: Duration = Duration::from_secs(60);
 
     /// One whose helper is a thread: with this process's own rights.
-    fn line() -> Line {
+    fn line() -> HelperSocket {
         let (ours, theirs) = pair().unwrap();
         std::thread::spawn(move || work(&theirs));
-        Line(ours)
+        HelperSocket(ours)
     }
 
     fn connect(
-        line: &Line,
+        line: &HelperSocket,
         target: &ProcessHandle,
         timeout: Duration,
     ) -> Result<UnixStream, IpcError> {
@@ -562,7 +577,7 @@ mod tests {
     #[test]
     fn a_process_that_has_its_pid_from_another_is_not_connected_to() {
         let me = ProcessHandle::open(std::process::id()).unwrap();
-        let request = Request::Connect {
+        let request = HelperRequest::Connect {
             pid: me.pid(),
             start_ticks: me.start_ticks().unwrap() - 1,
             timeout: MINUTE,
@@ -570,7 +585,7 @@ mod tests {
         let Ok((answer, None)) = line().ask(&request, None, Instant::now() + MINUTE) else {
             panic!()
         };
-        assert_eq!(answer, Answer::System("reading stat", Errno::SRCH));
+        assert_eq!(answer, HelperResponse::System("reading stat", Errno::SRCH));
     }
 
     #[test]
@@ -594,16 +609,16 @@ mod tests {
         let directory = std::fs::File::open(folder.path()).unwrap();
         let line = line();
         let name = place::NAMING.fresh().unwrap();
-        let made = line.file(&Request::Make(&name), &directory).unwrap();
+        let made = line.file(&HelperRequest::Make(&name), &directory).unwrap();
         std::fs::File::from(made.unwrap()).write_all(b"library").unwrap();
         assert_eq!(std::fs::read(folder.path().join(&name)).unwrap(), b"library");
-        assert_eq!(line.file(&Request::Make(&name), &directory).unwrap_err(), Errno::EXIST);
-        assert!(line.file(&Request::Remove(&name), &directory).unwrap().is_none());
+        assert_eq!(line.file(&HelperRequest::Make(&name), &directory).unwrap_err(), Errno::EXIST);
+        assert!(line.file(&HelperRequest::Remove(&name), &directory).unwrap().is_none());
         assert!(!folder.path().join(&name).exists());
 
         std::fs::create_dir(folder.path().join(&name)).unwrap();
         assert_eq!(
-            line.file(&Request::Remove(&name), &directory).unwrap_err(),
+            line.file(&HelperRequest::Remove(&name), &directory).unwrap_err(),
             Errno::INVAL,
             "a directory"
         );
@@ -613,7 +628,7 @@ mod tests {
             "perfusion-shim-0123456789abcdef.so/x",
             "../perfusion-shim-0123456789abcdef.so",
         ] {
-            for request in [Request::Make(other), Request::Remove(other)] {
+            for request in [HelperRequest::Make(other), HelperRequest::Remove(other)] {
                 assert_eq!(line.file(&request, &directory).unwrap_err(), Errno::INVAL, "{other}");
             }
         }
@@ -626,14 +641,15 @@ mod tests {
         let name = place::NAMING.fresh().unwrap();
         let (ours, theirs) = pair().unwrap();
         let soon = Instant::now() + Duration::from_millis(1);
-        let asked = Line(ours).ask(&Request::Make(&name), Some(directory.as_fd()), soon);
-        assert!(matches!(asked, Err(Silence::TimedOut)));
+        let asked =
+            HelperSocket(ours).ask(&HelperRequest::Make(&name), Some(directory.as_fd()), soon);
+        assert!(matches!(asked, Err(HelperFailure::TimedOut)));
         let late = |bytes: &[u8]| {
             let (answers, gone) = pair().unwrap();
             drop(gone);
             answer(bytes, Some(&directory.try_clone().unwrap().into()), &answers);
         };
-        let Message { bytes, .. } = receive(&theirs).unwrap().unwrap();
+        let SocketMessage { bytes, .. } = receive(&theirs).unwrap().unwrap();
         late(&bytes);
         assert!(!folder.path().join(&name).exists());
         // What was there before is not its own.
@@ -644,16 +660,16 @@ mod tests {
 
     #[test]
     fn an_answer_that_came_as_the_time_was_over_is_not_lost() {
-        let request = Request::Connect { pid: 1, start_ticks: 1, timeout: MINUTE };
+        let request = HelperRequest::Connect { pid: 1, start_ticks: 1, timeout: MINUTE };
         for round in 0..1000 {
             let (ours, theirs) = pair().unwrap();
             let answered = std::thread::spawn(move || {
-                let Message { descriptors, .. } = receive(&theirs).unwrap().unwrap();
-                send(&descriptors[0], &Answer::NoSocket.bytes(), &[])
+                let SocketMessage { descriptors, .. } = receive(&theirs).unwrap().unwrap();
+                send(&descriptors[0], &HelperResponse::NoSocket.bytes(), &[])
             });
-            let asked = Line(ours).ask(&request, None, Instant::now());
+            let asked = HelperSocket(ours).ask(&request, None, Instant::now());
             // Too late or not: what could be sent was read.
-            let read = matches!(asked, Ok((Answer::NoSocket, None)));
+            let read = matches!(asked, Ok((HelperResponse::NoSocket, None)));
             assert_eq!(answered.join().unwrap().is_ok(), read, "{round}");
         }
     }
@@ -668,7 +684,8 @@ mod tests {
             let line = line();
             let _first = connect(&line, me, MINUTE).unwrap();
             let ticks = me.start_ticks().unwrap();
-            let request = Request::Connect { pid: me.pid(), start_ticks: ticks, timeout: MINUTE };
+            let request =
+                HelperRequest::Connect { pid: me.pid(), start_ticks: ticks, timeout: MINUTE };
             let (answers, theirs) = pair().unwrap();
             for _ in 0..MOST_OF_ONE {
                 send(&line.0, &request.bytes(), &[theirs.as_fd()]).unwrap();
@@ -676,10 +693,10 @@ mod tests {
             let Ok((refused, None)) = line.ask(&request, None, Instant::now() + MINUTE) else {
                 panic!()
             };
-            assert_eq!(refused, Answer::System("asking the helper", Errno::BUSY));
-            let make = Request::Make("perfusion-shim-0123456789abcdef.so");
+            assert_eq!(refused, HelperResponse::System("asking the helper", Errno::BUSY));
+            let make = HelperRequest::Make("perfusion-shim-0123456789abcdef.so");
             let made = line.ask(&make, Some(directory.as_fd()), Instant::now() + MINUTE / 2);
-            assert!(matches!(made, Ok((Answer::Done, Some(_)))));
+            assert!(matches!(made, Ok((HelperResponse::Done, Some(_)))));
             drop(answers);
         });
     }
@@ -687,12 +704,12 @@ mod tests {
     #[test]
     fn there_are_so_many_requests_at_once_and_not_all_are_of_one() {
         let in_hand = std::sync::Arc::default();
-        let take = |pid| InHand::add(&in_hand, Holder::Process(pid));
+        let take = |pid| PendingRequests::add(&in_hand, RequestBlocker::Process(pid));
         let mut places: Vec<_> = (0..MOST_OF_ONE).map(|_| take(1).unwrap()).collect();
         assert!(take(1).is_none());
         places.extend(
             (MOST_OF_ONE..MOST_REQUESTS)
-                .filter_map(|_| InHand::add(&in_hand, Holder::Device(0, 1))),
+                .filter_map(|_| PendingRequests::add(&in_hand, RequestBlocker::Device(0, 1))),
         );
         places.extend((2..2 + (MOST_REQUESTS - places.len()) as u32).map(|pid| take(pid).unwrap()));
         assert_eq!(places.len(), MOST_REQUESTS);
@@ -708,11 +725,14 @@ mod tests {
         send(&line.0, &[1], &[]).unwrap();
         let (answers, theirs) = pair().unwrap();
         send(&line.0, &[1], &[theirs.as_fd()]).unwrap();
-        let Message { bytes, .. } = receive(&answers).unwrap().unwrap();
-        assert_eq!(Answer::parse(&bytes), Some(Answer::System("asking the helper", Errno::INVAL)));
+        let SocketMessage { bytes, .. } = receive(&answers).unwrap().unwrap();
+        assert_eq!(
+            HelperResponse::parse(&bytes),
+            Some(HelperResponse::System("asking the helper", Errno::INVAL))
+        );
         let folder = tempfile::tempdir().unwrap();
         let directory = std::fs::File::open(folder.path()).unwrap();
-        line.file(&Request::Make(&place::NAMING.fresh().unwrap()), &directory).unwrap();
+        line.file(&HelperRequest::Make(&place::NAMING.fresh().unwrap()), &directory).unwrap();
     }
 
     #[test]
@@ -720,11 +740,12 @@ mod tests {
         let me = ProcessHandle::open(std::process::id()).unwrap();
         let (ours, theirs) = pair().unwrap();
         drop(theirs);
-        let error = connect(&Line(ours), &me, MINUTE).unwrap_err();
+        let error = connect(&HelperSocket(ours), &me, MINUTE).unwrap_err();
         assert!(matches!(error, IpcError::NoHelper { .. }), "{error}");
         // It ends with the request in its hands.
         let (ours, theirs) = pair().unwrap();
-        let asked = std::thread::spawn(move || connect(&Line(ours), &me, MINUTE).unwrap_err());
+        let asked =
+            std::thread::spawn(move || connect(&HelperSocket(ours), &me, MINUTE).unwrap_err());
         drop(super::receive(&theirs).unwrap().unwrap());
         drop(theirs);
         let error = asked.join().unwrap();

@@ -6,7 +6,7 @@
 
 use super::helper;
 use super::hresult::Hresult;
-pub use super::wait::Wait;
+pub use super::wait::IpcTimeout;
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::system_limits::explain;
 use perfusion_model::text::printable;
@@ -176,7 +176,7 @@ impl fmt::Display for Directories<'_> {
 
 /// What a runtime says about itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ProcessInfo {
+pub struct RuntimeInfo {
     /// Pid as the process sees itself.
     pub pid: u64,
     /// Architecture, `x64` or `arm64`.
@@ -206,10 +206,10 @@ pub struct AttachProfiler<'a> {
 /// See [`IpcError`].
 pub fn process_info(
     target: &ProcessHandle,
-    wait: impl Into<Wait>,
-) -> Result<ProcessInfo, IpcError> {
+    wait: impl Into<IpcTimeout>,
+) -> Result<RuntimeInfo, IpcError> {
     let answer = request(target, SET_PROCESS, PROCESS_INFO_2, &[], wait.into())?;
-    let mut reader = Reader { pid: target.pid(), rest: &answer };
+    let mut reader = ResponseReader { pid: target.pid(), rest: &answer };
     let pid = u64::from_le_bytes(reader.array()?);
     let _runtime_cookie: [u8; 16] = reader.array()?;
     let _command_line = reader.string()?;
@@ -219,7 +219,7 @@ pub fn process_info(
     let runtime_version = reader.string()?;
     // "9.0.5" of a release, "9.0.5+hash" or "9.0.5 @Commit: hash" of other builds.
     let runtime_version = runtime_version.split(['+', ' ']).next().unwrap_or_default().to_owned();
-    Ok(ProcessInfo { pid, architecture, entry_assembly, runtime_version })
+    Ok(RuntimeInfo { pid, architecture, entry_assembly, runtime_version })
 }
 
 /// Makes the runtime load a library as a profiler; returns when the library's initialization has.
@@ -229,7 +229,7 @@ pub fn process_info(
 pub fn attach_profiler(
     target: &ProcessHandle,
     what: &AttachProfiler<'_>,
-    wait: impl Into<Wait>,
+    wait: impl Into<IpcTimeout>,
 ) -> Result<(), IpcError> {
     let pid = target.pid();
     let mut payload = Vec::new();
@@ -239,7 +239,7 @@ pub fn attach_profiler(
     payload.extend(count(what.client_data.len(), pid)?);
     payload.extend(what.client_data);
     let answer = request(target, SET_PROFILER, ATTACH_PROFILER, &payload, wait.into())?;
-    let code = u32::from_le_bytes(Reader { pid, rest: &answer }.array()?);
+    let code = u32::from_le_bytes(ResponseReader { pid, rest: &answer }.array()?);
     // Failure is the sign bit; S_FALSE and friends are successes.
     if code & 0x8000_0000 != 0 {
         Err(IpcError::Refused { pid, code: Hresult(code) })
@@ -250,7 +250,7 @@ pub fn attach_profiler(
 
 /// Events of the runtime to listen to, of the provider `Microsoft-Windows-DotNETRuntime`.
 #[derive(Clone, Copy, Debug)]
-pub struct Listen {
+pub struct EventSubscription {
     /// Groups of events.
     pub keywords: u64,
     /// 4 is informational, 5 verbose.
@@ -260,7 +260,7 @@ pub struct Listen {
     pub buffer_mib: u32,
 }
 
-impl Listen {
+impl EventSubscription {
     /// What asks for a session; `switches` are the command's own.
     fn request(&self, switches: &[u8], pid: u32) -> Result<Vec<u8>, IpcError> {
         let mut payload = Vec::new();
@@ -287,10 +287,10 @@ pub const RUNTIME_PROVIDER: &str = "Microsoft-Windows-DotNETRuntime";
 /// See [`IpcError`].
 pub fn listen(
     target: &ProcessHandle,
-    what: &Listen,
+    what: &EventSubscription,
     give_up: Arc<AtomicBool>,
-    wait: impl Into<Wait>,
-) -> Result<Events, IpcError> {
+    wait: impl Into<IpcTimeout>,
+) -> Result<EventStream, IpcError> {
     listen_from_start(target, what, true, give_up, wait)
 }
 
@@ -301,12 +301,12 @@ pub fn listen(
 /// See [`IpcError`].
 pub fn listen_from_start(
     target: &ProcessHandle,
-    what: &Listen,
+    what: &EventSubscription,
     stacks: bool,
     give_up: Arc<AtomicBool>,
-    wait: impl Into<Wait>,
-) -> Result<Events, IpcError> {
-    let mut connection = Connection::open(target, wait.into())?;
+    wait: impl Into<IpcTimeout>,
+) -> Result<EventStream, IpcError> {
+    let mut connection = IpcConnection::open(target, wait.into())?;
     // No list of all methods at the end.
     let (command, switches) =
         if stacks { (COLLECT_TRACING_2, &[0][..]) } else { (COLLECT_TRACING_3, &[0, 0][..]) };
@@ -323,20 +323,20 @@ pub fn listen_from_start(
 pub fn stop_listening(
     target: &ProcessHandle,
     session: u64,
-    wait: impl Into<Wait>,
+    wait: impl Into<IpcTimeout>,
 ) -> Result<(), IpcError> {
     request(target, SET_EVENTS, STOP_TRACING, &session.to_le_bytes(), wait.into()).map(drop)
 }
 
 /// The bytes of an event session.
 #[derive(Debug)]
-pub struct Events {
+pub struct EventStream {
     session: u64,
     socket: OwnedFd,
     give_up: Arc<AtomicBool>,
 }
 
-impl Events {
+impl EventStream {
     /// What the runtime calls the session.
     #[must_use]
     pub fn session(&self) -> u64 {
@@ -344,7 +344,7 @@ impl Events {
     }
 }
 
-impl io::Read for Events {
+impl io::Read for EventStream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         loop {
             // Pairs with the store of whoever has had enough; nothing else is told by it.
@@ -400,9 +400,9 @@ fn request(
     set: u8,
     command: u8,
     payload: &[u8],
-    wait: Wait,
+    wait: IpcTimeout,
 ) -> Result<Vec<u8>, IpcError> {
-    Connection::open(target, wait)?.exchange(set, command, payload)
+    IpcConnection::open(target, wait)?.exchange(set, command, payload)
 }
 
 /// Sockets with this process's name, likeliest first, opened without following a link at the end
@@ -480,25 +480,25 @@ pub(super) fn connect_to(
         return Err(system("reading stat", Errno::SRCH));
     }
     let connection =
-        Connection::open_ourselves(&target, &timeout.into(), Instant::now() + timeout)?;
+        IpcConnection::open_ourselves(&target, &timeout.into(), Instant::now() + timeout)?;
     Ok(connection.socket)
 }
 
 /// A connection to a runtime, on which one request can be made.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct IpcConnection {
     pid: u32,
     socket: OwnedFd,
-    wait: Wait,
+    wait: IpcTimeout,
     began: Instant,
     deadline: Instant,
 }
 
-impl Connection {
+impl IpcConnection {
     /// One to a runtime that listens: by ourselves, which does for our own user's processes and for
     /// whoever may do anything, or else through the helper, if this process has left that right to
     /// one.
-    fn open(target: &ProcessHandle, wait: Wait) -> Result<Self, IpcError> {
+    fn open(target: &ProcessHandle, wait: IpcTimeout) -> Result<Self, IpcError> {
         let pid = target.pid();
         let deadline = Instant::now() + wait.timeout;
         let opened = Self::open_ourselves(target, &wait, deadline);
@@ -513,7 +513,7 @@ impl Connection {
 
     fn open_ourselves(
         target: &ProcessHandle,
-        wait: &Wait,
+        wait: &IpcTimeout,
         deadline: Instant,
     ) -> Result<Self, IpcError> {
         let pid = target.pid();
@@ -529,7 +529,12 @@ impl Connection {
         Err(last)
     }
 
-    fn connect(pid: u32, file: &OwnedFd, wait: &Wait, deadline: Instant) -> Result<Self, IpcError> {
+    fn connect(
+        pid: u32,
+        file: &OwnedFd,
+        wait: &IpcTimeout,
+        deadline: Instant,
+    ) -> Result<Self, IpcError> {
         let system = |step| move |source| IpcError::System { pid, step, source };
         let began = Instant::now();
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -593,7 +598,8 @@ impl Connection {
         match (answer_set, answer_id) {
             (SET_SERVER, SERVER_OK) => Ok(body),
             (SET_SERVER, _) => {
-                let code = Hresult(u32::from_le_bytes(Reader { pid, rest: &body }.array()?));
+                let code =
+                    Hresult(u32::from_le_bytes(ResponseReader { pid, rest: &body }.array()?));
                 Err(IpcError::Refused { pid, code })
             }
             _ => Err(self.malformed(
@@ -604,9 +610,9 @@ impl Connection {
     }
 
     /// What follows the answer to a request for a session.
-    fn events(self, answer: &[u8], give_up: Arc<AtomicBool>) -> Result<Events, IpcError> {
-        let session = u64::from_le_bytes(Reader { pid: self.pid, rest: answer }.array()?);
-        Ok(Events { session, socket: self.socket, give_up })
+    fn events(self, answer: &[u8], give_up: Arc<AtomicBool>) -> Result<EventStream, IpcError> {
+        let session = u64::from_le_bytes(ResponseReader { pid: self.pid, rest: answer }.array()?);
+        Ok(EventStream { session, socket: self.socket, give_up })
     }
 
     fn malformed(&self, expected: &'static str, found: String) -> IpcError {
@@ -675,12 +681,12 @@ impl Connection {
 }
 
 /// Takes fields off the front of an answer.
-struct Reader<'a> {
+struct ResponseReader<'a> {
     pid: u32,
     rest: &'a [u8],
 }
 
-impl Reader<'_> {
+impl ResponseReader<'_> {
     fn array<const N: usize>(&mut self) -> Result<[u8; N], IpcError> {
         let Some((field, rest)) = self.rest.split_first_chunk::<N>() else {
             return Err(self.short("a field", N));
@@ -714,7 +720,8 @@ impl Reader<'_> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::{
-        AttachProfiler, HEADER_BYTES, IpcError, MAGIC, Reader, attach_profiler, process_info,
+        AttachProfiler, HEADER_BYTES, IpcError, MAGIC, ResponseReader, attach_profiler,
+        process_info,
     };
     use perfusion_host::process::handle::ProcessHandle;
     use proptest::{collection::vec, prelude::any, proptest};
@@ -907,7 +914,7 @@ pub(crate) mod tests {
     proptest! {
         #[test]
         fn strings_of_any_length_are_read_or_refused(bytes in vec(any::<u8>(), 0..64)) {
-            let mut reader = Reader { pid: 1, rest: &bytes };
+            let mut reader = ResponseReader { pid: 1, rest: &bytes };
             while reader.string().is_ok() {}
         }
     }

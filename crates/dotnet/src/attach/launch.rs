@@ -1,10 +1,10 @@
 //! The environment with which a program loads the shim at its start, for `record -- CMD`. Children
 //! of the program inherit it.
 
-use super::place::{PlaceError, Placed, place_for_start};
+use super::place::{ShimCopy, ShimCopyError, place_for_start};
 use super::{AttachError, class_id_text};
 use perfusion_host::process::handle::ProcessHandle;
-use perfusion_sources::shim::Settings;
+use perfusion_sources::shim::ShimSettings;
 use profiler_protocol::exact::EXACT_CLASS_ID;
 use profiler_protocol::load::{CLASS_ID, LOCK_VARIABLE};
 use std::ffi::{OsStr, OsString};
@@ -28,7 +28,7 @@ pub struct Launch {
     /// Name and value, to be added to the program's environment.
     pub environment: Vec<(OsString, OsString)>,
     /// Dropping it removes the library.
-    pub library: Placed,
+    pub library: ShimCopy,
 }
 
 /// Places the library for programs that this process starts, and says what they need in their
@@ -38,7 +38,7 @@ pub struct Launch {
 /// # Errors
 /// When this binary has no shim or no directory can hold it, or with `exact` the programs are to
 /// have another main profiler.
-pub fn launch(settings: &Settings, exact: bool) -> Result<Launch, AttachError> {
+pub fn launch(settings: &ShimSettings, exact: bool) -> Result<Launch, AttachError> {
     let main = |name: &str| std::env::var(name).unwrap_or_default();
     if exact && main(MAIN_ENABLE) == "1" && !main(MAIN_CLASS).is_empty() {
         return Err(AttachError::OtherProfiler { class: main(MAIN_CLASS) });
@@ -47,7 +47,7 @@ pub fn launch(settings: &Settings, exact: bool) -> Result<Launch, AttachError> {
     let pid = std::process::id();
     let me = ProcessHandle::open(pid).map_err(|_| AttachError::NoSuchProcess { pid })?;
     let library = place_for_start(&me, library)
-        .map_err(|source: PlaceError| AttachError::Place(Box::new(source)))?;
+        .map_err(|source: ShimCopyError| AttachError::Place(Box::new(source)))?;
     let mut environment = variables(library.path(), |name| std::env::var_os(name));
     environment.extend(settings.environment());
     environment.push((LOCK_VARIABLE.into(), library.path().into()));

@@ -17,12 +17,12 @@ mod trusted;
 pub mod wait;
 pub mod workers;
 
-use self::ipc::{AttachProfiler, IpcError, ProcessInfo};
-use self::policy::{Inspection, WhyNot};
-use self::wait::Wait;
+use self::ipc::{AttachProfiler, IpcError, RuntimeInfo};
+use self::policy::{AttachObstacle, Inspection};
+use self::wait::IpcTimeout;
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::headroom::{Headroom, MemoryCgroups, mib};
-use perfusion_sources::shim::Settings;
+use perfusion_sources::shim::ShimSettings;
 use perfusion_sources::shim::finder;
 use profiler_protocol::load::{CLASS_ID, client_data};
 use rustix::io::Errno;
@@ -93,7 +93,7 @@ pub enum AttachError {
         /// The process.
         pid: u32,
         /// What is lacking.
-        source: perfusion_sources::kernel::features::Limit,
+        source: perfusion_sources::kernel::features::FeatureLimit,
     },
     /// Something did not answer for as long as there is.
     #[error(
@@ -130,11 +130,11 @@ pub enum AttachError {
         /// The process.
         pid: u32,
         /// The reason.
-        why: WhyNot,
+        why: AttachObstacle,
     },
     /// The library has no place.
     #[error(transparent)]
-    Place(Box<place::PlaceError>),
+    Place(Box<place::ShimCopyError>),
     /// The runtime does not say what it is: its process is stopped, or it stands still for a
     /// collection. Nothing else was asked of it, so it may be asked again.
     #[error(transparent)]
@@ -176,7 +176,7 @@ pub struct Attached {
     /// The process.
     pub pid: u32,
     /// What its runtime says about itself.
-    pub info: ProcessInfo,
+    pub info: RuntimeInfo,
     /// From the call of [`attach()`] until the region was there.
     pub took: Duration,
 }
@@ -186,7 +186,7 @@ pub struct Attached {
 ///
 /// # Errors
 /// See [`AttachError`].
-pub fn attach(pid: u32, settings: Settings) -> Result<Attached, AttachError> {
+pub fn attach(pid: u32, settings: ShimSettings) -> Result<Attached, AttachError> {
     attach_until(pid, settings, &Arc::default())
 }
 
@@ -197,7 +197,7 @@ pub fn attach(pid: u32, settings: Settings) -> Result<Attached, AttachError> {
 /// See [`AttachError`].
 pub fn attach_until(
     pid: u32,
-    settings: Settings,
+    settings: ShimSettings,
     give_up: &Arc<AtomicBool>,
 ) -> Result<Attached, AttachError> {
     let library = perfusion_artefacts::shim().ok_or(AttachError::NoShim)?;
@@ -209,7 +209,7 @@ pub fn attach_until(
 
 fn attach_library(
     pid: u32,
-    settings: Settings,
+    settings: ShimSettings,
     library: &[u8],
     give_up: &Arc<AtomicBool>,
 ) -> Result<Attached, AttachError> {
@@ -220,14 +220,14 @@ fn attach_library(
     check_headroom(&target, settings)?;
     let ipc = |error| or_ended(AttachError::Ipc(Box::new(error)));
     let info =
-        ipc::process_info(&target, Wait::until(INFO_TIMEOUT, give_up)).map_err(
-            |error| match error {
+        ipc::process_info(&target, IpcTimeout::until(INFO_TIMEOUT, give_up)).map_err(|error| {
+            match error {
                 IpcError::TimedOut { .. } | IpcError::GivenUp { .. } => {
                     or_ended(AttachError::Busy(Box::new(error)))
                 }
                 error => ipc(error),
-            },
-        )?;
+            }
+        })?;
     if info
         .runtime_version
         .split('.')
@@ -235,7 +235,10 @@ fn attach_library(
         .and_then(|major| major.parse().ok())
         .is_some_and(|m: u32| m < 6)
     {
-        return Err(AttachError::Unsuitable { pid, why: WhyNot::TooOld(info.runtime_version) });
+        return Err(AttachError::Unsuitable {
+            pid,
+            why: AttachObstacle::TooOld(info.runtime_version),
+        });
     }
     let placed = place::place(&target, library)
         .map_err(|error| or_ended(AttachError::Place(Box::new(error))))?;
@@ -251,7 +254,7 @@ fn attach_library(
         let left = deadline.saturating_duration_since(Instant::now());
         // Pairs with the store of whoever has had enough; nothing else is told by it.
         let goes_on = !left.is_zero() && !give_up.load(Ordering::Relaxed);
-        match ipc::attach_profiler(&target, &request, Wait::until(left, give_up)) {
+        match ipc::attach_profiler(&target, &request, IpcTimeout::until(left, give_up)) {
             Ok(()) => break,
             Err(IpcError::Refused { code, .. }) if code.is_transient() && goes_on => {
                 std::thread::sleep(LOOK_AGAIN * 10);
@@ -273,7 +276,7 @@ fn attach_library(
     Ok(Attached { pid, info, took: begin.elapsed() })
 }
 
-fn check_headroom(target: &ProcessHandle, settings: Settings) -> Result<(), AttachError> {
+fn check_headroom(target: &ProcessHandle, settings: ShimSettings) -> Result<(), AttachError> {
     match MemoryCgroups::of(target).headroom() {
         Some(headroom) if headroom.bytes < SHIM_BYTES && !settings.force => {
             Err(AttachError::NoHeadroom { pid: target.pid(), headroom: Box::new(headroom) })
@@ -290,7 +293,7 @@ fn wait_until_attachable(target: &ProcessHandle, give_up: &AtomicBool) -> Result
         match look(pid, ATTACH_TIMEOUT, || policy::inspect(target, None))? {
             Inspection { why_not: None, .. } => return Ok(()),
             // Pairs with the store of whoever has had enough; nothing else is told by it.
-            Inspection { why_not: Some(WhyNot::NoSocket(_)), .. }
+            Inspection { why_not: Some(AttachObstacle::NoSocket(_)), .. }
                 if Instant::now() < deadline && !give_up.load(Ordering::Relaxed) =>
             {
                 std::thread::sleep(LOOK_AGAIN * 4);

@@ -12,7 +12,7 @@
 
 use super::helper;
 use super::trusted;
-use perfusion_host::leftover::{self, Naming};
+use perfusion_host::leftover::{self, LockedFileName};
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_model::text::printable;
 use profiler_protocol::load::LOCK_PATH_BYTES;
@@ -33,7 +33,8 @@ use std::sync::Mutex;
 use std::thread::JoinHandle;
 
 /// What the library's files are called.
-pub(super) const NAMING: Naming = Naming { prefix: "perfusion-shim-", suffix: ".so" };
+pub(super) const NAMING: LockedFileName =
+    LockedFileName { prefix: "perfusion-shim-", suffix: ".so" };
 /// Not `/run/perfusion`: what a service manager makes for the daemon goes when the daemon ends.
 const START_DIRECTORY: &str = "perfusion-record";
 /// Roots visited by the sweep, at most.
@@ -46,17 +47,17 @@ pub fn is_ours(file_name: &str) -> bool {
 
 /// The library could not be placed.
 #[derive(Debug, thiserror::Error)]
-#[error("process {pid}: no directory for the shim's library: {}", Tried(tried))]
-pub struct PlaceError {
+#[error("process {pid}: no directory for the shim's library: {}", TriedDirectories(tried))]
+pub struct ShimCopyError {
     /// The process.
     pub pid: u32,
     /// Each directory below its root, and what was wrong with it.
-    pub tried: Vec<(PathBuf, Unfit)>,
+    pub tried: Vec<(PathBuf, UnusableDirectory)>,
 }
 
 /// Why a directory is not used.
 #[derive(Debug)]
-pub enum Unfit {
+pub enum UnusableDirectory {
     /// A system call failed.
     System(&'static str, Errno),
     /// The file system of a user namespace that has no number for any user of ours (EOVERFLOW), and
@@ -87,9 +88,9 @@ pub enum Unfit {
     Unquotable,
 }
 
-impl std::error::Error for Unfit {}
+impl std::error::Error for UnusableDirectory {}
 
-impl fmt::Display for Unfit {
+impl fmt::Display for UnusableDirectory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::System(step, source) => write!(f, "{step}: {source}"),
@@ -121,9 +122,9 @@ impl fmt::Display for Unfit {
 }
 
 /// Directories that were tried, and what was wrong with each.
-pub struct Tried<'a, E>(pub &'a [(PathBuf, E)]);
+pub struct TriedDirectories<'a, E>(pub &'a [(PathBuf, E)]);
 
-impl<E: fmt::Display> fmt::Display for Tried<'_, E> {
+impl<E: fmt::Display> fmt::Display for TriedDirectories<'_, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (path, why)) in self.0.iter().enumerate() {
             let separator = if index == 0 { "" } else { "; " };
@@ -136,7 +137,7 @@ impl<E: fmt::Display> fmt::Display for Tried<'_, E> {
 /// The library at its place. Dropping it removes the file; a process that has loaded it keeps its
 /// mapping.
 #[derive(Debug)]
-pub struct Placed {
+pub struct ShimCopy {
     directory: OwnedFd,
     name: String,
     path: String,
@@ -147,16 +148,17 @@ pub struct Placed {
 
 /// Libraries that processes may load later than they should have, until they end. At most so many;
 /// beyond, files are left to the next sweep.
-static KEPT: Mutex<Kept> = Mutex::new(Kept { placed: Vec::new(), remover: None });
+static KEPT: Mutex<RetainedCopies> =
+    Mutex::new(RetainedCopies { placed: Vec::new(), remover: None });
 const MOST_KEPT: usize = 64;
 
-struct Kept {
-    placed: Vec<(ProcessHandle, Placed)>,
+struct RetainedCopies {
+    placed: Vec<(ProcessHandle, ShimCopy)>,
     /// What removes those of the dead.
     remover: Option<JoinHandle<()>>,
 }
 
-impl Placed {
+impl ShimCopy {
     /// Path in the process's mount namespace.
     #[must_use]
     pub fn path(&self) -> &str {
@@ -186,14 +188,14 @@ pub fn remove_those_of_the_dead() {
         return;
     }
     let dead = kept.placed.extract_if(.., |(target, _)| !target.is_alive());
-    let dead: Vec<Placed> = dead.map(|(_, placed)| placed).collect();
+    let dead: Vec<ShimCopy> = dead.map(|(_, placed)| placed).collect();
     if !dead.is_empty() {
         let thread = std::thread::Builder::new().name("attach-remove".to_owned());
         kept.remover = thread.spawn(move || drop(dead)).ok();
     }
 }
 
-impl Drop for Placed {
+impl Drop for ShimCopy {
     fn drop(&mut self) {
         if self.removes {
             // Already removed by somebody else is as good; a directory that went read-only is left
@@ -207,7 +209,7 @@ impl Drop for Placed {
 ///
 /// # Errors
 /// [`PlaceError`] lists every directory tried.
-pub fn place(target: &ProcessHandle, library: &[u8]) -> Result<Placed, PlaceError> {
+pub fn place(target: &ProcessHandle, library: &[u8]) -> Result<ShimCopy, ShimCopyError> {
     let mut tried = Vec::new();
     for path in directories(target) {
         match place_in(target, &path, library) {
@@ -215,7 +217,7 @@ pub fn place(target: &ProcessHandle, library: &[u8]) -> Result<Placed, PlaceErro
             Err(why) => tried.push((path, why)),
         }
     }
-    Err(PlaceError { pid: target.pid(), tried })
+    Err(ShimCopyError { pid: target.pid(), tried })
 }
 
 fn directories(target: &ProcessHandle) -> Vec<PathBuf> {
@@ -230,25 +232,28 @@ fn directories(target: &ProcessHandle) -> Vec<PathBuf> {
 ///
 /// # Errors
 /// [`PlaceError`] lists every directory tried.
-pub fn place_for_start(me: &ProcessHandle, library: &[u8]) -> Result<Placed, PlaceError> {
+pub fn place_for_start(me: &ProcessHandle, library: &[u8]) -> Result<ShimCopy, ShimCopyError> {
     let mut tried = Vec::new();
     for path in start_directories() {
         let made =
             own_directory(me, &path).and_then(|directory| write_into(me, directory, library));
-        let fits = |placed: &Placed| placed.path.is_ascii() && placed.path.len() <= LOCK_PATH_BYTES;
-        match made
-            .and_then(|placed| if fits(&placed) { Ok(placed) } else { Err(Unfit::Unquotable) })
-        {
+        let fits =
+            |placed: &ShimCopy| placed.path.is_ascii() && placed.path.len() <= LOCK_PATH_BYTES;
+        match made.and_then(|placed| {
+            if fits(&placed) { Ok(placed) } else { Err(UnusableDirectory::Unquotable) }
+        }) {
             Ok(placed) => return Ok(placed),
             Err(why) => tried.push((path, why)),
         }
     }
-    Err(PlaceError { pid: me.pid(), tried })
+    Err(ShimCopyError { pid: me.pid(), tried })
 }
 
 /// Directories for what programs that are started, and their children, are told the path of, each
 /// made and checked when it is asked for.
-pub fn for_start(me: &ProcessHandle) -> impl Iterator<Item = (PathBuf, Result<PathBuf, Unfit>)> {
+pub fn for_start(
+    me: &ProcessHandle,
+) -> impl Iterator<Item = (PathBuf, Result<PathBuf, UnusableDirectory>)> {
     start_directories().into_iter().map(|path| {
         let made = own_directory(me, &path).map(|(_, path)| path);
         (path, made)
@@ -274,11 +279,11 @@ fn start_directories() -> Vec<PathBuf> {
 }
 
 /// Makes the last directory of `path` if it is not there. It must be ours, and only ours to write.
-fn own_directory(me: &ProcessHandle, path: &Path) -> Result<(OwnedFd, PathBuf), Unfit> {
+fn own_directory(me: &ProcessHandle, path: &Path) -> Result<(OwnedFd, PathBuf), UnusableDirectory> {
     let user = geteuid();
-    let system = |step| move |error| Unfit::System(step, error);
+    let system = |step| move |error| UnusableDirectory::System(step, error);
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(Unfit::System("open", Errno::INVAL));
+        return Err(UnusableDirectory::System("open", Errno::INVAL));
     };
     let owners = [0, user.as_raw()];
     let (parent, parent_path) = trusted::open(me.root().map_err(system("open"))?, parent, &owners)?;
@@ -286,25 +291,29 @@ fn own_directory(me: &ProcessHandle, path: &Path) -> Result<(OwnedFd, PathBuf), 
     let mode = if user.is_root() { Mode::from_raw_mode(0o755) } else { Mode::RWXU };
     match mkdirat(&parent, name, Mode::RWXU) {
         Ok(()) | Err(Errno::EXIST) => {}
-        Err(error) => return Err(Unfit::System("mkdir", error)),
+        Err(error) => return Err(UnusableDirectory::System("mkdir", error)),
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = openat(&parent, name, flags, Mode::empty()).map_err(system("open"))?;
     let status = fstat(&directory).map_err(system("stat"))?;
     let path = parent_path.join(name);
     if status.st_uid != user.as_raw() {
-        return Err(Unfit::Owner { path, uid: status.st_uid });
+        return Err(UnusableDirectory::Owner { path, uid: status.st_uid });
     }
     if Mode::from_raw_mode(status.st_mode).intersects(Mode::WGRP | Mode::WOTH) {
-        return Err(Unfit::Shared);
+        return Err(UnusableDirectory::Shared);
     }
     // The umask, or a recorder that died here before.
     fchmod(&directory, mode).map_err(system("chmod"))?;
     Ok((directory, path))
 }
 
-fn place_in(target: &ProcessHandle, path: &Path, library: &[u8]) -> Result<Placed, Unfit> {
-    let system = |step| move |error| Unfit::System(step, error);
+fn place_in(
+    target: &ProcessHandle,
+    path: &Path,
+    library: &[u8],
+) -> Result<ShimCopy, UnusableDirectory> {
+    let system = |step| move |error| UnusableDirectory::System(step, error);
     let masters = target.masters().map_err(system("/proc/PID/status"))?;
     let root = target.root().map_err(system("open"))?;
     write_into(target, trusted::open(root, path, &masters)?, library)
@@ -314,25 +323,26 @@ fn write_into(
     target: &ProcessHandle,
     (directory, path): (OwnedFd, PathBuf),
     library: &[u8],
-) -> Result<Placed, Unfit> {
-    let mount = fstatvfs(&directory).map_err(|e| Unfit::System("statvfs", e))?.f_flag;
+) -> Result<ShimCopy, UnusableDirectory> {
+    let mount = fstatvfs(&directory).map_err(|e| UnusableDirectory::System("statvfs", e))?.f_flag;
     if mount.contains(StatVfsMountFlags::NOEXEC) {
-        return Err(Unfit::NoExec);
+        return Err(UnusableDirectory::NoExec);
     }
     if mount.contains(StatVfsMountFlags::RDONLY) {
-        return Err(Unfit::ReadOnly);
+        return Err(UnusableDirectory::ReadOnly);
     }
     if path.as_os_str().as_encoded_bytes().iter().any(|b| matches!(b, b';' | b'=')) {
-        return Err(Unfit::Unquotable);
+        return Err(UnusableDirectory::Unquotable);
     }
     // The sweep of another recorder may remove a file between its creation and its locking: begin
     // again then.
-    let mut last = Unfit::System("lock", Errno::WOULDBLOCK);
+    let mut last = UnusableDirectory::System("lock", Errno::WOULDBLOCK);
     for _ in 0..3 {
-        let directory = directory.try_clone().map_err(|e| Unfit::System("dup", errno(&e)))?;
+        let directory =
+            directory.try_clone().map_err(|e| UnusableDirectory::System("dup", errno(&e)))?;
         match write_locked(target, directory, &path, library) {
             Ok(placed) => return Ok(placed),
-            Err(why @ Unfit::System("lock", _)) => last = why,
+            Err(why @ UnusableDirectory::System("lock", _)) => last = why,
             Err(why) => return Err(why),
         }
     }
@@ -344,26 +354,27 @@ fn write_locked(
     directory: OwnedFd,
     path: &Path,
     library: &[u8],
-) -> Result<Placed, Unfit> {
-    let name = NAMING.fresh().map_err(|e| Unfit::System("/dev/urandom", e))?;
+) -> Result<ShimCopy, UnusableDirectory> {
+    let name = NAMING.fresh().map_err(|e| UnusableDirectory::System("/dev/urandom", e))?;
     let Some(inside) = path.join(&name).to_str().map(str::to_owned) else {
-        return Err(Unfit::Unquotable);
+        return Err(UnusableDirectory::Unquotable);
     };
     let file = match create(&directory, &name) {
         // The file system belongs to a user namespace that does not know our user: make the file as
         // the process's own.
         Err(Errno::OVERFLOW) => create_as(target, &directory, &name)?,
-        other => other.map_err(|e| Unfit::System("create", e))?,
+        other => other.map_err(|e| UnusableDirectory::System("create", e))?,
     };
     // From here on `placed` removes the file when it is dropped, on failure too.
     let mut placed =
-        Placed { directory, name, path: inside, locked: File::from(file), removes: true };
-    if !leftover::hold(&placed.locked).map_err(|e| Unfit::System("lock", e))? {
-        return Err(Unfit::System("lock", Errno::WOULDBLOCK));
+        ShimCopy { directory, name, path: inside, locked: File::from(file), removes: true };
+    if !leftover::hold(&placed.locked).map_err(|e| UnusableDirectory::System("lock", e))? {
+        return Err(UnusableDirectory::System("lock", Errno::WOULDBLOCK));
     }
-    placed.locked.write_all(library).map_err(|e| Unfit::System("write", errno(&e)))?;
+    placed.locked.write_all(library).map_err(|e| UnusableDirectory::System("write", errno(&e)))?;
     // The process's user is seldom ours; the umask must not hide the library from it.
-    fchmod(&placed.locked, Mode::from_raw_mode(0o555)).map_err(|e| Unfit::System("chmod", e))?;
+    fchmod(&placed.locked, Mode::from_raw_mode(0o555))
+        .map_err(|e| UnusableDirectory::System("chmod", e))?;
     Ok(placed)
 }
 
@@ -407,8 +418,12 @@ pub(super) fn remove_here(directory: impl AsFd, name: &str) -> Result<(), Errno>
 /// Makes the file on a thread of its own that has become the target's user: ids are per thread in
 /// Linux, and this one ends with it. That takes capabilities which neither the unit nor the pod
 /// has.
-fn create_as(target: &ProcessHandle, directory: &OwnedFd, name: &str) -> Result<OwnedFd, Unfit> {
-    let system = |error| Unfit::System("create", error);
+fn create_as(
+    target: &ProcessHandle,
+    directory: &OwnedFd,
+    name: &str,
+) -> Result<OwnedFd, UnusableDirectory> {
+    let system = |error| UnusableDirectory::System("create", error);
     let (uid, gid) = target.file_owner().map_err(system)?;
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     let become_it = || {
@@ -420,7 +435,7 @@ fn create_as(target: &ProcessHandle, directory: &OwnedFd, name: &str) -> Result<
     };
     let work = || {
         become_it().map_err(|error| {
-            if error == Errno::PERM { Unfit::UnknownUser } else { system(error) }
+            if error == Errno::PERM { UnusableDirectory::UnknownUser } else { system(error) }
         })?;
         create(directory, name).map_err(system)
     };
@@ -483,8 +498,8 @@ fn sweep_starts() -> usize {
 #[cfg(test)]
 mod tests {
     use super::{
-        NAMING, Unfit, create_as, own_directory, place_in, remove, remove_those_of_the_dead,
-        write_into,
+        NAMING, UnusableDirectory, create_as, own_directory, place_in, remove,
+        remove_those_of_the_dead, write_into,
     };
     use perfusion_host::leftover;
     use perfusion_host::process::handle::ProcessHandle;
@@ -558,7 +573,7 @@ mod tests {
             create_as(&me(), &directory, "perfusion-shim-0123456789abcdef.so")
         });
         let why = made.join().unwrap().unwrap_err();
-        assert!(matches!(why, Unfit::UnknownUser), "{why}");
+        assert!(matches!(why, UnusableDirectory::UnknownUser), "{why}");
         assert!(why.to_string().contains("Value too large"), "{why}");
         assert_eq!(read_dir(folder.path()).unwrap().count(), 0);
     }
@@ -567,7 +582,10 @@ mod tests {
     fn directories_where_others_could_swap_the_library_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         set_permissions(folder.path(), Permissions::from_mode(0o777)).unwrap();
-        assert!(matches!(place_in(&me(), folder.path(), b"x"), Err(Unfit::NotSticky { .. })));
+        assert!(matches!(
+            place_in(&me(), folder.path(), b"x"),
+            Err(UnusableDirectory::NotSticky { .. })
+        ));
         set_permissions(folder.path(), Permissions::from_mode(0o1777)).unwrap();
         place_in(&me(), folder.path(), b"x").unwrap();
     }
@@ -587,20 +605,26 @@ mod tests {
         own_directory(&me(), &ours).unwrap();
         for mode in [0o775, 0o757, 0o1777] {
             set_permissions(&ours, Permissions::from_mode(mode)).unwrap();
-            assert!(matches!(own_directory(&me(), &ours), Err(Unfit::Shared)), "{mode:o}");
+            assert!(
+                matches!(own_directory(&me(), &ours), Err(UnusableDirectory::Shared)),
+                "{mode:o}"
+            );
         }
         set_permissions(&ours, Permissions::from_mode(0o700)).unwrap();
         let link = folder.path().join("link");
         std::os::unix::fs::symlink(&ours, &link).unwrap();
-        assert!(matches!(own_directory(&me(), &link), Err(Unfit::System("open", _))));
+        assert!(matches!(own_directory(&me(), &link), Err(UnusableDirectory::System("open", _))));
         if user.is_root() {
             std::os::unix::fs::chown(&ours, Some(1234), None).unwrap();
-            assert!(matches!(own_directory(&me(), &ours), Err(Unfit::Owner { uid: 1234, .. })));
+            assert!(matches!(
+                own_directory(&me(), &ours),
+                Err(UnusableDirectory::Owner { uid: 1234, .. })
+            ));
         }
         set_permissions(folder.path(), Permissions::from_mode(0o777)).unwrap();
         assert!(matches!(
             own_directory(&me(), &folder.path().join("new")),
-            Err(Unfit::NotSticky { .. })
+            Err(UnusableDirectory::NotSticky { .. })
         ));
     }
 
@@ -609,6 +633,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let odd = folder.path().join("a;b");
         std::fs::create_dir(&odd).unwrap();
-        assert!(matches!(place_in(&me(), &odd, b"x"), Err(Unfit::Unquotable)));
+        assert!(matches!(place_in(&me(), &odd, b"x"), Err(UnusableDirectory::Unquotable)));
     }
 }

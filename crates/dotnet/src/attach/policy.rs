@@ -1,7 +1,7 @@
 //! What a process is, what profiling it allows, and why not more: the one place that decides it,
 //! for `attach` and for `ps`.
 
-use super::ipc::{self, ProcessInfo};
+use super::ipc::{self, RuntimeInfo};
 use perfusion_host::process::handle::{MapLine, ProcessHandle};
 use profiler_protocol::layout::Geometry;
 use rustix::fs::{Dir, Mode, OFlags, openat};
@@ -19,7 +19,7 @@ pub const OPT_OUT: &str = "PERFUSION_ATTACH";
 /// What runs the process's code.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Runtime {
+pub enum DetectedRuntime {
     /// CoreCLR as a shared library.
     CoreClr {
         /// Version, when the path of the library or the runtime itself tells it; several when
@@ -39,7 +39,7 @@ pub enum Runtime {
     Unseen,
 }
 
-impl fmt::Display for Runtime {
+impl fmt::Display for DetectedRuntime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, versions) = match self {
             Self::CoreClr { versions } => (".NET", versions.as_slice()),
@@ -59,7 +59,7 @@ impl fmt::Display for Runtime {
 /// Why the shim cannot be brought into a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
-pub enum WhyNot {
+pub enum AttachObstacle {
     /// It has no CLR.
     #[error("no .NET runtime in it")]
     NotDotnet,
@@ -122,11 +122,11 @@ const REGION_BYTES: u64 = Geometry::DEFAULT.region_bytes();
 #[derive(Clone, Debug)]
 pub struct Inspection {
     /// What runs its code.
-    pub runtime: Runtime,
+    pub runtime: DetectedRuntime,
     /// True when a shim's region is mapped already.
     pub shim_loaded: bool,
     /// Why a shim cannot be attached; `None` when it can, as far as can be seen from outside.
-    pub why_not: Option<WhyNot>,
+    pub why_not: Option<AttachObstacle>,
 }
 
 /// True when it says in its environment that it is not to be attached to.
@@ -161,8 +161,12 @@ pub fn inspect(target: &ProcessHandle, ask: Option<Duration>) -> Result<Inspecti
     match target.maps(look) {
         Ok(()) => {}
         Err(Errno::ACCESS | Errno::PERM) => {
-            let why_not = Some(WhyNot::NotPermitted);
-            return Ok(Inspection { runtime: Runtime::Unseen, shim_loaded: false, why_not });
+            let why_not = Some(AttachObstacle::NotPermitted);
+            return Ok(Inspection {
+                runtime: DetectedRuntime::Unseen,
+                shim_loaded: false,
+                why_not,
+            });
         }
         Err(error) => return Err(error),
     }
@@ -173,53 +177,56 @@ pub fn inspect(target: &ProcessHandle, ask: Option<Duration>) -> Result<Inspecti
     if versions.is_empty()
         && has_socket
         && let Some(timeout) = ask
-        && let Ok(ProcessInfo { runtime_version, .. }) = ipc::process_info(target, timeout)
+        && let Ok(RuntimeInfo { runtime_version, .. }) = ipc::process_info(target, timeout)
     {
         versions.push(runtime_version);
     }
     let executable = Executable::of(target);
     let runtime = match (clr_paths.is_empty(), has_socket) {
-        (false, _) => Runtime::CoreClr { versions },
-        (true, _) if executable.native_aot => Runtime::NativeAot,
-        (true, true) => Runtime::SingleFile { versions },
-        (true, false) if has_runtime_thread(target) => Runtime::SingleFile { versions },
-        (true, false) => Runtime::Native,
+        (false, _) => DetectedRuntime::CoreClr { versions },
+        (true, _) if executable.native_aot => DetectedRuntime::NativeAot,
+        (true, true) => DetectedRuntime::SingleFile { versions },
+        (true, false) if has_runtime_thread(target) => DetectedRuntime::SingleFile { versions },
+        (true, false) => DetectedRuntime::Native,
     };
-    let why_not = why_not(target, &runtime, &executable, socket).or(musl.then_some(WhyNot::Musl));
+    let why_not =
+        why_not(target, &runtime, &executable, socket).or(musl.then_some(AttachObstacle::Musl));
     Ok(Inspection { runtime, shim_loaded, why_not })
 }
 
 fn why_not(
     target: &ProcessHandle,
-    runtime: &Runtime,
+    runtime: &DetectedRuntime,
     executable: &Executable,
     socket: Result<bool, String>,
-) -> Option<WhyNot> {
+) -> Option<AttachObstacle> {
     if let Some(other) = &executable.foreign {
-        return Some(WhyNot::Architecture(other.clone()));
+        return Some(AttachObstacle::Architecture(other.clone()));
     }
     let versions = match runtime {
-        Runtime::NativeAot => return Some(WhyNot::NativeAot),
-        Runtime::Native => return Some(WhyNot::NotDotnet),
-        Runtime::Unseen => return Some(WhyNot::NotPermitted),
-        Runtime::CoreClr { versions } | Runtime::SingleFile { versions } => versions,
+        DetectedRuntime::NativeAot => return Some(AttachObstacle::NativeAot),
+        DetectedRuntime::Native => return Some(AttachObstacle::NotDotnet),
+        DetectedRuntime::Unseen => return Some(AttachObstacle::NotPermitted),
+        DetectedRuntime::CoreClr { versions } | DetectedRuntime::SingleFile { versions } => {
+            versions
+        }
     };
     if let Some(variable) = diagnostics_off(target) {
-        return Some(WhyNot::DiagnosticsOff(variable));
+        return Some(AttachObstacle::DiagnosticsOff(variable));
     }
     if matches!(opted_out(target), Ok(true)) {
-        return Some(WhyNot::OptedOut);
+        return Some(AttachObstacle::OptedOut);
     }
     match socket {
         Ok(true) => {}
-        Ok(false) => return Some(WhyNot::NoSocket(super::no_socket::reason(target))),
-        Err(error) => return Some(WhyNot::SocketUnseen(error)),
+        Ok(false) => return Some(AttachObstacle::NoSocket(super::no_socket::reason(target))),
+        Err(error) => return Some(AttachObstacle::SocketUnseen(error)),
     }
     let major = |version: &String| version.split('.').next()?.parse::<u32>().ok();
     if let Some(old) = versions.iter().find(|version| major(version).is_some_and(|m| m < 6)) {
-        return Some(WhyNot::TooOld(old.clone()));
+        return Some(AttachObstacle::TooOld(old.clone()));
     }
-    target.file_limit().ok()?.filter(|limit| *limit < REGION_BYTES).map(WhyNot::FileLimit)
+    target.file_limit().ok()?.filter(|limit| *limit < REGION_BYTES).map(AttachObstacle::FileLimit)
 }
 
 /// The environment variable that keeps profilers out of the process, if there is one.
@@ -323,7 +330,7 @@ fn has_runtime_thread(target: &ProcessHandle) -> bool {
 #[cfg(test)]
 mod tests {
     use super::OPT_OUT;
-    use super::{Runtime, WhyNot, inspect, opted_out, version_in_path};
+    use super::{AttachObstacle, DetectedRuntime, inspect, opted_out, version_in_path};
     use perfusion_host::process::handle::ProcessHandle;
     use std::process::Command;
     use std::time::{Duration, Instant};
@@ -367,8 +374,8 @@ mod tests {
         sleeper.kill().unwrap();
         sleeper.wait().unwrap();
         let found = found.unwrap();
-        assert_eq!(found.runtime, Runtime::Native);
-        assert_eq!(found.why_not, Some(WhyNot::NotDotnet));
+        assert_eq!(found.runtime, DetectedRuntime::Native);
+        assert_eq!(found.why_not, Some(AttachObstacle::NotDotnet));
         assert!(!found.shim_loaded);
     }
 }

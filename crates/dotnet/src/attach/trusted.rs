@@ -13,7 +13,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 
-use super::place::Unfit;
+use super::place::UnusableDirectory;
 
 /// Links on the way, at most (the kernel's MAXSYMLINKS), and names.
 const LINKS: usize = 40;
@@ -28,20 +28,20 @@ pub(super) fn open(
     root: OwnedFd,
     path: &Path,
     owners: &[u32],
-) -> Result<(OwnedFd, PathBuf), Unfit> {
-    let mut walk = Walk { root, owners, below: Vec::new() };
+) -> Result<(OwnedFd, PathBuf), UnusableDirectory> {
+    let mut walk = PathWalk { root, owners, below: Vec::new() };
     check(walk.here(), owners, Path::new("/"))?;
     let mut left: VecDeque<OsString> = names(path).collect();
     let (mut links, mut seen) = (0, 0);
     while let Some(name) = left.pop_front() {
         seen += 1;
         if seen > NAMES {
-            return Err(Unfit::System("open", Errno::NAMETOOLONG));
+            return Err(UnusableDirectory::System("open", Errno::NAMETOOLONG));
         }
         if let Some(target) = walk.step(&name)? {
             links += 1;
             if links > LINKS {
-                return Err(Unfit::System("open", Errno::LOOP));
+                return Err(UnusableDirectory::System("open", Errno::LOOP));
             }
             if target.is_absolute() {
                 walk.below.clear();
@@ -53,7 +53,7 @@ pub(super) fn open(
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let directory = openat(walk.here(), ".", flags, Mode::empty())
-        .map_err(|error| Unfit::System("open", error))?;
+        .map_err(|error| UnusableDirectory::System("open", error))?;
     Ok((directory, walk.path()))
 }
 
@@ -66,14 +66,14 @@ fn names(path: &Path) -> impl Iterator<Item = OsString> {
     })
 }
 
-struct Walk<'a> {
+struct PathWalk<'a> {
     root: OwnedFd,
     owners: &'a [u32],
     /// Each directory below the root on the way here.
     below: Vec<(OsString, OwnedFd)>,
 }
 
-impl Walk<'_> {
+impl PathWalk<'_> {
     fn here(&self) -> BorrowedFd<'_> {
         self.below.last().map_or_else(|| self.root.as_fd(), |(_, directory)| directory.as_fd())
     }
@@ -83,13 +83,13 @@ impl Walk<'_> {
     }
 
     /// Goes into the directory `name`; answers where it leads instead when it is a link.
-    fn step(&mut self, name: &OsStr) -> Result<Option<PathBuf>, Unfit> {
+    fn step(&mut self, name: &OsStr) -> Result<Option<PathBuf>, UnusableDirectory> {
         if name == ".." {
             // As in any root: above it is itself.
             self.below.pop();
             return Ok(None);
         }
-        let system = |step| move |error| Unfit::System(step, error);
+        let system = |step| move |error| UnusableDirectory::System(step, error);
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let found = openat(self.here(), name, flags, Mode::empty()).map_err(system("open"))?;
         let path = self.path().join(name);
@@ -103,31 +103,35 @@ impl Walk<'_> {
                 let target = readlinkat(&found, "", Vec::new()).map_err(system("readlink"))?;
                 Ok(Some(PathBuf::from(OsStr::from_bytes(target.to_bytes()))))
             }
-            _ => Err(Unfit::System("open", Errno::NOTDIR)),
+            _ => Err(UnusableDirectory::System("open", Errno::NOTDIR)),
         }
     }
 }
 
 /// Looks at a directory or link on the way. Rights that are given by an access control list show in
 /// the group's bits (acl(5)).
-fn check(found: BorrowedFd<'_>, owners: &[u32], path: &Path) -> Result<FileType, Unfit> {
-    let status = fstat(found).map_err(|error| Unfit::System("stat", error))?;
+fn check(
+    found: BorrowedFd<'_>,
+    owners: &[u32],
+    path: &Path,
+) -> Result<FileType, UnusableDirectory> {
+    let status = fstat(found).map_err(|error| UnusableDirectory::System("stat", error))?;
     let (kind, mode) =
         (FileType::from_raw_mode(status.st_mode), Mode::from_raw_mode(status.st_mode));
     if !owners.contains(&status.st_uid) {
-        return Err(Unfit::Owner { path: path.to_owned(), uid: status.st_uid });
+        return Err(UnusableDirectory::Owner { path: path.to_owned(), uid: status.st_uid });
     }
     // A link's own mode means nothing.
     let open_to_others = kind == FileType::Directory && mode.intersects(Mode::WGRP | Mode::WOTH);
     if open_to_others && !mode.contains(Mode::SVTX) {
-        return Err(Unfit::NotSticky { path: path.to_owned() });
+        return Err(UnusableDirectory::NotSticky { path: path.to_owned() });
     }
     Ok(kind)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Unfit, open};
+    use super::{UnusableDirectory, open};
     use rustix::fs::{Mode, OFlags};
     use std::fs::{Permissions, create_dir, create_dir_all, set_permissions};
     use std::os::fd::OwnedFd;
@@ -142,7 +146,7 @@ mod tests {
         [0, rustix::process::geteuid().as_raw()]
     }
 
-    fn path_of(path: &Path) -> Result<PathBuf, Unfit> {
+    fn path_of(path: &Path) -> Result<PathBuf, UnusableDirectory> {
         open(root(), path, &owners()).map(|(_, path)| path)
     }
 
@@ -159,11 +163,11 @@ mod tests {
         assert_eq!(path_of(Path::new("/../..")).unwrap(), Path::new("/"));
         assert!(matches!(
             path_of(&real.join("loop")),
-            Err(Unfit::System(_, rustix::io::Errno::LOOP))
+            Err(UnusableDirectory::System(_, rustix::io::Errno::LOOP))
         ));
         assert!(matches!(
             path_of(&real.join("none")),
-            Err(Unfit::System(_, rustix::io::Errno::NOENT))
+            Err(UnusableDirectory::System(_, rustix::io::Errno::NOENT))
         ));
     }
 
@@ -180,7 +184,9 @@ mod tests {
                 set_permissions(changed, Permissions::from_mode(mode)).unwrap();
                 let found = path_of(&lower);
                 assert_eq!(found.is_ok(), fit, "{mode:o} {}: {found:?}", changed.display());
-                assert!(fit || matches!(found, Err(Unfit::NotSticky { path }) if path == *changed));
+                assert!(
+                    fit || matches!(found, Err(UnusableDirectory::NotSticky { path }) if path == *changed)
+                );
                 set_permissions(changed, Permissions::from_mode(0o755)).unwrap();
             }
         }
@@ -198,13 +204,13 @@ mod tests {
         let link = folder.path().join("link");
         std::os::unix::fs::lchown(&link, Some(1234), None).unwrap();
         assert!(
-            matches!(path_of(&link), Err(Unfit::Owner { uid: 1234, .. })),
+            matches!(path_of(&link), Err(UnusableDirectory::Owner { uid: 1234, .. })),
             "its owner may let it lead elsewhere"
         );
         std::os::unix::fs::chown(&upper, Some(1234), None).unwrap();
         let refused = path_of(&lower);
         assert!(
-            matches!(&refused, Err(Unfit::Owner { uid: 1234, path }) if *path == upper),
+            matches!(&refused, Err(UnusableDirectory::Owner { uid: 1234, path }) if *path == upper),
             "{refused:?}"
         );
         open(root(), &lower, &[0, 1234]).unwrap();

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 /// How long an answer is waited for. A bare [`Duration`] is one that nobody cuts short.
 #[derive(Clone, Debug)]
-pub struct Wait {
+pub struct IpcTimeout {
     /// At most so long.
     pub(super) timeout: Duration,
     pub(super) give_up: Option<Arc<AtomicBool>>,
 }
 
-impl Wait {
+impl IpcTimeout {
     /// So long at most, and no longer than until `give_up` is raised: then the error is
     /// [`IpcError::GivenUp`](super::ipc::IpcError::GivenUp), within a tenth of a second.
     #[must_use]
@@ -28,7 +28,7 @@ impl Wait {
     }
 }
 
-impl From<Duration> for Wait {
+impl From<Duration> for IpcTimeout {
     fn from(timeout: Duration) -> Self {
         Self { timeout, give_up: None }
     }

@@ -10,7 +10,7 @@
 use super::{AttachError, Attached, attach};
 use perfusion_host::priority;
 use perfusion_host::process::handle::ProcessHandle;
-use perfusion_sources::shim::Settings;
+use perfusion_sources::shim::ShimSettings;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -31,12 +31,12 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// Who decides how long an attach takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Owner {
+struct AttachOwner {
     user: u32,
     cgroup: String,
 }
 
-impl Owner {
+impl AttachOwner {
     fn of(pid: u32) -> Self {
         let target = ProcessHandle::open(pid);
         let user = target.as_ref().ok().and_then(|target| target.file_owner().ok());
@@ -47,7 +47,7 @@ impl Owner {
 }
 
 /// Threads that nobody waits for any more, and whose processes they attach to.
-struct Abandoned(Mutex<Vec<(Owner, JoinHandle<()>)>>);
+struct Abandoned(Mutex<Vec<(AttachOwner, JoinHandle<()>)>>);
 
 /// Those of all recordings of this process: each has workers of its own, and what holds an attach
 /// up knows nothing of that.
@@ -58,7 +58,7 @@ impl Abandoned {
         Self(Mutex::new(Vec::new()))
     }
 
-    fn add(&self, owner: Owner, thread: JoinHandle<()>) {
+    fn add(&self, owner: AttachOwner, thread: JoinHandle<()>) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|(_, thread)| !thread.is_finished());
         all.push((owner, thread));
@@ -72,7 +72,7 @@ impl Abandoned {
     }
 
     /// What holds up an attach to a process of this owner's before it has begun.
-    fn holds_up(&self, owner: &Owner) -> Option<String> {
+    fn holds_up(&self, owner: &AttachOwner) -> Option<String> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|(_, thread)| !thread.is_finished());
         if all.iter().any(|(other, _)| other == owner) {
@@ -86,38 +86,38 @@ impl Abandoned {
 }
 
 /// What became of an attach, and what it was for.
-pub type Done<T> = (T, Result<Attached, AttachError>);
+pub type AttachOutcome<T> = (T, Result<Attached, AttachError>);
 
 /// An attach that has not been given up.
-struct Running<T> {
+struct RunningAttach<T> {
     pid: u32,
     what: T,
-    owner: Owner,
+    owner: AttachOwner,
     since: Instant,
     thread: JoinHandle<()>,
 }
 
 /// The threads, one for each attach.
-pub struct Workers<T> {
+pub struct AttachWorkers<T> {
     start: Box<dyn Fn(u32, T) -> io::Result<JoinHandle<()>> + Send>,
-    running: Vec<Running<T>>,
+    running: Vec<RunningAttach<T>>,
     left_behind: &'static Abandoned,
 }
 
-impl<T: Clone + PartialEq + Send + 'static> Workers<T> {
+impl<T: Clone + PartialEq + Send + 'static> AttachWorkers<T> {
     /// None are at work yet; each attach has settings of its own. `done` is called on their
     /// threads.
     #[must_use]
     pub fn new(
-        settings: impl Fn(&T) -> Settings + Clone + Send + 'static,
-        done: impl Fn(Done<T>) + Clone + Send + 'static,
+        settings: impl Fn(&T) -> ShimSettings + Clone + Send + 'static,
+        done: impl Fn(AttachOutcome<T>) + Clone + Send + 'static,
     ) -> Self {
         Self::with(move |pid, what| attach(pid, settings(what)), done, &LEFT_BEHIND)
     }
 
     fn with(
         attach: impl Fn(u32, &T) -> Result<Attached, AttachError> + Clone + Send + 'static,
-        done: impl Fn(Done<T>) + Clone + Send + 'static,
+        done: impl Fn(AttachOutcome<T>) + Clone + Send + 'static,
         left_behind: &'static Abandoned,
     ) -> Self {
         let start = move |pid, what| {
@@ -142,7 +142,7 @@ impl<T: Clone + PartialEq + Send + 'static> Workers<T> {
         if self.running.len() >= WORKERS {
             return Ok(false);
         }
-        let owner = Owner::of(pid);
+        let owner = AttachOwner::of(pid);
         if let Some(what) = self.left_behind.holds_up(&owner) {
             return Err(AttachError::HeldUp { pid, what });
         }
@@ -152,7 +152,7 @@ impl<T: Clone + PartialEq + Send + 'static> Workers<T> {
         }
         let thread = (self.start)(pid, what.clone())
             .map_err(|source| AttachError::NoThread { pid, source })?;
-        self.running.push(Running {
+        self.running.push(RunningAttach {
             pid,
             what: what.clone(),
             owner,
@@ -183,7 +183,7 @@ impl<T: Clone + PartialEq + Send + 'static> Workers<T> {
 
     fn give_up_after(&mut self, longest: Duration) -> Vec<(T, AttachError)> {
         let late = self.running.extract_if(.., |one| one.since.elapsed() >= longest);
-        late.map(|Running { pid, what, owner, thread, .. }| {
+        late.map(|RunningAttach { pid, what, owner, thread, .. }| {
             self.left_behind.add(owner, thread);
             (what, AttachError::HeldUp { pid, what: "the attach".to_owned() })
         })
@@ -193,7 +193,7 @@ impl<T: Clone + PartialEq + Send + 'static> Workers<T> {
     /// Lets them end, for a while.
     pub fn stop(self) {
         let deadline = Instant::now() + END_TIMEOUT;
-        for Running { owner, thread, .. } in self.running {
+        for RunningAttach { owner, thread, .. } in self.running {
             if let Some(thread) = join_until(deadline, thread) {
                 self.left_behind.add(owner, thread);
             }
@@ -223,8 +223,8 @@ pub fn join(thread: JoinHandle<()>) {
 
 #[cfg(test)]
 mod tests {
-    use super::{Abandoned, END_TIMEOUT, MOST_ABANDONED, Owner, Workers};
-    use crate::attach::ipc::ProcessInfo;
+    use super::{Abandoned, AttachOwner, AttachWorkers, END_TIMEOUT, MOST_ABANDONED};
+    use crate::attach::ipc::RuntimeInfo;
     use crate::attach::{AttachError, Attached};
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::sync::{Arc, Mutex};
@@ -235,11 +235,13 @@ mod tests {
     /// Nobody has this pid (PID_MAX_LIMIT).
     const NOBODY: u32 = 1 << 23;
 
-    type Told = Receiver<(&'static str, bool)>;
+    type OutcomeReceiver = Receiver<(&'static str, bool)>;
 
     /// Attaches to this process are over, well, when the sender says so or has gone; all others
     /// fail at once.
-    fn workers(left_behind: &'static Abandoned) -> (Workers<&'static str>, Sender<()>, Told) {
+    fn workers(
+        left_behind: &'static Abandoned,
+    ) -> (AttachWorkers<&'static str>, Sender<()>, OutcomeReceiver) {
         let (release, stalled) = channel::<()>();
         let (tell, told) = channel();
         let stalled = Arc::new(Mutex::new(stalled));
@@ -248,12 +250,12 @@ mod tests {
                 return Err(AttachError::NoSuchProcess { pid });
             }
             stalled.lock().unwrap().recv().ok();
-            Ok(Attached { pid, info: ProcessInfo::default(), took: Duration::ZERO })
+            Ok(Attached { pid, info: RuntimeInfo::default(), took: Duration::ZERO })
         };
-        let done = move |(what, result): super::Done<_>| {
+        let done = move |(what, result): super::AttachOutcome<_>| {
             tell.send((what, result.is_ok())).ok();
         };
-        (Workers::with(attach, done, left_behind), release, told)
+        (AttachWorkers::with(attach, done, left_behind), release, told)
     }
 
     /// Those of a test, not of the process.
@@ -322,12 +324,12 @@ mod tests {
         let (release, stalled) = channel::<()>();
         let stalled = Arc::new(Mutex::new(stalled));
         for number in 0..MOST_ABANDONED {
-            assert_eq!(left_behind.holds_up(&Owner::of(NOBODY)), None, "{number}");
+            assert_eq!(left_behind.holds_up(&AttachOwner::of(NOBODY)), None, "{number}");
             let stalled = Arc::clone(&stalled);
             let thread = std::thread::spawn(move || {
                 stalled.lock().unwrap().recv().ok();
             });
-            left_behind.add(Owner { user: 1, cgroup: number.to_string() }, thread);
+            left_behind.add(AttachOwner { user: 1, cgroup: number.to_string() }, thread);
         }
         let (mut workers, _release, _told) = workers(left_behind);
         let why = held_up(workers.begin(NOBODY, &"another"));

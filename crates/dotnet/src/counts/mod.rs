@@ -7,9 +7,9 @@
 pub mod startup;
 pub mod tally;
 
-use crate::attach::ipc::{self, Events, IpcError, Listen, Wait};
-use crate::exact::{Account, Count, Ending, Process, Type};
-use crate::nettrace::{NettraceError, Reader};
+use crate::attach::ipc::{self, EventStream, EventSubscription, IpcError, IpcTimeout};
+use crate::exact::{Ending, ExactAccount, ExactCount, ExactProcess, ExactType};
+use crate::nettrace::{NettraceError, NettraceReader};
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::start_ticks;
 use perfusion_pprof::COUNTS_PREFIX;
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
-use tally::{Tallied, Tally};
+use tally::{ProcessTally, Tally};
 
 /// Keywords: types, and with their names.
 const TYPES: u64 = 0x8_0000 | 0x100_0000;
@@ -47,14 +47,14 @@ const ANSWER: Duration = Duration::from_nanos(START_WAIT_NS);
 
 /// How often the runtime tells of a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rate {
+pub enum TypeEventRate {
     /// 5 times a second.
     Low,
     /// 100 times a second.
     High,
 }
 
-impl Rate {
+impl TypeEventRate {
     /// Keywords GCSampledObjectAllocationHigh and GCSampledObjectAllocationLow.
     fn keyword(self) -> u64 {
         match self {
@@ -66,7 +66,7 @@ impl Rate {
 
 /// One runtime that is counted.
 #[derive(Debug)]
-struct Runtime {
+struct CountedRuntime {
     pid: u32,
     ticks: Option<u64>,
     name: String,
@@ -75,31 +75,31 @@ struct Runtime {
     /// Its session while its events are read.
     session: Option<u64>,
     /// What was counted, or why nothing was.
-    result: Option<Result<Tallied, String>>,
+    result: Option<Result<ProcessTally, String>>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
-    runtimes: Vec<Runtime>,
+struct KnownRuntimes {
+    runtimes: Vec<CountedRuntime>,
     /// Runtimes beyond those that are counted.
     left_out: usize,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct CountingState {
     /// Most memory each process takes for events that were not read yet, MiB.
     buffer_mib: u32,
-    known: Mutex<Known>,
+    known: Mutex<KnownRuntimes>,
     over: AtomicBool,
     give_up: Arc<AtomicBool>,
 }
 
-impl Shared {
-    fn known(&self) -> MutexGuard<'_, Known> {
+impl CountingState {
+    fn known(&self) -> MutexGuard<'_, KnownRuntimes> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change(&self, at: usize, change: impl FnOnce(&mut Runtime)) {
+    fn change(&self, at: usize, change: impl FnOnce(&mut CountedRuntime)) {
         if let Some(of) = self.known().runtimes.get_mut(at) {
             change(of);
         }
@@ -109,8 +109,8 @@ impl Shared {
 /// Where whoever finds the shims' regions tells of runtimes that are held up at their start.
 #[derive(Clone, Debug)]
 pub struct Starts {
-    rate: Rate,
-    shared: Arc<Shared>,
+    rate: TypeEventRate,
+    shared: Arc<CountingState>,
 }
 
 impl HoldStarts for Starts {
@@ -129,7 +129,7 @@ impl HoldStarts for Starts {
                 return hold;
             }
             let (ticks, name) = (start_ticks(pid), name(pid));
-            known.runtimes.push(Runtime {
+            known.runtimes.push(CountedRuntime {
                 pid,
                 ticks,
                 name,
@@ -164,26 +164,26 @@ impl Starts {
                         "its events cannot be read any more, and none of its counts is used: {why}"
                     )
                 });
-                read.map(|tallied| Tallied { is_late, ..tallied })
+                read.map(|tallied| ProcessTally { is_late, ..tallied })
             }
             Err(error) => Err(error.to_string()),
         };
         shared.change(at, |of| (of.session, of.is_served, of.result) = (None, false, Some(result)));
     }
 
-    fn open(&self, pid: u32) -> Result<Events, IpcError> {
+    fn open(&self, pid: u32) -> Result<EventStream, IpcError> {
         let target = ProcessHandle::open(pid).map_err(|source| IpcError::System {
             pid,
             step: "opening /proc/PID",
             source,
         })?;
-        let what = Listen {
+        let what = EventSubscription {
             keywords: self.rate.keyword() | TYPES,
             level: LEVEL,
             buffer_mib: self.shared.buffer_mib,
         };
         let give_up = &self.shared.give_up;
-        let wait = Wait::until(ANSWER, give_up);
+        let wait = IpcTimeout::until(ANSWER, give_up);
         let open = |stacks| {
             ipc::listen_from_start(&target, &what, stacks, Arc::clone(give_up), wait.clone())
         };
@@ -213,9 +213,9 @@ impl Counting {
     ///
     /// # Errors
     /// See [`StartupError`].
-    pub fn open(rate: Rate, buffer_mib: u32) -> Result<Self, StartupError> {
+    pub fn open(rate: TypeEventRate, buffer_mib: u32) -> Result<Self, StartupError> {
         let session = Some(StartupSession::open(rate)?);
-        let shared = Arc::new(Shared { buffer_mib, ..Shared::default() });
+        let shared = Arc::new(CountingState { buffer_mib, ..CountingState::default() });
         Ok(Self { session, starts: Starts { rate, shared } })
     }
 
@@ -241,7 +241,7 @@ impl Counting {
     /// `guarded_io` is not waited for; what it had told by then is counted, and the rest is said to
     /// be missing.
     #[must_use]
-    pub fn finish(mut self, timeout: Duration) -> Counted {
+    pub fn finish(mut self, timeout: Duration) -> RecordingCounts {
         self.cease();
         let shared = &self.starts.shared;
         let until = Instant::now() + timeout;
@@ -266,10 +266,10 @@ impl Counting {
             thread::sleep(LOOK / 10);
         }
         let known = std::mem::take(&mut *shared.known());
-        let mut counted = Counted { processes: Vec::new(), left_out: known.left_out };
-        for Runtime { pid, ticks, name, result, .. } in known.runtimes {
+        let mut counted = RecordingCounts { processes: Vec::new(), left_out: known.left_out };
+        for CountedRuntime { pid, ticks, name, result, .. } in known.runtimes {
             let result = result.unwrap_or_else(|| Err("its events did not end".to_owned()));
-            counted.processes.push((ticks, Of { pid, name, result }));
+            counted.processes.push((ticks, ProcessCounts { pid, name, result }));
         }
         counted.processes.sort_by_key(|(ticks, of)| (*ticks, of.pid));
         counted
@@ -279,9 +279,9 @@ impl Counting {
 /// # Errors
 /// When events cannot be read any more though they go on: what was counted until then is of a part
 /// of the process's time.
-fn read(events: Events, pid: u32) -> Result<Tallied, NettraceError> {
+fn read(events: EventStream, pid: u32) -> Result<ProcessTally, NettraceError> {
     let mut tally = Tally::new(ProcessHandle::open(pid).ok());
-    let mut reader = match Reader::new(BufReader::with_capacity(READ_BYTES, events)) {
+    let mut reader = match NettraceReader::new(BufReader::with_capacity(READ_BYTES, events)) {
         Ok(reader) => reader,
         Err(NettraceError::Read(ended)) => return Ok(tally.finish(0, Some(why_ended(&ended)))),
         Err(malformed) => return Err(malformed),
@@ -308,44 +308,45 @@ fn why_ended(error: &io::Error) -> String {
 
 /// One process.
 #[derive(Debug)]
-pub struct Of {
+pub struct ProcessCounts {
     /// Its pid.
     pub pid: u32,
     /// Its name.
     pub name: String,
     /// What it allocated, or why that is not known.
-    pub result: Result<Tallied, String>,
+    pub result: Result<ProcessTally, String>,
 }
 
 /// What was counted.
 #[derive(Debug)]
-pub struct Counted {
+pub struct RecordingCounts {
     /// The processes in the order they started, with when that was.
-    pub processes: Vec<(Option<u64>, Of)>,
+    pub processes: Vec<(Option<u64>, ProcessCounts)>,
     /// Processes beyond those that are counted.
     pub left_out: usize,
 }
 
-impl Counted {
+impl RecordingCounts {
     /// As exact mode has it, for the profile.
     #[must_use]
-    pub fn account(&self) -> Account {
-        let process = |of: &Of| {
-            let process = Process { pid: of.pid, name: of.name.clone(), ..Process::default() };
+    pub fn account(&self) -> ExactAccount {
+        let process = |of: &ProcessCounts| {
+            let process =
+                ExactProcess { pid: of.pid, name: of.name.clone(), ..ExactProcess::default() };
             let Ok(tallied) = &of.result else {
-                return Process { ending: Ending::Declined, ..process };
+                return ExactProcess { ending: Ending::Declined, ..process };
             };
-            let types = tallied.types.iter().map(|found| Type {
+            let types = tallied.types.iter().map(|found| ExactType {
                 name: found.name.shown.to_string(),
                 type_raw: found.name.raw.as_deref().map(str::to_owned),
                 class: found.id.unwrap_or(0),
-                allocated: Count { objects: found.objects, bytes: found.bytes },
-                ..Type::default()
+                allocated: ExactCount { objects: found.objects, bytes: found.bytes },
+                ..ExactType::default()
             });
-            Process { types: types.collect(), ..process }
+            ExactProcess { types: types.collect(), ..process }
         };
         let processes = self.processes.iter().map(|(_, of)| process(of)).collect();
-        Account { processes, ..Account::default() }
+        ExactAccount { processes, ..ExactAccount::default() }
     }
 
     /// What a person is told right after the recording, and what stands in the profile's comments:
@@ -367,7 +368,7 @@ impl Counted {
     }
 }
 
-fn line(of: &Of) -> String {
+fn line(of: &ProcessCounts) -> String {
     let who = format!("pid {} ({})", of.pid, of.name);
     match &of.result {
         Ok(tallied) => format!("{who}: {tallied}"),
@@ -377,24 +378,28 @@ fn line(of: &Of) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Counted, Of};
-    use crate::counts::tally::{Tallied, Type};
+    use super::{ProcessCounts, RecordingCounts};
+    use crate::counts::tally::{ProcessTally, TypeTally};
     use crate::exact::Ending;
     use perfusion_pprof::tells_of_uncounted;
     use perfusion_symbolize::types::TypeName;
 
     #[test]
     fn what_was_counted_in_part_says_so_and_what_was_not_leaves_estimates_alone() {
-        let types = vec![Type { id: Some(7), name: TypeName::of("Order"), objects: 5, bytes: 120 }];
-        let of = |pid, result| (Some(u64::from(pid)), Of { pid, name: "shop".to_owned(), result });
-        let whole = Tallied { types: types.clone(), ..Tallied::default() };
-        let killed = Tallied { types, broken: Some("it ended".to_owned()), ..Tallied::default() };
+        let types =
+            vec![TypeTally { id: Some(7), name: TypeName::of("Order"), objects: 5, bytes: 120 }];
+        let of = |pid, result| {
+            (Some(u64::from(pid)), ProcessCounts { pid, name: "shop".to_owned(), result })
+        };
+        let whole = ProcessTally { types: types.clone(), ..ProcessTally::default() };
+        let killed =
+            ProcessTally { types, broken: Some("it ended".to_owned()), ..ProcessTally::default() };
         let processes = vec![
             of(1, Ok(whole)),
             of(2, Ok(killed)),
             of(3, Err("its events make no sense".to_owned())),
         ];
-        let counted = Counted { processes, left_out: 0 };
+        let counted = RecordingCounts { processes, left_out: 0 };
         let lossy: Vec<bool> =
             counted.lines().iter().map(|line| tells_of_uncounted(line)).collect();
         assert_eq!(lossy, [false, true, false], "{:?}", counted.lines());

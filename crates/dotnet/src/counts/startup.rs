@@ -7,10 +7,10 @@
 //! Nothing waits for that file. Where the directory cannot be seen, or is gone, the runtime has no
 //! such session and does not count.
 
-use super::Rate;
+use super::TypeEventRate;
 use crate::attach::ipc::RUNTIME_PROVIDER;
-use crate::attach::place::{self, Tried, Unfit};
-use perfusion_host::leftover::{self, Naming};
+use crate::attach::place::{self, TriedDirectories, UnusableDirectory};
+use perfusion_host::leftover::{self, LockedFileName};
 use perfusion_host::process::handle::ProcessHandle;
 use rustix::fs::{
     AtFlags, Dir, FlockOperation, Mode, OFlags, flock, fstat, mkdirat, openat, symlinkat, unlinkat,
@@ -21,7 +21,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-const NAMING: Naming = Naming { prefix: "perfusion-counts-", suffix: ".d" };
+const NAMING: LockedFileName = LockedFileName { prefix: "perfusion-counts-", suffix: ".d" };
 const LINK: &str = "null";
 /// Entries of a directory that a sweep looks at, at most.
 const DIRECTORY_ENTRIES: usize = 65_536;
@@ -34,7 +34,7 @@ const OUTPUT: &str = "DOTNET_EventPipeOutputPath";
 #[derive(Debug, thiserror::Error)]
 pub enum StartupError {
     /// No directory can hold its file.
-    #[error("no directory for the runtimes' start session: {}", Tried(tried))]
+    #[error("no directory for the runtimes' start session: {}", TriedDirectories(tried))]
     NoDirectory {
         /// Each directory, and what was wrong with it.
         tried: Vec<(PathBuf, io::Error)>,
@@ -53,7 +53,7 @@ pub struct StartupSession {
     parent: OwnedFd,
     name: String,
     path: PathBuf,
-    rate: Rate,
+    rate: TypeEventRate,
     /// Holds the lock that tells the sweep of another recorder to leave the directory alone.
     directory: OwnedFd,
 }
@@ -63,7 +63,7 @@ impl StartupSession {
     ///
     /// # Errors
     /// See [`StartupError`].
-    pub fn open(rate: Rate) -> Result<Self, StartupError> {
+    pub fn open(rate: TypeEventRate) -> Result<Self, StartupError> {
         if std::env::var_os(ENABLE).is_some_and(|value| value != "0") {
             return Err(StartupError::Taken);
         }
@@ -73,7 +73,7 @@ impl StartupSession {
         })?;
         for (path, made) in place::for_start(&me) {
             match made
-                .map_err(|why: Unfit| io::Error::other(why))
+                .map_err(|why: UnusableDirectory| io::Error::other(why))
                 .and_then(|found| Self::make(&found, rate))
             {
                 Ok(session) => return Ok(session),
@@ -83,7 +83,7 @@ impl StartupSession {
         Err(StartupError::NoDirectory { tried })
     }
 
-    fn make(directory: &Path, rate: Rate) -> io::Result<Self> {
+    fn make(directory: &Path, rate: TypeEventRate) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let parent = openat(rustix::fs::CWD, directory, flags, Mode::empty())?;
         sweep(&parent);
@@ -156,13 +156,13 @@ fn sweep(parent: &OwnedFd) -> usize {
 #[cfg(test)]
 mod tests {
     use super::{LINK, NAMING, OUTPUT, StartupSession};
-    use crate::counts::Rate;
+    use crate::counts::TypeEventRate;
     use std::path::Path;
 
     #[test]
     fn programs_write_to_nowhere_while_the_recording_goes_on_and_cannot_afterwards() {
         let folder = tempfile::tempdir().unwrap();
-        let session = StartupSession::make(folder.path(), Rate::High).unwrap();
+        let session = StartupSession::make(folder.path(), TypeEventRate::High).unwrap();
         let environment = session.environment();
         let value = |name: &str| {
             let (_, value) = environment.iter().find(|(of, _)| of == name).unwrap();
@@ -180,13 +180,13 @@ mod tests {
     #[test]
     fn what_a_killed_recorder_left_is_removed_by_the_next_one_and_what_is_held_is_not() {
         let folder = tempfile::tempdir().unwrap();
-        let held = StartupSession::make(folder.path(), Rate::Low).unwrap();
+        let held = StartupSession::make(folder.path(), TypeEventRate::Low).unwrap();
         let left = folder.path().join(NAMING.fresh().unwrap());
         std::fs::create_dir(&left).unwrap();
         std::os::unix::fs::symlink("/dev/null", left.join(LINK)).unwrap();
         let other = folder.path().join("other");
         std::fs::create_dir(&other).unwrap();
-        let next = StartupSession::make(folder.path(), Rate::Low).unwrap();
+        let next = StartupSession::make(folder.path(), TypeEventRate::Low).unwrap();
         assert!(!left.exists() && other.exists());
         assert!(held.path.join(LINK).is_symlink() && next.path.join(LINK).is_symlink());
     }

@@ -3,9 +3,9 @@
 //! GCSampledObjectAllocationLow and BulkType in `ClrEtwAll.man` of dotnet/runtime.
 
 use crate::declared::Assemblies;
-use crate::fields::Fields;
-use crate::nettrace::Event;
-use crate::types::{TypeBudget, Types};
+use crate::fields::PayloadFields;
+use crate::nettrace::NettraceEvent;
+use crate::types::{RuntimeTypes, TypeBudget};
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_model::labels::UNKNOWN_TYPE;
 use perfusion_model::units::{counted, grouped, human};
@@ -32,7 +32,7 @@ const LOOK: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct Tally {
     target: Option<ProcessHandle>,
-    types: Types,
+    types: RuntimeTypes,
     assemblies: Assemblies,
     /// A type came since the last look at the assemblies.
     new_types: bool,
@@ -46,7 +46,7 @@ impl Tally {
     pub fn new(target: Option<ProcessHandle>) -> Self {
         Self {
             target,
-            types: Types::new(ROOM),
+            types: RuntimeTypes::new(ROOM),
             assemblies: Assemblies::default(),
             new_types: false,
             looked: None,
@@ -55,8 +55,8 @@ impl Tally {
     }
 
     /// Takes one event.
-    pub fn event(&mut self, event: Event<'_>) {
-        let fields = Fields(event.payload);
+    pub fn event(&mut self, event: NettraceEvent<'_>) {
+        let fields = PayloadFields(event.payload);
         let understood = match event.id {
             id::HIGH | id::LOW => self.allocated(fields),
             id::TYPES => {
@@ -68,7 +68,7 @@ impl Tally {
         self.malformed = self.malformed.saturating_add(u64::from(understood.is_none()));
     }
 
-    fn allocated(&mut self, mut fields: Fields<'_>) -> Option<()> {
+    fn allocated(&mut self, mut fields: PayloadFields<'_>) -> Option<()> {
         let (_address, id, objects, bytes) =
             (fields.u64()?, fields.u64()?, fields.u32()?, fields.u64()?);
         let number = self.types.number(id);
@@ -94,26 +94,38 @@ impl Tally {
     /// The sums. `lost` events of the stream are missing, and `broken` says why it has no proper
     /// end.
     #[must_use]
-    pub fn finish(mut self, lost: u64, broken: Option<String>) -> Tallied {
+    pub fn finish(mut self, lost: u64, broken: Option<String>) -> ProcessTally {
         self.looked = None;
         self.look();
         let (mut list, numbers) = self.types.into_parts();
         self.assemblies.complete(&mut list);
         let ids: HashMap<u32, u64> = numbers.into_iter().map(|(id, number)| (number, id)).collect();
         let types =
-            (0..).zip(list).filter(|(_, found)| found.objects > 0).map(|(number, found)| Type {
-                id: ids.get(&number).copied(),
-                name: TypeName::of(if found.name.is_empty() { UNKNOWN_TYPE } else { &found.name }),
-                objects: found.objects,
-                bytes: found.bytes,
+            (0..).zip(list).filter(|(_, found)| found.objects > 0).map(|(number, found)| {
+                TypeTally {
+                    id: ids.get(&number).copied(),
+                    name: TypeName::of(if found.name.is_empty() {
+                        UNKNOWN_TYPE
+                    } else {
+                        &found.name
+                    }),
+                    objects: found.objects,
+                    bytes: found.bytes,
+                }
             });
-        Tallied { types: types.collect(), lost, malformed: self.malformed, broken, is_late: false }
+        ProcessTally {
+            types: types.collect(),
+            lost,
+            malformed: self.malformed,
+            broken,
+            is_late: false,
+        }
     }
 }
 
 /// One type.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Type {
+pub struct TypeTally {
     /// What the runtime calls it.
     pub id: Option<u64>,
     /// Its names.
@@ -126,9 +138,9 @@ pub struct Type {
 
 /// What one process has allocated.
 #[derive(Debug, Default)]
-pub struct Tallied {
+pub struct ProcessTally {
     /// By type.
-    pub types: Vec<Type>,
+    pub types: Vec<TypeTally>,
     /// Events the runtime had no room for.
     pub lost: u64,
     /// Events that do not have the layout they should.
@@ -139,9 +151,9 @@ pub struct Tallied {
     pub is_late: bool,
 }
 
-impl fmt::Display for Tallied {
+impl fmt::Display for ProcessTally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sum = |of: fn(&Type) -> u64| {
+        let sum = |of: fn(&TypeTally) -> u64| {
             let sum = self.types.iter().map(of).fold(0, u64::saturating_add);
             i64::try_from(sum).unwrap_or(i64::MAX)
         };
@@ -177,7 +189,7 @@ impl fmt::Display for Tallied {
 #[cfg(test)]
 mod tests {
     use super::{Tally, id};
-    use crate::nettrace::Event;
+    use crate::nettrace::NettraceEvent;
 
     fn allocated(kind: u64, objects: u32, bytes: u64) -> Vec<u8> {
         [
@@ -194,7 +206,7 @@ mod tests {
     fn counts_add_up_and_names_come_before_or_after_them() {
         let mut tally = Tally::new(None);
         let mut send =
-            |id, payload: &[u8]| tally.event(Event { id, thread: 1, time_ns: 0, payload });
+            |id, payload: &[u8]| tally.event(NettraceEvent { id, thread: 1, time_ns: 0, payload });
         send(id::HIGH, &allocated(70, 3, 72));
         let mut types = [&1u32.to_le_bytes()[..], &[0; 2], &70u64.to_le_bytes(), &[0; 17]].concat();
         types.extend(

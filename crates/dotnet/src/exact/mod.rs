@@ -16,8 +16,9 @@ pub const VERSION: u32 = 1;
 
 /// Reads all tables of a recording.
 #[must_use]
-pub fn read(tables: &ExactTables, command: &[String]) -> Account {
-    let mut account = Account { version: VERSION, command: command.to_vec(), ..Account::default() };
+pub fn read(tables: &ExactTables, command: &[String]) -> ExactAccount {
+    let mut account =
+        ExactAccount { version: VERSION, command: command.to_vec(), ..ExactAccount::default() };
     let mut room = table::TableBudget::new();
     account.left_out = tables.visit(&mut |source| match table::read(source, &mut room) {
         Ok(process) => account.processes.push(process),
@@ -41,7 +42,7 @@ pub fn path_beside(profile: &Path) -> PathBuf {
     profile.with_file_name(name)
 }
 
-impl Account {
+impl ExactAccount {
     /// What is said of processes that were too many.
     pub fn left_out(&self) -> Option<String> {
         let counted = self.processes.len() + self.unreadable.len();
@@ -57,13 +58,13 @@ impl Account {
 
 /// What exact mode knows of one recording.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Account {
+pub struct ExactAccount {
     /// [`VERSION`].
     pub version: u32,
     /// The program and its arguments.
     pub command: Vec<String>,
     /// Each .NET process, in the order they started.
-    pub processes: Vec<Process>,
+    pub processes: Vec<ExactProcess>,
     /// Processes whose table made no sense, and why.
     pub unreadable: Vec<String>,
     /// .NET processes that were not counted, because there were too many.
@@ -89,7 +90,7 @@ pub enum Ending {
 
 /// One process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Process {
+pub struct ExactProcess {
     /// Its pid.
     pub pid: u32,
     /// Its name, as `ps` has it.
@@ -127,24 +128,24 @@ pub struct Process {
     #[serde(default)]
     pub untold: bool,
     /// Its types, most bytes first.
-    pub types: Vec<Type>,
+    pub types: Vec<ExactType>,
     /// Its collections, in order.
-    pub collections: Vec<Collection>,
+    pub collections: Vec<ExactCollection>,
     /// When somebody looked who holds what; nobody, without a full collection.
     #[serde(default)]
-    pub looked: Option<Look>,
+    pub looked: Option<HolderScanSummary>,
 }
 
 /// Objects and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Count {
+pub struct ExactCount {
     /// Objects.
     pub objects: u64,
     /// Bytes.
     pub bytes: u64,
 }
 
-impl Count {
+impl ExactCount {
     /// Adds another count to it.
     pub fn add(&mut self, other: Self) {
         self.objects = self.objects.saturating_add(other.objects);
@@ -163,7 +164,7 @@ impl Count {
 
 /// One type.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Type {
+pub struct ExactType {
     /// Its readable name, with type arguments.
     pub name: String,
     /// The name the runtime has for it, where that is another one.
@@ -180,20 +181,20 @@ pub struct Type {
     #[serde(skip)]
     pub class: u64,
     /// Allocated.
-    pub allocated: Count,
+    pub allocated: ExactCount,
     /// Of these, objects that the runtime told no profiler of ([`Process::unseen`]).
     #[serde(default)]
     pub unseen: u64,
     /// Found dead by collections.
-    pub dead: Count,
+    pub dead: ExactCount,
     /// Not found dead: alive, or not looked at since.
-    pub left: Count,
+    pub left: ExactCount,
     /// Objects that survived at least one collection.
-    pub survivors: Count,
+    pub survivors: ExactCount,
     /// An object counts for each collection that looked at it and left it alive.
-    pub survivals: Count,
+    pub survivals: ExactCount,
     /// Times an object was moved.
-    pub moves: Count,
+    pub moves: ExactCount,
     /// Objects that came to generation 1.
     pub promoted_to_1: u64,
     /// Objects that came to generation 2.
@@ -204,7 +205,7 @@ pub struct Type {
     pub resurrected: u64,
     /// Who held its objects when somebody looked ([`Process::looked`]).
     #[serde(default)]
-    pub holders: Holders,
+    pub holders: ExactHolders,
     /// The dead by the number of collections they lived through.
     pub died_after_collections: Vec<Lifetime>,
     /// The dead by the milliseconds they lived.
@@ -215,7 +216,7 @@ pub struct Type {
 
 /// What held the living objects of a type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Holders {
+pub struct ExactHolders {
     /// Living objects.
     pub alive: u64,
     /// Roots that held one of them: locals of threads' stacks.
@@ -234,7 +235,7 @@ pub struct Holders {
 
 /// When somebody looked who holds what: after the last full collection that left time for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Look {
+pub struct HolderScanSummary {
     /// Place of the collection in the list.
     pub collection: u32,
     /// How long it took, the runtime's part included.
@@ -267,7 +268,7 @@ pub struct Survival {
 
 /// One collection.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Collection {
+pub struct ExactCollection {
     /// Its place in the list.
     pub index: u32,
     /// The runtime's number of it, where its event was seen.
@@ -286,13 +287,13 @@ pub struct Collection {
     /// Exact mode's own work in it.
     pub own_ns: u64,
     /// Allocated since the one before.
-    pub allocated: Count,
+    pub allocated: ExactCount,
     /// Looked at and left alive.
-    pub survived: Count,
+    pub survived: ExactCount,
     /// Found dead.
-    pub dead: Count,
+    pub dead: ExactCount,
     /// Survivors that were moved.
-    pub moved: Count,
+    pub moved: ExactCount,
     /// Survivors that came to generation 1.
     pub promoted_to_1: u64,
     /// Survivors that came to generation 2.

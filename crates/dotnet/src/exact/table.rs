@@ -1,10 +1,13 @@
 //! Reads one process's table (`profiler_protocol::exact`). Every number may be a lie: all are
 //! bounded, and names are made printable.
 
-use super::{Collection, Count, Ending, Lifetime, Look, Process, Survival, Type};
+use super::{
+    Ending, ExactCollection, ExactCount, ExactProcess, ExactType, HolderScanSummary, Lifetime,
+    Survival,
+};
 use perfusion_aggregate::collections::reason_name;
 use perfusion_model::labels::UNKNOWN_TYPE;
-use perfusion_sources::shim::{ExactTable, Opened};
+use perfusion_sources::shim::{ExactTable, ExactTableRegion};
 use perfusion_symbolize::types::{MOST_CONTEXTS, TypeName};
 use profiler_protocol::exact::{
     COLLECTION_BUCKETS, COLLECTION_WORDS, COLLECTIONS_AT, LEAST_ADDRESS_SPACE, LOSSES, MAGIC,
@@ -80,10 +83,10 @@ pub enum TableError {
 }
 
 /// Words read from a table at once.
-struct Words(Vec<u64>);
+struct TableWords(Vec<u64>);
 
-impl Words {
-    fn read(table: &Opened, at: usize, count: usize) -> Result<Self, io::Error> {
+impl TableWords {
+    fn read(table: &ExactTableRegion, at: usize, count: usize) -> Result<Self, io::Error> {
         let mut bytes = vec![0; count.saturating_mul(8)];
         table.read(at, &mut bytes)?;
         let words = bytes
@@ -96,18 +99,18 @@ impl Words {
         self.0.get(at).copied().unwrap_or(0)
     }
 
-    fn rows(&self, words: usize) -> impl Iterator<Item = Words> {
-        self.0.chunks_exact(words).map(|row| Words(row.to_vec()))
+    fn rows(&self, words: usize) -> impl Iterator<Item = TableWords> {
+        self.0.chunks_exact(words).map(|row| TableWords(row.to_vec()))
     }
 }
 
 /// All parts of a table as they were at one moment.
-struct Copied {
-    head: Words,
-    types: Words,
-    names: Words,
-    collections: Words,
-    survivals: Words,
+struct TableCopy {
+    head: TableWords,
+    types: TableWords,
+    names: TableWords,
+    collections: TableWords,
+    survivals: TableWords,
     /// False where they were being changed meanwhile: some of the numbers may not belong together.
     is_whole: bool,
 }
@@ -120,8 +123,8 @@ fn bounded(number: u64, most: usize) -> usize {
     usize::try_from(number).unwrap_or(most).min(most)
 }
 
-fn copy(table: &Opened) -> Result<Copied, TableError> {
-    let head = Words::read(table, 0, head::READER)?;
+fn copy(table: &ExactTableRegion) -> Result<TableCopy, TableError> {
+    let head = TableWords::read(table, 0, head::READER)?;
     let expect = |what, at, expected: u64| match head.get(at) {
         found if found == expected => Ok(()),
         found => Err(TableError::NotATable { what, expected, found }),
@@ -133,11 +136,11 @@ fn copy(table: &Opened) -> Result<Copied, TableError> {
     let names = bounded(head.get(head::NAMES), NAME_BYTES).div_ceil(8);
     let collections = bounded(head.get(head::COLLECTIONS), MOST_COLLECTIONS);
     let survivals = bounded(head.get(head::SURVIVALS), MOST_SURVIVALS);
-    Ok(Copied {
-        types: Words::read(table, TYPES_AT, types * TYPE_WORDS)?,
-        names: Words::read(table, NAMES_AT, names)?,
-        collections: Words::read(table, COLLECTIONS_AT, collections * COLLECTION_WORDS)?,
-        survivals: Words::read(table, SURVIVALS_AT, survivals * SURVIVAL_WORDS)?,
+    Ok(TableCopy {
+        types: TableWords::read(table, TYPES_AT, types * TYPE_WORDS)?,
+        names: TableWords::read(table, NAMES_AT, names)?,
+        collections: TableWords::read(table, COLLECTIONS_AT, collections * COLLECTION_WORDS)?,
+        survivals: TableWords::read(table, SURVIVALS_AT, survivals * SURVIVAL_WORDS)?,
         is_whole: false,
         head,
     })
@@ -145,7 +148,7 @@ fn copy(table: &Opened) -> Result<Copied, TableError> {
 
 /// A copy whose sequence word was even and the same before and after; the last try, whatever that
 /// was, for a process that never rests or was killed in the midst of a change. It says which.
-fn copy_whole(table: &Opened, until: Instant) -> Result<Copied, TableError> {
+fn copy_whole(table: &ExactTableRegion, until: Instant) -> Result<TableCopy, TableError> {
     let mut tries = 0;
     loop {
         let mut copied = copy(table)?;
@@ -160,7 +163,10 @@ fn copy_whole(table: &Opened, until: Instant) -> Result<Copied, TableError> {
 }
 
 /// Reads what one process has counted so far; brings it up to date first when the process runs.
-pub(super) fn read(source: &ExactTable, room: &mut TableBudget) -> Result<Process, TableError> {
+pub(super) fn read(
+    source: &ExactTable,
+    room: &mut TableBudget,
+) -> Result<ExactProcess, TableError> {
     let table = &source.table;
     if source.is_running() && table.word(head::STATE)? == state::COUNTING {
         let asked = table.word(head::ASKED)?.wrapping_add(1);
@@ -172,13 +178,13 @@ pub(super) fn read(source: &ExactTable, room: &mut TableBudget) -> Result<Proces
         }
     }
     let copied = copy_whole(table, room.until)?;
-    Ok(Process {
+    Ok(ExactProcess {
         name: source.name.clone(),
         ..account(&copied, source.pid, source.is_running(), room)
     })
 }
 
-fn account(copied: &Copied, pid: u32, is_running: bool, room: &mut TableBudget) -> Process {
+fn account(copied: &TableCopy, pid: u32, is_running: bool, room: &mut TableBudget) -> ExactProcess {
     let head = |at: usize| copied.head.get(at);
     let (major, minor, build, _) = unpack_runtime(head(head::RUNTIME));
     let began_ns = head(head::STARTED_NS);
@@ -197,7 +203,7 @@ fn account(copied: &Copied, pid: u32, is_running: bool, room: &mut TableBudget) 
         *rows = rows.saturating_add(lost);
     }
     losses.push((TORN.0.to_owned(), u64::from(!copied.is_whole)));
-    Process {
+    ExactProcess {
         pid,
         name: String::new(),
         runtime: format!("{major}.{minor}.{build}"),
@@ -234,18 +240,18 @@ fn account(copied: &Copied, pid: u32, is_running: bool, room: &mut TableBudget) 
             .enumerate()
             .map(|(index, words)| collection(index, &words, began_ns))
             .collect(),
-        looked: head(head::LOOKED_AT).checked_sub(1).map(|collection| Look {
+        looked: head(head::LOOKED_AT).checked_sub(1).map(|collection| HolderScanSummary {
             collection: u32::try_from(collection).unwrap_or(u32::MAX),
             took_ns: head(head::LOOKED_NS),
         }),
     }
 }
 
-fn count(words: &Words, objects: usize, bytes: usize) -> Count {
-    Count { objects: words.get(objects), bytes: words.get(bytes) }
+fn count(words: &TableWords, objects: usize, bytes: usize) -> ExactCount {
+    ExactCount { objects: words.get(objects), bytes: words.get(bytes) }
 }
 
-fn collection(index: usize, words: &Words, began_ns: u64) -> Collection {
+fn collection(index: usize, words: &TableWords, began_ns: u64) -> ExactCollection {
     let [generation, is_known, reason, _, induced, ..] = words.get(row::WHAT).to_le_bytes();
     let is_known = is_known != 0;
     let told = is_known.then(|| reason_name(reason)).flatten();
@@ -256,7 +262,7 @@ fn collection(index: usize, words: &Words, began_ns: u64) -> Collection {
     let dead = count(words, row::DEAD, row::DEAD_BYTES);
     let objects_after = words.get(row::OBJECTS_AFTER);
     let pause_known = words.get(row::SUSPENDING_NS) != 0 && words.get(row::RESUMED_NS) != 0;
-    Collection {
+    ExactCollection {
         index: u32::try_from(index).unwrap_or(u32::MAX),
         number: is_known.then(|| u32::try_from(words.get(row::NUMBER)).unwrap_or(u32::MAX)),
         generation: generation.min(2),
@@ -286,14 +292,18 @@ fn collection(index: usize, words: &Words, began_ns: u64) -> Collection {
 
 /// Rows of the same name and module are one type: two threads met it at once. Of one file there may
 /// be several modules, in load contexts of their own or loaded anew; beyond some they count as one.
-fn types(copied: &Copied, room: &mut TableBudget, losses: &mut [(String, u64)]) -> Vec<Type> {
+fn types(
+    copied: &TableCopy,
+    room: &mut TableBudget,
+    losses: &mut [(String, u64)],
+) -> Vec<ExactType> {
     let mut lost = |at: usize, more: u64| {
         if let Some((_, count)) = losses.get_mut(at) {
             *count = count.saturating_add(more);
         }
     };
     let names: Vec<u8> = copied.names.0.iter().flat_map(|word| word.to_le_bytes()).collect();
-    let mut types: Vec<Type> = Vec::new();
+    let mut types: Vec<ExactType> = Vec::new();
     let mut places: HashMap<(String, String, u64), usize> = HashMap::new();
     let mut modules: HashMap<(String, String), Vec<u64>> = HashMap::new();
     let mut of_row = Vec::new();
@@ -323,13 +333,13 @@ fn types(copied: &Copied, room: &mut TableBudget, losses: &mut [(String, u64)]) 
         let place = *places.entry((name.clone(), module.clone(), module_id)).or_insert(types.len());
         if place == types.len() {
             let TypeName { shown, raw, .. } = TypeName::of(&name);
-            types.push(Type {
+            types.push(ExactType {
                 name: shown.to_string(),
                 type_raw: raw.map(|raw| raw.to_string()),
                 module,
                 module_id,
                 class: words.get(of_type::CLASS),
-                ..Type::default()
+                ..ExactType::default()
             });
         }
         of_row.push(place);
@@ -365,7 +375,7 @@ fn types(copied: &Copied, room: &mut TableBudget, losses: &mut [(String, u64)]) 
     }
     types.retain(|of| of.allocated.objects > 0);
     types.sort_by(|a, b| {
-        let names = |of: &Type| (of.name.clone(), of.type_raw.clone());
+        let names = |of: &ExactType| (of.name.clone(), of.type_raw.clone());
         b.allocated.bytes.cmp(&a.allocated.bytes).then_with(|| names(a).cmp(&names(b)))
     });
     types
@@ -389,7 +399,7 @@ fn name(names: &[u8], word: u64, left: &mut usize) -> Option<(String, String)> {
     Some((text(at, bytes), text(at.saturating_add(bytes), module)))
 }
 
-fn add(of: &mut Type, words: &Words) {
+fn add(of: &mut ExactType, words: &TableWords) {
     let unseen = words.get(of_type::UNSEEN).min(words.get(of_type::OBJECTS));
     of.unseen = of.unseen.saturating_add(unseen);
     of.allocated.add(count(words, of_type::OBJECTS, of_type::BYTES));
@@ -419,7 +429,7 @@ fn add(of: &mut Type, words: &Words) {
 }
 
 /// Adds the buckets that have anything in them.
-fn lifetimes(sums: &mut Vec<Lifetime>, words: &Words, first: usize, buckets: usize) {
+fn lifetimes(sums: &mut Vec<Lifetime>, words: &TableWords, first: usize, buckets: usize) {
     for bucket in 0..buckets {
         let objects = words.get(first + bucket);
         if objects == 0 {
@@ -440,8 +450,8 @@ fn lifetimes(sums: &mut Vec<Lifetime>, words: &Words, first: usize, buckets: usi
 
 #[cfg(test)]
 mod tests {
-    use super::{Copied, TableBudget, UNKNOWN_TYPE, Words, account};
-    use crate::exact::{Account, Count, Lifetime, Survival};
+    use super::{TableBudget, TableCopy, TableWords, UNKNOWN_TYPE, account};
+    use crate::exact::{ExactAccount, ExactCount, Lifetime, Survival};
     use profiler_protocol::exact::{
         COLLECTION_WORDS, NAME_BYTES, SURVIVAL_WORDS, TYPE_WORDS, head, of_type,
     };
@@ -475,20 +485,20 @@ mod tests {
         ]));
         let mut head = vec![0; head::READER];
         head[head::STARTED_NS] = u64::MAX;
-        let copied = Copied {
-            head: Words(head),
-            types: Words(types),
-            names: Words(vec![u64::from_le_bytes(*b"A.Bm.dll"); 2]),
-            collections: Words(vec![u64::MAX; 32]),
+        let copied = TableCopy {
+            head: TableWords(head),
+            types: TableWords(types),
+            names: TableWords(vec![u64::from_le_bytes(*b"A.Bm.dll"); 2]),
+            collections: TableWords(vec![u64::MAX; 32]),
             is_whole: false,
-            survivals: Words(vec![1 << 32, 2, 20, 1, 2 << 32, 1, 10, 0, u64::MAX, 9, 9, 9]),
+            survivals: TableWords(vec![1 << 32, 2, 20, 1, 2 << 32, 1, 10, 0, u64::MAX, 9, 9, 9]),
         };
         let process = account(&copied, 1, false, &mut TableBudget::new());
         assert_eq!(process.losses.get("torn"), Some(&1));
         let of = process.types.iter().find(|of| of.name == "A.B").unwrap();
         assert_eq!(
             (of.module.as_str(), of.allocated),
-            ("m.dll", Count { objects: 10, bytes: 100 })
+            ("m.dll", ExactCount { objects: 10, bytes: 100 })
         );
         assert_eq!((of.dead.objects, of.left.objects), (5, 5));
         assert_eq!(
@@ -513,7 +523,7 @@ mod tests {
     #[test]
     fn names_that_overlap_have_no_more_room_than_others() {
         let words = NAME_BYTES / 8;
-        let names = Words(
+        let names = TableWords(
             (0..words as u64)
                 .map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15) & !0x8080_8080_8080_8080)
                 .collect(),
@@ -525,12 +535,12 @@ mod tests {
                 (of_type::OBJECTS, 1),
             ]));
         }
-        let survivals = Words(vec![1; SURVIVAL_WORDS * 8]);
-        let copied = Copied {
-            head: Words(vec![0; head::READER]),
-            types: Words(types),
+        let survivals = TableWords(vec![1; SURVIVAL_WORDS * 8]);
+        let copied = TableCopy {
+            head: TableWords(vec![0; head::READER]),
+            types: TableWords(types),
             names,
-            collections: Words(Vec::new()),
+            collections: TableWords(Vec::new()),
             survivals,
             is_whole: true,
         };
@@ -553,12 +563,12 @@ mod tests {
         for number in 0..100 {
             types.extend(row(&[(of_type::NAME, (number * 2) | 2 << 32), (of_type::OBJECTS, 3)]));
         }
-        let copied = Copied {
-            head: Words(vec![0; head::READER]),
-            types: Words(types),
-            names: Words((0..25).map(|at| 0x4161_4161_4161_4161 + at * 0x0101).collect()),
-            collections: Words(vec![1; COLLECTION_WORDS * 3]),
-            survivals: Words(Vec::new()),
+        let copied = TableCopy {
+            head: TableWords(vec![0; head::READER]),
+            types: TableWords(types),
+            names: TableWords((0..25).map(|at| 0x4161_4161_4161_4161 + at * 0x0101).collect()),
+            collections: TableWords(vec![1; COLLECTION_WORDS * 3]),
+            survivals: TableWords(Vec::new()),
             is_whole: true,
         };
         let mut room = TableBudget { types: 150, collections: 5, ..TableBudget::new() };
@@ -593,17 +603,17 @@ mod tests {
         }
         let names = NAMED.repeat(3);
         let names = names.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
-        let copied = Copied {
-            head: Words(vec![0; head::READER]),
-            types: Words(types),
-            names: Words(names.collect()),
-            collections: Words(Vec::new()),
-            survivals: Words(Vec::new()),
+        let copied = TableCopy {
+            head: TableWords(vec![0; head::READER]),
+            types: TableWords(types),
+            names: TableWords(names.collect()),
+            collections: TableWords(Vec::new()),
+            survivals: TableWords(Vec::new()),
             is_whole: true,
         };
-        let both = Account {
+        let both = ExactAccount {
             processes: vec![account(&copied, 1, false, &mut TableBudget::new())],
-            ..Account::default()
+            ..ExactAccount::default()
         };
         let told: Vec<_> = both.processes[0].types.iter().collect();
         assert!(told.iter().all(|of| of.name == "N.T+closure"), "{told:?}");

@@ -3,8 +3,8 @@
 //! be left alone, and that a partial success is never sent again.
 
 use super::proto::{ExportProfilesPartialSuccess, ExportProfilesServiceResponse};
-use crate::deliver::Verdict;
-use crate::http::Answer;
+use crate::deliver::SendOutcome;
+use crate::http::HttpResponse;
 use crate::receiver::{retry_after, said, shortened, speaks_of_size};
 use flate2::read::GzDecoder;
 use hyper::header::CONTENT_TYPE;
@@ -20,7 +20,7 @@ const MOST_ANSWER_BYTES: u64 = 1 << 20;
 
 /// `google.rpc.Status`, as far as it is needed.
 #[derive(Clone, PartialEq, Message)]
-struct Status {
+struct GrpcStatus {
     #[prost(message, repeated, tag = "3")]
     details: Vec<Any>,
 }
@@ -62,14 +62,14 @@ pub fn frame(packed: &[u8]) -> Vec<u8> {
 
 /// OTLP over HTTP.
 #[must_use]
-pub fn http(answer: &Answer) -> Verdict {
+pub fn http(answer: &HttpResponse) -> SendOutcome {
     let is_page = answer
         .headers
         .get(CONTENT_TYPE)
         .is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"));
     match answer.status {
         // A page to log in at, or another service behind the same address.
-        200..=299 if is_page => Verdict::Later {
+        200..=299 if is_page => SendOutcome::Later {
             after: None,
             reason: format!(
                 "{} with a page (text/html), which is no receiver's answer; is the URL right?",
@@ -82,21 +82,21 @@ pub fn http(answer: &Answer) -> Verdict {
 }
 
 /// A status that is no success: which are the request's own fault, and which may pass.
-fn not_taken(answer: &Answer) -> Verdict {
+fn not_taken(answer: &HttpResponse) -> SendOutcome {
     match answer.status {
         408 | 429 | 502 | 503 | 504 => {
-            Verdict::Later { after: retry_after(&answer.headers), reason: said(answer) }
+            SendOutcome::Later { after: retry_after(&answer.headers), reason: said(answer) }
         }
-        413 => Verdict::TooLarge(said(answer)),
-        400 | 422 if speaks_of_size(&answer.body) => Verdict::TooLarge(said(answer)),
-        400 | 409 | 411 | 422 => Verdict::Refused(said(answer)),
-        _ => Verdict::Denied(said(answer)),
+        413 => SendOutcome::TooLarge(said(answer)),
+        400 | 422 if speaks_of_size(&answer.body) => SendOutcome::TooLarge(said(answer)),
+        400 | 409 | 411 | 422 => SendOutcome::Refused(said(answer)),
+        _ => SendOutcome::Denied(said(answer)),
     }
 }
 
 /// OTLP over gRPC.
 #[must_use]
-pub fn grpc(answer: &Answer) -> Verdict {
+pub fn grpc(answer: &HttpResponse) -> SendOutcome {
     // An answer without a body has its trailers in front.
     let field = |name: &str| {
         let value = answer.trailers.get(name).or_else(|| answer.headers.get(name));
@@ -112,16 +112,16 @@ pub fn grpc(answer: &Answer) -> Verdict {
     match code {
         0 => match unframed(&answer.body) {
             Ok(message) => accepted(&message),
-            Err(error) => Verdict::Accepted { rejected: 0, remark: Some(strange(&error)) },
+            Err(error) => SendOutcome::Accepted { rejected: 0, remark: Some(strange(&error)) },
         },
         // Cancelled, deadline exceeded, aborted, out of range, unavailable, data loss.
-        1 | 4 | 10 | 11 | 14 | 15 => Verdict::Later { after, reason: reason() },
+        1 | 4 | 10 | 11 | 14 | 15 => SendOutcome::Later { after, reason: reason() },
         // Resource exhausted: for good, unless it says when not.
-        8 if after.is_some() => Verdict::Later { after, reason: reason() },
-        3 | 8 if speaks_of_size(message.as_bytes()) => Verdict::TooLarge(reason()),
+        8 if after.is_some() => SendOutcome::Later { after, reason: reason() },
+        3 | 8 if speaks_of_size(message.as_bytes()) => SendOutcome::TooLarge(reason()),
         // Invalid argument, already exists, failed precondition.
-        3 | 6 | 8 | 9 => Verdict::Refused(reason()),
-        _ => Verdict::Denied(reason()),
+        3 | 6 | 8 | 9 => SendOutcome::Refused(reason()),
+        _ => SendOutcome::Denied(reason()),
     }
 }
 
@@ -147,23 +147,23 @@ fn strange(error: &dyn std::error::Error) -> String {
     format!("its answer is not understood: {}", shortened(&error.to_string()))
 }
 
-fn accepted(message: &[u8]) -> Verdict {
+fn accepted(message: &[u8]) -> SendOutcome {
     let response = match ExportProfilesServiceResponse::decode(message) {
         Ok(response) => response,
-        Err(error) => return Verdict::Accepted { rejected: 0, remark: Some(strange(&error)) },
+        Err(error) => return SendOutcome::Accepted { rejected: 0, remark: Some(strange(&error)) },
     };
     let Some(ExportProfilesPartialSuccess { rejected_profiles, error_message }) =
         response.partial_success
     else {
-        return Verdict::Accepted { rejected: 0, remark: None };
+        return SendOutcome::Accepted { rejected: 0, remark: None };
     };
     let remark = (!error_message.is_empty()).then(|| shortened(&error_message));
-    Verdict::Accepted { rejected: u64::try_from(rejected_profiles).unwrap_or_default(), remark }
+    SendOutcome::Accepted { rejected: u64::try_from(rejected_profiles).unwrap_or_default(), remark }
 }
 
 /// How long to wait, of a `google.rpc.Status` in base64.
 fn retry_info(encoded: &str) -> Option<Duration> {
-    let status = Status::decode(base64(encoded)?.as_slice()).ok()?;
+    let status = GrpcStatus::decode(base64(encoded)?.as_slice()).ok()?;
     let any = status.details.iter().find(|any| any.type_url.ends_with("/google.rpc.RetryInfo"))?;
     let delay = RetryInfo::decode(any.value.as_slice()).ok()?.retry_delay.unwrap_or_default();
     let whole = Duration::from_secs(u64::try_from(delay.seconds).unwrap_or_default());
@@ -225,7 +225,7 @@ mod tests {
         headers: &[(&'static str, &str)],
         trailers: &[(&'static str, &str)],
         body: &[u8],
-    ) -> Answer {
+    ) -> HttpResponse {
         let map = |pairs: &[(&'static str, &str)]| {
             pairs
                 .iter()
@@ -234,7 +234,7 @@ mod tests {
                 })
                 .collect()
         };
-        Answer {
+        HttpResponse {
             status,
             headers: map(headers),
             trailers: map(trailers),
@@ -254,14 +254,14 @@ mod tests {
     fn http_answers_mean_what_the_document_says() {
         assert_eq!(
             http(&answer(200, &[], &[], b"")),
-            Verdict::Accepted { rejected: 0, remark: None }
+            SendOutcome::Accepted { rejected: 0, remark: None }
         );
         assert_eq!(
             http(&answer(200, &[], &[], &partial(3))),
-            Verdict::Accepted { rejected: 3, remark: Some("too old".to_owned()) }
+            SendOutcome::Accepted { rejected: 3, remark: Some("too old".to_owned()) }
         );
         for status in [429, 502, 503, 504] {
-            let Verdict::Later { after, reason } =
+            let SendOutcome::Later { after, reason } =
                 http(&answer(status, &[("retry-after", "7")], &[], b"busy\n"))
             else {
                 panic!("{status}")
@@ -272,53 +272,53 @@ mod tests {
         let page =
             http(&answer(200, &[("content-type", "text/html; charset=utf-8")], &[], b"<html>"));
         assert!(
-            matches!(&page, Verdict::Later { reason, .. } if reason.contains("is the URL right?")),
+            matches!(&page, SendOutcome::Later { reason, .. } if reason.contains("is the URL right?")),
             "{page:?}"
         );
         let of = |status, body: &[u8]| http(&answer(status, &[], &[], body));
         for status in [302, 401, 403, 404, 405, 500, 501] {
-            assert!(matches!(of(status, b""), Verdict::Denied(_)), "{status}");
+            assert!(matches!(of(status, b""), SendOutcome::Denied(_)), "{status}");
         }
         for status in [400, 422] {
-            assert!(matches!(of(status, b"no such type"), Verdict::Refused(_)), "{status}");
+            assert!(matches!(of(status, b"no such type"), SendOutcome::Refused(_)), "{status}");
             assert!(
-                matches!(of(status, b"Profile SIZE exceeds 4"), Verdict::TooLarge(_)),
+                matches!(of(status, b"Profile SIZE exceeds 4"), SendOutcome::TooLarge(_)),
                 "{status}"
             );
         }
-        assert!(matches!(of(413, b""), Verdict::TooLarge(_)));
+        assert!(matches!(of(413, b""), SendOutcome::TooLarge(_)));
     }
 
     #[test]
     fn grpc_codes_mean_what_the_document_says() {
         let trailers = |code: &str| grpc(&answer(200, &[], &[("grpc-status", code)], b""));
-        assert_eq!(trailers("0"), Verdict::Accepted { rejected: 0, remark: None });
+        assert_eq!(trailers("0"), SendOutcome::Accepted { rejected: 0, remark: None });
         let body = [&[0, 0, 0, 0, 9][..], &partial(2)].concat();
         assert_eq!(
             grpc(&answer(200, &[], &[("grpc-status", "0")], &body)),
-            Verdict::Accepted { rejected: 2, remark: Some("too old".to_owned()) }
+            SendOutcome::Accepted { rejected: 2, remark: Some("too old".to_owned()) }
         );
         for code in ["1", "4", "10", "11", "14", "15"] {
-            assert!(matches!(trailers(code), Verdict::Later { after: None, .. }), "{code}");
+            assert!(matches!(trailers(code), SendOutcome::Later { after: None, .. }), "{code}");
         }
         for code in ["3", "6", "8", "9"] {
-            assert!(matches!(trailers(code), Verdict::Refused(_)), "{code}");
+            assert!(matches!(trailers(code), SendOutcome::Refused(_)), "{code}");
         }
         for code in ["2", "5", "7", "12", "13", "16", "99"] {
-            assert!(matches!(trailers(code), Verdict::Denied(_)), "{code}");
+            assert!(matches!(trailers(code), SendOutcome::Denied(_)), "{code}");
         }
         let long =
             [("grpc-status", "8"), ("grpc-message", "Received message larger than max (5 vs. 4)")];
-        assert!(matches!(grpc(&answer(200, &[], &long, b"")), Verdict::TooLarge(_)));
-        assert!(matches!(grpc(&answer(413, &[], &[], b"")), Verdict::TooLarge(_)));
+        assert!(matches!(grpc(&answer(200, &[], &long, b"")), SendOutcome::TooLarge(_)));
+        assert!(matches!(grpc(&answer(413, &[], &[], b"")), SendOutcome::TooLarge(_)));
         // Without a body the status is in front; without a status something in between has
         // answered.
         assert!(matches!(
             grpc(&answer(200, &[("grpc-status", "14")], &[], b"")),
-            Verdict::Later { .. }
+            SendOutcome::Later { .. }
         ));
-        assert!(matches!(grpc(&answer(503, &[], &[], b"")), Verdict::Later { .. }));
-        assert!(matches!(grpc(&answer(404, &[], &[], b"")), Verdict::Denied(_)));
+        assert!(matches!(grpc(&answer(503, &[], &[], b"")), SendOutcome::Later { .. }));
+        assert!(matches!(grpc(&answer(404, &[], &[], b"")), SendOutcome::Denied(_)));
     }
 
     #[test]
@@ -332,10 +332,12 @@ mod tests {
         };
         assert_eq!(
             got(1, &packed),
-            Verdict::Accepted { rejected: 2, remark: Some("too old".to_owned()) }
+            SendOutcome::Accepted { rejected: 2, remark: Some("too old".to_owned()) }
         );
         for strange in [got(1, &partial(2)), got(7, &partial(2)), got(0, &packed)] {
-            let Verdict::Accepted { rejected: 0, remark: Some(remark) } = strange else { panic!() };
+            let SendOutcome::Accepted { rejected: 0, remark: Some(remark) } = strange else {
+                panic!()
+            };
             assert!(remark.contains("not understood"), "{remark}");
         }
         let mut long = GzEncoder::new(Vec::new(), Compression::fast());
@@ -350,7 +352,7 @@ mod tests {
         let delay = Some(Delay { seconds: 30, nanos: 500_000_000 });
         let value = RetryInfo { retry_delay: delay }.encode_to_vec();
         let any = Any { type_url: "type.googleapis.com/google.rpc.RetryInfo".to_owned(), value };
-        let status = Status { details: vec![any] }.encode_to_vec();
+        let status = GrpcStatus { details: vec![any] }.encode_to_vec();
         let letters = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
         let mut text = String::new();
         for chunk in status.chunks(3) {
@@ -370,7 +372,7 @@ mod tests {
             b"",
         ));
         assert!(
-            matches!(got, Verdict::Later { after: Some(after), .. } if after == Duration::from_millis(30_500)),
+            matches!(got, SendOutcome::Later { after: Some(after), .. } if after == Duration::from_millis(30_500)),
             "{got:?}"
         );
         assert_eq!(base64("!"), None);

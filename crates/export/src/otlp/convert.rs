@@ -13,9 +13,9 @@ use super::proto::{
     KeyValueAndUnit, Line, Link, Location, Mapping, Profile, ProfilesDictionary, Resource,
     ResourceProfiles, Sample, ScopeProfiles, Stack, ValueType, any_value::Value,
 };
-use crate::Finished;
-use crate::parts::Parts;
-use perfusion_pprof::split::Bounds;
+use crate::FinishedProfile;
+use crate::parts::PartBuilder;
+use perfusion_pprof::split::PartBounds;
 use perfusion_pprof::{KERNEL_MAPPING, proto as pprof};
 use prost::Message as _;
 use prost::encoding::encoded_len_varint;
@@ -40,12 +40,12 @@ const PROFILE_BYTES: usize = 128;
 
 /// Makes requests of a profile's samples, one at a time.
 pub struct Converter<'a> {
-    source: Source<'a>,
-    head: Head,
-    bounds: Bounds,
+    source: PprofTables<'a>,
+    head: RequestHead,
+    bounds: PartBounds,
     /// Makes an id that no other profile has.
     fresh_id: fn() -> [u8; 16],
-    request: Request,
+    request: RequestBuilder,
     dropped_samples: u64,
 }
 
@@ -53,14 +53,14 @@ impl<'a> Converter<'a> {
     /// Of a window whose profile has these tables. Samples of `tables` are ignored.
     #[must_use]
     pub fn new(
-        finished: &Finished,
+        finished: &FinishedProfile,
         tables: &'a pprof::Profile,
-        bounds: Bounds,
+        bounds: PartBounds,
         fresh_id: fn() -> [u8; 16],
     ) -> Self {
-        let source = Source::new(tables);
-        let head = Head::new(finished, &source);
-        let request = Request::new(&source, &head);
+        let source = PprofTables::new(tables);
+        let head = RequestHead::new(finished, &source);
+        let request = RequestBuilder::new(&source, &head);
         Self { source, head, bounds, fresh_id, request, dropped_samples: 0 }
     }
 
@@ -83,13 +83,13 @@ impl<'a> Converter<'a> {
     }
 
     fn next_request(&mut self) -> ExportProfilesServiceRequest {
-        let next = Request::new(&self.source, &self.head);
+        let next = RequestBuilder::new(&self.source, &self.head);
         let request = std::mem::replace(&mut self.request, next);
         request.finish(&self.source, &self.head, self.fresh_id)
     }
 }
 
-impl Parts for Converter<'_> {
+impl PartBuilder for Converter<'_> {
     type Part = ExportProfilesServiceRequest;
 
     fn add(&mut self, sample: &pprof::Sample) -> Option<Self::Part> {
@@ -110,7 +110,7 @@ impl Parts for Converter<'_> {
 }
 
 /// The pprof, with its entries by id.
-struct Source<'a> {
+struct PprofTables<'a> {
     profile: &'a pprof::Profile,
     locations: HashMap<u64, &'a pprof::Location>,
     functions: HashMap<u64, &'a pprof::Function>,
@@ -119,7 +119,7 @@ struct Source<'a> {
     order: Vec<usize>,
 }
 
-impl<'a> Source<'a> {
+impl<'a> PprofTables<'a> {
     fn new(profile: &'a pprof::Profile) -> Self {
         let mut order: Vec<usize> = (0..profile.sample_type.len()).collect();
         let default =
@@ -145,7 +145,7 @@ impl<'a> Source<'a> {
 }
 
 /// What all requests of a profile begin with.
-struct Head {
+struct RequestHead {
     resource: Resource,
     scope: InstrumentationScope,
     time_unix_nano: u64,
@@ -154,8 +154,8 @@ struct Head {
     bytes: usize,
 }
 
-impl Head {
-    fn new(finished: &Finished, source: &Source<'_>) -> Self {
+impl RequestHead {
+    fn new(finished: &FinishedProfile, source: &PprofTables<'_>) -> Self {
         let text = |key: &str, value: &str| KeyValue {
             key: key.to_owned(),
             value: any(Datum::Text(value.to_owned())),
@@ -247,7 +247,7 @@ impl<K> Default for Indices<K> {
 }
 
 /// One request while it is made.
-struct Request {
+struct RequestBuilder {
     tables: ProfilesDictionary,
     strings: Indices<String>,
     functions: Indices<u64>,
@@ -265,7 +265,7 @@ struct Request {
 }
 
 /// How far a request had come.
-struct Mark {
+struct BuilderMark {
     strings: usize,
     functions: usize,
     mappings: usize,
@@ -277,8 +277,8 @@ struct Mark {
     bytes: usize,
 }
 
-impl Request {
-    fn new(source: &Source<'_>, head: &Head) -> Self {
+impl RequestBuilder {
+    fn new(source: &PprofTables<'_>, head: &RequestHead) -> Self {
         let tables = super::proto::empty_dictionary();
         // Lengths of all levels of messages around the samples, once more than they can be.
         let bytes = head.bytes + tables.encoded_len() + 64;
@@ -307,8 +307,8 @@ impl Request {
         self.profiles.iter().map(Vec::len).sum()
     }
 
-    fn mark(&self) -> Mark {
-        Mark {
+    fn mark(&self) -> BuilderMark {
+        BuilderMark {
             strings: self.tables.string_table.len(),
             functions: self.tables.function_table.len(),
             mappings: self.tables.mapping_table.len(),
@@ -321,7 +321,7 @@ impl Request {
         }
     }
 
-    fn back_to(&mut self, mark: &Mark) {
+    fn back_to(&mut self, mark: &BuilderMark) {
         let tables = &mut self.tables;
         tables.string_table.truncate(mark.strings);
         self.strings.truncate(mark.strings);
@@ -344,7 +344,7 @@ impl Request {
     }
 
     /// Adds one sample of the pprof to the profile of each type it has a value of.
-    fn add(&mut self, source: &Source<'_>, sample: &pprof::Sample) {
+    fn add(&mut self, source: &PprofTables<'_>, sample: &pprof::Sample) {
         let stack = sample.location_id.iter().map(|&id| self.location(source, id)).collect();
         let stack_index = self.stack(stack);
         let (mut trace_id, mut span_id) = (Vec::new(), Vec::new());
@@ -390,7 +390,7 @@ impl Request {
         }
     }
 
-    fn value_type(&mut self, source: &Source<'_>, kind: pprof::ValueType) -> ValueType {
+    fn value_type(&mut self, source: &PprofTables<'_>, kind: pprof::ValueType) -> ValueType {
         ValueType {
             type_strindex: self.string(source.text(kind.r#type)),
             unit_strindex: self.string(source.text(kind.unit)),
@@ -444,7 +444,7 @@ impl Request {
         index
     }
 
-    fn location(&mut self, source: &Source<'_>, id: u64) -> i32 {
+    fn location(&mut self, source: &PprofTables<'_>, id: u64) -> i32 {
         if let Some(&index) = self.locations.0.get(&id) {
             return index;
         }
@@ -473,7 +473,7 @@ impl Request {
         index
     }
 
-    fn function(&mut self, source: &Source<'_>, id: u64) -> i32 {
+    fn function(&mut self, source: &PprofTables<'_>, id: u64) -> i32 {
         if let Some(&index) = self.functions.0.get(&id) {
             return index;
         }
@@ -491,7 +491,7 @@ impl Request {
         index
     }
 
-    fn mapping(&mut self, source: &Source<'_>, id: u64) -> i32 {
+    fn mapping(&mut self, source: &PprofTables<'_>, id: u64) -> i32 {
         if let Some(&index) = self.mappings.0.get(&id) {
             return index;
         }
@@ -522,8 +522,8 @@ impl Request {
 
     fn finish(
         mut self,
-        source: &Source<'_>,
-        head: &Head,
+        source: &PprofTables<'_>,
+        head: &RequestHead,
         fresh_id: fn() -> [u8; 16],
     ) -> ExportProfilesServiceRequest {
         let mut profiles = Vec::new();
@@ -595,7 +595,7 @@ mod tests {
     use std::time::Duration;
 
     /// A pprof of three sample types with one sample of each (stack, label, values).
-    fn finished(samples: &[(Vec<u8>, u8, [i64; 3])]) -> Finished {
+    fn finished(samples: &[(Vec<u8>, u8, [i64; 3])]) -> FinishedProfile {
         let mut strings: Vec<String> = [
             "",
             "cpu",
@@ -666,7 +666,7 @@ mod tests {
             comment: vec![10],
             ..Default::default()
         };
-        Finished {
+        FinishedProfile {
             service: "shop".into(),
             labels: BTreeMap::from([("host.name".to_owned(), "node-1".to_owned())]),
             start: SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000),
@@ -681,7 +681,7 @@ mod tests {
         dropped_samples: u64,
     }
 
-    fn convert_within(finished: &Finished, bounds: Bounds) -> Converted {
+    fn convert_within(finished: &FinishedProfile, bounds: PartBounds) -> Converted {
         let whole = perfusion_pprof::unpack(finished.profile.bytes()).unwrap();
         let mut converter = Converter::new(finished, &whole, bounds, || [7; 16]);
         let mut requests: Vec<ExportProfilesServiceRequest> =
@@ -691,10 +691,10 @@ mod tests {
         Converted { requests, dropped_samples }
     }
 
-    fn convert(finished: &Finished, most_bytes: usize) -> Converted {
+    fn convert(finished: &FinishedProfile, most_bytes: usize) -> Converted {
         convert_within(
             finished,
-            Bounds { samples: usize::MAX, bytes: most_bytes, lone_bytes: most_bytes },
+            PartBounds { samples: usize::MAX, bytes: most_bytes, lone_bytes: most_bytes },
         )
     }
 
@@ -839,7 +839,7 @@ mod tests {
         ]);
         let converted = convert_within(
             &finished,
-            Bounds { samples: usize::MAX, bytes: 2000, lone_bytes: 1 << 20 },
+            PartBounds { samples: usize::MAX, bytes: 2000, lone_bytes: 1 << 20 },
         );
         assert_eq!((converted.dropped_samples, converted.requests.len()), (0, 3));
         assert_eq!(totals(&converted)["cpu"], 3);
@@ -871,7 +871,7 @@ mod tests {
     #[test]
     fn a_request_has_no_more_samples_than_it_may() {
         let samples: Vec<_> = (0..100_u8).map(|id| (vec![id], 0, [1, 1, 1])).collect();
-        let bounds = Bounds { samples: 30, bytes: 1 << 20, lone_bytes: 1 << 20 };
+        let bounds = PartBounds { samples: 30, bytes: 1 << 20, lone_bytes: 1 << 20 };
         let converted = convert_within(&finished(&samples), bounds);
         assert_eq!((converted.dropped_samples, converted.requests.len()), (0, 10));
         assert_eq!(totals(&converted)["cpu"], 100);

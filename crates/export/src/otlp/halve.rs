@@ -16,7 +16,7 @@ pub fn halve(
 ) -> Vec<ExportProfilesServiceRequest> {
     let Some(tables) = &request.dictionary else { return Vec::new() };
     let scopes = request.resource_profiles.iter().flat_map(|resource| &resource.scope_profiles);
-    let mut places: HashMap<Key<'_>, usize> = HashMap::new();
+    let mut places: HashMap<SampleKey<'_>, usize> = HashMap::new();
     for sample in scopes.flat_map(|scope| &scope.profiles).flat_map(|profile| &profile.samples) {
         let next = places.len();
         places.entry(key(sample)).or_insert(next);
@@ -37,25 +37,25 @@ pub fn halve(
 }
 
 /// What samples of different types have in common.
-type Key<'a> = (i32, i32, &'a [i32]);
+type SampleKey<'a> = (i32, i32, &'a [i32]);
 
-fn key(sample: &Sample) -> Key<'_> {
+fn key(sample: &Sample) -> SampleKey<'_> {
     (sample.stack_index, sample.link_index, &sample.attribute_indices)
 }
 
 /// One table of a half: where entries of the whole's table stand in it.
-type Places = HashMap<i32, i32>;
+type NewIndices = HashMap<i32, i32>;
 
 struct Half<'a> {
     whole: &'a ProfilesDictionary,
     tables: ProfilesDictionary,
-    strings: Places,
-    attributes: Places,
-    functions: Places,
-    mappings: Places,
-    locations: Places,
-    stacks: Places,
-    links: Places,
+    strings: NewIndices,
+    attributes: NewIndices,
+    functions: NewIndices,
+    mappings: NewIndices,
+    locations: NewIndices,
+    stacks: NewIndices,
+    links: NewIndices,
 }
 
 fn entry<T>(table: &[T], index: i32) -> Option<&T> {
@@ -63,7 +63,7 @@ fn entry<T>(table: &[T], index: i32) -> Option<&T> {
 }
 
 /// Puts an entry at the end of a table.
-fn push<T>(table: &mut Vec<T>, places: &mut Places, old: i32, new: T) -> i32 {
+fn push<T>(table: &mut Vec<T>, places: &mut NewIndices, old: i32, new: T) -> i32 {
     let at = i32::try_from(table.len()).unwrap_or(0);
     table.push(new);
     places.insert(old, at);

@@ -12,12 +12,12 @@ pub mod proto;
 use self::convert::Converter;
 use self::proto::any_value::Value;
 use self::proto::{ExportProfilesServiceRequest, Resource};
-use super::deliver::{Backlog, Lazy, Remote, Verdict};
+use super::deliver::{LazyDelivery, Remote, SendOutcome, SpoolBacklog};
 use super::http::{Client, Version};
-use super::parts::{Hurry, Outgoing};
+use super::parts::{RequestSpooler, SinkSignals};
 use super::receiver::{self, Reach, SpoolOptions};
-use super::{Finished, Sink, SinkError, Turn};
-use crate::quantity::{Bytes, Span};
+use super::{EncodePermit, FinishedProfile, Sink, SinkError};
+use crate::quantity::{ByteSize, HumanDuration};
 use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
@@ -65,9 +65,9 @@ pub struct OtlpOptions {
     pub protocol: Protocol,
     /// Longest request, before compression, 64KiB to 64MiB. Receivers over gRPC take 4MiB unless
     /// told otherwise.
-    pub max_request: Bytes,
+    pub max_request: ByteSize,
     /// For one attempt.
-    pub timeout: Span,
+    pub timeout: HumanDuration,
     /// Headers, tokens, certificates.
     pub reach: Reach,
 }
@@ -77,8 +77,8 @@ impl Default for OtlpOptions {
         Self {
             url: String::new(),
             protocol: Protocol::default(),
-            max_request: Bytes(4 << 20),
-            timeout: Span(Duration::from_secs(10)),
+            max_request: ByteSize(4 << 20),
+            timeout: HumanDuration(Duration::from_secs(10)),
             reach: Reach::default(),
         }
     }
@@ -119,7 +119,7 @@ impl OtlpOptions {
 /// The sink.
 pub struct Otlp {
     name: String,
-    outgoing: Outgoing,
+    outgoing: RequestSpooler,
 }
 
 impl Otlp {
@@ -133,14 +133,19 @@ impl Otlp {
             receiver::open("otlp", &options.url, &options.reach, options.version(), spool)?;
         let name = format!("otlp {}", options.place());
         let receiver = Receiver { client, protocol: options.protocol };
-        let delivery = Lazy::new(&name, directory, spool.limits(), options.timeout.0, receiver);
+        let delivery =
+            LazyDelivery::new(&name, directory, spool.limits(), options.timeout.0, receiver);
         let most_bytes = usize::try_from(options.max_request.0).unwrap_or(usize::MAX);
-        Ok(Self { name, outgoing: Outgoing::new(delivery, most_bytes, "request") })
+        Ok(Self { name, outgoing: RequestSpooler::new(delivery, most_bytes, "request") })
     }
 }
 
 /// Makes requests of a window's samples from `first` on and puts them into the spool.
-fn make(outgoing: &mut Outgoing, finished: &Finished, first: u64) -> Result<(), SinkError> {
+fn make(
+    outgoing: &mut RequestSpooler,
+    finished: &FinishedProfile,
+    first: u64,
+) -> Result<(), SinkError> {
     let at = finished.start + finished.duration;
     let Some(tables) = outgoing.tables(finished, first, at)? else { return Ok(()) };
     let bounds = outgoing.bounds(usize::MAX);
@@ -167,11 +172,11 @@ impl Sink for Otlp {
         self.outgoing.within(memory);
     }
 
-    fn hurries(&mut self, hurry: Hurry) {
+    fn hurries(&mut self, hurry: SinkSignals) {
         self.outgoing.hurry = hurry;
     }
 
-    fn put(&mut self, finished: &Finished) -> Result<(), SinkError> {
+    fn put(&mut self, finished: &FinishedProfile) -> Result<(), SinkError> {
         self.outgoing.begin();
         make(&mut self.outgoing, finished, 0)
     }
@@ -190,7 +195,7 @@ impl Sink for Otlp {
         counters
     }
 
-    fn backlog(&self) -> Option<Backlog> {
+    fn backlog(&self) -> Option<SpoolBacklog> {
         Some(self.outgoing.delivery.backlog())
     }
 
@@ -249,7 +254,7 @@ fn service(payload: &[u8]) -> Option<String> {
 }
 
 impl Remote for Receiver {
-    fn send(&mut self, payload: &[u8], deadline: &dyn Fn() -> Instant) -> Verdict {
+    fn send(&mut self, payload: &[u8], deadline: &dyn Fn() -> Instant) -> SendOutcome {
         let answer = match self.protocol {
             Protocol::Http => {
                 let headers =
@@ -282,7 +287,7 @@ impl Remote for Receiver {
     }
 
     fn split(&self, payload: &[u8]) -> Vec<Vec<u8>> {
-        let _one = Turn::next();
+        let _one = EncodePermit::next();
         let unpacked = unpacked(payload).unwrap_or_default();
         let Ok(request) = ExportProfilesServiceRequest::decode(unpacked.as_slice()) else {
             return Vec::new();

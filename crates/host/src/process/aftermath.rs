@@ -1,7 +1,7 @@
 //! What becomes of a process after it was asked for something that costs it memory. A process that
 //! dies within seconds of a request may have died of it, and whoever made the request is to say so.
 
-use super::Awaited;
+use super::ExitPoller;
 use super::headroom::{MemoryCgroups, OomKills};
 use crate::process::handle::ProcessHandle;
 use std::fmt;
@@ -17,11 +17,11 @@ const LOOK: Duration = Duration::from_millis(20);
 const COUNTED: Duration = Duration::from_millis(200);
 
 /// A process that something was asked of.
-pub struct Aftermath {
+pub struct SurvivalCheck {
     pid: u32,
     what: &'static str,
     asked: Instant,
-    process: Awaited,
+    process: ExitPoller,
     cgroups: MemoryCgroups,
     kills: OomKills,
     /// When it was first seen to be gone.
@@ -30,7 +30,7 @@ pub struct Aftermath {
 
 /// It ended soon after.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Death {
+pub struct DeathAfterRequest {
     /// Its pid.
     pub pid: u32,
     /// What was asked of it.
@@ -41,7 +41,7 @@ pub struct Death {
     pub killed_in: Option<PathBuf>,
 }
 
-impl fmt::Display for Death {
+impl fmt::Display for DeathAfterRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { pid, what, after, killed_in } = self;
         let after = after.as_secs_f64();
@@ -63,14 +63,14 @@ impl fmt::Display for Death {
     }
 }
 
-impl Aftermath {
+impl SurvivalCheck {
     /// From now on. `what` is asked for.
     #[must_use]
     pub fn of(target: &ProcessHandle, what: &'static str) -> Self {
         let cgroups = MemoryCgroups::of(target);
         let kills = cgroups.oom_kills();
         let pid = target.pid();
-        let (asked, process) = (Instant::now(), Awaited::new(pid));
+        let (asked, process) = (Instant::now(), ExitPoller::new(pid));
         Self { pid, what, asked, process, cgroups, kills, gone: OnceLock::new() }
     }
 
@@ -97,7 +97,7 @@ impl Aftermath {
 
     /// Its end, once it is gone and its cgroup has had time to count a kill. Does not wait.
     #[must_use]
-    pub fn death_by_now(&self) -> Option<Death> {
+    pub fn death_by_now(&self) -> Option<DeathAfterRequest> {
         if !self.is_gone() {
             return None;
         }
@@ -107,12 +107,12 @@ impl Aftermath {
             return None;
         }
         let after = gone.saturating_duration_since(self.asked);
-        Some(Death { pid: self.pid, what: self.what, after, killed_in })
+        Some(DeathAfterRequest { pid: self.pid, what: self.what, after, killed_in })
     }
 
     /// Whether it is gone by now, or goes within `wait`. Takes somewhat longer where it does.
     #[must_use]
-    pub fn death(&self, wait: Duration) -> Option<Death> {
+    pub fn death(&self, wait: Duration) -> Option<DeathAfterRequest> {
         let until = Instant::now() + wait;
         loop {
             let death = self.death_by_now();
@@ -126,7 +126,7 @@ impl Aftermath {
 
 #[cfg(test)]
 mod tests {
-    use super::{Aftermath, Death};
+    use super::{DeathAfterRequest, SurvivalCheck};
     use crate::process::handle::ProcessHandle;
     use std::process::{Command, Stdio};
     use std::time::Duration;
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn an_end_is_seen_and_nobody_is_blamed_for_one_that_no_cgroup_counts() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-        let aftermath = Aftermath::of(&ProcessHandle::open(child.id()).unwrap(), "a survey");
+        let aftermath = SurvivalCheck::of(&ProcessHandle::open(child.id()).unwrap(), "a survey");
         assert_eq!(aftermath.death(Duration::ZERO), None);
         drop(child.stdin.take());
         let death = aftermath.death(Duration::from_secs(60)).unwrap();
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_kill_names_the_cgroup() {
-        let death = Death {
+        let death = DeathAfterRequest {
             pid: 7,
             what: "a survey of its heap",
             after: Duration::from_millis(1500),
@@ -155,7 +155,7 @@ mod tests {
             said.contains("process 7 was killed 1.5 s after") && said.contains("/pods/x"),
             "{said}"
         );
-        let said = Death { killed_in: None, ..death }.to_string();
+        let said = DeathAfterRequest { killed_in: None, ..death }.to_string();
         assert!(said.contains("process 7 ended 1.5 s after"), "{said}");
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// Of one thing, per [`PERIOD`].
-struct Limits {
+struct BudgetLimits {
     /// A process's own.
     own: u64,
     /// Most that one process may use.
@@ -20,23 +20,24 @@ struct Limits {
 }
 
 /// CPU time for opening files and looking up rules. One thread does that, and more than that.
-const TIME_NS: Limits = Limits { own: 10_000_000, most: 250_000_000, common: 750_000_000 };
+const TIME_NS: BudgetLimits =
+    BudgetLimits { own: 10_000_000, most: 250_000_000, common: 750_000_000 };
 /// Rules taught to the probes, which know 65,536 and forget those that were not used lately: at
 /// this rate it takes seconds to have them forget one, and what is in use is used more often.
-const LESSONS: Limits = Limits { own: 256, most: 8192, common: 16_384 };
+const LESSONS: BudgetLimits = BudgetLimits { own: 256, most: 8192, common: 16_384 };
 
 /// What was used in this period.
 #[derive(Clone, Copy, Debug, Default)]
-struct Used {
+struct BudgetUse {
     time_ns: u64,
     lessons: u64,
 }
 
 /// What one process has used.
 #[derive(Clone, Debug)]
-pub(super) struct Share {
+pub(super) struct ProcessBudget {
     since: Instant,
-    used: Used,
+    used: BudgetUse,
     /// CPU time since it was made.
     time: Duration,
     /// When it was made, what was told of it since, and the CPU time that took beside look-ups.
@@ -47,17 +48,17 @@ pub(super) struct Share {
 
 /// What all have used of what is nobody's own.
 #[derive(Debug, Default)]
-pub(super) struct Common {
+pub(super) struct CommonBudget {
     since: Option<Instant>,
-    used: Used,
+    used: BudgetUse,
 }
 
-impl Share {
+impl ProcessBudget {
     /// Of a process that was just made.
     pub(super) fn new(now: Instant) -> Self {
         Self {
             since: now,
-            used: Used { time_ns: TIME_NS.own, lessons: LESSONS.own },
+            used: BudgetUse { time_ns: TIME_NS.own, lessons: LESSONS.own },
             time: Duration::ZERO,
             made: now,
             records: 0,
@@ -88,35 +89,35 @@ impl Share {
         let over = since >= PERIOD;
         if over {
             let paid = TIME_NS.most.saturating_mul(since.as_secs() / PERIOD.as_secs());
-            let used = Used { time_ns: self.used.time_ns.saturating_sub(paid), lessons: 0 };
+            let used = BudgetUse { time_ns: self.used.time_ns.saturating_sub(paid), lessons: 0 };
             (self.since, self.used) = (now, used);
         }
         over
     }
 }
 
-impl Common {
+impl CommonBudget {
     /// Begins a new period when one is over.
     pub(super) fn refill(&mut self, now: Instant) {
         if self.since.is_none_or(|since| now.duration_since(since) >= PERIOD) {
-            *self = Self { since: Some(now), used: Used::default() };
+            *self = Self { since: Some(now), used: BudgetUse::default() };
         }
     }
 
     /// True while time may be spent on the process.
-    pub(super) fn has_time(&self, share: &Share) -> bool {
+    pub(super) fn has_time(&self, share: &ProcessBudget) -> bool {
         TIME_NS.allow(share.used.time_ns, self.used.time_ns)
     }
 
     /// So much time was spent on the process.
-    pub(super) fn spend(&mut self, share: &mut Share, time: Duration) {
+    pub(super) fn spend(&mut self, share: &mut ProcessBudget, time: Duration) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         TIME_NS.add(&mut share.used.time_ns, &mut self.used.time_ns, ns);
         share.time += time;
     }
 
     /// Takes one lesson for the process; false when there is none left.
-    pub(super) fn take_lesson(&mut self, share: &mut Share) -> bool {
+    pub(super) fn take_lesson(&mut self, share: &mut ProcessBudget) -> bool {
         let allowed = LESSONS.allow(share.used.lessons, self.used.lessons);
         if allowed {
             LESSONS.add(&mut share.used.lessons, &mut self.used.lessons, 1);
@@ -125,7 +126,7 @@ impl Common {
     }
 }
 
-impl Limits {
+impl BudgetLimits {
     fn allow(&self, used: u64, common: u64) -> bool {
         used < self.own || used < self.most && common < self.common
     }
@@ -148,7 +149,7 @@ mod tests {
     use super::*;
 
     /// Spends in steps of a millisecond until nothing is left; answers the milliseconds.
-    fn use_up(common: &mut Common, share: &mut Share) -> u64 {
+    fn use_up(common: &mut CommonBudget, share: &mut ProcessBudget) -> u64 {
         let mut ms = 0;
         while common.has_time(share) {
             common.spend(share, Duration::from_millis(1));
@@ -160,9 +161,9 @@ mod tests {
     #[test]
     fn many_greedy_processes_leave_each_other_one_its_own() {
         let start = Instant::now();
-        let mut common = Common::default();
+        let mut common = CommonBudget::default();
         common.refill(start);
-        let mut shares: Vec<Share> = (0..10).map(|_| Share::new(start)).collect();
+        let mut shares: Vec<ProcessBudget> = (0..10).map(|_| ProcessBudget::new(start)).collect();
         let now = start + PERIOD;
         common.refill(now);
         assert!(shares.iter_mut().all(|share| share.refill(now)));
@@ -170,7 +171,7 @@ mod tests {
         // 240 ms of the common store each, until the fourth finds a rest of it.
         assert_eq!(used, [250, 250, 250, 40, 10, 10, 10, 10, 10, 10]);
         // One that was just made has nothing of its own.
-        assert_eq!(use_up(&mut common, &mut Share::new(now)), 0);
+        assert_eq!(use_up(&mut common, &mut ProcessBudget::new(now)), 0);
         assert!(!shares[0].refill(now) && !common.has_time(&shares[0]));
         let next = now + PERIOD;
         common.refill(next);
@@ -180,7 +181,7 @@ mod tests {
     #[test]
     fn time_taken_at_once_is_paid_back() {
         let start = Instant::now();
-        let (mut common, mut share) = (Common::default(), Share::new(start));
+        let (mut common, mut share) = (CommonBudget::default(), ProcessBudget::new(start));
         common.spend(&mut share, Duration::from_secs(1));
         let mut allowed = |seconds: u32| {
             common.refill(start + seconds * PERIOD);
@@ -197,7 +198,7 @@ mod tests {
     fn what_is_done_by_a_thread_that_can_be_left_behind_is_time_as_well() {
         let busy = Duration::from_millis(5);
         let before = cpu_time();
-        guarded_io::wait_for(guarded_io::Holder::Process(u32::MAX - 2), move || {
+        guarded_io::wait_for(guarded_io::IoPeer::Process(u32::MAX - 2), move || {
             let begin = guarded_io::thread_time();
             while guarded_io::thread_time() - begin < busy {}
         });
@@ -207,10 +208,10 @@ mod tests {
     #[test]
     fn lessons_are_shared_in_the_same_way() {
         let start = Instant::now();
-        let mut common = Common::default();
+        let mut common = CommonBudget::default();
         common.refill(start + PERIOD);
         let mut learn = |count: u64| {
-            let mut share = Share::new(start);
+            let mut share = ProcessBudget::new(start);
             share.refill(start + PERIOD);
             (0..count).filter(|_| common.take_lesson(&mut share)).count() as u64
         };

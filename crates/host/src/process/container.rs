@@ -10,7 +10,7 @@ const CGROUP_BYTES: u64 = 1 << 16;
 
 /// Where a process runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Home {
+pub struct ContainerIdentity {
     /// Id of its container.
     pub container: Option<Arc<str>>,
     /// Uid of its pod, as the pod's cgroup has it.
@@ -19,13 +19,16 @@ pub struct Home {
 
 /// Where the process that has `pid` now runs.
 #[must_use]
-pub fn home(pid: u32) -> Home {
+pub fn home(pid: u32) -> ContainerIdentity {
     let mut text = String::new();
     let file = File::open(format!("/proc/{pid}/cgroup"));
     if file.and_then(|file| file.take(CGROUP_BYTES).read_to_string(&mut text)).is_err() {
-        return Home::default();
+        return ContainerIdentity::default();
     }
-    Home { container: container_id(&text).map(Into::into), pod: pod_id(&text).map(Into::into) }
+    ContainerIdentity {
+        container: container_id(&text).map(Into::into),
+        pod: pod_id(&text).map(Into::into),
+    }
 }
 
 /// A pod's uid in the text of `/proc/PID/cgroup`.
@@ -68,7 +71,7 @@ pub fn pod_in(cgroup: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Home, container_id, home, pod_id, pod_in};
+    use super::{ContainerIdentity, container_id, home, pod_id, pod_in};
 
     const UID: &str = "11111111-2222-3333-4444-555555555555";
 
@@ -110,6 +113,6 @@ mod tests {
 
     #[test]
     fn a_process_that_is_gone_or_in_none_has_no_container() {
-        assert_eq!(home(u32::MAX), Home::default());
+        assert_eq!(home(u32::MAX), ContainerIdentity::default());
     }
 }

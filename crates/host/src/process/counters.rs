@@ -2,7 +2,7 @@
 
 /// What the table lost or gave up, and why; each grows only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct ProcessTableCounters {
     /// Times a process was not taken up because the table was full: at its start, and at each of
     /// its stacks.
     pub processes_refused: u64,

@@ -1,15 +1,15 @@
 //! By which rule an address is left, and where that rule comes from: what `perfusion inspect`
 //! shows. Answers come from the same look-up that walks use.
 
-use super::live::{Process, Teaching, View, maps_text};
-use super::mapping::{Fields, Mapping, Mappings, Region, parse_fields};
+use super::live::{CodeView, LiveProcess, RulePush, maps_text};
+use super::mapping::{Mapping, MappingKind, Mappings, MapsFields, parse_fields};
 use super::{ProcessError, ProcessTable, name};
 use crate::process::handle::ProcessHandle;
 use perfusion_model::event::Mmap;
 use perfusion_model::frame::{FrameKey, ProcessId};
 use perfusion_model::text::clean;
-use perfusion_unwind::eh_frame::Table;
-use perfusion_unwind::rule::{FrameKind, Refusal, Rule};
+use perfusion_unwind::eh_frame::CfiTable;
+use perfusion_unwind::rule::{FrameKind, Rule, RuleRefusal};
 use serde::Serialize;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
@@ -20,7 +20,7 @@ use std::time::Instant;
 /// Where a rule comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Origin {
+pub enum RuleOrigin {
     /// The ELF section of call frame information.
     EhFrame,
     /// The ELF section of call frame information for debuggers.
@@ -49,7 +49,7 @@ pub enum Origin {
 
 /// What is known about one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Explained {
+pub struct AddressExplanation {
     /// The address looked up: one before a return address.
     pub looked_up: u64,
     /// The file or memory it is in.
@@ -61,9 +61,9 @@ pub struct Explained {
     /// What the table's entry covers, in the file's own numbering.
     pub function: Option<Range<u64>>,
     /// The rule, or why there is none.
-    pub rule: Result<Rule, Refusal>,
+    pub rule: Result<Rule, RuleRefusal>,
     /// Where the rule comes from.
-    pub origin: Origin,
+    pub origin: RuleOrigin,
 }
 
 /// Why nothing can be said.
@@ -114,7 +114,7 @@ impl ProcessTable {
         pid: u32,
         address: u64,
         exact: bool,
-    ) -> Result<Explained, ExplainError> {
+    ) -> Result<AddressExplanation, ExplainError> {
         self.adopt(pid)?;
         self.explain(pid, address, exact)
     }
@@ -129,7 +129,7 @@ impl ProcessTable {
         path: &Path,
         address: u64,
         exact: bool,
-    ) -> Result<Explained, ExplainError> {
+    ) -> Result<AddressExplanation, ExplainError> {
         let open = |source| ExplainError::Open { path: path.to_path_buf(), source };
         let full = path.canonicalize().map_err(open)?;
         let meta = full.metadata().map_err(open)?;
@@ -172,7 +172,7 @@ impl ProcessTable {
             };
             Mapping::new(&mmap).map(|mapping| mappings.insert(mapping));
         }
-        let mut process = Process::new(ProcessId(u32::MAX), NOBODY, None, Arc::new(mappings));
+        let mut process = LiveProcess::new(ProcessId(u32::MAX), NOBODY, None, Arc::new(mappings));
         // The runtime's own library is looked at as in a process that runs it.
         process.is_clr = name.ends_with("/libcoreclr.so");
         process.images.insert((device, meta.ino()), image.ok());
@@ -182,7 +182,12 @@ impl ProcessTable {
         explained
     }
 
-    fn explain(&mut self, pid: u32, address: u64, exact: bool) -> Result<Explained, ExplainError> {
+    fn explain(
+        &mut self,
+        pid: u32,
+        address: u64,
+        exact: bool,
+    ) -> Result<AddressExplanation, ExplainError> {
         let pc = if exact { address } else { address.wrapping_sub(1) };
         let gone = ExplainError::Process(ProcessError::Gone { pid });
         let process = self.live.get_mut(&pid).ok_or(gone)?;
@@ -192,7 +197,7 @@ impl ProcessTable {
                 _ => {
                     let text = maps_text(pid)?;
                     let text = String::from_utf8_lossy(&text);
-                    let all: Vec<Fields<'_>> = text.lines().filter_map(parse_fields).collect();
+                    let all: Vec<MapsFields<'_>> = text.lines().filter_map(parse_fields).collect();
                     let name = ProcessHandle::open(pid).map_or(String::new(), |target| {
                         format!(" ({})", clean(&name::of(&target)))
                     });
@@ -201,7 +206,7 @@ impl ProcessTable {
             };
             return Err(ExplainError::NoCode { address, place });
         };
-        let mut view = View {
+        let mut view = CodeView {
             process,
             images: &mut self.images,
             rules: &mut self.rules,
@@ -209,7 +214,7 @@ impl ProcessTable {
             lessons: &mut self.lessons,
             common: &mut self.common,
             now: Instant::now(),
-            teaching: Teaching::Off,
+            teaching: RulePush::Off,
             asleep: None,
         };
         let (frame, rule) = view.resolve(pc, exact);
@@ -221,14 +226,14 @@ impl ProcessTable {
             "" => "anonymous memory".into(),
             _ => Arc::clone(&mapping.path),
         };
-        let mut explained = Explained {
+        let mut explained = AddressExplanation {
             looked_up: pc,
             path,
             in_file: rva.map(u64::from),
             method: None,
             function: None,
             rule,
-            origin: Origin::None,
+            origin: RuleOrigin::None,
         };
         match frame {
             FrameKey::Native { image, address } => {
@@ -236,14 +241,14 @@ impl ProcessTable {
                 let is_plt = self.images.unwind(image).is_some_and(|unwind| unwind.is_plt(address));
                 let found = self.images.get(image).and_then(|image| image.loaded_rule(address));
                 explained.origin = match (found, &explained.rule) {
-                    (_, Err(_)) => Origin::None,
+                    (_, Err(_)) => RuleOrigin::None,
                     (Some(Ok(found)), Ok(rule)) => {
                         let origin = match found.table {
-                            _ if matches!(rule.kind, FrameKind::Stub { .. }) => Origin::Hijack,
-                            _ if found.rule != *rule && rule.is_thread_start() => Origin::Code,
-                            _ if found.rule != *rule => Origin::Epilogue,
-                            Table::EhFrame => Origin::EhFrame,
-                            Table::DebugFrame => Origin::DebugFrame,
+                            _ if matches!(rule.kind, FrameKind::Stub { .. }) => RuleOrigin::Hijack,
+                            _ if found.rule != *rule && rule.is_thread_start() => RuleOrigin::Code,
+                            _ if found.rule != *rule => RuleOrigin::Epilogue,
+                            CfiTable::EhFrame => RuleOrigin::EhFrame,
+                            CfiTable::DebugFrame => RuleOrigin::DebugFrame,
                         };
                         explained.function = Some(found.function);
                         origin
@@ -254,30 +259,30 @@ impl ProcessTable {
                             .and_then(|before| self.images.get(image)?.loaded_rule(before)?.ok());
                         let has_entry =
                             before.is_some_and(|found| found.rule.kind == FrameKind::Signal);
-                        if has_entry { Origin::SignalReturn } else { Origin::Code }
+                        if has_entry { RuleOrigin::SignalReturn } else { RuleOrigin::Code }
                     }
                     _ if self
                         .images
                         .get(image)
                         .is_some_and(|image| image.is_loaders_start(address)) =>
                     {
-                        Origin::EntryPoint
+                        RuleOrigin::EntryPoint
                     }
-                    _ if exact && is_plt => Origin::Plt,
-                    _ => Origin::Code,
+                    _ if exact && is_plt => RuleOrigin::Plt,
+                    _ => RuleOrigin::Code,
                 };
             }
             FrameKey::Managed { start, .. } => {
                 explained.method = Some(start);
-                let file = mapping.region == Region::File;
+                let file = mapping.region == MappingKind::File;
                 explained.origin = match (&explained.rule, file) {
-                    (Err(_), _) => Origin::None,
-                    (rule, _) if table.is_some_and(|table| table != *rule) => Origin::Epilogue,
-                    (_, true) => Origin::ReadyToRun,
-                    (_, false) => Origin::JitUnwindInfo,
+                    (Err(_), _) => RuleOrigin::None,
+                    (rule, _) if table.is_some_and(|table| table != *rule) => RuleOrigin::Epilogue,
+                    (_, true) => RuleOrigin::ReadyToRun,
+                    (_, false) => RuleOrigin::JitUnwindInfo,
                 };
             }
-            FrameKey::Stub { .. } if explained.rule.is_ok() => explained.origin = Origin::Stub,
+            FrameKey::Stub { .. } if explained.rule.is_ok() => explained.origin = RuleOrigin::Stub,
             _ => {}
         }
         Ok(explained)
@@ -296,14 +301,14 @@ fn place_in_file(mappings: &Mappings) -> String {
 
 /// Where an address is that is in no code of a process, which has these mappings, by address: the
 /// end of the same sentence.
-fn place_in_process(process: &str, all: &[Fields<'_>], address: u64) -> String {
-    let named = |fields: &Fields<'_>| {
+fn place_in_process(process: &str, all: &[MapsFields<'_>], address: u64) -> String {
+    let named = |fields: &MapsFields<'_>| {
         let what =
             if fields.path.is_empty() { "anonymous memory".into() } else { clean(fields.path) };
         let sort = if fields.executable { "code" } else { "data" };
         format!("{:#x}..{:#x}, {what} ({sort})", fields.range.start, fields.range.end)
     };
-    let nearest = |wanted: fn(&Fields<'_>) -> bool, what: &str| {
+    let nearest = |wanted: fn(&MapsFields<'_>) -> bool, what: &str| {
         let below = all.iter().rev().find(|fields| fields.range.end <= address && wanted(fields));
         let above = all.iter().find(|fields| fields.range.start > address && wanted(fields));
         let [below, above] =

@@ -50,19 +50,19 @@ const STACK_BYTES: usize = 128 << 10;
 
 /// Who can hold a call up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Holder {
+pub enum IoPeer {
     /// A process, by its pid: its memory, its mappings, or a file that is not open yet.
     Process(u32),
     /// The server of a file system, by its device number.
     Device(u64),
 }
 
-type Work = Box<dyn FnOnce() + Send>;
+type IoTask = Box<dyn FnOnce() + Send>;
 
 /// What the callers share.
 struct WaitLimit {
     /// Made when the first asks.
-    threads: Mutex<Option<Threads>>,
+    threads: Mutex<Option<IoThreads>>,
     // Counts, which no other memory depends on.
     given_up: AtomicU64,
     not_made: AtomicU64,
@@ -74,16 +74,16 @@ struct WaitLimit {
 static OF_ALL: WaitLimit = WaitLimit::new();
 
 #[derive(Default)]
-struct Threads {
+struct IoThreads {
     /// Threads that wait for work; dropping one ends it.
-    idle: Vec<Sender<Work>>,
+    idle: Vec<Sender<IoTask>>,
     /// Who held calls up.
-    barred: HashMap<Holder, Bar>,
-    accounts: Accounts,
+    barred: HashMap<IoPeer, AvoidedPeer>,
+    accounts: PeerDelays,
 }
 
 /// Who held a call up is not asked again until this is over.
-struct Bar {
+struct AvoidedPeer {
     /// Calls given up and not over yet.
     calls: usize,
     until: Instant,
@@ -91,22 +91,22 @@ struct Bar {
 
 /// How long the calls of the others have slept.
 #[derive(Default)]
-struct Accounts {
+struct PeerDelays {
     since: Option<Instant>,
-    held: HashMap<Holder, Duration>,
+    held: HashMap<IoPeer, Duration>,
     /// All of them.
     sum: Duration,
 }
 
-impl Accounts {
+impl PeerDelays {
     /// A call of `holder` has slept for so long. Who is to be avoided, when so many are already.
     fn add(
         &mut self,
-        holder: Holder,
+        holder: IoPeer,
         held: Duration,
         barred: usize,
         now: Instant,
-    ) -> Option<Holder> {
+    ) -> Option<IoPeer> {
         if held < LEAST_HELD {
             return None;
         }
@@ -130,7 +130,7 @@ impl Accounts {
         Some(most)
     }
 
-    fn close(&mut self, holder: Holder) {
+    fn close(&mut self, holder: IoPeer) {
         self.sum = self.sum.saturating_sub(self.held.remove(&holder).unwrap_or_default());
     }
 }
@@ -141,14 +141,14 @@ fn share(whole: Duration, barred: usize) -> Duration {
 }
 
 /// What a thread has had so far.
-struct Spent {
+struct CallTimes {
     at: Instant,
     cpu: Duration,
     /// It could run but had no CPU.
     queued: Duration,
 }
 
-impl Spent {
+impl CallTimes {
     fn now() -> Self {
         Self { at: Instant::now(), cpu: thread_time(), queued: queued_time().unwrap_or_default() }
     }
@@ -201,7 +201,7 @@ pub fn counts() -> (u64, u64) {
 }
 
 /// How far a call is.
-enum Call<T> {
+enum CallProgress<T> {
     Made,
     /// With the CPU time it took, and how long it slept.
     Answered(T, (Duration, Duration)),
@@ -219,7 +219,7 @@ struct Worker {
 
 impl Worker {
     /// Pairs with the loads of [`Self::is_at_work`].
-    fn begins(&self, had: &Spent) {
+    fn begins(&self, had: &CallTimes) {
         let had = (had.cpu + had.queued).as_nanos();
         self.had_ns.store(u64::try_from(had).unwrap_or(u64::MAX), Ordering::Relaxed);
         self.tid.store(
@@ -250,7 +250,7 @@ impl Worker {
 /// Does `work` and answers what it does; `None` when `holder` holds it up, or did before and still
 /// does.
 pub fn wait_for<T: Send + 'static>(
-    holder: Holder,
+    holder: IoPeer,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
     OF_ALL.wait_for(holder, work)
@@ -271,14 +271,14 @@ impl WaitLimit {
         (self.given_up.load(Ordering::Relaxed), self.not_made.load(Ordering::Relaxed))
     }
 
-    fn with_threads<T>(&self, act: impl FnOnce(&mut Threads) -> T) -> T {
+    fn with_threads<T>(&self, act: impl FnOnce(&mut IoThreads) -> T) -> T {
         act(self.threads.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
     }
 
     /// As [`wait_for`].
     fn wait_for<T: Send + 'static>(
         &'static self,
-        holder: Holder,
+        holder: IoPeer,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
         let ready = self.with_threads(|threads| {
@@ -297,16 +297,16 @@ impl WaitLimit {
             return None;
         };
         let worker = worker.or_else(|| start().ok())?;
-        let call = Arc::new((Mutex::new(Call::Made), Condvar::new(), Worker::default()));
+        let call = Arc::new((Mutex::new(CallProgress::Made), Condvar::new(), Worker::default()));
         let made = Arc::clone(&call);
-        let job: Work = Box::new(move || {
-            let begin = Spent::now();
+        let job: IoTask = Box::new(move || {
+            let begin = CallTimes::now();
             made.2.begins(&begin);
             let answer = work();
             let spent = begin.since();
             let (state, answered, _) = &*made;
             let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
-            if matches!(*state, Call::GivenUp) {
+            if matches!(*state, CallProgress::GivenUp) {
                 self.with_threads(|threads| {
                     if let Some(bar) = threads.barred.get_mut(&holder) {
                         bar.calls -= 1;
@@ -317,7 +317,7 @@ impl WaitLimit {
                     }
                 });
             } else {
-                *state = Call::Answered(answer, spent);
+                *state = CallProgress::Answered(answer, spent);
                 answered.notify_one();
             }
         });
@@ -326,16 +326,16 @@ impl WaitLimit {
         let began = Instant::now();
         let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            let waits = |state: &mut Call<T>| matches!(state, Call::Made);
+            let waits = |state: &mut CallProgress<T>| matches!(state, CallProgress::Made);
             let waited = answered.wait_timeout_while(state, timeout, waits);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
             let is_long = began.elapsed() >= timeout * AT_WORK;
-            if !matches!(*state, Call::Made) || is_long || !at.is_at_work(began, timeout) {
+            if !matches!(*state, CallProgress::Made) || is_long || !at.is_at_work(began, timeout) {
                 break;
             }
         }
-        match std::mem::replace(&mut *state, Call::GivenUp) {
-            Call::Answered(answer, (cpu, slept)) => {
+        match std::mem::replace(&mut *state, CallProgress::GivenUp) {
+            CallProgress::Answered(answer, (cpu, slept)) => {
                 OTHERS.set(OTHERS.get() + cpu);
                 let barred = self.with_threads(|threads| {
                     if threads.idle.len() < MAX_IDLE {
@@ -343,7 +343,10 @@ impl WaitLimit {
                     }
                     let now = Instant::now();
                     let slow = threads.accounts.add(holder, slept, threads.barred.len(), now)?;
-                    threads.barred.entry(slow).or_insert(Bar { calls: 0, until: now + BARRED });
+                    threads
+                        .barred
+                        .entry(slow)
+                        .or_insert(AvoidedPeer { calls: 0, until: now + BARRED });
                     Some(slow)
                 });
                 if let Some(holder) = barred
@@ -361,10 +364,11 @@ impl WaitLimit {
             }
             // Noted before the other thread can see that it was given up, which takes back the
             // count: `state` is still locked.
-            Call::Made | Call::GivenUp => {
+            CallProgress::Made | CallProgress::GivenUp => {
                 let until = Instant::now() + BARRED;
                 self.with_threads(|threads| {
-                    let bar = threads.barred.entry(holder).or_insert(Bar { calls: 0, until });
+                    let bar =
+                        threads.barred.entry(holder).or_insert(AvoidedPeer { calls: 0, until });
                     bar.calls += 1;
                 });
                 if self.given_up.fetch_add(1, Ordering::Relaxed) == 0 {
@@ -383,8 +387,8 @@ impl WaitLimit {
 }
 
 /// A thread that does what it is handed until nobody can hand it anything any more.
-fn start() -> io::Result<Sender<Work>> {
-    let (sender, works) = channel::<Work>();
+fn start() -> io::Result<Sender<IoTask>> {
+    let (sender, works) = channel::<IoTask>();
     let builder = std::thread::Builder::new().name("timeout".into()).stack_size(STACK_BYTES);
     builder.spawn(move || works.iter().for_each(|work| work()))?;
     Ok(sender)
@@ -411,7 +415,7 @@ const LOCAL: [u64; 11] = [
 pub struct ForeignFile {
     file: Arc<File>,
     /// Who may hold up its reading, if anybody can.
-    holder: Option<Holder>,
+    holder: Option<IoPeer>,
 }
 
 impl ForeignFile {
@@ -424,7 +428,7 @@ impl ForeignFile {
     /// A file below the `/proc/PID` of this process.
     #[must_use]
     pub fn of_process(file: File, pid: u32) -> Self {
-        Self { file: Arc::new(file), holder: Some(Holder::Process(pid)) }
+        Self { file: Arc::new(file), holder: Some(IoPeer::Process(pid)) }
     }
 
     /// Reads it from its beginning on.
@@ -440,7 +444,7 @@ impl ForeignFile {
     pub fn opened(file: File) -> io::Result<Self> {
         let kind = rustix::fs::fstatfs(&file)?.f_type;
         let is_local = u64::try_from(kind).is_ok_and(|kind| LOCAL.contains(&kind));
-        let holder = if is_local { None } else { Some(Holder::Device(file.metadata()?.dev())) };
+        let holder = if is_local { None } else { Some(IoPeer::Device(file.metadata()?.dev())) };
         Ok(Self { file: Arc::new(file), holder })
     }
 
@@ -509,7 +513,7 @@ impl Read for ForeignReader {
 #[cfg(test)]
 mod tests {
     use super::{
-        ACCOUNT, AT_WORK, Accounts, BARRED, Holder, MAX_HELD, SLEEP_LIMIT, Spent, WaitLimit,
+        ACCOUNT, AT_WORK, BARRED, CallTimes, IoPeer, MAX_HELD, PeerDelays, SLEEP_LIMIT, WaitLimit,
         thread_time,
     };
     use std::sync::mpsc::channel;
@@ -517,9 +521,9 @@ mod tests {
 
     #[test]
     fn who_answers_just_in_time_again_and_again_is_left_alone() {
-        let (slow, other) = (Holder::Device(1), Holder::Device(2));
+        let (slow, other) = (IoPeer::Device(1), IoPeer::Device(2));
         let (mut accounts, now, late) =
-            (Accounts::default(), Instant::now(), Duration::from_millis(450));
+            (PeerDelays::default(), Instant::now(), Duration::from_millis(450));
         let calls = (1..).find(|_| {
             assert_eq!(accounts.add(other, Duration::from_millis(1), 0, now), None);
             accounts.add(slow, late, 0, now) == Some(slow)
@@ -536,14 +540,14 @@ mod tests {
 
     #[test]
     fn many_that_are_a_little_slow_hold_nobody_up_for_long() {
-        let (mut accounts, now, mut barred) = (Accounts::default(), Instant::now(), Vec::new());
+        let (mut accounts, now, mut barred) = (PeerDelays::default(), Instant::now(), Vec::new());
         let mut held = Duration::ZERO;
         // Each time another process, as far as they are not barred, and one that is nearly always
         // quick.
         for pid in (0..100_000).map(|call| call % 250) {
             for (holder, slept) in [
-                (Holder::Process(pid), Duration::from_millis(10)),
-                (Holder::Device(1), Duration::from_micros(101)),
+                (IoPeer::Process(pid), Duration::from_millis(10)),
+                (IoPeer::Device(1), Duration::from_micros(101)),
             ] {
                 if !barred.contains(&holder) {
                     held += slept;
@@ -557,10 +561,10 @@ mod tests {
     #[test]
     fn sleeping_is_told_from_computing() {
         let (busy, asleep) = (Duration::from_millis(5), Duration::from_millis(20));
-        let begin = Spent::now();
+        let begin = CallTimes::now();
         while thread_time() - begin.cpu < busy {}
         assert!(begin.since().0 >= busy);
-        let begin = Spent::now();
+        let begin = CallTimes::now();
         std::thread::sleep(asleep);
         let (cpu, slept) = begin.since();
         assert!(slept >= asleep / 2 && cpu < asleep, "{cpu:?} {slept:?}");
@@ -569,7 +573,7 @@ mod tests {
     #[test]
     fn a_call_that_sleeps_is_on_its_holders_account() {
         static OWN: WaitLimit = WaitLimit::new();
-        let (holder, asleep) = (Holder::Process(1), Duration::from_millis(20));
+        let (holder, asleep) = (IoPeer::Process(1), Duration::from_millis(20));
         assert_eq!(OWN.wait_for(holder, move || std::thread::sleep(asleep)), Some(()));
         let held = OWN.with_threads(|threads| threads.accounts.held.get(&holder).copied());
         assert!(held.is_some_and(|held| held >= asleep / 2), "{held:?}");
@@ -579,17 +583,17 @@ mod tests {
     fn a_call_that_computes_is_waited_for_longer_than_one_that_sleeps() {
         static OWN: WaitLimit = WaitLimit::new();
         let work = || {
-            let begin = Spent::now();
+            let begin = CallTimes::now();
             while thread_time() - begin.cpu < SLEEP_LIMIT * 2 {}
         };
-        assert_eq!(OWN.wait_for(Holder::Process(1), work), Some(()));
+        assert_eq!(OWN.wait_for(IoPeer::Process(1), work), Some(()));
         assert_eq!(OWN.counts(), (0, 0));
     }
 
     #[test]
     fn a_call_that_is_held_up_is_given_up_and_its_holder_left_alone() {
         static OWN: WaitLimit = WaitLimit::new();
-        let (holder, other) = (Holder::Process(1), Holder::Process(2));
+        let (holder, other) = (IoPeer::Process(1), IoPeer::Process(2));
         assert_eq!(OWN.wait_for(holder, || 5), Some(5));
         let ((began, begins), (release, released), (over, is_over)) =
             (channel(), channel::<()>(), channel());
@@ -618,7 +622,7 @@ mod tests {
     #[test]
     fn nobody_is_left_alone_for_a_call_that_only_computes_for_long() {
         static OWN: WaitLimit = WaitLimit::new();
-        let (holder, begin) = (Holder::Process(1), Instant::now());
+        let (holder, begin) = (IoPeer::Process(1), Instant::now());
         let computes = move || while begin.elapsed() < SLEEP_LIMIT * (AT_WORK + 2) {};
         assert_eq!(OWN.wait_for(holder, computes), None);
         while OWN.wait_for(holder, || 5).is_none() {

@@ -2,8 +2,8 @@
 //! every later read is of this very process even when its pid is given to another one. Everything
 //! read here can be written by the process: bounded, never believed.
 
-use crate::process::guarded_io::{ForeignFile, ForeignReader, Holder, wait_for};
-use crate::process::mapping::{Fields, parse_fields};
+use crate::process::guarded_io::{ForeignFile, ForeignReader, IoPeer, wait_for};
+use crate::process::mapping::{MapsFields, parse_fields};
 use perfusion_model::text::printable;
 use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
 use rustix::io::Errno;
@@ -429,7 +429,7 @@ impl ProcessHandle {
                 _ => Err(ErrorKind::InvalidInput.into()),
             }
         };
-        wait_for(Holder::Process(self.pid), open).ok_or(ErrorKind::TimedOut)?
+        wait_for(IoPeer::Process(self.pid), open).ok_or(ErrorKind::TimedOut)?
     }
 
     /// Where the process keeps temporary files: `TMPDIR` of its environment, where that is relative
@@ -479,7 +479,7 @@ fn root_of_namespace(uid_map: &str) -> Option<u32> {
 }
 
 fn parse_map_line(line: &str) -> Option<MapLine> {
-    let Fields { range, executable, file_offset, device, inode, path } =
+    let MapsFields { range, executable, file_offset, device, inode, path } =
         parse_fields(line.trim_end_matches('\n'))?;
     let name = path.to_owned();
     Some(MapLine {

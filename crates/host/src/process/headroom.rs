@@ -104,7 +104,7 @@ pub fn mib(bytes: u64) -> String {
 
 /// A cgroup above a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Directory {
+struct CgroupDirectory {
     is_v1: bool,
     /// Where its files are.
     files: PathBuf,
@@ -112,7 +112,7 @@ struct Directory {
     cgroup: PathBuf,
 }
 
-impl Directory {
+impl CgroupDirectory {
     fn text(&self, name: &str) -> Option<String> {
         fs::read_to_string(self.files.join(name)).ok()
     }
@@ -172,13 +172,13 @@ impl Directory {
 /// The cgroups above a process, its own ones first.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryCgroups {
-    directories: Vec<Directory>,
+    directories: Vec<CgroupDirectory>,
     meminfo: Option<PathBuf>,
 }
 
 /// A hierarchy that is mounted.
 #[derive(Clone, Debug)]
-struct Mounted {
+struct MountedHierarchy {
     /// Where.
     at: PathBuf,
     /// The cgroup that stands there.
@@ -206,7 +206,12 @@ impl MemoryCgroups {
 
     /// `text` is a `/proc/PID/cgroup`; `v2` is where the hierarchy of version 2 is seen whole, and
     /// the process's cgroup in it.
-    fn from(text: &str, v1: &[Mounted], v2: Option<(PathBuf, PathBuf)>, meminfo: PathBuf) -> Self {
+    fn from(
+        text: &str,
+        v1: &[MountedHierarchy],
+        v2: Option<(PathBuf, PathBuf)>,
+        meminfo: PathBuf,
+    ) -> Self {
         let mut directories = Vec::new();
         let cgroup = text.lines().find_map(|line| {
             let mut parts = line.splitn(3, ':').skip(1);
@@ -218,7 +223,8 @@ impl MemoryCgroups {
         });
         if let Some(cgroup) = cgroup {
             // A container may see its own part at one place and the host's tree at another.
-            let seen = v1.iter().map(|Mounted { at, root }| above(true, at, root, &cgroup));
+            let seen =
+                v1.iter().map(|MountedHierarchy { at, root }| above(true, at, root, &cgroup));
             directories.extend(seen.max_by_key(Vec::len).unwrap_or_default());
         }
         if let Some((at, cgroup)) = v2 {
@@ -232,14 +238,14 @@ impl MemoryCgroups {
     pub fn headroom(&self) -> Option<Headroom> {
         let machine =
             self.meminfo.as_ref().and_then(|path| machine(&fs::read_to_string(path).ok()?));
-        let of_cgroups = self.directories.iter().flat_map(Directory::headrooms);
+        let of_cgroups = self.directories.iter().flat_map(CgroupDirectory::headrooms);
         of_cgroups.chain(machine).min_by_key(|headroom| headroom.bytes)
     }
 
     /// How many processes the kernel has killed for want of memory, in each of these cgroups.
     #[must_use]
     pub fn oom_kills(&self) -> OomKills {
-        OomKills(self.directories.iter().map(Directory::oom_kills).collect())
+        OomKills(self.directories.iter().map(CgroupDirectory::oom_kills).collect())
     }
 
     /// The nearest cgroup that still counts, if the kernel has killed more there since. A kill
@@ -260,7 +266,7 @@ impl MemoryCgroups {
 pub struct OomKills(Vec<Option<u64>>);
 
 /// A cgroup and those above it, as far as they are seen at this mount.
-fn above(is_v1: bool, at: &Path, root: &Path, cgroup: &Path) -> Vec<Directory> {
+fn above(is_v1: bool, at: &Path, root: &Path, cgroup: &Path) -> Vec<CgroupDirectory> {
     // One outside of what is mounted here, which the kernel writes with `..`, is not seen.
     let Ok(inside) = cgroup.strip_prefix(root) else { return Vec::new() };
     // Nor is one of the host's where the host's tree is not seen: its path means another directory
@@ -269,13 +275,16 @@ fn above(is_v1: bool, at: &Path, root: &Path, cgroup: &Path) -> Vec<Directory> {
     if is_outside || !at.join(inside).is_dir() {
         return Vec::new();
     }
-    let directory =
-        |inside: &Path| Directory { is_v1, files: at.join(inside), cgroup: root.join(inside) };
+    let directory = |inside: &Path| CgroupDirectory {
+        is_v1,
+        files: at.join(inside),
+        cgroup: root.join(inside),
+    };
     inside.ancestors().take(MOST_ANCESTORS).map(directory).collect()
 }
 
 /// Where version 1 of the memory controller is mounted, of a `mountinfo` (proc_pid_mountinfo(5)).
-fn v1_mounts(mountinfo: &str) -> Vec<Mounted> {
+fn v1_mounts(mountinfo: &str) -> Vec<MountedHierarchy> {
     let mounted = |line: &str| {
         let (own, of_type) = line.split_once(" - ")?;
         let mut own = own.split(' ').skip(3);
@@ -283,7 +292,8 @@ fn v1_mounts(mountinfo: &str) -> Vec<Mounted> {
         let mut of_type = of_type.split(' ');
         let (kind, _source, options) = (of_type.next()?, of_type.next()?, of_type.next()?);
         let has_memory = options.split(',').any(|option| option == "memory");
-        (kind == "cgroup" && has_memory).then(|| Mounted { at: at.into(), root: root.into() })
+        (kind == "cgroup" && has_memory)
+            .then(|| MountedHierarchy { at: at.into(), root: root.into() })
     };
     mountinfo.lines().filter_map(mounted).collect()
 }
@@ -300,7 +310,7 @@ fn machine(meminfo: &str) -> Option<Headroom> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Headroom, LimitKind, MemoryCgroups, Mounted, mib, v1_mounts};
+    use super::{Headroom, LimitKind, MemoryCgroups, MountedHierarchy, mib, v1_mounts};
     use std::fs;
     use std::path::{Path, PathBuf};
 
@@ -406,9 +416,9 @@ mod tests {
             write(root, &[(&name, text)]);
         }
         let of = |text: &str, root_of_mount: &str| {
-            let mount = Mounted { at: root.into(), root: root_of_mount.into() };
+            let mount = MountedHierarchy { at: root.into(), root: root_of_mount.into() };
             // Another one of the same hierarchy, which shows less.
-            let less = Mounted { at: root.join("docker"), root: "/elsewhere".into() };
+            let less = MountedHierarchy { at: root.join("docker"), root: "/elsewhere".into() };
             MemoryCgroups::from(text, &[less, mount], None, meminfo(root, 7000)).headroom().unwrap()
         };
         let found = of("9:name=systemd:/\n4:cpuset,memory:/docker\n0::/\n", "/");
@@ -437,7 +447,7 @@ mod tests {
                 ("v2/b/memory.current", bytes(95)),
             ],
         );
-        let mount = Mounted { at: root.join("v1"), root: "/".into() };
+        let mount = MountedHierarchy { at: root.join("v1"), root: "/".into() };
         let v2 = Some((root.join("v2"), PathBuf::from("/b")));
         let cgroups = MemoryCgroups::from("4:memory:/a\n", &[mount], v2, meminfo(root, 900));
         let found = cgroups.headroom().unwrap();

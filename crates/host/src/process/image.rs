@@ -4,14 +4,16 @@
 
 use super::guarded_io::ForeignFile;
 use super::pe::{Pe, PeView};
-use super::source::Source;
+use super::source::ByteSource;
 use object::elf;
 use object::endian::LittleEndian as LE;
 use object::pod;
-use perfusion_unwind::eh_frame::{FarSections, FileBytes, Found, Place, Section, UnwindSections};
+use perfusion_unwind::eh_frame::{
+    CfiSection, FarSections, FdeRule, FileBytes, FileSection, UnwindSections,
+};
 use perfusion_unwind::managed::ExceptionDirectory;
 use perfusion_unwind::native::NATIVE;
-use perfusion_unwind::rule::Refusal;
+use perfusion_unwind::rule::RuleRefusal;
 use std::io::Read as _;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
@@ -72,7 +74,7 @@ pub enum ImageError {
 
 /// What makes two mappings the same file: never the build id, which anyone can forge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Identity {
+pub(super) struct FileIdentity {
     device: u64,
     inode: u64,
     ctime: (i64, i64),
@@ -80,7 +82,7 @@ pub(super) struct Identity {
     size: u64,
 }
 
-impl Identity {
+impl FileIdentity {
     pub(super) fn of(meta: &std::fs::Metadata) -> Self {
         Self {
             device: meta.dev(),
@@ -92,7 +94,7 @@ impl Identity {
     }
 }
 
-impl FileBytes for Source {
+impl FileBytes for ByteSource {
     fn read_at(&self, offset: u64, into: &mut [u8]) -> usize {
         self.read(offset, into)
     }
@@ -100,7 +102,7 @@ impl FileBytes for Source {
 
 /// One loadable segment: file offsets to addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Segment {
+struct LoadSegment {
     offset: u64,
     size: u64,
     address: u64,
@@ -109,10 +111,10 @@ struct Segment {
 
 /// What kind of file it is.
 #[derive(Debug)]
-enum Format {
+enum ImageFormat {
     /// ELF of this machine.
     Elf {
-        segments: Vec<Segment>,
+        segments: Vec<LoadSegment>,
         /// Address of the first instruction of a process.
         entry: u64,
         unwind: Option<Arc<UnwindSections>>,
@@ -129,7 +131,7 @@ enum Format {
 
 /// A mapped file.
 #[derive(Debug)]
-pub struct Image {
+pub struct ExecutableImage {
     /// Path in the mount namespace of the first process it was seen in; `[vdso]` for the vDSO.
     pub path: Arc<str>,
     /// GNU build id, at most 64 bytes; names the file to the outside only.
@@ -139,18 +141,18 @@ pub struct Image {
     /// Inode.
     pub inode: u64,
     /// What its file was when it was parsed; `None` for the vDSO.
-    identity: Option<Identity>,
-    source: Source,
-    format: Format,
+    identity: Option<FileIdentity>,
+    source: ByteSource,
+    format: ImageFormat,
 }
 
-impl Image {
+impl ExecutableImage {
     /// The open file, for reading by others; `None` for the vDSO and when it was closed to bound
     /// the number of open files.
     #[must_use]
     pub fn file(&self) -> Option<&ForeignFile> {
         match &self.source {
-            Source::File(file) => Some(file),
+            ByteSource::File(file) => Some(file),
             _ => None,
         }
     }
@@ -165,7 +167,7 @@ impl Image {
     #[must_use]
     pub fn bytes(&self) -> Option<&[u8]> {
         match &self.source {
-            Source::Bytes(bytes) => Some(bytes),
+            ByteSource::Bytes(bytes) => Some(bytes),
             _ => None,
         }
     }
@@ -195,9 +197,11 @@ impl Image {
     /// The rule at an ELF virtual address, if a stack has needed its unwind sections and they were
     /// not evicted since.
     #[must_use]
-    pub fn loaded_rule(&self, address: u64) -> Option<Result<Found, Refusal>> {
+    pub fn loaded_rule(&self, address: u64) -> Option<Result<FdeRule, RuleRefusal>> {
         match &self.format {
-            Format::Elf { unwind: Some(unwind), .. } => Some(unwind.rule_in(&self.source, address)),
+            ImageFormat::Elf { unwind: Some(unwind), .. } => {
+                Some(unwind.rule_in(&self.source, address))
+            }
             _ => None,
         }
     }
@@ -207,7 +211,7 @@ impl Image {
     #[must_use]
     pub fn loaded_function(&self, address: u64) -> Option<u64> {
         match &self.format {
-            Format::Elf { unwind: Some(unwind), .. } => {
+            ImageFormat::Elf { unwind: Some(unwind), .. } => {
                 unwind.function_in(&self.source, address).ok().map(|f| f.start)
             }
             _ => None,
@@ -215,7 +219,11 @@ impl Image {
     }
 
     /// The rule at an ELF virtual address by the unwind sections of this image.
-    pub(super) fn rule(&self, unwind: &UnwindSections, address: u64) -> Result<Found, Refusal> {
+    pub(super) fn rule(
+        &self,
+        unwind: &UnwindSections,
+        address: u64,
+    ) -> Result<FdeRule, RuleRefusal> {
         unwind.rule_in(&self.source, address)
     }
 
@@ -228,23 +236,23 @@ impl Image {
     /// the file, which is a page's.
     pub(super) fn mapped_address(&self, offset: u64) -> Option<u64> {
         const PAGE: u64 = 4096;
-        let Format::Elf { segments, .. } = &self.format else { return None };
-        let begins = |segment: &&Segment| {
+        let ImageFormat::Elf { segments, .. } = &self.format else { return None };
+        let begins = |segment: &&LoadSegment| {
             segment.executable && segment.offset - segment.offset % PAGE == offset
         };
         let segment = segments.iter().find(begins)?;
         segment.address.checked_sub(segment.offset % PAGE)
     }
 
-    pub(super) fn source(&self) -> &Source {
+    pub(super) fn source(&self) -> &ByteSource {
         &self.source
     }
 
     /// ELF virtual address of the byte at `offset` in the file.
     #[must_use]
     pub fn elf_address(&self, offset: u64) -> Option<u64> {
-        let Format::Elf { segments, .. } = &self.format else { return None };
-        let within = |s: &&Segment| offset.checked_sub(s.offset).is_some_and(|o| o < s.size);
+        let ImageFormat::Elf { segments, .. } = &self.format else { return None };
+        let within = |s: &&LoadSegment| offset.checked_sub(s.offset).is_some_and(|o| o < s.size);
         let best = segments.iter().filter(within).find(|s| s.executable);
         let segment = best.or_else(|| segments.iter().find(within))?;
         Some(offset - segment.offset + segment.address)
@@ -255,9 +263,9 @@ impl Image {
     #[must_use]
     pub fn pe_at(&self, offset: u64) -> Option<(u32, PeView<'_>)> {
         let all = match &self.format {
-            Format::Pe(pe) => std::slice::from_ref(pe),
-            Format::Elf { carried, .. } => carried,
-            Format::Other => &[],
+            ImageFormat::Pe(pe) => std::slice::from_ref(pe),
+            ImageFormat::Elf { carried, .. } => carried,
+            ImageFormat::Other => &[],
         };
         all.iter().find_map(|pe| Some((pe.rva(offset)?, PeView { source: &self.source, pe })))
     }
@@ -272,7 +280,7 @@ impl Image {
     /// What is mapped before a segment, from its page's beginning, is read as well.
     pub fn read_code(&self, address: u64, into: &mut [u8]) -> usize {
         const PAGE: u64 = 4096;
-        let Format::Elf { segments, .. } = &self.format else { return 0 };
+        let ImageFormat::Elf { segments, .. } = &self.format else { return 0 };
         let found = segments.iter().filter(|s| s.executable).find_map(|s| {
             let before = (s.address % PAGE).min(s.offset);
             let at = address.checked_sub(s.address - before)?;
@@ -288,7 +296,7 @@ impl Image {
     #[must_use]
     pub fn entry(&self) -> Option<u64> {
         match self.format {
-            Format::Elf { entry, .. } if entry != 0 => Some(entry),
+            ImageFormat::Elf { entry, .. } if entry != 0 => Some(entry),
             _ => None,
         }
     }
@@ -301,7 +309,7 @@ impl Image {
         // bytes.
         const BYTES: u64 = 96;
         let name = self.path.rsplit('/').next().unwrap_or_default();
-        let Format::Elf { entry, .. } = self.format else { return false };
+        let ImageFormat::Elf { entry, .. } = self.format else { return false };
         name.starts_with("ld-")
             && entry != 0
             && address.checked_sub(entry).is_some_and(|after| after < BYTES)
@@ -312,43 +320,47 @@ impl Image {
     #[must_use]
     pub fn code(&self) -> Vec<(Range<u64>, u64)> {
         match &self.format {
-            Format::Elf { segments, .. } => segments
+            ImageFormat::Elf { segments, .. } => segments
                 .iter()
                 .filter(|s| s.executable && s.size > 0)
                 .map(|s| (s.address..s.address.saturating_add(s.size), s.offset))
                 .collect(),
-            Format::Pe(pe) => pe.code().collect(),
-            Format::Other => Vec::new(),
+            ImageFormat::Pe(pe) => pe.code().collect(),
+            ImageFormat::Other => Vec::new(),
         }
     }
 
     /// True when its file is open and was neither written to, replaced nor removed since it was
     /// parsed. While it is open its inode cannot become another file's.
     pub(super) fn is_unchanged(&self) -> bool {
-        let Source::File(file) = &self.source else { return false };
+        let ByteSource::File(file) = &self.source else { return false };
         self.identity.is_some()
-            && file.metadata().ok().map(|meta| Identity::of(&meta)) == self.identity
+            && file.metadata().ok().map(|meta| FileIdentity::of(&meta)) == self.identity
     }
 
     /// True when its file is open and was written to since it was parsed. Unlike
     /// [`Image::is_unchanged`] it does not ask for its name, which an upgrade of the package takes
     /// away from a file that is in use.
     pub fn is_overwritten(&self) -> bool {
-        let (Source::File(file), Some(then)) = (&self.source, &self.identity) else { return false };
-        let now = file.metadata().ok().map(|meta| Identity::of(&meta));
+        let (ByteSource::File(file), Some(then)) = (&self.source, &self.identity) else {
+            return false;
+        };
+        let now = file.metadata().ok().map(|meta| FileIdentity::of(&meta));
         now.is_none_or(|now| (now.mtime, now.size) != (then.mtime, then.size))
     }
 
-    fn parse(path: Arc<str>, device: (u32, u32), inode: u64, source: Source) -> Self {
+    fn parse(path: Arc<str>, device: (u32, u32), inode: u64, source: ByteSource) -> Self {
         let mut magic = [0u8; 4];
         source.read(0, &mut magic);
         let (format, build_id) = match magic {
-            elf::ELFMAG => parse_elf(&source).unwrap_or((Format::Other, None)),
-            [b'M', b'Z', ..] => (Pe::parse(&source, 0).map_or(Format::Other, Format::Pe), None),
-            _ => (Format::Other, None),
+            elf::ELFMAG => parse_elf(&source).unwrap_or((ImageFormat::Other, None)),
+            [b'M', b'Z', ..] => {
+                (Pe::parse(&source, 0).map_or(ImageFormat::Other, ImageFormat::Pe), None)
+            }
+            _ => (ImageFormat::Other, None),
         };
         let identity = match &source {
-            Source::File(file) => file.metadata().ok().map(|meta| Identity::of(&meta)),
+            ByteSource::File(file) => file.metadata().ok().map(|meta| FileIdentity::of(&meta)),
             _ => None,
         };
         Self { path, build_id, device, inode, identity, source, format }
@@ -361,15 +373,15 @@ impl Image {
         inode: u64,
         file: ForeignFile,
     ) -> Self {
-        Self::parse(path, device, inode, Source::File(file))
+        Self::parse(path, device, inode, ByteSource::File(file))
     }
 
     /// The vDSO.
     pub(super) fn of_vdso(bytes: Vec<u8>) -> Self {
-        Self::parse("[vdso]".into(), (0, 0), 0, Source::Bytes(bytes))
+        Self::parse("[vdso]".into(), (0, 0), 0, ByteSource::Bytes(bytes))
     }
 
-    pub(super) fn identity(&self) -> Option<&Identity> {
+    pub(super) fn identity(&self) -> Option<&FileIdentity> {
         self.identity.as_ref()
     }
 
@@ -381,22 +393,22 @@ impl Image {
 
     /// Closes its file; what was read of it stays.
     pub(super) fn close(&mut self) {
-        self.source = Source::Closed;
+        self.source = ByteSource::Closed;
     }
 
     /// Takes its file, which was closed, again.
     pub(super) fn reopen(&mut self, file: ForeignFile) {
-        self.source = Source::File(file);
+        self.source = ByteSource::File(file);
     }
 
     /// Memory it takes without its unwind data.
     pub(super) fn described_bytes(&self) -> usize {
         let parts = match &self.format {
-            Format::Elf { segments, .. } => segments.capacity() * size_of::<Segment>(),
-            Format::Pe(pe) => pe.described_bytes(),
-            Format::Other => 0,
+            ImageFormat::Elf { segments, .. } => segments.capacity() * size_of::<LoadSegment>(),
+            ImageFormat::Pe(pe) => pe.described_bytes(),
+            ImageFormat::Other => 0,
         };
-        let held = if let Source::Bytes(bytes) = &self.source { bytes.len() } else { 0 };
+        let held = if let ByteSource::Bytes(bytes) = &self.source { bytes.len() } else { 0 };
         size_of::<Self>()
             + self.path.len()
             + self.build_id.as_ref().map_or(0, Vec::len)
@@ -407,7 +419,7 @@ impl Image {
     /// The unwind sections of an ELF image, and whether they were loaded just now.
     pub(super) fn unwind(&mut self) -> Option<(Arc<UnwindSections>, bool)> {
         let closed = self.is_closed();
-        let Format::Elf { unwind, .. } = &mut self.format else { return None };
+        let ImageFormat::Elf { unwind, .. } = &mut self.format else { return None };
         if let Some(unwind) = unwind {
             return Some((Arc::clone(unwind), false));
         }
@@ -425,8 +437,8 @@ impl Image {
     /// loaded just now.
     pub(super) fn exceptions(&mut self, offset: u64) -> Option<(Arc<ExceptionDirectory>, bool)> {
         let pe = match &mut self.format {
-            Format::Pe(pe) => pe,
-            Format::Elf { segments, carried, searches, .. } => {
+            ImageFormat::Pe(pe) => pe,
+            ImageFormat::Elf { segments, carried, searches, .. } => {
                 let known = carried.iter().position(|pe| pe.rva(offset).is_some());
                 let found = known.or_else(|| {
                     // The program's own parts come first.
@@ -451,7 +463,7 @@ impl Image {
                 }
                 carried.get_mut(found)?
             }
-            Format::Other => return None,
+            ImageFormat::Other => return None,
         };
         pe.directory(&self.source)
     }
@@ -459,30 +471,30 @@ impl Image {
     /// Memory its unwind data takes.
     pub(super) fn held_bytes(&self) -> usize {
         match &self.format {
-            Format::Elf { unwind, carried, .. } => {
+            ImageFormat::Elf { unwind, carried, .. } => {
                 let carried =
                     carried.iter().map(|pe| pe.described_bytes() + pe.held_bytes()).sum::<usize>();
                 unwind.as_ref().map_or(0, |unwind| unwind.size_bytes()) + carried
             }
-            Format::Pe(pe) => pe.held_bytes(),
-            Format::Other => 0,
+            ImageFormat::Pe(pe) => pe.held_bytes(),
+            ImageFormat::Other => 0,
         }
     }
 
     /// Drops its unwind data.
     pub(super) fn release(&mut self) {
         match &mut self.format {
-            Format::Elf { unwind, carried, .. } => {
+            ImageFormat::Elf { unwind, carried, .. } => {
                 *unwind = None;
                 carried.clear();
             }
-            Format::Pe(pe) => pe.release(),
-            Format::Other => {}
+            ImageFormat::Pe(pe) => pe.release(),
+            ImageFormat::Other => {}
         }
     }
 }
 
-fn parse_elf(source: &Source) -> Option<(Format, Option<Vec<u8>>)> {
+fn parse_elf(source: &ByteSource) -> Option<(ImageFormat, Option<Vec<u8>>)> {
     let header = elf_header(source)?;
     let mut segments = Vec::new();
     let mut build_id = None;
@@ -495,7 +507,7 @@ fn parse_elf(source: &Source) -> Option<(Format, Option<Vec<u8>>)> {
                 address.checked_add(size)?;
                 offset.checked_add(size)?;
                 let executable = program.p_flags.get(LE) & elf::PF_X != 0;
-                segments.push(Segment { offset, size, address, executable });
+                segments.push(LoadSegment { offset, size, address, executable });
             }
             elf::PT_NOTE if build_id.is_none() => {
                 build_id =
@@ -506,12 +518,12 @@ fn parse_elf(source: &Source) -> Option<(Format, Option<Vec<u8>>)> {
     }
     let entry = header.e_entry.get(LE);
     Some((
-        Format::Elf { segments, entry, unwind: None, carried: Vec::new(), searches: 0 },
+        ImageFormat::Elf { segments, entry, unwind: None, carried: Vec::new(), searches: 0 },
         build_id,
     ))
 }
 
-pub(super) fn elf_header(source: &Source) -> Option<elf::FileHeader64<LE>> {
+pub(super) fn elf_header(source: &ByteSource) -> Option<elf::FileHeader64<LE>> {
     let mut bytes = [0u8; size_of::<elf::FileHeader64<LE>>()];
     if source.read(0, &mut bytes) < bytes.len() {
         return None;
@@ -525,7 +537,7 @@ pub(super) fn elf_header(source: &Source) -> Option<elf::FileHeader64<LE>> {
 }
 
 pub(super) fn program_headers(
-    source: &Source,
+    source: &ByteSource,
     header: &elf::FileHeader64<LE>,
 ) -> Option<Vec<elf::ProgramHeader64<LE>>> {
     let count = header.e_phnum.get(LE).min(MAX_PROGRAM_HEADERS);
@@ -557,9 +569,9 @@ fn find_build_id(notes: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Reads the unwind sections; by section headers, or by PT_GNU_EH_FRAME where those were stripped.
-fn load_unwind(source: &Source) -> Option<UnwindSections> {
+fn load_unwind(source: &ByteSource) -> Option<UnwindSections> {
     let header = elf_header(source)?;
-    let mut found: [Option<Section>; 3] = [None, None, None];
+    let mut found: [Option<CfiSection>; 3] = [None, None, None];
     let mut plt = Vec::new();
     let mut far = None;
     if let Some(sections) = section_headers(source, &header) {
@@ -607,7 +619,7 @@ fn load_unwind(source: &Source) -> Option<UnwindSections> {
             } else {
                 bytes
             };
-            *slot = bytes.map(|bytes| Section { address: section.sh_addr.get(LE), bytes });
+            *slot = bytes.map(|bytes| CfiSection { address: section.sh_addr.get(LE), bytes });
         }
     }
     if far.is_none() && found.iter().all(Option::is_none) {
@@ -637,8 +649,8 @@ fn load_unwind(source: &Source) -> Option<UnwindSections> {
         let length = load.p_filesz.get(LE) - into;
         let bytes =
             source.bytes(load.p_offset.get(LE).checked_add(into)?, length, MAX_UNWIND_BYTES)?;
-        found[0] = Some(Section { address: hdr_address, bytes: hdr_bytes });
-        found[1] = Some(Section { address: eh_address, bytes });
+        found[0] = Some(CfiSection { address: hdr_address, bytes: hdr_bytes });
+        found[1] = Some(CfiSection { address: eh_address, bytes });
     }
     let [hdr, eh, debug] = found;
     let mut sections = UnwindSections::new(hdr, eh, debug);
@@ -649,12 +661,12 @@ fn load_unwind(source: &Source) -> Option<UnwindSections> {
 
 /// `.eh_frame` and its table, when they are large and can be used where they are.
 fn leave_in_file(
-    source: &Source,
+    source: &ByteSource,
     hdr: &elf::SectionHeader64<LE>,
     eh_frame: &elf::SectionHeader64<LE>,
 ) -> Option<FarSections> {
     let place = |section: &elf::SectionHeader64<LE>| {
-        let place = Place {
+        let place = FileSection {
             address: section.sh_addr.get(LE),
             offset: section.sh_offset.get(LE),
             bytes: section.sh_size.get(LE),
@@ -687,7 +699,7 @@ fn inflate(section: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn section_headers(
-    source: &Source,
+    source: &ByteSource,
     header: &elf::FileHeader64<LE>,
 ) -> Option<Vec<elf::SectionHeader64<LE>>> {
     let count = header.e_shnum.get(LE);

@@ -1,8 +1,8 @@
 //! All mapped files of a run: found behind mappings, opened, told apart, and dropped when there are
 //! too many.
 
-use super::guarded_io::{ForeignFile, Holder, wait_for};
-use super::image::{Identity, Image, ImageError};
+use super::guarded_io::{ForeignFile, IoPeer, wait_for};
+use super::image::{ExecutableImage, FileIdentity, ImageError};
 use super::mapping::{FileKey, Mapping};
 use super::published::THREAD_VARIABLE;
 use super::thread_variable::ThreadVariable;
@@ -37,7 +37,7 @@ const MAX_HELD_BYTES: usize = 16 << 20;
 
 /// Where else a mapping's file may be found when its process is gone before anybody looked.
 #[derive(Clone, Copy, Debug)]
-pub struct Elsewhere {
+pub struct ParentFallback {
     /// The process's parent.
     pub parent: u32,
     /// When the mapping was made, or a time when it was there.
@@ -51,8 +51,8 @@ fn is_for_want_of_descriptors(error: &std::io::Error) -> bool {
 
 /// One image and who was the first to map it.
 #[derive(Debug)]
-struct Known {
-    image: Image,
+struct CachedImage {
+    image: ExecutableImage,
     /// `None` for images that are nobody's.
     brought_by: Option<u32>,
     /// Highest when used last.
@@ -71,12 +71,12 @@ struct CacheBudget {
 }
 
 impl CacheBudget {
-    fn add(&mut self, image: &Image) {
+    fn add(&mut self, image: &ExecutableImage) {
         self.images += 1;
         self.bytes += image.described_bytes();
     }
 
-    fn remove(&mut self, image: &Image) {
+    fn remove(&mut self, image: &ExecutableImage) {
         self.images = self.images.saturating_sub(1);
         self.bytes = self.bytes.saturating_sub(image.described_bytes());
     }
@@ -88,10 +88,10 @@ impl CacheBudget {
 
 /// All images of a run.
 #[derive(Debug, Default)]
-pub struct Images {
-    images: HashMap<ImageId, Known>,
+pub struct ImageCache {
+    images: HashMap<ImageId, CachedImage>,
     next_id: u32,
-    by_identity: HashMap<Identity, ImageId>,
+    by_identity: HashMap<FileIdentity, ImageId>,
     /// Last image seen for (device, inode) of a mapping: for processes that are gone before their
     /// file could be opened.
     by_mapping: HashMap<FileKey, ImageId>,
@@ -111,10 +111,10 @@ pub struct Images {
     pub descriptors_short: u64,
 }
 
-impl Images {
+impl ImageCache {
     /// The image; `None` for an id of another run, or when it was dropped.
     #[must_use]
-    pub fn get(&self, id: ImageId) -> Option<&Image> {
+    pub fn get(&self, id: ImageId) -> Option<&ExecutableImage> {
         self.images.get(&id).map(|known| &known.image)
     }
 
@@ -127,15 +127,16 @@ impl Images {
         &mut self,
         pid: u32,
         mapping: &Mapping,
-        elsewhere: Option<Elsewhere>,
+        elsewhere: Option<ParentFallback>,
     ) -> Result<ImageId, ImageError> {
         let key = mapping.file();
         let known = self.by_mapping.get(&key).copied();
         // Where mappings state the device that files have, nothing else can have this inode while
         // it is open. Where they do not, as on btrfs, whose subvolumes are all of one device there,
         // another process may have made a file of its own with the same numbers.
-        let is_it =
-            |image: &Image| image.is_unchanged() && image.identity_device() == Some(mapping.device);
+        let is_it = |image: &ExecutableImage| {
+            image.is_unchanged() && image.identity_device() == Some(mapping.device)
+        };
         if let Some(id) = known.filter(|id| self.get(*id).is_some_and(is_it)) {
             self.touch(id);
             return Ok(id);
@@ -151,7 +152,7 @@ impl Images {
             opened => opened?,
         };
         let open_error = |source| ImageError::Open { pid, path: Arc::clone(&mapping.path), source };
-        let identity = Identity::of(&file.metadata().map_err(open_error)?);
+        let identity = FileIdentity::of(&file.metadata().map_err(open_error)?);
         let id = match self.by_identity.get(&identity).copied() {
             Some(id) => {
                 if let Some(known) = self.images.get_mut(&id)
@@ -163,8 +164,12 @@ impl Images {
                 id
             }
             None => {
-                let image =
-                    Image::of_file(Arc::clone(&mapping.path), mapping.device, mapping.inode, file);
+                let image = ExecutableImage::of_file(
+                    Arc::clone(&mapping.path),
+                    mapping.device,
+                    mapping.inode,
+                    file,
+                );
                 // The file may have been written to since it was asked what it is: what the image
                 // says of it is by what it is forgotten.
                 let identity = image.identity().copied().unwrap_or(identity);
@@ -181,7 +186,7 @@ impl Images {
 
     /// True while the file of an image is open and nobody wrote to it.
     pub(super) fn is_unchanged(&self, id: ImageId) -> bool {
-        self.get(id).is_some_and(Image::is_unchanged)
+        self.get(id).is_some_and(ExecutableImage::is_unchanged)
     }
 
     /// The same mapping, with the path of its image where that is the same: hundreds of processes
@@ -205,7 +210,7 @@ impl Images {
         device: (u32, u32),
         inode: u64,
     ) -> Result<ImageId, ImageError> {
-        self.add(Image::of_file(path, device, inode, ForeignFile::own(file)), None)
+        self.add(ExecutableImage::of_file(path, device, inode, ForeignFile::own(file)), None)
     }
 
     /// The vDSO with these bytes.
@@ -216,7 +221,7 @@ impl Images {
         let mut all = self.images.iter();
         match all.find(|(_, known)| known.image.bytes() == Some(&bytes)).map(|(id, _)| *id) {
             Some(id) => Ok(id),
-            None => self.add(Image::of_vdso(bytes), None),
+            None => self.add(ExecutableImage::of_vdso(bytes), None),
         }
     }
 
@@ -235,7 +240,11 @@ impl Images {
         }
     }
 
-    fn add(&mut self, image: Image, brought_by: Option<u32>) -> Result<ImageId, ImageError> {
+    fn add(
+        &mut self,
+        image: ExecutableImage,
+        brought_by: Option<u32>,
+    ) -> Result<ImageId, ImageError> {
         if let Some(pid) = brought_by
             && self.brought.get(&pid).is_some_and(|room| room.is_full(SHARE_OF_PID))
         {
@@ -261,7 +270,7 @@ impl Images {
         self.open += usize::from(image.file().is_some());
         self.images.insert(
             id,
-            Known { image, brought_by, used: self.clock, in_stacks: false, variable: None },
+            CachedImage { image, brought_by, used: self.clock, in_stacks: false, variable: None },
         );
         Ok(id)
     }
@@ -270,7 +279,7 @@ impl Images {
     /// brought, if it is given. Whoever maps one of them again has it opened again.
     fn evict(&mut self, of: Option<u32>) {
         let droppable =
-            |known: &Known| !known.in_stacks && (of.is_none() || known.brought_by == of);
+            |known: &CachedImage| !known.in_stacks && (of.is_none() || known.brought_by == of);
         let mut oldest: Vec<(u64, ImageId)> = self
             .images
             .iter()
@@ -342,7 +351,7 @@ impl Images {
     /// That variable, if its file defines it for everybody. A file is asked once, however many
     /// processes map it, and however often: to find the relocation it may take megabytes of it.
     pub(super) fn thread_variable(&mut self, id: ImageId) -> Option<ThreadVariable> {
-        let Known { image, variable, .. } = self.images.get_mut(&id)?;
+        let CachedImage { image, variable, .. } = self.images.get_mut(&id)?;
         if variable.is_none() && image.is_closed() {
             return None;
         }
@@ -400,10 +409,10 @@ impl Images {
 fn open(
     pid: u32,
     mapping: &Mapping,
-    elsewhere: Option<Elsewhere>,
+    elsewhere: Option<ParentFallback>,
 ) -> Result<ForeignFile, ImageError> {
     let wanted = mapping.clone();
-    let opened = wait_for(Holder::Process(pid), move || {
+    let opened = wait_for(IoPeer::Process(pid), move || {
         let opened = open_mapped(pid, &wanted);
         let opened = opened.or_else(|error| {
             elsewhere.and_then(|elsewhere| open_elsewhere(&wanted, elsewhere)).ok_or(error)
@@ -457,7 +466,7 @@ fn open_mapped(pid: u32, mapping: &Mapping) -> Result<File, ImageError> {
 /// Opens the file of a mapping whose process is gone, by its path in the mount namespaces it most
 /// likely was in. The inode alone would not do, since its number may be another file's by now: but
 /// one that last changed before the mapping was made is what was mapped.
-fn open_elsewhere(mapping: &Mapping, elsewhere: Elsewhere) -> Option<File> {
+fn open_elsewhere(mapping: &Mapping, elsewhere: ParentFallback) -> Option<File> {
     let since = Duration::from_nanos(MonotonicNs::now().0.saturating_sub(elsewhere.at.0));
     let mapped =
         SystemTime::now().checked_sub(since)?.duration_since(SystemTime::UNIX_EPOCH).ok()?;
@@ -535,7 +544,7 @@ mod tests {
         file.write_all(b"first").unwrap();
         let mapping = mapping_of(file.path());
         let own = std::process::id();
-        let mut images = Images::default();
+        let mut images = ImageCache::default();
         let first = images.resolve(own, &mapping, None).unwrap();
         assert_eq!(images.resolve(NOBODY, &mapping, None).unwrap(), first);
         file.write_all(b" and second").unwrap();
@@ -548,7 +557,7 @@ mod tests {
     fn a_file_is_not_anothers_that_has_its_inode_on_another_device() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let mapping = mapping_of(file.path());
-        let mut images = Images::default();
+        let mut images = ImageCache::default();
         let own = images.resolve(std::process::id(), &mapping, None).unwrap();
         // As maps state it on btrfs: the file system's own device, which no file has.
         let elsewhere = Mapping { device: (0, 9999), ..mapping.clone() };
@@ -567,22 +576,22 @@ mod tests {
         let changed = Duration::new(changed.ctime() as u64, changed.ctime_nsec() as u32);
         let wall = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
         let age = u64::try_from((wall - changed).as_nanos()).unwrap();
-        let at = |ns_after_change: i64| Elsewhere {
+        let at = |ns_after_change: i64| ParentFallback {
             parent: NOBODY,
             at: MonotonicNs((MonotonicNs::now().0 - age).strict_add_signed(ns_after_change)),
         };
-        let resolve = |elsewhere| Images::default().resolve(NOBODY, &mapping, elsewhere);
+        let resolve = |elsewhere| ImageCache::default().resolve(NOBODY, &mapping, elsewhere);
         assert!(resolve(None).is_err());
         assert!(resolve(Some(at(20_000_000_000))).is_ok());
         assert!(resolve(Some(at(-20_000_000_000))).is_err(), "written after it was mapped");
         let another = Mapping { inode: mapping.inode + 1, ..mapping.clone() };
-        assert!(Images::default().resolve(NOBODY, &another, Some(at(20_000_000_000))).is_err());
+        assert!(ImageCache::default().resolve(NOBODY, &another, Some(at(20_000_000_000))).is_err());
     }
 
     #[test]
     fn a_file_is_asked_for_its_variable_once() {
         let own = (0x3000, object::elf::R_X86_64_TLSDESC, 1, 0);
-        let mut images = Images::default();
+        let mut images = ImageCache::default();
         let mut resolve = |bytes: &[u8]| {
             let mut file = tempfile::NamedTempFile::new().unwrap();
             file.write_all(bytes).unwrap();
@@ -612,7 +621,7 @@ mod tests {
             mapping_of(&path)
         };
         let share = MAX_IMAGES / SHARE_OF_PID;
-        let (mut images, own) = (Images::default(), std::process::id());
+        let (mut images, own) = (ImageCache::default(), std::process::id());
         let files: Vec<Mapping> = (0..share + 1).map(mapping).collect();
         let ids: Vec<ImageId> =
             files[..share].iter().map(|file| images.resolve(own, file, None).unwrap()).collect();
@@ -643,7 +652,7 @@ mod tests {
             mapping_of(&path)
         };
         let share = MAX_IMAGES / SHARE_OF_PID;
-        let (mut images, own) = (Images::default(), std::process::id());
+        let (mut images, own) = (ImageCache::default(), std::process::id());
         let files: Vec<Mapping> = (0..share + 1).map(mapping).collect();
         for file in &files[..share] {
             let id = images.resolve(own, file, None).unwrap();

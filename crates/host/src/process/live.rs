@@ -2,24 +2,24 @@
 //! and by which rule it is left. JIT memory is looked at again once a second per method in use: a
 //! body that was replaced gets a new generation.
 
-use super::budget::{Common, Share, cpu_time};
-use super::counters::Counters;
-use super::guarded_io::{Holder, wait_for};
-use super::images::{Elsewhere, Images};
-use super::mapping::{FileKey, Mapping, Mappings, Region, Replaced, parse_maps_line};
+use super::budget::{CommonBudget, ProcessBudget, cpu_time};
+use super::counters::ProcessTableCounters;
+use super::guarded_io::{IoPeer, wait_for};
+use super::images::{ImageCache, ParentFallback};
+use super::mapping::{FileKey, Mapping, MappingKind, Mappings, Replaced, parse_maps_line};
 use super::memory::{MAX_MAPS_BYTES, ProcessMemory};
 use super::rule_update::{self, RuleUpdate, RuleUpdates};
 use super::{ImageError, ProcessError};
 use crate::process::seed::still_sleeps;
 use foldhash::{HashMap, HashMapExt as _};
-use perfusion_model::event::{Asleep, MonotonicNs, ProbeWalk, UserContext, UserRegs};
+use perfusion_model::event::{BlockedThread, MonotonicNs, ProbeWalk, UserContext, UserRegs};
 use perfusion_model::frame::{FrameKey, ImageId, ProcessId};
 use perfusion_unwind::TargetMemory;
 use perfusion_unwind::encode::encode;
-use perfusion_unwind::finish::{Code, Step, Trace};
-use perfusion_unwind::managed::{Budget, CODE_BYTES, JitBody};
+use perfusion_unwind::finish::{CodeLookup, FrameRule, UnwindTrace};
+use perfusion_unwind::managed::{CODE_BYTES, JitBody, SearchBudget};
 use perfusion_unwind::native::NATIVE;
-use perfusion_unwind::rule::{FrameKind, Refusal, Rule};
+use perfusion_unwind::rule::{FrameKind, Rule, RuleRefusal};
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{ErrorKind, Read};
@@ -70,7 +70,7 @@ const LONGEST_REFRESH: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(super) struct CachedStep {
-    step: Step,
+    step: FrameRule,
     /// For JIT memory: when it was last looked at.
     checked: Option<Instant>,
     /// Since when the probes know the rule, or [`ON_ITS_WAY`].
@@ -87,7 +87,7 @@ impl CachedStep {
 const ON_ITS_WAY: MonotonicNs = MonotonicNs(u64::MAX);
 
 #[derive(Debug)]
-pub(super) struct KnownBody {
+pub(super) struct CachedBody {
     pub(super) body: JitBody,
     pub(super) generation: u32,
     /// When it was last looked at.
@@ -96,7 +96,7 @@ pub(super) struct KnownBody {
     pub(super) is_used: bool,
 }
 
-impl KnownBody {
+impl CachedBody {
     fn holds(&self, now: Instant) -> bool {
         now.duration_since(self.checked) < RECHECK
     }
@@ -104,14 +104,14 @@ impl KnownBody {
 
 /// What is left of a body that is not known any more.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Former {
+pub(super) struct RetiredBody {
     /// Its generation when it may still be there, else the next one.
     generation: u32,
     /// By what to tell it, when it may still be there: it was dropped to save room.
     print: Option<u64>,
 }
 
-impl Former {
+impl RetiredBody {
     /// The generation of other code in its place.
     fn next(self) -> u32 {
         self.generation.saturating_add(u32::from(self.print.is_some()))
@@ -128,12 +128,12 @@ fn print(body: &JitBody) -> u64 {
 /// Where a program's code and stack begin: others after each exec, for the kernel takes them at
 /// random.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Program {
+pub(super) struct ProgramLayout {
     code: u64,
     stack: u64,
 }
 
-impl Program {
+impl ProgramLayout {
     pub(super) fn of(stat: &procfs::process::Stat) -> Self {
         Self { code: stat.startcode, stack: stat.startstack }
     }
@@ -146,14 +146,14 @@ impl Program {
 
 /// A live process.
 #[derive(Debug)]
-pub(super) struct Process {
+pub(super) struct LiveProcess {
     pub(super) id: ProcessId,
     pub(super) pid: u32,
     pub(super) start_ticks: Option<u64>,
     pub(super) is_clr: bool,
     pub(super) mappings: Arc<Mappings>,
     /// What it was when its start was read.
-    pub(super) program: Option<Program>,
+    pub(super) program: Option<ProgramLayout>,
     /// An exec or a mapping of it may be unknown: it is to be read anew before its next stack is
     /// walked.
     pub(super) in_doubt: bool,
@@ -163,17 +163,17 @@ pub(super) struct Process {
     pub(super) memory: Option<ProcessMemory>,
     /// By address and whether it is exact (lowest bit).
     pub(super) steps: BTreeMap<u64, CachedStep>,
-    pub(super) bodies: BTreeMap<u64, KnownBody>,
+    pub(super) bodies: BTreeMap<u64, CachedBody>,
     /// By start address; none is in `bodies`.
-    pub(super) former: BTreeMap<u64, Former>,
+    pub(super) former: BTreeMap<u64, RetiredBody>,
     /// Generation of starts that are in neither: newer than any that `former` has forgotten.
     pub(super) oldest_generation: u32,
-    pub(super) budget: Budget,
+    pub(super) budget: SearchBudget,
     /// Of the work for all processes.
-    pub(super) share: Share,
+    pub(super) share: ProcessBudget,
     /// Where its files may be found when it is gone: with the process it was made by, unchanged
     /// since it was made or first looked at.
-    pub(super) elsewhere: Option<Elsewhere>,
+    pub(super) elsewhere: Option<ParentFallback>,
     /// The address space of the rules the probes know.
     pub(super) space: Option<u32>,
     /// The one before, when that was given up for want of room and not because code was replaced.
@@ -199,7 +199,7 @@ pub(super) struct Process {
     pub(super) stacks_broken: u64,
 }
 
-impl Process {
+impl LiveProcess {
     pub(super) fn new(
         id: ProcessId,
         pid: u32,
@@ -221,8 +221,8 @@ impl Process {
             bodies: BTreeMap::new(),
             former: BTreeMap::new(),
             oldest_generation: 0,
-            budget: Budget { bytes: BUDGET_BYTES },
-            share: Share::new(Instant::now()),
+            budget: SearchBudget { bytes: BUDGET_BYTES },
+            share: ProcessBudget::new(Instant::now()),
             elsewhere: None,
             space: None,
             former_space: None,
@@ -242,7 +242,7 @@ impl Process {
         process
     }
 
-    pub(super) fn map(&mut self, mapping: Mapping, counters: &mut Counters) {
+    pub(super) fn map(&mut self, mapping: Mapping, counters: &mut ProcessTableCounters) {
         self.is_clr |= belongs_to_clr(&mapping);
         let range = mapping.range.clone();
         let met = self.mappings.met(&range);
@@ -278,7 +278,8 @@ impl Process {
 
     /// What is known by a file may be another file's.
     pub(super) fn forget_file(&mut self, key: FileKey) {
-        let of_file = self.mappings.iter().filter(|m| m.region == Region::File && m.file() == key);
+        let of_file =
+            self.mappings.iter().filter(|m| m.region == MappingKind::File && m.file() == key);
         let ranges: Vec<Range<u64>> = of_file.map(|mapping| mapping.range.clone()).collect();
         for range in ranges {
             self.forget(&range);
@@ -286,7 +287,7 @@ impl Process {
     }
 
     /// Takes up all its mappings as they are; what was known of code that is still there stays.
-    pub(super) fn remap(&mut self, seen: Vec<Mapping>, counters: &mut Counters) {
+    pub(super) fn remap(&mut self, seen: Vec<Mapping>, counters: &mut ProcessTableCounters) {
         let mut now = Mappings::default();
         for mapping in seen {
             if now.insert(mapping.clone()) == Replaced::Refused {
@@ -310,10 +311,10 @@ impl Process {
     }
 
     /// Begins a new period of its share of work when one is over.
-    pub(super) fn refill(&mut self, common: &mut Common, now: Instant) {
+    pub(super) fn refill(&mut self, common: &mut CommonBudget, now: Instant) {
         common.refill(now);
         if self.share.refill(now) {
-            self.budget = Budget { bytes: BUDGET_BYTES };
+            self.budget = SearchBudget { bytes: BUDGET_BYTES };
         }
     }
 
@@ -361,14 +362,14 @@ impl Process {
 
     /// A body was removed that may still be there. Its name is its generation's, so whatever is
     /// found there next is looked at for whether it is the same.
-    fn drop_body(&mut self, start: u64, known: &KnownBody) {
+    fn drop_body(&mut self, start: u64, known: &CachedBody) {
         self.retire(
             start,
-            Former { generation: known.generation, print: Some(print(&known.body)) },
+            RetiredBody { generation: known.generation, print: Some(print(&known.body)) },
         );
     }
 
-    fn retire(&mut self, start: u64, former: Former) {
+    fn retire(&mut self, start: u64, former: RetiredBody) {
         if self.former.len() >= MAX_FORMER {
             let newest = self.former.values().map(|former| former.next()).max().unwrap_or(0);
             self.oldest_generation = self.oldest_generation.max(newest);
@@ -380,7 +381,7 @@ impl Process {
     /// Bodies in `range` that were dropped are not there any more.
     fn forget_former(&mut self, range: Range<u64>) {
         for (_, former) in self.former.range_mut(range) {
-            *former = Former { generation: former.next(), print: None };
+            *former = RetiredBody { generation: former.next(), print: None };
         }
     }
 
@@ -463,7 +464,7 @@ impl Process {
     pub(super) fn remember_copy(
         &mut self,
         context: &UserContext,
-        trace: Trace,
+        trace: UnwindTrace,
         frames: &[FrameKey],
         now: Instant,
     ) {
@@ -484,7 +485,7 @@ impl Process {
             if let Some(known) = self.bodies.remove(&start) {
                 self.retire(
                     start,
-                    Former { generation: known.generation.saturating_add(1), print: None },
+                    RetiredBody { generation: known.generation.saturating_add(1), print: None },
                 );
                 let body = known.body.range;
                 self.forget_steps(&body);
@@ -520,7 +521,7 @@ impl Process {
     }
 
     /// The known body that covers `pc`, and its start.
-    fn body_at(&self, pc: u64) -> Option<(u64, &KnownBody)> {
+    fn body_at(&self, pc: u64) -> Option<(u64, &CachedBody)> {
         let (&start, known) = self.bodies.range(..=pc).next_back()?;
         known.body.range.contains(&pc).then_some((start, known))
     }
@@ -547,7 +548,7 @@ impl Process {
 #[derive(Debug, Default)]
 struct WalkedStacks {
     stacks: HashMap<Box<[u64]>, Box<[FrameKey]>>,
-    copies: HashMap<CopyKey, Vec<Walked>>,
+    copies: HashMap<CopyKey, Vec<WalkedCopy>>,
     /// Frames of all of them, and words of the traces.
     frames: usize,
     /// When the first was looked at, and when the first of the probes was walked: one that was
@@ -557,7 +558,7 @@ struct WalkedStacks {
 }
 
 /// A copy that was walked, and its frames.
-type Walked = (Trace, Box<[FrameKey]>);
+type WalkedCopy = (UnwindTrace, Box<[FrameKey]>);
 
 /// What two contexts must have in common for a trace of the one to be of use to the other.
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -605,7 +606,7 @@ impl WalkedStacks {
     fn insert_copy(
         &mut self,
         context: &UserContext,
-        trace: Trace,
+        trace: UnwindTrace,
         frames: &[FrameKey],
         now: Instant,
     ) {
@@ -645,7 +646,8 @@ fn step_keys(range: &Range<u64>) -> Range<u64> {
 }
 
 fn belongs_to_clr(mapping: &Mapping) -> bool {
-    mapping.region == Region::Jit { doublemapped: true } || mapping.path.ends_with("/libcoreclr.so")
+    mapping.region == MappingKind::Jit { doublemapped: true }
+        || mapping.path.ends_with("/libcoreclr.so")
 }
 
 /// Looks whether bodies are still there: at the first, and at as many others as there is time for.
@@ -666,32 +668,32 @@ fn looks(
 }
 
 /// Memory of a process that is gone.
-struct Gone;
+struct NoMemory;
 
-impl TargetMemory for Gone {
+impl TargetMemory for NoMemory {
     fn read(&self, _address: u64, _into: &mut [u8]) -> usize {
         0
     }
 }
 
 /// Everything a walk needs of one process.
-pub(super) struct View<'a> {
-    pub(super) process: &'a mut Process,
-    pub(super) images: &'a mut Images,
+pub(super) struct CodeView<'a> {
+    pub(super) process: &'a mut LiveProcess,
+    pub(super) images: &'a mut ImageCache,
     pub(super) rules: &'a mut HashSet<Arc<Rule>>,
-    pub(super) counters: &'a mut Counters,
+    pub(super) counters: &'a mut ProcessTableCounters,
     pub(super) lessons: &'a mut RuleUpdates,
-    pub(super) common: &'a mut Common,
+    pub(super) common: &'a mut CommonBudget,
     pub(super) now: Instant,
     /// Whether the probes ask: they are taught the rules of the frames they handed over.
-    pub(super) teaching: Teaching,
+    pub(super) teaching: RulePush,
     /// The thread, when it was blocked.
-    pub(super) asleep: Option<Asleep>,
+    pub(super) asleep: Option<BlockedThread>,
 }
 
 /// What the probes are taught on the way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Teaching {
+pub(super) enum RulePush {
     /// Nothing: the context is not from them.
     Off,
     /// The next frame's rule, even if they were taught it before: they seem to have lost it.
@@ -700,7 +702,7 @@ pub(super) enum Teaching {
     New,
 }
 
-impl View<'_> {
+impl CodeView<'_> {
     fn find(&mut self, pc: u64) -> Option<Mapping> {
         if let Some(mapping) = self.process.mappings.find(pc) {
             return Some(mapping.clone());
@@ -743,13 +745,21 @@ impl View<'_> {
         FrameKey::Unknown { process: self.process.id, address }
     }
 
-    pub(super) fn resolve(&mut self, pc: u64, exact: bool) -> (FrameKey, Result<Rule, Refusal>) {
-        let Some(mapping) = self.find(pc) else { return (self.unknown(pc), Err(Refusal::NoEntry)) };
+    pub(super) fn resolve(
+        &mut self,
+        pc: u64,
+        exact: bool,
+    ) -> (FrameKey, Result<Rule, RuleRefusal>) {
+        let Some(mapping) = self.find(pc) else {
+            return (self.unknown(pc), Err(RuleRefusal::NoEntry));
+        };
         match mapping.region {
-            Region::File => self.in_file(&mapping, pc, exact),
-            Region::Vdso => self.in_vdso(&mapping, pc, exact),
-            Region::Jit { .. } if self.process.is_clr => self.in_jit(&mapping, pc, exact),
-            Region::Jit { .. } | Region::Other => (self.unknown(pc), Err(Refusal::NoEntry)),
+            MappingKind::File => self.in_file(&mapping, pc, exact),
+            MappingKind::Vdso => self.in_vdso(&mapping, pc, exact),
+            MappingKind::Jit { .. } if self.process.is_clr => self.in_jit(&mapping, pc, exact),
+            MappingKind::Jit { .. } | MappingKind::Other => {
+                (self.unknown(pc), Err(RuleRefusal::NoEntry))
+            }
         }
     }
 
@@ -783,12 +793,12 @@ impl View<'_> {
         mapping: &Mapping,
         pc: u64,
         exact: bool,
-    ) -> (FrameKey, Result<Rule, Refusal>) {
+    ) -> (FrameKey, Result<Rule, RuleRefusal>) {
         let Some(id) = self.image(mapping) else {
-            return (self.unknown(pc), Err(Refusal::Unreadable));
+            return (self.unknown(pc), Err(RuleRefusal::Unreadable));
         };
         let Some(image) = self.images.get(id) else {
-            return (self.unknown(pc), Err(Refusal::Unreadable));
+            return (self.unknown(pc), Err(RuleRefusal::Unreadable));
         };
         let offset = mapping.file_offset_of(pc);
         if let Some(address) = image.elf_address(offset) {
@@ -797,10 +807,10 @@ impl View<'_> {
         // An assembly, by itself or inside a single-file program.
         let directory = self.images.exceptions(id, offset);
         let Some((rva, pe)) = self.images.get(id).and_then(|image| image.pe_at(offset)) else {
-            return (self.unknown(pc), Err(Refusal::NoEntry));
+            return (self.unknown(pc), Err(RuleRefusal::NoEntry));
         };
         let Some(directory) = directory else {
-            return (self.unknown(pc), Err(Refusal::Unreadable));
+            return (self.unknown(pc), Err(RuleRefusal::Unreadable));
         };
         let Some(function) = directory.function(NATIVE, &pe, rva) else {
             return self.stub(pc, &self.code(id, offset));
@@ -817,7 +827,7 @@ impl View<'_> {
         address: u64,
         offset: u64,
         exact: bool,
-    ) -> (FrameKey, Result<Rule, Refusal>) {
+    ) -> (FrameKey, Result<Rule, RuleRefusal>) {
         let frame = FrameKey::Native { image: id, address };
         // A return address is looked up one byte before, but the code to look at is behind it.
         if let Some(signal_return) = NATIVE.signal_return
@@ -833,11 +843,13 @@ impl View<'_> {
             return (frame, Ok(NATIVE.thread_start()));
         }
         self.images.keep(id);
-        let Some(unwind) = self.images.unwind(id) else { return (frame, Err(Refusal::Unreadable)) };
+        let Some(unwind) = self.images.unwind(id) else {
+            return (frame, Err(RuleRefusal::Unreadable));
+        };
         let rule = |address| {
             self.images
                 .get(id)
-                .map_or(Err(Refusal::Unreadable), |image| image.rule(&unwind, address))
+                .map_or(Err(RuleRefusal::Unreadable), |image| image.rule(&unwind, address))
         };
         // The signal-return stub ends with its system call: in it, the next instruction is past the
         // stub's table entry.
@@ -847,17 +859,17 @@ impl View<'_> {
         };
         let found = rule(address);
         let found = match found {
-            Err(Refusal::NoEntry) => in_signal_return().ok_or(Refusal::NoEntry),
+            Err(RuleRefusal::NoEntry) => in_signal_return().ok_or(RuleRefusal::NoEntry),
             found => found,
         };
         let found = match found {
             Ok(found) => found,
-            Err(Refusal::NoEntry)
+            Err(RuleRefusal::NoEntry)
                 if self.images.get(id).is_some_and(|i| i.is_loaders_start(address)) =>
             {
                 return (frame, Ok(NATIVE.thread_start()));
             }
-            Err(Refusal::NoEntry) if exact && unwind.is_plt(address) => {
+            Err(RuleRefusal::NoEntry) if exact && unwind.is_plt(address) => {
                 return (frame, (NATIVE.stub)(&self.code(id, offset), address));
             }
             Err(refusal) => {
@@ -866,7 +878,7 @@ impl View<'_> {
                     return (FrameKey::Native { image: id, address: start }, Err(refusal));
                 }
                 let rule = match refusal {
-                    Refusal::NoEntry => {
+                    RuleRefusal::NoEntry => {
                         self.by_code(id, address.wrapping_add(u64::from(!exact)), exact)
                     }
                     _ => Err(refusal),
@@ -886,7 +898,7 @@ impl View<'_> {
         {
             return (
                 FrameKey::Native { image: id, address: function.end },
-                Err(Refusal::Unsupported),
+                Err(RuleRefusal::Unsupported),
             );
         }
         if exact
@@ -900,9 +912,9 @@ impl View<'_> {
 
     /// The rule of the frame whose next instruction is at `address` of an ELF image that has no
     /// unwind data for it.
-    fn by_code(&self, id: ImageId, address: u64, exact: bool) -> Result<Rule, Refusal> {
+    fn by_code(&self, id: ImageId, address: u64, exact: bool) -> Result<Rule, RuleRefusal> {
         let (Some(decoder), Some(image)) = (NATIVE.body, self.images.get(id)) else {
-            return Err(Refusal::NoEntry);
+            return Err(RuleRefusal::NoEntry);
         };
         let mut read = |address: u64, into: &mut [u8]| image.read_code(address, into);
         if image.entry().is_some_and(|entry| (decoder.is_behind_entry)(&mut read, entry, address)) {
@@ -934,7 +946,7 @@ impl View<'_> {
         mapping: &Mapping,
         pc: u64,
         exact: bool,
-    ) -> (FrameKey, Result<Rule, Refusal>) {
+    ) -> (FrameKey, Result<Rule, RuleRefusal>) {
         if self.process.vdso.is_none() {
             let length = (mapping.range.end - mapping.range.start).min(MAX_VDSO_BYTES);
             let mut bytes = vec![0u8; usize::try_from(length).unwrap_or(0)];
@@ -943,17 +955,17 @@ impl View<'_> {
             }
         }
         let Some(id) = self.process.vdso else {
-            return (self.unknown(pc), Err(Refusal::Unreadable));
+            return (self.unknown(pc), Err(RuleRefusal::Unreadable));
         };
         let offset = pc - mapping.range.start;
         let Some(address) = self.images.get(id).and_then(|i| i.elf_address(offset)) else {
-            return (self.unknown(pc), Err(Refusal::NoEntry));
+            return (self.unknown(pc), Err(RuleRefusal::NoEntry));
         };
         self.in_elf(id, address, offset, exact)
     }
 
     /// Whether a known body covers `pc`; it is looked at again when that is due.
-    fn has_body(&mut self, pc: u64) -> Result<bool, Refusal> {
+    fn has_body(&mut self, pc: u64) -> Result<bool, RuleRefusal> {
         let Some((start, known)) = self.process.body_at(pc) else { return Ok(false) };
         let (checked, holds) = (known.checked, known.holds(self.now));
         if let Some(known) = self.process.bodies.get_mut(&start) {
@@ -965,7 +977,7 @@ impl View<'_> {
         match self.look_at_bodies(start) {
             Some(is_current) => Ok(is_current),
             None if self.holds_unseen(checked) => Ok(true),
-            None => Err(Refusal::Unreadable),
+            None => Err(RuleRefusal::Unreadable),
         }
     }
 
@@ -973,7 +985,7 @@ impl View<'_> {
     /// often, as long as there is time: a look costs less than to hand it over to the thread that
     /// may be held up by it. The answer is the first one's, `None` when it could not be seen.
     fn look_at_bodies(&mut self, first: u64) -> Option<bool> {
-        let soon = |known: &KnownBody| {
+        let soon = |known: &CachedBody| {
             known.is_used && self.now.duration_since(known.checked) >= RECHECK / 2
         };
         let others =
@@ -1044,7 +1056,7 @@ impl View<'_> {
         mapping: &Mapping,
         pc: u64,
         exact: bool,
-    ) -> (FrameKey, Result<Rule, Refusal>) {
+    ) -> (FrameKey, Result<Rule, RuleRefusal>) {
         let known = match self.has_body(pc) {
             Ok(known) => known,
             Err(refusal) => return (self.unknown(pc), Err(refusal)),
@@ -1052,7 +1064,7 @@ impl View<'_> {
         if !known {
             let mut budget = self.process.budget;
             let Some(memory) = self.process.memory() else {
-                return (self.unknown(pc), Err(Refusal::Unreadable));
+                return (self.unknown(pc), Err(RuleRefusal::Unreadable));
             };
             let start = mapping.range.start;
             let found = memory.with(move |memory| {
@@ -1060,7 +1072,7 @@ impl View<'_> {
                 (found, budget)
             });
             let Some((found, budget)) = found else {
-                return (self.unknown(pc), Err(Refusal::Unreadable));
+                return (self.unknown(pc), Err(RuleRefusal::Unreadable));
             };
             self.process.budget = budget;
             match found {
@@ -1074,7 +1086,7 @@ impl View<'_> {
             }
         }
         let Some((start, known)) = self.process.bodies.range(..=pc).next_back() else {
-            return (self.unknown(pc), Err(Refusal::NoEntry));
+            return (self.unknown(pc), Err(RuleRefusal::NoEntry));
         };
         let frame = FrameKey::Managed {
             process: self.process.id,
@@ -1083,7 +1095,7 @@ impl View<'_> {
         };
         let rule = match &self.process.memory {
             Some(memory) => known.body.rule(NATIVE, memory, pc, exact),
-            None => known.body.rule(NATIVE, &Gone, pc, exact),
+            None => known.body.rule(NATIVE, &NoMemory, pc, exact),
         };
         (frame, rule)
     }
@@ -1107,12 +1119,13 @@ impl View<'_> {
         process.forget_former(body.range.clone());
         process
             .bodies
-            .insert(start, KnownBody { body, generation, checked: self.now, is_used: true });
+            .insert(start, CachedBody { body, generation, checked: self.now, is_used: true });
     }
 
-    fn stub(&self, pc: u64, code: &[u8]) -> (FrameKey, Result<Rule, Refusal>) {
+    fn stub(&self, pc: u64, code: &[u8]) -> (FrameKey, Result<Rule, RuleRefusal>) {
         let frame = FrameKey::Stub { process: self.process.id, address: pc };
-        let rule = if code.is_empty() { Err(Refusal::Unreadable) } else { (NATIVE.stub)(code, pc) };
+        let rule =
+            if code.is_empty() { Err(RuleRefusal::Unreadable) } else { (NATIVE.stub)(code, pc) };
         (frame, rule)
     }
 
@@ -1129,19 +1142,23 @@ impl View<'_> {
     }
 
     /// [`View::resolve`] within the process's share of work.
-    fn resolve_within_budget(&mut self, pc: u64, exact: bool) -> (FrameKey, Result<Rule, Refusal>) {
+    fn resolve_within_budget(
+        &mut self,
+        pc: u64,
+        exact: bool,
+    ) -> (FrameKey, Result<Rule, RuleRefusal>) {
         let found = self
             .within_budget(|view| view.resolve(pc, exact))
-            .unwrap_or_else(|| (self.unknown(pc), Err(Refusal::Budget)));
-        self.counters.budget_refusals += u64::from(matches!(found.1, Err(Refusal::Budget)));
+            .unwrap_or_else(|| (self.unknown(pc), Err(RuleRefusal::Budget)));
+        self.counters.budget_refusals += u64::from(matches!(found.1, Err(RuleRefusal::Budget)));
         found
     }
 }
 
-impl View<'_> {
+impl CodeView<'_> {
     /// Teaches the probes the rule of a remembered step, if they can use it.
     fn teach(&mut self, place: u64) {
-        let again = std::mem::replace(&mut self.teaching, Teaching::New) == Teaching::Again;
+        let again = std::mem::replace(&mut self.teaching, RulePush::New) == RulePush::Again;
         let Some(cached) = self.process.steps.get_mut(&place) else { return };
         if cached.taught.is_some() && !again {
             return;
@@ -1174,11 +1191,11 @@ impl View<'_> {
     }
 
     /// The step at a place: the remembered one while it holds.
-    fn look_up(&mut self, pc: u64, exact: bool) -> Step {
+    fn look_up(&mut self, pc: u64, exact: bool) -> FrameRule {
         let key = place(pc, exact);
         // Such an address is in no mapping, and its key would be another's.
         if pc >> 63 != 0 {
-            return Step { frame: self.unknown(pc), rule: Err(Refusal::NoEntry) };
+            return FrameRule { frame: self.unknown(pc), rule: Err(RuleRefusal::NoEntry) };
         }
         if let Some(cached) = self.process.steps.get(&key) {
             if cached.holds(self.now) {
@@ -1195,13 +1212,14 @@ impl View<'_> {
             }
         }
         let (frame, rule) = self.resolve_within_budget(pc, exact);
-        let step = Step { frame, rule: rule.map(|rule| self.intern(rule)) };
-        let lasting = !matches!(step.rule, Err(Refusal::Budget | Refusal::Unreadable));
+        let step = FrameRule { frame, rule: rule.map(|rule| self.intern(rule)) };
+        let lasting = !matches!(step.rule, Err(RuleRefusal::Budget | RuleRefusal::Unreadable));
         // What cannot be looked at again, because the process ended or had its share, is still what
         // it was. Only JIT memory is.
         if !lasting && let Some(cached) = self.process.steps.get(&key) {
             let seen = self.process.body_at(pc).map(|(_, known)| known.checked).or(cached.checked);
-            if step.rule == Err(Refusal::Budget) || seen.is_none_or(|seen| self.holds_unseen(seen))
+            if step.rule == Err(RuleRefusal::Budget)
+                || seen.is_none_or(|seen| self.holds_unseen(seen))
             {
                 return cached.step.clone();
             }
@@ -1217,7 +1235,7 @@ impl View<'_> {
                 .process
                 .mappings
                 .find(pc)
-                .is_some_and(|m| matches!(m.region, Region::Jit { .. }));
+                .is_some_and(|m| matches!(m.region, MappingKind::Jit { .. }));
             let cached =
                 CachedStep { step: step.clone(), checked: jit.then_some(self.now), taught: None };
             let old = self.process.steps.insert(key, cached);
@@ -1243,10 +1261,10 @@ fn place(pc: u64, exact: bool) -> u64 {
     pc << 1 | u64::from(exact)
 }
 
-impl Code for View<'_> {
-    fn step(&mut self, pc: u64, exact: bool) -> Step {
+impl CodeLookup for CodeView<'_> {
+    fn step(&mut self, pc: u64, exact: bool) -> FrameRule {
         let step = self.look_up(pc, exact);
-        if self.teaching != Teaching::Off {
+        if self.teaching != RulePush::Off {
             self.teach(place(pc, exact));
         }
         step
@@ -1294,7 +1312,7 @@ impl Code for View<'_> {
 
     /// Of a thread that still sleeps where it did.
     fn stack(&mut self, address: u64) -> Option<Vec<u8>> {
-        let Asleep { tid, exec_ns } = self.asleep?;
+        let BlockedThread { tid, exec_ns } = self.asleep?;
         let piece = self.within_budget(|view| {
             let pid = view.process.pid;
             // Before, lest those be read that are gone already, and behind it, which says that it
@@ -1312,7 +1330,7 @@ impl Code for View<'_> {
     }
 }
 
-impl View<'_> {
+impl CodeView<'_> {
     /// `None` when the code before `address` could not be read.
     fn is_behind_call(&mut self, address: u64) -> Option<bool> {
         let Some(mapping) = self.process.mappings.find(address.wrapping_sub(1)).cloned() else {
@@ -1340,7 +1358,7 @@ impl View<'_> {
 
     /// Reads from `address` on, which is in a mapping or shortly before it.
     fn read_code(&mut self, mapping: &Mapping, address: u64, into: &mut [u8]) -> usize {
-        if mapping.region != Region::File {
+        if mapping.region != MappingKind::File {
             return self.process.read(address, into);
         }
         if !mapping.range.contains(&address) {
@@ -1365,7 +1383,7 @@ pub(super) fn read_maps(pid: u32) -> Result<Vec<Mapping>, ProcessError> {
 pub(super) fn maps_text(pid: u32) -> Result<Vec<u8>, ProcessError> {
     let path = format!("{}/maps", super::in_common(pid));
     let file = path.clone();
-    let text = wait_for(Holder::Process(pid), move || {
+    let text = wait_for(IoPeer::Process(pid), move || {
         let mut text = Vec::new();
         std::fs::File::open(&file)?.take(MAX_MAPS_BYTES).read_to_end(&mut text).map(|_| text)
     });
@@ -1391,8 +1409,8 @@ mod tests {
         };
         let mut mappings = Mappings::default();
         mappings.insert(Mapping::new(&mmap).unwrap());
-        let mut process = Process::new(ProcessId(0), 1, None, Arc::new(mappings));
-        let step = Step {
+        let mut process = LiveProcess::new(ProcessId(0), 1, None, Arc::new(mappings));
+        let step = FrameRule {
             frame: FrameKey::Unknown { process: process.id, address: 0 },
             rule: Ok(Arc::new(NATIVE.frameless())),
         };
@@ -1405,16 +1423,16 @@ mod tests {
             process.steps.insert(key, CachedStep { step: step.clone(), checked: None, taught });
         }
         process.space = Some(1);
-        let (mut counters, mut lessons) = (Counters::default(), RuleUpdates::default());
-        let mut view = View {
+        let (mut counters, mut lessons) = (ProcessTableCounters::default(), RuleUpdates::default());
+        let mut view = CodeView {
             process: &mut process,
-            images: &mut Images::default(),
+            images: &mut ImageCache::default(),
             rules: &mut HashSet::new(),
             counters: &mut counters,
             lessons: &mut lessons,
-            common: &mut Common::default(),
+            common: &mut CommonBudget::default(),
             now: Instant::now() + Duration::from_secs(1),
-            teaching: Teaching::Off,
+            teaching: RulePush::Off,
             asleep: None,
         };
         view.look_up(0x1_0000, true);
@@ -1483,9 +1501,9 @@ mod tests {
     fn bodies_that_cannot_be_seen_do_not_fill_the_next_batch() {
         let pid = std::process::id();
         let mut process =
-            Process::new(ProcessId(0), pid, crate::process::start_ticks(pid), Arc::default());
+            LiveProcess::new(ProcessId(0), pid, crate::process::start_ticks(pid), Arc::default());
         let looked = Instant::now();
-        let known = |start: u64| KnownBody {
+        let known = |start: u64| CachedBody {
             body: JitBody::without_entries(start..start + 0x100, 1),
             generation: 0,
             checked: looked,
@@ -1494,14 +1512,25 @@ mod tests {
         // Where nothing is.
         let starts: Vec<u64> = (1..=2 * BODIES_AT_ONCE as u64).map(|n| n << 12).collect();
         starts.iter().for_each(|start| drop(process.bodies.insert(*start, known(*start))));
-        let (images, rules) = (&mut Images::default(), &mut HashSet::new());
-        let (counters, lessons) = (&mut Counters::default(), &mut RuleUpdates::default());
-        let (process, common) = (&mut process, &mut Common::default());
-        let (now, teaching) = (looked + RECHECK, Teaching::Off);
-        let mut view =
-            View { process, images, rules, counters, lessons, common, now, teaching, asleep: None };
-        let used =
-            |view: &View<'_>| view.process.bodies.values().filter(|known| known.is_used).count();
+        let (images, rules) = (&mut ImageCache::default(), &mut HashSet::new());
+        let (counters, lessons) =
+            (&mut ProcessTableCounters::default(), &mut RuleUpdates::default());
+        let (process, common) = (&mut process, &mut CommonBudget::default());
+        let (now, teaching) = (looked + RECHECK, RulePush::Off);
+        let mut view = CodeView {
+            process,
+            images,
+            rules,
+            counters,
+            lessons,
+            common,
+            now,
+            teaching,
+            asleep: None,
+        };
+        let used = |view: &CodeView<'_>| {
+            view.process.bodies.values().filter(|known| known.is_used).count()
+        };
         for _ in 0..2 * BODIES_AT_ONCE {
             let Some((first, _)) = view.process.bodies.iter().find(|(_, known)| known.is_used)
             else {
@@ -1528,11 +1557,11 @@ mod tests {
         };
         let mut mappings = Mappings::default();
         mappings.insert(Mapping::new(&mmap).unwrap());
-        let mut process = Process::new(ProcessId(0), pid, None, Arc::new(mappings));
+        let mut process = LiveProcess::new(ProcessId(0), pid, None, Arc::new(mappings));
         process.is_clr = true;
         let (start, looked) = (0x1_1000, Instant::now());
         // The body was just looked at and is there; the steps in it were found a while ago.
-        let known = KnownBody {
+        let known = CachedBody {
             body: JitBody::without_entries(start..start + 0x100, 1),
             generation: 0,
             checked: looked + RECHECK,
@@ -1540,22 +1569,32 @@ mod tests {
         };
         process.bodies.insert(start, known);
         let frame = FrameKey::Managed { process: process.id, start, generation: 0 };
-        let [found, not] = [Ok(Arc::new(NATIVE.frameless())), Err(Refusal::Unsupported)];
+        let [found, not] = [Ok(Arc::new(NATIVE.frameless())), Err(RuleRefusal::Unsupported)];
         for (pc, rule) in [(start + 0x10, found), (start + 0x20, not)] {
-            let step = Step { frame, rule };
+            let step = FrameRule { frame, rule };
             process
                 .steps
                 .insert(place(pc, false), CachedStep { step, checked: Some(looked), taught: None });
         }
-        let (images, rules) = (&mut Images::default(), &mut HashSet::new());
-        let (counters, lessons) = (&mut Counters::default(), &mut RuleUpdates::default());
-        let (process, common) = (&mut process, &mut Common::default());
-        let (now, teaching) = (looked + RECHECK, Teaching::Off);
-        let mut view =
-            View { process, images, rules, counters, lessons, common, now, teaching, asleep: None };
+        let (images, rules) = (&mut ImageCache::default(), &mut HashSet::new());
+        let (counters, lessons) =
+            (&mut ProcessTableCounters::default(), &mut RuleUpdates::default());
+        let (process, common) = (&mut process, &mut CommonBudget::default());
+        let (now, teaching) = (looked + RECHECK, RulePush::Off);
+        let mut view = CodeView {
+            process,
+            images,
+            rules,
+            counters,
+            lessons,
+            common,
+            now,
+            teaching,
+            asleep: None,
+        };
         assert!(view.look_up(start + 0x10, false).rule.is_ok(), "not derived again");
         let again = view.look_up(start + 0x20, false);
-        assert!(again.rule.is_err() && again.rule != Err(Refusal::Unsupported), "{again:?}");
+        assert!(again.rule.is_err() && again.rule != Err(RuleRefusal::Unsupported), "{again:?}");
     }
 
     #[test]
@@ -1575,28 +1614,41 @@ mod tests {
         let mut mappings = Mappings::default();
         mappings.insert(Mapping::new(&mmap).unwrap());
         let ticks = crate::process::start_ticks(pid);
-        let mut process = Process::new(ProcessId(0), pid, ticks, Arc::new(mappings));
+        let mut process = LiveProcess::new(ProcessId(0), pid, ticks, Arc::new(mappings));
         process.is_clr = true;
         let (start, pc, looked) = (0x1_1000, 0x1_1010, Instant::now());
         let body = JitBody::without_entries(start..start + 0x100, 1);
         process
             .bodies
-            .insert(start, KnownBody { body, generation: 0, checked: looked, is_used: false });
+            .insert(start, CachedBody { body, generation: 0, checked: looked, is_used: false });
         let frame = FrameKey::Managed { process: process.id, start, generation: 0 };
-        let step = Step { frame, rule: Ok(Arc::new(NATIVE.frameless())) };
+        let step = FrameRule { frame, rule: Ok(Arc::new(NATIVE.frameless())) };
         let cached =
             CachedStep { step: step.clone(), checked: Some(looked), taught: Some(MonotonicNs(0)) };
         process.steps.insert(place(pc, false), cached);
-        let (images, rules) = (&mut Images::default(), &mut HashSet::new());
-        let (counters, lessons) = (&mut Counters::default(), &mut RuleUpdates::default());
-        let (process, common) = (&mut process, &mut Common::default());
-        let (now, teaching) = (looked + RECHECK, Teaching::Off);
-        let mut view =
-            View { process, images, rules, counters, lessons, common, now, teaching, asleep: None };
+        let (images, rules) = (&mut ImageCache::default(), &mut HashSet::new());
+        let (counters, lessons) =
+            (&mut ProcessTableCounters::default(), &mut RuleUpdates::default());
+        let (process, common) = (&mut process, &mut CommonBudget::default());
+        let (now, teaching) = (looked + RECHECK, RulePush::Off);
+        let mut view = CodeView {
+            process,
+            images,
+            rules,
+            counters,
+            lessons,
+            common,
+            now,
+            teaching,
+            asleep: None,
+        };
         assert_eq!(view.has_body(pc), Ok(true), "for a moment it is");
         view.now = looked + UNSEEN;
         let unseen = view.look_up(pc, false);
-        assert_eq!(unseen, Step { frame: view.unknown(pc), rule: Err(Refusal::Unreadable) });
+        assert_eq!(
+            unseen,
+            FrameRule { frame: view.unknown(pc), rule: Err(RuleRefusal::Unreadable) }
+        );
         assert_eq!(view.walked(pc, false, MonotonicNs::now()), None);
         assert_eq!(view.process.bodies[&start].checked, looked, "nobody has looked");
         child.kill().unwrap();

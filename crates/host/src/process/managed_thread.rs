@@ -25,7 +25,7 @@ const MAX_SEARCHES: usize = 4;
 
 /// A thread of the runtime's.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct UnnamedThread {
     /// Its id.
     pub tid: u32,
     /// Where the runtime's thread is, by a library in the process.
@@ -40,7 +40,7 @@ pub struct Wanted {
 pub fn names(
     pid: u32,
     start_ticks: u64,
-    wanted: Vec<Wanted>,
+    wanted: Vec<UnnamedThread>,
     begins: fn(&str, &str) -> bool,
 ) -> Vec<(u32, String)> {
     let Some(memory) = ProcessMemory::open(pid, start_ticks) else { return Vec::new() };
@@ -49,11 +49,11 @@ pub fn names(
 
 fn all(
     memory: &dyn TargetMemory,
-    wanted: &[Wanted],
+    wanted: &[UnnamedThread],
     begins: fn(&str, &str) -> bool,
 ) -> Vec<(u32, String)> {
     let (mut offset, mut searches, mut found) = (None, 0, Vec::new());
-    for Wanted { tid, address, comm } in wanted {
+    for UnnamedThread { tid, address, comm } in wanted {
         let fits = |name: &str| begins(comm, name);
         let name = match offset {
             Some(offset) => {
@@ -186,8 +186,8 @@ mod tests {
         name.starts_with(comm)
     }
 
-    fn wanted(address: u64, comm: &str) -> Wanted {
-        Wanted { tid: (address >> 16) as u32, address, comm: comm.to_owned() }
+    fn wanted(address: u64, comm: &str) -> UnnamedThread {
+        UnnamedThread { tid: (address >> 16) as u32, address, comm: comm.to_owned() }
     }
 
     #[test]
@@ -205,7 +205,8 @@ mod tests {
             (0x4_0000, "another"),
             (0x5_0000, "dotnet"),
         ];
-        let threads: Vec<Wanted> = threads.iter().map(|&(at, comm)| wanted(at, comm)).collect();
+        let threads: Vec<UnnamedThread> =
+            threads.iter().map(|&(at, comm)| wanted(at, comm)).collect();
         let found = all(&memory, &threads, begins);
         assert_eq!(
             found,
@@ -227,7 +228,7 @@ mod tests {
         for at in (BASE..BASE + 0x1_fff8).step_by(8) {
             memory.put(at, BASE + 8);
         }
-        let threads: Vec<Wanted> = (0..1000).map(|_| wanted(BASE, "x")).collect();
+        let threads: Vec<UnnamedThread> = (0..1000).map(|_| wanted(BASE, "x")).collect();
         assert_eq!(all(&memory, &threads, begins), []);
         let outside = [0, 7, u64::MAX, 1 << 46].map(|at| wanted(at, "x"));
         assert_eq!(all(&memory, &outside, begins), []);

@@ -17,7 +17,7 @@ pub type FileKey = ((u32, u32), u64);
 
 /// What an executable mapping holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Region {
+pub enum MappingKind {
     /// Part of a file: native code or a ReadyToRun image; the file's first bytes say which.
     File,
     /// Memory a JIT writes code to: the CLR's `/memfd:doublemapper`
@@ -46,7 +46,7 @@ pub struct Mapping {
     /// Path as the process's mount namespace shows it.
     pub path: Arc<str>,
     /// What it holds.
-    pub region: Region,
+    pub region: MappingKind,
 }
 
 impl Mapping {
@@ -56,13 +56,13 @@ impl Mapping {
         let end = mmap.start.checked_add(mmap.len).filter(|&end| end > mmap.start)?;
         let doublemapped = mmap.path.starts_with("/memfd:doublemapper");
         let region = if mmap.path == "[vdso]" {
-            Region::Vdso
+            MappingKind::Vdso
         } else if doublemapped || is_anonymous(mmap) {
-            Region::Jit { doublemapped }
+            MappingKind::Jit { doublemapped }
         } else if mmap.inode != 0 && mmap.path.starts_with('/') {
-            Region::File
+            MappingKind::File
         } else {
-            Region::Other
+            MappingKind::Other
         };
         Some(Self {
             range: mmap.start..end,
@@ -217,7 +217,8 @@ impl Mappings {
         let replaced = if over.iter().all(|old| new.continues(old)) {
             Replaced::Nothing
         } else if over.iter().all(|old| {
-            matches!(new.region, Region::Jit { .. }) && matches!(old.region, Region::Jit { .. })
+            matches!(new.region, MappingKind::Jit { .. })
+                && matches!(old.region, MappingKind::Jit { .. })
                 || new.continues(old)
         }) {
             Replaced::Perhaps
@@ -246,7 +247,7 @@ impl Mappings {
 
 /// One line of `/proc/PID/maps`, taken apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fields<'a> {
+pub struct MapsFields<'a> {
     /// Addresses.
     pub range: Range<u64>,
     /// True when it can be executed.
@@ -263,7 +264,7 @@ pub struct Fields<'a> {
 
 /// Parses one line of `/proc/PID/maps`; `None` when it is malformed or empty.
 #[must_use]
-pub fn parse_fields(line: &str) -> Option<Fields<'_>> {
+pub fn parse_fields(line: &str) -> Option<MapsFields<'_>> {
     let mut fields = line.splitn(6, ' ');
     let (start, end) = fields.next()?.split_once('-')?;
     let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
@@ -273,7 +274,7 @@ pub fn parse_fields(line: &str) -> Option<Fields<'_>> {
     let device = (u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?);
     let inode = fields.next()?.parse().ok()?;
     let path = fields.next().unwrap_or("").trim_start_matches(' ');
-    (start < end).then_some(Fields {
+    (start < end).then_some(MapsFields {
         range: start..end,
         executable,
         file_offset,
@@ -286,7 +287,7 @@ pub fn parse_fields(line: &str) -> Option<Fields<'_>> {
 /// The range of a mapping whose pages come from no file system: nothing else has device 0:0, and
 /// `shared` is where the kernel keeps memfds. Never by name: a file may be called anything.
 #[must_use]
-pub fn anonymous_range(fields: &Fields<'_>, shared: (u32, u32)) -> Option<Range<u64>> {
+pub fn anonymous_range(fields: &MapsFields<'_>, shared: (u32, u32)) -> Option<Range<u64>> {
     let anonymous = fields.device == (0, 0) && fields.inode == 0;
     // The kernel's own, which a read by others cannot reach or need not.
     let special = fields.path.starts_with("[vvar") || fields.path == "[vsyscall]";
@@ -297,7 +298,7 @@ pub fn anonymous_range(fields: &Fields<'_>, shared: (u32, u32)) -> Option<Range<
 /// executable.
 #[must_use]
 pub fn parse_maps_line(pid: u32, line: &str) -> Option<Mmap> {
-    let Fields { range, file_offset, device, inode, path, .. } =
+    let MapsFields { range, file_offset, device, inode, path, .. } =
         parse_fields(line).filter(|fields| fields.executable)?;
     // The kernel pads before the path, and writes a newline in it as \012 (fs/proc/task_mmu.c,
     // `show_map_vma`).
@@ -369,11 +370,14 @@ mod tests {
             };
             Mapping::new(&mmap).unwrap().region
         };
-        assert_eq!(region("/memfd:doublemapper (deleted)", 9), Region::Jit { doublemapped: true });
-        assert_eq!(region("//anon", 0), Region::Jit { doublemapped: false });
-        assert_eq!(region("[vdso]", 0), Region::Vdso);
-        assert_eq!(region("/lib/libc.so.6", 3), Region::File);
-        assert_eq!(region("[vsyscall]", 0), Region::Other);
+        assert_eq!(
+            region("/memfd:doublemapper (deleted)", 9),
+            MappingKind::Jit { doublemapped: true }
+        );
+        assert_eq!(region("//anon", 0), MappingKind::Jit { doublemapped: false });
+        assert_eq!(region("[vdso]", 0), MappingKind::Vdso);
+        assert_eq!(region("/lib/libc.so.6", 3), MappingKind::File);
+        assert_eq!(region("[vsyscall]", 0), MappingKind::Other);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! read: anonymous memory, memfds, the vDSO; and since a file can be mapped there between the look
 //! and the read, by a thread that can be left behind (`guarded_io`).
 
-use super::guarded_io::{Holder, wait_for};
+use super::guarded_io::{IoPeer, wait_for};
 use super::mapping::{anonymous_range, parse_fields};
 use perfusion_unwind::TargetMemory;
 use std::fs::File;
@@ -35,20 +35,20 @@ const MAX_NOWHERE: usize = 16;
 /// reads give nothing.
 #[derive(Debug)]
 pub struct ProcessMemory {
-    shared: Arc<Shared>,
+    shared: Arc<OpenMemory>,
 }
 
 /// What the threads share that may read it.
 #[derive(Debug)]
-struct Shared {
+struct OpenMemory {
     pid: u32,
     memory: File,
-    safe: Mutex<Safe>,
+    safe: Mutex<ReadableRanges>,
 }
 
 /// Which addresses may be read, as of some moment.
 #[derive(Debug)]
-struct Safe {
+struct ReadableRanges {
     /// The same address space's maps.
     maps: File,
     /// Device (major, minor) of memfds and other shared anonymous memory: of the kernel's own,
@@ -77,7 +77,7 @@ impl ProcessMemory {
             rustix::fs::memfd_create("perfusion-device", rustix::fs::MemfdFlags::CLOEXEC).ok()?;
         let device = File::from(own).metadata().ok()?.dev();
         let shared = (rustix::fs::major(device), rustix::fs::minor(device));
-        let safe = Safe {
+        let safe = ReadableRanges {
             maps,
             shared,
             ranges: Vec::new(),
@@ -85,7 +85,7 @@ impl ProcessMemory {
             soonest: SOONEST,
             nowhere: Vec::new(),
         };
-        Some(Self { shared: Arc::new(Shared { pid, memory, safe: Mutex::new(safe) }) })
+        Some(Self { shared: Arc::new(OpenMemory { pid, memory, safe: Mutex::new(safe) }) })
     }
 
     /// Does `work` with it on a thread that can be left behind, which costs more than a reading:
@@ -95,11 +95,11 @@ impl ProcessMemory {
         work: impl FnOnce(&dyn TargetMemory) -> T + Send + 'static,
     ) -> Option<T> {
         let shared = Arc::clone(&self.shared);
-        wait_for(Holder::Process(self.shared.pid), move || work(&*shared))
+        wait_for(IoPeer::Process(self.shared.pid), move || work(&*shared))
     }
 }
 
-impl Safe {
+impl ReadableRanges {
     /// Bytes that may be read from `address` on.
     fn length(&mut self, address: u64) -> u64 {
         let now = Instant::now();
@@ -153,7 +153,7 @@ impl Safe {
     }
 }
 
-impl TargetMemory for Shared {
+impl TargetMemory for OpenMemory {
     fn read(&self, address: u64, into: &mut [u8]) -> usize {
         // Locked by a thread that was left behind while it looked at the maps.
         let Ok(mut safe) = self.safe.try_lock() else { return 0 };

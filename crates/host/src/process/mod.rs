@@ -27,10 +27,10 @@ pub mod spans;
 pub mod table;
 pub mod thread_variable;
 
-pub use counters::Counters;
-pub use image::{Image, ImageError};
+pub use counters::ProcessTableCounters;
+pub use image::{ExecutableImage, ImageError};
 pub use rule_update::RuleUpdate;
-pub use table::{ProcessInfo, ProcessTable};
+pub use table::{ProcessIdentity, ProcessTable};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -103,14 +103,14 @@ pub fn is_running(pid: u32, start_ticks: Option<u64>) -> bool {
 /// A process whose end is waited for by asking again and again. What `/proc` says of it costs the
 /// kernel a look at each of its threads (`do_task_stat`, fs/proc/array.c); its pidfd tells at once
 /// that it has not ended.
-pub struct Awaited {
+pub struct ExitPoller {
     pid: u32,
     start_ticks: Option<u64>,
     /// `None` where the kernel gives none.
     pidfd: Option<OwnedFd>,
 }
 
-impl Awaited {
+impl ExitPoller {
     /// The process that has `pid` now.
     pub fn new(pid: u32) -> Self {
         let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
@@ -172,7 +172,7 @@ fn advice(error: &io::Error) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::{Awaited, all_pids, is_running, start_ticks, stat};
+    use super::{ExitPoller, all_pids, is_running, start_ticks, stat};
     use std::process::{Command, Stdio};
 
     #[test]
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn a_process_is_over_when_it_has_ended_and_not_before() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-        let awaited = Awaited::new(child.id());
+        let awaited = ExitPoller::new(child.id());
         assert!(awaited.pidfd.is_some() && awaited.is_running());
         drop(child.stdin.take());
         // A zombie has ended, however long nobody asks for it.

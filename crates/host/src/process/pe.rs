@@ -3,7 +3,7 @@
 //! section by section (`PAL_LOADLoadPEFile`, src/coreclr/pal/src/loader/module.cpp of
 //! dotnet/runtime), so that code of theirs is found by its offset in the program's file.
 
-use super::source::Source;
+use super::source::ByteSource;
 use perfusion_unwind::managed::{ExceptionDirectory, PeImage};
 use perfusion_unwind::native::NATIVE;
 use std::ops::Range;
@@ -23,7 +23,7 @@ const CHUNK_BYTES: u64 = 1 << 20;
 
 /// One PE section: file offsets to relative virtual addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Section {
+struct PeSection {
     offset: u32,
     size: u32,
     rva: u32,
@@ -34,7 +34,7 @@ struct Section {
 pub(super) struct Pe {
     /// Where it begins in the file.
     start: u64,
-    sections: Vec<Section>,
+    sections: Vec<PeSection>,
     exception: (u32, u32),
     directory: Option<Arc<ExceptionDirectory>>,
 }
@@ -42,7 +42,7 @@ pub(super) struct Pe {
 impl Pe {
     /// Reads headers of a PE32+ image (Microsoft PE format): sections and the exception directory's
     /// place.
-    pub(super) fn parse(source: &Source, start: u64) -> Option<Self> {
+    pub(super) fn parse(source: &ByteSource, start: u64) -> Option<Self> {
         /// crossgen marks the target system in the machine field (runtime
         /// src/coreclr/inc/pedecoder.h, IMAGE_FILE_MACHINE_OS_MASK_LINUX).
         const LINUX: u16 = 0x7b79;
@@ -83,7 +83,11 @@ impl Pe {
         let sections = table
             .chunks_exact(40)
             .filter_map(|s| {
-                Some(Section { rva: u32_at(s, 12)?, size: u32_at(s, 16)?, offset: u32_at(s, 20)? })
+                Some(PeSection {
+                    rva: u32_at(s, 12)?,
+                    size: u32_at(s, 16)?,
+                    offset: u32_at(s, 20)?,
+                })
             })
             .collect();
         Some(Self { start, sections, exception, directory: None })
@@ -91,7 +95,7 @@ impl Pe {
 
     /// Looks for the one that holds the byte at `offset` of a file, and does not begin before
     /// `lowest`.
-    pub(super) fn find(source: &Source, offset: u64, lowest: u64) -> Option<Self> {
+    pub(super) fn find(source: &ByteSource, offset: u64, lowest: u64) -> Option<Self> {
         let lowest = lowest.max(offset.saturating_sub(MAX_CARRIED_BYTES));
         let mut end = (offset & !(ALIGNMENT - 1)).checked_add(ALIGNMENT)?;
         while end > lowest {
@@ -120,7 +124,7 @@ impl Pe {
     /// Relative virtual address of the byte at `offset` in the file.
     pub(super) fn rva(&self, offset: u64) -> Option<u32> {
         let offset = u32::try_from(offset.checked_sub(self.start)?).ok()?;
-        let within = |s: &&Section| offset.checked_sub(s.offset).is_some_and(|o| o < s.size);
+        let within = |s: &&PeSection| offset.checked_sub(s.offset).is_some_and(|o| o < s.size);
         let section = self.sections.iter().find(within)?;
         section.rva.checked_add(offset - section.offset)
     }
@@ -138,7 +142,10 @@ impl Pe {
 
     /// The exception directory, and whether it was loaded just now, which it is only from an open
     /// file.
-    pub(super) fn directory(&mut self, source: &Source) -> Option<(Arc<ExceptionDirectory>, bool)> {
+    pub(super) fn directory(
+        &mut self,
+        source: &ByteSource,
+    ) -> Option<(Arc<ExceptionDirectory>, bool)> {
         if let Some(directory) = &self.directory {
             return Some((Arc::clone(directory), false));
         }
@@ -162,7 +169,7 @@ impl Pe {
 
     /// Memory it takes besides.
     pub(super) fn described_bytes(&self) -> usize {
-        self.sections.capacity() * size_of::<Section>()
+        self.sections.capacity() * size_of::<PeSection>()
     }
 
     /// Drops its unwind data.
@@ -174,13 +181,13 @@ impl Pe {
 /// A PE image and the file it is in.
 #[derive(Debug)]
 pub struct PeView<'a> {
-    pub(super) source: &'a Source,
+    pub(super) source: &'a ByteSource,
     pub(super) pe: &'a Pe,
 }
 
 impl PeImage for PeView<'_> {
     fn read(&self, rva: u32, into: &mut [u8]) -> usize {
-        let within = |s: &&Section| rva.checked_sub(s.rva).is_some_and(|o| o < s.size);
+        let within = |s: &&PeSection| rva.checked_sub(s.rva).is_some_and(|o| o < s.size);
         let Some(section) = self.pe.sections.iter().find(within) else { return 0 };
         let from = rva - section.rva;
         let length = into.len().min(usize::try_from(section.size - from).unwrap_or(0));
@@ -219,7 +226,7 @@ mod tests {
         }
         // What looks like one and is none.
         file[0x18_0000..0x18_0002].copy_from_slice(b"MZ");
-        let source = Source::Bytes(file);
+        let source = ByteSource::Bytes(file);
         let rva = |offset: u64, lowest: u64| {
             let found = Pe::find(&source, offset, lowest)?;
             Some((found.start, found.rva(offset)?))

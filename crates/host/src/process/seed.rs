@@ -9,7 +9,7 @@ use std::io::{self, Read as _};
 
 /// A thread and its state (`STATE_`) as /proc shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seed {
+pub struct ThreadSeed {
     /// The thread.
     pub tid: u32,
     /// What it does.
@@ -23,9 +23,9 @@ pub fn numbers(directory: &str) -> Vec<u32> {
 }
 
 /// Living threads of `tgid`.
-pub fn threads(tgid: u32) -> Vec<Seed> {
+pub fn threads(tgid: u32) -> Vec<ThreadSeed> {
     let tids = numbers(&format!("/proc/{tgid}/task"));
-    tids.into_iter().filter_map(|tid| Some(Seed { tid, state: state(tgid, tid)? })).collect()
+    tids.into_iter().filter_map(|tid| Some(ThreadSeed { tid, state: state(tgid, tid)? })).collect()
 }
 
 /// State of a thread; `None` when it is gone, dead or unreadable.
@@ -105,13 +105,13 @@ pub fn still_sleeps(tgid: u32, tid: u32, exec_ns: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{STATE_RUNNING_OR_RUNNABLE, Seed, state, threads};
+    use super::{STATE_RUNNING_OR_RUNNABLE, ThreadSeed, state, threads};
 
     #[test]
     fn the_thread_that_asks_is_running() {
         let (pid, tid) = (std::process::id(), rustix::thread::gettid().as_raw_pid().unsigned_abs());
         assert_eq!(state(pid, tid), Some(STATE_RUNNING_OR_RUNNABLE));
-        assert!(threads(pid).contains(&Seed { tid, state: STATE_RUNNING_OR_RUNNABLE }));
+        assert!(threads(pid).contains(&ThreadSeed { tid, state: STATE_RUNNING_OR_RUNNABLE }));
     }
 
     #[test]

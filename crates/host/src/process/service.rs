@@ -33,15 +33,15 @@ const LONGEST: Duration = Duration::from_secs(600);
 
 /// Service names by pid, each looked up once in the life of a program.
 #[derive(Debug, Default)]
-pub struct Services {
-    by_pid: HashMap<u32, Known>,
+pub struct ServiceNames {
+    by_pid: HashMap<u32, KnownService>,
     /// Equal names are one string.
     names: HashSet<Arc<str>>,
     pods: Arc<Pods>,
 }
 
 #[derive(Clone, Debug)]
-struct Known {
+struct KnownService {
     name: Arc<str>,
     /// The pod that may name it better, of which nothing is known yet.
     waits_for: Option<Arc<str>>,
@@ -54,7 +54,7 @@ struct Known {
     pause: Duration,
 }
 
-impl Services {
+impl ServiceNames {
     /// With the pods that name some.
     #[must_use]
     pub fn with(pods: Arc<Pods>) -> Self {
@@ -82,7 +82,7 @@ impl Services {
     }
 
     /// Looks for the first time.
-    fn look(&mut self, pid: u32, comm: &str, now: Instant) -> Known {
+    fn look(&mut self, pid: u32, comm: &str, now: Instant) -> KnownService {
         let (mut waits_for, mut published, mut asked) = (None, None, true);
         let found = match ProcessHandle::open(pid) {
             Ok(target) => {
@@ -101,7 +101,7 @@ impl Services {
         };
         let name = found.or_else(|| clean(comm)).unwrap_or_else(|| "[unknown]".to_owned());
         let published = published.map(|published| labels(pid, published));
-        Known {
+        KnownService {
             name: self.shared(name),
             waits_for,
             published,
@@ -113,9 +113,9 @@ impl Services {
 
     /// Looks once more at what it publishes. That it publishes nothing changes nothing: a child has
     /// its parent's name without publishing it.
-    fn ask_again(&mut self, pid: u32, known: Known, now: Instant) -> Known {
+    fn ask_again(&mut self, pid: u32, known: KnownService, now: Instant) -> KnownService {
         let pause = known.pause.saturating_mul(2).min(LONGEST);
-        let known = Known { asked: true, next: now + pause, pause, ..known };
+        let known = KnownService { asked: true, next: now + pause, pause, ..known };
         let Some(published) =
             ProcessHandle::open(pid).ok().and_then(|target| published::read(&target))
         else {
@@ -127,7 +127,7 @@ impl Services {
         };
         let same = known.published.as_ref().is_some_and(|known| known.shown == published.shown);
         let published = if same { known.published } else { Some(labels(pid, published)) };
-        Known { name, published, ..known }
+        KnownService { name, published, ..known }
     }
 
     fn shared(&mut self, name: String) -> Arc<str> {
@@ -165,8 +165,12 @@ impl Services {
             Some(known) => {
                 // The mapping is not inherited (MADV_DONTFORK): what it says of its parent's
                 // instance is not so of the child.
-                let known =
-                    Known { published: None, next: Instant::now() + YOUNG, pause: YOUNG, ..known };
+                let known = KnownService {
+                    published: None,
+                    next: Instant::now() + YOUNG,
+                    pause: YOUNG,
+                    ..known
+                };
                 self.by_pid.insert(child, known);
             }
             None => drop(self.by_pid.remove(&child)),
@@ -220,7 +224,7 @@ fn clean(name: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Services, clean};
+    use super::{ServiceNames, clean};
     use std::collections::HashSet;
     use std::process::{Child, Command};
     use std::time::Instant;
@@ -253,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_name_of_opentelemetry_comes_before_datadogs_and_both_before_the_executables() {
-        let mut services = Services::default();
+        let mut services = ServiceNames::default();
         for (variables, name) in [
             (&[("OTEL_SERVICE_NAME", "orders"), ("DD_SERVICE", "old")][..], "orders"),
             (&[("OTEL_SERVICE_NAME", "  "), ("DD_SERVICE", "carts")], "carts"),
@@ -278,7 +282,7 @@ mod tests {
 
     #[test]
     fn a_child_belongs_to_its_parents_service_until_it_becomes_another_program() {
-        let mut services = Services::default();
+        let mut services = ServiceNames::default();
         let child = sleeper(&[("DD_SERVICE", "parent")]);
         let pid = child.0.id();
         assert_eq!(&*services.of(pid, "").0, "parent");
@@ -292,7 +296,7 @@ mod tests {
 
     #[test]
     fn a_young_process_may_name_itself_otherwise_until_it_was_asked() {
-        let mut services = Services::default();
+        let mut services = ServiceNames::default();
         let child = sleeper(&[("DD_SERVICE", "young")]);
         let pid = child.0.id();
         let mut known = services.look(pid, "", Instant::now());

@@ -5,14 +5,14 @@ use std::os::unix::fs::MetadataExt as _;
 
 /// Where an image's bytes are.
 #[derive(Debug)]
-pub(super) enum Source {
+pub(super) enum ByteSource {
     File(ForeignFile),
     Bytes(Vec<u8>),
     /// Closed to make room.
     Closed,
 }
 
-impl Source {
+impl ByteSource {
     pub(super) fn read(&self, offset: u64, into: &mut [u8]) -> usize {
         match self {
             Self::File(file) => {

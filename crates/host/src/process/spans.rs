@@ -12,7 +12,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 
 /// What a look has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum ThreadContextLookup {
     /// Where threads publish.
     There,
     /// That they do not.
@@ -23,20 +23,20 @@ pub enum Found {
 
 /// Processes with stacks.
 #[derive(Debug, Default)]
-pub struct Looks {
-    by_pid: HashMap<u32, Look>,
+pub struct ThreadContextSchedule {
+    by_pid: HashMap<u32, ScheduledLookup>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Look {
+struct ScheduledLookup {
     /// Which one it was: the pid may be another's by now, or its program another one, and nobody
     /// has been told.
     process: ProcessId,
-    next: Next,
+    next: NextLookup,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Next {
+enum NextLookup {
     /// Found.
     Never,
     At {
@@ -45,14 +45,14 @@ enum Next {
     },
 }
 
-impl Looks {
+impl ThreadContextSchedule {
     /// Whether it is time to look at this process.
     #[must_use]
     pub fn is_due(&self, pid: u32, process: ProcessId, now: Instant) -> bool {
         match self.by_pid.get(&pid) {
             Some(look) if look.process == process => match look.next {
-                Next::Never => false,
-                Next::At { at, .. } => now >= at,
+                NextLookup::Never => false,
+                NextLookup::At { at, .. } => now >= at,
             },
             _ => true,
         }
@@ -60,38 +60,47 @@ impl Looks {
 
     /// It was looked at. True when what was found before, of whoever had this pid, does not hold
     /// any more.
-    pub fn looked(&mut self, pid: u32, process: ProcessId, now: Instant, found: Found) -> bool {
+    pub fn looked(
+        &mut self,
+        pid: u32,
+        process: ProcessId,
+        now: Instant,
+        found: ThreadContextLookup,
+    ) -> bool {
         let before = self.by_pid.get(&pid).copied();
         let pause = match before {
-            Some(Look { process: same, next: Next::At { pause, .. } }) if same == process => {
+            Some(ScheduledLookup { process: same, next: NextLookup::At { pause, .. } })
+                if same == process =>
+            {
                 Some(pause)
             }
             _ => None,
         };
         let pause = match (pause, found) {
-            (Some(pause), Found::Nothing) => pause.saturating_mul(2).min(LONGEST),
+            (Some(pause), ThreadContextLookup::Nothing) => pause.saturating_mul(2).min(LONGEST),
             (Some(pause), _) => pause,
             (None, _) => FIRST,
         };
         let next = match found {
-            Found::There => Next::Never,
-            Found::Nothing => Next::At { at: now + pause, pause },
-            Found::PutOff => Next::At { at: now + SOON, pause },
+            ThreadContextLookup::There => NextLookup::Never,
+            ThreadContextLookup::Nothing => NextLookup::At { at: now + pause, pause },
+            ThreadContextLookup::PutOff => NextLookup::At { at: now + SOON, pause },
         };
-        self.by_pid.insert(pid, Look { process, next });
-        found != Found::There && matches!(before, Some(Look { next: Next::Never, .. }))
+        self.by_pid.insert(pid, ScheduledLookup { process, next });
+        found != ThreadContextLookup::There
+            && matches!(before, Some(ScheduledLookup { next: NextLookup::Never, .. }))
     }
 
     /// There was no room to say what was found: later there may be.
     pub fn refused(&mut self, pid: u32, now: Instant) {
         if let Some(look) = self.by_pid.get_mut(&pid) {
-            look.next = Next::At { at: now + LONGEST, pause: LONGEST };
+            look.next = NextLookup::At { at: now + LONGEST, pause: LONGEST };
         }
     }
 
     /// It has ended or become another program; true when its threads were found to publish.
     pub fn forget(&mut self, pid: u32) -> bool {
-        matches!(self.by_pid.remove(&pid), Some(Look { next: Next::Never, .. }))
+        matches!(self.by_pid.remove(&pid), Some(ScheduledLookup { next: NextLookup::Never, .. }))
     }
 
     /// Forgets all processes but these; answers those whose threads were found to publish.
@@ -104,7 +113,7 @@ impl Looks {
 
 #[cfg(test)]
 mod tests {
-    use super::{FIRST, Found, LONGEST, Looks, SOON};
+    use super::{FIRST, LONGEST, SOON, ThreadContextLookup, ThreadContextSchedule};
     use perfusion_model::frame::ProcessId;
     use std::collections::HashSet;
     use std::time::{Duration, Instant};
@@ -114,11 +123,11 @@ mod tests {
 
     #[test]
     fn a_process_is_looked_at_less_and_less_often_until_something_is_found() {
-        let (mut looks, mut now) = (Looks::default(), Instant::now());
+        let (mut looks, mut now) = (ThreadContextSchedule::default(), Instant::now());
         let mut pauses = Vec::new();
         for _ in 0..9 {
             assert!(looks.is_due(7, ONE, now));
-            assert!(!looks.looked(7, ONE, now, Found::Nothing));
+            assert!(!looks.looked(7, ONE, now, ThreadContextLookup::Nothing));
             let begin = now;
             while !looks.is_due(7, ONE, now) {
                 now += Duration::from_millis(500);
@@ -126,7 +135,7 @@ mod tests {
             pauses.push(now - begin);
         }
         assert_eq!((pauses[0], pauses[1], pauses[8]), (FIRST, 2 * FIRST, LONGEST));
-        assert!(!looks.looked(7, ONE, now, Found::There));
+        assert!(!looks.looked(7, ONE, now, ThreadContextLookup::There));
         assert!(!looks.is_due(7, ONE, now + 10 * LONGEST) && looks.is_due(8, ONE, now));
         assert!(looks.keep(&HashSet::from([7])).is_empty());
         assert_eq!(looks.keep(&HashSet::new()), [7]);
@@ -135,25 +144,34 @@ mod tests {
 
     #[test]
     fn whoever_has_the_pid_now_is_looked_at_and_what_was_found_of_the_one_before_does_not_hold() {
-        let (mut looks, now) = (Looks::default(), Instant::now());
-        looks.looked(7, ONE, now, Found::There);
+        let (mut looks, now) = (ThreadContextSchedule::default(), Instant::now());
+        looks.looked(7, ONE, now, ThreadContextLookup::There);
         // Its exec, or its end and the beginning of another one, was in no record.
         assert!(looks.is_due(7, OTHER, now));
-        assert!(looks.looked(7, OTHER, now, Found::Nothing), "the probes are to be told");
-        assert!(!looks.is_due(7, OTHER, now) && !looks.looked(7, OTHER, now, Found::Nothing));
-        looks.looked(7, OTHER, now, Found::There);
-        assert!(!looks.looked(7, ONE, now, Found::There), "they have been told of another place");
-        assert!(looks.looked(7, OTHER, now, Found::PutOff) && !looks.forget(7));
+        assert!(
+            looks.looked(7, OTHER, now, ThreadContextLookup::Nothing),
+            "the probes are to be told"
+        );
+        assert!(
+            !looks.is_due(7, OTHER, now)
+                && !looks.looked(7, OTHER, now, ThreadContextLookup::Nothing)
+        );
+        looks.looked(7, OTHER, now, ThreadContextLookup::There);
+        assert!(
+            !looks.looked(7, ONE, now, ThreadContextLookup::There),
+            "they have been told of another place"
+        );
+        assert!(looks.looked(7, OTHER, now, ThreadContextLookup::PutOff) && !looks.forget(7));
     }
 
     #[test]
     fn what_was_put_off_is_soon_tried_again_and_what_found_no_room_later() {
-        let (mut looks, now) = (Looks::default(), Instant::now());
+        let (mut looks, now) = (ThreadContextSchedule::default(), Instant::now());
         for _ in 0..5 {
-            looks.looked(7, ONE, now, Found::PutOff);
+            looks.looked(7, ONE, now, ThreadContextLookup::PutOff);
         }
         assert!(!looks.is_due(7, ONE, now) && looks.is_due(7, ONE, now + SOON));
-        looks.looked(7, ONE, now, Found::There);
+        looks.looked(7, ONE, now, ThreadContextLookup::There);
         looks.refused(7, now);
         assert!(!looks.is_due(7, ONE, now + LONGEST / 2) && looks.is_due(7, ONE, now + LONGEST));
         assert!(!looks.forget(7), "nobody was told of it");

@@ -6,17 +6,17 @@
 //! harmless: no thread can run there.
 
 use super::ProcessError;
-use super::budget::{Common, cpu_time};
-use super::container::{Home, home};
-use super::counters::Counters;
-use super::image::Image;
-use super::images::{Elsewhere, Images};
-use super::live::{Process, Program, Teaching, View, read_maps};
-use super::mapping::{FileKey, Mapping, Mappings, Region, Replaced};
+use super::budget::{CommonBudget, cpu_time};
+use super::container::{ContainerIdentity, home};
+use super::counters::ProcessTableCounters;
+use super::image::ExecutableImage;
+use super::images::{ImageCache, ParentFallback};
+use super::live::{CodeView, LiveProcess, ProgramLayout, RulePush, read_maps};
+use super::mapping::{FileKey, Mapping, MappingKind, Mappings, Replaced};
 use super::name::ProcessName;
 use super::published;
 use super::rule_update::{RuleUpdate, RuleUpdates};
-use super::spans::Found;
+use super::spans::ThreadContextLookup;
 use super::thread_variable::ThreadVariable;
 use crate::process::handle::ProcessHandle;
 use crate::system_limits::share_of_open_files;
@@ -26,7 +26,7 @@ use ebpf_common::key::{
 use foldhash::{HashMap, HashMapExt as _};
 use perfusion_model::event::{Event, EventKind, MonotonicNs, ShimEvent, UserContext, WalkEnd};
 use perfusion_model::frame::{ImageId, Marker, ProcessId};
-use perfusion_unwind::finish::{Finished, Limits, walk_traced};
+use perfusion_unwind::finish::{UnwindLimits, UnwoundStack, walk_traced};
 use perfusion_unwind::rule::Rule;
 use serde::{Deserialize, Serialize};
 use std::collections::{HashSet, VecDeque};
@@ -66,7 +66,7 @@ const MAX_INHERITED: usize = 256;
 
 /// Who a process is; stays known after it is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProcessInfo {
+pub struct ProcessIdentity {
     /// Pid in the initial pid namespace.
     pub pid: u32,
     /// Start time in clock ticks since boot, when it was read from /proc.
@@ -76,14 +76,14 @@ pub struct ProcessInfo {
     /// Its name ([`super::name`]).
     pub name: ProcessName,
     /// Its container and pod.
-    pub home: Home,
+    pub home: ContainerIdentity,
     /// True when it runs a CLR.
     pub is_clr: bool,
 }
 
 /// How a process that is profiled stands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Standing {
+pub struct ProcessStatus {
     /// Its pid in the initial pid namespace.
     pub pid: u32,
     /// Start time in clock ticks since boot, when it is known.
@@ -111,8 +111,8 @@ pub struct Standing {
     pub service: Option<String>,
 }
 
-impl Counters {
-    fn count(&mut self, finished: &Finished) {
+impl ProcessTableCounters {
+    fn count(&mut self, finished: &UnwoundStack) {
         self.stacks += 1;
         self.stacks_of_gone_processes +=
             u64::from(finished.broken == Some(Marker::TruncatedProcessGone));
@@ -134,12 +134,12 @@ fn fit<K: Eq + Hash, V>(table: &mut HashMap<K, V>) {
 /// All processes of a run.
 #[derive(Debug, Default)]
 pub struct ProcessTable {
-    pub(super) live: HashMap<u32, Process>,
-    infos: HashMap<ProcessId, ProcessInfo>,
+    pub(super) live: HashMap<u32, LiveProcess>,
+    infos: HashMap<ProcessId, ProcessIdentity>,
     next_id: u32,
     /// Exited, by time.
     exited: VecDeque<(MonotonicNs, ProcessId, u32)>,
-    pub(super) images: Images,
+    pub(super) images: ImageCache,
     pub(super) rules: HashSet<Arc<Rule>>,
     /// At least the number of steps and bodies remembered.
     cached: usize,
@@ -148,7 +148,7 @@ pub struct ProcessTable {
     pub(super) lessons: RuleUpdates,
     /// The probes walk nothing, so there is nobody to be taught.
     copies_only: bool,
-    pub(super) common: Common,
+    pub(super) common: CommonBudget,
     /// Records of processes were lost.
     in_doubt: bool,
     /// When all was last doubted because of that, and how long not to do that again.
@@ -158,7 +158,7 @@ pub struct ProcessTable {
     stacks_since_look: u32,
     /// When processes that are gone were looked for.
     searched: Option<Instant>,
-    pub(super) counters: Counters,
+    pub(super) counters: ProcessTableCounters,
 }
 
 impl ProcessTable {
@@ -207,7 +207,8 @@ impl ProcessTable {
                         && let Some(process) = self.live.get_mut(&thread.pid)
                     {
                         process.images = images;
-                        process.elsewhere = Some(Elsewhere { parent: parent.pid, at: event.time });
+                        process.elsewhere =
+                            Some(ParentFallback { parent: parent.pid, at: event.time });
                         process.in_doubt = in_doubt;
                     }
                 } else {
@@ -235,14 +236,14 @@ impl ProcessTable {
                 let before = if shared { 0 } else { process.mappings.held_bytes() };
                 // Opened while the process is most likely there, and always: the inode may be
                 // another file's by now.
-                if mapping.region == Region::File {
+                if mapping.region == MappingKind::File {
                     let key = mapping.file();
                     process.refill(&mut self.common, Instant::now());
                     if self.common.has_time(&process.share) {
                         let before = cpu_time();
                         let elsewhere = process
                             .elsewhere
-                            .map(|elsewhere| Elsewhere { at: event.time, ..elsewhere });
+                            .map(|elsewhere| ParentFallback { at: event.time, ..elsewhere });
                         let known = process.images.get(&key).copied().flatten();
                         let image = self.images.resolve(mmap.pid, &mapping, elsewhere).ok();
                         // It may be gone or out of reach by now, and is the one that was known
@@ -315,7 +316,7 @@ impl ProcessTable {
         // One that has ended, or whose first thread has, stays as it was: there is nothing to be
         // read any more.
         let Some(stat) = super::stat(pid).filter(|stat| stat.state != 'Z') else { return };
-        let program = Program::of(&stat);
+        let program = ProgramLayout::of(&stat);
         let same = program.is_told()
             && process.program == Some(program)
             && process.start_ticks == Some(stat.starttime);
@@ -374,7 +375,7 @@ impl ProcessTable {
         }
     }
 
-    fn remove(&mut self, pid: u32) -> Option<Process> {
+    fn remove(&mut self, pid: u32) -> Option<LiveProcess> {
         let mut process = self.live.remove(&pid);
         if let Some(process) = &mut process {
             process.close_space(&mut self.lessons);
@@ -397,7 +398,7 @@ impl ProcessTable {
     /// forked and never sampled only the pid is known.
     fn remove_gone(&mut self) {
         let exited: HashSet<ProcessId> = self.exited.iter().map(|(_, id, _)| *id).collect();
-        let gone = |process: &&Process| {
+        let gone = |process: &&LiveProcess| {
             let there = super::start_ticks(process.pid);
             (there.is_none() || process.start_ticks.is_some() && process.start_ticks != there)
                 && !exited.contains(&process.id)
@@ -438,7 +439,7 @@ impl ProcessTable {
         // Asked before anything is read: it is asked at each stack of a process that finds no room.
         self.find_room(pid)?;
         let stat = super::stat(pid).ok_or(ProcessError::Gone { pid })?;
-        let program = Program::of(&stat);
+        let program = ProgramLayout::of(&stat);
         let before = cpu_time();
         let mut mappings = Mappings::default();
         let mut refused = 0;
@@ -452,7 +453,8 @@ impl ProcessTable {
         let id = self.insert(pid, Some(stat.starttime), 0, name, home(pid), Arc::new(mappings))?;
         if let Some(process) = self.live.get_mut(&pid) {
             let parent = u32::try_from(stat.ppid).ok();
-            process.elsewhere = parent.map(|parent| Elsewhere { parent, at: MonotonicNs::now() });
+            process.elsewhere =
+                parent.map(|parent| ParentFallback { parent, at: MonotonicNs::now() });
             process.program = Some(program);
             self.common.spend(&mut process.share, cpu_time().saturating_sub(before));
         }
@@ -484,7 +486,7 @@ impl ProcessTable {
         start_ticks: Option<u64>,
         exec_count: u32,
         name: ProcessName,
-        home: Home,
+        home: ContainerIdentity,
         mappings: Arc<Mappings>,
     ) -> Result<ProcessId, ProcessError> {
         let next = self.find_room(pid)?;
@@ -492,13 +494,13 @@ impl ProcessTable {
         self.next_id = next;
         // A pid that is used again.
         self.remove(pid);
-        let process = Process::new(id, pid, start_ticks, mappings);
+        let process = LiveProcess::new(id, pid, start_ticks, mappings);
         if self.infos.len() >= MAX_INFOS {
             let live: HashSet<ProcessId> = self.live.values().map(|p| p.id).collect();
             self.infos.retain(|id, _| live.contains(id));
         }
         let is_clr = process.is_clr;
-        self.infos.insert(id, ProcessInfo { pid, start_ticks, exec_count, name, home, is_clr });
+        self.infos.insert(id, ProcessIdentity { pid, start_ticks, exec_count, name, home, is_clr });
         self.live.insert(pid, process);
         Ok(id)
     }
@@ -517,11 +519,11 @@ impl ProcessTable {
 
     /// How each of them stands.
     #[must_use]
-    pub fn standings(&self) -> Vec<Standing> {
+    pub fn standings(&self) -> Vec<ProcessStatus> {
         let whole = |number: u128| u64::try_from(number).unwrap_or(u64::MAX);
-        let standing = |process: &Process| {
+        let standing = |process: &LiveProcess| {
             let (records, cpu, since) = process.share.cost();
-            Standing {
+            ProcessStatus {
                 pid: process.pid,
                 start_ticks: process.start_ticks,
                 is_clr: process.is_clr,
@@ -552,7 +554,7 @@ impl ProcessTable {
 
     /// Who `id` is or was.
     #[must_use]
-    pub fn info(&self, id: ProcessId) -> Option<&ProcessInfo> {
+    pub fn info(&self, id: ProcessId) -> Option<&ProcessIdentity> {
         self.infos.get(&id)
     }
 
@@ -563,17 +565,17 @@ impl ProcessTable {
 
     /// A mapped file; `None` for an id of another run.
     #[must_use]
-    pub fn image(&self, id: ImageId) -> Option<&Image> {
+    pub fn image(&self, id: ImageId) -> Option<&ExecutableImage> {
         self.images.get(id)
     }
 
     /// Looks whether the threads of `pid` publish what they work for, and teaches the probes where.
     /// It comes out of the process's share of work, as far as that goes: what a process maps
     /// decides how much there is to look at.
-    pub fn find_spans(&mut self, pid: u32) -> Found {
+    pub fn find_spans(&mut self, pid: u32) -> ThreadContextLookup {
         // The access models of thread-local variables are those of x86-64.
         if !cfg!(target_arch = "x86_64") {
-            return Found::Nothing;
+            return ThreadContextLookup::Nothing;
         }
         let publishes = |_: &mut Self| {
             let published =
@@ -581,16 +583,16 @@ impl ProcessTable {
             published.is_some_and(|published| published.threads)
         };
         match self.within_share(pid, publishes) {
-            None => return Found::PutOff,
-            Some(false) => return Found::Nothing,
+            None => return ThreadContextLookup::PutOff,
+            Some(false) => return ThreadContextLookup::Nothing,
             Some(true) => {}
         }
         match self.thread_pointers(pid) {
-            None => Found::PutOff,
-            Some(None) => Found::Nothing,
+            None => ThreadContextLookup::PutOff,
+            Some(None) => ThreadContextLookup::Nothing,
             Some(Some(place)) => {
                 self.lessons.push(RuleUpdate::Spans { pid, place });
-                Found::There
+                ThreadContextLookup::There
             }
         }
     }
@@ -599,8 +601,11 @@ impl ProcessTable {
     /// files defines it; `None` when its share of work is used up before that is known. What was
     /// found out until then need not be found out again.
     fn thread_pointers(&mut self, pid: u32) -> Option<Option<SpanPlace>> {
-        let mappings: Vec<Mapping> =
-            self.mappings(pid).filter(|mapping| mapping.region == Region::File).cloned().collect();
+        let mappings: Vec<Mapping> = self
+            .mappings(pid)
+            .filter(|mapping| mapping.region == MappingKind::File)
+            .cloned()
+            .collect();
         // Debian's musl is called by the C library's name, of which its loader's is a link.
         let is_musl = |path: &str| path.contains("/ld-musl") || path.contains("-linux-musl/");
         let entry_bytes =
@@ -672,13 +677,13 @@ impl ProcessTable {
     #[must_use]
     pub fn main_image(&self, pid: u32) -> Option<ImageId> {
         let process = self.live.get(&pid)?;
-        let first = process.mappings.iter().find(|mapping| mapping.region == Region::File)?;
+        let first = process.mappings.iter().find(|mapping| mapping.region == MappingKind::File)?;
         process.images.get(&(first.device, first.inode)).copied().flatten()
     }
 
     /// What was lost so far.
     #[must_use]
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> ProcessTableCounters {
         self.counters
     }
 
@@ -708,13 +713,20 @@ impl ProcessTable {
 
     /// Walks a context of a thread of `pid` to the thread's start. A process not seen before is
     /// taken up from /proc.
-    pub fn finish(&mut self, pid: u32, context: &UserContext, limits: Limits) -> Finished {
+    pub fn finish(
+        &mut self,
+        pid: u32,
+        context: &UserContext,
+        limits: UnwindLimits,
+    ) -> UnwoundStack {
         self.close_memories();
         let adopted = self.adopt(pid);
         self.settle(pid);
         self.fill_start(pid);
         let finished = match adopted {
-            Err(ProcessError::Full { .. }) => Finished::default().broken(Marker::TruncatedNotKnown),
+            Err(ProcessError::Full { .. }) => {
+                UnwoundStack::default().broken(Marker::TruncatedNotKnown)
+            }
             _ => self.walk_in(pid, context, limits),
         };
         self.evict_caches(MAX_CACHED);
@@ -726,15 +738,15 @@ impl ProcessTable {
         finished
     }
 
-    fn walk_in(&mut self, pid: u32, context: &UserContext, limits: Limits) -> Finished {
+    fn walk_in(&mut self, pid: u32, context: &UserContext, limits: UnwindLimits) -> UnwoundStack {
         let Some(process) = self.live.get_mut(&pid) else {
-            return Finished::default().broken(Marker::TruncatedProcessGone);
+            return UnwoundStack::default().broken(Marker::TruncatedProcessGone);
         };
         if let Some(probed) = &context.walk
             && probed.space != process.space.unwrap_or(0)
         {
             if !probed.frames.is_empty() && !process.knows_space(probed.space) {
-                return Finished::default().broken(Marker::TruncatedStale);
+                return UnwoundStack::default().broken(Marker::TruncatedStale);
             }
             if let Some(space) = process.space {
                 // Just given and not there yet, or lost.
@@ -751,15 +763,15 @@ impl ProcessTable {
             None => None,
         };
         if let Some(frames) = seen {
-            return Finished {
+            return UnwoundStack {
                 frames: frames.to_vec(),
                 reached_thread_start: true,
                 seen_before: true,
-                ..Finished::default()
+                ..UnwoundStack::default()
             };
         }
-        let teaching = if copied { Teaching::Off } else { Teaching::Again };
-        let mut view = View {
+        let teaching = if copied { RulePush::Off } else { RulePush::Again };
+        let mut view = CodeView {
             process,
             images: &mut self.images,
             rules: &mut self.rules,
@@ -790,7 +802,7 @@ impl ProcessTable {
     fn fill_start(&mut self, pid: u32) {
         let Some(process) = self.live.get_mut(&pid).filter(|p| p.program.is_none()) else { return };
         let Some(stat) = super::stat(pid) else { return };
-        process.program = Some(Program::of(&stat));
+        process.program = Some(ProgramLayout::of(&stat));
         process.start_ticks = process.start_ticks.or(Some(stat.starttime));
         if let Some(info) = self.infos.get_mut(&process.id) {
             info.start_ticks = process.start_ticks;
@@ -839,7 +851,7 @@ impl ProcessTable {
         if self.cached <= limit {
             return;
         }
-        self.cached = self.live.values().map(Process::cached).sum();
+        self.cached = self.live.values().map(LiveProcess::cached).sum();
         while self.cached > limit {
             let holders = self.live.values_mut().filter(|p| p.cached() > 0);
             let Some(oldest) = holders.min_by_key(|p| p.used) else { return };
@@ -890,7 +902,7 @@ fn has_threads(pid: u32, start_ticks: Option<u64>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::live::KnownBody;
+    use super::super::live::CachedBody;
     use super::super::thread_variable::tests::library;
     use super::*;
     use perfusion_model::event::{Mmap, ProbeWalk, RegionId, ThreadId, UserRegs};
@@ -969,7 +981,7 @@ mod tests {
         let (child, context) = sleeper();
         let mut table = ProcessTable::new();
         let id = table.adopt(child.0.id()).unwrap();
-        let done = table.finish(child.0.id(), &context, Limits::default());
+        let done = table.finish(child.0.id(), &context, UnwindLimits::default());
         assert!(done.reached_thread_start, "{done:?}");
         assert_eq!((done.guessed, done.broken), (0, None));
         let paths: Vec<String> = done
@@ -1000,14 +1012,17 @@ mod tests {
         });
         let mut table = ProcessTable::new();
         table.teach_nobody();
-        let first = table.finish(pid, &context, Limits::default());
+        let first = table.finish(pid, &context, UnwindLimits::default());
         assert!(first.reached_thread_start && !first.seen_before, "{first:?}");
-        let second = table.finish(pid, &context, Limits::default());
+        let second = table.finish(pid, &context, UnwindLimits::default());
         assert!(second.seen_before && second.frames == first.frames, "{second:?}");
         assert_eq!((table.counters().lessons, table.lessons.take().0.len()), (0, 0));
         // Where they could walk, the same context is what they have no rules for yet.
         let mut table = ProcessTable::new();
-        assert_eq!(table.finish(pid, &context, Limits::default()).frames.len(), first.frames.len());
+        assert_eq!(
+            table.finish(pid, &context, UnwindLimits::default()).frames.len(),
+            first.frames.len()
+        );
         assert!(table.counters().lessons > 0);
     }
 
@@ -1051,7 +1066,7 @@ mod tests {
         if cfg!(target_arch = "x86_64") {
             assert_eq!(
                 (table.find_spans(pid), table.counters().budget_refusals),
-                (Found::PutOff, 2)
+                (ThreadContextLookup::PutOff, 2)
             );
         }
     }
@@ -1059,7 +1074,7 @@ mod tests {
     #[test]
     fn a_stack_of_a_process_that_is_gone_says_so() {
         let mut table = ProcessTable::new();
-        let done = table.finish(NOBODY, &UserContext::default(), Limits::default());
+        let done = table.finish(NOBODY, &UserContext::default(), UnwindLimits::default());
         assert_eq!(done.broken, Some(Marker::TruncatedProcessGone));
         assert_eq!(table.counters().stacks_of_gone_processes, 1);
     }
@@ -1111,7 +1126,7 @@ mod tests {
             table.finish(
                 child.pid,
                 &UserContext { regs, ..UserContext::default() },
-                Limits::default(),
+                UnwindLimits::default(),
             );
             table.main_image(child.pid)
         };
@@ -1134,7 +1149,7 @@ mod tests {
         let (before, ended) = (table.id(pid), table.id(NOBODY));
         table.common.spend(&mut table.live.get_mut(&pid).unwrap().share, Duration::from_millis(3));
         table.observe(&event(EventKind::ProcessRecordsLost));
-        let done = table.finish(pid, &context, Limits::default());
+        let done = table.finish(pid, &context, UnwindLimits::default());
         assert!(done.reached_thread_start, "{done:?}");
         assert_ne!(table.id(pid), before);
         assert_eq!(table.id(NOBODY), ended);
@@ -1152,7 +1167,7 @@ mod tests {
         let pid = child.0.id();
         let mut table = ProcessTable::new();
         let id = table.adopt(pid).unwrap();
-        let whole = table.finish(pid, &context, Limits::default());
+        let whole = table.finish(pid, &context, UnwindLimits::default());
         let mapped: Vec<Mapping> = table.mappings(pid).cloned().collect();
         // As if the record of one that covers code had been lost, and of another that was taken
         // away again.
@@ -1161,7 +1176,7 @@ mod tests {
         let steps = table.live[&pid].cached();
         table.observe(&event(EventKind::ProcessRecordsLost));
         assert!(table.live[&pid].in_doubt);
-        assert_eq!(table.finish(pid, &context, Limits::default()).frames, whole.frames);
+        assert_eq!(table.finish(pid, &context, UnwindLimits::default()).frames, whole.frames);
         assert_eq!(table.id(pid), Some(id));
         assert!(!table.live[&pid].in_doubt && table.live[&pid].cached() >= steps && steps > 0);
         assert_eq!(table.mappings(pid).cloned().collect::<Vec<_>>(), mapped);
@@ -1204,7 +1219,7 @@ mod tests {
             for ip in [0x1010, 0x5010] {
                 let regs = UserRegs { ip, known: 0, ..UserRegs::default() };
                 let context = UserContext { regs, ..UserContext::default() };
-                table.finish(pid, &context, Limits::default());
+                table.finish(pid, &context, UnwindLimits::default());
             }
             table.live[&pid].steps.len()
         };
@@ -1256,7 +1271,7 @@ mod tests {
         let pid = child.0.id();
         let mut table = ProcessTable::new();
         let id = table.adopt(pid).unwrap();
-        let whole = table.finish(pid, &context, Limits::default());
+        let whole = table.finish(pid, &context, UnwindLimits::default());
         assert!(whole.reached_thread_start);
         let long = "x".repeat(4000);
         for other in 0..12 {
@@ -1270,7 +1285,7 @@ mod tests {
         assert!(held <= MAX_MAPPING_BYTES && held > MAX_MAPPING_BYTES / 2, "{held}");
         assert!(table.counters().mappings_evicted > 1);
         assert!(table.live[&pid].mappings.is_empty(), "it was sampled longest ago");
-        assert_eq!(table.finish(pid, &context, Limits::default()).frames, whole.frames);
+        assert_eq!(table.finish(pid, &context, UnwindLimits::default()).frames, whole.frames);
         assert_eq!(table.id(pid), Some(id));
     }
 
@@ -1342,7 +1357,7 @@ mod tests {
         assert_eq!(table.info(id).unwrap().start_ticks, None);
         // As if that were a while ago, and a mapping had not been reported.
         table.live.get_mut(&pid).unwrap().refreshed = None;
-        let done = table.finish(pid, &context, Limits::default());
+        let done = table.finish(pid, &context, UnwindLimits::default());
         assert!(done.reached_thread_start, "by maps read again: {done:?}");
         assert_eq!(table.info(id).unwrap().start_ticks, super::super::start_ticks(pid));
     }
@@ -1356,7 +1371,7 @@ mod tests {
             let body = JitBody::without_entries(start..start + 0x100, 1);
             process.bodies.insert(
                 start,
-                KnownBody { body, generation: 0, checked: Instant::now(), is_used: false },
+                CachedBody { body, generation: 0, checked: Instant::now(), is_used: false },
             );
         }
         table.live.get_mut(&NOBODY).unwrap().used += Duration::from_secs(1);
@@ -1380,13 +1395,15 @@ mod tests {
             let walk = ProbeWalk { time, space, frames, end: WalkEnd::ThreadStart };
             UserContext { walk: Some(walk), ..UserContext::default() }
         };
-        let mut finish = |space, time| table.finish(NOBODY, &walk(space, time), Limits::default());
+        let mut finish =
+            |space, time| table.finish(NOBODY, &walk(space, time), UnwindLimits::default());
         let now = MonotonicNs::now();
         assert_eq!(finish(7, now).frames.len(), 2);
         assert_eq!(finish(6, now).broken, Some(Marker::TruncatedStale), "another program's");
         // Code that is replaced while the probes may still walk by what was there.
         table.observe(&event(mmap(NOBODY, 0x1000, 0x1000, "/code")));
-        let mut finish = |space, time| table.finish(NOBODY, &walk(space, time), Limits::default());
+        let mut finish =
+            |space, time| table.finish(NOBODY, &walk(space, time), UnwindLimits::default());
         assert_eq!(finish(7, MonotonicNs::now()).broken, Some(Marker::TruncatedStale));
         let later = MonotonicNs(MonotonicNs::now().0 + 10_000_000_000);
         assert_eq!(finish(7, later).broken, None);
@@ -1410,7 +1427,8 @@ mod tests {
         for pid in 0..u32::try_from(MAX_PROCESSES).unwrap() {
             table.observe(&event(EventKind::Exec { pid: NOBODY + pid, comm: String::new() }));
         }
-        let done = table.finish(std::process::id(), &UserContext::default(), Limits::default());
+        let done =
+            table.finish(std::process::id(), &UserContext::default(), UnwindLimits::default());
         assert_eq!(done.broken, Some(Marker::TruncatedNotKnown));
         assert_eq!(
             (table.counters().processes_refused, table.counters().stacks_of_gone_processes),
@@ -1432,17 +1450,27 @@ mod tests {
 
     #[test]
     fn unloaded_code_gets_a_new_generation_when_its_place_is_used_again() {
-        let mut process = Process::new(ProcessId(0), NOBODY, None, Arc::default());
-        let mut counters = Counters::default();
-        let mut images = Images::default();
+        let mut process = LiveProcess::new(ProcessId(0), NOBODY, None, Arc::default());
+        let mut counters = ProcessTableCounters::default();
+        let mut images = ImageCache::default();
         let mut rules = HashSet::new();
-        let mut learn = |process: &mut Process, start: u64, method: u64| {
+        let mut learn = |process: &mut LiveProcess, start: u64, method: u64| {
             let body = JitBody::without_entries(start..start + 0x100, method);
             let (images, rules, counters) = (&mut images, &mut rules, &mut counters);
-            let (lessons, common) = (&mut RuleUpdates::default(), &mut Common::default());
-            let (now, teaching) = (Instant::now(), Teaching::Off);
-            View { process, images, rules, counters, lessons, common, now, teaching, asleep: None }
-                .learn(body);
+            let (lessons, common) = (&mut RuleUpdates::default(), &mut CommonBudget::default());
+            let (now, teaching) = (Instant::now(), RulePush::Off);
+            CodeView {
+                process,
+                images,
+                rules,
+                counters,
+                lessons,
+                common,
+                now,
+                teaching,
+                asleep: None,
+            }
+            .learn(body);
             process.bodies[&start].generation
         };
         assert_eq!(learn(&mut process, 0x1000, 1), 0);
@@ -1475,7 +1503,7 @@ mod tests {
         for pid in [NOBODY, NOBODY + 1] {
             table.observe(&event(EventKind::Exec { pid, comm: String::new() }));
             let process = table.live.get_mut(&pid).unwrap();
-            let known = KnownBody {
+            let known = CachedBody {
                 body: JitBody::without_entries(0x1000..0x1100, 1),
                 generation: 0,
                 checked: Instant::now(),

@@ -2,8 +2,8 @@
 //! relocations by which the file itself finds them. Files come from profiled processes: every table
 //! is bounded, and what does not fit together has no variable.
 
-use super::image::{Image, elf_header, program_headers};
-use super::source::Source;
+use super::image::{ExecutableImage, elf_header, program_headers};
+use super::source::ByteSource;
 use object::endian::LittleEndian as LE;
 use object::{elf, pod};
 
@@ -30,7 +30,7 @@ pub enum ThreadVariable {
     Module(u64, u64),
 }
 
-impl Image {
+impl ExecutableImage {
     /// The thread-local variable of this name and size that the file defines for everybody.
     #[must_use]
     pub fn thread_variable(&self, name: &str, size: u64) -> Option<ThreadVariable> {
@@ -40,36 +40,36 @@ impl Image {
 
 /// A table of the dynamic section: its offset in the file, and bytes.
 #[derive(Clone, Copy, Debug, Default)]
-struct Table {
+struct DynamicTable {
     offset: u64,
     bytes: u64,
 }
 
 /// What of the dynamic section matters.
 #[derive(Debug, Default)]
-struct Dynamic {
+struct DynamicSection {
     symbols: Option<u64>,
-    names: Table,
+    names: DynamicTable,
     hashes: Option<u64>,
-    relocations: [Table; 2],
+    relocations: [DynamicTable; 2],
     is_program: bool,
 }
 
 /// Thread-local memory of a module, as the file has it.
 #[derive(Clone, Copy)]
-struct Block {
+struct TlsBlock {
     address: u64,
     bytes: u64,
     align: u64,
 }
 
-fn find(source: &Source, name: &str, size: u64) -> Option<ThreadVariable> {
+fn find(source: &ByteSource, name: &str, size: u64) -> Option<ThreadVariable> {
     let header = elf_header(source)?;
     let programs = program_headers(source, &header)?;
     let of_type =
         |wanted: u32| programs.iter().find(move |program| program.p_type.get(LE) == wanted);
     // Most files have none, and are done with here.
-    let block = of_type(elf::PT_TLS).map(|block| Block {
+    let block = of_type(elf::PT_TLS).map(|block| TlsBlock {
         address: block.p_vaddr.get(LE),
         bytes: block.p_memsz.get(LE),
         align: block.p_align.get(LE).max(1),
@@ -121,18 +121,18 @@ fn find(source: &Source, name: &str, size: u64) -> Option<ThreadVariable> {
 
 /// How far behind the thread pointer the program's own variables are: its block ends there, as far
 /// up as its alignment allows (x86-64, variant II).
-fn distance(block: Block, value: u64) -> Option<i64> {
+fn distance(block: TlsBlock, value: u64) -> Option<i64> {
     let end = block.address.wrapping_add(block.bytes);
     let below = block.bytes.checked_add(end.wrapping_neg() & (block.align - 1))?;
     i64::try_from(value).ok()?.checked_sub(i64::try_from(below).ok()?)
 }
 
-fn dynamic(bytes: &[u8], offset_of: impl Fn(u64) -> Option<u64>) -> Dynamic {
+fn dynamic(bytes: &[u8], offset_of: impl Fn(u64) -> Option<u64>) -> DynamicSection {
     let count = bytes.len() / size_of::<elf::Dyn64<LE>>();
     let entries = pod::slice_from_bytes::<elf::Dyn64<LE>>(bytes, count)
         .map_or(&[][..], |(entries, _)| entries);
-    let mut found = Dynamic::default();
-    let [direct, by_calls] = &mut [Table::default(); 2];
+    let mut found = DynamicSection::default();
+    let [direct, by_calls] = &mut [DynamicTable::default(); 2];
     for entry in entries {
         let value = entry.d_val.get(LE);
         let offset = || offset_of(value);
@@ -156,7 +156,11 @@ fn dynamic(bytes: &[u8], offset_of: impl Fn(u64) -> Option<u64>) -> Dynamic {
 }
 
 /// The symbol of this name, with its index, by the hash table that linkers make (DT_GNU_HASH).
-fn symbol(source: &Source, dynamic: &Dynamic, name: &str) -> Option<(u32, elf::Sym64<LE>)> {
+fn symbol(
+    source: &ByteSource,
+    dynamic: &DynamicSection,
+    name: &str,
+) -> Option<(u32, elf::Sym64<LE>)> {
     let (symbols, hashes) = (dynamic.symbols?, dynamic.hashes?);
     let word = |at: u64| {
         let mut bytes = [0; 4];
@@ -191,7 +195,7 @@ fn symbol(source: &Source, dynamic: &Dynamic, name: &str) -> Option<(u32, elf::S
     None
 }
 
-fn is_called(source: &Source, names: Table, at: u32, name: &str) -> bool {
+fn is_called(source: &ByteSource, names: DynamicTable, at: u32, name: &str) -> bool {
     let wanted = [name.as_bytes(), &[0]].concat();
     let (at, length) = (u64::from(at), wanted.len() as u64);
     let there = at.checked_add(length).is_some_and(|end| end <= names.bytes);
@@ -203,8 +207,8 @@ fn is_called(source: &Source, names: Table, at: u32, name: &str) -> bool {
 /// What a relocation has put where for the variable, of so many bytes as there are `left` to read.
 /// One that is bound within its file has no symbol: the value stands in the relocation.
 fn relocated(
-    source: &Source,
-    table: Table,
+    source: &ByteSource,
+    table: DynamicTable,
     left: &mut u64,
     index: u32,
     value: u64,
@@ -246,8 +250,8 @@ fn relocated(
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::{Block, MAX_RELOCATION_BYTES, ThreadVariable, distance, find};
-    use crate::process::source::Source;
+    use super::{MAX_RELOCATION_BYTES, ThreadVariable, TlsBlock, distance, find};
+    use crate::process::source::ByteSource;
     use object::elf;
     use perfusion_unwind::native::NATIVE;
 
@@ -338,7 +342,7 @@ pub(super) mod tests {
     }
 
     fn found(direct: &[Relocation], by_calls: &[Relocation]) -> Option<ThreadVariable> {
-        find(&Source::Bytes(library("shown", direct, by_calls)), "shown", 8)
+        find(&ByteSource::Bytes(library("shown", direct, by_calls)), "shown", 8)
     }
 
     #[test]
@@ -385,7 +389,7 @@ pub(super) mod tests {
 
     #[test]
     fn the_programs_block_ends_at_the_thread_pointer_as_far_up_as_it_may() {
-        let block = |address, bytes, align| Block { address, bytes, align };
+        let block = |address, bytes, align| TlsBlock { address, bytes, align };
         assert_eq!(distance(block(0x1000, 8, 8), 0), Some(-8));
         // Linkers round the size up so that the block begins at an aligned address.
         assert_eq!(distance(block(0x1000, 24, 16), 16), Some(-16));
@@ -398,7 +402,7 @@ pub(super) mod tests {
     fn a_file_without_the_variable_has_none_and_neither_has_a_cut_one() {
         let own = std::fs::read("/proc/self/exe").unwrap();
         for length in [own.len(), own.len() / 2, 4096, 64, 3] {
-            let part = Source::Bytes(own[..length].to_vec());
+            let part = ByteSource::Bytes(own[..length].to_vec());
             assert_eq!(find(&part, "otel_thread_ctx_v1", 8), None, "{length}");
         }
     }

@@ -1,12 +1,12 @@
 //! What google/pprof makes of a message once it is parsed (`postDecode`, `CheckValid`,
 //! `CompatibilizeSampleTypes`), in that order.
 
-use super::{Reading, Refusal, are, is_ours};
+use super::{ReadProfile, ReadRefusal, are, is_ours};
 use crate::proto::{Label, Profile, ValueType};
 use std::collections::{HashMap, HashSet};
 
 /// Refuses what pprof refuses and drops what it drops.
-pub(super) fn check(reading: &mut Reading) -> Result<(), Refusal> {
+pub(super) fn check(reading: &mut ReadProfile) -> Result<(), ReadRefusal> {
     strings(&reading.profile)?;
     mappings(reading);
     names(&mut reading.profile);
@@ -16,11 +16,11 @@ pub(super) fn check(reading: &mut Reading) -> Result<(), Refusal> {
 }
 
 /// All indices that pprof looks up. Of a label with text it does not look up the unit.
-fn strings(profile: &Profile) -> Result<(), Refusal> {
+fn strings(profile: &Profile) -> Result<(), ReadRefusal> {
     let len = profile.string_table.len();
     let check = |found: i64| match usize::try_from(found) {
         Ok(index) if index < len => Ok(()),
-        _ => Err(Refusal::String { found, len }),
+        _ => Err(ReadRefusal::String { found, len }),
     };
     for mapping in &profile.mapping {
         check(mapping.filename)?;
@@ -51,7 +51,7 @@ fn strings(profile: &Profile) -> Result<(), Refusal> {
 }
 
 /// A mapping that is not in the table is none.
-fn mappings(reading: &mut Reading) {
+fn mappings(reading: &mut ReadProfile) {
     let known: HashSet<u64> = reading.profile.mapping.iter().map(|mapping| mapping.id).collect();
     let mut unknown = 0;
     for location in &mut reading.profile.location {
@@ -81,7 +81,7 @@ fn names(profile: &mut Profile) {
 
 /// Text and number in one label: the text counts. Neither: there is no label; our own numbers may
 /// be 0 and have no unit.
-fn labels(reading: &mut Reading) {
+fn labels(reading: &mut ReadProfile) {
     let ours = is_ours(&reading.profile);
     let (mut both, mut neither) = (0, 0);
     for sample in &mut reading.profile.sample {
@@ -107,18 +107,18 @@ fn labels(reading: &mut Reading) {
     }
 }
 
-fn tables(profile: &Profile) -> Result<(), Refusal> {
+fn tables(profile: &Profile) -> Result<(), ReadRefusal> {
     let types = profile.sample_type.len();
     if types == 0 && !profile.sample.is_empty() {
-        return Err(Refusal::SamplesWithoutTypes);
+        return Err(ReadRefusal::SamplesWithoutTypes);
     }
     let locations: HashSet<u64> = profile.location.iter().map(|location| location.id).collect();
     for sample in &profile.sample {
         if sample.value.len() != types {
-            return Err(Refusal::Values { found: sample.value.len(), types });
+            return Err(ReadRefusal::Values { found: sample.value.len(), types });
         }
         if let Some(&id) = sample.location_id.iter().find(|id| !locations.contains(id)) {
-            return Err(Refusal::NoLocation { id });
+            return Err(ReadRefusal::NoLocation { id });
         }
     }
     ids("mapping", profile.mapping.iter().map(|mapping| mapping.id))?;
@@ -126,28 +126,28 @@ fn tables(profile: &Profile) -> Result<(), Refusal> {
     ids("location", profile.location.iter().map(|location| location.id))?;
     for location in &profile.location {
         if location.line.iter().any(|line| !functions.contains(&line.function_id)) {
-            return Err(Refusal::NoFunction { id: location.id });
+            return Err(ReadRefusal::NoFunction { id: location.id });
         }
     }
     Ok(())
 }
 
-fn ids(table: &'static str, all: impl Iterator<Item = u64>) -> Result<HashSet<u64>, Refusal> {
+fn ids(table: &'static str, all: impl Iterator<Item = u64>) -> Result<HashSet<u64>, ReadRefusal> {
     let mut seen = HashSet::new();
     for id in all {
         if id == 0 {
-            return Err(Refusal::ReservedId { table });
+            return Err(ReadRefusal::ReservedId { table });
         }
         if !seen.insert(id) {
-            return Err(Refusal::TwiceId { table, id });
+            return Err(ReadRefusal::TwiceId { table, id });
         }
     }
     Ok(seen)
 }
 
 /// A type whose name stands several times is dropped; a default that does not exist is none.
-fn types(reading: &mut Reading) -> Result<(), Refusal> {
-    let Reading { profile, remarks } = reading;
+fn types(reading: &mut ReadProfile) -> Result<(), ReadRefusal> {
+    let ReadProfile { profile, remarks } = reading;
     let text = |index: i64| {
         let text = usize::try_from(index).ok().and_then(|index| profile.string_table.get(index));
         text.map_or("", String::as_str)
@@ -167,7 +167,7 @@ fn types(reading: &mut Reading) -> Result<(), Refusal> {
         ));
     }
     if !once.contains(&true) {
-        return Err(Refusal::NoTypes);
+        return Err(ReadRefusal::NoTypes);
     }
     if once.contains(&false) {
         remarks.push(format!(

@@ -17,16 +17,16 @@ mod check;
 mod prune;
 mod wire;
 
-use super::error::{PprofError, Refusal, gunzip};
+use super::error::{PprofError, ReadRefusal, gunzip};
 use super::proto::{Function, Label, Line, Location, Mapping, Profile, Sample, ValueType};
 use super::{LOSS_PREFIX, PERFUSION_PREFIX};
 use std::collections::HashSet;
 use std::fmt::Write as _;
-use wire::{Fields, Value};
+use wire::{WireFields, WireValue};
 
 /// A profile that was read.
 #[derive(Debug)]
-pub struct Reading {
+pub struct ReadProfile {
     /// As pprof would see it. Labels may stand several times: it need not be valid in the sense of
     /// [`super::validate()`].
     pub profile: Profile,
@@ -38,7 +38,7 @@ pub struct Reading {
 ///
 /// # Errors
 /// When pprof refuses it, too, or when it unpacks to more than 2 GiB.
-pub fn read(bytes: &[u8]) -> Result<Reading, PprofError> {
+pub fn read(bytes: &[u8]) -> Result<ReadProfile, PprofError> {
     let unpacked = gunzip(bytes)?;
     let mut reading = message(&unpacked)?;
     drop(unpacked);
@@ -58,12 +58,12 @@ pub fn is_ours(profile: &Profile) -> bool {
     })
 }
 
-fn message(bytes: &[u8]) -> Result<Reading, Refusal> {
+fn message(bytes: &[u8]) -> Result<ReadProfile, ReadRefusal> {
     if bytes.is_empty() {
-        return Err(Refusal::Empty);
+        return Err(ReadRefusal::Empty);
     }
     let (mut profile, mut strings) = (Profile::default(), Vec::new());
-    let mut fields = Fields(bytes);
+    let mut fields = WireFields(bytes);
     while let Some((number, value)) = fields.next()? {
         match number {
             1 => profile.sample_type.push(value_type(value)?),
@@ -74,12 +74,12 @@ fn message(bytes: &[u8]) -> Result<Reading, Refusal> {
             6 => {
                 strings.push(value.bytes()?);
                 if strings.first().is_some_and(|first| !first.is_empty()) {
-                    return Err(Refusal::FirstString);
+                    return Err(ReadRefusal::FirstString);
                 }
             }
             7 => profile.drop_frames = value.signed()?,
             8 => profile.keep_frames = value.signed()?,
-            9 if profile.time_nanos != 0 => return Err(Refusal::Concatenated),
+            9 if profile.time_nanos != 0 => return Err(ReadRefusal::Concatenated),
             9 => profile.time_nanos = value.signed()?,
             10 => profile.duration_nanos = value.signed()?,
             11 => profile.period_type = Some(value_type(value)?),
@@ -92,7 +92,7 @@ fn message(bytes: &[u8]) -> Result<Reading, Refusal> {
     }
     let mut remarks = Vec::new();
     profile.string_table = texts(&strings, &mut remarks);
-    Ok(Reading { profile, remarks })
+    Ok(ReadProfile { profile, remarks })
 }
 
 /// Strings that are not UTF-8 with `\xe9` in place of each wrong byte. One that would be another
@@ -130,8 +130,8 @@ fn are(number: usize, one: &str, many: &str) -> String {
     if number == 1 { format!("1 {one} is") } else { format!("{number} {many} are") }
 }
 
-fn value_type(value: Value<'_>) -> Result<ValueType, Refusal> {
-    let (mut fields, mut of) = (Fields(value.bytes()?), ValueType::default());
+fn value_type(value: WireValue<'_>) -> Result<ValueType, ReadRefusal> {
+    let (mut fields, mut of) = (WireFields(value.bytes()?), ValueType::default());
     while let Some((number, value)) = fields.next()? {
         match number {
             1 => of.r#type = value.signed()?,
@@ -142,8 +142,8 @@ fn value_type(value: Value<'_>) -> Result<ValueType, Refusal> {
     Ok(of)
 }
 
-fn sample(value: Value<'_>) -> Result<Sample, Refusal> {
-    let (mut fields, mut of) = (Fields(value.bytes()?), Sample::default());
+fn sample(value: WireValue<'_>) -> Result<Sample, ReadRefusal> {
+    let (mut fields, mut of) = (WireFields(value.bytes()?), Sample::default());
     while let Some((number, value)) = fields.next()? {
         match number {
             1 => value.unsigneds(&mut of.location_id)?,
@@ -155,8 +155,8 @@ fn sample(value: Value<'_>) -> Result<Sample, Refusal> {
     Ok(of)
 }
 
-fn label(value: Value<'_>) -> Result<Label, Refusal> {
-    let (mut fields, mut of) = (Fields(value.bytes()?), Label::default());
+fn label(value: WireValue<'_>) -> Result<Label, ReadRefusal> {
+    let (mut fields, mut of) = (WireFields(value.bytes()?), Label::default());
     while let Some((number, value)) = fields.next()? {
         match number {
             1 => of.key = value.signed()?,
@@ -169,8 +169,8 @@ fn label(value: Value<'_>) -> Result<Label, Refusal> {
     Ok(of)
 }
 
-fn mapping(value: Value<'_>) -> Result<Mapping, Refusal> {
-    let (mut fields, mut of) = (Fields(value.bytes()?), Mapping::default());
+fn mapping(value: WireValue<'_>) -> Result<Mapping, ReadRefusal> {
+    let (mut fields, mut of) = (WireFields(value.bytes()?), Mapping::default());
     while let Some((number, value)) = fields.next()? {
         match number {
             1 => of.id = value.unsigned()?,
@@ -189,8 +189,8 @@ fn mapping(value: Value<'_>) -> Result<Mapping, Refusal> {
     Ok(of)
 }
 
-fn location(value: Value<'_>) -> Result<Location, Refusal> {
-    let (mut fields, mut of) = (Fields(value.bytes()?), Location::default());
+fn location(value: WireValue<'_>) -> Result<Location, ReadRefusal> {
+    let (mut fields, mut of) = (WireFields(value.bytes()?), Location::default());
     while let Some((number, value)) = fields.next()? {
         match number {
             1 => of.id = value.unsigned()?,
@@ -204,8 +204,8 @@ fn location(value: Value<'_>) -> Result<Location, Refusal> {
     Ok(of)
 }
 
-fn line(value: Value<'_>) -> Result<Line, Refusal> {
-    let (mut fields, mut of) = (Fields(value.bytes()?), Line::default());
+fn line(value: WireValue<'_>) -> Result<Line, ReadRefusal> {
+    let (mut fields, mut of) = (WireFields(value.bytes()?), Line::default());
     while let Some((number, value)) = fields.next()? {
         match number {
             1 => of.function_id = value.unsigned()?,
@@ -217,8 +217,8 @@ fn line(value: Value<'_>) -> Result<Line, Refusal> {
     Ok(of)
 }
 
-fn function(value: Value<'_>) -> Result<Function, Refusal> {
-    let (mut fields, mut of) = (Fields(value.bytes()?), Function::default());
+fn function(value: WireValue<'_>) -> Result<Function, ReadRefusal> {
+    let (mut fields, mut of) = (WireFields(value.bytes()?), Function::default());
     while let Some((number, value)) = fields.next()? {
         match number {
             1 => of.id = value.unsigned()?,

@@ -2,7 +2,7 @@
 //! allocator's for example, which tools leave out (`profile/prune.go`). The leaf end of a stack
 //! goes from the outermost frame on that is to be dropped, but never down to its root.
 
-use super::{Reading, are};
+use super::{ReadProfile, are};
 use crate::proto::Profile;
 use perfusion_model::text::clean;
 use regex::{Regex, RegexBuilder};
@@ -12,8 +12,8 @@ use std::collections::{HashMap, HashSet};
 const MAX_EXPRESSION_BYTES: usize = 4 << 20;
 
 /// Drops what the profile wants dropped, and says so.
-pub(super) fn prune(reading: &mut Reading) {
-    let Reading { profile, remarks } = reading;
+pub(super) fn prune(reading: &mut ReadProfile) {
+    let ReadProfile { profile, remarks } = reading;
     let (drop, keep) = (text(profile, profile.drop_frames), text(profile, profile.keep_frames));
     if drop.is_empty() {
         return;

@@ -1,6 +1,6 @@
 //! What pprof's reader takes and refuses is taken and refused here, with its reasons.
 
-use super::{Refusal, read};
+use super::{ReadRefusal, read};
 use crate::PprofError;
 use crate::proto::{Function, Label, Line, Location, Mapping, Profile, Sample, ValueType};
 use prost::Message as _;
@@ -38,14 +38,14 @@ fn reading(change: impl FnOnce(&mut Profile)) -> (Profile, String) {
     (reading.profile, reading.remarks.join("\n"))
 }
 
-fn refusal(bytes: &[u8]) -> Refusal {
+fn refusal(bytes: &[u8]) -> ReadRefusal {
     match read(bytes).unwrap_err() {
         PprofError::Refused(refusal) => refusal,
         other => panic!("{other}"),
     }
 }
 
-fn refused(change: impl FnOnce(&mut Profile)) -> Refusal {
+fn refused(change: impl FnOnce(&mut Profile)) -> ReadRefusal {
     refusal(&with(change).encode_to_vec())
 }
 
@@ -165,33 +165,45 @@ fn frames_that_the_profile_wants_dropped_are_dropped() {
 #[test]
 fn what_pprof_refuses_is_refused_with_its_reason() {
     let mapping = Mapping { id: 1, ..Mapping::default() };
-    assert_eq!(refusal(b""), Refusal::Empty);
-    assert_eq!(refusal(b"text"), Refusal::Wire);
-    assert_eq!(refused(|p| p.sample_type.clear()), Refusal::SamplesWithoutTypes);
-    assert_eq!(refused(|p| (p.sample_type, p.sample) = Default::default()), Refusal::NoTypes);
-    assert_eq!(refused(|p| p.sample[0].value.push(1)), Refusal::Values { found: 2, types: 1 });
-    assert_eq!(refused(|p| p.sample[0].location_id.push(0)), Refusal::NoLocation { id: 0 });
-    assert_eq!(refused(|p| p.sample[0].location_id.push(7)), Refusal::NoLocation { id: 7 });
-    assert_eq!(refused(|p| p.location[1].line[0].function_id = 9), Refusal::NoFunction { id: 2 });
-    assert_eq!(refused(|p| p.location[1].line[0].function_id = 0), Refusal::NoFunction { id: 2 });
-    assert_eq!(refused(|p| p.function[1].id = 1), Refusal::TwiceId { table: "function", id: 1 });
+    assert_eq!(refusal(b""), ReadRefusal::Empty);
+    assert_eq!(refusal(b"text"), ReadRefusal::Wire);
+    assert_eq!(refused(|p| p.sample_type.clear()), ReadRefusal::SamplesWithoutTypes);
+    assert_eq!(refused(|p| (p.sample_type, p.sample) = Default::default()), ReadRefusal::NoTypes);
+    assert_eq!(refused(|p| p.sample[0].value.push(1)), ReadRefusal::Values { found: 2, types: 1 });
+    assert_eq!(refused(|p| p.sample[0].location_id.push(0)), ReadRefusal::NoLocation { id: 0 });
+    assert_eq!(refused(|p| p.sample[0].location_id.push(7)), ReadRefusal::NoLocation { id: 7 });
+    assert_eq!(
+        refused(|p| p.location[1].line[0].function_id = 9),
+        ReadRefusal::NoFunction { id: 2 }
+    );
+    assert_eq!(
+        refused(|p| p.location[1].line[0].function_id = 0),
+        ReadRefusal::NoFunction { id: 2 }
+    );
+    assert_eq!(
+        refused(|p| p.function[1].id = 1),
+        ReadRefusal::TwiceId { table: "function", id: 1 }
+    );
     assert_eq!(
         refused(|p| p.mapping = vec![mapping, mapping]),
-        Refusal::TwiceId { table: "mapping", id: 1 }
+        ReadRefusal::TwiceId { table: "mapping", id: 1 }
     );
     assert_eq!(
         refused(|p| p.mapping = vec![Mapping::default()]),
-        Refusal::ReservedId { table: "mapping" }
+        ReadRefusal::ReservedId { table: "mapping" }
     );
-    assert_eq!(refused(|p| p.function[0].name = 99), Refusal::String { found: 99, len: 9 });
-    assert_eq!(refused(|p| p.comment = vec![-1]), Refusal::String { found: -1, len: 9 });
-    assert_eq!(refused(|p| p.string_table[0] = "x".to_owned()), Refusal::FirstString);
-    assert_eq!(refused(|p| p.string_table.clear()), Refusal::String { found: 3, len: 0 });
+    assert_eq!(refused(|p| p.function[0].name = 99), ReadRefusal::String { found: 99, len: 9 });
+    assert_eq!(refused(|p| p.comment = vec![-1]), ReadRefusal::String { found: -1, len: 9 });
+    assert_eq!(refused(|p| p.string_table[0] = "x".to_owned()), ReadRefusal::FirstString);
+    assert_eq!(refused(|p| p.string_table.clear()), ReadRefusal::String { found: 3, len: 0 });
     let two = with(|p| p.time_nanos = 5).encode_to_vec().repeat(2);
-    assert_eq!(refusal(&two), Refusal::Concatenated);
-    assert!(Refusal::Concatenated.to_string().contains("concatenated profiles detected"));
+    assert_eq!(refusal(&two), ReadRefusal::Concatenated);
+    assert!(ReadRefusal::Concatenated.to_string().contains("concatenated profiles detected"));
     // Without a time nobody sees that there are two, but their samples do not fit.
-    assert_eq!(refusal(&good().encode_to_vec().repeat(2)), Refusal::Values { found: 1, types: 2 });
+    assert_eq!(
+        refusal(&good().encode_to_vec().repeat(2)),
+        ReadRefusal::Values { found: 1, types: 2 }
+    );
 }
 
 #[test]
@@ -210,6 +222,6 @@ fn messages_are_read_as_pprof_reads_them() {
         &[0x50, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01],
         &[0x32, 0x7f, 0x00],
     ] {
-        assert_eq!(refusal(&[&good[..], wrong].concat()), Refusal::Wire, "{wrong:x?}");
+        assert_eq!(refusal(&[&good[..], wrong].concat()), ReadRefusal::Wire, "{wrong:x?}");
     }
 }

@@ -2,11 +2,11 @@
 //! skipped, a known field of another wire type is refused, strings are bytes. prost refuses strings
 //! that are not UTF-8 and joins messages that stand twice; pprof does neither.
 
-use super::Refusal;
+use super::ReadRefusal;
 
 /// A field's value.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Value<'a> {
+pub(super) enum WireValue<'a> {
     Varint(u64),
     Bytes(&'a [u8]),
     /// Of four or eight bytes: no field of a profile has it.
@@ -14,63 +14,65 @@ pub(super) enum Value<'a> {
 }
 
 /// The fields of a message, one after the other.
-pub(super) struct Fields<'a>(pub(super) &'a [u8]);
+pub(super) struct WireFields<'a>(pub(super) &'a [u8]);
 
-impl<'a> Fields<'a> {
+impl<'a> WireFields<'a> {
     /// Number and value of the next field; `None` at the end.
-    pub(super) fn next(&mut self) -> Result<Option<(u64, Value<'a>)>, Refusal> {
+    pub(super) fn next(&mut self) -> Result<Option<(u64, WireValue<'a>)>, ReadRefusal> {
         if self.0.is_empty() {
             return Ok(None);
         }
         let key = varint(&mut self.0)?;
         let value = match key & 7 {
-            0 => Value::Varint(varint(&mut self.0)?),
+            0 => WireValue::Varint(varint(&mut self.0)?),
             1 => self.fixed(8)?,
             2 => {
                 let len = varint(&mut self.0)?;
                 let len = usize::try_from(len).ok().filter(|len| *len <= self.0.len());
-                let (bytes, rest) =
-                    self.0.split_at_checked(len.ok_or(Refusal::Wire)?).ok_or(Refusal::Wire)?;
+                let (bytes, rest) = self
+                    .0
+                    .split_at_checked(len.ok_or(ReadRefusal::Wire)?)
+                    .ok_or(ReadRefusal::Wire)?;
                 self.0 = rest;
-                Value::Bytes(bytes)
+                WireValue::Bytes(bytes)
             }
             5 => self.fixed(4)?,
-            _ => return Err(Refusal::Wire),
+            _ => return Err(ReadRefusal::Wire),
         };
         Ok(Some((key >> 3, value)))
     }
 
-    fn fixed(&mut self, len: usize) -> Result<Value<'a>, Refusal> {
-        self.0 = self.0.get(len..).ok_or(Refusal::Wire)?;
-        Ok(Value::Fixed)
+    fn fixed(&mut self, len: usize) -> Result<WireValue<'a>, ReadRefusal> {
+        self.0 = self.0.get(len..).ok_or(ReadRefusal::Wire)?;
+        Ok(WireValue::Fixed)
     }
 }
 
-impl<'a> Value<'a> {
-    pub(super) fn unsigned(self) -> Result<u64, Refusal> {
+impl<'a> WireValue<'a> {
+    pub(super) fn unsigned(self) -> Result<u64, ReadRefusal> {
         match self {
             Self::Varint(value) => Ok(value),
-            _ => Err(Refusal::Wire),
+            _ => Err(ReadRefusal::Wire),
         }
     }
 
-    pub(super) fn signed(self) -> Result<i64, Refusal> {
+    pub(super) fn signed(self) -> Result<i64, ReadRefusal> {
         Ok(self.unsigned()?.cast_signed())
     }
 
-    pub(super) fn bool(self) -> Result<bool, Refusal> {
+    pub(super) fn bool(self) -> Result<bool, ReadRefusal> {
         Ok(self.unsigned()? != 0)
     }
 
-    pub(super) fn bytes(self) -> Result<&'a [u8], Refusal> {
+    pub(super) fn bytes(self) -> Result<&'a [u8], ReadRefusal> {
         match self {
             Self::Bytes(bytes) => Ok(bytes),
-            _ => Err(Refusal::Wire),
+            _ => Err(ReadRefusal::Wire),
         }
     }
 
     /// One number, or several that are packed.
-    pub(super) fn unsigneds(self, into: &mut Vec<u64>) -> Result<(), Refusal> {
+    pub(super) fn unsigneds(self, into: &mut Vec<u64>) -> Result<(), ReadRefusal> {
         match self {
             Self::Varint(value) => into.push(value),
             Self::Bytes(mut packed) => {
@@ -78,13 +80,13 @@ impl<'a> Value<'a> {
                     into.push(varint(&mut packed)?);
                 }
             }
-            Self::Fixed => return Err(Refusal::Wire),
+            Self::Fixed => return Err(ReadRefusal::Wire),
         }
         Ok(())
     }
 
     /// The same of signed numbers.
-    pub(super) fn signeds(self, into: &mut Vec<i64>) -> Result<(), Refusal> {
+    pub(super) fn signeds(self, into: &mut Vec<i64>) -> Result<(), ReadRefusal> {
         match self {
             Self::Varint(value) => into.push(value.cast_signed()),
             Self::Bytes(mut packed) => {
@@ -92,14 +94,14 @@ impl<'a> Value<'a> {
                     into.push(varint(&mut packed)?.cast_signed());
                 }
             }
-            Self::Fixed => return Err(Refusal::Wire),
+            Self::Fixed => return Err(ReadRefusal::Wire),
         }
         Ok(())
     }
 }
 
 /// Ten bytes at most; bits beyond the 64th are dropped.
-fn varint(bytes: &mut &[u8]) -> Result<u64, Refusal> {
+fn varint(bytes: &mut &[u8]) -> Result<u64, ReadRefusal> {
     let mut value = 0u64;
     for (position, &byte) in bytes.iter().take(10).enumerate() {
         value |= u64::from(byte & 0x7f) << (7 * position);
@@ -108,5 +110,5 @@ fn varint(bytes: &mut &[u8]) -> Result<u64, Refusal> {
             return Ok(value);
         }
     }
-    Err(Refusal::Wire)
+    Err(ReadRefusal::Wire)
 }

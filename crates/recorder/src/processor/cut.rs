@@ -13,13 +13,13 @@ use crate::naming;
 use crate::starts;
 use foldhash::{HashMap, HashMapExt as _};
 use perfusion_aggregate::chance::Chances;
-use perfusion_aggregate::collections::{Kind, Sum};
+use perfusion_aggregate::collections::{CollectionKind, CollectionSum};
 use perfusion_aggregate::heap::{LiveObject, Site, Weight, age_bucket_seconds, count_bucket};
-use perfusion_aggregate::incidents::{self, LockWait, Throw, Thrown, Waited};
+use perfusion_aggregate::incidents::{self, ExceptionSum, LockWait, LockWaitSum, Throw};
 use perfusion_aggregate::pool;
 use perfusion_aggregate::runtime_wait::{self, LockEvents, RuntimeWaits};
-use perfusion_aggregate::threads::{Place, Row, WaitStateKey, Waker};
-use perfusion_aggregate::window::{Limits as WindowLimits, Window};
+use perfusion_aggregate::threads::{StackOrMarker, ThreadRow, WaitStateKey, Waker};
+use perfusion_aggregate::window::{Window, WindowLimits};
 use perfusion_model::event::{
     Event, EventKind, MonotonicNs, RegionId, ShimEvent, ThreadId, ThreadSnapshot,
 };
@@ -28,14 +28,14 @@ use perfusion_model::labels::{
     CollectionLabels, Labels, NameId, OTHER, SampleType, Sampling, SpanLabels, UNKNOWN_TYPE,
 };
 use perfusion_model::stack::{StackId, StackTable};
-use perfusion_sources::kernel::rule_set::OfService;
+use perfusion_sources::kernel::rule_set::ServiceExclusions;
 use perfusion_symbolize::file_name;
 use perfusion_symbolize::types::TypeName;
 use std::collections::HashSet;
 use std::sync::Arc;
 
 /// A cut that was announced.
-pub(super) struct Cutting {
+pub(super) struct WindowRotation {
     at: MonotonicNs,
     running: Vec<ThreadSnapshot>,
     /// When each thread was looked at.
@@ -43,7 +43,7 @@ pub(super) struct Cutting {
     later: Vec<Event>,
 }
 
-impl Cutting {
+impl WindowRotation {
     /// Gives the event back unless it belongs to the next window: then it waits for that.
     pub(super) fn put_off(cutting: &mut Option<Self>, event: Event) -> Option<Event> {
         let Some(cutting) = cutting else { return Some(event) };
@@ -93,13 +93,13 @@ impl Processor {
         *before = std::mem::take(now);
         let looked =
             running.iter().map(|snapshot| (snapshot.times.thread.tid, snapshot.at)).collect();
-        self.cutting = Some(Cutting { at, running, looked, later: Vec::new() });
+        self.cutting = Some(WindowRotation { at, running, looked, later: Vec::new() });
     }
 
     /// All that belongs to the window that ends has come. `None` when none was announced.
-    pub fn end_cut(&mut self) -> Option<Cut> {
-        let Cutting { at, running, later, .. } = self.cutting.take()?;
-        let cut = Cut::of(self, at, &running, false);
+    pub fn end_cut(&mut self) -> Option<WindowEstimates> {
+        let WindowRotation { at, running, later, .. } = self.cutting.take()?;
+        let cut = WindowEstimates::of(self, at, &running, false);
         for event in later {
             self.event(event);
         }
@@ -110,20 +110,20 @@ impl Processor {
     /// exist at the end.
     #[must_use]
     pub fn close(&mut self, now: MonotonicNs, running: &[ThreadSnapshot]) -> Window {
-        let cut = Cut::of(self, now, running, true);
+        let cut = WindowEstimates::of(self, now, running, true);
         self.window(cut).0
     }
 
     /// The window of a cut, with all names that are known by now, and what to forget when it is
     /// encoded.
     #[must_use]
-    pub fn window(&mut self, cut: Cut) -> (Window, Gone) {
+    pub fn window(&mut self, cut: WindowEstimates) -> (Window, LivenessAtCut) {
         let mut cut = cut;
         self.symbolizer
             .resolve(cut.labels().flat_map(unnamed).chain(self.starts.unnamed()), &self.processes);
         self.starts.name(&self.symbolizer);
         cut.labels_mut().for_each(|labels| self.settle_role(labels));
-        let Cut {
+        let WindowEstimates {
             mut rows,
             labels,
             stacks,
@@ -149,13 +149,13 @@ impl Processor {
                 self.symbolizer.symbol(frame)
             });
         let waits = rows.iter().filter_map(|row| match row.place {
-            Place::Stack(stack) => {
+            StackOrMarker::Stack(stack) => {
                 let by_collector =
                     matches!(row.waker, Some(Waker::Thread { id, .. }) if cut.pausers.contains(&id));
                 let (stack, blocked_ns) = (stacks.frames(stack), row.blocked_ns);
-                Some(runtime_wait::Waited { stack, reason: row.reason?, by_collector, blocked_ns })
+                Some(runtime_wait::StackWaits { stack, reason: row.reason?, by_collector, blocked_ns })
             }
-            Place::Marker(_) => None,
+            StackOrMarker::Marker(_) => None,
         });
         self.runtime_waits.learn_pauses(waits, |frame| self.symbolizer.symbol(frame));
         // What is beyond the window's bound on distinct rows is one row: the few of these families
@@ -172,11 +172,11 @@ impl Processor {
             ];
             window.add_all(&[FrameKey::Marker(Marker::NotSampled)], &labels, &values);
         }
-        for (stack, labels, Thrown { count, .. }) in throws {
+        for (stack, labels, ExceptionSum { count, .. }) in throws {
             let frames = naming::from_throw(&self.symbolizer, stacks.frames(stack));
             window.add(frames, &labels, SampleType::Exceptions, count);
         }
-        for (wait, labels, Waited { count, ns, .. }) in lock_waits {
+        for (wait, labels, LockWaitSum { count, ns, .. }) in lock_waits {
             let values = [(SampleType::Contentions, count), (SampleType::Delay, ns)];
             let waiting = stacks.frames(wait.place.stack);
             match wait.held_at {
@@ -244,7 +244,7 @@ impl Processor {
         window: &mut Window,
         stacks: &StackTable,
         sites: Vec<(Site, Weight, Labels)>,
-        live: Vec<(LiveObject, Survived, Labels)>,
+        live: Vec<(LiveObject, ObjectSurvival, Labels)>,
     ) {
         let unknown = TypeName { shown: UNKNOWN_TYPE.into(), raw: None, module: None };
         let types = self.types.told_apart();
@@ -308,20 +308,26 @@ impl Processor {
         self.processes.image(image).map(|image| file_name(&image.path))
     }
 
-    fn add_row(&self, window: &mut Window, row: &Row, mut labels: Labels, stacks: &StackTable) {
+    fn add_row(
+        &self,
+        window: &mut Window,
+        row: &ThreadRow,
+        mut labels: Labels,
+        stacks: &StackTable,
+    ) {
         let waker = row.waker.filter(|_| self.is_detailed());
         (labels.waker, labels.waker_name) = waker.map(|waker| self.waker_texts(waker)).unzip();
         let marker;
         let frames = match row.place {
-            Place::Stack(stack) => {
+            StackOrMarker::Stack(stack) => {
                 naming::without_own_frames(&self.symbolizer, stacks.frames(stack))
             }
-            Place::Marker(what) => {
+            StackOrMarker::Marker(what) => {
                 marker = [FrameKey::Marker(what)];
                 &marker[..]
             }
         };
-        if let Place::Stack(stack) = row.place {
+        if let StackOrMarker::Stack(stack) = row.place {
             labels.span = stacks.span(stack).map(SpanLabels::of).map(Arc::new);
         }
         labels.wait_reason = row.reason.map(|reason| self.wait_reason(reason, frames));
@@ -371,13 +377,13 @@ fn sort_by_type<T>(rows: &mut [T], of: impl Fn(&T) -> (&Labels, f64)) {
 
 /// Puts first what is most of a column, whichever: a window keeps so many rows apart, in the order
 /// they come.
-fn sort_by_share(rows: &mut [Row]) {
-    let columns = |row: &Row| [row.cpu_ns, row.runnable_ns, row.blocked_ns];
+fn sort_by_share(rows: &mut [ThreadRow]) {
+    let columns = |row: &ThreadRow| [row.cpu_ns, row.runnable_ns, row.blocked_ns];
     let mut sums = [0.0; 3];
     for row in rows.iter() {
         sums.iter_mut().zip(columns(row)).for_each(|(sum, value)| *sum += value);
     }
-    let share = |row: &Row| {
+    let share = |row: &ThreadRow| {
         let shares = columns(row)
             .into_iter()
             .zip(sums)
@@ -390,7 +396,7 @@ fn sort_by_share(rows: &mut [Row]) {
 /// Until when a live object is known of: its process may have ended since. How many collections it
 /// has survived, and full ones since it is old; of one in how many like it was told, and how many
 /// are not watched.
-struct Survived {
+struct ObjectSurvival {
     until: MonotonicNs,
     all: u32,
     old: Option<u32>,
@@ -399,30 +405,30 @@ struct Survived {
 }
 
 /// The estimates of a window that is over; only names may be missing.
-pub struct Cut {
-    rows: Vec<Row>,
+pub struct WindowEstimates {
+    rows: Vec<ThreadRow>,
     /// Of the rows' threads, by id and when they entered the recording.
     labels: HashMap<(u32, MonotonicNs), Labels>,
     stacks: StackTable,
     sites: Vec<(Site, Weight, Labels)>,
-    live: Vec<(LiveObject, Survived, Labels)>,
+    live: Vec<(LiveObject, ObjectSurvival, Labels)>,
     pauses: Vec<(Labels, u64)>,
     /// Threads that have stopped their process for a collection.
     pausers: HashSet<ThreadId>,
-    throws: Vec<(StackId, Labels, Thrown)>,
+    throws: Vec<(StackId, Labels, ExceptionSum)>,
     /// Exceptions and contentions of processes that told of none.
     unsampled: Vec<(Labels, [u64; 2])>,
-    lock_waits: Vec<(LockWait, Labels, Waited)>,
+    lock_waits: Vec<(LockWait, Labels, LockWaitSum)>,
     lock_events: LockEvents,
-    pools: Vec<(Labels, pool::Sum)>,
+    pools: Vec<(Labels, pool::PoolSum)>,
     wait_chances: Chances,
     /// Of services, what the probes leave out.
-    left_out: HashMap<Arc<str>, OfService>,
-    gone: Gone,
+    left_out: HashMap<Arc<str>, ServiceExclusions>,
+    gone: LivenessAtCut,
 }
 
 /// What a window's end tells of who is there and who is not.
-pub struct Gone {
+pub struct LivenessAtCut {
     /// Regions of which nothing more comes.
     pub(super) regions: HashSet<RegionId>,
     /// Ids of all threads and processes that existed.
@@ -435,7 +441,7 @@ fn unnamed(labels: &Labels) -> impl Iterator<Item = FrameKey> {
     labels.role_evidence.iter().flat_map(|evidence| evidence.unnamed()).copied()
 }
 
-impl Cut {
+impl WindowEstimates {
     fn labels(&self) -> impl Iterator<Item = &Labels> {
         let of_rows = self.labels.values();
         let of_sites = self.sites.iter().map(|(_, _, labels)| labels);
@@ -494,14 +500,14 @@ impl Cut {
         let sites: Vec<(Site, Weight, Option<u64>)> =
             heap.sites().map(|(site, weight)| (*site, *weight, heap.told_one_in(site))).collect();
         let gone_at = std::mem::take(&mut processor.regions_gone);
-        let survived = |object: &LiveObject| Survived {
+        let survived = |object: &LiveObject| ObjectSurvival {
             until: gone_at.get(&object.site.region).copied().unwrap_or(at),
             all: heap.survived(object),
             old: heap.survived_old(object),
             told_one_in: heap.watched_one_in(&object.site),
             unwatched: heap.unwatched(&object.site),
         };
-        let mut live: Vec<(LiveObject, Survived)> =
+        let mut live: Vec<(LiveObject, ObjectSurvival)> =
             heap.live().map(|object| (object, survived(&object))).collect();
         let times: HashMap<RegionId, [Option<MonotonicNs>; 2]> = live
             .iter()
@@ -527,7 +533,7 @@ impl Cut {
             processor.alive_at_end = alive_in.intersection(&regions).count();
         }
         let mut labels = std::mem::take(&mut processor.ended);
-        for row in rows.iter().filter(|row| row.place != Place::Marker(Marker::Overflow)) {
+        for row in rows.iter().filter(|row| row.place != StackOrMarker::Marker(Marker::Overflow)) {
             labels
                 .entry((row.thread.tid, row.since))
                 .or_insert_with(|| processor.labels_of(row.thread, row.since));
@@ -556,9 +562,10 @@ impl Cut {
         });
         let live = live.collect();
         processor.keep_makers(&made_by);
-        let of_pause = |((region, kind), sum): ((RegionId, Option<Kind>), Sum)| {
-            (pause_labels(processor, region, kind, sum), sum.pause_ns)
-        };
+        let of_pause =
+            |((region, kind), sum): ((RegionId, Option<CollectionKind>), CollectionSum)| {
+                (pause_labels(processor, region, kind, sum), sum.pause_ns)
+            };
         let pauses = collections.into_iter().map(of_pause).collect();
         let (mut throws, mut waits) = processor.incidents.take();
         let unsampled = processor.incident_totals.complete(&mut throws, &mut waits).into_iter();
@@ -572,7 +579,7 @@ impl Cut {
         let waits = waits.into_iter();
         let lock_waits = waits.map(|(wait, of)| (wait, wait_labels(processor, wait), of)).collect();
         let pools = processor.pools.take().into_iter();
-        let mut pools: Vec<(Labels, pool::Sum)> =
+        let mut pools: Vec<(Labels, pool::PoolSum)> =
             pools.map(|(region, sum)| (processor.region_labels(region, None), sum)).collect();
         pools.sort_by_key(|(labels, _)| labels.pid);
         processor.note_left_out(running);
@@ -593,7 +600,7 @@ impl Cut {
             pools,
             wait_chances: std::mem::take(&mut processor.wait_chances),
             left_out: std::mem::take(&mut processor.left_out),
-            gone: Gone {
+            gone: LivenessAtCut {
                 regions,
                 threads: there().map(|thread| thread.tid).collect(),
                 pids: there().map(|thread| thread.pid).collect(),
@@ -605,8 +612,8 @@ impl Cut {
 fn pause_labels(
     processor: &mut Processor,
     region: RegionId,
-    kind: Option<Kind>,
-    sum: Sum,
+    kind: Option<CollectionKind>,
+    sum: CollectionSum,
 ) -> Labels {
     let collections = kind.map(|kind| CollectionLabels {
         kind: kind.kind,
@@ -636,7 +643,7 @@ fn named(labels: Labels, name: Option<Arc<str>>) -> Labels {
     }
 }
 
-fn place_labels(processor: &mut Processor, place: incidents::Place) -> Labels {
+fn place_labels(processor: &mut Processor, place: incidents::RuntimeEventSite) -> Labels {
     let labels = processor.region_labels(place.region, Some(place.tid));
     named(labels, processor.name_then(place.region, place.tid, place.name))
 }
@@ -665,8 +672,8 @@ fn wait_labels(processor: &mut Processor, wait: LockWait) -> Labels {
 #[cfg(test)]
 mod tests {
     use super::{
-        Labels, MonotonicNs, OTHER, Place, Row, SampleType, Sampling, ThreadId, Window,
-        WindowLimits, sort_by_share, sort_by_type,
+        Labels, MonotonicNs, OTHER, SampleType, Sampling, StackOrMarker, ThreadId, ThreadRow,
+        Window, WindowLimits, sort_by_share, sort_by_type,
     };
     use perfusion_model::frame::{FrameKey, Marker};
 
@@ -707,11 +714,11 @@ mod tests {
 
     #[test]
     fn what_is_most_of_any_column_comes_first() {
-        let row = |tid, [cpu_ns, runnable_ns, blocked_ns]: [f64; 3]| Row {
+        let row = |tid, [cpu_ns, runnable_ns, blocked_ns]: [f64; 3]| ThreadRow {
             thread: ThreadId { pid: 1, tid },
             since: MonotonicNs(0),
             name: None,
-            place: Place::Marker(Marker::Overflow),
+            place: StackOrMarker::Marker(Marker::Overflow),
             reason: None,
             waker: None,
             samples: 0,

@@ -6,9 +6,9 @@ pub mod print;
 pub mod series;
 pub mod snapshot;
 
-use self::judge::{Judgement, Moment, judge};
+use self::judge::{Judgement, SiteMoment, judge};
 use self::series::Stretch;
-use self::snapshot::{Group, Place, Process, Snapshot};
+use self::snapshot::{AllocationSite, LiveGroup, NamedPid, Snapshot};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
@@ -18,19 +18,22 @@ pub const MOMENTS: usize = 256;
 
 /// One place and what is thought of it.
 #[derive(Clone, Debug)]
-pub struct Finding {
+pub struct LeakFinding {
     /// Where the objects come from.
-    pub place: Arc<Place>,
+    pub place: Arc<AllocationSite>,
     /// What was alive at the last moment.
-    pub last: Group,
+    pub last: LiveGroup,
     /// The judgement.
     pub judgement: Judgement,
 }
 
 /// Judges every place of the snapshots by the moments of its process: leaks first, then by bytes.
 #[must_use]
-pub fn findings(snapshots: &[Snapshot], stretches: &HashMap<Process, Stretch>) -> Vec<Finding> {
-    let none = Group::default();
+pub fn findings(
+    snapshots: &[Snapshot],
+    stretches: &HashMap<NamedPid, Stretch>,
+) -> Vec<LeakFinding> {
+    let none = LiveGroup::default();
     let mut places = HashSet::new();
     for stretch in stretches.values() {
         places.extend(
@@ -41,23 +44,23 @@ pub fn findings(snapshots: &[Snapshot], stretches: &HashMap<Process, Stretch>) -
                 .flat_map(|of| of.groups.keys()),
         );
     }
-    let finding = |place: &Arc<Place>| {
+    let finding = |place: &Arc<AllocationSite>| {
         let process = (place.pid, place.process.clone());
         let stretch = stretches.get(&process);
         let watched = stretch.map_or(&[][..], |stretch| &stretch.moments);
-        let moments: Vec<Moment<'_>> = evenly(watched.len(), MOMENTS)
+        let moments: Vec<SiteMoment<'_>> = evenly(watched.len(), MOMENTS)
             .filter_map(|at| snapshots.get(*watched.get(at)?))
-            .map(|snapshot| Moment {
+            .map(|snapshot| SiteMoment {
                 at_s: snapshot.at_s,
                 proven_at_s: snapshot.proven_at_s.get(&process).copied(),
                 group: snapshot.groups.get(place).unwrap_or(&none),
             })
             .collect();
         let last = moments.last().map(|moment| moment.group.clone()).unwrap_or_default();
-        Finding { place: Arc::clone(place), last, judgement: judge(&moments) }
+        LeakFinding { place: Arc::clone(place), last, judgement: judge(&moments) }
     };
-    let mut findings: Vec<Finding> = places.into_iter().map(finding).collect();
-    let rank = |finding: &Finding| (finding.judgement.minor, finding.judgement.verdict);
+    let mut findings: Vec<LeakFinding> = places.into_iter().map(finding).collect();
+    let rank = |finding: &LeakFinding| (finding.judgement.minor, finding.judgement.verdict);
     findings.sort_by(|a, b| {
         rank(a)
             .cmp(&rank(b))
@@ -74,7 +77,7 @@ fn evenly(all: usize, most: usize) -> impl Iterator<Item = usize> {
 }
 
 /// What holds the objects that were seen, or why that is not known.
-pub type Held = Result<Holders, NoHolders>;
+pub type HoldersResult = Result<LeakHolders, NoHolders>;
 
 /// Why it is not known what holds objects, for people.
 #[derive(Debug)]
@@ -106,10 +109,10 @@ impl fmt::Display for NoHolders {
 
 /// What holds the objects that were seen.
 #[derive(Debug)]
-pub struct Holders {
+pub struct LeakHolders {
     /// The survey, and what holds the objects in it.
-    pub survey: perfusion_heap::held::Held,
+    pub survey: perfusion_heap::held::RetainedObjects,
     /// The handles that watch those of each place; and how many watched one that lived, or another
     /// by then, and were given up before that was sure.
-    pub handles: HashMap<Place, (Vec<u64>, usize)>,
+    pub handles: HashMap<AllocationSite, (Vec<u64>, usize)>,
 }

@@ -1,10 +1,10 @@
 //! The findings for people: verdict and trend, then why, then where.
 
-use super::judge::{Verdict, seconds};
+use super::judge::{LeakVerdict, seconds};
 use super::series::Stretch;
-use super::snapshot::Process;
-use super::snapshot::{Group, Snapshot};
-use super::{Finding, Held, Holders};
+use super::snapshot::NamedPid;
+use super::snapshot::{LiveGroup, Snapshot};
+use super::{HoldersResult, LeakFinding, LeakHolders};
 use perfusion_model::units::{counted, human, percent};
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -17,9 +17,9 @@ const FRAMES: usize = 4;
 /// The whole text; at most `rows` findings.
 pub fn text(
     snapshots: &[Snapshot],
-    stretches: &HashMap<Process, Stretch>,
-    findings: &[Finding],
-    holders: Option<&Held>,
+    stretches: &HashMap<NamedPid, Stretch>,
+    findings: &[LeakFinding],
+    holders: Option<&HoldersResult>,
     rows: usize,
 ) -> String {
     let mut text = String::new();
@@ -32,7 +32,8 @@ pub fn text(
         place.and_then(|place| snapshots.get(*place)).map_or(0.0, |of| of.at_s)
     };
     let length = at(longest.last()) - at(longest.first());
-    let shown: Vec<&Finding> = findings.iter().filter(|finding| !finding.judgement.minor).collect();
+    let shown: Vec<&LeakFinding> =
+        findings.iter().filter(|finding| !finding.judgement.minor).collect();
     let count =
         |verdict| shown.iter().filter(|finding| finding.judgement.verdict == verdict).count();
     let moments =
@@ -49,10 +50,10 @@ pub fn text(
         writeln!(
             text,
             "{moments}: {}, {}, {} steady, {} too early to tell",
-            counted(count(Verdict::Leak), "leak"),
-            counted(count(Verdict::Refreshed), "cache"),
-            count(Verdict::Steady),
-            count(Verdict::TooEarly)
+            counted(count(LeakVerdict::Leak), "leak"),
+            counted(count(LeakVerdict::Refreshed), "cache"),
+            count(LeakVerdict::Steady),
+            count(LeakVerdict::TooEarly)
         )
         .ok();
     }
@@ -82,13 +83,14 @@ pub fn text(
     }
     for finding in shown.iter().take(rows) {
         one(&mut text, finding).ok();
-        let is_of_it = |other: &&&Finding| {
+        let is_of_it = |other: &&&LeakFinding| {
             let (place, other) = (&finding.place, &other.place);
             (place.pid, &place.process, &place.type_name)
                 == (other.pid, &other.process, &other.type_name)
         };
-        let leaks = |other: &&Finding| other.judgement.verdict == Verdict::Leak;
-        if finding.judgement.verdict == Verdict::Steady && shown.iter().filter(is_of_it).any(leaks)
+        let leaks = |other: &&LeakFinding| other.judgement.verdict == LeakVerdict::Leak;
+        if finding.judgement.verdict == LeakVerdict::Steady
+            && shown.iter().filter(is_of_it).any(leaks)
         {
             writeln!(
                 text,
@@ -119,7 +121,7 @@ pub fn text(
     }
     let mut leaking: Vec<i64> = shown
         .iter()
-        .filter(|finding| finding.judgement.verdict == Verdict::Leak)
+        .filter(|finding| finding.judgement.verdict == LeakVerdict::Leak)
         .map(|finding| finding.place.pid)
         .collect();
     leaking.sort_unstable();
@@ -135,7 +137,7 @@ pub fn text(
         )
         .ok();
     }
-    let no_interval = |finding: &Finding| {
+    let no_interval = |finding: &LeakFinding| {
         finding.last.stride || finding.judgement.trend.is_ok_and(|rate| rate.interval.is_none())
     };
     if shown.into_iter().take(rows).any(no_interval) {
@@ -153,7 +155,7 @@ fn of_bytes(value: f64) -> String {
     human(value.round() as i64, "bytes")
 }
 
-fn one(text: &mut String, finding: &Finding) -> std::fmt::Result {
+fn one(text: &mut String, finding: &LeakFinding) -> std::fmt::Result {
     let (place, last, found) = (&finding.place, &finding.last, &finding.judgement);
     let method = place.stack.iter().find(|frame| !frame.starts_with('['));
     let at = method.map(|method| format!(" at {method}")).unwrap_or_default();
@@ -202,7 +204,7 @@ fn one(text: &mut String, finding: &Finding) -> std::fmt::Result {
 }
 
 /// What holds the objects that were seen of a place.
-fn held(text: &mut String, holders: &Holders, finding: &Finding) -> std::fmt::Result {
+fn held(text: &mut String, holders: &LeakHolders, finding: &LeakFinding) -> std::fmt::Result {
     let (handles, given_up) = holders
         .handles
         .get(&*finding.place)
@@ -268,7 +270,7 @@ fn count(number: usize) -> i64 {
 }
 
 /// How old objects are, as far as it is known: by powers of two.
-fn ages(group: &Group) -> String {
+fn ages(group: &LiveGroup) -> String {
     match (group.oldest_s(), group.half_at_least_s()) {
         (..1.0, _) => "all less than 1 s old".to_owned(),
         (oldest, ..1.0) => format!("oldest at least {}, most less than 1 s", seconds(oldest)),
@@ -282,13 +284,13 @@ fn ages(group: &Group) -> String {
 mod tests {
     use crate::leaks::findings;
     use crate::leaks::series::stretches;
-    use crate::leaks::snapshot::{Cell, Group, Place, Snapshot};
+    use crate::leaks::snapshot::{AgeCell, AllocationSite, LiveGroup, Snapshot};
     use std::sync::Arc;
 
     /// What is printed of a type of which so many are alive at each of these seconds.
-    fn text(looks: &[f64], stride: bool, cells: impl Fn(f64) -> Vec<Cell>) -> String {
+    fn text(looks: &[f64], stride: bool, cells: impl Fn(f64) -> Vec<AgeCell>) -> String {
         let process = (7, "shop".to_owned());
-        let place = Place {
+        let place = AllocationSite {
             pid: process.0,
             process: process.1.clone(),
             type_name: "Order".into(),
@@ -299,7 +301,7 @@ mod tests {
             length_s: at_s,
             processes: [process.clone()].into(),
             proven_at_s: [(process.clone(), at_s)].into(),
-            groups: [(Arc::new(place.clone()), Group { cells: cells(at_s), stride })].into(),
+            groups: [(Arc::new(place.clone()), LiveGroup { cells: cells(at_s), stride })].into(),
             ..Snapshot::default()
         };
         let snapshots: Vec<Snapshot> = looks.iter().map(look).collect();
@@ -307,8 +309,8 @@ mod tests {
         super::text(&snapshots, &stretches, &findings(&snapshots, &stretches), None, 10)
     }
 
-    fn cell(age_s: f64, seen: f64) -> Cell {
-        Cell {
+    fn cell(age_s: f64, seen: f64) -> AgeCell {
+        AgeCell {
             age_s,
             seen,
             objects: seen * 10.0,
@@ -320,7 +322,7 @@ mod tests {
     }
 
     /// One object more is seen each second.
-    fn leak(now: f64) -> Vec<Cell> {
+    fn leak(now: f64) -> Vec<AgeCell> {
         let born = |at: i32| (now - f64::from(at)).log2().floor().max(0.0).exp2();
         (0..now as i32).map(|at| cell(born(at), 1.0)).collect()
     }
@@ -388,7 +390,8 @@ mod tests {
 
     #[test]
     fn what_no_collection_has_looked_at_is_told_apart() {
-        let young = |bytes: f64| Cell { bytes, survived: false, proven: false, ..cell(0.0, 12.0) };
+        let young =
+            |bytes: f64| AgeCell { bytes, survived: false, proven: false, ..cell(0.0, 12.0) };
         let text = text(&LOOKS, false, |_| vec![cell(0.0, 12.0), young(512.0 * 1024.0)]);
         assert!(
             text.contains(

@@ -2,7 +2,7 @@
 //! writes one file for each service and window. Live objects can be compared as long as somebody
 //! has watched without a break, so of each process the last unbroken stretch is taken.
 
-use super::snapshot::{Process, Snapshot};
+use super::snapshot::{NamedPid, Snapshot};
 use std::collections::HashMap;
 
 /// What two profiles say of the moment when watching began differs by less, and the library is
@@ -26,11 +26,11 @@ pub struct Stretch {
 
 /// Sorts snapshots into the stretches of their processes.
 #[must_use]
-pub fn stretches(snapshots: &[Snapshot]) -> HashMap<Process, Stretch> {
+pub fn stretches(snapshots: &[Snapshot]) -> HashMap<NamedPid, Stretch> {
     let mut order: Vec<usize> = (0..snapshots.len()).collect();
     let at = |place: usize| snapshots.get(place).map_or(0.0, |snapshot| snapshot.at_s);
     order.sort_by(|a, b| at(*a).total_cmp(&at(*b)));
-    let mut stretches: HashMap<Process, Stretch> = HashMap::new();
+    let mut stretches: HashMap<NamedPid, Stretch> = HashMap::new();
     for place in order {
         let Some(snapshot) = snapshots.get(place) else { continue };
         for process in &snapshot.processes {

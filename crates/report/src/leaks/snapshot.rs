@@ -1,6 +1,6 @@
 //! What was alive at one moment, by process, type and allocation stack: read from a profile.
 
-use crate::stacks::{Kind, Stacks};
+use crate::stacks::{CodeKind, ProfileStacks};
 use perfusion_aggregate::heap::{SAMPLED_BYTE_PROBABILITY, has_survived};
 use perfusion_model::labels::HANDLE;
 use perfusion_model::text::clean;
@@ -12,7 +12,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// A process: its pid and name.
-pub type Process = (i64, String);
+pub type NamedPid = (i64, String);
 
 /// Frames of a stack that are kept, innermost first: enough to tell places apart and to recognise
 /// one.
@@ -26,7 +26,7 @@ fn is_resumption(frame: &str) -> bool {
 
 /// Where objects come from.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
+pub struct AllocationSite {
     /// The process.
     pub pid: i64,
     /// Its name.
@@ -40,7 +40,7 @@ pub struct Place {
 
 /// Objects of one place that are alike in age and fate.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Cell {
+pub struct AgeCell {
     /// Their age, rounded down to a power of two, seconds; 0 below 1.
     pub age_s: f64,
     /// How many were seen.
@@ -60,9 +60,9 @@ pub struct Cell {
 
 /// All that is alive of one place.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Group {
+pub struct LiveGroup {
     /// Its parts.
-    pub cells: Vec<Cell>,
+    pub cells: Vec<AgeCell>,
     /// Sampled by a fixed stride: figures may be biased, and have no interval.
     pub stride: bool,
 }
@@ -75,15 +75,15 @@ pub struct Snapshot {
     /// How long allocations had been listened to by then at the least, seconds.
     pub length_s: f64,
     /// The processes that were recorded.
-    pub processes: HashSet<Process>,
+    pub processes: HashSet<NamedPid>,
     /// Since when live objects of a process have been watched without a break, seconds since the
     /// epoch, where something is alive.
-    pub watched_since_s: HashMap<Process, f64>,
+    pub watched_since_s: HashMap<NamedPid, f64>,
     /// Until when what was old by then is proven to be alive, where something is: the last full
     /// collection but one began.
-    pub proven_at_s: HashMap<Process, f64>,
+    pub proven_at_s: HashMap<NamedPid, f64>,
     /// What there is.
-    pub groups: HashMap<Arc<Place>, Group>,
+    pub groups: HashMap<Arc<AllocationSite>, LiveGroup>,
     /// What of allocations and live objects is known to be missing, as the profile's loss line says
     /// it.
     pub losses: Vec<String>,
@@ -94,10 +94,10 @@ pub struct Snapshot {
 
 /// Places, each kept once however many moments have it.
 #[derive(Debug, Default)]
-pub struct Places(HashSet<Arc<Place>>);
+pub struct AllocationSites(HashSet<Arc<AllocationSite>>);
 
-impl Places {
-    fn one(&mut self, place: Place) -> Arc<Place> {
+impl AllocationSites {
+    fn one(&mut self, place: AllocationSite) -> Arc<AllocationSite> {
         if let Some(known) = self.0.get(&place) {
             return Arc::clone(known);
         }
@@ -107,7 +107,7 @@ impl Places {
     }
 }
 
-impl Cell {
+impl AgeCell {
     /// The age above which none of them is, seconds.
     fn below_s(self) -> f64 {
         if self.age_s < 1.0 { 1.0 } else { self.age_s * 2.0 }
@@ -146,8 +146,8 @@ impl Cell {
     }
 }
 
-impl Group {
-    fn sum(&self, of: impl Fn(&Cell) -> f64) -> f64 {
+impl LiveGroup {
+    fn sum(&self, of: impl Fn(&AgeCell) -> f64) -> f64 {
         self.cells.iter().map(of).fold(0.0, |sum, value| sum + value)
     }
 
@@ -182,7 +182,7 @@ impl Group {
         self.sum(|cell| cell.bytes)
     }
 
-    fn only(&self, which: impl Fn(&Cell) -> bool) -> Self {
+    fn only(&self, which: impl Fn(&AgeCell) -> bool) -> Self {
         Self { cells: self.cells.iter().copied().filter(which).collect(), stride: self.stride }
     }
 
@@ -200,19 +200,19 @@ impl Group {
 
     /// As [`Group::told`] of what is older than `age_s`, by this share of alike objects.
     #[must_use]
-    pub fn told_older(&self, age_s: f64, older: fn(Cell, f64) -> f64) -> f64 {
+    pub fn told_older(&self, age_s: f64, older: fn(AgeCell, f64) -> f64) -> f64 {
         self.sum(|cell| cell.told() * older(*cell, age_s))
     }
 
     /// As [`Group::stands_for`] of these.
     #[must_use]
-    pub fn stands_for_older(&self, age_s: f64, older: fn(Cell, f64) -> f64) -> Option<f64> {
+    pub fn stands_for_older(&self, age_s: f64, older: fn(AgeCell, f64) -> f64) -> Option<f64> {
         let seen = self.seen_older(age_s, older);
         (seen > 0.0).then(|| self.told_older(age_s, older) / seen)
     }
 
     /// Of what was seen, how many are older than `age_s`, by this share of alike objects.
-    fn seen_older(&self, age_s: f64, older: fn(Cell, f64) -> f64) -> f64 {
+    fn seen_older(&self, age_s: f64, older: fn(AgeCell, f64) -> f64) -> f64 {
         self.sum(|cell| cell.seen * older(*cell, age_s))
     }
 
@@ -234,16 +234,16 @@ impl Group {
     }
 }
 
-fn place(stacks: &Stacks<'_>, sample: &Sample) -> Place {
+fn place(stacks: &ProfileStacks<'_>, sample: &Sample) -> AllocationSite {
     let text = |key| clean(stacks.label(sample, key).unwrap_or_default()).into_owned();
     let type_name = match stacks.label(sample, "type_module") {
         Some(module) => format!("{} ({})", text("type"), clean(module)),
         None => text("type"),
     };
-    let frames = stacks.readable_frames(sample).filter(|frame| frame.kind != Kind::Kernel);
+    let frames = stacks.readable_frames(sample).filter(|frame| frame.kind != CodeKind::Kernel);
     let frames =
         frames.map(|frame| frame.name.into_owned()).take_while(|name| !is_resumption(name));
-    Place {
+    AllocationSite {
         pid: stacks.number(sample, "pid").unwrap_or(0),
         process: text("process"),
         type_name,
@@ -254,9 +254,9 @@ fn place(stacks: &Stacks<'_>, sample: &Sample) -> Place {
 /// The weak handles that watch the objects of each place, where a profile tells them apart by
 /// these.
 #[must_use]
-pub fn handles(profile: &Profile) -> HashMap<Place, Vec<u64>> {
-    let stacks = Stacks::new(profile);
-    let mut handles: HashMap<Place, Vec<u64>> = HashMap::new();
+pub fn handles(profile: &Profile) -> HashMap<AllocationSite, Vec<u64>> {
+    let stacks = ProfileStacks::new(profile);
+    let mut handles: HashMap<AllocationSite, Vec<u64>> = HashMap::new();
     for sample in stacks.samples() {
         if let Some(handle) = stacks.number(sample, HANDLE) {
             handles.entry(place(&stacks, sample)).or_default().push(handle.cast_unsigned());
@@ -268,13 +268,13 @@ pub fn handles(profile: &Profile) -> HashMap<Place, Vec<u64>> {
 impl Snapshot {
     /// What was alive at the end of a profile.
     #[must_use]
-    pub fn read(profile: &Profile, places: &mut Places) -> Self {
-        let stacks = Stacks::new(profile);
-        let mut groups: HashMap<Arc<Place>, Group> = HashMap::new();
+    pub fn read(profile: &Profile, places: &mut AllocationSites) -> Self {
+        let stacks = ProfileStacks::new(profile);
+        let mut groups: HashMap<Arc<AllocationSite>, LiveGroup> = HashMap::new();
         let mut processes = HashSet::new();
         let at_s = profile.time_nanos.saturating_add(profile.duration_nanos) as f64 / 1e9;
-        let mut watched_since_s: HashMap<Process, f64> = HashMap::new();
-        let mut proven_at_s: HashMap<Process, f64> = HashMap::new();
+        let mut watched_since_s: HashMap<NamedPid, f64> = HashMap::new();
+        let mut proven_at_s: HashMap<NamedPid, f64> = HashMap::new();
         for sample in stacks.samples() {
             if let (Some(pid), name) =
                 (stacks.number(sample, "pid"), stacks.label(sample, "process"))
@@ -306,7 +306,7 @@ impl Snapshot {
                 let seen = number("sampled_objects").max(1) as f64;
                 let group = groups.entry(places.one(place)).or_default();
                 group.stride |= stacks.label(sample, "sampling") == Some("stride");
-                group.cells.push(Cell {
+                group.cells.push(AgeCell {
                     age_s: number("age_seconds").max(0) as f64,
                     seen,
                     objects,
@@ -356,10 +356,10 @@ fn is_proven(generation: i64, survived: i64, full: Option<i64>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cell, Group, is_proven};
+    use super::{AgeCell, LiveGroup, is_proven};
 
-    fn group(cells: &[(f64, f64)]) -> Group {
-        let cell = |&(age_s, seen): &(f64, f64)| Cell {
+    fn group(cells: &[(f64, f64)]) -> LiveGroup {
+        let cell = |&(age_s, seen): &(f64, f64)| AgeCell {
             age_s,
             seen,
             objects: seen * 10.0,
@@ -368,7 +368,7 @@ mod tests {
             proven: true,
             size: 0.0,
         };
-        Group { cells: cells.iter().map(cell).collect(), stride: false }
+        LiveGroup { cells: cells.iter().map(cell).collect(), stride: false }
     }
 
     #[test]
@@ -377,23 +377,24 @@ mod tests {
         assert_eq!((group.seen(), group.objects(), group.bytes()), (16.0, 160.0, 160_000.0));
         assert_eq!(group.oldest_s(), 16.0);
         assert_eq!(
-            [0.5, 1.0, 8.0, 12.0, 24.0, 32.0, 99.0].map(|s| group.seen_older(s, Cell::share_older)),
+            [0.5, 1.0, 8.0, 12.0, 24.0, 32.0, 99.0]
+                .map(|s| group.seen_older(s, AgeCell::share_older)),
             [14.0, 12.0, 12.0, 8.0, 2.0, 0.0, 0.0]
         );
         assert_eq!(group.half_at_least_s(), 8.0);
-        assert_eq!(Group::default().half_at_least_s(), 0.0);
+        assert_eq!(LiveGroup::default().half_at_least_s(), 0.0);
     }
 
     #[test]
     fn how_many_were_told_of_does_not_depend_on_rounded_numbers_of_objects() {
-        let cell = |objects| Cell {
+        let cell = |objects| AgeCell {
             seen: 1.0,
             objects,
             bytes: 65_536.0 * 2.116,
             size: 65_536.0,
-            ..Cell::default()
+            ..AgeCell::default()
         };
-        let told = |objects| Group { cells: vec![cell(objects)], stride: false }.told();
+        let told = |objects| LiveGroup { cells: vec![cell(objects)], stride: false }.told();
         assert!((told(2.0) - 1.0).abs() < 0.01 && told(2.0) == told(3.0), "{}", told(2.0));
     }
 
@@ -410,7 +411,10 @@ mod tests {
         ] {
             let group = group(cells);
             assert_eq!(group.half_at_least_s(), half_s, "{cells:?}");
-            assert!(group.seen_older(half_s, Cell::share_older) >= group.seen() / 2.0, "{cells:?}");
+            assert!(
+                group.seen_older(half_s, AgeCell::share_older) >= group.seen() / 2.0,
+                "{cells:?}"
+            );
         }
     }
 

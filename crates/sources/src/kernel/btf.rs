@@ -105,7 +105,7 @@ pub enum Argument {
 
 /// One type: its header and where its details start.
 #[derive(Clone, Copy)]
-struct Type {
+struct BtfType {
     name: u32,
     kind: u32,
     count: u32,
@@ -263,7 +263,7 @@ impl<'a> KernelBtf<'a> {
     }
 
     /// Type `id` without typedefs and qualifiers around it.
-    fn plain(&self, id: u32) -> Result<Type, BtfError> {
+    fn plain(&self, id: u32) -> Result<BtfType, BtfError> {
         let mut id = id;
         for _ in 0..MAX_DEPTH {
             let Some(&offset) = self.types.get(to_usize(id)) else { break };
@@ -278,7 +278,7 @@ impl<'a> KernelBtf<'a> {
                 _ => return Ok(one),
             }
         }
-        Ok(Type { name: 0, kind: 0, count: 0, has_bit_fields: false, target: 0, details: 0 })
+        Ok(BtfType { name: 0, kind: 0, count: 0, has_bit_fields: false, target: 0, details: 0 })
     }
 
     /// The string at `offset` of the string section.
@@ -293,9 +293,9 @@ impl<'a> KernelBtf<'a> {
     }
 }
 
-fn read_type(data: &[u8], offset: usize) -> Result<Type, BtfError> {
+fn read_type(data: &[u8], offset: usize) -> Result<BtfType, BtfError> {
     let info = word(data, offset.saturating_add(4), "type")?;
-    Ok(Type {
+    Ok(BtfType {
         name: word(data, offset, "type")?,
         kind: (info >> 24) & 0x1f,
         count: info & 0xffff,

@@ -6,7 +6,7 @@
 //! kernel/events/core.c). What shows is that the event's own clock stands still.
 
 use super::perf::{PerfRing, RingError};
-use super::{Counts, KernelError, decode, load};
+use super::{KernelError, ReceiveCounters, decode, load};
 use aya::Ebpf;
 use aya::programs::perf_event::PerfEventLinkId;
 use decode::PerfRecord;
@@ -22,7 +22,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 const LOOK_NS: u64 = 1_000_000_000;
 
 /// All CPUs at work.
-pub(super) struct Cpus {
+pub(super) struct CpuRings {
     /// Readable when a ring has been written to since it was last asked.
     bell: OwnedFd,
     rings: HashMap<u32, PerfRing>,
@@ -32,13 +32,13 @@ pub(super) struct Cpus {
 }
 
 /// What has changed among the CPUs.
-pub(super) struct Changes {
+pub(super) struct CpuChanges {
     online: Vec<u32>,
     /// Their events are dead.
     dead: HashSet<u32>,
 }
 
-impl Cpus {
+impl CpuRings {
     /// Opens the rings. Before anything else, so that no mapping made from now on is missed.
     pub(super) fn open(now_ns: u64) -> Result<Self, KernelError> {
         let online = cpus::online()?;
@@ -97,7 +97,7 @@ impl Cpus {
 
     /// Looks which CPUs there are, when it is time. What dead rings hold is to be read before
     /// [`Cpus::follow`].
-    pub(super) fn look(&mut self, now_ns: u64) -> Option<Changes> {
+    pub(super) fn look(&mut self, now_ns: u64) -> Option<CpuChanges> {
         if now_ns.saturating_sub(self.looked_ns) < LOOK_NS {
             return None;
         }
@@ -106,7 +106,7 @@ impl Cpus {
         let is_dead = |cpu: u32, ring: &mut PerfRing| !online.contains(&cpu) || !ring.is_alive();
         let dead =
             self.rings.iter_mut().filter_map(|(&cpu, ring)| is_dead(cpu, ring).then_some(cpu));
-        Some(Changes { dead: dead.collect(), online })
+        Some(CpuChanges { dead: dead.collect(), online })
     }
 
     /// Lets go of what is dead and begins with what is new. Answers how much of that cannot be had,
@@ -115,7 +115,7 @@ impl Cpus {
         &mut self,
         bpf: &mut Ebpf,
         frequency_hz: u32,
-        changes: &Changes,
+        changes: &CpuChanges,
     ) -> (u64, bool) {
         self.rings.retain(|cpu, _| !changes.dead.contains(cpu));
         for (_, timer) in self.samplers.extract_if(|cpu, _| !self.rings.contains_key(cpu)) {
@@ -139,7 +139,7 @@ impl Cpus {
 
     /// Reads all rings. Their records are put in order, so that a child's come after the fork that
     /// makes them wanted. Answers whether some were lost.
-    pub(super) fn read(&mut self, counts: &Counts, events: &mut Vec<Event>) -> bool {
+    pub(super) fn read(&mut self, counts: &ReceiveCounters, events: &mut Vec<Event>) -> bool {
         let mut lost = false;
         for ring in self.rings.values_mut() {
             self.buffer.clear();

@@ -6,16 +6,16 @@ use bytemuck::AnyBitPattern;
 use ebpf_common::event::{
     CERTAIN, FLAG_AT_CALL, FLAG_EXITING, FLAG_IO, FLAG_LIMITED, FLAG_NEW, FLAG_PREEMPTED,
     FLAG_SKIPPED, FLAG_SPAN, FLAG_STACK_SENT, FLAG_THROTTLED, FLAG_USER, FLAG_WAKER,
-    FLAG_WALKED_TO_LIMIT, FLAG_WALKED_TO_START, FLAG_WOKEN_THROTTLED, Header, KIND_CPU_SAMPLE,
-    KIND_RENAME, KIND_SLEEPER, KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE,
-    KIND_WAKER_STACK, RenameRecord, SleeperRecord, StackRecord, ThreadEndRecord, WaitEndRecord,
+    FLAG_WALKED_TO_LIMIT, FLAG_WALKED_TO_START, FLAG_WOKEN_THROTTLED, KIND_CPU_SAMPLE, KIND_RENAME,
+    KIND_SLEEPER, KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE, KIND_WAKER_STACK,
+    OffCpuRecord, RecordHeader, RenameRecord, StackRecord, ThreadEndRecord, WaitEndRecord,
     WakeRecord, skipped_bytes,
 };
 use ebpf_common::limits::{MAX_KERNEL_FRAMES, OWN_FRAMES, WAKER_FRAMES};
 use ebpf_common::machine::GPR;
 use perfusion_model::event::{
-    Asleep, CpuSample, Event, EventKind, Mmap, MonotonicNs, ProbeWalk, Rename, Sleeper,
-    SleeperStack, Span, ThreadId, ThreadTimes, UserContext, UserRegs, WaitEnd, WaitStart,
+    BlockedThread, CpuSample, Event, EventKind, Mmap, MonotonicNs, OffCpuStack, OffCpuThread,
+    ProbeWalk, Rename, ThreadId, ThreadTimes, TraceSpan, UserContext, UserRegs, WaitEnd, WaitStart,
     WaitState, Wake, WakerStack, WalkEnd,
 };
 use perfusion_model::text::whole_text;
@@ -42,8 +42,8 @@ pub enum DecodeError {
 
 /// What the thread of a stack worked for, if it has said so. An id of zeroes is none (W3C Trace
 /// Context).
-fn span(flags: u32, trace: [u8; 16], id: [u8; 8]) -> Option<Span> {
-    (flags & FLAG_SPAN != 0 && trace != [0; 16] && id != [0; 8]).then_some(Span { trace, id })
+fn span(flags: u32, trace: [u8; 16], id: [u8; 8]) -> Option<TraceSpan> {
+    (flags & FLAG_SPAN != 0 && trace != [0; 16] && id != [0; 8]).then_some(TraceSpan { trace, id })
 }
 
 fn read<T: AnyBitPattern>(
@@ -64,7 +64,7 @@ fn read<T: AnyBitPattern>(
 /// # Errors
 /// When the record is not one of `ebpf_common::event`.
 pub fn ring_record(bytes: &[u8]) -> Result<Event, DecodeError> {
-    let header: Header = read(bytes, 0, "header")?;
+    let header: RecordHeader = read(bytes, 0, "header")?;
     let kind = match header.kind {
         KIND_CPU_SAMPLE => {
             let parts = stack_record(bytes)?;
@@ -210,8 +210,8 @@ fn stack_record(bytes: &[u8]) -> Result<StackParts, DecodeError> {
     })
 }
 
-fn asleep(tid: u32, exec_ns: u64) -> Option<Asleep> {
-    (exec_ns != 0).then_some(Asleep { tid, exec_ns })
+fn asleep(tid: u32, exec_ns: u64) -> Option<BlockedThread> {
+    (exec_ns != 0).then_some(BlockedThread { tid, exec_ns })
 }
 
 fn stack_pointer(gpr: &[u64; GPR]) -> u64 {
@@ -234,8 +234,8 @@ fn walk_end(flags: u32) -> WalkEnd {
 }
 
 fn sleeper(bytes: &[u8]) -> Result<EventKind, DecodeError> {
-    let record: SleeperRecord = read(bytes, 0, "sleeper")?;
-    let tail = bytes.get(size_of::<SleeperRecord>()..).unwrap_or_default();
+    let record: OffCpuRecord = read(bytes, 0, "sleeper")?;
+    let tail = bytes.get(size_of::<OffCpuRecord>()..).unwrap_or_default();
     let seen = if record.flags & FLAG_STACK_SENT != 0 {
         None
     } else {
@@ -245,7 +245,7 @@ fn sleeper(bytes: &[u8]) -> Result<EventKind, DecodeError> {
             tail.split_at_checked(kernel_bytes).ok_or_else(|| short("sleeper's kernel stack"))?;
         let user_bytes = usize::try_from(record.user_bytes).unwrap_or(usize::MAX);
         let stack = tail.get(..user_bytes).ok_or_else(|| short("sleeper's user stack"))?;
-        Some(SleeperStack {
+        Some(OffCpuStack {
             user: (record.flags & FLAG_USER != 0).then(|| {
                 Box::new(UserContext {
                     walk: None,
@@ -264,7 +264,7 @@ fn sleeper(bytes: &[u8]) -> Result<EventKind, DecodeError> {
             span: span(record.flags, record.trace_id, record.span_id),
         })
     };
-    Ok(EventKind::Sleeper(Sleeper {
+    Ok(EventKind::Sleeper(OffCpuThread {
         thread: ThreadId { pid: record.tgid, tid: record.tid },
         comm: record.comm,
         start: MonotonicNs(record.start_ns),
@@ -407,20 +407,20 @@ fn up_to_zero(bytes: &[u8]) -> &[u8] {
 mod tests {
     use super::{DecodeError, PerfRecord, perf_records, ring_record, weight};
     use ebpf_common::event::{
-        CERTAIN, FLAG_SKIPPED, FLAG_SPAN, FLAG_USER, FLAG_WALKED_TO_START, Header, KIND_CPU_SAMPLE,
-        KIND_RENAME, KIND_SLEEPER, KIND_WAKE, RenameRecord, SKIPPED_PAGES_SHIFT, SleeperRecord,
-        StackRecord, WakeRecord,
+        CERTAIN, FLAG_SKIPPED, FLAG_SPAN, FLAG_USER, FLAG_WALKED_TO_START, KIND_CPU_SAMPLE,
+        KIND_RENAME, KIND_SLEEPER, KIND_WAKE, OffCpuRecord, RecordHeader, RenameRecord,
+        SKIPPED_PAGES_SHIFT, StackRecord, WakeRecord,
     };
-    use ebpf_common::key::{STATE_ON_CPU, Thread};
+    use ebpf_common::key::{STATE_ON_CPU, SchedulerAccount};
     use perfusion_model::event::{
-        Asleep, EventKind, MonotonicNs, ProbeWalk, Span, ThreadId, WalkEnd,
+        BlockedThread, EventKind, MonotonicNs, ProbeWalk, ThreadId, TraceSpan, WalkEnd,
     };
     use perfusion_unwind::native::NATIVE;
     use proptest::prelude::{any, proptest};
 
     fn sample() -> Vec<u8> {
         let record = StackRecord {
-            header: Header { kind: KIND_CPU_SAMPLE, len: 0, time_ns: 7 },
+            header: RecordHeader { kind: KIND_CPU_SAMPLE, len: 0, time_ns: 7 },
             tgid: 1,
             tid: 2,
             flags: FLAG_USER,
@@ -477,7 +477,10 @@ mod tests {
         };
         assert_eq!(sample.kernel, [0x1122_3344_5566_7788]);
         let user = sample.user.unwrap();
-        assert_eq!((user.walk, user.asleep), (Some(walk), Some(Asleep { tid: 5, exec_ns: 11 })));
+        assert_eq!(
+            (user.walk, user.asleep),
+            (Some(walk), Some(BlockedThread { tid: 5, exec_ns: 11 }))
+        );
     }
 
     #[test]
@@ -493,12 +496,12 @@ mod tests {
     #[test]
     fn a_sleeper_is_in_the_span_it_says_and_ids_of_zeroes_are_none() {
         let span = |flags, trace_id, span_id| {
-            let record = SleeperRecord {
-                header: Header { kind: KIND_SLEEPER, len: 0, time_ns: 7 },
+            let record = OffCpuRecord {
+                header: RecordHeader { kind: KIND_SLEEPER, len: 0, time_ns: 7 },
                 flags,
                 trace_id,
                 span_id,
-                ..SleeperRecord::default()
+                ..OffCpuRecord::default()
             };
             let EventKind::Sleeper(sleeper) =
                 ring_record(bytemuck::bytes_of(&record)).unwrap().kind
@@ -507,7 +510,10 @@ mod tests {
             };
             sleeper.seen.unwrap().span
         };
-        assert_eq!(span(FLAG_SPAN, [1; 16], [2; 8]), Some(Span { trace: [1; 16], id: [2; 8] }));
+        assert_eq!(
+            span(FLAG_SPAN, [1; 16], [2; 8]),
+            Some(TraceSpan { trace: [1; 16], id: [2; 8] })
+        );
         assert_eq!([span(FLAG_SPAN, [0; 16], [2; 8]), span(FLAG_SPAN, [1; 16], [0; 8])], [None; 2]);
         assert_eq!(span(0, [1; 16], [2; 8]), None);
     }
@@ -516,7 +522,7 @@ mod tests {
     fn a_waking_with_as_many_frames_as_there_is_room_for_is_cut() {
         let cut = |frames: u32| {
             let record = WakeRecord {
-                header: Header { kind: KIND_WAKE, len: 0, time_ns: 7 },
+                header: RecordHeader { kind: KIND_WAKE, len: 0, time_ns: 7 },
                 kernel_bytes: frames * 8,
                 ..WakeRecord::default()
             };
@@ -577,17 +583,17 @@ mod tests {
 
     #[test]
     fn a_rename_has_the_times_until_then_unless_they_were_read_in_the_middle_of_an_update() {
-        let thread = Thread {
+        let thread = SchedulerAccount {
             entered_ns: 100,
             since_ns: 150,
             oncpu_ns: 50,
             tgid: 7,
             state: STATE_ON_CPU,
-            ..Thread::default()
+            ..SchedulerAccount::default()
         };
         let of = |thread, flags| {
             let len = u32::try_from(size_of::<RenameRecord>()).unwrap();
-            let header = Header { kind: KIND_RENAME, len, time_ns: 180 };
+            let header = RecordHeader { kind: KIND_RENAME, len, time_ns: 180 };
             let (from, to) = (*b"job-A\0\0\0\0\0\0\0\0\0\0\0", *b"job-B\0\0\0\0\0\0\0\0\0\0\0");
             let record = RenameRecord { header, tid: 8, flags, from, to, thread };
             match ring_record(bytemuck::bytes_of(&record)).unwrap().kind {
@@ -602,7 +608,7 @@ mod tests {
             whole.until.map(|until| (until.times.oncpu_ns, until.at)),
             Some((80, MonotonicNs(180)))
         );
-        assert!(of(Thread { oncpu_ns: 49, ..thread }, 0).until.is_none());
+        assert!(of(SchedulerAccount { oncpu_ns: 49, ..thread }, 0).until.is_none());
         assert!(of(thread, FLAG_SKIPPED).skipped);
     }
 

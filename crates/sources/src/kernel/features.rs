@@ -93,7 +93,7 @@ pub enum FeatureError {
         /// Effective user id.
         uid: u32,
         /// What is missing.
-        missing: Missing,
+        missing: MissingCapabilities,
     },
     /// Root, but without a capability (a container).
     #[error(
@@ -102,7 +102,7 @@ pub enum FeatureError {
     )]
     Capability {
         /// What is missing.
-        missing: Missing,
+        missing: MissingCapabilities,
         /// The effective set.
         found: u64,
     },
@@ -177,9 +177,9 @@ fn advice(error: &io::Error, paranoid: &str) -> &'static str {
 
 /// Names of missing capabilities.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Missing(Vec<&'static str>);
+pub struct MissingCapabilities(Vec<&'static str>);
 
-impl Display for Missing {
+impl Display for MissingCapabilities {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.join(", "))
     }
@@ -187,7 +187,7 @@ impl Display for Missing {
 
 /// What a recording lacks, though there can be one.
 #[derive(Debug, thiserror::Error)]
-pub enum Limit {
+pub enum FeatureLimit {
     /// Mapped files cannot be opened.
     #[error(
         "/proc/PID/map_files: {source}; without {} (or {}) stacks are guessed, and .NET has no \
@@ -290,10 +290,10 @@ fn file_capabilities() -> String {
 }
 
 /// A check: its name, and what is missing if it fails.
-pub type Check = (&'static str, Result<(), FeatureError>);
+pub type FeatureCheck = (&'static str, Result<(), FeatureError>);
 
 /// Everything that recording needs, each tried.
-pub fn checks() -> [Check; 6] {
+pub fn checks() -> [FeatureCheck; 6] {
     [
         ("kernel release", release()),
         ("capabilities", capabilities()),
@@ -306,7 +306,7 @@ pub fn checks() -> [Check; 6] {
 
 /// What makes a recording complete, each tried where that can be done without touching another
 /// process. `has_helper`: another process of this program connects to the sockets of other users.
-pub fn limits(has_helper: bool) -> [(&'static str, Result<(), Limit>); 7] {
+pub fn limits(has_helper: bool) -> [(&'static str, Result<(), FeatureLimit>); 7] {
     [
         ("mapped files", mapped_files()),
         ("other users", other_users(has_helper)),
@@ -341,23 +341,23 @@ fn release() -> Result<(), FeatureError> {
     older_than(NATIVE.oldest_kernel).map_or(Ok(()), |release| Err(FeatureError::Old { release }))
 }
 
-fn walks() -> Result<(), Limit> {
-    older_than(WALKS).map_or(Ok(()), |release| Err(Limit::Walks { release }))
+fn walks() -> Result<(), FeatureLimit> {
+    older_than(WALKS).map_or(Ok(()), |release| Err(FeatureLimit::Walks { release }))
 }
 
-fn sleepers() -> Result<(), Limit> {
-    without_sleepers().map_or(Ok(()), |release| Err(Limit::Sleepers { release }))
+fn sleepers() -> Result<(), FeatureLimit> {
+    without_sleepers().map_or(Ok(()), |release| Err(FeatureLimit::Sleepers { release }))
 }
 
 /// Whether it can be known what the probes take, which only the daemon asks.
 ///
 /// # Errors
 /// [`Limit::ProbesTime`].
-pub fn probes_time() -> Result<(), Limit> {
+pub fn probes_time() -> Result<(), FeatureLimit> {
     // A /proc that cannot be read has been reported by then.
     let may_ask = effective().map_or(true, |set| has(set, SYS_ADMIN));
     let counts = fs::read_to_string(BPF_STATS).is_ok_and(|text| text.trim() == "1");
-    if may_ask || counts { Ok(()) } else { Err(Limit::ProbesTime) }
+    if may_ask || counts { Ok(()) } else { Err(FeatureLimit::ProbesTime) }
 }
 
 /// The kernel's release, when it is too old to show sleeping threads.
@@ -396,20 +396,20 @@ pub fn raise_locked_memory() {
     }
 }
 
-fn locked_memory() -> Result<(), Limit> {
+fn locked_memory() -> Result<(), FeatureLimit> {
     // A /proc that cannot be read has been reported by then.
     if !maps_are_locked_memory() || effective().map_or(true, |set| has(set, SYS_RESOURCE)) {
         return Ok(());
     }
     match rustix::process::getrlimit(Resource::Memlock).maximum {
-        Some(bytes) if bytes < MAP_BYTES => Err(Limit::LockedMemory { bytes }),
+        Some(bytes) if bytes < MAP_BYTES => Err(FeatureLimit::LockedMemory { bytes }),
         _ => Ok(()),
     }
 }
 
-fn file_length() -> Result<(), Limit> {
+fn file_length() -> Result<(), FeatureLimit> {
     match rustix::process::getrlimit(Resource::Fsize).current {
-        Some(bytes) if bytes < ROOMY_FILE_BYTES => Err(Limit::FileLength { bytes }),
+        Some(bytes) if bytes < ROOMY_FILE_BYTES => Err(FeatureLimit::FileLength { bytes }),
         _ => Ok(()),
     }
 }
@@ -443,12 +443,14 @@ fn capabilities() -> Result<(), FeatureError> {
     }
 }
 
-fn missing(set: u64) -> Missing {
+fn missing(set: u64) -> MissingCapabilities {
     let has = |capability: Capability| has(set, capability);
     let lacks = |(needed, stronger): &(Capability, Option<Capability>)| {
         !has(*needed) && !stronger.is_some_and(has)
     };
-    Missing(NEEDED.iter().filter(|pair| lacks(pair)).map(|(needed, _)| needed.name).collect())
+    MissingCapabilities(
+        NEEDED.iter().filter(|pair| lacks(pair)).map(|(needed, _)| needed.name).collect(),
+    )
 }
 
 /// Opens a file of this process by its mapping, as mapped files of others and the shims' regions
@@ -456,9 +458,9 @@ fn missing(set: u64) -> Missing {
 ///
 /// # Errors
 /// [`Limit::MappedFiles`].
-pub fn mapped_files() -> Result<(), Limit> {
+pub fn mapped_files() -> Result<(), FeatureLimit> {
     let me = ProcessHandle::open(std::process::id())
-        .map_err(|error| Limit::MappedFiles { source: error.into() })?;
+        .map_err(|error| FeatureLimit::MappedFiles { source: error.into() })?;
     let mut mapped = None;
     let listed = me.maps(|line| {
         mapped = (line.inode != 0).then(|| format!("map_files/{:x}-{:x}", line.start, line.end));
@@ -470,29 +472,31 @@ pub fn mapped_files() -> Result<(), Limit> {
         }
         None => Ok(()),
     });
-    opened.map_err(|error| Limit::MappedFiles { source: error.into() })
+    opened.map_err(|error| FeatureLimit::MappedFiles { source: error.into() })
 }
 
-fn other_users(has_helper: bool) -> Result<(), Limit> {
+fn other_users(has_helper: bool) -> Result<(), FeatureLimit> {
     // A /proc that cannot be read has been reported by then.
     let Ok(set) = effective() else { return Ok(()) };
     match (has(set, DAC_OVERRIDE), has(set, DAC_READ_SEARCH)) {
         (true, _) => Ok(()),
         (false, true) if has_helper => Ok(()),
-        (false, true) => Err(Limit::SocketsOfOthers),
-        (false, false) => Err(Limit::OtherUsers),
+        (false, true) => Err(FeatureLimit::SocketsOfOthers),
+        (false, false) => Err(FeatureLimit::OtherUsers),
     }
 }
 
-fn kernel_symbols() -> Result<(), Limit> {
-    let Ok(file) = fs::File::open("/proc/kallsyms") else { return Err(Limit::KernelSymbols) };
+fn kernel_symbols() -> Result<(), FeatureLimit> {
+    let Ok(file) = fs::File::open("/proc/kallsyms") else {
+        return Err(FeatureLimit::KernelSymbols);
+    };
     // Some symbols of per-CPU data are at address 0 for everybody; hidden ones are all there. The
     // first ones are functions.
     let lines = BufReader::new(file).lines().map_while(Result::ok).take(100);
     let shown = |line: String| {
         line.split(' ').next().is_some_and(|address| address.bytes().any(|b| b != b'0'))
     };
-    if lines.into_iter().any(shown) { Ok(()) } else { Err(Limit::KernelSymbols) }
+    if lines.into_iter().any(shown) { Ok(()) } else { Err(FeatureLimit::KernelSymbols) }
 }
 
 fn type_information() -> Result<(), FeatureError> {
@@ -528,7 +532,7 @@ fn perf_events() -> Result<(), FeatureError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{FeatureError, Limit, advice, missing, version};
+    use super::{FeatureError, FeatureLimit, advice, missing, version};
     use std::io;
 
     #[test]
@@ -557,8 +561,10 @@ mod tests {
         assert!(error.to_string().contains("sudo"), "{error}");
         let setcap = "cap_bpf,cap_perfmon,cap_sys_ptrace,cap_checkpoint_restore,cap_dac_override,cap_syslog=ep";
         assert!(error.to_string().contains(&format!("(setcap {setcap})")), "{error}");
-        assert!(Limit::OtherUsers.to_string().contains("CAP_DAC_OVERRIDE"));
-        assert!(Limit::ProbesTime.to_string().contains("`sysctl kernel.bpf_stats_enabled=1`"));
+        assert!(FeatureLimit::OtherUsers.to_string().contains("CAP_DAC_OVERRIDE"));
+        assert!(
+            FeatureLimit::ProbesTime.to_string().contains("`sysctl kernel.bpf_stats_enabled=1`")
+        );
         let refused = io::Error::from(io::ErrorKind::PermissionDenied);
         assert!(
             advice(&refused, "2").contains("seccomp")

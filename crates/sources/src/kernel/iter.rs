@@ -15,7 +15,7 @@ use super::KernelError;
 use aya::Ebpf;
 use aya::maps::{Array, HashMap as BpfHashMap, MapData};
 use aya::programs::Iter;
-use ebpf_common::key::Visitor as Slot;
+use ebpf_common::key::TaskIteratorReader as Slot;
 use ebpf_common::limits::MAX_VISITORS;
 use std::collections::HashMap;
 use std::fs::File;
@@ -36,14 +36,14 @@ const SOON_NS: u64 = 50_000_000;
 const HELD_NS: u64 = 1_000_000_000;
 
 /// Who visits, one thread at a time, and those left behind.
-pub(super) struct Visitor {
+pub(super) struct TaskScanner {
     slots: Array<MapData, Slot>,
     passed_over: BpfHashMap<MapData, u32, u32>,
     /// When those processes started.
     passed: HashMap<u32, u64>,
     /// `None` when as many are left behind as there may be.
-    thread: Option<VisitingThread>,
-    left_behind: Vec<VisitingThread>,
+    thread: Option<ScannerThread>,
+    left_behind: Vec<ScannerThread>,
     visiting: bool,
     due_ns: u64,
     soon_ns: u64,
@@ -55,13 +55,13 @@ pub(super) struct Visitor {
 }
 
 /// One thread that reads iterators. It ends when nobody sends it any.
-struct VisitingThread {
+struct ScannerThread {
     slot: u32,
     iterators: Option<SyncSender<File>>,
     ends: Receiver<()>,
 }
 
-impl VisitingThread {
+impl ScannerThread {
     /// The program knows it by its thread's number.
     fn start(slot: u32, slots: &mut Array<MapData, Slot>) -> io::Result<Self> {
         let (iterators, visits) = sync_channel::<File>(1);
@@ -90,14 +90,14 @@ impl VisitingThread {
 }
 
 /// A visit did not begin: the one before has not ended, or the kernel refuses.
-pub(super) struct Refused;
+pub(super) struct ScanRefused;
 
-impl Visitor {
+impl TaskScanner {
     /// Starts the thread; the first visit is due at once.
     pub(super) fn start(bpf: &mut Ebpf) -> Result<Self, KernelError> {
         let mut slots = super::typed(bpf, "VISITORS")?;
         let failed = |source| KernelError::Visitor { source };
-        let thread = VisitingThread::start(0, &mut slots).map_err(failed)?;
+        let thread = ScannerThread::start(0, &mut slots).map_err(failed)?;
         Ok(Self {
             slots,
             passed_over: super::typed(bpf, "PASSED_OVER")?,
@@ -133,17 +133,17 @@ impl Visitor {
     }
 
     /// Begins a visit.
-    pub(super) fn begin(&mut self, bpf: &mut Ebpf, now_ns: u64) -> Result<(), Refused> {
+    pub(super) fn begin(&mut self, bpf: &mut Ebpf, now_ns: u64) -> Result<(), ScanRefused> {
         self.due_ns = now_ns.saturating_add(INTERVAL_NS);
         self.take_leave();
         if self.visiting {
-            return Err(Refused);
+            return Err(ScanRefused);
         }
         let thread =
-            self.thread.as_ref().and_then(|thread| thread.iterators.as_ref()).ok_or(Refused)?;
-        let iterator = open(bpf).ok_or(Refused)?;
+            self.thread.as_ref().and_then(|thread| thread.iterators.as_ref()).ok_or(ScanRefused)?;
+        let iterator = open(bpf).ok_or(ScanRefused)?;
         // The channel is empty while nobody visits.
-        thread.try_send(iterator).map_err(|_| Refused)?;
+        thread.try_send(iterator).map_err(|_| ScanRefused)?;
         self.visiting = true;
         Ok(())
     }
@@ -164,10 +164,10 @@ impl Visitor {
         });
     }
 
-    fn next_thread(&mut self) -> Option<VisitingThread> {
+    fn next_thread(&mut self) -> Option<ScannerThread> {
         let used = |slot: &u32| self.left_behind.iter().any(|thread| thread.slot == *slot);
         let slot = (0..MAX_VISITORS).find(|slot| !used(slot))?;
-        VisitingThread::start(slot, &mut self.slots).ok()
+        ScannerThread::start(slot, &mut self.slots).ok()
     }
 
     /// Gives the visit in progress up when a process holds it up, and says which.

@@ -3,7 +3,7 @@
 
 use super::btf::{self, Argument, BtfError, KernelBtf};
 use super::rule_set::RuleSet;
-use super::{KernelError, KernelOptions, Selection, iter};
+use super::{KernelError, KernelOptions, KernelSelection, iter};
 use aya::maps::MapError;
 use aya::programs::perf_event::{
     PerfEventConfig, PerfEventLinkId, PerfEventScope, SamplePolicy, SoftwareEvent,
@@ -12,7 +12,7 @@ use aya::programs::{BtfTracePoint, PerfEvent, Program, ProgramError, ProgramType
 use aya::sys::{BpfHelper, is_helper_supported};
 use aya::{Btf, Ebpf, EbpfError, EbpfLoader, Endianness, VerifierLogLevel};
 use ebpf_common::config::{
-    Config, NO_FIELD, RULES_BY_CGROUP, SELECT_ALL, SELECT_CGROUP, SELECT_PIDS, SELECT_RULES,
+    NO_FIELD, ProbeConfig, RULES_BY_CGROUP, SELECT_ALL, SELECT_CGROUP, SELECT_PIDS, SELECT_RULES,
 };
 use ebpf_common::event::CERTAIN;
 use ebpf_common::limits::{MAX_RULED_CGROUPS, MAX_SPAN_PLACES};
@@ -43,7 +43,7 @@ const TRACEPOINTS: [&str; 7] = [
 const NOTHING: &str = "nothing";
 
 /// What is in the kernel.
-pub(super) struct Loaded {
+pub(super) struct LoadedProbes {
     pub(super) bpf: Ebpf,
     /// The kernel's answer to the task iterator.
     pub(super) sleepers: Result<(), ProgramError>,
@@ -53,7 +53,10 @@ pub(super) struct Loaded {
 
 /// Loads the programs and attaches the scheduler's. Nothing is recorded before `CONTROL` or
 /// `SELECTED` say so.
-pub(super) fn load(options: &KernelOptions, possible_cpus: u32) -> Result<Loaded, KernelError> {
+pub(super) fn load(
+    options: &KernelOptions,
+    possible_cpus: u32,
+) -> Result<LoadedProbes, KernelError> {
     let object = perfusion_artefacts::probes().ok_or(KernelError::NoProbes)?;
     let data = fs::read(btf::PATH).map_err(|source| KernelError::BtfUnreadable { source })?;
     // aya reads the kernel's types twice, once for the loader (which has no way around it) and once
@@ -94,7 +97,8 @@ pub(super) fn load(options: &KernelOptions, possible_cpus: u32) -> Result<Loaded
         .collect();
     let began = Instant::now();
     let hooks = [&tracepoints[..], &[SAMPLER, iter::PROGRAM]].concat();
-    let hooks: Vec<Hook> = hooks.into_iter().map(|name| (name, program_of(name, loops))).collect();
+    let hooks: Vec<ProbeHook> =
+        hooks.into_iter().map(|name| (name, program_of(name, loops))).collect();
     let mut answers = load_all(&mut bpf, &hooks, &types)?;
     tracing::debug!(milliseconds = began.elapsed().as_secs_f64() * 1e3, "programs loaded");
     let mut answer = |name: &'static str| answers.remove(name).ok_or(KernelError::Object { name });
@@ -106,11 +110,11 @@ pub(super) fn load(options: &KernelOptions, possible_cpus: u32) -> Result<Loaded
     }
     answer(SAMPLER)?.map_err(|source| KernelError::Program { name: SAMPLER, source })?;
     let sleepers = answer(iter::PROGRAM)?;
-    Ok(Loaded { bpf, sleepers, loops })
+    Ok(LoadedProbes { bpf, sleepers, loops })
 }
 
 /// A hook's name, and its program's.
-type Hook = (&'static str, &'static str);
+type ProbeHook = (&'static str, &'static str);
 
 /// The program of a hook: those that take stacks have two, one for kernels without `bpf_loop`.
 fn program_of(hook: &'static str, loops: bool) -> &'static str {
@@ -147,7 +151,7 @@ fn memlock() -> String {
 /// hook.
 fn load_all(
     bpf: &mut Ebpf,
-    hooks: &[Hook],
+    hooks: &[ProbeHook],
     types: &Btf,
 ) -> Result<HashMap<&'static str, Result<(), ProgramError>>, KernelError> {
     thread::scope(|scope| {
@@ -257,21 +261,21 @@ fn settings(
     options: &KernelOptions,
     btf: &KernelBtf<'_>,
     loops: bool,
-) -> Result<Config, KernelError> {
+) -> Result<ProbeConfig, KernelError> {
     let cgroup_id = match options.selection {
-        Selection::Cgroup(id) => id,
-        Selection::All | Selection::Pids(_) | Selection::Rules(_) => 0,
+        KernelSelection::Cgroup(id) => id,
+        KernelSelection::All | KernelSelection::Pids(_) | KernelSelection::Rules(_) => 0,
     };
     let rules = match &options.selection {
-        Selection::Rules(rules) => Some(rules),
-        Selection::All | Selection::Pids(_) | Selection::Cgroup(_) => None,
+        KernelSelection::Rules(rules) => Some(rules),
+        KernelSelection::All | KernelSelection::Pids(_) | KernelSelection::Cgroup(_) => None,
     };
     let (task_in_iowait, task_in_iowait_mask) = btf.bit_of("task_struct", "in_iowait")?;
     let (task_in_execve, task_in_execve_mask) = match btf.bit_of("task_struct", "in_execve") {
         Err(BtfError::NoField { .. }) => (0, 0),
         bit => bit?,
     };
-    Ok(Config {
+    Ok(ProbeConfig {
         address_mask: native_address_mask(),
         cgroup_id,
         coin_interval_ns: COIN_INTERVAL_NS,
@@ -279,10 +283,10 @@ fn settings(
             .wait_stacks_one_in
             .map_or(0, |waits| (CERTAIN / u64::from(waits.get())).max(1)),
         selection: match options.selection {
-            Selection::All => SELECT_ALL,
-            Selection::Pids(_) => SELECT_PIDS,
-            Selection::Cgroup(_) => SELECT_CGROUP,
-            Selection::Rules(_) => SELECT_RULES,
+            KernelSelection::All => SELECT_ALL,
+            KernelSelection::Pids(_) => SELECT_PIDS,
+            KernelSelection::Cgroup(_) => SELECT_CGROUP,
+            KernelSelection::Rules(_) => SELECT_RULES,
         },
         rules_by: rules.map_or(0, RuleSet::looks_at),
         rules_others: rules.map_or(0, |rules| rules.others),

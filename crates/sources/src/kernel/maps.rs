@@ -8,15 +8,15 @@ use std::sync::atomic::AtomicU64;
 
 /// A mapped array, as words.
 #[derive(Debug)]
-pub(super) struct Words {
+pub(super) struct MappedWords {
     base: NonNull<AtomicU64>,
     count: usize,
 }
 
 // SAFETY: the mapping belongs to this value alone and is not tied to a thread.
-unsafe impl Send for Words {}
+unsafe impl Send for MappedWords {}
 
-impl Words {
+impl MappedWords {
     /// Maps an array of so many words.
     pub(super) fn map(file: impl AsFd, count: usize) -> io::Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -35,7 +35,7 @@ impl Words {
     }
 }
 
-impl Drop for Words {
+impl Drop for MappedWords {
     fn drop(&mut self) {
         // SAFETY: the mapping made by `map`, of that length, which nothing borrows any more.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), bytes(self.count)) };

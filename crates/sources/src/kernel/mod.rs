@@ -18,21 +18,21 @@ pub mod threads;
 use aya::Ebpf;
 use aya::maps::{Array, HashMap as BpfHashMap, Map, MapData, MapError, PerCpuArray, RingBuf};
 use aya::programs::ProgramError;
-use cpus::Cpus;
+use cpus::CpuRings;
 use ebpf_common::counter::{COUNTERS, Counter, CounterInfo};
-use ebpf_common::key::{Recording, STATE_BLOCKED, STATE_DEAD, Thread};
+use ebpf_common::key::{RecordingStart, STATE_BLOCKED, STATE_DEAD, SchedulerAccount};
 use ebpf_common::limits::{
     DEFAULT_MAX_PLACES, DEFAULT_MAX_THREADS, MAX_SELECTED_PROCESSES, MAX_STACK_COPY_BYTES,
 };
-use iter::Visitor;
-use load::Loaded;
+use iter::TaskScanner;
+use load::LoadedProbes;
 use perfusion_host::cpus::CpusError;
 use perfusion_host::process::seed;
 use perfusion_host::system_limits::{needed_open_files, raise_open_files};
 use perfusion_model::event::{Event, EventKind, MonotonicNs, ThreadSnapshot};
 use rule_set::RuleSet;
 use rules::RuleCache;
-use spans::SpanPlaces;
+use spans::SpanMap;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::num::NonZeroU32;
@@ -40,11 +40,11 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use threads::{Holder, Look, ThreadTable, closed_times};
+use threads::{ProcessFilter, ThreadScan, ThreadTable, closed_times};
 
 /// Whose events are recorded. The probes decide it before any other work.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Selection {
+pub enum KernelSelection {
     /// Everybody.
     All,
     /// These processes and the children they make from now on.
@@ -61,7 +61,7 @@ pub struct KernelOptions {
     /// CPU samples per second and CPU, 1–10,000.
     pub frequency_hz: u32,
     /// Whose.
-    pub selection: Selection,
+    pub selection: KernelSelection,
     /// One of the selected processes that is recorded only when it has become another program.
     pub from_exec: Option<u32>,
     /// Most bytes of user stack per record, 1–131,072.
@@ -97,7 +97,7 @@ impl Default for KernelOptions {
     fn default() -> Self {
         Self {
             frequency_hz: 99,
-            selection: Selection::All,
+            selection: KernelSelection::All,
             from_exec: None,
             stack_copy_bytes: 16 * 1024,
             wait_stack_budget_bytes_per_s: 64 << 20,
@@ -117,7 +117,7 @@ impl Default for KernelOptions {
 
 /// What of the probes can be changed while a recording goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rates {
+pub struct KernelRates {
     /// As [`KernelOptions::frequency_hz`].
     pub frequency_hz: u32,
     /// As [`KernelOptions::wait_stack_budget_bytes_per_s`].
@@ -127,8 +127,8 @@ pub struct Rates {
 impl KernelOptions {
     /// Those to begin with.
     #[must_use]
-    pub fn rates(&self) -> Rates {
-        Rates {
+    pub fn rates(&self) -> KernelRates {
+        KernelRates {
             frequency_hz: self.frequency_hz,
             wait_stack_budget_bytes_per_s: self.wait_stack_budget_bytes_per_s,
         }
@@ -310,15 +310,15 @@ const AGAIN_NS: u64 = 1_000_000_000;
 /// Counters of this side of the ring, by `Counter`. Numbers for people, which order nothing: all
 /// accesses are relaxed.
 #[derive(Debug)]
-pub struct Counts([AtomicU64; COUNTERS]);
+pub struct ReceiveCounters([AtomicU64; COUNTERS]);
 
-impl Default for Counts {
+impl Default for ReceiveCounters {
     fn default() -> Self {
         Self(std::array::from_fn(|_| AtomicU64::new(0)))
     }
 }
 
-impl Counts {
+impl ReceiveCounters {
     fn add(&self, counter: Counter, amount: u64) {
         if let Some(count) = self.0.get(index(counter)) {
             count.fetch_add(amount, Ordering::Relaxed);
@@ -344,13 +344,13 @@ pub struct ProgramCost {
 /// The recording in the kernel.
 pub struct KernelSource {
     // Dropped first: closing perf's rings and the programs' links ends all recording.
-    cpus: Cpus,
+    cpus: CpuRings,
     /// Gone once the recording is frozen: dropping it detaches the programs.
     bpf: Option<Ebpf>,
     frozen_ns: Option<u64>,
     ring: RingBuf<MapData>,
     rules: Option<RuleCache>,
-    spans: Option<SpanPlaces>,
+    spans: Option<SpanMap>,
     threads: ThreadTable,
     /// Another handle for whoever asks /proc about them.
     given: Option<ThreadTable>,
@@ -358,21 +358,21 @@ pub struct KernelSource {
     ends: Vec<Event>,
     /// When the last window ended.
     cut_ns: u64,
-    selected: BpfHashMap<MapData, u32, Recording>,
+    selected: BpfHashMap<MapData, u32, RecordingStart>,
     cgroups: BpfHashMap<MapData, u64, u32>,
     /// Those that are to be in `cgroups`, when the kernel did not take all of them, and when that
     /// is tried again.
     wanted: Option<(HashMap<u64, u32>, u64)>,
-    control: Array<MapData, Recording>,
+    control: Array<MapData, RecordingStart>,
     ended: Array<MapData, u64>,
     wait_budget: Array<MapData, u64>,
     counts: PerCpuArray<MapData, [u64; COUNTERS]>,
     options: KernelOptions,
     /// In force now.
-    rates: Rates,
+    rates: KernelRates,
     started_ns: u64,
     /// `None` when the kernel cannot show sleeping threads.
-    visitor: Option<Visitor>,
+    visitor: Option<TaskScanner>,
     sleepers_lack: Option<String>,
     sleepers_deferred: u64,
     /// Whether the last visit left somebody to the next one.
@@ -383,7 +383,7 @@ pub struct KernelSource {
     /// Processes whose perf records are passed on, when the selection is by pid.
     followed: HashSet<u32>,
     /// Counted on this side of the ring.
-    own: Arc<Counts>,
+    own: Arc<ReceiveCounters>,
 }
 
 impl KernelSource {
@@ -399,13 +399,13 @@ impl KernelSource {
         if found < needed {
             return Err(KernelError::FewOpenFiles { needed, found });
         }
-        let mut cpus = Cpus::open(MonotonicNs::now().0)?;
-        let Loaded { mut bpf, sleepers, loops } =
+        let mut cpus = CpuRings::open(MonotonicNs::now().0)?;
+        let LoadedProbes { mut bpf, sleepers, loops } =
             load::load(options, perfusion_host::cpus::possible()?)?;
         let visitor = sleepers.map_err(|error| lack_of_sleepers(&error));
         let visitor =
-            visitor.and_then(|()| Visitor::start(&mut bpf).map_err(|error| error.to_string()));
-        if let Selection::Rules(rules) = &options.selection {
+            visitor.and_then(|()| TaskScanner::start(&mut bpf).map_err(|error| error.to_string()));
+        if let KernelSelection::Rules(rules) = &options.selection {
             fill(&mut typed(&mut bpf, "USERS")?, "USERS", &rules.users)?;
             fill(&mut typed(&mut bpf, "COMMANDS")?, "COMMANDS", &rules.commands)?;
         }
@@ -413,17 +413,13 @@ impl KernelSource {
         let bytes_per_s = options.wait_stack_budget_bytes_per_s;
         set_budget(&mut wait_budget, bytes_per_s, options.ring_bytes, cpus.count())?;
         cpus.sample(&mut bpf, options.frequency_hz)?;
-        let own = Arc::new(Counts::default());
+        let own = Arc::new(ReceiveCounters::default());
         let threads = bpf.take_map("THREADS").ok_or(KernelError::Object { name: "THREADS" })?;
         let [threads, given] = ThreadTable::pair(threads, &own)?;
         let mut source = Self {
             ring: typed(&mut bpf, "RING")?,
             rules: loops.then(|| rule_cache(&mut bpf)).transpose()?,
-            spans: if options.spans {
-                Some(SpanPlaces::new(typed(&mut bpf, "SPANS")?))
-            } else {
-                None
-            },
+            spans: if options.spans { Some(SpanMap::new(typed(&mut bpf, "SPANS")?)) } else { None },
             threads,
             given: Some(given),
             ends: Vec::new(),
@@ -451,13 +447,13 @@ impl KernelSource {
             own,
         };
         match &options.selection {
-            Selection::Pids(pids) => {
+            KernelSelection::Pids(pids) => {
                 for &pid in pids {
                     source.add_pid(pid)?;
                 }
             }
-            Selection::All | Selection::Cgroup(_) => source.begin_for_all()?,
-            Selection::Rules(rules) => {
+            KernelSelection::All | KernelSelection::Cgroup(_) => source.begin_for_all()?,
+            KernelSelection::Rules(rules) => {
                 set_cgroups(
                     &mut source.cgroups,
                     &mut HashMap::new(),
@@ -485,7 +481,7 @@ impl KernelSource {
 
     /// Where the probes are told of spans, for whoever finds that out; `None` when it was taken
     /// before, or nobody asks for spans.
-    pub fn take_spans(&mut self) -> Option<SpanPlaces> {
+    pub fn take_spans(&mut self) -> Option<SpanMap> {
         self.spans.take()
     }
 
@@ -526,10 +522,11 @@ impl KernelSource {
             // The probe fills in when; its one thread is new then.
             return self
                 .selected
-                .insert(pid, Recording { since_ns: 0, seeded: 1, left_out: 0 }, 0)
+                .insert(pid, RecordingStart { since_ns: 0, seeded: 1, left_out: 0 }, 0)
                 .map_err(failed);
         }
-        let mut recording = Recording { since_ns: MonotonicNs::now().0, seeded: 0, left_out: 0 };
+        let mut recording =
+            RecordingStart { since_ns: MonotonicNs::now().0, seeded: 0, left_out: 0 };
         self.selected.insert(pid, recording, 0).map_err(failed)?;
         self.seed(pid, recording.since_ns)?;
         recording.seeded = 1;
@@ -547,11 +544,12 @@ impl KernelSource {
 
     fn begin_for_all(&mut self) -> Result<(), KernelError> {
         let failed = |source| KernelError::Map { name: "CONTROL", source };
-        let mut recording = Recording { since_ns: MonotonicNs::now().0, seeded: 0, left_out: 0 };
+        let mut recording =
+            RecordingStart { since_ns: MonotonicNs::now().0, seeded: 0, left_out: 0 };
         self.control.set(0, recording, 0).map_err(failed)?;
         let excluded = if self.options.exclude_self { std::process::id() } else { 0 };
         let selection = self.options.selection.clone();
-        let mut holder = Holder::of(&selection);
+        let mut holder = ProcessFilter::of(&selection);
         for pid in seed::numbers("/proc") {
             if pid != excluded && holder.as_mut().is_none_or(|holder| holder.holds(pid)) {
                 self.seed(pid, recording.since_ns)?;
@@ -568,7 +566,8 @@ impl KernelSource {
     /// When the kernel does not take it.
     pub fn select_cgroups(&mut self, now: HashMap<u64, u32>) -> Result<(), KernelError> {
         self.wanted = None;
-        let Selection::Rules(RuleSet { cgroups: Some(known), .. }) = &mut self.options.selection
+        let KernelSelection::Rules(RuleSet { cgroups: Some(known), .. }) =
+            &mut self.options.selection
         else {
             return Ok(());
         };
@@ -594,7 +593,7 @@ impl KernelSource {
         // BPF_NOEXIST: an event seen meanwhile knows better.
         const NO_EXIST: u64 = 1;
         for thread in seed::threads(tgid) {
-            let value = Thread {
+            let value = SchedulerAccount {
                 entered_ns: since_ns,
                 since_ns,
                 wait_start_ns: since_ns,
@@ -606,7 +605,7 @@ impl KernelSource {
                 } else {
                     0
                 },
-                ..Thread::default()
+                ..SchedulerAccount::default()
             };
             match self.threads.map.insert(thread.tid, value, NO_EXIST) {
                 Ok(()) => {
@@ -683,7 +682,7 @@ impl KernelSource {
         self.thread_ends_left = left;
         // Bounded like the walk in `thread_times`.
         let threads = self.threads.map.iter().take(2 * to_usize(self.options.max_threads));
-        let dead: HashMap<u32, Thread> = threads
+        let dead: HashMap<u32, SchedulerAccount> = threads
             .filter_map(Result::ok)
             .filter(|(_, thread)| thread.state == STATE_DEAD)
             .collect();
@@ -726,7 +725,7 @@ impl KernelSource {
         if self.options.exclude_self && pid == std::process::id() {
             return false;
         }
-        if !matches!(self.options.selection, Selection::Pids(_)) {
+        if !matches!(self.options.selection, KernelSelection::Pids(_)) {
             return true;
         }
         if let EventKind::Fork { parent, .. } = kind
@@ -815,7 +814,7 @@ impl KernelSource {
     /// How often all sleeping threads have been visited; their records are in the ring or read.
     #[must_use]
     pub fn visits(&self) -> u64 {
-        self.visitor.as_ref().map_or(0, Visitor::count)
+        self.visitor.as_ref().map_or(0, TaskScanner::count)
     }
 
     /// Whether the last visit left threads to the next one, for want of room in the ring.
@@ -845,13 +844,13 @@ impl KernelSource {
 
     /// The rates in force.
     #[must_use]
-    pub fn rates(&self) -> Rates {
+    pub fn rates(&self) -> KernelRates {
         self.rates
     }
 
     /// Puts other rates in force, as at the end of a window: samples of one window all stand for as
     /// much. A timer that cannot be had is tried again like that of a CPU that comes online.
-    pub fn set_rates(&mut self, rates: Rates) {
+    pub fn set_rates(&mut self, rates: KernelRates) {
         let before = std::mem::replace(&mut self.rates, rates);
         let Some(bpf) = &mut self.bpf else { return };
         if before.frequency_hz != rates.frequency_hz {
@@ -895,12 +894,12 @@ impl KernelSource {
     /// All threads at the end of a window, each state closed at `at`; that of a thread that had an
     /// event since, with this event. To be confirmed with the table that
     /// [`KernelSource::take_threads`] gave.
-    pub fn look_at_threads(&mut self, at: MonotonicNs) -> Look {
+    pub fn look_at_threads(&mut self, at: MonotonicNs) -> ThreadScan {
         let before = std::mem::replace(&mut self.cut_ns, at.0);
         self.look_at(Some(at.0), before)
     }
 
-    fn look_at(&self, at: Option<u64>, asks_before: u64) -> Look {
+    fn look_at(&self, at: Option<u64>, asks_before: u64) -> ThreadScan {
         let most = to_usize(self.options.max_threads);
         self.threads.look(at, most, &self.options.selection, asks_before, self.frozen_ns.is_some())
     }
@@ -1022,7 +1021,7 @@ fn check(options: &KernelOptions) -> Result<(), KernelError> {
     option("ring", "a power of two from 4096 to 2^30 bytes", ring.into(), good)?;
     let threads = options.max_threads;
     option("threads", "1 to 4194304", threads.into(), (1..=1 << 22).contains(&threads))?;
-    if let Selection::Pids(pids) = &options.selection {
+    if let KernelSelection::Pids(pids) = &options.selection {
         let count = u64::try_from(pids.len()).unwrap_or(u64::MAX);
         option(
             "selected processes",

@@ -6,7 +6,7 @@ use ebpf_common::config::{
     left_out,
 };
 use perfusion_host::process::hierarchy::Hierarchy;
-use perfusion_model::feature::{LeftOut, OF_KERNEL};
+use perfusion_model::feature::{ExcludedFeatures, OF_KERNEL};
 use std::collections::HashMap;
 use std::fs;
 use std::hash::BuildHasher;
@@ -15,19 +15,19 @@ use std::sync::Arc;
 
 /// What is left out of the processes of one service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OfService {
+pub struct ServiceExclusions {
     /// Of all.
-    pub all: LeftOut,
+    pub all: ExcludedFeatures,
     /// Of at least one.
-    pub some: LeftOut,
+    pub some: ExcludedFeatures,
 }
 
-impl OfService {
+impl ServiceExclusions {
     /// A process more.
     pub fn add<S: BuildHasher>(
         services: &mut HashMap<Arc<str>, Self, S>,
         service: &Arc<str>,
-        left_out: LeftOut,
+        left_out: ExcludedFeatures,
     ) {
         let known =
             services.entry(Arc::clone(service)).or_insert(Self { all: left_out, some: left_out });
@@ -109,14 +109,14 @@ impl RuleSet {
         Some(said)
     }
 
-    fn left_out(&self, said: u32) -> Option<LeftOut> {
-        left_out(said, self.others).map(LeftOut)
+    fn left_out(&self, said: u32) -> Option<ExcludedFeatures> {
+        left_out(said, self.others).map(ExcludedFeatures)
     }
 }
 
 /// Tells which processes a selection holds, from /proc. What it found it keeps: made anew for each
 /// look.
-pub struct Filter<'a> {
+pub struct RuleSetFilter<'a> {
     rules: &'a RuleSet,
     hierarchy: Option<&'static Hierarchy>,
     /// Ids of cgroups, by path.
@@ -124,7 +124,7 @@ pub struct Filter<'a> {
     known: HashMap<u32, Option<u32>>,
 }
 
-impl<'a> Filter<'a> {
+impl<'a> RuleSetFilter<'a> {
     /// By these rules.
     #[must_use]
     pub fn new(rules: &'a RuleSet) -> Self {
@@ -138,7 +138,7 @@ impl<'a> Filter<'a> {
     }
 
     /// What is left out of `tgid`, which belongs to this service; `None` when it is not recorded.
-    pub fn left_out(&mut self, tgid: u32, service: &str) -> Option<LeftOut> {
+    pub fn left_out(&mut self, tgid: u32, service: &str) -> Option<ExcludedFeatures> {
         let rules = self.rules;
         let of_services = rules
             .services
@@ -185,7 +185,7 @@ fn command(tgid: u32) -> Option<[u8; 16]> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Filter, LeftOut, RULE_FEATURES, RuleSet, command};
+    use super::{ExcludedFeatures, RULE_FEATURES, RuleSet, RuleSetFilter, command};
     use perfusion_model::feature::{Feature, thinned};
     use std::collections::HashMap;
 
@@ -220,15 +220,18 @@ mod tests {
         let own = std::process::id();
         let name = command(own).unwrap();
         let mut set = RuleSet::of_everybody();
-        assert_eq!(Filter::new(&set).left_out(own, "web"), Some(LeftOut::default()));
+        assert_eq!(
+            RuleSetFilter::new(&set).left_out(own, "web"),
+            Some(ExcludedFeatures::default())
+        );
         set.commands.insert(name, Feature::Waits.taken() | thinned(1));
         set.users.insert(rustix::process::getuid().as_raw(), thinned(3));
         set.services = vec![("we*".to_owned(), Feature::Allocations.taken())];
-        let left_out = |service| Filter::new(&set).left_out(own, service).unwrap();
+        let left_out = |service| RuleSetFilter::new(&set).left_out(own, service).unwrap();
         let (web, bank) = (left_out("web"), left_out("bank"));
         assert!([web, bank].iter().all(|of| of.has(Feature::Waits) && of.one_sample_in() == 8));
         assert!(web.has(Feature::Allocations) && !bank.has(Feature::Allocations));
-        assert!(!web.all_of_shim() && LeftOut(RULE_FEATURES & !ONLY).all_of_shim());
+        assert!(!web.all_of_shim() && ExcludedFeatures(RULE_FEATURES & !ONLY).all_of_shim());
         assert_eq!(web.or(bank), web);
     }
 
@@ -237,8 +240,8 @@ mod tests {
         let own = std::process::id();
         let name = command(own).unwrap();
         let mut set = RuleSet { commands: HashMap::from([(name, ONLY)]), ..RuleSet::default() };
-        assert!(Filter::new(&set).holds(own));
+        assert!(RuleSetFilter::new(&set).holds(own));
         set.users.insert(rustix::process::getuid().as_raw(), EXCEPT);
-        assert!(!Filter::new(&set).holds(own));
+        assert!(!RuleSetFilter::new(&set).holds(own));
     }
 }

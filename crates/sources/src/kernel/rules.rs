@@ -5,7 +5,7 @@
 //! none does its room is given to another one, but not before whoever has just read a place must be
 //! done with it.
 
-use super::maps::Words;
+use super::maps::MappedWords;
 use aya::maps::{HashMap as BpfHashMap, MapData, MapError};
 use ebpf_common::rule::{CachedPlace, PlaceSet, RuleKey, Spot, TAG_USED, UnwindRule, WAYS};
 use perfusion_host::process::RuleUpdate;
@@ -27,7 +27,7 @@ type RuleWords = [u64; RULE_WORDS];
 /// The maps `PLACES`, `RULES` and `SPACES`.
 #[derive(Debug)]
 pub struct RuleCache {
-    places: Places,
+    places: CachedPlaces,
     spaces: BpfHashMap<MapData, u32, u32>,
     refused: u64,
     /// Held for as long as they are mapped, so that they are among this process's maps for whoever
@@ -45,9 +45,9 @@ impl RuleCache {
             let info = map.info().map_err(io::Error::other)?;
             usize::try_from(info.max_entries()).map_err(io::Error::other)
         };
-        let place_words = Words::map(places.fd(), entries(&places)? * WAYS * PLACE_WORDS)?;
-        let rule_words = Words::map(rules.fd(), entries(&rules)? * RULE_WORDS)?;
-        let places_known = Places::new(place_words, rule_words);
+        let place_words = MappedWords::map(places.fd(), entries(&places)? * WAYS * PLACE_WORDS)?;
+        let rule_words = MappedWords::map(rules.fd(), entries(&rules)? * RULE_WORDS)?;
+        let places_known = CachedPlaces::new(place_words, rule_words);
         Ok(Self { places: places_known, spaces, refused: 0, _maps: [places, rules] })
     }
 
@@ -87,14 +87,14 @@ pub(super) fn gone(removed: Result<(), MapError>) -> bool {
 
 /// What the probes know: which rule holds where.
 #[derive(Debug)]
-struct Places {
-    sets: Words,
-    rules: Words,
+struct CachedPlaces {
+    sets: MappedWords,
+    rules: MappedWords,
     shift: u32,
     /// The rules that are in their array, by what they are.
     indexes: HashMap<RuleWords, u16, foldhash::fast::RandomState>,
     /// How many places name each, and since when none does.
-    uses: Vec<Uses>,
+    uses: Vec<RuleUses>,
     /// Those no place names, or named none when they were put here, each once; about in the order
     /// in which that began.
     unused: VecDeque<u16>,
@@ -103,16 +103,16 @@ struct Places {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Uses {
+struct RuleUses {
     count: u32,
     ended: Instant,
     /// It is among the `unused`.
     queued: bool,
 }
 
-impl Places {
+impl CachedPlaces {
     /// `sets` hold a power of two of sets, at least 2.
-    fn new(sets: Words, rules: Words) -> Self {
+    fn new(sets: MappedWords, rules: MappedWords) -> Self {
         let count = sets.all().len() / (WAYS * PLACE_WORDS);
         let shift = u64::BITS - count.max(2).ilog2();
         Self {
@@ -210,7 +210,7 @@ impl Places {
         }
         let index = if self.uses.len() < self.rules.all().len() / RULE_WORDS {
             let index = u16::try_from(self.uses.len()).ok()?;
-            self.uses.push(Uses { count: 0, ended: Instant::now(), queued: false });
+            self.uses.push(RuleUses { count: 0, ended: Instant::now(), queued: false });
             index
         } else {
             self.unused_index()?
@@ -275,7 +275,7 @@ fn is_taken(tag: u64) -> bool {
 }
 
 /// Place and tag of an entry.
-fn entry(sets: &Words, spot: Spot, way: usize) -> Option<[&AtomicU64; 2]> {
+fn entry(sets: &MappedWords, spot: Spot, way: usize) -> Option<[&AtomicU64; 2]> {
     const { assert!(PLACE_WORDS == 2 && size_of::<PlaceSet>() == WAYS * PLACE_WORDS * 8) };
     let at = (usize::try_from(spot.set).ok()? * WAYS + way) * PLACE_WORDS;
     match sets.all().get(at..at + PLACE_WORDS)? {
@@ -289,14 +289,14 @@ mod tests {
     use super::*;
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-    fn words(count: usize) -> Words {
+    fn words(count: usize) -> MappedWords {
         let file = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, (count * 8).next_multiple_of(4096) as u64).unwrap();
-        Words::map(&file, count).unwrap()
+        MappedWords::map(&file, count).unwrap()
     }
 
-    fn places(sets: usize, rules: usize) -> Places {
-        Places::new(words(sets * WAYS * PLACE_WORDS), words(rules * RULE_WORDS))
+    fn places(sets: usize, rules: usize) -> CachedPlaces {
+        CachedPlaces::new(words(sets * WAYS * PLACE_WORDS), words(rules * RULE_WORDS))
     }
 
     fn key(place: u64) -> RuleKey {
@@ -308,7 +308,7 @@ mod tests {
     }
 
     /// What a probe finds; it marks the entry.
-    fn probe(places: &Places, place: u64) -> Option<i32> {
+    fn probe(places: &CachedPlaces, place: u64) -> Option<i32> {
         let spot = Spot::of(place, 3, places.shift);
         let (way, tag) = places.find(place, spot)?;
         entry(&places.sets, spot, way).unwrap()[1].fetch_or(1 << 24, Ordering::Relaxed);

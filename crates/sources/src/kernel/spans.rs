@@ -8,12 +8,12 @@ use perfusion_host::process::RuleUpdate;
 
 /// The map `SPANS`.
 #[derive(Debug)]
-pub struct SpanPlaces {
+pub struct SpanMap {
     places: BpfHashMap<MapData, u32, SpanPlace>,
     refused: u64,
 }
 
-impl SpanPlaces {
+impl SpanMap {
     pub(super) fn new(places: BpfHashMap<MapData, u32, SpanPlace>) -> Self {
         Self { places, refused: 0 }
     }

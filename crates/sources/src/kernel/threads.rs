@@ -7,17 +7,17 @@
 //! no more events, not even its end. A selected process is forgotten when its first thread is
 //! reaped, and others may still be on their way off the CPU.
 
-use super::rule_set::Filter;
-use super::{Counts, KernelError, Selection};
+use super::rule_set::RuleSetFilter;
+use super::{KernelError, KernelSelection, ReceiveCounters};
 use aya::maps::{HashMap as BpfHashMap, Map, MapData};
 use ebpf_common::counter::Counter;
 use ebpf_common::key::{
-    STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, Thread,
-    WAIT_KEPT, WAIT_NEW, WAIT_WOKEN_THROTTLED,
+    STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE,
+    SchedulerAccount, WAIT_KEPT, WAIT_NEW, WAIT_WOKEN_THROTTLED,
 };
 use perfusion_host::process::{hierarchy, seed};
 use perfusion_model::event::{
-    Event, EventKind, MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes,
+    Event, EventKind, MonotonicNs, ThreadId, ThreadProgress, ThreadSnapshot, ThreadTimes,
 };
 use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd as _;
@@ -37,24 +37,24 @@ const TICK_NS: u64 = 10_000_000;
 /// The probes' map `THREADS`.
 #[derive(Debug)]
 pub struct ThreadTable {
-    pub(super) map: BpfHashMap<MapData, u32, Thread>,
-    counts: Arc<Counts>,
+    pub(super) map: BpfHashMap<MapData, u32, SchedulerAccount>,
+    counts: Arc<ReceiveCounters>,
 }
 
 /// All threads as the probes know them.
 #[derive(Debug)]
-pub struct Look {
-    threads: Vec<(Thread, ThreadSnapshot)>,
+pub struct ThreadScan {
+    threads: Vec<(SchedulerAccount, ThreadSnapshot)>,
     /// Of threads that wait, /proc is asked when they have done so since before this.
     asks_before: u64,
     /// The recording was over: what /proc says now came later.
     frozen: bool,
-    selection: Selection,
+    selection: KernelSelection,
 }
 
 /// What /proc adds to that.
 #[derive(Debug, Default)]
-pub struct Confirmed {
+pub struct ConfirmedThreads {
     /// All threads. Of one whose end is among the events: until the last that is known of it.
     pub threads: Vec<ThreadSnapshot>,
     /// Ends of threads that went unseen, told as of now.
@@ -63,7 +63,7 @@ pub struct Confirmed {
 
 impl ThreadTable {
     /// Two handles to the map, for two threads.
-    pub(super) fn pair(map: Map, counts: &Arc<Counts>) -> Result<[Self; 2], KernelError> {
+    pub(super) fn pair(map: Map, counts: &Arc<ReceiveCounters>) -> Result<[Self; 2], KernelError> {
         let failed = |source| KernelError::Map { name: "THREADS", source };
         let Map::HashMap(data) = map else { return Err(KernelError::Object { name: "THREADS" }) };
         let again = data
@@ -84,10 +84,10 @@ impl ThreadTable {
         &self,
         at: Option<u64>,
         most: usize,
-        selection: &Selection,
+        selection: &KernelSelection,
         asks_before: u64,
         frozen: bool,
-    ) -> Look {
+    ) -> ThreadScan {
         let mut tids = HashSet::new();
         // A key removed during the walk makes it start again: bounded by the map's size.
         tids.extend(self.map.keys().take(2 * most).filter_map(Result::ok));
@@ -108,15 +108,16 @@ impl ThreadTable {
                 None => {}
             }
         }
-        Look { threads, asks_before, frozen, selection: selection.clone() }
+        ThreadScan { threads, asks_before, frozen, selection: selection.clone() }
     }
 
     /// Asks /proc about threads whose last event is long ago. What went unseen leaves the map,
     /// unless there was an event of it meanwhile.
-    pub fn confirm(&mut self, look: &Look) -> Confirmed {
-        let mut confirmed = Confirmed::default();
+    pub fn confirm(&mut self, look: &ThreadScan) -> ConfirmedThreads {
+        let mut confirmed = ConfirmedThreads::default();
         confirmed.threads.reserve(look.threads.len());
-        let mut proc = Proc { holder: Holder::of(&look.selection), tasks: HashMap::new() };
+        let mut proc =
+            ProcScan { holder: ProcessFilter::of(&look.selection), tasks: HashMap::new() };
         for (entry, snapshot) in &look.threads {
             let open = snapshot.at.0.saturating_sub(entry.since_ns);
             if open <= LONG_NS || entry.state == STATE_DEAD {
@@ -133,7 +134,12 @@ impl ThreadTable {
     }
 
     /// The thread is no more, or not one to record: its time ends with its last event.
-    fn bury(&mut self, entry: &Thread, snapshot: &ThreadSnapshot, confirmed: &mut Confirmed) {
+    fn bury(
+        &mut self,
+        entry: &SchedulerAccount,
+        snapshot: &ThreadSnapshot,
+        confirmed: &mut ConfirmedThreads,
+    ) {
         let tid = snapshot.times.thread.tid;
         // A thread with the same id can come only after this one has gone, and not in the
         // microsecond between the two calls: ids are given in turn.
@@ -150,7 +156,12 @@ impl ThreadTable {
 
     /// A thread that seems to run, or to want a CPU since before the recording: it may sleep, when
     /// its switch-out was not reported, and its CPU may have been taken from it.
-    fn running(&self, entry: &Thread, snapshot: &ThreadSnapshot, open: u64) -> ThreadSnapshot {
+    fn running(
+        &self,
+        entry: &SchedulerAccount,
+        snapshot: &ThreadSnapshot,
+        open: u64,
+    ) -> ThreadSnapshot {
         let thread = snapshot.times.thread;
         let Ok(Some(state)) = seed::look_at(thread.pid, thread.tid) else { return *snapshot };
         let ran = (entry.exec_ns != u64::MAX)
@@ -176,7 +187,7 @@ impl ThreadTable {
     }
 
     /// True while there was no event of the thread since it was looked at.
-    fn is_unchanged(&self, tid: u32, entry: &Thread) -> bool {
+    fn is_unchanged(&self, tid: u32, entry: &SchedulerAccount) -> bool {
         let now = self.map.get(&tid, 0);
         now.is_ok_and(|now| (now.entered_ns, now.since_ns) == (entry.entered_ns, entry.since_ns))
     }
@@ -195,15 +206,20 @@ impl ThreadTable {
 }
 
 /// What /proc says of threads, at one look.
-struct Proc<'a> {
-    holder: Option<Holder<'a>>,
+struct ProcScan<'a> {
+    holder: Option<ProcessFilter<'a>>,
     /// The threads of each process that was asked about; `None` when that cannot be read.
     tasks: HashMap<u32, Option<HashSet<u32>>>,
 }
 
-impl Proc<'_> {
+impl ProcScan<'_> {
     /// Whether the thread is surely no more, or not one to record.
-    fn is_gone(&mut self, entry: &Thread, snapshot: &ThreadSnapshot, asks_before: u64) -> bool {
+    fn is_gone(
+        &mut self,
+        entry: &SchedulerAccount,
+        snapshot: &ThreadSnapshot,
+        asks_before: u64,
+    ) -> bool {
         let ThreadId { pid, tid } = snapshot.times.thread;
         if self.holder.as_mut().is_some_and(|holder| !holder.holds(pid)) {
             // Not for want of descriptors.
@@ -213,7 +229,7 @@ impl Proc<'_> {
         if entry.state == STATE_BLOCKED && entry.since_ns >= asks_before {
             return false;
         }
-        if let Progress::Waiting { .. } = snapshot.progress {
+        if let ThreadProgress::Waiting { .. } = snapshot.progress {
             // One list for all of a process: a tenth of the price of asking for each.
             let tasks = self.tasks.entry(pid).or_insert_with(|| seed::tasks(pid).ok());
             if tasks.as_ref().is_none_or(|tasks| tasks.contains(&tid)) {
@@ -225,18 +241,18 @@ impl Proc<'_> {
 }
 
 /// Tells which processes a selection holds that is not by pid.
-pub(super) enum Holder<'a> {
+pub(super) enum ProcessFilter<'a> {
     Cgroup(hierarchy::CgroupFilter),
-    Rules(Filter<'a>),
+    Rules(RuleSetFilter<'a>),
 }
 
-impl<'a> Holder<'a> {
+impl<'a> ProcessFilter<'a> {
     /// `None` when it holds all there are.
-    pub(super) fn of(selection: &'a Selection) -> Option<Self> {
+    pub(super) fn of(selection: &'a KernelSelection) -> Option<Self> {
         match selection {
-            Selection::Cgroup(id) => Some(Self::Cgroup(hierarchy::CgroupFilter::new(*id))),
-            Selection::Rules(rules) => Some(Self::Rules(Filter::new(rules))),
-            Selection::All | Selection::Pids(_) => None,
+            KernelSelection::Cgroup(id) => Some(Self::Cgroup(hierarchy::CgroupFilter::new(*id))),
+            KernelSelection::Rules(rules) => Some(Self::Rules(RuleSetFilter::new(rules))),
+            KernelSelection::All | KernelSelection::Pids(_) => None,
         }
     }
 
@@ -249,7 +265,7 @@ impl<'a> Holder<'a> {
 }
 
 /// A thread's times up to its last event.
-pub(super) fn closed_times(tid: u32, thread: &Thread) -> ThreadTimes {
+pub(super) fn closed_times(tid: u32, thread: &SchedulerAccount) -> ThreadTimes {
     ThreadTimes {
         thread: ThreadId { pid: thread.tgid, tid },
         oncpu_ns: thread.oncpu_ns,
@@ -266,15 +282,15 @@ pub(super) fn closed_times(tid: u32, thread: &Thread) -> ThreadTimes {
 fn asleep(snapshot: &mut ThreadSnapshot, open: u64, ran: u64) {
     let times = &mut snapshot.times;
     let (since, column) = match snapshot.progress {
-        Progress::OnCpu { since } => (since, &mut times.oncpu_ns),
-        Progress::Waiting { start, .. } => (start, &mut times.runnable_ns),
+        ThreadProgress::OnCpu { since } => (since, &mut times.oncpu_ns),
+        ThreadProgress::Waiting { start, .. } => (start, &mut times.runnable_ns),
     };
     let blocked = open.saturating_sub(ran);
     *column = column.saturating_sub(blocked);
     times.blocked_ns = times.blocked_ns.saturating_add(blocked);
     // As the probe will find it out at the thread's next switch.
     let start = MonotonicNs(since.0.saturating_add(ran));
-    snapshot.progress = Progress::Waiting {
+    snapshot.progress = ThreadProgress::Waiting {
         start,
         blocked_ns: blocked,
         runnable_ns: 0,
@@ -297,19 +313,19 @@ fn take_stolen(times: &mut ThreadTimes, open: u64, ran: u64) {
 
 /// Whether the thread's state may be another than it seems without an event: one that runs, or
 /// could at the recording's begin.
-fn may_run(thread: &Thread) -> bool {
+fn may_run(thread: &SchedulerAccount) -> bool {
     matches!(thread.state, STATE_ON_CPU | STATE_RUNNING_OR_RUNNABLE)
 }
 
 /// Of a thread that ran or wanted a CPU when it entered the recording: whether the task iterator
 /// has met it without one. It has had none since then, for no switch has told of it.
-fn was_off_cpu(thread: &Thread) -> bool {
+fn was_off_cpu(thread: &SchedulerAccount) -> bool {
     thread.visited_start_ns == thread.wait_start_ns
 }
 
 /// A thread's times closed at `now_ns`; `None` when it was read in the middle of an update: its law
 /// does not hold.
-pub(super) fn snapshot(tid: u32, thread: &Thread, now_ns: u64) -> Option<ThreadSnapshot> {
+pub(super) fn snapshot(tid: u32, thread: &SchedulerAccount, now_ns: u64) -> Option<ThreadSnapshot> {
     let known = thread.since_ns.checked_sub(thread.entered_ns)?;
     let sum = thread.oncpu_ns.checked_add(thread.runnable_ns)?.checked_add(thread.blocked_ns)?;
     if sum != known {
@@ -320,7 +336,7 @@ pub(super) fn snapshot(tid: u32, thread: &Thread, now_ns: u64) -> Option<ThreadS
     let at = if thread.state == STATE_DEAD { thread.since_ns } else { now_ns.max(thread.since_ns) };
     let open = at - thread.since_ns;
     let mut times = closed_times(tid, thread);
-    let waiting = |blocked_ns: u64| Progress::Waiting {
+    let waiting = |blocked_ns: u64| ThreadProgress::Waiting {
         start: MonotonicNs(thread.wait_start_ns),
         blocked_ns,
         runnable_ns: at.saturating_sub(thread.wait_start_ns).saturating_sub(blocked_ns),
@@ -335,7 +351,7 @@ pub(super) fn snapshot(tid: u32, thread: &Thread, now_ns: u64) -> Option<ThreadS
         }
         STATE_ON_CPU | STATE_RUNNING_OR_RUNNABLE | STATE_DEAD => {
             times.oncpu_ns += open;
-            Progress::OnCpu { since: MonotonicNs(thread.since_ns) }
+            ThreadProgress::OnCpu { since: MonotonicNs(thread.since_ns) }
         }
         STATE_RUNNABLE => {
             times.runnable_ns += open;
@@ -351,7 +367,7 @@ pub(super) fn snapshot(tid: u32, thread: &Thread, now_ns: u64) -> Option<ThreadS
 
 #[cfg(test)]
 mod tests {
-    use super::{Proc, Progress, Thread, asleep, snapshot, take_stolen};
+    use super::{ProcScan, SchedulerAccount, ThreadProgress, asleep, snapshot, take_stolen};
     use ebpf_common::key::{
         STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE,
         WAIT_KEPT, WAIT_WAS_BLOCKED, WAIT_WOKEN_THROTTLED,
@@ -359,8 +375,8 @@ mod tests {
     use perfusion_model::event::MonotonicNs;
     use std::collections::HashMap;
 
-    fn thread(state: u32) -> Thread {
-        Thread {
+    fn thread(state: u32) -> SchedulerAccount {
+        SchedulerAccount {
             entered_ns: 100,
             since_ns: 160,
             oncpu_ns: 10,
@@ -370,7 +386,7 @@ mod tests {
             wait_blocked_ns: 4,
             state,
             wait_flags: WAIT_KEPT | WAIT_WAS_BLOCKED,
-            ..Thread::default()
+            ..SchedulerAccount::default()
         }
     }
 
@@ -382,7 +398,10 @@ mod tests {
         }
         let waiting = snapshot(1, &thread(STATE_RUNNABLE), 200).unwrap().progress;
         assert!(
-            matches!(waiting, Progress::Waiting { blocked_ns: 4, runnable_ns: 46, kept: true, .. }),
+            matches!(
+                waiting,
+                ThreadProgress::Waiting { blocked_ns: 4, runnable_ns: 46, kept: true, .. }
+            ),
             "{waiting:?}"
         );
     }
@@ -390,23 +409,29 @@ mod tests {
     /// /proc says `R` of both; seeded threads have had no event.
     #[test]
     fn a_thread_met_without_a_cpu_has_wanted_one_since_it_entered_the_recording() {
-        let seeded = Thread {
+        let seeded = SchedulerAccount {
             entered_ns: 100,
             since_ns: 100,
             wait_start_ns: 100,
             state: STATE_RUNNING_OR_RUNNABLE,
             exec_ns: u64::MAX,
-            ..Thread::default()
+            ..SchedulerAccount::default()
         };
         let runs = snapshot(1, &seeded, 150).unwrap();
         assert_eq!((runs.times.oncpu_ns, runs.times.runnable_ns), (50, 0));
-        assert_eq!(runs.progress, Progress::OnCpu { since: MonotonicNs(100) });
-        let mut wants = snapshot(1, &Thread { visited_start_ns: 100, ..seeded }, 150).unwrap();
+        assert_eq!(runs.progress, ThreadProgress::OnCpu { since: MonotonicNs(100) });
+        let mut wants =
+            snapshot(1, &SchedulerAccount { visited_start_ns: 100, ..seeded }, 150).unwrap();
         assert_eq!((wants.times.oncpu_ns, wants.times.runnable_ns), (0, 50));
         assert!(
             matches!(
                 wants.progress,
-                Progress::Waiting { start: MonotonicNs(100), blocked_ns: 0, runnable_ns: 50, .. }
+                ThreadProgress::Waiting {
+                    start: MonotonicNs(100),
+                    blocked_ns: 0,
+                    runnable_ns: 50,
+                    ..
+                }
             ),
             "{wants:?}"
         );
@@ -414,7 +439,10 @@ mod tests {
         asleep(&mut wants, 50, 0);
         assert_eq!((wants.times.runnable_ns, wants.times.blocked_ns), (0, 50));
         assert!(
-            matches!(wants.progress, Progress::Waiting { blocked_ns: 50, runnable_ns: 0, .. }),
+            matches!(
+                wants.progress,
+                ThreadProgress::Waiting { blocked_ns: 50, runnable_ns: 0, .. }
+            ),
             "{wants:?}"
         );
     }
@@ -422,10 +450,12 @@ mod tests {
     #[test]
     fn one_that_was_woken_under_its_cgroups_limit_waits_for_that() {
         let of = |wait_flags| {
-            snapshot(1, &Thread { wait_flags, ..thread(STATE_RUNNABLE) }, 200).unwrap().progress
+            snapshot(1, &SchedulerAccount { wait_flags, ..thread(STATE_RUNNABLE) }, 200)
+                .unwrap()
+                .progress
         };
         let throttled =
-            |progress| matches!(progress, Progress::Waiting { woken_throttled: true, .. });
+            |progress| matches!(progress, ThreadProgress::Waiting { woken_throttled: true, .. });
         assert!(
             throttled(of(WAIT_WAS_BLOCKED | WAIT_WOKEN_THROTTLED))
                 && !throttled(of(WAIT_WAS_BLOCKED))
@@ -453,9 +483,9 @@ mod tests {
 
     #[test]
     fn a_torn_read_is_refused() {
-        let torn = Thread { oncpu_ns: 11, ..thread(STATE_ON_CPU) };
+        let torn = SchedulerAccount { oncpu_ns: 11, ..thread(STATE_ON_CPU) };
         assert_eq!(snapshot(1, &torn, 200), None);
-        let backwards = Thread { since_ns: 50, ..thread(STATE_ON_CPU) };
+        let backwards = SchedulerAccount { since_ns: 50, ..thread(STATE_ON_CPU) };
         assert_eq!(snapshot(1, &backwards, 200), None);
     }
 
@@ -463,9 +493,9 @@ mod tests {
     #[test]
     fn a_thread_is_gone_when_proc_says_so_and_its_zombie_when_it_seems_to_run() {
         let is_gone = |pid: u32, state| {
-            let entry = Thread { tgid: pid, ..thread(state) };
+            let entry = SchedulerAccount { tgid: pid, ..thread(state) };
             let found = snapshot(pid, &entry, 100_000_160).unwrap();
-            Proc { holder: None, tasks: HashMap::new() }.is_gone(&entry, &found, u64::MAX)
+            ProcScan { holder: None, tasks: HashMap::new() }.is_gone(&entry, &found, u64::MAX)
         };
         let states = [STATE_ON_CPU, STATE_RUNNABLE, STATE_BLOCKED];
         let own = std::process::id();
@@ -489,9 +519,9 @@ mod tests {
 
     #[test]
     fn one_that_waits_is_asked_about_only_when_it_has_for_a_whole_window() {
-        let entry = Thread { tgid: u32::MAX, ..thread(STATE_BLOCKED) };
+        let entry = SchedulerAccount { tgid: u32::MAX, ..thread(STATE_BLOCKED) };
         let found = snapshot(u32::MAX, &entry, 100_000_160).unwrap();
-        let mut proc = Proc { holder: None, tasks: HashMap::new() };
+        let mut proc = ProcScan { holder: None, tasks: HashMap::new() };
         assert!(!proc.is_gone(&entry, &found, 160));
         assert!(proc.is_gone(&entry, &found, 161));
     }
@@ -502,7 +532,7 @@ mod tests {
         asleep(&mut found, 100_000_000, 60_000_000);
         assert_eq!((found.times.oncpu_ns, found.times.blocked_ns), (60_000_010, 40_000_030));
         let start = MonotonicNs(60_000_160);
-        let waiting = Progress::Waiting {
+        let waiting = ThreadProgress::Waiting {
             start,
             blocked_ns: 40_000_000,
             runnable_ns: 0,

@@ -4,12 +4,12 @@ macro_rules! totals {
     ($($(#[doc = $help:literal])+ $field:ident $name:literal;)+) => {
         /// Counters of this recorder's side, over all regions.
         #[derive(Clone, Copy, Debug, Default)]
-        pub(super) struct Totals { $($(#[doc = $help])+ pub(super) $field: u64,)+ }
+        pub(super) struct ReaderTotals { $($(#[doc = $help])+ pub(super) $field: u64,)+ }
 
         /// Name and meaning of each.
         pub const SHIM_READER: &[(&str, &str)] = &[$(($name, concat!($($help),+)),)+];
 
-        impl Totals {
+        impl ReaderTotals {
             /// Name and value of each.
             pub(super) fn list(&self) -> Vec<(String, u64)> {
                 vec![$(($name.to_owned(), self.$field),)+]

@@ -1,23 +1,23 @@
 //! The table of a process in exact mode (`profiler_protocol::exact`), found and opened like a
 //! region: `pread` and `pwrite`, never mapped.
 
-use super::region::Region;
+use super::region::ShimRegion;
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::{is_running, name, start_ticks};
 use perfusion_model::event::MonotonicNs;
-use profiler_protocol::consumer::Memory as _;
+use profiler_protocol::consumer::RegionMemory as _;
 use profiler_protocol::exact::{MAGIC, TABLE_BYTES, head, reader};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// An open table.
 #[derive(Debug)]
-pub struct Opened(Region);
+pub struct ExactTableRegion(ShimRegion);
 
-impl Opened {
+impl ExactTableRegion {
     /// The table in `region`, if it was made for `owner` by the process that calls itself `pid`;
     /// `None` also before the shim has finished it.
-    pub(super) fn new(region: Region, owner: u64, pid: u64) -> Option<Self> {
+    pub(super) fn new(region: ShimRegion, owner: u64, pid: u64) -> Option<Self> {
         let word = |at| region.word(byte(at));
         let ours = word(head::MAGIC) == Some(MAGIC)
             && region.bytes() >= u64::try_from(TABLE_BYTES).unwrap_or(u64::MAX)
@@ -73,7 +73,7 @@ pub struct ExactTable {
     /// What it is called.
     pub name: String,
     /// The table.
-    pub table: Opened,
+    pub table: ExactTableRegion,
     found: MonotonicNs,
     /// The process has become another program by exec.
     left_behind: bool,
@@ -88,15 +88,15 @@ impl ExactTable {
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct OpenTables {
     tables: Vec<ExactTable>,
     /// Processes for which there was no room.
     left_out: u64,
 }
 
-impl Kept {
+impl OpenTables {
     /// A table that nothing remembers is found at every look: it counts once.
-    fn decline(&mut self, table: &Opened) {
+    fn decline(&mut self, table: &ExactTableRegion) {
         self.left_out += u64::from(!table.is_declined());
         table.decline();
     }
@@ -105,16 +105,16 @@ impl Kept {
 /// The tables of one recording, shared by the thread that finds them and the one that reads them at
 /// the end.
 #[derive(Clone, Debug, Default)]
-pub struct ExactTables(Arc<Mutex<Kept>>);
+pub struct ExactTables(Arc<Mutex<OpenTables>>);
 
 impl ExactTables {
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn kept(&self) -> MutexGuard<'_, OpenTables> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps a table. Where there is no room its process runs on without being counted, which is
     /// said at the end.
-    pub fn put(&self, pid: u32, table: Opened) {
+    pub fn put(&self, pid: u32, table: ExactTableRegion) {
         let mut kept = self.kept();
         let of_it = kept.tables.iter().filter(|source| source.pid == pid).count();
         if kept.tables.len() >= TABLES || of_it >= OF_ONE_PROCESS {
@@ -135,7 +135,7 @@ impl ExactTables {
     }
 
     /// Lets the process of a table run on without being counted.
-    pub fn decline(&self, table: &Opened) {
+    pub fn decline(&self, table: &ExactTableRegion) {
         self.kept().decline(table);
     }
 

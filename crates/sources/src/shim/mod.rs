@@ -16,10 +16,10 @@ mod starts;
 mod subscriptions;
 mod watched;
 
-use self::counters::Totals;
-use self::reader::{BEAT_EVERY, Reader, Turns};
-use self::registry::{Process, Shared, Stage};
-use self::share::Share;
+use self::counters::ReaderTotals;
+use self::reader::{BEAT_EVERY, ReadRound, RegionReader};
+use self::registry::{DetachStage, RecorderState, WatchedProcess};
+use self::share::NamesMemory;
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::memory::ProcessMemory;
 use perfusion_model::event::{Event, EventKind, MonotonicNs, RegionId};
@@ -28,15 +28,15 @@ use profiler_protocol::counter;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-pub use self::exact::Opened;
+pub use self::exact::ExactTableRegion;
 pub use self::exact::{ExactTable, ExactTables, OF_ONE_PROCESS, TABLES};
 pub use self::incidents::INCIDENT_COUNTERS;
 pub use self::region::RegionError;
 pub use self::starts::{HoldStarts, StartHold};
 pub use self::subscriptions::{
-    AS_ASKED, COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED, Settings, Subscriptions,
+    AS_ASKED, COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED, ShimSettings, Subscriptions,
 };
-pub use self::watched::{Watched, same};
+pub use self::watched::{WatchedObject, same};
 
 /// Live objects that are watched unless told otherwise.
 pub const LIVE_OBJECTS: u32 = 4_096;
@@ -71,7 +71,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// How a process whose shim is read stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShimLook {
+pub struct ShimStatus {
     /// Its pid.
     pub pid: u32,
     /// Records its shims had no room for, of all kinds.
@@ -80,8 +80,8 @@ pub struct ShimLook {
 
 /// All regions of one recorder.
 pub struct ShimSource {
-    processes: BTreeMap<u32, Process>,
-    shared: Shared,
+    processes: BTreeMap<u32, WatchedProcess>,
+    shared: RecorderState,
     next_beat: Instant,
     next_care: Instant,
     /// Where the next round begins, so that no process is always the last one.
@@ -95,17 +95,17 @@ impl ShimSource {
         let now = Instant::now();
         Self {
             processes: BTreeMap::new(),
-            shared: Shared {
+            shared: RecorderState {
                 owner,
                 limits,
                 exact: None,
                 counts: None,
                 next_id: 0,
                 regions: 0,
-                room: Share::default(),
+                room: NamesMemory::default(),
                 scratch: vec![0; SCRATCH_BYTES],
-                turns: Turns::new(0),
-                totals: Totals::default(),
+                turns: ReadRound::new(0),
+                totals: ReaderTotals::default(),
                 finished: vec![0; counter::ALL.len()],
                 finished_incidents: Vec::new(),
             },
@@ -145,7 +145,7 @@ impl ShimSource {
         }
         if let Ok(target) = ProcessHandle::open(pid) {
             // A pid that is used again: what is left of the process before it is given up.
-            if let Some(mut before) = self.processes.insert(pid, Process::new(target, now)) {
+            if let Some(mut before) = self.processes.insert(pid, WatchedProcess::new(target, now)) {
                 before.readers.iter_mut().for_each(|reader| self.shared.finish(reader));
             }
         }
@@ -173,7 +173,7 @@ impl ShimSource {
         self.watch_if_new(pid);
         if let Some(process) = self.processes.get_mut(&pid) {
             process.wish(
-                Settings { owner: self.shared.owner, force: false }.wishing(wishes).owner,
+                ShimSettings { owner: self.shared.owner, force: false }.wishing(wishes).owner,
                 wishes,
                 names,
             );
@@ -219,7 +219,7 @@ impl ShimSource {
     /// A mark of this region has been looked at, and what that asks for is queued.
     pub fn heard(&mut self, region: RegionId) {
         let readers = self.processes.values_mut().flat_map(|process| &mut process.readers);
-        readers.filter(|reader| reader.id == region).for_each(Reader::heard);
+        readers.filter(|reader| reader.id == region).for_each(RegionReader::heard);
     }
 
     /// Sends what was asked, without waiting for the next [`ShimSource::drain`].
@@ -245,18 +245,18 @@ impl ShimSource {
     /// another program by exec, or its library has left.
     #[must_use]
     pub fn is_mapped(&self, pid: u32) -> bool {
-        self.processes.get(&pid).is_some_and(Process::is_mapped)
+        self.processes.get(&pid).is_some_and(WatchedProcess::is_mapped)
     }
 
     /// The weak handles with which this recorder's library watches objects in the process now;
     /// `None` where that cannot be read.
     #[must_use]
-    pub fn watched(&self, pid: u32) -> Option<Vec<Watched>> {
+    pub fn watched(&self, pid: u32) -> Option<Vec<WatchedObject>> {
         let process = self.processes.get(&pid)?;
         let memory = ProcessMemory::open(pid, process.target.start_ticks().ok()?)?;
         let slots = process.readers.iter().filter_map(|reader| Some((reader.slots()?, reader.id)));
         let most = self.shared.limits.live_objects;
-        let read: Vec<Vec<Watched>> = slots
+        let read: Vec<Vec<WatchedObject>> = slots
             .map(|(at, region)| watched::read(&memory, at, most, region))
             .collect::<Option<_>>()?;
         (!read.is_empty()).then(|| read.concat())
@@ -281,7 +281,7 @@ impl ShimSource {
         let later: Vec<u32> = self.processes.range(self.turn..).map(|(&pid, _)| pid).collect();
         let earlier: Vec<u32> = self.processes.range(..self.turn).map(|(&pid, _)| pid).collect();
         self.turn = later.get(1).copied().unwrap_or(0);
-        self.shared.turns = Turns::new(self.shared.regions);
+        self.shared.turns = ReadRound::new(self.shared.regions);
         let mut missed = None;
         for pid in later.into_iter().chain(earlier) {
             let Some(process) = self.processes.get_mut(&pid) else { continue };
@@ -305,7 +305,7 @@ impl ShimSource {
         self.processes
             .values_mut()
             .flat_map(|process| &mut process.readers)
-            .any(Reader::is_waited_for)
+            .any(RegionReader::is_waited_for)
     }
 
     /// Says "somebody listens" in every region when it is time to. [`ShimSource::drain`] does it
@@ -314,7 +314,7 @@ impl ShimSource {
         self.beat_where(|_| true);
     }
 
-    fn beat_where(&mut self, which: impl Fn(&Reader) -> bool) {
+    fn beat_where(&mut self, which: impl Fn(&RegionReader) -> bool) {
         let now = Instant::now();
         if now < self.next_beat {
             return;
@@ -363,9 +363,9 @@ impl ShimSource {
             let mut loaded = false;
             for process in self.processes.values_mut() {
                 match process.stage() {
-                    Stage::Working => working.push(process.target.pid()),
-                    Stage::Leaving => loaded = true,
-                    Stage::Gone => {}
+                    DetachStage::Working => working.push(process.target.pid()),
+                    DetachStage::Leaving => loaded = true,
+                    DetachStage::Gone => {}
                 }
             }
             if working.is_empty() {
@@ -392,16 +392,17 @@ impl ShimSource {
 
     /// The processes whose shims are read.
     #[must_use]
-    pub fn looks(&self) -> Vec<ShimLook> {
+    pub fn looks(&self) -> Vec<ShimStatus> {
         let full =
             counter::ALL.iter().position(|(_, name, _)| *name == "shim_records_dropped_full");
-        let dropped = |process: &Process| {
-            let of =
-                |reader: &Reader| full.and_then(|full| reader.counted().nth(full)).unwrap_or(0);
+        let dropped = |process: &WatchedProcess| {
+            let of = |reader: &RegionReader| {
+                full.and_then(|full| reader.counted().nth(full)).unwrap_or(0)
+            };
             process.readers.iter().map(of).sum()
         };
         let read = self.processes.iter().filter(|(_, process)| !process.readers.is_empty());
-        read.map(|(&pid, process)| ShimLook { pid, dropped: dropped(process) }).collect()
+        read.map(|(&pid, process)| ShimStatus { pid, dropped: dropped(process) }).collect()
     }
 
     /// Name and value of every counter: the shims' own, summed, then this side's.

@@ -2,7 +2,7 @@
 //! whole method, and an unload makes its code unknown again. Pure, and bounded whatever is asked or
 //! answered.
 
-use super::share::Share;
+use super::share::NamesMemory;
 use profiler_protocol::record::NOT_NOW;
 use profiler_protocol::request::NEVER_SEEN;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -21,41 +21,41 @@ const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 const TRIES: u8 = 4;
 
 #[derive(Clone, Copy)]
-enum Progress {
+enum RequestProgress {
     Waiting { tries: u8 },
     Sent { tries: u8, at: Instant },
 }
 
 #[derive(Clone, Copy)]
-struct Question {
+struct OpenNameRequest {
     /// When its address was last seen, in the process's time, and what was sent of that.
     seen_ns: u64,
     sent_ns: u64,
-    progress: Progress,
+    progress: RequestProgress,
 }
 
 #[derive(Clone, Copy)]
-struct Body {
+struct AnsweredBody {
     bytes: u64,
     module_id: u64,
 }
 
 /// The questions of one region.
 #[derive(Default)]
-pub(super) struct NameBook {
+pub(super) struct NameRequests {
     waiting: VecDeque<u64>,
-    open: HashMap<u64, Question>,
-    bodies: BTreeMap<u64, Body>,
+    open: HashMap<u64, OpenNameRequest>,
+    bodies: BTreeMap<u64, AnsweredBody>,
     /// Module and first address of each body: an unload costs what it takes away, not what is
     /// remembered.
     by_module: BTreeSet<(u64, u64)>,
     missing: BTreeSet<u64>,
-    share: Share,
+    share: NamesMemory,
 }
 
-impl NameBook {
+impl NameRequests {
     /// One that has its room of this.
-    pub(super) fn with(share: Share) -> Self {
+    pub(super) fn with(share: NamesMemory) -> Self {
         Self { share, ..Self::default() }
     }
 
@@ -76,7 +76,11 @@ impl NameBook {
         }
         self.open.insert(
             address,
-            Question { seen_ns, sent_ns: 0, progress: Progress::Waiting { tries: 0 } },
+            OpenNameRequest {
+                seen_ns,
+                sent_ns: 0,
+                progress: RequestProgress::Waiting { tries: 0 },
+            },
         );
         self.waiting.push_back(address);
         true
@@ -98,9 +102,9 @@ impl NameBook {
     pub(super) fn sent(&mut self, count: usize, now: Instant) {
         for address in self.waiting.drain(..count.min(self.waiting.len())) {
             if let Some(question) = self.open.get_mut(&address)
-                && let Progress::Waiting { tries } = question.progress
+                && let RequestProgress::Waiting { tries } = question.progress
             {
-                question.progress = Progress::Sent { tries: tries + 1, at: now };
+                question.progress = RequestProgress::Sent { tries: tries + 1, at: now };
                 question.sent_ns = question.seen_ns;
             }
         }
@@ -111,7 +115,7 @@ impl NameBook {
         let mut given_up = 0;
         let (waiting, share) = (&mut self.waiting, &mut self.share);
         self.open.retain(|&address, question| match question.progress {
-            Progress::Sent { tries, at }
+            RequestProgress::Sent { tries, at }
                 if now.saturating_duration_since(at) >= ASK_AGAIN_AFTER =>
             {
                 if tries >= TRIES {
@@ -119,7 +123,7 @@ impl NameBook {
                     share.give(QUESTION);
                     return false;
                 }
-                question.progress = Progress::Waiting { tries };
+                question.progress = RequestProgress::Waiting { tries };
                 waiting.push_back(address);
                 true
             }
@@ -128,7 +132,7 @@ impl NameBook {
         given_up
     }
 
-    fn close(&mut self, asked: u64) -> Option<Question> {
+    fn close(&mut self, asked: u64) -> Option<OpenNameRequest> {
         let question = self.open.remove(&asked)?;
         self.share.give(QUESTION);
         Some(question)
@@ -142,7 +146,7 @@ impl NameBook {
         for &(start, bytes) in ranges {
             if self.bodies.len() < REMEMBERED && self.share.take(EACH) {
                 self.remove_body(start);
-                self.bodies.insert(start, Body { bytes: u64::from(bytes), module_id });
+                self.bodies.insert(start, AnsweredBody { bytes: u64::from(bytes), module_id });
                 self.by_module.insert((module_id, start));
             }
         }
@@ -196,10 +200,10 @@ impl NameBook {
 
 #[cfg(test)]
 mod tests {
-    use super::{ASK_AGAIN_AFTER, NOT_NOW, NameBook, OPEN, REMEMBERED, TRIES};
+    use super::{ASK_AGAIN_AFTER, NOT_NOW, NameRequests, OPEN, REMEMBERED, TRIES};
     use std::time::Instant;
 
-    fn send_all(book: &mut NameBook, now: Instant) -> Vec<u64> {
+    fn send_all(book: &mut NameRequests, now: Instant) -> Vec<u64> {
         let next = book.next(usize::MAX);
         book.sent(next.len(), now);
         next.into_iter().map(|(address, _)| address).collect()
@@ -208,7 +212,7 @@ mod tests {
     #[test]
     fn one_answer_serves_the_whole_method() {
         let now = Instant::now();
-        let mut book = NameBook::default();
+        let mut book = NameRequests::default();
         assert!(book.ask(0x1010, 1) && book.ask(0x1010, 1) && book.ask(0x1020, 1));
         assert_eq!(send_all(&mut book, now), [0x1010, 0x1020]);
         assert!(book.found(0x1010, 7, &[(0x1000, 0x100), (0x9000, 8)]));
@@ -223,7 +227,7 @@ mod tests {
 
     #[test]
     fn an_answer_nobody_asked_for_is_refused() {
-        let mut book = NameBook::default();
+        let mut book = NameRequests::default();
         assert!(!book.found(1, 1, &[(0, 100)]) && book.not_found(2, -1).is_none());
         assert!(book.ask(1, 1));
         assert_eq!(book.open.len(), 1);
@@ -231,7 +235,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_asked_now_may_be_asked_later() {
-        let mut book = NameBook::default();
+        let mut book = NameRequests::default();
         for hresult in [NOT_NOW, -1] {
             assert!(book.ask(0x1000, 1));
             assert_eq!(book.next(10), [(0x1000, 1)]);
@@ -245,7 +249,7 @@ mod tests {
     #[test]
     fn a_question_that_waits_or_is_repeated_tells_the_newest_time() {
         let now = Instant::now();
-        let mut book = NameBook::default();
+        let mut book = NameRequests::default();
         for seen in [5, 9, 7] {
             assert!(book.ask(0x1000, seen));
         }
@@ -263,7 +267,7 @@ mod tests {
     #[test]
     fn unloaded_code_is_asked_about_again() {
         let now = Instant::now();
-        let mut book = NameBook::default();
+        let mut book = NameRequests::default();
         for address in [0x1000, 0x2000, 0x3000] {
             assert!(book.ask(address, 1));
         }
@@ -285,7 +289,7 @@ mod tests {
     /// round.
     #[test]
     fn many_unloads_from_a_full_book_cost_little() {
-        let mut book = NameBook::default();
+        let mut book = NameRequests::default();
         let many = REMEMBERED as u64 / 4;
         let ranges: Vec<(u64, u32)> = (0..many).map(|body| (body << 4, 16)).collect();
         assert!(book.ask(0, 1));
@@ -304,7 +308,7 @@ mod tests {
 
     #[test]
     fn a_body_that_another_modules_replaced_goes_with_that_one() {
-        let mut book = NameBook::default();
+        let mut book = NameRequests::default();
         for module in [7, 8] {
             assert!(book.ask(0x2000 + module, 1));
             assert!(book.found(0x2000 + module, module, &[(0x1000, 16)]));
@@ -323,7 +327,7 @@ mod tests {
     #[test]
     fn a_lost_answer_is_asked_for_again_and_given_up_in_the_end() {
         let mut now = Instant::now();
-        let mut book = NameBook::default();
+        let mut book = NameRequests::default();
         book.ask(5, 1);
         for _ in 0..TRIES {
             assert_eq!(send_all(&mut book, now), [5]);
@@ -338,10 +342,10 @@ mod tests {
 
     #[test]
     fn the_queue_has_an_end() {
-        let mut book = NameBook::default();
+        let mut book = NameRequests::default();
         assert_eq!((0..=OPEN as u64).filter(|&address| !book.ask(address, 1)).count(), 1);
         // Also for a process that takes no question and answers all.
-        let mut book = NameBook::default();
+        let mut book = NameRequests::default();
         let refused =
             (0..=OPEN).filter(|_| !book.ask(1, 1) || book.not_found(1, NOT_NOW).is_none()).count();
         assert_eq!((refused, book.waiting.len()), (1, OPEN));

@@ -27,7 +27,7 @@ const READ_AGAIN_AFTER: Duration = Duration::from_secs(10);
 
 /// The threads of one process by the ids it uses itself. Ended ones are remembered, for their last
 /// records come late.
-pub(super) struct Threads {
+pub(super) struct NamespaceThreads {
     /// Inner tid → tid in the initial namespace.
     outer: HashMap<u32, u32>,
     /// Tids of the initial namespace whose inner ones have been read.
@@ -39,7 +39,7 @@ pub(super) struct Threads {
     read_again: Option<Instant>,
 }
 
-impl Default for Threads {
+impl Default for NamespaceThreads {
     fn default() -> Self {
         Self {
             outer: HashMap::new(),
@@ -52,7 +52,7 @@ impl Default for Threads {
     }
 }
 
-impl Threads {
+impl NamespaceThreads {
     /// The id in the initial namespace of the thread the process calls `tid`; `None` when it has no
     /// such thread, so that a process can speak for no thread but its own.
     pub(super) fn outer(&mut self, target: &ProcessHandle, tid: u32) -> Option<u32> {
@@ -125,14 +125,14 @@ impl Threads {
 
 /// How a process's CLOCK_MONOTONIC differs from the initial time namespace's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Offset {
+pub(super) struct ClockOffset {
     /// What to subtract, in nanoseconds.
     pub(super) ns: i64,
     /// False when it could not be found out.
     pub(super) known: bool,
 }
 
-impl Offset {
+impl ClockOffset {
     /// A time as a question tells it to the process.
     pub(super) fn told(self, seen: MonotonicNs) -> u64 {
         let told = seen.0.wrapping_add_signed(self.ns);
@@ -150,7 +150,7 @@ impl Offset {
 }
 
 /// Finds out.
-pub(super) fn monotonic_offset(target: &ProcessHandle) -> Offset {
+pub(super) fn monotonic_offset(target: &ProcessHandle) -> ClockOffset {
     let inode = |name: &str| {
         let found =
             statat(target.directory(), target.in_common(&format!("ns/{name}")), AtFlags::empty())
@@ -162,7 +162,7 @@ pub(super) fn monotonic_offset(target: &ProcessHandle) -> Offset {
     if readlinkat(target.directory(), target.in_common("ns/time"), Vec::new()) == Err(Errno::NOENT)
         || ours.is_ok_and(|ours| inode("time") == Some((ours.st_dev, ours.st_ino)))
     {
-        return Offset { ns: 0, known: true };
+        return ClockOffset { ns: 0, known: true };
     }
     // The file tells of the namespace that children get (fs/proc/base.c,
     // `proc_timens_show_offsets`).
@@ -170,7 +170,7 @@ pub(super) fn monotonic_offset(target: &ProcessHandle) -> Offset {
     let mut text = String::new();
     let read = target.file("timens_offsets").map(|file| file.take(4096).read_to_string(&mut text));
     let found = matches!(read, Ok(Ok(_))).then(|| parse_monotonic_offset(&text)).flatten();
-    Offset { ns: found.unwrap_or(0), known: own && found.is_some() }
+    ClockOffset { ns: found.unwrap_or(0), known: own && found.is_some() }
 }
 
 /// Reads `monotonic   -1234   5678` (seconds, nanoseconds) of time_namespaces(7).
@@ -185,7 +185,8 @@ fn parse_monotonic_offset(text: &str) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use super::{
-        MonotonicNs, NEVER_SEEN, Offset, Threads, monotonic_offset, parse_monotonic_offset,
+        ClockOffset, MonotonicNs, NEVER_SEEN, NamespaceThreads, monotonic_offset,
+        parse_monotonic_offset,
     };
     use perfusion_host::process::handle::ProcessHandle;
 
@@ -193,19 +194,19 @@ mod tests {
     fn a_process_has_its_own_threads_and_no_others() {
         let me = ProcessHandle::open(std::process::id()).unwrap();
         let mine = u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
-        let mut threads = Threads::default();
+        let mut threads = NamespaceThreads::default();
         let inner = me.namespace_tid(mine).unwrap();
         assert_eq!(threads.outer(&me, inner), Some(mine));
         // No thread of this process has the id of its parent.
         assert_eq!(threads.outer(&me, std::os::unix::process::parent_id()), None);
-        assert_eq!(monotonic_offset(&me), Offset { ns: 0, known: true });
+        assert_eq!(monotonic_offset(&me), ClockOffset { ns: 0, known: true });
     }
 
     /// As for a process in a pid namespace, where every thread's file must be read.
     #[test]
     fn a_thread_is_read_once_and_one_that_is_not_there_is_not_looked_for_all_the_time() {
         let me = ProcessHandle::open(std::process::id()).unwrap();
-        let mut threads = Threads { nested: Some(true), ..Threads::default() };
+        let mut threads = NamespaceThreads { nested: Some(true), ..NamespaceThreads::default() };
         let mut read = Vec::new();
         threads.look(&me, &mut |outer| {
             read.push(outer);
@@ -249,11 +250,11 @@ mod tests {
 
     #[test]
     fn what_cannot_be_told_is_told_as_never_and_not_told_again() {
-        let offset = Offset { ns: -5, known: true };
+        let offset = ClockOffset { ns: -5, known: true };
         assert_eq!((offset.told(MonotonicNs(0)), offset.told(MonotonicNs(100))), (NEVER_SEEN, 95));
         assert_eq!((offset.seen(NEVER_SEEN), offset.seen(95)), (MonotonicNs(0), MonotonicNs(100)));
         assert_eq!(offset.seen(0), MonotonicNs(u64::MAX), "a shim that takes no times");
-        let unknown = Offset { ns: 5, known: false };
+        let unknown = ClockOffset { ns: 5, known: false };
         assert_eq!(unknown.told(MonotonicNs(100)), NEVER_SEEN);
         assert_eq!(unknown.seen(NEVER_SEEN), MonotonicNs(u64::MAX));
     }

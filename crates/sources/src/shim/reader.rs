@@ -3,27 +3,27 @@
 //! answers to questions, and limits what one process can make later steps remember.
 
 use super::ShimLimits;
-use super::counters::Totals;
-use super::names::NameBook;
-use super::namespace::{Offset, Threads};
-use super::region::{Region, RegionKey};
-use super::share::Share;
+use super::counters::ReaderTotals;
+use super::names::NameRequests;
+use super::namespace::{ClockOffset, NamespaceThreads};
+use super::region::{RegionKey, ShimRegion};
+use super::share::NamesMemory;
 use super::starts::StartHold;
 use crate::shim::Subscriptions;
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_model::event::IncidentCounts;
 use perfusion_model::event::{
-    Allocation, AllocationKind, Contention, Event, EventKind, Exception, Heap, Method, MonotonicNs,
-    RegionId, RuntimeSample, ShimEvent, UserContext, UserRegs,
+    Allocation, AllocationKind, Contention, Event, EventKind, Exception, HeapKind, MethodBody,
+    MonotonicNs, RegionId, RuntimeSample, ShimEvent, UserContext, UserRegs,
 };
 use perfusion_unwind::native::NATIVE;
 use profiler_protocol::consumer::{Consumer, ConsumerError, Drained, Quota};
 use profiler_protocol::counter::{self, Counter};
 use profiler_protocol::layout::{
-    FEATURE_LIVE_OBJECTS, FEATURE_SEEN_TIMES, FEATURE_WAITS_AT_START, State, UNIT_BYTES,
+    FEATURE_LIVE_OBJECTS, FEATURE_SEEN_TIMES, FEATURE_WAITS_AT_START, InstanceState, UNIT_BYTES,
     unpack_runtime,
 };
-use profiler_protocol::record::{AllocationHead, Body, Record, Registers, StackHead};
+use profiler_protocol::record::{AllocationHead, Record, RecordBody, Registers, StackHead};
 use profiler_protocol::request::Request;
 use std::collections::HashMap;
 use std::io;
@@ -71,7 +71,7 @@ pub(super) const BEAT_EVERY: Duration = Duration::from_millis(250);
 
 /// What is left of a round, and for how many regions.
 #[derive(Debug)]
-pub(super) struct Turns {
+pub(super) struct ReadRound {
     left: Quota,
     regions: u64,
     /// Something was left for the next round.
@@ -80,7 +80,7 @@ pub(super) struct Turns {
     pub(super) fullest: u64,
 }
 
-impl Turns {
+impl ReadRound {
     /// A round in which so many regions are read.
     pub(super) fn new(regions: usize) -> Self {
         Self {
@@ -121,7 +121,7 @@ impl Turns {
 
 /// Why a reader ends.
 #[derive(Debug)]
-pub(super) enum End {
+pub(super) enum ReadEnd {
     /// The instance said so and its ring is empty.
     Gone,
     /// It lied, or its memory cannot be read.
@@ -129,14 +129,14 @@ pub(super) enum End {
 }
 
 /// One region that is ours to read.
-pub(super) struct Reader {
+pub(super) struct RegionReader {
     pub(super) id: RegionId,
     pub(super) key: RegionKey,
     pub(super) ours: bool,
-    consumer: Consumer<Region>,
-    names: NameBook,
-    types: Types,
-    offset: Offset,
+    consumer: Consumer<ShimRegion>,
+    names: NameRequests,
+    types: RegionTypeNames,
+    offset: ClockOffset,
     /// The shim can be told when an address was seen.
     seen_times: bool,
     /// Records from before this are of an earlier recorder's time.
@@ -166,15 +166,15 @@ pub(super) struct Reader {
     hold: Option<StartHold>,
 }
 
-impl Reader {
+impl RegionReader {
     /// Takes a region that is locked by us.
     pub(super) fn new(
         id: RegionId,
-        consumer: Consumer<Region>,
+        consumer: Consumer<ShimRegion>,
         ours: bool,
-        offset: Offset,
+        offset: ClockOffset,
         now: MonotonicNs,
-        room: &Share,
+        room: &NamesMemory,
     ) -> Self {
         let seen_times = consumer.identity().features & FEATURE_SEEN_TIMES != 0;
         let mut reader = Self {
@@ -182,8 +182,8 @@ impl Reader {
             key: consumer.memory().key(),
             ours,
             consumer,
-            names: NameBook::with(room.another()),
-            types: Types { share: room.another(), ..Types::default() },
+            names: NameRequests::with(room.another()),
+            types: RegionTypeNames { share: room.another(), ..RegionTypeNames::default() },
             offset,
             seen_times,
             not_before_ns: if ours { 0 } else { now.0 },
@@ -239,9 +239,9 @@ impl Reader {
     /// obeyed.
     pub(super) fn is_over(&self) -> bool {
         match self.consumer.status().state {
-            State::Gone => true,
-            State::Closing => self.leaving,
-            State::Starting | State::Ready => false,
+            InstanceState::Gone => true,
+            InstanceState::Closing => self.leaving,
+            InstanceState::Starting | InstanceState::Ready => false,
         }
     }
 
@@ -340,7 +340,7 @@ impl Reader {
     /// True while its process waits for last questions: it does so for [`LAST_QUESTIONS`], whatever
     /// it says.
     pub(super) fn is_waited_for(&mut self) -> bool {
-        let closing = self.consumer.status().state == State::Closing;
+        let closing = self.consumer.status().state == InstanceState::Closing;
         closing && self.closing.get_or_insert_with(Instant::now).elapsed() < LAST_QUESTIONS
     }
 
@@ -367,7 +367,7 @@ impl Reader {
     }
 
     /// Asks again where an answer is overdue; counts what is given up.
-    pub(super) fn repeat_questions(&mut self, now: Instant, totals: &mut Totals) {
+    pub(super) fn repeat_questions(&mut self, now: Instant, totals: &mut ReaderTotals) {
         totals.names_unanswered += self.names.repeat(now);
     }
 
@@ -376,10 +376,10 @@ impl Reader {
     /// on writing after it is not listened to.
     pub(super) fn drain(
         &mut self,
-        context: &mut Context<'_>,
+        context: &mut DrainContext<'_>,
         ended: bool,
         sink: &mut dyn FnMut(Event),
-    ) -> Result<(), End> {
+    ) -> Result<(), ReadEnd> {
         let ended = ended || self.left_behind;
         let over = ended || self.is_over();
         let Some(quota) = context.turns.share(if over { BUDGET } else { QUOTA }) else {
@@ -389,19 +389,19 @@ impl Reader {
         if over {
             self.last_rounds += 1;
         }
-        if self.last_rounds > LAST_ROUNDS { Err(End::Gone) } else { Ok(()) }
+        if self.last_rounds > LAST_ROUNDS { Err(ReadEnd::Gone) } else { Ok(()) }
     }
 
     fn drain_quota(
         &mut self,
-        context: &mut Context<'_>,
+        context: &mut DrainContext<'_>,
         quota: Quota,
         ended: bool,
         sink: &mut dyn FnMut(Event),
-    ) -> Result<(), End> {
+    ) -> Result<(), ReadEnd> {
         let watches = self.consumer.identity().features & FEATURE_LIVE_OBJECTS != 0;
         let Self { consumer, names, types, .. } = self;
-        let mut decoder = Decoder {
+        let mut decoder = RecordDecoder {
             id: self.id,
             names,
             types,
@@ -423,7 +423,7 @@ impl Reader {
                     sink,
                 )
             })
-            .map_err(End::Disabled)?;
+            .map_err(ReadEnd::Disabled)?;
         context.turns.took(&drained);
         let filled = if drained.more {
             256
@@ -447,13 +447,14 @@ impl Reader {
         if let Some((_, since)) = self.hole
             && (ended || since.elapsed() >= HOLE_AGE)
         {
-            let skipped = self.consumer.skip_hole(context.scratch, ended).map_err(End::Disabled)?;
+            let skipped =
+                self.consumer.skip_hole(context.scratch, ended).map_err(ReadEnd::Disabled)?;
             totals.holes += u64::from(skipped > 0);
             self.hole = None;
         }
         let over = ended || self.is_over();
         if over && !drained.more && drained.pending.is_none() {
-            return Err(End::Gone);
+            return Err(ReadEnd::Gone);
         }
         Ok(())
     }
@@ -470,22 +471,22 @@ impl Reader {
 }
 
 /// What a drain needs of the process and of this recorder.
-pub(super) struct Context<'a> {
+pub(super) struct DrainContext<'a> {
     pub(super) target: &'a ProcessHandle,
-    pub(super) threads: &'a mut Threads,
+    pub(super) threads: &'a mut NamespaceThreads,
     pub(super) scratch: &'a mut [u8],
-    pub(super) turns: &'a mut Turns,
+    pub(super) turns: &'a mut ReadRound,
     pub(super) now: MonotonicNs,
     /// Where they are others than elsewhere.
     pub(super) wishes: Option<Subscriptions>,
-    pub(super) totals: &'a mut Totals,
+    pub(super) totals: &'a mut ReaderTotals,
 }
 
-struct Decoder<'a> {
+struct RecordDecoder<'a> {
     id: RegionId,
-    names: &'a mut NameBook,
-    types: &'a mut Types,
-    offset: Offset,
+    names: &'a mut NameRequests,
+    types: &'a mut RegionTypeNames,
+    offset: ClockOffset,
     not_before_ns: u64,
     said_bye: &'a mut bool,
     incidents_left_out: &'a mut [bool; 2],
@@ -494,7 +495,7 @@ struct Decoder<'a> {
     watches: bool,
 }
 
-impl Decoder<'_> {
+impl RecordDecoder<'_> {
     fn is_left_out(&self, wished: impl Fn(Subscriptions) -> bool) -> bool {
         self.wishes.is_some_and(|wishes| !wished(wishes))
     }
@@ -503,9 +504,9 @@ impl Decoder<'_> {
         &mut self,
         record: &Record<'_>,
         target: &ProcessHandle,
-        threads: &mut Threads,
+        threads: &mut NamespaceThreads,
         now: MonotonicNs,
-        totals: &mut Totals,
+        totals: &mut ReaderTotals,
         sink: &mut dyn FnMut(Event),
     ) {
         let told = record.time_ns.wrapping_sub(self.offset.ns.cast_unsigned());
@@ -519,27 +520,27 @@ impl Decoder<'_> {
             outer.unwrap_or(0)
         };
         let event = match record.body {
-            _ if told < self.not_before_ns && !matches!(record.body, Body::Bye) => {
+            _ if told < self.not_before_ns && !matches!(record.body, RecordBody::Bye) => {
                 totals.records_stale += 1;
                 return;
             }
-            Body::Skip => return,
-            Body::Allocation(..) if self.is_left_out(|wishes| wishes.allocations) => {
+            RecordBody::Skip => return,
+            RecordBody::Allocation(..) if self.is_left_out(|wishes| wishes.allocations) => {
                 return totals.records_left_out += 1;
             }
-            Body::Exception(..) if self.is_left_out(|wishes| wishes.exceptions) => {
+            RecordBody::Exception(..) if self.is_left_out(|wishes| wishes.exceptions) => {
                 self.incidents_left_out[0] = true;
                 return totals.records_left_out += 1;
             }
-            Body::Contention(..) if self.is_left_out(|wishes| wishes.contention) => {
+            RecordBody::Contention(..) if self.is_left_out(|wishes| wishes.contention) => {
                 self.incidents_left_out[1] = true;
                 return totals.records_left_out += 1;
             }
-            Body::Hello { runtime } => {
+            RecordBody::Hello { runtime } => {
                 let (major, minor, build, _) = unpack_runtime(runtime);
                 ShimEvent::Hello { runtime: (major, minor, build), watches: self.watches }
             }
-            Body::Allocation(head, stack) => {
+            RecordBody::Allocation(head, stack) => {
                 let mut allocation = allocation(&head, stack, thread(record.tid));
                 allocation.seen = MonotonicNs(told.min(time));
                 if self.is_left_out(|wishes| wishes.live_objects) {
@@ -547,7 +548,7 @@ impl Decoder<'_> {
                 }
                 ShimEvent::Allocation(Box::new(allocation))
             }
-            Body::TypeName { type_id, module_id, name, module } => {
+            RecordBody::TypeName { type_id, module_id, name, module } => {
                 if !self.types.take(type_id, name.len() + module.len()) {
                     totals.types_refused += 1;
                     return;
@@ -555,7 +556,7 @@ impl Decoder<'_> {
                 let (name, module) = (name.to_owned(), module.to_owned());
                 ShimEvent::TypeName { type_id, module_id, name, module }
             }
-            Body::Method { asked, module_id, token, dynamic, ranges, name, module } => {
+            RecordBody::Method { asked, module_id, token, dynamic, ranges, name, module } => {
                 let ranges: Vec<(u64, u32)> = ranges
                     .pairs()
                     .filter(|&(start, bytes)| bytes > 0 && start.checked_add(bytes).is_some())
@@ -566,7 +567,7 @@ impl Decoder<'_> {
                     return;
                 }
                 let (name, module) = (name.to_owned(), module.to_owned());
-                ShimEvent::Method(Box::new(Method {
+                ShimEvent::Method(Box::new(MethodBody {
                     asked,
                     module_id,
                     token,
@@ -576,7 +577,7 @@ impl Decoder<'_> {
                     ranges,
                 }))
             }
-            Body::NoMethod { asked, hresult } => match self.names.not_found(asked, hresult) {
+            RecordBody::NoMethod { asked, hresult } => match self.names.not_found(asked, hresult) {
                 Some(sent_ns) => {
                     ShimEvent::NoMethod { asked, hresult, seen: self.offset.seen(sent_ns) }
                 }
@@ -585,29 +586,31 @@ impl Decoder<'_> {
                     return;
                 }
             },
-            Body::CodeUnloaded { module_id, ranges } => {
+            RecordBody::CodeUnloaded { module_id, ranges } => {
                 let ranges = self.names.unloaded(module_id, ranges.pairs());
                 if ranges.is_empty() {
                     return;
                 }
                 ShimEvent::CodeUnloaded { ranges }
             }
-            Body::GcStart { number, generation, reason, kind } => {
+            RecordBody::GcStart { number, generation, reason, kind } => {
                 ShimEvent::GcStart { number, generation, reason, kind, tid: thread(record.tid) }
             }
-            Body::GcEnd { number } => ShimEvent::GcEnd { number },
-            Body::PauseBegin { reason } => ShimEvent::PauseBegin {
+            RecordBody::GcEnd { number } => ShimEvent::GcEnd { number },
+            RecordBody::PauseBegin { reason } => ShimEvent::PauseBegin {
                 reason: u8::try_from(reason).unwrap_or(u8::MAX),
                 tid: thread(record.tid),
             },
-            Body::PauseEnd => ShimEvent::PauseEnd { tid: thread(record.tid) },
-            Body::GcHeap { number, promoted } => ShimEvent::GcHeap { number, promoted },
-            Body::PauseCpu { suspender, cpu_ns } => {
+            RecordBody::PauseEnd => ShimEvent::PauseEnd { tid: thread(record.tid) },
+            RecordBody::GcHeap { number, promoted } => ShimEvent::GcHeap { number, promoted },
+            RecordBody::PauseCpu { suspender, cpu_ns } => {
                 ShimEvent::PauseCpu { tid: thread(suspender), cpu_ns }
             }
-            Body::PoolAdjusted { workers, reason } => ShimEvent::PoolAdjusted { workers, reason },
-            Body::PoolQueue { items } => ShimEvent::PoolQueue { items },
-            Body::Exception(head, stack) => ShimEvent::Exception(Box::new(Exception {
+            RecordBody::PoolAdjusted { workers, reason } => {
+                ShimEvent::PoolAdjusted { workers, reason }
+            }
+            RecordBody::PoolQueue { items } => ShimEvent::PoolQueue { items },
+            RecordBody::Exception(head, stack) => ShimEvent::Exception(Box::new(Exception {
                 at: runtime_sample(
                     &head.at,
                     stack,
@@ -618,7 +621,7 @@ impl Decoder<'_> {
                 type_name: head.type_name.chars().take(TYPE_NAME_CHARS).collect(),
                 message: head.message.map(|message| message.chars().take(MESSAGE_CHARS).collect()),
             })),
-            Body::Contention(head, stack) => ShimEvent::Contention(Box::new(Contention {
+            RecordBody::Contention(head, stack) => ShimEvent::Contention(Box::new(Contention {
                 at: runtime_sample(
                     &head.at,
                     stack,
@@ -631,18 +634,18 @@ impl Decoder<'_> {
                     .map(thread)
                     .filter(|&owner| owner != 0),
             })),
-            Body::ObjectsDead(samples) => {
+            RecordBody::ObjectsDead(samples) => {
                 ShimEvent::ObjectsDead { samples: samples.iter().collect() }
             }
-            Body::ObjectsAlive(samples) => ShimEvent::ObjectsAlive {
+            RecordBody::ObjectsAlive(samples) => ShimEvent::ObjectsAlive {
                 samples: samples.iter().map(|word| (word >> 8, word.to_le_bytes()[0])).collect(),
             },
-            Body::ObjectsDropped { level, samples } => {
+            RecordBody::ObjectsDropped { level, samples } => {
                 ShimEvent::ObjectsDropped { level, samples: samples.iter().collect() }
             }
-            Body::ThreadName { os_tid: 0, .. } => ShimEvent::Mark,
+            RecordBody::ThreadName { os_tid: 0, .. } => ShimEvent::Mark,
             // Of one without a name the id alone was to be learnt, while it runs.
-            Body::ThreadName { os_tid, name } => match thread(os_tid) {
+            RecordBody::ThreadName { os_tid, name } => match thread(os_tid) {
                 0 => return,
                 _ if name.is_empty() => return,
                 tid => ShimEvent::ThreadName {
@@ -650,11 +653,11 @@ impl Decoder<'_> {
                     name: name.chars().take(THREAD_NAME_CHARS).collect(),
                 },
             },
-            Body::ThreadAt { os_tid, address } => match thread(os_tid) {
+            RecordBody::ThreadAt { os_tid, address } => match thread(os_tid) {
                 0 => return,
                 tid => ShimEvent::ThreadAt { tid, address },
             },
-            Body::Bye => {
+            RecordBody::Bye => {
                 if std::mem::replace(self.said_bye, true) {
                     return;
                 }
@@ -676,13 +679,13 @@ fn plausible(told: u64, began: u64, clock: impl FnOnce() -> u64) -> u64 {
 
 /// Lengths of the names of the types that a region has told, with those of their modules.
 #[derive(Default)]
-struct Types {
+struct RegionTypeNames {
     names: HashMap<u64, usize>,
     bytes: usize,
-    share: Share,
+    share: NamesMemory,
 }
 
-impl Types {
+impl RegionTypeNames {
     /// A type with names of so many `bytes` is told, again perhaps. False when there is no room for
     /// it.
     fn take(&mut self, type_id: u64, bytes: usize) -> bool {
@@ -710,9 +713,9 @@ fn allocation(head: &AllocationHead, stack: &[u8], tid: u32) -> Allocation {
         type_id: head.type_id,
         size: head.size,
         heap: match head.heap {
-            0 => Heap::Small,
-            1 => Heap::Large,
-            _ => Heap::Pinned,
+            0 => HeapKind::Small,
+            1 => HeapKind::Large,
+            _ => HeapKind::Pinned,
         },
         kind: match (head.exact, head.sampled) {
             (true, _) => AllocationKind::Exact,
@@ -766,9 +769,9 @@ fn registers(captured: &Registers) -> UserRegs {
 #[cfg(test)]
 mod tests {
     use super::{
-        BUDGET, Consumer, Drained, LEAST, MonotonicNs, OLDEST_NS, QUOTA, Quota, Reader, Region,
-        RegionId, Request, Share, ShimLimits, State, TYPES, TYPES_BYTES, Turns, Types, UNIT_BYTES,
-        plausible,
+        BUDGET, Consumer, Drained, InstanceState, LEAST, MonotonicNs, NamesMemory, OLDEST_NS,
+        QUOTA, Quota, ReadRound, RegionId, RegionReader, RegionTypeNames, Request, ShimLimits,
+        ShimRegion, TYPES, TYPES_BYTES, UNIT_BYTES, plausible,
     };
     use crate::shim::namespace::monotonic_offset;
     use perfusion_host::process::handle::ProcessHandle;
@@ -794,7 +797,7 @@ mod tests {
             (COMMIT_OFFSET_AT, of.commit_offset()),
             (DATA_OFFSET_AT, of.data_offset()),
             (UNITS_AT, MIN_UNITS),
-            (STATE_AT, State::Ready.word()),
+            (STATE_AT, InstanceState::Ready.word()),
         ] {
             file.write_all_at(&word.to_le_bytes(), at).unwrap();
         }
@@ -805,11 +808,17 @@ mod tests {
     fn limits_that_find_no_room_among_the_requests_are_told_later_and_once() {
         const SLOTS: usize = 64;
         let file = region(SLOTS as u64);
-        let memory = Region::for_test(file.try_clone().unwrap());
+        let memory = ShimRegion::for_test(file.try_clone().unwrap());
         let consumer = Consumer::open(memory, file.metadata().unwrap().len()).unwrap();
         let offset = monotonic_offset(&ProcessHandle::open(std::process::id()).unwrap());
-        let mut reader =
-            Reader::new(RegionId(0), consumer, true, offset, MonotonicNs(1), &Share::default());
+        let mut reader = RegionReader::new(
+            RegionId(0),
+            consumer,
+            true,
+            offset,
+            MonotonicNs(1),
+            &NamesMemory::default(),
+        );
         let asked = || {
             let mut word = [0; 8];
             file.read_exact_at(&mut word, REQUEST_HEAD_AT).unwrap();
@@ -844,10 +853,10 @@ mod tests {
 
     #[test]
     fn types_are_bounded_by_their_number_and_by_their_names() {
-        let mut types = Types::default();
+        let mut types = RegionTypeNames::default();
         assert!((0..TYPES as u64).all(|id| types.take(id, 10)));
         assert!(!types.take(TYPES as u64, 10) && types.take(7, 12));
-        let mut types = Types::default();
+        let mut types = RegionTypeNames::default();
         let most = TYPES_BYTES / 2048;
         assert!((0..most as u64).all(|id| types.take(id, 2048)));
         assert!(!types.take(most as u64, 1), "no more");
@@ -860,7 +869,7 @@ mod tests {
 
     #[test]
     fn full_rings_share_a_round_and_what_one_leaves_goes_to_those_behind_it() {
-        let mut turns = Turns::new(4);
+        let mut turns = ReadRound::new(4);
         let share = turns.share(BUDGET).unwrap();
         assert_eq!((share.records, share.bytes), (BUDGET.records / 4, BUDGET.bytes / 4));
         turns.took(&took(0, 0));
@@ -873,7 +882,7 @@ mod tests {
 
     #[test]
     fn a_round_ends_however_many_regions_there_are() {
-        let mut turns = Turns::new(100_000);
+        let mut turns = ReadRound::new(100_000);
         let mut bytes = 0;
         while let Some(Quota { bytes: share, .. }) = turns.share(QUOTA) {
             assert_eq!(share, LEAST.bytes, "the longest record fits");

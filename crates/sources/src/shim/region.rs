@@ -3,7 +3,7 @@
 //! than change the bytes of an answer.
 
 use perfusion_host::process::handle::{MapLine, ProcessHandle};
-use profiler_protocol::consumer::Memory;
+use profiler_protocol::consumer::RegionMemory;
 use profiler_protocol::layout::{MAGIC, MAGIC_AT, OWNER_AT};
 use rustix::fs::{
     FileType, FlockOperation, Mode, OFlags, SealFlags, fcntl_get_seals, flock, fstat, fstatfs,
@@ -59,13 +59,13 @@ pub struct RegionKey {
 
 /// An open region.
 #[derive(Debug)]
-pub struct Region {
+pub struct ShimRegion {
     file: File,
     key: RegionKey,
     bytes: u64,
 }
 
-impl Region {
+impl ShimRegion {
     /// Opens the mapping that `line` shows, after checking by a descriptor that gives no access
     /// (O_PATH) that it is what it should be, a memfd called `name`: opening a device or another
     /// service's memory for writing must not be possible by a trick with the map.
@@ -148,7 +148,7 @@ impl Region {
     }
 }
 
-impl Memory for Region {
+impl RegionMemory for ShimRegion {
     type Error = std::io::Error;
 
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> std::io::Result<()> {

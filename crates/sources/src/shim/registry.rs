@@ -7,15 +7,15 @@
 //! instance is taken over, or told to leave where we have an instance of our own.
 
 use super::ShimLimits;
-use super::counters::Totals;
+use super::counters::ReaderTotals;
+use super::exact::ExactTableRegion;
 use super::exact::ExactTables;
-use super::exact::Opened;
-use super::finder::{self, Found};
+use super::finder::{self, FoundRegions};
 use super::incidents::MAX_FINISHED;
-use super::namespace::{Threads, monotonic_offset};
-use super::reader::{Context, End, Reader, Turns};
-use super::region::{Region, RegionKey};
-use super::share::Share;
+use super::namespace::{NamespaceThreads, monotonic_offset};
+use super::reader::{DrainContext, ReadEnd, ReadRound, RegionReader};
+use super::region::{RegionKey, ShimRegion};
+use super::share::NamesMemory;
 use super::starts::HoldStarts;
 use crate::shim::Subscriptions;
 use perfusion_host::process::budget::cpu_time;
@@ -23,7 +23,7 @@ use perfusion_host::process::handle::ProcessHandle;
 use perfusion_model::event::IncidentCounts;
 use perfusion_model::event::{Event, MonotonicNs, RegionId};
 use profiler_protocol::consumer::{Consumer, ConsumerError, LeaseWords};
-use profiler_protocol::layout::State;
+use profiler_protocol::layout::InstanceState;
 use profiler_protocol::load;
 use profiler_protocol::request::Request;
 use rustix::io::Errno;
@@ -44,23 +44,23 @@ const UNCLAIMED: usize = 8;
 const REFUSED: usize = 64;
 
 /// A region that is not ours (yet).
-struct Unclaimed {
-    consumer: Consumer<Region>,
+struct UnclaimedRegion {
+    consumer: Consumer<ShimRegion>,
     lease: Option<LeaseWords>,
     since: Instant,
 }
 
 /// One watched process.
-pub(super) struct Process {
+pub(super) struct WatchedProcess {
     pub(super) target: ProcessHandle,
     watched_since: Instant,
     next_look: Instant,
-    pub(super) readers: Vec<Reader>,
-    unclaimed: Vec<Unclaimed>,
+    pub(super) readers: Vec<RegionReader>,
+    unclaimed: Vec<UnclaimedRegion>,
     refused: HashSet<RegionKey>,
     /// A mapping that cannot be opened is met at every look, and counted once.
     told_refusal: bool,
-    threads: Threads,
+    threads: NamespaceThreads,
     pub(super) ended: bool,
     /// The recorder's number in this process, where it has other wishes here than elsewhere.
     owner: Option<u64>,
@@ -78,7 +78,7 @@ fn next_look(interval: Duration, took: Duration) -> Duration {
 
 /// What became of a request to leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum DetachStage {
     /// It still works.
     Working,
     /// It has said its last; the runtime has yet to unload it.
@@ -88,7 +88,7 @@ pub(super) enum Stage {
 }
 
 /// What the processes share.
-pub(super) struct Shared {
+pub(super) struct RecorderState {
     pub(super) owner: u64,
     /// What each region is asked for at most.
     pub(super) limits: ShimLimits,
@@ -99,17 +99,17 @@ pub(super) struct Shared {
     pub(super) next_id: u32,
     pub(super) regions: usize,
     /// For what all of them make remembered.
-    pub(super) room: Share,
+    pub(super) room: NamesMemory,
     pub(super) scratch: Vec<u8>,
-    pub(super) turns: Turns,
-    pub(super) totals: Totals,
+    pub(super) turns: ReadRound,
+    pub(super) totals: ReaderTotals,
     /// Counters of shims whose region was given up.
     pub(super) finished: Vec<u64>,
     /// What their runtimes had told of, since that was last asked.
     pub(super) finished_incidents: Vec<IncidentCounts>,
 }
 
-impl Process {
+impl WatchedProcess {
     pub(super) fn new(target: ProcessHandle, now: Instant) -> Self {
         Self {
             target,
@@ -119,7 +119,7 @@ impl Process {
             unclaimed: Vec::new(),
             refused: HashSet::new(),
             told_refusal: false,
-            threads: Threads::default(),
+            threads: NamespaceThreads::default(),
             ended: false,
             owner: None,
             wishes: None,
@@ -128,7 +128,7 @@ impl Process {
     }
 
     /// The recorder's number here.
-    pub(super) fn owner(&self, shared: &Shared) -> u64 {
+    pub(super) fn owner(&self, shared: &RecorderState) -> u64 {
         self.owner.unwrap_or(shared.owner)
     }
 
@@ -147,7 +147,7 @@ impl Process {
     /// its regions. That was at `at`, and may be told of only now: a region found since then is the
     /// new program's.
     pub(super) fn became_another(&mut self, at: MonotonicNs, now: Instant) {
-        self.threads = Threads::default();
+        self.threads = NamespaceThreads::default();
         (self.owner, self.wishes, self.nameless) = (None, None, false);
         for reader in &mut self.readers {
             reader.left_behind |= reader.found < at;
@@ -170,7 +170,7 @@ impl Process {
     }
 
     /// Looks for regions when it is time, and at those of others.
-    pub(super) fn look(&mut self, now: Instant, time: MonotonicNs, shared: &mut Shared) {
+    pub(super) fn look(&mut self, now: Instant, time: MonotonicNs, shared: &mut RecorderState) {
         if self.ended {
             return;
         }
@@ -182,7 +182,7 @@ impl Process {
                     || self.unclaimed.iter().any(|other| other.consumer.memory().key() == key)
             };
             match finder::find(&self.target, &known) {
-                Ok(Found { regions, tables, refused }) => {
+                Ok(FoundRegions { regions, tables, refused }) => {
                     if let Some(error) = refused.first().filter(|_| !self.told_refusal) {
                         tracing::debug!(%error, "not a region");
                         shared.totals.regions_refused += 1;
@@ -204,7 +204,13 @@ impl Process {
     }
 
     /// A region seen for the first time.
-    fn meet(&mut self, region: Region, now: Instant, time: MonotonicNs, shared: &mut Shared) {
+    fn meet(
+        &mut self,
+        region: ShimRegion,
+        now: Instant,
+        time: MonotonicNs,
+        shared: &mut RecorderState,
+    ) {
         let (key, bytes) = (region.key(), region.bytes());
         // The magic word is written last: without it the shim is still at work, and the next look
         // finds the region again.
@@ -223,7 +229,7 @@ impl Process {
                     shared.totals.regions_too_many += 1;
                     self.refuse(key);
                 } else {
-                    self.unclaimed.push(Unclaimed { consumer, lease: None, since: now });
+                    self.unclaimed.push(UnclaimedRegion { consumer, lease: None, since: now });
                 }
             }
             Err(error) => {
@@ -245,13 +251,13 @@ impl Process {
     }
 
     /// A table of exact mode, for as long as its process waits for somebody to open it, and once.
-    fn meet_table(&mut self, table: Region, shared: &Shared) {
+    fn meet_table(&mut self, table: ShimRegion, shared: &RecorderState) {
         let key = table.key();
         let (Some(tables), Ok(pid)) = (&shared.exact, self.target.namespace_pid()) else {
             return self.refuse(key);
         };
         // Without a magic word the shim is still at work: the next look finds the table again.
-        let Some(table) = Opened::new(table, shared.owner, pid.into()) else { return };
+        let Some(table) = ExactTableRegion::new(table, shared.owner, pid.into()) else { return };
         let pid = self.target.pid();
         // What could not be remembered would be laid there again at every look.
         if self.refused.len() >= REFUSED {
@@ -267,7 +273,7 @@ impl Process {
         }
     }
 
-    fn watch_unclaimed(&mut self, now: Instant, time: MonotonicNs, shared: &mut Shared) {
+    fn watch_unclaimed(&mut self, now: Instant, time: MonotonicNs, shared: &mut RecorderState) {
         let mut index = 0;
         while let Some(other) = self.unclaimed.get_mut(index) {
             let Ok(lease) = other.consumer.lease() else {
@@ -286,10 +292,9 @@ impl Process {
                 continue;
             }
             let mut other = self.unclaimed.swap_remove(index);
-            let working = other
-                .consumer
-                .refresh()
-                .is_ok_and(|status| matches!(status.state, State::Starting | State::Ready));
+            let working = other.consumer.refresh().is_ok_and(|status| {
+                matches!(status.state, InstanceState::Starting | InstanceState::Ready)
+            });
             if !working {
                 self.refuse(other.consumer.memory().key());
             } else if self.readers.iter().any(|reader| reader.ours) {
@@ -309,10 +314,10 @@ impl Process {
 
     fn take(
         &mut self,
-        consumer: Consumer<Region>,
+        consumer: Consumer<ShimRegion>,
         ours: bool,
         time: MonotonicNs,
-        shared: &mut Shared,
+        shared: &mut RecorderState,
     ) {
         let key = consumer.memory().key();
         if !consumer.memory().lock() {
@@ -346,7 +351,7 @@ impl Process {
         shared.regions += 1;
         shared.totals.regions_adopted += 1;
         let offset = monotonic_offset(&self.target);
-        let mut reader = Reader::new(id, consumer, ours, offset, time, &shared.room);
+        let mut reader = RegionReader::new(id, consumer, ours, offset, time, &shared.room);
         if let Some(starts) = shared.counts.as_ref().filter(|_| reader.waits_at_start()) {
             reader.hold_up(starts.begin(self.target.pid(), reader.age(time)));
         }
@@ -378,13 +383,13 @@ impl Process {
         &mut self,
         now: Instant,
         time: MonotonicNs,
-        shared: &mut Shared,
+        shared: &mut RecorderState,
         sink: &mut dyn FnMut(Event),
     ) {
         let pid = self.target.pid();
         let (mut index, owner) = (0, self.owner(shared));
         while let Some(reader) = self.readers.get_mut(index) {
-            let mut context = Context {
+            let mut context = DrainContext {
                 target: &self.target,
                 threads: &mut self.threads,
                 scratch: &mut shared.scratch,
@@ -397,13 +402,13 @@ impl Process {
             let let_go = if self.ended { Ok(()) } else { reader.let_go(owner, time) };
             let result = sent
                 .and(let_go)
-                .map_err(End::Disabled)
+                .map_err(ReadEnd::Disabled)
                 .and_then(|()| reader.drain(&mut context, self.ended, sink));
             let Err(end) = result else {
                 index += 1;
                 continue;
             };
-            if let End::Disabled(error) = end {
+            if let ReadEnd::Disabled(error) = end {
                 tracing::warn!(pid, %error, "a shim's region broke the protocol and is not read \
                      any more");
                 shared.totals.regions_disabled += 1;
@@ -417,19 +422,23 @@ impl Process {
     }
 
     /// How far our instances in it are on their way out.
-    pub(super) fn stage(&mut self) -> Stage {
+    pub(super) fn stage(&mut self) -> DetachStage {
         if self.ended || !self.target.is_alive() {
-            return Stage::Gone;
+            return DetachStage::Gone;
         }
         let mut keys = Vec::new();
         for reader in self.readers.iter_mut().filter(|reader| reader.ours) {
             // An unreadable region counts as gone: there is nothing to wait for.
             if reader.refresh().is_ok() && !reader.is_over() {
-                return Stage::Working;
+                return DetachStage::Working;
             }
             keys.push(reader.key);
         }
-        if self.maps_one_of(&keys).unwrap_or(false) { Stage::Leaving } else { Stage::Gone }
+        if self.maps_one_of(&keys).unwrap_or(false) {
+            DetachStage::Leaving
+        } else {
+            DetachStage::Gone
+        }
     }
 
     /// True while the process has mapped a region that is read. One that cannot be looked at has.
@@ -442,7 +451,7 @@ impl Process {
         if keys.is_empty() {
             return Ok(false);
         }
-        let Found { regions, .. } = finder::find(&self.target, &|_| false)?;
+        let FoundRegions { regions, .. } = finder::find(&self.target, &|_| false)?;
         Ok(regions.iter().any(|region| keys.contains(&region.key())))
     }
 
@@ -452,9 +461,9 @@ impl Process {
     }
 }
 
-impl Shared {
+impl RecorderState {
     /// Keeps the counters of a region that is given up.
-    pub(super) fn finish(&mut self, reader: &mut Reader) {
+    pub(super) fn finish(&mut self, reader: &mut RegionReader) {
         if self.finished_incidents.len() < MAX_FINISHED {
             self.finished_incidents.push(reader.incidents());
         }

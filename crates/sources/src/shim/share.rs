@@ -10,13 +10,13 @@ const ALL: usize = 128 << 20;
 
 /// What one region has of it; given back with the region.
 #[derive(Debug, Default)]
-pub(super) struct Share {
+pub(super) struct NamesMemory {
     /// Relaxed: a sum on which nothing else depends.
     of_all: Arc<AtomicUsize>,
     own: usize,
 }
 
-impl Share {
+impl NamesMemory {
     /// One more, that has nothing yet.
     pub(super) fn another(&self) -> Self {
         Self { of_all: Arc::clone(&self.of_all), own: 0 }
@@ -39,7 +39,7 @@ impl Share {
     }
 }
 
-impl Drop for Share {
+impl Drop for NamesMemory {
     fn drop(&mut self) {
         self.give(self.own);
     }
@@ -47,11 +47,11 @@ impl Drop for Share {
 
 #[cfg(test)]
 mod tests {
-    use super::{ALL, Share};
+    use super::{ALL, NamesMemory};
 
     #[test]
     fn what_one_has_others_have_not_until_it_is_gone() {
-        let all = Share::default();
+        let all = NamesMemory::default();
         let (mut one, mut other) = (all.another(), all.another());
         assert!(one.take(ALL - 10) && !other.take(11) && other.take(10));
         one.give(5);

@@ -2,7 +2,7 @@
 //! loaded.
 
 use perfusion_host::leftover;
-use perfusion_model::feature::{Feature, LeftOut};
+use perfusion_model::feature::{ExcludedFeatures, Feature};
 use profiler_protocol::load::{self, OWNER_VARIABLE};
 use rustix::io::Errno;
 use std::ffi::OsString;
@@ -66,7 +66,7 @@ impl Subscriptions {
 
     /// This, but for what rules leave out.
     #[must_use]
-    pub fn but_for(self, left_out: LeftOut) -> Self {
+    pub fn but_for(self, left_out: ExcludedFeatures) -> Self {
         Self {
             exceptions: self.exceptions && !left_out.has(Feature::Exceptions),
             contention: self.contention && !left_out.has(Feature::Contention),
@@ -90,7 +90,7 @@ impl Subscriptions {
 
 /// What a shim is told when it is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct ShimSettings {
     /// The number of the recorder its region is made for (`profiler_protocol::load::number`); see
     /// `registry`.
     pub owner: u64,
@@ -98,7 +98,7 @@ pub struct Settings {
     pub force: bool,
 }
 
-impl Settings {
+impl ShimSettings {
     /// A new recorder's.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use std::collections::HashSet;
 
 /// A handle that watches an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Watched {
+pub struct WatchedObject {
     /// Region its library tells through.
     pub region: RegionId,
     /// Number of the object's sample.
@@ -27,7 +27,7 @@ pub(super) fn read(
     address: u64,
     most: u32,
     region: RegionId,
-) -> Option<Vec<Watched>> {
+) -> Option<Vec<WatchedObject>> {
     let slots = groups(usize::try_from(most).unwrap_or(0)).saturating_mul(GROUP);
     let mut bytes = vec![0; slots.saturating_mul(SLOT_WORDS * 8)];
     let read = memory.read(address, &mut bytes);
@@ -37,15 +37,15 @@ pub(super) fn read(
 /// The handles that watch the same at both times: one that was given up in between may watch
 /// something else by now, but a sample's number comes once.
 #[must_use]
-pub fn same(before: &[Watched], after: &[Watched]) -> HashSet<u64> {
-    let after: HashSet<&Watched> = after.iter().collect();
+pub fn same(before: &[WatchedObject], after: &[WatchedObject]) -> HashSet<u64> {
+    let after: HashSet<&WatchedObject> = after.iter().collect();
     before.iter().filter(|watched| after.contains(watched)).map(|watched| watched.handle).collect()
 }
 
-fn of_bytes(bytes: &[u8], region: RegionId) -> Vec<Watched> {
+fn of_bytes(bytes: &[u8], region: RegionId) -> Vec<WatchedObject> {
     let (words, _) = bytes.as_chunks::<8>();
     let (slots, _) = words.as_chunks::<SLOT_WORDS>();
-    let slot = |&[handle, sample, _key]: &[[u8; 8]; SLOT_WORDS]| Watched {
+    let slot = |&[handle, sample, _key]: &[[u8; 8]; SLOT_WORDS]| WatchedObject {
         region,
         sample: u64::from_le_bytes(sample) >> 8,
         handle: u64::from_le_bytes(handle),
@@ -55,20 +55,20 @@ fn of_bytes(bytes: &[u8], region: RegionId) -> Vec<Watched> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Watched, of_bytes, same};
+    use super::{WatchedObject, of_bytes, same};
     use perfusion_model::event::RegionId;
 
     #[test]
     fn slots_with_a_handle_watch_an_object_and_half_a_slot_is_none() {
         let words = [0x7f00_u64, 5 << 8 | 2, 9, 0, 6 << 8, 9, 0x7f08, 7 << 8, 9, 0x7f10, 8 << 8];
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let watched = |sample, handle| Watched { region: RegionId(3), sample, handle };
+        let watched = |sample, handle| WatchedObject { region: RegionId(3), sample, handle };
         assert_eq!(of_bytes(&bytes, RegionId(3)), [watched(5, 0x7f00), watched(7, 0x7f08)]);
     }
 
     #[test]
     fn a_handle_that_is_anothers_by_now_is_not_the_same() {
-        let watched = |sample, handle| Watched { region: RegionId(3), sample, handle };
+        let watched = |sample, handle| WatchedObject { region: RegionId(3), sample, handle };
         let before = [watched(5, 0x7f00), watched(6, 0x7f08), watched(7, 0x7f10)];
         let after = [watched(7, 0x7f10), watched(8, 0x7f00), watched(9, 0x7f18)];
         assert_eq!(same(&before, &after), [0x7f10].into());

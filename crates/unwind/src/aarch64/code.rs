@@ -3,7 +3,7 @@
 //! Architecture Reference Manual, C4.1.
 
 use super::AARCH64;
-use crate::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
+use crate::rule::{Cfa, FrameKind, Register, Rule, RuleRefusal, Saved};
 use std::ops::Range;
 
 /// Most instructions an epilogue has: ten callee-saved registers and eight of floating point in
@@ -226,18 +226,18 @@ pub fn epilogue(code: &[u8], address: u64, function: &Range<u64>) -> Option<Rule
 ///
 /// # Errors
 /// [`Refusal::Unsupported`] when it does not.
-pub fn stub(code: &[u8], _address: u64) -> Result<Rule, Refusal> {
+pub fn stub(code: &[u8], _address: u64) -> Result<Rule, RuleRefusal> {
     let mut replay = Replay::new();
     for word in words(code).take(MAX_STUB) {
         match effect(word) {
             Effect::Return | Effect::Jump(_) | Effect::JumpRegister => {
-                return replay.finish().ok_or(Refusal::Unsupported);
+                return replay.finish().ok_or(RuleRefusal::Unsupported);
             }
             Effect::None => {}
-            effect => adjust(effect, &mut replay).ok_or(Refusal::Unsupported)?,
+            effect => adjust(effect, &mut replay).ok_or(RuleRefusal::Unsupported)?,
         }
     }
-    Err(Refusal::Unsupported)
+    Err(RuleRefusal::Unsupported)
 }
 
 /// True when `code`, the bytes that end at a candidate return address, ends with a call
@@ -338,20 +338,20 @@ mod tests {
         assert_eq!(stub(&code(&counting), 0), Ok(AARCH64.frameless()));
         assert_eq!(
             stub(&code(&[0x9400_0001, 0xd61f_0140]), 0),
-            Err(Refusal::Unsupported),
+            Err(RuleRefusal::Unsupported),
             "a call"
         );
         assert_eq!(
             stub(&code(&[0xaa00_03fe, 0xd61f_0140]), 0),
-            Err(Refusal::Unsupported),
+            Err(RuleRefusal::Unsupported),
             "mov x30, x0"
         );
         assert_eq!(
             stub(&code(&[0xa9bf_7bfd, 0xd61f_0140]), 0),
-            Err(Refusal::Unsupported),
+            Err(RuleRefusal::Unsupported),
             "stp …, [sp, #-16]!"
         );
-        assert_eq!(stub(&code(&[0xd503_201f; 4]), 0), Err(Refusal::Unsupported), "no end");
+        assert_eq!(stub(&code(&[0xd503_201f; 4]), 0), Err(RuleRefusal::Unsupported), "no end");
     }
 
     #[test]

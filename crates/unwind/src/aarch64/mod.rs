@@ -5,16 +5,16 @@
 pub mod code;
 pub mod unwind_info;
 
-use super::machine::Machine;
+use super::machine::TargetMachine;
 use super::managed::UnwindFormat;
-use super::rule::{Refusal, Register};
-use ebpf_common::machine::Machine as _;
+use super::rule::{Register, RuleRefusal};
+use ebpf_common::machine::WalkMachine as _;
 use ebpf_common::machine::aarch64 as walked;
 
 /// Registers x16 to x30 and sp, whose DWARF numbers are 16 to 31 (AADWARF64, 4.1). A callee
 /// restores x19 to x29 (AAPCS64, 6.1.1); none that it may change is ever a base, so that x0 to x15
 /// need no place.
-pub static AARCH64: Machine = Machine {
+pub static AARCH64: TargetMachine = TargetMachine {
     names: [
         "x16", "x17", "x18", "x19", "x20", "x21", "x22", "x23", "x24", "x25", "x26", "x27", "x28",
         "x29", "x30", "sp",
@@ -56,7 +56,7 @@ pub static AARCH64: Machine = Machine {
     // and its code begins with a `nop` (glibc sysdeps/unix/sysv/linux/aarch64/setcontext.S).
     is_context_start: |_| false,
     hijack_prologue: &[],
-    hijack: |_, _| Err(Refusal::Unsupported),
+    hijack: |_, _| Err(RuleRefusal::Unsupported),
 };
 
 impl Register {
@@ -78,7 +78,7 @@ impl Register {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eh_frame::{Section, UnwindSections};
+    use crate::eh_frame::{CfiSection, UnwindSections};
     use crate::encode::encode;
     use crate::rule::{Cfa, Saved};
 
@@ -98,7 +98,7 @@ mod tests {
         [0xf3, 0x57, 0x41, 0xa9, 0xfd, 0x7b, 0xc3, 0xa8, 0xf9, 0x11, 0x03, 0x14];
 
     fn rule(bytes: &[u8], address: u64) -> super::super::rule::Rule {
-        let section = Section { address: EH_FRAME, bytes: bytes.to_vec() };
+        let section = CfiSection { address: EH_FRAME, bytes: bytes.to_vec() };
         UnwindSections::of(&AARCH64, None, Some(section), None).rule(address).unwrap().rule
     }
 

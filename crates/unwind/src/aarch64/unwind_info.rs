@@ -11,8 +11,8 @@
 //! unwindarm64.cpp); packed ones are of other compilers.
 
 use super::AARCH64;
-use crate::managed::{At, Read, RuntimeFunction, u32_at};
-use crate::rule::{Cfa, Refusal, Register, Rule, Saved};
+use crate::managed::{FunctionOffset, ReadAt, RuntimeFunction, u32_at};
+use crate::rule::{Cfa, Register, Rule, RuleRefusal, Saved};
 
 /// Bytes of the fixed part with its extension.
 const HEADER_BYTES: usize = 8;
@@ -25,7 +25,7 @@ const SET_FP: u8 = 0xe1;
 
 /// The fixed part of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Header {
+struct XdataHeader {
     /// Instructions of the function.
     length: u32,
     /// Words that list epilogues.
@@ -38,7 +38,7 @@ struct Header {
     at: usize,
 }
 
-impl Header {
+impl XdataHeader {
     fn decode(bytes: &[u8]) -> Option<Self> {
         let word = u32_at(bytes, 0)?;
         if word >> 18 & 3 != 0 {
@@ -62,7 +62,7 @@ impl Header {
 }
 
 /// Decodes a RUNTIME_FUNCTION; its end is in what it points to.
-pub(super) fn entry(bytes: &[u8], read: Read<'_>) -> Option<RuntimeFunction> {
+pub(super) fn entry(bytes: &[u8], read: ReadAt<'_>) -> Option<RuntimeFunction> {
     let (begin, unwind) = (u32_at(bytes, 0)?, u32_at(bytes, 4)?);
     let instructions = match unwind & 3 {
         0 => {
@@ -81,7 +81,7 @@ pub(super) fn entry(bytes: &[u8], read: Read<'_>) -> Option<RuntimeFunction> {
 }
 
 /// Reads a record without what handlers need; nothing for a packed one.
-pub(super) fn read(at: u32, read: Read<'_>) -> Option<Vec<u8>> {
+pub(super) fn read(at: u32, read: ReadAt<'_>) -> Option<Vec<u8>> {
     if at & 3 != 0 {
         return Some(Vec::new());
     }
@@ -89,29 +89,30 @@ pub(super) fn read(at: u32, read: Read<'_>) -> Option<Vec<u8>> {
     // A short record at the end of memory may have no second word.
     let got = read(at, &mut bytes);
     bytes.truncate(got);
-    let header = Header::decode(&bytes)?;
+    let header = XdataHeader::decode(&bytes)?;
     bytes.resize(header.codes_at() + header.codes, 0);
     (read(at, &mut bytes) == bytes.len()).then_some(bytes)
 }
 
 /// True when the record `info` can be a JIT-compiled function's.
 pub(super) fn is_plausible(info: &[u8], function: RuntimeFunction) -> bool {
-    let codes =
-        |header: Header| info.get(header.codes_at()..).is_some_and(|codes| codes.contains(&END));
-    Header::decode(info)
+    let codes = |header: XdataHeader| {
+        info.get(header.codes_at()..).is_some_and(|codes| codes.contains(&END))
+    };
+    XdataHeader::decode(info)
         .is_some_and(|h| h.length * 4 == function.end.wrapping_sub(function.begin) && codes(h))
 }
 
 /// The rule at a place in a function. Epilogues need no code, and whether the place is exact says
 /// nothing more.
 pub(super) fn rule_at(
-    at: At,
+    at: FunctionOffset,
     info: &dyn Fn(u32) -> Option<Vec<u8>>,
-    _code: Read<'_>,
-) -> Result<Rule, Refusal> {
+    _code: ReadAt<'_>,
+) -> Result<Rule, RuleRefusal> {
     let instruction = at.offset / 4;
     if at.function.unwind & 3 != 0 {
-        let packed = expand(at.function.unwind).ok_or(Refusal::Malformed)?;
+        let packed = expand(at.function.unwind).ok_or(RuleRefusal::Malformed)?;
         let has_prologue = at.function.unwind & 3 == 1;
         let prologue = if has_prologue { instructions(&packed.prologue) } else { 0 };
         if instruction < prologue {
@@ -121,10 +122,10 @@ pub(super) fn rule_at(
         let start = length.saturating_sub(instructions(&packed.epilogue) + 1);
         return undo(&packed.epilogue, instruction.saturating_sub(start));
     }
-    let bytes = info(at.function.unwind).ok_or(Refusal::Unreadable)?;
-    let header = Header::decode(&bytes).ok_or(Refusal::Malformed)?;
+    let bytes = info(at.function.unwind).ok_or(RuleRefusal::Unreadable)?;
+    let header = XdataHeader::decode(&bytes).ok_or(RuleRefusal::Malformed)?;
     let codes = bytes.get(header.codes_at()..).and_then(|codes| codes.get(..header.codes));
-    let codes = codes.ok_or(Refusal::Malformed)?;
+    let codes = codes.ok_or(RuleRefusal::Malformed)?;
     let prologue = instructions(codes);
     if instruction < prologue {
         return undo(codes, prologue - instruction);
@@ -184,11 +185,11 @@ struct Undo {
 }
 
 /// Undoes `codes` without the first `skip`.
-fn undo(codes: &[u8], skip: u32) -> Result<Rule, Refusal> {
+fn undo(codes: &[u8], skip: u32) -> Result<Rule, RuleRefusal> {
     let mut undo = Undo { base: Register::SP, offset: 0, rule: AARCH64.frameless(), next_pairs: 0 };
     let (mut at, mut left) = (0, skip);
     while let Some(&code) = codes.get(at) {
-        let operands = codes.get(at..at + size(code)).ok_or(Refusal::Malformed)?;
+        let operands = codes.get(at..at + size(code)).ok_or(RuleRefusal::Malformed)?;
         at += size(code);
         if code == END {
             break;
@@ -204,7 +205,7 @@ fn undo(codes: &[u8], skip: u32) -> Result<Rule, Refusal> {
 }
 
 impl Undo {
-    fn apply(&mut self, code: &[u8]) -> Result<(), Refusal> {
+    fn apply(&mut self, code: &[u8]) -> Result<(), RuleRefusal> {
         let byte = |i: usize| code.get(i).copied().map_or(0, i64::from);
         let two = byte(0) << 8 | byte(1);
         // Number of a register, and an offset in words, in the two bytes of most codes.
@@ -239,22 +240,22 @@ impl Undo {
             0xe6 => self.next_pairs += 1,
             0xe7 => self.save_any(byte(1), byte(2))?,
             NOP | END_CHAINED | 0xf8..=0xff => {}
-            _ => return Err(Refusal::Unsupported),
+            _ => return Err(RuleRefusal::Unsupported),
         }
         Ok(())
     }
 
-    fn leave_by_frame(&mut self, offset: i64) -> Result<(), Refusal> {
+    fn leave_by_frame(&mut self, offset: i64) -> Result<(), RuleRefusal> {
         // Once x29 is the caller's again it says nothing of this frame.
         if self.rule.registers[Register::X29.index()] != Saved::Same {
-            return Err(Refusal::Unsupported);
+            return Err(RuleRefusal::Unsupported);
         }
         (self.base, self.offset) = (Register::X29, offset);
         Ok(())
     }
 
     /// Two registers and those of the pairs to follow, at sp + `at`; then sp moves.
-    fn save_pair(&mut self, first: i64, at: i64, then: i64) -> Result<(), Refusal> {
+    fn save_pair(&mut self, first: i64, at: i64, then: i64) -> Result<(), RuleRefusal> {
         let count = i64::from(2 + 2 * std::mem::take(&mut self.next_pairs));
         for i in 0..count {
             self.save(first + i, at + i * 8)?;
@@ -263,10 +264,10 @@ impl Undo {
         Ok(())
     }
 
-    fn save(&mut self, number: i64, at: i64) -> Result<(), Refusal> {
+    fn save(&mut self, number: i64, at: i64) -> Result<(), RuleRefusal> {
         let register =
-            u32::try_from(number).ok().and_then(Register::x).ok_or(Refusal::Malformed)?;
-        let offset = i32::try_from(self.offset + at).map_err(|_| Refusal::Unsupported)?;
+            u32::try_from(number).ok().and_then(Register::x).ok_or(RuleRefusal::Malformed)?;
+        let offset = i32::try_from(self.offset + at).map_err(|_| RuleRefusal::Unsupported)?;
         // The first save undone is the last made; the one undone last holds the caller's value, and
         // wins.
         let saved = Saved::AtRegister { base: self.base, offset };
@@ -279,11 +280,11 @@ impl Undo {
     }
 
     /// `save_any_reg`: 0pxrrrrr ffoooooo.
-    fn save_any(&mut self, first: i64, second: i64) -> Result<(), Refusal> {
+    fn save_any(&mut self, first: i64, second: i64) -> Result<(), RuleRefusal> {
         let (pair, before, number) = (first >> 6 & 1 == 1, first >> 5 & 1 == 1, first & 31);
         let (class, words) = (second >> 6, second & 63);
         if first >> 7 != 0 || class == 3 || (!pair && self.next_pairs != 0) {
-            return Err(Refusal::Malformed);
+            return Err(RuleRefusal::Malformed);
         }
         let unit = if before || pair || class == 2 { 16 } else { 8 };
         let (at, then) = if before { (0, (words + 1) * unit) } else { (words * unit, 0) };
@@ -296,8 +297,8 @@ impl Undo {
         Ok(())
     }
 
-    fn finish(mut self) -> Result<Rule, Refusal> {
-        let offset = i32::try_from(self.offset).map_err(|_| Refusal::Unsupported)?;
+    fn finish(mut self) -> Result<Rule, RuleRefusal> {
+        let offset = i32::try_from(self.offset).map_err(|_| RuleRefusal::Unsupported)?;
         self.rule.cfa = Cfa::Register { base: self.base, offset };
         Ok(self.rule)
     }
@@ -420,8 +421,8 @@ mod tests {
         word.to_le_bytes().into_iter().chain(codes).collect()
     }
 
-    fn at_of(unwind: u32, offset: u32) -> At {
-        At {
+    fn at_of(unwind: u32, offset: u32) -> FunctionOffset {
+        FunctionOffset {
             function: RuntimeFunction { begin: 0, end: 0x1000, unwind },
             offset,
             exact: true,
@@ -429,11 +430,11 @@ mod tests {
         }
     }
 
-    fn at(info: &[u8], offset: u32) -> Result<Rule, Refusal> {
+    fn at(info: &[u8], offset: u32) -> Result<Rule, RuleRefusal> {
         rule_at(at_of(UNWIND, offset), &|place| (place == UNWIND).then(|| info.to_vec()), &|_, _| 0)
     }
 
-    fn packed(word: u32, offset: u32) -> Result<Rule, Refusal> {
+    fn packed(word: u32, offset: u32) -> Result<Rule, RuleRefusal> {
         rule_at(at_of(word, offset), &|_| None, &|_, _| 0)
     }
 
@@ -542,11 +543,11 @@ mod tests {
             (cfa(Register::SP, 32), saved(Register::SP, 0)),
             "save_any_reg"
         );
-        assert_eq!(undo(&[0xe8, END], 0), Err(Refusal::Unsupported), "a trap frame");
-        assert_eq!(undo(&[0xc8], 0), Err(Refusal::Malformed));
+        assert_eq!(undo(&[0xe8, END], 0), Err(RuleRefusal::Unsupported), "a trap frame");
+        assert_eq!(undo(&[0xc8], 0), Err(RuleRefusal::Malformed));
         assert_eq!(
             undo(&[0x40, SET_FP, END], 0),
-            Err(Refusal::Unsupported),
+            Err(RuleRefusal::Unsupported),
             "x29 is the caller's already"
         );
     }
@@ -596,7 +597,7 @@ mod tests {
         );
         assert_eq!(
             packed(1 | 20 << 2 | 10 << 16, 40),
-            Err(Refusal::Malformed),
+            Err(RuleRefusal::Malformed),
             "less room than it saves"
         );
     }

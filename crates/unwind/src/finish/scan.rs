@@ -14,8 +14,8 @@
 //! code without unwind data is often written by hand, and has none of its own. So what is below it
 //! is searched first, for such a call, or a caller that keeps the frame pointer.
 
-use super::{Code, Limits, Missing, Walk};
-use crate::rule::{Cfa, FrameKind, Refusal, Rule};
+use super::{CodeLookup, MissingValue, StackWalk, UnwindLimits};
+use crate::rule::{Cfa, FrameKind, Rule, RuleRefusal};
 
 /// Most words of one frame that are looked at, and of all frames of a stack.
 const FRAME_WORDS: u64 = 512;
@@ -28,12 +28,12 @@ const FUNCTION_BYTES: u64 = 64 << 10;
 
 /// What may still be looked at for one stack, whatever is on it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Scans {
+pub(super) struct ScanBudget {
     words: u32,
     places: u32,
 }
 
-impl Default for Scans {
+impl Default for ScanBudget {
     fn default() -> Self {
         Self { words: STACK_WORDS, places: STACK_PLACES }
     }
@@ -41,7 +41,7 @@ impl Default for Scans {
 
 /// What a word must have to be taken.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Wanted {
+enum ScanTarget {
     /// Any return address.
     Any,
     /// One whose frame has a rule, and which is behind a call to this place.
@@ -50,22 +50,22 @@ enum Wanted {
     CallToOrKept { pc: u64 },
 }
 
-impl Walk<'_> {
+impl StackWalk<'_> {
     /// Goes to the caller of a frame at `pc` without a rule, if one can be found, and returns its
     /// PC. `scans`: the stack may be searched.
     pub(super) fn guess(
         &mut self,
         pc: u64,
         scans: bool,
-        code: &mut dyn Code,
-        limits: Limits,
+        code: &mut dyn CodeLookup,
+        limits: UnwindLimits,
     ) -> Option<u64> {
         // Where a call leaves its return address in a register, a frame may have none on the stack.
         let scans = scans && self.machine.link.is_none();
         let end = |walk: &Self| walk.floor.saturating_add(8 * FRAME_WORDS);
         if scans && let Ok(frame) = self.register(self.machine.frame_pointer) {
             let end = end(self).min(frame);
-            if let Some(caller) = self.scan(Wanted::CallToOrKept { pc }, end, code, limits) {
+            if let Some(caller) = self.scan(ScanTarget::CallToOrKept { pc }, end, code, limits) {
                 return Some(caller);
             }
         }
@@ -73,7 +73,7 @@ impl Walk<'_> {
         if caller.is_some() || !scans {
             return caller;
         }
-        [Wanted::CallTo { pc }, Wanted::Any].into_iter().find_map(|wanted| {
+        [ScanTarget::CallTo { pc }, ScanTarget::Any].into_iter().find_map(|wanted| {
             let end = end(self);
             self.scan(wanted, end, code, limits)
         })
@@ -82,10 +82,10 @@ impl Walk<'_> {
     /// Leaves the frame by the first word below `end` that fits.
     fn scan(
         &mut self,
-        wanted: Wanted,
+        wanted: ScanTarget,
         end: u64,
-        code: &mut dyn Code,
-        limits: Limits,
+        code: &mut dyn CodeLookup,
+        limits: UnwindLimits,
     ) -> Option<u64> {
         let mut slot = self.floor.checked_next_multiple_of(8)?;
         let mut places = SEARCH_PLACES;
@@ -115,16 +115,16 @@ impl Walk<'_> {
         &self,
         slot: u64,
         pc: u64,
-        wanted: Wanted,
-        code: &mut dyn Code,
-        limits: Limits,
+        wanted: ScanTarget,
+        code: &mut dyn CodeLookup,
+        limits: UnwindLimits,
     ) -> Option<Option<Self>> {
         let rule = match code.step(pc.wrapping_sub(1), false).rule {
             Ok(rule) => Some(rule),
-            Err(Refusal::Unreadable | Refusal::Budget) => return None,
+            Err(RuleRefusal::Unreadable | RuleRefusal::Budget) => return None,
             Err(_) => None,
         };
-        if wanted != Wanted::Any
+        if wanted != ScanTarget::Any
             && !rule.as_ref().is_some_and(|rule| self.is_told(rule, pc, wanted, code))
         {
             return Some(None);
@@ -143,9 +143,9 @@ impl Walk<'_> {
                 // nobody has used yet.
                 Ok(next) => code.follows_call(next & limits.address_mask)?,
                 // It cannot be said.
-                Err(Missing::BeyondCopy) => true,
-                Err(Missing::NotSeen) => return None,
-                Err(Missing::NotThere | Missing::NoCopy | Missing::Unknown) => false,
+                Err(MissingValue::BeyondCopy) => true,
+                Err(MissingValue::NotSeen) => return None,
+                Err(MissingValue::NotThere | MissingValue::NoCopy | MissingValue::Unknown) => false,
             };
             if leads_on {
                 return Some(Some(caller));
@@ -155,16 +155,16 @@ impl Walk<'_> {
     }
 
     /// Whether the frame at the return address `pc` is one of the callers wanted by more than that.
-    fn is_told(&self, rule: &Rule, pc: u64, wanted: Wanted, code: &mut dyn Code) -> bool {
+    fn is_told(&self, rule: &Rule, pc: u64, wanted: ScanTarget, code: &mut dyn CodeLookup) -> bool {
         let by_frame_pointer = match rule.cfa {
             Cfa::Register { base, .. } | Cfa::Deref { base, .. } => {
                 base == self.machine.frame_pointer
             }
         };
         let here = match wanted {
-            Wanted::Any => return true,
-            Wanted::CallToOrKept { .. } if by_frame_pointer => return true,
-            Wanted::CallTo { pc } | Wanted::CallToOrKept { pc } => pc,
+            ScanTarget::Any => return true,
+            ScanTarget::CallToOrKept { .. } if by_frame_pointer => return true,
+            ScanTarget::CallTo { pc } | ScanTarget::CallToOrKept { pc } => pc,
         };
         let to = code
             .call_target(pc)

@@ -16,7 +16,7 @@
 use super::X86_64;
 use super::epilogue::general;
 use crate::machine::ReadCode;
-use crate::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
+use crate::rule::{Cfa, FrameKind, Register, Rule, RuleRefusal, Saved};
 use iced_x86::{
     Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory,
     InstructionInfoOptions, Mnemonic, OpAccess, OpKind, Register as Machine,
@@ -44,7 +44,7 @@ const INSTRUCTION_BYTES: usize = 15;
 
 /// What a register or a word of the stack holds, in terms of the registers where the path began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Value {
+enum TrackedValue {
     /// `r + n`.
     Register(Register, i32),
     /// The word that was at `r + n`.
@@ -52,7 +52,7 @@ enum Value {
     Unknown,
 }
 
-impl Value {
+impl TrackedValue {
     fn plus(self, bytes: i64) -> Self {
         let moved = |n: i32| i64::from(n).checked_add(bytes)?.try_into().ok();
         match self {
@@ -65,10 +65,10 @@ impl Value {
 /// One path's registers, by DWARF number, and the words it wrote to the stack, by their distance
 /// from where its stack pointer began.
 #[derive(Clone, Debug)]
-struct Path {
+struct CodePath {
     at: u64,
-    registers: [Value; 16],
-    words: BTreeMap<i32, Value>,
+    registers: [TrackedValue; 16],
+    words: BTreeMap<i32, TrackedValue>,
     /// It has read a callee-saved register that it did not write.
     reads_callers: bool,
     /// It has branched, called, and gone through a system call.
@@ -78,7 +78,7 @@ struct Path {
 }
 
 /// Where an instruction leads.
-enum Next {
+enum Successor {
     On,
     Jump(u64),
     Branch(u64),
@@ -87,12 +87,12 @@ enum Next {
     End,
 }
 
-impl Path {
+impl CodePath {
     fn begin(at: u64) -> Self {
-        let mut registers = [Value::Unknown; 16];
+        let mut registers = [TrackedValue::Unknown; 16];
         for (place, value) in (0u16..).zip(&mut registers) {
-            *value =
-                Register::at(place).map_or(Value::Unknown, |register| Value::Register(register, 0));
+            *value = Register::at(place)
+                .map_or(TrackedValue::Unknown, |register| TrackedValue::Register(register, 0));
         }
         Self {
             at,
@@ -105,51 +105,51 @@ impl Path {
         }
     }
 
-    fn get(&self, register: Machine) -> Value {
-        general(register).map_or(Value::Unknown, |register| self.registers[register.index()])
+    fn get(&self, register: Machine) -> TrackedValue {
+        general(register).map_or(TrackedValue::Unknown, |register| self.registers[register.index()])
     }
 
-    fn set(&mut self, register: Machine, value: Value) {
+    fn set(&mut self, register: Machine, value: TrackedValue) {
         if let Some(register) = general(register) {
             self.registers[register.index()] = value;
         }
     }
 
-    fn stack_pointer(&self) -> Value {
+    fn stack_pointer(&self) -> TrackedValue {
         self.registers[Register::RSP.index()]
     }
 
     /// The address of an instruction's memory operand.
-    fn address(&self, instruction: &Instruction) -> Value {
+    fn address(&self, instruction: &Instruction) -> TrackedValue {
         if instruction.memory_index() != Machine::None {
-            return Value::Unknown;
+            return TrackedValue::Unknown;
         }
         self.get(instruction.memory_base()).plus(instruction.memory_displacement64().cast_signed())
     }
 
-    fn load(&self, address: Value) -> Value {
+    fn load(&self, address: TrackedValue) -> TrackedValue {
         match address {
-            Value::Register(Register::RSP, n) => {
-                self.words.get(&n).copied().unwrap_or(Value::Word(Register::RSP, n))
+            TrackedValue::Register(Register::RSP, n) => {
+                self.words.get(&n).copied().unwrap_or(TrackedValue::Word(Register::RSP, n))
             }
-            Value::Register(base, n) => Value::Word(base, n),
-            Value::Word(..) | Value::Unknown => Value::Unknown,
+            TrackedValue::Register(base, n) => TrackedValue::Word(base, n),
+            TrackedValue::Word(..) | TrackedValue::Unknown => TrackedValue::Unknown,
         }
     }
 
-    fn store(&mut self, address: Value, value: Value) {
-        if let Value::Register(Register::RSP, n) = address {
+    fn store(&mut self, address: TrackedValue, value: TrackedValue) {
+        if let TrackedValue::Register(Register::RSP, n) = address {
             self.words.insert(n, value);
         }
     }
 
-    fn push(&mut self, value: Value) {
+    fn push(&mut self, value: TrackedValue) {
         let to = self.stack_pointer().plus(-8);
         self.registers[Register::RSP.index()] = to;
         self.store(to, value);
     }
 
-    fn pop(&mut self) -> Value {
+    fn pop(&mut self) -> TrackedValue {
         let from = self.stack_pointer();
         let value = self.load(from);
         self.registers[Register::RSP.index()] = from.plus(8);
@@ -162,42 +162,42 @@ impl Path {
             let kept = Register::at(place)
                 .is_some_and(|r| X86_64.is_callee_saved(r) || r == Register::RSP);
             if !kept {
-                *value = Value::Unknown;
+                *value = TrackedValue::Unknown;
             }
         }
     }
 
-    fn apply(&mut self, instruction: &Instruction, info: &mut InstructionInfoFactory) -> Next {
+    fn apply(&mut self, instruction: &Instruction, info: &mut InstructionInfoFactory) -> Successor {
         match instruction.mnemonic() {
             Mnemonic::Syscall => {
                 self.system_call = true;
                 for changed in [Machine::RAX, Machine::RCX, Machine::R11] {
-                    self.set(changed, Value::Unknown);
+                    self.set(changed, TrackedValue::Unknown);
                 }
-                return Next::On;
+                return Successor::On;
             }
-            Mnemonic::Hlt | Mnemonic::INVALID => return Next::End,
+            Mnemonic::Hlt | Mnemonic::INVALID => return Successor::End,
             _ => {}
         }
         match instruction.flow_control() {
             FlowControl::Next => {}
             FlowControl::UnconditionalBranch => {
-                return Next::Jump(instruction.near_branch_target());
+                return Successor::Jump(instruction.near_branch_target());
             }
             FlowControl::ConditionalBranch => {
                 self.branched = true;
-                return Next::Branch(instruction.near_branch_target());
+                return Successor::Branch(instruction.near_branch_target());
             }
-            FlowControl::Return => return Next::Return,
+            FlowControl::Return => return Successor::Return,
             FlowControl::Call | FlowControl::IndirectCall => {
                 self.called = true;
                 self.forget_scratch();
-                return Next::On;
+                return Successor::On;
             }
             FlowControl::IndirectBranch
             | FlowControl::Interrupt
             | FlowControl::XbeginXabortXend
-            | FlowControl::Exception => return Next::End,
+            | FlowControl::Exception => return Successor::End,
         }
         let saves = self.compute(instruction);
         let info = info.info_options(
@@ -225,54 +225,56 @@ impl Path {
         };
         for used in info.used_registers() {
             let Some(register) = general(used.register().full_register()) else { continue };
-            let own = self.registers[register.index()] == Value::Register(register, 0);
-            let saved = matches!(saves, Some(Effect::Saves));
+            let own = self.registers[register.index()] == TrackedValue::Register(register, 0);
+            let saved = matches!(saves, Some(InstructionEffect::Saves));
             self.reads_callers |=
                 reads(used.access()) && own && !saved && X86_64.is_callee_saved(register);
             if writes(used.access()) && saves.is_none() {
-                self.registers[register.index()] = Value::Unknown;
+                self.registers[register.index()] = TrackedValue::Unknown;
             }
         }
         for used in info.used_memory() {
             if writes(used.access()) && used.index() == Machine::None {
                 let to = self.get(used.base()).plus(used.displacement().cast_signed());
-                self.store(to, Value::Unknown);
+                self.store(to, TrackedValue::Unknown);
             }
         }
-        if let Some(Effect::Computes(register, value)) = saves {
+        if let Some(InstructionEffect::Computes(register, value)) = saves {
             self.set(register, value);
         }
-        if self.words.len() > MAX_WORDS { Next::End } else { Next::On }
+        if self.words.len() > MAX_WORDS { Successor::End } else { Successor::On }
     }
 
     /// Applies the instructions whose results are known; `None` for all others.
-    fn compute(&mut self, instruction: &Instruction) -> Option<Effect> {
+    fn compute(&mut self, instruction: &Instruction) -> Option<InstructionEffect> {
         let to = instruction.op0_register();
         let wide = instruction.op0_kind() == OpKind::Register && to.is_gpr64();
         match instruction.mnemonic() {
             Mnemonic::Push if instruction.op0_kind() == OpKind::Register && to.is_gpr64() => {
                 self.push(self.get(to));
-                Some(Effect::Saves)
+                Some(InstructionEffect::Saves)
             }
             Mnemonic::Push if instruction.stack_pointer_increment() == -8 => {
-                self.push(Value::Unknown);
-                Some(Effect::Done)
+                self.push(TrackedValue::Unknown);
+                Some(InstructionEffect::Done)
             }
             Mnemonic::Pop if wide => {
                 let value = self.pop();
-                Some(Effect::Computes(to, value))
+                Some(InstructionEffect::Computes(to, value))
             }
             Mnemonic::Leave => {
                 self.registers[Register::RSP.index()] = self.registers[Register::RBP.index()];
                 let value = self.pop();
-                Some(Effect::Computes(Machine::RBP, value))
+                Some(InstructionEffect::Computes(Machine::RBP, value))
             }
-            Mnemonic::Lea if wide => Some(Effect::Computes(to, self.address(instruction))),
+            Mnemonic::Lea if wide => {
+                Some(InstructionEffect::Computes(to, self.address(instruction)))
+            }
             Mnemonic::Mov if wide && instruction.op1_kind() == OpKind::Register => {
-                Some(Effect::Computes(to, self.get(instruction.op1_register())))
+                Some(InstructionEffect::Computes(to, self.get(instruction.op1_register())))
             }
             Mnemonic::Mov if wide && instruction.op1_kind() == OpKind::Memory => {
-                Some(Effect::Computes(to, self.load(self.address(instruction))))
+                Some(InstructionEffect::Computes(to, self.load(self.address(instruction))))
             }
             Mnemonic::Mov
                 if instruction.op0_kind() == OpKind::Memory
@@ -281,12 +283,13 @@ impl Path {
                 let address = self.address(instruction);
                 self.store(address, self.get(instruction.op1_register()));
                 // Into its own frame; elsewhere it is a use.
-                matches!(address, Value::Register(Register::RSP, _)).then_some(Effect::Saves)
+                matches!(address, TrackedValue::Register(Register::RSP, _))
+                    .then_some(InstructionEffect::Saves)
             }
             Mnemonic::Add | Mnemonic::Sub if wide => {
                 let n = instruction.try_immediate(1).ok()?.cast_signed();
                 let n = if instruction.mnemonic() == Mnemonic::Add { n } else { n.checked_neg()? };
-                Some(Effect::Computes(to, self.get(to).plus(n)))
+                Some(InstructionEffect::Computes(to, self.get(to).plus(n)))
             }
             _ => None,
         }
@@ -294,22 +297,22 @@ impl Path {
 }
 
 /// What is known of an instruction's effect.
-enum Effect {
+enum InstructionEffect {
     /// Applied; it keeps a register's value for later.
     Saves,
     /// Applied.
     Done,
     /// A register's new value, for after its operands were looked at.
-    Computes(Machine, Value),
+    Computes(Machine, TrackedValue),
 }
 
 /// An instruction's bytes.
-struct Bytes {
+struct InstructionBytes {
     bytes: [u8; INSTRUCTION_BYTES],
     filled: usize,
 }
 
-impl Deref for Bytes {
+impl Deref for InstructionBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -318,7 +321,7 @@ impl Deref for Bytes {
 }
 
 /// Code, a block at a time.
-struct Text<'a, 'b> {
+struct CodeBlocks<'a, 'b> {
     read: &'a mut ReadCode<'b>,
     /// By their first address, in the order of reading.
     blocks: Vec<(u64, Vec<u8>)>,
@@ -329,7 +332,7 @@ struct Text<'a, 'b> {
     left: usize,
 }
 
-impl<'a, 'b> Text<'a, 'b> {
+impl<'a, 'b> CodeBlocks<'a, 'b> {
     fn new(read: &'a mut ReadCode<'b>) -> Self {
         Self {
             read,
@@ -341,8 +344,8 @@ impl<'a, 'b> Text<'a, 'b> {
     }
 
     /// The bytes at `address`, as many as an instruction has at most, or fewer where they end.
-    fn bytes(&mut self, address: u64) -> Bytes {
-        let mut bytes = Bytes { bytes: [0; INSTRUCTION_BYTES], filled: 0 };
+    fn bytes(&mut self, address: u64) -> InstructionBytes {
+        let mut bytes = InstructionBytes { bytes: [0; INSTRUCTION_BYTES], filled: 0 };
         while let Some(free) = bytes.bytes.get_mut(bytes.filled..).filter(|free| !free.is_empty()) {
             let Some(at) = address.checked_add(bytes.filled as u64) else { break };
             let start = at - at % BLOCK_BYTES;
@@ -413,9 +416,9 @@ impl<'a, 'b> Text<'a, 'b> {
     /// Follows all paths from `path` on until `arrive` says so or none is left.
     fn follow(
         &mut self,
-        path: Path,
+        path: CodePath,
         most: usize,
-        arrive: &mut dyn FnMut(&Path, &Instruction) -> Arrival,
+        arrive: &mut dyn FnMut(&CodePath, &Instruction) -> Arrival,
     ) {
         let mut seen = HashSet::new();
         let mut open = vec![path];
@@ -430,9 +433,9 @@ impl<'a, 'b> Text<'a, 'b> {
                     Arrival::NotYet => {}
                 }
                 match path.apply(&instruction, &mut self.info) {
-                    Next::On => path.at = instruction.next_ip(),
-                    Next::Jump(to) => path.at = to,
-                    Next::Branch(to) => {
+                    Successor::On => path.at = instruction.next_ip(),
+                    Successor::Jump(to) => path.at = to,
+                    Successor::Branch(to) => {
                         self.left =
                             self.left.saturating_sub(path.words.len() / WORDS_PER_INSTRUCTION);
                         let mut taken = path.clone();
@@ -440,7 +443,7 @@ impl<'a, 'b> Text<'a, 'b> {
                         open.push(taken);
                         path.at = instruction.next_ip();
                     }
-                    Next::Return | Next::End => break,
+                    Successor::Return | Successor::End => break,
                 }
                 if instruction.mnemonic() == Mnemonic::Call {
                     // Who looks for an address behind the last call finds it there.
@@ -477,9 +480,9 @@ struct Onward {
     begins_thread: bool,
 }
 
-fn onward(text: &mut Text<'_, '_>, from: u64) -> Onward {
+fn onward(text: &mut CodeBlocks<'_, '_>, from: u64) -> Onward {
     let mut found = Onward::default();
-    text.follow(Path::begin(from), MAX_ONWARD, &mut |path, instruction| {
+    text.follow(CodePath::begin(from), MAX_ONWARD, &mut |path, instruction| {
         if instruction.mnemonic() == Mnemonic::Hlt
             && path.system_call
             && !path.branched
@@ -506,28 +509,28 @@ fn onward(text: &mut Text<'_, '_>, from: u64) -> Onward {
 }
 
 /// The rule at the beginning of a path that stands at a return.
-fn returned(path: &Path) -> Option<Rule> {
-    let Value::Register(base, offset) = path.stack_pointer() else { return None };
+fn returned(path: &CodePath) -> Option<Rule> {
+    let TrackedValue::Register(base, offset) = path.stack_pointer() else { return None };
     let mut rule = X86_64.call(Cfa::Register { base, offset: offset.checked_add(8)? });
     for_callee_saved(&mut rule, |register| match path.registers[register.index()] {
-        Value::Register(same, 0) if same == register => Saved::Same,
-        Value::Word(base, offset) => Saved::AtRegister { base, offset },
+        TrackedValue::Register(same, 0) if same == register => Saved::Same,
+        TrackedValue::Word(base, offset) => Saved::AtRegister { base, offset },
         _ => Saved::Lost,
     });
     Some(rule)
 }
 
 /// The rule at the end of a path that began with a function's first instruction.
-fn entered(path: &Path) -> Option<Rule> {
+fn entered(path: &CodePath) -> Option<Rule> {
     let below = |base: Register| match path.registers[base.index()] {
-        Value::Register(Register::RSP, moved) => {
+        TrackedValue::Register(Register::RSP, moved) => {
             8i32.checked_sub(moved).map(|offset| Cfa::Register { base, offset })
         }
         _ => None,
     };
     let mut rule = X86_64.call(below(Register::RSP).or_else(|| below(Register::RBP))?);
     for_callee_saved(&mut rule, |register| {
-        let own = Value::Register(register, 0);
+        let own = TrackedValue::Register(register, 0);
         if path.registers[register.index()] == own {
             return Saved::Same;
         }
@@ -546,7 +549,7 @@ fn for_callee_saved(rule: &mut Rule, saved: impl Fn(Register) -> Saved) {
 }
 
 /// Places where a function that holds `address` may begin, the nearest first.
-fn starts(text: &mut Text<'_, '_>, address: u64, exact: bool) -> Vec<u64> {
+fn starts(text: &mut CodeBlocks<'_, '_>, address: u64, exact: bool) -> Vec<u64> {
     // A return address can be the next function's start, where the call was the last thing its own
     // did.
     let aligned = address.saturating_sub(u64::from(!exact)) & !15;
@@ -556,7 +559,7 @@ fn starts(text: &mut Text<'_, '_>, address: u64, exact: bool) -> Vec<u64> {
 
 /// True when the bytes before `start` can be padding, or the end of a function: `ret`, `hlt`, a
 /// jump or a call.
-fn follows_an_end(text: &mut Text<'_, '_>, start: u64) -> bool {
+fn follows_an_end(text: &mut CodeBlocks<'_, '_>, start: u64) -> bool {
     /// First bytes of those instructions, at their distance from `start`; `nop` has seven lengths
     /// (Intel SDM, volume 2B).
     const ENDS: [(usize, &[u8]); 15] = [
@@ -589,9 +592,9 @@ fn is_padding(instruction: &Instruction) -> bool {
 }
 
 /// The rule of the function that begins at `start`, at `address` in it.
-fn from_start(text: &mut Text<'_, '_>, start: u64, address: u64) -> Option<Rule> {
+fn from_start(text: &mut CodeBlocks<'_, '_>, start: u64, address: u64) -> Option<Rule> {
     let mut rule = None;
-    text.follow(Path::begin(start), MAX_FROM_START, &mut |path, _| {
+    text.follow(CodePath::begin(start), MAX_FROM_START, &mut |path, _| {
         if path.at != address {
             return Arrival::NotYet;
         }
@@ -630,8 +633,8 @@ fn signal_return() -> Rule {
 ///
 /// # Errors
 /// [`Refusal`] when the code does not say, or says it in two ways.
-pub fn rule(read: &mut ReadCode<'_>, address: u64, exact: bool) -> Result<Rule, Refusal> {
-    let mut text = Text::new(read);
+pub fn rule(read: &mut ReadCode<'_>, address: u64, exact: bool) -> Result<Rule, RuleRefusal> {
+    let mut text = CodeBlocks::new(read);
     let returns = exact || !text.is_filled(address);
     let onward = if returns { onward(&mut text, address) } else { Onward::default() };
     if onward.ends_thread {
@@ -663,7 +666,7 @@ pub fn rule(read: &mut ReadCode<'_>, address: u64, exact: bool) -> Result<Rule, 
         }
     }
     if text.is_used_up() {
-        return Err(Refusal::NoEntry);
+        return Err(RuleRefusal::NoEntry);
     }
     let returned: Vec<Rule> = onward.rules.into_iter().filter(fits).collect();
     let agreed = returned.iter().filter(|onward| entered.iter().any(|rule| rule.cfa == onward.cfa));
@@ -678,7 +681,7 @@ pub fn rule(read: &mut ReadCode<'_>, address: u64, exact: bool) -> Result<Rule, 
         (0, ..) => None,
         _ => largest(&mut agreed.clone()).map(checked),
     }
-    .ok_or(Refusal::NoEntry)
+    .ok_or(RuleRefusal::NoEntry)
 }
 
 /// Bytes from the register a frame is told by to its end.
@@ -695,7 +698,7 @@ fn size(rule: &Rule) -> i32 {
 pub fn is_behind_entry(read: &mut ReadCode<'_>, entry: u64, address: u64) -> bool {
     /// Instructions of an entry point up to its call.
     const MOST: usize = 24;
-    let mut text = Text::new(read);
+    let mut text = CodeBlocks::new(read);
     let (mut at, mut aligned) = (entry, false);
     for _ in 0..MOST {
         let Some(instruction) = text.decode(at) else { return false };
@@ -718,7 +721,7 @@ mod tests {
     const AT: u64 = 0x4000;
 
     /// The rule at `offset` of code at [`AT`].
-    fn at(code: &[u8], offset: u64) -> Result<Rule, Refusal> {
+    fn at(code: &[u8], offset: u64) -> Result<Rule, RuleRefusal> {
         rule(&mut reader(code), AT + offset, !matches!(offset, 0x34 | 0x6e | 0x2f))
     }
 
@@ -840,14 +843,14 @@ mod tests {
             code.extend([0xe8, 0, 0, 0, 0]);
             code.resize(FIRST + (call + 1) * EACH - 16, 0x90);
         }
-        assert_eq!(at(&code, 1), Err(Refusal::NoEntry));
+        assert_eq!(at(&code, 1), Err(RuleRefusal::NoEntry));
     }
 
     /// Where there is call frame information, the code must say the same.
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn code_says_what_call_frame_information_says() {
-        use crate::eh_frame::{Section, UnwindSections};
+        use crate::eh_frame::{CfiSection, UnwindSections};
         use object::{Object as _, ObjectSection as _};
 
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -859,7 +862,7 @@ mod tests {
         let file = object::File::parse(data.as_slice()).unwrap();
         let section = |name: &str| {
             let section = file.section_by_name(name)?;
-            Some(Section { address: section.address(), bytes: section.data().ok()?.into() })
+            Some(CfiSection { address: section.address(), bytes: section.data().ok()?.into() })
         };
         let unwind = UnwindSections::new(section(".eh_frame_hdr"), section(".eh_frame"), None);
         let text = file.section_by_name(".text").unwrap();

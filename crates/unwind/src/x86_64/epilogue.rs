@@ -10,7 +10,7 @@
 //! jump or `ret`.
 
 use super::X86_64;
-use crate::rule::{Cfa, FrameKind, Refusal, Register, Rule, Saved};
+use crate::rule::{Cfa, FrameKind, Register, Rule, RuleRefusal, Saved};
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register as Machine};
 use std::ops::Range;
 
@@ -26,7 +26,7 @@ const MAX_STUB: usize = 48;
 const STUB_WORDS: u8 = 3;
 
 /// rsp in terms of the registers at the frame, and what the instructions passed so far restored.
-struct Replay {
+struct EpilogueReplay {
     base: Register,
     offset: i32,
     rule: Rule,
@@ -34,7 +34,7 @@ struct Replay {
     popped: [bool; 16],
 }
 
-impl Replay {
+impl EpilogueReplay {
     fn new() -> Self {
         Self { base: Register::RSP, offset: 0, rule: X86_64.frameless(), popped: [false; 16] }
     }
@@ -78,7 +78,7 @@ impl Replay {
 /// `function`; `None` when it is not.
 #[must_use]
 pub fn epilogue(code: &[u8], address: u64, function: &Range<u64>) -> Option<Rule> {
-    let mut replay = Replay::new();
+    let mut replay = EpilogueReplay::new();
     let mut undone = false;
     for instruction in instructions(code, address).take(MAX_EPILOGUE) {
         match instruction.mnemonic() {
@@ -100,14 +100,14 @@ pub fn epilogue(code: &[u8], address: u64, function: &Range<u64>) -> Option<Rule
 ///
 /// # Errors
 /// [`Refusal::Unsupported`] when the code does not run straight to its end.
-pub fn stub(code: &[u8], address: u64) -> Result<Rule, Refusal> {
-    let mut replay = Replay::new();
+pub fn stub(code: &[u8], address: u64) -> Result<Rule, RuleRefusal> {
+    let mut replay = EpilogueReplay::new();
     for instruction in instructions(code, address).take(MAX_STUB) {
         let followed = match instruction.mnemonic() {
             Mnemonic::Ret | Mnemonic::Jmp => {
                 return replay
                     .finish(FrameKind::Stub { words: STUB_WORDS })
-                    .ok_or(Refusal::Unsupported);
+                    .ok_or(RuleRefusal::Unsupported);
             }
             Mnemonic::Push => replay.move_by(-8),
             Mnemonic::Sub if instruction.op0_register() == Machine::RSP => {
@@ -117,9 +117,9 @@ pub fn stub(code: &[u8], address: u64) -> Result<Rule, Refusal> {
             _ => adjust(&instruction, &mut replay)
                 .or_else(|| (!writes_stack_pointer(&instruction)).then_some(())),
         };
-        followed.ok_or(Refusal::Unsupported)?;
+        followed.ok_or(RuleRefusal::Unsupported)?;
     }
-    Err(Refusal::Unsupported)
+    Err(RuleRefusal::Unsupported)
 }
 
 /// True when `code`, the bytes that end at a candidate return address, ends with a call
@@ -154,7 +154,7 @@ fn instructions(code: &[u8], address: u64) -> impl Iterator<Item = Instruction> 
 }
 
 /// Applies an instruction that gives back stack; `None` when it is none.
-fn adjust(instruction: &Instruction, replay: &mut Replay) -> Option<()> {
+fn adjust(instruction: &Instruction, replay: &mut EpilogueReplay) -> Option<()> {
     match instruction.code() {
         Code::Add_rm64_imm8 | Code::Add_rm64_imm32
             if instruction.op0_register() == Machine::RSP =>
@@ -323,7 +323,11 @@ mod tests {
         assert_eq!((rule.cfa, rule.kind), (rsp(8), FrameKind::Stub { words: 3 }));
         // pop rdx; jmp rax: one word was pushed before
         assert_eq!(stub(&[0x5a, 0xff, 0xe0], 0x5000).unwrap().cfa, rsp(16));
-        assert_eq!(stub(&[0xe8, 0, 0, 0, 0, 0xc3], 0x5000), Err(Refusal::Unsupported), "a call");
+        assert_eq!(
+            stub(&[0xe8, 0, 0, 0, 0, 0xc3], 0x5000),
+            Err(RuleRefusal::Unsupported),
+            "a call"
+        );
     }
 
     #[test]

@@ -5,16 +5,16 @@ pub mod body;
 pub mod epilogue;
 pub mod unwind_info;
 
-use super::machine::{BodyDecoder, Machine};
+use super::machine::{BodyDecoder, TargetMachine};
 use super::managed::UnwindFormat;
-use super::rule::{Cfa, FrameKind, Refusal, Register, Rule};
+use super::rule::{Cfa, FrameKind, Register, Rule, RuleRefusal};
 use ebpf_common::machine as walked;
-use ebpf_common::machine::Machine as _;
+use ebpf_common::machine::WalkMachine as _;
 
 /// Registers in DWARF order (System V ABI x86-64, figure 3.36): 0 rax, 1 rdx, 2 rcx, 3 rbx, 4 rsi,
 /// 5 rdi, 6 rbp, 7 rsp, 8–15 r8–r15; 16 is the return address. A callee restores rbx, rbp, rsp and
 /// r12 to r15 (3.2.1).
-pub static X86_64: Machine = Machine {
+pub static X86_64: TargetMachine = TargetMachine {
     names: [
         "rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11", "r12",
         "r13", "r14", "r15",
@@ -95,10 +95,12 @@ const HIJACK_PROLOGUE: [u8; 11] =
 /// return address on the stack until its first push made room and `OnHijackWorker` wrote the true
 /// one there. Its CFI is that of a called function, one word too high. At the first instruction the
 /// return address is in the runtime's `Thread` object only.
-fn hijack(mut rule: Rule, offset: u64) -> Result<Rule, Refusal> {
-    let Cfa::Register { base, offset: cfa } = rule.cfa else { return Err(Refusal::Unsupported) };
+fn hijack(mut rule: Rule, offset: u64) -> Result<Rule, RuleRefusal> {
+    let Cfa::Register { base, offset: cfa } = rule.cfa else {
+        return Err(RuleRefusal::Unsupported);
+    };
     if offset == 0 {
-        return Err(Refusal::Unsupported);
+        return Err(RuleRefusal::Unsupported);
     }
     rule.cfa = Cfa::Register { base, offset: cfa.saturating_sub(8) };
     rule.kind = FrameKind::Stub { words: 1 };

@@ -11,8 +11,8 @@
 
 use super::X86_64;
 use super::epilogue::epilogue;
-use crate::managed::{At, CODE_BYTES, Read, RuntimeFunction, u32_at};
-use crate::rule::{Cfa, Refusal, Register, Rule, Saved};
+use crate::managed::{CODE_BYTES, FunctionOffset, ReadAt, RuntimeFunction, u32_at};
+use crate::rule::{Cfa, Register, Rule, RuleRefusal, Saved};
 
 /// Bytes of the fixed part.
 pub const HEADER_BYTES: usize = 4;
@@ -35,40 +35,41 @@ pub(super) fn decode(bytes: &[u8]) -> Option<RuntimeFunction> {
 }
 
 /// Reads one UNWIND_INFO: the fixed part first, then as much as that says.
-pub(super) fn read(at: u32, read: Read<'_>) -> Option<Vec<u8>> {
+pub(super) fn read(at: u32, read: ReadAt<'_>) -> Option<Vec<u8>> {
     let mut info = vec![0u8; HEADER_BYTES];
     if read(at, &mut info) < HEADER_BYTES {
         return None;
     }
-    let needed = Header::decode(&info).map_or(HEADER_BYTES, |h| h.needed_bytes());
+    let needed = UnwindInfoHeader::decode(&info).map_or(HEADER_BYTES, |h| h.needed_bytes());
     info.resize(needed, 0);
     (read(at, &mut info) == needed).then_some(info)
 }
 
 /// True when `info` can belong to `function`.
 pub(super) fn is_plausible(info: &[u8], function: RuntimeFunction) -> bool {
-    Header::decode(info)
+    UnwindInfoHeader::decode(info)
         .is_some_and(|h| u32::from(h.prologue) <= function.end.saturating_sub(function.begin))
 }
 
 /// The rule at a place in a function: by the instructions in an epilogue, else by its UNWIND_INFO.
 pub(super) fn rule_at(
-    at: At,
+    at: FunctionOffset,
     info: &dyn Fn(u32) -> Option<Vec<u8>>,
-    code: Read<'_>,
-) -> Result<Rule, Refusal> {
-    let At { function, offset, exact, base } = at;
+    code: ReadAt<'_>,
+) -> Result<Rule, RuleRefusal> {
+    let FunctionOffset { function, offset, exact, base } = at;
     if exact {
-        let header =
-            info(function.unwind).and_then(|i| Header::decode(&i)).ok_or(Refusal::Malformed)?;
+        let header = info(function.unwind)
+            .and_then(|i| UnwindInfoHeader::decode(&i))
+            .ok_or(RuleRefusal::Malformed)?;
         if offset >= u32::from(header.prologue) {
             let place = |offset: u32| base.wrapping_add(u64::from(offset));
             let range = place(function.begin)..place(function.end);
-            let from = function.begin.checked_add(offset).ok_or(Refusal::NoEntry)?;
+            let from = function.begin.checked_add(offset).ok_or(RuleRefusal::NoEntry)?;
             let mut bytes = [0u8; CODE_BYTES];
             let length = code(from, &mut bytes);
             if length == 0 {
-                return Err(Refusal::Unreadable);
+                return Err(RuleRefusal::Unreadable);
             }
             if let Some(rule) =
                 epilogue(bytes.get(..length).unwrap_or_default(), place(from), &range)
@@ -82,7 +83,7 @@ pub(super) fn rule_at(
 
 /// The fixed part of an UNWIND_INFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct UnwindInfoHeader {
     /// Flags: 1 and 2 have a handler, 4 chained.
     pub flags: u8,
     /// Length of the prologue in bytes.
@@ -93,7 +94,7 @@ pub struct Header {
     frame_offset: i64,
 }
 
-impl Header {
+impl UnwindInfoHeader {
     /// Decodes and checks the first four bytes.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
@@ -141,33 +142,39 @@ pub fn rule(
     function: RuntimeFunction,
     offset: u32,
     read: impl Fn(u32) -> Option<Vec<u8>>,
-) -> Result<Rule, Refusal> {
+) -> Result<Rule, RuleRefusal> {
     let mut undo = Undo { base: Register::RSP, offset: 0, rule: X86_64.frameless() };
     let mut unwind = function.unwind;
     // Codes of a chained parent have all been executed: its prologue ran before the function was
     // entered.
     let mut reached = offset;
     for _ in 0..MAX_CHAIN {
-        let bytes = read(unwind).ok_or(Refusal::Unreadable)?;
-        let header = Header::decode(&bytes).ok_or(Refusal::Malformed)?;
+        let bytes = read(unwind).ok_or(RuleRefusal::Unreadable)?;
+        let header = UnwindInfoHeader::decode(&bytes).ok_or(RuleRefusal::Malformed)?;
         undo.codes(&header, &bytes, reached)?;
         if header.flags != FLAG_CHAINED {
             return undo.finish();
         }
         let parent = bytes.get(header.needed_bytes() - FUNCTION_BYTES..).and_then(decode);
-        unwind = parent.ok_or(Refusal::Malformed)?.unwind;
+        unwind = parent.ok_or(RuleRefusal::Malformed)?.unwind;
         reached = u32::MAX;
     }
-    Err(Refusal::Malformed)
+    Err(RuleRefusal::Malformed)
 }
 
 impl Undo {
-    fn codes(&mut self, header: &Header, bytes: &[u8], reached: u32) -> Result<(), Refusal> {
-        let all = bytes.get(HEADER_BYTES..).ok_or(Refusal::Malformed)?;
-        let slots = all.get(..usize::from(header.slots) * 2).ok_or(Refusal::Malformed)?;
-        let slot =
-            |i: usize| slots.get(i * 2..i * 2 + 2).map(|s| [s[0], s[1]]).ok_or(Refusal::Malformed);
-        let wide = |i: usize| u32_at(slots, i * 2).map(i64::from).ok_or(Refusal::Malformed);
+    fn codes(
+        &mut self,
+        header: &UnwindInfoHeader,
+        bytes: &[u8],
+        reached: u32,
+    ) -> Result<(), RuleRefusal> {
+        let all = bytes.get(HEADER_BYTES..).ok_or(RuleRefusal::Malformed)?;
+        let slots = all.get(..usize::from(header.slots) * 2).ok_or(RuleRefusal::Malformed)?;
+        let slot = |i: usize| {
+            slots.get(i * 2..i * 2 + 2).map(|s| [s[0], s[1]]).ok_or(RuleRefusal::Malformed)
+        };
+        let wide = |i: usize| u32_at(slots, i * 2).map(i64::from).ok_or(RuleRefusal::Malformed);
         let short = |i: usize| slot(i).map(|s| i64::from(u16::from_le_bytes(s)));
         let count = usize::from(header.slots);
 
@@ -182,7 +189,7 @@ impl Undo {
                 (0 | 2 | 3 | 10, _) => 1,
                 (1, 0) | (4 | 8, _) => 2,
                 (1, 1) | (5 | 9 | 11, _) => 3,
-                _ => return Err(Refusal::Unsupported),
+                _ => return Err(RuleRefusal::Unsupported),
             };
             if u32::from(at) <= reached {
                 match operation {
@@ -195,7 +202,7 @@ impl Undo {
                     3 | 11 => {
                         let below =
                             if operation == 3 { header.frame_offset } else { wide(i + 1)? * 16 };
-                        self.base = header.frame_register.ok_or(Refusal::Malformed)?;
+                        self.base = header.frame_register.ok_or(RuleRefusal::Malformed)?;
                         self.offset = -below;
                     }
                     4 | 5 => {
@@ -203,7 +210,7 @@ impl Undo {
                         self.save(info, frame.0, frame.1 + at)?;
                     }
                     8 | 9 => {} // an XMM register: never an address
-                    _ => return Err(Refusal::Unsupported),
+                    _ => return Err(RuleRefusal::Unsupported),
                 }
             }
             i += used;
@@ -213,16 +220,16 @@ impl Undo {
 
     fn frame_base(
         &self,
-        header: &Header,
+        header: &UnwindInfoHeader,
         slots: &[u8],
         reached: u32,
-    ) -> Result<(Register, i64), Refusal> {
+    ) -> Result<(Register, i64), RuleRefusal> {
         let Some(register) = header.frame_register else { return Ok((self.base, self.offset)) };
         let set = slots.chunks_exact(2).enumerate().find(|(_, s)| matches!(s[1] & 15, 3 | 11));
         match set {
             Some((_, slot)) if u32::from(slot[0]) > reached => Ok((self.base, self.offset)),
             Some((i, slot)) if slot[1] & 15 == 11 => {
-                let below = u32_at(slots, i * 2 + 2).ok_or(Refusal::Malformed)?;
+                let below = u32_at(slots, i * 2 + 2).ok_or(RuleRefusal::Malformed)?;
                 Ok((register, -i64::from(below) * 16))
             }
             Some(_) => Ok((register, -header.frame_offset)),
@@ -230,17 +237,17 @@ impl Undo {
         }
     }
 
-    fn save(&mut self, machine: u8, base: Register, offset: i64) -> Result<(), Refusal> {
-        let register = Register::from_machine(machine).ok_or(Refusal::Malformed)?;
-        let offset = i32::try_from(offset).map_err(|_| Refusal::Unsupported)?;
+    fn save(&mut self, machine: u8, base: Register, offset: i64) -> Result<(), RuleRefusal> {
+        let register = Register::from_machine(machine).ok_or(RuleRefusal::Malformed)?;
+        let offset = i32::try_from(offset).map_err(|_| RuleRefusal::Unsupported)?;
         // The first save undone is the last made; the one undone last holds the caller's value, and
         // wins.
         self.rule.registers[register.index()] = Saved::AtRegister { base, offset };
         Ok(())
     }
 
-    fn finish(mut self) -> Result<Rule, Refusal> {
-        let offset = i32::try_from(self.offset + 8).map_err(|_| Refusal::Unsupported)?;
+    fn finish(mut self) -> Result<Rule, RuleRefusal> {
+        let offset = i32::try_from(self.offset + 8).map_err(|_| RuleRefusal::Unsupported)?;
         self.rule.cfa = Cfa::Register { base: self.base, offset };
         self.rule.registers[Register::RSP.index()] = Saved::CfaPlus(0);
         Ok(self.rule)
@@ -255,7 +262,7 @@ mod tests {
     const FUNCTION: RuntimeFunction = RuntimeFunction { begin: 0x100, end: 0x200, unwind: 0x1000 };
     const RBP: usize = 6;
 
-    fn at(info: &[u8], offset: u32) -> Result<Rule, Refusal> {
+    fn at(info: &[u8], offset: u32) -> Result<Rule, RuleRefusal> {
         rule(FUNCTION, offset, |unwind| (unwind == 0x1000).then(|| info.to_vec()))
     }
 
@@ -318,13 +325,13 @@ mod tests {
     #[test]
     fn an_endless_chain_is_refused() {
         let chained = [0x21, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x00, 0x10, 0, 0];
-        assert_eq!(at(&chained, 0), Err(Refusal::Malformed));
+        assert_eq!(at(&chained, 0), Err(RuleRefusal::Malformed));
     }
 
     #[test]
     fn other_versions_and_machine_frames_are_refused() {
-        assert_eq!(at(&[0x1a, 0, 0, 0], 0), Err(Refusal::Malformed));
-        assert_eq!(at(&[0x19, 0, 1, 0, 0, 0x0a], 0), Err(Refusal::Unsupported));
+        assert_eq!(at(&[0x1a, 0, 0, 0], 0), Err(RuleRefusal::Malformed));
+        assert_eq!(at(&[0x19, 0, 1, 0, 0, 0x0a], 0), Err(RuleRefusal::Unsupported));
     }
 
     proptest! {

@@ -11,23 +11,23 @@ pub use suspension::Suspension;
 use crate::cli;
 use crate::commands::target::check_target;
 use crate::error::{Error, say};
-use perfusion_aggregate::threads::{WaitStateKey, Waiting};
+use perfusion_aggregate::threads::{WaitInProgress, WaitStateKey};
 use perfusion_dotnet::attach;
 use perfusion_export::file;
 use perfusion_host::process::ProcessTable;
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::system_limits::{max_sample_rate, raise_open_files};
-use perfusion_model::event::{MonotonicNs, Progress, ThreadId, ThreadSnapshot};
+use perfusion_model::event::{MonotonicNs, ThreadId, ThreadProgress, ThreadSnapshot};
 use perfusion_model::frame::FrameKey;
 use perfusion_model::stack::StackId;
 use perfusion_model::text::clean;
 use perfusion_model::text::whole_text;
 use perfusion_recorder::processor::Processor;
-use perfusion_sources::kernel::{KernelOptions, KernelSource, Selection};
-use perfusion_sources::order::Order;
-use perfusion_sources::shim::{Settings, Subscriptions};
+use perfusion_sources::kernel::{KernelOptions, KernelSelection, KernelSource};
+use perfusion_sources::order::EventOrder;
 use perfusion_sources::shim::{ShimLimits, ShimSource};
-use perfusion_symbolize::{Module, file_name};
+use perfusion_sources::shim::{ShimSettings, Subscriptions};
+use perfusion_symbolize::{SymbolModule, file_name};
 use serde::Serialize;
 use std::io::{self, Write as _};
 use std::sync::Arc;
@@ -46,7 +46,7 @@ const ASK_AGAIN: Duration = Duration::from_millis(200);
 
 /// All threads of a process.
 #[derive(Debug, Serialize)]
-pub struct Dump {
+pub struct ThreadDump {
     /// The process.
     pub pid: u32,
     /// Its name.
@@ -58,12 +58,12 @@ pub struct Dump {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub suspension: Option<Suspension>,
     /// Its threads, the first one first.
-    pub threads: Vec<Thread>,
+    pub threads: Vec<DumpedThread>,
 }
 
 /// One thread.
 #[derive(Debug, Serialize)]
-pub struct Thread {
+pub struct DumpedThread {
     /// The kernel's id.
     pub tid: u32,
     /// The runtime's name of it, else the kernel's.
@@ -71,7 +71,7 @@ pub struct Thread {
     /// What it is for, as in the label `thread_role`.
     pub role: &'static str,
     /// What it does.
-    pub state: State,
+    pub state: DumpedState,
     /// What it waits for, as in the label `wait_reason`; absent when it runs, when it was woken and
     /// waits for no more than a CPU, or when nothing is known of its wait.
     pub wait_reason: Option<&'static str>,
@@ -85,7 +85,7 @@ pub struct Thread {
     /// for one that waits there now.
     pub stack_age_seconds: Option<f64>,
     /// Innermost first.
-    pub stack: Vec<Frame>,
+    pub stack: Vec<DumpedFrame>,
     /// Why there is no stack.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub no_stack: Option<NoStack>,
@@ -116,7 +116,7 @@ pub struct WokenFrom {
 /// What a thread does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
+pub enum DumpedState {
     /// It has a CPU.
     Running,
     /// It waits for a CPU.
@@ -133,18 +133,18 @@ pub enum State {
 
 /// One frame.
 #[derive(Debug, Serialize)]
-pub struct Frame {
+pub struct DumpedFrame {
     /// Function, or what the profiler has to say at this place, in brackets.
     pub function: String,
     /// File or managed module it is in.
     pub module: Option<String>,
     /// Where its code is; `None` for the kernel's and for the profiler's own remarks.
-    pub code: Option<Code>,
+    pub code: Option<CodeAddress>,
 }
 
 /// A place in code, as `perfusion inspect unwind` takes it.
 #[derive(Debug, Serialize)]
-pub struct Code {
+pub struct CodeAddress {
     /// A file as the process has mapped it, or the process's pid.
     pub target: String,
     /// 0x…: of the instruction, or the one behind the call; of a managed method where it begins.
@@ -156,7 +156,7 @@ pub struct Code {
 ///
 /// # Errors
 /// See [`Error`].
-pub fn dump(options: &cli::Dump, quiet: bool) -> Result<u8, Error> {
+pub fn dump(options: &cli::DumpArgs, quiet: bool) -> Result<u8, Error> {
     check_target(options.pid())?;
     if let Some(output) = &options.output {
         file::check(output)?;
@@ -191,7 +191,7 @@ fn frequency() -> u32 {
 struct Session {
     kernel: KernelSource,
     shims: ShimSource,
-    order: Order,
+    order: EventOrder,
     processor: Processor,
 }
 
@@ -220,17 +220,17 @@ impl Session {
     }
 }
 
-fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
+fn take(options: &cli::DumpArgs, quiet: bool) -> Result<ThreadDump, Error> {
     let pid = options.pid();
     attach::place::begin_sweep();
     // What waits for locks tell of the runtime's waiting function is of use.
     let settings =
-        Settings::new(Subscriptions { exceptions: false, ..Subscriptions::default() })
+        ShimSettings::new(Subscriptions { exceptions: false, ..Subscriptions::default() })
             .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
     raise_open_files();
     let kernel = KernelSource::start(&KernelOptions {
         frequency_hz: frequency(),
-        selection: Selection::Pids(vec![pid]),
+        selection: KernelSelection::Pids(vec![pid]),
         stack_copy_bytes: options.stack_kib * 1024,
         ..KernelOptions::default()
     })?;
@@ -243,7 +243,7 @@ fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
     let mut session = Session {
         kernel,
         shims: ShimSource::new(settings.owner, ShimLimits::default()),
-        order: Order::default(),
+        order: EventOrder::default(),
         processor: Processor::new(processes),
     };
     let give_up = Arc::new(AtomicBool::new(false));
@@ -281,7 +281,7 @@ fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
     let stacks: Vec<StackId> =
         snapshots.iter().filter_map(|snapshot| place(processor, snapshot).stack).collect();
     processor.name_stacks(&stacks);
-    let mut threads: Vec<Thread> =
+    let mut threads: Vec<DumpedThread> =
         snapshots.iter().map(|snapshot| thread(processor, snapshot, at)).collect();
     if threads.is_empty() {
         return Err(Error::Gone { pid });
@@ -290,9 +290,9 @@ fn take(options: &cli::Dump, quiet: bool) -> Result<Dump, Error> {
     let process = processor.labels(ThreadId { pid, tid: pid }, false).process;
     let suspension = suspension::of(&threads, before.zip(after), silent);
     let process = process.map_or_else(String::new, |name| clean(&name).into_owned());
-    let not_reached = |thread: &&Thread| thread.no_stack == Some(NoStack::NotReached);
+    let not_reached = |thread: &&DumpedThread| thread.no_stack == Some(NoStack::NotReached);
     let threads_not_reached = threads.iter().filter(not_reached).count();
-    Ok(Dump { pid, process, suspension, threads_not_reached, threads })
+    Ok(ThreadDump { pid, process, suspension, threads_not_reached, threads })
 }
 
 fn await_names(session: &mut Session) {
@@ -318,38 +318,38 @@ fn await_names(session: &mut Session) {
 }
 
 /// Where a thread was seen.
-struct Place {
+struct LastSeen {
     stack: Option<StackId>,
     /// The wait it is in now, when the stack is of that.
-    wait: Option<Waiting>,
+    wait: Option<WaitInProgress>,
     /// When it was seen there running, or leaving its CPU for another wait than the present one.
     ran: Option<MonotonicNs>,
 }
 
-fn place(processor: &Processor, snapshot: &ThreadSnapshot) -> Place {
+fn place(processor: &Processor, snapshot: &ThreadSnapshot) -> LastSeen {
     let (threads, tid) = (processor.threads(), snapshot.times.thread.tid);
-    if let Progress::Waiting { start, .. } = snapshot.progress
+    if let ThreadProgress::Waiting { start, .. } = snapshot.progress
         && let Some(wait) = threads.waiting(tid).filter(|wait| wait.start == start)
     {
-        return Place { stack: Some(wait.stack), wait: Some(wait), ran: None };
+        return LastSeen { stack: Some(wait.stack), wait: Some(wait), ran: None };
     }
     let last = threads.last_run(tid);
-    Place { stack: last.map(|(_, stack)| stack), wait: None, ran: last.map(|(time, _)| time) }
+    LastSeen { stack: last.map(|(_, stack)| stack), wait: None, ran: last.map(|(time, _)| time) }
 }
 
-fn thread(processor: &Processor, snapshot: &ThreadSnapshot, at: MonotonicNs) -> Thread {
+fn thread(processor: &Processor, snapshot: &ThreadSnapshot, at: MonotonicNs) -> DumpedThread {
     let id = snapshot.times.thread;
     let labels = processor.labels(id, true);
     let name = labels.thread_name.map_or_else(|| comm(id), |name| name.to_string());
     let seconds =
         |since: MonotonicNs| Duration::from_nanos(at.0.saturating_sub(since.0)).as_secs_f64();
-    let Place { stack, wait, ran } = place(processor, snapshot);
+    let LastSeen { stack, wait, ran } = place(processor, snapshot);
     let frames = stack.map_or(&[][..], |stack| processor.frames(stack));
-    let mut thread = Thread {
+    let mut thread = DumpedThread {
         tid: id.tid,
         name: clean(&name).into_owned(),
         role: labels.thread_role.unwrap_or_default(),
-        state: State::Running,
+        state: DumpedState::Running,
         wait_reason: wait.map(|wait| processor.wait_reason(wait.reason, frames)),
         waiting_seconds: None,
         at_least: false,
@@ -357,15 +357,15 @@ fn thread(processor: &Processor, snapshot: &ThreadSnapshot, at: MonotonicNs) -> 
         stack_age_seconds: stack.map(|_| ran.map_or(0.0, seconds)),
         stack: stack_of(processor, id.pid, frames),
         no_stack: frames.is_empty().then_some(match snapshot.progress {
-            Progress::Waiting { .. } => NoStack::NotReached,
-            Progress::OnCpu { .. } => NoStack::NotMet,
+            ThreadProgress::Waiting { .. } => NoStack::NotReached,
+            ThreadProgress::OnCpu { .. } => NoStack::NotMet,
         }),
     };
-    if let Some(parts) = Parts::of(snapshot, wait.and_then(|wait| wait.left_cpu)) {
+    if let Some(parts) = WaitParts::of(snapshot, wait.and_then(|wait| wait.left_cpu)) {
         thread.state = match wait {
-            _ if parts.wants_cpu => State::Runnable,
+            _ if parts.wants_cpu => DumpedState::Runnable,
             Some(wait) => state(wait.reason.state),
-            None => State::Blocked,
+            None => DumpedState::Blocked,
         };
         thread.waiting_seconds = Some(parts.now.seconds());
         thread.at_least = parts.now.at_least;
@@ -381,13 +381,13 @@ fn thread(processor: &Processor, snapshot: &ThreadSnapshot, at: MonotonicNs) -> 
 
 /// How long something lasted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Lasted {
+struct AtLeastDuration {
     ns: u64,
     /// Or longer.
     at_least: bool,
 }
 
-impl Lasted {
+impl AtLeastDuration {
     fn seconds(self) -> f64 {
         Duration::from_nanos(self.ns).as_secs_f64()
     }
@@ -395,20 +395,25 @@ impl Lasted {
 
 /// A wait in progress: what the thread waits for now, and the sleep it was woken from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Parts {
-    now: Lasted,
+struct WaitParts {
+    now: AtLeastDuration,
     wants_cpu: bool,
     /// It was woken when its cgroup had used up its CPU limit.
     limited: bool,
-    slept: Option<Lasted>,
+    slept: Option<AtLeastDuration>,
 }
 
-impl Parts {
+impl WaitParts {
     /// `left_cpu`: when the scheduler last saw it on a CPU.
     fn of(snapshot: &ThreadSnapshot, left_cpu: Option<MonotonicNs>) -> Option<Self> {
         let ThreadSnapshot { times, at, progress } = *snapshot;
-        let Progress::Waiting {
-            start, blocked_ns, runnable_ns, new_thread, woken_throttled, ..
+        let ThreadProgress::Waiting {
+            start,
+            blocked_ns,
+            runnable_ns,
+            new_thread,
+            woken_throttled,
+            ..
         } = progress
         else {
             return None;
@@ -417,7 +422,7 @@ impl Parts {
         // the scheduler may know how old.
         let older = start <= times.since && !new_thread;
         let left_cpu = left_cpu.filter(|_| older);
-        let blocked = |until: u64| Lasted {
+        let blocked = |until: u64| AtLeastDuration {
             ns: until.saturating_sub(left_cpu.unwrap_or(start).0),
             at_least: older && left_cpu.is_none(),
         };
@@ -427,7 +432,7 @@ impl Parts {
             // Of one that wanted a CPU when it entered the recording it is not known since when: it
             // may have slept after it last ran.
             ns => Self {
-                now: Lasted { ns, at_least: older && !woken },
+                now: AtLeastDuration { ns, at_least: older && !woken },
                 wants_cpu: true,
                 limited: woken_throttled,
                 slept: woken.then(|| blocked(at.0.saturating_sub(ns))),
@@ -436,16 +441,18 @@ impl Parts {
     }
 }
 
-fn state(state: WaitStateKey) -> State {
+fn state(state: WaitStateKey) -> DumpedState {
     match state {
-        WaitStateKey::Interruptible => State::Interruptible,
-        WaitStateKey::Uninterruptible => State::Uninterruptible,
-        WaitStateKey::Other => State::Stopped,
-        WaitStateKey::Preempted | WaitStateKey::Throttled | WaitStateKey::Stolen => State::Runnable,
+        WaitStateKey::Interruptible => DumpedState::Interruptible,
+        WaitStateKey::Uninterruptible => DumpedState::Uninterruptible,
+        WaitStateKey::Other => DumpedState::Stopped,
+        WaitStateKey::Preempted | WaitStateKey::Throttled | WaitStateKey::Stolen => {
+            DumpedState::Runnable
+        }
     }
 }
 
-fn stack_of(processor: &Processor, pid: u32, frames: &[FrameKey]) -> Vec<Frame> {
+fn stack_of(processor: &Processor, pid: u32, frames: &[FrameKey]) -> Vec<DumpedFrame> {
     // Callers are looked up one byte before where they go on; the innermost frame of user code is
     // at its very instruction.
     let innermost =
@@ -455,16 +462,16 @@ fn stack_of(processor: &Processor, pid: u32, frames: &[FrameKey]) -> Vec<Frame> 
 }
 
 /// `behind`: bytes from the address in `key` to where it goes on.
-fn frame(processor: &Processor, key: FrameKey, pid: u32, behind: u64) -> Frame {
+fn frame(processor: &Processor, key: FrameKey, pid: u32, behind: u64) -> DumpedFrame {
     let symbol = processor.symbolizer.symbol(key);
     let module = match &symbol.module {
-        Module::Kernel => Some("kernel".to_owned()),
-        Module::Image(image) => processor
+        SymbolModule::Kernel => Some("kernel".to_owned()),
+        SymbolModule::Image(image) => processor
             .processes
             .image(*image)
             .map(|image| clean(file_name(&image.path)).into_owned()),
-        Module::Managed(module) => Some(clean(module).into_owned()),
-        Module::Jit | Module::None => None,
+        SymbolModule::Managed(module) => Some(clean(module).into_owned()),
+        SymbolModule::Jit | SymbolModule::None => None,
     };
     let code = match key {
         FrameKey::Native { image, address } => processor
@@ -477,8 +484,9 @@ fn frame(processor: &Processor, key: FrameKey, pid: u32, behind: u64) -> Frame {
         }
         FrameKey::Kernel(_) | FrameKey::Marker(_) => None,
     };
-    let code = code.map(|(target, address)| Code { target, address: format!("{address:#x}") });
-    Frame { function: clean(&symbol.name).into_owned(), module, code }
+    let code =
+        code.map(|(target, address)| CodeAddress { target, address: format!("{address:#x}") });
+    DumpedFrame { function: clean(&symbol.name).into_owned(), module, code }
 }
 
 /// The kernel's name of a thread nothing was heard of; empty when it is gone.
@@ -489,11 +497,13 @@ fn comm(id: ThreadId) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Lasted, Parts};
-    use perfusion_model::event::{MonotonicNs, Progress, ThreadId, ThreadSnapshot, ThreadTimes};
+    use super::{AtLeastDuration, WaitParts};
+    use perfusion_model::event::{
+        MonotonicNs, ThreadId, ThreadProgress, ThreadSnapshot, ThreadTimes,
+    };
 
     /// At 1,000, of a thread that entered the recording at 100.
-    fn parts(progress: Progress, left_cpu: Option<u64>) -> Option<Parts> {
+    fn parts(progress: ThreadProgress, left_cpu: Option<u64>) -> Option<WaitParts> {
         let times = ThreadTimes {
             thread: ThreadId { pid: 7, tid: 8 },
             oncpu_ns: 0,
@@ -503,14 +513,14 @@ mod tests {
             since: MonotonicNs(100),
             left_out: 0,
         };
-        Parts::of(
+        WaitParts::of(
             &ThreadSnapshot { times, at: MonotonicNs(1_000), progress },
             left_cpu.map(MonotonicNs),
         )
     }
 
-    fn waiting(start: u64, runnable_ns: u64) -> Progress {
-        Progress::Waiting {
+    fn waiting(start: u64, runnable_ns: u64) -> ThreadProgress {
+        ThreadProgress::Waiting {
             start: MonotonicNs(start),
             blocked_ns: 1_000 - start - runnable_ns,
             runnable_ns,
@@ -520,12 +530,12 @@ mod tests {
         }
     }
 
-    fn exactly(ns: u64) -> Lasted {
-        Lasted { ns, at_least: false }
+    fn exactly(ns: u64) -> AtLeastDuration {
+        AtLeastDuration { ns, at_least: false }
     }
 
-    fn at_least(ns: u64) -> Lasted {
-        Lasted { ns, at_least: true }
+    fn at_least(ns: u64) -> AtLeastDuration {
+        AtLeastDuration { ns, at_least: true }
     }
 
     #[test]
@@ -542,7 +552,7 @@ mod tests {
             "the switch is known better than the scheduler's note"
         );
         assert_eq!([slept(100, None), slept(100, Some(20))], [at_least(900), exactly(980)]);
-        assert_eq!(parts(Progress::OnCpu { since: MonotonicNs(400) }, None), None);
+        assert_eq!(parts(ThreadProgress::OnCpu { since: MonotonicNs(400) }, None), None);
     }
 
     #[test]
@@ -551,22 +561,23 @@ mod tests {
             [(400, None, exactly(590)), (100, None, at_least(890)), (100, Some(20), exactly(970))]
         {
             let woken =
-                Parts { now: exactly(10), wants_cpu: true, limited: false, slept: Some(slept) };
+                WaitParts { now: exactly(10), wants_cpu: true, limited: false, slept: Some(slept) };
             assert_eq!(parts(waiting(start, 10), left_cpu), Some(woken));
         }
     }
 
     #[test]
     fn a_thread_that_has_wanted_a_cpu_all_the_time_has_no_sleep_before() {
-        let wants = |now| Some(Parts { now, wants_cpu: true, limited: false, slept: None });
+        let wants = |now| Some(WaitParts { now, wants_cpu: true, limited: false, slept: None });
         assert_eq!(parts(waiting(400, 600), None), wants(exactly(600)), "preempted");
         // The scheduler knows when it last ran, not whether it slept after that.
         assert_eq!(parts(waiting(100, 900), Some(20)), wants(at_least(900)));
-        let Progress::Waiting { start, blocked_ns, runnable_ns, kept, .. } = waiting(100, 900)
+        let ThreadProgress::Waiting { start, blocked_ns, runnable_ns, kept, .. } =
+            waiting(100, 900)
         else {
             unreachable!()
         };
-        let new = Progress::Waiting {
+        let new = ThreadProgress::Waiting {
             start,
             blocked_ns,
             runnable_ns,

@@ -4,12 +4,12 @@
 //! that is busy, or a process of many thousand threads, takes many scans. So there is no fixed
 //! time: the scan goes on while it reaches threads it had not reached before.
 
-use super::{Dump, ROUND, Session, suspension};
+use super::{ROUND, Session, ThreadDump, suspension};
 use crate::error::say;
-use perfusion_dotnet::attach::policy::WhyNot;
+use perfusion_dotnet::attach::policy::AttachObstacle;
 use perfusion_dotnet::attach::{AttachError, Attached};
 use perfusion_host::system_limits::explain;
-use perfusion_model::event::{MonotonicNs, Progress, ThreadSnapshot};
+use perfusion_model::event::{MonotonicNs, ThreadProgress, ThreadSnapshot};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -56,7 +56,7 @@ pub(super) fn observe(
                     began = MonotonicNs::now();
                 }
                 // Native code has its names without a shim.
-                Ok(Err(AttachError::Unsuitable { why: WhyNot::NotDotnet, .. })) => {}
+                Ok(Err(AttachError::Unsuitable { why: AttachObstacle::NotDotnet, .. })) => {}
                 Ok(Err(error)) => {
                     silent = suspension::is_silence(&error);
                     if !quiet {
@@ -100,8 +100,10 @@ fn known(session: &mut Session, pid: u32, begin: MonotonicNs) -> (usize, usize) 
     let is_known = |snapshot: &&ThreadSnapshot| {
         let tid = snapshot.times.thread.tid;
         match snapshot.progress {
-            Progress::OnCpu { .. } => threads.last_run(tid).is_some_and(|(at, _)| at >= begin),
-            Progress::Waiting { start, .. } => {
+            ThreadProgress::OnCpu { .. } => {
+                threads.last_run(tid).is_some_and(|(at, _)| at >= begin)
+            }
+            ThreadProgress::Waiting { start, .. } => {
                 threads.waiting(tid).is_some_and(|wait| wait.start == start)
             }
         }
@@ -112,7 +114,7 @@ fn known(session: &mut Session, pid: u32, begin: MonotonicNs) -> (usize, usize) 
 }
 
 /// That some have no stack, in words.
-pub(super) fn not_reached(dump: &Dump) -> String {
+pub(super) fn not_reached(dump: &ThreadDump) -> String {
     format!(
         "pid {}: {} of {} threads wait and were not reached: the scan of waiting threads made no \
          progress for {} s, or took {} s. \

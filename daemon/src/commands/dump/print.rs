@@ -1,11 +1,11 @@
 //! A dump as text.
 
-use super::{Code, Dump, NoStack, State, Suspension, Thread, WokenFrom};
+use super::{CodeAddress, DumpedState, DumpedThread, NoStack, Suspension, ThreadDump, WokenFrom};
 use std::io::{self, Write};
 
 /// Prints `dump`, a paragraph a thread; with `addresses` each frame has what `inspect unwind`
 /// takes.
-pub(super) fn text(dump: &Dump, addresses: bool, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn text(dump: &ThreadDump, addresses: bool, out: &mut dyn Write) -> io::Result<()> {
     let count = dump.threads.len();
     writeln!(
         out,
@@ -37,7 +37,8 @@ pub(super) fn text(dump: &Dump, addresses: bool, out: &mut dyn Write) -> io::Res
             if let Some(module) = &frame.module {
                 write!(out, "  [{module}]")?;
             }
-            if let Some(Code { target, address }) = frame.code.as_ref().filter(|_| addresses) {
+            if let Some(CodeAddress { target, address }) = frame.code.as_ref().filter(|_| addresses)
+            {
                 write!(out, "  {target} {address}")?;
             }
             writeln!(out)?;
@@ -47,7 +48,7 @@ pub(super) fn text(dump: &Dump, addresses: bool, out: &mut dyn Write) -> io::Res
 }
 
 /// Whom the runtime waits for.
-fn waits_for(suspension: &Suspension, threads: &[Thread]) -> String {
+fn waits_for(suspension: &Suspension, threads: &[DumpedThread]) -> String {
     let named: Vec<String> = threads
         .iter()
         .filter(|thread| suspension.held_up_by.contains(&thread.tid))
@@ -72,10 +73,10 @@ fn waits_for(suspension: &Suspension, threads: &[Thread]) -> String {
 }
 
 /// `blocked for 12.3 s, futex (interruptible)`.
-fn doing(thread: &Thread) -> String {
+fn doing(thread: &DumpedThread) -> String {
     let mut text = match thread.state {
-        State::Running => "running".to_owned(),
-        State::Runnable => "waiting for a CPU".to_owned(),
+        DumpedState::Running => "running".to_owned(),
+        DumpedState::Runnable => "waiting for a CPU".to_owned(),
         _ => "blocked".to_owned(),
     };
     if let Some(seconds) = thread.waiting_seconds {
@@ -91,10 +92,10 @@ fn doing(thread: &Thread) -> String {
         text += &format!(", woken{from} after{more} {}", duration(seconds));
     }
     match thread.state {
-        State::Interruptible => text += " (interruptible)",
-        State::Uninterruptible => text += " (uninterruptible)",
-        State::Stopped => text += " (stopped)",
-        State::Running | State::Runnable | State::Blocked => {}
+        DumpedState::Interruptible => text += " (interruptible)",
+        DumpedState::Uninterruptible => text += " (uninterruptible)",
+        DumpedState::Stopped => text += " (stopped)",
+        DumpedState::Running | DumpedState::Runnable | DumpedState::Blocked => {}
     }
     match thread.stack_age_seconds {
         Some(age) if age > 0.0 => text += &format!("; seen here {} ago", duration(age)),
@@ -115,11 +116,13 @@ fn duration(seconds: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Code, Dump, Frame, State, Suspension, Thread, WokenFrom};
+    use super::super::{
+        CodeAddress, DumpedFrame, DumpedState, DumpedThread, Suspension, ThreadDump, WokenFrom,
+    };
     use super::text;
 
-    fn thread(state: State, seconds: Option<f64>) -> Thread {
-        Thread {
+    fn thread(state: DumpedState, seconds: Option<f64>) -> DumpedThread {
+        DumpedThread {
             tid: 8,
             name: "worker".to_owned(),
             role: "app",
@@ -129,10 +132,10 @@ mod tests {
             at_least: false,
             woken_from: None,
             stack_age_seconds: Some(if seconds.is_some() { 0.0 } else { 0.002 }),
-            stack: vec![Frame {
+            stack: vec![DumpedFrame {
                 function: "A.B()".to_owned(),
                 module: Some("A".to_owned()),
-                code: Some(Code { target: "7".to_owned(), address: "0x10".to_owned() }),
+                code: Some(CodeAddress { target: "7".to_owned(), address: "0x10".to_owned() }),
             }],
             no_stack: None,
         }
@@ -141,14 +144,14 @@ mod tests {
     #[test]
     fn each_thread_says_what_it_does_for_how_long_and_where() {
         let woken = WokenFrom { wait_reason: Some("futex"), seconds: 10.0, at_least: true };
-        let runnable = thread(State::Runnable, Some(0.001));
+        let runnable = thread(DumpedState::Runnable, Some(0.001));
         let threads = vec![
-            thread(State::Interruptible, Some(12.345)),
-            thread(State::Running, None),
-            Thread { wait_reason: None, woken_from: Some(woken), ..runnable },
+            thread(DumpedState::Interruptible, Some(12.345)),
+            thread(DumpedState::Running, None),
+            DumpedThread { wait_reason: None, woken_from: Some(woken), ..runnable },
         ];
         let mut out = Vec::new();
-        let mut dump = Dump {
+        let mut dump = ThreadDump {
             pid: 7,
             process: "shop".to_owned(),
             suspension: None,

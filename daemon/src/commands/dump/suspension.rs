@@ -8,12 +8,12 @@
 //! are bounded, it is read by a thread that can be abandoned, and what it says is said of this
 //! process only.
 
-use super::{State, Thread};
+use super::{DumpedState, DumpedThread};
 use object::endian::LittleEndian as LE;
 use object::{elf, pod};
 use perfusion_dotnet::attach::AttachError;
 use perfusion_dotnet::attach::ipc::IpcError;
-use perfusion_host::process::guarded_io::{Holder, wait_for};
+use perfusion_host::process::guarded_io::{IoPeer, wait_for};
 use perfusion_host::process::handle::{MapLine, ProcessHandle};
 use serde::Serialize;
 use serde_json::Value;
@@ -50,14 +50,15 @@ pub struct Suspension {
 
 /// What the runtime waits for, by who was in cooperative mode twice.
 pub(super) fn of(
-    threads: &[Thread],
+    threads: &[DumpedThread],
     cooperative: Option<(HashSet<u32>, HashSet<u32>)>,
     silent: bool,
 ) -> Option<Suspension> {
     let (before, after) = cooperative.unwrap_or_default();
-    let stays = |thread: &&Thread| before.contains(&thread.tid) && after.contains(&thread.tid);
-    let is_blocked = |thread: &Thread| {
-        let waits = !matches!(thread.state, State::Running | State::Runnable);
+    let stays =
+        |thread: &&DumpedThread| before.contains(&thread.tid) && after.contains(&thread.tid);
+    let is_blocked = |thread: &DumpedThread| {
+        let waits = !matches!(thread.state, DumpedState::Running | DumpedState::Runnable);
         waits && thread.waiting_seconds.is_some_and(|seconds| seconds >= BLOCKED_SECONDS)
     };
     let held_up_by: Vec<u32> = threads
@@ -88,11 +89,11 @@ pub(super) fn cooperative(target: &ProcessHandle) -> Option<HashSet<u32>> {
     target.maps(find).ok()?;
     let (base, pid) = (base?, target.pid());
     let memory = target.file("mem").ok()?;
-    wait_for(Holder::Process(pid), move || threads(&Memory(memory), base))?
+    wait_for(IoPeer::Process(pid), move || threads(&ProcessMemoryFile(memory), base))?
 }
 
 /// What is read from.
-trait Bytes {
+trait MemoryReader {
     fn read(&self, address: u64, into: &mut [u8]) -> Option<()>;
 
     fn word(&self, address: u64) -> Option<u64> {
@@ -108,16 +109,16 @@ trait Bytes {
     }
 }
 
-struct Memory(File);
+struct ProcessMemoryFile(File);
 
-impl Bytes for Memory {
+impl MemoryReader for ProcessMemoryFile {
     fn read(&self, address: u64, into: &mut [u8]) -> Option<()> {
         self.0.read_exact_at(into, address).ok()
     }
 }
 
 /// Where a symbol is, of the file that is mapped at `base`.
-fn symbol(memory: &impl Bytes, base: u64) -> Option<u64> {
+fn symbol(memory: &impl MemoryReader, base: u64) -> Option<u64> {
     let mut header = [0; 64];
     memory.read(base, &mut header)?;
     let (header, _) = pod::from_bytes::<elf::FileHeader64<LE>>(&header).ok()?;
@@ -158,7 +159,7 @@ fn symbol(memory: &impl Bytes, base: u64) -> Option<u64> {
 }
 
 /// Offsets of what is needed.
-struct Layout {
+struct ThreadLayout {
     /// Address of the pointer to the thread store.
     store: u64,
     first_link: u64,
@@ -167,8 +168,8 @@ struct Layout {
     cooperative: u64,
 }
 
-impl Layout {
-    fn read(memory: &impl Bytes, at: u64) -> Option<Self> {
+impl ThreadLayout {
+    fn read(memory: &impl MemoryReader, at: u64) -> Option<Self> {
         let size = usize::try_from(memory.half(at.checked_add(12)?)?).ok()?;
         if memory.word(at)? != MAGIC || size > MOST_JSON {
             return None;
@@ -200,8 +201,8 @@ fn number(value: &Value) -> Option<u64> {
     }
 }
 
-fn threads(memory: &impl Bytes, base: u64) -> Option<HashSet<u32>> {
-    let layout = Layout::read(memory, symbol(memory, base)?)?;
+fn threads(memory: &impl MemoryReader, base: u64) -> Option<HashSet<u32>> {
+    let layout = ThreadLayout::read(memory, symbol(memory, base)?)?;
     let store = memory.word(memory_address(layout.store)?)?;
     let first = memory.word(store.checked_add(layout.first_link)?)?;
     // Up to .NET 10 links lead to links, from .NET 11 on to threads. Whose are right have ids of
@@ -216,8 +217,8 @@ fn memory_address(address: u64) -> Option<u64> {
 }
 
 fn list(
-    memory: &impl Bytes,
-    layout: &Layout,
+    memory: &impl MemoryReader,
+    layout: &ThreadLayout,
     first: u64,
     leads_to_links: bool,
 ) -> Option<HashSet<u32>> {
@@ -240,7 +241,7 @@ fn list(
 
 #[cfg(test)]
 mod tests {
-    use super::{Bytes, Layout, list, number};
+    use super::{MemoryReader, ThreadLayout, list, number};
     use proptest::prelude::{any, proptest};
 
     /// Memory from address 0x1000 on.
@@ -253,7 +254,7 @@ mod tests {
         }
     }
 
-    impl Bytes for Fake {
+    impl MemoryReader for Fake {
         fn read(&self, address: u64, into: &mut [u8]) -> Option<()> {
             let at = usize::try_from(address.checked_sub(0x1000)?).ok()?;
             into.copy_from_slice(self.0.get(at..at.checked_add(into.len())?)?);
@@ -261,7 +262,8 @@ mod tests {
         }
     }
 
-    const LAYOUT: Layout = Layout { store: 0, first_link: 0, link: 112, id: 296, cooperative: 4 };
+    const LAYOUT: ThreadLayout =
+        ThreadLayout { store: 0, first_link: 0, link: 112, id: 296, cooperative: 4 };
 
     /// Two threads, 7 and 8, of which the second is in cooperative mode.
     fn two(leads_to_links: bool) -> (Fake, u64) {

@@ -1,13 +1,13 @@
 //! What holds objects that weak handles watch: a survey for those few, of which `perfusion leaks`
 //! has seen where they were made.
 
-use super::telling::Telling;
+use super::telling::SurveyMessages;
 use super::{check_surveyable, of_mib};
 use crate::cli;
 use crate::error::Error;
 use perfusion_dotnet::declared;
-use perfusion_heap::collect::{Settings, SurveyError, planned, survey, unless_interrupted};
-use perfusion_heap::held::Held;
+use perfusion_heap::collect::{SurveyError, SurveySettings, planned, survey, unless_interrupted};
+use perfusion_heap::held::RetainedObjects;
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::name;
 use std::collections::HashSet;
@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicBool;
 
 /// How to survey.
 #[derive(Clone, Copy, Debug)]
-pub struct Bounds {
+pub struct SurveyBounds {
     /// Most memory for the survey, MiB.
     pub memory_mib: u32,
     /// Most memory for the runtime's buffer, MiB.
@@ -25,8 +25,8 @@ pub struct Bounds {
     pub force: bool,
 }
 
-impl From<&cli::Leaks> for Bounds {
-    fn from(options: &cli::Leaks) -> Self {
+impl From<&cli::LeaksArgs> for SurveyBounds {
+    fn from(options: &cli::LeaksArgs) -> Self {
         Self { memory_mib: options.memory, buffer_mib: options.buffer, force: options.force }
     }
 }
@@ -35,7 +35,7 @@ impl From<&cli::Leaks> for Bounds {
 ///
 /// # Errors
 /// [`SurveyError::NoHeadroom`].
-pub fn check_headroom(target: &ProcessHandle, bounds: Bounds) -> Result<(), SurveyError> {
+pub fn check_headroom(target: &ProcessHandle, bounds: SurveyBounds) -> Result<(), SurveyError> {
     planned(target, bounds.buffer_mib, bounds.force).map(drop)
 }
 
@@ -49,23 +49,23 @@ pub fn check_headroom(target: &ProcessHandle, bounds: Bounds) -> Result<(), Surv
 pub fn find(
     target: &Arc<ProcessHandle>,
     handles: HashSet<u64>,
-    bounds: Bounds,
+    bounds: SurveyBounds,
     (interrupted, walked): (&Arc<AtomicBool>, Arc<AtomicBool>),
     say: impl Fn(&str),
-) -> Result<Held, String> {
+) -> Result<RetainedObjects, String> {
     let said = |error: Error| error.to_string();
     let name = name::of(target);
     check_surveyable(target, &name).map_err(said)?;
     let plan =
         planned(target, bounds.buffer_mib, bounds.force).map_err(|error| error.to_string())?;
     plan.note.iter().for_each(|note| say(note));
-    let mut telling = Telling::begin(target.pid(), &name, say);
+    let mut telling = SurveyMessages::begin(target.pid(), &name, say);
     let limit_bytes = of_mib(bounds.memory_mib);
-    let settings = Settings { limit_bytes, plan, handles: Arc::new(handles), walked };
+    let settings = SurveySettings { limit_bytes, plan, handles: Arc::new(handles), walked };
     let survey = survey(target, &settings, interrupted, &mut |progress| telling.see(progress));
     let mut survey = survey.map_err(|error| error.to_string())?;
     survey.type_bytes +=
         declared::complete_names(target, &mut survey.types, &mut survey.fields, limit_bytes);
     unless_interrupted(target.pid(), interrupted).map_err(|error| error.to_string())?;
-    Held::of(survey, limit_bytes)
+    RetainedObjects::of(survey, limit_bytes)
 }

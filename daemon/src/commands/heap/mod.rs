@@ -12,7 +12,7 @@ mod telling;
 
 pub use perfusion_heap::collect::SurveyError;
 
-use self::telling::Telling;
+use self::telling::SurveyMessages;
 use crate::cli;
 use crate::commands::target::{check_managed, check_target};
 use crate::end_signals::end_on_signal;
@@ -20,17 +20,17 @@ use crate::error::{Error, say};
 use indicatif::{ProgressBar, ProgressStyle};
 use perfusion_dotnet::attach::ipc;
 use perfusion_dotnet::attach::no_socket;
-use perfusion_dotnet::attach::policy::WhyNot;
+use perfusion_dotnet::attach::policy::AttachObstacle;
 use perfusion_dotnet::declared;
 use perfusion_export::file;
-use perfusion_heap::collect::{Settings, planned, survey, unless_interrupted};
+use perfusion_heap::collect::{SurveySettings, planned, survey, unless_interrupted};
 
 use perfusion_heap::held::{in_all, notes, pause};
-use perfusion_heap::memory_plan::Plan;
-use perfusion_heap::paths::Paths;
-use perfusion_heap::text::Findings;
-use perfusion_heap::walk::Survey;
-use perfusion_host::process::aftermath::Aftermath;
+use perfusion_heap::memory_plan::MemoryPlan;
+use perfusion_heap::paths::RetentionPaths;
+use perfusion_heap::text::SurveyFindings;
+use perfusion_heap::walk::HeapSurvey;
+use perfusion_host::process::aftermath::SurvivalCheck;
 use perfusion_host::process::handle::{MapLine, ProcessHandle};
 use perfusion_host::process::name;
 use perfusion_host::system_limits::raise_open_files;
@@ -51,7 +51,7 @@ pub(crate) const WATCHED: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// See [`Error`].
-pub fn heap(options: &cli::Heap, quiet: bool) -> Result<u8, Error> {
+pub fn heap(options: &cli::HeapArgs, quiet: bool) -> Result<u8, Error> {
     match (options.pid, options.diff.as_slice()) {
         (None, [before, after]) => compare(before, after, options.rows)?,
         (Some(pid), _) => take(pid, options, quiet)?,
@@ -75,7 +75,7 @@ fn compare(before: &Path, after: &Path, rows: usize) -> Result<(), Error> {
     )
 }
 
-fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
+fn take(pid: u32, options: &cli::HeapArgs, quiet: bool) -> Result<(), Error> {
     check_target(pid)?;
     if let Some(output) = &options.output {
         file::check(output)?;
@@ -87,7 +87,7 @@ fn take(pid: u32, options: &cli::Heap, quiet: bool) -> Result<(), Error> {
     let target = Arc::new(ProcessHandle::open(pid).map_err(|_| Error::NoProcess { pid })?);
     check_surveyable(&target, &name::of(&target))?;
     let plan = planned(&target, options.buffer, options.force)?;
-    let aftermath = Aftermath::of(&target, "a survey of its heap");
+    let aftermath = SurvivalCheck::of(&target, "a survey of its heap");
     let written = survey_and_show((&target, &interrupted), options, plan, quiet);
     // Whoever interrupts waits for the end, and whoever was refused has asked for nothing.
     let wait = if interrupted.load(Ordering::Relaxed) { Duration::ZERO } else { WATCHED };
@@ -133,8 +133,8 @@ impl Drop for LeaveWhenInterrupted {
 /// What is wrong in the end, after everything was shown that could be.
 fn survey_and_show(
     (target, interrupted): (&Arc<ProcessHandle>, &Arc<AtomicBool>),
-    options: &cli::Heap,
-    plan: Plan,
+    options: &cli::HeapArgs,
+    plan: MemoryPlan,
     quiet: bool,
 ) -> Result<(), Error> {
     let (pid, name) = (target.pid(), name::of(target));
@@ -145,10 +145,11 @@ fn survey_and_show(
     };
     let limit_bytes = of_mib(options.memory);
     plan.note.iter().for_each(|note| say_line(note));
-    let settings = Settings { limit_bytes, plan, handles: Arc::default(), walked: Arc::default() };
+    let settings =
+        SurveySettings { limit_bytes, plan, handles: Arc::default(), walked: Arc::default() };
     let bar = progress(quiet);
     let time = SystemTime::now();
-    let mut telling = Telling::begin(pid, &name, |line| match &bar {
+    let mut telling = SurveyMessages::begin(pid, &name, |line| match &bar {
         Some(bar) => bar.suspend(|| say_line(line)),
         None => say_line(line),
     });
@@ -203,11 +204,12 @@ pub(crate) fn check_surveyable(target: &ProcessHandle, name: &str) -> Result<(),
     let why_not = check_managed(target)?;
     let seen = ipc::has_socket(target);
     if !matches!(seen, Ok(true)) {
-        let why =
-            seen.map_or_else(WhyNot::SocketUnseen, |_| WhyNot::NoSocket(no_socket::reason(target)));
+        let why = seen.map_or_else(AttachObstacle::SocketUnseen, |_| {
+            AttachObstacle::NoSocket(no_socket::reason(target))
+        });
         let why = match why_not {
             // Nobody would load a library here.
-            Some(WhyNot::DiagnosticsOff(variable)) => WhyNot::SocketOff(variable),
+            Some(AttachObstacle::DiagnosticsOff(variable)) => AttachObstacle::SocketOff(variable),
             why_not => why_not.unwrap_or(why),
         };
         return Err(Error::NotManaged { pid, name, why });
@@ -235,9 +237,9 @@ fn of_mib(mib: u32) -> usize {
 }
 
 /// Works out what memory allows; and says what it does not.
-fn findings(survey: &Survey, limit_bytes: usize) -> (Findings, Vec<String>) {
+fn findings(survey: &HeapSurvey, limit_bytes: usize) -> (SurveyFindings, Vec<String>) {
     let mut left_out = Vec::new();
-    let mut findings = Findings { paths: None, dominated: None };
+    let mut findings = SurveyFindings { paths: None, dominated: None };
     let Ok(graph) = &survey.graph else { return (findings, left_out) };
     let mut has_room = |what: &str, needed: usize| {
         let needed = in_all(survey, graph, needed);
@@ -247,7 +249,8 @@ fn findings(survey: &Survey, limit_bytes: usize) -> (Findings, Vec<String>) {
         needed <= limit_bytes
     };
     if has_room("what holds the objects is", perfusion_heap::paths::bytes_needed(graph)) {
-        findings.paths = Some(Paths::find_with(graph, &survey.roots, &survey.lists(), &[]).0);
+        findings.paths =
+            Some(RetentionPaths::find_with(graph, &survey.roots, &survey.lists(), &[]).0);
     }
     if has_room("dominated sizes are", perfusion_heap::dominators::bytes_needed(graph)) {
         findings.dominated =

@@ -1,14 +1,14 @@
 //! Messages while a survey is taken. They say what was asked of the runtime and what was seen of
 //! it.
 
-use perfusion_heap::collect::Progress;
+use perfusion_heap::collect::SurveyProgress;
 use std::time::{Duration, Instant};
 
 /// A collection that has not begun by then is held up by something.
 const LATE: Duration = Duration::from_secs(2);
 
 /// Says each thing once.
-pub(super) struct Telling<S> {
+pub(super) struct SurveyMessages<S> {
     pid: u32,
     asked: Instant,
     stopped: bool,
@@ -16,7 +16,7 @@ pub(super) struct Telling<S> {
     say: S,
 }
 
-impl<S: FnMut(&str)> Telling<S> {
+impl<S: FnMut(&str)> SurveyMessages<S> {
     /// The survey begins now.
     pub(super) fn begin(pid: u32, name: &str, mut say: S) -> Self {
         say(&format!(
@@ -28,7 +28,7 @@ impl<S: FnMut(&str)> Telling<S> {
     }
 
     /// It is so far now.
-    pub(super) fn see(&mut self, progress: Progress) {
+    pub(super) fn see(&mut self, progress: SurveyProgress) {
         let (pid, asked) = (self.pid, self.asked.elapsed());
         if progress.stopped && !self.stopped {
             self.stopped = true;
@@ -50,16 +50,16 @@ impl<S: FnMut(&str)> Telling<S> {
 
 #[cfg(test)]
 mod tests {
-    use super::Telling;
-    use perfusion_heap::collect::Progress;
+    use super::SurveyMessages;
+    use perfusion_heap::collect::SurveyProgress;
 
     #[test]
     fn threads_are_said_to_be_stopped_once_and_only_when_that_was_seen() {
         let mut said = Vec::new();
-        let mut telling = Telling::begin(7, "shop", |line: &str| said.push(line.to_owned()));
-        telling.see(Progress::default());
+        let mut telling = SurveyMessages::begin(7, "shop", |line: &str| said.push(line.to_owned()));
+        telling.see(SurveyProgress::default());
         for objects in [0, 5] {
-            telling.see(Progress { objects, stopped: true });
+            telling.see(SurveyProgress { objects, stopped: true });
         }
         assert!(said.len() == 2 && !said[0].contains("are stopped"), "{said:?}");
         assert!(said[1].contains("are stopped"), "{said:?}");

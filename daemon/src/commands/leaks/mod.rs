@@ -3,29 +3,29 @@
 //! profiles of it. `perfusion_report::leaks` judges and prints them.
 
 use crate::cli::{self, exit};
-use crate::commands::heap::held::{self, Bounds};
+use crate::commands::heap::held::{self, SurveyBounds};
 use crate::commands::heap::{WATCHED, check_surveyable};
 use crate::commands::target::{check_managed, check_target};
 use crate::end_signals::end_on_signal;
 use crate::error::{Error, say};
 use perfusion_dotnet::attach;
-use perfusion_host::process::aftermath::{Aftermath, Death};
+use perfusion_host::process::aftermath::{DeathAfterRequest, SurvivalCheck};
 use perfusion_host::process::handle::ProcessHandle;
-use perfusion_host::process::{Awaited, ProcessTable, name};
+use perfusion_host::process::{ExitPoller, ProcessTable, name};
 use perfusion_host::system_limits::raise_open_files;
 use perfusion_model::event::MonotonicNs;
 use perfusion_pprof::proto::Profile;
-use perfusion_pprof::{self, About, LOSS_PREFIX};
-use perfusion_recorder::loss::{self, Before};
+use perfusion_pprof::{self, LOSS_PREFIX, ProfileInfo};
+use perfusion_recorder::loss::{self, CounterBaseline};
 use perfusion_recorder::processor::Processor;
 use perfusion_report::leaks::series::stretches;
-use perfusion_report::leaks::snapshot::{Places, Process, Snapshot};
+use perfusion_report::leaks::snapshot::{AllocationSites, NamedPid, Snapshot};
 use perfusion_report::leaks::{
-    Held, Holders, MOMENTS, NoHolders, findings, judge, print, snapshot,
+    HoldersResult, LeakHolders, MOMENTS, NoHolders, findings, judge, print, snapshot,
 };
 use perfusion_report::{self, ReportError};
-use perfusion_sources::order::Order;
-use perfusion_sources::shim::{Settings, Subscriptions};
+use perfusion_sources::order::EventOrder;
+use perfusion_sources::shim::{ShimSettings, Subscriptions};
 use perfusion_sources::shim::{ShimSource, same};
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -49,16 +49,16 @@ const FEWEST_MOMENTS: usize = 16;
 ///
 /// # Errors
 /// See [`Error`].
-pub fn leaks(options: &cli::Leaks, quiet: bool) -> Result<u8, Error> {
+pub fn leaks(options: &cli::LeaksArgs, quiet: bool) -> Result<u8, Error> {
     let (snapshots, holders, death) = match options.pid {
         Some(pid) => {
-            let Watched { snapshots, holders, death } = watch(pid, options, quiet)?;
+            let LeakObservation { snapshots, holders, death } = watch(pid, options, quiet)?;
             (snapshots, holders, death)
         }
         None => {
             let expected =
                 "a profile with live objects, as `perfusion record` and the daemon write them";
-            let mut places = Places::default();
+            let mut places = AllocationSites::default();
             let read = |path: &PathBuf| {
                 let profile = perfusion_report::load_with(path, "inuse_objects", expected)?;
                 Ok::<_, ReportError>(Snapshot::read(&profile, &mut places))
@@ -94,19 +94,19 @@ fn thin(snapshots: &mut Vec<Snapshot>) -> bool {
 }
 
 /// A process that is watched: nothing but its shim is read.
-struct Watch {
+struct LeakWatch {
     pid: u32,
     began: MonotonicNs,
     /// The same by the clock that people set: it may be set again meanwhile.
     began_wall: SystemTime,
     /// As of the last look.
-    before: Before,
+    before: CounterBaseline,
     processor: Processor,
     shims: ShimSource,
-    order: Order,
+    order: EventOrder,
 }
 
-impl Watch {
+impl LeakWatch {
     /// One round of reading.
     fn round(&mut self) {
         let start = MonotonicNs::now();
@@ -130,7 +130,7 @@ impl Watch {
         let mut comments =
             vec![format!("{LOSS_PREFIX}{}", perfusion_pprof::loss::line_of_window(&since))];
         comments.extend(self.processor.estimator_comments());
-        let about = About {
+        let about = ProfileInfo {
             start: self.began_wall,
             duration: Duration::from_nanos(now.0.saturating_sub(self.began.0)),
             period_ns: 1,
@@ -154,9 +154,9 @@ impl Watch {
         &mut self,
         target: &Arc<ProcessHandle>,
         over: &Arc<AtomicBool>,
-        bounds: Bounds,
+        bounds: SurveyBounds,
         quiet: bool,
-    ) -> Held {
+    ) -> HoldersResult {
         const NOT_SAID: &str = "which objects are watched cannot be read";
         let before = self.shims.watched(self.pid).ok_or(NOT_SAID)?;
         let by_sample =
@@ -201,24 +201,24 @@ impl Watch {
         };
         let handles =
             handles.into_iter().map(|(place, handles)| (place, of_place(handles))).collect();
-        Ok(Holders { survey: held, handles })
+        Ok(LeakHolders { survey: held, handles })
     }
 }
 
 /// What a process was seen to have.
-struct Watched {
+struct LeakObservation {
     snapshots: Vec<Snapshot>,
-    holders: Option<Held>,
+    holders: Option<HoldersResult>,
     /// It ended soon after it was asked for a survey.
-    death: Option<Death>,
+    death: Option<DeathAfterRequest>,
 }
 
 /// Attaches to a process and looks at what is alive once a window.
-fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Watched, Error> {
+fn watch(pid: u32, options: &cli::LeaksArgs, quiet: bool) -> Result<LeakObservation, Error> {
     check_target(pid)?;
     let target = Arc::new(ProcessHandle::open(pid).map_err(|_| Error::NoProcess { pid })?);
     check_managed(&target)?;
-    let bounds = Bounds::from(options);
+    let bounds = SurveyBounds::from(options);
     if options.heap {
         check_surveyable(&target, &name::of(&target))?;
         held::check_headroom(&target, bounds)?;
@@ -226,7 +226,7 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Watched, Error> 
     let internal = |what| move |source| Error::Internal { what, source };
     attach::place::begin_sweep();
     // Only allocations are looked at.
-    let settings = Settings::new(Subscriptions {
+    let settings = ShimSettings::new(Subscriptions {
         exceptions: false,
         contention: false,
         ..Subscriptions::default()
@@ -260,19 +260,19 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Watched, Error> 
             judge::FEWEST_SNAPSHOTS
         ));
     }
-    let process = Awaited::new(pid);
+    let process = ExitPoller::new(pid);
     let began = Instant::now();
-    let mut watch = Watch {
+    let mut watch = LeakWatch {
         pid,
         began: MonotonicNs::now(),
         began_wall: SystemTime::now(),
-        before: Before::default(),
+        before: CounterBaseline::default(),
         processor,
         shims,
-        order: Order::default(),
+        order: EventOrder::default(),
     };
     // From the first moment on, in which nothing is seen yet.
-    let (mut snapshots, mut places) = (Vec::new(), Places::default());
+    let (mut snapshots, mut places) = (Vec::new(), AllocationSites::default());
     let (mut next, mut window) = (Duration::ZERO, options.window);
     let (mut is_gone, mut looked) = (false, began);
     loop {
@@ -311,7 +311,7 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Watched, Error> 
         ));
     }
     // The verdicts are known, whatever becomes of the survey.
-    let aftermath = Aftermath::of(&target, "a survey of its heap");
+    let aftermath = SurvivalCheck::of(&target, "a survey of its heap");
     let lived = process.is_running();
     let not_asked = |why: String| Err(NoHolders::NotAsked(why));
     let is_over = over.load(Ordering::Relaxed);
@@ -341,10 +341,10 @@ fn watch(pid: u32, options: &cli::Leaks, quiet: bool) -> Result<Watched, Error> 
         holders.survey.notes().iter().for_each(|note| tell(note));
     }
     // It was looked at each time, also where nothing was alive.
-    let processes: HashSet<Process> =
+    let processes: HashSet<NamedPid> =
         snapshots.iter().flat_map(|of| &of.processes).cloned().collect();
     for snapshot in &mut snapshots {
         snapshot.processes.clone_from(&processes);
     }
-    Ok(Watched { snapshots, holders, death })
+    Ok(LeakObservation { snapshots, holders, death })
 }

@@ -14,7 +14,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 
 /// What the helper does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Request<'a> {
+pub(super) enum HelperRequest<'a> {
     /// Connects to the diagnostics socket of the process that has this id and started then.
     Connect { pid: u32, start_ticks: u64, timeout: Duration },
     /// Makes a file of this name in the directory that comes with it.
@@ -27,7 +27,7 @@ const CONNECT: u8 = 1;
 const MAKE: u8 = 2;
 const REMOVE: u8 = 3;
 
-impl<'a> Request<'a> {
+impl<'a> HelperRequest<'a> {
     pub(super) fn bytes(&self) -> Vec<u8> {
         match self {
             Self::Connect { pid, start_ticks, timeout } => {
@@ -69,7 +69,7 @@ impl<'a> Request<'a> {
 
 /// What it answers; with `Done` comes what was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum HelperResponse {
     Done,
     NoSocket,
     WrongPeer(u32),
@@ -92,7 +92,7 @@ const STEPS: [&str; 9] = [
     "SO_PEERCRED",
 ];
 
-impl Answer {
+impl HelperResponse {
     pub(super) fn of(error: &IpcError) -> Self {
         match error {
             IpcError::NoSocket { .. } => Self::NoSocket,
@@ -139,7 +139,7 @@ impl Answer {
 
 #[cfg(test)]
 mod tests {
-    use super::{Answer, MESSAGE_BYTES, Request, STEPS, place};
+    use super::{HelperRequest, HelperResponse, MESSAGE_BYTES, STEPS, place};
     use proptest::{collection::vec, prelude::any, proptest};
     use rustix::io::Errno;
     use std::time::Duration;
@@ -148,16 +148,20 @@ mod tests {
     fn requests_and_answers_are_read_as_they_were_written() {
         let name = place::NAMING.fresh().unwrap();
         let timeout = Duration::from_millis(1234);
-        let connect = Request::Connect { pid: 7, start_ticks: 1 << 40, timeout };
-        for request in [connect, Request::Make(&name), Request::Remove(&name)] {
+        let connect = HelperRequest::Connect { pid: 7, start_ticks: 1 << 40, timeout };
+        for request in [connect, HelperRequest::Make(&name), HelperRequest::Remove(&name)] {
             assert!(request.bytes().len() <= MESSAGE_BYTES);
-            assert_eq!(Request::parse(&request.bytes()), Some(request));
+            assert_eq!(HelperRequest::parse(&request.bytes()), Some(request));
         }
-        let others =
-            [Answer::Done, Answer::NoSocket, Answer::WrongPeer(u32::MAX), Answer::TimedOut];
-        let failed = STEPS.map(|step| Answer::System(step, Errno::ACCESS));
+        let others = [
+            HelperResponse::Done,
+            HelperResponse::NoSocket,
+            HelperResponse::WrongPeer(u32::MAX),
+            HelperResponse::TimedOut,
+        ];
+        let failed = STEPS.map(|step| HelperResponse::System(step, Errno::ACCESS));
         for answer in others.into_iter().chain(failed) {
-            assert_eq!(Answer::parse(&answer.bytes()), Some(answer));
+            assert_eq!(HelperResponse::parse(&answer.bytes()), Some(answer));
         }
     }
 
@@ -165,11 +169,11 @@ mod tests {
         #[test]
         fn any_message_is_read_or_refused(bytes in vec(any::<u8>(), 0..MESSAGE_BYTES)) {
             // What has been read says the same again.
-            if let Some(request) = Request::parse(&bytes) {
-                assert_eq!(Request::parse(&request.bytes()), Some(request));
+            if let Some(request) = HelperRequest::parse(&bytes) {
+                assert_eq!(HelperRequest::parse(&request.bytes()), Some(request));
             }
-            if let Some(answer) = Answer::parse(&bytes) {
-                assert_eq!(Answer::parse(&answer.bytes()), Some(answer));
+            if let Some(answer) = HelperResponse::parse(&bytes) {
+                assert_eq!(HelperResponse::parse(&answer.bytes()), Some(answer));
             }
         }
     }
