@@ -2,9 +2,9 @@
 //! started with something that grows, while that grows, and at the ends of processes that the shim
 //! was loaded into.
 
-use perfusion_host::process::aftermath::{DeathAfterRequest, SOON, SurvivalCheck};
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::headroom::{Headroom, MemoryCgroups, OomKills, mib};
+use perfusion_host::process::survival::{DeathAfterRequest, SOON, SurvivalCheck};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

@@ -3,10 +3,10 @@
 use crate::input::Input;
 use perfusion_model::event::{MonotonicNs, ProbeWalk, UserContext, UserRegs, WalkEnd};
 use perfusion_model::frame::{FrameKey, Marker, ProcessId};
-use perfusion_unwind::finish::{self, CodeLookup, FrameRule, UnwindLimits};
 use perfusion_unwind::machine::TargetMachine;
 use perfusion_unwind::native::ALL;
 use perfusion_unwind::rule::{Cfa, FrameKind, Register, Rule, RuleRefusal, Saved};
+use perfusion_unwind::unwinder::{self, CodeLookup, FrameRule, UnwindLimits};
 use std::sync::Arc;
 
 /// Few enough that deep stacks are short.
@@ -91,7 +91,7 @@ fn run_on(machine: &TargetMachine, data: &[u8]) {
     };
     let limits = UnwindLimits { max_frames: MAX_FRAMES, address_mask: u64::MAX };
     let mut program = Program { steps, asked: 0, read: 0 };
-    let done = finish::walk_on(machine, &context, &mut program, limits);
+    let done = unwinder::walk_on(machine, &context, &mut program, limits);
 
     assert!(program.asked <= MAX_FRAMES + MAX_TRIED, "work is bounded");
     assert!(program.read <= 2 * (2 * MAX_FRAMES + MAX_PIECES), "so is what is read");
@@ -108,7 +108,7 @@ fn run_on(machine: &TargetMachine, data: &[u8]) {
         done.frames.iter().filter(|frame| **frame == FrameKey::Marker(Marker::Guessed)).count();
     assert_eq!(u32::try_from(guessed), Ok(done.guessed), "each guess is marked");
     assert_eq!(
-        finish::walk_on(machine, &context, &mut program, limits),
+        unwinder::walk_on(machine, &context, &mut program, limits),
         done,
         "the same context gives the same stack"
     );

@@ -1,7 +1,7 @@
 //! Waits for locks that another thread held: the runtime tells of the beginning and of the end,
 //! each on the thread that waits.
 
-use crate::thin::Downsampler;
+use crate::downsampler::Downsampler;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Of so many threads that wait at once, few share a slot: most processes' threads have ids that
@@ -68,7 +68,7 @@ pub fn level_for(level: u8, waited_ns: u64) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::{Contentions, SLOTS, level_for};
-    use crate::thin::Downsampler;
+    use crate::downsampler::Downsampler;
     use core::sync::atomic::AtomicU64;
 
     #[test]

@@ -4,6 +4,7 @@
 //! ClrEtwAll.man of dotnet/runtime).
 
 use crate::contention::{CONTENTIONS, level_for};
+use crate::downsampler::RingShare;
 use crate::exact::RuntimeHeap as _;
 use crate::instance::{EXCEPTIONS, Instance};
 use crate::live::{Handles as _, WatchOutcome};
@@ -12,7 +13,6 @@ use crate::repeat::mix;
 use crate::stack::{self, StackExtent};
 use crate::syscall;
 use crate::text::BoundedText;
-use crate::thin::RingShare;
 use core::sync::atomic::Ordering;
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::FEATURE_ALLOCATION_SAMPLED;

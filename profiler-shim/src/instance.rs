@@ -6,6 +6,7 @@
 use crate::code::CodeLifetimes;
 use crate::com::info::{Info, Mask, Provider};
 use crate::contention::Contentions;
+use crate::downsampler::{Downsampler, RingShare};
 use crate::gate::{EVERYTHING, Gate, UnloadOutcome};
 use crate::gc::Gc;
 use crate::live::{Live, SurveyResult};
@@ -15,7 +16,6 @@ use crate::region::Guard;
 use crate::repeat::{LastAllocations, LastEvents};
 use crate::syscall;
 use crate::text::BoundedText;
-use crate::thin::{Downsampler, RingShare};
 use crate::types::PendingTypes;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use profiler_protocol::counter::Counter;

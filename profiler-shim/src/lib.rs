@@ -20,6 +20,7 @@ compile_error!(
 pub mod code;
 pub mod com;
 pub mod contention;
+pub mod downsampler;
 pub mod event;
 pub mod exact;
 #[cfg(all(feature = "freestanding", not(test)))]
@@ -38,6 +39,5 @@ pub mod signature;
 pub mod stack;
 pub mod syscall;
 pub mod text;
-pub mod thin;
 pub mod types;
 mod vdso;

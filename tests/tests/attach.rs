@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use perfusion_dotnet::attach::policy::{self, AttachObstacle, DetectedRuntime as Kind};
-use perfusion_dotnet::attach::{AttachError, attach, ipc, launch, place};
+use perfusion_dotnet::attach::{AttachError, attach, ipc, launch, shim_copy};
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_model::event::{Event, EventKind, MonotonicNs, RegionId, ShimEvent};
 use perfusion_sources::shim::{ShimLimits, ShimSource};
@@ -806,7 +806,7 @@ fn a_tmpdir_of_somebody_else_is_not_used() {
         let target = ProcessHandle::open(app.pid()).unwrap();
         wait_until("its environment", DEADLINE, || target.environment("TMPDIR").ok().flatten())
             .unwrap();
-        let placed = place::place(&target, b"x").unwrap();
+        let placed = shim_copy::place(&target, b"x").unwrap();
         Path::new(placed.path()).parent().unwrap().to_owned()
     };
     assert_eq!(place_of(0), temporary);
@@ -821,10 +821,10 @@ fn the_sweep_reaches_other_mount_namespaces() {
     let root = PathBuf::from(format!("/proc/{}/root/tmp", app.pid()));
     let left = root.join(format!("{PREFIX}0123456789abcdef.so"));
     fs::write(&left, b"left by a crash").unwrap();
-    let placed = place::place(&ProcessHandle::open(app.pid()).unwrap(), b"in use").unwrap();
+    let placed = shim_copy::place(&ProcessHandle::open(app.pid()).unwrap(), b"in use").unwrap();
     let in_use = root.join(Path::new(placed.path()).file_name().unwrap());
     // Daemons of tests beside this one sweep, too: how many it removed itself says nothing.
-    place::sweep();
+    shim_copy::sweep();
     assert!(!left.exists() && in_use.exists());
     drop(placed);
     assert!(!in_use.exists());

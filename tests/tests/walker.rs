@@ -9,7 +9,7 @@ use perfusion_model::event::{Event, EventKind, ProbeWalk, UserContext, WalkEnd};
 use perfusion_model::frame::Marker;
 use perfusion_sources::kernel::rules::RuleCache;
 use perfusion_sources::kernel::{KernelOptions, KernelSelection, KernelSource};
-use perfusion_unwind::finish::{UnwindLimits, UnwoundStack};
+use perfusion_unwind::unwinder::{UnwindLimits, UnwoundStack};
 use system_tests::environment::{RECORD_NET9, begin_beside, record_on};
 use system_tests::{Runtime, Workload, on_runtimes, wait_until};
 

@@ -55,7 +55,7 @@ const ALONE: [(&str, &[&str]); 3] = [
 /// own what `ipc` and `place` ask it for, by their own functions. In the shim a callback of the
 /// runtime runs code that makes objects with callbacks.
 const CIRCLES: [(&str, &str); 3] = [
-    ("perfusion-dotnet", "attach: helper, ipc, place, trusted"),
+    ("perfusion-dotnet", "attach: helper, ipc, shim_copy, trusted"),
     ("profiler-shim", "the crate: com, event, exact, instance, method, recorder, service"),
     ("profiler-shim", "com: callback, exact, object, vtable"),
 ];

@@ -16,12 +16,12 @@
 pub mod chance;
 pub mod collecting;
 pub mod collections;
+pub mod exceptions_and_contentions;
 pub mod heap;
-pub mod incident_totals;
-pub mod incidents;
 pub mod interval;
 pub mod pool;
 pub mod recent;
+pub mod runtime_counts;
 pub mod runtime_wait;
 pub mod threads;
 pub mod wait_reason;

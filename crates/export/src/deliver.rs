@@ -1,16 +1,18 @@
 //! The way from a spool to a receiver that may be away: one thread that sends, waits when it is
 //! told to, longer each time, and never in the way of the profiler. A request that waits is passed
-//! by others; which goes next is said in [`turns`](super::turns). Every request ends as one of:
-//! sent, given up and counted by its cause, lost in the spool, split into smaller ones, or still
-//! waiting.
+//! by others; [`request_scheduler`](super::request_scheduler) chooses the next one. Every request
+//! ends as one of: sent, given up and counted by its cause, lost in the spool, split into smaller
+//! ones, or still waiting.
 
+use super::accepted_sizes::{AcceptedSizes, RequestSize, SHORT_BYTES};
 use super::age::Now;
+use super::failure_states::{self, CauseSum, DeliveryEvent, Ends, States};
 use super::file::FileError;
-use super::sizes::{AcceptedSizes, RequestSize, SHORT_BYTES};
+use super::request_scheduler::{
+    FailureCause, LengthClass, NextSend, RequestScheduler, SendFailure, wait,
+};
 use super::spool::{self, Item, ItemKind, Spool, SpoolLimits, Taken, group_of};
-use super::states::{self, CauseSum, DeliveryEvent, Ends, States};
-use super::turns::{FailureCause, LengthClass, NextSend, RequestScheduler, SendFailure, wait};
-use perfusion_host::leftover;
+use perfusion_host::locked_files;
 use perfusion_host::priority;
 use perfusion_pprof::split::PartBounds;
 use std::collections::HashMap;
@@ -249,7 +251,7 @@ impl DeliveryState {
 
     fn event(&mut self, sink: &str, event: DeliveryEvent<'_>) {
         self.states.event(event, Instant::now());
-        states::say(sink, self.states.lines());
+        failure_states::say(sink, self.states.lines());
     }
 
     /// What is to be sent now, or until when there is nothing; for ever where that is none.
@@ -280,7 +282,7 @@ impl DeliveryState {
             Err(error) => {
                 self.figures.reads_failed += 1;
                 let failures = self.unread.0.saturating_add(1);
-                let until = now + wait(failures, None, leftover::random().unwrap_or_default());
+                let until = now + wait(failures, None, locked_files::random().unwrap_or_default());
                 self.unread = (failures, Some(until));
                 let (reason, ends) = (error.to_string(), Ends::WhenTaken);
                 let then = "it is tried again";
@@ -304,7 +306,7 @@ impl DeliveryState {
     /// What the receiver answered.
     fn answered(&mut self, sink: &str, taken: &Taken, verdict: SendOutcome, remote: &dyn Remote) {
         let Taken { item, payload } = taken;
-        let (now, chance) = (Instant::now(), leftover::random().unwrap_or_default());
+        let (now, chance) = (Instant::now(), locked_files::random().unwrap_or_default());
         let service = self.name_of(*item, payload, remote);
         let failure = SendFailure { age: age(*item), ..SendFailure::default() };
         match verdict {
@@ -335,7 +337,7 @@ impl DeliveryState {
                     self.states.event(event, now);
                 }
                 self.states.taken(&service, now);
-                states::say(sink, self.states.lines());
+                failure_states::say(sink, self.states.lines());
             }
             SendOutcome::TooLarge(reason) => {
                 self.turns.judged(*item);
@@ -650,7 +652,7 @@ impl Delivery {
     pub fn figures(&self) -> DeliveryCounters {
         let mut state = self.shared.lock();
         state.states.look(Instant::now());
-        states::say(&self.shared.sink, state.states.lines());
+        failure_states::say(&self.shared.sink, state.states.lines());
         DeliveryCounters { lost: state.spool.lost(), ..state.figures }
     }
 
@@ -682,7 +684,7 @@ impl Delivery {
             thread.join().ok();
             let mut state = self.shared.lock();
             state.states.close(Instant::now());
-            states::say(&self.shared.sink, state.states.lines());
+            failure_states::say(&self.shared.sink, state.states.lines());
         }
     }
 }

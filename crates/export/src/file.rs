@@ -1,6 +1,6 @@
 //! Files that appear whole or not at all: written to a new file beside the target, synced, renamed.
 
-use perfusion_host::leftover::{self, LockedFileName};
+use perfusion_host::locked_files::{self, LockedFileName};
 use rustix::fs::{
     Advice, AtFlags, CWD, Mode, OFlags, fadvise, fsync, openat, renameat, statvfs, unlinkat,
 };
@@ -164,7 +164,7 @@ pub fn remove(path: &Path) -> io::Result<()> {
 pub fn sweep(directory: &Path) {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     if let Ok(listed) = openat(CWD, directory, flags, Mode::empty()) {
-        leftover::sweep(&listed, NAMING, &[geteuid().as_raw()], |name| {
+        locked_files::sweep(&listed, NAMING, &[geteuid().as_raw()], |name| {
             unlinkat(&listed, name, AtFlags::empty())
         });
     }
@@ -286,7 +286,7 @@ impl NewFile {
                 name: Some(name),
                 file: file.into(),
             };
-            match leftover::hold(&new.file) {
+            match locked_files::hold(&new.file) {
                 Ok(false) => {}
                 // On a file system without locks nobody can sweep either: it asks for the lock,
                 // too.

@@ -6,14 +6,14 @@
 //! A [`Client`] posts to a receiver, with a deadline for all of it and an answer of bounded length;
 //! a [`Peer`] hands an answer over as it comes.
 
-use super::words;
+use super::error_text;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{HOST, HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue, USER_AGENT};
 use hyper::rt::Executor;
 use hyper::{Method, Request, Uri};
 use hyper_util::rt::TokioIo;
-use perfusion_host::leftover;
+use perfusion_host::locked_files;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
@@ -144,7 +144,7 @@ pub enum HttpError {
          or "))]
     NoAuthorities,
     /// A certificate, ours or theirs.
-    #[error("{}", words::of_tls(.0))]
+    #[error("{}", error_text::of_tls(.0))]
     Tls(#[from] rustls::Error),
     /// A header.
     #[error("header {name}: {source}")]
@@ -155,7 +155,7 @@ pub enum HttpError {
         source: InvalidHeaderValue,
     },
     /// No connection, or a handshake that failed.
-    #[error("{to}: {}", words::of_connection(source))]
+    #[error("{to}: {}", error_text::of_connection(source))]
     Connect {
         /// Host and port.
         to: String,
@@ -163,7 +163,7 @@ pub enum HttpError {
         source: io::Error,
     },
     /// The conversation failed.
-    #[error("{}", words::of_request(.0))]
+    #[error("{}", error_text::of_request(.0))]
     Http(#[from] hyper::Error),
     /// The request cannot be written as one.
     #[error("HTTP: {0}")]
@@ -361,7 +361,7 @@ impl Peer {
             lookup_host((host, port)).await.map_err(failed)?.collect();
         // One that accepts and then says nothing is not in the way of the next attempt.
         let chance =
-            usize::try_from(leftover::random().unwrap_or_default() >> 32).unwrap_or_default();
+            usize::try_from(locked_files::random().unwrap_or_default() >> 32).unwrap_or_default();
         let first = chance.checked_rem(addresses.len()).unwrap_or_default();
         addresses.rotate_left(first);
         let stream = connect(&addresses, until).await.map_err(failed)?;

@@ -7,10 +7,13 @@
 //! sends over a network first writes the profile to its spool and sends from another thread. So a
 //! profile that waits for a receiver is on disk, not in memory.
 
+pub mod accepted_sizes;
 pub mod age;
 pub mod counts;
 pub mod deliver;
 pub mod directory;
+pub mod error_text;
+pub mod failure_states;
 pub mod file;
 pub mod http;
 pub mod lock;
@@ -19,13 +22,10 @@ pub mod otlp;
 pub mod parts;
 pub mod pyroscope;
 pub mod receiver;
+pub mod request_scheduler;
 #[cfg(feature = "object-storage")]
 pub mod s3;
-pub mod sizes;
 pub mod spool;
-pub mod states;
-pub mod turns;
-pub mod words;
 
 use self::deliver::SpoolBacklog;
 use self::parts::SinkSignals;

@@ -3,8 +3,8 @@
 //! like.
 
 use super::deliver::{DeliveryCounters, LazyDelivery, SpoolBacklog};
+use super::failure_states::{DeliveryEvent, Ends};
 use super::spool::ItemKind;
-use super::states::{DeliveryEvent, Ends};
 use super::{EncodePermit, FinishedProfile, Packed, SinkError};
 use perfusion_pprof::PprofError;
 use perfusion_pprof::proto::{Profile, Sample};

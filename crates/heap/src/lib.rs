@@ -7,9 +7,9 @@
 pub mod collect;
 pub mod dominators;
 pub mod graph;
-pub mod held;
 pub mod memory_plan;
 pub mod paths;
 pub mod read_ahead;
+pub mod retained;
 pub mod text;
 pub mod walk;

@@ -6,7 +6,7 @@
 
 pub mod cpus;
 pub mod io_priority;
-pub mod leftover;
+pub mod locked_files;
 pub mod pods;
 pub mod priority;
 pub mod process;

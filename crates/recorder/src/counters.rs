@@ -84,7 +84,7 @@ counters! {
 #[cfg(test)]
 mod tests {
     use super::DAEMON;
-    use crate::loss::{add, daemon_counters, window_counters};
+    use crate::counter_values::{add, daemon_counters, window_counters};
     use crate::processor::Processor;
     use perfusion_aggregate::window::{Window, WindowLimits};
     use perfusion_host::process::ProcessTable;

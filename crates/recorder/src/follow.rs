@@ -3,8 +3,8 @@
 //! on one thread beside the recording and looks a few times a second.
 
 use super::RecordingHandle;
-use perfusion_dotnet::attach::place;
 use perfusion_dotnet::attach::policy::{AttachObstacle, DetectedRuntime, Inspection, inspect};
+use perfusion_dotnet::attach::shim_copy;
 use perfusion_dotnet::attach::workers;
 use perfusion_dotnet::attach::{AttachError, attach_until};
 use perfusion_host::process::handle::ProcessHandle;
@@ -187,7 +187,7 @@ impl FollowerThread {
                 }
             }
             complete.get_or_init(Instant::now);
-            place::remove_those_of_the_dead();
+            shim_copy::remove_those_of_the_dead();
             // The pipeline forgets for a while whatever it is not sure of.
             self.looked_at
                 .retain(|&known, _| present.contains(&known) || program(known.0) == Some(known));

@@ -4,23 +4,23 @@
 //! [`processor`] does the rest. `processor::cut` closes a window. docs/architecture.md says why
 //! there are two threads. `record`, `dump`, `leaks` and the daemon use this crate alike.
 
-mod asked;
 pub mod backlog;
 pub mod collector;
 pub mod commands;
 mod cost_attribution;
+pub mod counter_values;
 pub mod counters;
 pub mod follow;
-mod former;
 pub mod heartbeat;
-pub mod loss;
 pub mod names;
 mod naming;
+mod pre_attach_names;
 pub mod processor;
+mod question_times;
 mod rate_controller;
+mod retired_programs;
 mod starts;
 pub mod trim;
-mod untold;
 
 use backlog::EventBacklog;
 use collector::{CollectorBatch, EventCollector, KernelTotals};
@@ -35,7 +35,7 @@ use perfusion_model::event::{MonotonicNs, ThreadSnapshot};
 use perfusion_sources::SourceRates;
 use perfusion_sources::kernel::KernelSource;
 use perfusion_sources::kernel::rules::RuleCache;
-use perfusion_sources::kernel::spans::SpanMap;
+use perfusion_sources::kernel::span_map::SpanMap;
 use perfusion_sources::kernel::threads::{ConfirmedThreads, ThreadScan as ThreadLook, ThreadTable};
 use perfusion_sources::shim::ShimSource;
 use perfusion_symbolize::kernel::{ReadAhead, WakeSites};
@@ -638,8 +638,8 @@ impl ProcessorThread {
     fn hand_on(&mut self, window: &Window, totals: WindowTotals, is_last: bool) {
         let WindowTotals { at: ended, wall: ended_wall, rates, mut counters } = totals;
         counters.extend(self.own_counters());
-        let of_window = loss::window_counters(window);
-        loss::add(&mut self.of_windows, &of_window);
+        let of_window = counter_values::window_counters(window);
+        counter_values::add(&mut self.of_windows, &of_window);
         counters.extend(of_window);
         if let Some((take, began)) = &mut self.take {
             let began = std::mem::replace(began, ended);
@@ -658,7 +658,7 @@ impl ProcessorThread {
     }
 
     fn own_counters(&self) -> Vec<(String, u64)> {
-        let mut counters = loss::daemon_counters(&self.processor);
+        let mut counters = counter_values::daemon_counters(&self.processor);
         let lost = self.rules.as_ref().map_or(0, RuleCache::refused)
             + self.spans.as_ref().map_or(0, SpanMap::refused);
         counters.push(("lessons_lost".to_owned(), lost));
@@ -678,7 +678,7 @@ impl ProcessorThread {
         all.append(&mut counters);
         self.hand_on(&window, WindowTotals { at, wall, rates, counters: all.clone() }, true);
         all.extend(self.own_counters());
-        all.extend(loss::window_counters(&window));
+        all.extend(counter_values::window_counters(&window));
         RecordingResult { processor: self.processor, window, counters: all, ended: at }
     }
 }

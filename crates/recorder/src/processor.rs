@@ -4,31 +4,33 @@
 pub mod cut;
 
 use self::cut::{LivenessAtCut, WindowRotation};
-use super::asked::QuestionTimes;
 use super::cost_attribution::CostAttribution;
-use super::former::{RetiredProgram, RetiredPrograms};
 use super::names::{ThreadNames, comm_text};
 use super::naming;
+use super::pre_attach_names::PreAttachNames;
+use super::question_times::QuestionTimes;
+use super::retired_programs::{RetiredProgram, RetiredPrograms};
 use super::starts::ThreadStarts;
-use super::untold::PreAttachNames;
 use foldhash::{HashMap, HashMapExt as _};
 use perfusion_aggregate::chance::Chances;
 use perfusion_aggregate::collecting::CollectingThreads;
 use perfusion_aggregate::collections::{CollectionKind, GarbageCollections};
+use perfusion_aggregate::exceptions_and_contentions::{
+    ExceptionsAndContentions, LockWait, RuntimeEventSite, Throw,
+};
 use perfusion_aggregate::heap::SampledAllocations;
-use perfusion_aggregate::incident_totals::RuntimeCounts;
-use perfusion_aggregate::incidents::{ExceptionsAndContentions, LockWait, RuntimeEventSite, Throw};
 use perfusion_aggregate::pool::Pools;
+use perfusion_aggregate::runtime_counts::RuntimeCounts;
 use perfusion_aggregate::runtime_wait::{LockEvents, RuntimeWaits};
 use perfusion_aggregate::threads::{ThreadAccounts, WaitReason};
 use perfusion_aggregate::wait_reason;
-use perfusion_dotnet::attach::place;
+use perfusion_dotnet::attach::shim_copy;
 use perfusion_host::pods::Pods;
 use perfusion_host::process::ProcessTable;
 use perfusion_host::process::container::ContainerIdentity;
 use perfusion_host::process::service::ServiceNames;
-use perfusion_host::process::spans::ThreadContextSchedule;
 use perfusion_host::process::table::ProcessStatus;
+use perfusion_host::process::thread_contexts::ThreadContextSchedule;
 use perfusion_model::event::WakeOrigin;
 use perfusion_model::event::{
     Allocation, Event, EventKind, MethodBody, MonotonicNs, OffCpuThread, RegionId, Rename,
@@ -49,7 +51,7 @@ use perfusion_symbolize::kernel::WakeSites;
 use perfusion_symbolize::types::{ModuleLabels, TypeName, TypeNameTable};
 use perfusion_symbolize::wait_functions::WaitFunctions;
 use perfusion_symbolize::{Symbolizer, file_name};
-use perfusion_unwind::finish::UnwindLimits;
+use perfusion_unwind::unwinder::UnwindLimits;
 use profiler_protocol::record::NOT_NOW;
 use std::collections::{BTreeSet, HashSet};
 use std::sync::{Arc, OnceLock};
@@ -944,7 +946,7 @@ impl Processor {
             let FrameKey::Native { image, .. } = frame else { return None };
             let image = self.processes.image(image)?;
             let name = file_name(&image.path);
-            let file = StartFile::of(name, place::is_ours(name));
+            let file = StartFile::of(name, shim_copy::is_ours(name));
             let is_aot =
                 || thread.pid != thread.tid && comm.starts_with(".NET ") && image.is_native_aot();
             if file == Some(StartFile::Program) && is_aot() {
@@ -1244,7 +1246,7 @@ impl Processor {
 
     fn is_of_shim(&self, frame: FrameKey) -> bool {
         let FrameKey::Native { image, .. } = frame else { return false };
-        self.processes.image(image).is_some_and(|image| place::is_ours(file_name(&image.path)))
+        self.processes.image(image).is_some_and(|image| shim_copy::is_ours(file_name(&image.path)))
     }
 
     /// What a thread's values are counted under.

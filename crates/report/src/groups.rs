@@ -3,8 +3,8 @@
 //! says how much that is per second, window after window.
 
 use super::ReportError;
+use super::merge::{WINDOW, is_of_moments};
 use super::stacks::{ProfileStacks, ProfileView, ViewedSamples};
-use super::together::{WINDOW, is_of_moments};
 use super::top::{NO_DURATION, TableOptions, TopTable};
 use perfusion_model::text::clean;
 use perfusion_model::units::{human, percent};

@@ -21,16 +21,17 @@ pub mod folded;
 mod foreign;
 pub mod groups;
 pub mod leaks;
+pub mod merge;
 #[cfg(test)]
 mod odd;
 pub mod stacks;
 pub mod survey_diff;
 pub mod survey_profile;
-pub mod together;
 pub mod top;
 mod tree;
 pub mod types;
 
+use merge::{ProfileMerger, WindowLengths};
 use perfusion_dotnet::exact::{self, ExactAccount, path_beside};
 use perfusion_pprof::proto::Profile;
 use perfusion_pprof::{PprofError, read};
@@ -40,7 +41,6 @@ use std::fs::File;
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
-use together::{ProfileMerger, WindowLengths};
 
 /// Largest file read.
 const MAX_FILE_BYTES: u64 = 1 << 30;

@@ -8,10 +8,10 @@
 //! wait is the doing of the functions that waited: who ended it has no part in the table.
 
 use super::ReportError;
+use super::merge::{WindowLengths, is_of_moments};
 use super::stacks::{
     CodeKind, ProfileStacks, ProfileView, ReportFrame, SignedTotal, ViewedSamples,
 };
-use super::together::{WindowLengths, is_of_moments};
 use perfusion_aggregate::pool::STARVATION;
 use perfusion_model::text::clean;
 use perfusion_model::units::{human, percent};

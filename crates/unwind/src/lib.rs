@@ -8,12 +8,12 @@
 pub mod aarch64;
 pub mod eh_frame;
 pub mod encode;
-pub mod finish;
 pub mod machine;
 pub mod managed;
 pub mod native;
 pub mod rule;
 pub mod unwind_format;
+pub mod unwinder;
 #[cfg(test)]
 mod walkers;
 pub mod x86_64;

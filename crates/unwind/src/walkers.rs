@@ -3,9 +3,9 @@
 
 use super::aarch64::AARCH64;
 use super::encode::encode;
-use super::finish::{CodeLookup, FrameRule, UnwindLimits, UnwoundStack, walk_on};
 use super::machine::TargetMachine;
 use super::rule::{Cfa, FrameKind, Register, Rule, RuleRefusal, Saved};
+use super::unwinder::{CodeLookup, FrameRule, UnwindLimits, UnwoundStack, walk_on};
 use super::x86_64::X86_64;
 use ebpf_common::key::WalkState;
 use ebpf_common::rule::{PC, SP};

@@ -5,7 +5,7 @@ use super::output::unless_closed;
 use crate::cli::exit;
 use crate::error::Error;
 use perfusion_artefacts as embedded;
-use perfusion_dotnet::attach::place::place_for_start;
+use perfusion_dotnet::attach::shim_copy::place_for_start;
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::system_limits::{
     MANY_OPEN_FILES, explain, needed_open_files, raise_open_files,

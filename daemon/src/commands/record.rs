@@ -116,7 +116,7 @@ pub fn record(options: &RecordArgs, quiet: bool) -> Result<u8, Error> {
     for limit in &limits {
         say.line(&format!("{}{limit}", perfusion_pprof::LIMITED));
     }
-    attach::place::begin_sweep();
+    attach::shim_copy::begin_sweep();
     let settings = ShimSettings::new(wishes(options))
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?
         .forced(options.force);

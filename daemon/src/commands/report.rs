@@ -6,8 +6,8 @@ use crate::error::{Error, say};
 use perfusion_export::file;
 use perfusion_model::units::counted;
 use perfusion_report::exact_summary;
+use perfusion_report::merge::{WINDOW, WindowLengths};
 use perfusion_report::stacks::{ProfileStacks, ProfileView};
-use perfusion_report::together::{WINDOW, WindowLengths};
 use perfusion_report::{self, ReportError, collections, flame, folded, groups, top, types};
 
 /// `perfusion report`.

@@ -12,9 +12,9 @@ use crate::config::{AttachConfig, AttachPolicy};
 use crate::kubernetes::PodSource;
 use crate::memory_guard::AttachedProcesses;
 use perfusion_dotnet::attach::AttachError;
-use perfusion_dotnet::attach::place;
 use perfusion_dotnet::attach::policy::OPT_OUT;
 use perfusion_dotnet::attach::policy::opted_out;
+use perfusion_dotnet::attach::shim_copy;
 use perfusion_dotnet::attach::workers::{self, AttachOutcome, AttachWorkers};
 use perfusion_host::priority;
 use perfusion_host::process::container::home;
@@ -184,7 +184,7 @@ impl AttacherLoop {
             self.reasons.retain(|known, _| self.known.contains_key(known));
             self.told.retain(|program, _| alive.contains(program));
             self.changed.retain(|program, _| alive.contains(program));
-            place::remove_those_of_the_dead();
+            shim_copy::remove_those_of_the_dead();
             for death in
                 self.attached.take_deaths().iter().filter(|death| death.killed_in.is_some())
             {

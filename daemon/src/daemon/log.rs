@@ -6,7 +6,7 @@ use super::nonblocking_writer::NonblockingWriter;
 use crate::config::{LogConfig as Options, LogFormat, LogLevel};
 use crate::error::Error;
 use crate::log_filter;
-use perfusion_export::states::SAID;
+use perfusion_export::failure_states::SAID;
 use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, IsTerminal as _, Write as _};

@@ -6,7 +6,7 @@
 
 pub mod attach_coverage;
 pub mod attacher;
-mod behind;
+mod backlog_trend;
 pub mod cgroup_limits;
 pub mod control;
 pub mod cost;
@@ -134,7 +134,7 @@ fn run(sources: ValueSources, config: Config, log: &DaemonLog) -> Result<u8, Err
     {
         tracing::warn!(%limit, "limited");
     }
-    attach::place::begin_sweep();
+    attach::shim_copy::begin_sweep();
     let settings = ShimSettings::new(config.recording.wishes())
         .map_err(|source| Error::Internal { what: "random number", source: source.into() })?;
     raise_open_files();

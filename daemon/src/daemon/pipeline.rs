@@ -5,7 +5,7 @@ use super::cost::daemon_cpu;
 use super::sink_worker::SinkStatus;
 use super::state::DaemonState;
 use perfusion_export::deliver::SpoolBacklog;
-use perfusion_export::states::CauseSum;
+use perfusion_export::failure_states::CauseSum;
 use serde_json::{Map, Value, json};
 
 /// One document. Says nothing of single processes or files of its own accord: what a receiver

@@ -1,12 +1,12 @@
 //! One sink on a thread of its own, with windows that wait for it: a disk or mount that does not
 //! answer holds up nobody else's profiles.
 
-use super::behind::{self, BacklogChange, BacklogTrend};
+use super::backlog_trend::{self, BacklogChange, BacklogTrend};
 use super::queue::{NoWindow, WindowProfiles, WindowQueue};
 use perfusion_export::deliver::SpoolBacklog;
+use perfusion_export::failure_states::{self, DeliveryEvent, Ends, States};
 use perfusion_export::file::FileError;
 use perfusion_export::parts::SinkSignals;
-use perfusion_export::states::{self, DeliveryEvent, Ends, States};
 use perfusion_export::{Sink, SinkError};
 use perfusion_host::priority;
 use std::collections::BTreeMap;
@@ -357,7 +357,7 @@ impl SinkThread {
         let last = self.shared.state().last;
         let deadline = last.unwrap_or_else(|| Instant::now() + LAST);
         self.states.close(Instant::now());
-        states::say(self.sink.name(), self.states.lines());
+        failure_states::say(self.sink.name(), self.states.lines());
         self.timed(|sink| sink.close(deadline));
         self.publish();
         let mut state = self.shared.state();
@@ -407,7 +407,7 @@ impl SinkThread {
         }
         let sink = self.sink.name();
         self.states.look(Instant::now());
-        states::say(sink, self.states.lines());
+        failure_states::say(sink, self.states.lines());
         tracing::debug!(sink, profiles, failed, "window handed over");
         // Whatever was said of earlier ones.
         if failed > 0 && self.closing().is_some() {
@@ -440,14 +440,14 @@ impl SinkThread {
         match self.trend.window(u64::try_from(profiles).unwrap_or(u64::MAX), requests) {
             None => {}
             Some(BacklogChange::FallsBehind) => tracing::warn!(
-                target: states::SAID,
+                target: failure_states::SAID,
                 sink,
                 "falls behind: what waits for it has grown for {} windows, to {requests} requests \
                  of {bytes} bytes",
-                behind::WINDOWS
+                backlog_trend::WINDOWS
             ),
             Some(BacklogChange::CaughtUp) => tracing::info!(
-                target: states::SAID,
+                target: failure_states::SAID,
                 sink,
                 "has caught up: {requests} requests of {bytes} bytes wait"
             ),

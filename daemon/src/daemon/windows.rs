@@ -10,7 +10,7 @@ use perfusion_model::feature::{ExcludedFeatures, Feature};
 use perfusion_model::labels::{OTHER, SampleType};
 use perfusion_pprof::{self, ProfileInfo};
 use perfusion_recorder::ClosedWindow;
-use perfusion_recorder::loss::{self, CounterBaseline};
+use perfusion_recorder::counter_values::{self, CounterBaseline};
 use perfusion_sources::SourceRates;
 use perfusion_sources::kernel::rule_set::ServiceExclusions;
 use perfusion_sources::shim::AS_ASKED;
@@ -38,7 +38,7 @@ impl WindowEncoder {
     #[must_use]
     pub fn new(state: Arc<DaemonState>, out: WindowSender) -> Self {
         // These are of the whole process, the others of the recording that begins.
-        Self { state, out, before: CounterBaseline::of(loss::process_counters()) }
+        Self { state, out, before: CounterBaseline::of(counter_values::process_counters()) }
     }
 
     /// Encodes one window. What finds no room among those that wait for the sinks is dropped and

@@ -7,7 +7,7 @@ use super::KubernetesConfig;
 use super::object::{ApiFailure, KeptKeys, PodList, PodObject, WatchEventObject, WatchEventType};
 use crate::counts::DaemonCounters;
 use perfusion_export::http::{HttpError, Peer, PendingResponse, Version};
-use perfusion_host::leftover;
+use perfusion_host::locked_files;
 use perfusion_host::pods::Pods;
 use perfusion_host::priority;
 use serde::de::DeserializeOwned;
@@ -159,7 +159,7 @@ impl PodWatchLoop {
                 }
                 Err(error) => self.failed(&error),
             }
-            let spread = leftover::random().unwrap_or_default() % 1000;
+            let spread = locked_files::random().unwrap_or_default() % 1000;
             tokio::time::sleep(wait / 2 + wait.mul_f64(spread as f64 / 2000.0)).await;
             wait = (wait * 2).min(LONGEST_WAIT);
         }
@@ -205,7 +205,8 @@ impl PodWatchLoop {
     /// Hears of changes until the API server ends it.
     async fn watch(&mut self, peer: &Peer, version: &str) -> Result<(), ApiError> {
         self.counters.pod_watches.add(1);
-        let seconds = WATCH_SECONDS + leftover::random().unwrap_or_default() % WATCH_SPREAD_SECONDS;
+        let seconds =
+            WATCH_SECONDS + locked_files::random().unwrap_or_default() % WATCH_SPREAD_SECONDS;
         let path = format!(
             "/api/v1/pods?watch=1&allowWatchBookmarks=true&timeoutSeconds={seconds}&fieldSelector=spec.nodeName%3D{}&resourceVersion={}",
             self.node,

@@ -20,7 +20,7 @@ mod protocol;
 
 use self::protocol::{ASKING, HelperRequest, HelperResponse, MESSAGE_BYTES};
 use super::ipc::{self, IpcError};
-use super::place;
+use super::shim_copy;
 use perfusion_host::process::handle::ProcessHandle;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, StatxFlags, statx};
@@ -431,7 +431,7 @@ fn answer(request: &[u8], directory: Option<&OwnedFd>, answers: &OwnedFd) {
             (HelperRequest::parse(request), directory)
     {
         // On failure it is left to the next sweep.
-        place::remove_here(directory, name).ok();
+        shim_copy::remove_here(directory, name).ok();
     }
 }
 
@@ -444,10 +444,10 @@ fn perform(request: &[u8], directory: Option<&OwnedFd>) -> Result<Option<OwnedFd
                 .map_err(|error| HelperResponse::of(&error))
         }
         (Some(HelperRequest::Make(name)), Some(directory)) => {
-            place::make_here(directory, name).map(Some).map_err(file)
+            shim_copy::make_here(directory, name).map(Some).map_err(file)
         }
         (Some(HelperRequest::Remove(name)), Some(directory)) => {
-            place::remove_here(directory, name).map(|()| None).map_err(file)
+            shim_copy::remove_here(directory, name).map(|()| None).map_err(file)
         }
         _ => Err(file(Errno::INVAL)),
     }
@@ -522,8 +522,8 @@ fn wait(descriptor: &impl AsFd, timeout: Duration) -> bool {
 mod tests {
     use super::{
         HelperFailure, HelperRequest, HelperResponse, HelperSocket, MESSAGE_BYTES, MOST_OF_ONE,
-        MOST_REQUESTS, PendingRequests, RequestBlocker, SocketMessage, answer, pair, place,
-        receive, send, work,
+        MOST_REQUESTS, PendingRequests, RequestBlocker, SocketMessage, answer, pair, receive, send,
+        shim_copy, work,
     };
     use crate::attach::ipc::IpcError;
     use crate::attach::ipc::tests::{with_listener, with_peer};
@@ -608,7 +608,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let directory = std::fs::File::open(folder.path()).unwrap();
         let line = line();
-        let name = place::NAMING.fresh().unwrap();
+        let name = shim_copy::NAMING.fresh().unwrap();
         let made = line.file(&HelperRequest::Make(&name), &directory).unwrap();
         std::fs::File::from(made.unwrap()).write_all(b"library").unwrap();
         assert_eq!(std::fs::read(folder.path().join(&name)).unwrap(), b"library");
@@ -638,7 +638,7 @@ mod tests {
     fn a_file_that_was_made_too_late_is_taken_back() {
         let folder = tempfile::tempdir().unwrap();
         let directory = std::fs::File::open(folder.path()).unwrap();
-        let name = place::NAMING.fresh().unwrap();
+        let name = shim_copy::NAMING.fresh().unwrap();
         let (ours, theirs) = pair().unwrap();
         let soon = Instant::now() + Duration::from_millis(1);
         let asked =
@@ -732,7 +732,7 @@ mod tests {
         );
         let folder = tempfile::tempdir().unwrap();
         let directory = std::fs::File::open(folder.path()).unwrap();
-        line.file(&HelperRequest::Make(&place::NAMING.fresh().unwrap()), &directory).unwrap();
+        line.file(&HelperRequest::Make(&shim_copy::NAMING.fresh().unwrap()), &directory).unwrap();
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The environment with which a program loads the shim at its start, for `record -- CMD`. Children
 //! of the program inherit it.
 
-use super::place::{ShimCopy, ShimCopyError, place_for_start};
+use super::shim_copy::{ShimCopy, ShimCopyError, place_for_start};
 use super::{AttachError, class_id_text};
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_sources::shim::ShimSettings;

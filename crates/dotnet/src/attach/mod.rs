@@ -11,8 +11,8 @@ pub mod hresult;
 pub mod ipc;
 pub mod launch;
 pub mod no_socket;
-pub mod place;
 pub mod policy;
+pub mod shim_copy;
 mod trusted;
 pub mod wait;
 pub mod workers;
@@ -134,7 +134,7 @@ pub enum AttachError {
     },
     /// The library has no place.
     #[error(transparent)]
-    Place(Box<place::ShimCopyError>),
+    Place(Box<shim_copy::ShimCopyError>),
     /// The runtime does not say what it is: its process is stopped, or it stands still for a
     /// collection. Nothing else was asked of it, so it may be asked again.
     #[error(transparent)]
@@ -240,7 +240,7 @@ fn attach_library(
             why: AttachObstacle::TooOld(info.runtime_version),
         });
     }
-    let placed = place::place(&target, library)
+    let placed = shim_copy::place(&target, library)
         .map_err(|error| or_ended(AttachError::Place(Box::new(error))))?;
     let data = client_data(settings.owner);
     let request = AttachProfiler {

@@ -9,8 +9,8 @@
 
 use super::TypeEventRate;
 use crate::attach::ipc::RUNTIME_PROVIDER;
-use crate::attach::place::{self, TriedDirectories, UnusableDirectory};
-use perfusion_host::leftover::{self, LockedFileName};
+use crate::attach::shim_copy::{self, TriedDirectories, UnusableDirectory};
+use perfusion_host::locked_files::{self, LockedFileName};
 use perfusion_host::process::handle::ProcessHandle;
 use rustix::fs::{
     AtFlags, Dir, FlockOperation, Mode, OFlags, flock, fstat, mkdirat, openat, symlinkat, unlinkat,
@@ -71,7 +71,7 @@ impl StartupSession {
         let me = ProcessHandle::open(std::process::id()).map_err(|error| {
             StartupError::NoDirectory { tried: vec![("/proc/self".into(), error.into())] }
         })?;
-        for (path, made) in place::for_start(&me) {
+        for (path, made) in shim_copy::for_start(&me) {
             match made
                 .map_err(|why: UnusableDirectory| io::Error::other(why))
                 .and_then(|found| Self::make(&found, rate))
@@ -91,7 +91,7 @@ impl StartupSession {
         mkdirat(&parent, &name, Mode::RWXU)?;
         let made = openat(&parent, &name, flags, Mode::empty())?;
         let session = Self { parent, path: directory.join(&name), name, rate, directory: made };
-        if !leftover::hold(&session.directory)? {
+        if !locked_files::hold(&session.directory)? {
             return Err(Errno::WOULDBLOCK.into());
         }
         symlinkat("/dev/null", &session.directory, LINK)?;

@@ -22,7 +22,7 @@ use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, TE};
-use perfusion_host::leftover;
+use perfusion_host::locked_files;
 use perfusion_pprof::PprofError;
 use perfusion_pprof::stream::unpacked_bytes;
 use prost::Message as _;
@@ -209,8 +209,8 @@ impl Sink for Otlp {
 fn fresh_id() -> [u8; 16] {
     let mut id = [0; 16];
     let (left, right) = id.split_at_mut(8);
-    left.copy_from_slice(&leftover::random().unwrap_or_default().to_be_bytes());
-    right.copy_from_slice(&leftover::random().unwrap_or_default().to_be_bytes());
+    left.copy_from_slice(&locked_files::random().unwrap_or_default().to_be_bytes());
+    right.copy_from_slice(&locked_files::random().unwrap_or_default().to_be_bytes());
     id
 }
 

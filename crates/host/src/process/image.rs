@@ -2,9 +2,9 @@
 //! mapped, for whoever may write it could truncate it under us; every size it states is checked
 //! against the file and a cap.
 
+use super::byte_source::ByteSource;
 use super::guarded_io::ForeignFile;
 use super::pe::{Pe, PeView};
-use super::source::ByteSource;
 use object::elf;
 use object::endian::LittleEndian as LE;
 use object::pod;

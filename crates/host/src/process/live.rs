@@ -16,10 +16,10 @@ use perfusion_model::event::{BlockedThread, MonotonicNs, ProbeWalk, UserContext,
 use perfusion_model::frame::{FrameKey, ImageId, ProcessId};
 use perfusion_unwind::TargetMemory;
 use perfusion_unwind::encode::encode;
-use perfusion_unwind::finish::{CodeLookup, FrameRule, UnwindTrace};
 use perfusion_unwind::managed::{CODE_BYTES, JitBody, SearchBudget};
 use perfusion_unwind::native::NATIVE;
 use perfusion_unwind::rule::{FrameKind, Rule, RuleRefusal};
+use perfusion_unwind::unwinder::{CodeLookup, FrameRule, UnwindTrace};
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{ErrorKind, Read};

@@ -1,8 +1,8 @@
 //! A live view of processes: their epochs, mappings and mapped files. It finishes the stacks of
 //! their threads with the crate `unwind`. No symbols here.
 
-pub mod aftermath;
 pub mod budget;
+mod byte_source;
 pub mod container;
 mod counters;
 pub mod explain;
@@ -22,9 +22,9 @@ pub mod published;
 mod rule_update;
 pub mod seed;
 pub mod service;
-mod source;
-pub mod spans;
+pub mod survival;
 pub mod table;
+pub mod thread_contexts;
 pub mod thread_variable;
 
 pub use counters::ProcessTableCounters;

@@ -3,7 +3,7 @@
 //! section by section (`PAL_LOADLoadPEFile`, src/coreclr/pal/src/loader/module.cpp of
 //! dotnet/runtime), so that code of theirs is found by its offset in the program's file.
 
-use super::source::ByteSource;
+use super::byte_source::ByteSource;
 use perfusion_unwind::managed::{ExceptionDirectory, PeImage};
 use perfusion_unwind::native::NATIVE;
 use std::ops::Range;

@@ -16,7 +16,7 @@ use super::mapping::{FileKey, Mapping, MappingKind, Mappings, Replaced};
 use super::name::ProcessName;
 use super::published;
 use super::rule_update::{RuleUpdate, RuleUpdates};
-use super::spans::ThreadContextLookup;
+use super::thread_contexts::ThreadContextLookup;
 use super::thread_variable::ThreadVariable;
 use crate::process::handle::ProcessHandle;
 use crate::system_limits::share_of_open_files;
@@ -26,8 +26,8 @@ use ebpf_common::key::{
 use foldhash::{HashMap, HashMapExt as _};
 use perfusion_model::event::{Event, EventKind, MonotonicNs, ShimEvent, UserContext, WalkEnd};
 use perfusion_model::frame::{ImageId, Marker, ProcessId};
-use perfusion_unwind::finish::{UnwindLimits, UnwoundStack, walk_traced};
 use perfusion_unwind::rule::Rule;
+use perfusion_unwind::unwinder::{UnwindLimits, UnwoundStack, walk_traced};
 use serde::{Deserialize, Serialize};
 use std::collections::{HashSet, VecDeque};
 use std::hash::Hash;

@@ -2,8 +2,8 @@
 //! relocations by which the file itself finds them. Files come from profiled processes: every table
 //! is bounded, and what does not fit together has no variable.
 
+use super::byte_source::ByteSource;
 use super::image::{ExecutableImage, elf_header, program_headers};
-use super::source::ByteSource;
 use object::endian::LittleEndian as LE;
 use object::{elf, pod};
 
@@ -251,7 +251,7 @@ fn relocated(
 #[cfg(test)]
 pub(super) mod tests {
     use super::{MAX_RELOCATION_BYTES, ThreadVariable, TlsBlock, distance, find};
-    use crate::process::source::ByteSource;
+    use crate::process::byte_source::ByteSource;
     use object::elf;
     use perfusion_unwind::native::NATIVE;
 

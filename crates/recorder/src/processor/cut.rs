@@ -14,8 +14,10 @@ use crate::starts;
 use foldhash::{HashMap, HashMapExt as _};
 use perfusion_aggregate::chance::Chances;
 use perfusion_aggregate::collections::{CollectionKind, CollectionSum};
+use perfusion_aggregate::exceptions_and_contentions::{
+    self, ExceptionSum, LockWait, LockWaitSum, Throw,
+};
 use perfusion_aggregate::heap::{LiveObject, Site, Weight, age_bucket_seconds, count_bucket};
-use perfusion_aggregate::incidents::{self, ExceptionSum, LockWait, LockWaitSum, Throw};
 use perfusion_aggregate::pool;
 use perfusion_aggregate::runtime_wait::{self, LockEvents, RuntimeWaits};
 use perfusion_aggregate::threads::{StackOrMarker, ThreadRow, WaitStateKey, Waker};
@@ -643,7 +645,10 @@ fn named(labels: Labels, name: Option<Arc<str>>) -> Labels {
     }
 }
 
-fn place_labels(processor: &mut Processor, place: incidents::RuntimeEventSite) -> Labels {
+fn place_labels(
+    processor: &mut Processor,
+    place: exceptions_and_contentions::RuntimeEventSite,
+) -> Labels {
     let labels = processor.region_labels(place.region, Some(place.tid));
     named(labels, processor.name_then(place.region, place.tid, place.name))
 }

@@ -111,7 +111,7 @@ impl fmt::Display for NoHolders {
 #[derive(Debug)]
 pub struct LeakHolders {
     /// The survey, and what holds the objects in it.
-    pub survey: perfusion_heap::held::RetainedObjects,
+    pub survey: perfusion_heap::retained::RetainedObjects,
     /// The handles that watch those of each place; and how many watched one that lived, or another
     /// by then, and were given up before that was sure.
     pub handles: HashMap<AllocationSite, (Vec<u64>, usize)>,

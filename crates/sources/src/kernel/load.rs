@@ -3,7 +3,7 @@
 
 use super::btf::{self, Argument, BtfError, KernelBtf};
 use super::rule_set::RuleSet;
-use super::{KernelError, KernelOptions, KernelSelection, iter};
+use super::{KernelError, KernelOptions, KernelSelection, task_iterator};
 use aya::maps::MapError;
 use aya::programs::perf_event::{
     PerfEventConfig, PerfEventLinkId, PerfEventScope, SamplePolicy, SoftwareEvent,
@@ -96,7 +96,7 @@ pub(super) fn load(
         .chain(options.times_stages.then_some(NOTHING))
         .collect();
     let began = Instant::now();
-    let hooks = [&tracepoints[..], &[SAMPLER, iter::PROGRAM]].concat();
+    let hooks = [&tracepoints[..], &[SAMPLER, task_iterator::PROGRAM]].concat();
     let hooks: Vec<ProbeHook> =
         hooks.into_iter().map(|name| (name, program_of(name, loops))).collect();
     let mut answers = load_all(&mut bpf, &hooks, &types)?;
@@ -109,7 +109,7 @@ pub(super) fn load(
         program.attach().map_err(failed)?;
     }
     answer(SAMPLER)?.map_err(|source| KernelError::Program { name: SAMPLER, source })?;
-    let sleepers = answer(iter::PROGRAM)?;
+    let sleepers = answer(task_iterator::PROGRAM)?;
     Ok(LoadedProbes { bpf, sleepers, loops })
 }
 

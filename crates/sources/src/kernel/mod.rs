@@ -6,13 +6,13 @@ pub mod btf;
 mod cpus;
 pub mod decode;
 pub mod features;
-mod iter;
 mod load;
 mod maps;
 pub mod perf;
 pub mod rule_set;
 pub mod rules;
-pub mod spans;
+pub mod span_map;
+mod task_iterator;
 pub mod threads;
 
 use aya::Ebpf;
@@ -24,7 +24,6 @@ use ebpf_common::key::{RecordingStart, STATE_BLOCKED, STATE_DEAD, SchedulerAccou
 use ebpf_common::limits::{
     DEFAULT_MAX_PLACES, DEFAULT_MAX_THREADS, MAX_SELECTED_PROCESSES, MAX_STACK_COPY_BYTES,
 };
-use iter::TaskScanner;
 use load::LoadedProbes;
 use perfusion_host::cpus::CpusError;
 use perfusion_host::process::seed;
@@ -32,7 +31,7 @@ use perfusion_host::system_limits::{needed_open_files, raise_open_files};
 use perfusion_model::event::{Event, EventKind, MonotonicNs, ThreadSnapshot};
 use rule_set::RuleSet;
 use rules::RuleCache;
-use spans::SpanMap;
+use span_map::SpanMap;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::num::NonZeroU32;
@@ -40,6 +39,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use task_iterator::TaskScanner;
 use threads::{ProcessFilter, ThreadScan, ThreadTable, closed_times};
 
 /// Whose events are recorded. The probes decide it before any other work.

@@ -5,21 +5,21 @@
 pub mod counters;
 mod exact;
 pub mod finder;
-mod incidents;
 mod names;
+mod names_memory;
 mod namespace;
 mod reader;
 mod region;
 mod registry;
-mod share;
-mod starts;
+mod runtime_event_counts;
+mod start_hold;
 mod subscriptions;
-mod watched;
+mod watched_objects;
 
 use self::counters::ReaderTotals;
+use self::names_memory::NamesMemory;
 use self::reader::{BEAT_EVERY, ReadRound, RegionReader};
 use self::registry::{DetachStage, RecorderState, WatchedProcess};
-use self::share::NamesMemory;
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::memory::ProcessMemory;
 use perfusion_model::event::{Event, EventKind, MonotonicNs, RegionId};
@@ -30,13 +30,13 @@ use std::time::{Duration, Instant};
 
 pub use self::exact::ExactTableRegion;
 pub use self::exact::{ExactTable, ExactTables, OF_ONE_PROCESS, TABLES};
-pub use self::incidents::INCIDENT_COUNTERS;
 pub use self::region::RegionError;
-pub use self::starts::{HoldStarts, StartHold};
+pub use self::runtime_event_counts::INCIDENT_COUNTERS;
+pub use self::start_hold::{HoldStarts, StartHold};
 pub use self::subscriptions::{
     AS_ASKED, COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED, ShimSettings, Subscriptions,
 };
-pub use self::watched::{WatchedObject, same};
+pub use self::watched_objects::{WatchedObject, same};
 
 /// Live objects that are watched unless told otherwise.
 pub const LIVE_OBJECTS: u32 = 4_096;
@@ -257,7 +257,7 @@ impl ShimSource {
         let slots = process.readers.iter().filter_map(|reader| Some((reader.slots()?, reader.id)));
         let most = self.shared.limits.live_objects;
         let read: Vec<Vec<WatchedObject>> = slots
-            .map(|(at, region)| watched::read(&memory, at, most, region))
+            .map(|(at, region)| watched_objects::read(&memory, at, most, region))
             .collect::<Option<_>>()?;
         (!read.is_empty()).then(|| read.concat())
     }

@@ -2,7 +2,7 @@
 //! whole method, and an unload makes its code unknown again. Pure, and bounded whatever is asked or
 //! answered.
 
-use super::share::NamesMemory;
+use super::names_memory::NamesMemory;
 use profiler_protocol::record::NOT_NOW;
 use profiler_protocol::request::NEVER_SEEN;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};

@@ -5,10 +5,10 @@
 use super::ShimLimits;
 use super::counters::ReaderTotals;
 use super::names::NameRequests;
+use super::names_memory::NamesMemory;
 use super::namespace::{ClockOffset, NamespaceThreads};
 use super::region::{RegionKey, ShimRegion};
-use super::share::NamesMemory;
-use super::starts::StartHold;
+use super::start_hold::StartHold;
 use crate::shim::Subscriptions;
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_model::event::IncidentCounts;

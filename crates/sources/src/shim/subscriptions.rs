@@ -1,7 +1,7 @@
 //! What a recorder wishes to be told of by the shims, and what a shim is told of that when it is
 //! loaded.
 
-use perfusion_host::leftover;
+use perfusion_host::locked_files;
 use perfusion_model::feature::{ExcludedFeatures, Feature};
 use profiler_protocol::load::{self, OWNER_VARIABLE};
 use rustix::io::Errno;
@@ -104,7 +104,7 @@ impl ShimSettings {
     /// # Errors
     /// When the system has no random number.
     pub fn new(wishes: Subscriptions) -> Result<Self, Errno> {
-        Ok(Self { owner: load::number(leftover::random()?, wishes.bits()), force: false })
+        Ok(Self { owner: load::number(locked_files::random()?, wishes.bits()), force: false })
     }
 
     /// The same recorder's, with other wishes.

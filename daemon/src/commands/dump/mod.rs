@@ -222,7 +222,7 @@ impl Session {
 
 fn take(options: &cli::DumpArgs, quiet: bool) -> Result<ThreadDump, Error> {
     let pid = options.pid();
-    attach::place::begin_sweep();
+    attach::shim_copy::begin_sweep();
     // What waits for locks tell of the runtime's waiting function is of use.
     let settings =
         ShimSettings::new(Subscriptions { exceptions: false, ..Subscriptions::default() })

@@ -1,13 +1,13 @@
 //! What holds objects that weak handles watch: a survey for those few, of which `perfusion leaks`
 //! has seen where they were made.
 
-use super::telling::SurveyMessages;
+use super::survey_messages::SurveyMessages;
 use super::{check_surveyable, of_mib};
 use crate::cli;
 use crate::error::Error;
 use perfusion_dotnet::declared;
 use perfusion_heap::collect::{SurveyError, SurveySettings, planned, survey, unless_interrupted};
-use perfusion_heap::held::RetainedObjects;
+use perfusion_heap::retained::RetainedObjects;
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::name;
 use std::collections::HashSet;

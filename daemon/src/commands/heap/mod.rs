@@ -8,11 +8,11 @@
 //! Why the runtime's events and not the shim: docs/adr/0007-heap-by-events.md.
 
 pub mod held;
-mod telling;
+mod survey_messages;
 
 pub use perfusion_heap::collect::SurveyError;
 
-use self::telling::SurveyMessages;
+use self::survey_messages::SurveyMessages;
 use crate::cli;
 use crate::commands::target::{check_managed, check_target};
 use crate::end_signals::end_on_signal;
@@ -25,14 +25,14 @@ use perfusion_dotnet::declared;
 use perfusion_export::file;
 use perfusion_heap::collect::{SurveySettings, planned, survey, unless_interrupted};
 
-use perfusion_heap::held::{in_all, notes, pause};
 use perfusion_heap::memory_plan::MemoryPlan;
 use perfusion_heap::paths::RetentionPaths;
+use perfusion_heap::retained::{in_all, notes, pause};
 use perfusion_heap::text::SurveyFindings;
 use perfusion_heap::walk::HeapSurvey;
-use perfusion_host::process::aftermath::SurvivalCheck;
 use perfusion_host::process::handle::{MapLine, ProcessHandle};
 use perfusion_host::process::name;
+use perfusion_host::process::survival::SurvivalCheck;
 use perfusion_host::system_limits::raise_open_files;
 use perfusion_model::units::counted;
 use perfusion_pprof::{LOSS_PREFIX, NO_LOSS, PprofError, pack};

@@ -9,14 +9,14 @@ use crate::commands::target::{check_managed, check_target};
 use crate::end_signals::end_on_signal;
 use crate::error::{Error, say};
 use perfusion_dotnet::attach;
-use perfusion_host::process::aftermath::{DeathAfterRequest, SurvivalCheck};
 use perfusion_host::process::handle::ProcessHandle;
+use perfusion_host::process::survival::{DeathAfterRequest, SurvivalCheck};
 use perfusion_host::process::{ExitPoller, ProcessTable, name};
 use perfusion_host::system_limits::raise_open_files;
 use perfusion_model::event::MonotonicNs;
 use perfusion_pprof::proto::Profile;
 use perfusion_pprof::{self, LOSS_PREFIX, ProfileInfo};
-use perfusion_recorder::loss::{self, CounterBaseline};
+use perfusion_recorder::counter_values::{self, CounterBaseline};
 use perfusion_recorder::processor::Processor;
 use perfusion_report::leaks::series::stretches;
 use perfusion_report::leaks::snapshot::{AllocationSites, NamedPid, Snapshot};
@@ -124,7 +124,8 @@ impl LeakWatch {
     /// judged alike.
     fn look(&mut self) -> Result<Profile, Error> {
         let now = MonotonicNs::now();
-        let counters = [self.shims.counters(), loss::daemon_counters(&self.processor)].concat();
+        let counters =
+            [self.shims.counters(), counter_values::daemon_counters(&self.processor)].concat();
         let since = self.before.since(&counters, |_| false);
         let window = self.processor.close(now, &[]);
         let mut comments =
@@ -224,7 +225,7 @@ fn watch(pid: u32, options: &cli::LeaksArgs, quiet: bool) -> Result<LeakObservat
         held::check_headroom(&target, bounds)?;
     }
     let internal = |what| move |source| Error::Internal { what, source };
-    attach::place::begin_sweep();
+    attach::shim_copy::begin_sweep();
     // Only allocations are looked at.
     let settings = ShimSettings::new(Subscriptions {
         exceptions: false,

@@ -5,7 +5,7 @@
 //! So the others are scaled to it: what was told of one by one stays exact, and where chance chose,
 //! the parts keep their proportions. The numbers become whole without a change of the sum.
 
-use super::incidents::{ExceptionSum, LockWait, LockWaitSum, Throw};
+use super::exceptions_and_contentions::{ExceptionSum, LockWait, LockWaitSum, Throw};
 use perfusion_model::event::IncidentCounts;
 use perfusion_model::event::RegionId;
 use std::collections::HashMap;
@@ -128,7 +128,7 @@ fn fit<T: SumFields>(mut sums: Vec<&mut T>, total: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::incidents::RuntimeEventSite;
+    use super::super::exceptions_and_contentions::RuntimeEventSite;
     use super::*;
     use perfusion_model::labels::NameId;
     use perfusion_model::stack::StackId;

@@ -12,7 +12,7 @@
 
 use super::helper;
 use super::trusted;
-use perfusion_host::leftover::{self, LockedFileName};
+use perfusion_host::locked_files::{self, LockedFileName};
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_model::text::printable;
 use profiler_protocol::load::LOCK_PATH_BYTES;
@@ -368,7 +368,7 @@ fn write_locked(
     // From here on `placed` removes the file when it is dropped, on failure too.
     let mut placed =
         ShimCopy { directory, name, path: inside, locked: File::from(file), removes: true };
-    if !leftover::hold(&placed.locked).map_err(|e| UnusableDirectory::System("lock", e))? {
+    if !locked_files::hold(&placed.locked).map_err(|e| UnusableDirectory::System("lock", e))? {
         return Err(UnusableDirectory::System("lock", Errno::WOULDBLOCK));
     }
     placed.locked.write_all(library).map_err(|e| UnusableDirectory::System("write", errno(&e)))?;
@@ -475,8 +475,9 @@ pub fn sweep() -> usize {
             let Ok(status) = fstat(&directory) else { continue };
             // Processes of one container share their directories.
             if seen.insert((status.st_dev, status.st_ino, user)) {
-                removed +=
-                    leftover::sweep(&directory, NAMING, &owners, |name| remove(&directory, name));
+                removed += locked_files::sweep(&directory, NAMING, &owners, |name| {
+                    remove(&directory, name)
+                });
             }
         }
     }
@@ -490,7 +491,9 @@ fn sweep_starts() -> usize {
     let opened =
         all.iter().filter_map(|path| openat(rustix::fs::CWD, path, flags, Mode::empty()).ok());
     let swept = |directory: OwnedFd| {
-        leftover::sweep(&directory, NAMING, &[geteuid().as_raw()], |name| remove(&directory, name))
+        locked_files::sweep(&directory, NAMING, &[geteuid().as_raw()], |name| {
+            remove(&directory, name)
+        })
     };
     opened.map(swept).sum()
 }
@@ -501,7 +504,7 @@ mod tests {
         NAMING, UnusableDirectory, create_as, own_directory, place_in, remove,
         remove_those_of_the_dead, write_into,
     };
-    use perfusion_host::leftover;
+    use perfusion_host::locked_files;
     use perfusion_host::process::handle::ProcessHandle;
     use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
     use std::fs::{File, Permissions, read_dir, set_permissions};
@@ -531,7 +534,7 @@ mod tests {
         let directory = File::open(folder.path()).unwrap();
         let owners = [rustix::process::geteuid().as_raw()];
         let sweep =
-            || leftover::sweep(&directory, NAMING, &owners, |name| remove(&directory, name));
+            || locked_files::sweep(&directory, NAMING, &owners, |name| remove(&directory, name));
         assert_eq!(sweep(), 0);
         // As a crash would leave it: there, but no longer locked.
         std::fs::copy(held.path(), folder.path().join("perfusion-shim-0123456789abcdef.so"))

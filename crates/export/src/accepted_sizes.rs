@@ -2,7 +2,7 @@
 //! the configuration says. New requests are measured before compression; a limit may be of the
 //! bytes after it, so those are looked at, too.
 
-use super::turns::LengthClass;
+use super::request_scheduler::LengthClass;
 use perfusion_pprof::split::PartBounds;
 use std::time::{Duration, Instant};
 
