@@ -251,10 +251,6 @@ proptest! {
             }
         }
         consumer.drain(&mut scratch, Quota::RING, &mut |r| read.push(r.time_ns)).expect("an honest \
-             \
-             \
-             \
-             \
              peer");
         assert_eq!(written, read);
         assert_eq!(region.counter(Counter::RecordsWritten) + region.counter(Counter::RecordsDroppedFull), sizes.len() as u64);

@@ -348,10 +348,6 @@ fn pods_name_services_label_samples_and_opt_out_without_being_touched() {
     let url = format!("http://127.0.0.1:{}", server.listen());
     fs::write(node.scratch.path("token"), "not-the-token\n").unwrap();
     let selection = "selection: {only: [{namespace: shop}, {cgroup: /kubepods-pod99999999_*}]}\nattach: \
-         \
-         \
-         \
-         \
          {policy: all}\n";
     node.configure(&configuration(&node, &url, selection));
     let trace = node.scratch.path("trace");

@@ -149,10 +149,6 @@ fn collector(program: &str, scratch: &Scratch, grpc: u16, http: u16, to: u16) ->
          {{ protocols: {{ http: {{ endpoint: \"127.0.0.1:{http}\" }} }} }}\n\
          exporters:\n  otlp_http/grpc: {}\n  otlp_http/http: {}\n\
          service:\n  telemetry: {{ metrics: {{ level: none }} }}\n  pipelines:\n    profiles/grpc: \
-         \
-         \
-         \
-         \
          {{ receivers: [otlp/grpc], exporters: [otlp_http/grpc] }}\n    profiles/http: \
          {{ receivers: [otlp/http], exporters: [otlp_http/http] }}\n",
         exporter("grpc"),

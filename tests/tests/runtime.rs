@@ -308,10 +308,6 @@ fn compiling_is_on_the_threads_that_do_it(runtime: Runtime) {
     let compiled = profile.sum("cpu", |sample| of_role(sample) && in_compiler(sample)) as f64;
     println!(
         "{name}: {share:.2} of the thread's compiling in the compiler; in the background {:.0} ms, \
-         \
-         \
-         \
-         \
          {:.2} of it in the compiler",
         all / 1e6,
         compiled / all

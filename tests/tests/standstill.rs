@@ -42,22 +42,9 @@ impl Child {
     fn script(&self, runs: usize, wrapper: &str) -> String {
         format!(
             "echo ready >> {said}; n=0; while [ $n -lt {runs} ]; do until [ -e {go}.$n ]; do sleep \
-             \
-             \
-             \
-             \
              0.02; done; \
              s=$(date +%s%N); {wrapper} timeout -s KILL 60 {line} > {out}; rc=$?; e=$(date +%s%N); \
-             \
-             \
-             \
-             \
-             \
              echo \"took $(( (e - s) / 1000000 )) rc $rc $(grep -c done {out})\" >> {said}; n=$((n \
-             \
-             \
-             \
-             \
              + 1)); done",
             said = self.scratch.path("said").display(),
             go = self.scratch.path("go").display(),

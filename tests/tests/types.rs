@@ -25,10 +25,6 @@ const SHOWN: [(&str, Option<&str>); 8] = [
     ("Types.Ticket[,][]", Some("Types.Ticket[][,]")),
     (
         "System.Func<byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, \
-         \
-         \
-         \
-         \
          byte, byte, byte, Types.Ticket>[]",
         None,
     ),

@@ -116,10 +116,6 @@ mod tests {
             own_module(theirs),
             "module perfusion/apiserver\n\ngo 1.26.0\n\nrequire k8s.io/kubernetes \
              v1.36.3\n\nreplace k8s.io/api => k8s.io/api v0.36.3\nreplace k8s.io/kms => k8s.io/kms \
-             \
-             \
-             \
-             \
              v0.36.3\n"
         );
     }

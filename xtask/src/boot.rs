@@ -204,10 +204,6 @@ fn pack(paths: &WorkspacePaths, steps: &StepLog, folder: &Path, trial: &Trial) -
         .with_context(|| format!("{}: chmod", init.display()))?;
     let script = "set -e; tar -C \"$1\" --exclude=./var/cache/apt --exclude=./var/lib/apt/lists \
                   --exclude=./usr/share/doc -c . | gzip -1 > root.tar.gz; find . | cpio --quiet -o \
-         \
-         \
-         \
-         \
          -H newc > \"$2\"";
     let files = folder.join("files.cpio");
     output(

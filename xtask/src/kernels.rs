@@ -38,10 +38,6 @@ deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian
 deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] \
      http://deb.debian.org/debian-security bookworm-security main
 deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian trixie \
-     \
-     \
-     \
-     \
      main
 deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian sid \
      main
@@ -89,10 +85,6 @@ say doctor; /bin/perfusion doctor --json 2> /dev/null; say \"exit $?\"
 /bin/chain > /tmp/ready & pid=$!
 until /bin/busybox grep -q ready /tmp/ready; do /bin/busybox usleep 100000; done
 say confined; /bin/setpriv --bounding-set=-sys_resource /bin/perfusion doctor --json 2> /dev/null; \
-     \
-     \
-     \
-     \
      say \"exit $?\"
 say 'confined record'; /bin/setpriv --bounding-set=-sys_resource /bin/perfusion --quiet record \
      --pid $pid --duration 1s -o /tmp/c.pb.gz 2>&1; say \"exit $?\"

@@ -383,10 +383,6 @@ impl ProfileDirectory {
             self.no_room += 1;
             let found = format!(
                 "the file system has less free space than files.keep_free: {lacks} bytes less than \
-                 \
-                 \
-                 \
-                 \
                  it should, and all profiles here are {}",
                 self.bytes
             );
@@ -446,10 +442,6 @@ impl ProfileDirectory {
             // The files are there.
             self.index_broken = true;
             tracing::warn!(%error, "the index of profiles is out of date; it is written anew after \
-                 \
-                 \
-                 \
-                 \
                  this window");
         }
     }

@@ -137,10 +137,6 @@ pub enum HttpError {
     },
     /// Nobody to believe.
     #[error("no file with certificate authorities: expected {}, or one named in the configuration", AUTHORITIES.join(" \
-         \
-         \
-         \
-         \
          or "))]
     NoAuthorities,
     /// A certificate, ours or theirs.

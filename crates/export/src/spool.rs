@@ -136,10 +136,6 @@ impl Spool {
                     .is_some_and(|kind| SUFFIX.ends_with(&*kind.to_string_lossy()))
                 {
                     tracing::warn!(path = %entry.path().display(), "is no request of this version: \
-                         \
-                         \
-                         \
-                         \
                          it is not sent, and stays; remove it");
                 }
                 continue;

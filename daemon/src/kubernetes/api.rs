@@ -384,10 +384,6 @@ mod tests {
         assert_eq!(
             said,
             "the API server answers 403: pods is forbidden[31m (the service account needs list and \
-             \
-             \
-             \
-             \
              watch of pods: rbac in the chart)"
         );
         assert!(matches!(refused(410, String::new()), ApiError::Gone));

@@ -224,10 +224,6 @@ fn names(cells: &[Cell]) -> Vec<&'static str> {
 pub fn markdown(runtime: Runtime, cells: &[Cell]) -> anyhow::Result<String> {
     let mut text = format!(
         "\n| {runtime}, {} windows | objects: estimate / truth | in the interval | bytes: estimate \
-         \
-         \
-         \
-         \
          / truth | in the interval | samples |\n|---|---|---|---|---|---|\n",
         cells.len() / names(cells).len().max(1)
     );

@@ -79,10 +79,6 @@ fn shares_columns(shares: &Shares) -> String {
 fn stacks_table(entries: &[Entry], unit: &str, of: fn(&Measured) -> (&Shares, String)) -> String {
     let mut text = format!(
         "| workload | recorded | {unit} | complete % | exact % | wrong frames % | guessed frames % \
-         \
-         \
-         \
-         \
          | in the runtime % | unseen % |\n|---|---|---|---|---|---|---|---|---|\n"
     );
     for (entry, measured) in measured(entries) {
@@ -231,10 +227,6 @@ pub fn picture(measured: &Measured) -> String {
     for (what, shares) in [("CPU", &measured.on_cpu), ("waits", &measured.off_cpu)] {
         text += &format!(
             "    {what}: {:.0}; complete {} %, exact {} %, wrong frames {} %, guessed {} %, in the \
-             \
-             \
-             \
-             \
              runtime {} %\n",
             shares.total,
             optional(shares.percent(shares.complete), 1.0),

@@ -142,10 +142,6 @@ pub fn markdown(repetitions: &[Repetition], length: Duration) -> String {
         "\n## Downsampled waits\nA thread naps at two places, chosen by chance. One wait in 100 \
          keeps its stack (`--wait-stacks-one-in 100`). The figures are of {count} \
          recordings of {} s or more with {naps} naps each, mean. A kept wait stands for 100, and a \
-         \
-         \
-         \
-         \
          thread's estimates share its exact waiting time T. \
          Let w = 1/p and R be a place's share of the thread. The variance of its estimate T·R is \
          (T/Σwx)²·[(1−R)²·Σw(w−1)x² of its own kept waits x + \

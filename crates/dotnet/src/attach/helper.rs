@@ -90,10 +90,6 @@ pub fn part() -> io::Result<Option<Helper>> {
     if !sets.permitted.contains(CapabilitySet::DAC_READ_SEARCH) {
         tracing::warn!(
             "the daemon itself keeps CAP_DAC_OVERRIDE: it cannot read files of other users without \
-             \
-             \
-             \
-             \
              it, for want of CAP_DAC_READ_SEARCH; grant that, too"
         );
         return Ok(None);
@@ -101,10 +97,6 @@ pub fn part() -> io::Result<Option<Helper>> {
     if was_given_by_the_file() {
         tracing::warn!(
             "the daemon itself keeps CAP_DAC_OVERRIDE: the program's file gives it to whoever runs \
-             \
-             \
-             \
-             \
              it, so no helper would know for whom it works; \
              let a service manager give capabilities"
         );

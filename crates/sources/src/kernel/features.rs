@@ -119,10 +119,6 @@ pub enum FeatureError {
     /// Locked down.
     #[error(
         "{LOCKDOWN}: expected none or integrity, found confidentiality, in which eBPF may not read \
-         \
-         \
-         \
-         \
          memory; boot without lockdown=confidentiality"
     )]
     Lockdown,
@@ -137,10 +133,6 @@ pub enum FeatureError {
     },
     /// perf refused.
     #[error("perf_event_open: expected a descriptor, found {source} (kernel.perf_event_paranoid is \
-         \
-         \
-         \
-         \
          {paranoid}); {}", advice(.source, .paranoid))]
     Perf {
         /// What it answered.
@@ -208,10 +200,6 @@ pub enum FeatureLimit {
     /// Their diagnostics sockets.
     #[error(
         "without {} nothing is loaded into .NET processes of other users: no names, allocations or \
-         \
-         \
-         \
-         \
          live objects there",
         DAC_OVERRIDE.name
     )]
@@ -246,10 +234,6 @@ pub enum FeatureLimit {
     /// A kernel without `bpf_loop`.
     #[error(
         "Linux {release}: expected at least {}.{}, on which stacks are walked where they are; here \
-         \
-         \
-         \
-         \
          they are copied, which costs more, and of \
          those longer than --stack-kib (recording.stack_copy) the outer frames are missing, under \
          [truncated: stack copy ended]", WALKS.0, WALKS.1
