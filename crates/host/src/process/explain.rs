@@ -1,8 +1,10 @@
 //! By which rule an address is left, and where that rule comes from: what `perfusion inspect`
 //! shows. Answers come from the same look-up that walks use.
 
-use super::live::{CodeView, LiveProcess, RulePush, maps_text};
+use super::code_view::{CodeView, RulePush};
+use super::live::LiveProcess;
 use super::mapping::{Mapping, MappingKind, Mappings, MapsFields, parse_fields};
+use super::proc_maps::maps_text;
 use super::{ProcessError, ProcessTable, name};
 use crate::process::handle::ProcessHandle;
 use perfusion_model::event::Mmap;
@@ -174,11 +176,11 @@ impl ProcessTable {
         }
         let mut process = LiveProcess::new(ProcessId(u32::MAX), NOBODY, None, Arc::new(mappings));
         // The runtime's own library is looked at as in a process that runs it.
-        process.is_clr = name.ends_with("/libcoreclr.so");
-        process.images.insert((device, meta.ino()), image.ok());
-        self.live.insert(NOBODY, process);
+        process.space.is_clr = name.ends_with("/libcoreclr.so");
+        process.space.images.insert((device, meta.ino()), image.ok());
+        self.registry.live.insert(NOBODY, process);
         let explained = self.explain(NOBODY, address, exact);
-        self.live.remove(&NOBODY);
+        self.registry.live.remove(&NOBODY);
         explained
     }
 
@@ -190,10 +192,10 @@ impl ProcessTable {
     ) -> Result<AddressExplanation, ExplainError> {
         let pc = if exact { address } else { address.wrapping_sub(1) };
         let gone = ExplainError::Process(ProcessError::Gone { pid });
-        let process = self.live.get_mut(&pid).ok_or(gone)?;
-        let Some(mapping) = process.mappings.find(pc).cloned() else {
+        let process = self.registry.live.get_mut(&pid).ok_or(gone)?;
+        let Some(mapping) = process.space.mappings.find(pc).cloned() else {
             let place = match pid {
-                NOBODY => place_in_file(&process.mappings),
+                NOBODY => place_in_file(&process.space.mappings),
                 _ => {
                     let text = maps_text(pid)?;
                     let text = String::from_utf8_lossy(&text);
@@ -211,16 +213,16 @@ impl ProcessTable {
             images: &mut self.images,
             rules: &mut self.rules,
             counters: &mut self.counters,
-            lessons: &mut self.lessons,
+            updates: &mut self.updates,
             common: &mut self.common,
             now: Instant::now(),
-            teaching: RulePush::Off,
+            push: RulePush::Off,
             asleep: None,
         };
         let (frame, rule) = view.resolve(pc, exact);
         // Epilogues of managed code are looked for only at the next instruction to run.
         let table = matches!(frame, FrameKey::Managed { .. }).then(|| view.resolve(pc, false).1);
-        let image = process.images.get(&(mapping.device, mapping.inode)).copied().flatten();
+        let image = process.space.images.get(&(mapping.device, mapping.inode)).copied().flatten();
         let rva = image.and_then(|id| self.images.get(id)?.rva(mapping.file_offset_of(pc)));
         let path = match &*mapping.path {
             "" => "anonymous memory".into(),

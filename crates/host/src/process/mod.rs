@@ -1,10 +1,17 @@
 //! A live view of processes: their epochs, mappings and mapped files. It finishes the stacks of
 //! their threads with the crate `unwind`. No symbols here.
 
+mod address_space;
 pub mod budget;
 mod byte_source;
+mod cached_bodies;
+mod cached_steps;
+mod code_cache;
+mod code_view;
 pub mod container;
 mod counters;
+mod elf;
+mod elf_unwind;
 pub mod explain;
 pub mod guarded_io;
 pub mod handle;
@@ -12,13 +19,16 @@ pub mod headroom;
 pub mod hierarchy;
 pub mod image;
 pub mod images;
+mod interned_rules;
 mod live;
 pub mod managed_thread;
 pub mod mapping;
 pub mod memory;
 pub mod name;
 mod pe;
+mod proc_maps;
 pub mod published;
+mod pushed_rules;
 mod rule_update;
 pub mod seed;
 pub mod service;
@@ -26,6 +36,7 @@ pub mod survival;
 pub mod table;
 pub mod thread_contexts;
 pub mod thread_variable;
+mod walked_stacks;
 
 pub use counters::ProcessTableCounters;
 pub use image::{ExecutableImage, ImageError};

@@ -3,7 +3,8 @@
 //! is bounded, and what does not fit together has no variable.
 
 use super::byte_source::ByteSource;
-use super::image::{ExecutableImage, elf_header, program_headers};
+use super::elf::{elf_header, program_headers};
+use super::image::ExecutableImage;
 use object::endian::LittleEndian as LE;
 use object::{elf, pod};
 
