@@ -5,8 +5,9 @@
 //! it is back, and no call says so (no POLLHUP either; `perf_event_exit_cpu`,
 //! kernel/events/core.c). What shows is that the event's own clock stands still.
 
+use super::counters::ReceiveCounters;
 use super::perf::{PerfRing, RingError};
-use super::{KernelError, ReceiveCounters, decode, load};
+use super::{KernelError, decode, load};
 use aya::Ebpf;
 use aya::programs::perf_event::PerfEventLinkId;
 use decode::PerfRecord;

@@ -7,8 +7,9 @@
 //! no more events, not even its end. A selected process is forgotten when its first thread is
 //! reaped, and others may still be on their way off the CPU.
 
+use super::counters::ReceiveCounters;
 use super::rule_set::RuleSetFilter;
-use super::{KernelError, KernelSelection, ReceiveCounters};
+use super::{KernelError, KernelSelection};
 use aya::maps::{HashMap as BpfHashMap, Map, MapData};
 use ebpf_common::counter::Counter;
 use ebpf_common::key::{
