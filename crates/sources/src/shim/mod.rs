@@ -5,20 +5,27 @@
 pub mod counters;
 mod exact;
 pub mod finder;
+mod heartbeat;
+mod name_questions;
 mod names;
 mod names_memory;
 mod namespace;
+mod read_round;
 mod reader;
+mod record_decoder;
 mod region;
 mod registry;
 mod runtime_event_counts;
 mod start_hold;
 mod subscriptions;
+mod type_names;
 mod watched_objects;
 
 use self::counters::ReaderTotals;
+use self::heartbeat::BEAT_EVERY;
 use self::names_memory::NamesMemory;
-use self::reader::{BEAT_EVERY, ReadRound, RegionReader};
+use self::read_round::ReadRound;
+use self::reader::RegionReader;
 use self::registry::{DetachStage, RecorderState, WatchedProcess};
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::memory::ProcessMemory;
