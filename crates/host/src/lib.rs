@@ -5,7 +5,7 @@
 //! has. [`cpus`], [`system_limits`] and [`pods`] describe the machine and the node.
 
 pub mod cpus;
-pub mod io_priority;
+mod io_priority;
 pub mod locked_files;
 pub mod pods;
 pub mod priority;

@@ -235,7 +235,7 @@ pub fn open_files() -> u64 {
 /// How many files a cache may keep open that would keep `most`: with few descriptors its part of
 /// those that a recording does not need.
 #[must_use]
-pub fn share_of_open_files(most: usize) -> usize {
+pub(crate) fn share_of_open_files(most: usize) -> usize {
     let free = open_files().saturating_sub(needed_open_files());
     let share = free.saturating_mul(most as u64) / MANY_OPEN_FILES;
     usize::try_from(share).unwrap_or(usize::MAX).clamp(2, most.max(2))

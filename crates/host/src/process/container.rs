@@ -33,7 +33,7 @@ pub fn home(pid: u32) -> ContainerIdentity {
 
 /// A pod's uid in the text of `/proc/PID/cgroup`.
 #[must_use]
-pub fn pod_id(cgroup: &str) -> Option<String> {
+pub(crate) fn pod_id(cgroup: &str) -> Option<String> {
     cgroup.lines().find_map(|line| pod_in(line.splitn(3, ':').nth(2)?))
 }
 
@@ -80,7 +80,8 @@ mod tests {
         let systemd = UID.replace('-', "_");
         for path in [
             format!(
-                "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{systemd}.slice/cri-x.scope"
+                "/kubepods.slice/kubepods-burstable.slice/\
+                 kubepods-burstable-pod{systemd}.slice/cri-x.scope"
             ),
             format!("/kubepods.slice/kubepods-pod{systemd}.slice"),
             format!("/kubepods/besteffort/pod{UID}/0123"),
@@ -102,7 +103,8 @@ mod tests {
         for path in [
             format!("0::/docker/{id}"),
             format!(
-                "0::/kubepods.slice/kubepods-burstable.slice/kubepods-pod1_2.slice/cri-containerd-{id}.scope"
+                "0::/kubepods.slice/kubepods-burstable.slice/\
+                 kubepods-pod1_2.slice/cri-containerd-{id}.scope"
             ),
             format!("1:name=systemd:/x\n0::/machine.slice/libpod-{id}.scope/container"),
         ] {

@@ -310,7 +310,7 @@ impl ProcessHandle {
 
     /// File name of its executable.
     #[must_use]
-    pub fn executable_name(&self) -> Option<String> {
+    pub(crate) fn executable_name(&self) -> Option<String> {
         let link =
             rustix::fs::readlinkat(&self.directory, self.in_common("exe"), Vec::new()).ok()?;
         let path = link.to_string_lossy();
@@ -457,7 +457,7 @@ impl ProcessHandle {
 ///
 /// # Errors
 /// The system's error.
-pub fn open_below(root: &OwnedFd, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
+pub(crate) fn open_below(root: &OwnedFd, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     openat2(root, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve)
 }

@@ -186,7 +186,7 @@ impl ExecutableImage {
     /// The rule at an ELF virtual address, if a stack has needed its unwind sections and they were
     /// not evicted since.
     #[must_use]
-    pub fn loaded_rule(&self, address: u64) -> Option<Result<FdeRule, RuleRefusal>> {
+    pub(crate) fn loaded_rule(&self, address: u64) -> Option<Result<FdeRule, RuleRefusal>> {
         match &self.format {
             ImageFormat::Elf { unwind: Some(unwind), .. } => {
                 Some(unwind.rule_in(&self.source, address))
@@ -267,7 +267,7 @@ impl ExecutableImage {
 
     /// Reads the code at `address` of an ELF file; fewer bytes than asked where its segment ends.
     /// What is mapped before a segment, from its page's beginning, is read as well.
-    pub fn read_code(&self, address: u64, into: &mut [u8]) -> usize {
+    pub(crate) fn read_code(&self, address: u64, into: &mut [u8]) -> usize {
         const PAGE: u64 = 4096;
         let ImageFormat::Elf { segments, .. } = &self.format else { return 0 };
         let found = segments.iter().filter(|s| s.executable).find_map(|s| {
@@ -293,7 +293,7 @@ impl ExecutableImage {
     /// True when `address` is in the code a dynamic loader begins with. glibc's has no unwind data
     /// there, and nobody called it. Other libraries may state an entry point that means nothing.
     #[must_use]
-    pub fn is_loaders_start(&self, address: u64) -> bool {
+    pub(crate) fn is_loaders_start(&self, address: u64) -> bool {
         // `_start` and `_dl_start_user` (sysdeps/x86_64/dl-machine.h, RTLD_START) have some 70
         // bytes.
         const BYTES: u64 = 96;

@@ -234,7 +234,7 @@ impl ImageCache {
 
     /// Those are the images in which stacks still have a frame; all others are kept only as long as
     /// there is room.
-    pub fn keep_only(&mut self, stacked: &HashSet<ImageId>) {
+    pub(crate) fn keep_only(&mut self, stacked: &HashSet<ImageId>) {
         for (id, known) in &mut self.images {
             known.in_stacks = stacked.contains(id);
         }

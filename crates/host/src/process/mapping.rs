@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 /// Most executable mappings kept of one process: a runtime with write-xor-execute has a few
 /// thousand.
-pub const MAX_MAPPINGS: usize = 16_384;
+pub(crate) const MAX_MAPPINGS: usize = 16_384;
 
 /// Most memory the mappings of one process take, bytes.
-pub const MAX_MAPPING_BYTES: usize = 4 << 20;
+pub(crate) const MAX_MAPPING_BYTES: usize = 4 << 20;
 
 /// A mapped file by its device (major, minor) and inode, as the mapping states them.
 pub type FileKey = ((u32, u32), u64);
@@ -87,7 +87,7 @@ impl Mapping {
 
     /// Offset in the file of what is at `address`, which the mapping covers.
     #[must_use]
-    pub fn file_offset_of(&self, address: u64) -> u64 {
+    pub(crate) fn file_offset_of(&self, address: u64) -> u64 {
         address.wrapping_sub(self.range.start).wrapping_add(self.file_offset)
     }
 
@@ -160,7 +160,7 @@ impl Mappings {
 
     /// Memory they take.
     #[must_use]
-    pub fn held_bytes(&self) -> usize {
+    pub(crate) fn held_bytes(&self) -> usize {
         self.held_bytes
     }
 
@@ -247,7 +247,7 @@ impl Mappings {
 
 /// One line of `/proc/PID/maps`, taken apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MapsFields<'a> {
+pub(crate) struct MapsFields<'a> {
     /// Addresses.
     pub range: Range<u64>,
     /// True when it can be executed.
@@ -264,7 +264,7 @@ pub struct MapsFields<'a> {
 
 /// Parses one line of `/proc/PID/maps`; `None` when it is malformed or empty.
 #[must_use]
-pub fn parse_fields(line: &str) -> Option<MapsFields<'_>> {
+pub(crate) fn parse_fields(line: &str) -> Option<MapsFields<'_>> {
     let mut fields = line.splitn(6, ' ');
     let (start, end) = fields.next()?.split_once('-')?;
     let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
@@ -464,7 +464,10 @@ mod tests {
         }
 
         #[test]
-        fn mappings_stay_sorted_and_apart(all in prop::collection::vec((0u64..64, 1u64..16, 0u64..4), 1..40), probe in any::<u64>()) {
+        fn mappings_stay_sorted_and_apart(
+            all in prop::collection::vec((0u64..64, 1u64..16, 0u64..4), 1..40),
+            probe in any::<u64>(),
+        ) {
             let mut mappings = Mappings::default();
             for (start, len, inode) in all {
                 mappings.insert(mapping(start << 12, len << 12, inode));
@@ -472,7 +475,8 @@ mod tests {
             }
             let sorted = ranges(&mappings);
             assert!(sorted.windows(2).all(|w| w[0].1 <= w[1].0));
-            assert_eq!(mappings.held_bytes(), mappings.iter().map(Mapping::held_bytes).sum::<usize>());
+            let held = mappings.iter().map(Mapping::held_bytes).sum::<usize>();
+            assert_eq!(mappings.held_bytes(), held);
             std::hint::black_box(mappings.find(probe));
         }
     }

@@ -21,7 +21,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Characters of a name at most.
-pub const CHARACTERS: usize = 100;
+pub(crate) const CHARACTERS: usize = 100;
 /// File name of the host that takes an application as its argument. It refuses to run under another
 /// one (src/native/corehost/corehost.cpp); a link to it is resolved by the kernel.
 const MUXER: &str = "dotnet";

@@ -46,7 +46,7 @@ pub struct Published {
 }
 
 /// Thread context (OTEP 4947): the thread-local pointer to a thread's record.
-pub const THREAD_VARIABLE: &str = "otel_thread_ctx_v1";
+pub(crate) const THREAD_VARIABLE: &str = "otel_thread_ctx_v1";
 /// The attribute that says how threads publish theirs, and what it says for this way: while it was
 /// tried, and since.
 const THREAD_SCHEMA: &str = "threadlocal.schema_version";

@@ -95,7 +95,7 @@ pub fn ran_ns(tgid: u32, tid: u32) -> Option<u64> {
 }
 
 /// Whether a thread that was blocked when it had run for `exec_ns` has not run since.
-pub fn still_sleeps(tgid: u32, tid: u32, exec_ns: u64) -> bool {
+pub(crate) fn still_sleeps(tgid: u32, tid: u32, exec_ns: u64) -> bool {
     // What a thread runs is on its account once it has left its CPU, and this file is not written
     // for one that has not (fs/proc/base.c, `proc_pid_syscall`, which waits for that): it says
     // `running`. So the account is asked for last.

@@ -183,7 +183,11 @@ impl<'a> KernelBtf<'a> {
     ///
     /// # Errors
     /// When the kernel has no such field.
-    pub fn bit_of(&self, name: &'static str, field: &'static str) -> Result<(u32, u32), BtfError> {
+    pub(crate) fn bit_of(
+        &self,
+        name: &'static str,
+        field: &'static str,
+    ) -> Result<(u32, u32), BtfError> {
         let bits = self.bits_to(name, field)?;
         Ok((bits / 8, 1 << (bits % 8)))
     }

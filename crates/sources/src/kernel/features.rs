@@ -206,7 +206,8 @@ pub enum FeatureLimit {
     SocketsOfOthers,
     /// The kernel hides its addresses.
     #[error(
-        "/proc/kallsyms: no addresses in it; without {} functions of the kernel have no names", SYSLOG.name
+        "/proc/kallsyms: no addresses in it; without {} functions of the kernel have no names",
+        SYSLOG.name
     )]
     KernelSymbols,
     /// No long files.
@@ -253,7 +254,9 @@ pub enum FeatureLimit {
     #[error(
         "Linux {release}: expected at least {}.{}, which can read the memory of sleeping threads; \
          those that sleep from before the \
-         recording on have their time, but no stack, and `perfusion dump` cannot run", SLEEPERS.0, SLEEPERS.1
+         recording on have their time, but no stack, and `perfusion dump` cannot run",
+        SLEEPERS.0,
+        SLEEPERS.1
     )]
     Sleepers {
         /// `uname -r`.
@@ -346,7 +349,7 @@ pub fn probes_time() -> Result<(), FeatureLimit> {
 
 /// The kernel's release, when it is too old to show sleeping threads.
 #[must_use]
-pub fn without_sleepers() -> Option<String> {
+pub(crate) fn without_sleepers() -> Option<String> {
     older_than(SLEEPERS)
 }
 
@@ -364,7 +367,7 @@ fn maps_are_locked_memory() -> bool {
 /// Allows this process as much locked memory as it may have, where maps need it. (aya does so when
 /// a map is refused, but what it tries of the kernel before that would be refused for want of it,
 /// and taken for unknown.)
-pub fn raise_locked_memory() {
+pub(crate) fn raise_locked_memory() {
     if maps_are_locked_memory() {
         let raised =
             rustix::process::setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None });
@@ -543,7 +546,8 @@ mod tests {
     fn each_message_says_what_to_do() {
         let error = FeatureError::NotRoot { uid: 1000, missing: missing(0) };
         assert!(error.to_string().contains("sudo"), "{error}");
-        let setcap = "cap_bpf,cap_perfmon,cap_sys_ptrace,cap_checkpoint_restore,cap_dac_override,cap_syslog=ep";
+        let setcap = "cap_bpf,cap_perfmon,cap_sys_ptrace,cap_checkpoint_restore,\
+                      cap_dac_override,cap_syslog=ep";
         assert!(error.to_string().contains(&format!("(setcap {setcap})")), "{error}");
         assert!(FeatureLimit::OtherUsers.to_string().contains("CAP_DAC_OVERRIDE"));
         assert!(

@@ -13,7 +13,7 @@ mod load;
 mod maps;
 mod off_cpu;
 mod options;
-pub mod perf;
+mod perf;
 mod probe_ring;
 mod probe_threads;
 pub mod rule_set;
@@ -162,16 +162,6 @@ impl KernelSource {
     #[must_use]
     pub fn started(&self) -> MonotonicNs {
         MonotonicNs(self.started_ns)
-    }
-
-    /// Records `pid` too, and the children it makes from now on; for a selection by pid.
-    ///
-    /// # Errors
-    /// When there is no such process or no room.
-    pub fn add_pid(&mut self, pid: u32) -> Result<(), KernelError> {
-        self.selected.add_pid(pid, &mut self.threads, &self.counters)?;
-        self.off_cpu.hurry();
-        Ok(())
     }
 
     /// Tells the probes which cgroups there are now and what rules say of them; for a selection by

@@ -86,7 +86,7 @@ impl RuleSet {
 
     /// What the probes look at at all.
     #[must_use]
-    pub fn looks_at(&self) -> u32 {
+    pub(crate) fn looks_at(&self) -> u32 {
         let part = |is: bool, bit: u32| if is { bit } else { 0 };
         part(self.cgroups.is_some(), RULES_BY_CGROUP)
             | part(!self.users.is_empty(), RULES_BY_USER)

@@ -82,7 +82,7 @@ impl SelectedProcesses {
     }
 
     /// Records `pid` too, and the children it makes from now on; for a selection by pid.
-    pub(super) fn add_pid(
+    fn add_pid(
         &mut self,
         pid: u32,
         threads: &mut ProbeThreads,

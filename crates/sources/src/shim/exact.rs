@@ -32,13 +32,13 @@ impl ExactTableRegion {
     }
 
     /// Tells it that it is not to be counted, and need not wait.
-    pub fn decline(&self) {
+    pub(crate) fn decline(&self) {
         // One that cannot be told waits in vain, as for a recorder that is gone.
         self.set(head::READER, reader::DECLINED).ok();
     }
 
     /// Whether it was told so.
-    pub fn is_declined(&self) -> bool {
+    pub(crate) fn is_declined(&self) -> bool {
         self.word(head::READER).is_ok_and(|said| said == reader::DECLINED)
     }
 
@@ -135,7 +135,7 @@ impl ExactTables {
     }
 
     /// Lets the process of a table run on without being counted.
-    pub fn decline(&self, table: &ExactTableRegion) {
+    pub(crate) fn decline(&self, table: &ExactTableRegion) {
         self.kept().decline(table);
     }
 
