@@ -203,7 +203,7 @@ impl StackTable {
     }
 
     /// The frames of all stacks, each once.
-    pub fn iter(&self) -> impl Iterator<Item = &[FrameKey]> {
+    pub fn iter(&self) -> impl Iterator<Item = &[FrameKey]> + Clone {
         self.stacks.iter().filter(|stack| stack.span.is_none()).map(|stack| &*stack.frames)
     }
 
