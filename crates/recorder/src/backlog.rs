@@ -12,7 +12,7 @@ const RINGS: usize = 2;
 
 /// Bytes of events that were drained and are not processed yet; shared by both ends.
 #[derive(Clone, Debug)]
-pub struct EventBacklog {
+pub(crate) struct EventBacklog {
     bytes: Arc<AtomicUsize>,
     most: usize,
 }
@@ -20,26 +20,26 @@ pub struct EventBacklog {
 impl EventBacklog {
     /// Of what comes through a ring of this size.
     #[must_use]
-    pub fn of_ring(bytes: u32) -> Self {
+    pub(crate) fn of_ring(bytes: u32) -> Self {
         let most = usize::try_from(bytes).unwrap_or(usize::MAX).saturating_mul(RINGS);
         Self { bytes: Arc::default(), most }
     }
 
     /// These are on their way; answers what to [`Backlog::take`] when they are processed.
-    pub fn add(&self, events: &[Event]) -> usize {
+    pub(crate) fn add(&self, events: &[Event]) -> usize {
         let bytes = events.iter().map(Event::bytes).sum();
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         bytes
     }
 
     /// So much is processed.
-    pub fn take(&self, bytes: usize) {
+    pub(crate) fn take(&self, bytes: usize) {
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// True while nothing more should be drained.
     #[must_use]
-    pub fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         self.bytes.load(Ordering::Relaxed) >= self.most
     }
 }

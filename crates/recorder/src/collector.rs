@@ -27,7 +27,7 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 
 /// What the collector hands on.
 #[derive(Debug)]
-pub enum CollectorBatch {
+pub(crate) enum CollectorBatch {
     /// Events in time order, and what they take of the backlog.
     Events(Vec<Event>, usize),
     /// A window ends: the threads' times. Events of the time before may still follow.
@@ -45,25 +45,25 @@ pub enum CollectorBatch {
 
 /// What the kernel source knew at a window's end.
 #[derive(Debug)]
-pub struct KernelTotals<T> {
+pub(crate) struct KernelTotals<T> {
     /// A moment before it ended: who waits in `threads` waited then, or began to later.
-    pub before: MonotonicNs,
+    pub(crate) before: MonotonicNs,
     /// When it ended.
-    pub at: MonotonicNs,
+    pub(crate) at: MonotonicNs,
     /// The same by the wall clock.
-    pub wall: SystemTime,
+    pub(crate) wall: SystemTime,
     /// In force until then.
-    pub rates: SourceRates,
+    pub(crate) rates: SourceRates,
     /// Every living thread's exact times; at the end of a window before /proc is asked about them.
-    pub threads: T,
+    pub(crate) threads: T,
     /// Counters of the probes and of perf's rings: name and value.
-    pub counters: Vec<(String, u64)>,
+    pub(crate) counters: Vec<(String, u64)>,
     /// Exceptions and contentions that the runtimes have counted.
-    pub incidents: Vec<IncidentCounts>,
+    pub(crate) incidents: Vec<IncidentCounts>,
 }
 
 /// The collector's state; [`Collector::run`] is its thread.
-pub struct EventCollector {
+pub(crate) struct EventCollector {
     kernel: Option<KernelSource>,
     shims: ShimSource,
     order: EventOrder,
@@ -117,12 +117,12 @@ impl EventCollector {
     }
 
     /// Waits so long at the end for shims to leave.
-    pub fn leaving_within(self, most: Duration) -> Self {
+    pub(crate) fn leaving_within(self, most: Duration) -> Self {
         Self { leave_within: most, ..self }
     }
 
     /// Drains in rounds until told to finish.
-    pub fn run(mut self) {
+    pub(crate) fn run(mut self) {
         loop {
             self.pulse.beat();
             let mut found = RoundResult::default();
@@ -187,7 +187,9 @@ impl EventCollector {
             }
             CollectorCommand::Watch(pid) => self.shims.watch(pid),
             CollectorCommand::Leave(pid) => self.shims.leave(pid),
-            CollectorCommand::Wish(pid, wishes, names) => self.shims.wish(pid, wishes, names),
+            CollectorCommand::Subscribe(pid, subscriptions, names) => {
+                self.shims.wish(pid, subscriptions, names);
+            }
             CollectorCommand::Cut(rates) => self.cut(rates),
             CollectorCommand::Cgroups(cgroups) => self.select(cgroups),
             CollectorCommand::Look(answer) => {

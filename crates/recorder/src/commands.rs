@@ -22,8 +22,8 @@ pub(crate) enum CollectorCommand {
     Watch(u32),
     /// The shim is to leave this process.
     Leave(u32),
-    /// Wish for this in a process, and for its names if so said.
-    Wish(u32, Subscriptions, bool),
+    /// Subscribe to this in a process, and ask for its names or not.
+    Subscribe(u32, Subscriptions, bool),
     /// A window ends now and the next begins, at these rates if they are to be others.
     Cut(Option<SourceRates>),
     /// These cgroups there are now, with what rules say of them.

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 /// What a window could not keep apart.
 #[must_use]
-pub fn window_counters(window: &Window) -> Vec<(String, u64)> {
+pub(crate) fn window_counters(window: &Window) -> Vec<(String, u64)> {
     let overflow = window.counters();
     let named = [
         ("window_overflowed", overflow.overflowed),
@@ -17,7 +17,7 @@ pub fn window_counters(window: &Window) -> Vec<(String, u64)> {
 }
 
 /// Adds counters to others, by name.
-pub fn add(sums: &mut Vec<(String, u64)>, counters: &[(String, u64)]) {
+pub(crate) fn add(sums: &mut Vec<(String, u64)>, counters: &[(String, u64)]) {
     for (name, value) in counters {
         match sums.iter_mut().find(|(known, _)| known == name) {
             Some((_, sum)) => *sum = sum.saturating_add(*value),

@@ -36,7 +36,7 @@ impl Drop for Heartbeat {
 
 /// Looks from outside.
 #[derive(Debug)]
-pub struct HeartbeatMonitor {
+pub(crate) struct HeartbeatMonitor {
     pulse: Arc<AtomicU64>,
     seen: u64,
     since: Instant,
@@ -50,7 +50,7 @@ impl HeartbeatMonitor {
 
     /// True when the thread has done nothing for long. To be asked now and then.
     #[must_use]
-    pub fn hangs(&mut self, now: Instant) -> bool {
+    pub(crate) fn hangs(&mut self, now: Instant) -> bool {
         let beats = self.pulse.load(Ordering::Relaxed);
         if beats != self.seen || beats == ENDED {
             (self.seen, self.since) = (beats, now);

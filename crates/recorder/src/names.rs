@@ -18,14 +18,14 @@ const MAX_IDS: usize = 1 << 16;
 /// A command name without its padding. The kernel cuts names at 15 bytes, also in the middle of a
 /// character: what is left of that is left out.
 #[must_use]
-pub fn comm_text(comm: &[u8; 16]) -> Cow<'_, str> {
+pub(crate) fn comm_text(comm: &[u8; 16]) -> Cow<'_, str> {
     let end = comm.iter().position(|&byte| byte == 0).unwrap_or(comm.len());
     whole_text(comm.get(..end).unwrap_or_default())
 }
 
 /// Whether the kernel's name `comm` is what it keeps of `name`.
 #[must_use]
-pub fn is_cut_of(comm: &str, name: &str) -> bool {
+pub(crate) fn is_cut_of(comm: &str, name: &str) -> bool {
     // A character has four bytes at most.
     comm == name
         || comm.len() + 3 >= COMM_BYTES && name.len() > comm.len() && name.starts_with(comm)
@@ -80,7 +80,7 @@ struct ManagedName {
 /// Names of all threads of a recording. A thread's id that is used again takes the new thread's
 /// name.
 #[derive(Default)]
-pub struct ThreadNames {
+pub(crate) struct ThreadNames {
     kernel: HashMap<u32, KernelName>,
     managed: HashMap<u32, ManagedName>,
     ids: HashMap<Arc<str>, NameId>,
@@ -90,7 +90,7 @@ pub struct ThreadNames {
 
 impl ThreadNames {
     /// The kernel's name of `tid` as a record tells it.
-    pub fn kernel(&mut self, tid: u32, name: &str) {
+    pub(crate) fn kernel(&mut self, tid: u32, name: &str) {
         match self.kernel.get_mut(&tid) {
             Some(known) if *known.name.given == *name => {
                 (known.told, known.inherited) = (None, false)
@@ -100,7 +100,7 @@ impl ThreadNames {
     }
 
     /// The kernel's name of `tid` where it was sampled.
-    pub fn sampled(&mut self, tid: u32, name: &str) {
+    pub(crate) fn sampled(&mut self, tid: u32, name: &str) {
         match self.kernel.get_mut(&tid) {
             Some(known) if *known.name.given == *name => {}
             Some(known) => {
@@ -115,7 +115,7 @@ impl ThreadNames {
     /// Whether a sample of `at` with this kernel's name says nothing new: the name is known, or was
     /// the thread's until that moment.
     #[must_use]
-    pub fn is_known(&self, tid: u32, name: &str, at: MonotonicNs) -> bool {
+    pub(crate) fn is_known(&self, tid: u32, name: &str, at: MonotonicNs) -> bool {
         self.kernel.get(&tid).is_some_and(|known| {
             *known.name.given == *name
                 || known.before.as_ref().is_some_and(|(before, renamed)| {
@@ -125,7 +125,7 @@ impl ThreadNames {
     }
 
     /// The kernel calls the thread `to` from now on, and has called it `from`.
-    pub fn renamed(&mut self, tid: u32, from: &str, to: &str, at: MonotonicNs) {
+    pub(crate) fn renamed(&mut self, tid: u32, from: &str, to: &str, at: MonotonicNs) {
         let known = self.kernel.entry(tid).or_insert_with(|| KernelName::of(ShownName::of(from)));
         if *known.name.given != *to {
             *known =
@@ -136,7 +136,7 @@ impl ThreadNames {
 
     /// Whether the kernel's name of the thread may be a part of one that nobody has told.
     #[must_use]
-    pub fn may_be_cut(&self, thread: ThreadId) -> bool {
+    pub(crate) fn may_be_cut(&self, thread: ThreadId) -> bool {
         let comm = self.comm(thread.tid);
         let is_told = |managed: &ManagedName| {
             managed.pid == thread.pid && is_cut_of(comm, &managed.name.given)
@@ -146,14 +146,14 @@ impl ThreadNames {
 
     /// Whether the thread has had no other name than that of the thread that made it.
     #[must_use]
-    pub fn is_inherited(&self, tid: u32) -> bool {
+    pub(crate) fn is_inherited(&self, tid: u32) -> bool {
         self.kernel.get(&tid).is_some_and(|known| known.inherited)
     }
 
     /// The thread is about to become another program, which the kernel calls `name`: that is not
     /// what it was called until now. A sample may have met it under that name already, for the
     /// kernel gives it before it tells of it (`begin_new_exec`, fs/exec.c).
-    pub fn becomes(&mut self, tid: u32, name: &str) {
+    pub(crate) fn becomes(&mut self, tid: u32, name: &str) {
         if let Some(known) = self.kernel.get_mut(&tid).filter(|known| *known.name.given == *name)
             && let Some(told) = known.told.take()
         {
@@ -164,7 +164,7 @@ impl ThreadNames {
     /// The runtime's name of its `thread`: not cut to 15 bytes. Answers what the thread was called
     /// until now, where that was another name: neither what the kernel keeps of this one, nor
     /// nothing.
-    pub fn managed(&mut self, thread: ThreadId, name: &str) -> Option<Arc<str>> {
+    pub(crate) fn managed(&mut self, thread: ThreadId, name: &str) -> Option<Arc<str>> {
         let before = self.name_of(thread).cloned();
         let comm = self.kernel.get(&thread.tid).map(|known| Arc::clone(&known.name.given));
         let is_told = |comm: &Arc<str>| is_cut_of(comm, name);
@@ -181,7 +181,7 @@ impl ThreadNames {
     /// `tid` is a new thread's, made by the thread `parent`, whose name it has until it takes
     /// another (`dup_task_struct`, kernel/fork.c): one that ends before it is sampled tells no
     /// other.
-    pub fn forked(&mut self, parent: u32, tid: u32) {
+    pub(crate) fn forked(&mut self, parent: u32, tid: u32) {
         self.managed.remove(&tid);
         if let Some(name) = self.kernel.get(&parent).map(|known| known.name.clone()) {
             self.kernel.insert(tid, KernelName { inherited: true, ..KernelName::of(name) });
@@ -189,13 +189,13 @@ impl ThreadNames {
     }
 
     /// The thread has become another program, which the kernel calls `name`.
-    pub fn became(&mut self, tid: u32, name: &str) {
+    pub(crate) fn became(&mut self, tid: u32, name: &str) {
         self.managed.remove(&tid);
         self.kernel(tid, name);
     }
 
     /// Forgets all threads but these, and all ids of names but these.
-    pub fn keep(&mut self, alive: &HashSet<u32>, ids: &HashSet<NameId>) {
+    pub(crate) fn keep(&mut self, alive: &HashSet<u32>, ids: &HashSet<NameId>) {
         self.kernel.retain(|tid, _| alive.contains(tid));
         self.managed.retain(|tid, _| alive.contains(tid));
         self.ids.retain(|_, id| ids.contains(id));
@@ -204,7 +204,7 @@ impl ThreadNames {
 
     /// What the kernel calls it; tells the runtime's own threads.
     #[must_use]
-    pub fn comm(&self, tid: u32) -> &str {
+    pub(crate) fn comm(&self, tid: u32) -> &str {
         self.kernel.get(&tid).map_or("", |known| &known.name.given)
     }
 
@@ -222,14 +222,14 @@ impl ThreadNames {
 
     /// What to show.
     #[must_use]
-    pub fn shown(&self, thread: ThreadId) -> Option<Arc<str>> {
+    pub(crate) fn shown(&self, thread: ThreadId) -> Option<Arc<str>> {
         self.name_of(thread).map(|name| Arc::clone(&name.shown))
     }
 
     /// What to show of a thread that the kernel has called `comm`: the runtime's name if that is
     /// what the kernel has cut.
     #[must_use]
-    pub fn completed(&self, thread: ThreadId, comm: &str) -> Arc<str> {
+    pub(crate) fn completed(&self, thread: ThreadId, comm: &str) -> Arc<str> {
         let managed = self.managed.get(&thread.tid).filter(|managed| managed.pid == thread.pid);
         let is_told =
             |name: &ShownName| is_cut_of(comm, &name.given) || is_cut_of(comm, &name.shown);
@@ -240,7 +240,7 @@ impl ThreadNames {
     }
 
     /// Stands for what the thread is called now.
-    pub fn id(&mut self, thread: ThreadId) -> NameId {
+    pub(crate) fn id(&mut self, thread: ThreadId) -> NameId {
         let Some(shown) = self.shown(thread) else { return NameId::default() };
         if let Some(id) = self.ids.get(&shown) {
             return *id;
@@ -257,7 +257,7 @@ impl ThreadNames {
 
     /// The name.
     #[must_use]
-    pub fn text(&self, id: NameId) -> Option<Arc<str>> {
+    pub(crate) fn text(&self, id: NameId) -> Option<Arc<str>> {
         self.texts.get(&id).cloned()
     }
 }

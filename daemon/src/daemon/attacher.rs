@@ -245,7 +245,7 @@ impl AttacherLoop {
             return;
         }
         let wishes = self.state.config().recording.wishes().but_for(left_out);
-        self.watcher.wish(process.pid, wishes, !left_out.has(Feature::Names));
+        self.watcher.subscribe(process.pid, wishes, !left_out.has(Feature::Names));
         tracing::info!(pid = process.pid, service = %process.service, "left out: {}", left_out.names());
     }
 
