@@ -394,10 +394,14 @@ struct ListedCounter {
 }
 
 /// The counters of a list: `Variant "name" "help";`, or `Variant = 1, "name";` below its help as a
-/// doc comment. `Gauge` and `Info` before the variant are types; without one it is a counter.
+/// doc comment. `Gauge` and `Info` before the variant are types; without one it is a counter. Long
+/// strings are continued with `\` at the end of a line.
 fn counters(list: &str) -> Vec<ListedCounter> {
     let mut found = Vec::new();
     let mut comment = String::new();
+    let mut pieces = list.split("\\\n");
+    let first = pieces.next().unwrap_or_default().to_owned();
+    let list = pieces.fold(first, |joined, piece| joined + piece.trim_start());
     for line in list.lines().map(str::trim) {
         if let Some(text) = line.strip_prefix("///") {
             comment.push_str(text);
@@ -489,11 +493,12 @@ mod tests {
     fn counters_of_both_forms_and_all_types_are_read() {
         let list = "/// An enum.\nenum A \
              {\nFull \"full\" \"no room\";\n/// Two\n/// lines.\nLost = 1, \"lost\";\n\
-                    Gauge ROOM \"room\" \"left\";\nconst A: &str = \"a\";\n\"symbolize_x\" \"y\";\nInfo BUILD \"build\" \"what\";\n";
+             Gauge ROOM \"room\" \"what is \\\n        left\";\nconst A: &str = \"a\";\n\
+             \"symbolize_x\" \"y\";\nInfo BUILD \"build\" \"what\";\n";
         let expected = [
             ("full", "no room", "_total"),
             ("lost", "Two lines.", "_total"),
-            ("room", "left", ""),
+            ("room", "what is left", ""),
             ("symbolize_x", "y", ""),
             ("build", "what", "_info"),
         ];
