@@ -66,7 +66,7 @@ impl EventKind {
         match self {
             Self::CpuSample(sample) => stack(&sample.kernel, sample.user.as_deref()),
             Self::WaitStart(wait) => stack(&wait.kernel, wait.user.as_deref()),
-            Self::Sleeper(thread) => {
+            Self::OffCpu(thread) => {
                 let seen = thread.seen.as_ref();
                 seen.map_or(0, |seen| stack(&seen.kernel, seen.user.as_deref()))
             }
@@ -85,13 +85,13 @@ impl EventKind {
 pub enum EventKind {
     /// The CPU sampler's timer found this thread running.
     CpuSample(CpuSample),
-    /// A thread left the CPU and its stack was kept by the coin.
+    /// A thread left the CPU, and the sampler kept its stack.
     WaitStart(WaitStart),
     /// The task iterator found a thread waiting.
-    Sleeper(OffCpuThread),
-    /// Somebody ended the blocked part of a wait whose `WaitStart` or `Sleeper` was sent.
+    OffCpu(OffCpuThread),
+    /// Somebody ended the blocked part of a wait whose `WaitStart` or `OffCpu` was sent.
     Wake(Wake),
-    /// A thread whose `WaitStart` or `Sleeper` was sent got the CPU again.
+    /// A thread whose `WaitStart` or `OffCpu` was sent got the CPU again.
     WaitEnd(WaitEnd),
     /// A thread's last switch: its exact totals since the recording began.
     ThreadEnd(ThreadTimes),

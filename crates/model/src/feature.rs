@@ -12,7 +12,7 @@ pub const OF_KERNEL: u32 = RULE_RECORDED | RULE_CPU | RULE_WAITS;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Feature {
-    /// To be recorded at all, and attached to.
+    /// The process is recorded at all, and attached to.
     Recorded = RULE_RECORDED,
     /// CPU samples.
     Cpu = RULE_CPU,
@@ -97,13 +97,13 @@ impl ExcludedFeatures {
         Self(self.0 & other.0)
     }
 
-    /// Of what the shim does.
+    /// The excluded features of the shim.
     #[must_use]
     pub const fn of_shim(self) -> Self {
         Self(self.0 & RULE_FEATURES & !OF_KERNEL)
     }
 
-    /// Of what the probes do: all there is of a process without a CLR.
+    /// The excluded features of the probes. A process without a CLR has no others.
     #[must_use]
     pub const fn of_probes(self) -> Self {
         Self(self.0 & !self.of_shim().0)

@@ -45,7 +45,7 @@ pub enum FrameKey {
         /// Its address.
         address: u64,
     },
-    /// Not a frame of the program: something the profiler has to say at this place.
+    /// Something that the profiler has to say at this place; it is no frame of the program.
     Marker(Marker),
 }
 
@@ -88,7 +88,7 @@ pub enum Marker {
     /// Inside the innermost frame of a wait: the frames beyond are those of the thread that ended
     /// it, innermost first.
     WokenBy,
-    /// In place of those: a timer ended the wait.
+    /// Stands in place of those: a timer ended the wait.
     WokenByTimer,
     /// Another interrupt did.
     WokenByInterrupt,

@@ -6,10 +6,10 @@ use crate::thread_role::RoleEvidence;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-/// In place of a value beyond the most that a label may have.
+/// The value that stands for those beyond the most that a label may have.
 pub const OTHER: &str = "[other]";
 
-/// In place of a type's name, where the runtime did not tell it.
+/// The type's name where the runtime did not tell it.
 pub const UNKNOWN_TYPE: &str = "[unknown type]";
 
 /// One column of a profile. The order is the order in the file and part of the format.
@@ -177,7 +177,7 @@ impl Hash for PodLabels {
 /// What samples of a process show of what it publishes (`host::process::published`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublishedLabels {
-    /// Whose it is.
+    /// The process.
     pub pid: u32,
     /// Name and value of each label.
     pub shown: Vec<(&'static str, Arc<str>)>,
@@ -259,7 +259,7 @@ pub struct Labels {
     pub waker: Option<Arc<str>>,
     /// The same without ids, which threads of a pool share.
     pub waker_name: Option<Arc<str>>,
-    /// Standard error of `runnable` and `blocked` together, nanoseconds, where the coin chose which
+    /// Standard error of `runnable` and `blocked` together, nanoseconds, where chance chose which
     /// waits keep their stack.
     pub wait_stderr: Option<u64>,
     /// Type of the allocated object.

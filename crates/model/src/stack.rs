@@ -13,7 +13,7 @@ pub struct StackId(pub u32);
 /// Frames of all stacks together: 200 MB, a hundred thousand stacks of eighty frames. Random
 /// recursion makes every stack a new one.
 const MAX_FRAMES: usize = 1 << 23;
-/// Where less is allowed: a few hundred stacks, which are a profile yet.
+/// The least that is allowed: a few hundred stacks, which are still a profile.
 const LEAST_FRAMES: usize = 1 << 15;
 /// What a stack takes besides its frames, in frames.
 const OVERHEAD: usize = 4;
@@ -51,7 +51,7 @@ pub struct StackTable {
 
 struct Stack {
     frames: Arc<[FrameKey]>,
-    /// And whose thread it was.
+    /// The span, and the process of its thread.
     span: Option<(StackSpan, u32)>,
 }
 

@@ -13,7 +13,10 @@ const ROOM_BYTES: usize = 12 + 3 + 16;
 pub fn clean(text: &str) -> Cow<'_, str> {
     let hidden = |c: char| {
         c.is_control()
-            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+            || matches!(
+                c,
+                '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+            )
     };
     if text.len() <= MAX_BYTES && !text.contains(hidden) {
         return Cow::Borrowed(text);

@@ -109,7 +109,7 @@ pub fn grouped(value: impl Into<i128>) -> String {
     shown
 }
 
-/// So many of a thing whose name forms its plural with an s: `1 leak`, `1,234 objects`.
+/// A number of things whose name forms its plural with an s: `1 leak`, `1,234 objects`.
 #[must_use]
 pub fn counted(number: impl TryInto<i64>, thing: &str) -> String {
     let number = number.try_into().unwrap_or(i64::MAX);

@@ -5,9 +5,9 @@ use perfusion_model::event::Event;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// So many contents of the probes' ring are taken before draining waits for the processor. With the
-/// ring itself that is three seconds of what the budget of wait stacks lets through; more would be
-/// most of the memory the recorder of a busy host takes.
+/// Draining waits for the processor once so many times the ring's size is on its way. With the ring
+/// itself, that is three seconds of what the budget of wait stacks lets through. More would be most
+/// of the memory that the recorder of a busy host takes.
 const RINGS: usize = 2;
 
 /// Bytes of events that were drained and are not processed yet; shared by both ends.
@@ -18,7 +18,7 @@ pub(crate) struct EventBacklog {
 }
 
 impl EventBacklog {
-    /// Of what comes through a ring of this size.
+    /// The backlog of events that come through a ring of this size.
     #[must_use]
     pub(crate) fn of_ring(bytes: u32) -> Self {
         let most = usize::try_from(bytes).unwrap_or(usize::MAX).saturating_mul(RINGS);
@@ -32,7 +32,7 @@ impl EventBacklog {
         bytes
     }
 
-    /// So much is processed.
+    /// So many bytes are processed.
     pub(crate) fn take(&self, bytes: usize) {
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }

@@ -32,7 +32,7 @@ pub(crate) enum CollectorBatch {
     Events(Vec<Event>, usize),
     /// A window ends: the threads' times. Events of the time before may still follow.
     Cut(KernelTotals<ThreadLook>),
-    /// From here on all events are of the new window.
+    /// All events from here on belong to the new window.
     CutReached,
     /// No more kernel events come.
     KernelClosed(KernelTotals<Vec<ThreadSnapshot>>),
@@ -52,7 +52,7 @@ pub(crate) struct KernelTotals<T> {
     pub(crate) at: MonotonicNs,
     /// The same by the wall clock.
     pub(crate) wall: SystemTime,
-    /// In force until then.
+    /// The rates in force until then.
     pub(crate) rates: SourceRates,
     /// Every living thread's exact times; at the end of a window before /proc is asked about them.
     pub(crate) threads: T,
@@ -70,7 +70,7 @@ pub(crate) struct EventCollector {
     held: VecDeque<CollectorBatch>,
     backlog: EventBacklog,
     paused_rounds: u64,
-    pace: DrainRateController,
+    rate_controller: DrainRateController,
     finishes: bool,
     out: SyncSender<CollectorBatch>,
     commands: CommandReceiver,
@@ -78,7 +78,7 @@ pub(crate) struct EventCollector {
     cut_until: Option<MonotonicNs>,
     /// A cut that was asked for meanwhile, with its rates: it follows.
     cut_next: Option<Option<SourceRates>>,
-    pulse: Heartbeat,
+    heartbeat: Heartbeat,
     /// Counters of exceptions and contentions when the kernel was closed: the profile covers no
     /// more.
     of_incidents: Vec<(String, u64)>,
@@ -95,7 +95,7 @@ impl EventCollector {
         backlog: EventBacklog,
         out: SyncSender<CollectorBatch>,
         commands: CommandReceiver,
-        pulse: Heartbeat,
+        heartbeat: Heartbeat,
     ) -> Self {
         Self {
             kernel: Some(kernel),
@@ -104,13 +104,13 @@ impl EventCollector {
             held: VecDeque::new(),
             backlog,
             paused_rounds: 0,
-            pace: DrainRateController::new(Instant::now()),
+            rate_controller: DrainRateController::new(Instant::now()),
             finishes: false,
             out,
             commands,
             cut_until: None,
             cut_next: None,
-            pulse,
+            heartbeat,
             of_incidents: Vec::new(),
             leave_within: LEAVE_WITHIN,
         }
@@ -124,12 +124,12 @@ impl EventCollector {
     /// Drains in rounds until told to finish.
     pub(crate) fn run(mut self) {
         loop {
-            self.pulse.beat();
+            self.heartbeat.beat();
             let mut found = RoundResult::default();
             if self.backlog.is_full() {
                 self.paused_rounds += 1;
                 self.shims.beat();
-                self.pace.news(Instant::now());
+                self.rate_controller.news(Instant::now());
             } else {
                 found = self.round();
             }
@@ -139,7 +139,7 @@ impl EventCollector {
             if !self.pass_on() {
                 return;
             }
-            let due = self.pace.next(found, Instant::now());
+            let due = self.rate_controller.next(found, Instant::now());
             // Nobody listens any more: the recording was given up.
             if self.obey(due).is_err() {
                 return;
@@ -155,7 +155,7 @@ impl EventCollector {
             match self.commands.next() {
                 Ok(command) => {
                     if self.carry_out(command) {
-                        self.pace.news(Instant::now());
+                        self.rate_controller.news(Instant::now());
                         latest = soonest;
                     }
                 }
@@ -351,8 +351,8 @@ impl EventCollector {
     }
 
     fn finish(mut self) {
-        // From here on it waits for the processor, which has a pulse of its own.
-        drop(std::mem::take(&mut self.pulse));
+        // From here on it waits for the processor, which has a heartbeat of its own.
+        drop(std::mem::take(&mut self.heartbeat));
         self.close_kernel();
         let began = Instant::now();
         let staying = self.shims.detach_all_within(self.leave_within);

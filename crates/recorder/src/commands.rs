@@ -80,7 +80,7 @@ impl CommandSender {
         Ok(())
     }
 
-    /// Never waits.
+    /// Sends without waiting.
     pub(super) fn try_send(
         &self,
         command: CollectorCommand,
@@ -103,8 +103,8 @@ impl CommandReceiver {
     }
 
     /// Waits for a command, for `other` to be readable, or for that moment; true when `other` is.
-    /// To be called when [`Inbox::next`] has found nothing: a ring that is heard here too early is
-    /// of a command that is found by the next look, and one that is sent later rings again.
+    /// Call it when [`CommandReceiver::next`] has found nothing. If a ring is heard too early, the
+    /// next call of that finds its command. A command that is sent later rings again.
     pub(super) fn wait(&self, other: Option<BorrowedFd<'_>>, until: Instant) -> bool {
         let watched = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut fds = vec![watched(self.bell.as_fd())];

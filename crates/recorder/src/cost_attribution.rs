@@ -76,7 +76,7 @@ fn pid(kind: &EventKind) -> Option<u32> {
     match kind {
         EventKind::CpuSample(sample) => Some(sample.thread.pid),
         EventKind::WaitStart(wait) => Some(wait.thread.pid),
-        EventKind::Sleeper(sleeper) => Some(sleeper.thread.pid),
+        EventKind::OffCpu(found) => Some(found.thread.pid),
         // Whose stack is walked.
         EventKind::Wake(wake) => wake.by.as_ref().map(|by| by.thread.pid),
         EventKind::WaitEnd(end) => Some(end.thread.pid),
@@ -97,8 +97,8 @@ mod tests {
 
     #[test]
     fn one_in_sixteen_is_measured_and_in_step_with_nothing() {
-        let mut effort = CostAttribution::default();
-        let due: Vec<bool> = (0..1_600_000).map(|_| effort.is_due()).collect();
+        let mut cost = CostAttribution::default();
+        let due: Vec<bool> = (0..1_600_000).map(|_| cost.is_due()).collect();
         let count =
             |of: usize, at: usize| due.iter().skip(at).step_by(of).filter(|due| **due).count();
         assert!((95_000..105_000).contains(&count(1, 0)), "{} of 100,000", count(1, 0));

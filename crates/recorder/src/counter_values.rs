@@ -31,7 +31,7 @@ pub(crate) fn add(sums: &mut Vec<(String, u64)>, counters: &[(String, u64)]) {
 pub struct CounterBaseline(HashMap<String, u64>);
 
 impl CounterBaseline {
-    /// As they are now.
+    /// The baseline of these counters.
     #[must_use]
     pub fn of(counters: impl IntoIterator<Item = (&'static str, u64)>) -> Self {
         Self(counters.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())

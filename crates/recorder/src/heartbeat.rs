@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Nothing takes so long: one event, or one window's estimates, names or bytes; or a round of all
-/// rings and shims.
+/// Neither one event, nor a window's estimates, names or bytes take so long. Nor does a round of
+/// all rings and shims.
 const HANGS_AFTER: Duration = Duration::from_secs(60);
 
 /// Beats when the thread has ended.
@@ -24,7 +24,7 @@ impl Heartbeat {
     }
 
     pub(super) fn watch(&self) -> HeartbeatMonitor {
-        HeartbeatMonitor { pulse: Arc::clone(&self.0), seen: 0, since: Instant::now() }
+        HeartbeatMonitor { count: Arc::clone(&self.0), seen: 0, since: Instant::now() }
     }
 }
 
@@ -37,7 +37,7 @@ impl Drop for Heartbeat {
 /// Looks from outside.
 #[derive(Debug)]
 pub(crate) struct HeartbeatMonitor {
-    pulse: Arc<AtomicU64>,
+    count: Arc<AtomicU64>,
     seen: u64,
     since: Instant,
 }
@@ -45,13 +45,13 @@ pub(crate) struct HeartbeatMonitor {
 impl HeartbeatMonitor {
     /// Another one, which begins now.
     pub(super) fn again(&self) -> Self {
-        Self { pulse: Arc::clone(&self.pulse), seen: 0, since: Instant::now() }
+        Self { count: Arc::clone(&self.count), seen: 0, since: Instant::now() }
     }
 
     /// True when the thread has done nothing for long. To be asked now and then.
     #[must_use]
     pub(crate) fn hangs(&mut self, now: Instant) -> bool {
-        let beats = self.pulse.load(Ordering::Relaxed);
+        let beats = self.count.load(Ordering::Relaxed);
         if beats != self.seen || beats == ENDED {
             (self.seen, self.since) = (beats, now);
         }
@@ -66,17 +66,19 @@ mod tests {
 
     #[test]
     fn one_that_does_nothing_for_long_hangs_until_it_beats_again_or_has_ended() {
-        let pulse = Heartbeat::default();
-        let mut watch = pulse.watch();
+        let heartbeat = Heartbeat::default();
+        let mut monitor = heartbeat.watch();
         let begin = Instant::now();
         let second = Duration::from_secs(1);
-        pulse.beat();
-        assert!(!watch.hangs(begin));
-        assert!(!watch.hangs(begin + HANGS_AFTER - second));
-        assert!(watch.hangs(begin + HANGS_AFTER));
-        pulse.beat();
-        assert!(!watch.hangs(begin + HANGS_AFTER + second));
-        drop(pulse);
-        assert!(!watch.hangs(begin + 9 * HANGS_AFTER) && !watch.hangs(begin + 19 * HANGS_AFTER));
+        heartbeat.beat();
+        assert!(!monitor.hangs(begin));
+        assert!(!monitor.hangs(begin + HANGS_AFTER - second));
+        assert!(monitor.hangs(begin + HANGS_AFTER));
+        heartbeat.beat();
+        assert!(!monitor.hangs(begin + HANGS_AFTER + second));
+        drop(heartbeat);
+        assert!(
+            !monitor.hangs(begin + 9 * HANGS_AFTER) && !monitor.hangs(begin + 19 * HANGS_AFTER)
+        );
     }
 }

@@ -8,8 +8,8 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// A sample that still has a thread's former name is taken at most so long after the rename, which
-/// is told of just before it is done.
+/// A sample may still have a thread's previous name for so long after the rename. The rename is
+/// reported just before it is done.
 const RENAMING_NS: u64 = 1_000_000;
 
 /// Most names that samples of other kinds are told apart by.

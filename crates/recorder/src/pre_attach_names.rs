@@ -7,10 +7,10 @@ use perfusion_host::process::managed_thread::{self, UnnamedThread};
 use perfusion_model::event::ThreadId;
 use perfusion_model::text::whole_text;
 
-/// Most threads of all processes that wait to be looked at: a library lists 4096 of its process.
+/// Most threads of all processes that wait to be looked at: a shim lists 4096 of its process.
 const MOST: usize = 1 << 16;
 
-/// Threads that libraries have listed, with where their runtimes have them, by process.
+/// Threads that shims have listed, with where their runtimes have them, by process.
 #[derive(Default)]
 pub(super) struct PreAttachNames {
     threads: HashMap<u32, Vec<(u32, u64)>>,
@@ -18,7 +18,7 @@ pub(super) struct PreAttachNames {
 }
 
 impl PreAttachNames {
-    /// The library in its process says that the runtime has the thread at `address`.
+    /// The shim in its process says that the runtime has the thread at `address`.
     pub(super) fn add(&mut self, thread: ThreadId, address: u64) {
         if self.count < MOST {
             self.threads.entry(thread.pid).or_default().push((thread.tid, address));

@@ -239,7 +239,7 @@ impl Processor {
         match event.kind {
             EventKind::CpuSample(sample) => self.cpu_sample(time, &sample),
             EventKind::WaitStart(wait) => self.wait_start(time, &wait),
-            EventKind::Sleeper(thread) => self.off_cpu_thread(time, &thread),
+            EventKind::OffCpu(thread) => self.off_cpu_thread(time, &thread),
             EventKind::Wake(wake) => self.wake(time, wake),
             EventKind::WaitEnd(end) => self.wait_end(end),
             EventKind::ThreadEnd(times) => self.thread_end(times),

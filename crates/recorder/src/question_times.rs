@@ -1,4 +1,4 @@
-//! When addresses were last asked about and seen; forgets what is too old to matter.
+//! The times at which addresses were last asked about and seen. What is too old is forgotten.
 
 use foldhash::fast::RandomState;
 use perfusion_model::event::MonotonicNs;

@@ -4,17 +4,18 @@
 
 use std::time::{Duration, Instant};
 
-/// While a process waits with its end.
+/// The delay while a process waits with its end.
 const AT_ONCE: Duration = Duration::from_millis(2);
-/// While a shim's ring fills, or an answer was withheld.
+/// The delay while a shim's ring fills, or after an answer was withheld.
 const QUICK: Duration = Duration::from_millis(5);
-/// While programs begin, and code comes and goes: what it is has to be asked while it is still
-/// there.
+/// The delay while programs begin, and code comes and goes. Names can be asked for only while the
+/// code is still there.
 const LIVELY: Duration = Duration::from_millis(20);
-/// Else. The BPF ring holds about a second of samples, a shim's ring some 400 allocations.
+/// The delay in all other cases. The BPF ring holds about a second of samples, a shim's ring some
+/// 400 allocations.
 const CALM: Duration = Duration::from_millis(100);
-/// So long nothing new has happened when it is calm: most of what begins shows what it does by
-/// then.
+/// It is calm when nothing new has happened for so long. Most programs show what they do within
+/// that time.
 const CALM_AFTER: Duration = Duration::from_secs(1);
 /// After an answer that was withheld, rounds are quick for this long: its code is asked about again
 /// when it is seen again, and the sooner that is, the rarer something is unloaded in between.
@@ -41,9 +42,9 @@ pub(super) struct RoundResult {
 /// When the next round is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Due {
-    /// Not before, whatever happens.
+    /// No round begins before, whatever happens.
     pub(super) soonest: Duration,
-    /// At last; before that when something happens.
+    /// The round begins at the latest then, and before that when something happens.
     pub(super) latest: Duration,
 }
 
@@ -109,32 +110,32 @@ mod tests {
     #[test]
     fn rounds_are_rare_only_after_a_while_without_news() {
         let (begin, nothing) = (Instant::now(), RoundResult::default());
-        let mut pace = DrainRateController::new(begin);
+        let mut controller = DrainRateController::new(begin);
         let later = begin + CALM_AFTER;
-        assert_eq!(pace.next(nothing, later - Duration::from_millis(1)), due(LIVELY, LIVELY));
-        assert_eq!(pace.next(nothing, later), due(LIVELY, CALM));
+        assert_eq!(controller.next(nothing, later - Duration::from_millis(1)), due(LIVELY, LIVELY));
+        assert_eq!(controller.next(nothing, later), due(LIVELY, CALM));
         // An eighth of a ring a second is not much, an eighth of it in a twentieth of that is.
         let filling = RoundResult { shims: FILLS, ..nothing };
-        assert_eq!(pace.next(filling, later + 10 * CALM), due(LIVELY, CALM));
+        assert_eq!(controller.next(filling, later + 10 * CALM), due(LIVELY, CALM));
         let often = later + 10 * CALM + CALM / 2;
         assert_eq!(
-            pace.next(RoundResult { kernel: 2 * FILLS, ..nothing }, often),
+            controller.next(RoundResult { kernel: 2 * FILLS, ..nothing }, often),
             due(LIVELY, CALM / 2)
         );
         assert_eq!(
-            pace.next(RoundResult { shims: 256, ..nothing }, often + CALM / 2),
+            controller.next(RoundResult { shims: 256, ..nothing }, often + CALM / 2),
             due(LIVELY, LIVELY)
         );
-        assert_eq!(pace.next(nothing, often + CALM / 2), due(LIVELY, LIVELY));
-        assert_eq!(pace.next(filling, often + CALM), due(QUICK, QUICK));
+        assert_eq!(controller.next(nothing, often + CALM / 2), due(LIVELY, LIVELY));
+        assert_eq!(controller.next(filling, often + CALM), due(QUICK, QUICK));
         assert_eq!(
-            pace.next(RoundResult { kernel: FILLS, ..nothing }, often + CALM),
+            controller.next(RoundResult { kernel: FILLS, ..nothing }, often + CALM),
             due(LIVELY, LIVELY)
         );
         let later = often + 2 * CALM;
-        assert_eq!(pace.next(nothing, later + CALM_AFTER), due(LIVELY, CALM));
-        pace.news(later + CALM_AFTER);
-        assert_eq!(pace.next(nothing, later + CALM_AFTER), due(LIVELY, LIVELY));
+        assert_eq!(controller.next(nothing, later + CALM_AFTER), due(LIVELY, CALM));
+        controller.news(later + CALM_AFTER);
+        assert_eq!(controller.next(nothing, later + CALM_AFTER), due(LIVELY, LIVELY));
     }
 
     #[test]
@@ -144,13 +145,13 @@ mod tests {
             (RoundResult { waited_for: true, ..nothing }, AT_ONCE),
             (RoundResult { withheld: true, ..nothing }, QUICK),
         ] {
-            let mut pace = DrainRateController::new(begin);
+            let mut controller = DrainRateController::new(begin);
             let calm = begin + 2 * CALM_AFTER;
-            assert_eq!(pace.next(nothing, calm), due(LIVELY, CALM));
-            assert_eq!(pace.next(found, calm), due(quick, quick));
+            assert_eq!(controller.next(nothing, calm), due(LIVELY, CALM));
+            assert_eq!(controller.next(found, calm), due(quick, quick));
             let still = if found.withheld { due(QUICK, QUICK) } else { due(LIVELY, LIVELY) };
-            assert_eq!(pace.next(nothing, calm + WITHHELD - LIVELY), still);
-            assert_eq!(pace.next(nothing, calm + WITHHELD), due(LIVELY, LIVELY));
+            assert_eq!(controller.next(nothing, calm + WITHHELD - LIVELY), still);
+            assert_eq!(controller.next(nothing, calm + WITHHELD), due(LIVELY, LIVELY));
         }
     }
 }

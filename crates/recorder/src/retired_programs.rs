@@ -14,16 +14,16 @@ const MAX_PROCESSES: usize = 16_384;
 /// What a process was.
 pub(super) struct RetiredProgram {
     pub(super) pid: u32,
-    /// When it ceased to be that.
+    /// It ceased to be that program at this time.
     pub(super) at: MonotonicNs,
     /// The process table's id for it.
     pub(super) process: Option<ProcessId>,
-    /// Of its first thread.
+    /// Labels of its first thread.
     pub(super) labels: Labels,
 }
 
 impl RetiredProgram {
-    /// Makes labels of today those of a thread of the former program. Only the first thread's id
+    /// Makes labels of today those of a thread of the retired program. Only the first thread's id
     /// goes on to be used.
     pub(super) fn relabel(&self, labels: &mut Labels, thread: ThreadId) {
         labels.service.clone_from(&self.labels.service);
@@ -44,21 +44,21 @@ impl RetiredProgram {
 pub(super) struct RetiredPrograms {
     /// The last one of each process.
     processes: HashMap<u32, Arc<RetiredProgram>>,
-    /// Of CLRs that were in one: no more than there were CLRs.
+    /// The program that each CLR was in. There are no more of them than CLRs.
     regions: HashMap<RegionId, Arc<RetiredProgram>>,
 }
 
 impl RetiredPrograms {
     /// A process has become another program.
-    pub(super) fn retire(&mut self, former: RetiredProgram, regions: &[RegionId]) {
+    pub(super) fn retire(&mut self, retired: RetiredProgram, regions: &[RegionId]) {
         if self.processes.len() >= MAX_PROCESSES {
             self.processes.clear();
         }
-        let former = Arc::new(former);
+        let retired = Arc::new(retired);
         for &region in regions {
-            self.regions.entry(region).or_insert_with(|| Arc::clone(&former));
+            self.regions.entry(region).or_insert_with(|| Arc::clone(&retired));
         }
-        self.processes.insert(former.pid, former);
+        self.processes.insert(retired.pid, retired);
     }
 
     /// Nothing more comes of this CLR.
@@ -81,12 +81,15 @@ impl RetiredPrograms {
         thread: ThreadId,
         since: MonotonicNs,
     ) -> Option<&RetiredProgram> {
-        self.processes.get(&thread.pid).map(|former| &**former).filter(|former| since < former.at)
+        self.processes
+            .get(&thread.pid)
+            .map(|retired| &**retired)
+            .filter(|retired| since < retired.at)
     }
 
     /// The program a CLR was in, unless its process is still that.
     pub(super) fn of_region(&self, region: RegionId) -> Option<&RetiredProgram> {
-        self.regions.get(&region).map(|former| &**former)
+        self.regions.get(&region).map(|retired| &**retired)
     }
 }
 
@@ -103,7 +106,7 @@ mod tests {
         }
     }
 
-    fn former(pid: u32, at: u64) -> RetiredProgram {
+    fn retired(pid: u32, at: u64) -> RetiredProgram {
         RetiredProgram {
             pid,
             at: MonotonicNs(at),
@@ -113,44 +116,44 @@ mod tests {
     }
 
     #[test]
-    fn threads_and_runtimes_from_before_an_exec_bear_the_former_programs_name() {
-        let mut formers = RetiredPrograms::default();
-        formers.retire(former(7, 100), &[RegionId(1)]);
+    fn threads_and_runtimes_from_before_an_exec_bear_the_retired_programs_name() {
+        let mut programs = RetiredPrograms::default();
+        programs.retire(retired(7, 100), &[RegionId(1)]);
         let (first, other) = (ThreadId { pid: 7, tid: 7 }, ThreadId { pid: 7, tid: 8 });
-        let relabelled = |former: &RetiredProgram, thread| {
+        let relabelled = |retired: &RetiredProgram, thread| {
             let mut today = labels("after");
-            former.relabel(&mut today, thread);
+            retired.relabel(&mut today, thread);
             (today.process.unwrap().to_string(), today.thread_name.unwrap().to_string())
         };
-        let was = formers.of_thread(first, MonotonicNs(99)).unwrap();
+        let was = programs.of_thread(first, MonotonicNs(99)).unwrap();
         assert_eq!(relabelled(was, first), ("before".to_owned(), "before".to_owned()));
         assert_eq!(
             relabelled(was, other),
             ("before".to_owned(), "after".to_owned()),
             "its id is nobody else's"
         );
-        assert!(formers.of_thread(first, MonotonicNs(100)).is_none());
-        assert!(formers.of_thread(ThreadId { pid: 9, tid: 9 }, MonotonicNs(1)).is_none());
-        assert_eq!(formers.of_region(RegionId(1)).unwrap().process, Some(ProcessId(3)));
-        assert!(formers.of_region(RegionId(2)).is_none());
+        assert!(programs.of_thread(first, MonotonicNs(100)).is_none());
+        assert!(programs.of_thread(ThreadId { pid: 9, tid: 9 }, MonotonicNs(1)).is_none());
+        assert_eq!(programs.of_region(RegionId(1)).unwrap().process, Some(ProcessId(3)));
+        assert!(programs.of_region(RegionId(2)).is_none());
     }
 
     #[test]
     fn a_process_that_ended_leaves_its_number_to_another_one() {
-        let mut formers = RetiredPrograms::default();
-        formers.retire(former(7, 100), &[]);
-        formers.exited(ThreadId { pid: 7, tid: 8 });
-        assert!(formers.of_thread(ThreadId { pid: 7, tid: 8 }, MonotonicNs(1)).is_some());
-        formers.exited(ThreadId { pid: 7, tid: 7 });
-        assert!(formers.of_thread(ThreadId { pid: 7, tid: 8 }, MonotonicNs(1)).is_none());
+        let mut programs = RetiredPrograms::default();
+        programs.retire(retired(7, 100), &[]);
+        programs.exited(ThreadId { pid: 7, tid: 8 });
+        assert!(programs.of_thread(ThreadId { pid: 7, tid: 8 }, MonotonicNs(1)).is_some());
+        programs.exited(ThreadId { pid: 7, tid: 7 });
+        assert!(programs.of_thread(ThreadId { pid: 7, tid: 8 }, MonotonicNs(1)).is_none());
     }
 
     #[test]
     fn very_many_processes_are_not_remembered() {
-        let mut formers = RetiredPrograms::default();
+        let mut programs = RetiredPrograms::default();
         for pid in 0..2 * u32::try_from(MAX_PROCESSES).unwrap() + 1 {
-            formers.retire(former(pid, 1), &[]);
+            programs.retire(retired(pid, 1), &[]);
         }
-        assert_eq!(formers.processes.len(), 1);
+        assert_eq!(programs.processes.len(), 1);
     }
 }

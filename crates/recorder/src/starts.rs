@@ -1,4 +1,4 @@
-//! Where the threads of a recording began, by their stacks.
+//! The functions in which the threads of a recording began, by their stacks.
 
 use foldhash::HashMap;
 use perfusion_model::event::ThreadId;

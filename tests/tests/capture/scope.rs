@@ -75,7 +75,7 @@ fn source_pids(events: &[Event]) -> Vec<u32> {
         .filter_map(|event| match &event.kind {
             EventKind::CpuSample(sample) => Some(sample.thread.pid),
             EventKind::WaitStart(wait) => Some(wait.thread.pid),
-            EventKind::Sleeper(sleeper) => Some(sleeper.thread.pid),
+            EventKind::OffCpu(sleeper) => Some(sleeper.thread.pid),
             EventKind::WaitEnd(wait) => Some(wait.thread.pid),
             EventKind::ThreadEnd(end) => Some(end.thread.pid),
             EventKind::Rename(rename) => Some(rename.thread.pid),

@@ -1,4 +1,4 @@
-//! Where a thread was: its registers and stack.
+//! The place a thread was in: its registers and stack.
 
 use super::time::MonotonicNs;
 
@@ -37,14 +37,14 @@ pub struct UserRegs {
 /// How a walk of the probes ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WalkEnd {
-    /// At a frame without a rule: the context's registers are that frame's.
+    /// It ended at a frame without a rule: the context's registers are that frame's.
     HandedOver {
         /// True when the frame stands at the next instruction to run, false at a return address.
         exact: bool,
     },
-    /// At the thread's first frame.
+    /// It ended at the thread's first frame.
     ThreadStart,
-    /// At the most frames a record holds.
+    /// It ended when a record held no more frames.
     Limit,
 }
 
@@ -79,7 +79,7 @@ pub struct UserContext {
     pub limited: bool,
     /// True when the kernel had begun to end the thread. Its memory may have been gone.
     pub exiting: bool,
-    /// Of a thread that was blocked then: how to find out whether it still is.
+    /// How to find out whether the thread is still blocked, if it was blocked then.
     pub asleep: Option<BlockedThread>,
 }
 

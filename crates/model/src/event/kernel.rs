@@ -74,7 +74,7 @@ pub struct WaitStart {
     pub span: Option<TraceSpan>,
 }
 
-/// A wait in progress, seen from outside. It stands for itself alone, whatever the coin said of it.
+/// A wait in progress, seen from outside. It stands for itself alone, whatever the sampler chose.
 #[derive(Clone, Debug)]
 pub struct OffCpuThread {
     /// The thread.
@@ -86,7 +86,7 @@ pub struct OffCpuThread {
     /// How long the thread has been off the CPU in all, to some milliseconds; `None` when the
     /// kernel does not say.
     pub off_cpu_ns: Option<u64>,
-    /// `None` when its stack was sent before, with the `WaitStart` or an earlier `Sleeper`.
+    /// `None` when its stack was sent before, with the `WaitStart` or an earlier `OffCpu`.
     pub seen: Option<OffCpuStack>,
 }
 
@@ -145,7 +145,7 @@ pub struct WakerStack {
 }
 
 /// The end of a kept wait; pairs with the `WaitStart` of the same thread whose time is `start`, or
-/// the `Sleeper` with that start.
+/// the `OffCpu` with that start.
 #[derive(Clone, Debug)]
 pub struct WaitEnd {
     /// The thread.

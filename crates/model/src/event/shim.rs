@@ -223,7 +223,7 @@ pub enum ShimEvent {
     },
     /// The runtime changed how many workers of its thread pool may run at a time.
     PoolAdjusted {
-        /// So many.
+        /// How many workers.
         workers: u32,
         /// The runtime's reason code.
         reason: u32,
@@ -255,11 +255,11 @@ pub enum ShimEvent {
         /// Their `Allocation::sample`.
         samples: Vec<u64>,
     },
-    /// A managed thread that was there when the library was loaded.
+    /// A managed thread that was there when the shim was loaded.
     ThreadAt {
         /// Its id in the initial pid namespace.
         tid: u32,
-        /// Where the runtime's structure of it is, as the library says.
+        /// Address of the runtime's structure of it, as the shim says.
         address: u64,
     },
     /// The instance waits to hear that all it has said up to this was looked at.

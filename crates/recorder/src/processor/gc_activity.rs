@@ -14,7 +14,7 @@ const RESTART_NS: u64 = 100_000_000;
 /// manifest, ClrEtwAll.man).
 const FOR_COLLECTION: [u8; 2] = [1, 6];
 
-/// A hostile library may make up more.
+/// A hostile shim may make up more.
 const MAX_PAUSERS: usize = 10_000;
 
 /// What runtimes collect, and which threads do it.

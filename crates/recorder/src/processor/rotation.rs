@@ -23,7 +23,7 @@ impl AnnouncedEnd {
         let tid = match kind {
             EventKind::CpuSample(sample) => sample.thread.tid,
             EventKind::WaitStart(wait) => wait.thread.tid,
-            EventKind::Sleeper(sleeper) => sleeper.thread.tid,
+            EventKind::OffCpu(found) => found.thread.tid,
             EventKind::Wake(wake) => wake.tid,
             EventKind::WaitEnd(end) => end.thread.tid,
             EventKind::ThreadEnd(times) => times.thread.tid,

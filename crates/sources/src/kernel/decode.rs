@@ -264,7 +264,7 @@ fn sleeper(bytes: &[u8]) -> Result<EventKind, DecodeError> {
             span: span(record.flags, record.trace_id, record.span_id),
         })
     };
-    Ok(EventKind::Sleeper(OffCpuThread {
+    Ok(EventKind::OffCpu(OffCpuThread {
         thread: ThreadId { pid: record.tgid, tid: record.tid },
         comm: record.comm,
         start: MonotonicNs(record.start_ns),
@@ -503,8 +503,7 @@ mod tests {
                 span_id,
                 ..OffCpuRecord::default()
             };
-            let EventKind::Sleeper(sleeper) =
-                ring_record(bytemuck::bytes_of(&record)).unwrap().kind
+            let EventKind::OffCpu(sleeper) = ring_record(bytemuck::bytes_of(&record)).unwrap().kind
             else {
                 panic!()
             };
