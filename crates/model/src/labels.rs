@@ -111,7 +111,7 @@ impl SampleType {
 
 /// Label value of a heap.
 #[must_use]
-pub const fn heap_name(heap: HeapKind) -> &'static str {
+const fn heap_name(heap: HeapKind) -> &'static str {
     match heap {
         HeapKind::Small => "soh",
         HeapKind::Large => "loh",
@@ -134,7 +134,7 @@ pub enum Sampling {
 impl Sampling {
     /// The label's value.
     #[must_use]
-    pub const fn name(self) -> &'static str {
+    const fn name(self) -> &'static str {
         match self {
             Self::Exact => "exact",
             Self::Random => "random",

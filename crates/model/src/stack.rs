@@ -221,18 +221,6 @@ impl StackTable {
     pub fn span(&self, id: StackId) -> Option<StackSpan> {
         self.get(id)?.span.map(|(span, _)| span)
     }
-
-    /// Number of distinct stacks.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.stacks.len()
-    }
-
-    /// True when nothing was interned.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.stacks.is_empty()
-    }
 }
 
 /// How many stacks of spans there may be in so much room, in frames.
@@ -253,13 +241,13 @@ mod tests {
         let stack = |first| [first, 1, 2].map(FrameKey::Kernel);
         let ids: Vec<_> = (0..5).map(|first| table.intern(&stack(first))).collect();
         assert_eq!(ids[2..], [StackTable::OVERFLOW; 3]);
-        assert_eq!((table.len(), table.refused()), (2, 3));
+        assert_eq!((table.stacks.len(), table.refused()), (2, 3));
         assert_eq!((table.intern(&stack(1)), table.frames(ids[1])), (ids[1], &stack(1)[..]));
         let marker = table.frames(StackTable::OVERFLOW).to_vec();
         assert_eq!((table.intern(&marker), table.find(&marker)), (ids[2], Some(ids[2])));
         let over = table.take();
         assert_eq!(
-            (over.len(), table.len(), table.refused()),
+            (over.stacks.len(), table.stacks.len(), table.refused()),
             (2, 0, 3),
             "counted since the recording began"
         );
@@ -279,7 +267,7 @@ mod tests {
         assert!((table.fill() - 0.5).abs() < 0.01, "{}", table.fill());
         let more: Vec<StackId> =
             (least / 2..2 * least).map(|first| table.intern(&stack(first))).collect();
-        assert_eq!((table.len(), more[least]), (least, StackTable::OVERFLOW));
+        assert_eq!((table.stacks.len(), more[least]), (least, StackTable::OVERFLOW));
         table.allow(u64::MAX);
         assert!(table.fill() < 0.01 && table.intern(&stack(3 * least)) != StackTable::OVERFLOW);
         (4 * least..6 * least).for_each(|first| _ = table.intern(&stack(first)));
