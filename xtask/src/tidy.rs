@@ -51,11 +51,9 @@ const ALONE: [(&str, &[&str]); 3] = [
     ("xtask", &["ebpf-common"]),
 ];
 
-/// Groups of modules that use each other and stay, by member. The helper does in a process of its
-/// own what `ipc` and `place` ask it for, by their own functions. In the shim a callback of the
-/// runtime runs code that makes objects with callbacks.
-const CIRCLES: [(&str, &str); 3] = [
-    ("perfusion-dotnet", "attach: helper, ipc, shim_copy, trusted"),
+/// Groups of modules that use each other and stay, by member. In the shim a callback of the runtime
+/// runs code that makes objects with callbacks.
+const CIRCLES: [(&str, &str); 2] = [
     ("profiler-shim", "the crate: com, event, exact, instance, method, recorder, service"),
     ("profiler-shim", "com: callback, exact, object, vtable"),
 ];

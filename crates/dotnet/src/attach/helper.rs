@@ -19,8 +19,8 @@
 mod protocol;
 
 use self::protocol::{ASKING, HelperRequest, HelperResponse, MESSAGE_BYTES};
-use super::ipc::{self, IpcError};
-use super::shim_copy;
+use super::ipc_error::IpcError;
+use super::{shim_file, socket};
 use perfusion_host::process::handle::ProcessHandle;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, StatxFlags, statx};
@@ -423,7 +423,7 @@ fn answer(request: &[u8], directory: Option<&OwnedFd>, answers: &OwnedFd) {
             (HelperRequest::parse(request), directory)
     {
         // On failure it is left to the next sweep.
-        shim_copy::remove_here(directory, name).ok();
+        shim_file::remove(directory, name).ok();
     }
 }
 
@@ -431,15 +431,15 @@ fn perform(request: &[u8], directory: Option<&OwnedFd>) -> Result<Option<OwnedFd
     let file = |error| HelperResponse::System(ASKING, error);
     match (HelperRequest::parse(request), directory) {
         (Some(HelperRequest::Connect { pid, start_ticks, timeout }), None) => {
-            ipc::connect_to(pid, start_ticks, timeout)
+            socket::connect_to(pid, start_ticks, timeout)
                 .map(Some)
                 .map_err(|error| HelperResponse::of(&error))
         }
         (Some(HelperRequest::Make(name)), Some(directory)) => {
-            shim_copy::make_here(directory, name).map(Some).map_err(file)
+            shim_file::create(directory, name).map(Some).map_err(file)
         }
         (Some(HelperRequest::Remove(name)), Some(directory)) => {
-            shim_copy::remove_here(directory, name).map(|()| None).map_err(file)
+            shim_file::remove(directory, name).map(|()| None).map_err(file)
         }
         _ => Err(file(Errno::INVAL)),
     }
@@ -515,10 +515,10 @@ mod tests {
     use super::{
         HelperFailure, HelperRequest, HelperResponse, HelperSocket, MESSAGE_BYTES, MOST_OF_ONE,
         MOST_REQUESTS, PendingRequests, RequestBlocker, SocketMessage, answer, pair, receive, send,
-        shim_copy, work,
+        shim_file, work,
     };
-    use crate::attach::ipc::IpcError;
-    use crate::attach::ipc::tests::{with_listener, with_peer};
+    use crate::attach::ipc_error::IpcError;
+    use crate::attach::socket::tests::{with_listener, with_peer};
     use perfusion_host::process::handle::ProcessHandle;
     use rustix::io::Errno;
     use std::io::{Read as _, Write as _};
@@ -600,7 +600,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let directory = std::fs::File::open(folder.path()).unwrap();
         let line = line();
-        let name = shim_copy::NAMING.fresh().unwrap();
+        let name = shim_file::NAMING.fresh().unwrap();
         let made = line.file(&HelperRequest::Make(&name), &directory).unwrap();
         std::fs::File::from(made.unwrap()).write_all(b"library").unwrap();
         assert_eq!(std::fs::read(folder.path().join(&name)).unwrap(), b"library");
@@ -630,7 +630,7 @@ mod tests {
     fn a_file_that_was_made_too_late_is_taken_back() {
         let folder = tempfile::tempdir().unwrap();
         let directory = std::fs::File::open(folder.path()).unwrap();
-        let name = shim_copy::NAMING.fresh().unwrap();
+        let name = shim_file::NAMING.fresh().unwrap();
         let (ours, theirs) = pair().unwrap();
         let soon = Instant::now() + Duration::from_millis(1);
         let asked =
@@ -724,7 +724,7 @@ mod tests {
         );
         let folder = tempfile::tempdir().unwrap();
         let directory = std::fs::File::open(folder.path()).unwrap();
-        line.file(&HelperRequest::Make(&shim_copy::NAMING.fresh().unwrap()), &directory).unwrap();
+        line.file(&HelperRequest::Make(&shim_file::NAMING.fresh().unwrap()), &directory).unwrap();
     }
 
     #[test]

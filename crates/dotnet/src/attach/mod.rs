@@ -9,11 +9,15 @@
 pub mod helper;
 pub mod hresult;
 pub mod ipc;
+mod ipc_error;
 pub mod launch;
 pub mod no_socket;
 pub mod policy;
 pub mod shim_copy;
+pub mod shim_file;
+mod socket;
 mod trusted;
+pub mod unusable_directory;
 pub mod wait;
 pub mod workers;
 

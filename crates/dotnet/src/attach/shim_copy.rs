@@ -10,40 +10,32 @@
 //! environment hands it on to children that outlive us: nobody else may ever be able to use the
 //! path, also when the file has gone ([`place_for_start`]).
 
+pub use super::shim_file::is_ours;
+
 use super::helper;
+use super::shim_file::{self, NAMING};
 use super::trusted;
-use perfusion_host::locked_files::{self, LockedFileName};
+use super::unusable_directory::{TriedDirectories, UnusableDirectory};
+use perfusion_host::locked_files;
 use perfusion_host::process::handle::ProcessHandle;
-use perfusion_model::text::printable;
 use profiler_protocol::load::LOCK_PATH_BYTES;
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, StatVfsMountFlags, fchmod, fstat, fstatvfs, mkdirat, openat,
-    statat, unlinkat,
+    AtFlags, Mode, OFlags, StatVfsMountFlags, fchmod, fstat, fstatvfs, mkdirat, openat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid, geteuid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use std::collections::HashSet;
-use std::fmt;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::thread::JoinHandle;
-
-/// What the library's files are called.
-pub(super) const NAMING: LockedFileName =
-    LockedFileName { prefix: "perfusion-shim-", suffix: ".so" };
 /// Not `/run/perfusion`: what a service manager makes for the daemon goes when the daemon ends.
 const START_DIRECTORY: &str = "perfusion-record";
 /// Roots visited by the sweep, at most.
 const ROOTS: usize = 4096;
-
-/// True for the name of a file of the library, deleted or not.
-pub fn is_ours(file_name: &str) -> bool {
-    file_name.starts_with(NAMING.prefix)
-}
 
 /// The library could not be placed.
 #[derive(Debug, thiserror::Error)]
@@ -53,85 +45,6 @@ pub struct ShimCopyError {
     pub pid: u32,
     /// Each directory below its root, and what was wrong with it.
     pub tried: Vec<(PathBuf, UnusableDirectory)>,
-}
-
-/// Why a directory is not used.
-#[derive(Debug)]
-pub enum UnusableDirectory {
-    /// A system call failed.
-    System(&'static str, Errno),
-    /// The file system of a user namespace that has no number for any user of ours (EOVERFLOW), and
-    /// we may not become the process's user, who has one.
-    UnknownUser,
-    /// Mounted noexec: the loader could not map the library.
-    NoExec,
-    /// Mounted read-only.
-    ReadOnly,
-    /// It, or a directory or link on the way to it, belongs to somebody who has no say about the
-    /// process.
-    Owner {
-        /// Which.
-        path: PathBuf,
-        /// Whose it is.
-        uid: u32,
-    },
-    /// Others may rename files in it, or in a directory on the way (writable for group or others
-    /// without the sticky bit).
-    NotSticky {
-        /// Which.
-        path: PathBuf,
-    },
-    /// Others may make files in it, now or when the library has gone.
-    Shared,
-    /// Its path has characters that the profiler list of the environment cannot hold, or is no
-    /// UTF-8.
-    Unquotable,
-}
-
-impl std::error::Error for UnusableDirectory {}
-
-impl fmt::Display for UnusableDirectory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::System(step, source) => write!(f, "{step}: {source}"),
-            Self::UnknownUser => write!(
-                f,
-                "create: {}: its file system knows no user of ours; that takes CAP_SETUID and \
-                 CAP_SETGID",
-                Errno::OVERFLOW
-            ),
-            Self::NoExec => f.write_str("mounted noexec"),
-            Self::ReadOnly => f.write_str("mounted read-only"),
-            Self::Owner { path, uid } => write!(
-                f,
-                "{} belongs to user {uid}, who is neither root nor the process's own",
-                printable(&path.to_string_lossy())
-            ),
-            Self::NotSticky { path } => write!(
-                f,
-                "{} is writable for group or others without the sticky bit",
-                printable(&path.to_string_lossy())
-            ),
-            Self::Shared => f.write_str("others than its owner may write in it"),
-            Self::Unquotable => f.write_str(
-                "its path is not UTF-8, has `;` or `=` in it, or, for a start, is not ASCII or too \
-                 long",
-            ),
-        }
-    }
-}
-
-/// Directories that were tried, and what was wrong with each.
-pub struct TriedDirectories<'a, E>(pub &'a [(PathBuf, E)]);
-
-impl<E: fmt::Display> fmt::Display for TriedDirectories<'_, E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, (path, why)) in self.0.iter().enumerate() {
-            let separator = if index == 0 { "" } else { "; " };
-            write!(f, "{separator}{}: {why}", printable(&path.to_string_lossy()))?;
-        }
-        Ok(())
-    }
 }
 
 /// The library at its place. Dropping it removes the file; a process that has loaded it keeps its
@@ -208,7 +121,7 @@ impl Drop for ShimCopy {
 /// Writes `library` into the first fitting directory of `target`: `TMPDIR`, `/tmp`, `/dev/shm`.
 ///
 /// # Errors
-/// [`PlaceError`] lists every directory tried.
+/// [`ShimCopyError`] lists every directory tried.
 pub fn place(target: &ProcessHandle, library: &[u8]) -> Result<ShimCopy, ShimCopyError> {
     let mut tried = Vec::new();
     for path in directories(target) {
@@ -231,7 +144,7 @@ fn directories(target: &ProcessHandle) -> Vec<PathBuf> {
 /// `XDG_RUNTIME_DIR` or the home directory. It stays there.
 ///
 /// # Errors
-/// [`PlaceError`] lists every directory tried.
+/// [`ShimCopyError`] lists every directory tried.
 pub fn place_for_start(me: &ProcessHandle, library: &[u8]) -> Result<ShimCopy, ShimCopyError> {
     let mut tried = Vec::new();
     for path in start_directories() {
@@ -379,20 +292,11 @@ fn write_locked(
 }
 
 fn create(directory: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
-    match make_here(directory, name) {
+    match shim_file::create(directory, name) {
         // The process's user alone may write there, and the helper, if there is one.
         Err(Errno::ACCESS) => helper::make(directory, name).unwrap_or(Err(Errno::ACCESS)),
         made => made,
     }
-}
-
-/// Makes a file that was not there, by this process's own rights.
-///
-/// # Errors
-/// The system call's.
-pub(super) fn make_here(directory: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(directory, name, flags, Mode::RUSR | Mode::WUSR)
 }
 
 /// Removes a file that [`create`] may have made.
@@ -401,18 +305,6 @@ fn remove(directory: impl AsFd, name: &str) -> Result<(), Errno> {
         Err(Errno::ACCESS) => helper::remove(&directory, name).unwrap_or(Err(Errno::ACCESS)),
         removed => removed,
     }
-}
-
-/// Removes a regular file, by this process's own rights.
-///
-/// # Errors
-/// The system call's; `INVAL` for what is no regular file.
-pub(super) fn remove_here(directory: impl AsFd, name: &str) -> Result<(), Errno> {
-    let status = statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
-    if FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
-        return Err(Errno::INVAL);
-    }
-    unlinkat(&directory, name, AtFlags::empty())
 }
 
 /// Makes the file on a thread of its own that has become the target's user: ids are per thread in

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 
-use super::shim_copy::UnusableDirectory;
+use super::unusable_directory::UnusableDirectory;
 
 /// Links on the way, at most (the kernel's MAXSYMLINKS), and names.
 const LINKS: usize = 40;

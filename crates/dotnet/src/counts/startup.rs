@@ -9,7 +9,8 @@
 
 use super::TypeEventRate;
 use crate::attach::ipc::RUNTIME_PROVIDER;
-use crate::attach::shim_copy::{self, TriedDirectories, UnusableDirectory};
+use crate::attach::shim_copy;
+use crate::attach::unusable_directory::{TriedDirectories, UnusableDirectory};
 use perfusion_host::locked_files::{self, LockedFileName};
 use perfusion_host::process::handle::ProcessHandle;
 use rustix::fs::{

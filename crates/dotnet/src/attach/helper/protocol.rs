@@ -1,8 +1,8 @@
 //! What the daemon asks its helper for and what that answers, as bytes of one message each. Both
 //! are the same program, so there are no versions of it.
 
-use crate::attach::ipc::{self, IpcError};
-use crate::attach::shim_copy;
+use crate::attach::ipc_error::{CONNECT as CONNECT_STEP, IpcError};
+use crate::attach::shim_file;
 use rustix::io::Errno;
 use std::io;
 use std::time::Duration;
@@ -47,7 +47,7 @@ impl<'a> HelperRequest<'a> {
 
     pub(super) fn parse(bytes: &'a [u8]) -> Option<Self> {
         let (kind, rest) = bytes.split_first()?;
-        let name = || std::str::from_utf8(rest).ok().filter(|name| shim_copy::NAMING.fits(name));
+        let name = || std::str::from_utf8(rest).ok().filter(|name| shim_file::NAMING.fits(name));
         match *kind {
             CONNECT => {
                 let (pid, rest) = rest.split_first_chunk()?;
@@ -88,7 +88,7 @@ const STEPS: [&str; 9] = [
     "socket",
     "SO_SNDTIMEO",
     "address",
-    ipc::CONNECT,
+    CONNECT_STEP,
     "SO_PEERCRED",
 ];
 
@@ -139,14 +139,14 @@ impl HelperResponse {
 
 #[cfg(test)]
 mod tests {
-    use super::{HelperRequest, HelperResponse, MESSAGE_BYTES, STEPS, shim_copy};
+    use super::{HelperRequest, HelperResponse, MESSAGE_BYTES, STEPS, shim_file};
     use proptest::{collection::vec, prelude::any, proptest};
     use rustix::io::Errno;
     use std::time::Duration;
 
     #[test]
     fn requests_and_answers_are_read_as_they_were_written() {
-        let name = shim_copy::NAMING.fresh().unwrap();
+        let name = shim_file::NAMING.fresh().unwrap();
         let timeout = Duration::from_millis(1234);
         let connect = HelperRequest::Connect { pid: 7, start_ticks: 1 << 40, timeout };
         for request in [connect, HelperRequest::Make(&name), HelperRequest::Remove(&name)] {
