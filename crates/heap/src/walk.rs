@@ -9,6 +9,11 @@
 //! `ClrEtwAll.man` and `eventtrace_gcheap.cpp` of dotnet/runtime. What a process sends is bounded,
 //! and believed about nothing but itself.
 
+mod pauses;
+mod sequence;
+
+use self::pauses::{PauseMark, PauseMarks};
+use self::sequence::{BulkEvent, WalkSequence};
 use crate::graph::{Graph, GraphBuilder, NOWHERE, NoGraph};
 use perfusion_dotnet::declared::StaticField;
 use perfusion_dotnet::fields::PayloadFields;
@@ -31,12 +36,6 @@ mod id {
     pub(super) const STATICS: u32 = 38;
 }
 
-/// Asked for, by a session or the app itself.
-const INDUCED: u32 = 1;
-const OLDEST_GENERATION: u32 = 2;
-/// Stops and starts of the managed threads, and collections, that are kept: all that happens while
-/// a survey is taken.
-const MAX_MARKS: usize = 1 << 16;
 /// Roots that are kept.
 const MAX_ROOTS: usize = 1 << 24;
 /// Static fields with names.
@@ -185,34 +184,11 @@ fn bytes_of(fields: &[StaticField], roots: &[Root]) -> usize {
     size_of_val(fields) + size_of_val(roots) + roots.len() * size_of::<u32>()
 }
 
-/// What the pause is worked out from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum PauseMark {
-    /// The runtime begins to stop the managed threads.
-    Suspending,
-    /// A full collection begins that was asked for.
-    Induced,
-    /// The managed threads run again.
-    Restarted,
-}
-
-/// Sorts of numbered events.
-#[derive(Clone, Copy)]
-enum BulkEvent {
-    Roots,
-    Dependents,
-    Objects,
-    References,
-}
-
-/// Takes the events.
+/// Takes the events of a walk and builds the survey from them.
 #[derive(Debug)]
 pub struct HeapWalk {
-    /// The thread that walks, once it has begun.
-    thread: Option<u64>,
-    /// The walk has been followed by another one.
-    is_over: bool,
-    marks: Vec<(u64, PauseMark)>,
+    sequence: WalkSequence,
+    pauses: PauseMarks,
     types: RuntimeTypes,
     objects: u64,
     fields: Vec<StaticField>,
@@ -225,9 +201,6 @@ pub struct HeapWalk {
     watched: Vec<(u64, u32)>,
     weak: u64,
     dependents: u64,
-    /// Numbers of the next events with roots, dependent handles, objects and references.
-    next: [u32; 4],
-    missing: u64,
     malformed: u64,
 }
 
@@ -236,9 +209,8 @@ impl HeapWalk {
     #[must_use]
     pub fn new(limit_bytes: usize) -> Self {
         Self {
-            thread: None,
-            is_over: false,
-            marks: Vec::new(),
+            sequence: WalkSequence::default(),
+            pauses: PauseMarks::default(),
             types: RuntimeTypes::new(TypeBudget::within(limit_bytes)),
             objects: 0,
             fields: Vec::new(),
@@ -249,8 +221,6 @@ impl HeapWalk {
             watched: Vec::new(),
             weak: 0,
             dependents: 0,
-            next: [0; 4],
-            missing: 0,
             malformed: 0,
         }
     }
@@ -272,27 +242,36 @@ impl HeapWalk {
     /// stopped.
     #[must_use]
     pub fn has_stopped_threads(&self) -> bool {
-        self.has_begun() || self.marks.iter().any(|(_, mark)| *mark == PauseMark::Induced)
+        self.has_begun() || self.pauses.has_induced()
     }
 
     /// True when there was a walk.
     #[must_use]
     pub fn has_begun(&self) -> bool {
-        self.next != [0; 4]
+        self.sequence.has_begun()
     }
 
     /// Takes one event. Those that are not part of a walk are passed over.
     pub fn event(&mut self, event: NettraceEvent<'_>) {
         let fields = PayloadFields(event.payload);
         let understood = match event.id {
-            id::SUSPENDING => self.mark(event.time_ns, PauseMark::Suspending),
-            id::GC_START => self.collection(fields, event.time_ns),
-            id::RESTARTED => self.mark(event.time_ns, PauseMark::Restarted),
+            id::SUSPENDING => {
+                self.pauses.mark(event.time_ns, PauseMark::Suspending);
+                Some(())
+            }
+            id::GC_START => self.pauses.collection(fields, event.time_ns),
+            id::RESTARTED => {
+                self.pauses.mark(event.time_ns, PauseMark::Restarted);
+                Some(())
+            }
             // A type is told of when it is first met, in whatever walk that is.
             id::TYPES => self.types.learn(fields),
             id::ROOTS | id::DEPENDENT_HANDLES | id::OBJECTS | id::REFERENCES | id::STATICS => {
-                let is_walker = *self.thread.get_or_insert(event.thread) == event.thread;
-                if is_walker && !self.is_over { self.step(event.id, fields) } else { Some(()) }
+                if self.sequence.takes(event.thread) {
+                    self.step(event.id, fields)
+                } else {
+                    Some(())
+                }
             }
             _ => Some(()),
         };
@@ -314,64 +293,15 @@ impl HeapWalk {
             id::REFERENCES => self.add_references(fields),
             // Static fields come first.
             _ if self.has_begun() => {
-                self.is_over = true;
+                self.sequence.end();
                 Some(())
             }
             _ => self.add_statics(fields),
         }
     }
 
-    fn mark(&mut self, time_ns: u64, mark: PauseMark) -> Option<()> {
-        if self.marks.len() < MAX_MARKS {
-            self.marks.push((time_ns, mark));
-        }
-        Some(())
-    }
-
-    fn collection(&mut self, mut fields: PayloadFields<'_>, time_ns: u64) -> Option<()> {
-        let [_number, generation, reason] = [fields.u32()?, fields.u32()?, fields.u32()?];
-        if generation == OLDEST_GENERATION && reason == INDUCED {
-            self.mark(time_ns, PauseMark::Induced)?;
-        }
-        Some(())
-    }
-
-    /// How long the managed threads stood still for collections that were asked for, and how many
-    /// those were.
-    fn pause(&mut self) -> (Duration, u32) {
-        self.marks.sort_unstable();
-        let (mut pause_ns, mut collections, mut stopped, mut induced) = (0u64, 0u32, None, 0u32);
-        for &(time_ns, mark) in &self.marks {
-            match mark {
-                PauseMark::Suspending => (stopped, induced) = (Some(time_ns), 0),
-                PauseMark::Induced => induced += 1,
-                PauseMark::Restarted => {
-                    if let Some(begin) = stopped.take().filter(|_| induced > 0) {
-                        pause_ns = pause_ns.saturating_add(time_ns - begin);
-                        collections += induced;
-                    }
-                }
-            }
-        }
-        (Duration::from_nanos(pause_ns), collections)
-    }
-
-    /// Takes the number and the count of an event of a sort; the count is 0 for the first one of
-    /// another walk.
-    fn expect(&mut self, sort: BulkEvent, fields: &mut PayloadFields<'_>) -> Option<u32> {
-        let (number, count, _runtime) = (fields.u32()?, fields.u32()?, fields.u16()?);
-        let next = self.next.get_mut(sort as usize)?;
-        if number == 0 && *next > 0 {
-            self.is_over = true;
-            return Some(0);
-        }
-        self.missing += u64::from(number.abs_diff(*next));
-        *next = number.wrapping_add(1);
-        Some(count)
-    }
-
     fn add_objects(&mut self, mut fields: PayloadFields<'_>) -> Option<()> {
-        let count = self.expect(BulkEvent::Objects, &mut fields)?;
+        let count = self.sequence.expect(BulkEvent::Objects, &mut fields)?;
         for _ in 0..count {
             let (address, bytes, id, references) =
                 (fields.u64()?, fields.u64()?, fields.u64()?, fields.u64()?);
@@ -389,7 +319,7 @@ impl HeapWalk {
     }
 
     fn add_references(&mut self, mut fields: PayloadFields<'_>) -> Option<()> {
-        let count = self.expect(BulkEvent::References, &mut fields)?;
+        let count = self.sequence.expect(BulkEvent::References, &mut fields)?;
         for _ in 0..count {
             let (address, _field) = (fields.u64()?, fields.u32()?);
             self.build(|graph| graph.reference(address));
@@ -398,7 +328,7 @@ impl HeapWalk {
     }
 
     fn add_roots(&mut self, mut fields: PayloadFields<'_>) -> Option<()> {
-        let count = self.expect(BulkEvent::Roots, &mut fields)?;
+        let count = self.sequence.expect(BulkEvent::Roots, &mut fields)?;
         for _ in 0..count {
             let (address, kind, flags, id) =
                 (fields.u64()?, fields.u8()?, fields.u32()?, fields.u64()?);
@@ -428,7 +358,7 @@ impl HeapWalk {
     }
 
     fn add_dependents(&mut self, mut fields: PayloadFields<'_>) -> Option<()> {
-        let count = self.expect(BulkEvent::Dependents, &mut fields)?;
+        let count = self.sequence.expect(BulkEvent::Dependents, &mut fields)?;
         for _ in 0..count {
             let (key, value, _id) = (fields.u64()?, fields.u64()?, fields.u64()?);
             if key != 0 && value != 0 {
@@ -485,10 +415,10 @@ impl HeapWalk {
 
     /// What was found; `lost` events of the stream are missing.
     #[must_use]
-    pub fn finish(mut self, lost: u64) -> HeapSurvey {
-        let (pause, collections) = self.pause();
+    pub fn finish(self, lost: u64) -> HeapSurvey {
+        let (pause, collections) = self.pauses.pause();
         let (mut roots, mut watched) = (self.roots, self.watched);
-        let graph = self.graph.and_then(|graph| match (self.missing, self.malformed) {
+        let graph = self.graph.and_then(|graph| match (self.sequence.missing(), self.malformed) {
             (0, 0) => {
                 let of_watched = watched.iter().map(|(_, place)| *place);
                 let mut places: Vec<u32> =
@@ -523,7 +453,7 @@ impl HeapWalk {
             pause,
             collections,
             malformed: self.malformed,
-            lost: lost.max(self.missing),
+            lost: lost.max(self.sequence.missing()),
         }
     }
 }
