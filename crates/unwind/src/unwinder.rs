@@ -1,6 +1,6 @@
-//! The finisher: walks a captured context (registers and a copy of the stack) to the thread's
-//! start, frame by frame, by the rules a [`Code`] gives; behind the frames that the probes have
-//! walked already, by the same rules. Knows nothing of files or processes.
+//! The user-space unwinder. It walks a captured context (registers and a copy of the stack) to the
+//! thread's start, frame by frame, by the rules that a [`CodeLookup`] gives. Frames that the probes
+//! have walked already come first, by the same rules. It knows nothing of files or processes.
 //!
 //! Invariants: a walk has at most `max_frames` frames, and its stack pointer grows with every one,
 //! but for that of a signal handler, which may have interrupted code on another stack; a register
@@ -9,16 +9,21 @@
 //! marked, because about a third of optimised managed methods and all of glibc keep no frame
 //! pointer.
 
+mod captured_stack;
 mod scan;
+mod trace;
+mod unwound_stack;
 
+pub use self::trace::UnwindTrace;
+pub use self::unwound_stack::UnwoundStack;
+
+use self::captured_stack::{CapturedStack, MissingValue, ValueOrigin};
 use self::scan::ScanBudget;
 use super::machine::TargetMachine;
 use super::native::{NATIVE, native_address_mask};
 use super::rule::{Cfa, FrameKind, Register, Rule, RuleRefusal, Saved};
 use perfusion_model::event::{MonotonicNs, UserContext, WalkEnd};
 use perfusion_model::frame::{FrameKey, Marker};
-use std::cell::Cell;
-use std::rc::Rc;
 use std::sync::Arc;
 
 /// Bounds of one walk.
@@ -65,106 +70,11 @@ pub trait CodeLookup {
     fn stack(&mut self, address: u64) -> Option<Vec<u8>>;
 }
 
-/// A finished stack.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct UnwoundStack {
-    /// User frames, innermost first, with [`Marker`]s where the walk guessed or ended early.
-    pub frames: Vec<FrameKey>,
-    /// True when the last frame is the thread's first.
-    pub reached_thread_start: bool,
-    /// Callers found by a frame pointer or a scan only.
-    pub guessed: u32,
-    /// True when the same stack was finished a moment ago.
-    pub seen_before: bool,
-    /// Why the walk ended before the thread's start; also the last frame.
-    pub broken: Option<Marker>,
-}
-
-impl UnwoundStack {
-    /// Ended early, after the frames found so far.
-    #[must_use]
-    pub fn broken(mut self, why: Marker) -> Self {
-        self.frames.push(FrameKey::Marker(why));
-        self.broken = Some(why);
-        self
-    }
-
-    /// Whether the thread was being ended and had no more stack.
-    #[must_use]
-    pub fn is_exiting(&self) -> bool {
-        self.broken == Some(Marker::Exiting)
-    }
-
-    /// Whether a part of the stack that was there is missing.
-    #[must_use]
-    pub fn is_broken(&self) -> bool {
-        !self.reached_thread_start && !self.is_exiting()
-    }
-}
-
-/// What of a context a walk went by: registers it began with and words of the stack. By the same
-/// rules, a context that begins at the same instruction with the same stack pointer and has all of
-/// these has the same frames.
-#[derive(Clone, Debug, Default)]
-pub struct UnwindTrace {
-    registers: u16,
-    values: [u64; 16],
-    /// Offset in the copy, and the word.
-    words: Vec<(usize, u64)>,
-    /// It also went by what is in no copy.
-    is_beyond: bool,
-}
-
-impl UnwindTrace {
-    /// Whether it says all that the walk went by.
-    #[must_use]
-    pub fn is_whole(&self) -> bool {
-        !self.is_beyond
-    }
-
-    /// Whether a context has what this one's had.
-    #[must_use]
-    pub fn holds_in(&self, context: &UserContext) -> bool {
-        let registers = self.values.iter().zip(&context.regs.gpr).enumerate();
-        let mut registers = registers.filter(|(register, _)| self.registers & (1 << register) != 0);
-        registers.all(|(_, (then, now))| then == now)
-            && self.words.iter().all(|(at, word)| word_in(&context.stack, *at) == Some(*word))
-    }
-
-    /// What it takes to keep it, in words.
-    #[must_use]
-    pub fn words(&self) -> usize {
-        self.values.len() + 2 * self.words.len()
-    }
-}
-
-/// The word at an offset in a copy.
-fn word_in(stack: &[u8], at: usize) -> Option<u64> {
-    stack.get(at..).and_then(|rest| rest.first_chunk::<8>()).map(|word| u64::from_le_bytes(*word))
-}
-
-/// The same in what was read at an address.
-fn word_of((from, bytes): &(u64, Rc<[u8]>), address: u64) -> Option<u64> {
-    word_in(bytes, usize::try_from(address.checked_sub(*from)?).ok()?)
-}
-
-/// Where a register's value is from. It matters to the walk only once something is found by it.
-#[derive(Clone, Copy)]
-pub(super) enum ValueOrigin {
-    /// The context's register.
-    Context(usize),
-    /// The word at an offset in the copy.
-    Word(usize, u64),
-    /// What the walk went by already.
-    Known,
-}
-
 /// A walk in progress.
 pub(super) struct StackWalk<'a> {
     pub(super) machine: &'a TargetMachine,
     context: &'a UserContext,
-    /// Address of the first byte of the copy.
-    stack_start: u64,
+    stack: CapturedStack<'a>,
     /// The frame is at or above this address: its stack pointer, where that is known.
     pub(super) floor: u64,
     registers: [u64; 16],
@@ -172,40 +82,6 @@ pub(super) struct StackWalk<'a> {
     known: u16,
     trace: UnwindTrace,
     scans: ScanBudget,
-    /// It is on a stack that a signal handler on another one has interrupted, and of which nothing
-    /// is in the copy.
-    is_elsewhere: bool,
-    /// What was read beyond the copy, each with its address.
-    pieces: Vec<(u64, Rc<[u8]>)>,
-    /// The last word that was beyond.
-    wanted: Cell<Option<u64>>,
-}
-
-/// Why a value is not to be had.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum MissingValue {
-    /// Above the end of a copy that was cut.
-    BeyondCopy,
-    /// Above the end of a copy that memory ended: the stack's, or a page that was not there.
-    NotThere,
-    /// Nothing could be copied: the memory was not there any more, or not yet.
-    NoCopy,
-    /// What there is could be it or not: that takes a look at code that was not to be had.
-    NotSeen,
-    /// Elsewhere, or in a register that is not known.
-    Unknown,
-}
-
-impl From<MissingValue> for Marker {
-    fn from(missing: MissingValue) -> Self {
-        match missing {
-            MissingValue::BeyondCopy => Self::TruncatedCopy,
-            MissingValue::NotThere | MissingValue::NoCopy | MissingValue::NotSeen => {
-                Self::TruncatedUnreadable
-            }
-            MissingValue::Unknown => Self::TruncatedNoRule,
-        }
-    }
 }
 
 impl StackWalk<'_> {
@@ -213,10 +89,9 @@ impl StackWalk<'_> {
     fn go_by(&mut self, origin: ValueOrigin) {
         match origin {
             ValueOrigin::Context(register) => {
-                self.trace.registers |= 1 << register;
-                self.trace.values[register] = self.context.regs.gpr[register];
+                self.trace.add_register(register, self.context.regs.gpr[register]);
             }
-            ValueOrigin::Word(at, word) => self.trace.words.push((at, word)),
+            ValueOrigin::Word(at, word) => self.trace.add_word(at, word),
             ValueOrigin::Known => {}
         }
     }
@@ -234,59 +109,19 @@ impl StackWalk<'_> {
         Ok(self.register(base)?.wrapping_add_signed(i64::from(offset)))
     }
 
-    /// The word at `address` in the copy, which the walk may or may not go by. Below the frame
-    /// nothing is kept: what the copy holds there is of calls made from it, and where the walk
-    /// began says nothing about it.
+    /// The word at `address` in the copy, which the walk may or may not go by.
     pub(super) fn peek(&self, address: u64) -> Result<(u64, ValueOrigin), MissingValue> {
-        let not_written = self.context.skipped != 0 && address < self.stack_start;
-        let below = if not_written { MissingValue::NoCopy } else { MissingValue::Unknown };
-        if address < self.floor {
-            return Err(below);
-        }
-        let offset = address
-            .checked_sub(self.stack_start)
-            .map(|offset| usize::try_from(offset).unwrap_or(usize::MAX));
-        if let Some(offset) = offset.filter(|_| !self.is_elsewhere)
-            && let Some(word) = word_in(&self.context.stack, offset)
-        {
-            return Ok((word, ValueOrigin::Word(offset, word)));
-        }
-        if let Some(word) = self.pieces.iter().find_map(|piece| word_of(piece, address)) {
-            return Ok((word, ValueOrigin::Known));
-        }
-        let missing = match offset {
-            _ if self.is_elsewhere => MissingValue::BeyondCopy,
-            None => below,
-            Some(_) if self.context.stack.is_empty() => MissingValue::NoCopy,
-            // A wild address is no reason to say that the copy was too short: only one that may be
-            // on this stack.
-            Some(offset) if offset >= MAX_STACK_BYTES => MissingValue::Unknown,
-            Some(_) if self.context.limited => MissingValue::BeyondCopy,
-            Some(_) => MissingValue::NotThere,
-        };
-        if matches!(missing, MissingValue::BeyondCopy | MissingValue::NotThere) {
-            self.wanted.set(Some(address));
-        }
-        Err(missing)
+        self.stack.peek(address, self.floor)
     }
 
     /// Has the word that was missing last read, with what is about it; false when it is not to be
     /// had.
     fn read_on(&mut self, code: &mut dyn CodeLookup) -> bool {
-        let Some(wanted) = self.wanted.take().filter(|_| self.pieces.len() < MAX_PIECES) else {
-            return false;
-        };
-        // What the frame has saved is below its return address, if it is to be had.
-        let page = (wanted & !(PAGE_BYTES - 1)).saturating_sub(PAGE_BYTES);
-        let mut pieces = [page.max(self.floor), wanted]
-            .into_iter()
-            .filter_map(|from| Some((from, code.stack(from)?.into())));
-        let Some(piece) = pieces.find(|piece| word_of(piece, wanted).is_some()) else {
-            return false;
-        };
-        self.pieces.push(piece);
-        self.trace.is_beyond = true;
-        true
+        let is_read = self.stack.read_on(self.floor, code);
+        if is_read {
+            self.trace.go_beyond();
+        }
+        is_read
     }
 
     /// The word at `address` in the copy.
@@ -381,10 +216,7 @@ impl StackWalk<'_> {
             return Err(MissingValue::Unknown);
         }
         if is_signal {
-            let end = self
-                .stack_start
-                .saturating_add(u64::try_from(self.context.stack.len()).unwrap_or(0));
-            self.is_elsewhere = !(self.stack_start..end).contains(&registers[sp]);
+            self.stack.go_to(registers[sp]);
         }
         if let Some(link) = self.machine.link
             && !is_signal
@@ -495,8 +327,7 @@ impl StackWalk<'_> {
     pub(super) fn copied(&self) -> Self {
         Self {
             trace: UnwindTrace::default(),
-            pieces: self.pieces.clone(),
-            wanted: Cell::new(None),
+            stack: self.stack.copied(),
             ..*self
         }
     }
@@ -517,13 +348,6 @@ impl StackWalk<'_> {
     }
 }
 
-/// How far a frame may reach beyond where the copy began, bytes: a whole stack by default
-/// (`RLIMIT_STACK`, and with it glibc's threads).
-const MAX_STACK_BYTES: usize = 8 << 20;
-/// Most pieces of a stack that are read beyond its copy.
-const MAX_PIECES: usize = 16;
-const PAGE_BYTES: u64 = 4096;
-
 /// Walks a `context` of this machine and appends to nothing: the result holds all frames.
 pub fn walk(
     context: &UserContext,
@@ -540,7 +364,7 @@ pub fn walk_traced(
     limits: UnwindLimits,
 ) -> (UnwoundStack, UnwindTrace) {
     let mut walk = StackWalk::new(NATIVE, context);
-    let done = walk.finish(code, limits);
+    let done = walk.unwind(code, limits);
     (done, walk.trace)
 }
 
@@ -551,7 +375,7 @@ pub fn walk_on(
     code: &mut dyn CodeLookup,
     limits: UnwindLimits,
 ) -> UnwoundStack {
-    StackWalk::new(machine, context).finish(code, limits)
+    StackWalk::new(machine, context).unwind(code, limits)
 }
 
 impl<'a> StackWalk<'a> {
@@ -561,16 +385,13 @@ impl<'a> StackWalk<'a> {
         Self {
             machine,
             context,
-            stack_start: stack_pointer.wrapping_add(context.skipped),
+            stack: CapturedStack::new(context, stack_pointer),
             floor: stack_pointer,
             registers: regs.gpr,
             origins: std::array::from_fn(ValueOrigin::Context),
             known: regs.known,
             trace: UnwindTrace::default(),
             scans: ScanBudget::default(),
-            is_elsewhere: false,
-            pieces: Vec::new(),
-            wanted: Cell::new(None),
         }
     }
 
@@ -584,8 +405,8 @@ impl<'a> StackWalk<'a> {
             match self.leave(rule, code) {
                 Err(MissingValue::BeyondCopy | MissingValue::NotThere) if self.read_on(code) => {}
                 left => {
-                    if left.is_ok() && rule.kind == FrameKind::Signal && self.is_elsewhere {
-                        self.wanted.set(Some(self.floor));
+                    if left.is_ok() && rule.kind == FrameKind::Signal && self.stack.is_elsewhere() {
+                        self.stack.want(self.floor);
                         self.read_on(code);
                     }
                     return left;
@@ -594,7 +415,7 @@ impl<'a> StackWalk<'a> {
         }
     }
 
-    fn finish(&mut self, code: &mut dyn CodeLookup, limits: UnwindLimits) -> UnwoundStack {
+    fn unwind(&mut self, code: &mut dyn CodeLookup, limits: UnwindLimits) -> UnwoundStack {
         let (context, regs) = (self.context, &self.context.regs);
         let mut done = UnwoundStack::default();
         let (mut pc, mut exact) = (regs.ip, true);
@@ -680,6 +501,7 @@ impl<'a> StackWalk<'a> {
 
 #[cfg(test)]
 mod tests {
+    use super::captured_stack::MAX_PIECES;
     use super::*;
     use crate::aarch64::AARCH64;
     use crate::x86_64::X86_64;
@@ -859,7 +681,7 @@ mod tests {
     ) -> (UnwoundStack, bool) {
         let mut walk = StackWalk::new(&X86_64, context);
         let mut code = Sleeping(Rules(rules.iter().copied().collect()), memory);
-        let done = walk.finish(&mut code, UnwindLimits::default());
+        let done = walk.unwind(&mut code, UnwindLimits::default());
         (done, walk.trace.is_whole())
     }
 

@@ -14,7 +14,8 @@
 //! code without unwind data is often written by hand, and has none of its own. So what is below it
 //! is searched first, for such a call, or a caller that keeps the frame pointer.
 
-use super::{CodeLookup, MissingValue, StackWalk, UnwindLimits};
+use super::captured_stack::MissingValue;
+use super::{CodeLookup, StackWalk, UnwindLimits};
 use crate::rule::{Cfa, FrameKind, Rule, RuleRefusal};
 
 /// Most words of one frame that are looked at, and of all frames of a stack.
