@@ -573,7 +573,9 @@ mod tests {
         /// Whatever a process says in whatever order, live ranges stay apart, so a look-up has one
         /// answer.
         #[test]
-        fn live_ranges_never_overlap(steps in proptest::collection::vec((0u8..3, 0u64..64, 0u64..16, 0u32..4), 0..60)) {
+        fn live_ranges_never_overlap(
+            steps in proptest::collection::vec((0u8..3, 0u64..64, 0u64..16, 0u32..4), 0..60),
+        ) {
             let mut process = ProcessNames::default();
             for (step, start, len, function) in steps {
                 match step {

@@ -237,7 +237,9 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_bytes_are_read_without_panic(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..400)) {
+        fn any_bytes_are_read_without_panic(
+            bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..400),
+        ) {
             let mut counters = PerfMapCounters::default();
             let map = PerfMap::read(&bytes[..], &mut counters);
             proptest::prop_assert!(map.name(0x1000).is_none_or(|name| name.name.len() < 2000));

@@ -353,7 +353,9 @@ mod tests {
             changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
             cut in any::<prop::sample::Index>(),
         ) {
-            let mut file = file(NAMES, &[(0x5008, 0x9000), (0x5010, ENTER), (0x5020, 0x9001), (0x5028, RELIABLE)]);
+            let pointers =
+                [(0x5008, 0x9000), (0x5010, ENTER), (0x5020, 0x9001), (0x5028, RELIABLE)];
+            let mut file = file(NAMES, &pointers);
             for (at, byte) in changes {
                 let at = at.index(file.len());
                 file[at] = byte;

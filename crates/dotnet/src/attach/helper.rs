@@ -126,7 +126,8 @@ fn was_given_by_the_file() -> bool {
     let Ok(bytes) = std::fs::read("/proc/self/auxv") else { return true };
     let (words, _) = bytes.as_chunks::<8>();
     words.chunks_exact(2).any(|pair| {
-        matches!(pair, [name, value] if u64::from_ne_bytes(*name) == AT_SECURE && u64::from_ne_bytes(*value) != 0)
+        let [name, value] = pair else { return false };
+        u64::from_ne_bytes(*name) == AT_SECURE && u64::from_ne_bytes(*value) != 0
     })
 }
 

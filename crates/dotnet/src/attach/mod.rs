@@ -1,10 +1,10 @@
 //! Brings the shim into a process and out of it again: [`attach()`] for a running one,
 //! [`launch::launch`] for one that is about to start.
-//! `policy` decides whether it can be done, `place` puts the library where the process can load it,
-//! `ipc` talks to its runtime, `helper` has the right to do so with other users' where the daemon
-//! has it not. Nothing here stops, signals or traces the process; each wait for it has a deadline.
-//! A file system may hold up a call for ever all the same: the daemon leaves such an attach behind
-//! (`workers`).
+//! [`policy`] decides whether it can be done. [`shim_copy`] writes the shim where the process can
+//! load it. [`ipc`] talks to its runtime. [`helper`] has the right to do both with other users'
+//! processes where the daemon has not. Nothing here stops, signals or traces the process, and each
+//! wait for it has a deadline. A file system may block a call for ever all the same: the daemon
+//! abandons such an attach ([`workers`]).
 
 pub mod helper;
 pub mod hresult;
@@ -355,7 +355,8 @@ fn class_id_text(id: [u8; 16]) -> String {
         (u32::from_le_bytes([a, b, c, d]), u16::from_le_bytes([e, f]), u16::from_le_bytes([g, h]));
     let [i, j, k, l, m, n, o, p] = rest;
     format!(
-        "{{{first:08X}-{second:04X}-{third:04X}-{i:02X}{j:02X}-{k:02X}{l:02X}{m:02X}{n:02X}{o:02X}{p:02X}}}"
+        "{{{first:08X}-{second:04X}-{third:04X}-{i:02X}{j:02X}-\
+         {k:02X}{l:02X}{m:02X}{n:02X}{o:02X}{p:02X}}}"
     )
 }
 

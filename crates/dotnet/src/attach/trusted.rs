@@ -185,7 +185,10 @@ mod tests {
                 let found = path_of(&lower);
                 assert_eq!(found.is_ok(), fit, "{mode:o} {}: {found:?}", changed.display());
                 assert!(
-                    fit || matches!(found, Err(UnusableDirectory::NotSticky { path }) if path == *changed)
+                    fit || matches!(
+                        found,
+                        Err(UnusableDirectory::NotSticky { path }) if path == *changed
+                    )
                 );
                 set_permissions(changed, Permissions::from_mode(0o755)).unwrap();
             }

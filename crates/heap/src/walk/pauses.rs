@@ -38,11 +38,7 @@ impl PauseMarks {
     }
 
     /// Takes the event of a collection's begin; `None` when it has not the layout it should.
-    pub(super) fn collection(
-        &mut self,
-        mut fields: PayloadFields<'_>,
-        time_ns: u64,
-    ) -> Option<()> {
+    pub(super) fn collection(&mut self, mut fields: PayloadFields<'_>, time_ns: u64) -> Option<()> {
         let [_number, generation, reason] = [fields.u32()?, fields.u32()?, fields.u32()?];
         if generation == OLDEST_GENERATION && reason == INDUCED {
             self.mark(time_ns, PauseMark::Induced);
