@@ -16,12 +16,14 @@ pub(crate) fn run(data: &[u8]) {
     let function = start..start.saturating_add(u64::from(input.u16()));
     let code = input.take(CODE_BYTES);
     for machine in ALL {
-        let rules =
-            [(machine.epilogue)(code, address, &function), (machine.stub)(code, address).ok()];
+        let rules = [
+            (machine.code.epilogue)(code, address, &function),
+            (machine.code.stub)(code, address).ok(),
+        ];
         for rule in rules.into_iter().flatten() {
             check(machine, &rule);
         }
-        if let Some(body) = machine.body {
+        if let Some(body) = machine.code.body {
             let mut read = |at: u64, into: &mut [u8]| {
                 let from = at
                     .checked_sub(address)
@@ -40,8 +42,8 @@ pub(crate) fn run(data: &[u8]) {
                 black_box((body.is_behind_entry)(&mut read, address, at));
             }
         }
-        black_box((machine.ends_with_call)(code));
-        black_box(machine.signal_return.and_then(|signal_return| signal_return(code)));
+        black_box((machine.code.ends_with_call)(code));
+        black_box(machine.code.signal_return.and_then(|signal_return| signal_return(code)));
     }
 }
 

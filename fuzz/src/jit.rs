@@ -32,10 +32,10 @@ fn run_on(machine: &TargetMachine, data: &[u8]) {
         assert_eq!(body.is_current(machine, &memory), Some(true), "nothing has changed since");
         for exact in [true, false] {
             if let Ok(rule) = body.rule(machine, &memory, pc, exact) {
-                black_box((machine.hijack)(rule, pc - body.range.start).ok());
+                black_box((machine.code.hijack)(rule, pc - body.range.start).ok());
             }
         }
     }
     let code = usize::try_from(pc - HEAP).ok().and_then(|at| memory.bytes.get(at..));
-    black_box((machine.stub)(code.unwrap_or_default(), pc).ok());
+    black_box((machine.code.stub)(code.unwrap_or_default(), pc).ok());
 }

@@ -22,7 +22,7 @@ pub fn encode(machine: &TargetMachine, rule: &Rule) -> Option<UnwindRule> {
         (FrameKind::Stub { .. } | FrameKind::NewThread, _) => return None,
     };
     let mut saved = [SAME; WALK_REGISTERS];
-    for (place, number) in saved.iter_mut().zip(machine.walk_places) {
+    for (place, number) in saved.iter_mut().zip(machine.registers.walk_places) {
         let register = *rule.registers.get(usize::from(number))?;
         let is_stack = usize::from(number) == machine.stack_pointer.index();
         *place = match (register, rule.kind) {
@@ -84,8 +84,11 @@ fn offset(machine: &TargetMachine, rule: &Rule, saved: Saved) -> Option<i16> {
 
 /// A register's place among those of a walk.
 fn place_of(machine: &TargetMachine, register: Register) -> Option<u8> {
-    let place =
-        machine.walk_places.iter().position(|number| usize::from(*number) == register.index())?;
+    let place = machine
+        .registers
+        .walk_places
+        .iter()
+        .position(|number| usize::from(*number) == register.index())?;
     u8::try_from(place).ok()
 }
 

@@ -9,24 +9,16 @@ use std::ops::Range;
 /// A processor.
 #[derive(Debug)]
 pub struct TargetMachine {
-    /// Names of the registers, by place.
-    pub names: [&'static str; 16],
-    /// DWARF number of the register in the first place; the others follow.
-    pub first_dwarf: u16,
+    /// The registers that a walk keeps.
+    pub registers: RegisterSet,
     /// Stack pointer.
     pub stack_pointer: Register,
     /// Frame pointer: by it a frame without a rule is left.
     pub frame_pointer: Register,
     /// Where a call leaves its return address; `None` when it pushes it.
     pub link: Option<Register>,
-    /// Registers a callee must restore, by bit; without stack pointer and link register.
-    pub callee_saved: u16,
-    /// DWARF column of the return address.
-    pub return_column: u16,
-    /// DWARF number by which expressions name the instruction pointer.
-    pub instruction_pointer: Option<u16>,
-    /// Whose extensions call frame information uses.
-    pub vendor: gimli::Vendor,
+    /// Its conventions in call frame information.
+    pub dwarf: DwarfConventions,
     /// `e_machine` of its ELF files.
     pub elf: u16,
     /// The oldest kernel whose probes do what they must here.
@@ -35,15 +27,64 @@ pub struct TargetMachine {
     pub pe: u16,
     /// User addresses are below this, unless a process asks for more.
     pub user_end: u64,
+    /// The bits of a word that are an address, from an address near the end of user memory.
+    pub address_mask: fn(u64) -> u64,
+    /// The runtime's unwind information.
+    pub unwind_info: UnwindFormat,
+    /// What its instructions say where no unwind data does.
+    pub code: CodeRules,
+}
+
+/// The registers of a processor that a walk keeps, each with its place in a rule.
+#[derive(Debug)]
+pub struct RegisterSet {
+    /// Their names, by place.
+    pub names: [&'static str; 16],
+    /// DWARF number of the register in the first place; the others follow.
+    pub first_dwarf: u16,
+    /// Registers a callee must restore, by bit; without stack pointer and link register.
+    pub callee_saved: u16,
     /// Places of the registers that the probes walk with (`ebpf_common::machine`).
     pub walk_places: [u8; 7],
     /// Places of the registers that the shim captures, all but the instruction pointer
     /// (`profiler_protocol::record::Registers`).
     pub captured_places: [u8; 7],
-    /// The bits of a word that are an address, from an address near the end of user memory.
-    pub address_mask: fn(u64) -> u64,
-    /// The runtime's unwind information.
-    pub unwind_info: UnwindFormat,
+}
+
+impl RegisterSet {
+    /// The register with DWARF number `number`, if a walk needs it.
+    #[must_use]
+    pub fn by_dwarf(&self, number: u16) -> Option<Register> {
+        number.checked_sub(self.first_dwarf).and_then(Register::at)
+    }
+
+    /// True for the registers a callee must restore.
+    #[must_use]
+    pub fn is_callee_saved(&self, register: Register) -> bool {
+        self.callee_saved & (1 << register.index()) != 0
+    }
+
+    /// Name of a register.
+    #[must_use]
+    pub fn name(&self, register: Register) -> &'static str {
+        self.names.get(register.index()).copied().unwrap_or("?")
+    }
+}
+
+/// A processor's conventions in call frame information.
+#[derive(Debug)]
+pub struct DwarfConventions {
+    /// DWARF column of the return address.
+    pub return_column: u16,
+    /// DWARF number by which expressions name the instruction pointer.
+    pub instruction_pointer: Option<u16>,
+    /// Whose extensions call frame information uses.
+    pub vendor: gimli::Vendor,
+}
+
+/// Rules that a processor's instructions give by themselves.
+#[derive(Debug)]
+pub struct CodeRules {
     /// The rule when code, the bytes at an address, is inside an epilogue of the function that
     /// takes the range.
     pub epilogue: fn(&[u8], u64, &Range<u64>) -> Option<Rule>,
@@ -62,19 +103,19 @@ pub struct TargetMachine {
     /// (makecontext(3)) return to, which nobody has called.
     pub is_context_start: fn(&[u8]) -> bool,
     /// First bytes of the runtime's `OnHijackTripThread`, where its call frame information needs
-    /// [`Machine::hijack`].
+    /// [`CodeRules::hijack`].
     pub hijack_prologue: &'static [u8],
     /// The rule inside it, at an offset from its start, given what its call frame information says.
     pub hijack: fn(Rule, u64) -> Result<Rule, RuleRefusal>,
 }
 
-/// As [`Machine::signal_return`].
+/// As [`CodeRules::signal_return`].
 pub type SignalReturn = fn(&[u8]) -> Option<Rule>;
 
 /// Reads code from an address on; says how many bytes there were.
 pub type ReadCode<'a> = dyn FnMut(u64, &mut [u8]) -> usize + 'a;
 
-/// As [`Machine::body`].
+/// As [`CodeRules::body`].
 #[derive(Clone, Copy, Debug)]
 pub struct BodyDecoder {
     /// The rule of the frame whose next instruction is at an address, and whether that is the next
@@ -86,25 +127,13 @@ pub struct BodyDecoder {
 }
 
 impl TargetMachine {
-    /// The register with DWARF number `number`, if a walk needs it.
-    #[must_use]
-    pub fn register(&self, number: u16) -> Option<Register> {
-        number.checked_sub(self.first_dwarf).and_then(Register::at)
-    }
-
-    /// True for the registers a callee must restore.
-    #[must_use]
-    pub fn is_callee_saved(&self, register: Register) -> bool {
-        self.callee_saved & (1 << register.index()) != 0
-    }
-
     /// A call frame in which callee-saved registers are unchanged and all others lost, with the
     /// return address where the call left it.
     #[must_use]
     pub fn call(&self, cfa: Cfa) -> Rule {
         let mut registers = [Saved::Lost; 16];
         for (place, saved) in registers.iter_mut().enumerate() {
-            if self.callee_saved & (1 << place) != 0 {
+            if self.registers.callee_saved & (1 << place) != 0 {
                 *saved = Saved::Same;
             }
         }
@@ -130,12 +159,6 @@ impl TargetMachine {
         rule.return_address = Saved::Lost;
         rule
     }
-
-    /// Name of a register.
-    #[must_use]
-    pub fn name(&self, register: Register) -> &'static str {
-        self.names.get(register.index()).copied().unwrap_or("?")
-    }
 }
 
 #[cfg(test)]
@@ -149,8 +172,9 @@ mod tests {
             let rule = machine.frameless();
             for (place, saved) in rule.registers.iter().enumerate() {
                 let register = Register::at(u16::try_from(place).unwrap()).unwrap();
-                let kept = machine.is_callee_saved(register) || register == machine.stack_pointer;
-                assert_eq!(*saved != Saved::Lost, kept, "{}", machine.name(register));
+                let kept = machine.registers.is_callee_saved(register)
+                    || register == machine.stack_pointer;
+                assert_eq!(*saved != Saved::Lost, kept, "{}", machine.registers.name(register));
             }
             assert!(machine.thread_start().is_thread_start() && !rule.is_thread_start());
         }
@@ -159,11 +183,12 @@ mod tests {
     #[test]
     fn dwarf_numbers_lead_to_the_registers_of_their_names() {
         let [x86, arm] = ALL;
-        let name =
-            |machine: &TargetMachine, number| machine.register(number).map(|r| machine.name(r));
+        let name = |machine: &TargetMachine, number| {
+            machine.registers.by_dwarf(number).map(|r| machine.registers.name(r))
+        };
         assert_eq!([name(x86, 3), name(x86, 7), name(x86, 16)], [Some("rbx"), Some("rsp"), None]);
         assert_eq!([name(arm, 19), name(arm, 31), name(arm, 15)], [Some("x19"), Some("sp"), None]);
-        assert_eq!(arm.register(30), arm.link);
+        assert_eq!(arm.registers.by_dwarf(30), arm.link);
     }
 
     #[test]

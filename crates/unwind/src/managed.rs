@@ -75,7 +75,7 @@ impl JitBody {
     /// is none: a stub.
     ///
     /// # Errors
-    /// [`Refusal::Unreadable`] when the code itself cannot be read, [`Refusal::Budget`].
+    /// [`RuleRefusal::Unreadable`] when the code itself cannot be read, [`RuleRefusal::Budget`].
     pub fn find(
         machine: &TargetMachine,
         memory: &dyn TargetMemory,
@@ -512,7 +512,11 @@ mod tests {
         }
 
         #[test]
-        fn hostile_exception_directories_end_in_an_answer(bytes in any::<Vec<u8>>(), image in any::<Vec<u8>>(), rva in any::<u32>()) {
+        fn hostile_exception_directories_end_in_an_answer(
+            bytes in any::<Vec<u8>>(),
+            image in any::<Vec<u8>>(),
+            rva in any::<u32>(),
+        ) {
             let directory = ExceptionDirectory::new(bytes);
             if let Some(function) = directory.function(&X86_64, &Flat(image.clone()), rva) {
                 directory.rule(&X86_64, &Flat(image), function, rva, true).ok();

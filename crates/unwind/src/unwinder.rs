@@ -71,12 +71,12 @@ pub trait CodeLookup {
 }
 
 /// A walk in progress.
-pub(super) struct StackWalk<'a> {
-    pub(super) machine: &'a TargetMachine,
+struct StackWalk<'a> {
+    machine: &'a TargetMachine,
     context: &'a UserContext,
     stack: CapturedStack<'a>,
     /// The frame is at or above this address: its stack pointer, where that is known.
-    pub(super) floor: u64,
+    floor: u64,
     registers: [u64; 16],
     origins: [ValueOrigin; 16],
     known: u16,
@@ -96,7 +96,7 @@ impl StackWalk<'_> {
         }
     }
 
-    pub(super) fn register(&mut self, register: Register) -> Result<u64, MissingValue> {
+    fn register(&mut self, register: Register) -> Result<u64, MissingValue> {
         let register = register.index();
         if self.known & (1 << register) == 0 {
             return Err(MissingValue::Unknown);
@@ -110,7 +110,7 @@ impl StackWalk<'_> {
     }
 
     /// The word at `address` in the copy, which the walk may or may not go by.
-    pub(super) fn peek(&self, address: u64) -> Result<(u64, ValueOrigin), MissingValue> {
+    fn peek(&self, address: u64) -> Result<(u64, ValueOrigin), MissingValue> {
         self.stack.peek(address, self.floor)
     }
 
@@ -170,11 +170,7 @@ impl StackWalk<'_> {
     }
 
     /// Goes to the caller and returns its PC.
-    pub(super) fn leave(
-        &mut self,
-        rule: &Rule,
-        code: &mut dyn CodeLookup,
-    ) -> Result<u64, MissingValue> {
+    fn leave(&mut self, rule: &Rule, code: &mut dyn CodeLookup) -> Result<u64, MissingValue> {
         let cfa = self.cfa(rule.cfa)?;
         if let FrameKind::Stub { words } = rule.kind {
             return self.leave_stub(rule, cfa, words, code);
@@ -284,7 +280,7 @@ impl StackWalk<'_> {
     /// Leaves a frame by its frame pointer, if that leads up the stack and to code behind a call.
     /// Both machines keep the caller's frame pointer and the return address there, one above the
     /// other.
-    pub(super) fn leave_by_frame_pointer(
+    fn leave_by_frame_pointer(
         &mut self,
         code: &mut dyn CodeLookup,
         limits: UnwindLimits,
@@ -324,17 +320,13 @@ impl StackWalk<'_> {
     }
 
     /// The same walk, to try where it leads.
-    pub(super) fn copied(&self) -> Self {
-        Self {
-            trace: UnwindTrace::default(),
-            stack: self.stack.copied(),
-            ..*self
-        }
+    fn copied(&self) -> Self {
+        Self { trace: UnwindTrace::default(), stack: self.stack.copied(), ..*self }
     }
 
     /// The caller of a frame without a rule when its return address is at `slot`, in the two ways
     /// its frame pointer can be known: it is what it is here, or what this frame has pushed first.
-    pub(super) fn callers(&self, slot: u64) -> impl Iterator<Item = Self> {
+    fn callers(&self, slot: u64) -> impl Iterator<Item = Self> {
         let own = self.machine.frame_pointer.index();
         let kept = (self.known & (1 << own) != 0).then(|| (self.registers[own], self.origins[own]));
         let pushed = self.peek(slot.wrapping_sub(8)).ok();
@@ -343,7 +335,7 @@ impl StackWalk<'_> {
     }
 
     /// Goes on from there.
-    pub(super) fn go_on_from(&mut self, caller: Self) {
+    fn go_on_from(&mut self, caller: Self) {
         *self = Self { trace: std::mem::take(&mut self.trace), scans: self.scans, ..caller };
     }
 }
@@ -1091,11 +1083,15 @@ mod tests {
         #[test]
         fn random_contexts_end(
             stack in prop::collection::vec(0x1000u64..0x1040, 0..64),
-            rules in prop::collection::vec((0x1000u64..0x1040, -16i32..64, 0u16..16, any::<bool>()), 0..64),
+            rules in prop::collection::vec(
+                (0x1000u64..0x1040, -16i32..64, 0u16..16, any::<bool>()),
+                0..64,
+            ),
             known in any::<u16>(),
         ) {
             let rules: Vec<_> = rules.iter().map(|&(at, offset, base, stub)| {
-                let mut rule = X86_64.call(Cfa::Register { base: Register::at(base).unwrap(), offset });
+                let base = Register::at(base).unwrap();
+                let mut rule = X86_64.call(Cfa::Register { base, offset });
                 if stub { rule.kind = FrameKind::Stub { words: 3 }; }
                 (at, rule)
             }).collect();

@@ -99,7 +99,8 @@ fn probe<M: machine::WalkMachine>(
     stack: &TestStack,
 ) -> Option<UserContext> {
     let mut walk = Box::new(WalkState::nowhere());
-    let mut registers = machine.walk_places.map(|place| regs.gpr[usize::from(place)]).to_vec();
+    let mut registers =
+        machine.registers.walk_places.map(|place| regs.gpr[usize::from(place)]).to_vec();
     registers.push(regs.ip);
     walk::begin(&mut walk, registers.try_into().unwrap(), 1);
     let mut frames = Vec::new();
@@ -120,7 +121,7 @@ fn probe<M: machine::WalkMachine>(
     let mut handed = regs;
     if !frames.is_empty() {
         handed.known = 0;
-        for (register, place) in machine.walk_places.into_iter().enumerate() {
+        for (register, place) in machine.registers.walk_places.into_iter().enumerate() {
             handed.gpr[usize::from(place)] = walk.registers[register];
             handed.known |= u16::try_from(walk.known >> register & 1).unwrap() << place;
         }
@@ -156,7 +157,11 @@ fn any_rule(machine: &'static TargetMachine) -> impl Strategy<Value = Option<Rul
         // By other registers it could be kept below the stack pointer, or elsewhere, where only the
         // probes can read.
         1 => (0..24i32, -4..4i32)
-            .prop_map(|(n, add)| Cfa::Deref { base: machine.stack_pointer, offset: n * 8, add: add * 8 }),
+            .prop_map(|(n, add)| Cfa::Deref {
+                base: machine.stack_pointer,
+                offset: n * 8,
+                add: add * 8,
+            }),
     ];
     let place = prop_oneof![9 => (-20..4i32).prop_map(|n| n * 8), 1 => -160..32i32];
     let saved = prop_oneof![
@@ -292,6 +297,9 @@ proptest! {
         stack in any_stack(),
         begin in any_begin(),
     ) {
-        compare(&AARCH64, &machine::aarch64::Aarch64 { address_mask: machine::aarch64::address_mask(STACK) }, &rules, &stack, begin)?;
+        let walked = machine::aarch64::Aarch64 {
+            address_mask: machine::aarch64::address_mask(STACK),
+        };
+        compare(&AARCH64, &walked, &rules, &stack, begin)?;
     }
 }

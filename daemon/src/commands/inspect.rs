@@ -61,7 +61,7 @@ fn text_of(next: Option<&AddressExplanation>, call: Option<&AddressExplanation>)
         match &explained.rule {
             Ok(rule) => rule_text(rule, &mut text),
             Err(refusal) => {
-                let by = NATIVE.name(NATIVE.frame_pointer);
+                let by = NATIVE.registers.name(NATIVE.frame_pointer);
                 writeln!(
                     text,
                     "  no rule         {refusal}; the caller would be guessed by {by} or a search \
@@ -111,7 +111,7 @@ fn rule_text(rule: &Rule, text: &mut String) {
     }
     writeln!(text, "  CFA             {}", cfa(rule.cfa)).ok();
     writeln!(text, "  return address  {}", saved(rule.return_address)).ok();
-    for (name, how) in NATIVE.names.iter().zip(rule.registers) {
+    for (name, how) in NATIVE.registers.names.iter().zip(rule.registers) {
         // What every frame does.
         if how != Saved::Lost && how != Saved::CfaPlus(0) {
             writeln!(text, "  {name:<14}  {}", saved(how)).ok();
@@ -141,7 +141,7 @@ fn origin(origin: RuleOrigin) -> &'static str {
 }
 
 fn name(register: Register) -> &'static str {
-    NATIVE.name(register)
+    NATIVE.registers.name(register)
 }
 
 /// `rsp + 16`.
@@ -196,6 +196,7 @@ fn json_of(next: Option<&AddressExplanation>, call: Option<&AddressExplanation>)
 
 fn rule_json(rule: &Rule) -> Value {
     let registers: serde_json::Map<String, Value> = NATIVE
+        .registers
         .names
         .iter()
         .zip(rule.registers)

@@ -311,7 +311,7 @@ fn runtime_sample(head: &StackHead, stack: &[u8], tid: u32, seen: MonotonicNs) -
 fn registers(captured: &Registers) -> UserRegs {
     let mut regs = UserRegs { ip: captured.pc, ..UserRegs::default() };
     let values = [captured.sp, captured.fp].into_iter().chain(captured.saved);
-    for (place, value) in NATIVE.captured_places.into_iter().zip(values) {
+    for (place, value) in NATIVE.registers.captured_places.into_iter().zip(values) {
         if let Some(register) = regs.gpr.get_mut(usize::from(place)) {
             *register = value;
             regs.known |= 1 << place;

@@ -33,7 +33,7 @@ impl Replay {
         let saved = Saved::AtRegister { base: self.base, offset };
         if register == Register::X30 {
             self.rule.return_address = saved;
-        } else if AARCH64.is_callee_saved(register) {
+        } else if AARCH64.registers.is_callee_saved(register) {
             self.rule.registers[register.index()] = saved;
         }
         Some(())
@@ -225,7 +225,7 @@ pub fn epilogue(code: &[u8], address: u64, function: &Range<u64>) -> Option<Rule
 /// with the caller in x30.
 ///
 /// # Errors
-/// [`Refusal::Unsupported`] when it does not.
+/// [`RuleRefusal::Unsupported`] when it does not.
 pub fn stub(code: &[u8], _address: u64) -> Result<Rule, RuleRefusal> {
     let mut replay = Replay::new();
     for word in words(code).take(MAX_STUB) {

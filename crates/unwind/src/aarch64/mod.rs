@@ -5,7 +5,7 @@
 pub mod code;
 pub mod unwind_info;
 
-use super::machine::TargetMachine;
+use super::machine::{CodeRules, DwarfConventions, RegisterSet, TargetMachine};
 use super::managed::UnwindFormat;
 use super::rule::{Register, RuleRefusal};
 use ebpf_common::machine::WalkMachine as _;
@@ -15,25 +15,29 @@ use ebpf_common::machine::aarch64 as walked;
 /// restores x19 to x29 (AAPCS64, 6.1.1); none that it may change is ever a base, so that x0 to x15
 /// need no place.
 pub static AARCH64: TargetMachine = TargetMachine {
-    names: [
-        "x16", "x17", "x18", "x19", "x20", "x21", "x22", "x23", "x24", "x25", "x26", "x27", "x28",
-        "x29", "x30", "sp",
-    ],
-    first_dwarf: walked::FIRST_DWARF,
+    registers: RegisterSet {
+        names: [
+            "x16", "x17", "x18", "x19", "x20", "x21", "x22", "x23", "x24", "x25", "x26", "x27",
+            "x28", "x29", "x30", "sp",
+        ],
+        first_dwarf: walked::FIRST_DWARF,
+        callee_saved: 0x7ff << 3,
+        walk_places: walked::Aarch64::GPR_PLACES,
+        captured_places: [15, 13, 3, 4, 5, 6, 7],
+    },
     stack_pointer: Register::SP,
     frame_pointer: Register::X29,
     link: Some(Register::X30),
-    callee_saved: 0x7ff << 3,
-    return_column: 30,
-    instruction_pointer: None,
-    vendor: gimli::Vendor::AArch64,
+    dwarf: DwarfConventions {
+        return_column: 30,
+        instruction_pointer: None,
+        vendor: gimli::Vendor::AArch64,
+    },
     elf: object::elf::EM_AARCH64,
     // The barrier between CPUs is an atomic exchange, which eBPF has here since 5.18.
     oldest_kernel: (5, 18),
     pe: 0xaa64,
     user_end: 1 << 48,
-    walk_places: walked::Aarch64::GPR_PLACES,
-    captured_places: [15, 13, 3, 4, 5, 6, 7],
     address_mask: walked::address_mask,
     unwind_info: UnwindFormat {
         entry_bytes: 8,
@@ -43,20 +47,23 @@ pub static AARCH64: TargetMachine = TargetMachine {
         is_plausible: unwind_info::is_plausible,
         rule: unwind_info::rule_at,
     },
-    epilogue: code::epilogue,
-    stub: code::stub,
-    ends_with_call: code::ends_with_call,
-    // Nothing is searched for by it: a frame need not have a return address.
-    call_target: |_, _| None,
-    signal_return: Some(code::signal_return),
-    // Compilers keep frame records in nearly all code.
-    body: None,
-    // The true return address is written where its call frame information says (runtime
-    // src/coreclr/vm/arm64/asmhelpers.S). Its frame has no caller by its call frame information,
-    // and its code begins with a `nop` (glibc sysdeps/unix/sysv/linux/aarch64/setcontext.S).
-    is_context_start: |_| false,
-    hijack_prologue: &[],
-    hijack: |_, _| Err(RuleRefusal::Unsupported),
+    code: CodeRules {
+        epilogue: code::epilogue,
+        stub: code::stub,
+        ends_with_call: code::ends_with_call,
+        // Nothing is searched for by it: a frame need not have a return address.
+        call_target: |_, _| None,
+        signal_return: Some(code::signal_return),
+        // Compilers keep frame records in nearly all code.
+        body: None,
+        // The function of a new context has no caller by its call frame information, and its code
+        // begins with a `nop` (glibc sysdeps/unix/sysv/linux/aarch64/setcontext.S).
+        is_context_start: |_| false,
+        // The true return address is written where its call frame information says (runtime
+        // src/coreclr/vm/arm64/asmhelpers.S).
+        hijack_prologue: &[],
+        hijack: |_, _| Err(RuleRefusal::Unsupported),
+    },
 };
 
 impl Register {

@@ -628,13 +628,23 @@ mod tests {
 
     proptest! {
         #[test]
-        fn random_records_give_a_rule_or_a_refusal(info in any::<Vec<u8>>(), offset in any::<u32>()) {
+        fn random_records_give_a_rule_or_a_refusal(
+            info in any::<Vec<u8>>(),
+            offset in any::<u32>(),
+        ) {
             at(&info, offset).ok();
-            super::read(UNWIND, &|_, into| { let n = into.len().min(info.len()); into[..n].copy_from_slice(&info[..n]); n });
+            super::read(UNWIND, &|_, into| {
+                let n = into.len().min(info.len());
+                into[..n].copy_from_slice(&info[..n]);
+                n
+            });
         }
 
         #[test]
-        fn random_packed_records_give_a_rule_or_a_refusal(word in any::<u32>(), offset in 0u32..1 << 18) {
+        fn random_packed_records_give_a_rule_or_a_refusal(
+            word in any::<u32>(),
+            offset in 0u32..1 << 18,
+        ) {
             packed(word | 1, offset).ok();
         }
     }

@@ -12,7 +12,7 @@ pub(super) fn general(
     machine: &TargetMachine,
     register: gimli::Register,
 ) -> Result<Register, RuleRefusal> {
-    machine.register(register.0).ok_or(RuleRefusal::Unsupported)
+    machine.registers.by_dwarf(register.0).ok_or(RuleRefusal::Unsupported)
 }
 
 pub(super) fn narrow(offset: i64) -> Result<i32, RuleRefusal> {
@@ -67,7 +67,7 @@ pub(super) fn evaluate(
             Operation::UnsignedConstant { value } => ExpressionValue::Constant(value),
             Operation::SignedConstant { value } => ExpressionValue::Constant(value.cast_unsigned()),
             Operation::RegisterOffset { register, offset, .. }
-                if Some(register.0) == machine.instruction_pointer =>
+                if Some(register.0) == machine.dwarf.instruction_pointer =>
             {
                 ExpressionValue::Constant(address.wrapping_add_signed(offset))
             }
@@ -114,6 +114,7 @@ pub(super) fn evaluate(
 mod tests {
     use super::*;
     use crate::x86_64::X86_64;
+    use proptest::prelude::{any, proptest};
 
     fn at(bytes: &[u8], address: u64) -> Result<ExpressionValue, RuleRefusal> {
         let encoding =
@@ -148,5 +149,12 @@ mod tests {
             at(&saved, 0),
             Ok(ExpressionValue::Deref { base: Register::RSP, offset: 40, add: 8 })
         );
+    }
+
+    proptest! {
+        #[test]
+        fn random_expressions_end(bytes in any::<Vec<u8>>(), address in any::<u64>()) {
+            at(&bytes, address).ok();
+        }
     }
 }

@@ -207,7 +207,7 @@ fn fde_rule<'a, S: UnwindSection<SectionBytes<'a>>>(
     fde: &FrameDescriptionEntry<SectionBytes<'a>>,
     address: u64,
 ) -> Result<Rule, RuleRefusal> {
-    let return_address = gimli::Register(machine.return_column);
+    let return_address = gimli::Register(machine.dwarf.return_column);
     if fde.cie().return_address_register() != return_address {
         return Err(RuleRefusal::Unsupported);
     }
@@ -266,7 +266,7 @@ fn fde_rule<'a, S: UnwindSection<SectionBytes<'a>>>(
                 (Saved::Same, Some(link)) => Saved::InRegister(link),
                 _ => saved,
             };
-        } else if let Some(register) = machine.register(register.0) {
+        } else if let Some(register) = machine.registers.by_dwarf(register.0) {
             rule.registers[register.index()] = saved;
         }
     }

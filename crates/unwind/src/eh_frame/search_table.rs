@@ -160,7 +160,7 @@ impl FarSections {
             u32::try_from(at + LENGTH_BYTES).map_err(|_| RuleRefusal::Malformed)?.to_le_bytes();
         section.append(&mut fde);
         let mut eh_frame = EhFrame::new(&section, LittleEndian);
-        eh_frame.set_vendor(machine.vendor);
+        eh_frame.set_vendor(machine.dwarf.vendor);
         // The FDE's place counts in addresses relative to it; the CIE's has none that matters.
         let bases = BaseAddresses::default().set_eh_frame(fde_address.wrapping_sub(at as u64));
         Dwarf { table: CfiTable::EhFrame, section: eh_frame, bytes: &section, bases }

@@ -106,8 +106,8 @@ impl<'a> CapturedStack<'a> {
     }
 
     /// The word at `address` in the copy, which the walk may or may not go by. Below the frame,
-    /// `floor`, nothing is kept: what the copy holds there is of calls made from it, and where the walk
-    /// began says nothing about it.
+    /// which begins at `floor`, nothing is kept: what the copy holds there is of calls made from
+    /// it, and where the walk began says nothing about it.
     pub(super) fn peek(
         &self,
         address: u64,

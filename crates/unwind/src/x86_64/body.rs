@@ -105,7 +105,8 @@ fn entered(path: &CodePath) -> Option<Rule> {
 
 fn for_callee_saved(rule: &mut Rule, saved: impl Fn(Register) -> Saved) {
     for place in 0..16 {
-        if let Some(register) = Register::at(place).filter(|r| X86_64.is_callee_saved(*r)) {
+        if let Some(register) = Register::at(place).filter(|r| X86_64.registers.is_callee_saved(*r))
+        {
             rule.registers[register.index()] = saved(register);
         }
     }
@@ -191,7 +192,7 @@ fn signal_return() -> Rule {
 /// else a call is before it, and there may be nothing of its function behind that.
 ///
 /// # Errors
-/// [`Refusal`] when the code does not say, or says it in two ways.
+/// [`RuleRefusal`] when the code does not say, or says it in two ways.
 pub fn rule(read: &mut ReadCode<'_>, address: u64, exact: bool) -> Result<Rule, RuleRefusal> {
     let mut text = CodeBlocks::new(read);
     let returns = exact || !text.is_filled(address);

@@ -60,7 +60,7 @@ impl EpilogueReplay {
             return None;
         }
         self.popped[register.index()] = true;
-        if X86_64.is_callee_saved(register) {
+        if X86_64.registers.is_callee_saved(register) {
             self.rule.registers[register.index()] =
                 Saved::AtRegister { base: self.base, offset: self.offset };
         }
@@ -99,7 +99,7 @@ pub fn epilogue(code: &[u8], address: u64, function: &Range<u64>) -> Option<Rule
 /// The rule for a stub whose instruction at `address` is about to run.
 ///
 /// # Errors
-/// [`Refusal::Unsupported`] when the code does not run straight to its end.
+/// [`RuleRefusal::Unsupported`] when the code does not run straight to its end.
 pub fn stub(code: &[u8], address: u64) -> Result<Rule, RuleRefusal> {
     let mut replay = EpilogueReplay::new();
     for instruction in instructions(code, address).take(MAX_STUB) {

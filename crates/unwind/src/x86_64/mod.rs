@@ -5,7 +5,7 @@ pub mod body;
 pub mod epilogue;
 pub mod unwind_info;
 
-use super::machine::{BodyDecoder, TargetMachine};
+use super::machine::{BodyDecoder, CodeRules, DwarfConventions, RegisterSet, TargetMachine};
 use super::managed::UnwindFormat;
 use super::rule::{Cfa, FrameKind, Register, Rule, RuleRefusal};
 use ebpf_common::machine as walked;
@@ -15,25 +15,29 @@ use ebpf_common::machine::WalkMachine as _;
 /// 5 rdi, 6 rbp, 7 rsp, 8–15 r8–r15; 16 is the return address. A callee restores rbx, rbp, rsp and
 /// r12 to r15 (3.2.1).
 pub static X86_64: TargetMachine = TargetMachine {
-    names: [
-        "rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11", "r12",
-        "r13", "r14", "r15",
-    ],
-    first_dwarf: 0,
+    registers: RegisterSet {
+        names: [
+            "rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11",
+            "r12", "r13", "r14", "r15",
+        ],
+        first_dwarf: 0,
+        callee_saved: 1 << 3 | 1 << 6 | 0xf << 12,
+        walk_places: walked::x86_64::X86_64::GPR_PLACES,
+        captured_places: [7, 6, 3, 12, 13, 14, 15],
+    },
     stack_pointer: Register::RSP,
     frame_pointer: Register::RBP,
     link: None,
-    callee_saved: 1 << 3 | 1 << 6 | 0xf << 12,
-    return_column: 16,
-    instruction_pointer: Some(16),
-    vendor: gimli::Vendor::Default,
+    dwarf: DwarfConventions {
+        return_column: 16,
+        instruction_pointer: Some(16),
+        vendor: gimli::Vendor::Default,
+    },
     elf: object::elf::EM_X86_64,
     // The oldest that was tried. Before 5.8 there is no `bpf_ringbuf_output`.
     oldest_kernel: (5, 10),
     pe: 0x8664,
     user_end: 1 << 47,
-    walk_places: walked::x86_64::X86_64::GPR_PLACES,
-    captured_places: [7, 6, 3, 12, 13, 14, 15],
     address_mask: |_| u64::MAX,
     unwind_info: UnwindFormat {
         entry_bytes: unwind_info::FUNCTION_BYTES,
@@ -43,16 +47,19 @@ pub static X86_64: TargetMachine = TargetMachine {
         is_plausible: unwind_info::is_plausible,
         rule: unwind_info::rule_at,
     },
-    epilogue: epilogue::epilogue,
-    stub: epilogue::stub,
-    ends_with_call: epilogue::ends_with_call,
-    call_target: epilogue::call_target,
-    // Call frame information says it all: glibc and the kernel write it for the handlers' return.
-    signal_return: None,
-    body: Some(BodyDecoder { rule: body::rule, is_behind_entry: body::is_behind_entry }),
-    is_context_start,
-    hijack_prologue: &HIJACK_PROLOGUE,
-    hijack,
+    code: CodeRules {
+        epilogue: epilogue::epilogue,
+        stub: epilogue::stub,
+        ends_with_call: epilogue::ends_with_call,
+        call_target: epilogue::call_target,
+        // Call frame information says it all: glibc and the kernel write it for the return of
+        // handlers.
+        signal_return: None,
+        body: Some(BodyDecoder { rule: body::rule, is_behind_entry: body::is_behind_entry }),
+        is_context_start,
+        hijack_prologue: &HIJACK_PROLOGUE,
+        hijack,
+    },
 };
 
 impl Register {

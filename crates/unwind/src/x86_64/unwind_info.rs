@@ -136,7 +136,7 @@ struct Undo {
 /// chained ones.
 ///
 /// # Errors
-/// [`Refusal`] for what is unreadable, malformed or of no use outside Windows (machine frames,
+/// [`RuleRefusal`] for what is unreadable, malformed or of no use outside Windows (machine frames,
 /// other versions).
 pub fn rule(
     function: RuntimeFunction,
@@ -336,7 +336,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn random_unwind_info_gives_a_rule_or_a_refusal(info in any::<Vec<u8>>(), offset in any::<u32>()) {
+        fn random_unwind_info_gives_a_rule_or_a_refusal(
+            info in any::<Vec<u8>>(),
+            offset in any::<u32>(),
+        ) {
             rule(FUNCTION, offset, |_| Some(info.clone())).ok();
         }
     }

@@ -138,7 +138,7 @@ impl CodeView<'_> {
     fn stub(&self, pc: u64, code: &[u8]) -> Resolved {
         let frame = FrameKey::Stub { process: self.process.id, address: pc };
         let rule =
-            if code.is_empty() { Err(RuleRefusal::Unreadable) } else { (NATIVE.stub)(code, pc) };
+            if code.is_empty() { Err(RuleRefusal::Unreadable) } else { (NATIVE.code.stub)(code, pc) };
         (frame, rule)
     }
 

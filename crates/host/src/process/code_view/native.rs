@@ -42,7 +42,7 @@ impl CodeView<'_> {
     fn in_elf(&mut self, id: ImageId, address: u64, offset: u64, exact: bool) -> Resolved {
         let frame = FrameKey::Native { image: id, address };
         // A return address is looked up one byte before, but the code to look at is behind it.
-        if let Some(signal_return) = NATIVE.signal_return
+        if let Some(signal_return) = NATIVE.code.signal_return
             && let Some(rule) =
                 signal_return(&self.code(id, offset.wrapping_add(u64::from(!exact))))
         {
@@ -50,7 +50,7 @@ impl CodeView<'_> {
         }
         // The return address of a context's first function is the beginning of another one, behind
         // whose last byte nothing is called.
-        if !exact && (NATIVE.is_context_start)(&self.code(id, offset.wrapping_add(1))) {
+        if !exact && (NATIVE.code.is_context_start)(&self.code(id, offset.wrapping_add(1))) {
             let frame = FrameKey::Native { image: id, address: address.wrapping_add(1) };
             return (frame, Ok(NATIVE.thread_start()));
         }
@@ -82,7 +82,7 @@ impl CodeView<'_> {
                 return (frame, Ok(NATIVE.thread_start()));
             }
             Err(RuleRefusal::NoEntry) if exact && unwind.is_plt(address) => {
-                return (frame, (NATIVE.stub)(&self.code(id, offset), address));
+                return (frame, (NATIVE.code.stub)(&self.code(id, offset), address));
             }
             Err(refusal) => {
                 if !exact && self.is_hijack(id, offset.wrapping_add(1)) {
@@ -100,7 +100,7 @@ impl CodeView<'_> {
         };
         let function = &found.function;
         if self.is_hijack(id, offset.wrapping_sub(address - function.start)) {
-            return (frame, (NATIVE.hijack)(found.rule, address - function.start));
+            return (frame, (NATIVE.code.hijack)(found.rule, address - function.start));
         }
         // A return address that is the first instruction of `OnHijackTripThread` belongs to that,
         // not to the function before it.
@@ -115,7 +115,7 @@ impl CodeView<'_> {
         }
         if exact
             && found.saves_below_stack()
-            && let Some(rule) = (NATIVE.epilogue)(&self.code(id, offset), address, function)
+            && let Some(rule) = (NATIVE.code.epilogue)(&self.code(id, offset), address, function)
         {
             return (frame, Ok(rule));
         }
@@ -125,7 +125,7 @@ impl CodeView<'_> {
     /// The rule of the frame whose next instruction is at `address` of an ELF image that has no
     /// unwind data for it.
     fn by_code(&self, id: ImageId, address: u64, exact: bool) -> Result<Rule, RuleRefusal> {
-        let (Some(decoder), Some(image)) = (NATIVE.body, self.images.get(id)) else {
+        let (Some(decoder), Some(image)) = (NATIVE.code.body, self.images.get(id)) else {
             return Err(RuleRefusal::NoEntry);
         };
         let mut read = |address: u64, into: &mut [u8]| image.read_code(address, into);
@@ -139,11 +139,11 @@ impl CodeView<'_> {
     /// hijack.
     fn is_hijack(&self, id: ImageId, offset: u64) -> bool {
         let mut code = [0u8; 16];
-        let Some(code) = code.get_mut(..NATIVE.hijack_prologue.len()) else { return false };
+        let Some(code) = code.get_mut(..NATIVE.code.hijack_prologue.len()) else { return false };
         self.process.space.is_clr
             && !code.is_empty()
             && self.images.get(id).is_some_and(|i| i.read_at(offset, code) == code.len())
-            && code == NATIVE.hijack_prologue
+            && code == NATIVE.code.hijack_prologue
     }
 
     /// The frame and rule at `pc` in the vDSO.

@@ -161,7 +161,7 @@ impl CodeLookup for CodeView<'_> {
     /// Asked of what [`CodeLookup::follows_call`] was just asked.
     fn call_target(&mut self, address: u64) -> Option<u64> {
         let mapping = self.process.space.mappings.find(address.wrapping_sub(1)).cloned()?;
-        (NATIVE.call_target)(&self.code_before(&mapping, address)?, address)
+        (NATIVE.code.call_target)(&self.code_before(&mapping, address)?, address)
     }
 
     /// Of a thread that still sleeps where it did.
@@ -191,7 +191,7 @@ impl CodeView<'_> {
         else {
             return Some(false);
         };
-        self.code_before(&mapping, address).map(|code| (NATIVE.ends_with_call)(&code))
+        self.code_before(&mapping, address).map(|code| (NATIVE.code.ends_with_call)(&code))
     }
 
     /// The bytes before `address` in a mapping.

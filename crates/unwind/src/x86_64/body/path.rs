@@ -131,7 +131,7 @@ impl CodePath {
     fn forget_scratch(&mut self) {
         for (place, value) in (0u16..).zip(&mut self.registers) {
             let kept = Register::at(place)
-                .is_some_and(|r| X86_64.is_callee_saved(r) || r == Register::RSP);
+                .is_some_and(|r| X86_64.registers.is_callee_saved(r) || r == Register::RSP);
             if !kept {
                 *value = TrackedValue::Unknown;
             }
@@ -203,7 +203,7 @@ impl CodePath {
             let own = self.registers[register.index()] == TrackedValue::Register(register, 0);
             let saved = matches!(saves, Some(InstructionEffect::Saves));
             self.reads_callers |=
-                reads(used.access()) && own && !saved && X86_64.is_callee_saved(register);
+                reads(used.access()) && own && !saved && X86_64.registers.is_callee_saved(register);
             if writes(used.access()) && saves.is_none() {
                 self.registers[register.index()] = TrackedValue::Unknown;
             }
