@@ -24,30 +24,36 @@
 //! tells of it only later, at `sched_process_exec`. So an entry knows whose it is by the task's
 //! kernel stack.
 
+mod account;
+mod waker;
+
 use crate::config::{Task, goes_on, has_rules, known_is_selected, setting};
-use crate::emit::{HookContext, PF_EXITING, PF_KTHREAD, RecordLoss, small_record, stack_record};
-use crate::machine::{self, THREAD_BYTES};
-use crate::maps::{THREADS, WAKE_SCRATCH, coin, count};
+use crate::emit::{HookContext, RecordLoss, small_record, stack_record};
+use crate::machine;
+use crate::maps::{THREADS, coin, count};
 use crate::sampler;
+use account::{
+    close, end, end_first, insert, is_told, new_thread, ran_since, recorded, set_state, tell_end,
+};
+pub(crate) use account::{get, put, state_of};
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
-use aya_ebpf::helpers::generated::{bpf_get_stack, bpf_ktime_get_ns};
+use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use aya_ebpf::programs::BtfTracePointContext;
-use core::mem::{size_of, size_of_val};
+use core::mem::size_of;
 use ebpf_common::config::RULE_WAITS;
 use ebpf_common::counter::Counter;
 use ebpf_common::event::{
     CERTAIN, FLAG_IO, FLAG_NEW, FLAG_PREEMPTED, FLAG_THROTTLED, FLAG_WAKER, FLAG_WOKEN_THROTTLED,
-    KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE, KIND_WAKER_STACK, RecordHeader,
-    ThreadEndRecord, WaitEndRecord, WakeRecord,
+    KIND_WAIT_END, KIND_WAIT_START, RecordHeader, WaitEndRecord, WakeRecord,
 };
 use ebpf_common::key::{
-    RecordingStart, STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE,
-    STATE_RUNNING_OR_RUNNABLE, SchedulerAccount, WAIT_CERTAIN, WAIT_KEPT, WAIT_NEW,
-    WAIT_WAKER_TOLD, WAIT_WAS_BLOCKED, WAIT_WOKEN_THROTTLED,
+    STATE_BLOCKED, STATE_DEAD, STATE_ON_CPU, STATE_RUNNABLE, SchedulerAccount, WAIT_CERTAIN,
+    WAIT_KEPT, WAIT_NEW, WAIT_WAKER_TOLD, WAIT_WAS_BLOCKED, WAIT_WOKEN_THROTTLED,
 };
-use ebpf_common::limits::{OWN_FRAMES, WAKER_FRAMES};
+use ebpf_common::limits::OWN_FRAMES;
 use ebpf_common::task::left_in;
+use waker::{tell_wake, tell_waker};
 
 /// `TASK_DEAD` of include/linux/sched.h: this is the thread's last switch.
 const TASK_DEAD: u32 = 0x80;
@@ -282,28 +288,6 @@ fn leave(thread: &mut SchedulerAccount, exec_ns: u64, now: u64) -> u64 {
     ran
 }
 
-/// Whether the daemon has the stack of the thread's present wait: the coin kept it, or the iterator
-/// saw it.
-#[inline(always)]
-fn is_known(thread: &SchedulerAccount, wait_flags: u32) -> bool {
-    wait_flags & WAIT_KEPT != 0 || thread.visited_start_ns == thread.wait_start_ns
-}
-
-/// Whether the daemon is to hear of the end of the thread's present wait: it has its stack, or this
-/// is the one the thread was in when it entered the recording, which had no start.
-#[inline(always)]
-fn is_told(thread: &SchedulerAccount, wait_flags: u32) -> bool {
-    is_known(thread, wait_flags) || thread.wait_start_ns == thread.entered_ns
-}
-
-/// How long the thread ran since its last known event, by the kernel's account.
-#[inline(always)]
-fn ran_since(thread: &SchedulerAccount, exec_ns: u64, now: u64) -> u64 {
-    let ran = exec_ns.saturating_sub(thread.exec_ns);
-    let elapsed = now.saturating_sub(thread.since_ns);
-    if ran > elapsed { elapsed } else { ran }
-}
-
 /// `void sched_waking(struct task_struct *p)`; the waker is current. Comes before the thread is put
 /// on a run queue.
 #[inline(always)]
@@ -449,280 +433,6 @@ fn run_to(thread: &mut SchedulerAccount, now: u64) -> u64 {
     if thread.exec_ns == u64::MAX { u64::MAX } else { thread.exec_ns + held }
 }
 
-/// Ends the times of a first thread whose id another one has taken over.
-#[inline(always)]
-fn end_first(tid: u32, thread: &mut SchedulerAccount, now: u64) {
-    let state = if thread.state == STATE_RUNNING_OR_RUNNABLE { STATE_ON_CPU } else { thread.state };
-    // A dead one's times are final.
-    if state != STATE_DEAD {
-        close(thread, now, state);
-    }
-    if !tell_end(tid, thread, now) {
-        // Its place is the other one's now.
-        count(Counter::ThreadEndsRingFull);
-        count(Counter::ThreadEndsLost);
-    }
-}
-
-/// The thread's entry and its id, when it is recorded.
-#[inline(always)]
-fn recorded<'a>(
-    task: Task,
-    tid: u32,
-    tgid: u32,
-    now: u64,
-) -> Option<(u32, &'a mut SchedulerAccount)> {
-    // Nearly all events are those of a thread that is known by its own id: one look-up is enough
-    // for them.
-    if known_is_selected()
-        && let Some(thread) = THREADS.get_ptr_mut(tid)
-    {
-        // SAFETY: an entry of the map; see the module's text for who else may touch it.
-        let thread = unsafe { &mut *thread };
-        if thread.stack == task.stack() && thread.tgid == tgid && thread.state != STATE_DEAD {
-            return goes_on().then_some((tid, thread));
-        }
-    }
-    let recording = task.recording(tgid)?;
-    let (tid, thread) = known(task, tid, tgid, &recording, now)?;
-    if has_rules() {
-        put(&mut thread.left_out, recording.left_out);
-    }
-    Some((tid, thread))
-}
-
-/// The thread's entry and its id, made when it is unknown: before seeding it was in its present
-/// state since the recording began; later it was lost and starts afresh.
-#[inline(always)]
-fn known<'a>(
-    task: Task,
-    tid: u32,
-    tgid: u32,
-    recording: &RecordingStart,
-    now: u64,
-) -> Option<(u32, &'a mut SchedulerAccount)> {
-    let stack = task.stack();
-    let ending = task.flags() & PF_EXITING != 0;
-    let Some(thread) = THREADS.get_ptr_mut(tid) else {
-        if recording.seeded != 0 {
-            // The first thread after an exec by another one.
-            if ending {
-                return None;
-            }
-            // One that has just taken over the first thread's id in `execve`, and switches before
-            // `exec` is told, is not late: it has an entry under its old id, which nothing here
-            // knows. `exec` puts the two together.
-            if tid != tgid {
-                count(Counter::ThreadLate);
-            }
-        }
-        let since = if recording.seeded == 0 { recording.since_ns } else { now };
-        let thread = insert(tid, &new_thread(task, tgid, since), BPF_NOEXIST)?;
-        // SAFETY: an entry of the map; see the module's text for who else may touch it.
-        return Some((tid, unsafe { &mut *thread }));
-    };
-    // SAFETY: as above.
-    let thread = unsafe { &mut *thread };
-    if thread.tgid == tgid && thread.state != STATE_DEAD {
-        if thread.stack == 0 {
-            thread.stack = stack;
-        }
-        if thread.stack == stack {
-            return Some((tid, thread));
-        }
-        if tid == tgid {
-            // Its id is new, and the first thread's last switch is still to come.
-            end_first(tid, thread, now);
-            *thread = new_thread(task, tgid, now);
-            return Some((tid, thread));
-        }
-        if ending {
-            // The first thread, with the id of the one that calls `execve`.
-            let thread = THREADS.get_ptr_mut(tgid)?;
-            // SAFETY: as above.
-            let thread = unsafe { &mut *thread };
-            return (thread.stack == stack).then_some((tgid, thread));
-        }
-    }
-    if thread.state == STATE_DEAD {
-        // As in `wakeup_new`.
-        count(Counter::ThreadMapFull);
-        return None;
-    }
-    // Of an earlier thread with this id, whose end came after it had left the cgroup.
-    count(Counter::ThreadLate);
-    *thread = new_thread(task, tgid, now);
-    Some((tid, thread))
-}
-
-#[inline(always)]
-fn new_thread(task: Task, tgid: u32, since_ns: u64) -> SchedulerAccount {
-    SchedulerAccount {
-        entered_ns: since_ns,
-        since_ns,
-        wait_start_ns: since_ns,
-        tgid,
-        state: STATE_RUNNING_OR_RUNNABLE,
-        exec_ns: u64::MAX,
-        stack: task.stack(),
-        ..SchedulerAccount::default()
-    }
-}
-
-#[inline(always)]
-fn insert(tid: u32, thread: &SchedulerAccount, flags: u32) -> Option<*mut SchedulerAccount> {
-    if THREADS.insert(tid, thread, u64::from(flags)).is_err() {
-        count(Counter::ThreadMapFull);
-        return None;
-    }
-    THREADS.get_ptr_mut(tid)
-}
-
-/// Adds the time since the last event to the sum of the state that ends. `event` is the state this
-/// event proves the thread was in; it overrules a state known only vaguely, and a blocked one whose
-/// waking came too early to be seen. Answers the time added.
-#[inline(always)]
-fn close(thread: &mut SchedulerAccount, now: u64, event: u32) -> u64 {
-    let since = thread.since_ns;
-    let elapsed = now.saturating_sub(since);
-    put(&mut thread.since_ns, since + elapsed);
-    let sum = match event {
-        STATE_ON_CPU => &mut thread.oncpu_ns,
-        STATE_RUNNABLE => &mut thread.runnable_ns,
-        _ => &mut thread.blocked_ns,
-    };
-    let before = *sum;
-    put(sum, before + elapsed);
-    elapsed
-}
-
-/// Stores what another CPU reads: the compiler keeps volatile accesses in their order.
-#[inline(always)]
-pub(crate) fn put<T>(field: &mut T, value: T) {
-    // SAFETY: a valid, aligned field.
-    unsafe { core::ptr::write_volatile(field, value) }
-}
-
-/// Loads what another CPU writes.
-#[inline(always)]
-pub(crate) fn get<T: Copy>(field: &T) -> T {
-    // SAFETY: a valid, aligned field.
-    unsafe { core::ptr::read_volatile(field) }
-}
-
-/// Stores the state behind everything that was `put`: a waking on another CPU, and the iterator,
-/// act on it. Pairs with [`state_of`].
-#[inline(always)]
-fn set_state(thread: &mut SchedulerAccount, state: u32) {
-    machine::publish(&mut thread.state, state);
-}
-
-/// The state; what is read afterwards was stored before it, or later.
-#[inline(always)]
-pub(crate) fn state_of(thread: &SchedulerAccount) -> u32 {
-    machine::published(&thread.state)
-}
-
-/// Sends the stack of the current thread, if it is one that is recorded; false when it was not
-/// sent. Whether the waking is this thread's own doing, or that of an interrupt that came in
-/// between, its kernel part tells the daemon.
-#[inline(always)]
-fn tell_waker<const LOOPS: bool>(
-    ctx: &BtfTracePointContext,
-    tid: u32,
-    thread: &SchedulerAccount,
-    waker: Task,
-    now: u64,
-) -> bool {
-    let by = thread.waker_tid;
-    if by == 0 || !is_known(thread, thread.wait_flags) {
-        return false;
-    }
-    let tgid = thread.waker_tgid;
-    if waker.recording(tgid).is_none() {
-        count(Counter::WakersOutside);
-        return false;
-    }
-    count(Counter::WakerStacks);
-    let hook = HookContext {
-        kind: KIND_WAKER_STACK,
-        time_ns: now,
-        tgid,
-        tid: by,
-        flags: 0,
-        state: tid,
-        ran_ns: thread.wait_start_ns,
-        exec_ns: 0,
-        probability: CERTAIN,
-        kernel_stack: Some(OWN_FRAMES),
-    };
-    let sent = stack_record::<LOOPS>(ctx.as_ptr(), waker, &hook);
-    count(match sent {
-        Ok(_) => Counter::WakerStacksStored,
-        Err(RecordLoss::RingFull(_)) => Counter::WakerStacksRingFull,
-        Err(RecordLoss::Busy) => Counter::WakerStacksBusy,
-    });
-    sent.is_ok()
-}
-
-/// Sends where the waking came from, unless it is plain that the current thread did it itself.
-/// False when that is not known after all.
-#[inline(always)]
-fn tell_wake<const LOOPS: bool>(
-    ctx: &BtfTracePointContext,
-    tid: u32,
-    thread: &SchedulerAccount,
-    waker: Task,
-    now: u64,
-) -> bool {
-    let Some(record) = WAKE_SCRATCH.get_ptr_mut(0) else { return false };
-    // SAFETY: this CPU's entry; see the map.
-    let record = unsafe { &mut *record };
-    // The tracepoint's arguments are on the stack it was called on. A pointer becomes a number on
-    // its way through memory. SAFETY: a valid, aligned field.
-    unsafe { core::ptr::write_volatile(&raw mut record.place, ctx.as_ptr() as u64) };
-    // SAFETY: as above.
-    let place = unsafe { core::ptr::read_volatile(&raw const record.place) };
-    // The registers' copy, if it takes one: what comes here next is the stack.
-    let room = record.kernel.as_mut_ptr().cast();
-    const { assert!(size_of::<[u64; WAKER_FRAMES]>() >= size_of::<machine::Regs>()) };
-    if is_in_system_call::<LOOPS>(waker, place, room) {
-        return true;
-    }
-    record.header =
-        RecordHeader { kind: KIND_WAKE, len: size_of::<WakeRecord>() as u32, time_ns: now };
-    record.tgid = thread.tgid;
-    record.tid = tid;
-    record.start_ns = thread.wait_start_ns;
-    record.place = 0;
-    let (room, skipped) = (size_of_val(&record.kernel) as u32, u64::from(OWN_FRAMES));
-    // SAFETY: the buffer has `room` bytes.
-    let got =
-        unsafe { bpf_get_stack(ctx.as_ptr(), record.kernel.as_mut_ptr().cast(), room, skipped) };
-    record.kernel_bytes = if got < 0 { 0 } else { got as u32 };
-    let stored = small_record(record);
-    count(if stored { Counter::WakesStored } else { Counter::WakesRingFull });
-    stored
-}
-
-/// Whether the current thread does this itself, in a system call. An interrupt that finds a thread
-/// in the kernel runs on a stack of its own, and so do softirqs (arch/x86/include/asm/irq_stack.h,
-/// arch/arm64/kernel/entry-common.c); one that finds it in user code may run on the thread's, but
-/// then no system call is in progress.
-#[inline(always)]
-fn is_in_system_call<const LOOPS: bool>(task: Task, place: u64, room: *mut machine::Regs) -> bool {
-    if task.flags() & PF_KTHREAD != 0 || place.wrapping_sub(task.stack()) >= THREAD_BYTES {
-        return false;
-    }
-    let regs = if LOOPS {
-        machine::registers(task)
-    } else {
-        // SAFETY: the caller's room, of that size.
-        unsafe { machine::copied_registers(task, room) }
-    };
-    machine::system_call(regs) >= 0
-}
-
 #[inline(always)]
 fn send_wait_end(tid: u32, thread: &SchedulerAccount, now: u64, flags: u32) {
     let mut record = WaitEndRecord {
@@ -746,45 +456,4 @@ fn send_wait_end(tid: u32, thread: &SchedulerAccount, now: u64, flags: u32) {
     };
     let stored = small_record(&mut record);
     count(if stored { Counter::WaitEndsStored } else { Counter::WaitEndsRingFull });
-}
-
-/// The thread's last switch, or the end of its program.
-#[inline(always)]
-fn end(tid: u32, thread: &mut SchedulerAccount, now: u64) {
-    if tell_end(tid, thread, now) {
-        // Gone already means nothing is left to remove.
-        THREADS.remove(tid).ok();
-    } else {
-        // The daemon takes what is left in the map: it looks for it when it sees the count.
-        set_state(thread, STATE_DEAD);
-        count(Counter::ThreadEndsRingFull);
-    }
-}
-
-/// Counts a thread's end and sends its times. False when the ring has no room, which whoever asked
-/// must count.
-#[inline(always)]
-fn tell_end(tid: u32, thread: &SchedulerAccount, now: u64) -> bool {
-    let mut record = ThreadEndRecord {
-        header: RecordHeader {
-            kind: KIND_THREAD_END,
-            len: size_of::<ThreadEndRecord>() as u32,
-            time_ns: now,
-        },
-        tgid: thread.tgid,
-        tid,
-        entered_ns: thread.entered_ns,
-        oncpu_ns: thread.oncpu_ns,
-        runnable_ns: thread.runnable_ns,
-        stolen_ns: thread.stolen_ns,
-        blocked_ns: thread.blocked_ns,
-        left_out: thread.left_out,
-        reserved: 0,
-    };
-    count(Counter::ThreadEnds);
-    let stored = small_record(&mut record);
-    if stored {
-        count(Counter::ThreadEndsStored);
-    }
-    stored
 }

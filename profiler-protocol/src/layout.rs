@@ -60,7 +60,7 @@ pub const RUNTIME_AT: u64 = 0x058;
 pub const FEATURES_AT: u64 = 0x060;
 /// Offset of the recorder's number the region was made for.
 pub const OWNER_AT: u64 = 0x068;
-/// Offset of the address of the watched objects' slots ([`crate::live::SLOT_WORDS`]).
+/// Offset of the address of the watched objects' slots (`live::SLOT_WORDS`).
 pub const SLOTS_AT: u64 = 0x070;
 /// Offset of the units ever reserved.
 pub const EVENT_HEAD_AT: u64 = 0x080;

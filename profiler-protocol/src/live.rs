@@ -6,8 +6,8 @@
 //! that is alive is watched with the probability `min(1, importance / threshold)` of the highest
 //! level it has seen, whatever else the program does, and stands for the inverse of that.
 
-use crate::record::MAX_LEVEL;
-
+/// Highest level at which events are chosen: such an event stands for 2^level of its kind.
+pub const MAX_LEVEL: u8 = 31;
 /// Bytes between two samples in the mean.
 pub const SAMPLING_BYTES: u64 = 102_400;
 /// Largest importance: the key must fit 64 bits.

@@ -10,11 +10,12 @@ use profiler_protocol::layout::{
     Geometry, InstanceState, MIN_UNITS, VERSION, pack_runtime, unpack_runtime,
 };
 use profiler_protocol::lease::{Lease, LeaseState, SILENCE_NS};
+use profiler_protocol::live::MAX_LEVEL;
 use profiler_protocol::load;
 use profiler_protocol::producer::{InstanceIdentity, ProducerRegion};
 use profiler_protocol::record::{
-    AllocationHead, ContentionHead, ExceptionHead, MAX_LEVEL, Put, Record, RecordBody, Registers,
-    StackHead, WordList, decode,
+    AllocationHead, ContentionHead, ExceptionHead, Put, Record, RecordBody, Registers, StackHead,
+    WordList, decode,
 };
 use profiler_protocol::request::{Request, RequestReader};
 use proptest::prelude::{Just, Strategy, any, prop_oneof, proptest};

@@ -7,8 +7,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 /// Of so many threads that wait at once, few share a slot: most processes' threads have ids that
 /// follow each other.
 const SLOTS: usize = 4096;
-/// Waits in a period that are all told of (`thin`): with their stacks they find room in the ring
-/// even when all come at once.
+/// Waits in a period that are all told of ([`Downsampler`]): with their stacks they find room in
+/// the ring even when all come at once.
 pub(crate) const CONTENTIONS: u32 = 32;
 /// A wait this long is told of whatever comes: no thread can have more than a hundred of them a
 /// second.
@@ -19,7 +19,7 @@ pub struct Contentions {
     /// Thread and owner of the lock, in one word; 0 for none.
     open: [AtomicU64; SLOTS],
     /// How many there are.
-    pub thin: Downsampler,
+    pub sampler: Downsampler,
 }
 
 impl Contentions {
@@ -75,7 +75,7 @@ mod tests {
     fn an_end_belongs_to_its_threads_beginning() {
         let waits = Contentions {
             open: std::array::from_fn(|_| AtomicU64::new(0)),
-            thin: Downsampler::new(),
+            sampler: Downsampler::new(),
         };
         waits.begins(7, 9);
         assert_eq!((waits.ends(7), waits.ends(7)), (Some(9), None));

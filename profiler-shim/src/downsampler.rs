@@ -4,7 +4,7 @@
 
 use crate::repeat::mix;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use profiler_protocol::record::MAX_LEVEL;
+use profiler_protocol::live::MAX_LEVEL;
 
 /// A period's length is 2³⁰ ns, a little more than a second.
 const PERIOD_BITS: u32 = 30;

@@ -6,10 +6,10 @@
 //! cdylib and fails the build when a panic path survives. Here, as a plain library, it is tested
 //! with std.
 //!
-//! Reading order: [`com`] (how the runtime calls us and we call it) → [`instance`] (one attached
-//! profiler; all its state) → [`event`] (what runs on the app's threads) → [`service`] (the one
-//! thread of our own) → [`method`] (names). [`exact`] is another profiler in the same library,
-//! which sees every object; the runtime asks for it by another class id.
+//! Reading order: [`com`] (how the runtime calls us) and [`runtime`] (how we call it) →
+//! [`instance`] (one attached profiler; all its state) → [`event`] (what runs on the app's threads)
+//! → [`service`] (the one thread of our own) → [`method`] (names). [`exact`] is another profiler in
+//! the same library, which sees every object; the runtime asks for it by another class id.
 #![cfg_attr(not(test), no_std)]
 
 #[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
@@ -31,13 +31,16 @@ pub mod instance;
 pub mod live;
 pub mod machine;
 pub mod method;
+pub mod payload;
 pub mod recorder;
 pub mod region;
 pub mod repeat;
+pub mod runtime;
 pub mod service;
 pub mod signature;
 pub mod stack;
 pub mod syscall;
 pub mod text;
+pub mod type_name;
 pub mod types;
 mod vdso;

@@ -2,6 +2,7 @@
 //! Bounded: when there are too many, chance decides which stay, so that those that stay stand for
 //! all (`profiler_protocol::live`). Lock-free for the threads that allocate.
 
+use crate::runtime::heap::Handles;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use profiler_protocol::live::{
     GROUP, LEVELS_OF_OCTAVE, SLOT_WORDS, SPARE, TOP_LEVEL, groups, key, level_above, threshold,
@@ -20,18 +21,6 @@ const BATCH: usize = 256;
 /// CPU time a survey may take of a pause: this, or 100 ns for each object where more are asked for.
 const SURVEY_NS: u64 = 1_000_000;
 const OBJECT_NS: u64 = 100;
-
-/// The runtime's handles (Info13, .NET 7+).
-pub trait Handles {
-    /// A weak handle on the object at `address`.
-    fn create(&self, address: usize) -> Option<usize>;
-    /// Gives it up.
-    fn destroy(&self, handle: usize);
-    /// The object, 0 when it is dead, `None` when the runtime refuses to say.
-    fn object(&self, handle: usize) -> Option<usize>;
-    /// The generation a living object is in (3: large, 4: pinned object heap).
-    fn generation(&self, object: usize) -> Option<u8>;
-}
 
 /// Its words are read from outside as [`SLOT_WORDS`] says.
 #[derive(Default)]
@@ -558,8 +547,9 @@ impl Live {
 #[cfg(test)]
 mod tests {
     use super::{
-        FEWEST, Handles, Live, MOST, SPARE, SURVEY_NS, SurveyResult, USUAL, WatchOutcome, WatchSlot,
+        FEWEST, Live, MOST, SPARE, SURVEY_NS, SurveyResult, USUAL, WatchOutcome, WatchSlot,
     };
+    use crate::runtime::heap::Handles;
     use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
     use profiler_protocol::live::{chance, importance};
     use std::cell::RefCell;

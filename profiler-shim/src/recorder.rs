@@ -3,7 +3,7 @@
 //! recorder holds a lock, which the kernel takes from a killed recorder. The lock's file is the
 //! library, so a process that could load the library can see the lock, in every namespace.
 
-use crate::com::info::Info;
+use crate::runtime::info::Info;
 use crate::syscall;
 use profiler_protocol::load::{LOCK_PATH_BYTES, START_WAIT_NS};
 

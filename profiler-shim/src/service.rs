@@ -3,13 +3,13 @@
 //! refuses inside its callbacks (.NET 8 and 9).
 
 use crate::code::seen_at;
-use crate::com::exact;
-use crate::com::info::{Info, Mask};
 use crate::gate::NO_CODE;
 use crate::instance::{Instance, phase};
-use crate::method::{NameText, NamedMethod, Namer};
+use crate::method::{NamedMethod, Namer};
 use crate::recorder;
+use crate::runtime::info::{Info, Mask};
 use crate::syscall;
+use crate::type_name::NameText;
 use core::sync::atomic::Ordering;
 use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::InstanceState;
@@ -55,6 +55,7 @@ enum NextStep {
 
 struct ServiceThread<'a> {
     instance: &'a Instance,
+    type_named: Option<TypeNamed>,
     namer: Namer,
     info: Info,
     lease: Lease,
@@ -79,12 +80,16 @@ struct ServiceThread<'a> {
     written_ns: u64,
 }
 
+/// Hears the name of a type: ClassID, ModuleID, name and module.
+pub type TypeNamed = fn(usize, usize, &str, &str);
+
 /// The thread's whole life. Returns when the process ends or the detach is under way.
-pub fn run(instance: &Instance) {
+pub fn run(instance: &Instance, type_named: Option<TypeNamed>) {
     ring();
     let Some(info) = instance.info() else { return };
     let mut service = ServiceThread {
         instance,
+        type_named,
         namer: Namer::new(info),
         info,
         lease: Lease::new(syscall::now_ns()),
@@ -106,7 +111,7 @@ pub fn run(instance: &Instance) {
     service.match_session();
     instance.region().set_state(InstanceState::Ready);
     loop {
-        match instance.phase.load(Ordering::Acquire) {
+        match instance.service.phase.load(Ordering::Acquire) {
             phase::WORK => {}
             phase::CLOSING => return service.farewell(),
             _ => return,
@@ -125,7 +130,7 @@ pub fn run(instance: &Instance) {
             (0, true) => LISTENING_NS,
             (0, false) => QUIET_NS,
         };
-        syscall::wait(&instance.phase, phase::WORK, pause);
+        syscall::wait(&instance.service.phase, phase::WORK, pause);
     }
 }
 
@@ -135,7 +140,7 @@ impl ServiceThread<'_> {
     fn begin(&mut self) {
         self.release_handles();
         self.instance.types.forget();
-        self.instance.contentions.forget();
+        self.instance.contentions.open.forget();
         self.instance.gc.forget();
         self.instance.workers.store(0, Ordering::Relaxed);
         if self.instance.say_hello() {
@@ -162,12 +167,12 @@ impl ServiceThread<'_> {
     /// Notes where code is that stays whatever is unloaded.
     fn note_images(&mut self) {
         self.images_ns = syscall::now_ns();
-        let (code, namer) = (&self.instance.code, &self.namer);
+        let (code, namer) = (&self.instance.code.lifetimes, &self.namer);
         let note =
             || namer.lasting_images(|base, bytes| code.image_lasts(base as u64, bytes as u64));
         // While something unloads there is no looking; the next question that is withheld leads
         // here again.
-        self.instance.gate.look_up(NO_CODE, note);
+        self.instance.code.gate.look_up(NO_CODE, note);
     }
 
     /// Nobody listens: nothing is produced any more.
@@ -181,7 +186,7 @@ impl ServiceThread<'_> {
     /// Has a session run while somebody listens, and none while nobody does. What did not work is
     /// tried again after a while.
     fn match_session(&mut self) {
-        let running = self.instance.session.load(Ordering::Relaxed) != 0;
+        let running = self.instance.has_session();
         let now_ns = syscall::now_ns();
         if running == self.instance.is_listening() || now_ns < self.retry_ns {
             return;
@@ -230,7 +235,7 @@ impl ServiceThread<'_> {
     /// One look at everything. Answers the number of requests answered.
     fn round(&mut self) -> (NextStep, u32) {
         // While the process ends, only questions matter.
-        if self.instance.phase.load(Ordering::Acquire) == phase::WORK
+        if self.instance.service.phase.load(Ordering::Acquire) == phase::WORK
             && self.look_at_lease() == NextStep::Detach
         {
             return (NextStep::Detach, 0);
@@ -241,7 +246,7 @@ impl ServiceThread<'_> {
             if self.instance.is_ring_filling() {
                 ring();
             } else {
-                self.instance.called.store(0, Ordering::Relaxed);
+                self.instance.service.called.store(0, Ordering::Relaxed);
             }
         }
         self.answer_requests()
@@ -320,7 +325,7 @@ impl ServiceThread<'_> {
             self.instance.live.set_limit(handles.into());
         }
         if samples != 0 {
-            self.instance.samples_limit.store(samples, Ordering::Relaxed);
+            self.instance.allocations.limit.store(samples, Ordering::Relaxed);
         }
     }
 
@@ -331,15 +336,15 @@ impl ServiceThread<'_> {
         // Sent within the gate, so that no answer follows the record that the code is gone. Sending
         // never waits.
         let address = asked as usize;
-        let looked = instance.gate.look_up(address, || {
-            let may_ask =
-                !instance.gate.is_gone(address, seen_ns) && instance.code.may_ask(asked, seen_ns);
+        let looked = instance.code.gate.look_up(address, || {
+            let may_ask = !instance.code.gate.is_gone(address, seen_ns)
+                && instance.code.lifetimes.may_ask(asked, seen_ns);
             let found = if may_ask { namer.method(address, named) } else { Err(NOT_NOW) };
             match found {
                 Ok(()) => {
                     if named.lasting {
                         for range in named.ranges.iter().take(named.range_count) {
-                            instance.code.lasts(range.start as u64);
+                            instance.code.lifetimes.lasts(range.start as u64);
                         }
                     }
                     instance.count(Counter::NamesFound);
@@ -368,7 +373,7 @@ impl ServiceThread<'_> {
     fn name_types(&self) {
         let instance = self.instance;
         instance.types.name_waiting(|type_id, still_there| {
-            let named = instance.gate.look_up(NO_CODE, || {
+            let named = instance.code.gate.look_up(NO_CODE, || {
                 // An unload between the list and the gate has forgotten the types it took along.
                 if !still_there() {
                     return true;
@@ -378,13 +383,8 @@ impl ServiceThread<'_> {
                 match found {
                     Some(module_id) => {
                         instance.count(Counter::TypeNames);
-                        if instance.is_guest() {
-                            exact::named(
-                                type_id as usize,
-                                module_id,
-                                name.as_str(),
-                                module.as_str(),
-                            );
+                        if let Some(named) = self.type_named {
+                            named(type_id as usize, module_id, name.as_str(), module.as_str());
                         }
                     }
                     None => {
@@ -419,7 +419,7 @@ impl ServiceThread<'_> {
             {
                 break;
             }
-            if self.instance.phase.load(Ordering::Acquire) != phase::CLOSING {
+            if self.instance.service.phase.load(Ordering::Acquire) != phase::CLOSING {
                 return;
             }
             self.round();
@@ -435,7 +435,7 @@ impl ServiceThread<'_> {
             syscall::sleep_ns(LAST_PAUSE_NS);
         }
         self.instance.set_listening(false);
-        if self.instance.phase.swap(phase::DONE, Ordering::AcqRel) == phase::CLOSING {
+        if self.instance.service.phase.swap(phase::DONE, Ordering::AcqRel) == phase::CLOSING {
             self.instance.send(RecordBody::Bye);
         }
     }
@@ -481,10 +481,10 @@ impl ServiceThread<'_> {
                     self.instance.count(Counter::RuntimeRefusals);
                 }
                 // Unloads have gone unseen.
-                self.instance.code.on_unload(syscall::now_ns());
-                self.instance.gate.forget();
+                self.instance.code.lifetimes.on_unload(syscall::now_ns());
+                self.instance.code.gate.forget();
                 self.instance.types.forget();
-                self.instance.code_untold.store(1, Ordering::Release);
+                self.instance.code.untold.store(1, Ordering::Release);
                 self.instance.region().set_state(InstanceState::Ready);
                 self.lease = Lease::new(syscall::now_ns());
                 false

@@ -163,19 +163,16 @@ pub fn map_private(bytes: usize, wiped_in_child: bool) -> Option<NonNull<c_void>
     const PRIVATE_ANONYMOUS: usize = 0x22;
     let memory = map(bytes, PRIVATE_ANONYMOUS, usize::MAX)?;
     // SAFETY: the mapping just made, in whole.
-    if !unsafe { open(memory.addr().get(), bytes) } {
-        // SAFETY: the mapping just made, which nobody else knows.
-        unsafe { call(MUNMAP, memory.addr().get(), bytes, 0, 0, 0, 0) };
-        return None;
-    }
-    if wiped_in_child {
+    let mut is_ready = unsafe { open(memory.addr().get(), bytes) };
+    if is_ready && wiped_in_child {
         // SAFETY: the mapping just made, in whole.
         let answer = unsafe { call(MADVISE, memory.addr().get(), bytes, MADV_WIPEONFORK, 0, 0, 0) };
-        if answer != 0 {
-            // SAFETY: the mapping just made, which nobody else knows.
-            unsafe { call(MUNMAP, memory.addr().get(), bytes, 0, 0, 0, 0) };
-            return None;
-        }
+        is_ready = answer == 0;
+    }
+    if !is_ready {
+        // SAFETY: the mapping just made, which nobody else knows.
+        unsafe { unmap(memory, bytes) };
+        return None;
     }
     Some(memory)
 }

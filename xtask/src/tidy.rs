@@ -51,20 +51,14 @@ const ALONE: [(&str, &[&str]); 3] = [
     ("xtask", &["ebpf-common"]),
 ];
 
-/// Groups of modules that use each other and stay, by member. In the shim a callback of the runtime
-/// runs code that makes objects with callbacks.
-const CIRCLES: [(&str, &str); 2] = [
-    ("profiler-shim", "the crate: com, event, exact, instance, method, recorder, service"),
-    ("profiler-shim", "com: callback, exact, object, vtable"),
-];
-
 /// Files and folders where `unsafe` may be written: the kernel's, the CLR's and the allocator's
 /// interfaces, and memory shared with others.
-const UNSAFE_ALLOWED: [&str; 12] = [
+const UNSAFE_ALLOWED: [&str; 13] = [
     "ebpf-probes/src/",
     "ebpf-common/src/",
     "profiler-shim/src/com/",
     "profiler-shim/src/region.rs",
+    "profiler-shim/src/runtime/",
     "profiler-shim/src/freestanding/",
     "profiler-shim/src/machine/",
     "profiler-shim/src/syscall.rs",
@@ -205,12 +199,8 @@ fn check_edges(paths: &WorkspacePaths, broken: &mut Vec<String>) -> Result<()> {
         }
         if let Some(manifest) = package["manifest_path"].as_str() {
             let circles = modules::circles(&Path::new(manifest).with_file_name("src"))?;
-            let stays = |circle: &&String| {
-                CIRCLES.iter().any(|(member, stays)| *member == name && circle == stays)
-            };
-            let broken_by = circles.iter().filter(|circle| !stays(circle));
             broken.extend(
-                broken_by.map(|circle| format!("{name}: modules use each other: {circle}")),
+                circles.iter().map(|circle| format!("{name}: modules use each other: {circle}")),
             );
         }
     }

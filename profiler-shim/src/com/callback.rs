@@ -2,17 +2,43 @@
 //! the instance may act: in a forked child and after goodbye nothing happens. All answer S_OK: a
 //! profiler's trouble is not the app's.
 
-use super::exact;
-use super::guid::{CALLBACKS, Guid};
-use super::hresult::{CORPROF_E_PROFILER_CANCEL_ACTIVATION, S_OK};
-use super::info::{Info, Provider};
+use super::host;
 use super::object::{self, object};
 use super::unknown::{self, slice};
-use crate::event::MOST_PAYLOAD;
-use crate::{machine, recorder};
+use super::vtable::{SLOTS, Vtable, ignored};
+use crate::payload::MOST_PAYLOAD;
+use crate::runtime::guid::{CALLBACKS, Guid};
+use crate::runtime::hresult::{CORPROF_E_PROFILER_CANCEL_ACTIVATION, S_OK};
+use crate::runtime::info::{Info, Provider};
+use crate::{machine, recorder, service};
 use core::ffi::c_void;
 use profiler_protocol::load::{WITH_START_SESSION, owner_in_client_data, wishes};
 use profiler_protocol::record::Registers;
+
+/// What is called.
+pub(super) static TABLE: Vtable = {
+    let mut slots = [ignored as *const (); SLOTS];
+    slots[0] = query_interface as *const ();
+    slots[1] = add_ref as *const ();
+    slots[2] = release as *const ();
+    slots[3] = initialize as *const ();
+    slots[4] = shutdown as *const ();
+    slots[15] = module_unload_started as *const ();
+    slots[16] = module_unload_finished as *const ();
+    slots[30] = thread_destroyed as *const ();
+    slots[31] = thread_assigned_to_os_thread as *const ();
+    slots[50] = object_allocated as *const ();
+    slots[72] = thread_name_changed as *const ();
+    slots[73] = garbage_collection_started as *const ();
+    slots[75] = garbage_collection_finished as *const ();
+    slots[80] = initialize_for_attach as *const ();
+    slots[81] = profiler_attach_complete as *const ();
+    slots[82] = profiler_detach_succeeded as *const ();
+    slots[94] = dynamic_method_unloaded as *const ();
+    slots[95] = event_pipe_event_delivered as *const ();
+    slots[97] = load_as_notification_only as *const ();
+    Vtable::new(slots)
+};
 
 /// Longest name or client data looked at, in elements.
 const MOST: u32 = 1 << 16;
@@ -70,7 +96,7 @@ unsafe fn start(this: *mut c_void, unknown: *mut c_void, client_data: Option<&[u
         Some(data) => owner_in_client_data(data),
         None => info.owner_in_environment(),
     };
-    if client_data.is_none() && exact::takes_in(object, owner) {
+    if client_data.is_none() && host::takes_in(object, owner) {
         info.release();
         return CORPROF_E_PROFILER_CANCEL_ACTIVATION;
     }
@@ -91,12 +117,19 @@ unsafe fn start(this: *mut c_void, unknown: *mut c_void, client_data: Option<&[u
     }
     object.instance.set_listening(true);
     object.instance.start_session(info);
-    if object.start_thread() {
+    // SAFETY: `service_main` takes an object.
+    if unsafe { object.start_thread(service_main) } {
         return S_OK;
     }
     object.instance.give_up(info);
     object.instance.on_detached();
     CORPROF_E_PROFILER_CANCEL_ACTIVATION
+}
+
+extern "C" fn service_main(this: *mut c_void) -> *mut c_void {
+    // SAFETY: `start_thread` passes its own object, which outlives the thread.
+    service::run(&unsafe { object(this) }.instance, None);
+    core::ptr::null_mut()
 }
 
 pub(super) unsafe extern "C" fn initialize(this: *mut c_void, unknown: *mut c_void) -> i32 {
@@ -121,7 +154,8 @@ pub(super) unsafe extern "C" fn profiler_attach_complete(this: *mut c_void) -> i
     let object = unsafe { object(this) };
     object.instance.set_listening(true);
     object.instance.list_threads();
-    if !object.start_thread() {
+    // SAFETY: `service_main` takes an object.
+    if !unsafe { object.start_thread(service_main) } {
         object.instance.leave_without_thread();
     }
     S_OK

@@ -1,38 +1,19 @@
 //! The profiler of exact mode as a COM object: its table of callbacks, and thunks that turn raw
 //! arguments into safe ones. It lives as long as the process: the runtime lets no profiler go that
 //! sees allocations (0x80131372).
-//!
-//! It has a guest, the profiler that tells of names, events and chosen objects: the runtime was to
-//! load that beside it as a notification-only one, and is told that it does not want to be. For
-//! each object the runtime goes through all its 32 places for such profilers as soon as one of them
-//! is taken (`ProfControlBlock::DoProfilerCallback`, inc/profilepriv.inl): a sixth of all that
-//! exact mode cost on .NET 10. What the guest would be called for is passed on to it here.
+//! What its guest ([`super::host`]) would be called for is passed on to it here.
 
 use super::callback;
-use super::guid::{CALLBACKS, Guid};
-use super::hresult::{CORPROF_E_PROFILER_CANCEL_ACTIVATION, E_FAIL, S_OK};
-use super::info::Info;
-use super::object::{ProfilerObject, object};
+use super::host::{ExactObject, exact, guest, have_named, set_host, tell_chosen};
 use super::unknown::{self, not_counted, slice};
 use super::vtable::{SLOTS, Vtable, ignored};
 use crate::exact::{Allocated, Exact};
-use crate::{machine, syscall};
+use crate::runtime::guid::{CALLBACKS, Guid};
+use crate::runtime::hresult::{CORPROF_E_PROFILER_CANCEL_ACTIVATION, E_FAIL, S_OK};
+use crate::runtime::info::Info;
+use crate::syscall;
 use core::ffi::c_void;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicUsize, Ordering};
-use profiler_protocol::record::Registers;
-
-/// What the runtime holds a pointer to.
-#[repr(C)]
-struct ExactObject {
-    vtable: &'static Vtable,
-    exact: Exact,
-}
-
-/// Address of the object of exact mode, once it counts; 0 before, and without it.
-static HOST: AtomicUsize = AtomicUsize::new(0);
-/// Address of its guest, 0 without one.
-static GUEST: AtomicUsize = AtomicUsize::new(0);
 
 /// COR_PRF_GC_INDUCED.
 const INDUCED: u32 = 1;
@@ -73,24 +54,6 @@ pub(super) fn create() -> Option<NonNull<c_void>> {
     // SAFETY: fresh memory of that size, page-aligned, known to nobody.
     unsafe { memory.cast::<ExactObject>().write(ExactObject { vtable: &TABLE, exact }) };
     Some(memory)
-}
-
-/// The profiler behind a pointer the runtime passes.
-///
-/// # Safety
-/// `this` came from [`create`].
-unsafe fn exact<'a>(this: *mut c_void) -> &'a Exact {
-    // SAFETY: the caller's promise; it is never freed, and all that changes in it is atomic.
-    let object = unsafe { &*this.cast::<ExactObject>() };
-    &object.exact
-}
-
-/// The guest, if there is one by now.
-#[inline]
-fn guest() -> Option<*mut c_void> {
-    // Acquire: pairs with the release in `takes_in`.
-    let guest = GUEST.load(Ordering::Acquire);
-    (guest != 0).then_some(guest as *mut c_void)
 }
 
 /// Calls the guest's callback of that name.
@@ -134,8 +97,8 @@ unsafe extern "C" fn initialize(this: *mut c_void, unknown: *mut c_void) -> i32 
         info.release();
         return CORPROF_E_PROFILER_CANCEL_ACTIVATION;
     }
-    // Release: pairs with the acquire in `takes_in`.
-    HOST.store(this.addr(), Ordering::Release);
+    // SAFETY: as above; the object lives as long as the process.
+    unsafe { set_host(this) };
     // SAFETY: as above.
     unsafe { exact(this) }.start_session();
     // Never joined: it ends with the process. Without it lifetimes in time are 0, and counts of a
@@ -217,74 +180,11 @@ fn note(exact: &Exact, object: usize, class: usize) {
     let Allocated { chosen, first } = exact.allocated(object, class);
     // Before anything lets a collection in, after which it is elsewhere.
     if let Some(bytes) = chosen {
-        tell(object, class, bytes);
+        tell_chosen(object, class, bytes);
     }
     if let Some(first) = first {
         exact.describe(class, first);
     }
-}
-
-/// Has the guest, if there is one by now, tell of an object that this thread has just allocated.
-#[cold]
-#[inline(never)]
-fn tell(allocated: usize, class: usize, bytes: (u64, u64)) {
-    let Some(guest) = guest() else { return };
-    // SAFETY: `takes_in` took a reference, which is never given back.
-    let instance = &unsafe { object(guest) }.instance;
-    if instance.is_listening() {
-        let mut registers = Registers::default();
-        machine::capture(&mut registers);
-        instance.on_chosen(class as u64, allocated, bytes, &registers);
-    }
-}
-
-/// Has the guest's thread name a class and tell [`named`] of it.
-fn have_named(class: usize) {
-    if let Some(guest) = guest() {
-        // SAFETY: `takes_in` took a reference, which is never given back.
-        unsafe { object(guest) }.instance.types.add(class as u64);
-    }
-}
-
-/// The name of a class: exact mode may wait for it.
-pub(crate) fn named(class: usize, module_id: usize, name: &str, module: &str) {
-    // Acquire: pairs with the release in `initialize`.
-    let host = HOST.load(Ordering::Acquire);
-    if host != 0 {
-        // SAFETY: from `initialize`; the object lives as long as the process.
-        unsafe { exact(host as *mut c_void) }.named(class, module_id, name, module);
-    }
-}
-
-/// Takes in a profiler that the runtime is about to load beside exact mode: it is called from here
-/// on, by way of the runtime's interface for exact mode, and tells of the objects that are chosen
-/// here instead of those that the runtime would choose, which would cost each object more than all
-/// that is done here. False without exact mode, or when there is a guest already. If true the
-/// runtime is to be told that it is not wanted.
-pub(super) fn takes_in(wanted: &ProfilerObject, owner: u64) -> bool {
-    // Acquire: pairs with the release in `initialize`.
-    let host = HOST.load(Ordering::Acquire);
-    if host == 0 || GUEST.load(Ordering::Relaxed) != 0 {
-        return false;
-    }
-    // SAFETY: from `initialize`; the object lives as long as the process.
-    let Some(info) = unsafe { exact(host as *mut c_void) }.info() else { return false };
-    wanted.instance.become_guest();
-    if wanted.instance.set_up(info, owner, false).is_err() {
-        return false;
-    }
-    // For ever: threads may be on their way to it whenever it leaves.
-    wanted.add_ref();
-    // Release: pairs with the acquire in `guest`; what it needs is set up. The runtime loads
-    // profilers one after the other.
-    GUEST.store((&raw const *wanted).addr(), Ordering::Release);
-    wanted.instance.set_listening(true);
-    wanted.instance.start_session(info);
-    if !wanted.start_thread() {
-        wanted.instance.give_up(info);
-        wanted.instance.on_detached();
-    }
-    true
 }
 
 unsafe extern "C" fn garbage_collection_started(

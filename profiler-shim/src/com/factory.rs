@@ -1,10 +1,10 @@
 //! The library's two exports and its class factories, one for each profiler in it. They have no
 //! state and are never freed.
 
-use super::guid::{CLASS, EXACT_CLASS, Guid, ICLASS_FACTORY};
-use super::hresult::{CLASS_E_NOAGGREGATION, E_NOINTERFACE, E_OUTOFMEMORY, S_FALSE, S_OK};
 use super::unknown::{self, not_counted};
 use super::{callback, exact, object};
+use crate::runtime::guid::{CLASS, EXACT_CLASS, Guid, ICLASS_FACTORY};
+use crate::runtime::hresult::{CLASS_E_NOAGGREGATION, E_NOINTERFACE, E_OUTOFMEMORY, S_FALSE, S_OK};
 use core::ffi::c_void;
 
 #[repr(C)]
@@ -89,7 +89,7 @@ unsafe extern "C" fn create_instance(
     if !outer.is_null() {
         return CLASS_E_NOAGGREGATION;
     }
-    let Some(object) = object::create() else { return E_OUTOFMEMORY };
+    let Some(object) = object::create(&callback::TABLE) else { return E_OUTOFMEMORY };
     let this = object.as_ptr().cast();
     // SAFETY: a fresh object; the other arguments are the runtime's.
     let answer = unsafe { callback::query_interface(this, interface, out) };

@@ -1,9 +1,8 @@
 //! An instance as a COM object: where it lives, who counts its references, its thread, and its end.
 
-use super::vtable::{CALLBACKS, Vtable};
+use super::vtable::Vtable;
 use crate::instance::Instance;
 use crate::region::RegionMapping;
-use crate::service;
 use crate::syscall::{self, PthreadId};
 use core::ffi::c_void;
 use core::ptr::NonNull;
@@ -22,8 +21,8 @@ pub struct ProfilerObject {
     pub instance: Instance,
 }
 
-/// Makes an object with one reference, and its region.
-pub fn create() -> Option<NonNull<ProfilerObject>> {
+/// Makes an object with one reference, whose callbacks are in that table, and its region.
+pub fn create(vtable: &'static Vtable) -> Option<NonNull<ProfilerObject>> {
     let memory = syscall::map_private(size_of::<ProfilerObject>(), false)?;
     let object = memory.cast::<ProfilerObject>().as_ptr();
     let Some(mapping) = RegionMapping::new(Geometry::DEFAULT) else {
@@ -45,7 +44,7 @@ pub fn create() -> Option<NonNull<ProfilerObject>> {
         };
     }
     // The memory is zeroed, and zeroes are valid for all other fields.
-    set!(vtable, &CALLBACKS);
+    set!(vtable, vtable);
     set!(references, AtomicU32::new(1));
     set!(mapping, mapping);
     set!(instance.region, region);
@@ -77,11 +76,14 @@ impl ProfilerObject {
 
     /// Starts the service thread. The last thing of a successful Initialize: failing one unmaps the
     /// library under the thread.
-    pub fn start_thread(&self) -> bool {
+    ///
+    /// # Safety
+    /// `main` takes an object.
+    pub unsafe fn start_thread(&self, main: extern "C" fn(*mut c_void) -> *mut c_void) -> bool {
         let this = (&raw const *self).cast_mut().cast::<c_void>();
-        // SAFETY: `service_main` expects an object; the thread is joined before it goes
+        // SAFETY: the caller's promise; the thread is joined before the object goes
         // (`join_thread`).
-        let Some(thread) = (unsafe { syscall::spawn(service_main, this) }) else { return false };
+        let Some(thread) = (unsafe { syscall::spawn(main, this) }) else { return false };
         // Release: pairs with the swap in `join_thread`.
         self.thread.store(thread, Ordering::Release);
         true
@@ -96,13 +98,6 @@ impl ProfilerObject {
             unsafe { syscall::join(thread) };
         }
     }
-}
-
-extern "C" fn service_main(argument: *mut c_void) -> *mut c_void {
-    // SAFETY: `start_thread` passes its own object, which outlives the thread.
-    let object = unsafe { object(argument) };
-    service::run(&object.instance);
-    core::ptr::null_mut()
 }
 
 /// Frees the object and its region.

@@ -1,8 +1,8 @@
 //! What every object here has in common: how it answers to the names of its interfaces, and how raw
 //! arguments are read.
 
-use super::guid::{Guid, IUNKNOWN};
-use super::hresult::{E_NOINTERFACE, E_POINTER, S_OK};
+use crate::runtime::guid::{Guid, IUNKNOWN};
+use crate::runtime::hresult::{E_NOINTERFACE, E_POINTER, S_OK};
 use core::ffi::c_void;
 
 /// IUnknown::QueryInterface of an object whose interfaces are all at one address. Counts no

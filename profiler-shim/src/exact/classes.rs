@@ -2,10 +2,10 @@
 //! may be another one at the same address: each is then compared with what it was when it is met
 //! again.
 
-use super::RuntimeHeap;
 use super::table::TableWriter;
 use crate::region::lasting;
 use crate::repeat::mix;
+use crate::runtime::heap::RuntimeHeap;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 const SLOTS: usize = 65_536;
@@ -233,9 +233,9 @@ impl Classes {
 #[cfg(test)]
 mod tests {
     use super::Classes;
-    use crate::exact::RuntimeHeap;
     use crate::exact::table::TableWriter;
     use crate::region::lasting;
+    use crate::runtime::heap::RuntimeHeap;
     use core::cell::Cell;
     use core::sync::atomic::AtomicU64;
     use profiler_protocol::exact::{MOST_TYPES, TABLE_WORDS};

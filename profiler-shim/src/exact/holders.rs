@@ -7,6 +7,7 @@
 use super::classes::Classes;
 use super::table::TableWriter;
 use crate::region::lasting;
+use crate::runtime::heap::Objects;
 use core::sync::atomic::{AtomicU64, Ordering};
 use profiler_protocol::exact::{HELD_WORDS, MOST_TYPES, ROOT_KINDS, head, of_type};
 
@@ -14,12 +15,6 @@ use profiler_protocol::exact::{HELD_WORDS, MOST_TYPES, ROOT_KINDS, head, of_type
 const REST: u64 = 20;
 /// COR_PRF_GC_ROOT_WEAKREF: it holds nothing.
 const WEAK: u32 = 2;
-
-/// What a look needs of the runtime.
-pub trait Objects {
-    /// Class of a living object.
-    fn class_of(&self, object: usize) -> Option<usize>;
-}
 
 /// The look in progress, and when there may be another one.
 pub struct HolderScan {
@@ -135,11 +130,11 @@ impl HolderScan {
 
 #[cfg(test)]
 mod tests {
-    use super::{HolderScan, Objects, REST};
-    use crate::exact::RuntimeHeap;
+    use super::{HolderScan, REST};
     use crate::exact::classes::Classes;
     use crate::exact::table::TableWriter;
     use crate::region::lasting;
+    use crate::runtime::heap::{Objects, RuntimeHeap};
     use core::sync::atomic::{AtomicU64, Ordering};
     use profiler_protocol::exact::{TABLE_WORDS, TYPE_WORDS, TYPES_AT, head, of_type};
 

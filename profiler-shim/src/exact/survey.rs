@@ -3,11 +3,13 @@
 //! here but [`Survey::note`] and [`Survey::waits_for_finalizer`], which the threads of a server
 //! collector call at once, is one thread's, while the world stands still.
 
-use super::chunks::{AllocationEntry, Chunks};
+use super::SUMS;
+use super::chunks::Chunks;
+use super::living::{Living, LivingList};
 use super::ranges::{RangeCursor, Ranges};
 use super::table::{RunSum, TableWriter};
-use super::{RuntimeHeap, SUMS};
-use crate::region::lasting::{self, GrowableWords};
+use crate::region::lasting;
+use crate::runtime::heap::RuntimeHeap;
 use core::sync::atomic::{AtomicU64, Ordering};
 use profiler_protocol::exact::{
     COLLECTION_BUCKETS, COLLECTION_WORDS, COLLECTIONS_AT, MOST_COLLECTIONS, MOST_SURVIVALS,
@@ -22,15 +24,13 @@ pub const OLDEST: u8 = 2;
 const LARGE: u8 = 3;
 const PINNED: u8 = 4;
 
-/// Room for ranges, generations' regions, objects that wait for finalizers, living objects: most
-/// and, with little address space, least.
+/// Room for ranges, generations' regions, objects that wait for finalizers: most and, with little
+/// address space, least.
 const MOST_RANGES: usize = 1 << 28;
 const LEAST_RANGES: usize = 1 << 18;
 const MOST_REGIONS: usize = 1 << 20;
 const LEAST_REGIONS: usize = 1 << 14;
 const FIRST_REGIONS: usize = 1 << 10;
-const MOST_LIVING: usize = 1 << 31;
-const LEAST_LIVING: usize = 1 << 20;
 
 /// In an object's third word, above the number of collections before its birth: it has survived
 /// one; it is known to wait for its finalizer.
@@ -43,69 +43,6 @@ type Survivors = Ranges<3, 0, 1>;
 pub type Generations = Ranges<4, 1, 3>;
 /// Objects that wait for their finalizer: address and 1.
 type PendingFinalizers = Ranges<2, 0, 1>;
-
-/// A living object.
-#[derive(Clone, Copy)]
-struct Living {
-    entry: AllocationEntry,
-    /// Collections that had ended before its birth, and flags.
-    history: u64,
-}
-
-/// Living objects of one generation.
-struct LivingList {
-    words: GrowableWords,
-    count: AtomicU64,
-}
-
-impl LivingList {
-    fn new() -> Self {
-        Self {
-            words: GrowableWords::new(MOST_LIVING * 3, LEAST_LIVING * 3),
-            count: AtomicU64::new(0),
-        }
-    }
-
-    fn len(&self) -> usize {
-        self.count.load(Ordering::Relaxed) as usize
-    }
-
-    #[inline]
-    fn place(&self, at: usize) -> Option<&[AtomicU64; 3]> {
-        self.words.words().get(at.wrapping_mul(3)..)?.first_chunk()
-    }
-
-    #[inline]
-    fn read(&self, at: usize) -> Option<Living> {
-        let [place, what, history] = self.place(at)?;
-        let words = [place.load(Ordering::Relaxed), what.load(Ordering::Relaxed)];
-        Some(Living {
-            entry: AllocationEntry::from_words(words),
-            history: history.load(Ordering::Relaxed),
-        })
-    }
-
-    #[inline]
-    fn write(&self, at: usize, living: Living) -> bool {
-        let Some([place, what, history]) = self.place(at) else { return false };
-        let [first, second] = living.entry.words();
-        place.store(first, Ordering::Relaxed);
-        what.store(second, Ordering::Relaxed);
-        history.store(living.history, Ordering::Relaxed);
-        true
-    }
-
-    #[inline]
-    fn push(&self, living: Living) -> bool {
-        let at = self.len();
-        let written =
-            self.words.opens(at.wrapping_add(1).wrapping_mul(3)) && self.write(at, living);
-        if written {
-            self.count.store(at.wrapping_add(1) as u64, Ordering::Relaxed);
-        }
-        written
-    }
-}
 
 /// The state of the collection in progress and of all living objects.
 pub struct CollectionSurvey {
@@ -129,9 +66,14 @@ pub struct CollectionSurvey {
     row: [AtomicU64; COLLECTION_WORDS],
     /// Collections that ended.
     collections: AtomicU64,
+    counted: CountedObjects,
+}
+
+/// Objects of all collections so far.
+struct CountedObjects {
     /// Of all objects, counted so far.
     objects: AtomicU64,
-    object_bytes: AtomicU64,
+    bytes: AtomicU64,
     /// Bytes of those alive, without frozen ones.
     alive_bytes: AtomicU64,
 }
@@ -198,9 +140,11 @@ impl CollectionSurvey {
             own_ns: AtomicU64::new(0),
             row: [const { AtomicU64::new(0) }; COLLECTION_WORDS],
             collections: AtomicU64::new(0),
-            objects: AtomicU64::new(0),
-            object_bytes: AtomicU64::new(0),
-            alive_bytes: AtomicU64::new(0),
+            counted: CountedObjects {
+                objects: AtomicU64::new(0),
+                bytes: AtomicU64::new(0),
+                alive_bytes: AtomicU64::new(0),
+            },
         })
     }
 
@@ -354,18 +298,22 @@ impl CollectionSurvey {
         let (objects, bytes) = (table.get(head::OBJECTS), table.get(head::OBJECT_BYTES));
         self.set(
             row::NEW_OBJECTS,
-            objects.wrapping_sub(self.objects.swap(objects, Ordering::Relaxed)),
+            objects.wrapping_sub(self.counted.objects.swap(objects, Ordering::Relaxed)),
         );
-        let new_bytes = bytes.wrapping_sub(self.object_bytes.swap(bytes, Ordering::Relaxed));
+        let new_bytes = bytes.wrapping_sub(self.counted.bytes.swap(bytes, Ordering::Relaxed));
         self.set(row::NEW_BYTES, new_bytes);
         for (at, sum) in sums.iter().enumerate() {
             self.set(row::SURVIVED.wrapping_add(at), *sum);
         }
         let dead = sums.get(row::DEAD_BYTES - row::SURVIVED).copied().unwrap_or(0);
         let gone = dead.wrapping_add(frozen_bytes);
-        let alive =
-            self.alive_bytes.load(Ordering::Relaxed).wrapping_add(new_bytes).wrapping_sub(gone);
-        self.alive_bytes.store(alive, Ordering::Relaxed);
+        let alive = self
+            .counted
+            .alive_bytes
+            .load(Ordering::Relaxed)
+            .wrapping_add(new_bytes)
+            .wrapping_sub(gone);
+        self.counted.alive_bytes.store(alive, Ordering::Relaxed);
         self.set(row::OBJECTS_AFTER, alive);
     }
 

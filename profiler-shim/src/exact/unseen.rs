@@ -9,11 +9,11 @@
 //! (`DiagGCStart`, for ObjectsAllocatedByClass), so each object there begins where the one before
 //! it ends.
 
-use super::RuntimeHeap;
 use super::chunks::Chunks;
 use super::ranges::RangeCursor;
 use super::survey::{CollectionSurvey, Generations};
 use crate::region::lasting::GrowableWords;
+use crate::runtime::heap::RuntimeHeap;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -364,11 +364,11 @@ impl HeapScan<'_> {
 #[cfg(test)]
 mod tests {
     use super::{HAS_COMPONENTS, HeapObject, Unseen};
-    use crate::exact::RuntimeHeap;
     use crate::exact::chunks::{AllocationEntry, Chunks};
     use crate::exact::survey::CollectionSurvey;
     use crate::exact::table::TableWriter;
     use crate::region::lasting::{self, GrowableWords};
+    use crate::runtime::heap::RuntimeHeap;
     use core::sync::atomic::{AtomicU64, Ordering};
     use profiler_protocol::exact::TABLE_WORDS;
     use std::collections::HashMap;

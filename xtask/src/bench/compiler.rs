@@ -10,7 +10,8 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use super::{Bench, FigureRow, counter, median_interval};
+use super::median::median_interval;
+use super::{Bench, FigureRow, counter};
 use crate::paths::WorkspacePaths;
 
 /// Heading, and what the figures include.

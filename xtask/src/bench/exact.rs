@@ -5,7 +5,8 @@ use std::{path::PathBuf, process::Command};
 
 use anyhow::{Context, Result, bail};
 
-use super::{Bench, FigureRow, load, median_interval, native};
+use super::median::median_interval;
+use super::{Bench, FigureRow, load, native};
 use crate::paths::WorkspacePaths;
 
 /// Heading, and what the figures include.

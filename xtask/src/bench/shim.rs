@@ -7,7 +7,8 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use super::{Bench, FigureRow, comment, daemon, load, median_interval, smaps};
+use super::median::median_interval;
+use super::{Bench, FigureRow, comment, daemon, load, smaps};
 use crate::paths::WorkspacePaths;
 
 /// Heading, and what the figures include.

@@ -2,6 +2,10 @@
 //! read once, data is copied and only the copy is checked, every lie is an error. A drain costs one
 //! read of the header, then two to four reads per chunk.
 
+mod error;
+
+pub use error::ConsumerError;
+
 use crate::layout::{
     COMMIT_OFFSET_AT, COUNTER_WORDS, COUNTERS_AT, CREATED_AT, DATA_OFFSET_AT, EVENT_HEAD_AT,
     EVENT_TAIL_AT, FEATURES_AT, Geometry, HEADER_BYTES, HEADER_USED_BYTES, INSTANCE_AT,
@@ -11,7 +15,7 @@ use crate::layout::{
 };
 use crate::position::{Commit, index, read_commit};
 use crate::producer::InstanceIdentity;
-use crate::record::{Record, RecordError, decode};
+use crate::record::{Record, RecordBody, RecordError, decode};
 use crate::request::Request;
 
 /// Memory at offsets, copied. Every call that returns `Ok` has filled or written all of the bytes.
@@ -37,100 +41,6 @@ pub const SCRATCH_BYTES: usize = 4_096 * BYTES_PER_UNIT;
 /// Fewest bytes of scratch memory: the longest record must fit.
 pub const MIN_SCRATCH_BYTES: usize = 2 * MAX_RECORD_UNITS as usize * BYTES_PER_UNIT;
 const BYTES_PER_UNIT: usize = UNIT_BYTES as usize + 8;
-
-/// What went wrong. All but `Memory` mean that the region lies or is not one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConsumerError<E> {
-    /// The region could not be read or written.
-    Memory(E),
-    /// The first word is not the magic one (yet).
-    NotARegion {
-        /// What it is.
-        found: u64,
-    },
-    /// A layout this daemon does not know.
-    Version {
-        /// Its number.
-        found: u32,
-    },
-    /// The header's sizes contradict each other or the file's size.
-    Geometry {
-        /// Offset of the field that does.
-        field: u64,
-        /// Its value.
-        found: u64,
-    },
-    /// event_head went back, or further ahead than the ring is long.
-    HeadJump {
-        /// Units consumed.
-        tail: u64,
-        /// What event_head says.
-        head: u64,
-    },
-    /// A commit word with an impossible size.
-    Commit {
-        /// The record's position.
-        position: u64,
-        /// Units it claims.
-        units: u64,
-        /// Bytes it claims.
-        bytes: u64,
-    },
-    /// request_tail is ahead of request_head, or further behind than the ring is long.
-    RequestTail {
-        /// Requests written.
-        head: u64,
-        /// What request_tail says.
-        tail: u64,
-    },
-    /// A state that does not exist.
-    State {
-        /// What it says.
-        found: u64,
-    },
-    /// The caller's scratch memory is too small.
-    Scratch {
-        /// Bytes given.
-        bytes: usize,
-    },
-}
-
-impl<E: core::fmt::Display> core::fmt::Display for ConsumerError<E> {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        match self {
-            Self::Memory(error) => write!(f, "the region cannot be accessed: {error}"),
-            Self::NotARegion { found } => {
-                write!(f, "expected the magic word {MAGIC:#x}, found {found:#x}")
-            }
-            Self::Version { found } => {
-                write!(f, "expected layout version {VERSION}, found {found}")
-            }
-            Self::Geometry { field, found } => {
-                write!(f, "impossible value {found:#x} in the header at {field:#x}")
-            }
-            Self::HeadJump { tail, head } => {
-                write!(f, "event_head {head} does not follow consumed {tail}")
-            }
-            Self::Commit { position, units, bytes } => {
-                write!(f, "record {position} claims {units} units and {bytes} bytes")
-            }
-            Self::RequestTail { head, tail } => {
-                write!(f, "request_tail {tail} does not fit {head} requests")
-            }
-            Self::State { found } => write!(f, "unknown state {found}"),
-            Self::Scratch { bytes } => write!(f, "{bytes} bytes of scratch memory are too few"),
-        }
-    }
-}
-
-impl<E: core::error::Error + 'static> core::error::Error for ConsumerError<E> {
-    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
-        match self {
-            Self::Memory(error) => Some(error),
-            _ => None,
-        }
-    }
-}
 
 /// How much one drain may take, so that one process cannot starve the others.
 #[derive(Clone, Copy, Debug)]
@@ -378,9 +288,7 @@ impl<M: RegionMemory> Consumer<M> {
             let bytes = usize::try_from(extent.bytes).map_err(|_| too_small())?;
             let record = data.get(start..).and_then(|d| d.get(..bytes)).ok_or_else(too_small)?;
             match decode(record) {
-                Ok(Some(Record { body: crate::record::RecordBody::Skip, .. })) => {
-                    drained.skipped += 1
-                }
+                Ok(Some(Record { body: RecordBody::Skip, .. })) => drained.skipped += 1,
                 Ok(Some(record)) => {
                     drained.records += 1;
                     sink(record);

@@ -20,7 +20,7 @@ macro_rules! invoke {
     ($this:expr, $slot:literal, ($($type:ty),*) $(, $argument:expr)*) => {{
         let this: *mut core::ffi::c_void = $this;
         // SAFETY: `this` is the runtime's interface, which is held; the slot exists at its level.
-        let function = unsafe { $crate::com::slot::slot(this, $slot) };
+        let function = unsafe { $crate::runtime::slot::slot(this, $slot) };
         type Signature = unsafe extern "C" fn(*mut core::ffi::c_void $(, $type)*) -> i32;
         // SAFETY: the slot's signature in corprof.idl (cor.h for metadata) is this one.
         let function = unsafe { core::mem::transmute::<*const (), Signature>(function) };
