@@ -1,272 +1,45 @@
 //! Sampled allocations and the sampled objects that are still alive, each standing for what was not
-//! sampled (D7, D8).
+//! sampled.
 
-use foldhash::{HashMap, HashMapExt as _};
-use perfusion_model::event::{Allocation, AllocationKind, HeapKind, MonotonicNs, RegionId};
+mod buckets;
+mod levels;
+mod live;
+mod sites;
+mod weight;
+
+pub use buckets::{age_bucket_seconds, count_bucket, has_survived, size_class};
+pub use live::LiveObject;
+pub use sites::Site;
+pub use weight::{SAMPLED_BYTE_PROBABILITY, Weight, weight};
+
+use live::LiveObjects;
+use perfusion_model::event::{Allocation, AllocationKind, MonotonicNs, RegionId};
 use perfusion_model::labels::{NameId, Sampling};
-use perfusion_model::stack::{StackId, StackTable};
-use profiler_protocol::live;
-use std::ops::AddAssign;
-
-/// Probability with which the runtime samples each single byte (.NET 10 `AllocationSampled`,
-/// `docs/design/features/RandomizedAllocationSampling.md` of dotnet/runtime): a mean distance of
-/// 100 KiB.
-pub const SAMPLED_BYTE_PROBABILITY: f64 = 1.0 / 102_400.0;
+use perfusion_model::stack::StackId;
+use sites::SiteTotals;
 
 /// Sites, and living objects, kept of one region at most; a process that invents samples takes its
-/// share. See [`Allocations::expect`].
+/// share. See [`SampledAllocations::expect`].
 const MAX_OF_REGION: usize = 1 << 17;
 /// The same of all regions.
 const MAX_OF_ALL: usize = 1 << 20;
-/// Fewest sites that there is room for.
-const LEAST_SITES: usize = 1 << 15;
-/// A window's samples for each that is told of in a second: a minute's of small objects, one of
-/// large ones, and some that were told of beyond that.
-const SECONDS_OF_SITES: usize = 128;
-
-/// What samples stand for.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Weight {
-    /// Objects.
-    pub objects: f64,
-    /// Bytes.
-    pub bytes: f64,
-    /// How many samples.
-    pub seen: u64,
-    /// Their own bytes.
-    pub seen_bytes: u64,
-    /// Variance of `bytes`: Σ bytes²·(1−π) (`aggregate::interval`). Without a meaning where the
-    /// runtime samples by a stride.
-    pub variance: f64,
-}
-
-impl AddAssign for Weight {
-    fn add_assign(&mut self, other: Self) {
-        self.objects += other.objects;
-        self.bytes += other.bytes;
-        self.seen += other.seen;
-        self.seen_bytes = self.seen_bytes.saturating_add(other.seen_bytes);
-        self.variance += other.variance;
-    }
-}
-
-/// The weight of one sampled allocation of `size` bytes. `AllocationSampled`: the object was chosen
-/// with probability 1−q^size, so it stands for the inverse; unbiased. `AllocationTick`: it stands
-/// for the bytes since the last tick, as the event says; biased where allocations are in step with
-/// the stride. A large object stands for itself. Where many samples come the library tells one in
-/// 2^`level` of them, by chance, so each stands for as many.
-#[must_use]
-pub fn weight(kind: AllocationKind, size: u64, level: u8) -> Weight {
-    let seen_bytes = size.max(1);
-    let size = seen_bytes as f64;
-    let told = (-f64::from(level)).exp2();
-    match kind {
-        AllocationKind::Sampled | AllocationKind::Chosen { .. } => {
-            let trials = match kind {
-                AllocationKind::Chosen { bytes } => size.max(bytes as f64),
-                _ => size,
-            };
-            // 1 − q^size through expm1/ln_1p: the direct form loses all digits for small objects.
-            let chosen = -(trials * (-SAMPLED_BYTE_PROBABILITY).ln_1p()).exp_m1() * told;
-            let bytes = size / chosen;
-            let variance = bytes * bytes * (1.0 - chosen);
-            Weight { objects: 1.0 / chosen, bytes, seen: 1, seen_bytes, variance }
-        }
-        AllocationKind::Exact => {
-            let bytes = size / told;
-            let variance = bytes * bytes * (1.0 - told);
-            Weight { objects: 1.0 / told, bytes, seen: 1, seen_bytes, variance }
-        }
-        AllocationKind::Tick { amount } => {
-            let bytes = (amount as f64).max(size) / told;
-            Weight { objects: bytes / size, bytes, seen: 1, seen_bytes, variance: 0.0 }
-        }
-    }
-}
-
-/// What allocations are counted by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Site {
-    /// Region the sample came through; with `type_id` it names the type.
-    pub region: RegionId,
-    /// Allocating thread.
-    pub tid: u32,
-    /// What that was called then.
-    pub name: NameId,
-    /// Allocation stack.
-    pub stack: StackId,
-    /// ClassID.
-    pub type_id: u64,
-    /// Which heap.
-    pub heap: HeapKind,
-    /// Size, rounded down to a power of two: objects of one site are alike enough for one interval.
-    pub size_class: u64,
-    /// How its samples were chosen.
-    pub sampling: Sampling,
-}
-
-/// A sampled object that was alive at the last collection.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LiveObject {
-    /// Where and what.
-    pub site: Site,
-    /// The number of its sample in its region.
-    pub sample: u64,
-    /// When it was allocated.
-    pub born: MonotonicNs,
-    /// Generation at the last collection that looked at it; before the first, the one it was
-    /// allocated in.
-    pub generation: u8,
-    size: u64,
-    /// What it stands for as a sample of what is allocated.
-    sampled: Weight,
-    /// Its sample was told of with the probability 2^-thinned.
-    thinned: u8,
-    /// The level it was watched at from the start; see [`Raised`].
-    level: u8,
-    /// How often the region's level had been raised before.
-    raised_before: u64,
-    /// Collections it has survived in the generations it was in before, and those of the present
-    /// one before it came into it.
-    survived: u32,
-    entered_after: u32,
-    /// Full collections before it came, for the last time, into a generation that only these look
-    /// at.
-    old_after: u32,
-}
-
-impl LiveObject {
-    /// What it stands for, as a sample of what is allocated of which not all are watched.
-    #[must_use]
-    pub fn weight(&self) -> Weight {
-        let watched = live::chance(live::importance(self.size, self.thinned), self.level);
-        let (objects, bytes) = (self.sampled.objects / watched, self.sampled.bytes / watched);
-        // Sampled and watched: 1/objects.
-        let variance = bytes * bytes * (1.0 - 1.0 / objects.max(1.0));
-        Weight { objects, bytes, variance, ..self.sampled }
-    }
-
-    /// How it was chosen: what stands for itself among all that was allocated is one of several by
-    /// chance where not all of those are watched.
-    #[must_use]
-    pub fn sampling(&self) -> Sampling {
-        match self.site.sampling {
-            Sampling::Exact if self.weight().objects > 1.0 => Sampling::Random,
-            sampling => sampling,
-        }
-    }
-}
-
-/// How a region's level was raised. It holds for every object that was alive then, and a process
-/// may raise as often as it likes: so the objects are not gone through, but each remembers how
-/// often it had been raised before.
-#[derive(Default)]
-struct RaisedLevels {
-    count: u64,
-    /// How often it had been raised, this time included, and to what level: higher ones before
-    /// lower ones, so a level at most once.
-    steps: Vec<(u64, u8)>,
-}
-
-impl RaisedLevels {
-    fn to(&mut self, level: u8) {
-        self.count += 1;
-        while self.steps.pop_if(|(_, lower)| *lower <= level).is_some() {}
-        self.steps.push((self.count, level));
-    }
-
-    /// The highest level since it had been raised `before` times.
-    fn since(&self, before: u64) -> u8 {
-        let index = self.steps.partition_point(|&(count, _)| count <= before);
-        self.steps.get(index).map_or(0, |&(_, level)| level)
-    }
-}
-
-/// Collections of a region: how many looked at generation 0, at 1 too, and at everything.
-type CollectionCounts = [u32; 3];
-
-/// Place in [`Collections`] of those that look at a generation; large and pinned objects (3, 4) are
-/// looked at with generation 2.
-fn looked_at(generation: u8) -> usize {
-    usize::from(generation.min(2))
-}
-
-/// Levels of samples, of small objects and of large ones.
-#[derive(Clone, Copy, Default)]
-struct RarestLevels([u8; 2]);
-
-impl RarestLevels {
-    fn at_least(&mut self, heap: HeapKind, level: u8) {
-        let [small, large] = &mut self.0;
-        let rarest = if heap == HeapKind::Large { large } else { small };
-        *rarest = (*rarest).max(level);
-    }
-
-    /// Of one in how many was told; `None` where of each.
-    fn one_in(self, heap: HeapKind) -> Option<u64> {
-        let [small, large] = self.0;
-        let level = if heap == HeapKind::Large { large } else { small };
-        (level > 0).then(|| 1u64.checked_shl(level.into()).unwrap_or(u64::MAX))
-    }
-}
-
-/// What one region may have.
-struct RegionLimits {
-    sites: usize,
-    live: usize,
-}
-
-impl Default for RegionLimits {
-    fn default() -> Self {
-        Self { sites: MAX_OF_REGION, live: MAX_OF_REGION }
-    }
-}
 
 /// Allocations of a window, and the objects that live on across windows.
 #[derive(Default)]
 pub struct SampledAllocations {
-    sites: HashMap<Site, Weight>,
-    /// Of `sites`, how many are each region's.
-    sites_of: HashMap<RegionId, usize>,
-    live_objects: usize,
-    most: RegionLimits,
-    /// By region: the highest level at which one was told of in this window, and since its objects
-    /// are watched: of these some may live and not be known.
-    rarest: HashMap<RegionId, RarestLevels>,
-    rarest_watched: HashMap<RegionId, RarestLevels>,
-    /// By region: the level at which its objects are watched, as last told of; and how many of
-    /// those that are told of one by one are not watched, though no chance has left them out, since
-    /// the region's objects are watched.
-    level: HashMap<RegionId, u8>,
-    unwatched: HashMap<RegionId, u64>,
-    /// By region and sample: one region's end costs nothing of the others'.
-    live: HashMap<RegionId, HashMap<u64, LiveObject>>,
-    raised: HashMap<RegionId, RaisedLevels>,
-    collections: HashMap<RegionId, CollectionCounts>,
-    /// When the last full collection of a region began, and the one before it.
-    full: HashMap<RegionId, [Option<MonotonicNs>; 2]>,
-    /// Since when objects of a region have been watched without a break.
-    watched_since: HashMap<RegionId, MonotonicNs>,
-    untracked: u64,
+    sites: SiteTotals,
+    live: LiveObjects,
     ticks: u64,
     large: u64,
-    sites_refused: u64,
-    live_refused: u64,
 }
 
 impl SampledAllocations {
-    /// What libraries were asked for: so many living objects at a time, and in windows so many
+    /// Libraries were asked for so many living objects at a time, and in windows for so many
     /// samples in a second. A region that has more has invented them, and all of them are named at
-    /// the end of a window. An object's death may be told of after others have come, or be lost.
+    /// the end of a window.
     pub fn expect(&mut self, live_objects: u32, samples: Option<u32>) {
-        let of = |number: u32, times: usize| {
-            usize::try_from(number).unwrap_or(usize::MAX).saturating_mul(times)
-        };
-        let sites = samples.map_or(MAX_OF_REGION, |samples| of(samples, SECONDS_OF_SITES));
-        self.most = RegionLimits {
-            sites: sites.clamp(LEAST_SITES, MAX_OF_REGION),
-            live: of(live_objects, 2).min(MAX_OF_REGION),
-        };
+        self.sites.expect(samples);
+        self.live.expect(live_objects);
     }
 
     /// One sampled allocation with its finished stack, and what its thread was called.
@@ -286,129 +59,40 @@ impl SampledAllocations {
             AllocationKind::Tick { .. } => Sampling::Stride,
         };
         let size_class = size_class(allocation.size);
-        let own = Site { region, tid, name, stack, type_id, heap, size_class, sampling };
-        let site = self.room_for(own);
+        let site = Site { region, tid, name, stack, type_id, heap, size_class, sampling };
         let weight = weight(allocation.kind, allocation.size, allocation.level);
         self.ticks += u64::from(sampling == Sampling::Stride);
         self.large += u64::from(allocation.kind == AllocationKind::Exact);
-        *self.sites.entry(site).or_default() += weight;
-        for rarest in [&mut self.rarest, &mut self.rarest_watched] {
-            rarest.entry(region).or_default().at_least(heap, allocation.level);
-        }
-        if let Some(level) = allocation.watched {
-            self.level.insert(region, level);
-            // Large objects are looked at by full collections only, also before the library has
-            // told their generation.
-            let generation = match heap {
-                HeapKind::Small => 0,
-                HeapKind::Large => 3,
-                HeapKind::Pinned => 4,
-            };
-            let collections = self.collections.entry(region).or_default();
-            let (entered_after, old_after) = (collections[looked_at(generation)], collections[2]);
-            let live = self.live.entry(region).or_default();
-            let room = live.len() < self.most.live && self.live_objects < MAX_OF_ALL;
-            if room || live.contains_key(&allocation.sample) {
-                let (size, sampled) = (allocation.size, weight);
-                let object = LiveObject {
-                    // The sum of the rest is of this window, the object of later ones, too.
-                    site: own,
-                    sample: allocation.sample,
-                    born: time,
-                    generation,
-                    size,
-                    sampled,
-                    thinned: allocation.level,
-                    level,
-                    raised_before: self.raised.get(&region).map_or(0, |raised| raised.count),
-                    survived: 0,
-                    entered_after,
-                    old_after,
-                };
-                self.live_objects += usize::from(live.insert(allocation.sample, object).is_none());
-            } else {
-                self.live_refused += 1;
-                *self.unwatched.entry(region).or_default() += 1;
-            }
-        } else {
-            self.untracked += 1;
-            let level = self.level.get(&region).copied().unwrap_or(0);
-            let importance = live::importance(allocation.size, allocation.level);
-            if allocation.kind == AllocationKind::Exact && live::chance(importance, level) >= 1.0 {
-                *self.unwatched.entry(region).or_default() += 1;
-            }
-        }
-    }
-
-    /// `site`, or when there are too many the one that takes all the rest of its region.
-    fn room_for(&mut self, site: Site) -> Site {
-        if self.sites.contains_key(&site) {
-            return site;
-        }
-        let of_region = self.sites_of.entry(site.region).or_default();
-        if *of_region < self.most.sites && self.sites.len() < MAX_OF_ALL {
-            *of_region += 1;
-            return site;
-        }
-        self.sites_refused += 1;
-        Site {
-            tid: 0,
-            name: NameId::default(),
-            stack: StackTable::OVERFLOW,
-            type_id: 0,
-            size_class: 0,
-            ..site
-        }
+        self.sites.add(site, weight, allocation.level);
+        // Where the sum is of the region's rest, the object still has its own site: it is of later
+        // windows, too.
+        self.live.allocated(time, allocation, site, weight);
     }
 
     /// These sampled objects were collected.
     pub fn dead(&mut self, region: RegionId, samples: &[u64]) {
-        let Some(live) = self.live.get_mut(&region) else { return };
-        for sample in samples {
-            self.live_objects -= usize::from(live.remove(sample).is_some());
-        }
+        self.live.dead(region, samples);
     }
 
     /// These sampled objects survived into this generation.
     pub fn alive(&mut self, region: RegionId, samples: &[(u64, u8)]) {
-        let Some(live) = self.live.get_mut(&region) else { return };
-        let collections = self.collections.get(&region).copied().unwrap_or_default();
-        for &(sample, generation) in samples {
-            if let Some(object) = live.get_mut(&sample) {
-                object.survived = survived(object, &collections);
-                object.entered_after = collections[looked_at(generation)];
-                if object.generation < 2 {
-                    object.old_after = collections[2];
-                }
-                object.generation = generation;
-            }
-        }
+        self.live.alive(region, samples);
     }
 
     /// These are not watched any more: those that are were above the level all the time.
     pub fn dropped(&mut self, region: RegionId, level: u8, samples: &[u64]) {
-        self.dead(region, samples);
-        self.level.insert(region, level);
-        self.raised.entry(region).or_default().to(level);
+        self.live.dropped(region, level, samples);
     }
 
     /// A collection of `generation` and those below it begins.
     pub fn collection(&mut self, region: RegionId, generation: u8, time: MonotonicNs) {
-        if looked_at(generation) == 2 {
-            let [last, before] = self.full.entry(region).or_default();
-            *before = last.replace(time);
-        }
-        let collections = self.collections.entry(region).or_default();
-        for count in &mut collections[..=looked_at(generation)] {
-            *count = count.saturating_add(1);
-        }
+        self.live.collection(region, generation, time);
     }
 
     /// Collections that looked at the object and left it alive.
     #[must_use]
     pub fn survived(&self, object: &LiveObject) -> u32 {
-        let collections = self.collections.get(&object.site.region).copied().unwrap_or_default();
-        survived(object, &collections)
+        self.live.survived(object)
     }
 
     /// Full collections since the object has been in generation 2 or a heap of its own; `None`
@@ -416,70 +100,58 @@ impl SampledAllocations {
     /// an object may stay young through any number of them, or be made young again.
     #[must_use]
     pub fn survived_old(&self, object: &LiveObject) -> Option<u32> {
-        let collections = self.collections.get(&object.site.region).copied().unwrap_or_default();
-        (object.generation >= 2).then(|| collections[2].saturating_sub(object.old_after))
+        self.live.survived_old(object)
     }
 
     /// When the last full collection but one began: what was old by then is alive for sure, since
     /// the last may be going on still.
     #[must_use]
     pub fn proven_at(&self, region: RegionId) -> Option<MonotonicNs> {
-        self.full.get(&region).and_then(|[_, before]| *before)
+        self.live.proven_at(region)
     }
 
     /// From now on objects of the region are watched, and of those that were before nothing is
     /// known any more.
     pub fn watched_from(&mut self, region: RegionId, time: MonotonicNs) {
-        self.region_gone(region);
-        self.watched_since.insert(region, time);
+        self.live.watched_from(region, time);
     }
 
     /// Since when objects of a region have been watched without a break.
     #[must_use]
     pub fn watched_since(&self, region: RegionId) -> Option<MonotonicNs> {
-        self.watched_since.get(&region).copied()
+        self.live.watched_since(region)
     }
 
     /// The process is gone, and its heap with it.
     pub fn region_gone(&mut self, region: RegionId) {
-        self.live_objects -= self.live.remove(&region).map_or(0, |live| live.len());
-        self.rarest_watched.remove(&region);
-        self.level.remove(&region);
-        self.unwatched.remove(&region);
-        self.raised.remove(&region);
-        self.collections.remove(&region);
-        self.full.remove(&region);
-        self.watched_since.remove(&region);
+        self.live.region_gone(region);
     }
 
     /// The next window begins: what was allocated is forgotten, what is alive stays. `carry` takes
     /// a stack over to it.
     pub fn next_window(&mut self, carry: &mut dyn FnMut(StackId) -> StackId) {
-        // Without their room: a busy window's is not kept.
-        (self.sites, self.sites_of, self.rarest) = (HashMap::new(), HashMap::new(), HashMap::new());
-        for object in self.live.values_mut().flat_map(HashMap::values_mut) {
-            object.site.stack = carry(object.site.stack);
-        }
+        self.sites.next_window();
+        self.live.next_window(carry);
     }
 
     /// Of one in how many samples like the site's was told when that was least often in this
     /// window; `None` where of each.
     #[must_use]
     pub fn told_one_in(&self, site: &Site) -> Option<u64> {
-        self.rarest.get(&site.region)?.one_in(site.heap)
+        self.sites.told_one_in(site)
     }
 
     /// The same since its region's objects are watched.
     #[must_use]
     pub fn watched_one_in(&self, site: &Site) -> Option<u64> {
-        self.rarest_watched.get(&site.region)?.one_in(site.heap)
+        self.live.watched_one_in(site)
     }
 
     /// How many large objects of the site's region are not watched, though no chance has left them
     /// out: some may live and not be known.
     #[must_use]
     pub fn unwatched(&self, site: &Site) -> Option<u64> {
-        self.unwatched.get(&site.region).copied()
+        self.live.unwatched(site)
     }
 
     /// Allocation totals by site.
@@ -489,13 +161,7 @@ impl SampledAllocations {
 
     /// Sampled objects alive as far as known.
     pub fn live(&self) -> impl Iterator<Item = LiveObject> {
-        self.live.iter().flat_map(|(region, live)| {
-            let raised = self.raised.get(region);
-            live.values().map(move |object| {
-                let since = raised.map_or(0, |raised| raised.since(object.raised_before));
-                LiveObject { level: object.level.max(since), ..*object }
-            })
-        })
+        self.live.iter()
     }
 
     /// Samples that came from `AllocationTick`, whose estimates may be biased.
@@ -514,53 +180,15 @@ impl SampledAllocations {
     /// too many.
     #[must_use]
     pub fn refused(&self) -> (u64, u64) {
-        (self.sites_refused, self.live_refused)
+        (self.sites.refused(), self.live.refused())
     }
 
     /// Samples without a weak handle (not chosen, all handles in use, or a runtime before .NET 7):
     /// absent from the live heap.
     #[must_use]
     pub fn untracked(&self) -> u64 {
-        self.untracked
+        self.live.untracked()
     }
-}
-
-fn survived(object: &LiveObject, collections: &CollectionCounts) -> u32 {
-    let since = collections[looked_at(object.generation)].saturating_sub(object.entered_after);
-    object.survived.saturating_add(since)
-}
-
-/// True where a collection is known to have looked at a live object and left it alive, by its
-/// generation and the collections it has survived (rounded down to a power of two or not). These
-/// are counted when they begin, so the only one may be going on still; but an object changes from 0
-/// to 1 or 2 at the end of one only.
-#[must_use]
-pub fn has_survived(generation: i64, survived: i64) -> bool {
-    match generation {
-        1 | 2 => true,
-        _ => survived >= 2,
-    }
-}
-
-/// `number` rounded down to a power of two, 0 for 0: bounds the number of label values (D10).
-#[must_use]
-pub fn count_bucket(number: u32) -> u64 {
-    number.checked_ilog2().map_or(0, |bits| 1 << bits)
-}
-
-/// `size` rounded down to a power of two, at least 1: bounds the number of label values, and keeps
-/// objects of one class alike.
-#[must_use]
-pub fn size_class(size: u64) -> u64 {
-    1 << size.max(1).ilog2()
-}
-
-/// Age in seconds rounded down to a power of two, 0 below one second: bounds the number of label
-/// values (D10).
-#[must_use]
-pub fn age_bucket_seconds(born: MonotonicNs, now: MonotonicNs) -> u64 {
-    let seconds = now.0.saturating_sub(born.0) / 1_000_000_000;
-    if seconds == 0 { 0 } else { 1 << seconds.ilog2() }
 }
 
 #[cfg(test)]
@@ -770,7 +398,7 @@ mod tests {
         assert!((rest[0].1.bytes - extra as f64 * one.bytes).abs() < 1.0, "no byte is lost");
         heap.dead(hostile, &[0, 0, share + 1]);
         heap.region_gone(hostile);
-        assert_eq!((heap.live().count(), heap.live_objects), (1, 1));
+        assert_eq!((heap.live().count(), heap.live.len()), (1, 1));
     }
 
     #[test]
@@ -868,7 +496,7 @@ mod tests {
             heap.dropped(region, level.to_le_bytes()[0], &[]);
         }
         assert!(heap.live().all(|object| object.level == u8::MAX));
-        assert!(heap.raised[&region].steps.len() <= 256);
+        assert!(heap.live.regions[&region].raised.steps.len() <= 256);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! downsampled waits. [`heap`] keeps the live objects. [`window`] holds the result.
 //!
 //! ```text
-//! let mut window = Window::new(Limits::default());
+//! let mut window = Window::new(WindowLimits::default());
 //! window.add(&frames, &labels, SampleType::Samples, 1.0);       // frames innermost first
 //! window.add(&frames, &labels, SampleType::Cpu, 10_101_010.1);
 //! for entry in window.entries() { /* frames, labels, values by SampleType::index() */ }

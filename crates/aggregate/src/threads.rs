@@ -1,6 +1,6 @@
 //! Scheduler truth meets samples: samples and kept waits say *where* a thread's time went, the
-//! scheduler's exact totals say *how much*. So every column of a thread sums to its true time (D1,
-//! D2), whatever was thinned or lost.
+//! scheduler's exact totals say *how much*. So every column of a thread sums to its true
+//! time, whatever was downsampled or lost.
 //!
 //! - cpu: each of the thread's n samples stands for 1/n of its on-CPU time. A thread that ran and
 //!   was never sampled gives its time to the stacks it left the CPU with, in proportion to how long
@@ -21,306 +21,42 @@
 //! stand behind every ratio (`ebpf-probes/src/sampler.rs`), and Beale's correction takes off what
 //! is left to first order.
 
-use super::recent::RecentStacks;
+use crate::recent::RecentStacks;
+use account::{ThreadAccount, no_times};
+use counted::CountedThreads;
+use ended::EndedThreads;
 use foldhash::HashMap;
 use perfusion_model::event::{
-    MonotonicNs, ThreadId, ThreadProgress, ThreadSnapshot, ThreadTimes, WaitEnd, WaitState,
-    WakeOrigin,
+    MonotonicNs, ThreadId, ThreadSnapshot, ThreadTimes, WaitEnd, WakeOrigin,
 };
-use perfusion_model::feature::{ExcludedFeatures, Feature};
-use perfusion_model::frame::Marker;
 use perfusion_model::stack::StackId;
-use std::sync::Arc;
+use waits::{EndedWait, OpenWait};
 
+mod account;
+mod counted;
 mod cut;
+mod ended;
+mod estimate;
 mod names;
 mod on_cpu;
+mod row;
+mod waits;
 
-use on_cpu::OnCpu;
-
-/// Where a row's time was spent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum StackOrMarker {
-    /// In this stack.
-    Stack(StackId),
-    /// Not known; the marker says why.
-    Marker(Marker),
-}
-
-/// What a thread waited for, as far as the kernel tells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct WaitReason {
-    /// State it left the CPU in.
-    pub state: WaitStateKey,
-    /// [Family](super::wait_reason::family) of the system call it was in: its number may be any
-    /// that the process likes, and waits are kept apart by this.
-    pub syscall: Option<&'static str>,
-    /// The scheduler counts it as a wait for input or output.
-    pub io: bool,
-    /// It began while its process stood still for the garbage collector.
-    pub suspended: bool,
-}
-
-/// [`WaitState`] without the raw bits, so that it can be a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum WaitStateKey {
-    /// Preempted.
-    Preempted,
-    /// Its CPU did not run it.
-    Stolen,
-    /// Out of CPU time by its cgroup's limit.
-    Throttled,
-    /// Interruptible sleep.
-    Interruptible,
-    /// Uninterruptible sleep.
-    Uninterruptible,
-    /// Stopped, traced, parked, dead.
-    Other,
-}
-
-impl From<WaitState> for WaitStateKey {
-    fn from(state: WaitState) -> Self {
-        match state {
-            WaitState::Runnable => Self::Preempted,
-            WaitState::Throttled => Self::Throttled,
-            WaitState::Interruptible => Self::Interruptible,
-            WaitState::Uninterruptible => Self::Uninterruptible,
-            WaitState::Other(_) => Self::Other,
-        }
-    }
-}
-
-/// Who ended a wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Waker {
-    /// A thread.
-    Thread {
-        /// Which.
-        id: ThreadId,
-        /// Its command name.
-        comm: [u8; 16],
-        /// What it was doing, if that was taken.
-        stack: Option<StackId>,
-    },
-    /// A timer ran out.
-    Timer,
-    /// Another interrupt, or work it left to be done right after.
-    Interrupt,
-    /// One thread or another: there were too many.
-    Other,
-}
-
-/// One line of the result. All times in nanoseconds; their sums per thread equal the scheduler's
-/// totals.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ThreadRow {
-    /// The thread.
-    pub thread: ThreadId,
-    /// When it entered the recording: tells it from a later thread with the same id.
-    pub since: MonotonicNs,
-    /// What the thread was called then; `None` for one that was not renamed in this window.
-    pub name: Option<Arc<str>>,
-    /// Where.
-    pub place: StackOrMarker,
-    /// Why it waited; `None` for rows of CPU time.
-    pub reason: Option<WaitReason>,
-    /// Who woke it.
-    pub waker: Option<Waker>,
-    /// CPU samples taken here.
-    pub samples: u64,
-    /// On-CPU time.
-    pub cpu_ns: f64,
-    /// Time runnable.
-    pub runnable_ns: f64,
-    /// Time blocked.
-    pub blocked_ns: f64,
-    /// Standard error of `runnable_ns` and `blocked_ns` together; 0 where nothing was left to
-    /// chance.
-    pub wait_stderr_ns: f64,
-}
-
-impl ThreadRow {
-    /// What is left of it without what rules leave out.
-    fn without(mut self, left_out: ExcludedFeatures) -> Option<Self> {
-        if left_out.has(Feature::Cpu) {
-            (self.samples, self.cpu_ns) = (0, 0.0);
-        }
-        if left_out.has(Feature::Waits) {
-            (self.runnable_ns, self.blocked_ns, self.wait_stderr_ns) = (0.0, 0.0, 0.0);
-        }
-        let something = self.samples > 0 || self.cpu_ns + self.runnable_ns + self.blocked_ns > 0.0;
-        something.then_some(self)
-    }
-}
-
-/// Time of waits that were all kept.
-#[derive(Clone, Copy, Default)]
-struct WaitTimes {
-    blocked_ns: f64,
-    runnable_ns: f64,
-}
-
-/// Time at one place: of waits that stand for themselves, and of waits that stand for more.
-#[derive(Clone, Copy, Default)]
-struct WaitEstimate {
-    sure: WaitTimes,
-    scaled: WaitTimes,
-    spread: WaitVariance,
-}
-
-/// What the coin may have done to sums of waits. Of waits x, each kept with probability p and then
-/// weighing w = 1/p, the sum of w·x has a variance that Σ w·(w − 1)·x² over the kept ones estimates
-/// without bias; of two such sums the covariance is the same with x·y.
-#[derive(Clone, Copy, Default)]
-struct WaitVariance {
-    blocked: f64,
-    both: f64,
-    runnable: f64,
-}
-
-impl WaitVariance {
-    fn add(&mut self, other: Self, sign: f64) {
-        self.blocked += sign * other.blocked;
-        self.both += sign * other.both;
-        self.runnable += sign * other.runnable;
-    }
-
-    /// Variance of `blocked` × the sum of blocked times + `runnable` × the sum of runnable times.
-    fn variance(self, blocked: f64, runnable: f64) -> f64 {
-        blocked * blocked * self.blocked
-            + 2.0 * blocked * runnable * self.both
-            + runnable * runnable * self.runnable
-    }
-}
-
-impl WaitEstimate {
-    fn merge(&mut self, other: Self) {
-        for (sum, other) in [(&mut self.sure, other.sure), (&mut self.scaled, other.scaled)] {
-            sum.blocked_ns += other.blocked_ns;
-            sum.runnable_ns += other.runnable_ns;
-        }
-        self.spread.add(other.spread, 1.0);
-    }
-
-    fn add(&mut self, blocked_ns: u64, runnable_ns: u64, weight: f64) {
-        let to = if weight > 1.0 { &mut self.scaled } else { &mut self.sure };
-        to.blocked_ns += blocked_ns as f64 * weight;
-        to.runnable_ns += runnable_ns as f64 * weight;
-        let (blocked, runnable, chance) =
-            (blocked_ns as f64, runnable_ns as f64, weight * (weight - 1.0));
-        let spread = WaitVariance {
-            blocked: chance * blocked * blocked,
-            both: chance * blocked * runnable,
-            runnable: chance * runnable * runnable,
-        };
-        self.spread.add(spread, 1.0);
-    }
-}
-
-#[derive(Clone, Copy)]
-struct OpenWait {
-    start: MonotonicNs,
-    stack: StackId,
-    weight: f64,
-    reason: WaitReason,
-    origin: Option<WakeOrigin>,
-    /// What the thread was doing that ended it.
-    waker: Option<StackId>,
-    /// When the thread left the CPU, if the iterator could tell: before the recording, or about
-    /// `start`.
-    left_cpu: Option<MonotonicNs>,
-}
-
-/// A wait in progress, of which the stack is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WaitInProgress {
-    /// When it began; when the recording did, for a wait that is older.
-    pub start: MonotonicNs,
-    /// When the thread left the CPU, as the scheduler noted it, to some milliseconds.
-    pub left_cpu: Option<MonotonicNs>,
-    /// Where.
-    pub stack: StackId,
-    /// What for.
-    pub reason: WaitReason,
-}
-
-/// A thread's first wait, of which the stack was not seen.
-#[derive(Clone, Copy)]
-struct FirstWait {
-    start: MonotonicNs,
-    blocked_ns: u64,
-    runnable_ns: u64,
-    /// The thread had not run at all.
-    new_thread: bool,
-}
-
-#[derive(Default)]
-struct ThreadAccount {
-    id: ThreadId,
-    /// But for what is known of its collections.
-    on_cpu: OnCpu,
-    waits: HashMap<(StackId, WaitReason, Option<Waker>), WaitEstimate>,
-    open: Option<OpenWait>,
-    last_run: Option<(MonotonicNs, StackId)>,
-    /// Only where somebody wants to know.
-    recent: Option<Box<RecentStacks>>,
-    collected: CollectionTime,
-    /// The wait that ended before anything else was heard of the thread. The one it was in when it
-    /// entered the recording, if it began then too and the iterator did not see it.
-    first: Option<FirstWait>,
-    /// It was in no snapshot at the end of the window before.
-    unseen: bool,
-    /// What it is called, where it had other names in this window.
-    name: Option<Arc<str>>,
-    /// What it did in this window before it was renamed last.
-    named: Vec<names::NamedAccount>,
-    /// Its time is shared among its names by its samples.
-    shared: bool,
-}
-
-/// What a thread did of collections.
-#[derive(Default)]
-struct CollectionTime {
-    on_cpu: OnCpu,
-    /// Time on a CPU in them, exactly.
-    cpu_ns: u64,
-    /// That of one or another is not known.
-    unsure: bool,
-}
-
-/// What a new thread waits for, that could run and has no CPU yet.
-const FOR_A_CPU: WaitReason =
-    WaitReason { state: WaitStateKey::Preempted, syscall: None, io: false, suspended: false };
-
-/// Rows of ended threads that are kept apart; as many keys has a window (`window.rs`).
-const MAX_ENDED_ROWS: usize = 200_000;
-
-/// Places, reasons and wakers of one thread's waits that are kept apart. Places and reasons are
-/// few; threads that wake it may come and go without end.
-const MAX_WAITS: usize = 4096;
+pub use row::{StackOrMarker, ThreadRow, WaitReason, WaitStateKey, Waker};
+pub use waits::WaitInProgress;
 
 /// Collects one window of all threads.
 #[derive(Default)]
 pub struct ThreadAccounts {
     threads: HashMap<u32, ThreadAccount>,
-    /// Rows of threads that have ended.
-    ended: Vec<ThreadRow>,
-    /// When the last ended thread of each id had entered the recording.
-    told: HashMap<u32, MonotonicNs>,
-    /// The sums of threads that ended after there was no more room for rows, and how many these
-    /// were.
-    rest: Option<ThreadRow>,
-    summed_up: u64,
+    ended: EndedThreads,
+    counted: CountedThreads,
     unmatched_wait_ends: u64,
     wakers_capped: u64,
     /// Names of renamed threads in this window.
     names: usize,
-    /// What earlier windows have counted, by thread id.
-    counted: HashMap<u32, cut::CountedTimes>,
     /// Whether it is kept where each was lately.
     remembers: bool,
-    /// `told` of the window before, as far as these threads were still in the kernel's map then.
-    told_before: HashMap<u32, MonotonicNs>,
 }
 
 impl ThreadAccounts {
@@ -331,7 +67,7 @@ impl ThreadAccounts {
             && let Some(old) = self.threads.remove(&id.tid)
         {
             let times = no_times(old.id);
-            self.keep(old, &times);
+            self.ended.keep(old, &times);
         }
         let thread = self.threads.entry(id.tid).or_default();
         thread.id = id;
@@ -400,9 +136,7 @@ impl ThreadAccounts {
         if self.threads.get(&id.tid).is_some_and(|thread| thread.id.pid != id.pid) {
             return;
         }
-        let collected = &mut self.thread(id).collected;
-        collected.cpu_ns = collected.cpu_ns.saturating_add(cpu_ns.unwrap_or(0));
-        collected.unsure |= cpu_ns.is_none();
+        self.thread(id).collected.add(cpu_ns);
     }
 
     /// A thread leaves the CPU and its stack was kept.
@@ -419,23 +153,13 @@ impl ThreadAccounts {
         let thread = self.thread(id);
         thread.on_cpu.left(stack, ran_ns, weight);
         thread.last_run = Some((time, stack));
-        thread.open = Some(OpenWait {
-            start: time,
-            stack,
-            weight,
-            reason,
-            origin: None,
-            waker: None,
-            left_cpu: None,
-        });
+        thread.waits.begin(OpenWait::new(time, stack, reason, weight));
     }
 
     /// The iterator saw the thread in the wait that began at `start`: from now on it stands for
     /// itself. Answers its stack when that is known.
     pub fn seen_waiting(&mut self, id: ThreadId, start: MonotonicNs) -> Option<StackId> {
-        let open = self.thread(id).open.as_mut().filter(|open| open.start == start)?;
-        open.weight = 1.0;
-        Some(open.stack)
+        self.thread(id).waits.stands_for_itself(start)
     }
 
     /// The iterator saw the thread in the wait that began at `start`, with this stack.
@@ -450,35 +174,18 @@ impl ThreadAccounts {
             return;
         }
         self.note(id, |recent| recent.seen(start, stack));
-        let thread = self.thread(id);
-        // A later wait may be open already: the visit's record came late.
-        if thread.open.as_ref().is_some_and(|open| open.start > start) {
-            return;
-        }
-        thread.open = Some(OpenWait {
-            start,
-            stack,
-            weight: 1.0,
-            reason,
-            origin: None,
-            waker: None,
-            left_cpu: None,
-        });
+        self.thread(id).waits.visited(OpenWait::new(start, stack, reason, 1.0));
     }
 
     /// The scheduler's note of when the thread left the CPU for the wait that began at `start`.
     pub fn left_cpu(&mut self, id: ThreadId, start: MonotonicNs, at: MonotonicNs) {
-        if let Some(open) = self.thread(id).open.as_mut().filter(|open| open.start == start) {
-            open.left_cpu = Some(at);
-        }
+        self.thread(id).waits.left_cpu(start, at);
     }
 
     /// The wait a thread is in, as far as it was seen.
     #[must_use]
     pub fn waiting(&self, tid: u32) -> Option<WaitInProgress> {
-        let open = self.threads.get(&tid)?.open.as_ref()?;
-        let &OpenWait { start, left_cpu, stack, reason, .. } = open;
-        Some(WaitInProgress { start, left_cpu, stack, reason })
+        self.threads.get(&tid)?.waits.progress()
     }
 
     /// Where a thread was when it was last seen running: at a sample, or when it left its CPU.
@@ -496,49 +203,21 @@ impl ThreadAccounts {
         origin: WakeOrigin,
         stack: Option<StackId>,
     ) {
-        let open = self.threads.get_mut(&tid).and_then(|thread| thread.open.as_mut());
-        if let Some(open) = open.filter(|open| open.start == start) {
-            (open.origin, open.waker) = (Some(origin), stack);
+        if let Some(thread) = self.threads.get_mut(&tid) {
+            thread.waits.woken(start, origin, stack);
         }
     }
 
     /// The kept wait is over.
     pub fn wait_end(&mut self, end: &WaitEnd) {
-        let counted = self.counted_wait(end.thread.tid, end.start);
+        let counted = self.counted.wait(end.thread.tid, end.start);
         let until = end.start.0.saturating_add(end.blocked_ns).saturating_add(end.runnable_ns);
         self.note(end.thread, |recent| recent.waited(end.start, MonotonicNs(until)));
-        let (blocked_ns, runnable_ns) = counted.rest(end.blocked_ns, end.runnable_ns);
         let thread = self.thread(end.thread);
-        match thread.open.take() {
-            Some(open) if open.start == end.start => {
-                let waker = end.waker.map(|(id, comm)| match (open.origin, id.tid) {
-                    (Some(WakeOrigin::Timer), _) => Waker::Timer,
-                    // The idle task does nothing itself.
-                    (Some(WakeOrigin::Interrupt), _) | (_, 0) => Waker::Interrupt,
-                    _ => Waker::Thread { id, comm, stack: open.waker },
-                });
-                let mut runnable_ns = runnable_ns;
-                if end.woken_throttled {
-                    thread.limited(&open, std::mem::take(&mut runnable_ns));
-                }
-                let mut key = (open.stack, open.reason, waker);
-                let full = thread.waits.len() >= MAX_WAITS && !thread.waits.contains_key(&key);
-                let capped = full && matches!(waker, Some(Waker::Thread { .. }));
-                if capped {
-                    key.2 = Some(Waker::Other);
-                }
-                thread.waits.entry(key).or_default().add(blocked_ns, runnable_ns, open.weight);
-                self.wakers_capped += u64::from(capped);
-            }
-            None if thread.last_run.is_none() && thread.first.is_none() => {
-                let (start, new_thread) = (counted.entered.unwrap_or(end.start), end.new_thread);
-                thread.first = Some(FirstWait { start, blocked_ns, runnable_ns, new_thread });
-            }
-            other => {
-                // Its start was lost; a later start may already be open.
-                thread.open = other.filter(|open| open.start > end.start);
-                self.unmatched_wait_ends += 1;
-            }
+        match thread.waits.end(end, counted, thread.last_run.is_some()) {
+            EndedWait::Counted => {}
+            EndedWait::WakerCapped => self.wakers_capped += 1,
+            EndedWait::Unmatched => self.unmatched_wait_ends += 1,
         }
     }
 
@@ -548,48 +227,14 @@ impl ThreadAccounts {
         // Its id may belong to another already.
         let same = self.threads.get(&id.tid).is_some_and(|thread| thread.id == id);
         let thread = if same { self.threads.remove(&id.tid) } else { None };
-        self.told.insert(times.thread.tid, times.since);
-        let rest = self.not_counted(&times);
-        self.counted.remove(&times.thread.tid);
-        self.keep(ThreadAccount { id, ..thread.unwrap_or_default() }, &rest)
-    }
-
-    /// Makes rows of an ended thread. True when they are kept apart.
-    fn keep(&mut self, thread: ThreadAccount, times: &ThreadTimes) -> bool {
-        let mut rows = Vec::new();
-        thread.rows(times, &mut rows);
-        if self.ended.len() + rows.len() <= MAX_ENDED_ROWS {
-            self.ended.append(&mut rows);
-            return true;
-        }
-        self.summed_up += 1;
-        let rest = self.rest.get_or_insert_with(|| ThreadRow {
-            thread: ThreadId::default(),
-            since: MonotonicNs(0),
-            name: None,
-            place: StackOrMarker::Marker(Marker::Overflow),
-            reason: None,
-            waker: None,
-            samples: 0,
-            cpu_ns: 0.0,
-            runnable_ns: 0.0,
-            blocked_ns: 0.0,
-            // Each thread's sum is exact.
-            wait_stderr_ns: 0.0,
-        });
-        for row in rows {
-            rest.samples += row.samples;
-            rest.cpu_ns += row.cpu_ns;
-            rest.runnable_ns += row.runnable_ns;
-            rest.blocked_ns += row.blocked_ns;
-        }
-        false
+        let rest = self.counted.end(&times);
+        self.ended.keep(ThreadAccount { id, ..thread.unwrap_or_default() }, &rest)
     }
 
     /// Threads of which only the sums of all are kept.
     #[must_use]
     pub fn summed_up(&self) -> u64 {
-        self.summed_up
+        self.ended.summed_up()
     }
 
     /// Waits whose waker is not told, because their thread had very many.
@@ -609,256 +254,6 @@ impl ThreadAccounts {
     #[must_use]
     pub fn finish(mut self, running: &[ThreadSnapshot]) -> Vec<ThreadRow> {
         self.cut(running, &mut |stack| stack, true)
-    }
-}
-
-/// Of a thread whose end is not known.
-fn no_times(thread: ThreadId) -> ThreadTimes {
-    ThreadTimes {
-        thread,
-        oncpu_ns: 0,
-        runnable_ns: 0,
-        stolen_ns: 0,
-        blocked_ns: 0,
-        since: MonotonicNs(0),
-        left_out: 0,
-    }
-}
-
-impl ThreadAccount {
-    /// `counted` is what earlier windows have of that wait.
-    fn slice_open_wait(
-        &mut self,
-        progress: ThreadProgress,
-        since: MonotonicNs,
-        counted: cut::CountedWait,
-    ) {
-        let open = self.open.take();
-        let ThreadProgress::Waiting {
-            start,
-            blocked_ns,
-            runnable_ns,
-            new_thread,
-            woken_throttled,
-            ..
-        } = progress
-        else {
-            return;
-        };
-        let (blocked_ns, mut runnable_ns) = counted.rest(blocked_ns, runnable_ns);
-        let Some(open) = open.filter(|open| open.start == start) else {
-            if start == since || counted.entered.is_some() {
-                self.first = Some(FirstWait { start: since, blocked_ns, runnable_ns, new_thread });
-            }
-            return;
-        };
-        if woken_throttled {
-            self.limited(&open, std::mem::take(&mut runnable_ns));
-        }
-        let waited = self.waits.entry((open.stack, open.reason, None)).or_default();
-        waited.add(blocked_ns, runnable_ns, open.weight);
-    }
-
-    /// The runnable part of a wait whose thread was woken when its cgroup had used up its CPU
-    /// limit.
-    fn limited(&mut self, open: &OpenWait, runnable_ns: u64) {
-        let reason = WaitReason { state: WaitStateKey::Throttled, ..open.reason };
-        let throttled = self.waits.entry((open.stack, reason, None)).or_default();
-        throttled.add(0, runnable_ns, open.weight);
-    }
-
-    fn rows(self, times: &ThreadTimes, rows: &mut Vec<ThreadRow>) {
-        let before = rows.len();
-        self.rows_by_name(times, rows);
-        let left_out = ExcludedFeatures(times.left_out);
-        if left_out != ExcludedFeatures::default() {
-            let own = rows.split_off(before);
-            rows.extend(own.into_iter().filter_map(|row| row.without(left_out)));
-        }
-    }
-
-    fn all_rows(mut self, times: &ThreadTimes, rows: &mut Vec<ThreadRow>) {
-        let (id, name) = (self.id, self.name.take());
-        let row = |place, reason, waker| ThreadRow {
-            thread: id,
-            since: times.since,
-            name: name.clone(),
-            place,
-            reason,
-            waker,
-            samples: 0,
-            cpu_ns: 0.0,
-            runnable_ns: 0.0,
-            blocked_ns: 0.0,
-            wait_stderr_ns: 0.0,
-        };
-        let (oncpu, stolen) = (times.oncpu_ns as f64, times.stolen_ns as f64);
-        let held = Some(WaitReason {
-            state: WaitStateKey::Stolen,
-            syscall: None,
-            io: false,
-            suspended: false,
-        });
-        let mut spread = |place, samples, share: f64| {
-            if samples > 0 || oncpu > 0.0 {
-                rows.push(ThreadRow { samples, cpu_ns: oncpu * share, ..row(place, None, None) });
-            }
-            if stolen > 0.0 {
-                rows.push(ThreadRow { runnable_ns: stolen * share, ..row(place, held, None) });
-            }
-        };
-        let mut collected = std::mem::take(&mut self.collected);
-        let mut on_cpu = std::mem::take(&mut self.on_cpu);
-        if collected.unsure || collected.cpu_ns == 0 {
-            on_cpu.merge(std::mem::take(&mut collected.on_cpu));
-            collected.cpu_ns = 0;
-        }
-        // The clocks are read apart.
-        let of_collections =
-            if times.oncpu_ns > 0 { (collected.cpu_ns as f64 / oncpu).min(1.0) } else { 0.0 };
-        for (ran, part, unknown) in [
-            (collected.on_cpu, of_collections, Marker::GarbageCollector),
-            (on_cpu, 1.0 - of_collections, Marker::NotSampled),
-        ] {
-            for (place, samples, share) in ran.shares(unknown) {
-                if samples > 0 || part > 0.0 {
-                    spread(place, samples, part * share);
-                }
-            }
-        }
-
-        self.waiting_rows(times, row, rows);
-    }
-
-    fn waiting_rows(
-        self,
-        times: &ThreadTimes,
-        row: impl Fn(StackOrMarker, Option<WaitReason>, Option<Waker>) -> ThreadRow,
-        rows: &mut Vec<ThreadRow>,
-    ) {
-        let (blocked, runnable) =
-            (times.blocked_ns as f64, times.runnable_ns as f64 - times.stolen_ns as f64);
-        let total = |part: fn(&WaitEstimate) -> f64| self.waits.values().map(part).sum::<f64>();
-        let (sure_blocked, sure_runnable) =
-            (total(|w| w.sure.blocked_ns), total(|w| w.sure.runnable_ns));
-        let (more_blocked, more_runnable) =
-            (total(|w| w.scaled.blocked_ns), total(|w| w.scaled.runnable_ns));
-        // Unless the iterator saw it, the wait the thread was in when it entered the recording has
-        // no stack. Its length is known.
-        let first = self.first.filter(|first| first.start == times.since);
-        let (before_blocked, before_runnable) = first.map_or((0.0, 0.0), |first| {
-            // No more than there is: the two are read apart.
-            let within =
-                |before: u64, total: f64, sure: f64| (before as f64).min((total - sure).max(0.0));
-            (
-                within(first.blocked_ns, blocked, sure_blocked),
-                within(first.runnable_ns, runnable, sure_runnable),
-            )
-        });
-        let (rest_blocked, rest_runnable) = (blocked - before_blocked, runnable - before_runnable);
-        let mut spread = WaitVariance::default();
-        for waited in self.waits.values() {
-            spread.add(waited.spread, 1.0);
-        }
-        let blocked = Division::of(rest_blocked, sure_blocked, more_blocked, spread.blocked);
-        let runnable = Division::of(rest_runnable, sure_runnable, more_runnable, spread.runnable);
-        for ((stack, reason, waker), waited) in self.waits {
-            let mut others = spread;
-            others.add(waited.spread, -1.0);
-            // A row is its part of the thread's exact rest. To first order a wait of its own moves
-            // it by scale × (1 − part), one of another row by −scale × part: the linearised
-            // variance of a ratio estimator.
-            let of_blocked = blocked.part(waited.scaled.blocked_ns, waited.spread.blocked);
-            let of_runnable = runnable.part(waited.scaled.runnable_ns, waited.spread.runnable);
-            let (by_blocked, by_runnable) = (blocked.scale(), runnable.scale());
-            let variance = waited
-                .spread
-                .variance(by_blocked * (1.0 - of_blocked), by_runnable * (1.0 - of_runnable))
-                + others.variance(-by_blocked * of_blocked, -by_runnable * of_runnable)
-                + (blocked.beyond_estimate() * of_blocked).powi(2)
-                + (runnable.beyond_estimate() * of_runnable).powi(2);
-            rows.push(ThreadRow {
-                wait_stderr_ns: variance.max(0.0).sqrt(),
-                blocked_ns: waited.sure.blocked_ns * blocked.sure + blocked.rest * of_blocked,
-                runnable_ns: waited.sure.runnable_ns * runnable.sure + runnable.rest * of_runnable,
-                ..row(StackOrMarker::Stack(stack), Some(reason), waker)
-            });
-        }
-        let mut missing = |marker, reason, blocked_ns: f64, runnable_ns: f64| {
-            if blocked_ns + runnable_ns >= 1.0 {
-                let (blocked_ns, runnable_ns) = (blocked_ns.max(0.0), runnable_ns.max(0.0));
-                rows.push(ThreadRow {
-                    blocked_ns,
-                    runnable_ns,
-                    ..row(StackOrMarker::Marker(marker), reason, None)
-                });
-            }
-        };
-        if first.is_some_and(|first| first.new_thread) {
-            missing(Marker::NotYetRun, Some(FOR_A_CPU), before_blocked, before_runnable);
-        } else {
-            missing(Marker::WaitingSinceBefore, None, before_blocked, before_runnable);
-        }
-        missing(Marker::StackLost, None, blocked.lost, runnable.lost);
-    }
-}
-
-/// An estimate that is short of the exact total by more standard errors than this, and that is less
-/// than half of it, is not short by chance: records were lost, or a long wait came among many short
-/// ones and was not kept. The kept waits do not stand for that time. Up to twice the estimate they
-/// do: where the budget left some stretches all but without a kept wait, the thread's other waits
-/// are the best guess there is, and the stated error says how good it is.
-const BELIEVED_ERRORS: f64 = 4.0;
-const BELIEVED_TIMES: f64 = 2.0;
-
-/// What makes a thread's estimates sum to its exact total, as far as chance explains the
-/// difference.
-struct Division {
-    /// Factor of what is sure: it stays as it is, except for the rounding of two clocks read apart.
-    sure: f64,
-    /// What is left of the total for what the coin chose.
-    rest: f64,
-    /// What is left of it for waits without a stack for which none that was kept can stand.
-    lost: f64,
-    /// The estimate of that, X, and of its variance, Q.
-    more: f64,
-    variance: f64,
-}
-
-impl Division {
-    fn of(total: f64, sure: f64, more: f64, variance: f64) -> Self {
-        let left = (total - sure).max(0.0);
-        let believed = (more * BELIEVED_TIMES).max(more + BELIEVED_ERRORS * variance.sqrt());
-        let rest = if more > 0.0 { left.min(believed) } else { 0.0 };
-        Self {
-            sure: if sure > total { total / sure } else { 1.0 },
-            rest,
-            lost: left - rest,
-            more,
-            variance,
-        }
-    }
-
-    /// How far the estimate is from what it is scaled to. No sampling error says how much of that
-    /// is a place of which no wait was kept: each row is unsure by its part of it.
-    fn beyond_estimate(&self) -> f64 {
-        self.rest - self.more
-    }
-
-    /// The part of a row with estimate Y, of variance R, in the rest. Beale's ratio estimator,
-    /// (Y/X)·(1 + R/XY)/(1 + Q/X²), R being the covariance of Y with X, since rows share no waits.
-    /// Over all rows it sums to 1, as the ΣR are Q.
-    fn part(&self, own: f64, variance: f64) -> f64 {
-        if self.more > 0.0 {
-            (own * self.more + variance) / (self.more * self.more + self.variance)
-        } else {
-            0.0
-        }
-    }
-
-    /// Time in the profile for a unit of the estimate.
-    fn scale(&self) -> f64 {
-        if self.more > 0.0 { self.rest / self.more } else { 0.0 }
     }
 }
 
@@ -1138,24 +533,27 @@ mod tests {
     fn of_very_many_ended_threads_the_last_are_only_summed_up() {
         let mut threads = ThreadAccounts::default();
         let mut kept = 0;
-        for tid in 0..super::MAX_ENDED_ROWS as u32 {
+        for tid in 0..super::ended::MAX_ENDED_ROWS as u32 {
             let thread = ThreadId { pid: 7, tid };
             threads.cpu_sample(thread, MonotonicNs(5), StackId(1));
             // Two rows: of its samples, and of what it waited before.
             kept += usize::from(threads.thread_end(ThreadTimes { thread, ..times(10, 0, 5) }));
         }
-        assert_eq!((kept, threads.summed_up()), (super::MAX_ENDED_ROWS / 2, kept as u64));
+        assert_eq!((kept, threads.summed_up()), (super::ended::MAX_ENDED_ROWS / 2, kept as u64));
         let rows = threads.finish(&[]);
-        assert_eq!(rows.len(), super::MAX_ENDED_ROWS + 1);
-        let all = super::MAX_ENDED_ROWS as f64;
+        assert_eq!(rows.len(), super::ended::MAX_ENDED_ROWS + 1);
+        let all = super::ended::MAX_ENDED_ROWS as f64;
         assert_eq!(sums(&rows), (10.0 * all, 0.0, 5.0 * all));
-        assert_eq!(rows.iter().map(|row| row.samples).sum::<u64>(), super::MAX_ENDED_ROWS as u64);
+        assert_eq!(
+            rows.iter().map(|row| row.samples).sum::<u64>(),
+            super::ended::MAX_ENDED_ROWS as u64
+        );
     }
 
     #[test]
     fn a_thread_woken_by_very_many_others_keeps_the_first_of_them_and_its_time() {
         let mut threads = ThreadAccounts::default();
-        let wakers = super::MAX_WAITS as u64 + 7;
+        let wakers = super::waits::MAX_WAITS as u64 + 7;
         for n in 0..wakers {
             threads.wait_start(T, MonotonicNs(n * 10), StackId(5), SLEEP, 1, 1.0);
             threads.wait_end(&WaitEnd {
@@ -1173,7 +571,10 @@ mod tests {
         let of = |waker: fn(&Waker) -> bool| {
             rows.iter().filter(move |r| r.waker.as_ref().is_some_and(waker))
         };
-        assert_eq!(of(|waker| matches!(waker, Waker::Thread { .. })).count(), super::MAX_WAITS);
+        assert_eq!(
+            of(|waker| matches!(waker, Waker::Thread { .. })).count(),
+            super::waits::MAX_WAITS
+        );
         let other: Vec<f64> =
             of(|waker| *waker == Waker::Other).map(|row| row.blocked_ns).collect();
         assert_eq!(other, [63.0]);

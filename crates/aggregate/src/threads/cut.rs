@@ -1,94 +1,15 @@
-//! Where one window ends and the next begins. Threads live through it: what the scheduler says of
-//! one is its total since the recording began, so each window takes what the earlier ones have not
-//! counted; a wait in progress is sliced, and keeps its stack and its weight.
+//! Where one window ends and the next begins. Threads live through it: a wait in progress is sliced,
+//! and keeps its stack and its weight.
 
-use super::{
-    CollectionTime, OpenWait, ThreadAccount, ThreadAccounts, ThreadRow, WaitEstimate, Waker,
-    no_times,
-};
+use super::account::{ThreadAccount, no_times};
+use super::waits::ThreadWaits;
+use super::{ThreadAccounts, ThreadRow};
 use crate::recent::RecentStacks;
-use foldhash::{HashMap, HashMapExt as _};
-use perfusion_model::event::{MonotonicNs, ThreadProgress, ThreadSnapshot, ThreadTimes};
+use foldhash::HashMap;
+use perfusion_model::event::ThreadSnapshot;
 use perfusion_model::stack::StackId;
 
-/// A thread that was counted and is in no snapshot since (its times changed while they were read)
-/// is remembered for so many windows.
-const REMEMBERED: u8 = 3;
-
-/// What earlier windows have of a thread.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct CountedTimes {
-    pub(super) times: ThreadTimes,
-    /// The wait it was in at the cut: when that began, and how much of it is counted.
-    pub(super) wait: Option<(MonotonicNs, u64, u64)>,
-    /// Cuts since that the thread was not in.
-    pub(super) missed: u8,
-}
-
-/// What earlier windows have of one wait.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct CountedWait {
-    blocked_ns: u64,
-    runnable_ns: u64,
-    /// For a wait that was in progress at the cut: when its thread entered the recording.
-    pub(super) entered: Option<MonotonicNs>,
-}
-
-impl CountedWait {
-    /// What is left of the whole wait.
-    pub(super) fn rest(self, blocked_ns: u64, runnable_ns: u64) -> (u64, u64) {
-        (blocked_ns.saturating_sub(self.blocked_ns), runnable_ns.saturating_sub(self.runnable_ns))
-    }
-}
-
 impl ThreadAccounts {
-    pub(super) fn counted_wait(&self, tid: u32, start: MonotonicNs) -> CountedWait {
-        match self.counted.get(&tid).map(|counted| (counted.times.since, counted.wait)) {
-            Some((since, Some((began, blocked_ns, runnable_ns)))) if began == start => {
-                CountedWait { blocked_ns, runnable_ns, entered: Some(since) }
-            }
-            _ => CountedWait::default(),
-        }
-    }
-
-    /// Of a thread's totals, what no window has counted. A total may be less than what was counted:
-    /// a thread that seemed to run turned out to sleep. What is too much in one column is taken off
-    /// the others, so that their sum is that of the window; both come right in time.
-    pub(super) fn not_counted(&self, times: &ThreadTimes) -> ThreadTimes {
-        let same = |counted: &&CountedTimes| counted.times.since == times.since;
-        let Some(CountedTimes { times: before, .. }) =
-            self.counted.get(&times.thread.tid).filter(same)
-        else {
-            return *times;
-        };
-        let columns = |times: &ThreadTimes| [times.blocked_ns, times.runnable_ns, times.oncpu_ns];
-        let (now, before_columns) = (columns(times), columns(before));
-        let mut rest: [u64; 3] = std::array::from_fn(|n| now[n].saturating_sub(before_columns[n]));
-        let mut too_much: u64 = (0..3).map(|n| before_columns[n].saturating_sub(now[n])).sum();
-        for column in &mut rest {
-            let taken = too_much.min(*column);
-            *column -= taken;
-            too_much -= taken;
-        }
-        let [blocked_ns, runnable_ns, oncpu_ns] = rest;
-        let stolen_ns = times.stolen_ns.saturating_sub(before.stolen_ns).min(runnable_ns);
-        ThreadTimes { oncpu_ns, runnable_ns, stolen_ns, blocked_ns, ..*times }
-    }
-
-    /// What all windows together have counted of a thread when this one has counted `rest`.
-    pub(super) fn counted_with(&self, rest: &ThreadTimes) -> ThreadTimes {
-        let before =
-            self.counted.get(&rest.thread.tid).filter(|counted| counted.times.since == rest.since);
-        let Some(CountedTimes { times: before, .. }) = before else { return *rest };
-        ThreadTimes {
-            oncpu_ns: before.oncpu_ns.saturating_add(rest.oncpu_ns),
-            runnable_ns: before.runnable_ns.saturating_add(rest.runnable_ns),
-            stolen_ns: before.stolen_ns.saturating_add(rest.stolen_ns),
-            blocked_ns: before.blocked_ns.saturating_add(rest.blocked_ns),
-            ..*rest
-        }
-    }
-
     /// Closes the window and begins the next: slices waits in progress and makes every column of a
     /// thread sum to its exact time in this window. `running` are the threads that still exist,
     /// with their totals. `carry` takes a stack over to the next window, unless this is the `last`.
@@ -99,32 +20,21 @@ impl ThreadAccounts {
         last: bool,
     ) -> Vec<ThreadRow> {
         let mut rows = Vec::new();
-        let mut counted = HashMap::with_capacity(running.len());
-        let mut told = HashMap::new();
-        let mut next = HashMap::new();
+        let mut ended = HashMap::default();
+        let mut next = HashMap::default();
+        self.counted.begin_cut();
         for ThreadSnapshot { times, progress, .. } in running {
             let (id, tid) = (times.thread, times.thread.tid);
             // Still in the map, but its end was told: one life must not count twice.
-            if [&self.told, &self.told_before]
-                .iter()
-                .any(|told| told.get(&tid) == Some(&times.since))
-            {
-                told.insert(tid, times.since);
+            if self.counted.has_ended_lately(times) {
+                ended.insert(tid, times.since);
                 continue;
             }
             let mut thread =
                 self.threads.remove(&tid).filter(|thread| thread.id == id).unwrap_or_default();
             thread.id = id;
-            let wait = match *progress {
-                ThreadProgress::Waiting { start, blocked_ns, runnable_ns, .. } => {
-                    Some((start, blocked_ns, runnable_ns))
-                }
-                ThreadProgress::OnCpu { .. } => None,
-            };
-            let before = wait
-                .map(|(start, ..)| self.counted_wait(tid, start))
-                .filter(|_| self.knows(tid, times.since));
-            if let (Some(open), Some((start, ..))) = (thread.open, wait)
+            let (wait, counted) = self.counted.wait_in(times, *progress);
+            if let (Some(open), Some((start, ..))) = (thread.waits.open(), wait)
                 && open.start == start
             {
                 let open = open.carried(carry);
@@ -133,18 +43,15 @@ impl ThreadAccounts {
                     recent.seen(open.start, open.stack);
                     Box::new(recent)
                 });
-                next.insert(
-                    tid,
-                    ThreadAccount { id, open: Some(open), recent, ..ThreadAccount::default() },
-                );
+                let waits = ThreadWaits::in_progress(Some(open));
+                next.insert(tid, ThreadAccount { id, waits, recent, ..ThreadAccount::default() });
             }
-            thread.slice_open_wait(*progress, times.since, before.unwrap_or_default());
-            let rest = self.not_counted(times);
+            thread.waits.slice_open(*progress, times.since, counted);
+            let rest = self.counted.not_counted(times);
             thread.rows(&rest, &mut rows);
-            counted.insert(tid, CountedTimes { times: self.counted_with(&rest), wait, missed: 0 });
+            self.counted.count(&rest, wait);
         }
-        rows.append(&mut self.ended);
-        rows.extend(self.rest.take());
+        self.ended.take_into(&mut rows);
         // Left: threads that began or ended while the snapshots were taken. What is known of them
         // waits for their times, which come with the next window. If they do not, they were lost on
         // the way: their samples stay, at no more time than is known: none.
@@ -156,74 +63,19 @@ impl ThreadAccounts {
                 self.threads.entry(tid).or_insert(thread.unseen(carry));
             }
         }
-        for (tid, mut old) in std::mem::take(&mut self.counted) {
-            old.missed += 1;
-            if old.missed < REMEMBERED {
-                counted.entry(tid).or_insert(old);
-            }
-        }
-        self.counted = counted;
-        self.told.clear();
+        self.counted.end_cut(ended);
         self.names = 0;
-        self.told_before = told;
         rows
-    }
-
-    pub(super) fn knows(&self, tid: u32, since: MonotonicNs) -> bool {
-        self.counted.get(&tid).is_some_and(|counted| counted.times.since == since)
-    }
-}
-
-impl ThreadAccount {
-    /// The thread in the next window.
-    pub(super) fn unseen(self, carry: &mut dyn FnMut(StackId) -> StackId) -> Self {
-        let Self {
-            id, on_cpu, waits, open, last_run, collected, first, name, named, shared, ..
-        } = self;
-        let mut carried_waits = HashMap::with_capacity(waits.len());
-        for ((stack, reason, waker), estimate) in waits {
-            let waker = waker.map(|waker| match waker {
-                Waker::Thread { id, comm, stack } => {
-                    Waker::Thread { id, comm, stack: stack.map(&mut *carry) }
-                }
-                other => other,
-            });
-            // One to one: stacks that differ go on to differ, unless there is no more room for
-            // them.
-            carried_waits
-                .entry((carry(stack), reason, waker))
-                .or_insert_with(WaitEstimate::default)
-                .merge(estimate);
-        }
-        Self {
-            id,
-            on_cpu: on_cpu.carried(carry),
-            waits: carried_waits,
-            open: open.map(|open| open.carried(carry)),
-            last_run: last_run.map(|(at, stack)| (at, carry(stack))),
-            recent: None,
-            collected: CollectionTime { on_cpu: collected.on_cpu.carried(carry), ..collected },
-            first,
-            unseen: true,
-            name,
-            named: Self::carried_names(named, carry),
-            shared,
-        }
-    }
-}
-
-impl OpenWait {
-    fn carried(self, carry: &mut dyn FnMut(StackId) -> StackId) -> Self {
-        Self { stack: carry(self.stack), waker: self.waker.map(&mut *carry), ..self }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::counted::REMEMBERED;
     use super::super::tests::{T, end};
     use super::super::{StackOrMarker, WaitReason, WaitStateKey};
     use super::*;
-    use perfusion_model::event::ThreadId;
+    use perfusion_model::event::{MonotonicNs, ThreadId, ThreadProgress, ThreadTimes};
     use perfusion_model::frame::Marker;
     use proptest::prelude::{prop, proptest};
 
@@ -373,8 +225,8 @@ mod tests {
         for _ in 0..REMEMBERED {
             drop(threads.cut(&[], &mut |stack| stack, false));
         }
-        assert_eq!(threads.threads.len() + threads.told.len() + threads.told_before.len(), 0);
-        assert_eq!(threads.counted.len() + threads.ended.len(), 0);
+        assert!(threads.threads.is_empty() && threads.counted.is_empty());
+        assert!(threads.ended.is_empty());
     }
 
     proptest! {

@@ -6,9 +6,10 @@
 //! whole time is shared among its names by its samples and kept waits, each of which came with the
 //! name.
 
-use super::cut::CountedTimes;
-use super::{ThreadAccount, ThreadAccounts, ThreadRow, no_times};
-use perfusion_model::event::{MonotonicNs, ThreadId, ThreadProgress, ThreadSnapshot, ThreadTimes};
+use super::account::{ThreadAccount, no_times};
+use super::estimate::WaitTimes;
+use super::{ThreadAccounts, ThreadRow};
+use perfusion_model::event::{ThreadId, ThreadSnapshot, ThreadTimes};
 use perfusion_model::labels::OTHER;
 use perfusion_model::stack::StackId;
 use std::sync::Arc;
@@ -38,18 +39,21 @@ impl ThreadAccounts {
             return;
         };
         // Its end was told.
-        if self.told.get(&tid) == Some(&times.since) {
+        if self.counted.has_ended(times) {
             return;
         }
-        let (wait, before) = self.counted_of(tid, times, *progress);
+        let (wait, counted) = self.counted.wait_in(times, *progress);
         let mut thread = self.threads.remove(&tid).filter(|_| known).unwrap_or_default();
         thread.id = id;
-        let open = thread.open.filter(|open| wait.is_some_and(|(start, ..)| start == open.start));
-        thread.slice_open_wait(*progress, times.since, before);
-        let rest = self.not_counted(times);
-        self.counted.insert(tid, CountedTimes { times: self.counted_with(&rest), wait, missed: 0 });
+        let open = thread.waits.open();
+        let open = open.filter(|open| wait.is_some_and(|(start, ..)| start == open.start));
+        thread.waits.slice_open(*progress, times.since, counted);
+        let rest = self.counted.not_counted(times);
+        self.counted.count(&rest, wait);
         self.names += usize::from(thread.close_account(name, self.names, Some(rest)));
-        thread.open = open;
+        if let Some(open) = open {
+            thread.waits.begin(open);
+        }
         self.threads.insert(tid, thread);
     }
 
@@ -74,21 +78,6 @@ impl ThreadAccounts {
             thread.name = name();
         }
     }
-
-    /// The wait a thread is in, as its snapshot says: when it began, how much of it is over; and
-    /// what was counted of it.
-    fn counted_of(
-        &self,
-        tid: u32,
-        times: &ThreadTimes,
-        progress: ThreadProgress,
-    ) -> (Option<(MonotonicNs, u64, u64)>, super::cut::CountedWait) {
-        let ThreadProgress::Waiting { start, blocked_ns, runnable_ns, .. } = progress else {
-            return (None, super::cut::CountedWait::default());
-        };
-        let before = Some(self.counted_wait(tid, start)).filter(|_| self.knows(tid, times.since));
-        (Some((start, blocked_ns, runnable_ns)), before.unwrap_or_default())
-    }
 }
 
 impl ThreadAccount {
@@ -98,9 +87,8 @@ impl ThreadAccount {
         let account = Self {
             id: self.id,
             on_cpu: std::mem::take(&mut self.on_cpu),
-            waits: std::mem::take(&mut self.waits),
+            waits: self.waits.take_ended(),
             collected: std::mem::take(&mut self.collected),
-            first: self.first.take(),
             ..Self::default()
         };
         if times.is_none() && account.is_empty() {
@@ -124,10 +112,7 @@ impl ThreadAccount {
     }
 
     fn is_empty(&self) -> bool {
-        self.on_cpu.is_empty()
-            && self.collected.on_cpu.is_empty()
-            && self.waits.is_empty()
-            && self.first.is_none()
+        self.on_cpu.is_empty() && self.collected.on_cpu.is_empty() && self.waits.none_ended()
     }
 
     /// Rows of the thread, under each of its names.
@@ -172,20 +157,8 @@ impl NamedAccount {
     fn merge(&mut self, other: ThreadAccount, times: &ThreadTimes) {
         let Self { account, times: own, .. } = self;
         account.on_cpu.merge(other.on_cpu);
-        for (key, estimate) in other.waits {
-            account.waits.entry(key).or_default().merge(estimate);
-        }
-        account.collected.on_cpu.merge(other.collected.on_cpu);
-        account.collected.cpu_ns = account.collected.cpu_ns.saturating_add(other.collected.cpu_ns);
-        account.collected.unsure |= other.collected.unsure;
-        account.first = match (account.first, other.first) {
-            (Some(mut first), Some(more)) => {
-                first.blocked_ns = first.blocked_ns.saturating_add(more.blocked_ns);
-                first.runnable_ns = first.runnable_ns.saturating_add(more.runnable_ns);
-                Some(first)
-            }
-            (first, more) => first.or(more),
-        };
+        account.waits.merge(other.waits);
+        account.collected.merge(other.collected);
         for (sum, more) in [
             (&mut own.oncpu_ns, times.oncpu_ns),
             (&mut own.runnable_ns, times.runnable_ns),
@@ -211,12 +184,8 @@ fn share(named: &mut [NamedAccount]) {
             .map(|named| named.account.on_cpu.ran_ns() + named.account.collected.on_cpu.ran_ns())
             .collect();
     }
-    let waited = |part: fn(&super::WaitTimes) -> f64| {
-        let of = |named: &NamedAccount| {
-            let waits = named.account.waits.values();
-            waits.map(|wait| part(&wait.sure) + part(&wait.scaled)).sum::<f64>()
-        };
-        named.iter().map(of).collect::<Vec<f64>>()
+    let waited = |part: fn(&WaitTimes) -> f64| {
+        named.iter().map(|named| named.account.waits.estimated(part)).collect::<Vec<f64>>()
     };
     let (blocked, runnable) = (waited(|wait| wait.blocked_ns), waited(|wait| wait.runnable_ns));
     // What of its runnable time was stolen from it, it held a CPU in.
@@ -263,6 +232,7 @@ mod tests {
     use super::super::tests::{ON_CPU, SLEEP, T, end};
     use super::super::{StackOrMarker, ThreadAccounts, ThreadRow};
     use super::*;
+    use perfusion_model::event::{MonotonicNs, ThreadProgress};
 
     fn name(text: &str) -> Arc<str> {
         text.into()
