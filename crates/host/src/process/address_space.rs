@@ -2,6 +2,7 @@
 
 use super::mapping::{FileKey, Mapping, MappingKind, Mappings, Replaced};
 use foldhash::{HashMap, HashMapExt as _};
+use perfusion_model::backoff::Backoff;
 use perfusion_model::frame::ImageId;
 use std::collections::HashSet;
 use std::ops::Range;
@@ -29,7 +30,7 @@ pub(super) struct AddressSpace {
     pub(super) in_doubt: bool,
     /// When its maps were read last because an address was in no mapping.
     refreshed: Option<Instant>,
-    refresh_after: Duration,
+    refresh_after: Backoff,
 }
 
 impl AddressSpace {
@@ -43,7 +44,7 @@ impl AddressSpace {
             is_clr,
             in_doubt: false,
             refreshed: None,
-            refresh_after: REFRESH,
+            refresh_after: Backoff::new(REFRESH, LONGEST_REFRESH),
         }
     }
 
@@ -95,7 +96,8 @@ impl AddressSpace {
 
     /// True when the maps may be read `now` to look for an address; then they count as read.
     pub(super) fn begin_refresh(&mut self, now: Instant) -> bool {
-        let recent = self.refreshed.is_some_and(|at| now.duration_since(at) < self.refresh_after);
+        let after = self.refresh_after.delay();
+        let recent = self.refreshed.is_some_and(|at| now.duration_since(at) < after);
         if !recent {
             self.refreshed = Some(now);
         }
@@ -104,8 +106,11 @@ impl AddressSpace {
 
     /// The maps were read to look for an address.
     pub(super) fn end_refresh(&mut self, found: bool) {
-        self.refresh_after =
-            if found { REFRESH } else { (self.refresh_after * 2).min(LONGEST_REFRESH) };
+        if found {
+            self.refresh_after.reset();
+        } else {
+            self.refresh_after.failed();
+        }
     }
 }
 

@@ -300,13 +300,13 @@ fn losses_that_go_on_are_not_made_up_for_every_second() {
     let mut intervals = Vec::new();
     for _ in 0..6 {
         table.observe(&event(EventKind::ProcessRecordsLost));
-        intervals.push(table.lost.interval.as_secs());
-        table.lost.doubted = Instant::now().checked_sub(table.lost.interval);
+        intervals.push(table.lost.interval.delay().as_secs());
+        table.lost.doubted = Instant::now().checked_sub(table.lost.interval.delay());
     }
     assert_eq!(intervals, [1, 2, 4, 8, 16, 16]);
     table.lost.doubted = Instant::now().checked_sub(3 * LONGEST_DOUBT_INTERVAL);
     table.observe(&event(EventKind::ProcessRecordsLost));
-    assert_eq!(table.lost.interval, DOUBT_INTERVAL);
+    assert_eq!(table.lost.interval.delay(), DOUBT_INTERVAL);
 }
 
 #[test]
