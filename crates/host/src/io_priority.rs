@@ -30,7 +30,7 @@ unsafe extern "C" {
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn step_back() -> io::Result<()> {
+pub(crate) fn step_back() -> io::Result<()> {
     let [set, get] = SET_AND_GET;
     // SAFETY: it takes two numbers and touches no memory of this process.
     let now = unsafe { syscall(get, THREAD, SELF) };

@@ -247,7 +247,7 @@ impl Mappings {
 
 /// One line of `/proc/PID/maps`, taken apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct MapsFields<'a> {
+pub struct MapsFields<'a> {
     /// Addresses.
     pub range: Range<u64>,
     /// True when it can be executed.
@@ -264,7 +264,7 @@ pub(crate) struct MapsFields<'a> {
 
 /// Parses one line of `/proc/PID/maps`; `None` when it is malformed or empty.
 #[must_use]
-pub(crate) fn parse_fields(line: &str) -> Option<MapsFields<'_>> {
+pub fn parse_fields(line: &str) -> Option<MapsFields<'_>> {
     let mut fields = line.splitn(6, ' ');
     let (start, end) = fields.next()?.split_once('-')?;
     let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);

@@ -36,7 +36,7 @@ const SHOWN: [&str; 4] =
 
 /// How a process calls itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Published {
+pub(crate) struct Published {
     /// `service.name`, as it stands there.
     pub service: Option<String>,
     /// The attributes that samples show, with control characters replaced.
@@ -63,7 +63,7 @@ struct ProcessContext {
 
 /// What the process publishes now; `None` when that is nothing, or cannot be read.
 #[must_use]
-pub fn read(target: &ProcessHandle) -> Option<Published> {
+pub(crate) fn read(target: &ProcessHandle) -> Option<Published> {
     let mut at = None;
     target
         .maps(|line| {

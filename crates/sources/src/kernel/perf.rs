@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const DATA_PAGES: [usize; 2] = [256, 64];
 
 /// One CPU's ring.
-pub struct PerfRing {
+pub(super) struct PerfRing {
     base: NonNull<u8>,
     map_len: usize,
     data_offset: usize,
@@ -29,7 +29,7 @@ pub struct PerfRing {
 
 /// The system call that failed, and what it answered.
 #[derive(Debug)]
-pub enum RingError {
+pub(super) enum RingError {
     /// `perf_event_open`, or `epoll_ctl` on what it gave.
     Event(io::Error),
     /// `mmap`.
@@ -83,7 +83,7 @@ fn open(cpu: u32) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// What `perf_event_open` answered.
-pub fn permitted(cpu: u32) -> io::Result<()> {
+pub(super) fn permitted(cpu: u32) -> io::Result<()> {
     open(cpu).map(drop)
 }
 
@@ -92,7 +92,7 @@ impl PerfRing {
     ///
     /// # Errors
     /// What the system calls answered.
-    pub fn open(cpu: u32) -> Result<Self, RingError> {
+    pub(super) fn open(cpu: u32) -> Result<Self, RingError> {
         let event = open(cpu).map_err(RingError::Event)?;
         let page = rustix::param::page_size();
         let map = |pages: usize| {
@@ -115,7 +115,7 @@ impl PerfRing {
     }
 
     /// False when its CPU was away since the last call: then nothing comes any more.
-    pub fn is_alive(&mut self) -> bool {
+    pub(super) fn is_alive(&mut self) -> bool {
         // The value, which is 0, and the time.
         let mut read = [0u64; 2];
         let whole = rustix::io::read(&self.event, bytemuck::bytes_of_mut(&mut read))
@@ -125,7 +125,7 @@ impl PerfRing {
     }
 
     /// Appends to `into` all bytes written since the last call, and gives their room back.
-    pub fn read(&mut self, into: &mut Vec<u8>) {
+    pub(super) fn read(&mut self, into: &mut Vec<u8>) {
         let control = self.base.cast::<sys::perf_event_mmap_page>().as_ptr();
         // SAFETY: the control page is mapped as long as `self` lives.
         let head = unsafe { &raw mut (*control).data_head };
