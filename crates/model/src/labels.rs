@@ -134,7 +134,7 @@ pub enum Sampling {
 impl Sampling {
     /// The label's value.
     #[must_use]
-    const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Exact => "exact",
             Self::Random => "random",

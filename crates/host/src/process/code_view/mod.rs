@@ -137,8 +137,11 @@ impl CodeView<'_> {
     /// A stub of the runtime at `pc`, which is left as its `code` says.
     fn stub(&self, pc: u64, code: &[u8]) -> Resolved {
         let frame = FrameKey::Stub { process: self.process.id, address: pc };
-        let rule =
-            if code.is_empty() { Err(RuleRefusal::Unreadable) } else { (NATIVE.code.stub)(code, pc) };
+        let rule = if code.is_empty() {
+            Err(RuleRefusal::Unreadable)
+        } else {
+            (NATIVE.code.stub)(code, pc)
+        };
         (frame, rule)
     }
 
