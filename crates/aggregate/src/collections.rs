@@ -18,7 +18,7 @@ const RECENT: usize = 8;
 pub struct CollectionKind {
     /// The oldest generation it looked at: 0 to 2.
     pub generation: u8,
-    /// Why it was.
+    /// The reason of the collection.
     pub reason: &'static str,
     /// `blocking`, `background`, or `foreground` for one while another goes on in the background.
     pub kind: &'static str,
@@ -68,10 +68,10 @@ impl CollectionKind {
     }
 }
 
-/// What became of the collections of one kind.
+/// The sums of all collections of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CollectionSum {
-    /// How many began.
+    /// The number of collections that began.
     pub count: u64,
     /// Their pauses together, nanoseconds.
     pub pause_ns: u64,
@@ -93,7 +93,7 @@ struct StartedCollection {
 #[derive(Clone, Copy)]
 struct Pause {
     by: ThreadId,
-    /// Where the present collection's part begins.
+    /// The moment when the present collection's part begins.
     part: MonotonicNs,
     /// The one that began in it last.
     collection: Option<u32>,
@@ -126,7 +126,7 @@ impl RuntimePauses {
 }
 
 /// Sums by runtime and kind; `None` for pauses without a collection.
-pub type CollectionSums = HashMap<(RegionId, Option<CollectionKind>), CollectionSum>;
+pub(crate) type CollectionSums = HashMap<(RegionId, Option<CollectionKind>), CollectionSum>;
 
 /// Collections and pauses of all runtimes.
 #[derive(Default)]

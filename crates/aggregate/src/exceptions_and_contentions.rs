@@ -11,65 +11,65 @@ use std::sync::Arc;
 /// Places kept of one region, of each kind; what comes after that is one place. A shim tells of
 /// some hundred incidents a second.
 const MAX_OF_REGION: usize = 1 << 15;
-/// The same of all regions.
+/// The most places of all regions.
 const MAX_OF_ALL: usize = 1 << 18;
 
-/// Where, and who.
+/// A thread of a runtime and its stack: the place of an exception or a contention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RuntimeEventSite {
     /// The runtime that told.
     pub region: RegionId,
     /// The thread; 0 in the place that takes all the rest.
     pub tid: u32,
-    /// What that was called then.
+    /// The thread's name at that moment.
     pub name: NameId,
     /// Its stack.
     pub stack: StackId,
 }
 
-/// What exceptions are counted by.
+/// The key of a sum of exceptions.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Throw {
-    /// Where.
+    /// The place of the event.
     pub place: RuntimeEventSite,
     /// The type; `None` in the place that takes all the rest.
     pub type_name: Option<Arc<str>>,
-    /// What it says, where that was asked for.
+    /// The message of the exception, where messages were requested.
     pub message: Option<Arc<str>>,
     /// Thrown again from a handler.
     pub rethrown: bool,
 }
 
-/// What waits for locks are counted by.
+/// The key of a sum of waits for locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LockWait {
-    /// Where.
+    /// The place of the event.
     pub place: RuntimeEventSite,
     /// The thread that held the lock.
     pub owner: Option<u32>,
-    /// Where that one was meanwhile.
+    /// The owner's stack meanwhile.
     pub held_at: Option<StackId>,
 }
 
 /// Exceptions together.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ExceptionSum {
-    /// How many.
+    /// The estimated number.
     pub count: f64,
-    /// How many of them were told of.
+    /// The number of reported ones.
     pub told: f64,
 }
 
 /// Waits for locks together.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LockWaitSum {
-    /// How many.
+    /// The estimated number.
     pub count: f64,
-    /// How long, nanoseconds.
+    /// Their estimated length, nanoseconds.
     pub ns: f64,
-    /// How many of them were told of.
+    /// The number of reported ones.
     pub told: f64,
-    /// How long those were, nanoseconds.
+    /// The length of the reported ones, nanoseconds.
     pub told_ns: f64,
 }
 
@@ -103,7 +103,7 @@ impl<K: Eq + Hash, V: Default> CappedSums<K, V> {
     }
 }
 
-/// What happened in a window.
+/// The exceptions and contentions of a window.
 #[derive(Default)]
 pub struct ExceptionsAndContentions {
     throws: CappedSums<Throw, ExceptionSum>,

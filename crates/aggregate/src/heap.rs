@@ -21,7 +21,7 @@ use sites::SiteTotals;
 /// Sites, and living objects, kept of one region at most; a process that invents samples takes its
 /// share. See [`SampledAllocations::expect`].
 const MAX_OF_REGION: usize = 1 << 17;
-/// The same of all regions.
+/// The most of all regions.
 const MAX_OF_ALL: usize = 1 << 20;
 
 /// Allocations of a window, and the objects that live on across windows.

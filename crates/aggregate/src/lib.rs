@@ -20,7 +20,7 @@ pub mod exceptions_and_contentions;
 pub mod heap;
 pub mod interval;
 pub mod pool;
-pub mod recent;
+mod recent;
 pub mod runtime_counts;
 pub mod runtime_wait;
 pub mod threads;

@@ -27,7 +27,7 @@ pub const STARVATION: &str = "starvation";
 /// Changes for one reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkerChanges {
-    /// How many.
+    /// The number of changes.
     pub count: u64,
     /// Workers they added.
     pub added: u64,
@@ -35,16 +35,16 @@ pub struct WorkerChanges {
     pub removed: u64,
 }
 
-/// What became of a pool in a window.
+/// All changes of a pool in a window, and its queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolSum {
     /// Of its workers, if their number was changed.
     pub workers: Option<PoolWorkers>,
-    /// Of the work that waited for them.
+    /// The work that waited for them.
     pub queue: QueuedWork,
 }
 
-/// How many workers there were.
+/// The number of workers and its changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolWorkers {
     /// Before the first change, as far as is known.

@@ -20,12 +20,12 @@ const OPEN: MonotonicNs = MonotonicNs(u64::MAX);
 
 /// The last places of one thread, the oldest first.
 #[derive(Clone, Debug, Default)]
-pub struct RecentStacks(Vec<StackInterval>);
+pub(crate) struct RecentStacks(Vec<StackInterval>);
 
 impl RecentStacks {
     /// It was sampled there, or waits there: the latter until [`Self::waited`] says that it does no
     /// more. The same may be told twice.
-    pub fn seen(&mut self, from: MonotonicNs, stack: StackId) {
+    pub(crate) fn seen(&mut self, from: MonotonicNs, stack: StackId) {
         let seen = StackInterval { from, until: OPEN, stack };
         // Mostly the last: records of several CPUs come about in the order of their times.
         let at = self.0.iter().rposition(|other| other.from <= from).map_or(0, |last| last + 1);
@@ -39,7 +39,7 @@ impl RecentStacks {
     }
 
     /// The wait that began then is over.
-    pub fn waited(&mut self, from: MonotonicNs, until: MonotonicNs) {
+    pub(crate) fn waited(&mut self, from: MonotonicNs, until: MonotonicNs) {
         for seen in self.0.iter_mut().filter(|seen| seen.from == from) {
             seen.until = until;
         }
@@ -47,7 +47,7 @@ impl RecentStacks {
 
     /// Where it was most of the time between two moments, as far as it was seen.
     #[must_use]
-    pub fn mostly_between(&self, begin: MonotonicNs, end: MonotonicNs) -> Option<StackId> {
+    pub(crate) fn mostly_between(&self, begin: MonotonicNs, end: MonotonicNs) -> Option<StackId> {
         let nexts = self.0.iter().skip(1).map(|next| next.from).chain([OPEN]);
         let mut times: Vec<(StackId, u64)> = Vec::new();
         for (seen, next) in self.0.iter().zip(nexts) {

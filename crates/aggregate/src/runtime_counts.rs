@@ -20,7 +20,7 @@ pub struct RuntimeCounts {
 }
 
 /// What a runtime counted and nothing was told of: exceptions, contentions.
-pub type Unsampled = (RegionId, [u64; 2]);
+pub(crate) type Unsampled = (RegionId, [u64; 2]);
 
 impl RuntimeCounts {
     /// A window ends with these counts.
@@ -201,7 +201,10 @@ mod tests {
             let told: u64 = rows.iter().map(|(told, _)| u64::from(*told)).sum();
             let mut sums: Vec<ExceptionSum> = rows
                 .iter()
-                .map(|&(told, others)| ExceptionSum { count: f64::from(told + others), told: f64::from(told) })
+                .map(|&(told, others)| {
+                    let count = f64::from(told + others);
+                    ExceptionSum { count, told: f64::from(told) }
+                })
                 .collect();
             prop_assert_eq!(fit(sums.iter_mut().collect(), told + more), 0);
             let sum: f64 = sums.iter().map(|sum| sum.count).sum();

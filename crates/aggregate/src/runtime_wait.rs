@@ -50,7 +50,7 @@ const METHODS: &[(&str, &str)] = &[
 /// Stubs the runtime makes for calls into itself.
 const STUB: &str = "IL_STUB";
 
-/// Where such methods are.
+/// The namespace of such methods.
 const NAMESPACE: &str = "System.Threading.";
 
 /// Waits a program asked for: they go through the one function.
@@ -75,7 +75,7 @@ const MAX_FUNCTIONS: usize = 10_000;
 /// The runtime's part of the stacks of its events for waits for locks.
 #[derive(Debug, Default)]
 pub struct LockEvents {
-    /// What a method called, and the method.
+    /// A function that a method called, and the method.
     entries: HashSet<(FrameKey, FrameKey)>,
     /// From there to the event.
     inside: HashSet<FrameKey>,
@@ -106,9 +106,9 @@ impl LockEvents {
 /// Waits of a thread in one place.
 #[derive(Clone, Copy)]
 pub struct StackWaits<'a> {
-    /// Where.
+    /// The stack of the waits.
     pub stack: &'a [FrameKey],
-    /// What for, as far as the kernel tells.
+    /// The reason, as far as the kernel tells.
     pub reason: WaitReason,
     /// The thread that ended them has stopped its process for a collection, then or another time.
     pub by_collector: bool,
@@ -119,7 +119,7 @@ pub struct StackWaits<'a> {
 /// A native function, by what it is called or where it begins.
 type NativeFunction = (ImageId, Arc<str>);
 
-/// What was learnt from stacks.
+/// The meaning of the runtime's functions, as stacks showed it.
 #[derive(Debug, Default)]
 pub struct RuntimeWaits {
     /// Functions only waits go through that the program asked for.

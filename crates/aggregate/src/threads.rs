@@ -1,6 +1,6 @@
-//! Scheduler truth meets samples: samples and kept waits say *where* a thread's time went, the
-//! scheduler's exact totals say *how much*. So every column of a thread sums to its true
-//! time, whatever was downsampled or lost.
+//! The exact times of threads are divided among their samples. Samples and kept waits say *where* a
+//! thread's time went, and the scheduler's totals say *how much*. So every column of a thread sums
+//! to its true time, whatever was downsampled or lost.
 //!
 //! - cpu: each of the thread's n samples stands for 1/n of its on-CPU time. A thread that ran and
 //!   was never sampled gives its time to the stacks it left the CPU with, in proportion to how long
@@ -8,12 +8,12 @@
 //!   stacks, as runnable. A thread that runs collections on the side has two such sums, where the
 //!   time of its collections is known: one is shared by the samples in them, the rest by the
 //!   others.
-//! - runnable, blocked: a wait kept by the coin stands for `weight` waits, one the task iterator
-//!   saw for itself alone, whatever the coin said. That is unbiased: the visits do not depend on
-//!   the coin (`ebpf-probes/src/iter.rs`), so of the waits that were not visited each still stands
-//!   for itself in the mean. Where the coin thinned the thread's waits, the estimated ones share
+//! - runnable, blocked: a wait that the sampler kept stands for `weight` waits. One that the task
+//!   iterator saw stands for itself alone, whether it was kept or not. That is unbiased: scans do
+//!   not depend on the sampler (`ebpf-probes/src/iter.rs`), so each wait that no scan saw still
+//!   stands for itself in the mean. Where waits were downsampled, the estimated ones share
 //!   what is left of the exact total, each row by its ratio to all of them; where nothing was
-//!   thinned, what is missing is shown under a marker.
+//!   downsampled, what is missing is shown under a marker.
 //!
 //! A ratio of two estimates is biased when few waits were kept: of 5 at two places, one with waits
 //! three times as long, the share of the short ones came out 6 points above a true 25, of 70 still
@@ -115,16 +115,17 @@ impl ThreadAccounts {
         thread.last_run = Some((time, stack));
     }
 
-    /// The same while it runs a collection.
+    /// A CPU sample of `id` while it runs a collection.
     pub fn collecting_sample(&mut self, id: ThreadId, time: MonotonicNs, stack: StackId) {
         let thread = self.thread(id);
         thread.collected.on_cpu.sampled(stack);
         thread.last_run = Some((time, stack));
     }
 
-    /// The thread leaves the CPU while it runs a collection, of which it had run so long. To be
-    /// said beside [`Threads::wait_start`], which then has no time to tell: else a thread's other
-    /// work, where that is too little to be sampled, had the stacks of its collections.
+    /// The thread leaves the CPU while it runs a collection, of which it had run so long. The
+    /// caller also calls [`ThreadAccounts::wait_start`], with a running time of 0. Otherwise the
+    /// thread's other work would get the stacks of its collections where it is too short to be
+    /// sampled.
     pub fn collecting_slice(&mut self, id: ThreadId, stack: StackId, ran_ns: u64, weight: f64) {
         self.thread(id).collected.on_cpu.left(stack, ran_ns, weight);
     }
@@ -333,8 +334,8 @@ mod tests {
         assert_eq!(columns(cpu | waits), (0.0, 0.0, 0.0));
     }
 
-    /// Of 10,000 waits at each of two places the coin keeps one in 100, a hundred times over. The
-    /// true time of a place must lie within 2.576 standard errors of the estimate about 99 times;
+    /// Of 10,000 waits at each of two places one in 100 is kept, a hundred times over. The true
+    /// time of a place must lie within 2.576 standard errors of the estimate about 99 times;
     /// fewer than 96 would have a chance of 1 in 300.
     #[test]
     fn the_stated_error_covers_the_truth_as_often_as_it_says() {
@@ -386,7 +387,7 @@ mod tests {
         assert!((96..=100).contains(&covered), "{covered} of 100");
     }
 
-    /// Threads with 60 waits each, of which a coin of 1 in 1000 and a chance of 32 in n for the
+    /// Threads with 60 waits each, of which a chance of 1 in 1000 and one of 32 in n for the
     /// n-th (less than `ebpf-probes/src/sampler.rs` gives) keep some 52. No thread's estimate is
     /// much worth, but those of 4000 must not all err on the same side.
     #[test]
@@ -851,11 +852,13 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is kept, thinned or lost, each column sums to the scheduler's total.
+        /// Whatever is kept, downsampled or lost, each column sums to the scheduler's total.
         #[test]
         fn columns_sum_to_the_exact_totals(
             waits in prop::collection::vec(
-                (1u32..5, 0u64..1_000, 0u64..1_000, any::<bool>(), any::<bool>(), 1.0f64..50.0), 0..40),
+                (1u32..5, 0u64..1_000, 0u64..1_000, any::<bool>(), any::<bool>(), 1.0f64..50.0),
+                0..40,
+            ),
             samples in 0u32..20, oncpu in 0u64..1_000_000, extra in 0u64..1_000_000,
         ) {
             let mut threads = ThreadAccounts::default();
@@ -872,7 +875,7 @@ mod tests {
                     threads.sleeper(T, MonotonicNs(clock), StackId(stack), SLEEP);
                 }
                 if kept || visited {
-                    threads.wait_end(&WaitEnd { thread: T, start: MonotonicNs(clock), blocked_ns: b, runnable_ns: r, waker: None, woken_throttled: false, new_thread: false });
+                    threads.wait_end(&WaitEnd { runnable_ns: r, ..end(clock, b) });
                 }
             }
             let rows = threads.finish(&running(times(oncpu, runnable, blocked), ON_CPU));

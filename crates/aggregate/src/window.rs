@@ -56,7 +56,7 @@ pub struct Sampled {
 }
 
 impl Sampled {
-    /// Those of these labels, and the labels without.
+    /// These labels and the rest of all labels.
     fn take(labels: &Labels) -> Option<(Self, Labels)> {
         let sampled = Self {
             objects: labels.sampled_objects?,
@@ -126,7 +126,7 @@ impl Cap {
     }
 }
 
-/// What a window could not keep apart.
+/// The additions that a window could not keep apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowCounters {
     /// Additions that went to an overflow entry because `max_keys` was reached or the stack table
@@ -348,7 +348,7 @@ impl Window {
         }
     }
 
-    /// What could not be kept apart.
+    /// The additions that could not be kept apart.
     #[must_use]
     pub fn counters(&self) -> WindowCounters {
         self.counters

@@ -21,12 +21,12 @@ const SAMPLE_FIELD: u32 = 2;
 /// Encoded samples are handed to the compressor in pieces of about this size.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// What a profile says about itself.
+/// The profile's own time, period, main image and comments.
 #[derive(Clone, Debug)]
 pub struct ProfileInfo {
-    /// When the window began.
+    /// The moment when the window began.
     pub start: SystemTime,
-    /// How long it was.
+    /// The length of the window.
     pub duration: Duration,
     /// CPU time between samples, nanoseconds.
     pub period_ns: u64,
@@ -51,7 +51,7 @@ pub fn encode(
     encode_entries(window.entries(), symbolizer, directory, about)
 }
 
-/// The same of some entries of a window.
+/// Encodes some entries of a window.
 ///
 /// # Errors
 /// When the result would break a rule of the format, which is a fault of this program.

@@ -8,7 +8,7 @@ use std::io::Read as _;
 /// A profile that unpacks to more is refused: nothing this program writes comes near.
 pub(super) const MAX_UNPACKED_BYTES: u64 = 2 << 30;
 
-/// Why a profile was not written or read.
+/// The reason why a profile was not written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum PprofError {
     /// The compressor failed, or the input is no gzip stream.
@@ -99,13 +99,13 @@ pub enum ReadRefusal {
     /// Id 0.
     #[error("a {table} with id 0 (pprof: found {table} with reserved ID=0)")]
     ReservedId {
-        /// Which table.
+        /// The table.
         table: &'static str,
     },
     /// An id that stands twice.
     #[error("two {table}s with id {id} (pprof: multiple {table}s with same id: {id})")]
     TwiceId {
-        /// Which table.
+        /// The table.
         table: &'static str,
         /// The id.
         id: u64,

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! symbolizer.resolve(window.frames(), &directory);
-//! let about = About { start, duration, period_ns, main_image, comments };
+//! let about = ProfileInfo { start, duration, period_ns, main_image, comments };
 //! let bytes = pprof::encode(&window, &symbolizer, &directory, &about)?; // checked before
 //! let profile = pprof::decode(&bytes)?;                                    // gunzip + validate
 //! ```
@@ -23,7 +23,7 @@
 
 #![deny(clippy::as_conversions)]
 
-pub mod builder;
+mod builder;
 pub mod encode;
 mod error;
 pub mod loss;
@@ -41,7 +41,7 @@ pub use validate::{Invalid, validate};
 pub const INUSE_NOT_AVAILABLE: &str = "inuse: not available";
 
 /// Begins the comment that says which version has recorded a profile.
-pub const PERFUSION_PREFIX: &str = "perfusion ";
+pub(crate) const PERFUSION_PREFIX: &str = "perfusion ";
 
 /// Comments that begin with this are the loss line, which reports show.
 pub const LOSS_PREFIX: &str = "loss: ";
@@ -50,7 +50,7 @@ pub const NO_LOSS: &str = "none";
 
 /// Begins each line about what exact mode has counted, on stderr and in the profile's comments.
 pub const EXACT_PREFIX: &str = "exact: ";
-/// The same where the runtime has counted.
+/// Begins such a line where the runtime has counted.
 pub const COUNTS_PREFIX: &str = "counts: ";
 /// In such lines, begins what was not counted, or not told of.
 pub const LOST_PREFIX: &str = "LOST: ";

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 /// Tags of all fields of a profile are below 16: one byte.
 const TAG_BYTES: usize = 1;
 
-/// How long a part may be.
+/// The size limits of a part.
 #[derive(Clone, Copy, Debug)]
 pub struct PartBounds {
     /// Most samples.
@@ -25,12 +25,12 @@ pub struct PartBounds {
     pub lone_bytes: usize,
 }
 
-/// Which labels samples keep.
+/// The labels that samples keep.
 #[derive(Clone, Copy)]
 pub struct KeptLabels<'a> {
     /// Their new names by the old ones. No two new names are the same.
     pub names: &'a BTreeMap<&'a str, String>,
-    /// What is kept of a value.
+    /// The part of a value that is kept.
     pub cut: fn(&str) -> &str,
 }
 
@@ -208,11 +208,11 @@ struct ProfilePart<'a> {
     samples: Vec<Sample>,
     /// Positions of samples by what tells them apart.
     merged: HashMap<(Vec<u64>, Vec<Label>), usize>,
-    /// Of the encoded message.
+    /// The length of the encoded message.
     bytes: usize,
 }
 
-/// How far a part had come.
+/// The sizes of a part at one moment, to go back to.
 struct PartMark {
     strings: usize,
     locations: usize,

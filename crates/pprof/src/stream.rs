@@ -96,7 +96,7 @@ pub fn unpacked_bytes(packed: &[u8]) -> usize {
     length.map_or(0, |length| usize::try_from(u32::from_le_bytes(*length)).unwrap_or(usize::MAX))
 }
 
-/// What stands in front of a field's bytes.
+/// The number and type in front of a field's bytes.
 enum FieldHeader {
     Bytes { number: u64, length: u64 },
     Number { number: u64, value: u64 },

@@ -14,7 +14,7 @@ pub enum Invalid {
     /// A string index outside the table.
     #[error("string index {found} in {place}, but the table has {len} strings")]
     String {
-        /// Which field.
+        /// The field.
         place: &'static str,
         /// The index.
         found: i64,
@@ -32,7 +32,7 @@ pub enum Invalid {
     /// Id 0 is reserved, and each id may be used once.
     #[error("{table} id {id} is reserved or used twice")]
     Id {
-        /// Which table.
+        /// The table.
         table: &'static str,
         /// The id.
         id: u64,
@@ -40,7 +40,7 @@ pub enum Invalid {
     /// A reference to an entry that does not exist.
     #[error("{place} refers to {table} {id}, which does not exist")]
     Reference {
-        /// What refers.
+        /// The field.
         place: &'static str,
         /// To which table.
         table: &'static str,
@@ -63,7 +63,7 @@ pub enum Invalid {
 
 /// Checks samples one by one as they are made or read, then the tables they refer to.
 #[derive(Debug, Default)]
-pub struct Checker {
+pub(crate) struct Checker {
     values: Option<usize>,
     max_string: i64,
     max_location: u64,
@@ -74,7 +74,7 @@ impl Checker {
     ///
     /// # Errors
     /// The rule it breaks.
-    pub fn sample(&mut self, sample: &Sample) -> Result<(), Invalid> {
+    pub(crate) fn sample(&mut self, sample: &Sample) -> Result<(), Invalid> {
         let expected = *self.values.get_or_insert(sample.value.len());
         if sample.value.len() != expected {
             return Err(Invalid::Values { found: sample.value.len(), expected });
@@ -106,7 +106,7 @@ impl Checker {
     ///
     /// # Errors
     /// The rule that is broken.
-    pub fn finish(&self, profile: &Profile) -> Result<(), Invalid> {
+    pub(crate) fn finish(&self, profile: &Profile) -> Result<(), Invalid> {
         let expected = profile.sample_type.len();
         if let Some(found) = self.values.filter(|&found| found != expected || found == 0) {
             return Err(Invalid::Values { found, expected });

@@ -17,7 +17,7 @@ pub const EXACT: &str = Sampling::Exact.name();
 /// (`record --alloc-counts`).
 pub const COUNTED: &str = "counted";
 /// In place of a stack, for types of which no object was told of.
-pub const NO_STACK: &str = "[no stack sampled]";
+pub(crate) const NO_STACK: &str = "[no stack sampled]";
 /// What the code that makes objects without telling a profiler calls when the thread's buffer is
 /// full, and that tells: whoever calls it has made the others, too (`RuntimeTypeHandle`,
 /// System.Private.CoreLib of .NET 10).
@@ -71,7 +71,7 @@ fn split(total: u64, weights: &[i64]) -> Vec<i64> {
     parts.collect()
 }
 
-/// What was made of a type.
+/// All objects of a type that were made.
 #[derive(Clone, Copy, Default)]
 struct ExactTotals {
     all: ExactCount,
@@ -402,7 +402,8 @@ mod tests {
             let sum: i128 = parts.iter().map(|&part| i128::from(part)).sum();
             let any = weights.iter().any(|&weight| weight > 0);
             prop_assert_eq!(sum, if any { i128::from(total) } else { 0 });
-            prop_assert!(parts.iter().zip(&weights).all(|(&part, &weight)| weight > 0 || part == 0));
+            let mut all = parts.iter().zip(&weights);
+            prop_assert!(all.all(|(&part, &weight)| weight > 0 || part == 0));
         }
     }
 

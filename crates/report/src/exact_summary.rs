@@ -34,7 +34,7 @@ pub const UNTOLD: &str = "values boxed since the last collection, what reflectio
 /// What an object costs an ordinary run at the least.
 const PLAIN_NS: f64 = 6.0;
 
-/// How it is shown.
+/// The size of the tables.
 #[derive(Clone, Copy, Debug)]
 pub struct SummaryOptions {
     /// Rows of each table.
@@ -340,7 +340,7 @@ fn collections(all: &[ExactCollection], counted_ns: u64, rows: usize) -> Vec<Str
     lines
 }
 
-/// How long objects lived, all types together.
+/// The lifetimes of objects, all types together.
 fn lives(types: &[ExactType]) -> Vec<String> {
     let table = |unit: &str, of: fn(&ExactType) -> &Vec<Lifetime>| {
         let mut sums: BTreeMap<u32, (Option<u32>, u64)> = BTreeMap::new();

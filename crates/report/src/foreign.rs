@@ -9,10 +9,10 @@ use std::io::{ErrorKind, Read};
 /// Bytes looked at.
 const LOOKED_AT: u64 = 4096;
 
-/// What was found, and what to do.
+/// The format that was found, and advice for it.
 pub(super) type FormatAdvice = (String, &'static str);
 
-/// What to do where nothing better is known.
+/// The advice where nothing better is known.
 pub(super) const RECORD: &str =
     "name a file that `perfusion record` or another pprof tool has written";
 const AGAIN: &str = "copy it again, or record again: nothing of it can be shown";
@@ -58,7 +58,7 @@ pub(super) fn answer(bytes: &[u8], why: &PprofError) -> FormatAdvice {
     }
 }
 
-/// What is known by its first bytes.
+/// The format and advice that the first bytes tell.
 fn sort(bytes: &[u8], is_gzip: bool, unpacked: &[u8]) -> Option<(&'static str, &'static str)> {
     let content = if is_gzip { unpacked } else { bytes };
     let magics: [(&[u8], &str, &str); 7] = [

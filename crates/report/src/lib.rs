@@ -3,12 +3,12 @@
 //! ```text
 //! let profile = report::load(path)?;
 //! let (profile, windows) = report::load_all(&[one, another], false, None)?;
-//! let options = report::top::Options { limit: 10, ..Default::default() };
+//! let options = report::top::TableOptions { limit: 10, ..Default::default() };
 //! print!("{}", report::top::table(&profile, "cpu", &options)?);
-//! print!("{}", report::types::table(&profile, "alloc_space", &report::top::Options::default()));
-//! print!("{}", report::collections::table(&profile, &report::top::Options::default()));
-//! report::folded::write(&profile, "blocked", &View::default(), &mut std::io::stdout())?;
-//! let html = report::flame::page(&profile, "shop, pid 4242", None, &View::default())?;
+//! print!("{}", report::types::table(&profile, "alloc_space", &options));
+//! print!("{}", report::collections::table(&profile, &options));
+//! report::folded::write(&profile, "blocked", &ProfileView::default(), &mut std::io::stdout())?;
+//! let html = report::flame::page(&profile, "shop, pid 4242", None, &ProfileView::default())?;
 //! ```
 //! Works on any pprof that `go tool pprof` reads ([`perfusion_pprof::read`]), not only our own.
 //! Names in a file are data: control characters are escaped wherever they are shown.
@@ -45,7 +45,7 @@ use std::path::{Path, PathBuf};
 /// Largest file read.
 const MAX_FILE_BYTES: u64 = 1 << 30;
 
-/// Why a report cannot be made.
+/// The reason why a report cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     /// The file cannot be read.
@@ -64,9 +64,12 @@ pub enum ReportError {
         path: PathBuf,
     },
     /// A directory.
-    #[error("{}: expected a profile, found a directory: name one of the files in it", path.display())]
+    #[error(
+        "{}: expected a profile, found a directory: name one of the files in it",
+        path.display()
+    )]
     Directory {
-        /// It.
+        /// The directory.
         path: PathBuf,
     },
     /// It is not a valid profile.
@@ -74,9 +77,9 @@ pub enum ReportError {
     NoProfile {
         /// The file.
         path: PathBuf,
-        /// What it is.
+        /// The format of the file.
         found: String,
-        /// What to do about it.
+        /// Advice for the user.
         todo: Cow<'static, str>,
         /// Why it cannot be read.
         #[source]
@@ -85,9 +88,9 @@ pub enum ReportError {
     /// No such sample type.
     #[error("the profile has no sample type `{asked}`; it has {available}")]
     NoSampleType {
-        /// What was asked for.
+        /// The name that was requested.
         asked: String,
-        /// What there is.
+        /// The names that are there.
         available: String,
     },
     /// A profile, but of something else.
@@ -95,17 +98,17 @@ pub enum ReportError {
     OfAnother {
         /// The file.
         path: PathBuf,
-        /// What was to be in it.
+        /// The kind of profile that was expected.
         expected: &'static str,
-        /// What there is.
+        /// The names that are there.
         available: String,
     },
     /// No such label.
     #[error("no sample of the profile has the label `{asked}`; there are {available}")]
     NoLabel {
-        /// What was asked for.
+        /// The name that was requested.
         asked: String,
-        /// What there is.
+        /// The names that are there.
         available: String,
     },
     /// No sample has the value.
@@ -115,13 +118,17 @@ pub enum ReportError {
     NoValue {
         /// The label.
         label: String,
-        /// What was asked for.
+        /// The name that was requested.
         asked: String,
-        /// What there is.
+        /// The names that are there.
         available: String,
     },
     /// A profile that exact mode has not made.
-    #[error("{}: not recorded with --exact: there is no {} beside it", path.display(), beside.display())]
+    #[error(
+        "{}: not recorded with --exact: there is no {} beside it",
+        path.display(),
+        beside.display()
+    )]
     NotExact {
         /// The profile.
         path: PathBuf,
@@ -208,7 +215,7 @@ fn decoded(path: &Path, bytes: &[u8]) -> Result<Profile, ReportError> {
     }
 }
 
-/// Reads several as one: see [`together`] and [`Together::finish`]. One that is there twice counts
+/// Reads several as one: see [`merge`]. One that is there twice counts
 /// once.
 ///
 /// # Errors

@@ -28,14 +28,14 @@ pub type WindowLengths = BTreeMap<String, i64>;
 
 /// When a profile began, as the label has it.
 #[must_use]
-pub fn window_of(profile: &Profile) -> String {
+pub(crate) fn window_of(profile: &Profile) -> String {
     Utc::of(Duration::from_nanos(u64::try_from(profile.time_nanos).unwrap_or(0))).iso()
 }
 
 /// True for what is true of a moment, the end of a window: there is no sum of it over windows, and
 /// no rate.
 #[must_use]
-pub fn is_of_moments(sample_type: &str) -> bool {
+pub(crate) fn is_of_moments(sample_type: &str) -> bool {
     let of_moments = [SampleType::InuseObjects, SampleType::InuseSpace].map(SampleType::name);
     of_moments
         .into_iter()
@@ -44,7 +44,7 @@ pub fn is_of_moments(sample_type: &str) -> bool {
 }
 
 /// Profiles that are made one.
-pub struct ProfileMerger {
+pub(crate) struct ProfileMerger {
     whole: MergedTables,
     spans: Vec<WindowSamples>,
     windows: WindowLengths,
@@ -62,7 +62,7 @@ struct WindowSamples {
 impl ProfileMerger {
     /// None yet.
     #[must_use]
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut whole = MergedTables::default();
         // An empty string is the table's first.
         whole.text("");
@@ -70,7 +70,7 @@ impl ProfileMerger {
     }
 
     /// One more, which was validated.
-    pub fn add(&mut self, profile: &Profile) {
+    pub(crate) fn add(&mut self, profile: &Profile) {
         let window = window_of(profile);
         let before = self.whole.profile.sample.len();
         let comments = self.whole.add(profile, &window);
@@ -89,7 +89,7 @@ impl ProfileMerger {
     /// was alive is there for each window, else for the last one alone. If only one window is shown
     /// its time alone counts.
     #[must_use]
-    pub fn finish(self, each_moment: bool, only: Option<&str>) -> (Profile, WindowLengths) {
+    pub(crate) fn finish(self, each_moment: bool, only: Option<&str>) -> (Profile, WindowLengths) {
         let Self { whole: MergedTables { mut profile, of_moments, .. }, mut spans, mut windows } =
             self;
         let last = spans.iter().map(|span| span.to_ns).max().unwrap_or(0);

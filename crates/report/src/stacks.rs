@@ -70,7 +70,7 @@ const EDGES: [&str; 2] = [marker_name(Marker::WokenBy), marker_name(Marker::Held
 const VALUES_SHOWN: usize = 20;
 
 /// How samples without the label are called that one groups by.
-pub const WITHOUT: &str = "(none)";
+pub(crate) const WITHOUT: &str = "(none)";
 
 /// How a text label without text is called.
 const EMPTY: &str = "(empty)";
@@ -274,7 +274,7 @@ impl<'a> ProfileStacks<'a> {
     /// Frames of a sample as people want them, innermost first: neighbours without a name in one
     /// file become one frame with the file's name. (The runtime's libraries are stripped: ten
     /// addresses in a row would tell nobody anything.)
-    pub fn readable_frames(&self, sample: &Sample) -> impl Iterator<Item = ReportFrame<'a>> {
+    pub(crate) fn readable_frames(&self, sample: &Sample) -> impl Iterator<Item = ReportFrame<'a>> {
         let mut last: Option<ReportFrame<'a>> = None;
         self.frames(sample).filter_map(move |frame| {
             let frame = ReportFrame { name: without_address(frame), ..frame.clone() };
@@ -288,7 +288,7 @@ impl<'a> ProfileStacks<'a> {
 
     /// The same without those of another thread, which stand beyond a waiting stack.
     #[must_use]
-    pub fn own_readable_frames(&self, sample: &Sample) -> Vec<ReportFrame<'a>> {
+    pub(crate) fn own_readable_frames(&self, sample: &Sample) -> Vec<ReportFrame<'a>> {
         let mut frames: Vec<ReportFrame<'a>> = self.readable_frames(sample).collect();
         let is_edge = |frame: &ReportFrame<'_>| {
             self.ours && frame.kind == CodeKind::Note && EDGES.contains(&&*frame.name)
@@ -445,7 +445,7 @@ impl<'a> ProfileStacks<'a> {
 
     /// True for the time of a thread that was parked for want of work.
     #[must_use]
-    pub fn is_idle(&self, sample: &Sample) -> bool {
+    pub(crate) fn is_idle(&self, sample: &Sample) -> bool {
         self.ours && self.label(sample, "wait_kind") == Some("idle")
     }
 
@@ -499,12 +499,12 @@ impl<'a> ProfileStacks<'a> {
 
     /// The comment that nothing of a sample type was recorded.
     #[must_use]
-    pub fn not_recorded(&self, sample_type: &str) -> Option<Cow<'a, str>> {
+    pub(crate) fn not_recorded(&self, sample_type: &str) -> Option<Cow<'a, str>> {
         self.comments().find(|comment| is_about(comment, NOT_RECORDED, sample_type))
     }
 
     /// The comments that a sample type was not recorded of everything, or not all the time.
-    pub fn partly_recorded(&self, sample_type: &str) -> impl Iterator<Item = Cow<'a, str>> {
+    pub(crate) fn partly_recorded(&self, sample_type: &str) -> impl Iterator<Item = Cow<'a, str>> {
         self.comments().filter(move |comment| {
             [NOT_RECORDED, NOT_ALL_RECORDED].iter().any(|what| is_about(comment, what, sample_type))
         })

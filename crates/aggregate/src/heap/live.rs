@@ -13,11 +13,11 @@ use profiler_protocol::live;
 /// A sampled object that was alive at the last collection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LiveObject {
-    /// Where and what.
+    /// The site of its allocation.
     pub site: Site,
     /// The number of its sample in its region.
     pub sample: u64,
-    /// When it was allocated.
+    /// The time of its allocation.
     pub born: MonotonicNs,
     /// Generation at the last collection that looked at it; before the first, the one it was
     /// allocated in.
@@ -25,9 +25,9 @@ pub struct LiveObject {
     size: u64,
     /// What it stands for as a sample of what is allocated.
     sampled: Weight,
-    /// Its sample was told of with the probability 2^-thinned.
-    thinned: u8,
-    /// The level it was watched at from the start; see [`Raised`].
+    /// Its sample was reported with the probability 2^-`sample_level`.
+    sample_level: u8,
+    /// The level it was watched at from the start; see [`RaisedLevels`].
     pub(super) level: u8,
     /// How often the region's level had been raised before.
     raised_before: u64,
@@ -44,7 +44,7 @@ impl LiveObject {
     /// What it stands for, as a sample of what is allocated of which not all are watched.
     #[must_use]
     pub fn weight(&self) -> Weight {
-        let watched = live::chance(live::importance(self.size, self.thinned), self.level);
+        let watched = live::chance(live::importance(self.size, self.sample_level), self.level);
         let (objects, bytes) = (self.sampled.objects / watched, self.sampled.bytes / watched);
         // Sampled and watched: 1/objects.
         let variance = bytes * bytes * (1.0 - 1.0 / objects.max(1.0));
@@ -65,8 +65,8 @@ impl LiveObject {
 /// Collections of a region: how many looked at generation 0, at 1 too, and at everything.
 type CollectionCounts = [u32; 3];
 
-/// Place in [`Collections`] of those that look at a generation; large and pinned objects (3, 4) are
-/// looked at with generation 2.
+/// The index in [`CollectionCounts`] of those that look at a generation. Large and pinned objects
+/// (3, 4) are looked at with generation 2.
 fn looked_at(generation: u8) -> usize {
     usize::from(generation.min(2))
 }
@@ -165,7 +165,7 @@ impl LiveObjects {
             generation,
             size: allocation.size,
             sampled,
-            thinned: allocation.level,
+            sample_level: allocation.level,
             level,
             raised_before: region.raised.count,
             survived: 0,

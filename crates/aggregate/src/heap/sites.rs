@@ -14,31 +14,31 @@ const LEAST_SITES: usize = 1 << 15;
 /// large ones, and some that were told of beyond that.
 const SECONDS_OF_SITES: usize = 128;
 
-/// What allocations are counted by.
+/// The key of a sum of allocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Site {
     /// Region the sample came through; with `type_id` it names the type.
     pub region: RegionId,
     /// Allocating thread.
     pub tid: u32,
-    /// What that was called then.
+    /// The thread's name at that moment.
     pub name: NameId,
     /// Allocation stack.
     pub stack: StackId,
     /// ClassID.
     pub type_id: u64,
-    /// Which heap.
+    /// The heap of the objects.
     pub heap: HeapKind,
     /// Size, rounded down to a power of two: objects of one site are alike enough for one interval.
     pub size_class: u64,
-    /// How its samples were chosen.
+    /// The way its samples were chosen.
     pub sampling: Sampling,
 }
 
 /// Sums of a window by site. A region has a bounded number of them.
 pub(super) struct SiteTotals {
     sums: HashMap<Site, Weight>,
-    /// Of `sums`, how many are each region's.
+    /// The number of each region's `sums`.
     of_region: HashMap<RegionId, usize>,
     most_of_region: usize,
     /// By region: the highest level at which one was told of in this window.

@@ -8,14 +8,14 @@ use std::ops::AddAssign;
 /// 100 KiB.
 pub const SAMPLED_BYTE_PROBABILITY: f64 = 1.0 / 102_400.0;
 
-/// What samples stand for.
+/// The objects and bytes that samples stand for.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Weight {
     /// Objects.
     pub objects: f64,
     /// Bytes.
     pub bytes: f64,
-    /// How many samples.
+    /// The number of samples.
     pub seen: u64,
     /// Their own bytes.
     pub seen_bytes: u64,

@@ -32,7 +32,7 @@ pub(super) struct ThreadAccount {
     pub(super) shared: bool,
 }
 
-/// What a thread did of collections.
+/// The time that a thread spent on collections.
 #[derive(Default)]
 pub(super) struct CollectionTime {
     pub(super) on_cpu: OnCpu,

@@ -1,4 +1,4 @@
-//! What earlier windows have counted. The scheduler tells of a thread its totals since the recording
+//! What earlier windows have counted. The scheduler tells a thread's totals since the recording
 //! began, so each window takes what the earlier ones have not counted.
 
 use foldhash::HashMap;
@@ -11,7 +11,7 @@ pub(super) const REMEMBERED: u8 = 3;
 /// A wait in progress: when it began, and how much of it was blocked and runnable.
 type WaitSoFar = (MonotonicNs, u64, u64);
 
-/// What earlier windows have of a thread.
+/// The times of a thread that earlier windows have.
 #[derive(Clone, Copy, Debug)]
 struct CountedTimes {
     times: ThreadTimes,
@@ -21,7 +21,7 @@ struct CountedTimes {
     missed: u8,
 }
 
-/// What earlier windows have of one wait.
+/// The part of one wait that earlier windows have.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct CountedWait {
     blocked_ns: u64,
@@ -31,7 +31,7 @@ pub(super) struct CountedWait {
 }
 
 impl CountedWait {
-    /// What is left of the whole wait.
+    /// The part of the whole wait that no window has.
     pub(super) fn rest(self, blocked_ns: u64, runnable_ns: u64) -> (u64, u64) {
         (blocked_ns.saturating_sub(self.blocked_ns), runnable_ns.saturating_sub(self.runnable_ns))
     }

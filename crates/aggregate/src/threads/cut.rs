@@ -1,5 +1,5 @@
-//! Where one window ends and the next begins. Threads live through it: a wait in progress is sliced,
-//! and keeps its stack and its weight.
+//! Where one window ends and the next begins. Threads live through it: a wait in progress is
+//! sliced, and keeps its stack and its weight.
 
 use super::account::{ThreadAccount, no_times};
 use super::waits::ThreadWaits;
@@ -252,7 +252,9 @@ mod tests {
                 let start = clock;
                 if when == 1 {
                     // In the middle of the wait.
-                    take(cut.cut(&asleep(start, start + sleep / 2, times(oncpu, blocked + sleep / 2)), &mut |s| s, false));
+                    let half = sleep / 2;
+                    let running = asleep(start, start + half, times(oncpu, blocked + half));
+                    take(cut.cut(&running, &mut |stack| stack, false));
                 }
                 clock += sleep;
                 blocked += sleep;
@@ -265,7 +267,8 @@ mod tests {
             }
             take(cut.cut(&on_cpu(clock, times(oncpu, blocked)), &mut |s| s, false));
             let all = whole.finish(&on_cpu(clock, times(oncpu, blocked)));
-            let (cpu, waited) = (all.iter().map(|row| row.cpu_ns).sum::<f64>(), all.iter().map(|row| row.blocked_ns).sum::<f64>());
+            let cpu = all.iter().map(|row| row.cpu_ns).sum::<f64>();
+            let waited = all.iter().map(|row| row.blocked_ns).sum::<f64>();
             assert!((cpu_sum - cpu).abs() < 1.0 && (blocked_sum - waited).abs() < 1.0, "{cpu_sum} \
                  {cpu} {blocked_sum} {waited}");
             assert!((cpu - oncpu as f64).abs() < 1.0 && (waited - blocked as f64).abs() < 1.0);

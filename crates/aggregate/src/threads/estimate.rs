@@ -15,7 +15,7 @@ pub(super) struct WaitEstimate {
     pub(super) spread: WaitVariance,
 }
 
-/// What the coin may have done to sums of waits. Of waits x, each kept with probability p and then
+/// The sampler's effect on sums of waits. Of waits x, each kept with probability p and then
 /// weighing w = 1/p, the sum of w·x has a variance that Σ w·(w − 1)·x² over the kept ones estimates
 /// without bias; of two such sums the covariance is the same with x·y.
 #[derive(Clone, Copy, Default)]
@@ -77,7 +77,7 @@ pub(super) const BELIEVED_TIMES: f64 = 2.0;
 pub(super) struct Division {
     /// Factor of what is sure: it stays as it is, except for the rounding of two clocks read apart.
     pub(super) sure: f64,
-    /// What is left of the total for what the coin chose.
+    /// What is left of the total for what the sampler chose.
     pub(super) rest: f64,
     /// What is left of it for waits without a stack for which none that was kept can stand.
     pub(super) lost: f64,

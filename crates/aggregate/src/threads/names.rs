@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// Names of one thread that are kept apart in a window; what comes after is under one name.
 const MAX_OF_THREAD: usize = 1024;
-/// The same of all threads together.
+/// The most names of all threads together.
 const MAX_OF_ALL: usize = 1 << 16;
 
 /// What a thread did in this window under a name that it has no more, or had before.
@@ -71,7 +71,7 @@ impl ThreadAccounts {
         }
     }
 
-    /// The same of one.
+    /// Says what one of these threads is called now.
     pub fn name_one(&mut self, id: ThreadId, name: impl FnOnce() -> Option<Arc<str>>) {
         let thread = self.threads.get_mut(&id.tid).filter(|thread| thread.id == id);
         if let Some(thread) = thread.filter(|thread| !thread.named.is_empty()) {

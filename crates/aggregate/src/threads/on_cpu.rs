@@ -46,7 +46,7 @@ impl OnCpu {
         self.before_wait.values().sum()
     }
 
-    /// The same with other stacks.
+    /// The same samples with stacks of the next window.
     pub(super) fn carried(self, carry: &mut dyn FnMut(StackId) -> StackId) -> Self {
         let mut carried = Self::default();
         add(&mut carried.samples, self.samples.into_iter().map(|(stack, n)| (carry(stack), n)));

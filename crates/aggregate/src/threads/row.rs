@@ -6,7 +6,7 @@ use perfusion_model::frame::Marker;
 use perfusion_model::stack::StackId;
 use std::sync::Arc;
 
-/// Where a row's time was spent.
+/// The place where a row's time was spent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StackOrMarker {
     /// In this stack.
@@ -58,16 +58,16 @@ impl From<WaitState> for WaitStateKey {
     }
 }
 
-/// Who ended a wait.
+/// The thread or interrupt that ended a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Waker {
     /// A thread.
     Thread {
-        /// Which.
+        /// Its ids.
         id: ThreadId,
         /// Its command name.
         comm: [u8; 16],
-        /// What it was doing, if that was taken.
+        /// Its stack, if that was taken.
         stack: Option<StackId>,
     },
     /// A timer ran out.
@@ -88,11 +88,11 @@ pub struct ThreadRow {
     pub since: MonotonicNs,
     /// What the thread was called then; `None` for one that was not renamed in this window.
     pub name: Option<Arc<str>>,
-    /// Where.
+    /// The place of the time.
     pub place: StackOrMarker,
-    /// Why it waited; `None` for rows of CPU time.
+    /// The reason of the wait; `None` for rows of CPU time.
     pub reason: Option<WaitReason>,
-    /// Who woke it.
+    /// The waker of the wait.
     pub waker: Option<Waker>,
     /// CPU samples taken here.
     pub samples: u64,

@@ -24,7 +24,7 @@ pub(super) struct OpenWait {
     weight: f64,
     reason: WaitReason,
     origin: Option<WakeOrigin>,
-    /// What the thread was doing that ended it.
+    /// The stack of the thread that ended it.
     waker: Option<StackId>,
     /// When the thread left the CPU, if the iterator could tell: before the recording, or about
     /// `start`.
@@ -49,9 +49,9 @@ pub struct WaitInProgress {
     pub start: MonotonicNs,
     /// When the thread left the CPU, as the scheduler noted it, to some milliseconds.
     pub left_cpu: Option<MonotonicNs>,
-    /// Where.
+    /// The stack.
     pub stack: StackId,
-    /// What for.
+    /// The reason.
     pub reason: WaitReason,
 }
 
@@ -65,7 +65,7 @@ struct FirstWait {
     new_thread: bool,
 }
 
-/// What became of a wait that is over.
+/// The way a wait that is over was counted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum EndedWait {
     /// It is counted.

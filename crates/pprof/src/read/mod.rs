@@ -11,7 +11,7 @@
 //! - strings are bytes: those that are not UTF-8 are shown as `\xe9`, and stay different from each
 //!   other.
 //!
-//! Where something is dropped or changed on the way, [`Reading::remarks`] says so.
+//! Where something is dropped or changed on the way, [`ReadProfile::remarks`] says so.
 
 mod check;
 mod prune;

@@ -52,7 +52,7 @@ fn compile(expression: &str) -> Result<Regex, regex::Error> {
         .build()
 }
 
-/// How many stacks became shorter.
+/// Answers how many stacks became shorter.
 fn apply(profile: &mut Profile, drop: &Regex, keep: Option<&Regex>) -> usize {
     let is_dropped = |name: &str| {
         let name = simplified(name);

@@ -85,7 +85,7 @@ impl<'a> WireValue<'a> {
         Ok(())
     }
 
-    /// The same of signed numbers.
+    /// Reads repeated signed numbers.
     pub(super) fn signeds(self, into: &mut Vec<i64>) -> Result<(), ReadRefusal> {
         match self {
             Self::Varint(value) => into.push(value.cast_signed()),

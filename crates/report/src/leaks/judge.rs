@@ -39,7 +39,7 @@ const HALF_WIDTH_95: f64 = 1.96;
 pub enum LeakVerdict {
     /// Number and age grow, and nothing goes.
     Leak,
-    /// What was there is gone and was replaced.
+    /// The objects that were there are gone and were replaced.
     Refreshed,
     /// Neither grows nor shrinks.
     Steady,
@@ -61,19 +61,19 @@ impl fmt::Display for LeakVerdict {
 /// A rate per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GrowthRate {
-    /// It.
+    /// The rate.
     pub per_second: f64,
     /// Its 95 % interval; `None` where a fixed stride, and not chance, has chosen the objects:
     /// there is none.
     pub interval: Option<Interval>,
 }
 
-/// What was found.
+/// The verdict on one place, and its reasons.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Judgement {
     /// The verdict.
     pub verdict: LeakVerdict,
-    /// Why, in words.
+    /// The reason, in words.
     pub reason: String,
     /// How fast the bytes that are proven to be alive grow, in the second half of the time; or why
     /// that is not known.
@@ -87,12 +87,12 @@ pub struct Judgement {
 /// One moment of one place.
 #[derive(Clone, Copy, Debug)]
 pub struct SiteMoment<'a> {
-    /// When, seconds.
+    /// The moment, in seconds.
     pub at_s: f64,
     /// Until when what was old by then is proven to be alive, on the same clock; `None` before
     /// there were two full collections.
     pub proven_at_s: Option<f64>,
-    /// What was alive.
+    /// The objects that were alive.
     pub group: &'a LiveGroup,
 }
 
@@ -113,7 +113,7 @@ fn unit(first: &SiteMoment<'_>, last: &SiteMoment<'_>) -> f64 {
 struct ObjectTurnover {
     /// At the first moment.
     before: f64,
-    /// Of these, still there.
+    /// Those that are still there.
     stayed: f64,
     /// New ones.
     came: f64,
@@ -131,7 +131,7 @@ impl ObjectTurnover {
         Self::with(first, last, AgeCell::share_perhaps_older)
     }
 
-    /// The same with the fewest.
+    /// The change by the fewest objects.
     fn at_least(first: &SiteMoment<'_>, last: &SiteMoment<'_>) -> Self {
         Self::with(first, last, AgeCell::share_surely_older)
     }
@@ -195,7 +195,7 @@ pub fn judge(moments: &[SiteMoment<'_>]) -> Judgement {
     Judgement { verdict, reason, trend: trend(second_half, last, stride), minor }
 }
 
-/// Why there is no trend.
+/// The reason why there is no trend.
 const ONE_MOMENT: &str = "it takes two moments";
 const NOT_PROVEN: &str = "none of it is proven to have outlived a full collection";
 

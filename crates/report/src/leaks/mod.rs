@@ -19,9 +19,9 @@ pub const MOMENTS: usize = 256;
 /// One place and what is thought of it.
 #[derive(Clone, Debug)]
 pub struct LeakFinding {
-    /// Where the objects come from.
+    /// The place where the objects come from.
     pub place: Arc<AllocationSite>,
-    /// What was alive at the last moment.
+    /// The objects that were alive at the last moment.
     pub last: LiveGroup,
     /// The judgement.
     pub judgement: Judgement,
@@ -84,7 +84,7 @@ pub type HoldersResult = Result<LeakHolders, NoHolders>;
 pub enum NoHolders {
     /// Nobody looked, because somebody ended the command before.
     NotAsked(String),
-    /// It was asked for.
+    /// The survey failed.
     Failed(String),
 }
 
@@ -107,7 +107,7 @@ impl fmt::Display for NoHolders {
     }
 }
 
-/// What holds the objects that were seen.
+/// The holders of the objects that were seen.
 #[derive(Debug)]
 pub struct LeakHolders {
     /// The survey, and what holds the objects in it.

@@ -24,7 +24,7 @@ fn is_resumption(frame: &str) -> bool {
     frame.contains("StateMachineBox<")
 }
 
-/// Where objects come from.
+/// The place where objects come from.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AllocationSite {
     /// The process.
@@ -43,9 +43,9 @@ pub struct AllocationSite {
 pub struct AgeCell {
     /// Their age, rounded down to a power of two, seconds; 0 below 1.
     pub age_s: f64,
-    /// How many were seen.
+    /// The number of objects that were seen.
     pub seen: f64,
-    /// How many that stands for.
+    /// The number that these stand for.
     pub objects: f64,
     /// Their bytes.
     pub bytes: f64,
@@ -70,7 +70,7 @@ pub struct LiveGroup {
 /// Everything at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
-    /// When, seconds since the epoch.
+    /// The moment, in seconds since the epoch.
     pub at_s: f64,
     /// How long allocations had been listened to by then at the least, seconds.
     pub length_s: f64,
@@ -82,7 +82,7 @@ pub struct Snapshot {
     /// Until when what was old by then is proven to be alive, where something is: the last full
     /// collection but one began.
     pub proven_at_s: HashMap<NamedPid, f64>,
-    /// What there is.
+    /// The living objects by site.
     pub groups: HashMap<Arc<AllocationSite>, LiveGroup>,
     /// What of allocations and live objects is known to be missing, as the profile's loss line says
     /// it.
@@ -115,20 +115,20 @@ impl AgeCell {
 
     /// The share of them that is older than `age_s`, as if ages were evenly spread over the cell.
     #[must_use]
-    pub fn share_older(self, age_s: f64) -> f64 {
+    pub(crate) fn share_older(self, age_s: f64) -> f64 {
         let (low, high) = (self.age_s, self.below_s());
         ((high - age_s) / (high - low)).clamp(0.0, 1.0)
     }
 
     /// The most that may be.
     #[must_use]
-    pub fn share_perhaps_older(self, age_s: f64) -> f64 {
+    pub(crate) fn share_perhaps_older(self, age_s: f64) -> f64 {
         f64::from(u8::from(self.below_s() > age_s))
     }
 
     /// The fewest that are.
     #[must_use]
-    pub fn share_surely_older(self, age_s: f64) -> f64 {
+    pub(crate) fn share_surely_older(self, age_s: f64) -> f64 {
         f64::from(u8::from(self.age_s >= age_s))
     }
 
@@ -198,15 +198,19 @@ impl LiveGroup {
         self.only(|cell| cell.proven)
     }
 
-    /// As [`Group::told`] of what is older than `age_s`, by this share of alike objects.
+    /// As [`LiveGroup::told`] of what is older than `age_s`, by this share of alike objects.
     #[must_use]
-    pub fn told_older(&self, age_s: f64, older: fn(AgeCell, f64) -> f64) -> f64 {
+    pub(crate) fn told_older(&self, age_s: f64, older: fn(AgeCell, f64) -> f64) -> f64 {
         self.sum(|cell| cell.told() * older(*cell, age_s))
     }
 
-    /// As [`Group::stands_for`] of these.
+    /// As [`LiveGroup::stands_for`] of these.
     #[must_use]
-    pub fn stands_for_older(&self, age_s: f64, older: fn(AgeCell, f64) -> f64) -> Option<f64> {
+    pub(crate) fn stands_for_older(
+        &self,
+        age_s: f64,
+        older: fn(AgeCell, f64) -> f64,
+    ) -> Option<f64> {
         let seen = self.seen_older(age_s, older);
         (seen > 0.0).then(|| self.told_older(age_s, older) / seen)
     }
@@ -218,14 +222,14 @@ impl LiveGroup {
 
     /// The oldest age, rounded down to a power of two, seconds.
     #[must_use]
-    pub fn oldest_s(&self) -> f64 {
+    pub(crate) fn oldest_s(&self) -> f64 {
         self.cells.iter().map(|cell| cell.age_s).fold(0.0, f64::max)
     }
 
     /// An age that half of the objects have reached for sure, seconds: the highest power of two, or
     /// 0.
     #[must_use]
-    pub fn half_at_least_s(&self) -> f64 {
+    pub(crate) fn half_at_least_s(&self) -> f64 {
         let half = self.objects() / 2.0;
         let reached = |age_s: f64| {
             self.sum(|cell| if cell.age_s >= age_s { cell.objects } else { 0.0 }) >= half
