@@ -1,6 +1,5 @@
 //! What is known of one thread in a window, until its exact times are.
 
-use super::names::NamedAccount;
 use super::on_cpu::OnCpu;
 use super::row::{ThreadRow, WaitReason, WaitStateKey};
 use super::waits::ThreadWaits;
@@ -70,6 +69,20 @@ pub(super) fn no_times(thread: ThreadId) -> ThreadTimes {
         blocked_ns: 0,
         since: MonotonicNs(0),
         left_out: 0,
+    }
+}
+
+/// What a thread did in this window under a name that it has no more, or had before.
+pub(super) struct NamedAccount {
+    pub(super) name: Arc<str>,
+    pub(super) account: ThreadAccount,
+    pub(super) times: ThreadTimes,
+}
+
+impl NamedAccount {
+    /// The account in the next window.
+    fn carried(self, carry: &mut dyn FnMut(StackId) -> StackId) -> Self {
+        Self { account: self.account.unseen(carry), ..self }
     }
 }
 
@@ -150,7 +163,7 @@ impl ThreadAccount {
             collected: collected.carried(carry),
             unseen: true,
             name,
-            named: Self::carried_names(named, carry),
+            named: named.into_iter().map(|named| named.carried(carry)).collect(),
             shared,
         }
     }

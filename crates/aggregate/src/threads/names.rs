@@ -6,25 +6,17 @@
 //! whole time is shared among its names by its samples and kept waits, each of which came with the
 //! name.
 
-use super::account::{ThreadAccount, no_times};
+use super::account::{NamedAccount, ThreadAccount, no_times};
 use super::estimate::WaitTimes;
 use super::{ThreadAccounts, ThreadRow};
 use perfusion_model::event::{ThreadId, ThreadSnapshot, ThreadTimes};
 use perfusion_model::labels::OTHER;
-use perfusion_model::stack::StackId;
 use std::sync::Arc;
 
 /// Names of one thread that are kept apart in a window; what comes after is under one name.
 const MAX_OF_THREAD: usize = 1024;
 /// The most names of all threads together.
 const MAX_OF_ALL: usize = 1 << 16;
-
-/// What a thread did in this window under a name that it has no more, or had before.
-pub(super) struct NamedAccount {
-    name: Arc<str>,
-    account: ThreadAccount,
-    times: ThreadTimes,
-}
 
 impl ThreadAccounts {
     /// The thread was called `name` until now, with these totals since the recording began; `None`
@@ -140,17 +132,6 @@ impl ThreadAccount {
             account.all_rows(&times, rows);
         }
     }
-
-    /// The accounts under earlier names in the next window.
-    pub(super) fn carried_names(
-        named: Vec<NamedAccount>,
-        carry: &mut dyn FnMut(StackId) -> StackId,
-    ) -> Vec<NamedAccount> {
-        named
-            .into_iter()
-            .map(|named| NamedAccount { account: named.account.unseen(carry), ..named })
-            .collect()
-    }
 }
 
 impl NamedAccount {
@@ -233,6 +214,7 @@ mod tests {
     use super::super::{StackOrMarker, ThreadAccounts, ThreadRow};
     use super::*;
     use perfusion_model::event::{MonotonicNs, ThreadProgress};
+    use perfusion_model::stack::StackId;
 
     fn name(text: &str) -> Arc<str> {
         text.into()

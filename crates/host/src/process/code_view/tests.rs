@@ -1,3 +1,5 @@
+//! Walks over code that the tests write down, and looks at compiled bodies.
+
 use super::jit::{BODIES_AT_ONCE, UNSEEN, looks};
 use super::*;
 use crate::process::cached_bodies::RECHECK;

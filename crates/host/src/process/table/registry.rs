@@ -1,4 +1,4 @@
-//! Who is alive: processes by pid, what is known of them after their end, and when they are removed.
+//! Who is alive: processes by pid, what is known of them after their end, and their removal.
 
 use super::ProcessIdentity;
 use crate::process::ProcessError;

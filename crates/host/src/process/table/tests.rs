@@ -1,3 +1,5 @@
+//! Processes that come, fork, exec, lose records and end.
+
 use super::held_memory::MAX_MAPPING_BYTES;
 use super::lost_records::{DOUBT_INTERVAL, LONGEST_DOUBT_INTERVAL};
 use super::observe::MAX_INHERITED;
