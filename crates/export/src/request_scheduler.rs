@@ -6,6 +6,7 @@
 //! for its own sake waits by itself, and all others pass it. Each has its number of tries.
 
 use super::spool::{Item, ItemKind, Items};
+use perfusion_model::backoff::{Backoff, spread};
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
@@ -422,14 +423,11 @@ impl RequestScheduler {
     }
 }
 
-/// Doubles with each failure and is spread by up to a fifth, so that the daemons of a cluster do
-/// not come back all at once. `chance` is any number.
+/// How long to wait after so many failures in a row, of a receiver that has asked for as long.
+/// `chance` is any number.
 pub fn wait(failures: u32, asked: Option<Duration>, chance: u64) -> Duration {
-    let doubled = FIRST_WAIT
-        .saturating_mul(1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX));
-    let chosen = doubled.min(LONGEST_WAIT).max(asked.unwrap_or_default().min(MOST_ASKED));
-    let spread = u32::try_from(chance % 200).unwrap_or_default();
-    chosen + chosen / 1000 * spread
+    let doubled = Backoff::new(FIRST_WAIT, LONGEST_WAIT).after(failures.saturating_sub(1));
+    spread(doubled.max(asked.unwrap_or_default().min(MOST_ASKED)), chance)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //!
 //! This crate does no I/O and knows no other crate of the pipeline.
 
+pub mod backoff;
 pub mod clock;
 pub mod event;
 pub mod feature;

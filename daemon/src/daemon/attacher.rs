@@ -19,6 +19,7 @@ use perfusion_dotnet::attach::workers::{self, AttachOutcome, AttachWorkers};
 use perfusion_host::priority;
 use perfusion_host::process::container::home;
 use perfusion_host::process::handle::ProcessHandle;
+use perfusion_model::backoff::Backoff;
 use perfusion_model::feature::{ExcludedFeatures, Feature};
 use perfusion_recorder::follow::{ProgramId, program};
 use perfusion_recorder::{ManagedProcess, RecordingHandle};
@@ -398,7 +399,7 @@ fn after(error: &AttachError, first: Duration, failures: u32) -> (ProcessAttachS
 
 /// How long to wait after one more failure than these.
 fn wait(first: Duration, failures: u32) -> Duration {
-    first.saturating_mul(1_u32.checked_shl(failures).unwrap_or(u32::MAX)).min(LONGEST)
+    Backoff::new(first, LONGEST).after(failures)
 }
 
 /// True when nothing about it can change while the process lives.

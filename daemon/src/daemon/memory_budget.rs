@@ -5,6 +5,7 @@
 //! with their estimates, then the profiles of all services as files. So stacks have a part of the
 //! memory that leaves room for that, and when it is nearly full the window ends.
 
+use perfusion_model::backoff::Backoff;
 use std::time::{Duration, Instant};
 
 /// What was done needs a moment to show.
@@ -71,8 +72,8 @@ impl MemoryBudget {
             return None;
         }
         self.tries = self.tries.saturating_add(1);
-        let pause = PAUSE.saturating_mul(1_u32.checked_shl(self.tries / 2).unwrap_or(u32::MAX));
-        self.next = Some(now + pause.min(LONGEST_PAUSE));
+        // Both remedies have been tried when the pause doubles.
+        self.next = Some(now + Backoff::new(PAUSE, LONGEST_PAUSE).after(self.tries / 2));
         Some(if self.tries % 2 == 1 { Relief::Shed } else { Relief::Cut })
     }
 }

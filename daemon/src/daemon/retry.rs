@@ -3,6 +3,7 @@
 //! right, such as a frequency above `kernel.perf_event_max_sample_rate`, and be short of something
 //! for a while.
 
+use perfusion_model::backoff::Backoff;
 use std::time::{Duration, Instant};
 
 /// Pause after the first failure; it doubles.
@@ -14,8 +15,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Retry<C> {
     good: Option<C>,
-    /// The pause after the next failure.
-    pause: Duration,
+    backoff: Backoff,
     /// When it is tried again, after a failure.
     next: Option<Instant>,
 }
@@ -31,7 +31,7 @@ pub enum RetryStep<C> {
 
 impl<C> Default for Retry<C> {
     fn default() -> Self {
-        Self { good: None, pause: FIRST, next: None }
+        Self { good: None, backoff: Backoff::new(FIRST, LONGEST), next: None }
     }
 }
 
@@ -50,7 +50,8 @@ impl<C: Clone + PartialEq> Retry<C> {
 
     /// Whatever failed may be another now: the next try is due.
     pub fn anew(&mut self) {
-        (self.pause, self.next) = (FIRST, None);
+        self.backoff.reset();
+        self.next = None;
     }
 
     /// None could begin with this.
@@ -58,8 +59,8 @@ impl<C: Clone + PartialEq> Retry<C> {
         if let Some(good) = self.good.as_ref().filter(|good| *good != with) {
             return RetryStep::As(good.clone());
         }
-        let pause = self.pause;
-        (self.pause, self.next) = (pause.saturating_mul(2).min(LONGEST), Some(now + pause));
+        let pause = self.backoff.failed();
+        self.next = Some(now + pause);
         RetryStep::In(pause)
     }
 }

@@ -10,6 +10,7 @@ use perfusion_export::http::{HttpError, Peer, PendingResponse, Version};
 use perfusion_host::locked_files;
 use perfusion_host::pods::Pods;
 use perfusion_host::priority;
+use perfusion_model::backoff::{Backoff, spread};
 use serde::de::DeserializeOwned;
 use std::io;
 use std::sync::Arc;
@@ -137,7 +138,7 @@ impl PodWatchLoop {
         // What the API server has in memory will do at first: of thousands of nodes none needs to
         // ask its disks.
         let mut as_of = "&resourceVersion=0";
-        let mut wait = FIRST_WAIT;
+        let mut backoff = Backoff::new(FIRST_WAIT, LONGEST_WAIT);
         loop {
             let done = match self.version.clone() {
                 None => self.list(peer, as_of).await,
@@ -146,7 +147,7 @@ impl PodWatchLoop {
             match done {
                 Ok(()) => {
                     self.said.clear();
-                    wait = FIRST_WAIT;
+                    backoff.reset();
                     continue;
                 }
                 Err(ApiError::Gone) => {
@@ -159,9 +160,8 @@ impl PodWatchLoop {
                 }
                 Err(error) => self.failed(&error),
             }
-            let spread = locked_files::random().unwrap_or_default() % 1000;
-            tokio::time::sleep(wait / 2 + wait.mul_f64(spread as f64 / 2000.0)).await;
-            wait = (wait * 2).min(LONGEST_WAIT);
+            let chance = locked_files::random().unwrap_or_default();
+            tokio::time::sleep(spread(backoff.failed(), chance)).await;
         }
     }
 

@@ -12,6 +12,7 @@ use super::rule_update::{self, RuleUpdate, RuleUpdates};
 use super::{ImageError, ProcessError};
 use crate::process::seed::still_sleeps;
 use foldhash::{HashMap, HashMapExt as _};
+use perfusion_model::backoff::Backoff;
 use perfusion_model::event::{BlockedThread, MonotonicNs, ProbeWalk, UserContext, UserRegs};
 use perfusion_model::frame::{FrameKey, ImageId, ProcessId};
 use perfusion_unwind::TargetMemory;
@@ -191,7 +192,7 @@ pub(super) struct LiveProcess {
     /// Stacks the probes walked, by their places.
     walked: WalkedStacks,
     pub(super) refreshed: Option<Instant>,
-    pub(super) refresh_after: Duration,
+    pub(super) refresh_after: Backoff,
     /// When its last stack was walked.
     pub(super) used: Instant,
     /// Stacks walked, and those of them that did not reach the thread's start.
@@ -233,7 +234,7 @@ impl LiveProcess {
             is_taken_back: false,
             walked: WalkedStacks::default(),
             refreshed: None,
-            refresh_after: REFRESH,
+            refresh_after: Backoff::new(REFRESH, LONGEST_REFRESH),
             used: Instant::now(),
             stacks: 0,
             stacks_broken: 0,
@@ -707,7 +708,7 @@ impl CodeView<'_> {
         if let Some(mapping) = self.process.mappings.find(pc) {
             return Some(mapping.clone());
         }
-        let after = self.process.refresh_after;
+        let after = self.process.refresh_after.delay();
         let recent = self.process.refreshed.is_some_and(|at| self.now.duration_since(at) < after);
         if recent {
             return None;
@@ -724,8 +725,11 @@ impl CodeView<'_> {
             }
         }
         let found = self.process.mappings.find(pc).cloned();
-        self.process.refresh_after =
-            if found.is_some() { REFRESH } else { (after * 2).min(LONGEST_REFRESH) };
+        if found.is_some() {
+            self.process.refresh_after.reset();
+        } else {
+            self.process.refresh_after.failed();
+        }
         found
     }
 

@@ -9,6 +9,7 @@
 
 use super::guarded_io::{IoPeer, wait_for};
 use super::mapping::{anonymous_range, parse_fields};
+use perfusion_model::backoff::Backoff;
 use perfusion_unwind::TargetMemory;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -57,7 +58,7 @@ struct ReadableRanges {
     /// Sorted, adjacent ones joined.
     ranges: Vec<Range<u64>>,
     read: Option<Instant>,
-    soonest: Duration,
+    soonest: Backoff,
     /// Addresses for which there was a reading, in vain.
     nowhere: Vec<u64>,
 }
@@ -82,7 +83,7 @@ impl ProcessMemory {
             shared,
             ranges: Vec::new(),
             read: None,
-            soonest: SOONEST,
+            soonest: Backoff::new(SOONEST, LATEST),
             nowhere: Vec::new(),
         };
         Some(Self { shared: Arc::new(OpenMemory { pid, memory, safe: Mutex::new(safe) }) })
@@ -105,15 +106,19 @@ impl ReadableRanges {
         let now = Instant::now();
         let age = self.read.map(|at| now.duration_since(at));
         let mut known = self.known(address);
-        let due = if known != 0 || self.nowhere.contains(&address) { HOLDS } else { self.soonest };
+        let due = if known != 0 || self.nowhere.contains(&address) {
+            HOLDS
+        } else {
+            self.soonest.delay()
+        };
         if age.is_none_or(|age| age >= due) {
             self.refresh();
             self.read = Some(now);
             known = self.known(address);
             if known != 0 {
-                self.soonest = SOONEST;
+                self.soonest.reset();
             } else {
-                self.soonest = (self.soonest * 2).min(LATEST);
+                self.soonest.failed();
                 if self.nowhere.len() >= MAX_NOWHERE {
                     self.nowhere.clear();
                 }

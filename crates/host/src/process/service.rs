@@ -15,6 +15,7 @@ use super::published::{self, Published};
 use super::ticks_before_now;
 use crate::pods::Pods;
 use crate::process::handle::ProcessHandle;
+use perfusion_model::backoff::Backoff;
 use perfusion_model::labels::PublishedLabels;
 use perfusion_model::text::printable;
 use std::collections::{HashMap, HashSet};
@@ -30,6 +31,13 @@ const VARIABLES: [&str; 2] = ["OTEL_SERVICE_NAME", "DD_SERVICE"];
 const YOUNG: Duration = Duration::from_secs(3);
 /// Longest time between two looks at what a process publishes. It doubles from [`YOUNG`] on.
 const LONGEST: Duration = Duration::from_secs(600);
+
+/// Delays after the first one, which was [`YOUNG`].
+fn asked_once() -> Backoff {
+    let mut backoff = Backoff::new(YOUNG, LONGEST);
+    backoff.failed();
+    backoff
+}
 
 /// Service names by pid, each looked up once in the life of a program.
 #[derive(Debug, Default)]
@@ -49,9 +57,9 @@ struct KnownService {
     published: Option<Arc<PublishedLabels>>,
     /// It was looked at for that when it was no longer young.
     asked: bool,
-    /// When it is asked for that again, and how long after that.
+    /// When it is asked for that again.
     next: Instant,
-    pause: Duration,
+    backoff: Backoff,
 }
 
 impl ServiceNames {
@@ -107,15 +115,15 @@ impl ServiceNames {
             published,
             asked,
             next: now + YOUNG,
-            pause: YOUNG,
+            backoff: asked_once(),
         }
     }
 
     /// Looks once more at what it publishes. That it publishes nothing changes nothing: a child has
     /// its parent's name without publishing it.
-    fn ask_again(&mut self, pid: u32, known: KnownService, now: Instant) -> KnownService {
-        let pause = known.pause.saturating_mul(2).min(LONGEST);
-        let known = KnownService { asked: true, next: now + pause, pause, ..known };
+    fn ask_again(&mut self, pid: u32, mut known: KnownService, now: Instant) -> KnownService {
+        let next = now + known.backoff.failed();
+        let known = KnownService { asked: true, next, ..known };
         let Some(published) =
             ProcessHandle::open(pid).ok().and_then(|target| published::read(&target))
         else {
@@ -168,7 +176,7 @@ impl ServiceNames {
                 let known = KnownService {
                     published: None,
                     next: Instant::now() + YOUNG,
-                    pause: YOUNG,
+                    backoff: asked_once(),
                     ..known
                 };
                 self.by_pid.insert(child, known);

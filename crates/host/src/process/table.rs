@@ -24,6 +24,7 @@ use ebpf_common::key::{
     SPAN_DESCRIPTOR, SPAN_DISTANCE, SPAN_INDEX, SPAN_MODULE, SPAN_STATIC, SpanPlace,
 };
 use foldhash::{HashMap, HashMapExt as _};
+use perfusion_model::backoff::Backoff;
 use perfusion_model::event::{Event, EventKind, MonotonicNs, ShimEvent, UserContext, WalkEnd};
 use perfusion_model::frame::{ImageId, Marker, ProcessId};
 use perfusion_unwind::rule::Rule;
@@ -47,6 +48,17 @@ const KEEP_EXITED: Duration = Duration::from_secs(10);
 /// nothing was lost for as long as the longest.
 const DOUBT_INTERVAL: Duration = Duration::from_secs(1);
 const LONGEST_DOUBT_INTERVAL: Duration = Duration::from_secs(16);
+
+/// See [`DOUBT_INTERVAL`].
+#[derive(Debug)]
+struct DoubtInterval(Backoff);
+
+impl Default for DoubtInterval {
+    fn default() -> Self {
+        Self(Backoff::new(DOUBT_INTERVAL, LONGEST_DOUBT_INTERVAL))
+    }
+}
+
 /// Shortest time between two searches for processes that are gone, when the table is full.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(5);
 /// Most memory the mappings of all processes take, bytes: of a thousand with three hundred each.
@@ -153,7 +165,7 @@ pub struct ProcessTable {
     in_doubt: bool,
     /// When all was last doubted because of that, and how long not to do that again.
     doubted: Option<Instant>,
-    doubt_interval: Duration,
+    doubt_interval: DoubtInterval,
     /// Stacks since open memory files were counted.
     stacks_since_look: u32,
     /// When processes that are gone were looked for.
@@ -278,7 +290,9 @@ impl ProcessTable {
             }
             _ => {}
         }
-        if self.in_doubt && self.doubted.is_none_or(|at| at.elapsed() >= self.doubt_interval) {
+        if self.in_doubt
+            && self.doubted.is_none_or(|at| at.elapsed() >= self.doubt_interval.0.delay())
+        {
             self.doubt_all();
         }
         self.drop_exited(event.time);
@@ -287,14 +301,14 @@ impl ProcessTable {
     /// Doubts all processes: an exec, a fork, a mapping or the end of any of them may be unknown,
     /// so each is read anew from /proc when its next stack comes.
     fn doubt_all(&mut self) {
-        let quiet = self
-            .doubted
-            .is_none_or(|at| at.elapsed() >= self.doubt_interval + LONGEST_DOUBT_INTERVAL);
-        self.doubt_interval = if quiet {
-            DOUBT_INTERVAL
+        let quiet = self.doubted.is_none_or(|at| {
+            at.elapsed() >= self.doubt_interval.0.delay() + LONGEST_DOUBT_INTERVAL
+        });
+        if quiet {
+            self.doubt_interval.0.reset();
         } else {
-            (self.doubt_interval * 2).min(LONGEST_DOUBT_INTERVAL)
-        };
+            self.doubt_interval.0.failed();
+        }
         self.counters.doubts += 1;
         (self.in_doubt, self.doubted) = (false, Some(Instant::now()));
         for process in self.live.values_mut() {
@@ -1188,13 +1202,13 @@ mod tests {
         let mut intervals = Vec::new();
         for _ in 0..6 {
             table.observe(&event(EventKind::ProcessRecordsLost));
-            intervals.push(table.doubt_interval.as_secs());
-            table.doubted = Instant::now().checked_sub(table.doubt_interval);
+            intervals.push(table.doubt_interval.0.delay().as_secs());
+            table.doubted = Instant::now().checked_sub(table.doubt_interval.0.delay());
         }
         assert_eq!(intervals, [1, 2, 4, 8, 16, 16]);
         table.doubted = Instant::now().checked_sub(3 * LONGEST_DOUBT_INTERVAL);
         table.observe(&event(EventKind::ProcessRecordsLost));
-        assert_eq!(table.doubt_interval, DOUBT_INTERVAL);
+        assert_eq!(table.doubt_interval.0.delay(), DOUBT_INTERVAL);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! When to look whether the threads of a process publish what they work for ([`super::published`]):
 //! at its first stack, and then less and less often, for they may begin to at any time.
 
+use perfusion_model::backoff::Backoff;
 use perfusion_model::frame::ProcessId;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -41,7 +42,7 @@ enum NextLookup {
     Never,
     At {
         at: Instant,
-        pause: Duration,
+        backoff: Backoff,
     },
 }
 
@@ -68,23 +69,18 @@ impl ThreadContextSchedule {
         found: ThreadContextLookup,
     ) -> bool {
         let before = self.by_pid.get(&pid).copied();
-        let pause = match before {
-            Some(ScheduledLookup { process: same, next: NextLookup::At { pause, .. } })
+        let mut backoff = match before {
+            Some(ScheduledLookup { process: same, next: NextLookup::At { backoff, .. } })
                 if same == process =>
             {
-                Some(pause)
+                backoff
             }
-            _ => None,
-        };
-        let pause = match (pause, found) {
-            (Some(pause), ThreadContextLookup::Nothing) => pause.saturating_mul(2).min(LONGEST),
-            (Some(pause), _) => pause,
-            (None, _) => FIRST,
+            _ => Backoff::new(FIRST, LONGEST),
         };
         let next = match found {
             ThreadContextLookup::There => NextLookup::Never,
-            ThreadContextLookup::Nothing => NextLookup::At { at: now + pause, pause },
-            ThreadContextLookup::PutOff => NextLookup::At { at: now + SOON, pause },
+            ThreadContextLookup::Nothing => NextLookup::At { at: now + backoff.failed(), backoff },
+            ThreadContextLookup::PutOff => NextLookup::At { at: now + SOON, backoff },
         };
         self.by_pid.insert(pid, ScheduledLookup { process, next });
         found != ThreadContextLookup::There
@@ -94,7 +90,8 @@ impl ThreadContextSchedule {
     /// There was no room to say what was found: later there may be.
     pub fn refused(&mut self, pid: u32, now: Instant) {
         if let Some(look) = self.by_pid.get_mut(&pid) {
-            look.next = NextLookup::At { at: now + LONGEST, pause: LONGEST };
+            let backoff = Backoff::new(LONGEST, LONGEST);
+            look.next = NextLookup::At { at: now + LONGEST, backoff };
         }
     }
 

@@ -17,6 +17,7 @@ use aya::maps::{Array, HashMap as BpfHashMap, MapData};
 use aya::programs::Iter;
 use ebpf_common::key::TaskIteratorReader as Slot;
 use ebpf_common::limits::MAX_VISITORS;
+use perfusion_model::backoff::Backoff;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -27,10 +28,10 @@ use std::time::Duration;
 pub(super) const PROGRAM: &str = "sleepers";
 
 /// Time between two visits.
-const INTERVAL_NS: u64 = 2_000_000_000;
+const INTERVAL: Duration = Duration::from_secs(2);
 /// The next visit comes so soon at the beginning, or when one left something out for want of room
 /// in the ring; then after twice that, and so on.
-const SOON_NS: u64 = 50_000_000;
+const SOON: Duration = Duration::from_millis(50);
 /// A copy of a stack that takes longer is held up by its process. Pages that are swapped out take
 /// milliseconds.
 const HELD_NS: u64 = 1_000_000_000;
@@ -46,7 +47,7 @@ pub(super) struct TaskScanner {
     left_behind: Vec<ScannerThread>,
     visiting: bool,
     due_ns: u64,
-    soon_ns: u64,
+    soon: Backoff,
     /// Whether a recording or a process has just begun.
     beginning: bool,
     ended: u64,
@@ -106,7 +107,7 @@ impl TaskScanner {
             left_behind: Vec::new(),
             visiting: false,
             due_ns: 0,
-            soon_ns: SOON_NS,
+            soon: Backoff::new(SOON, INTERVAL),
             beginning: true,
             ended: 0,
             told: false,
@@ -124,7 +125,8 @@ impl TaskScanner {
     /// coin says meanwhile: a visit that came because it kept nothing would make a wait's stack the
     /// likelier for not having been kept.
     pub(super) fn hurry(&mut self) {
-        (self.due_ns, self.soon_ns, self.beginning) = (0, SOON_NS, true);
+        (self.due_ns, self.beginning) = (0, true);
+        self.soon.reset();
     }
 
     /// True when a visit is to begin.
@@ -134,7 +136,7 @@ impl TaskScanner {
 
     /// Begins a visit.
     pub(super) fn begin(&mut self, bpf: &mut Ebpf, now_ns: u64) -> Result<(), ScanRefused> {
-        self.due_ns = now_ns.saturating_add(INTERVAL_NS);
+        self.due_ns = now_ns.saturating_add(nanos(INTERVAL));
         self.take_leave();
         if self.visiting {
             return Err(ScanRefused);
@@ -222,11 +224,19 @@ impl TaskScanner {
     pub(super) fn left_out(&mut self, something: bool, now_ns: u64) {
         let soon = something || self.beginning;
         if soon {
-            self.due_ns = self.due_ns.min(now_ns.saturating_add(self.soon_ns));
+            self.due_ns = self.due_ns.min(now_ns.saturating_add(nanos(self.soon.delay())));
         }
-        self.beginning &= self.soon_ns < INTERVAL_NS;
-        self.soon_ns = if soon { (self.soon_ns * 2).min(INTERVAL_NS) } else { SOON_NS };
+        self.beginning &= self.soon.delay() < INTERVAL;
+        if soon {
+            self.soon.failed();
+        } else {
+            self.soon.reset();
+        }
     }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// A new iterator: each visit needs its own. `None` when the kernel refuses.

@@ -1,6 +1,7 @@
 //! Thread ids and times as a process sees them → as the initial namespaces do.
 
 use perfusion_host::process::handle::ProcessHandle;
+use perfusion_model::backoff::Backoff;
 use perfusion_model::event::MonotonicNs;
 use profiler_protocol::request::NEVER_SEEN;
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, openat, readlinkat, statat};
@@ -35,7 +36,7 @@ pub(super) struct NamespaceThreads {
     /// Whether the process lives in a pid namespace of its own, which never changes.
     nested: Option<bool>,
     next_look: Option<Instant>,
-    pause: Duration,
+    pause: Backoff,
     read_again: Option<Instant>,
 }
 
@@ -46,7 +47,7 @@ impl Default for NamespaceThreads {
             read: HashSet::new(),
             nested: None,
             next_look: None,
-            pause: LOOK_AGAIN_AFTER,
+            pause: Backoff::new(LOOK_AGAIN_AFTER, LOOK_AGAIN_AT_LAST),
             read_again: None,
         }
     }
@@ -75,12 +76,13 @@ impl NamespaceThreads {
         let complete = self.look(target, &mut |outer| target.namespace_tid(outer));
         let found = self.outer.get(&tid).copied();
         let now = Instant::now();
-        self.pause = match found {
-            None if complete => (self.pause * 2).min(LOOK_AGAIN_AT_LAST),
-            _ => LOOK_AGAIN_AFTER,
-        };
-        self.next_look =
-            Some(now + self.pause.max(now.saturating_duration_since(began) * PART_OF_TIME));
+        if found.is_none() && complete {
+            self.pause.failed();
+        } else {
+            self.pause.reset();
+        }
+        let took = now.saturating_duration_since(began);
+        self.next_look = Some(now + self.pause.delay().max(took * PART_OF_TIME));
         if complete && found.is_none() && self.read_again.is_none_or(|at| now >= at) {
             self.read_again = Some(now + READ_AGAIN_AFTER);
             self.read.clear();
