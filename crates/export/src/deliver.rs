@@ -218,6 +218,11 @@ impl DeliveryState {
         put
     }
 
+    /// True when nothing more is to be sent.
+    fn is_over(&self) -> bool {
+        self.closing.is_some_and(|closing| Instant::now() >= closing)
+    }
+
     fn backlog(&self) -> SpoolBacklog {
         SpoolBacklog {
             requests: u64::try_from(self.spool.len()).unwrap_or(u64::MAX),
@@ -235,18 +240,19 @@ impl DeliveryState {
         group
     }
 
-    /// Whose request it is. A service has one name as long as there is room for it: what a request
-    /// says may be another way to write it, and a state ends under the name that it began with.
-    fn name_of(&mut self, item: Item, payload: &[u8], remote: &dyn Remote) -> Arc<str> {
-        if let Some(known) = self.names.get(&item.group) {
-            return Arc::clone(known);
-        }
-        let service: Arc<str> = remote.service(payload).into();
+    /// Whose request it is, where that is known by its group. A service has one name as long as
+    /// there is room for it: what a request says may be another way to write it, and a state ends
+    /// under the name that it began with.
+    fn known_name(&self, item: Item) -> Option<Arc<str>> {
+        self.names.get(&item.group).map(Arc::clone)
+    }
+
+    /// This is whose request it is.
+    fn remember_name(&mut self, item: Item, service: &Arc<str>) {
         // Requests of earlier versions are of one group, whosever they are.
         if item.group != 0 && self.names.len() < MOST_NAMES {
-            self.names.insert(item.group, Arc::clone(&service));
+            self.names.entry(item.group).or_insert_with(|| Arc::clone(service));
         }
-        service
     }
 
     fn event(&mut self, sink: &str, event: DeliveryEvent<'_>) {
@@ -303,216 +309,181 @@ impl DeliveryState {
         }
     }
 
-    /// What the receiver answered.
-    fn answered(&mut self, sink: &str, taken: &Taken, verdict: SendOutcome, remote: &dyn Remote) {
-        let Taken { item, payload } = taken;
+    /// Takes what the receiver answered. Returns the split that is to be tried.
+    fn answered(&mut self, sink: &str, answered: &Answered, verdict: SendOutcome) -> Option<Split> {
+        let Answered { taken: Taken { item, .. }, service, size } = answered;
         let (now, chance) = (Instant::now(), locked_files::random().unwrap_or_default());
-        let service = self.name_of(*item, payload, remote);
+        self.remember_name(*item, service);
         let failure = SendFailure { age: age(*item), ..SendFailure::default() };
-        match verdict {
+        let (failure, reason) = match verdict {
             SendOutcome::Accepted { rejected, remark } => {
-                self.figures.sent += 1;
-                self.figures.sent_bytes += item.length;
-                self.figures.rejected_profiles += rejected;
-                self.spool.done(item.sequence);
-                self.turns.taken(*item);
-                self.sizes.taken(long(taken, remote), now);
-                if rejected > 0 || remark.is_some() {
-                    let reason = remark.unwrap_or_else(|| "it gives no reason".to_owned());
-                    let reason = match rejected {
-                        0 => format!("the receiver says of profiles that it took: {reason}"),
-                        _ => format!(
-                            "the receiver drops profiles of requests that it takes: {reason}"
-                        ),
-                    };
-                    let event = DeliveryEvent {
-                        service: &service,
-                        reason: &reason,
-                        detail: "",
-                        then: "they are not sent again",
-                        count: rejected.max(1),
-                        unit: if rejected > 0 { "profiles" } else { "requests" },
-                        ends: Ends::WhenQuiet,
-                    };
-                    self.states.event(event, now);
-                }
-                self.states.taken(&service, now);
-                failure_states::say(sink, self.states.lines());
+                self.accepted(sink, answered, rejected, remark);
+                return None;
             }
             SendOutcome::TooLarge(reason) => {
                 self.turns.judged(*item);
-                let long = long(taken, remote);
                 // Where longer ones are taken, more and shorter ones would be refused all the same.
-                if long.raw <= SHORT_BYTES && self.sizes.has_taken(long.raw) {
-                    self.give_up(sink, *item, &service, &reason, DropCause::Refused);
-                    return;
+                if size.raw <= SHORT_BYTES && self.sizes.has_taken(size.raw) {
+                    self.give_up(sink, *item, service, &reason, DropCause::Refused);
+                    return None;
                 }
-                self.sizes.refused(long, true, now);
-                if !self.split(sink, taken, &service, &reason, remote) {
-                    self.give_up(sink, *item, &service, &reason, DropCause::TooLarge);
-                }
+                self.sizes.refused(*size, true, now);
+                return Some(Split { reason, cause: SplitCause::TooLarge });
             }
             // Whether its length is the reason shows when shorter ones are taken.
             SendOutcome::Refused(reason)
                 if self.sizes.has_taken_none()
                     && !self.sizes.has_refused()
                     && self.turns.attempts(*item) < FIRST_REFUSALS
-                    && remote.raw_bytes(payload) > SHORT_BYTES =>
+                    && size.raw > SHORT_BYTES =>
             {
-                let blame = self.turns.failed(*item, failure, now, chance);
-                self.failed(sink, taken, &service, &reason, blame, remote);
+                (failure, reason)
             }
             SendOutcome::Refused(reason) => {
                 self.turns.judged(*item);
-                let is_long = self.sizes.of(long(taken, remote)) != LengthClass::Usual;
+                let is_long = self.sizes.of(*size) != LengthClass::Usual;
                 if !is_long {
                     // A receiver that refuses short ones, too, does not refuse them for their
                     // length.
                     self.turns.fails_short(*item, now);
                     self.sizes.doubt();
                 }
-                let may_be_length = is_long && !self.turns.has_failed_short(*item);
-                if !(may_be_length && self.split_long(sink, taken, &service, &reason, remote)) {
-                    self.give_up(sink, *item, &service, &reason, DropCause::Refused);
+                if is_long && !self.turns.has_failed_short(*item) {
+                    return Some(Split { reason, cause: SplitCause::Refused });
                 }
+                self.give_up(sink, *item, service, &reason, DropCause::Refused);
+                return None;
             }
             SendOutcome::Denied(reason) => {
                 match self.turns.failed(*item, failure, now, chance) {
                     // It would be refused whatever it held, so it is kept.
-                    FailureCause::Receiver => {
-                        self.failed(sink, taken, &service, &reason, FailureCause::Receiver, remote);
-                    }
+                    FailureCause::Receiver => self.waits(sink, "", &reason, Ends::WhenTaken),
                     FailureCause::Request
                     | FailureCause::Length
                     | FailureCause::TooLong
                     | FailureCause::Ended { .. } => {
-                        self.give_up(sink, *item, &service, &reason, DropCause::Denied);
+                        self.give_up(sink, *item, service, &reason, DropCause::Denied);
                     }
                 }
+                return None;
             }
             SendOutcome::Failed(reason) => {
-                let failure = SendFailure {
-                    counts: true,
-                    length: self.sizes.of(long(taken, remote)),
-                    ..failure
-                };
-                let blame = self.turns.failed(*item, failure, now, chance);
-                self.failed(sink, taken, &service, &reason, blame, remote);
+                (SendFailure { counts: true, length: self.sizes.of(*size), ..failure }, reason)
             }
             SendOutcome::Later { after, reason } => {
-                let failure = SendFailure {
-                    asked: after,
-                    length: self.sizes.of(long(taken, remote)),
-                    ..failure
-                };
-                let blame = self.turns.failed(*item, failure, now, chance);
-                self.failed(sink, taken, &service, &reason, blame, remote);
+                (SendFailure { asked: after, length: self.sizes.of(*size), ..failure }, reason)
             }
             SendOutcome::Unreached(reason) => {
                 self.turns.unreached(now, chance);
-                self.failed(sink, taken, &service, &reason, FailureCause::Receiver, remote);
+                self.waits(sink, "", &reason, Ends::WhenTaken);
+                return None;
             }
-        }
-    }
-
-    fn failed(
-        &mut self,
-        sink: &str,
-        taken: &Taken,
-        service: &str,
-        reason: &str,
-        blame: FailureCause,
-        remote: &dyn Remote,
-    ) {
-        let (service_of_state, ends) = match blame {
-            FailureCause::Request => (service, Ends::WhenWhoseIsSeen),
-            FailureCause::Receiver => ("", Ends::WhenTaken),
-            FailureCause::Length => {
-                if self.split_long(sink, taken, service, reason, remote) {
-                    return;
-                }
-                if self.turns.is_whole(taken.item, age(taken.item), Instant::now())
-                    == FailureCause::TooLong
-                {
-                    self.give_up(sink, taken.item, service, reason, DropCause::TooLarge);
-                    return;
-                }
-                (service, Ends::WhenWhoseIsSeen)
-            }
+        };
+        match self.turns.failed(*item, failure, now, chance) {
+            FailureCause::Request => self.waits(sink, service, &reason, Ends::WhenWhoseIsSeen),
+            FailureCause::Receiver => self.waits(sink, "", &reason, Ends::WhenTaken),
+            FailureCause::Length => return Some(Split { reason, cause: SplitCause::Length }),
             FailureCause::TooLong => {
-                self.give_up(sink, taken.item, service, reason, DropCause::TooLarge);
-                return;
+                self.give_up(sink, *item, service, &reason, DropCause::TooLarge)
             }
             // What may be too long has been split before, where it can be.
             FailureCause::Ended { .. } => {
-                self.give_up(sink, taken.item, service, reason, DropCause::Tries);
-                return;
+                self.give_up(sink, *item, service, &reason, DropCause::Tries)
             }
-        };
+        }
+        None
+    }
+
+    /// The receiver took a request.
+    fn accepted(&mut self, sink: &str, answered: &Answered, rejected: u64, remark: Option<String>) {
+        let Answered { taken: Taken { item, .. }, service, size } = answered;
+        let now = Instant::now();
+        self.figures.sent += 1;
+        self.figures.sent_bytes += item.length;
+        self.figures.rejected_profiles += rejected;
+        self.spool.done(item.sequence);
+        self.turns.taken(*item);
+        self.sizes.taken(*size, now);
+        if rejected > 0 || remark.is_some() {
+            let reason = remark.unwrap_or_else(|| "it gives no reason".to_owned());
+            let reason = match rejected {
+                0 => format!("the receiver says of profiles that it took: {reason}"),
+                _ => format!("the receiver drops profiles of requests that it takes: {reason}"),
+            };
+            let event = DeliveryEvent {
+                service,
+                reason: &reason,
+                detail: "",
+                then: "they are not sent again",
+                count: rejected.max(1),
+                unit: if rejected > 0 { "profiles" } else { "requests" },
+                ends: Ends::WhenQuiet,
+            };
+            self.states.event(event, now);
+        }
+        self.states.taken(service, now);
+        failure_states::say(sink, self.states.lines());
+    }
+
+    /// A request that was not taken waits for another attempt.
+    fn waits(&mut self, sink: &str, service: &str, reason: &str, ends: Ends) {
         self.spool.later();
         self.figures.retries += 1;
-        let then = "it waits in the spool";
-        self.event(
-            sink,
-            DeliveryEvent {
-                service: service_of_state,
-                reason,
-                detail: "",
-                then,
-                count: 1,
-                unit: "attempts",
-                ends,
-            },
-        );
+        let event = DeliveryEvent {
+            service,
+            reason,
+            detail: "",
+            then: "it waits in the spool",
+            count: 1,
+            unit: "attempts",
+            ends,
+        };
+        self.event(sink, event);
     }
 
-    /// The same of one that was perhaps not taken for its length.
-    fn split_long(
-        &mut self,
-        sink: &str,
-        taken: &Taken,
-        service: &str,
-        reason: &str,
-        remote: &dyn Remote,
-    ) -> bool {
-        let is_split = self.split(sink, taken, service, reason, remote);
-        if is_split {
-            self.sizes.refused(long(taken, remote), false, Instant::now());
-        }
-        is_split
-    }
-
-    /// Puts smaller requests in the place of one; false where that cannot be.
-    fn split(
-        &mut self,
-        sink: &str,
-        taken: &Taken,
-        service: &str,
-        reason: &str,
-        remote: &dyn Remote,
-    ) -> bool {
-        let parts = remote.split(&taken.payload);
+    /// Puts smaller requests in the place of one; where it could not be split, it waits or is given
+    /// up.
+    fn replace(&mut self, sink: &str, answered: &Answered, split: &Split, parts: &[Vec<u8>]) {
+        let Answered { taken: Taken { item, .. }, service, size } = answered;
+        let (Split { reason, cause }, now) = (split, Instant::now());
         if parts.len() < 2 {
-            return false;
+            match cause {
+                SplitCause::TooLarge => {
+                    self.give_up(sink, *item, service, reason, DropCause::TooLarge)
+                }
+                SplitCause::Refused => {
+                    self.give_up(sink, *item, service, reason, DropCause::Refused)
+                }
+                SplitCause::Length
+                    if self.turns.is_whole(*item, age(*item), now) == FailureCause::TooLong =>
+                {
+                    self.give_up(sink, *item, service, reason, DropCause::TooLarge);
+                }
+                SplitCause::Length => self.waits(sink, service, reason, Ends::WhenWhoseIsSeen),
+            }
+            return;
         }
-        let at = SystemTime::UNIX_EPOCH + Duration::from_secs(taken.item.at);
+        if *cause != SplitCause::TooLarge {
+            // It was perhaps not for its length.
+            self.sizes.refused(*size, false, now);
+        }
+        let at = SystemTime::UNIX_EPOCH + Duration::from_secs(item.at);
         self.figures.split += 1;
         self.figures.parts += u64::try_from(parts.len()).unwrap_or_default();
         for part in parts {
             // What the spool does not take it has counted.
-            if let Err(error) = self.put(sink, at, ItemKind::Request, taken.item.group, &part) {
-                tracing::warn!(sink, service, %error, "a part of a request that is too large is \
+            if let Err(error) = self.put(sink, at, ItemKind::Request, item.group, part) {
+                tracing::warn!(sink, %service, %error, "a part of a request that is too large is \
                      lost");
             }
         }
-        self.spool.done(taken.item.sequence);
+        self.spool.done(item.sequence);
         let then = "it is sent in smaller parts";
         let ends = Ends::WhenQuiet;
         self.event(
             sink,
             DeliveryEvent { service, reason, detail: "", then, count: 1, unit: "requests", ends },
         );
-        true
     }
 
     fn give_up(&mut self, sink: &str, item: Item, service: &str, reason: &str, end: DropCause) {
@@ -537,9 +508,40 @@ impl DeliveryState {
     }
 }
 
-fn long(taken: &Taken, remote: &dyn Remote) -> RequestSize {
-    let packed = usize::try_from(taken.item.length).unwrap_or(usize::MAX);
-    RequestSize { raw: remote.raw_bytes(&taken.payload), packed }
+/// A request that the receiver has answered.
+struct Answered {
+    taken: Taken,
+    /// Whose it is.
+    service: Arc<str>,
+    size: RequestSize,
+}
+
+impl Answered {
+    /// Reads of the request what `known` does not tell, which takes time.
+    fn of(taken: Taken, known: Option<Arc<str>>, remote: &dyn Remote) -> Self {
+        let packed = usize::try_from(taken.item.length).unwrap_or(usize::MAX);
+        let size = RequestSize { raw: remote.raw_bytes(&taken.payload), packed };
+        let service = known.unwrap_or_else(|| remote.service(&taken.payload).into());
+        Self { taken, service, size }
+    }
+}
+
+/// A request is to be split.
+struct Split {
+    /// What the receiver said of it.
+    reason: String,
+    cause: SplitCause,
+}
+
+/// Why a request is to be split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SplitCause {
+    /// The receiver says that it is too long.
+    TooLarge,
+    /// It is refused, perhaps for its length.
+    Refused,
+    /// It fails again and again, perhaps for its length.
+    Length,
 }
 
 /// How old that is which is in a request; nothing where the clock does not tell.
@@ -871,7 +873,7 @@ impl DeliveryShared {
                 let mut state = self.lock();
                 loop {
                     let now = Instant::now();
-                    if state.closing.is_some_and(|closing| now >= closing) {
+                    if state.is_over() {
                         return;
                     }
                     let until = match state.next(&self.sink) {
@@ -897,15 +899,29 @@ impl DeliveryShared {
             // The end may come while it is on its way.
             let deadline = || self.lock().closing.map_or(due, |closing| closing.min(due));
             let verdict = remote.send(&taken.payload, &deadline);
+            let known = self.lock().known_name(taken.item);
+            // To read a request and to split it may take seconds: nobody waits for it.
+            let answered = Answered::of(taken, known, &*remote);
             let mut state = self.lock();
-            if state.closing.is_some_and(|closing| Instant::now() >= closing)
-                && !matches!(verdict, SendOutcome::Accepted { .. })
-            {
+            if state.is_over() && !matches!(verdict, SendOutcome::Accepted { .. }) {
                 // It was cut short by the end, which says nothing of the receiver.
                 state.spool.later();
                 return;
             }
-            state.answered(&self.sink, &taken, verdict, &*remote);
+            let Some(split) = state.answered(&self.sink, &answered, verdict) else { continue };
+            if state.closing.is_some() {
+                // There is no time for it: the next daemon splits it.
+                state.spool.later();
+                return;
+            }
+            drop(state);
+            let parts = remote.split(&answered.taken.payload);
+            let mut state = self.lock();
+            if state.is_over() {
+                state.spool.later();
+                return;
+            }
+            state.replace(&self.sink, &answered, &split, &parts);
         }
     }
 }
