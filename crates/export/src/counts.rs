@@ -13,6 +13,7 @@ macro_rules! lists {
 
 lists! {
     Counter "profiles_dropped" "profiles it was too busy for: it had not even put the window before into its spool, or there was no memory for another";
+    Counter "profiles_lost_at_end" "profiles lost because the daemon ended: no time was left, or the sink did not take them; the log names services and causes";
     Counter "files_written" "files written";
     Counter "files_written_bytes" "their bytes";
     Counter "files_failed" "profiles lost because their file could not be written";

@@ -138,6 +138,7 @@ impl MemoryBounds {
 #[derive(Clone, Debug, Default)]
 pub struct SinkSignals {
     end: Arc<OnceLock<Instant>>,
+    latest_end: Arc<OnceLock<Instant>>,
     waits: Arc<AtomicBool>,
     steps: Arc<Mutex<SinkProgress>>,
 }
@@ -172,10 +173,16 @@ impl SinkSignals {
         self.end.set(deadline).ok();
     }
 
+    /// The same, said before it is known when the last window comes: whichever is sooner counts.
+    pub fn end_at_the_latest(&self, deadline: Instant) {
+        self.latest_end.set(deadline).ok();
+    }
+
     /// True when no more part is to be begun.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.end.get().is_some_and(|deadline| Instant::now() >= *deadline)
+        let ends = [self.end.get(), self.latest_end.get()];
+        ends.into_iter().flatten().min().is_some_and(|deadline| Instant::now() >= *deadline)
     }
 
     /// Set while a window waits for the sink in memory.

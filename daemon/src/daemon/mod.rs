@@ -10,6 +10,7 @@ mod backlog_trend;
 pub mod cgroup_limits;
 pub mod control;
 pub mod cost;
+mod end_losses;
 pub mod families;
 pub mod http;
 mod log;
@@ -66,7 +67,6 @@ use retry::{Retry, RetryStep};
 use rustix::fs::{FlockOperation, Mode as FileMode, OFlags, flock, open};
 use rustix::io::Errno;
 use schedule::Schedule;
-use sink_worker::SinkStatus;
 use sinks::{END_WITHIN, SinkOpener, Sinks};
 use state::DaemonState;
 use std::collections::BTreeSet;
@@ -193,11 +193,11 @@ fn run(sources: ValueSources, config: Config, log: &DaemonLog) -> Result<u8, Err
     daemon.notify.ready(&daemon.status());
     tracing::info!("{}", daemon.what_runs());
     tracing::info!(status = daemon.status(), "ready");
-    let ended = daemon.until_told(&mut signals);
+    let told = daemon.until_told(&mut signals);
     log.begin_anew();
     daemon.notify.stopping();
-    daemon.stop()?;
-    ended.map(|()| 0)
+    daemon.stop(*told.as_ref().unwrap_or(&Instant::now()))?;
+    told.map(|_| 0)
 }
 
 /// The server for metrics and health, if one is configured.
@@ -292,14 +292,15 @@ fn hold(directory: &Path) -> Result<File, Error> {
 /// What the daemon is told from outside.
 struct Signals {
     runtime: Runtime,
-    end: UnboundedReceiver<()>,
+    end: UnboundedReceiver<Instant>,
     reload: Signal,
     off: Signal,
     on: Signal,
 }
 
 enum SignalEvent {
-    End,
+    /// At this moment.
+    End(Instant),
     Reload,
     Off,
     On,
@@ -330,7 +331,7 @@ impl Signals {
         let Self { runtime, end, reload, off, on } = self;
         runtime.block_on(async {
             tokio::select! {
-                Some(()) = end.recv() => SignalEvent::End,
+                Some(at) = end.recv() => SignalEvent::End(at),
                 _ = reload.recv() => SignalEvent::Reload,
                 _ = off.recv() => SignalEvent::Off,
                 _ = on.recv() => SignalEvent::On,
@@ -342,11 +343,10 @@ impl Signals {
 
 /// Passes the first signal to end on. The second ends the process, whatever its other threads wait
 /// for.
-fn end_when_told_twice(mut signals: EndSignals, tell: &UnboundedSender<()>, log: &DaemonLog) {
-    priority::wait_for_others();
+fn end_when_told_twice(mut signals: EndSignals, tell: &UnboundedSender<Instant>, log: &DaemonLog) {
     signals.wait();
     // The daemon may be ending by itself.
-    tell.send(()).ok();
+    tell.send(Instant::now()).ok();
     signals.wait();
     log.exit(130);
 }
@@ -428,18 +428,18 @@ struct Daemon {
 }
 
 impl Daemon {
-    /// Goes on until a signal ends it.
-    fn until_told(&mut self, signals: &mut Signals) -> Result<(), Error> {
+    /// Goes on until a signal ends it, and returns when that came.
+    fn until_told(&mut self, signals: &mut Signals) -> Result<Instant, Error> {
         loop {
             let left = self.schedule.left(Instant::now(), SystemTime::now());
             // A little more than what is left, so that the window is over then.
             match signals.wait((left + Duration::from_millis(1)).min(LOOK)) {
-                SignalEvent::End => {
+                SignalEvent::End(at) => {
                     tracing::info!(
                         "told to end: the last window is being written; a second signal gives it \
                          up"
                     );
-                    return Ok(());
+                    return Ok(at);
                 }
                 SignalEvent::Reload => self.reload()?,
                 SignalEvent::Off => self.switched_off = true,
@@ -986,9 +986,9 @@ impl Daemon {
     }
 
     /// Ends the recording and waits for the sinks, but not for a processor that hangs.
-    fn stop(mut self) -> Result<(), Error> {
-        let told = Instant::now();
+    fn stop(mut self, told: Instant) -> Result<(), Error> {
         self.state.ends();
+        self.sinks.hasten(told);
         // From here on there is nothing to tell.
         drop(self.control.take());
         let sinks = self.sinks.watcher();
@@ -1015,15 +1015,7 @@ impl Daemon {
                 Ok(None) => sinks_until = Some(now + END_WITHIN),
                 Err(RecvTimeoutError::Disconnected) => return Err(Error::Failed),
                 Err(RecvTimeoutError::Timeout) if sinks_until.is_some_and(|until| now >= until) => {
-                    for SinkStatus { sink, still, waiting, .. } in sinks.standing() {
-                        if !still.is_zero() {
-                            tracing::error!(
-                                sink,
-                                "does not come back from one write for {still:.0?}: that is lost, \
-                                 and {waiting} profiles that wait for it"
-                            );
-                        }
-                    }
+                    sinks.give_up();
                     return Err(Error::SinksHang(END_WITHIN));
                 }
                 Err(RecvTimeoutError::Timeout) => {

@@ -131,9 +131,9 @@ mod tests {
         assert_eq!(document["recording"], false);
         assert_eq!(
             document["sinks"]["files /x"],
-            json!({ "files_written": 5, "profiles_dropped": 2, "busy_seconds": 9 })
+            json!({ "files_written": 5, "profiles_dropped": 2, "profiles_lost_at_end": 0, "busy_seconds": 9 })
         );
-        let waits = |trouble| json!({ "requests_waiting": 3, "waiting_bytes": 17, "trouble": trouble, "causes": [], "profiles_dropped": 0, "busy_seconds": 0 });
+        let waits = |trouble| json!({ "requests_waiting": 3, "waiting_bytes": 17, "trouble": trouble, "causes": [], "profiles_dropped": 0, "profiles_lost_at_end": 0, "busy_seconds": 0 });
         assert_eq!(document["sinks"]["otlp a"], waits(json!("away")));
         assert_eq!(document["sinks"]["otlp b"], waits(Value::Null));
         assert_eq!(document["memory"]["limit_bytes"], 256 << 20);

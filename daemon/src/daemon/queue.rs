@@ -147,6 +147,17 @@ impl WindowQueue {
         self.lock().windows.iter().map(Vec::len).sum()
     }
 
+    /// True when nobody has taken a turn since this one.
+    pub fn has_turn(&self, turn: u64) -> bool {
+        self.lock().turn == turn
+    }
+
+    /// The services of the profiles that wait.
+    pub fn services(&self) -> Vec<Arc<str>> {
+        let state = self.lock();
+        state.windows.iter().flatten().map(|finished| Arc::clone(&finished.service)).collect()
+    }
+
     /// Nothing panics while it is held.
     fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

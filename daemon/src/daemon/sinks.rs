@@ -1,5 +1,6 @@
 //! The sinks of a configuration, each in its [`SinkWorker`].
 
+use super::end_losses::EndLosses;
 use super::queue::{WindowProfiles, bytes_of};
 use super::sink_worker::{PreviousWorker, SinkStatus, SinkWorker};
 use crate::config::Config;
@@ -95,6 +96,26 @@ impl WindowSender {
 pub struct SinkWatcher(SharedWorkers);
 
 impl SinkWatcher {
+    /// Gives up the sinks that are still at work when the daemon ends, and says what is lost.
+    pub fn give_up(&self) {
+        let lanes = self.0.lock();
+        for lane in lanes.at_work.iter().chain(&lanes.former) {
+            let still = lane.standing().still;
+            if still.is_zero() {
+                continue;
+            }
+            let mut losses = EndLosses::default();
+            let cause = format!("the sink does not come back from one write for {still:.0?}");
+            lane.unfinished().iter().for_each(|service| losses.add(&cause, service));
+            tracing::error!(
+                sink = lane.name(),
+                "does not come back from one write for {still:.0?}: the profile is lost that it \
+                 is at"
+            );
+            losses.say(lane.name());
+        }
+    }
+
     /// Each sink, as of the last window or second, and those that are to go and have not come to an
     /// end; of one name one.
     #[must_use]
@@ -321,6 +342,13 @@ impl Sinks {
             // Without a thread they are looked after from the next reload on.
             self.looking = std::thread::Builder::new().name("spools".into()).spawn(look).ok();
         }
+    }
+
+    /// The daemon was told to end at `told`, see [`SinkWorker::hasten`].
+    pub fn hasten(&mut self, told: Instant) {
+        let mut lanes = self.lanes.lock();
+        let SinkWorkers { at_work, former, .. } = &mut *lanes;
+        at_work.iter_mut().chain(former).for_each(|lane| lane.hasten(told));
     }
 
     /// Waits until all that was handed over is done or time is up, since the daemon was told to end
