@@ -126,7 +126,7 @@ impl RuntimePauses {
 }
 
 /// Sums by runtime and kind; `None` for pauses without a collection.
-pub(crate) type CollectionSums = HashMap<(RegionId, Option<CollectionKind>), CollectionSum>;
+pub type CollectionSums = HashMap<(RegionId, Option<CollectionKind>), CollectionSum>;
 
 /// Collections and pauses of all runtimes.
 #[derive(Default)]
