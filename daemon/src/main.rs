@@ -1,5 +1,7 @@
 //! Parse, run, exit code. The one place where an error becomes text and a number.
 
+mod embedded;
+
 use perfusion::cli::{self, CliCommand, ConfigCommand, InspectCommand, exit};
 use perfusion::error::say;
 use perfusion::log_filter;
@@ -7,6 +9,7 @@ use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    perfusion_artefacts::provide(embedded::artefacts());
     let cli = match cli::parse(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => {

@@ -110,9 +110,12 @@ impl Need {
             Self::Perfusion => perfusion_bin()
                 .is_none()
                 .then(|| "PERFUSION_BIN names no perfusion binary".to_owned()),
-            Self::Shim => perfusion_artefacts::shim()
-                .is_none()
-                .then(|| "built without the shim (PERFUSION_SHIM)".to_owned()),
+            Self::Shim => match perfusion_artefacts::provide_from_environment() {
+                Err(error) => Some(format!("PERFUSION_SHIM: {error}")),
+                Ok(()) => perfusion_artefacts::shim()
+                    .is_none()
+                    .then(|| "PERFUSION_SHIM names no shim".to_owned()),
+            },
             Self::Clr(runtime) => {
                 if runtime == Runtime::Net11 && runtime.dotnet().is_none() {
                     Some(

@@ -5,18 +5,24 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
+    thread,
 };
 
 use anyhow::{Context, Result};
 
 use crate::{
-    exec::{StepLog, cargo, run, write_if_changed},
+    exec::{StepLog, cargo, joined, run, write_if_changed},
     paths::WorkspacePaths,
-    setup::{self, EbpfToolchain},
+    setup::{self, Dotnet, EbpfToolchain},
     shim,
 };
 
 const BPF_TARGET: &str = "bpfel-unknown-none";
+/// The profile of the demo: it is built in half the time.
+const QUICK: &str = "quick";
+/// Those whose dependencies are all that the program needs.
+const LIBRARIES: [&str; 4] =
+    ["perfusion-export", "perfusion-recorder", "perfusion-report", "perfusion-heap"];
 
 /// What `rustup` and an outer cargo put into the environment and another toolchain's cargo must not
 /// see.
@@ -52,12 +58,40 @@ pub(crate) fn build_with(
     ebpf: &EbpfToolchain,
 ) -> Result<PathBuf> {
     inside(paths, steps, ebpf)?;
+    program(paths, steps, "release")
+}
+
+/// Builds the program around what is inside, and returns its path.
+fn program(paths: &WorkspacePaths, steps: &StepLog, profile: &str) -> Result<PathBuf> {
     steps.step("building perfusion");
     run(cargo(paths)
-        .args(["build", "--package", "perfusion", "--profile", paths.profile_or("release")])
+        .args(["build", "--package", "perfusion", "--profile", paths.profile_or(profile)])
         .env("PERFUSION_PROBES", paths.probes())
         .env("PERFUSION_SHIM", paths.shim()))?;
-    Ok(paths.perfusion())
+    Ok(paths.program(profile))
+}
+
+/// Builds everything for the demo, and finds a .NET for it. The libraries are built while the
+/// tools for the probes are installed and .NET is fetched: neither needs the other.
+pub(crate) fn for_demo(paths: &WorkspacePaths, steps: &StepLog) -> Result<(PathBuf, Dotnet)> {
+    let (libraries, dotnet) = thread::scope(|scope| {
+        let libraries = scope.spawn(|| libraries(paths, steps, QUICK));
+        let dotnet = setup::build_tools_and_dotnet(paths, steps)
+            .and_then(|(ebpf, dotnet)| inside(paths, steps, &ebpf).map(|()| dotnet));
+        (joined(libraries), dotnet)
+    });
+    libraries?;
+    Ok((program(paths, steps, QUICK)?, dotnet?))
+}
+
+/// Builds what the program is made of, and neither the eBPF object nor the shim is in.
+fn libraries(paths: &WorkspacePaths, steps: &StepLog, profile: &str) -> Result<()> {
+    steps.step("building the libraries, and meanwhile:");
+    // The feature is one of the program's. With another set they would be built twice.
+    run(cargo(paths)
+        .args(["build", "--quiet", "--profile", paths.profile_or(profile)])
+        .args(LIBRARIES.iter().flat_map(|library| ["--package", *library]))
+        .args(["--features", "perfusion-export/object-storage"]))
 }
 
 /// A cargo command on one package, for the BPF target. Alone, because features must not mix with

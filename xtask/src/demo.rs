@@ -13,7 +13,7 @@ use crate::{
     build,
     exec::{StepLog, need_root, output, run as run_command, write_if_changed},
     paths::WorkspacePaths,
-    setup::{self, Dotnet},
+    setup::Dotnet,
 };
 
 /// Heading and sample type of the tables shown at the end.
@@ -26,8 +26,7 @@ const TABLES: [(&str, &str); 4] = [
 
 pub(crate) fn run(paths: &WorkspacePaths, steps: &StepLog) -> Result<()> {
     need_root("profiling (eBPF programs, perf events)")?;
-    let perfusion = build::build(paths, steps)?;
-    let dotnet = setup::any_dotnet(paths, steps)?;
+    let (perfusion, dotnet) = build::for_demo(paths, steps)?;
     let folder = paths.target.join("demo");
     steps.step("compiling the demo app");
     let app = compile(paths, &dotnet, &folder.join("app").join(dotnet.id()))?;

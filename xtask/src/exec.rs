@@ -6,6 +6,7 @@ use std::{
     io::{self, BufRead, BufReader, Read},
     path::Path,
     process::{Command, Output, Stdio},
+    thread,
     time::Instant,
 };
 
@@ -55,6 +56,11 @@ fn typed(command: &Command) -> String {
         line.push_str(&argument.to_string_lossy());
     }
     line
+}
+
+/// What a thread found. Its panic goes on in this one.
+pub(crate) fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Runs a command that talks to the person itself.

@@ -104,8 +104,6 @@ fn build(paths: &WorkspacePaths, steps: &StepLog) -> Result<PathBuf> {
         .args(["--target", TRIPLE, "--target-dir"])
         .arg(&folder)
         // What is fuzzed has neither inside; an empty file stands for both.
-        .env("PERFUSION_PROBES", "/dev/null")
-        .env("PERFUSION_SHIM", "/dev/null")
         .env("RUSTFLAGS", flags))?;
     Ok(folder.join(TRIPLE).join("fuzz/fuzz"))
 }

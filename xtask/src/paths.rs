@@ -65,8 +65,13 @@ impl WorkspacePaths {
         self.profile.as_deref().unwrap_or(usual)
     }
 
-    /// The complete program.
+    /// The complete program, as it is deployed.
     pub(crate) fn perfusion(&self) -> PathBuf {
-        self.target.join(self.profile_or("release")).join("perfusion")
+        self.program("release")
+    }
+
+    /// The complete program of this profile, if no other one is asked for.
+    pub(crate) fn program(&self, usual: &str) -> PathBuf {
+        self.target.join(self.profile_or(usual)).join("perfusion")
     }
 }

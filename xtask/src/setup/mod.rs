@@ -15,14 +15,16 @@ mod single_file;
 use std::{
     fs::{self, File},
     process::Command,
+    thread,
 };
 
 use anyhow::{Context, Result};
 
-pub(crate) use {ebpf::EbpfToolchain, sdk::Dotnet};
+use self::sdk::Sdk;
+pub(crate) use self::{ebpf::EbpfToolchain, sdk::Dotnet};
 
 use crate::{
-    exec::{StepLog, version},
+    exec::{StepLog, joined, version},
     paths::WorkspacePaths,
 };
 
@@ -47,18 +49,68 @@ pub(crate) fn build_tools(paths: &WorkspacePaths, steps: &StepLog) -> Result<Ebp
     Ok(ebpf)
 }
 
-/// A .NET that compiles and runs a program: what is on PATH, else the pinned runtimes and compiler.
+/// A .NET that compiles and runs a program: what is on PATH, else one pinned runtime and the pinned
+/// compiler.
 pub(crate) fn any_dotnet(paths: &WorkspacePaths, steps: &StepLog) -> Result<Dotnet> {
-    let dotnet = match Dotnet::on_path() {
-        Ok(sdk) => Dotnet::Installed(sdk),
-        Err(reason) => {
-            steps.step(&format!("{reason}: a pinned .NET is used"));
-            pinned_dotnets(paths, steps)?;
-            Dotnet::pinned(paths)
+    let _lock = lock(paths)?;
+    let chosen = ChosenDotnet::choose(steps);
+    debian::install(steps, chosen.packages())?;
+    chosen.install(paths, steps)
+}
+
+/// What is built with, and a .NET, which is fetched while the compiler is at work.
+pub(crate) fn build_tools_and_dotnet(
+    paths: &WorkspacePaths,
+    steps: &StepLog,
+) -> Result<(EbpfToolchain, Dotnet)> {
+    let _lock = lock(paths)?;
+    let chosen = ChosenDotnet::choose(steps);
+    // At once: two of these commands cannot run side by side.
+    debian::install(steps, &[&debian::BUILD, chosen.packages()].concat())?;
+    let (ebpf, dotnet) = thread::scope(|scope| {
+        let dotnet = scope.spawn(|| chosen.install(paths, steps));
+        (ebpf::install(paths, steps), joined(dotnet))
+    });
+    Ok((ebpf?, dotnet?))
+}
+
+/// Where the .NET for a program of ours comes from.
+enum ChosenDotnet {
+    OnPath(Sdk),
+    Pinned,
+}
+
+impl ChosenDotnet {
+    fn choose(steps: &StepLog) -> ChosenDotnet {
+        match Dotnet::on_path() {
+            Ok(sdk) => ChosenDotnet::OnPath(sdk),
+            Err(reason) => {
+                steps.step(&format!("{reason}: a pinned .NET is used"));
+                ChosenDotnet::Pinned
+            }
         }
-    };
-    dotnet.describe(steps);
-    Ok(dotnet)
+    }
+
+    /// What it needs to be installed.
+    fn packages(&self) -> &'static [debian::DebianPackage] {
+        match self {
+            ChosenDotnet::OnPath(_) => &[],
+            ChosenDotnet::Pinned => &debian::DOTNET,
+        }
+    }
+
+    fn install(self, paths: &WorkspacePaths, steps: &StepLog) -> Result<Dotnet> {
+        let dotnet = match self {
+            ChosenDotnet::OnPath(sdk) => Dotnet::Installed(sdk),
+            ChosenDotnet::Pinned => {
+                dotnet::install(paths, steps, &[sdk::PINNED])?;
+                csharp::install(paths, steps)?;
+                Dotnet::pinned(paths)
+            }
+        };
+        dotnet.describe(steps);
+        Ok(dotnet)
+    }
 }
 
 /// The runtimes 8, 9 and 10 that tests and benchmarks run on, and their compiler: the same
@@ -66,7 +118,7 @@ pub(crate) fn any_dotnet(paths: &WorkspacePaths, steps: &StepLog) -> Result<Dotn
 pub(crate) fn pinned_dotnets(paths: &WorkspacePaths, steps: &StepLog) -> Result<()> {
     let _lock = lock(paths)?;
     debian::install(steps, &debian::DOTNET)?;
-    dotnet::install(paths, steps)?;
+    dotnet::install(paths, steps, &dotnet::MAJORS)?;
     dotnet::install_beside(paths, steps)?;
     single_file::install(paths, steps)?;
     csharp::install(paths, steps)?;

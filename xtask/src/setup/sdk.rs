@@ -18,6 +18,9 @@ use crate::{
 /// Major versions of the runtime that the shim knows.
 const MAJORS: std::ops::RangeInclusive<u32> = 8..=10;
 
+/// Major version of the pinned runtime that the pinned compiler and the demo run on.
+pub(super) const PINNED: &str = "9";
+
 /// A .NET that compiles and runs.
 pub(crate) enum Dotnet {
     /// Of PATH.
@@ -52,7 +55,7 @@ impl Dotnet {
     }
 
     pub(crate) fn pinned(paths: &WorkspacePaths) -> Dotnet {
-        Dotnet::Pinned { dotnet: paths.dotnet("9"), csc: paths.csc() }
+        Dotnet::Pinned { dotnet: paths.dotnet(PINNED), csc: paths.csc() }
     }
 
     /// The command that runs a program.
