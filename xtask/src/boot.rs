@@ -1,6 +1,8 @@
-//! `cargo xtask boot [unit|pod]`: a Debian with systemd that is really booted, in qemu, and what is
-//! to be deployed in it. Emulated (TCG), so it runs where there is no /dev/kvm.
+//! `cargo xtask boot [unit|pod|headroom|headroom-v1]`: a Debian with systemd that is really booted,
+//! in qemu, and what is to be deployed or tried in it. Emulated (TCG), so it runs where there is no
+//! /dev/kvm.
 
+mod headroom;
 mod pod;
 mod unit;
 
@@ -29,7 +31,8 @@ const PACKAGES: [debian::DebianPackage; 5] = [
     ("debian-archive-keyring", "whose kernel it runs"),
 ];
 const KERNEL: &str = "linux-image-6.1.0-";
-const MEBIBYTES: u32 = 3072;
+/// Memory of a machine: the root, which is in memory, and the largest program.
+const MEBIBYTES: u32 = 6144;
 
 /// Unpacks the root into memory and goes on there: services' own mounts need a root that can be
 /// moved, which the kernel's first one is not.
@@ -105,13 +108,15 @@ struct Trial {
     name: &'static str,
     /// Packages that its Debian has, beside systemd and dbus.
     packages: &'static [&'static str],
+    /// Added to its kernel's command line.
+    kernel_words: &'static str,
     script: &'static str,
     /// Puts what the script needs below this folder, which is `/opt/check` in the machine.
     fill: fn(&WorkspacePaths, &StepLog, &Path) -> Result<()>,
     judge: fn(&mut Verdicts<'_>),
 }
 
-const TRIALS: [Trial; 2] = [unit::TRIAL, pod::TRIAL];
+const TRIALS: [Trial; 4] = [unit::TRIAL, pod::TRIAL, headroom::VERSION_2, headroom::VERSION_1];
 
 pub(crate) fn boot(paths: &WorkspacePaths, steps: &StepLog, only: Option<&str>) -> Result<()> {
     if let Some(only) = only.filter(|only| TRIALS.iter().all(|trial| trial.name != *only)) {
@@ -140,7 +145,7 @@ pub(crate) fn boot(paths: &WorkspacePaths, steps: &StepLog, only: Option<&str>) 
             &files,
             &log,
             MEBIBYTES,
-            "systemd.show_status=false systemd.log_target=null",
+            &format!("systemd.show_status=false systemd.log_target=null {}", trial.kernel_words),
         )?;
         let text = fs::read(&log).with_context(|| format!("{}: cannot be read", log.display()))?;
         let found = MachineReport::read(&String::from_utf8_lossy(&text));

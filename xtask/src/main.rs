@@ -46,9 +46,10 @@ cargo xtask COMMAND
   kernels [5.10|6.1|6.12|newest]
                   boot Debian's kernels in qemu and record a program with known stacks on each \
      (root; docs/kernel-policy.md)
-  boot [unit|pod]
+  boot [unit|pod|headroom|headroom-v1]
                   boot a Debian with systemd in qemu: install the package, use it under its unit, \
-     purge it; run the chart's pod (root, 20 minutes)
+     purge it; run the chart's pod; heaps
+                  surveyed where memory is short, by both versions of cgroups (root, an hour)
   bench [FIGURE [--write]]
                   measure what the profiler costs; writes docs/benchmarks.md, of one figure with \
      --write only (root)

@@ -1,6 +1,6 @@
-//! Surveys of .NET programs whose cgroup leaves them little memory, in a machine with cgroup version
-//! 2 and in one with version 1. No program is killed, and each survey is taken or refused with its
-//! figures.
+//! Surveys of .NET programs whose cgroup leaves them little memory, in a machine with cgroup
+//! version 2 and in one with version 1. No program is killed, and each survey is taken or refused
+//! with its figures.
 
 use std::{fs, path::Path, process::Command};
 

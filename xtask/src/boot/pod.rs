@@ -28,7 +28,7 @@ const NODE: &str = "node-1";
 const BUNDLES: [&str; 2] = ["seccomp", "perfusion"];
 
 pub(super) const TRIAL: Trial =
-    Trial { name: "pod", packages: &["crun"], script: SCRIPT, fill, judge };
+    Trial { name: "pod", packages: &["crun"], kernel_words: "", script: SCRIPT, fill, judge };
 
 const SCRIPT: &str = r#"
 PERFUSION=/opt/check/perfusion/rootfs/usr/bin/perfusion

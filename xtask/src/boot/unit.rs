@@ -8,7 +8,8 @@ use anyhow::{Context, Result};
 use super::{PROFILED, Trial, Verdicts, has};
 use crate::{exec::StepLog, package, paths::WorkspacePaths};
 
-pub(super) const TRIAL: Trial = Trial { name: "unit", packages: &[], script: SCRIPT, fill, judge };
+pub(super) const TRIAL: Trial =
+    Trial { name: "unit", packages: &[], kernel_words: "", script: SCRIPT, fill, judge };
 
 const SCRIPT: &str = r#"
 PERFUSION=perfusion
