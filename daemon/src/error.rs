@@ -251,6 +251,11 @@ impl From<DeathAfterRequest> for Error {
 }
 
 impl Error {
+    /// A failure of a thread or of the runtime of this program while it did `what`.
+    pub(crate) fn internal(what: &'static str) -> impl Fn(io::Error) -> Self {
+        move |source| Self::Internal { what, source }
+    }
+
     /// The process's exit code for it.
     #[must_use]
     pub fn exit_code(&self) -> u8 {

@@ -7,6 +7,7 @@
 //! the process wants none, as long as it runs the same program.
 
 use super::attach_coverage::AttachCoverage;
+use super::attach_report::AttachRound;
 use super::state::DaemonState;
 use crate::config::{AttachConfig, AttachPolicy};
 use crate::kubernetes::PodSource;
@@ -218,11 +219,13 @@ impl AttacherLoop {
                     covered.entry(process.service).or_default().add(is_attached, why, changed);
                 }
             }
-            self.state.set_left_out(of_services);
-            self.state.set_covered(covered);
-            let reasons =
+            let unattached =
                 self.reasons.iter().map(|(program, why)| ((program.0, program.1), why.clone()));
-            self.state.set_unattached(reasons.collect());
+            self.state.attaches.publish(AttachRound {
+                unattached: unattached.collect(),
+                excluded: of_services,
+                coverage: covered,
+            });
             let mut heard = news.recv_timeout(LOOK).ok();
             while let Some(news_of) = heard {
                 match news_of {

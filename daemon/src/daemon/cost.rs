@@ -5,6 +5,7 @@ use perfusion_recorder::commands::CollectorStatus;
 use perfusion_sources::kernel::features::PROBES_COUNTED;
 use rustix::time::{ClockId, clock_gettime};
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -122,6 +123,12 @@ fn map_bytes() -> u64 {
         }
     }
     maps.values().sum()
+}
+
+/// Has the kernel count the run time of eBPF programs for as long as the answer is open
+/// (BPF_ENABLE_STATS, since Linux 5.8).
+pub(super) fn count_probes() -> Option<OwnedFd> {
+    aya::sys::enable_stats(aya::sys::Stats::RunTime).ok()
 }
 
 /// CPU time of this process.

@@ -104,7 +104,7 @@ impl CachedResponse {
     fn or(&self, state: &DaemonState, say: impl FnOnce() -> String) -> Arc<str> {
         // Held while it is made: others wait for the same.
         let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let whether = (state.watcher().is_some(), state.switch());
+        let whether = (state.recording.is_active(), state.switch());
         if let Some((at, then, text)) = &*said
             && at.elapsed() < SAME_FOR
             && *then == whether
@@ -280,14 +280,15 @@ fn answer(
             ("405 Method Not Allowed\r\nAllow: GET, HEAD", TEXT, "expected GET or HEAD\n".into())
         }
         Some((_, "/metrics")) => {
-            let text = || metrics::text(state, state.look().as_deref(), &sinks.standing());
+            let text =
+                || metrics::text(state, state.recording.status().as_deref(), &sinks.standing());
             ("200 OK", metrics::CONTENT_TYPE, metrics.or(state, text))
         }
         Some((_, "/healthz" | "/readyz")) if state.last_beat().elapsed() >= HANGS_AFTER => {
             unavailable("the daemon hangs")
         }
         Some((_, "/healthz")) => ok("alive"),
-        Some((_, "/readyz")) if state.watcher().is_some() => ok("recording"),
+        Some((_, "/readyz")) if state.recording.is_active() => ok("recording"),
         Some((_, "/readyz")) => unavailable(&idle(state, "nothing is recorded")),
         Some((_, "/debug/pipeline")) => {
             ("200 OK", JSON, pipeline.or(state, || pipeline::text(state, &sinks.standing())))

@@ -40,11 +40,11 @@ pub fn text(state: &DaemonState, look: Option<&CollectorStatus>, sinks: &[SinkSt
     document.family(families::MEMORY_LIMIT, &single(mode.memory as f64));
     document.family(families::CPU_LIMIT, &single(mode.cpus));
     document.family(families::REDUCED, &single(truth(mode.reduced.is_some())));
-    document.family(families::RATE_STEPS, &single(state.steps().into()));
-    document.family(families::RECORDING, &single(truth(state.watcher().is_some())));
+    document.family(families::RATE_STEPS, &single(state.rates.steps().into()));
+    document.family(families::RECORDING, &single(truth(state.recording.is_active())));
     let switch = state.switch().list().map(|(by, is_on)| label("by", by, truth(is_on)));
     document.family(families::SWITCHED_OFF, &switch);
-    document.family(families::FREQUENCY, &single(state.frequency().into()));
+    document.family(families::FREQUENCY, &single(state.rates.frequency().into()));
     let shims = look.map_or(0, |look| look.shims.len());
     document.family(families::SHIM_PROCESSES, &single(shims as f64));
     document.family(families::PODS, &single(state.pods.count() as f64));
@@ -176,8 +176,8 @@ mod tests {
     #[test]
     fn a_recording_that_answers_too_late_is_one() {
         let state = DaemonState::of(Config::default());
-        state.set_watcher(Some(RecordingHandle::of_nobody().unwrap()));
-        let look = state.watcher().unwrap().look();
+        state.recording.begun(RecordingHandle::of_nobody().unwrap());
+        let look = state.recording.handle().unwrap().look();
         assert!(look.is_none() && text(&state, None, &[]).contains("\nperfusion_recording 1\n"));
     }
 
@@ -191,7 +191,7 @@ mod tests {
             ("cpu_samples".to_owned(), 1),
         ];
         let look = CollectorStatus { counters, costs: Vec::new(), shims: Vec::new() };
-        state.set_watcher(Some(RecordingHandle::of_nobody().unwrap()));
+        state.recording.begun(RecordingHandle::of_nobody().unwrap());
         let backlog = SpoolBacklog {
             requests: 3,
             bytes: 17,

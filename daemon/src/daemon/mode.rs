@@ -5,6 +5,7 @@ use super::cgroup_limits::CgroupLimits;
 use crate::config::{Config, LimitsConfig, RecordingConfig};
 use ebpf_common::limits::{DEFAULT_MAX_PLACES, DEFAULT_MAX_THREADS};
 use perfusion_export::quantity::ByteSize;
+use perfusion_host::cpus::CpusError;
 
 /// With less of one of them the mode is reduced.
 const ENOUGH_CPUS: f64 = 1.0;
@@ -23,6 +24,28 @@ const REDUCED_WAIT_STACKS: u64 = 2 << 20;
 const REDUCED_LIVE_OBJECTS: u32 = 1024;
 const REDUCED_ALLOCATION_SAMPLES: u32 = 128;
 const REDUCED_RING: u64 = 4 << 20;
+
+/// What this host has for the daemon, whatever the configuration allows it.
+pub(super) struct HostLimits {
+    cgroup: CgroupLimits,
+    cpus: f64,
+}
+
+impl HostLimits {
+    /// What this process's cgroup allows, and the CPUs there are.
+    ///
+    /// # Errors
+    /// When the CPUs cannot be counted.
+    pub(super) fn read() -> Result<Self, CpusError> {
+        let cgroup = CgroupLimits::read();
+        Ok(Self { cgroup, cpus: perfusion_host::cpus::online()?.len() as f64 })
+    }
+
+    /// What the daemon may take with this configuration.
+    pub(super) fn mode(&self, config: &Config) -> ResourceMode {
+        ResourceMode::of(config, &self.cgroup, self.cpus)
+    }
+}
 
 /// What this daemon may take.
 #[derive(Clone, Debug, PartialEq)]

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 /// answered is its own. Services are named only where a receiver did not take their requests.
 #[must_use]
 pub fn text(state: &DaemonState, sinks: &[SinkStatus]) -> String {
-    let look = state.look();
+    let look = state.recording.status();
     let (mode, memory, config) = (state.mode(), state.cost.memory(), state.config());
     let asked = mode.recording(&config.recording);
     let counters: Map<String, Value> = look
@@ -46,14 +46,14 @@ pub fn text(state: &DaemonState, sinks: &[SinkStatus]) -> String {
         .map(|(name, value)| (name.to_owned(), json!(value)))
         .collect();
     let document = json!({
-        "recording": state.watcher().is_some(),
+        "recording": state.recording.is_active(),
         "switched_off": state.switched_off(),
         "reduced_mode": mode.reduced,
         "remarks": state.remarks(),
         "rates": {
-            "frequency_hz": state.frequency(),
+            "frequency_hz": state.rates.frequency(),
             "asked_frequency_hz": asked.frequency,
-            "steps": state.steps(),
+            "steps": state.rates.steps(),
         },
         "cpu": {
             "limit_cpus": mode.cpus,

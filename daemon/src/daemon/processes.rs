@@ -56,8 +56,9 @@ pub struct ProcessesResponse {
 
 /// What [`PROCESSES`] answers.
 pub(super) fn processes(state: &DaemonState) -> Option<String> {
-    let watcher = state.watcher()?;
-    let (standings, look, unattached) = (watcher.standings()?, watcher.look()?, state.unattached());
+    let watcher = state.recording.handle()?;
+    let (standings, look, unattached) =
+        (watcher.standings()?, watcher.look()?, state.attaches.unattached());
     let shims: HashMap<u32, u64> = look.shims.iter().map(|shim| (shim.pid, shim.dropped)).collect();
     let rules = state.selection();
     let mut filter = rules.as_deref().map(RuleSetFilter::new);

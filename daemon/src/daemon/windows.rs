@@ -66,7 +66,11 @@ impl WindowEncoder {
                 comments: [
                     with_pools(&comments, &over, &service),
                     self.left_out(&over, &service, frequency),
-                    self.state.covered(&service).comments(Instant::now(), duration).collect(),
+                    self.state
+                        .attaches
+                        .coverage(&service)
+                        .comments(Instant::now(), duration)
+                        .collect(),
                 ]
                 .concat(),
             };
@@ -113,7 +117,7 @@ impl WindowEncoder {
             some: ExcludedFeatures::default(),
         };
         let of_kernel = over.processor.left_out(service).unwrap_or_else(nothing);
-        let of_shim = self.state.left_out(service).unwrap_or_else(nothing);
+        let of_shim = self.state.attaches.excluded(service).unwrap_or_else(nothing);
         left_out_comments(of_kernel.all.or(of_shim.all), of_kernel.some.or(of_shim.some), frequency)
     }
 
