@@ -78,6 +78,7 @@ fn main() -> ExitCode {
         }
         CliCommand::Completions { shell } => perfusion::commands::manual::completions(*shell),
         CliCommand::Man { directory } => perfusion::commands::manual::pages(directory),
+        CliCommand::Reference { page } => perfusion::commands::reference::reference(*page),
         CliCommand::AttachHelper => perfusion::commands::internal::attach_helper(),
         CliCommand::Copy { from, to } => perfusion::commands::internal::copy(from, to),
         CliCommand::ExecWhenReady(options) => {

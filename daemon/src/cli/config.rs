@@ -56,7 +56,7 @@ pub enum ConfigCommand {
 
 #[cfg(test)]
 mod tests {
-    use crate::cli::{CliCommand, ConfigCommand, parse};
+    use crate::cli::{Cli, CliCommand, ConfigCommand, parse};
 
     #[test]
     fn a_configuration_is_named_with_and_without_the_option() {

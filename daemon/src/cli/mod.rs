@@ -24,7 +24,7 @@ pub use record::{AllocCounts, RecordArgs};
 pub use report::{ReportArgs, ReportFormat, TopOrder};
 pub use shim_limits::ShimLimitArgs;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use config::CONFIG_HELP;
 use inspect::INSPECT_EXAMPLES;
 use std::path::PathBuf;
@@ -152,6 +152,12 @@ pub enum CliCommand {
         /// Into this directory.
         directory: PathBuf,
     },
+    /// Prints a page of the documentation that is made from the program itself. Internal.
+    #[command(hide = true)]
+    Reference {
+        /// Which.
+        page: ReferencePage,
+    },
     /// Does for the daemon what takes CAP_DAC_OVERRIDE. Internal.
     #[command(hide = true)]
     AttachHelper,
@@ -166,6 +172,15 @@ pub enum CliCommand {
     /// Runs a command when the recorder says so. Internal.
     #[command(hide = true)]
     ExecWhenReady(ExecWhenReadyArgs),
+}
+
+/// Pages of the documentation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ReferencePage {
+    /// Every command with its arguments.
+    CommandLine,
+    /// Every key of the configuration.
+    Configuration,
 }
 
 /// Commands whose only option is machine-readable output.

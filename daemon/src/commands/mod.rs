@@ -11,5 +11,6 @@ pub mod manual;
 mod output;
 pub mod ps;
 pub mod record;
+pub mod reference;
 pub mod report;
 mod target;

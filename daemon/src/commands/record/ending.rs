@@ -54,20 +54,20 @@ pub(super) struct EndWatch<'a> {
 }
 
 impl EndWatch<'_> {
-/// Waits for the time to be over, for Ctrl-C or SIGTERM, or for all targets to end. Gives back the
-/// child unless it has ended.
+    /// Waits for the time to be over, for Ctrl-C or SIGTERM, or for all targets to end. Gives back the
+    /// child unless it has ended.
     pub(super) fn wait(
         &self,
         mut child: Option<Child>,
         signals: &mut EndSignals,
     ) -> Result<(RecordEnd, Option<Child>), Error> {
-    let Self { options, recording, began, follower, attached, say } = *self;
-    let bar = progress(options, say);
-    let grows = options.exact || options.alloc_counts.is_some();
-    let growing =
-        child.as_ref().filter(|_| grows).map(|child| Growing::of(child.id(), options.force));
-    let EndSignals { runtime, interrupt, terminate } = signals;
-    let end = runtime.block_on(async {
+        let Self { options, recording, began, follower, attached, say } = *self;
+        let bar = progress(options, say);
+        let grows = options.exact || options.alloc_counts.is_some();
+        let growing =
+            child.as_ref().filter(|_| grows).map(|child| Growing::of(child.id(), options.force));
+        let EndSignals { runtime, interrupt, terminate } = signals;
+        let end = runtime.block_on(async {
         let mut look = tokio::time::interval(LOOK);
         let targets: Vec<ExitPoller> =
             options.pid.iter().map(|&pid| ExitPoller::new(pid)).collect();
@@ -120,11 +120,11 @@ impl EndWatch<'_> {
             }
         }
     })?;
-    if let Some(bar) = bar {
-        bar.finish_and_clear();
+        if let Some(bar) = bar {
+            bar.finish_and_clear();
+        }
+        Ok((end, child))
     }
-    Ok((end, child))
-}
 }
 
 fn progress(options: &RecordArgs, say: StatusLines) -> Option<ProgressBar> {

@@ -74,8 +74,8 @@ pub fn record(options: &RecordArgs, quiet: bool) -> Result<u8, Error> {
     let processes = adopted(options, &targets, began);
     let tables = ExactTables::default();
     let shims = shim_source(options, &settings, &program, &tables);
-    let recording = Recording::start(kernel, shims, processes)
-        .map_err(Error::internal("starting a thread"))?;
+    let recording =
+        Recording::start(kernel, shims, processes).map_err(Error::internal("starting a thread"))?;
     let watcher = recording.watcher();
     let child = program.release()?;
     let late = LateAttaches::since(began);

@@ -49,57 +49,63 @@ impl RecordedProfile<'_> {
     /// Writes the file, and says what is in it.
     pub(super) fn write(&self) -> Result<(), Error> {
         let Self { options, recorded, account, counted, say, .. } = *self;
-    let loss_line = perfusion_pprof::loss::line(&recorded.counters);
-    let about = ProfileInfo {
-        start: self.start,
-        duration: self.duration,
-        period_ns: 1_000_000_000 / u64::from(options.frequency),
-        main_image: self.main.and_then(|pid| recorded.processor.processes.main_image(pid)),
-        comments: self.comments(&loss_line),
-    };
-    let begin = MonotonicNs::now();
-    let (symbolizer, processes) = (&recorded.processor.symbolizer, &recorded.processor.processes);
-    let counts = counted.map(RecordingCounts::account);
-    let counts =
-        account.map(|account| (account, EXACT)).or(counts.as_ref().map(|of| (of, COUNTED)));
-    let bytes = match counts {
-        None => perfusion_pprof::encode(&recorded.window, symbolizer, processes, &about)?,
-        Some((account, how)) => {
-            let mut profile =
-                perfusion_pprof::message(recorded.window.entries(), symbolizer, processes, &about)?;
-            exact_merge::merge(&mut profile, account, how, recorded.processor.type_names());
-            perfusion_pprof::pack(&profile)?
+        let loss_line = perfusion_pprof::loss::line(&recorded.counters);
+        let about = ProfileInfo {
+            start: self.start,
+            duration: self.duration,
+            period_ns: 1_000_000_000 / u64::from(options.frequency),
+            main_image: self.main.and_then(|pid| recorded.processor.processes.main_image(pid)),
+            comments: self.comments(&loss_line),
+        };
+        let begin = MonotonicNs::now();
+        let (symbolizer, processes) =
+            (&recorded.processor.symbolizer, &recorded.processor.processes);
+        let counts = counted.map(RecordingCounts::account);
+        let counts =
+            account.map(|account| (account, EXACT)).or(counts.as_ref().map(|of| (of, COUNTED)));
+        let bytes = match counts {
+            None => perfusion_pprof::encode(&recorded.window, symbolizer, processes, &about)?,
+            Some((account, how)) => {
+                let mut profile = perfusion_pprof::message(
+                    recorded.window.entries(),
+                    symbolizer,
+                    processes,
+                    &about,
+                )?;
+                exact_merge::merge(&mut profile, account, how, recorded.processor.type_names());
+                perfusion_pprof::pack(&profile)?
+            }
+        };
+        tracing::info!(bytes = bytes.len(), took_ns = MonotonicNs::now().0 - begin.0, "encoded");
+        file::write(&options.output, &bytes)?;
+        say.line(&format!("{}{loss_line}", perfusion_pprof::LOSS_PREFIX));
+        if let Some(line) = self.spans() {
+            say.line(&line);
         }
-    };
-    tracing::info!(bytes = bytes.len(), took_ns = MonotonicNs::now().0 - begin.0, "encoded");
-    file::write(&options.output, &bytes)?;
-    say.line(&format!("{}{loss_line}", perfusion_pprof::LOSS_PREFIX));
-    if let Some(line) = self.spans() {
-        say.line(&line);
+        recorded
+            .window
+            .pool_lines(None)
+            .for_each(|line| say.line(&format!("{}{line}", perfusion_pprof::POOL_PREFIX)));
+        counted.iter().flat_map(|counted| counted.lines()).for_each(|line| say.line(&line));
+        say.line(&format!(
+            "wrote {} ({} stacks, {})",
+            shown(&options.output),
+            recorded.window.entries().len(),
+            size(bytes.len())
+        ));
+        Ok(())
     }
-    recorded
-        .window
-        .pool_lines(None)
-        .for_each(|line| say.line(&format!("{}{line}", perfusion_pprof::POOL_PREFIX)));
-    counted.iter().flat_map(|counted| counted.lines()).for_each(|line| say.line(&line));
-    say.line(&format!(
-        "wrote {} ({} stacks, {})",
-        shown(&options.output),
-        recorded.window.entries().len(),
-        size(bytes.len())
-    ));
-    Ok(())
-}
 
     /// How many stacks say what their thread worked for, if they were to.
     fn spans(&self) -> Option<String> {
         let Self { options, recorded, .. } = *self;
 
-    let count = || {
-        let found = recorded.counters.iter().find(|(name, _)| name == "spans");
-        found.map_or(0, |(_, count)| *count)
-    };
-    options.spans.then(|| match count() {
+        let count = || {
+            let found = recorded.counters.iter().find(|(name, _)| name == "spans");
+            found.map_or(0, |(_, count)| *count)
+        };
+        options.spans.then(|| {
+            match count() {
         0 if !cfg!(target_arch = "x86_64") => {
             "spans: none; where threads publish them is known on \
              x86-64 only"
@@ -114,76 +120,81 @@ impl RecordedProfile<'_> {
             "spans: {count} stacks have trace_id and span_id, as their threads \
              published them"
         ),
-    })
-}
+    }
+        })
+    }
 
     fn comments(&self, loss_line: &str) -> Vec<String> {
         let Self { options, recorded, account, counted, limits, without_shim, .. } = *self;
 
-    let mut comments = vec![
-        format!("perfusion {}", env!("CARGO_PKG_VERSION")),
-        format!("{}{loss_line}", perfusion_pprof::LOSS_PREFIX),
-        format!(
-            "cpu: {} samples per second and CPU say where; each thread's sum is its exact on-CPU \
+        let mut comments = vec![
+            format!("perfusion {}", env!("CARGO_PKG_VERSION")),
+            format!("{}{loss_line}", perfusion_pprof::LOSS_PREFIX),
+            format!(
+                "cpu: {} samples per second and CPU say where; each thread's sum is its exact on-CPU \
              time",
-            options.frequency
-        ),
-        "runnable, blocked: exact per thread; split among stacks by waits kept with known \
+                options.frequency
+            ),
+            "runnable, blocked: exact per thread; split among stacks by waits kept with known \
          probability"
-            .to_owned(),
-        format!(
-            "{}{}",
-            perfusion_pprof::WAIT_STACKS_PREFIX,
-            recorded.window.wait_chances.text(options.wait_stacks_one_in)
-        ),
-    ];
-    if options.waker_stacks {
-        comments.push(
+                .to_owned(),
+            format!(
+                "{}{}",
+                perfusion_pprof::WAIT_STACKS_PREFIX,
+                recorded.window.wait_chances.text(options.wait_stacks_one_in)
+            ),
+        ];
+        if options.waker_stacks {
+            comments.push(
             "[woken by]: the frames beyond are the stack of the thread that ended the wait, its \
              innermost frame first; timers, other interrupts \
              and threads that were not recorded have none"
                 .to_owned(),
         );
-    }
-    let held = FrameKey::Marker(Marker::HeldBy);
-    if recorded.window.entries().any(|entry| entry.frames.contains(&held)) {
-        comments.push(
+        }
+        let held = FrameKey::Marker(Marker::HeldBy);
+        if recorded.window.entries().any(|entry| entry.frames.contains(&held)) {
+            comments.push(
             "[held by]: the frames beyond are where the lock's owner was most of the time while it \
              was waited for, as far as it was seen, its innermost frame first".to_owned(),
         );
+        }
+        comments.extend(self.spans());
+        comments.extend(options.subscriptions().comments());
+        comments.extend(
+            recorded
+                .window
+                .pool_lines(None)
+                .map(|line| format!("{}{line}", perfusion_pprof::POOL_PREFIX)),
+        );
+        if let Some(account) = account {
+            comments.push(EXACT_COMMENT.to_owned());
+            comments.extend(exact_summary::lines(account));
+        }
+        if let Some(counted) = counted {
+            comments.push(COUNTED_COMMENT.to_owned());
+            comments.extend(counted.lines());
+        }
+        comments.extend(limits.iter().map(|limit| format!("{}{limit}", perfusion_pprof::LIMITED)));
+        comments.extend(
+            without_shim.iter().map(|reason| format!("{}{reason}", perfusion_pprof::WITHOUT_SHIM)),
+        );
+        comments.extend(self.columns.iter().cloned());
+        comments.extend(recorded.processor.estimator_comments());
+        // docs/metrics.md has all names; the ones at zero would be most of what a pprof tool prints
+        // above its table.
+        let counted = recorded.counters.iter().filter(|(_, value)| *value > 0);
+        comments.extend(counted.map(|(name, value)| format!("{name}: {value}")));
+        comments
     }
-    comments.extend(self.spans());
-    comments.extend(options.subscriptions().comments());
-    comments.extend(
-        recorded
-            .window
-            .pool_lines(None)
-            .map(|line| format!("{}{line}", perfusion_pprof::POOL_PREFIX)),
-    );
-    if let Some(account) = account {
-        comments.push(EXACT_COMMENT.to_owned());
-        comments.extend(exact_summary::lines(account));
-    }
-    if let Some(counted) = counted {
-        comments.push(COUNTED_COMMENT.to_owned());
-        comments.extend(counted.lines());
-    }
-    comments.extend(limits.iter().map(|limit| format!("{}{limit}", perfusion_pprof::LIMITED)));
-    comments.extend(
-        without_shim.iter().map(|reason| format!("{}{reason}", perfusion_pprof::WITHOUT_SHIM)),
-    );
-    comments.extend(self.columns.iter().cloned());
-    comments.extend(recorded.processor.estimator_comments());
-    // docs/metrics.md has all names; the ones at zero would be most of what a pprof tool prints
-    // above its table.
-    let counted = recorded.counters.iter().filter(|(_, value)| *value > 0);
-    comments.extend(counted.map(|(name, value)| format!("{name}: {value}")));
-    comments
-}
 }
 
 /// What exact mode has counted.
-pub(super) fn account(options: &RecordArgs, tables: &ExactTables, program: Option<&u32>) -> ExactAccount {
+pub(super) fn account(
+    options: &RecordArgs,
+    tables: &ExactTables,
+    program: Option<&u32>,
+) -> ExactAccount {
     let mut account = exact::read(tables, &options.command);
     // Of a program that is no more the kernel adds its time to ours, but not apart from that of its
     // children.
@@ -201,7 +212,11 @@ pub(super) fn account(options: &RecordArgs, tables: &ExactTables, program: Optio
 }
 
 /// Writes what exact mode has counted beside the profile.
-pub(super) fn write_account(path: &Path, account: &ExactAccount, say: StatusLines) -> Result<(), Error> {
+pub(super) fn write_account(
+    path: &Path,
+    account: &ExactAccount,
+    say: StatusLines,
+) -> Result<(), Error> {
     let json = serde_json::to_vec(account).map_err(|error| Error::Internal {
         what: "the account of exact mode",
         source: error.into(),
