@@ -9,7 +9,10 @@ use perfusion_model::frame::{FrameKey, ImageId, Marker, ProcessId};
 use perfusion_model::labels::{Labels, SampleType};
 use perfusion_pprof::{self, ProfileInfo};
 use perfusion_report::stacks::{LabelFilter, ProfileView};
+use perfusion_report::top::TableOptions;
 use perfusion_symbolize::{ImageFile, ImageResolver, Symbolizer};
+use proptest::collection::vec;
+use proptest::prelude::any;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -521,11 +524,14 @@ proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(500))]
     /// A scribbled-on message is refused or shown, but no report panics.
     #[test]
-    fn reports_survive_any_profile(changes in proptest::collection::vec((proptest::prelude::any::<proptest::sample::Index>(), proptest::prelude::any::<u8>()), 1..4)) {
+    fn reports_survive_any_profile(
+        changes in vec((any::<proptest::sample::Index>(), any::<u8>()), 1..4),
+    ) {
         use prost::Message;
         use std::sync::OnceLock;
         static PLAIN: OnceLock<Vec<u8>> = OnceLock::new();
-        let plain = PLAIN.get_or_init(|| perfusion_pprof::decode(&encoded()).unwrap().encode_to_vec());
+        let plain = PLAIN
+            .get_or_init(|| perfusion_pprof::decode(&encoded()).unwrap().encode_to_vec());
         let mut bytes = plain.clone();
         for (at, value) in changes {
             let at = at.index(bytes.len());
@@ -534,14 +540,16 @@ proptest::proptest! {
         if let Ok(profile) = perfusion_pprof::decode(&bytes) {
             let stacks = perfusion_report::stacks::ProfileStacks::new(&profile);
             for (name, _) in stacks.sample_types() {
-                perfusion_report::top::table(&profile, name, &perfusion_report::top::TableOptions::default()).unwrap();
+                perfusion_report::top::table(&profile, name, &TableOptions::default()).unwrap();
                 let view = ProfileView::default();
                 perfusion_report::folded::write(&profile, name, &view, &mut Vec::new()).unwrap();
                 // The label may be scribbled on, too.
                 let by = ["process", "thread"].map(str::to_owned);
-                perfusion_report::groups::table(&profile, name, &by, &perfusion_report::top::TableOptions::default()).ok();
+                let options = TableOptions::default();
+                perfusion_report::groups::table(&profile, name, &by, &options).ok();
             }
-            perfusion_report::flame::page(&profile, "scribbled", None, &ProfileView::default()).unwrap();
+            let view = ProfileView::default();
+            perfusion_report::flame::page(&profile, "scribbled", None, &view).unwrap();
         }
     }
 }

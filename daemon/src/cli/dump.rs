@@ -10,13 +10,26 @@ const DUMP_EXAMPLES: &str = "Examples:
 
 /// `perfusion dump`.
 #[derive(Debug, Args)]
-#[command(after_help = below(&[DUMP_EXAMPLES, EXIT_CODES]), group = ArgGroup::new("process").required(true).multiple(false))]
+#[command(
+    after_help = below(&[DUMP_EXAMPLES, EXIT_CODES]),
+    group = ArgGroup::new("process").required(true).multiple(false)
+)]
 pub struct DumpArgs {
     /// The process.
-    #[arg(value_name = "PID", group = "process", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        value_name = "PID",
+        group = "process",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
     target: Option<u32>,
     /// The same, as `record` has it.
-    #[arg(short, long, value_name = "PID", group = "process", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        short,
+        long,
+        value_name = "PID",
+        group = "process",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
     pid: Option<u32>,
     /// Print JSON.
     #[arg(long)]
@@ -33,7 +46,12 @@ pub struct DumpArgs {
     #[arg(long)]
     pub no_attach: bool,
     /// Most bytes of user stack copied per thread, in KiB; only what a thread uses is copied.
-    #[arg(long, value_name = "KIB", default_value_t = 128, value_parser = clap::value_parser!(u32).range(4..=128))]
+    #[arg(
+        long,
+        value_name = "KIB",
+        default_value_t = 128,
+        value_parser = clap::value_parser!(u32).range(4..=128)
+    )]
     pub stack_kib: u32,
 }
 

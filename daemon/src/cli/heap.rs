@@ -24,14 +24,29 @@ pub(super) const BUFFER_MIB: u32 = 256;
 
 /// `perfusion heap`.
 #[derive(Debug, Args)]
-#[command(after_help = below(&[HEAP_EXAMPLES, HEAP_HELP, EXIT_CODES]), group = ArgGroup::new("source").required(true).multiple(false))]
+#[command(
+    after_help = below(&[HEAP_EXAMPLES, HEAP_HELP, EXIT_CODES]),
+    group = ArgGroup::new("source").required(true).multiple(false)
+)]
 pub struct HeapArgs {
     /// Survey this process. Its managed threads are stopped for a full collection and a walk over
     /// its heap (twice up to .NET 9).
-    #[arg(short, long, value_name = "PID", group = "source", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        short,
+        long,
+        value_name = "PID",
+        group = "source",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
     pub pid: Option<u32>,
     /// Compare two surveys that were written with --output, the earlier first.
-    #[arg(long, num_args = 2, value_names = ["BEFORE", "AFTER"], group = "source", conflicts_with_all = ["output", "memory", "buffer", "force"])]
+    #[arg(
+        long,
+        num_args = 2,
+        value_names = ["BEFORE", "AFTER"],
+        group = "source",
+        conflicts_with_all = ["output", "memory", "buffer", "force"]
+    )]
     pub diff: Vec<PathBuf>,
     /// Write the survey here as pprof too: a sample for each way in which objects are held, its
     /// stack the way.
@@ -43,11 +58,21 @@ pub struct HeapArgs {
     /// Most memory for the survey, in MiB: about 16 bytes an object and 4 a reference, with
     /// dominated sizes 48 and 16. With less, dominated sizes are left out first, then what holds
     /// the objects; types are counted always.
-    #[arg(long, value_name = "MIB", default_value_t = MEMORY_MIB, value_parser = clap::value_parser!(u32).range(16..=1_048_576))]
+    #[arg(
+        long,
+        value_name = "MIB",
+        default_value_t = MEMORY_MIB,
+        value_parser = clap::value_parser!(u32).range(16..=1_048_576)
+    )]
     pub memory: u32,
     /// Most memory the runtime takes, inside the process, for events that were not read yet, in
     /// MiB. Less is taken where the limits of the process's cgroups leave less.
-    #[arg(long, value_name = "MIB", default_value_t = BUFFER_MIB, value_parser = clap::value_parser!(u32).range(16..=4096))]
+    #[arg(
+        long,
+        value_name = "MIB",
+        default_value_t = BUFFER_MIB,
+        value_parser = clap::value_parser!(u32).range(16..=4096)
+    )]
     pub buffer: u32,
     /// Go on where the process has too little memory left (its cgroups' limits, the machine's
     /// memory): the kernel may kill it then.

@@ -15,15 +15,28 @@ const LEAKS_EXAMPLES: &str = "Examples:
 
 /// `perfusion leaks`.
 #[derive(Debug, Args)]
-#[command(after_help = below(&[LEAKS_EXAMPLES, EXIT_CODES]), group = ArgGroup::new("source").required(true).multiple(false))]
+#[command(
+    after_help = below(&[LEAKS_EXAMPLES, EXIT_CODES]),
+    group = ArgGroup::new("source").required(true).multiple(false)
+)]
 pub struct LeaksArgs {
     /// Watch this process. What it allocated before is not seen.
-    #[arg(short, long, value_name = "PID", group = "source", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        short,
+        long,
+        value_name = "PID",
+        group = "source",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
     pub pid: Option<u32>,
     /// Profiles of windows that follow each other, as the daemon writes them, in any order and of
     /// any number of services: each is one moment. Of each process the last unbroken stretch is
     /// judged.
-    #[arg(value_name = "FILE", group = "source", conflicts_with_all = ["duration", "window", "heap", "live_objects", "allocation_samples"])]
+    #[arg(
+        value_name = "FILE",
+        group = "source",
+        conflicts_with_all = ["duration", "window", "heap", "live_objects", "allocation_samples"]
+    )]
     pub files: Vec<PathBuf>,
     /// How long a process is watched. Less than a minute is too short for a verdict about growth.
     #[arg(short, long, value_name = "TIME", default_value = "2m", value_parser = parse_duration)]
@@ -40,11 +53,23 @@ pub struct LeaksArgs {
     #[arg(long)]
     pub heap: bool,
     /// Most memory for that survey, in MiB: about 24 bytes an object and 4 a reference.
-    #[arg(long, value_name = "MIB", requires = "heap", default_value_t = MEMORY_MIB, value_parser = clap::value_parser!(u32).range(16..=1_048_576))]
+    #[arg(
+        long,
+        value_name = "MIB",
+        requires = "heap",
+        default_value_t = MEMORY_MIB,
+        value_parser = clap::value_parser!(u32).range(16..=1_048_576)
+    )]
     pub memory: u32,
     /// Most memory the runtime takes for that survey, inside the process, for events that were not
     /// read yet, in MiB.
-    #[arg(long, value_name = "MIB", requires = "heap", default_value_t = BUFFER_MIB, value_parser = clap::value_parser!(u32).range(16..=4096))]
+    #[arg(
+        long,
+        value_name = "MIB",
+        requires = "heap",
+        default_value_t = BUFFER_MIB,
+        value_parser = clap::value_parser!(u32).range(16..=4096)
+    )]
     pub buffer: u32,
     /// Go on where the process has too little memory left (its cgroups' limits, the machine's
     /// memory): the kernel may kill it then.

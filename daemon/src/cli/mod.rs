@@ -88,7 +88,12 @@ fn exit_codes_with_command() -> String {
 /// System profiler for .NET and native code: CPU, waiting, allocation and live heap in one pprof
 /// file.
 #[derive(Debug, Parser)]
-#[command(name = "perfusion", version, after_help = exit_codes_with_command(), max_term_width = 110)]
+#[command(
+    name = "perfusion",
+    version,
+    after_help = exit_codes_with_command(),
+    max_term_width = 110
+)]
 pub struct Cli {
     /// Say less: errors only.
     #[arg(short, long, global = true)]

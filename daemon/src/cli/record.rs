@@ -16,11 +16,21 @@ const RECORD_EXAMPLES: &str = "Examples:
 
 /// `perfusion record`.
 #[derive(Debug, Args)]
-#[command(after_help = below(&[RECORD_EXAMPLES, &exit_codes_with_command()]), group = ArgGroup::new("target").required(true).multiple(false))]
+#[command(
+    after_help = below(&[RECORD_EXAMPLES, &exit_codes_with_command()]),
+    group = ArgGroup::new("target").required(true).multiple(false)
+)]
 pub struct RecordArgs {
     /// Processes to profile, with the children they make from now on: separated by commas, or given
     /// again.
-    #[arg(short, long, value_name = "PID", value_delimiter = ',', group = "target", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        short,
+        long,
+        value_name = "PID",
+        value_delimiter = ',',
+        group = "target",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
     pub pid: Vec<u32>,
     /// Profile every process of the host.
     #[arg(short, long, group = "target")]
@@ -41,7 +51,13 @@ pub struct RecordArgs {
     #[arg(short, long, value_name = "FILE", default_value = "perfusion.pb.gz")]
     pub output: PathBuf,
     /// CPU samples per second and CPU.
-    #[arg(short = 'F', long, value_name = "HZ", default_value_t = 99, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(
+        short = 'F',
+        long,
+        value_name = "HZ",
+        default_value_t = 99,
+        value_parser = clap::value_parser!(u32).range(1..=10_000)
+    )]
     pub frequency: u32,
     /// Load the shim into the .NET processes of --all or --cgroup too, as many as run at the start
     /// (with --pid and CMD it is loaded anyway).
@@ -62,17 +78,32 @@ pub struct RecordArgs {
     /// type, from their start on, and tell of each type so often: low 5, high 100 times a second.
     /// CMD runs up to 14 times slower where it allocates much. The last objects of each type are
     /// not told of; --exact counts those, too.
-    #[arg(long, value_name = "OFTEN", requires = "command", conflicts_with_all = ["exact", "no_attach"])]
+    #[arg(
+        long,
+        value_name = "OFTEN",
+        requires = "command",
+        conflicts_with_all = ["exact", "no_attach"]
+    )]
     pub alloc_counts: Option<AllocCounts>,
     /// Most bytes of user stack copied per sample and wait, in KiB (before Linux 5.17 at most 64,
     /// of a wait 32); only what a thread uses is copied.
-    #[arg(long, value_name = "KIB", default_value_t = 128, value_parser = clap::value_parser!(u32).range(4..=128))]
+    #[arg(
+        long,
+        value_name = "KIB",
+        default_value_t = 128,
+        value_parser = clap::value_parser!(u32).range(4..=128)
+    )]
     pub stack_kib: u32,
     /// Budget for the stacks of waits, in MiB per second: a sixth of it for threads that wait more
     /// than 32 times a second, the rest for those whose waits are few; what four seconds leave of
     /// it may be used later, and a recording begins with as much. Above it, waits keep their exact
     /// timing and their stacks are sampled with a known probability.
-    #[arg(long, value_name = "MIB", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(
+        long,
+        value_name = "MIB",
+        default_value_t = 6,
+        value_parser = clap::value_parser!(u32).range(1..=1024)
+    )]
     pub wait_stack_mib: u32,
     /// Take the stack of whoever ends a wait too, of the threads that are recorded: in the flame
     /// graph and in folded stacks it stands upside down on the waiting stack, above a frame [woken

@@ -122,7 +122,7 @@ impl RecordingConfig {
 
     /// What runtimes are asked for.
     #[must_use]
-    pub fn wishes(&self) -> Subscriptions {
+    pub fn subscriptions(&self) -> Subscriptions {
         Subscriptions {
             exceptions: self.exceptions,
             exception_messages: self.exception_messages,
@@ -585,13 +585,18 @@ mod tests {
 
     #[test]
     fn runtimes_are_asked_for_all_that_is_not_switched_off() {
-        assert_eq!(RecordingConfig::default().wishes(), Subscriptions::default());
-        let wishes = RecordingConfig { exceptions: false, ..RecordingConfig::default() }.wishes();
-        assert_eq!(wishes, Subscriptions { exceptions: false, ..Subscriptions::default() });
-        assert_eq!(wishes.comments().collect::<Vec<_>>(), ["exceptions: not recorded, as asked"]);
-        let wishes = RecordingConfig { contention: false, ..RecordingConfig::default() }.wishes();
+        assert_eq!(RecordingConfig::default().subscriptions(), Subscriptions::default());
+        let subscriptions =
+            RecordingConfig { exceptions: false, ..RecordingConfig::default() }.subscriptions();
+        assert_eq!(subscriptions, Subscriptions { exceptions: false, ..Subscriptions::default() });
         assert_eq!(
-            wishes.comments().collect::<Vec<_>>(),
+            subscriptions.comments().collect::<Vec<_>>(),
+            ["exceptions: not recorded, as asked"]
+        );
+        let subscriptions =
+            RecordingConfig { contention: false, ..RecordingConfig::default() }.subscriptions();
+        assert_eq!(
+            subscriptions.comments().collect::<Vec<_>>(),
             ["contentions, delay: not recorded, as asked"]
         );
     }

@@ -1,5 +1,5 @@
-//! How many of a service's .NET processes have the library, for what only the library tells: a
-//! profile must not pass off as zero what nobody counted.
+//! How many of a service's .NET processes have the shim. A profile must not show zero where no shim
+//! counted.
 
 use perfusion_sources::shim::{COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 pub struct AttachCoverage {
     /// How many there are.
     pub processes: u32,
-    /// Those that have the library.
+    /// Those that have the shim.
     pub attached: u32,
     /// Why one that does not has none.
     pub why: Option<String>,

@@ -96,7 +96,7 @@ struct AttachAttempt {
     program: ProgramId,
     service: Arc<str>,
     failures: u32,
-    wishes: Subscriptions,
+    subscriptions: Subscriptions,
 }
 
 /// The thread.
@@ -118,7 +118,7 @@ impl Attacher {
     ) -> io::Result<Self> {
         let (news, heard) = channel();
         let (tell, seen_to) = (news.clone(), watcher.clone());
-        let own = move |attempt: &AttachAttempt| settings.wishing(attempt.wishes);
+        let own = move |attempt: &AttachAttempt| settings.wishing(attempt.subscriptions);
         let workers = AttachWorkers::new(own, move |done: AttachOutcome<AttachAttempt>| {
             if done.1.is_ok() {
                 seen_to.watch(done.0.program.0);
@@ -248,9 +248,10 @@ impl AttacherLoop {
         if self.told.insert(key, left_out).unwrap_or_default() == left_out {
             return;
         }
-        let wishes = self.state.config().recording.wishes().but_for(left_out);
-        self.watcher.subscribe(process.pid, wishes, !left_out.has(Feature::Names));
-        tracing::info!(pid = process.pid, service = %process.service, "left out: {}", left_out.names());
+        let subscriptions = self.state.config().recording.subscriptions().but_for(left_out);
+        self.watcher.subscribe(process.pid, subscriptions, !left_out.has(Feature::Names));
+        let (pid, service) = (process.pid, &process.service);
+        tracing::info!(pid, %service, "left out: {}", left_out.names());
     }
 
     fn consider(
@@ -281,9 +282,13 @@ impl AttacherLoop {
             Some(ProcessAttachState::Failed(failures, next)) if Instant::now() >= next => failures,
             Some(_) => return,
         };
-        let wishes = config.recording.wishes().but_for(left_out.unwrap_or_default());
-        let attempt =
-            AttachAttempt { program: key, service: Arc::clone(&process.service), failures, wishes };
+        let subscriptions = config.recording.subscriptions().but_for(left_out.unwrap_or_default());
+        let attempt = AttachAttempt {
+            program: key,
+            service: Arc::clone(&process.service),
+            failures,
+            subscriptions,
+        };
         if self.workers.is_running(&attempt) {
             return;
         }
@@ -312,7 +317,8 @@ impl AttacherLoop {
         match result {
             Ok(attached) => {
                 self.state.counters.attached.add(1);
-                tracing::info!(pid = attempt.program.0, service = %attempt.service, took = ?attached.took, "attached");
+                let (pid, service) = (attempt.program.0, &attempt.service);
+                tracing::info!(pid, %service, took = ?attached.took, "attached");
                 self.reasons.remove(&attempt.program);
                 self.known.insert(attempt.program, ProcessAttachState::Attached);
                 self.changed.insert(attempt.program, Instant::now());

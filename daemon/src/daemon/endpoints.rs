@@ -63,8 +63,11 @@ impl Endpoints {
                     self.server = listen(&self.state, sinks).ok().flatten();
                 }
                 let stays = self.address();
-                tracing::error!(%error, "metrics are to be had where they were, at {stays}; the next \
-                     reload tries the new address again");
+                tracing::error!(
+                    %error,
+                    "metrics are to be had where they were, at {stays}; the next reload tries the \
+                     new address again"
+                );
             }
         }
     }

@@ -64,7 +64,11 @@ pub struct MetricFamily {
 
 macro_rules! families {
     ($($kind:ident $constant:ident $name:literal $help:literal;)*) => {
-        $(#[doc = $help] pub const $constant: MetricFamily = MetricFamily { name: $name, kind: MetricKind::$kind, help: $help };)*
+        $(
+            #[doc = $help]
+            pub const $constant: MetricFamily =
+                MetricFamily { name: $name, kind: MetricKind::$kind, help: $help };
+        )*
 
         /// Those that no stage counts.
         pub const OWN: &[MetricFamily] = &[$($constant),*];

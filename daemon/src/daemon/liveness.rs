@@ -1,5 +1,5 @@
-//! Whether this daemon is alive: its recording's threads and the helper that attaches. The service's
-//! manager and the health checks learn it from here.
+//! Whether this daemon is alive: its recording's threads and the helper that attaches. The
+//! service's manager and the health checks are told from here.
 
 use super::notify::Notify;
 use super::recording::ActiveRecording;

@@ -57,7 +57,7 @@ mod tests {
         let error = hold(directory.path()).unwrap_err().to_string();
         assert!(error.contains(&format!("pid {}", std::process::id())), "{error}");
         drop(first);
-        // What others have laid there is left alone, wherever it leads.
+        // What others have put there is not touched, wherever it leads.
         let secret = directory.path().join("secret");
         std::fs::write(&secret, "kept").unwrap();
         let refused = |lay: &dyn Fn()| {

@@ -34,7 +34,7 @@ const AT_ONCE: Duration = Duration::from_millis(100);
 #[derive(Clone)]
 pub(super) struct DaemonLog {
     limiter: Limiter,
-    outlet: NonblockingWriter,
+    output: NonblockingWriter,
 }
 
 /// Begins to log, as configured; once in the life of the program. Lines wait until they are
@@ -47,8 +47,8 @@ pub(super) fn start(log: &Options, level_by_flag: bool) -> DaemonLog {
         LogLevel::Debug => "debug",
     };
     let (filter, problem) = log_filter::filter(level, level_by_flag);
-    let (limiter, outlet) = (Limiter::default(), NonblockingWriter::default());
-    let writer = outlet.clone();
+    let (limiter, output) = (Limiter::default(), NonblockingWriter::default());
+    let writer = output.clone();
     let form =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || writer.clone());
     match log.format {
@@ -63,7 +63,7 @@ pub(super) fn start(log: &Options, level_by_flag: bool) -> DaemonLog {
     if let Some(problem) = problem {
         tracing::error!("{problem}");
     }
-    DaemonLog { limiter, outlet }
+    DaemonLog { limiter, output }
 }
 
 impl DaemonLog {
@@ -72,21 +72,21 @@ impl DaemonLog {
     /// # Errors
     /// When there can be none.
     pub(super) fn write(&self) -> io::Result<()> {
-        self.outlet.begin(io::stderr())
+        self.output.begin(io::stderr())
     }
 
     /// To be called now and then: says what was left out where a period is over, and what was lost.
     /// That is handed back, to be counted.
     pub(super) fn look(&self, now: Instant) -> u64 {
         self.limiter.sum_up(now);
-        if let Some(lines) = self.outlet.unsaid() {
+        if let Some(lines) = self.output.unsaid() {
             tracing::warn!(
                 lines,
                 "lines of this log are lost: whoever reads it was too slow, or they could not be \
                  written"
             );
         }
-        self.outlet.lost()
+        self.output.lost()
     }
 
     /// See [`Limiter::begin_anew`].
@@ -98,21 +98,21 @@ impl DaemonLog {
     pub(super) fn end(&self, ended: Result<u8, Error>) -> u8 {
         let code = ended.unwrap_or_else(|error| {
             // By way of the queue: a reader that has stalled would hold the end up.
-            let mut outlet = self.outlet.clone();
-            outlet.write_all(format!("perfusion: {error}\n").as_bytes()).ok();
+            let mut output = self.output.clone();
+            output.write_all(format!("perfusion: {error}\n").as_bytes()).ok();
             error.exit_code()
         });
         self.begin_anew();
         // Without a thread nobody is told.
         self.write().ok();
-        self.outlet.flush(LAST);
+        self.output.flush(LAST);
         code
     }
 
     /// Ends the process, whatever its threads are at.
     pub(super) fn exit(&self, code: i32) -> ! {
         self.begin_anew();
-        self.outlet.flush(AT_ONCE);
+        self.output.flush(AT_ONCE);
         std::process::exit(code);
     }
 }

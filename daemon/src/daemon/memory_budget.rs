@@ -56,7 +56,7 @@ pub struct MemoryBudget {
 }
 
 impl MemoryBudget {
-    /// Looks at how much memory is used, and how much of the room for stacks (from 0 to 1).
+    /// Looks at how much memory is used, and what part of the stacks' budget is used.
     pub fn look(&mut self, now: Instant, used: u64, bound: u64, fill: f64) -> Option<Relief> {
         if fill < NEARLY_FULL {
             self.cut = None;
@@ -85,10 +85,10 @@ mod tests {
 
     #[test]
     fn caches_go_first_then_the_window_and_what_does_not_help_is_done_less_and_less_often() {
-        let (mut room, start) = (MemoryBudget::default(), Instant::now());
+        let (mut budget, start) = (MemoryBudget::default(), Instant::now());
         let mut done = Vec::new();
         for second in 0..200 {
-            if let Some(relief) = room.look(start + Duration::from_secs(second), 2, 1, 0.0) {
+            if let Some(relief) = budget.look(start + Duration::from_secs(second), 2, 1, 0.0) {
                 done.push((second, relief));
             }
         }
@@ -96,20 +96,20 @@ mod tests {
         assert_eq!(times, [0, 2, 6, 10, 18, 26, 42, 58, 90, 122, 182]);
         assert!(what.chunks(2).all(|pair| pair[0] == Relief::Shed));
         assert!(what.iter().skip(1).step_by(2).all(|relief| *relief == Relief::Cut));
-        assert_eq!(room.look(start, 1, 1, 0.0), None);
-        assert_eq!(room.look(start, 2, 1, 0.0), Some(Relief::Shed));
+        assert_eq!(budget.look(start, 1, 1, 0.0), None);
+        assert_eq!(budget.look(start, 2, 1, 0.0), Some(Relief::Shed));
     }
 
     #[test]
     fn a_window_whose_stacks_have_little_room_left_ends_before_memory_is_short() {
-        let (mut room, start) = (MemoryBudget::default(), Instant::now());
+        let (mut budget, start) = (MemoryBudget::default(), Instant::now());
         let second = Duration::from_secs(1);
-        assert_eq!(room.look(start, 1, 9, 0.5), None);
-        assert_eq!(room.look(start, 1, 9, 0.8), Some(Relief::Cut));
+        assert_eq!(budget.look(start, 1, 9, 0.5), None);
+        assert_eq!(budget.look(start, 1, 9, 0.8), Some(Relief::Cut));
         // What it says is old.
-        assert_eq!(room.look(start + 9 * second, 1, 9, 0.9), None);
-        assert_eq!(room.look(start + 16 * second, 1, 9, 0.9), Some(Relief::Cut));
-        assert_eq!(room.look(start + 17 * second, 1, 9, 0.1), None);
-        assert_eq!(room.look(start + 18 * second, 1, 9, 0.8), Some(Relief::Cut));
+        assert_eq!(budget.look(start + 9 * second, 1, 9, 0.9), None);
+        assert_eq!(budget.look(start + 16 * second, 1, 9, 0.9), Some(Relief::Cut));
+        assert_eq!(budget.look(start + 17 * second, 1, 9, 0.1), None);
+        assert_eq!(budget.look(start + 18 * second, 1, 9, 0.8), Some(Relief::Cut));
     }
 }

@@ -165,7 +165,7 @@ impl Daemon {
             tracing::warn!(%limit, "limited");
         }
         attach::shim_copy::begin_sweep();
-        let settings = ShimSettings::new(config.recording.wishes())
+        let settings = ShimSettings::new(config.recording.subscriptions())
             .map_err(|source| Error::internal("random number")(source.into()))?;
         raise_open_files();
         let sinks = SinkControl::start(&config)?;

@@ -61,13 +61,13 @@ pub struct ResourceMode {
 impl ResourceMode {
     /// On a host with so many CPUs.
     #[must_use]
-    pub fn of(config: &Config, confines: &CgroupLimits, host_cpus: f64) -> Self {
+    pub fn of(config: &Config, allowed: &CgroupLimits, host_cpus: f64) -> Self {
         let LimitsConfig { cpu, memory, .. } = &config.limits;
         let mut why = Vec::new();
-        if let Some(cpus) = confines.cpus.filter(|cpus| *cpus < ENOUGH_CPUS) {
+        if let Some(cpus) = allowed.cpus.filter(|cpus| *cpus < ENOUGH_CPUS) {
             why.push(format!("its cgroup allows {cpus:.2} CPUs, less than {ENOUGH_CPUS}"));
         }
-        if let Some(bytes) = confines.memory.filter(|bytes| *bytes < ENOUGH_MEMORY) {
+        if let Some(bytes) = allowed.memory.filter(|bytes| *bytes < ENOUGH_MEMORY) {
             why.push(format!(
                 "its cgroup allows {} MiB of memory, less than {}",
                 bytes >> 20,
@@ -75,8 +75,8 @@ impl ResourceMode {
             ));
         }
         let own_memory =
-            confines.memory.map_or(u64::MAX, |bytes| (bytes as f64 * PART_OF_MEMORY) as u64);
-        let own_cpus = confines.cpus.map_or(f64::INFINITY, |cpus| cpus * PART_OF_CPUS);
+            allowed.memory.map_or(u64::MAX, |bytes| (bytes as f64 * PART_OF_MEMORY) as u64);
+        let own_cpus = allowed.cpus.map_or(f64::INFINITY, |cpus| cpus * PART_OF_CPUS);
         Self {
             reduced: (!why.is_empty()).then(|| why.join(" and ")),
             memory: memory.0.min(own_memory),

@@ -56,13 +56,13 @@ impl NonblockingWriter {
         if std::mem::replace(&mut self.lock().begun, true) {
             return Ok(());
         }
-        let outlet = self.clone();
+        let writer = self.clone();
         let write = move || {
             priority::wait_for_others();
             loop {
-                let line = outlet.next();
+                let line = writer.next();
                 let written = to.write_all(&line).and_then(|()| to.flush());
-                outlet.written(written.is_ok());
+                writer.written(written.is_ok());
             }
         };
         std::thread::Builder::new().name("log".into()).spawn(write).map(drop)
@@ -156,10 +156,10 @@ mod tests {
 
     #[test]
     fn a_reader_that_stalls_costs_lines_that_are_counted_and_no_time() {
-        let (outlet, (asked, asks), (tell, told)) =
+        let (writer, (asked, asks), (tell, told)) =
             (NonblockingWriter::default(), channel(), channel());
-        outlet.begin(ScriptedWriter(asked, told)).unwrap();
-        let mut log = outlet.clone();
+        writer.begin(ScriptedWriter(asked, told)).unwrap();
+        let mut log = writer.clone();
         let line = vec![b'x'; MOST_BYTES / 4];
         log.write_all(&line).unwrap();
         asks.recv_timeout(LONG).unwrap();
@@ -167,42 +167,42 @@ mod tests {
         for _ in 0..7 {
             log.write_all(&line).unwrap();
         }
-        assert_eq!((outlet.lost(), outlet.lost(), outlet.unsaid()), (3, 0, None));
+        assert_eq!((writer.lost(), writer.lost(), writer.unsaid()), (3, 0, None));
         let begun = Instant::now();
-        outlet.flush(Duration::from_millis(50));
+        writer.flush(Duration::from_millis(50));
         assert!((Duration::from_millis(50)..LONG).contains(&begun.elapsed()));
         drop(tell);
-        outlet.flush(LONG);
-        assert_eq!((outlet.unsaid(), outlet.unsaid(), outlet.lost()), (Some(3), None, 0));
+        writer.flush(LONG);
+        assert_eq!((writer.unsaid(), writer.unsaid(), writer.lost()), (Some(3), None, 0));
     }
 
     #[test]
     fn a_line_that_cannot_be_written_is_counted_and_the_next_ones_are_tried() {
-        let (outlet, (asked, _asks), (tell, told)) =
+        let (writer, (asked, _asks), (tell, told)) =
             (NonblockingWriter::default(), channel(), channel());
-        outlet.begin(ScriptedWriter(asked, told)).unwrap();
-        let mut log = outlet.clone();
+        writer.begin(ScriptedWriter(asked, told)).unwrap();
+        let mut log = writer.clone();
         tell.send(Err(io::ErrorKind::StorageFull.into())).unwrap();
         log.write_all(b"lost\n").unwrap();
-        outlet.flush(LONG);
-        assert_eq!((outlet.lost(), outlet.unsaid()), (1, None), "it would be lost as well");
+        writer.flush(LONG);
+        assert_eq!((writer.lost(), writer.unsaid()), (1, None), "it would be lost as well");
         tell.send(Ok(())).unwrap();
         log.write_all(b"written\n").unwrap();
-        outlet.flush(LONG);
-        assert_eq!((outlet.lost(), outlet.unsaid()), (0, Some(1)));
+        writer.flush(LONG);
+        assert_eq!((writer.lost(), writer.unsaid()), (0, Some(1)));
     }
 
     #[test]
     fn lines_come_in_their_order_those_from_before_the_thread_too() {
-        let (outlet, (ours, mut theirs)) =
+        let (writer, (ours, mut theirs)) =
             (NonblockingWriter::default(), UnixStream::pair().unwrap());
-        let mut log = outlet.clone();
+        let mut log = writer.clone();
         log.write_all(b"one\n").unwrap();
-        outlet.begin(ours).unwrap();
+        writer.begin(ours).unwrap();
         log.write_all(b"two\n").unwrap();
-        outlet.flush(LONG);
+        writer.flush(LONG);
         let mut read = [0; 8];
         theirs.read_exact(&mut read).unwrap();
-        assert_eq!((&read, outlet.lost()), (b"one\ntwo\n", 0));
+        assert_eq!((&read, writer.lost()), (b"one\ntwo\n", 0));
     }
 }

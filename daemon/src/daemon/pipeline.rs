@@ -24,7 +24,10 @@ pub fn text(state: &DaemonState, sinks: &[SinkStatus]) -> String {
     let programs: Vec<Value> = look
         .iter()
         .flat_map(|look| &look.costs)
-        .map(|cost| json!({ "name": cost.name, "runs_counted": cost.runs, "seconds_counted": cost.total_ns as f64 / 1e9 }))
+        .map(|cost| {
+            let seconds = cost.total_ns as f64 / 1e9;
+            json!({ "name": cost.name, "runs_counted": cost.runs, "seconds_counted": seconds })
+        })
         .collect();
     let sinks: Map<String, Value> = sinks
         .iter()
@@ -133,7 +136,17 @@ mod tests {
             document["sinks"]["files /x"],
             json!({ "files_written": 5, "profiles_dropped": 2, "profiles_lost_at_end": 0, "busy_seconds": 9 })
         );
-        let waits = |trouble| json!({ "requests_waiting": 3, "waiting_bytes": 17, "trouble": trouble, "causes": [], "profiles_dropped": 0, "profiles_lost_at_end": 0, "busy_seconds": 0 });
+        let waits = |trouble| {
+            json!({
+                "requests_waiting": 3,
+                "waiting_bytes": 17,
+                "trouble": trouble,
+                "causes": [],
+                "profiles_dropped": 0,
+                "profiles_lost_at_end": 0,
+                "busy_seconds": 0,
+            })
+        };
         assert_eq!(document["sinks"]["otlp a"], waits(json!("away")));
         assert_eq!(document["sinks"]["otlp b"], waits(Value::Null));
         assert_eq!(document["memory"]["limit_bytes"], 256 << 20);

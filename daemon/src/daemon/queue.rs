@@ -55,12 +55,12 @@ impl WindowQueue {
         self.waits.store(!state.windows.is_empty(), Ordering::Relaxed);
     }
 
-    /// Hands a window over. One that would make more than `room` bytes wait is dropped, unless none
-    /// waits, and so is one when nobody takes any more. Tells whether it was taken.
-    pub fn give(&self, window: &WindowProfiles, room: u64) -> bool {
+    /// Hands a window over; false when it was dropped. A window is dropped when more than `limit`
+    /// bytes would wait, unless none waits, and when nobody takes any more.
+    pub fn give(&self, window: &WindowProfiles, limit: u64) -> bool {
         let bytes: u64 = window.iter().map(|finished| bytes_of(finished)).sum();
         let mut state = self.lock();
-        let fits = state.bytes == 0 || state.bytes.saturating_add(bytes) <= room;
+        let fits = state.bytes == 0 || state.bytes.saturating_add(bytes) <= limit;
         if state.is_closed || !fits {
             state.dropped += u64::try_from(window.len()).unwrap_or(u64::MAX);
             return false;

@@ -117,35 +117,35 @@ mod tests {
     #[test]
     fn rates_fall_while_a_window_costs_too_much_and_come_back_when_it_does_not() {
         let start = Instant::now();
-        let (mut pace, mut now, mut used) =
+        let (mut controller, mut now, mut used) =
             (CpuRateController::begin(start, spent(Duration::ZERO)), start, Duration::ZERO);
-        pace.window_over(start, spent(used), 0.1);
-        let mut window = |pace: &mut CpuRateController, cpus: f64| {
+        controller.window_over(start, spent(used), 0.1);
+        let mut window = |controller: &mut CpuRateController, cpus: f64| {
             now += Duration::from_secs(10);
             used += Duration::from_secs_f64(10.0 * cpus);
-            let found = pace.window_over(now, spent(used), 0.1);
+            let found = controller.window_over(now, spent(used), 0.1);
             assert!((found - cpus).abs() < 1e-6, "{found}");
-            pace.rates(ASKED).kernel.frequency_hz
+            controller.rates(ASKED).kernel.frequency_hz
         };
         let hertz: Vec<u32> = [0.09, 0.2, 0.15, 0.08, 0.03, 0.03, 0.03, 0.08, 0.03, 0.03, 0.03]
-            .map(|cpus| window(&mut pace, cpus))
+            .map(|cpus| window(&mut controller, cpus))
             .to_vec();
         assert_eq!(hertz, [99, 49, 24, 24, 24, 49, 49, 49, 49, 99, 99]);
-        assert!((0..20).all(|_| window(&mut pace, 5.0) > 0));
-        assert_eq!(pace.steps(), STEPS);
-        assert_eq!(pace.rates(ASKED), asked(3, 64 << 10, 16));
+        assert!((0..20).all(|_| window(&mut controller, 5.0) > 0));
+        assert_eq!(controller.steps(), STEPS);
+        assert_eq!(controller.rates(ASKED), asked(3, 64 << 10, 16));
     }
 
     #[test]
     fn the_cost_of_the_start_is_borne_by_a_minute() {
         let start = Instant::now();
         let soon = start + Duration::from_millis(500);
-        let mut pace = CpuRateController::begin(start, spent(Duration::ZERO));
-        pace.window_over(soon, spent(Duration::from_secs(3)), 0.1);
-        assert_eq!(pace.steps(), 0);
+        let mut controller = CpuRateController::begin(start, spent(Duration::ZERO));
+        controller.window_over(soon, spent(Duration::from_secs(3)), 0.1);
+        assert_eq!(controller.steps(), 0);
         // What comes then has to be paid for when it comes.
-        pace.window_over(soon + Duration::from_secs(10), spent(Duration::from_secs(5)), 0.1);
-        assert_eq!(pace.steps(), 1);
+        controller.window_over(soon + Duration::from_secs(10), spent(Duration::from_secs(5)), 0.1);
+        assert_eq!(controller.steps(), 1);
         let mut dear = CpuRateController::begin(start, spent(Duration::ZERO));
         dear.window_over(soon, spent(Duration::from_secs(8)), 0.1);
         assert_eq!(dear.steps(), 1);
@@ -153,9 +153,9 @@ mod tests {
 
     #[test]
     fn rates_that_are_low_already_do_not_rise() {
-        let mut pace = CpuRateController::begin(Instant::now(), CpuTime::default());
-        (0..STEPS).for_each(|_| pace.slower());
-        assert_eq!(pace.rates(asked(2, 10_000, 8)), asked(1, 10_000, 8));
+        let mut controller = CpuRateController::begin(Instant::now(), CpuTime::default());
+        (0..STEPS).for_each(|_| controller.slower());
+        assert_eq!(controller.rates(asked(2, 10_000, 8)), asked(1, 10_000, 8));
     }
 
     #[test]
@@ -165,8 +165,8 @@ mod tests {
             let probes = probes.map(|seconds| seconds * second);
             (start + seconds * second, CpuTime { daemon: seconds * second / 100, probes })
         };
-        let mut pace = CpuRateController::begin(start, at(0, Some(0)).1);
-        let mut took = |(now, spent)| pace.window_over(now, spent, 0.1);
+        let mut controller = CpuRateController::begin(start, at(0, Some(0)).1);
+        let mut took = |(now, spent)| controller.window_over(now, spent, 0.1);
         // Of the first minute, which bears the start: 0.6 s of the daemon, 3 of the probes.
         assert!((took(at(60, Some(3))) - 0.06).abs() < 1e-9);
         // Then the kernel does not say, and then it does.

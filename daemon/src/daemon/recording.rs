@@ -51,7 +51,7 @@ impl RecordingStarter {
         let rates = CpuRateController::begin(Instant::now(), state.cost.spent());
         state.counters.recordings.add(1);
         let mut encoder = WindowEncoder::new(Arc::clone(state), out);
-        self.settings = self.settings.wishing(what.wishes());
+        self.settings = self.settings.wishing(what.subscriptions());
         let shims = ShimSource::new(self.settings.owner, what.limits());
         let windows = WindowOptions {
             pods: Arc::clone(&state.pods),

@@ -84,7 +84,7 @@ impl Selector {
         any.then(|| rules.of_kernel(selection.looks_at_cgroups(source)))
     }
 
-    /// Begins to learn of pods, as this configuration says.
+    /// Begins to follow the pods of this node, as this configuration says.
     pub(super) fn follow_pods(&mut self, config: &Config) {
         self.forget_pods();
         let options = &config.kubernetes;

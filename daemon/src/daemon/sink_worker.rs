@@ -72,14 +72,14 @@ pub struct SinkStatus {
 impl SinkStatus {
     /// Name and value of each counter and gauge.
     pub fn values(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let of_lane = [
+        let of_worker = [
             ("profiles_dropped", self.dropped),
             ("profiles_lost_at_end", self.lost_at_end),
             ("busy_seconds", self.busy.as_secs()),
         ];
         let of_sink =
             self.counters.iter().copied().chain(self.backlog.iter().flat_map(SpoolBacklog::gauges));
-        of_sink.chain(of_lane)
+        of_sink.chain(of_worker)
     }
 }
 
@@ -116,20 +116,20 @@ pub enum PreviousWorker {
     /// All, of one that works in the same place, when that has done what it is doing.
     Here(SinkWorker),
     /// What waits for one of its name that works in another place, and what that has counted. The
-    /// two are at work at once: a disk that does not answer is left behind.
+    /// two are at work at once: a disk that does not answer is abandoned.
     Elsewhere(SinkWorker),
 }
 
 struct WorkerShared {
     queue: WindowQueue,
     state: Mutex<WorkerState>,
-    hurry: SinkSignals,
+    signals: SinkSignals,
 }
 
 impl Default for WorkerShared {
     fn default() -> Self {
-        let hurry = SinkSignals::default();
-        Self { queue: WindowQueue::with(hurry.waits()), state: Mutex::default(), hurry }
+        let signals = SinkSignals::default();
+        Self { queue: WindowQueue::with(signals.waits()), state: Mutex::default(), signals }
     }
 }
 
@@ -151,7 +151,7 @@ struct WorkerState {
     last: Option<Instant>,
     /// What those before counted: one that takes another's place goes on from there, since counters
     /// grow only.
-    former: BTreeMap<&'static str, u64>,
+    previous: BTreeMap<&'static str, u64>,
     counters: Vec<(&'static str, u64)>,
     backlog: Option<SpoolBacklog>,
 }
@@ -165,8 +165,8 @@ impl WorkerShared {
     /// value is the newer.
     fn counters(&self, state: &WorkerState) -> Vec<(&'static str, u64)> {
         let mut counters = state.counters.clone();
-        for (name, value) in self.hurry.reported().counters {
-            let value = value + state.former.get(name).copied().unwrap_or_default();
+        for (name, value) in self.signals.reported().counters {
+            let value = value + state.previous.get(name).copied().unwrap_or_default();
             match counters.iter_mut().find(|(known, _)| *known == name) {
                 Some((_, known)) => *known = value.max(*known),
                 None => counters.push((name, value)),
@@ -182,7 +182,7 @@ impl WorkerShared {
         let counters = before.counters(&before.state());
         // Until it has said anything itself.
         let state = WorkerState {
-            former: counters.iter().copied().collect(),
+            previous: counters.iter().copied().collect(),
             counters,
             ..WorkerState::default()
         };
@@ -191,21 +191,22 @@ impl WorkerShared {
 }
 
 impl SinkWorker {
-    /// Puts a sink to work. The other one is the former that ends now, where there is one.
+    /// Puts a sink to work. The second worker is the previous one, where there is one and it ends
+    /// now.
     ///
     /// # Errors
-    /// When the thread cannot be made. The former goes on as it was.
+    /// When the thread cannot be made. The previous one goes on as it was.
     pub fn start(
         sink: Box<dyn Sink>,
-        former: PreviousWorker,
+        previous: PreviousWorker,
     ) -> Result<(Self, Option<Self>), (io::Error, PreviousWorker)> {
-        let (former, sink) = match former {
-            PreviousWorker::Here(lane) => match lane.exchange(sink) {
+        let (previous, sink) = match previous {
+            PreviousWorker::Here(worker) => match worker.exchange(sink) {
                 // Its thread is there and waits: however often that happens there is one.
-                None => return Ok((lane, None)),
-                Some(sink) => (PreviousWorker::Here(lane), sink),
+                None => return Ok((worker, None)),
+                Some(sink) => (PreviousWorker::Here(worker), sink),
             },
-            former => (former, sink),
+            previous => (previous, sink),
         };
         let (hand, handed) = channel::<WorkerStart>();
         let spawned = std::thread::Builder::new().name("sink".into()).spawn(move || {
@@ -214,15 +215,15 @@ impl SinkWorker {
         });
         let thread = match spawned {
             Ok(thread) => thread,
-            Err(error) => return Err((error, former)),
+            Err(error) => return Err((error, previous)),
         };
         let (name, place) = (sink.name().to_owned(), sink.place().to_owned());
-        let (shared, before, ended) = match former {
+        let (shared, before, ended) = match previous {
             PreviousWorker::None => (Arc::default(), None, None),
-            PreviousWorker::Here(lane) => (lane.shared, lane.thread, None),
-            PreviousWorker::Elsewhere(mut lane) => {
-                lane.is_replaced = true;
-                (Arc::new(WorkerShared::after(&lane.shared)), None, Some(lane))
+            PreviousWorker::Here(worker) => (worker.shared, worker.thread, None),
+            PreviousWorker::Elsewhere(mut worker) => {
+                worker.is_replaced = true;
+                (Arc::new(WorkerShared::after(&worker.shared)), None, Some(worker))
             }
         };
         let (turn, next) = (shared.queue.take_turn(), Arc::new(Mutex::new(Some(sink))));
@@ -278,14 +279,14 @@ impl SinkWorker {
     }
 
     /// Hands a window over, see [`WindowQueue::give`].
-    pub fn give(&self, window: &WindowProfiles, room: u64) -> bool {
-        self.shared.queue.give(window, room)
+    pub fn give(&self, window: &WindowProfiles, limit: u64) -> bool {
+        self.shared.queue.give(window, limit)
     }
 
     /// How the sink stands, as of the last window or second.
     #[must_use]
     pub fn standing(&self) -> SinkStatus {
-        let hurry = &self.shared.hurry;
+        let signals = &self.shared.signals;
         let state = self.shared.state();
         let since = |began: Option<Instant>, later: Option<Instant>| {
             began
@@ -295,13 +296,13 @@ impl SinkWorker {
         SinkStatus {
             sink: self.name.clone(),
             counters: self.shared.counters(&state),
-            backlog: hurry.reported().backlog.or_else(|| state.backlog.clone()),
+            backlog: signals.reported().backlog.or_else(|| state.backlog.clone()),
             dropped: self.shared.queue.dropped(),
             lost_at_end: state.lost_at_end,
             waiting: self.shared.queue.waiting(),
-            busy: since(state.busy, hurry.began()),
+            busy: since(state.busy, signals.began()),
             // A window of many parts is many writes.
-            still: since(state.at_one, hurry.last_step()),
+            still: since(state.at_one, signals.last_step()),
         }
     }
 
@@ -320,7 +321,7 @@ impl SinkWorker {
     /// place of the present one. That has a low priority, which it cannot raise again, so on a busy
     /// machine it would not come to put the windows away.
     pub fn hasten(&mut self, told: Instant) {
-        self.shared.hurry.end_at_the_latest(told + PARTS_WITHIN);
+        self.shared.signals.end_at_the_latest(told + PARTS_WITHIN);
         let Some(before) = self.thread.take_if(|thread| !thread.is_finished()) else { return };
         let (hand, handed) = channel::<(WorkerThread, u64)>();
         let spawned = std::thread::Builder::new().name("sink".into()).spawn(move || {
@@ -345,7 +346,7 @@ impl SinkWorker {
     /// told to end at `told`. Its end is to be waited for.
     pub fn close(&mut self, told: Instant) -> Option<WorkerThread> {
         let now = Instant::now();
-        self.shared.hurry.end_by((now + LAST_PARTS).min(told + PARTS_WITHIN));
+        self.shared.signals.end_by((now + LAST_PARTS).min(told + PARTS_WITHIN));
         {
             let mut state = self.shared.state();
             let last = (now + LAST).min(told + SENT_WITHIN);
@@ -395,7 +396,7 @@ pub struct SinkThread {
 impl SinkThread {
     fn new(mut sink: Box<dyn Sink>, shared: Arc<WorkerShared>, turn: u64) -> Self {
         let now = Instant::now();
-        sink.hurries(shared.hurry.clone());
+        sink.hurries(shared.signals.clone());
         Self {
             sink,
             shared,
@@ -447,7 +448,7 @@ impl SinkThread {
         self.timed(|sink| sink.close(deadline));
         self.publish();
         let mut state = self.shared.state();
-        state.former = state.counters.iter().copied().collect();
+        state.previous = state.counters.iter().copied().collect();
     }
 
     fn put(&mut self, mut window: WindowProfiles) {
@@ -572,10 +573,10 @@ impl SinkThread {
         };
         let mut state = self.shared.state();
         for (counter, value) in &mut counters {
-            *value += state.former.get(counter).copied().unwrap_or_default();
+            *value += state.previous.get(counter).copied().unwrap_or_default();
         }
         (state.counters, state.backlog) = (counters, backlog);
-        self.shared.hurry.is_reported();
+        self.shared.signals.is_reported();
     }
 
     /// Until when there is time, where the daemon ends.
@@ -764,8 +765,8 @@ pub mod tests {
             Path::new("")
         }
 
-        fn hurries(&mut self, hurry: SinkSignals) {
-            self.0 = hurry;
+        fn hurries(&mut self, signals: SinkSignals) {
+            self.0 = signals;
         }
 
         fn put(&mut self, _: &FinishedProfile) -> Result<(), SinkError> {
@@ -789,29 +790,32 @@ pub mod tests {
     #[test]
     fn numbers_move_while_a_window_is_made_and_busy_is_since_it_began() {
         let (tell, told) = channel();
-        let mut lane =
+        let mut worker =
             started(Box::new(Reports(SinkSignals::default(), told, 0)), PreviousWorker::None).0;
         let began = Instant::now();
-        assert!(lane.give(&["a", "b", "c"].map(finished).to_vec(), u64::MAX));
+        assert!(worker.give(&["a", "b", "c"].map(finished).to_vec(), u64::MAX));
         for value in [3, 4] {
             tell.send(value).unwrap();
-            until(|| lane.standing().values().any(|value_of| value_of == ("requests_made", value)));
-            assert_eq!(lane.standing().backlog.map(|backlog| backlog.requests), Some(value));
+            until(|| {
+                worker.standing().values().any(|value_of| value_of == ("requests_made", value))
+            });
+            assert_eq!(worker.standing().backlog.map(|backlog| backlog.requests), Some(value));
             // It goes on with the next profile of the same window.
             tell.send(0).unwrap();
         }
-        let (passed, standing) = (began.elapsed(), lane.standing());
+        let (passed, standing) = (began.elapsed(), worker.standing());
         assert!(
             standing.busy >= Duration::from_millis(1200) && standing.busy <= began.elapsed(),
             "{passed:?}"
         );
         drop(tell);
-        until(|| lane.standing().busy.is_zero());
+        until(|| worker.standing().busy.is_zero());
         // What it says itself is the last word.
         until(|| {
-            lane.standing().counters == [("requests_made", 4)] && lane.standing().backlog.is_none()
+            worker.standing().counters == [("requests_made", 4)]
+                && worker.standing().backlog.is_none()
         });
-        lane.close(Instant::now()).unwrap().join().unwrap();
+        worker.close(Instant::now()).unwrap().join().unwrap();
     }
 
     /// Says until when it may send.
@@ -826,8 +830,8 @@ pub mod tests {
             Path::new("")
         }
 
-        fn hurries(&mut self, hurry: SinkSignals) {
-            self.1 = hurry;
+        fn hurries(&mut self, signals: SinkSignals) {
+            self.1 = signals;
         }
 
         fn put(&mut self, _: &FinishedProfile) -> Result<(), SinkError> {
@@ -849,12 +853,12 @@ pub mod tests {
             [(0, 1500, true), (1900, 500, false), (9000, 0, false)]
         {
             let (tell, heard) = channel();
-            let mut lane =
+            let mut worker =
                 started(Box::new(Sends(tell, SinkSignals::default())), PreviousWorker::None).0;
             let now = Instant::now();
             let told = now.checked_sub(Duration::from_millis(recording_took)).unwrap();
-            let thread = lane.close(told).unwrap();
-            let (deadline, hurry) = heard.recv().unwrap();
+            let thread = worker.close(told).unwrap();
+            let (deadline, signals) = heard.recv().unwrap();
             let left = deadline.saturating_duration_since(now);
             // Whatever passed between the two looks at the clock.
             let most = Duration::from_millis(sends) + now.elapsed();
@@ -862,7 +866,7 @@ pub mod tests {
                 left <= most && left >= Duration::from_millis(sends),
                 "{recording_took}: {left:?}"
             );
-            assert_eq!(hurry.is_over(), !makes, "{recording_took}");
+            assert_eq!(signals.is_over(), !makes, "{recording_took}");
             thread.join().unwrap();
         }
     }
@@ -931,16 +935,17 @@ pub mod tests {
     #[test]
     fn counters_are_published_without_a_window() {
         let count = Arc::new(AtomicU64::new(0));
-        let mut lane = started(Box::new(Counting("a", Arc::clone(&count))), PreviousWorker::None).0;
+        let mut worker =
+            started(Box::new(Counting("a", Arc::clone(&count))), PreviousWorker::None).0;
         for value in [3, 4] {
             count.store(value, Ordering::Relaxed);
-            until(|| lane.standing().counters == [("requests_sent", value)]);
+            until(|| worker.standing().counters == [("requests_sent", value)]);
         }
-        lane.close(Instant::now()).unwrap().join().unwrap();
+        worker.close(Instant::now()).unwrap().join().unwrap();
     }
 
-    fn started(sink: Box<dyn Sink>, former: PreviousWorker) -> (SinkWorker, Option<SinkWorker>) {
-        SinkWorker::start(sink, former).map_err(|(error, _)| error).unwrap()
+    fn started(sink: Box<dyn Sink>, previous: PreviousWorker) -> (SinkWorker, Option<SinkWorker>) {
+        SinkWorker::start(sink, previous).map_err(|(error, _)| error).unwrap()
     }
 
     /// Says what it was given, and is at it until it is told to go on.
@@ -987,65 +992,65 @@ pub mod tests {
     /// One that is at "a" and goes on when it is told to, and for which "b" waits.
     fn hanging() -> (SinkWorker, Receiver<Arc<str>>, Sender<()>) {
         let (sink, heard, goes_on) = slow("/a");
-        let lane = started(sink, PreviousWorker::None).0;
-        assert!(lane.give(&window("a"), u64::MAX) && lane.give(&window("b"), u64::MAX));
+        let worker = started(sink, PreviousWorker::None).0;
+        assert!(worker.give(&window("a"), u64::MAX) && worker.give(&window("b"), u64::MAX));
         assert_eq!(&*heard.recv().unwrap(), "a");
-        until(|| lane.standing().busy > Duration::ZERO);
-        (lane, heard, goes_on)
+        until(|| worker.standing().busy > Duration::ZERO);
+        (worker, heard, goes_on)
     }
 
     #[test]
     fn what_waits_is_for_the_sink_that_takes_the_place_when_the_one_before_is_done() {
-        let (lane, first_heard, first_goes_on) = hanging();
+        let (worker, first_heard, first_goes_on) = hanging();
         let ((second, second_heard, second_goes_on), (third, third_heard, third_goes_on)) =
             (slow("/a"), slow("/a"));
-        let (lane, former) = started(second, PreviousWorker::Here(lane));
-        assert!(former.is_none());
-        assert!(lane.standing().busy > Duration::ZERO, "it is said of whose place is taken");
-        assert!(!lane.give(&window("c"), 0));
-        assert_eq!((lane.standing().dropped, lane.standing().waiting), (1, 1));
+        let (worker, previous) = started(second, PreviousWorker::Here(worker));
+        assert!(previous.is_none());
+        assert!(worker.standing().busy > Duration::ZERO, "it is said of whose place is taken");
+        assert!(!worker.give(&window("c"), 0));
+        assert_eq!((worker.standing().dropped, worker.standing().waiting), (1, 1));
         // One waits for its turn, however many there are.
-        lane.leave();
-        let (mut lane, former) = started(third, PreviousWorker::Here(lane));
-        assert!(former.is_none() && second_heard.recv().is_err(), "it is gone");
-        assert!(lane.give(&window("d"), u64::MAX), "windows come again");
+        worker.leave();
+        let (mut worker, previous) = started(third, PreviousWorker::Here(worker));
+        assert!(previous.is_none() && second_heard.recv().is_err(), "it is gone");
+        assert!(worker.give(&window("d"), u64::MAX), "windows come again");
         assert!(third_heard.try_recv().is_err());
         drop((first_goes_on, second_goes_on, third_goes_on));
         assert_eq!((&*third_heard.recv().unwrap(), &*third_heard.recv().unwrap()), ("b", "d"));
-        lane.close(Instant::now()).unwrap().join().unwrap();
+        worker.close(Instant::now()).unwrap().join().unwrap();
         assert!(first_heard.recv().is_err() && third_heard.recv().is_err());
     }
 
     #[test]
     fn a_sink_that_works_elsewhere_does_not_wait_for_the_one_before() {
-        let (lane, first_heard, first_goes_on) = hanging();
-        assert!(!lane.give(&window("c"), 0));
+        let (worker, first_heard, first_goes_on) = hanging();
+        assert!(!worker.give(&window("c"), 0));
         let (second, second_heard, second_goes_on) = slow("/b");
         drop(second_goes_on);
-        let (mut lane, former) = started(second, PreviousWorker::Elsewhere(lane));
-        let mut former = former.unwrap();
-        assert!(former.is_replaced() && former.standing().busy > Duration::ZERO);
+        let (mut worker, previous) = started(second, PreviousWorker::Elsewhere(worker));
+        let mut previous = previous.unwrap();
+        assert!(previous.is_replaced() && previous.standing().busy > Duration::ZERO);
         assert_eq!(&*second_heard.recv().unwrap(), "b", "what waited");
-        assert_eq!(lane.standing().dropped, 1);
-        assert!(lane.give(&window("d"), u64::MAX));
+        assert_eq!(worker.standing().dropped, 1);
+        assert!(worker.give(&window("d"), u64::MAX));
         assert_eq!(&*second_heard.recv().unwrap(), "d");
         assert!(first_heard.try_recv().is_err());
-        lane.close(Instant::now()).unwrap().join().unwrap();
+        worker.close(Instant::now()).unwrap().join().unwrap();
         drop(first_goes_on);
-        former.close(Instant::now()).unwrap().join().unwrap();
+        previous.close(Instant::now()).unwrap().join().unwrap();
         assert!(first_heard.recv().is_err());
     }
 
     #[test]
     fn what_waits_for_a_sink_that_is_to_go_it_has_yet() {
-        let (mut lane, heard, goes_on) = hanging();
-        lane.leave();
-        assert!(!lane.give(&window("c"), u64::MAX));
+        let (mut worker, heard, goes_on) = hanging();
+        worker.leave();
+        assert!(!worker.give(&window("c"), u64::MAX));
         drop(goes_on);
         assert_eq!(&*heard.recv().unwrap(), "b");
         assert!(heard.recv().is_err(), "it has ended");
-        lane.close(Instant::now()).unwrap().join().unwrap();
-        assert!(!lane.is_at_work());
+        worker.close(Instant::now()).unwrap().join().unwrap();
+        assert!(!worker.is_at_work());
     }
 
     /// Panics where it is given "b".
@@ -1074,13 +1079,13 @@ pub mod tests {
     #[test]
     fn a_sink_that_panics_loses_what_it_was_at_and_goes_on() {
         let (tell, told) = channel();
-        let mut lane = started(Box::new(Panics(tell)), PreviousWorker::None).0;
-        assert!(lane.give(&["a", "b", "c"].map(finished).to_vec(), u64::MAX));
+        let mut worker = started(Box::new(Panics(tell)), PreviousWorker::None).0;
+        assert!(worker.give(&["a", "b", "c"].map(finished).to_vec(), u64::MAX));
         assert_eq!((&*told.recv().unwrap(), &*told.recv().unwrap()), ("a", "c"));
-        until(|| lane.standing().busy.is_zero());
+        until(|| worker.standing().busy.is_zero());
         // All of the window's room is free again.
-        until(|| lane.give(&window("d"), 0));
+        until(|| worker.give(&window("d"), 0));
         assert_eq!(&*told.recv().unwrap(), "d");
-        lane.close(Instant::now()).unwrap().join().unwrap();
+        worker.close(Instant::now()).unwrap().join().unwrap();
     }
 }

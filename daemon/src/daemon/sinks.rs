@@ -37,7 +37,7 @@ struct SinkWorkers {
     at_work: Vec<SinkWorker>,
     /// Of sinks that no configuration has any more. One that is configured again goes on from where
     /// it was.
-    former: Vec<SinkWorker>,
+    previous: Vec<SinkWorker>,
     /// Profiles that were handed over: they take memory once, whoever else they wait for.
     given: Vec<Weak<FinishedProfile>>,
 }
@@ -54,7 +54,7 @@ impl SharedWorkers {
 
 /// The sinks at work.
 pub struct Sinks {
-    lanes: SharedWorkers,
+    workers: SharedWorkers,
     /// One could not be put to work.
     is_incomplete: bool,
     /// Looked after by a thread of their own, which is there now and then: their disk may not
@@ -68,24 +68,24 @@ pub struct Sinks {
 pub struct WindowSender(SharedWorkers);
 
 impl WindowSender {
-    /// Hands a window to each sink, which may let windows of `room` bytes wait between them. Tells
+    /// Hands a window to each sink, which may let windows of `limit` bytes wait between them. Tells
     /// which were too busy to take it. Each sink has an equal share of that. A window that is
     /// larger may wait by itself, as long as all that is there has room: the sink puts what it is
     /// at into its spool, and takes it.
     #[must_use]
-    pub fn give(&self, window: &WindowProfiles, room: u64) -> Vec<String> {
-        let mut lanes = self.0.lock();
-        let SinkWorkers { at_work, given, .. } = &mut *lanes;
+    pub fn give(&self, window: &WindowProfiles, limit: u64) -> Vec<String> {
+        let mut workers = self.0.lock();
+        let SinkWorkers { at_work, given, .. } = &mut *workers;
         given.retain(|finished| finished.strong_count() > 0);
         let of_earlier: u64 =
             given.iter().filter_map(Weak::upgrade).map(|finished| bytes_of(&finished)).sum();
         let of_window: u64 = window.iter().map(|finished| bytes_of(finished)).sum();
-        let is_room = of_earlier.saturating_add(of_window) <= room;
-        let share = room / u64::try_from(at_work.len()).unwrap_or(u64::MAX).max(1);
-        let room_of =
-            |lane: &SinkWorker| if is_room && lane.none_waits() { u64::MAX } else { share };
-        let busy = at_work.iter().filter(|lane| !lane.give(window, room_of(lane)));
-        let busy = busy.map(|lane| lane.name().to_owned()).collect();
+        let fits = of_earlier.saturating_add(of_window) <= limit;
+        let share = limit / u64::try_from(at_work.len()).unwrap_or(u64::MAX).max(1);
+        let limit_of =
+            |worker: &SinkWorker| if fits && worker.none_waits() { u64::MAX } else { share };
+        let busy = at_work.iter().filter(|worker| !worker.give(window, limit_of(worker)));
+        let busy = busy.map(|worker| worker.name().to_owned()).collect();
         given.extend(window.iter().map(Arc::downgrade));
         busy
     }
@@ -120,11 +120,12 @@ impl SinkWatcher {
     /// end; of one name one.
     #[must_use]
     pub fn standing(&self) -> Vec<SinkStatus> {
-        let mut lanes = self.0.lock();
-        let SinkWorkers { at_work, former, .. } = &mut *lanes;
-        let goes_on = |lane: &SinkWorker| at_work.iter().any(|other| other.name() == lane.name());
-        let going = former.iter_mut().filter(|lane| !lane.is_replaced() && !goes_on(lane));
-        let going = going.filter_map(|lane| lane.is_at_work().then_some(&*lane));
+        let mut workers = self.0.lock();
+        let SinkWorkers { at_work, previous, .. } = &mut *workers;
+        let goes_on =
+            |worker: &SinkWorker| at_work.iter().any(|other| other.name() == worker.name());
+        let going = previous.iter_mut().filter(|worker| !worker.is_replaced() && !goes_on(worker));
+        let going = going.filter_map(|worker| worker.is_at_work().then_some(&*worker));
         at_work.iter().chain(going).map(SinkWorker::standing).collect()
     }
 }
@@ -242,7 +243,7 @@ impl Sinks {
     /// When a thread cannot be made.
     pub fn start(opened: OpenedSinks) -> io::Result<Self> {
         let mut sinks = Self {
-            lanes: SharedWorkers::default(),
+            workers: SharedWorkers::default(),
             is_incomplete: false,
             orphans: None,
             looking: None,
@@ -253,13 +254,13 @@ impl Sinks {
     /// Where finished windows go.
     #[must_use]
     pub fn out(&self) -> WindowSender {
-        WindowSender(self.lanes.clone())
+        WindowSender(self.workers.clone())
     }
 
     /// A handle on how they stand.
     #[must_use]
     pub fn watcher(&self) -> SinkWatcher {
-        SinkWatcher(self.lanes.clone())
+        SinkWatcher(self.workers.clone())
     }
 
     /// True when one of those that were opened last is not at work.
@@ -276,37 +277,38 @@ impl Sinks {
     pub fn replace(&mut self, opened: OpenedSinks) -> io::Result<()> {
         let OpenedSinks { sinks, orphans } = opened;
         self.orphans = Some(match self.orphans.take() {
-            Some(former) => orphans.after(former),
+            Some(previous) => orphans.after(previous),
             None => orphans,
         });
-        let mut lanes = self.lanes.lock();
-        let mut before = std::mem::take(&mut lanes.at_work);
-        before.append(&mut lanes.former);
+        let mut workers = self.workers.lock();
+        let mut before = std::mem::take(&mut workers.at_work);
+        before.append(&mut workers.previous);
         // What one has counted that was replaced and has ended is in the other's figures.
-        before.retain_mut(|lane| !lane.is_replaced() || lane.is_at_work());
+        before.retain_mut(|worker| !worker.is_replaced() || worker.is_at_work());
         let mut started = Ok(());
         let mut ended = Vec::new();
         for sink in sinks {
-            let is_its = |lane: &SinkWorker| lane.name() == sink.name() && !lane.is_replaced();
+            let is_its =
+                |worker: &SinkWorker| worker.name() == sink.name() && !worker.is_replaced();
             let here = before
                 .iter()
-                .position(|lane| lane.name() == sink.name() && lane.place() == sink.place());
-            let former = match (here, before.iter().position(is_its)) {
+                .position(|worker| worker.name() == sink.name() && worker.place() == sink.place());
+            let previous = match (here, before.iter().position(is_its)) {
                 (Some(at), _) => PreviousWorker::Here(before.swap_remove(at)),
                 (None, Some(at)) => PreviousWorker::Elsewhere(before.swap_remove(at)),
                 (None, None) => PreviousWorker::None,
             };
-            match SinkWorker::start(sink, former) {
-                Ok((lane, former)) => {
-                    lanes.at_work.push(lane);
-                    ended.extend(former);
+            match SinkWorker::start(sink, previous) {
+                Ok((worker, previous)) => {
+                    workers.at_work.push(worker);
+                    ended.extend(previous);
                 }
-                Err((error, former)) => {
+                Err((error, previous)) => {
                     started = Err(error);
-                    match former {
+                    match previous {
                         PreviousWorker::None => {}
-                        PreviousWorker::Here(lane) | PreviousWorker::Elsewhere(lane) => {
-                            lanes.at_work.push(lane)
+                        PreviousWorker::Here(worker) | PreviousWorker::Elsewhere(worker) => {
+                            workers.at_work.push(worker)
                         }
                     }
                 }
@@ -314,7 +316,7 @@ impl Sinks {
         }
         before.append(&mut ended);
         before.iter().for_each(SinkWorker::leave);
-        lanes.former = before;
+        workers.previous = before;
         self.is_incomplete = started.is_err();
         started
     }
@@ -322,17 +324,17 @@ impl Sinks {
     /// Looks after spools that no sink has, now and then.
     pub fn look(&mut self) {
         if let Some(looking) = self.looking.take_if(|looking| looking.is_finished())
-            && let Ok(former) = looking.join()
+            && let Ok(previous) = looking.join()
         {
             self.orphans = Some(match self.orphans.take() {
                 // Others took their place meanwhile.
-                Some(orphans) => orphans.after(former),
-                None => former,
+                Some(orphans) => orphans.after(previous),
+                None => previous,
             });
         }
         // A spool is looked after by one at a time.
         let is_free = self.looking.is_none()
-            && !self.lanes.lock().former.iter_mut().any(SinkWorker::is_at_work);
+            && !self.workers.lock().previous.iter_mut().any(SinkWorker::is_at_work);
         if let Some(mut orphans) = self.orphans.take_if(|orphans| is_free && orphans.is_due()) {
             let look = move || {
                 priority::wait_for_others();
@@ -354,12 +356,12 @@ impl Sinks {
     /// Waits until all that was handed over is done or time is up, since the daemon was told to end
     /// at `told`.
     pub fn close(self, told: Instant) {
-        let mut lanes = self.lanes.lock();
-        let SinkWorkers { at_work, former, .. } = &mut *lanes;
+        let mut workers = self.workers.lock();
+        let SinkWorkers { at_work, previous, .. } = &mut *workers;
         // They stay where they are: how they stand is asked until the end.
         let threads: Vec<_> =
-            at_work.iter_mut().chain(former).filter_map(|lane| lane.close(told)).collect();
-        drop(lanes);
+            at_work.iter_mut().chain(previous).filter_map(|worker| worker.close(told)).collect();
+        drop(workers);
         for thread in threads {
             // What panicked has said so.
             thread.join().unwrap_or_default();
@@ -465,14 +467,14 @@ mod tests {
         let out = sinks.out();
         let window = || vec![finished("web")];
         // A share is less than a window, and all of it is two.
-        let room = 2 * bytes_of(&finished("web"));
-        assert!(out.give(&window(), room).is_empty());
+        let limit = 2 * bytes_of(&finished("web"));
+        assert!(out.give(&window(), limit).is_empty());
         ends.iter().for_each(|(heard, _)| drop(heard.recv().unwrap()));
         // All are at work on the first, which is in memory once.
-        assert!(out.give(&window(), room).is_empty());
-        assert_eq!(out.give(&window(), room).len(), 4, "no memory is left");
+        assert!(out.give(&window(), limit).is_empty());
+        assert_eq!(out.give(&window(), limit).len(), 4, "no memory is left");
         assert_eq!(
-            out.give(&window(), 4 * room).len(),
+            out.give(&window(), 4 * limit).len(),
             4,
             "one waits already, and a share is less"
         );

@@ -96,12 +96,12 @@ impl WindowEncoder {
         self.state.counters.windows.add(1);
         self.state.counters.profiles.add(count(finished.len()));
         // After the very last one none follows, and what it takes is soon free.
-        let room = if over.is_last && self.state.is_ending() {
+        let limit = if over.is_last && self.state.is_ending() {
             u64::MAX
         } else {
             memory_budget::for_windows(self.state.mode().memory)
         };
-        for sink in self.out.give(&finished, room) {
+        for sink in self.out.give(&finished, limit) {
             tracing::warn!(
                 sink,
                 profiles = finished.len(),
@@ -150,7 +150,7 @@ impl WindowEncoder {
         ];
         comments.extend(self.state.remarks());
         let asked = self.state.mode().recording(&self.state.config().recording);
-        comments.extend(asked.wishes().comments());
+        comments.extend(asked.subscriptions().comments());
         comments.extend(lowered(over.rates, &asked));
         comments.extend(over.processor.estimator_comments());
         comments.push(self.state.cost.comment(duration));

@@ -208,7 +208,8 @@ impl PodWatchLoop {
         let seconds =
             WATCH_SECONDS + locked_files::random().unwrap_or_default() % WATCH_SPREAD_SECONDS;
         let path = format!(
-            "/api/v1/pods?watch=1&allowWatchBookmarks=true&timeoutSeconds={seconds}&fieldSelector=spec.nodeName%3D{}&resourceVersion={}",
+            "/api/v1/pods?watch=1&allowWatchBookmarks=true&timeoutSeconds={seconds}\
+             &fieldSelector=spec.nodeName%3D{}&resourceVersion={}",
             self.node,
             escaped(version)
         );

@@ -138,9 +138,11 @@ impl PodObject {
             return None;
         }
         let of_file = annotations.as_mut().and_then(of_file);
-        let PodStatus { container_statuses, init_container_statuses, ephemeral_container_statuses } =
-            self.status;
-        let all = [container_statuses, init_container_statuses, ephemeral_container_statuses];
+        let all = [
+            self.status.container_statuses,
+            self.status.init_container_statuses,
+            self.status.ephemeral_container_statuses,
+        ];
         let containers: HashMap<String, String> = all
             .into_iter()
             .flatten()

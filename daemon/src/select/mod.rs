@@ -551,12 +551,14 @@ mod tests {
 
     #[test]
     fn users_are_found_by_name_and_a_rule_about_nobody_is_remarked_upon() {
-        let users = "root:x:0:0:root:/root:/bin/sh\npostgres:x:115:123::/var/lib/postgresql:/bin/bash\nbroken:x\n";
+        let users = "root:x:0:0:root:/root:/bin/sh\n\
+             postgres:x:115:123::/var/lib/postgresql:/bin/bash\nbroken:x\n";
         assert_eq!(
             ["root", "postgres", "broken", "x"].map(|name| number_in(users, name)),
             [Some(0), Some(115), None, None]
         );
-        let text = "{only: [{user: root}, {user: nobody at all}], features: {waits: {except: [{user: nobody at all}, {user: '4242'}]}}}";
+        let text = "{only: [{user: root}, {user: nobody at all}], \
+             features: {waits: {except: [{user: nobody at all}, {user: '4242'}]}}}";
         let selection: SelectionConfig = serde_yaml::from_str(text).unwrap();
         selection.check(PodSource::Logs).unwrap();
         let remarks = selection.remarks();
@@ -618,8 +620,9 @@ mod tests {
     #[test]
     fn features_and_rates_have_rules_of_their_own() {
         let selection: SelectionConfig = serde_yaml::from_str(
-            "{features: {waits: {except: [{user: '0'}, {command: batch}]}, allocations: {only: [{service: shop-*}, {user: '0'}]}, \
-              exceptions: {enabled: false}}, rates: [{who: {command: batch}, frequency: 20}]}",
+            "{features: {waits: {except: [{user: '0'}, {command: batch}]}, \
+             allocations: {only: [{service: shop-*}, {user: '0'}]}, exceptions: {enabled: false}}, \
+             rates: [{who: {command: batch}, frequency: 20}]}",
         )
         .unwrap();
         selection.check(PodSource::Logs).unwrap();

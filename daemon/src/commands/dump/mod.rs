@@ -214,7 +214,7 @@ impl Session {
         for event in events {
             self.processor.event(event);
         }
-        // Too short a recording to teach the probes anything.
+        // The recording is too short for rule updates of the probes to pay.
         self.processor.processes.teach(drop);
         self.processor.take_questions().put_to(&mut self.shims);
     }

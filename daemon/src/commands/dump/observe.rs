@@ -75,7 +75,8 @@ pub(super) fn observe(
             if known > most_known {
                 (most_known, progressed) = (known, looked);
             }
-            tracing::debug!(known, all, took = ?look.elapsed(), visits = session.kernel.visits(), "threads");
+            let visits = session.kernel.visits();
+            tracing::debug!(known, all, took = ?look.elapsed(), visits, "threads");
             let visited = session.kernel.visits() > 0;
             let whole = visited && !session.kernel.has_left_out();
             let timeout = if whole { RUNNING } else { STALLED };

@@ -304,7 +304,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_memory_is_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 4096), base in 0x1000..0x2000_u64) {
+        fn any_memory_is_read_or_refused(
+            bytes in proptest::collection::vec(any::<u8>(), 4096),
+            base in 0x1000..0x2000_u64,
+        ) {
             let found = super::threads(&Fake(bytes), base);
             assert!(found.is_none_or(|found| found.len() <= super::MOST_THREADS));
         }

@@ -37,7 +37,7 @@ use std::time::{Duration, Instant, SystemTime};
 const ROUND: Duration = Duration::from_millis(5);
 /// How long the shim is given to leave at the end.
 const LEAVE_SOON: Duration = Duration::from_millis(700);
-/// Between looks at whether the library is still there.
+/// Between looks at whether the shim is still there.
 const STILL_THERE: Duration = Duration::from_secs(2);
 /// Most groups of like objects that are kept of a process that is watched, in at most [`MOMENTS`]
 /// moments (some 100 MB). Of more every second moment goes.

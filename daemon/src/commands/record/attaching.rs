@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// than it was asked to be.
 pub(super) const LONG_ATTACH: Duration = Duration::from_millis(500);
 
-/// Processes that ran when the recording began and got the library well after that.
+/// Processes that ran when the recording began and got the shim well after that.
 #[derive(Clone)]
 pub(super) struct LateAttaches {
     began: Instant,
@@ -27,7 +27,7 @@ impl LateAttaches {
         Self { began, began_ticks: ticks_before_now(began.elapsed()), found: Arc::default() }
     }
 
-    /// It has the library from now on.
+    /// It has the shim from now on.
     fn attached(&self, pid: u32) {
         let (after, started) = (self.began.elapsed(), start_ticks(pid));
         if after > LONG_ATTACH && started.is_some_and(|started| started < self.began_ticks) {

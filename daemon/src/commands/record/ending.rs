@@ -54,8 +54,8 @@ pub(super) struct EndWatch<'a> {
 }
 
 impl EndWatch<'_> {
-    /// Waits for the time to be over, for Ctrl-C or SIGTERM, or for all targets to end. Gives back the
-    /// child unless it has ended.
+    /// Waits for the time to be over, for Ctrl-C or SIGTERM, or for all targets to end. Gives back
+    /// the child unless it has ended.
     pub(super) fn wait(
         &self,
         mut child: Option<Child>,

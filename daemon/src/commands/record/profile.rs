@@ -131,8 +131,8 @@ impl RecordedProfile<'_> {
             format!("perfusion {}", env!("CARGO_PKG_VERSION")),
             format!("{}{loss_line}", perfusion_pprof::LOSS_PREFIX),
             format!(
-                "cpu: {} samples per second and CPU say where; each thread's sum is its exact on-CPU \
-             time",
+                "cpu: {} samples per second and CPU say where; each thread's sum is its exact \
+                 on-CPU time",
                 options.frequency
             ),
             "runnable, blocked: exact per thread; split among stacks by waits kept with known \
