@@ -98,21 +98,21 @@ pub struct SinkWatcher(SharedWorkers);
 impl SinkWatcher {
     /// Gives up the sinks that are still at work when the daemon ends, and says what is lost.
     pub fn give_up(&self) {
-        let lanes = self.0.lock();
-        for lane in lanes.at_work.iter().chain(&lanes.former) {
-            let still = lane.standing().still;
+        let workers = self.0.lock();
+        for worker in workers.at_work.iter().chain(&workers.previous) {
+            let still = worker.standing().still;
             if still.is_zero() {
                 continue;
             }
             let mut losses = EndLosses::default();
             let cause = format!("the sink does not come back from one write for {still:.0?}");
-            lane.unfinished().iter().for_each(|service| losses.add(&cause, service));
+            worker.unfinished().iter().for_each(|service| losses.add(&cause, service));
             tracing::error!(
-                sink = lane.name(),
+                sink = worker.name(),
                 "does not come back from one write for {still:.0?}: the profile is lost that it \
                  is at"
             );
-            losses.say(lane.name());
+            losses.say(worker.name());
         }
     }
 
@@ -348,9 +348,9 @@ impl Sinks {
 
     /// The daemon was told to end at `told`, see [`SinkWorker::hasten`].
     pub fn hasten(&mut self, told: Instant) {
-        let mut lanes = self.lanes.lock();
-        let SinkWorkers { at_work, former, .. } = &mut *lanes;
-        at_work.iter_mut().chain(former).for_each(|lane| lane.hasten(told));
+        let mut workers = self.workers.lock();
+        let SinkWorkers { at_work, previous, .. } = &mut *workers;
+        at_work.iter_mut().chain(previous).for_each(|worker| worker.hasten(told));
     }
 
     /// Waits until all that was handed over is done or time is up, since the daemon was told to end

@@ -13,7 +13,7 @@ impl Daemon {
         state.ends();
         // From here on there is nothing to tell.
         endpoints.close_control();
-        let sinks = sinks.into_sinks();
+        let mut sinks = sinks.into_sinks();
         sinks.hasten(told);
         let watcher = sinks.watcher();
         selector.forget_pods();
