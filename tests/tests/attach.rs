@@ -481,7 +481,7 @@ fn nowhere_to_place_the_library_is_said_directory_by_directory() {
         "mount -t tmpfs -o noexec tmpfs /tmp; mount -t tmpfs -o noexec tmpfs /dev/shm; exec \"$@\"";
     let app = allocator_in(Runtime::Net9, &["-m"], script).start().unwrap();
     let error = attach(app.pid(), Recorder::new().settings).unwrap_err();
-    assert!(matches!(error, AttachError::Place(_)), "{error}");
+    assert!(matches!(error, AttachError::ShimCopy(_)), "{error}");
     let text = error.to_string();
     assert!(
         text.contains("/tmp: mounted noexec") && text.contains("/dev/shm: mounted noexec"),
@@ -806,7 +806,7 @@ fn a_tmpdir_of_somebody_else_is_not_used() {
         let target = ProcessHandle::open(app.pid()).unwrap();
         wait_until("its environment", DEADLINE, || target.environment("TMPDIR").ok().flatten())
             .unwrap();
-        let placed = shim_copy::place(&target, b"x").unwrap();
+        let placed = shim_copy::write_copy(&target, b"x").unwrap();
         Path::new(placed.path()).parent().unwrap().to_owned()
     };
     assert_eq!(place_of(0), temporary);
@@ -821,7 +821,8 @@ fn the_sweep_reaches_other_mount_namespaces() {
     let root = PathBuf::from(format!("/proc/{}/root/tmp", app.pid()));
     let left = root.join(format!("{PREFIX}0123456789abcdef.so"));
     fs::write(&left, b"left by a crash").unwrap();
-    let placed = shim_copy::place(&ProcessHandle::open(app.pid()).unwrap(), b"in use").unwrap();
+    let placed =
+        shim_copy::write_copy(&ProcessHandle::open(app.pid()).unwrap(), b"in use").unwrap();
     let in_use = root.join(Path::new(placed.path()).file_name().unwrap());
     // Daemons of tests beside this one sweep, too: how many it removed itself says nothing.
     shim_copy::sweep();

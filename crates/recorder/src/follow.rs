@@ -187,7 +187,7 @@ impl FollowerThread {
                 }
             }
             complete.get_or_init(Instant::now);
-            shim_copy::remove_those_of_the_dead();
+            shim_copy::remove_copies_of_ended_processes();
             // The pipeline forgets for a while whatever it is not sure of.
             self.looked_at
                 .retain(|&known, _| present.contains(&known) || program(known.0) == Some(known));

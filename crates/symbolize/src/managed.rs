@@ -1,6 +1,6 @@
 //! Names of managed code, as shims tell them, bound to the frames that wanted them.
 //!
-//! A frame is (process, first address of the body, generation), and the finisher decides when an
+//! A frame is (process, first address of the body, generation), and the process table decides when an
 //! address gets a new generation. So an answer is about the code that is there when it is given: it
 //! names the frames that wait for it, and it is kept for other frames in its ranges until that code
 //! is unloaded or a frame of a newer generation shows that it was replaced. A frame keeps its name

@@ -1,5 +1,5 @@
 //! Rules in the form the probes take: those that practically all code has. The others stay with the
-//! finisher.
+//! user-space unwinder.
 
 use super::machine::TargetMachine;
 use super::rule::{Cfa, FrameKind, Register, Rule, Saved};

@@ -1,5 +1,5 @@
 //! Exact stacks. [`eh_frame`] and [`managed`] turn unwind data and an address into a rule.
-//! [`finish`] is the user-space unwinder: it follows the rules from captured registers to the
+//! [`unwinder`] is the user-space unwinder: it follows the rules from captured registers to the
 //! thread's start.
 //!
 //! This crate is pure. Bytes come in through [`TargetMemory`] and [`managed::PeImage`]. It knows no

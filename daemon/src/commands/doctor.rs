@@ -5,7 +5,7 @@ use super::output::unless_closed;
 use crate::cli::exit;
 use crate::error::Error;
 use perfusion_artefacts as embedded;
-use perfusion_dotnet::attach::shim_copy::place_for_start;
+use perfusion_dotnet::attach::shim_copy::write_copy_for_start;
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::system_limits::{
     MANY_OPEN_FILES, explain, needed_open_files, raise_open_files,
@@ -58,7 +58,7 @@ pub fn checks() -> Vec<DoctorCheck> {
     let probes_at = all.len();
     all.push(check("eBPF probes", CheckOutcome::Bad, built(embedded::probes())));
     all.push(check("shim for .NET", CheckOutcome::Limited, built(embedded::shim())));
-    all.extend(features::limits(perfusion_dotnet::attach::helper::has_it()).into_iter().map(
+    all.extend(features::limits(perfusion_dotnet::attach::helper::is_used()).into_iter().map(
         |(name, result)| {
             check(name, CheckOutcome::Limited, result.map_err(|limit| limit.to_string()))
         },
@@ -109,7 +109,7 @@ fn me() -> Result<ProcessHandle, String> {
 
 /// Places a file as the shim is placed for `record -- CMD`, and removes it.
 fn placing() -> Result<(), String> {
-    let placed = place_for_start(&me()?, b"").map_err(|error| error.to_string());
+    let placed = write_copy_for_start(&me()?, b"").map_err(|error| error.to_string());
     placed.map(drop).map_err(|error| {
         format!("{error}; have one of these writable for you alone and not mounted noexec")
     })

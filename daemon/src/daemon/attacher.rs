@@ -186,7 +186,7 @@ impl AttacherLoop {
             self.reasons.retain(|known, _| self.known.contains_key(known));
             self.told.retain(|program, _| alive.contains(program));
             self.changed.retain(|program, _| alive.contains(program));
-            shim_copy::remove_those_of_the_dead();
+            shim_copy::remove_copies_of_ended_processes();
             for death in
                 self.attached.take_deaths().iter().filter(|death| death.killed_in.is_some())
             {

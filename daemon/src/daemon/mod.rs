@@ -98,7 +98,7 @@ fn run(sources: ValueSources, config: Config, log: &DaemonLog) -> Result<u8, Err
     }
     trim::prepare();
     // Before there is any other thread: each would have the capability for itself.
-    let helper = helper::part().map_err(Error::internal("starting the helper that attaches"))?;
+    let helper = helper::start().map_err(Error::internal("starting the helper that attaches"))?;
     log.write().map_err(Error::internal("starting a thread"))?;
     let mut signals = Signals::listen(log.clone())?;
     let lock = config.limits.kill_switch.parent();
@@ -160,7 +160,7 @@ impl Daemon {
     ) -> Result<Self, Error> {
         features::check().map_err(KernelError::from)?;
         for limit in
-            features::limits(helper::has_it()).into_iter().filter_map(|(_, result)| result.err())
+            features::limits(helper::is_used()).into_iter().filter_map(|(_, result)| result.err())
         {
             tracing::warn!(%limit, "limited");
         }

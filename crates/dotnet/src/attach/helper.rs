@@ -2,7 +2,7 @@
 //! it for is little: to connect to a diagnostics socket, which nobody but its user may write to,
 //! and to make and remove the library's file where nobody but the process's user may write. The
 //! daemon starts a second process of its own program for these three before it has a second thread,
-//! and gives the capability up ([`part`]).
+//! and gives the capability up ([`start`]).
 //!
 //! What that is good for: no mistake of the daemon's, a path it follows or a file it writes, passes
 //! over permissions any more. What it does not do is keep the capability from somebody who runs
@@ -82,7 +82,7 @@ impl Helper {
 ///
 /// # Errors
 /// When the helper cannot be started. The capability is still there then.
-pub fn part() -> io::Result<Option<Helper>> {
+pub fn start() -> io::Result<Option<Helper>> {
     let sets = capabilities(None)?;
     if !sets.permitted.contains(CAPABILITY) {
         return Ok(None);
@@ -149,7 +149,7 @@ fn give_up(sets: &CapabilitySets) -> io::Result<()> {
 
 /// True when this process has left the capability to a helper, which may have ended since.
 #[must_use]
-pub fn has_it() -> bool {
+pub fn is_used() -> bool {
     HELPER.get().is_some()
 }
 

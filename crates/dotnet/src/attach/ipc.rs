@@ -18,6 +18,7 @@ use self::connection::{ResponseReader, count, request, string};
 use super::hresult::Hresult;
 use perfusion_host::process::handle::ProcessHandle;
 use std::time::Duration;
+
 const SET_PROFILER: u8 = 0x03;
 const SET_PROCESS: u8 = 0x04;
 const ATTACH_PROFILER: u8 = 0x01;

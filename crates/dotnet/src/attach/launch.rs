@@ -1,7 +1,7 @@
 //! The environment with which a program loads the shim at its start, for `record -- CMD`. Children
 //! of the program inherit it.
 
-use super::shim_copy::{ShimCopy, ShimCopyError, place_for_start};
+use super::shim_copy::{ShimCopy, ShimCopyError, write_copy_for_start};
 use super::{AttachError, class_id_text};
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_sources::shim::ShimSettings;
@@ -46,8 +46,8 @@ pub fn launch(settings: &ShimSettings, exact: bool) -> Result<Launch, AttachErro
     let library = perfusion_artefacts::shim().ok_or(AttachError::NoShim)?;
     let pid = std::process::id();
     let me = ProcessHandle::open(pid).map_err(|_| AttachError::NoSuchProcess { pid })?;
-    let library = place_for_start(&me, library)
-        .map_err(|source: ShimCopyError| AttachError::Place(Box::new(source)))?;
+    let library = write_copy_for_start(&me, library)
+        .map_err(|source: ShimCopyError| AttachError::ShimCopy(Box::new(source)))?;
     let mut environment = variables(library.path(), |name| std::env::var_os(name));
     environment.extend(settings.environment());
     environment.push((LOCK_VARIABLE.into(), library.path().into()));

@@ -138,7 +138,7 @@ pub enum AttachError {
     },
     /// The library has no place.
     #[error(transparent)]
-    Place(Box<shim_copy::ShimCopyError>),
+    ShimCopy(Box<shim_copy::ShimCopyError>),
     /// The runtime does not say what it is: its process is stopped, or it stands still for a
     /// collection. Nothing else was asked of it, so it may be asked again.
     #[error(transparent)]
@@ -244,8 +244,8 @@ fn attach_library(
             why: AttachObstacle::TooOld(info.runtime_version),
         });
     }
-    let placed = shim_copy::place(&target, library)
-        .map_err(|error| or_ended(AttachError::Place(Box::new(error))))?;
+    let placed = shim_copy::write_copy(&target, library)
+        .map_err(|error| or_ended(AttachError::ShimCopy(Box::new(error))))?;
     let data = client_data(settings.owner);
     let request = AttachProfiler {
         class_id: CLASS_ID,
@@ -269,7 +269,7 @@ fn attach_library(
                 // It may still load what it was asked to, whenever it gets to it: until then nobody
                 // else may use the name.
                 if !refused {
-                    placed.keep_until_the_end_of(target);
+                    placed.keep_until_end_of(target);
                 }
                 return Err(error);
             }

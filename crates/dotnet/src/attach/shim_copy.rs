@@ -8,7 +8,7 @@
 //! asked to load it now, nobody but itself and its masters may be able to change what the path
 //! means while the file is there (`trusted`). A program that is started with the path in its
 //! environment hands it on to children that outlive us: nobody else may ever be able to use the
-//! path, also when the file has gone ([`place_for_start`]).
+//! path, also when the file has gone ([`write_copy_for_start`]).
 
 pub use super::shim_file::is_ours;
 
@@ -80,8 +80,8 @@ impl ShimCopy {
 
     /// Leaves the file where it is for as long as `target` lives, or this process does; then it is
     /// the next sweep's.
-    pub(super) fn keep_until_the_end_of(mut self, target: ProcessHandle) {
-        remove_those_of_the_dead();
+    pub(super) fn keep_until_end_of(mut self, target: ProcessHandle) {
+        remove_copies_of_ended_processes();
         let Ok(mut kept) = KEPT.lock() else { return };
         if kept.placed.len() < MOST_KEPT {
             kept.placed.push((target, self));
@@ -93,7 +93,7 @@ impl ShimCopy {
 
 /// Removes what was kept for processes that have ended: each costs a file and four descriptors. For
 /// whoever looks at processes again and again.
-pub fn remove_those_of_the_dead() {
+pub fn remove_copies_of_ended_processes() {
     let Ok(mut kept) = KEPT.lock() else { return };
     // A thread does it that may hang: the file system was the process's to choose. One at a time;
     // those that die meanwhile are kept until it ends.
@@ -122,10 +122,10 @@ impl Drop for ShimCopy {
 ///
 /// # Errors
 /// [`ShimCopyError`] lists every directory tried.
-pub fn place(target: &ProcessHandle, library: &[u8]) -> Result<ShimCopy, ShimCopyError> {
+pub fn write_copy(target: &ProcessHandle, library: &[u8]) -> Result<ShimCopy, ShimCopyError> {
     let mut tried = Vec::new();
     for path in directories(target) {
-        match place_in(target, &path, library) {
+        match write_copy_in(target, &path, library) {
             Ok(placed) => return Ok(placed),
             Err(why) => tried.push((path, why)),
         }
@@ -145,7 +145,7 @@ fn directories(target: &ProcessHandle) -> Vec<PathBuf> {
 ///
 /// # Errors
 /// [`ShimCopyError`] lists every directory tried.
-pub fn place_for_start(me: &ProcessHandle, library: &[u8]) -> Result<ShimCopy, ShimCopyError> {
+pub fn write_copy_for_start(me: &ProcessHandle, library: &[u8]) -> Result<ShimCopy, ShimCopyError> {
     let mut tried = Vec::new();
     for path in start_directories() {
         let made =
@@ -164,7 +164,7 @@ pub fn place_for_start(me: &ProcessHandle, library: &[u8]) -> Result<ShimCopy, S
 
 /// Directories for what programs that are started, and their children, are told the path of, each
 /// made and checked when it is asked for.
-pub fn for_start(
+pub fn checked_start_directories(
     me: &ProcessHandle,
 ) -> impl Iterator<Item = (PathBuf, Result<PathBuf, UnusableDirectory>)> {
     start_directories().into_iter().map(|path| {
@@ -221,7 +221,7 @@ fn own_directory(me: &ProcessHandle, path: &Path) -> Result<(OwnedFd, PathBuf), 
     Ok((directory, path))
 }
 
-fn place_in(
+fn write_copy_in(
     target: &ProcessHandle,
     path: &Path,
     library: &[u8],
@@ -393,8 +393,8 @@ fn sweep_starts() -> usize {
 #[cfg(test)]
 mod tests {
     use super::{
-        NAMING, UnusableDirectory, create_as, own_directory, place_in, remove,
-        remove_those_of_the_dead, write_into,
+        NAMING, UnusableDirectory, create_as, own_directory, remove,
+        remove_copies_of_ended_processes, write_copy_in, write_into,
     };
     use perfusion_host::locked_files;
     use perfusion_host::process::handle::ProcessHandle;
@@ -412,7 +412,7 @@ mod tests {
     #[test]
     fn the_library_is_there_while_it_is_held_and_gone_afterwards() {
         let folder = tempfile::tempdir().unwrap();
-        let placed = place_in(&me(), folder.path(), b"library").unwrap();
+        let placed = write_copy_in(&me(), folder.path(), b"library").unwrap();
         assert_eq!(std::fs::read(placed.path()).unwrap(), b"library");
         assert_eq!(std::fs::metadata(placed.path()).unwrap().permissions().mode() & 0o777, 0o555);
         drop(placed);
@@ -422,7 +422,7 @@ mod tests {
     #[test]
     fn the_sweep_leaves_a_library_alone_that_is_held() {
         let folder = tempfile::tempdir().unwrap();
-        let held = place_in(&me(), folder.path(), b"in use").unwrap();
+        let held = write_copy_in(&me(), folder.path(), b"in use").unwrap();
         let directory = File::open(folder.path()).unwrap();
         let owners = [rustix::process::geteuid().as_raw()];
         let sweep =
@@ -439,16 +439,16 @@ mod tests {
     fn what_was_kept_for_a_process_is_removed_when_it_has_ended() {
         let folder = tempfile::tempdir().unwrap();
         let mut sleeper = Command::new("sleep").arg("600").spawn().unwrap();
-        let placed = place_in(&me(), folder.path(), b"library").unwrap();
-        placed.keep_until_the_end_of(ProcessHandle::open(sleeper.id()).unwrap());
-        remove_those_of_the_dead();
+        let placed = write_copy_in(&me(), folder.path(), b"library").unwrap();
+        placed.keep_until_end_of(ProcessHandle::open(sleeper.id()).unwrap());
+        remove_copies_of_ended_processes();
         assert_eq!(read_dir(folder.path()).unwrap().count(), 1);
         sleeper.kill().unwrap();
         sleeper.wait().unwrap();
         let begin = Instant::now();
         while read_dir(folder.path()).unwrap().count() > 0 {
             assert!(begin.elapsed() < Duration::from_secs(60));
-            remove_those_of_the_dead();
+            remove_copies_of_ended_processes();
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -478,11 +478,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         set_permissions(folder.path(), Permissions::from_mode(0o777)).unwrap();
         assert!(matches!(
-            place_in(&me(), folder.path(), b"x"),
+            write_copy_in(&me(), folder.path(), b"x"),
             Err(UnusableDirectory::NotSticky { .. })
         ));
         set_permissions(folder.path(), Permissions::from_mode(0o1777)).unwrap();
-        place_in(&me(), folder.path(), b"x").unwrap();
+        write_copy_in(&me(), folder.path(), b"x").unwrap();
     }
 
     #[test]
@@ -528,6 +528,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let odd = folder.path().join("a;b");
         std::fs::create_dir(&odd).unwrap();
-        assert!(matches!(place_in(&me(), &odd, b"x"), Err(UnusableDirectory::Unquotable)));
+        assert!(matches!(write_copy_in(&me(), &odd, b"x"), Err(UnusableDirectory::Unquotable)));
     }
 }

@@ -3,9 +3,9 @@
 //! owns processes has one worker at a time, and no user has all.
 //!
 //! A file system whose server does not answer, such as that of a process's temporary directory, may
-//! hold one up for ever, and no signal ends that. Such an attach is given up after [`LONGEST`], and
-//! its thread left behind. Until that ends nothing else of the same owner's is attached to, which
-//! would be held up as well; and there are only so many such threads in this process.
+//! block one for ever, and no signal ends that. Such an attach is given up after [`LONGEST`], and
+//! its thread is abandoned. Until that thread ends nothing else of the same owner is attached to,
+//! because that would block as well. The number of such threads in this process is bounded.
 
 use super::{AttachError, Attached, attach};
 use perfusion_host::priority;
@@ -20,8 +20,7 @@ const WORKERS: usize = 4;
 /// How long an attach may take. Whatever waits for the process ends by itself before that, unless
 /// several things take as long as they may.
 const LONGEST: Duration = Duration::from_secs(30);
-/// Most threads that have been left behind and have not ended yet; with so many nothing is attached
-/// to any more.
+/// Most abandoned threads that have not ended yet. With so many nothing is attached to any more.
 const MOST_ABANDONED: usize = 16;
 /// How long the end of the workers is waited for. Most attaches take a tenth of a second; one that
 /// is left alone does no harm: what it still loads finds nobody listening, goes quiet within 2 s
@@ -51,7 +50,7 @@ struct Abandoned(Mutex<Vec<(AttachOwner, JoinHandle<()>)>>);
 
 /// Those of all recordings of this process: each has workers of its own, and what holds an attach
 /// up knows nothing of that.
-static LEFT_BEHIND: Abandoned = Abandoned::new();
+static ABANDONED: Abandoned = Abandoned::new();
 
 impl Abandoned {
     const fn new() -> Self {
@@ -101,7 +100,7 @@ struct RunningAttach<T> {
 pub struct AttachWorkers<T> {
     start: Box<dyn Fn(u32, T) -> io::Result<JoinHandle<()>> + Send>,
     running: Vec<RunningAttach<T>>,
-    left_behind: &'static Abandoned,
+    abandoned: &'static Abandoned,
 }
 
 impl<T: Clone + PartialEq + Send + 'static> AttachWorkers<T> {
@@ -112,13 +111,13 @@ impl<T: Clone + PartialEq + Send + 'static> AttachWorkers<T> {
         settings: impl Fn(&T) -> ShimSettings + Clone + Send + 'static,
         done: impl Fn(AttachOutcome<T>) + Clone + Send + 'static,
     ) -> Self {
-        Self::with(move |pid, what| attach(pid, settings(what)), done, &LEFT_BEHIND)
+        Self::with(move |pid, what| attach(pid, settings(what)), done, &ABANDONED)
     }
 
     fn with(
         attach: impl Fn(u32, &T) -> Result<Attached, AttachError> + Clone + Send + 'static,
         done: impl Fn(AttachOutcome<T>) + Clone + Send + 'static,
-        left_behind: &'static Abandoned,
+        abandoned: &'static Abandoned,
     ) -> Self {
         let start = move |pid, what| {
             let (attach, done) = (attach.clone(), done.clone());
@@ -129,11 +128,11 @@ impl<T: Clone + PartialEq + Send + 'static> AttachWorkers<T> {
             };
             std::thread::Builder::new().name("attach".into()).spawn(work)
         };
-        Self { start: Box::new(start), running: Vec::new(), left_behind }
+        Self { start: Box::new(start), running: Vec::new(), abandoned }
     }
 
     /// Begins to attach to `pid` if a worker may be had for it now; false when it has its turn
-    /// later. [`Workers::finished`] is to be told of its end.
+    /// later. [`AttachWorkers::finished`] is to be told of its end.
     ///
     /// # Errors
     /// When it cannot be begun before an earlier one ends that was given up, and when there is no
@@ -143,7 +142,7 @@ impl<T: Clone + PartialEq + Send + 'static> AttachWorkers<T> {
             return Ok(false);
         }
         let owner = AttachOwner::of(pid);
-        if let Some(what) = self.left_behind.holds_up(&owner) {
+        if let Some(what) = self.abandoned.holds_up(&owner) {
             return Err(AttachError::HeldUp { pid, what });
         }
         let of_user = self.running.iter().filter(|other| other.owner.user == owner.user).count();
@@ -175,8 +174,8 @@ impl<T: Clone + PartialEq + Send + 'static> AttachWorkers<T> {
         self.running.iter().any(|other| other.what == *what)
     }
 
-    /// Gives up those that have taken too long. Their threads are left behind: what they wait for
-    /// cannot be told to end.
+    /// Gives up those that have taken too long. Their threads are abandoned, because nothing can end
+    /// what they wait for.
     pub fn give_up(&mut self) -> Vec<(T, AttachError)> {
         self.give_up_after(LONGEST)
     }
@@ -184,7 +183,7 @@ impl<T: Clone + PartialEq + Send + 'static> AttachWorkers<T> {
     fn give_up_after(&mut self, longest: Duration) -> Vec<(T, AttachError)> {
         let late = self.running.extract_if(.., |one| one.since.elapsed() >= longest);
         late.map(|RunningAttach { pid, what, owner, thread, .. }| {
-            self.left_behind.add(owner, thread);
+            self.abandoned.add(owner, thread);
             (what, AttachError::HeldUp { pid, what: "the attach".to_owned() })
         })
         .collect()
@@ -195,7 +194,7 @@ impl<T: Clone + PartialEq + Send + 'static> AttachWorkers<T> {
         let deadline = Instant::now() + END_TIMEOUT;
         for RunningAttach { owner, thread, .. } in self.running {
             if let Some(thread) = join_until(deadline, thread) {
-                self.left_behind.add(owner, thread);
+                self.abandoned.add(owner, thread);
             }
         }
     }
@@ -216,7 +215,7 @@ fn join_until(deadline: Instant, thread: JoinHandle<()>) -> Option<JoinHandle<()
     None
 }
 
-/// Waits for a thread that attaches as long as [`Workers::stop`] does.
+/// Waits for a thread that attaches as long as [`AttachWorkers::stop`] does.
 pub fn join(thread: JoinHandle<()>) {
     join_until(Instant::now() + END_TIMEOUT, thread);
 }
@@ -240,7 +239,7 @@ mod tests {
     /// Attaches to this process are over, well, when the sender says so or has gone; all others
     /// fail at once.
     fn workers(
-        left_behind: &'static Abandoned,
+        abandoned: &'static Abandoned,
     ) -> (AttachWorkers<&'static str>, Sender<()>, OutcomeReceiver) {
         let (release, stalled) = channel::<()>();
         let (tell, told) = channel();
@@ -255,11 +254,11 @@ mod tests {
         let done = move |(what, result): super::AttachOutcome<_>| {
             tell.send((what, result.is_ok())).ok();
         };
-        (AttachWorkers::with(attach, done, left_behind), release, told)
+        (AttachWorkers::with(attach, done, abandoned), release, told)
     }
 
     /// Those of a test, not of the process.
-    fn left_behind() -> &'static Abandoned {
+    fn abandoned() -> &'static Abandoned {
         Box::leak(Box::new(Abandoned::new()))
     }
 
@@ -273,8 +272,8 @@ mod tests {
     /// Threads of one process have one owner, as the processes of one service do.
     #[test]
     fn one_that_is_stalled_has_one_worker_and_does_not_hold_the_end_up() {
-        let left_behind = left_behind();
-        let (mut workers, release, told) = workers(left_behind);
+        let abandoned = abandoned();
+        let (mut workers, release, told) = workers(abandoned);
         let me = std::process::id();
         assert!(workers.begin(me, &"stalled").unwrap());
         assert!(!workers.begin(me, &"next").unwrap(), "it is the same owner's");
@@ -290,13 +289,13 @@ mod tests {
         // Nobody ever releases it: whatever the machine does beside, that would last.
         assert!(took >= END_TIMEOUT && took < END_TIMEOUT * 30, "{took:?}");
         // The next recording knows of it.
-        held_up(self::workers(left_behind).0.begin(me, &"stalled"));
+        held_up(self::workers(abandoned).0.begin(me, &"stalled"));
         drop(release);
     }
 
     #[test]
     fn one_that_takes_too_long_is_given_up_and_its_owner_left_alone_until_it_ends() {
-        let (mut workers, release, told) = workers(left_behind());
+        let (mut workers, release, told) = workers(abandoned());
         let me = std::process::id();
         assert!(workers.begin(me, &"stalled").unwrap());
         assert!(workers.give_up_after(MINUTE).is_empty());
@@ -320,18 +319,18 @@ mod tests {
 
     #[test]
     fn with_so_many_held_up_nothing_is_begun() {
-        let left_behind = left_behind();
+        let abandoned = abandoned();
         let (release, stalled) = channel::<()>();
         let stalled = Arc::new(Mutex::new(stalled));
         for number in 0..MOST_ABANDONED {
-            assert_eq!(left_behind.holds_up(&AttachOwner::of(NOBODY)), None, "{number}");
+            assert_eq!(abandoned.holds_up(&AttachOwner::of(NOBODY)), None, "{number}");
             let stalled = Arc::clone(&stalled);
             let thread = std::thread::spawn(move || {
                 stalled.lock().unwrap().recv().ok();
             });
-            left_behind.add(AttachOwner { user: 1, cgroup: number.to_string() }, thread);
+            abandoned.add(AttachOwner { user: 1, cgroup: number.to_string() }, thread);
         }
-        let (mut workers, _release, _told) = workers(left_behind);
+        let (mut workers, _release, _told) = workers(abandoned);
         let why = held_up(workers.begin(NOBODY, &"another"));
         assert!(why.contains("16 other attaches"), "{why}");
         drop(release);

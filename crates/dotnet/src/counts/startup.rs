@@ -72,7 +72,7 @@ impl StartupSession {
         let me = ProcessHandle::open(std::process::id()).map_err(|error| {
             StartupError::NoDirectory { tried: vec![("/proc/self".into(), error.into())] }
         })?;
-        for (path, made) in shim_copy::for_start(&me) {
+        for (path, made) in shim_copy::checked_start_directories(&me) {
             match made
                 .map_err(|why: UnusableDirectory| io::Error::other(why))
                 .and_then(|found| Self::make(&found, rate))

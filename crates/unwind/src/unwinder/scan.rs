@@ -126,7 +126,7 @@ impl StackWalk<'_> {
             Err(_) => None,
         };
         if wanted != ScanTarget::Any
-            && !rule.as_ref().is_some_and(|rule| self.is_told(rule, pc, wanted, code))
+            && !rule.as_ref().is_some_and(|rule| self.is_confirmed(rule, pc, wanted, code))
         {
             return Some(None);
         }
@@ -155,8 +155,15 @@ impl StackWalk<'_> {
         Some(None)
     }
 
-    /// Whether the frame at the return address `pc` is one of the callers wanted by more than that.
-    fn is_told(&self, rule: &Rule, pc: u64, wanted: ScanTarget, code: &mut dyn CodeLookup) -> bool {
+    /// Whether the frame at the return address `pc` is a wanted caller by more than the call before
+    /// it.
+    fn is_confirmed(
+        &self,
+        rule: &Rule,
+        pc: u64,
+        wanted: ScanTarget,
+        code: &mut dyn CodeLookup,
+    ) -> bool {
         let by_frame_pointer = match rule.cfa {
             Cfa::Register { base, .. } | Cfa::Deref { base, .. } => {
                 base == self.machine.frame_pointer

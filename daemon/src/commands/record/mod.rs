@@ -190,7 +190,7 @@ fn check(options: &RecordArgs) -> Result<Option<PathBuf>, Error> {
 
 /// What a recording lacks for want of rights, which is said.
 fn missing_rights(say: StatusLines) -> Vec<FeatureLimit> {
-    let limits: Vec<FeatureLimit> = features::limits(attach::helper::has_it())
+    let limits: Vec<FeatureLimit> = features::limits(attach::helper::is_used())
         .into_iter()
         .filter_map(|(_, result)| result.err())
         .collect();
