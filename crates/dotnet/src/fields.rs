@@ -54,7 +54,7 @@ impl<'a> PayloadFields<'a> {
     }
 
     /// The same, of at most 32 bits.
-    pub fn varint32(&mut self) -> Option<u32> {
+    pub(crate) fn varint32(&mut self) -> Option<u32> {
         u32::try_from(self.varint()?).ok()
     }
 

@@ -42,7 +42,7 @@ impl RuntimeType {
 
     /// True for a class or structure of some module's own.
     #[must_use]
-    pub fn has_token(&self) -> bool {
+    pub(crate) fn has_token(&self) -> bool {
         !self.name.is_empty() && self.token & 0xff_ffff != 0 && self.element.is_none()
     }
 }

@@ -18,7 +18,7 @@ const MAX_PIECES: usize = 1 << (32 - WORD_BITS);
 /// Bits between two counts.
 const COUNTED_BITS: usize = 512;
 /// A reference to nothing that was walked.
-pub const NOWHERE: u32 = u32::MAX;
+pub(crate) const NOWHERE: u32 = u32::MAX;
 /// More sorts of objects, by type and size, are no heap of a real program.
 const MAX_SHAPES: usize = 1 << 22;
 
@@ -127,7 +127,7 @@ impl Graph {
     }
 
     /// Values of the dependent handles whose key `object` is.
-    pub fn dependents(&self, object: u32) -> impl Iterator<Item = u32> {
+    pub(crate) fn dependents(&self, object: u32) -> impl Iterator<Item = u32> {
         let from = self.dependents.partition_point(|&(key, _)| key < object);
         let after = self.dependents.get(from..).unwrap_or_default();
         after.iter().take_while(move |&&(key, _)| key == object).map(|&(_, value)| value)

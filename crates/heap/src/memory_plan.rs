@@ -13,7 +13,7 @@ const BESIDE: u64 = 6 << 20;
 const PART: u64 = 256;
 /// A buffer of less holds less than what a walk writes between two looks of the thread that sends
 /// it.
-pub const LEAST_BUFFER_MIB: u32 = 16;
+pub(crate) const LEAST_BUFFER_MIB: u32 = 16;
 /// A survey ends early where less is left: half of what is kept free beside the buffer.
 const FLOOR: u64 = BESIDE / 2;
 

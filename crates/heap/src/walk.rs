@@ -173,7 +173,7 @@ impl HeapSurvey {
 
     /// What is kept beside the graph, in bytes.
     #[must_use]
-    pub fn bytes_beside(&self) -> usize {
+    pub(crate) fn bytes_beside(&self) -> usize {
         self.type_bytes + bytes_of(&self.fields, &self.roots)
     }
 }
@@ -227,7 +227,7 @@ impl HeapWalk {
 
     /// Notes which objects these weak handles watch.
     #[must_use]
-    pub fn with_handles(mut self, handles: Arc<HashSet<u64>>) -> Self {
+    pub(crate) fn with_handles(mut self, handles: Arc<HashSet<u64>>) -> Self {
         self.handles = handles;
         self
     }
@@ -241,7 +241,7 @@ impl HeapWalk {
     /// True when a full collection that was asked for has begun, for which managed threads are
     /// stopped.
     #[must_use]
-    pub fn has_stopped_threads(&self) -> bool {
+    pub(crate) fn has_stopped_threads(&self) -> bool {
         self.has_begun() || self.pauses.has_induced()
     }
 

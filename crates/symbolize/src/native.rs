@@ -106,7 +106,7 @@ pub fn names(
 ///
 /// # Errors
 /// As [`names`].
-pub fn names_in(
+pub(crate) fn names_in(
     image: &[u8],
     addresses: &[u64],
     budget: &mut CopyBudget,

@@ -54,13 +54,13 @@ pub struct RegisterSet {
 impl RegisterSet {
     /// The register with DWARF number `number`, if a walk needs it.
     #[must_use]
-    pub fn by_dwarf(&self, number: u16) -> Option<Register> {
+    pub(crate) fn by_dwarf(&self, number: u16) -> Option<Register> {
         number.checked_sub(self.first_dwarf).and_then(Register::at)
     }
 
     /// True for the registers a callee must restore.
     #[must_use]
-    pub fn is_callee_saved(&self, register: Register) -> bool {
+    pub(crate) fn is_callee_saved(&self, register: Register) -> bool {
         self.callee_saved & (1 << register.index()) != 0
     }
 

@@ -88,7 +88,7 @@ impl Hresult {
 
     /// True when the same request can succeed a little later.
     #[must_use]
-    pub fn is_transient(self) -> bool {
+    pub(crate) fn is_transient(self) -> bool {
         matches!(self.0, 0x8013_135b | 0x8013_1367 | 0x8013_1371 | 0x8013_1388)
     }
 }

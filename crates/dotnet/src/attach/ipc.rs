@@ -7,9 +7,8 @@
 mod connection;
 mod events;
 
-pub use self::events::{
-    EventStream, EventSubscription, RUNTIME_PROVIDER, listen, listen_from_start, stop_listening,
-};
+pub use self::events::{EventStream, EventSubscription, listen, stop_listening};
+pub(crate) use self::events::{RUNTIME_PROVIDER, listen_from_start};
 pub use super::ipc_error::IpcError;
 pub use super::socket::has_socket;
 pub use super::wait::IpcTimeout;
@@ -76,7 +75,7 @@ pub fn process_info(
 ///
 /// # Errors
 /// See [`IpcError`]; `Refused` carries the runtime's or the library's own code.
-pub fn attach_profiler(
+pub(crate) fn attach_profiler(
     target: &ProcessHandle,
     what: &AttachProfiler<'_>,
     wait: impl Into<IpcTimeout>,

@@ -102,7 +102,7 @@ fn why_refused(step: &str, source: Errno) -> &'static str {
 impl IpcError {
     /// True when the runtime is too old for what was asked of it.
     #[must_use]
-    pub fn is_unknown_command(&self) -> bool {
+    pub(crate) fn is_unknown_command(&self) -> bool {
         // DS_IPC_E_UNKNOWN_COMMAND (ds-ipc-types.h).
         matches!(self, Self::Refused { code: Hresult(0x8013_1385), .. })
     }

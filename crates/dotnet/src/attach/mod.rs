@@ -47,7 +47,7 @@ const REGION_WAIT: Duration = Duration::from_secs(2);
 /// Most memory that the shim takes in a process: its library, a region of 2.4 MiB, and what the
 /// runtime allocates for its callbacks. It took 2.3 to 2.8 MiB of .NET 8 to 11; a process in which
 /// 65,536 objects are watched has 1.5 MiB more.
-pub const SHIM_BYTES: u64 = 8 << 20;
+pub(crate) const SHIM_BYTES: u64 = 8 << 20;
 /// Between looks at something that has no notification.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 

@@ -164,7 +164,7 @@ pub fn write_copy_for_start(me: &ProcessHandle, library: &[u8]) -> Result<ShimCo
 
 /// Directories for what programs that are started, and their children, are told the path of, each
 /// made and checked when it is asked for.
-pub fn checked_start_directories(
+pub(crate) fn checked_start_directories(
     me: &ProcessHandle,
 ) -> impl Iterator<Item = (PathBuf, Result<PathBuf, UnusableDirectory>)> {
     start_directories().into_iter().map(|path| {

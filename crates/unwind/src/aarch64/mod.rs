@@ -14,7 +14,7 @@ use ebpf_common::machine::aarch64 as walked;
 /// Registers x16 to x30 and sp, whose DWARF numbers are 16 to 31 (AADWARF64, 4.1). A callee
 /// restores x19 to x29 (AAPCS64, 6.1.1); none that it may change is ever a base, so that x0 to x15
 /// need no place.
-pub static AARCH64: TargetMachine = TargetMachine {
+pub(crate) static AARCH64: TargetMachine = TargetMachine {
     registers: RegisterSet {
         names: [
             "x16", "x17", "x18", "x19", "x20", "x21", "x22", "x23", "x24", "x25", "x26", "x27",
@@ -68,11 +68,11 @@ pub static AARCH64: TargetMachine = TargetMachine {
 
 impl Register {
     /// x29, the frame pointer.
-    pub const X29: Self = Self::of(13);
+    pub(crate) const X29: Self = Self::of(13);
     /// x30, the link register.
-    pub const X30: Self = Self::of(14);
+    pub(crate) const X30: Self = Self::of(14);
     /// sp.
-    pub const SP: Self = Self::of(15);
+    pub(crate) const SP: Self = Self::of(15);
 
     /// x16 to x30; `None` for the others.
     fn x(number: u32) -> Option<Self> {

@@ -14,7 +14,7 @@ use ebpf_common::machine::WalkMachine as _;
 /// Registers in DWARF order (System V ABI x86-64, figure 3.36): 0 rax, 1 rdx, 2 rcx, 3 rbx, 4 rsi,
 /// 5 rdi, 6 rbp, 7 rsp, 8–15 r8–r15; 16 is the return address. A callee restores rbx, rbp, rsp and
 /// r12 to r15 (3.2.1).
-pub static X86_64: TargetMachine = TargetMachine {
+pub(crate) static X86_64: TargetMachine = TargetMachine {
     registers: RegisterSet {
         names: [
             "rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11",
@@ -64,18 +64,19 @@ pub static X86_64: TargetMachine = TargetMachine {
 
 impl Register {
     /// rax: what a system call answers.
-    pub const RAX: Self = Self::of(0);
+    pub(crate) const RAX: Self = Self::of(0);
     /// rbx.
-    pub const RBX: Self = Self::of(3);
+    #[cfg(test)]
+    pub(crate) const RBX: Self = Self::of(3);
     /// rbp.
-    pub const RBP: Self = Self::of(6);
+    pub(crate) const RBP: Self = Self::of(6);
     /// rsp.
     pub const RSP: Self = Self::of(7);
 
     /// The register that machine code (and UNWIND_INFO) calls `number`: rax rcx rdx rbx rsp rbp rsi
     /// rdi r8–r15.
     #[must_use]
-    pub fn from_machine(number: u8) -> Option<Self> {
+    pub(crate) fn from_machine(number: u8) -> Option<Self> {
         const DWARF: [u8; 16] = [0, 2, 1, 3, 7, 6, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15];
         DWARF.get(usize::from(number)).copied().map(Self::of)
     }

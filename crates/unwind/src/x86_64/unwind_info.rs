@@ -15,9 +15,7 @@ use crate::managed::{CODE_BYTES, FunctionOffset, ReadAt, RuntimeFunction, u32_at
 use crate::rule::{Cfa, Register, Rule, RuleRefusal, Saved};
 
 /// Bytes of the fixed part.
-pub const HEADER_BYTES: usize = 4;
-/// Most bytes one UNWIND_INFO takes as far as it is read: 255 codes, padding, a chained function.
-pub const MAX_BYTES: usize = HEADER_BYTES + 256 * 2 + FUNCTION_BYTES;
+const HEADER_BYTES: usize = 4;
 /// Bytes of a RUNTIME_FUNCTION: begin, end, unwind data.
 pub const FUNCTION_BYTES: usize = 12;
 /// Longest chain of UNWIND_INFOs that is followed.
@@ -118,7 +116,7 @@ impl UnwindInfoHeader {
 
     /// Bytes to read so that [`rule`] has all it needs.
     #[must_use]
-    pub fn needed_bytes(&self) -> usize {
+    pub(crate) fn needed_bytes(&self) -> usize {
         let chained = if self.flags == FLAG_CHAINED { FUNCTION_BYTES } else { 0 };
         HEADER_BYTES + (usize::from(self.slots) + usize::from(self.slots & 1)) * 2 + chained
     }
@@ -132,8 +130,7 @@ struct Undo {
 }
 
 /// The rule at `offset` bytes into a function. `read` gives the bytes of the UNWIND_INFO at an
-/// offset from the base (at most [`MAX_BYTES`], fewer where memory ends); it is called again for
-/// chained ones.
+/// offset from the base, fewer where memory ends; it is called again for chained ones.
 ///
 /// # Errors
 /// [`RuleRefusal`] for what is unreadable, malformed or of no use outside Windows (machine frames,

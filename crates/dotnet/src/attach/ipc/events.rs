@@ -50,7 +50,7 @@ impl EventSubscription {
 }
 
 /// The provider of [`EventSubscription`].
-pub const RUNTIME_PROVIDER: &str = "Microsoft-Windows-DotNETRuntime";
+pub(crate) const RUNTIME_PROVIDER: &str = "Microsoft-Windows-DotNETRuntime";
 
 /// Opens an event session. The answer comes when the runtime has done what the keywords ask of it
 /// at once, such as a collection. Reading its events ends with an error when `give_up` is raised.
@@ -71,7 +71,7 @@ pub fn listen(
 ///
 /// # Errors
 /// See [`IpcError`].
-pub fn listen_from_start(
+pub(crate) fn listen_from_start(
     target: &ProcessHandle,
     what: &EventSubscription,
     stacks: bool,
