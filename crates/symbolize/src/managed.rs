@@ -1,12 +1,12 @@
 //! Names of managed code, as shims tell them, bound to the frames that wanted them.
 //!
-//! A frame is (process, first address of the body, generation), and the process table decides when an
-//! address gets a new generation. So an answer is about the code that is there when it is given: it
-//! names the frames that wait for it, and it is kept for other frames in its ranges until that code
-//! is unloaded or a frame of a newer generation shows that it was replaced. A frame keeps its name
-//! for ever; one that was still waiting when its code went stays nameless. A process is believed
-//! about itself only, what is kept is bounded, and two methods that claim the same code make it
-//! nameless rather than wrong.
+//! A frame is (process, first address of the body, generation), and the process table decides when
+//! an address gets a new generation. So an answer is about the code that is there when it is given:
+//! it names the frames that wait for it, and it is kept for other frames in its ranges until that
+//! code is unloaded or a frame of a newer generation shows that it was replaced. A frame keeps its
+//! name for ever; one that was still waiting when its code went stays nameless. A process is
+//! believed about itself only, what is kept is bounded, and two methods that claim the same code
+//! make it nameless rather than wrong.
 
 use super::perf_map::PerfMapName;
 use super::{FunctionId, Symbol, SymbolModule};

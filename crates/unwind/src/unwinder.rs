@@ -55,8 +55,8 @@ pub trait CodeLookup {
     /// What is at `pc`. `exact`: `pc` is the next instruction to run (innermost or interrupted by a
     /// signal); else it is a return address minus one, inside a call.
     fn step(&mut self, pc: u64, exact: bool) -> FrameRule;
-    /// The frame at a place that the probes have left at `time` by a rule pushed to them. `None` when
-    /// that rule did not hold then or does not now.
+    /// The frame at a place that the probes have left at `time` by a rule pushed to them. `None`
+    /// when that rule did not hold then or does not now.
     fn walked(&mut self, pc: u64, exact: bool, time: MonotonicNs) -> Option<FrameKey>;
     /// True when `address` is in executable memory.
     fn is_executable(&mut self, address: u64) -> bool;

@@ -1,6 +1,6 @@
-//! The probes' walker and the user-space unwinder against each other, on random stacks and by random
-//! rules, of both machines. Wherever the probes hand over, the stack is the one that the unwinder
-//! finds alone.
+//! The probes' walker and the user-space unwinder against each other, on random stacks and by
+//! random rules, of both machines. Wherever the probes hand over, the stack is the one that the
+//! unwinder finds alone.
 
 use super::aarch64::AARCH64;
 use super::encode::encode;

@@ -174,8 +174,8 @@ impl<T: Clone + PartialEq + Send + 'static> AttachWorkers<T> {
         self.running.iter().any(|other| other.what == *what)
     }
 
-    /// Gives up those that have taken too long. Their threads are abandoned, because nothing can end
-    /// what they wait for.
+    /// Gives up those that have taken too long. Their threads are abandoned, because nothing can
+    /// end what they wait for.
     pub fn give_up(&mut self) -> Vec<(T, AttachError)> {
         self.give_up_after(LONGEST)
     }
