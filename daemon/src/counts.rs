@@ -44,21 +44,27 @@ counts! {
     windows "daemon_windows" "windows encoded";
     profiles "daemon_profiles" "profiles made: one per service and window";
     profiles_failed "daemon_profiles_failed" "profiles that could not be encoded";
-    services_folded "daemon_services_folded" "services that shared the profile of the rest because there were too many";
+    services_folded "daemon_services_folded" "services that shared the profile of the rest \
+        because there were too many";
     reloads "daemon_reloads" "times the configuration was read again and used";
     reloads_failed "daemon_reloads_failed" "times the configuration was read again and refused";
     recordings "daemon_recordings" "recordings begun";
     attached "daemon_attached" "processes the shim was loaded into";
     attach_failed "daemon_attach_failed" "times the shim could not be loaded into a process";
-    attach_no_headroom "daemon_attach_no_headroom" "of the failed ones, attaches that were not begun because the process has too little memory left, in a cgroup or on the machine";
-    attached_killed "daemon_attached_killed" "processes that the kernel killed for want of memory within ten seconds of an attach";
-    helpers_ended "daemon_helpers_ended" "times the helper ended that alone may attach to other users' processes; nothing new of theirs is attached to from then on";
-    windows_over_cpu "daemon_windows_over_cpu" "windows that took more CPU time than limits.cpu; the next is recorded at lower rates, while there are any";
+    attach_no_headroom "daemon_attach_no_headroom" "of the failed ones, attaches that were not \
+        begun because the process has too little memory left, in a cgroup or on the machine";
+    attached_killed "daemon_attached_killed" "processes that the kernel killed for want of memory \
+        within ten seconds of an attach";
+    helpers_ended "daemon_helpers_ended" "times the helper ended that alone may attach to other \
+        users' processes; nothing new of theirs is attached to from then on";
+    windows_over_cpu "daemon_windows_over_cpu" "windows that took more CPU time than limits.cpu; \
+        the next is recorded at lower rates, while there are any";
     memory_shed "daemon_memory_shed" "times caches were dropped to stay within limits.memory";
     memory_cuts "daemon_memory_cuts" "windows that ended early to stay within limits.memory";
     pod_lists "daemon_pod_lists" "times the API server was asked for all pods of the node";
     pod_watches "daemon_pod_watches" "times the API server was asked to tell what changes";
     pod_changes "daemon_pod_changes" "changes of pods and versions it told of";
     pod_failures "daemon_pod_failures" "times it did not answer, or not as it should";
-    log_lines_lost "daemon_log_lines_lost" "lines of the log that nobody took in time, or that could not be written";
+    log_lines_lost "daemon_log_lines_lost" "lines of the log that nobody took in time, or that \
+        could not be written";
 }

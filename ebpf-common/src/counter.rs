@@ -58,21 +58,31 @@ counters! {
     WaitsBusy "waits_busy" "wait stacks dropped because their buffer was in use";
     WaitEndsStored "wait_ends_stored" "ends of kept waits put into the ring";
     WaitEndsRingFull "wait_ends_ring_full" "ends of kept waits dropped because the ring was full";
-    ThreadEnds "thread_ends" "selected threads that switched out for the last time, or whose process became another program";
+    ThreadEnds "thread_ends" "selected threads that switched out for the last time, or whose \
+                              process became another program";
     ThreadEndsStored "thread_ends_stored" "thread ends put into the ring";
     ThreadEndsRingFull "thread_ends_ring_full" "thread ends dropped because the ring was full";
-    ThreadEndsLost "thread_ends_lost" "of these, ends of first threads whose process became another program at that moment: their times are lost";
-    ThreadMapFull "thread_map_full" "scheduler events of threads for which the map had no room, or only the room of an earlier one with the same id whose times were still there";
-    ThreadLate "thread_late" "threads first seen after the start that were not new: without room before, or newly in the cgroup; of first threads only those whose id was another's";
-    SwitchesMissed "switches_missed" "switches the kernel did not report, made up for from the thread's run time";
-    WakingsMissed "wakings_missed" "waits whose end the kernel did not report before the thread ran again: blocked to their end";
+    ThreadEndsLost "thread_ends_lost" "of these, ends of first threads whose process became \
+                                       another program at that moment: their times are lost";
+    ThreadMapFull "thread_map_full" "scheduler events of threads for which the map had no room, \
+                                     or only the room of an earlier one with the same id whose \
+                                     times were still there";
+    ThreadLate "thread_late" "threads first seen after the start that were not new: without room \
+                              before, or newly in the cgroup; of first threads only those whose \
+                              id was another's";
+    SwitchesMissed "switches_missed" "switches the kernel did not report, made up for from the \
+                                      thread's run time";
+    WakingsMissed "wakings_missed" "waits whose end the kernel did not report before the thread \
+                                    ran again: blocked to their end";
     SelectedMapFull "selected_map_full" "forked processes not selected because the map had no room";
     WalkFrames "walk_frames" "user frames the probes walked by rules they knew";
     WalksToStart "walks_to_start" "user stacks the probes walked to the thread's start";
-    WalksHandedOver "walks_handed_over" "user stacks that left the probes as registers and a copy, at the first frame without a rule";
+    WalksHandedOver "walks_handed_over" "user stacks that left the probes as registers and a \
+        copy, at the first frame without a rule";
     WalksTruncated "walks_truncated" "user stacks with more frames than a record holds";
     StackUnreadable "stack_unreadable" "stack copies without a single byte (page missing)";
-    StackLimited "stack_limited" "stack copies that reached the limit, which is 16 KiB while the ring is more than half full";
+    StackLimited "stack_limited" "stack copies that reached the limit, which is 16 KiB while the \
+                                  ring is more than half full";
     User32Bit "user_32bit" "stacks of 32-bit code, which are not copied";
     KernelStackFailed "kernel_stack_failed" "kernel stacks the kernel could not walk";
     CpuBeyondMaps "cpu_beyond_maps" "events on a CPU beyond the ones possible at start";
@@ -87,26 +97,42 @@ counters! {
     SleepersStored "sleepers_stored" "visited waits put into the ring";
     SleepersRingFull "sleepers_ring_full" "visited waits dropped because the ring was full";
     SleepersTorn "sleepers_torn" "visited waits that ended while their stack was copied";
-    SleepersDeferred "sleepers_deferred" "visited waits left to the next visit because the ring was half full or the process was changing its mappings";
-    WakesStored "wakes_stored" "wake-ups of kept waits by interrupts and the like, put into the ring with their kernel stack";
-    WakesRingFull "wakes_ring_full" "wake-ups dropped because the ring was full: the waker is known, what it was doing is not";
-    WakerStacks "waker_stacks" "kept waits ended by a recorded thread whose stack was to be taken (--waker-stacks)";
-    WakerStacksStored "waker_stacks_stored" "stacks of threads that ended kept waits, put into the ring";
-    WakerStacksRingFull "waker_stacks_ring_full" "stacks of threads that ended kept waits, dropped because the ring was full";
-    WakerStacksBusy "waker_stacks_busy" "stacks of threads that ended kept waits, dropped because their buffer was in use";
-    WakersOutside "wakers_outside" "kept waits that ended while a thread outside the recording ran, whose doing it may have been: its stack is not taken (--waker-stacks)";
-    VisitsRefused "visits_refused" "looks at sleeping threads that the kernel refused or that had not ended when the next was due";
-    StackOfFile "stack_of_file" "stacks of visited waits in a mapping of a file, which are not copied: reading it could take forever";
-    VisitsHeld "visits_held" "looks at sleeping threads given up because reading the stack of one took more than a second; its process is passed over from then on";
+    SleepersDeferred "sleepers_deferred" "visited waits left to the next visit because the ring \
+        was half full or the process was changing its mappings";
+    WakesStored "wakes_stored" "wake-ups of kept waits by interrupts and the like, put into the \
+                                ring with their kernel stack";
+    WakesRingFull "wakes_ring_full" "wake-ups dropped because the ring was full: the waker is \
+                                     known, what it was doing is not";
+    WakerStacks "waker_stacks" "kept waits ended by a recorded thread whose stack was to be taken \
+                                (--waker-stacks)";
+    WakerStacksStored "waker_stacks_stored" "stacks of threads that ended kept waits, put into \
+        the ring";
+    WakerStacksRingFull "waker_stacks_ring_full" "stacks of threads that ended kept waits, \
+        dropped because the ring was full";
+    WakerStacksBusy "waker_stacks_busy" "stacks of threads that ended kept waits, dropped because \
+        their buffer was in use";
+    WakersOutside "wakers_outside" "kept waits that ended while a thread outside the recording \
+                                    ran, whose doing it may have been: its stack is not taken \
+                                    (--waker-stacks)";
+    VisitsRefused "visits_refused" "looks at sleeping threads that the kernel refused or that had \
+                                    not ended when the next was due";
+    StackOfFile "stack_of_file" "stacks of visited waits in a mapping of a file, which are not \
+                                 copied: reading it could take forever";
+    VisitsHeld "visits_held" "looks at sleeping threads given up because reading the stack of one \
+                              took more than a second; its process is passed over from then on";
     StackPassedOver "stack_passed_over" "stacks of visited waits of such processes, not copied";
-    ThreadsLeft "threads_left" "threads found to have left the selection, or to have ended unseen: their times end with their last event";
+    ThreadsLeft "threads_left" "threads found to have left the selection, or to have ended \
+                                unseen: their times end with their last event";
     Spans "spans" "stacks sent with the span their thread worked for";
     SpansUnreadable "spans_unreadable" "threads whose published context could not be read";
     Renames "renames" "times that a recorded thread was given a name";
     RenamesStored "renames_stored" "renames put into the ring with the thread's times until then";
-    RenamesRingFull "renames_ring_full" "renames dropped because the ring was full: the thread's time is shared among its names by the samples";
-    RenamesSkipped "renames_skipped" "renames not sent because the thread had very many in that second: its time is shared among its names by the samples";
-    CpuNotFollowed "cpu_not_followed" "CPUs that came online and could not be sampled (tried once a second)";
+    RenamesRingFull "renames_ring_full" "renames dropped because the ring was full: the thread's \
+        time is shared among its names by the samples";
+    RenamesSkipped "renames_skipped" "renames not sent because the thread had very many in that \
+                                      second: its time is shared among its names by the samples";
+    CpuNotFollowed "cpu_not_followed" "CPUs that came online and could not be sampled (tried once \
+                                       a second)";
 }
 
 /// Number of counters kept by the probes.

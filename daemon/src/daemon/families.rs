@@ -77,15 +77,21 @@ macro_rules! families {
 
 families! {
     Info BUILD "build" "what runs: `version`";
-    Counter CPU_SECONDS "cpu_seconds" "CPU time of the profiler by `part`: `daemon`, and `probes`, which is an estimate, and not there where the kernel does not count it";
-    Gauge CPU_LIMIT "cpu_limit_cpus" "CPUs the profiler may take, probes included where their time is known";
-    Gauge MEMORY "memory_bytes" "memory of the profiler by `part`: `resident`, and the kernel's for it, `maps` and `rings`";
+    Counter CPU_SECONDS "cpu_seconds" "CPU time of the profiler by `part`: `daemon`, and \
+                                       `probes`, which is an estimate, and not there where the \
+                                       kernel does not count it";
+    Gauge CPU_LIMIT "cpu_limit_cpus" "CPUs the profiler may take, probes included where their \
+                                      time is known";
+    Gauge MEMORY "memory_bytes" "memory of the profiler by `part`: `resident`, and the kernel's \
+                                 for it, `maps` and `rings`";
     Gauge MEMORY_LIMIT "memory_limit_bytes" "what it may be in all";
     Gauge REDUCED "reduced" "1 in reduced mode: its cgroup allows little";
-    Gauge RATE_STEPS "rate_steps" "steps below the rates asked for, to stay within the CPU limit; 5 is the last";
+    Gauge RATE_STEPS "rate_steps" "steps below the rates asked for, to stay within the CPU limit; \
+                                   5 is the last";
     Gauge FREQUENCY "frequency_hertz" "CPU samples per second and CPU";
     Gauge RECORDING "recording" "1 while there is a recording, also one that is too busy to answer";
-    Gauge SWITCHED_OFF "switched_off" "1 for each form of the kill switch that is on, `by`: `file`, `signal`, `config`";
+    Gauge SWITCHED_OFF "switched_off" "1 for each form of the kill switch that is on, `by`: \
+                                       `file`, `signal`, `config`";
     Gauge SHIM_PROCESSES "shim_processes" "processes whose shim is read";
     Gauge PODS "pods" "pods of this node that are known";
 }
