@@ -12,7 +12,8 @@ fuzz_target!(
     init: {
         let name = std::env::var("PERFUSION_FUZZ_TARGET").unwrap_or_default();
         let Some((_, target)) = TARGETS.iter().find(|(known, _)| *known == name) else {
-            eprintln!("PERFUSION_FUZZ_TARGET={name}: expected one of {:?}", TARGETS.map(|(known, _)| known));
+            eprintln!("PERFUSION_FUZZ_TARGET={name}: expected one of \
+                       {:?}", TARGETS.map(|(known, _)| known));
             std::process::exit(2);
         };
         TARGET.get_or_init(|| *target);

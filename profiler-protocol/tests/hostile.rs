@@ -216,7 +216,10 @@ fn a_peer_that_rewrites_everything_meanwhile_never_panics_the_consumer() {
 
 proptest! {
     #[test]
-    fn any_header_is_opened_or_refused(words in proptest::collection::vec(any::<u64>(), HEADER_USED_BYTES / 8), keep in any::<u128>()) {
+    fn any_header_is_opened_or_refused(
+        words in proptest::collection::vec(any::<u64>(), HEADER_USED_BYTES / 8),
+        keep in any::<u128>(),
+    ) {
         let shared = honest();
         let memory = shared.memory();
         for (index, word) in words.iter().enumerate() {

@@ -218,7 +218,10 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_decode_to_something_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), kind in 0u16..22) {
+    fn any_bytes_decode_to_something_without_panic(
+        bytes in proptest::collection::vec(any::<u8>(), 0..300),
+        kind in 0u16..22,
+    ) {
         let mut bytes = bytes;
         for (to, from) in bytes.iter_mut().zip(kind.to_le_bytes()) {
             *to = from;
@@ -227,7 +230,9 @@ proptest! {
     }
 
     #[test]
-    fn records_of_all_sizes_wrap_and_arrive_in_order(sizes in proptest::collection::vec(0usize..600, 1..200)) {
+    fn records_of_all_sizes_wrap_and_arrive_in_order(
+        sizes in proptest::collection::vec(0usize..600, 1..200),
+    ) {
         let shared = SharedWords::new(SMALL);
         let region = shared.region();
         region.publish(InstanceIdentity::default());

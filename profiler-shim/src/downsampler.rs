@@ -253,7 +253,10 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn what_is_told_stands_for_all_without_bias_however_they_come(times in bursts(), all in 1_u32..1_000) {
+        fn what_is_told_stands_for_all_without_bias_however_they_come(
+            times in bursts(),
+            all in 1_u32..1_000,
+        ) {
             const SEEDS: u64 = 16;
             let of = levels(&Downsampler::new(), all, times.iter().copied());
             // Choosing in between changes nothing: else what is told would depend on what was.

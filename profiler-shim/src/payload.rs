@@ -364,7 +364,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_payload_is_read_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), version: u32) {
+        fn any_payload_is_read_without_panic(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200),
+            version: u32,
+        ) {
             std::hint::black_box((tick(&bytes, version).is_some(), sampled(&bytes).is_some()));
             std::hint::black_box((promoted(&bytes), thrown(&bytes, &mut BoundedText::<8>::new(), Some(&mut BoundedText::<8>::new()))));
             std::hint::black_box((contention_start(&bytes), contention_stop(&bytes), pool_adjusted(&bytes)));

@@ -282,7 +282,10 @@ fn attach_detach_and_attach_again(runtime: Runtime) {
     app.stop().unwrap();
 }
 
-on_runtimes!(attached_and_detached_again_and_again_under_load_it_survives: net10 Net10; long: net8 Net8, net9 Net9);
+on_runtimes!(
+    attached_and_detached_again_and_again_under_load_it_survives:
+    net10 Net10; long: net8 Net8, net9 Net9
+);
 
 /// Beside threads that allocate, throw and collect. Every other time the next one comes while the
 /// one before is still on its way out.

@@ -32,7 +32,9 @@ const PLACES: [(&str, &[&str]); 7] = [
     ),
 ];
 
-on_runtimes!(allocations_have_their_stack_wherever_they_happen: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(
+    allocations_have_their_stack_wherever_they_happen: net8 Net8, net10 Net10; long: net9 Net9
+);
 
 fn allocations_have_their_stack_wherever_they_happen(runtime: Runtime) {
     let name = format!("attribution::allocations on {runtime}");

@@ -35,7 +35,9 @@ fn another_profiler_in_the_main_slot_changes_nothing() {
     beside_a_main_profiler(Runtime::Net9, "0");
 }
 
-on_runtimes!(another_profilers_own_session_doubles_nothing: net10 Net10; long: net8 Net8, net9 Net9);
+on_runtimes!(
+    another_profilers_own_session_doubles_nothing: net10 Net10; long: net8 Net8, net9 Net9
+);
 
 fn another_profilers_own_session_doubles_nothing(runtime: Runtime) {
     beside_a_main_profiler(runtime, "1");

@@ -119,7 +119,10 @@ fn each_process_counts_what_it_allocates(runtime: Runtime) {
     );
 }
 
-on_runtimes!(a_program_that_becomes_another_by_exec_is_let_go_on_and_counted_until_then: net8 Net8, net10 Net10);
+on_runtimes!(
+    a_program_that_becomes_another_by_exec_is_let_go_on_and_counted_until_then:
+    net8 Net8, net10 Net10
+);
 
 fn a_program_that_becomes_another_by_exec_is_let_go_on_and_counted_until_then(runtime: Runtime) {
     let name = format!("counts::exec on {runtime}");

@@ -151,7 +151,9 @@ fn perfusion_report_prints_top_folded_and_flame_of_its_own_file() {
     }
 }
 
-on_runtimes!(cpu_and_allocations_of_one_method_meet_on_one_location: net9 Net9, net10 Net10; long: net8 Net8);
+on_runtimes!(
+    cpu_and_allocations_of_one_method_meet_on_one_location: net9 Net9, net10 Net10; long: net8 Net8
+);
 
 fn cpu_and_allocations_of_one_method_meet_on_one_location(runtime: Runtime) {
     let needs = record_on(runtime);
@@ -193,7 +195,9 @@ fn assert_unresolved_managed_share(profile: &Profile, runtime: Runtime) {
     );
 }
 
-on_runtimes!(threads_of_the_runtime_that_wait_for_work_are_parked: net9 Net9, net10 Net10; long: net8 Net8);
+on_runtimes!(
+    threads_of_the_runtime_that_wait_for_work_are_parked: net9 Net9, net10 Net10; long: net8 Net8
+);
 
 fn threads_of_the_runtime_that_wait_for_work_are_parked(runtime: Runtime) {
     let needs = record_on(runtime);

@@ -45,7 +45,9 @@ fn in_order(functions: &[&str], parts: &[&str]) -> bool {
     parts.iter().all(|part| rest.any(|function| function.contains(part)))
 }
 
-on_runtimes!(all_managed_threads_are_dumped_with_whole_stacks: net10 Net10; long: net8 Net8, net9 Net9);
+on_runtimes!(
+    all_managed_threads_are_dumped_with_whole_stacks: net10 Net10; long: net8 Net8, net9 Net9
+);
 
 fn all_managed_threads_are_dumped_with_whole_stacks(runtime: Runtime) {
     let name = format!("dump::managed on {runtime}");
@@ -121,7 +123,9 @@ fn all_managed_threads_are_dumped_with_whole_stacks(runtime: Runtime) {
     app.stop().unwrap();
 }
 
-on_runtimes!(threads_that_never_get_their_lock_wait_for_a_lock: net8 Net8; long: net9 Net9, net10 Net10);
+on_runtimes!(
+    threads_that_never_get_their_lock_wait_for_a_lock: net8 Net8; long: net9 Net9, net10 Net10
+);
 
 fn threads_that_never_get_their_lock_wait_for_a_lock(runtime: Runtime) {
     let name = format!("dump::deadlock on {runtime}");
@@ -393,7 +397,10 @@ fn a_program_cannot_write_to_the_terminal_by_its_name() {
     }
 }
 
-on_runtimes!(ten_thousand_threads_are_dumped_each_with_its_stack_and_name: net9 Net9; long: net8 Net8, net10 Net10);
+on_runtimes!(
+    ten_thousand_threads_are_dumped_each_with_its_stack_and_name:
+    net9 Net9; long: net8 Net8, net10 Net10
+);
 
 /// More than a scan of waiting threads takes in at once, while four threads keep the CPUs busy.
 fn ten_thousand_threads_are_dumped_each_with_its_stack_and_name(runtime: Runtime) {

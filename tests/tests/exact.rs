@@ -195,7 +195,9 @@ fn assert_lives_are_true(runtime: Runtime, arguments: &[&str]) -> u64 {
     number(process, "/objects")
 }
 
-on_runtimes!(survivors_moves_and_promotions_are_those_of_the_program: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(
+    survivors_moves_and_promotions_are_those_of_the_program: net8 Net8, net10 Net10; long: net9 Net9
+);
 
 fn survivors_moves_and_promotions_are_those_of_the_program(runtime: Runtime) {
     let name = format!("exact::survivors on {runtime}");
@@ -209,7 +211,10 @@ fn survivors_moves_and_promotions_are_those_of_the_program(runtime: Runtime) {
     println!("{name}: {objects} objects, all of them true");
 }
 
-on_runtimes!(what_holds_the_objects_of_a_type_is_what_the_program_knows: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(
+    what_holds_the_objects_of_a_type_is_what_the_program_knows:
+    net8 Net8, net10 Net10; long: net9 Net9
+);
 
 fn what_holds_the_objects_of_a_type_is_what_the_program_knows(runtime: Runtime) {
     let name = format!("exact::holders on {runtime}");
@@ -243,7 +248,10 @@ fn what_holds_the_objects_of_a_type_is_what_the_program_knows(runtime: Runtime) 
     );
 }
 
-on_runtimes!(free_space_before_and_after_a_collection_is_the_runtimes: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(
+    free_space_before_and_after_a_collection_is_the_runtimes:
+    net8 Net8, net10 Net10; long: net9 Net9
+);
 
 fn free_space_before_and_after_a_collection_is_the_runtimes(runtime: Runtime) {
     let name = format!("exact::free on {runtime}");
@@ -272,7 +280,9 @@ fn free_space_before_and_after_a_collection_is_the_runtimes(runtime: Runtime) {
     assert!(shown, "{}", recorded.report);
 }
 
-on_runtimes!(objects_are_counted_while_the_runtime_collects: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(
+    objects_are_counted_while_the_runtime_collects: net8 Net8, net10 Net10; long: net9 Net9
+);
 
 fn objects_are_counted_while_the_runtime_collects(runtime: Runtime) {
     let name = format!("exact::counts on {runtime}");

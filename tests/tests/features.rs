@@ -65,8 +65,10 @@ fn samples_and_waits_are_left_out_in_the_kernel_and_what_is_left_stays_exact() {
     };
     let mut node = Node::new();
     node.configure(&format!(
-        "selection: {{only: [{{command: spin}}, {{command: naps}}], features: {{cpu: {{except: [{}]}}, \
-         waits: {{except: [{{command: naps}}]}}}}, rates: [{{who: {}, frequency: 50}}]}}\nrecording: \
+        "selection: {{only: [{{command: spin}}, {{command: naps}}], features: {{cpu: {{except: \
+         [{}]}}, \
+         waits: {{except: [{{command: naps}}]}}}}, rates: [{{who: {}, frequency: \
+         50}}]}}\nrecording: \
          {{frequency: 400}}\n\
          limits: {{cpu: 100%, {}}}\n",
         at(&without),

@@ -5,7 +5,9 @@ use std::time::Duration;
 use system_tests::environment::{Need, begin};
 use system_tests::{Runtime, Workload, on_runtimes};
 
-on_runtimes!(workload_compiles_runs_and_tells_its_truth: net8 Net8, net9 Net9, net10 Net10, net11 Net11);
+on_runtimes!(
+    workload_compiles_runs_and_tells_its_truth: net8 Net8, net9 Net9, net10 Net10, net11 Net11
+);
 
 fn workload_compiles_runs_and_tells_its_truth(runtime: Runtime) {
     let Some(_turn) = begin(&format!("harness: callheavy on {runtime}"), &[Need::Clr(runtime)])

@@ -59,7 +59,10 @@ fn heap(args: &[&str]) -> Outcome {
     outcome
 }
 
-on_runtimes!(a_survey_names_what_holds_objects_and_leaves_the_app_as_it_was: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(
+    a_survey_names_what_holds_objects_and_leaves_the_app_as_it_was:
+    net8 Net8, net10 Net10; long: net9 Net9
+);
 
 fn a_survey_names_what_holds_objects_and_leaves_the_app_as_it_was(runtime: Runtime) {
     let name = format!("heap::a_survey on {runtime}");
@@ -167,7 +170,10 @@ fn a_survey_that_is_interrupted_says_so_and_leaves_the_app_as_it_was() {
     app.stop().unwrap();
 }
 
-on_runtimes!(a_heap_of_very_many_objects_is_counted_within_its_memory: net10 Net10; long: net8 Net8, net9 Net9);
+on_runtimes!(
+    a_heap_of_very_many_objects_is_counted_within_its_memory:
+    net10 Net10; long: net8 Net8, net9 Net9
+);
 
 /// In the long form 40 million objects, 4 GB of them, within the command's default of 1 GiB; else a
 /// fortieth, within a sixteenth.

@@ -159,7 +159,8 @@ impl Server {
 /// The configuration of a daemon that asks a server for the pods of node-1.
 fn configuration(node: &Node, url: &str, more: &str) -> String {
     format!(
-        "kubernetes: {{pods: api, node: node-1, url: {url:?}, token_file: {:?}, ca_file: {:?}, labels: [team]}}\n\
+        "kubernetes: {{pods: api, node: node-1, url: {url:?}, token_file: {:?}, ca_file: {:?}, \
+         labels: [team]}}\n\
          limits: {{{}}}\n{more}",
         node.scratch.path("token"),
         node.scratch.path("ca.crt"),
@@ -347,7 +348,8 @@ fn pods_name_services_label_samples_and_opt_out_without_being_touched() {
     let server = Server::default();
     let url = format!("http://127.0.0.1:{}", server.listen());
     fs::write(node.scratch.path("token"), "not-the-token\n").unwrap();
-    let selection = "selection: {only: [{namespace: shop}, {cgroup: /kubepods-pod99999999_*}]}\nattach: \
+    let selection = "selection: {only: [{namespace: shop}, {cgroup: \
+                     /kubepods-pod99999999_*}]}\nattach: \
          {policy: all}\n";
     node.configure(&configuration(&node, &url, selection));
     let trace = node.scratch.path("trace");
@@ -670,7 +672,8 @@ impl Cluster {
             "PATCH",
             &format!("/api/v1/namespaces/shop/pods/{name}/status"),
             &json!({"status": {"phase": "Running", "containerStatuses": [{
-                "name": "main", "image": "shop:1", "imageID": "sha256:0", "ready": true, "restartCount": 0,
+                "name": "main", "image": "shop:1", "imageID": "sha256:0", "ready": true,
+                "restartCount": 0,
                 "containerID": format!("containerd://{container}"), "state": {"running": {}},
             }]}}),
         );
@@ -686,9 +689,11 @@ impl Cluster {
         let server = format!("https://127.0.0.1:{}", self.port);
         let kubeconfig = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "c",
-            "clusters": [{"name": "c", "cluster": {"server": server, "certificate-authority": self.authority()}}],
+            "clusters": [{"name": "c",
+            "cluster": {"server": server, "certificate-authority": self.authority()}}],
             "users": [{"name": "u", "user": {"token": ADMIN}}],
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "perfusion"}}],
+            "contexts": [{"name": "c",
+            "context": {"cluster": "c", "user": "u", "namespace": "perfusion"}}],
         });
         fs::write(self.folder.join("kubeconfig"), kubeconfig.to_string()).unwrap();
         let mut helm =

@@ -111,7 +111,10 @@ fn each_is_counted_and_alive_until_it_is_not(runtime: Runtime) {
     }
 }
 
-on_runtimes!(two_recorders_beside_another_profiler_count_each_object_once: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(
+    two_recorders_beside_another_profiler_count_each_object_once:
+    net8 Net8, net10 Net10; long: net9 Net9
+);
 
 fn two_recorders_beside_another_profiler_count_each_object_once(runtime: Runtime) {
     let name = format!("large::two_recorders on {runtime}");
@@ -171,7 +174,9 @@ fn two_recorders_beside_another_profiler_count_each_object_once(runtime: Runtime
     }
 }
 
-on_runtimes!(each_is_counted_from_the_first_instruction_on: net9 Net9; long: net8 Net8, net10 Net10);
+on_runtimes!(
+    each_is_counted_from_the_first_instruction_on: net9 Net9; long: net8 Net8, net10 Net10
+);
 
 fn each_is_counted_from_the_first_instruction_on(runtime: Runtime) {
     let name = format!("large::from_the_first_instruction on {runtime}");

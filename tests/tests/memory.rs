@@ -128,7 +128,9 @@ fn leak_cache_and_garbage_are_told_apart_by_bytes_and_age(runtime: Runtime) {
     assert!(generation_2 as f64 > leaked_bytes * 0.5, "generation 2: {generation_2}");
 }
 
-on_runtimes!(known_allocations_are_estimated_as_well_as_stated: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(
+    known_allocations_are_estimated_as_well_as_stated: net8 Net8, net10 Net10; long: net9 Net9
+);
 
 /// The short form of `cargo xtask memory`.
 fn known_allocations_are_estimated_as_well_as_stated(runtime: Runtime) {
@@ -222,7 +224,9 @@ fn a_part_of_the_samples_stands_for_all() {
     }
 }
 
-on_runtimes!(a_few_watched_objects_stand_for_all_that_is_alive: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(
+    a_few_watched_objects_stand_for_all_that_is_alive: net8 Net8, net10 Net10; long: net9 Net9
+);
 
 fn a_few_watched_objects_stand_for_all_that_is_alive(runtime: Runtime) {
     let name = format!("memory::a_few_watched_objects on {runtime}");
@@ -275,7 +279,10 @@ fn leaks_caches_and_pools_are_told_apart_on_every_runtime() {
     }
 }
 
-on_runtimes!(objects_of_one_type_are_held_by_what_holds_those_of_their_place: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(
+    objects_of_one_type_are_held_by_what_holds_those_of_their_place:
+    net8 Net8, net10 Net10; long: net9 Net9
+);
 
 fn objects_of_one_type_are_held_by_what_holds_those_of_their_place(runtime: Runtime) {
     let name = format!("memory::objects_of_one_type_are_held on {runtime}");
@@ -407,7 +414,10 @@ fn the_report_shows_types_and_how_sure_they_are(runtime: Runtime) {
     assert!(sample.label("sampled_objects").parse::<u64>().is_ok_and(|seen| seen > 0));
 }
 
-on_runtimes!(objects_that_were_let_go_are_gone_after_the_next_collection_and_not_before: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(
+    objects_that_were_let_go_are_gone_after_the_next_collection_and_not_before:
+    net8 Net8, net10 Net10; long: net9 Net9
+);
 
 fn objects_that_were_let_go_are_gone_after_the_next_collection_and_not_before(runtime: Runtime) {
     let name = format!("memory::objects_that_were_let_go on {runtime}");

@@ -145,7 +145,10 @@ fn a_killed_process_keeps_the_names_asked_before() {
     assert_named(&profile);
 }
 
-on_runtimes!(record_dash_dash_profiles_from_the_first_instruction_and_exits_with_the_programs_code: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(
+    record_dash_dash_profiles_from_the_first_instruction_and_exits_with_the_programs_code:
+    net8 Net8, net10 Net10; long: net9 Net9
+);
 
 fn record_dash_dash_profiles_from_the_first_instruction_and_exits_with_the_programs_code(
     runtime: Runtime,
@@ -297,7 +300,9 @@ fn a_dotnet_child_of_a_recorded_process_gets_its_names() {
     );
 }
 
-on_runtimes!(generic_types_and_methods_show_their_type_arguments: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(
+    generic_types_and_methods_show_their_type_arguments: net8 Net8, net10 Net10; long: net9 Net9
+);
 
 fn generic_types_and_methods_show_their_type_arguments(runtime: Runtime) {
     let name = format!("names::generic_types_and_methods on {runtime}");
@@ -324,7 +329,10 @@ fn generic_types_and_methods_show_their_type_arguments(runtime: Runtime) {
     assert_eq!(others.count(), 4, "{runtime}: {found:#?}");
 }
 
-on_runtimes!(ordinary_code_is_named_beside_assemblies_that_are_unloaded: net10 Net10; long: net8 Net8, net9 Net9);
+on_runtimes!(
+    ordinary_code_is_named_beside_assemblies_that_are_unloaded:
+    net10 Net10; long: net8 Net8, net9 Net9
+);
 
 /// Whoever unloads something now and then keeps the names of everything else: the runtime may be
 /// asked about code that was on a stack since.
@@ -349,7 +357,10 @@ fn ordinary_code_is_named_beside_assemblies_that_are_unloaded(runtime: Runtime) 
     assert!(unnamed_share(&profile, on_thread) <= 0.01, "{}", picture());
 }
 
-on_runtimes!(a_process_survives_questions_about_code_that_comes_and_goes: net8 Net8; long: net9 Net9, net10 Net10);
+on_runtimes!(
+    a_process_survives_questions_about_code_that_comes_and_goes:
+    net8 Net8; long: net9 Net9, net10 Net10
+);
 
 /// Asked about code of an unloaded module, the runtime ends the process. So questions are asked as
 /// often as can be while modules go.

@@ -72,7 +72,8 @@ fn a_store_has_every_file_as_an_object_also_those_of_the_time_it_was_away() {
     let text = format!(
         "windows: {{ length: 1s, aligned: false }}\nfiles: \
          {{ directory: {folder:?}, keep_free: 0B }}\n\
-         s3:\n  - {{ endpoint: \"http://127.0.0.1:{port}\", bucket: profiles, prefix: a/b, key_id_file: {key_id:?}, secret_file: {secret:?} }}\n\
+         s3:\n  - {{ endpoint: \"http://127.0.0.1:{port}\", bucket: profiles, prefix: a/b, \
+         key_id_file: {key_id:?}, secret_file: {secret:?} }}\n\
          selection: {{ only: [{{ command: spin }}] }}\nspool: \
          {{ directory: {:?}, keep_free: 0B }}\ntelemetry: {{ listen: null }}\nlimits: \
          {{ kill_switch: {:?} }}\n",

@@ -140,7 +140,8 @@ fn collector(program: &str, scratch: &Scratch, grpc: u16, http: u16, to: u16) ->
     let config = scratch.path("collector.yaml");
     let exporter = |path: &str| {
         format!(
-            "{{ profiles_endpoint: \"http://127.0.0.1:{to}/{path}\", encoding: json, compression: none, sending_queue: {{ enabled: false }} }}"
+            "{{ profiles_endpoint: \"http://127.0.0.1:{to}/{path}\", encoding: json, compression: \
+             none, sending_queue: {{ enabled: false }} }}"
         )
     };
     let text = format!(

@@ -85,7 +85,10 @@ fn version(runtime: Runtime) -> String {
     fs::read_dir(shared).unwrap().next().unwrap().unwrap().file_name().into_string().unwrap()
 }
 
-on_runtimes!(a_dotnet_process_has_its_version_and_how_it_can_be_profiled: net8 Net8, net9 Net9, net10 Net10, net11 Net11);
+on_runtimes!(
+    a_dotnet_process_has_its_version_and_how_it_can_be_profiled:
+    net8 Net8, net9 Net9, net10 Net10, net11 Net11
+);
 
 fn a_dotnet_process_has_its_version_and_how_it_can_be_profiled(runtime: Runtime) {
     let name = format!("ps::a_dotnet_process on {runtime}");

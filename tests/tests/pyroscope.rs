@@ -379,7 +379,8 @@ fn a_strict_server_takes_every_push_also_after_it_was_away_and_has_the_totals_of
     let text = format!(
         "windows: {{ length: 1s, aligned: false }}\nfiles: \
          {{ directory: {files:?}, keep_free: 0B }}\n\
-         pyroscope:\n  - {{ url: \"http://127.0.0.1:{port}\", max_profile: 64KiB, reach: {{ headers: {{ x-scope-orgid: team-a }} }} }}\n\
+         pyroscope:\n  - {{ url: \"http://127.0.0.1:{port}\", max_profile: 64KiB, reach: {{ \
+         headers: {{ x-scope-orgid: team-a }} }} }}\n\
          selection: {{ only: [{{ command: spin }}] }}\nspool: \
          {{ directory: {:?}, keep_free: 0B }}\ntelemetry: {{ listen: null }}\nlimits: \
          {{ kill_switch: {:?} }}\n",

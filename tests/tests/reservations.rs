@@ -151,7 +151,9 @@ fn a_program_that_locks_all_its_memory_is_counted(runtime: Runtime) {
     assert_eq!(account["processes"][0]["ending"], "ended", "{}", exact.stderr);
 }
 
-on_runtimes!(a_program_whose_memory_to_come_is_locked_pays_for_what_is_used: net8 Net8, net10 Net10);
+on_runtimes!(
+    a_program_whose_memory_to_come_is_locked_pays_for_what_is_used: net8 Net8, net10 Net10
+);
 
 fn a_program_whose_memory_to_come_is_locked_pays_for_what_is_used(runtime: Runtime) {
     let name = format!("reservations::lock_before on {runtime}");
@@ -180,7 +182,10 @@ fn a_program_whose_memory_to_come_is_locked_pays_for_what_is_used(runtime: Runti
     assert_eq!(account(&scratch)["processes"][0]["ending"], "ended");
 }
 
-on_runtimes!(a_limit_of_address_space_is_the_reason_for_which_a_program_is_not_counted: net8 Net8, net10 Net10);
+on_runtimes!(
+    a_limit_of_address_space_is_the_reason_for_which_a_program_is_not_counted:
+    net8 Net8, net10 Net10
+);
 
 fn a_limit_of_address_space_is_the_reason_for_which_a_program_is_not_counted(runtime: Runtime) {
     let name = format!("reservations::limit on {runtime}");

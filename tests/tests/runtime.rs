@@ -144,7 +144,9 @@ fn collections_are_those_the_runtime_counts(runtime: Runtime) {
     assert!(report.lines().any(|line| line.ends_with("  1 blocking induced")), "{report}");
 }
 
-on_runtimes!(collections_of_server_mode_are_those_the_runtime_counts: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(
+    collections_of_server_mode_are_those_the_runtime_counts: net8 Net8, net10 Net10; long: net9 Net9
+);
 
 fn collections_of_server_mode_are_those_the_runtime_counts(runtime: Runtime) {
     let name = format!("runtime::collections_of_server_mode on {runtime}");
@@ -319,7 +321,9 @@ fn compiling_is_on_the_threads_that_do_it(runtime: Runtime) {
     );
 }
 
-on_runtimes!(exceptions_have_their_type_and_stack_and_number: net10 Net10; long: net8 Net8, net9 Net9);
+on_runtimes!(
+    exceptions_have_their_type_and_stack_and_number: net10 Net10; long: net8 Net8, net9 Net9
+);
 
 fn exceptions_have_their_type_and_stack_and_number(runtime: Runtime) {
     let name = format!("runtime::exceptions on {runtime}");

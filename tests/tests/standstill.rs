@@ -115,7 +115,10 @@ fn assert_waits_for_nobody(child: &Child, name: &str, alone: Duration, is_record
     assert!(longest < alone + 2 * WAIT_AT_START, "{name}: {took:?} and {alone:?} alone");
 }
 
-on_runtimes!(a_child_after_the_end_of_the_recording_waits_for_nobody: net8 Net8, net10 Net10; long: net9 Net9, net11 Net11);
+on_runtimes!(
+    a_child_after_the_end_of_the_recording_waits_for_nobody:
+    net8 Net8, net10 Net10; long: net9 Net9, net11 Net11
+);
 
 fn a_child_after_the_end_of_the_recording_waits_for_nobody(runtime: Runtime) {
     let name = format!("standstill::after on {runtime}");
@@ -135,7 +138,10 @@ fn a_child_after_the_end_of_the_recording_waits_for_nobody(runtime: Runtime) {
     }
 }
 
-on_runtimes!(a_child_of_a_killed_recorder_waits_for_nobody: net8 Net8, net10 Net10; long: net9 Net9, net11 Net11);
+on_runtimes!(
+    a_child_of_a_killed_recorder_waits_for_nobody:
+    net8 Net8, net10 Net10; long: net9 Net9, net11 Net11
+);
 
 fn a_child_of_a_killed_recorder_waits_for_nobody(runtime: Runtime) {
     let name = format!("standstill::killed on {runtime}");
@@ -172,7 +178,10 @@ fn a_child_of_a_stopped_recorder_waits_a_second_at_most(runtime: Runtime) {
     }
 }
 
-on_runtimes!(a_child_in_namespaces_of_its_own_starts_and_ends: net10 Net10; long: net8 Net8, net9 Net9, net11 Net11);
+on_runtimes!(
+    a_child_in_namespaces_of_its_own_starts_and_ends:
+    net10 Net10; long: net8 Net8, net9 Net9, net11 Net11
+);
 
 fn a_child_in_namespaces_of_its_own_starts_and_ends(runtime: Runtime) {
     let name = format!("standstill::namespaces on {runtime}");

@@ -202,7 +202,9 @@ impl Hardship {
     }
 }
 
-on_runtimes!(collections_without_end_and_objects_of_every_kind: net10 Net10; long: net8 Net8, net9 Net9);
+on_runtimes!(
+    collections_without_end_and_objects_of_every_kind: net10 Net10; long: net8 Net8, net9 Net9
+);
 
 fn collections_without_end_and_objects_of_every_kind(runtime: Runtime) {
     let server: &[_] = &[("DOTNET_gcServer", "1")];
@@ -269,7 +271,9 @@ fn exceptions_in_flight_of_every_kind(runtime: Runtime) {
     );
 }
 
-on_runtimes!(load_contexts_and_dynamic_methods_that_come_and_go: net10 Net10; long: net8 Net8, net9 Net9);
+on_runtimes!(
+    load_contexts_and_dynamic_methods_that_come_and_go: net10 Net10; long: net8 Net8, net9 Net9
+);
 
 fn load_contexts_and_dynamic_methods_that_come_and_go(runtime: Runtime) {
     let hardship = Hardship { mode: "code", amount: 40, rounds: 2, long: LONG, env: &[] };
@@ -308,7 +312,9 @@ fn children_that_are_started_all_the_time(runtime: Runtime) {
     Hardship { mode: "starts", amount: 20, rounds: 2, long: LONG, env: &[] }.endured_by(runtime);
 }
 
-on_runtimes!(forked_children_keep_out_of_the_parents_region: net8 Net8; long: net9 Net9, net10 Net10);
+on_runtimes!(
+    forked_children_keep_out_of_the_parents_region: net8 Net8; long: net9 Net9, net10 Net10
+);
 
 /// A forked child has the shim's code and the runtime that calls it, but neither the region nor the
 /// shim's thread. Children that go on as managed code allocate: the runtime calls the shim there.
@@ -412,7 +418,9 @@ fn stack_overflow_is_the_runtimes_own_end(runtime: Runtime) {
     dies_as_alone(runtime, "overflow", &["Stack overflow.", "Survive.Deaths.Deep("]);
 }
 
-on_runtimes!(a_stack_that_ends_in_an_allocation_ends_the_process: net8 Net8; long: net9 Net9, net10 Net10);
+on_runtimes!(
+    a_stack_that_ends_in_an_allocation_ends_the_process: net8 Net8; long: net9 Net9, net10 Net10
+);
 
 /// There the runtime's code or the shim's is what finds no room, not the app's: what the runtime
 /// says of that depends on where it was, and so does its signal. It dies of one, at once.

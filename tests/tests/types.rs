@@ -33,7 +33,9 @@ const SHOWN: [(&str, Option<&str>); 8] = [
 const TWICE: [&str; 2] =
     ["Types.Ware", "System.Collections.Generic.KeyValuePair<Types.Ware, int>[]"];
 
-on_runtimes!(types_are_called_alike_everywhere_and_told_apart: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(
+    types_are_called_alike_everywhere_and_told_apart: net8 Net8, net10 Net10; long: net9 Net9
+);
 
 fn types_are_called_alike_everywhere_and_told_apart(runtime: Runtime) {
     let name = format!("types::alike on {runtime}");

@@ -142,7 +142,9 @@ fn code_that_nothing_is_known_of_is_left_by_a_search_of_the_stack_and_marked() {
     assert!(profile.counter("guessed_frames").unwrap() >= 5, "{}", outcome.stderr);
 }
 
-on_runtimes!(tier1_call_chains_without_frame_pointers_are_exact: net8 Net8; long: net9 Net9, net10 Net10);
+on_runtimes!(
+    tier1_call_chains_without_frame_pointers_are_exact: net8 Net8; long: net9 Net9, net10 Net10
+);
 
 fn tier1_call_chains_without_frame_pointers_are_exact(runtime: Runtime) {
     let name = format!("unwind::tier1_call_chains on {runtime}");
@@ -209,7 +211,10 @@ fn judge(runtime: Runtime, profile: &Profile, thread: &str, log: &str) -> (i64, 
     (total, bad)
 }
 
-on_runtimes!(waiting_threads_show_their_whole_stack_down_to_the_start: net10 Net10; long: net8 Net8, net9 Net9);
+on_runtimes!(
+    waiting_threads_show_their_whole_stack_down_to_the_start:
+    net10 Net10; long: net8 Net8, net9 Net9
+);
 
 fn waiting_threads_show_their_whole_stack_down_to_the_start(runtime: Runtime) {
     let name = format!("unwind::waiting_threads on {runtime}");

@@ -22,7 +22,10 @@ fn of_thread(tid: u32) -> impl Fn(&Sample) -> bool {
     move |sample| sample.label("thread_id") == tid
 }
 
-on_runtimes!(a_thread_asleep_since_before_the_profiler_came_has_its_stack: net8 Net8; long: net9 Net9, net10 Net10);
+on_runtimes!(
+    a_thread_asleep_since_before_the_profiler_came_has_its_stack:
+    net8 Net8; long: net9 Net9, net10 Net10
+);
 
 fn a_thread_asleep_since_before_the_profiler_came_has_its_stack(runtime: Runtime) {
     let name = format!("waits::asleep_since_before on {runtime}");
@@ -224,7 +227,9 @@ fn native_waits_have_their_length_reason_and_waker() {
     }
 }
 
-on_runtimes!(managed_waits_have_their_length_reason_and_waker: net8 Net8; long: net9 Net9, net10 Net10);
+on_runtimes!(
+    managed_waits_have_their_length_reason_and_waker: net8 Net8; long: net9 Net9, net10 Net10
+);
 
 fn managed_waits_have_their_length_reason_and_waker(runtime: Runtime) {
     use EndedBy::{Named, Thread, Timer};

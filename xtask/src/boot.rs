@@ -66,19 +66,24 @@ WantedBy=graphical.target
 const WORDS: &str = r#"
 say() { echo; echo "@@ $1"; }
 # Until it is true, for four minutes at most.
-until_true() { local end=$((SECONDS + 240)); until "$@"; do [ $SECONDS -lt $end ] || return 1; sleep 0.5; done; }
+until_true() { local end=$((SECONDS + 240)); until "$@"; do [ $SECONDS -lt $end ] || return 1
+  sleep 0.5; done; }
 newest() { ls -t /var/lib/perfusion/profiles/{chain,load}/*.pb.gz 2> /dev/null | head -4; }
-report() { for file in $(newest); do $PERFUSION report "$file" --format folded --type "$1" --idle 2> /dev/null; done; }
+report() { for file in $(newest)
+  do $PERFUSION report "$file" --format folded --type "$1" --idle 2> /dev/null; done; }
 reported() { report "$1" | grep -q -- "$2"; }
 no_region() { ! cat /proc/[0-9]*/maps 2> /dev/null | grep -q 'memfd:perfusion'; }
 export HOME=/tmp DOTNET_SYSTEM_GLOBALIZATION_INVARIANT=1 DOTNET_PROCESSOR_COUNT=1
 # An emulated CPU is slow, and there is a system to be run on two of them.
 as_shop() { exec setpriv --reuid=shop --clear-groups nice -n 19 "$@"; }
 native() { as_shop /opt/check/chain > /tmp/chain; }
-managed() { as_shop /opt/check/dotnet/dotnet /opt/check/load.dll work < /tmp/orders > /tmp/load 2>&1; }
-# What of both programs must be in the profiles. `at_least` and `why` are the trial's: a metric, and what helps to understand a failure.
+managed() { as_shop /opt/check/dotnet/dotnet /opt/check/load.dll work < /tmp/orders > /tmp/load 2>&1
+  }
+# What of both programs must be in the profiles. `at_least` and `why` are the trial's: a metric, and
+# what helps to understand a failure.
 profiled() {
-say attached; until_true at_least daemon_attached_total 1; code=$?; [ $code = 0 ] || why; say "exit $code"
+say attached; until_true at_least daemon_attached_total 1; code=$?; [ $code = 0 ] || why
+  say "exit $code"
 say native; until_true reported cpu spin_inner; say "exit $?"
 say waits; until_true reported blocked wait_inner; say "exit $?"
 say kernel-frames; until_true reported blocked do_syscall_64; say "exit $?"

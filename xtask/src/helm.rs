@@ -208,7 +208,8 @@ pub(crate) fn as_json<const N: usize>(
     for (template, made) in templates.iter().zip(&mut made) {
         // helm prints nothing but YAML, of which JSON on one line is a part.
         let line = format!(
-            "object: {{{{ include (print .Template.BasePath \"/{template}\") . | fromYaml | toJson }}}}\n"
+            "object: {{{{ include (print .Template.BasePath \"/{template}\") . | fromYaml | \
+             toJson }}}}\n"
         );
         fs::write(copy.join("templates/object.yaml"), line)
             .with_context(|| format!("{}: cannot be written", copy.display()))?;

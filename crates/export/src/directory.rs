@@ -945,7 +945,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_service_has_a_directory_of_its_own_that_tells_its_name(name in "\\PC{1,80}", other in "\\PC{1,80}") {
+        fn any_service_has_a_directory_of_its_own_that_tells_its_name(
+            name in "\\PC{1,80}",
+            other in "\\PC{1,80}",
+        ) {
             let directory = encode(&name);
             prop_assert!(is_encoded(&directory) && directory.len() <= 255 && !directory.contains('/') && !directory.starts_with('.'));
             prop_assert!(name == other || directory != encode(&other));

@@ -83,7 +83,10 @@ mod tests {
         /// Rounds of 100; each event is published up to 99 after its time: the output must be whole
         /// and sorted.
         #[test]
-        fn on_time_events_come_out_whole_and_sorted(events in prop::collection::vec((0u64..1_000, 0u64..100), 0..200), seed in any::<u32>()) {
+        fn on_time_events_come_out_whole_and_sorted(
+            events in prop::collection::vec((0u64..1_000, 0u64..100), 0..200),
+            seed in any::<u32>(),
+        ) {
             let mut published: Vec<(u64, u64)> = events.iter().map(|&(t, delay)| (t + delay, t)).collect();
             published.sort_unstable();
             let (mut order, mut out, mut next) = (EventOrder::default(), Vec::new(), 0);

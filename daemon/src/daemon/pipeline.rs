@@ -134,7 +134,8 @@ mod tests {
         assert_eq!(document["recording"], false);
         assert_eq!(
             document["sinks"]["files /x"],
-            json!({ "files_written": 5, "profiles_dropped": 2, "profiles_lost_at_end": 0, "busy_seconds": 9 })
+            json!({ "files_written": 5, "profiles_dropped": 2, "profiles_lost_at_end": 0,
+            "busy_seconds": 9 })
         );
         let waits = |trouble| {
             json!({

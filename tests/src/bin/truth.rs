@@ -163,7 +163,8 @@ fn memory(folder: &std::path::Path, windows: usize) -> anyhow::Result<()> {
         let section = section + &live::markdown(runtime, &alive)?;
         println!("{section}");
         text += &section;
-        values[runtime.major().to_string()] = serde_json::json!({"known": allocations::json(&cells), "steps": allocations::json(&steps), "alive": live::json(&alive)});
+        values[runtime.major().to_string()] = serde_json::json!({"known": allocations::json(&cells),
+        "steps": allocations::json(&steps), "alive": live::json(&alive)});
         write(&folder.join("memory.md"), &text)?;
         write(&folder.join("memory.json"), &format!("{values:#}\n"))?;
     }

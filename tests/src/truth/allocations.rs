@@ -259,7 +259,8 @@ pub fn markdown(runtime: Runtime, cells: &[Cell]) -> anyhow::Result<String> {
 pub fn json(cells: &[Cell]) -> Value {
     let of = |of| {
         let all = sum(cells, None, of);
-        json!({"cells": all.cells, "covered": all.covered, "ratio": all.ratio, "stderr": all.stderr})
+        json!({"cells": all.cells, "covered": all.covered, "ratio": all.ratio,
+        "stderr": all.stderr})
     };
     json!({"objects": of(Of::Objects), "bytes": of(Of::Bytes)})
 }

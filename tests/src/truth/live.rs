@@ -182,7 +182,8 @@ pub fn json(windows: &[Window]) -> Value {
             let (ratio, stderr, covered) = sum(windows, of);
             json!({"ratio": ratio, "stderr": stderr, "covered": covered})
         };
-        values[name] = json!({"objects": figures(&|window| window.objects[at]), "bytes": figures(&|window| window.bytes[at])});
+        values[name] = json!({"objects": figures(&|window| window.objects[at]),
+        "bytes": figures(&|window| window.bytes[at])});
     }
     values
 }

@@ -190,9 +190,15 @@ pub fn markdown(entries: &[Entry]) -> String {
 pub fn json(machine: &str, entries: &[Entry]) -> Value {
     let shares = |shares: &Shares| {
         json!({
-            "total": shares.total, "complete": shares.complete, "exact": shares.exact, "unseen": shares.unseen, "in_runtime": shares.in_runtime,
-            "frames": shares.frames, "wrong_frames": shares.wrong_frames, "guessed_frames": shares.guessed_frames,
-            "worst": shares.worst(10).into_iter().map(|(stack, value)| json!({"stack": stack, "value": value})).collect::<Vec<_>>(),
+            "total": shares.total, "complete": shares.complete, "exact": shares.exact,
+            "unseen": shares.unseen, "in_runtime": shares.in_runtime,
+            "frames": shares.frames, "wrong_frames": shares.wrong_frames,
+            "guessed_frames": shares.guessed_frames,
+            "worst": shares
+                .worst(10)
+                .into_iter()
+                .map(|(stack, value)| json!({"stack": stack, "value": value}))
+                .collect::<Vec<_>>(),
         })
     };
     let result = |result: &Result<Measured, String>| match result {
@@ -203,8 +209,13 @@ pub fn json(machine: &str, entries: &[Entry]) -> Value {
             "waits_ns": shares(&measured.off_cpu),
             "collections": measured.collections,
             "process": {"total": measured.process.total, "complete": measured.process.complete},
-            "roots": measured.roots.iter().map(|(first, root)| json!({"first": first, "root": root})).collect::<Vec<_>>(),
-            "wall_error": measured.wall_error, "cpu_error": measured.cpu_error, "wait_error": measured.wait_error,
+            "roots": measured
+                .roots
+                .iter()
+                .map(|(first, root)| json!({"first": first, "root": root}))
+                .collect::<Vec<_>>(),
+            "wall_error": measured.wall_error, "cpu_error": measured.cpu_error,
+            "wait_error": measured.wait_error,
             "ns_per_sample": measured.ns_per_sample, "ns_per_switch": measured.ns_per_switch,
             "losses": measured.losses,
         }),
@@ -212,7 +223,8 @@ pub fn json(machine: &str, entries: &[Entry]) -> Value {
     json!({
         "machine": machine,
         "workloads": entries.iter().map(|entry| json!({
-            "name": entry.name, "about": entry.about, "skipped": entry.skipped, "results": entry.results.iter().map(result).collect::<Vec<_>>(),
+            "name": entry.name, "about": entry.about, "skipped": entry.skipped,
+            "results": entry.results.iter().map(result).collect::<Vec<_>>(),
         })).collect::<Vec<_>>(),
     })
 }

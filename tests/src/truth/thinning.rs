@@ -173,12 +173,14 @@ pub fn markdown(repetitions: &[Repetition], length: Duration) -> String {
 pub fn json(repetitions: &[Repetition]) -> Value {
     let one = |repetition: &Repetition| {
         json!({
-            "estimate": repetition.estimate, "stderr": repetition.stderr, "truth": repetition.truth, "naps": repetition.naps,
+            "estimate": repetition.estimate, "stderr": repetition.stderr, "truth": repetition.truth,
+            "naps": repetition.naps,
             "true_stderr": repetition.true_stderr, "even": repetition.is_even(),
         })
     };
     json!({
-        "covered": covered(repetitions), "mean_error": mean_error(repetitions).0, "spread": spread(repetitions),
+        "covered": covered(repetitions), "mean_error": mean_error(repetitions).0,
+        "spread": spread(repetitions),
         "repetitions": repetitions.iter().map(one).collect::<Vec<_>>(),
     })
 }

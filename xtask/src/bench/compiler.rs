@@ -36,7 +36,8 @@ class Words {
     static IEnumerable<KeyValuePair<string, int>> Count(IEnumerable<string> words) =>
         words.GroupBy(word => word).Select(group => KeyValuePair.Create(group.Key, group.Count()));
     static void Main(string[] words) {
-        foreach (var (word, count) in Count(words).OrderBy(pair => pair.Key)) Console.WriteLine($\"{word} {count}\");
+        foreach (var (word, count) in Count(words).OrderBy(pair => pair.Key)) \
+        Console.WriteLine($\"{word} {count}\");
     }
 }
 ";

@@ -39,21 +39,25 @@ const LEFT: [u32; 4] = [4, 16, 64, 320];
 
 const SCRIPT: &str = r#"
 if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
-version=2; groups=/sys/fs/cgroup; limit=memory.max; used=memory.current; killed=memory.events; none=max
+version=2; groups=/sys/fs/cgroup; limit=memory.max; used=memory.current; killed=memory.events
+  none=max
 echo +memory > $groups/cgroup.subtree_control
 else
-version=1; groups=/sys/fs/cgroup/memory; limit=memory.limit_in_bytes; used=memory.usage_in_bytes; killed=memory.oom_control; none=-1
+version=1; groups=/sys/fs/cgroup/memory; limit=memory.limit_in_bytes; used=memory.usage_in_bytes
+  killed=memory.oom_control; none=-1
 fi
 say version; echo $version; say 'exit 0'
 # The program's memory, once it has come to rest.
 resting() {
 local last=0 now; now=$(cat "$group/$used")
-until [ $((now > last ? now - last : last - now)) -lt 262144 ]; do sleep 2; last=$now; now=$(cat "$group/$used"); done
+until [ $((now > last ? now - last : last - now)) -lt 262144 ]; do sleep 2; last=$now
+  now=$(cat "$group/$used"); done
 echo "$now"
 }
 for size in 50 300 2000; do
 group=$groups/small-$size; mkdir "$group"; rm -f /tmp/ready; mkfifo /tmp/input; exec 5<> /tmp/input
-( echo $BASHPID > "$group/cgroup.procs"; exec /opt/check/dotnet/dotnet /opt/check/smallobjects.dll $size < /tmp/input > /tmp/ready 2>&1 ) & pid=$!
+( echo $BASHPID > "$group/cgroup.procs"
+  exec /opt/check/dotnet/dotnet /opt/check/smallobjects.dll $size < /tmp/input > /tmp/ready 2>&1 ) & pid=$!
 is_ready() { grep -q '^ready' /tmp/ready; }
 until_true is_ready || { cat /tmp/ready; kill -0 $pid && echo 'is still starting'; }
 for left in 4 16 64 320; do

@@ -38,7 +38,8 @@ mkdir -p /var/lib/perfusion /var/log/pods /var/lib/kubelet/seccomp /opt/check/vo
 mount -t tmpfs -o size=1m,mode=1777 run /opt/check/volumes/run
 
 say init; crun run --bundle /opt/check/seccomp seccomp 2>&1; say "exit $?"
-say profile; cmp /opt/check/volumes/config/seccomp.json /var/lib/kubelet/seccomp/"$(cat /opt/check/profile)" 2>&1; say "exit $?"
+say profile
+  cmp /opt/check/volumes/config/seccomp.json /var/lib/kubelet/seccomp/"$(cat /opt/check/profile)" 2>&1; say "exit $?"
 
 # Pods beside it: a cgroup as the kubelet names it, and a directory for the logs.
 in_pod() {
@@ -54,18 +55,29 @@ started() { [ -s /tmp/pid ]; }
 until_true started; pid=$(cat /tmp/pid)
 get() { nsenter --net=/proc/$pid/ns/net bash -c 'exec 3<> /dev/tcp/127.0.0.1/7071 && printf "GET %s HTTP/1.0\r\n\r\n" "$0" >&3 && cat <&3' "$1" 2> /dev/null; }
 answers() { get "$1" | head -1 | grep -q ' 200 '; }
-at_least() { local value; value=$(get /metrics | grep "^perfusion_$1 " | cut -d' ' -f2); [ "${value%.*}" -ge "$2" ] 2> /dev/null; }
-why() { cat /tmp/said /tmp/load; $PERFUSION ps 2>&1 | head -20; for type in cpu blocked alloc_space; do report $type | grep -v chain | cut -c 1-600 | tail -3; done; }
+at_least() { local value; value=$(get /metrics | grep "^perfusion_$1 " | cut -d' ' -f2)
+  [ "${value%.*}" -ge "$2" ] 2> /dev/null; }
+why() { cat /tmp/said /tmp/load; $PERFUSION ps 2>&1 | head -20; for type in cpu blocked alloc_space
+  do report $type | grep -v chain | cut -c 1-600 | tail -3; done; }
 say ready; until_true answers /readyz; code=$?; [ $code = 0 ] || why; say "exit $code"
 say alive; answers /healthz; say "exit $?"
-say confined; for task in /proc/$pid/task/*; do grep -E '^(Uid|CapInh|CapPrm|CapEff|CapBnd|CapAmb|NoNewPrivs|Seccomp):' $task/status; done | sort | uniq -c; say 'exit 0'
-say root; while read -r id parent device root point options rest; do [ "$point" = / ] && echo "root ${options%%,*}"; done < /proc/$pid/mountinfo; say 'exit 0'
-say namespaces; for of in mnt net ipc uts pid; do [ "$(readlink /proc/$pid/ns/$of)" = "$(readlink /proc/self/ns/$of)" ] && echo "shared $of"; done; say 'exit 0'
+say confined; for task in /proc/$pid/task/*
+  do grep -E '^(Uid|CapInh|CapPrm|CapEff|CapBnd|CapAmb|NoNewPrivs|Seccomp):' $task/status
+  done | sort | uniq -c; say 'exit 0'
+say root; while read -r id parent device root point options rest
+  do [ "$point" = / ] && echo "root ${options%%,*}"; done < /proc/$pid/mountinfo; say 'exit 0'
+say namespaces; for of in mnt net ipc uts pid
+  do [ "$(readlink /proc/$pid/ns/$of)" = "$(readlink /proc/self/ns/$of)" ] && echo "shared $of"
+  done; say 'exit 0'
 profiled
-by_pod() { for file in $(newest); do $PERFUSION report "$file" --format folded --type cpu --by k8s.pod.name 2> /dev/null; done | cut -d';' -f1 | sort -u; }
+by_pod() { for file in $(newest)
+  do $PERFUSION report "$file" --format folded --type cpu --by k8s.pod.name 2> /dev/null
+  done | cut -d';' -f1 | sort -u; }
 both_pods() { [ "$(by_pod | grep -c -e '^chain-0$' -e '^load-0$')" = 2 ]; }
 say pods; until_true both_pods; code=$?; by_pod; say "exit $code"
-say names; $PERFUSION report "$(ls -t /var/lib/perfusion/profiles/load/*.pb.gz | head -1)" 2>&1 | tail -12; say 'exit 0'
+say names
+  $PERFUSION report "$(ls -t /var/lib/perfusion/profiles/load/*.pb.gz | head -1)" 2>&1 | tail -12
+  say 'exit 0'
 say limits; get /metrics | grep -E '^perfusion_(reduced|rate_steps) '; say 'exit 0'
 
 say stopped; crun kill perfusion TERM; wait $runner; say "exit $?"
@@ -73,7 +85,9 @@ say region; until_true no_region; say "exit $?"
 say said; cat /tmp/said; say 'exit 0'
 say control; crun run --bundle /opt/check/control control 2>&1; say "exit $?"
 # The filter has the kernel log what it refuses.
-say refused; dmesg | grep -E 'type=1326' | grep -oE 'comm="[^"]*"|exe="[^"]*"|syscall=[0-9]+' | paste -d ' ' - - - | sort | uniq -c; say 'exit 0'
+say refused
+  dmesg | grep -E 'type=1326' | grep -oE 'comm="[^"]*"|exe="[^"]*"|syscall=[0-9]+' |
+  paste -d ' ' - - - | sort | uniq -c; say 'exit 0'
 say end
 "#;
 
@@ -167,14 +181,17 @@ fn oci(pod: &Value, container: &Value, filter: Option<&Value>) -> Result<Value> 
     }
     let mut linux = json!({
         // No `pid`: hostPID.
-        "namespaces": [{"type": "mount"}, {"type": "ipc"}, {"type": "uts"}, {"type": "network"}, {"type": "cgroup"}],
-        "cgroupsPath": format!("/kubepods/burstable/pod00000000-1111-2222-3333-444444444444/{}", container["name"].as_str().unwrap_or_default()),
+        "namespaces": [{"type": "mount"}, {"type": "ipc"}, {"type": "uts"}, {"type": "network"},
+        {"type": "cgroup"}],
+        "cgroupsPath": format!("/kubepods/burstable/pod00000000-1111-2222-3333-444444444444/{}",
+        container["name"].as_str().unwrap_or_default()),
         "resources": {
             "devices": [{"allow": false, "access": "rwm"}],
             "memory": {"limit": bytes(&container["resources"]["limits"]["memory"])?},
         },
         "maskedPaths": [
-            "/proc/asound", "/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/timer_stats",
+            "/proc/asound", "/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
+            "/proc/timer_list", "/proc/timer_stats",
             "/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap",
         ],
         "readonlyPaths": ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"],
@@ -198,7 +215,8 @@ fn oci(pod: &Value, container: &Value, filter: Option<&Value>) -> Result<Value> 
             "cwd": "/",
             "user": {"uid": security("runAsUser"), "gid": security("runAsGroup")},
             "noNewPrivileges": true,
-            "capabilities": {"bounding": capabilities, "effective": capabilities, "permitted": capabilities},
+            "capabilities": {"bounding": capabilities, "effective": capabilities,
+            "permitted": capabilities},
         },
         "mounts": mounts(pod, container)?,
         "linux": linux,
@@ -208,14 +226,21 @@ fn oci(pod: &Value, container: &Value, filter: Option<&Value>) -> Result<Value> 
 /// The runtime's own, and the container's volumes.
 fn mounts(pod: &Value, container: &Value) -> Result<Vec<Value>> {
     let mut mounts = vec![
-        json!({"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]}),
-        json!({"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "strictatime", "mode=755", "size=65536k"]}),
+        json!({"destination": "/proc", "type": "proc", "source": "proc",
+        "options": ["nosuid", "noexec", "nodev"]}),
+        json!({"destination": "/dev", "type": "tmpfs", "source": "tmpfs",
+        "options": ["nosuid", "strictatime", "mode=755", "size=65536k"]}),
         json!({"destination": "/dev/pts", "type": "devpts", "source": "devpts",
-               "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"]}),
-        json!({"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]}),
-        json!({"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue", "options": ["nosuid", "noexec", "nodev"]}),
-        json!({"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["nosuid", "noexec", "nodev", "ro"]}),
-        json!({"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup", "options": ["nosuid", "noexec", "nodev", "relatime", "ro"]}),
+               "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620",
+               "gid=5"]}),
+        json!({"destination": "/dev/shm", "type": "tmpfs", "source": "shm",
+        "options": ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]}),
+        json!({"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue",
+        "options": ["nosuid", "noexec", "nodev"]}),
+        json!({"destination": "/sys", "type": "sysfs", "source": "sysfs",
+        "options": ["nosuid", "noexec", "nodev", "ro"]}),
+        json!({"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup",
+        "options": ["nosuid", "noexec", "nodev", "relatime", "ro"]}),
     ];
     let none = Vec::new();
     for mount in container["volumeMounts"].as_array().unwrap_or(&none) {
@@ -230,7 +255,8 @@ fn mounts(pod: &Value, container: &Value) -> Result<Vec<Value>> {
             None => bail!("a volume that nothing here knows: {volume}"),
         };
         let mode = if mount["readOnly"] == true { "ro" } else { "rw" };
-        mounts.push(json!({"destination": mount["mountPath"], "type": "bind", "source": source, "options": ["rbind", "rprivate", mode]}));
+        mounts.push(json!({"destination": mount["mountPath"], "type": "bind", "source": source,
+        "options": ["rbind", "rprivate", mode]}));
     }
     Ok(mounts)
 }
@@ -298,7 +324,8 @@ mod tests {
             "securityContext": {"runAsUser": 0, "runAsGroup": 0},
             "volumes": [
                 {"name": "config", "configMap": {"name": "perfusion"}},
-                {"name": "state", "hostPath": {"path": "/var/lib/perfusion", "type": "DirectoryOrCreate"}},
+                {"name": "state",
+                "hostPath": {"path": "/var/lib/perfusion", "type": "DirectoryOrCreate"}},
             ],
         })
     }
@@ -324,7 +351,8 @@ mod tests {
 
     #[test]
     fn a_container_has_what_its_pod_says_and_nothing_more() {
-        let filter = json!({"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 1, "syscalls": [{"names": ["bpf"]}]});
+        let filter = json!({"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 1,
+        "syscalls": [{"names": ["bpf"]}]});
         let made = oci(&pod(), &container(), Some(&filter)).unwrap();
         for set in ["bounding", "effective", "permitted"] {
             assert_eq!(made["process"]["capabilities"][set], json!(["CAP_BPF", "CAP_PERFMON"]));

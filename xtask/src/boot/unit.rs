@@ -14,40 +14,52 @@ pub(super) const TRIAL: Trial =
 const SCRIPT: &str = r#"
 PERFUSION=perfusion
 files() { find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path /tmp -o -path /var/log -o -path /var/cache -o -path /var/lib/dpkg -o -path /var/lib/systemd -o -path /opt/check \) -prune -o -printf '%p %M %U %G\n' | sort; }
-metric() { exec 3<> /dev/tcp/127.0.0.1/7071 || return 1; printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3; grep "^perfusion_$1 " <&3 | cut -d' ' -f2; exec 3>&-; }
+metric() { exec 3<> /dev/tcp/127.0.0.1/7071 || return 1; printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3
+  grep "^perfusion_$1 " <&3 | cut -d' ' -f2; exec 3>&-; }
 main_pid() { systemctl show --value -p MainPID perfusion; }
-at_least() { local value; value=$(metric "$1" 2> /dev/null); [ "${value%.*}" -ge "$2" ] 2> /dev/null; }
+at_least() { local value; value=$(metric "$1" 2> /dev/null); [ "${value%.*}" -ge "$2" ] 2> /dev/null
+  }
 configure() { printf 'windows: {length: %s, aligned: false}\nfiles: {directory: /var/lib/perfusion/profiles}\nattach: {policy: all}\nlimits: {cpu: 100%%}\n' "$1" > /etc/perfusion/perfusion.yaml; }
 files > /tmp/before
 
 say install; dpkg --install /opt/check/perfusion.deb; say "exit $?"
 said() { journalctl --no-pager --output=cat --unit=perfusion --lines=40; }
 say active; systemctl is-active perfusion; code=$?; [ $code = 0 ] || said; say "exit $code"
-say unit; systemctl show -p Type -p WatchdogUSec -p NRestarts -p UnitFileState perfusion; say 'exit 0'
+say unit; systemctl show -p Type -p WatchdogUSec -p NRestarts -p UnitFileState perfusion
+  say 'exit 0'
 say exposure; systemd-analyze security --no-pager perfusion | tail -1; say 'exit 0'
 
 native &
 managed &
-say configured; configure 10s; systemctl restart perfusion; code=$?; [ $code = 0 ] || said; say "exit $code"
-why() { said; perfusion ps 2>&1; cat /tmp/load; ls -ld /tmp /tmp/*; grep dotnet- /proc/net/unix; cut -d' ' -f1,2,22 /proc/[0-9]*/stat | grep dotnet; for type in cpu blocked alloc_space; do report $type | grep -v chain | cut -c 1-600 | tail -3; done; }
+say configured; configure 10s; systemctl restart perfusion; code=$?; [ $code = 0 ] || said
+  say "exit $code"
+why() { said; perfusion ps 2>&1; cat /tmp/load; ls -ld /tmp /tmp/*; grep dotnet- /proc/net/unix
+  cut -d' ' -f1,2,22 /proc/[0-9]*/stat | grep dotnet; for type in cpu blocked alloc_space
+  do report $type | grep -v chain | cut -c 1-600 | tail -3; done; }
 profiled
 say services; ls /var/lib/perfusion/profiles; say 'exit 0'
 say doctor; perfusion ps 2>&1 | head -20; say 'exit 0'
 
-say reload; configure 5s; systemctl reload perfusion && until_true at_least daemon_reloads_total 1; code=$?; [ $code = 0 ] || said; say "exit $code"
-say broken; echo 'windows: {lenght: 5s}' > /etc/perfusion/perfusion.yaml; systemctl reload perfusion; code=$?; systemctl is-active perfusion; say "exit $code"
+say reload; configure 5s; systemctl reload perfusion && until_true at_least daemon_reloads_total 1
+  code=$?; [ $code = 0 ] || said; say "exit $code"
+say broken; echo 'windows: {lenght: 5s}' > /etc/perfusion/perfusion.yaml; systemctl reload perfusion
+  code=$?; systemctl is-active perfusion; say "exit $code"
 configure 5s
-restarted() { [ "$(systemctl show --value -p NRestarts perfusion)" -ge "$1" ] && systemctl --quiet is-active perfusion; }
+restarted() { [ "$(systemctl show --value -p NRestarts perfusion)" -ge "$1" ] &&
+  systemctl --quiet is-active perfusion; }
 say killed; kill -KILL "$(main_pid)"; until_true restarted 1; say "exit $?"
 say again; until_true at_least daemon_windows_total 1; say "exit $?"
 # Stopped by a signal it says nothing to systemd any more.
 say watchdog; kill -STOP "$(main_pid)"; until_true restarted 2; say "exit $?"
 
-# Above that the kernel throttles: what it does for it is counted, and is nothing as long as the daemon keeps to its part.
+# Above that the kernel throttles: what it does for it is counted, and is nothing as long as the
+# daemon keeps to its part.
 limit() { printf '[Service]\nMemoryHigh=%s\n' "$1" > /run/systemd/system/perfusion.service.d/limit.conf; systemctl daemon-reload; systemctl restart perfusion; }
 mkdir -p /run/systemd/system/perfusion.service.d; limit 160M
 say throttled; until_true at_least daemon_windows_total 4; code=$?
-echo "reduced $(metric reduced)"; grep -h . /sys/fs/cgroup/system.slice/perfusion.service/memory.events; cat /sys/fs/cgroup/system.slice/perfusion.service/memory.peak; say "exit $code"
+echo "reduced $(metric reduced)"
+  grep -h . /sys/fs/cgroup/system.slice/perfusion.service/memory.events
+  cat /sys/fs/cgroup/system.slice/perfusion.service/memory.peak; say "exit $code"
 rm -r /run/systemd/system/perfusion.service.d; systemctl daemon-reload
 
 say stopped; systemctl stop perfusion; say "exit $?"

@@ -83,7 +83,8 @@ pub enum ExplainError {
         source: std::io::Error,
     },
     /// The file has no code that is understood here.
-    #[error("{}: expected an ELF or PE file with code of this machine ({}), found {found}", path.display(), std::env::consts::ARCH)]
+    #[error("{}: expected an ELF or PE file with code of this machine ({}), found \
+             {found}", path.display(), std::env::consts::ARCH)]
     NotCode {
         /// The file.
         path: PathBuf,

@@ -619,7 +619,10 @@ mod tests {
         }
 
         #[test]
-        fn no_change_to_a_record_makes_it_panic(place in any::<proptest::sample::Index>(), value in any::<u8>()) {
+        fn no_change_to_a_record_makes_it_panic(
+            place in any::<proptest::sample::Index>(),
+            value in any::<u8>(),
+        ) {
             let mut bytes = sample();
             let place = place.index(bytes.len());
             bytes[place] = value;
