@@ -13,7 +13,7 @@
 use crate::plain;
 
 /// The stack pointer in [`UnwindRule::saved`] and in the walk's registers, which have the same
-/// order; those before it are the machine's ([`crate::machine`]).
+/// order; those before it are the machine's (module `machine`).
 pub const SP: usize = 6;
 /// The instruction pointer: where the frame stands, and in a rule where its return address is.
 pub const PC: usize = 7;

@@ -231,21 +231,26 @@ proptest! {
         }
         if let Ok(mut consumer) = Consumer::open(memory, SMALL.region_bytes()) {
             std::hint::black_box(drain(&mut consumer).is_ok());
-            std::hint::black_box(consumer.request(&[Request::Name { address: 1, seen_ns: 2 }, Request::Detach]).is_ok());
+            let requests = [Request::Name { address: 1, seen_ns: 2 }, Request::Detach];
+            std::hint::black_box(consumer.request(&requests).is_ok());
             std::hint::black_box(consumer.skip_hole(&mut [0; 4096], true).is_ok());
         }
     }
 
     #[test]
     fn any_commit_words_and_data_are_survived(
-        commits in proptest::collection::vec((0..MIN_UNITS + 76, 0u64..3, 0u64..2400, 0u64..2400), 0..64),
+        commits in proptest::collection::vec(
+            (0..MIN_UNITS + 76, 0u64..3, 0u64..2400, 0u64..2400),
+            0..64,
+        ),
         data in proptest::collection::vec((0u64..8192, any::<u64>()), 0..64),
         head in 0..MIN_UNITS + 176,
     ) {
         let shared = honest();
         let memory = shared.memory();
         for (position, lap, units, bytes) in commits {
-            let word = commit_word(position + lap * SMALL.units, SMALL.units, Extent { units, bytes });
+            let extent = Extent { units, bytes };
+            let word = commit_word(position + lap * SMALL.units, SMALL.units, extent);
             poke(&memory, SMALL.commit_offset() + 8 * (position % SMALL.units), word);
         }
         for (word, value) in data {

@@ -241,8 +241,12 @@ proptest! {
         let (mut written, mut read) = (Vec::new(), Vec::new());
         for (number, size) in sizes.iter().enumerate() {
             let samples = bytes_of(&vec![number as u64; *size]);
-            let record = Record { tid: 1, time_ns: number as u64, body: RecordBody::ObjectsDead(WordList::new(&samples)) };
-            let record = if *size > 512 { Record { body: RecordBody::PauseEnd, ..record } } else { record };
+            let body = if *size > 512 {
+                RecordBody::PauseEnd
+            } else {
+                RecordBody::ObjectsDead(WordList::new(&samples))
+            };
+            let record = Record { tid: 1, time_ns: number as u64, body };
             if write(&region, &record) {
                 written.push(number as u64);
             }
@@ -259,7 +263,9 @@ proptest! {
         consumer.drain(&mut scratch, Quota::RING, &mut |r| read.push(r.time_ns)).expect("an honest \
              peer");
         assert_eq!(written, read);
-        assert_eq!(region.counter(Counter::RecordsWritten) + region.counter(Counter::RecordsDroppedFull), sizes.len() as u64);
+        let written = region.counter(Counter::RecordsWritten);
+        let dropped = region.counter(Counter::RecordsDroppedFull);
+        assert_eq!(written + dropped, sizes.len() as u64);
     }
 }
 

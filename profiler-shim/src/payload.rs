@@ -369,8 +369,11 @@ mod tests {
             version: u32,
         ) {
             std::hint::black_box((tick(&bytes, version).is_some(), sampled(&bytes).is_some()));
-            std::hint::black_box((promoted(&bytes), thrown(&bytes, &mut BoundedText::<8>::new(), Some(&mut BoundedText::<8>::new()))));
-            std::hint::black_box((contention_start(&bytes), contention_stop(&bytes), pool_adjusted(&bytes)));
+            let (mut name, mut message) = (BoundedText::<8>::new(), BoundedText::<8>::new());
+            std::hint::black_box(promoted(&bytes));
+            std::hint::black_box(thrown(&bytes, &mut name, Some(&mut message)));
+            std::hint::black_box((contention_start(&bytes), contention_stop(&bytes)));
+            std::hint::black_box(pool_adjusted(&bytes));
         }
     }
 }

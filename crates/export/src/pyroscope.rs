@@ -15,7 +15,7 @@ use super::{EncodePermit, FinishedProfile, Sink, SinkError};
 use crate::quantity::{ByteSize, HumanDuration};
 use hyper::header::{CONTENT_TYPE, HeaderName};
 use perfusion_pprof::proto::Profile;
-use perfusion_pprof::split::{KeptLabels, PartBounds, Splitter};
+use perfusion_pprof::split::{CarriedLabels, PartBounds, Splitter};
 use perfusion_pprof::stream::unpacked_bytes;
 use prost::Message;
 use schemars::JsonSchema;
@@ -214,7 +214,7 @@ fn make(
     let Some(tables) = outgoing.tables(finished, first, at)? else { return Ok(0) };
     let (labels, dropped) = labels(finished);
     let (names, dropped_of_samples) = sample_labels(wanted, &labels, &tables);
-    let kept = KeptLabels { names: &names, cut: |value| cut(value, MOST_VALUE_BYTES) };
+    let kept = CarriedLabels { names: &names, cut: |value| cut(value, MOST_VALUE_BYTES) };
     let bounds = outgoing.bounds(MOST_SAMPLES);
     let splitter = Splitter::new(&tables, bounds, kept);
     outgoing.put(finished, first, at, (splitter, bounds), |part| request(&labels, &part))?;
@@ -387,7 +387,7 @@ fn halves(payload: &[u8]) -> Result<Vec<Vec<u8>>, SinkError> {
         .map(|samples| {
             let all = PartBounds { samples: usize::MAX, bytes: usize::MAX, lone_bytes: usize::MAX };
             let mut splitter =
-                Splitter::new(&whole, all, KeptLabels { names: &names, cut: |value| value });
+                Splitter::new(&whole, all, CarriedLabels { names: &names, cut: |value| value });
             for sample in samples {
                 // All fit into one.
                 splitter.add(sample);

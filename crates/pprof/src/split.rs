@@ -27,7 +27,7 @@ pub struct PartBounds {
 
 /// The labels that samples keep.
 #[derive(Clone, Copy)]
-pub struct KeptLabels<'a> {
+pub struct CarriedLabels<'a> {
     /// Their new names by the old ones. No two new names are the same.
     pub names: &'a BTreeMap<&'a str, String>,
     /// The part of a value that is kept.
@@ -41,7 +41,7 @@ pub struct Splitter<'a> {
     functions: HashMap<u64, &'a Function>,
     mappings: HashMap<u64, &'a Mapping>,
     bounds: PartBounds,
-    kept: KeptLabels<'a>,
+    kept: CarriedLabels<'a>,
     part: ProfilePart<'a>,
     dropped_samples: u64,
 }
@@ -49,7 +49,7 @@ pub struct Splitter<'a> {
 impl<'a> Splitter<'a> {
     /// Of a profile whose own samples, if it has any, are ignored.
     #[must_use]
-    pub fn new(whole: &'a Profile, bounds: PartBounds, kept: KeptLabels<'a>) -> Self {
+    pub fn new(whole: &'a Profile, bounds: PartBounds, kept: CarriedLabels<'a>) -> Self {
         Self {
             whole,
             locations: whole.location.iter().map(|location| (location.id, location)).collect(),
@@ -331,7 +331,7 @@ mod tests {
         Function, Label, Line, Location, Mapping, Profile, Sample, ValueType,
     };
     use super::super::validate;
-    use super::{KeptLabels, PartBounds, Splitter};
+    use super::{CarriedLabels, PartBounds, Splitter};
     use prost::Message as _;
     use std::collections::BTreeMap;
 
@@ -341,7 +341,7 @@ mod tests {
         dropped_samples: u64,
     }
 
-    fn split_keeping(whole: &Profile, bounds: PartBounds, kept: KeptLabels<'_>) -> Split {
+    fn split_keeping(whole: &Profile, bounds: PartBounds, kept: CarriedLabels<'_>) -> Split {
         let mut splitter = Splitter::new(whole, bounds, kept);
         let mut parts: Vec<Profile> =
             whole.sample.iter().filter_map(|sample| splitter.add(sample)).collect();
@@ -353,7 +353,7 @@ mod tests {
     fn split(whole: &Profile, samples: usize, bytes: usize) -> Split {
         let names = BTreeMap::new();
         let bounds = PartBounds { samples, bytes, lone_bytes: bytes };
-        split_keeping(whole, bounds, KeptLabels { names: &names, cut: |text| text })
+        split_keeping(whole, bounds, CarriedLabels { names: &names, cut: |text| text })
     }
 
     /// So many samples, each with a location, a function and a name of its own below one that all
@@ -446,7 +446,8 @@ mod tests {
         whole.string_table[9] = "x".repeat(5000);
         let names = BTreeMap::new();
         let bounds = PartBounds { samples: 10, bytes: 1000, lone_bytes: 6000 };
-        let split = split_keeping(&whole, bounds, KeptLabels { names: &names, cut: |text| text });
+        let split =
+            split_keeping(&whole, bounds, CarriedLabels { names: &names, cut: |text| text });
         let samples: Vec<usize> = split.parts.iter().map(|part| part.sample.len()).collect();
         assert_eq!((samples, split.dropped_samples), (vec![2, 1, 2], 0));
         assert_eq!(split.parts.iter().map(sum).sum::<i64>(), sum(&whole));
@@ -516,7 +517,7 @@ mod tests {
             BTreeMap::from([("k8s.pod.name", "k8s_pod_name".to_owned()), ("x", "x".to_owned())]);
         let bounds = PartBounds { samples: 100, bytes: 1 << 20, lone_bytes: 1 << 20 };
         let narrow = |kept: &BTreeMap<&str, String>| {
-            let kept = KeptLabels { names: kept, cut: |text| &text[..text.len().min(4)] };
+            let kept = CarriedLabels { names: kept, cut: |text| &text[..text.len().min(4)] };
             let mut parts = split_keeping(&whole, bounds, kept).parts;
             assert_eq!(parts.len(), 1);
             parts.remove(0)

@@ -87,7 +87,8 @@ mod tests {
             events in prop::collection::vec((0u64..1_000, 0u64..100), 0..200),
             seed in any::<u32>(),
         ) {
-            let mut published: Vec<(u64, u64)> = events.iter().map(|&(t, delay)| (t + delay, t)).collect();
+            let published = events.iter().map(|&(t, delay)| (t + delay, t));
+            let mut published: Vec<(u64, u64)> = published.collect();
             published.sort_unstable();
             let (mut order, mut out, mut next) = (EventOrder::default(), Vec::new(), 0);
             for round in 1..=12u64 {

@@ -4,7 +4,7 @@
 //! less often, and what was known stays known.
 
 use super::KubernetesConfig;
-use super::object::{ApiFailure, KeptKeys, PodList, PodObject, WatchEventObject, WatchEventType};
+use super::object::{ApiFailure, PodList, PodObject, UsedKeys, WatchEventObject, WatchEventType};
 use crate::counts::DaemonCounters;
 use perfusion_export::http::{HttpError, Peer, PendingResponse, Version};
 use perfusion_host::locked_files;
@@ -78,7 +78,7 @@ impl PodWatch {
     /// When the options cannot be used, or no thread can be made.
     pub fn start(
         options: &KubernetesConfig,
-        wanted: KeptKeys,
+        wanted: UsedKeys,
         pods: Arc<Pods>,
         counters: Arc<DaemonCounters>,
     ) -> io::Result<Self> {
@@ -123,7 +123,7 @@ impl PodWatch {
 
 struct PodWatchLoop {
     node: String,
-    wanted: KeptKeys,
+    wanted: UsedKeys,
     pods: Arc<Pods>,
     counters: Arc<DaemonCounters>,
     /// What is known is as of this one.
@@ -315,7 +315,7 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::{ApiError, Lines, MOST_LINE_BYTES, PodWatch, SHORTEST_WATCH, escaped, refused};
-    use crate::kubernetes::object::KeptKeys;
+    use crate::kubernetes::object::UsedKeys;
     use crate::kubernetes::{KubernetesConfig, PodSource};
     use std::io::{BufRead as _, BufReader, Write as _};
     use std::net::TcpListener;
@@ -371,7 +371,7 @@ mod tests {
             }
         });
         let watch =
-            PodWatch::start(&options, KeptKeys::default(), Arc::default(), Arc::default()).unwrap();
+            PodWatch::start(&options, UsedKeys::default(), Arc::default(), Arc::default()).unwrap();
         told.recv_timeout(10 * SHORTEST_WATCH).unwrap();
         std::thread::sleep(SHORTEST_WATCH / 4);
         assert!(told.try_recv().is_err(), "there is half a second between two at least");

@@ -112,14 +112,14 @@ struct ContainerStatus {
 
 /// Which labels and annotations are kept: they can be megabytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct KeptKeys {
+pub struct UsedKeys {
     /// Keys of labels.
     pub labels: BTreeSet<String>,
     /// Keys of annotations.
     pub annotations: BTreeSet<String>,
 }
 
-impl KeptKeys {
+impl UsedKeys {
     /// These, and those that have a meaning here.
     #[must_use]
     pub fn with(mut self) -> Self {
@@ -132,7 +132,7 @@ impl KeptKeys {
 impl PodObject {
     /// The pod, and the uid its cgroup has; `None` for one without names.
     #[must_use]
-    pub fn pod(self, wanted: &KeptKeys) -> Option<(String, Pod)> {
+    pub fn pod(self, wanted: &UsedKeys) -> Option<(String, Pod)> {
         let ObjectMeta { name, namespace, uid, labels, mut annotations, .. } = self.metadata;
         if name.is_empty() || namespace.is_empty() || uid.is_empty() {
             return None;
@@ -184,12 +184,12 @@ fn kept(
 
 #[cfg(test)]
 mod tests {
-    use super::{ApiFailure, KeptKeys, PodList, PodObject, WatchEventObject, WatchEventType};
+    use super::{ApiFailure, PodList, PodObject, UsedKeys, WatchEventObject, WatchEventType};
     use std::collections::BTreeSet;
 
     const UID: &str = "11111111-2222-3333-4444-555555555555";
 
-    fn pod(text: &str, wanted: &KeptKeys) -> Option<(String, super::Pod)> {
+    fn pod(text: &str, wanted: &UsedKeys) -> Option<(String, super::Pod)> {
         serde_json::from_str::<PodObject>(text).unwrap().pod(wanted)
     }
 
@@ -203,7 +203,7 @@ mod tests {
             "initContainerStatuses":[{{"name":"i","containerID":"cri-o://def"}}]}}}}"#
         );
         let wanted =
-            KeptKeys { labels: BTreeSet::from(["team".to_owned()]), ..KeptKeys::default() }.with();
+            UsedKeys { labels: BTreeSet::from(["team".to_owned()]), ..UsedKeys::default() }.with();
         let (uid, pod) = pod(&text, &wanted).unwrap();
         assert_eq!(
             (uid.as_str(), pod.name.as_str(), pod.namespace.as_str()),
@@ -222,8 +222,8 @@ mod tests {
             r#"{{"metadata":{{"name":"etcd-n1","namespace":"kube-system","uid":"{UID}",
             "annotations":{{"kubernetes.io/config.hash":"0123456789abcdef0123456789abcdef","kubernetes.io/config.mirror":"x"}}}}}}"#
         );
-        assert_eq!(pod(&text, &KeptKeys::default()).unwrap().0, "0123456789abcdef0123456789abcdef");
-        assert_eq!(pod(r#"{"metadata":{"name":"a"}}"#, &KeptKeys::default()), None);
+        assert_eq!(pod(&text, &UsedKeys::default()).unwrap().0, "0123456789abcdef0123456789abcdef");
+        assert_eq!(pod(r#"{"metadata":{"name":"a"}}"#, &UsedKeys::default()), None);
     }
 
     #[test]
@@ -240,7 +240,7 @@ mod tests {
             let text = format!(
                 r#"{{"metadata":{{"name":"a","namespace":"b","uid":"{UID}","annotations":{{{annotations}}}}}}}"#
             );
-            assert_eq!(pod(&text, &KeptKeys::default()).unwrap().0, UID, "{annotations}");
+            assert_eq!(pod(&text, &UsedKeys::default()).unwrap().0, UID, "{annotations}");
         }
     }
 

@@ -8,7 +8,7 @@
 pub mod cgroups;
 
 use crate::kubernetes::PodSource;
-use crate::kubernetes::object::KeptKeys;
+use crate::kubernetes::object::UsedKeys;
 use cgroups::Cgroups;
 use perfusion_host::pods::Pods;
 use perfusion_host::process::container::{container_in, pod_in};
@@ -305,8 +305,8 @@ impl SelectionConfig {
 
     /// The labels and annotations that rules look at.
     #[must_use]
-    pub fn wanted(&self) -> KeptKeys {
-        let mut wanted = KeptKeys::default();
+    pub fn wanted(&self) -> UsedKeys {
+        let mut wanted = UsedKeys::default();
         for (who, _) in self.said(1) {
             match who.rule() {
                 Ok(ParsedMatcher::Label(key, _)) => {

@@ -111,6 +111,10 @@ pub(crate) fn barrier() {
     // SAFETY: a word of this program's stack. (The compiler's own exchange is not to be had for
     // this target.)
     unsafe {
-        asm!("{value} = xchg_64({word} + 0x0, {value})", value = inout(reg) 1u64 => _, word = in(reg) &raw mut word);
+        asm!(
+            "{value} = xchg_64({word} + 0x0, {value})",
+            value = inout(reg) 1u64 => _,
+            word = in(reg) &raw mut word,
+        );
     }
 }

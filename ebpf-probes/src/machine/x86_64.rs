@@ -100,6 +100,10 @@ pub(crate) fn barrier() {
     // SAFETY: a word of this program's stack. (The compiler's own addition keeps no order for this
     // target.)
     unsafe {
-        asm!("lock *(u64 *)({word} + 0x0) += {value}", value = in(reg) 1u64, word = in(reg) &raw mut word);
+        asm!(
+            "lock *(u64 *)({word} + 0x0) += {value}",
+            value = in(reg) 1u64,
+            word = in(reg) &raw mut word,
+        );
     }
 }

@@ -277,7 +277,8 @@ mod tests {
             let mut cursor = ranges.cursor();
             for index in asked {
                 let places = [0, at, at + 5].into_iter();
-                let edges = rows.iter().flat_map(|row| [row[0] - 1, row[0], row[0] + row[1] - 1, row[0] + row[1]]);
+                let edges_of = |row: &[u64; 3]| [row[0] - 1, row[0], row[0] + row[1] - 1, row[0] + row[1]];
+            let edges = rows.iter().flat_map(edges_of);
                 let all: Vec<u64> = places.chain(edges).collect();
                 let address = *index.get(&all);
                 let found = cursor.find(address as usize).map(|row| ranges.word(row, 2));

@@ -92,7 +92,7 @@ pub fn capture(registers: &mut Registers) {
     }
 }
 
-/// `words` (at most `to.len()`) words at address `from`, which [`crate::syscall::readable`] has
+/// `words` (at most `to.len()`) words at address `from`, which `syscall::readable` has
 /// found so page by page.
 pub fn copy_words(from: usize, to: &[AtomicU64], words: usize) {
     // SAFETY: the source is this thread's live stack, readable as just asked of the kernel; the

@@ -77,9 +77,11 @@ fn main() {
         other.send(("sleeper", thread_id())).unwrap();
         nap();
     });
-    let ids: Vec<String> = ids.iter().take(2).map(|(name, id)| format!("\"{name}\":{id}")).collect();
+    let ids = ids.iter().take(2).map(|(name, id)| format!("\"{name}\":{id}"));
+    let ids: Vec<String> = ids.collect();
     let chain = |names: &[&str]| {
-        let quoted: Vec<String> = names.iter().map(|name| format!("\"chain_rust::{name}\"")).collect();
+        let quoted = names.iter().map(|name| format!("\"chain_rust::{name}\""));
+        let quoted: Vec<String> = quoted.collect();
         format!("[[{}]]", quoted.join(","))
     };
     println!(

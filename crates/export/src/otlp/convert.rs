@@ -889,14 +889,18 @@ mod tests {
             samples in prop::collection::vec(
                 (prop::collection::vec(0_u8..40, 0..12), 0_u8..3, prop::array::uniform3(0_i64..1000)),
                 0..60,
-            ).prop_map(|mut samples| { samples.iter_mut().for_each(|sample| sample.2[0] += 1); samples }),
+            ).prop_map(|mut samples| {
+                samples.iter_mut().for_each(|sample| sample.2[0] += 1);
+                samples
+            }),
             most_bytes in 3000_usize..9000,
         ) {
             let finished = finished(&samples);
             let converted = convert(&finished, most_bytes);
             prop_assert_eq!(converted.dropped_samples, 0);
             for request in &converted.requests {
-                prop_assert!(request.encoded_len() <= most_bytes, "{} > {}", request.encoded_len(), most_bytes);
+                let bytes = request.encoded_len();
+                prop_assert!(bytes <= most_bytes, "{bytes} > {most_bytes}");
                 check(request);
             }
             let totals = totals(&converted);

@@ -445,7 +445,10 @@ mod tests {
     proptest! {
         #[test]
         fn no_data_makes_it_panic(
-            changes in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..8),
+            changes in proptest::collection::vec(
+                (any::<proptest::sample::Index>(), any::<u8>()),
+                0..8,
+            ),
             cut in any::<proptest::sample::Index>(),
         ) {
             let mut data = sample();
