@@ -247,7 +247,8 @@ mod tests {
 
         #[test]
         fn no_text_makes_it_panic(text in ".*") {
-            drop((text.parse::<HumanDuration>(), text.parse::<ByteSize>(), text.parse::<Percentage>()));
+            drop((text.parse::<HumanDuration>(), text.parse::<ByteSize>()));
+            drop(text.parse::<Percentage>());
         }
     }
 }

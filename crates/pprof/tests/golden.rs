@@ -2,10 +2,10 @@
 //! the window into a profile, which is compared with `golden/profile.pb.gz`.
 //!
 //! A line of `golden/events.txt` is one event or one name; its fields are parted by tabs. The lines
-//! were made from a profile of the demo application: its stacks, names, threads, types and totals
-//! are real, and each of its values was divided into events.
+//! were made from a profile of the demo application. Its stacks, names, threads and types are real.
+//! Its values were divided into events, whose weights are made up.
 //! `PERFUSION_RENEW_GOLDEN=1` writes the profile anew.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use perfusion_aggregate::collections::{CollectionKind, GarbageCollections};
 use perfusion_aggregate::exceptions_and_contentions::{

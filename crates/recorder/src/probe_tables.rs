@@ -53,7 +53,7 @@ impl ProbeTables {
     pub(crate) fn confirm(
         &mut self,
         scan: &ThreadScan,
-        counters: &mut Vec<(String, u64)>,
+        counters: &mut [(String, u64)],
     ) -> ConfirmedThreads {
         let Some(table) = &mut self.threads else { return ConfirmedThreads::default() };
         let confirmed = table.confirm(scan);
