@@ -1,4 +1,4 @@
-//! Records in the BPF ring. Each starts with [`Header`]; the tag says which type it is.
+//! Records in the BPF ring. Each starts with [`RecordHeader`]; the tag says which type it is.
 
 use crate::key::SchedulerAccount;
 use crate::limits::{
@@ -19,7 +19,7 @@ pub const KIND_THREAD_END: u32 = 4;
 /// [`RenameRecord`].
 pub const KIND_RENAME: u32 = 5;
 
-/// [`SleeperRecord`] of the task iterator.
+/// [`OffCpuRecord`] of the task iterator.
 pub const KIND_SLEEPER: u32 = 16;
 /// [`WakeRecord`].
 pub const KIND_WAKE: u32 = 17;
@@ -188,7 +188,7 @@ plain! {
         pub stolen_ns: u64,
         /// Time waiting for something else since then.
         pub blocked_ns: u64,
-        /// [`crate::key::Thread::left_out`].
+        /// [`crate::key::SchedulerAccount::left_out`].
         pub left_out: u32,
         /// Named padding.
         pub reserved: u32,

@@ -50,8 +50,8 @@ impl RegionMapping {
     /// The region's words.
     ///
     /// # Safety
-    /// The caller keeps the mapping until the last use of what it gets: [`Mapping::unmap`] comes
-    /// after that.
+    /// The caller keeps the mapping until the last use of what it gets: [`RegionMapping::unmap`]
+    /// comes after that.
     #[must_use]
     pub unsafe fn region(&self, geometry: Geometry) -> Option<ProducerRegion<'static>> {
         let words = self.memory.cast::<AtomicU64>();
@@ -64,7 +64,7 @@ impl RegionMapping {
     /// The guard.
     ///
     /// # Safety
-    /// As [`Mapping::region`].
+    /// As [`RegionMapping::region`].
     #[must_use]
     pub unsafe fn guard(&self) -> &'static Guard {
         // SAFETY: a zeroed page, of which a `Guard` is the first 8 bytes; all its bit patterns are

@@ -47,7 +47,7 @@ impl<const N: usize> BoundedText<N> {
         self.cut
     }
 
-    /// What there is now, for [`Text::back_to`].
+    /// What there is now, for [`BoundedText::back_to`].
     #[must_use]
     pub fn mark(&self) -> TextMark {
         TextMark { len: self.len, cut: self.cut }

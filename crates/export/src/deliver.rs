@@ -103,7 +103,7 @@ pub struct DeliveryCounters {
     pub retries: u64,
     /// Attempts to read from the spool that are to be repeated.
     pub reads_failed: u64,
-    /// Lost in the spool, see [`spool::Lost`].
+    /// Lost in the spool, see [`spool::SpoolLosses`].
     pub lost: spool::SpoolLosses,
 }
 

@@ -446,7 +446,7 @@ impl Drop for Client {
 
 impl Client {
     /// Reads no file before there is something to send: one that is missing now may be there then,
-    /// as each is read anew for each request. Who wants to know asks [`Settings::check_files`].
+    /// as each is read anew for each request. Who wants to know asks [`HttpSettings::check_files`].
     ///
     /// # Errors
     /// When the URL is none.

@@ -1,7 +1,7 @@
 //! Profiles out: files, spool, OTLP, Pyroscope and object storage.
 //!
 //! [`file::write`] writes a file whole or not at all. `record` needs no more. The daemon gives each
-//! [`Finished`] window to every [`Sink`]; each sink has a module of its own.
+//! [`FinishedProfile`] window to every [`Sink`]; each sink has a module of its own.
 //!
 //! Each sink runs on a thread of its own and may take as long as a local disk does. A sink that
 //! sends over a network first writes the profile to its spool and sends from another thread. So a

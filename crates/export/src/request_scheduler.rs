@@ -58,7 +58,8 @@ pub enum FailureCause {
     Request,
     /// The receiver's: all wait.
     Receiver,
-    /// Perhaps its length: it is to be split. Where it cannot be, say so by [`Turns::is_whole`].
+    /// Perhaps its length: it is to be split. Where it cannot be, say so by
+    /// [`RequestScheduler::is_whole`].
     Length,
     /// The request's length, and it cannot be split: it has come to its end.
     TooLong,

@@ -19,7 +19,7 @@ use std::fmt;
 
 /// Longest repetition that is folded.
 const FOLDED: usize = 4;
-/// Longest way. What lies deeper is put below [`Step::Deeper`] at its end.
+/// Longest way. What lies deeper is put below [`PathStep::Deeper`] at its end.
 const MAX_DEPTH: u16 = 256;
 /// Most nodes. Objects of further ways are counted under one of their type.
 const MAX_NODES: usize = 1 << 18;
@@ -62,7 +62,7 @@ pub struct PathNode {
     depth: u16,
 }
 
-/// Bytes that [`Paths::find`] takes beside the graph.
+/// Bytes that [`RetentionPaths::find`] takes beside the graph.
 #[must_use]
 pub fn bytes_needed(graph: &Graph) -> usize {
     graph.len().saturating_mul(8).saturating_add(graph.len() / 8)
@@ -82,8 +82,8 @@ impl RetentionPaths {
         Self::find_with(graph, roots, &Lists::default(), &[]).0
     }
 
-    /// The same where objects of the types `lists` are nodes of lists ([`Survey::lists`]), with the
-    /// node at which each of these objects ends.
+    /// The same where objects of the types `lists` are nodes of lists ([`HeapSurvey::lists`]), with
+    /// the node at which each of these objects ends.
     #[must_use]
     pub fn find_with(
         graph: &Graph,

@@ -25,7 +25,7 @@ impl EventBacklog {
         Self { bytes: Arc::default(), most }
     }
 
-    /// These are on their way; answers what to [`Backlog::take`] when they are processed.
+    /// These are on their way; answers what to [`EventBacklog::take`] when they are processed.
     pub(crate) fn add(&self, events: &[Event]) -> usize {
         let bytes = events.iter().map(Event::bytes).sum();
         self.bytes.fetch_add(bytes, Ordering::Relaxed);

@@ -62,7 +62,7 @@ pub(crate) struct KernelTotals<T> {
     pub(crate) incidents: Vec<IncidentCounts>,
 }
 
-/// The collector's state; [`Collector::run`] is its thread.
+/// The collector's state; [`EventCollector::run`] is its thread.
 pub(crate) struct EventCollector {
     kernel: Option<KernelSource>,
     shims: ShimSource,

@@ -1,5 +1,5 @@
-//! An [`Account`] for a person: from what it is and whether it is whole, through what it cost and
-//! what collections did, to the types.
+//! An [`ExactAccount`] for a person: from what it is and whether it is whole, through what it cost
+//! and what collections did, to the types.
 
 use super::top::fit;
 use perfusion_dotnet::exact::table::TORN;

@@ -16,7 +16,7 @@ const MAPPING: u64 = 1;
 
 /// Steps of all ways together. What a program holds has some millions; a chain of 255 types below
 /// which all others hang has sixty, and is half a GB as a file is made of it. From there on ways
-/// begin at [`Step::Further`].
+/// begin at [`PathStep::Further`].
 const MOST_STEPS: usize = 1 << 23;
 
 /// Strings, functions and locations, each once. A function and its location have the same id.

@@ -67,8 +67,8 @@ pub fn check(command: &[String]) -> Result<(), LaunchError> {
     Err(LaunchError::Spawn { command: program.clone(), source: best.into() })
 }
 
-/// A child that waits at its gate. Dropping it without [`Gated::release`] ends the child, which
-/// never becomes CMD then.
+/// A child that waits at its gate. Dropping it without [`GatedChild::release`] ends the child,
+/// which never becomes CMD then.
 pub struct GatedChild {
     child: Option<Child>,
     gate: UnixStream,

@@ -22,7 +22,7 @@ pub struct TypeName {
     pub shown: Arc<str>,
     /// As its runtime has it, where that is another one.
     pub raw: Option<Arc<str>>,
-    /// Its module ([`Contexts::label`]).
+    /// Its module ([`ModuleLabels::label`]).
     pub module: Option<Arc<str>>,
 }
 

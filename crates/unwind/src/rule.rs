@@ -14,7 +14,7 @@
 //! The signature of a return address (pointer authentication) is taken off.
 
 /// A general register, by its place among the sixteen that matter to a walk; which ones those are
-/// is the machine's ([`super::machine::Machine`]).
+/// is the machine's ([`super::machine::TargetMachine`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Register(u8);
 

@@ -38,7 +38,8 @@ pub(super) struct DaemonLog {
 }
 
 /// Begins to log, as configured; once in the life of the program. Lines wait until they are
-/// [written](Log::write). What the command line says of the level goes before the environment.
+/// [written](DaemonLog::write). What the command line says of the level goes before the
+/// environment.
 pub(super) fn start(log: &Options, level_by_flag: bool) -> DaemonLog {
     let level = match log.level {
         LogLevel::Error => "error",

@@ -145,7 +145,7 @@ pub struct ProcessMatcher {
     pub service: Option<String>,
 }
 
-/// [`Who`], with the one thing it says.
+/// [`ProcessMatcher`], with the one thing it says.
 enum ParsedMatcher<'a> {
     Cgroup(&'a str),
     Container(&'a str),

@@ -9,7 +9,8 @@ use crate::runtime::heap::RuntimeHeap;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 const SLOTS: usize = 65_536;
-/// Words of a slot: ClassID, [`Class`], the epoch it was known to be the same in, its identity.
+/// Words of a slot: ClassID, [`PackedClass`], the epoch it was known to be the same in, its
+/// identity.
 const SLOT_WORDS: usize = 4;
 const PROBES: u64 = 64;
 
@@ -24,7 +25,7 @@ const IS_CLASS: u64 = 1 << 19;
 const DESCRIBED: u64 = 1 << 20;
 /// All its objects are of one size.
 const FIXED: u64 = 1 << 21;
-/// Where [`Class::silent_bytes`] are.
+/// Where [`PackedClass::silent_bytes`] are.
 const SILENT: u32 = 22;
 const SILENT_BITS: u64 = 0x3ff << SILENT;
 /// What an object stands for beyond itself at most: one in 200 gets a stack then. What code does

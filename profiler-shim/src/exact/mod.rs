@@ -142,8 +142,8 @@ impl Exact {
         true
     }
 
-    /// Has events about collections delivered: reasons, and what [`walk`] needs. Runs managed code,
-    /// so the tables are ready by now. Without it both are missing, no more.
+    /// Has events about collections delivered: reasons, and what the walk of the heap needs. Runs
+    /// managed code, so the tables are ready by now. Without it both are missing, no more.
     pub fn start_session(&self) {
         const GC: u64 = 1;
         const INFORMATIONAL: u32 = 4;

@@ -1,7 +1,7 @@
 //! What a collection did with all objects. The runtime tells which ranges of addresses survived,
 //! and where they are now; whatever else lay in the generations it collected is dead. Everything
-//! here but [`Survey::note`] and [`Survey::waits_for_finalizer`], which the threads of a server
-//! collector call at once, is one thread's, while the world stands still.
+//! here but [`CollectionSurvey::note`] and [`CollectionSurvey::waits_for_finalizer`], which the
+//! threads of a server collector call at once, is one thread's, while the world stands still.
 
 use super::SUMS;
 use super::chunks::Chunks;

@@ -68,7 +68,7 @@ pub struct HeapScan<'a> {
     length: usize,
     /// The last run of known objects.
     run: (u64, u64),
-    /// How far [`Look::is_unseen`] has come, where the next edge is, and whether what is before
+    /// How far [`HeapScan::is_unseen`] has come, where the next edge is, and whether what is before
     /// that is known.
     at: u64,
     next: u64,

@@ -1,5 +1,6 @@
 //! Exact mode (`record --exact`): the tables in which started processes count every object of
-//! theirs. `table` reads one as hostile input, [`Account`] is what came of it and the JSON file,
+//! theirs. `table` reads one as hostile input, [`ExactAccount`] is what came of it and the JSON
+//! file,
 //! `report::exact_summary` prints that for a person, `report::exact_merge` puts it into the
 //! profile. `sources::shim` opens the tables and keeps them as [`ExactTables`].
 
@@ -182,7 +183,7 @@ pub struct ExactType {
     pub class: u64,
     /// Allocated.
     pub allocated: ExactCount,
-    /// Of these, objects that the runtime told no profiler of ([`Process::unseen`]).
+    /// Of these, objects that the runtime told no profiler of ([`ExactProcess::unseen`]).
     #[serde(default)]
     pub unseen: u64,
     /// Found dead by collections.
@@ -203,7 +204,7 @@ pub struct ExactType {
     pub finalizable: u64,
     /// Times an object was still alive when it had left that queue.
     pub resurrected: u64,
-    /// Who held its objects when somebody looked ([`Process::looked`]).
+    /// Who held its objects when somebody looked ([`ExactProcess::looked`]).
     #[serde(default)]
     pub holders: ExactHolders,
     /// The dead by the number of collections they lived through.

@@ -259,7 +259,7 @@ impl ExecutableImage {
         all.iter().find_map(|pe| Some((pe.rva(offset)?, PeView { source: &self.source, pe })))
     }
 
-    /// Relative virtual address of the byte at `offset` in the file, as [`Image::pe_at`].
+    /// Relative virtual address of the byte at `offset` in the file, as [`ExecutableImage::pe_at`].
     #[must_use]
     pub fn rva(&self, offset: u64) -> Option<u32> {
         self.pe_at(offset).map(|(rva, _)| rva)
@@ -328,8 +328,8 @@ impl ExecutableImage {
     }
 
     /// True when its file is open and was written to since it was parsed. Unlike
-    /// [`Image::is_unchanged`] it does not ask for its name, which an upgrade of the package takes
-    /// away from a file that is in use.
+    /// [`ExecutableImage::is_unchanged`] it does not ask for its name, which an upgrade of the
+    /// package takes away from a file that is in use.
     pub fn is_overwritten(&self) -> bool {
         let (ByteSource::File(file), Some(then)) = (&self.source, &self.identity) else {
             return false;

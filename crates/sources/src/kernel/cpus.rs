@@ -97,7 +97,7 @@ impl CpuRings {
     }
 
     /// Looks which CPUs there are, when it is time. What dead rings hold is to be read before
-    /// [`Cpus::follow`].
+    /// [`CpuRings::follow`].
     pub(super) fn look(&mut self, now_ns: u64) -> Option<CpuChanges> {
         if now_ns.saturating_sub(self.looked_ns) < LOOK_NS {
             return None;

@@ -60,7 +60,7 @@ const DAC_READ_SEARCH: Capability = Capability { bit: 2, name: "CAP_DAC_READ_SEA
 const SYSLOG: Capability = Capability { bit: 34, name: "CAP_SYSLOG" };
 /// Limits above the hard one.
 const SYS_RESOURCE: Capability = Capability { bit: 24, name: "CAP_SYS_RESOURCE" };
-/// Without these less is recorded: see [`Limit`].
+/// Without these less is recorded: see [`FeatureLimit`].
 const WANTED: [Capability; 3] = [CHECKPOINT_RESTORE, DAC_OVERRIDE, SYSLOG];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -339,7 +339,7 @@ fn sleepers() -> Result<(), FeatureLimit> {
 /// Whether it can be known what the probes take, which only the daemon asks.
 ///
 /// # Errors
-/// [`Limit::ProbesTime`].
+/// [`FeatureLimit::ProbesTime`].
 pub fn probes_time() -> Result<(), FeatureLimit> {
     // A /proc that cannot be read has been reported by then.
     let may_ask = effective().map_or(true, |set| has(set, SYS_ADMIN));
@@ -444,7 +444,7 @@ fn missing(set: u64) -> MissingCapabilities {
 /// are opened.
 ///
 /// # Errors
-/// [`Limit::MappedFiles`].
+/// [`FeatureLimit::MappedFiles`].
 pub fn mapped_files() -> Result<(), FeatureLimit> {
     let me = ProcessHandle::open(std::process::id())
         .map_err(|error| FeatureLimit::MappedFiles { source: error.into() })?;

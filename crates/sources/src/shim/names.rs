@@ -98,7 +98,7 @@ impl NameRequests {
         self.waiting.iter().take(most).map(|address| (*address, seen_ns(address))).collect()
     }
 
-    /// The first `count` of [`NameBook::next`] were sent.
+    /// The first `count` of [`NameRequests::next`] were sent.
     pub(super) fn sent(&mut self, count: usize, now: Instant) {
         for address in self.waiting.drain(..count.min(self.waiting.len())) {
             if let Some(question) = self.open.get_mut(&address)
