@@ -24,7 +24,7 @@ struct Pread {
     opened: std::cell::Cell<bool>,
 }
 
-impl Memory for Pread {
+impl RegionMemory for Pread {
     type Error = Infallible;
 
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Infallible> {
@@ -58,9 +58,9 @@ impl Memory for Pread {
 }
 
 fn write(words: &[AtomicU64], tid: u32, time_ns: u64) {
-    let region = Region::new(words, TINY).expect("enough words");
+    let region = ProducerRegion::new(words, TINY).expect("enough words");
     if let Some(mut grant) = region.try_reserve(16) {
-        Record { tid, time_ns, body: Body::PauseEnd }.encode(&mut grant);
+        Record { tid, time_ns, body: RecordBody::PauseEnd }.encode(&mut grant);
         grant.commit();
     }
 }
@@ -69,7 +69,7 @@ fn write(words: &[AtomicU64], tid: u32, time_ns: u64) {
 fn opened() -> (Arc<Vec<AtomicU64>>, Consumer<Pread>) {
     let count = (TINY.region_bytes() / 8) as usize;
     let words: Arc<Vec<AtomicU64>> = Arc::new((0..count).map(|_| AtomicU64::new(0)).collect());
-    Region::new(&words, TINY).expect("enough words").publish(Identity::default());
+    ProducerRegion::new(&words, TINY).expect("enough words").publish(InstanceIdentity::default());
     let memory = Pread { words: Arc::clone(&words), opened: std::cell::Cell::new(false) };
     let consumer = Consumer::open(memory, TINY.region_bytes()).expect("a region");
     consumer.memory().opened.set(true);
@@ -115,7 +115,7 @@ fn every_record_arrives_whole_and_once_or_is_counted_as_dropped() {
     // Two take half a minute.
     check(1, || {
         let (words, mut consumer) = opened();
-        let region = Region::new(&words, TINY).expect("enough words");
+        let region = ProducerRegion::new(&words, TINY).expect("enough words");
         let producers: Vec<_> = [1u32, 2]
             .into_iter()
             .map(|tid| {
@@ -131,7 +131,7 @@ fn every_record_arrives_whole_and_once_or_is_counted_as_dropped() {
         let mut drain = |consumer: &mut Consumer<Pread>| {
             let drained = consumer
                 .drain(&mut scratch, Quota::RING, &mut |r| {
-                    assert_eq!(r.body, Body::PauseEnd);
+                    assert_eq!(r.body, RecordBody::PauseEnd);
                     assert_eq!(
                         r.time_ns / 10,
                         u64::from(r.tid),
