@@ -4,9 +4,9 @@
 /// Without a beat for this long the shim goes quiet, unless three periods are longer.
 pub const SILENCE_NS: u64 = 1_800_000_000;
 /// A daemon cannot ask for more timeout than this.
-pub const MOST_SILENCE_NS: u64 = 10_000_000_000;
+const MOST_SILENCE_NS: u64 = 10_000_000_000;
 /// Without a beat for this long the instance detaches.
-pub const DETACH_NS: u64 = 600_000_000_000;
+const DETACH_NS: u64 = 600_000_000_000;
 
 /// What the shim knows about its listener.
 #[derive(Clone, Copy, Debug)]

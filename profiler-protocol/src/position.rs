@@ -4,7 +4,7 @@ use crate::layout::{MAX_RECORD_UNITS, UNIT_BYTES};
 
 /// Units that `bytes` need.
 #[must_use]
-pub const fn units_for(bytes: u64) -> u64 {
+pub(crate) const fn units_for(bytes: u64) -> u64 {
     bytes.div_ceil(UNIT_BYTES)
 }
 
@@ -68,7 +68,7 @@ pub const fn commit_word(position: u64, units: u64, extent: Extent) -> u64 {
 
 /// Reads the commit word found for `position`.
 #[must_use]
-pub const fn read_commit(word: u64, position: u64, units: u64) -> Commit {
+pub(crate) const fn read_commit(word: u64, position: u64, units: u64) -> Commit {
     if word & !0xffff_ffff != lap_mark(position, units) {
         return Commit::Pending;
     }

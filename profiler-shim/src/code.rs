@@ -29,7 +29,7 @@ const QUESTION_NS: u64 = 6_000_000_000;
 const APART_NS: u64 = 1_000_000;
 
 /// What is known about code that stays and code that went.
-pub struct CodeLifetimes {
+pub(crate) struct CodeLifetimes {
     /// Blocks with code that cannot be unloaded, plus 1. Written and read by the service thread
     /// alone.
     lasting: [AtomicU64; SLOTS],
@@ -42,7 +42,7 @@ pub struct CodeLifetimes {
 
 /// When an address was seen, as a question says at `now_ns`. A time that has not come yet is no
 /// time.
-pub fn seen_at(told_ns: u64, now_ns: u64) -> u64 {
+pub(crate) fn seen_at(told_ns: u64, now_ns: u64) -> u64 {
     match told_ns {
         0 => now_ns.saturating_sub(QUESTION_NS),
         told if told > now_ns => 0,
@@ -52,21 +52,21 @@ pub fn seen_at(told_ns: u64, now_ns: u64) -> u64 {
 
 /// True when what was on a stack at `seen_ns` was there after something else was on none at
 /// `gone_ns`.
-pub fn is_later(seen_ns: u64, gone_ns: u64) -> bool {
+pub(crate) fn is_later(seen_ns: u64, gone_ns: u64) -> bool {
     seen_ns > gone_ns.saturating_add(APART_NS)
 }
 
 impl CodeLifetimes {
     /// Something unloads, or an unload may have gone unseen: whatever it was is on no stack from
     /// `now_ns` on.
-    pub fn on_unload(&self, now_ns: u64) {
+    pub(crate) fn on_unload(&self, now_ns: u64) {
         // Relaxed: the gate orders it before any look-up that could meet what is unloaded.
         self.unloaded_ns.fetch_max(now_ns, Ordering::Relaxed);
     }
 
     /// True when a look-up of `address`, last on a stack at `seen_ns`, cannot meet unloaded code.
     /// Asked inside the gate.
-    pub fn may_ask(&self, address: u64, seen_ns: u64) -> bool {
+    pub(crate) fn may_ask(&self, address: u64, seen_ns: u64) -> bool {
         let unloaded_ns = self.unloaded_ns.load(Ordering::Relaxed);
         if unloaded_ns == 0 || is_later(seen_ns, unloaded_ns) {
             return true;
@@ -78,7 +78,7 @@ impl CodeLifetimes {
 
     /// There is code at `address` that cannot be unloaded. When the neighbourhood of its slot is
     /// full, it is not remembered.
-    pub fn lasts(&self, address: u64) {
+    pub(crate) fn lasts(&self, address: u64) {
         let wanted = block(address);
         for slot in self.slots(wanted) {
             match slot.load(Ordering::Relaxed) {
@@ -92,7 +92,7 @@ impl CodeLifetimes {
     /// An image of so many `bytes` cannot be unloaded: no other code is between its ends, in which
     /// an image differs from a code heap, whose blocks may hold anybody's. What finds no room is
     /// not remembered.
-    pub fn image_lasts(&self, start: u64, bytes: u64) {
+    pub(crate) fn image_lasts(&self, start: u64, bytes: u64) {
         for (image, first, end) in self.images() {
             if first == start && end != 0 {
                 return;

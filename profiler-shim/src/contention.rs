@@ -15,11 +15,11 @@ pub(crate) const CONTENTIONS: u32 = 32;
 const LONG_NS: u64 = 10_000_000;
 
 /// Waits in progress, by the thread id's low bits, and how many there were.
-pub struct Contentions {
+pub(crate) struct Contentions {
     /// Thread and owner of the lock, in one word; 0 for none.
     open: [AtomicU64; SLOTS],
     /// How many there are.
-    pub sampler: Downsampler,
+    pub(crate) sampler: Downsampler,
 }
 
 impl Contentions {
@@ -28,7 +28,7 @@ impl Contentions {
     }
 
     /// `thread` begins to wait for a lock that `owner` holds (0: not known).
-    pub fn begins(&self, thread: u32, owner: u32) {
+    pub(crate) fn begins(&self, thread: u32, owner: u32) {
         if let Some(slot) = self.slot(thread) {
             // Relaxed: the slot is this thread's own but for collisions, which cost the other its
             // owner.
@@ -38,7 +38,7 @@ impl Contentions {
 
     /// `thread` waits no more: the owner of the lock when it began (0: not known), if that was seen
     /// and no other thread's since.
-    pub fn ends(&self, thread: u32) -> Option<u32> {
+    pub(crate) fn ends(&self, thread: u32) -> Option<u32> {
         let slot = self.slot(thread)?;
         let word = slot.load(Ordering::Relaxed);
         if word >> 32 != u64::from(thread) {
@@ -49,7 +49,7 @@ impl Contentions {
     }
 
     /// Beginnings may be of long ago: no events came meanwhile.
-    pub fn forget(&self) {
+    pub(crate) fn forget(&self) {
         for slot in &self.open {
             slot.store(0, Ordering::Relaxed);
         }
@@ -60,7 +60,7 @@ impl Contentions {
 /// its share of a long one, so that what waits add up to is known better than by their number
 /// alone.
 #[must_use]
-pub fn level_for(level: u8, waited_ns: u64) -> u8 {
+pub(crate) fn level_for(level: u8, waited_ns: u64) -> u8 {
     let shorter = (LONG_NS / waited_ns.max(1)).checked_ilog2();
     level.min(shorter.and_then(|bits| u8::try_from(bits).ok()).unwrap_or(0))
 }

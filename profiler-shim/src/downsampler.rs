@@ -13,7 +13,7 @@ const PERIOD_BITS: u32 = 30;
 /// half as many are told of: some ten thousand can come before the reader does, in a burst or while
 /// it has no CPU, and find room, and what was told of stands for them.
 #[derive(Clone, Copy)]
-pub enum RingShare {
+pub(crate) enum RingShare {
     /// Half of it. Then steps of a twenty-fourth.
     Usual,
     /// Three quarters, for what is exact as long as each is told of. Then steps of a forty-eighth.
@@ -24,7 +24,7 @@ impl RingShare {
     /// The least level while so many of the ring's units are in use. It follows from what was told
     /// of before, and not from whether this event is.
     #[must_use]
-    pub fn level(self, used: u64, units: u64) -> u8 {
+    pub(crate) fn level(self, used: u64, units: u64) -> u8 {
         let (parts, free) = match self {
             Self::Usual => (24u64, 12u64),
             Self::Last => (48, 36),
@@ -35,7 +35,7 @@ impl RingShare {
 }
 
 /// How often a kind of event comes. At level n one in 2ⁿ is chosen.
-pub struct Downsampler {
+pub(crate) struct Downsampler {
     period: AtomicU64,
     /// Events in this period.
     count: AtomicU32,
@@ -57,7 +57,7 @@ impl Downsampler {
     /// many and as many; of a period that follows on a quieter one, and of one whose many come
     /// late, it is `all` and half as many for each doubling. The level of the period before holds
     /// as long as this one's events come no less often: what follows on a burst is told of again.
-    pub fn level(&self, now_ns: u64, all: u32) -> u8 {
+    pub(crate) fn level(&self, now_ns: u64, all: u32) -> u8 {
         let period = now_ns >> PERIOD_BITS;
         let before = self.period.load(Ordering::Relaxed);
         // Relaxed throughout: whoever comes first begins the period, and a count that went to its
@@ -80,7 +80,7 @@ impl Downsampler {
     }
 
     /// Draws: true for one in 2^level.
-    pub fn chosen(&self, level: u8, seed: u64) -> bool {
+    pub(crate) fn chosen(&self, level: u8, seed: u64) -> bool {
         let draw = mix(self.drawn.fetch_add(1, Ordering::Relaxed) ^ seed);
         let mask = 1u64.checked_shl(u32::from(level)).unwrap_or(0).wrapping_sub(1);
         draw & mask == 0

@@ -48,7 +48,7 @@ fn level_of_sample(level: u8, bytes: u64) -> u8 {
 impl Instance {
     /// An event of the runtime's provider. `registers` were captured in a frame that lives until
     /// this returns.
-    pub fn on_event(&self, id: u32, version: u32, payload: &[u8], registers: &Registers) {
+    pub(crate) fn on_event(&self, id: u32, version: u32, payload: &[u8], registers: &Registers) {
         let sampled_mode = self.features() & FEATURE_ALLOCATION_SAMPLED != 0;
         let wishes = |what| self.wishes() & what != 0;
         let known = match id {
@@ -90,7 +90,7 @@ impl Instance {
 
     /// An object that exact mode has chosen by chance, as AllocationSampled would have, from
     /// `amount` bytes. `registers` were captured in a frame that lives until this returns.
-    pub fn on_chosen(
+    pub(crate) fn on_chosen(
         &self,
         type_id: u64,
         object: usize,
@@ -108,7 +108,7 @@ impl Instance {
 
     /// An object that this thread has just allocated, and that is one by now. `registers` were
     /// captured in a frame that lives until this returns.
-    pub fn on_allocated(&self, type_id: u64, object: usize, registers: &Registers) {
+    pub(crate) fn on_allocated(&self, type_id: u64, object: usize, registers: &Registers) {
         let Some(info) = self.info() else { return };
         // Large ones that are pinned come here too, and lie elsewhere: the events tell of these.
         // Others, when another profiler has asked for all.
@@ -319,7 +319,7 @@ impl Instance {
     }
 
     /// An event of the provider of the runtime's counters.
-    pub fn on_counter(&self, payload: &[u8]) {
+    pub(crate) fn on_counter(&self, payload: &[u8]) {
         // Items in the queues of the thread pool (`ThreadPool.PendingWorkItemCount`).
         match counter(payload, "threadpool-queue-length") {
             Some(Some(items)) if self.wishes() & WITH_THREAD_POOL != 0 => {

@@ -33,7 +33,7 @@ const MODULES: usize = 1024;
 const GONE: usize = 2048;
 
 /// The gate. All zeroes is open.
-pub struct Gate {
+pub(crate) struct Gate {
     /// 0, or what the look-up in flight is about: an address in code, or [`NO_CODE`].
     looking: AtomicUsize,
     /// Modules between their two callbacks, and dynamic methods within theirs.
@@ -48,10 +48,10 @@ pub struct Gate {
 }
 
 /// All addresses, as (start, bytes).
-pub const EVERYTHING: [u8; 16] = *b"\0\0\0\0\0\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff";
+pub(crate) const EVERYTHING: [u8; 16] = *b"\0\0\0\0\0\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff";
 
 /// A look-up that is about no address.
-pub const NO_CODE: usize = 1;
+pub(crate) const NO_CODE: usize = 1;
 
 struct UnloadedCode {
     start: AtomicUsize,
@@ -61,7 +61,7 @@ struct UnloadedCode {
 
 /// What an unload met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UnloadOutcome {
+pub(crate) enum UnloadOutcome {
     /// No look-up.
     Nothing,
     /// One, which ended.
@@ -72,7 +72,7 @@ pub enum UnloadOutcome {
 
 impl Gate {
     /// Runs `look`, which is about this address or about [`NO_CODE`], unless something goes away.
-    pub fn look_up<T>(&self, about: usize, look: impl FnOnce() -> T) -> Option<T> {
+    pub(crate) fn look_up<T>(&self, about: usize, look: impl FnOnce() -> T) -> Option<T> {
         self.looking.store(about, Ordering::SeqCst);
         let open = self.unloading.load(Ordering::SeqCst) == 0
             && self.shut_until_ns.load(Ordering::SeqCst) <= syscall::now_ns();
@@ -83,7 +83,7 @@ impl Gate {
 
     /// True when what was at `address` at `seen_ns` may have been a dynamic method that went away.
     /// Only to be asked within [`Gate::look_up`].
-    pub fn is_gone(&self, address: usize, seen_ns: u64) -> bool {
+    pub(crate) fn is_gone(&self, address: usize, seen_ns: u64) -> bool {
         self.gone.iter().any(|gone| {
             // Acquire: pairs with the release in `unload_dynamic`; whoever no longer meets what was
             // here finds it forgotten.
@@ -94,7 +94,7 @@ impl Gate {
     }
 
     /// A module's unload begins; [`Gate::module_unloaded`] ends it.
-    pub fn unload_module(&self, module: usize) -> UnloadOutcome {
+    pub(crate) fn unload_module(&self, module: usize) -> UnloadOutcome {
         let known = self.modules.iter().any(|m| m.load(Ordering::Relaxed) == module);
         let take = |m: &AtomicUsize| {
             m.compare_exchange(0, module, Ordering::Relaxed, Ordering::Relaxed).is_ok()
@@ -110,7 +110,7 @@ impl Gate {
 
     /// A module's unload ends. Ignored unless its beginning was seen: it may have been before the
     /// attach.
-    pub fn module_unloaded(&self, module: usize) {
+    pub(crate) fn module_unloaded(&self, module: usize) {
         let give = |m: &AtomicUsize| {
             m.compare_exchange(module, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         };
@@ -122,7 +122,7 @@ impl Gate {
     /// A dynamic method goes away, whose code is at `code`, as (start, bytes), and is told of by
     /// `tell` while no look-up is about it. `forget` is told when code went of which it is not
     /// remembered where it was.
-    pub fn unload_dynamic(
+    pub(crate) fn unload_dynamic(
         &self,
         code: WordList<'_>,
         tell: impl FnOnce(),
@@ -153,7 +153,7 @@ impl Gate {
     }
 
     /// Callbacks were not delivered for a while: ends may have been missed.
-    pub fn forget(&self) {
+    pub(crate) fn forget(&self) {
         for module in &self.modules {
             if module.swap(0, Ordering::Relaxed) != 0 {
                 self.shut_for(PATIENCE_NS);

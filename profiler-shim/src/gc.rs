@@ -5,7 +5,7 @@ use crate::repeat::OpenCollections;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// State of collections and pauses.
-pub struct Gc {
+pub(crate) struct Gc {
     /// Highest generation of the collection between its Started and Finished callbacks, plus 1; 0
     /// outside.
     condemned: AtomicU32,
@@ -23,12 +23,12 @@ pub struct Gc {
     /// it left was not.
     ended: AtomicU64,
     /// Which collections were reported.
-    pub reported: OpenCollections,
+    pub(crate) reported: OpenCollections,
 }
 
 impl Gc {
     /// The Started callback, with the highest generation collected.
-    pub fn started(&self, condemned: u8) {
+    pub(crate) fn started(&self, condemned: u8) {
         self.count.fetch_add(1, Ordering::Relaxed);
         self.condemned.store(u32::from(condemned).wrapping_add(1), Ordering::Relaxed);
     }
@@ -36,7 +36,7 @@ impl Gc {
     /// The Finished callback: the generations to survey, or `None` when objects may not be looked
     /// at. A background collection calls Finished without Started, on a thread where the runtime
     /// refuses such questions; the next survey then looks at everything.
-    pub fn finished(&self) -> Option<u8> {
+    pub(crate) fn finished(&self) -> Option<u8> {
         let condemned = self.condemned.swap(0, Ordering::Relaxed);
         if condemned == 0 {
             // A background collection frees addresses, too.
@@ -49,18 +49,18 @@ impl Gc {
     }
 
     /// A survey did not happen: the next one looks at everything.
-    pub fn survey_missed(&self) {
+    pub(crate) fn survey_missed(&self) {
         self.background.store(1, Ordering::Relaxed);
     }
 
     /// Collections so far: with it, an address names an allocation.
-    pub fn count(&self) -> u32 {
+    pub(crate) fn count(&self) -> u32 {
         self.count.load(Ordering::Relaxed)
     }
 
     /// True for the first of several reports that `thread`, which has had `cpu_ns` of a CPU, begins
     /// to suspend the others.
-    pub fn pause_begins(&self, thread: u32, cpu_ns: u64) -> bool {
+    pub(crate) fn pause_begins(&self, thread: u32, cpu_ns: u64) -> bool {
         let first = self.paused.swap(1, Ordering::Relaxed) == 0;
         if first {
             // Relaxed: the runtime suspends and resumes under a lock of its own, so there is one
@@ -73,7 +73,7 @@ impl Gc {
 
     /// For the first of several reports that the suspension ended: who had begun it, and the CPU
     /// time that thread had had before.
-    pub fn pause_ends(&self) -> Option<(u32, u64)> {
+    pub(crate) fn pause_ends(&self) -> Option<(u32, u64)> {
         if self.paused.swap(0, Ordering::Relaxed) == 0 {
             return None;
         }
@@ -84,18 +84,18 @@ impl Gc {
     }
 
     /// Nobody has listened for a while: a pause that began before has ended unheard.
-    pub fn forget(&self) {
+    pub(crate) fn forget(&self) {
         self.paused.store(0, Ordering::Relaxed);
         self.ended.store(0, Ordering::Relaxed);
     }
 
     /// The end of collection `number` was reported: what it left is told next.
-    pub fn ended(&self, number: u32) {
+    pub(crate) fn ended(&self, number: u32) {
         self.ended.store(u64::from(number) | 1 << 32, Ordering::Relaxed);
     }
 
     /// For the first of several reports of what a collection left: its number.
-    pub fn left(&self) -> Option<u32> {
+    pub(crate) fn left(&self) -> Option<u32> {
         let ended = self.ended.swap(0, Ordering::Relaxed);
         (ended >> 32 != 0).then_some((ended & u64::from(u32::MAX)) as u32)
     }

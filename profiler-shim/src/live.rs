@@ -10,11 +10,11 @@ use profiler_protocol::live::{
 use profiler_protocol::record::WordList;
 
 /// Objects watched at a time unless told otherwise, and the fewest and most that can be asked for.
-pub const USUAL: usize = 4_096;
+pub(crate) const USUAL: usize = 4_096;
 /// Fewest.
-pub const FEWEST: usize = 256;
+pub(crate) const FEWEST: usize = 256;
 /// Most.
-pub const MOST: usize = 65_536;
+pub(crate) const MOST: usize = 65_536;
 const GROUPS: usize = groups(MOST);
 const SLOTS: usize = GROUPS * GROUP;
 const BATCH: usize = 256;
@@ -37,7 +37,7 @@ struct WatchSlot {
 const _: () = assert!(size_of::<WatchSlot>() == SLOT_WORDS * 8);
 
 /// All watched objects.
-pub struct Live {
+pub(crate) struct Live {
     /// Bit set: the slot has an owner.
     used: [AtomicU64; GROUPS],
     slots: [WatchSlot; SLOTS],
@@ -62,7 +62,7 @@ pub struct Live {
 }
 
 /// While there is one, a handle may be made.
-pub struct Watching<'a>(&'a AtomicU32);
+pub(crate) struct Watching<'a>(&'a AtomicU32);
 
 impl Drop for Watching<'_> {
     fn drop(&mut self) {
@@ -74,7 +74,7 @@ impl Drop for Watching<'_> {
 
 /// What became of the wish to watch an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WatchOutcome {
+pub(crate) enum WatchOutcome {
     /// It is watched, and this was the level.
     Watched {
         /// The level.
@@ -90,7 +90,7 @@ pub enum WatchOutcome {
 
 /// What a survey found out.
 #[derive(Clone, Copy, Debug)]
-pub enum SurveyResult<'a> {
+pub(crate) enum SurveyResult<'a> {
     /// Sample numbers.
     Dead(WordList<'a>),
     /// sample << 8 | generation.
@@ -143,7 +143,7 @@ impl Live {
     /// Watches the object at `address`, which matters so much, as sample number `sample`, if chance
     /// will have it. Where so many come that the service thread did not make room in time, it is
     /// made here, for some hundred objects to come.
-    pub fn watch(
+    pub(crate) fn watch(
         &self,
         handles: &dyn Handles,
         address: usize,
@@ -184,7 +184,7 @@ impl Live {
 
     /// To be held from before the question whether somebody listens: once nobody does and nobody
     /// watches, no further handle is made.
-    pub fn watching(&self) -> Watching<'_> {
+    pub(crate) fn watching(&self) -> Watching<'_> {
         self.watching.fetch_add(1, Ordering::Relaxed);
         // Pairs with the fence in `is_anybody_watching`: either that sees us, or we see that nobody
         // listens.
@@ -193,7 +193,7 @@ impl Live {
     }
 
     /// True while handles may be made. To be asked when nobody listens any more.
-    pub fn is_anybody_watching(&self) -> bool {
+    pub(crate) fn is_anybody_watching(&self) -> bool {
         // Pairs with the fence in `watching`.
         fence(Ordering::SeqCst);
         // Acquire: pairs with the release in `Watching::drop`.
@@ -202,7 +202,7 @@ impl Live {
 
     /// Sets how many objects are watched at most. What pauses allow stays as it was where that is
     /// no other number: it is said again whenever anything else of a recording changes.
-    pub fn set_limit(&self, most: u64) {
+    pub(crate) fn set_limit(&self, most: u64) {
         let most = usize::try_from(most).unwrap_or(MOST).clamp(FEWEST, MOST);
         if most == self.limit() {
             return;
@@ -212,17 +212,17 @@ impl Live {
     }
 
     /// Where the slots lie.
-    pub fn slots_at(&self) -> u64 {
+    pub(crate) fn slots_at(&self) -> u64 {
         self.slots.as_ptr().addr() as u64
     }
 
     /// Sets what the draws begin with.
-    pub fn set_seed(&self, seed: u64) {
+    pub(crate) fn set_seed(&self, seed: u64) {
         self.seed.store(seed, Ordering::Relaxed);
     }
 
     /// What the draws begin with.
-    pub fn seed(&self) -> u64 {
+    pub(crate) fn seed(&self) -> u64 {
         self.seed.load(Ordering::Relaxed)
     }
 
@@ -297,7 +297,7 @@ impl Live {
     /// `report` answers false when it cannot take a batch: those objects stay as they are until the
     /// next survey. Answers the batches put off and the objects the runtime said nothing of, or
     /// `None` when the slots are being released.
-    pub fn survey(
+    pub(crate) fn survey(
         &self,
         handles: &dyn Handles,
         condemned: u8,
@@ -339,14 +339,14 @@ impl Live {
     }
 
     /// Objects that are watched now.
-    pub fn watched(&self) -> u64 {
+    pub(crate) fn watched(&self) -> u64 {
         self.count.load(Ordering::Relaxed).into()
     }
 
     /// A survey, before which so many were watched, of what a collection of generation `condemned`
     /// can have touched took so much CPU time: makes the set smaller if that was more than its
     /// share of a pause. True when it did.
-    pub fn account(&self, watched: u64, spent_ns: u64, condemned: u8) -> bool {
+    pub(crate) fn account(&self, watched: u64, spent_ns: u64, condemned: u8) -> bool {
         let budget_ns = SURVEY_NS.max((self.limit() as u64).saturating_mul(OBJECT_NS));
         if spent_ns <= budget_ns {
             // What looks at the young ones only says nothing of the time that all take.
@@ -381,7 +381,11 @@ impl Live {
     /// lowers it when there is room again. Which level that is depends on how many keys are above
     /// each, so for an object that stays it does not matter where above its key was: that makes 1 /
     /// [`chance`](profiler_protocol::live::chance) unbiased.
-    pub fn keep(&self, handles: &dyn Handles, report: &mut dyn FnMut(SurveyResult<'_>) -> bool) {
+    pub(crate) fn keep(
+        &self,
+        handles: &dyn Handles,
+        report: &mut dyn FnMut(SurveyResult<'_>) -> bool,
+    ) {
         let (watched, allowed) = (self.count.load(Ordering::Relaxed) as usize, self.allowed());
         let untidy = self.untidy.load(Ordering::Relaxed) != 0;
         if watched <= allowed && !untidy {
@@ -529,7 +533,7 @@ impl Live {
     }
 
     /// Gives up all handles: nobody knows the samples any more. False while a survey is going on.
-    pub fn release_all(&self, handles: &dyn Handles) -> bool {
+    pub(crate) fn release_all(&self, handles: &dyn Handles) -> bool {
         if self.busy.swap(1, Ordering::Acquire) != 0 {
             return false;
         }

@@ -15,27 +15,27 @@ use profiler_protocol::record::NOT_NOW;
 const CORE_LIBRARY: &str = "System.Private.CoreLib.dll";
 
 /// A method body, named.
-pub struct NamedMethod {
+pub(crate) struct NamedMethod {
     /// Full name.
-    pub name: NameText,
+    pub(crate) name: NameText,
     /// Module's simple file name.
-    pub module: NameText,
+    pub(crate) module: NameText,
     /// ModuleID.
-    pub module_id: usize,
+    pub(crate) module_id: usize,
     /// MethodDef token; 0 for dynamic methods.
-    pub token: u32,
+    pub(crate) token: u32,
     /// True for dynamic methods.
-    pub dynamic: bool,
+    pub(crate) dynamic: bool,
     /// True when its code can never be unloaded, and neither can what shares its code heap.
-    pub lasting: bool,
+    pub(crate) lasting: bool,
     /// Code of the body that was asked about.
-    pub ranges: [CodeRange; 8],
+    pub(crate) ranges: [CodeRange; 8],
     /// How many of them.
-    pub range_count: usize,
+    pub(crate) range_count: usize,
 }
 
 /// Names things for one runtime.
-pub struct Namer {
+pub(crate) struct Namer {
     info: Info,
     types: TypeNamer,
     owners: Owners,
@@ -87,7 +87,7 @@ impl Owners {
 impl Namer {
     /// For this runtime.
     #[must_use]
-    pub fn new(info: Info) -> Self {
+    pub(crate) fn new(info: Info) -> Self {
         Self { info, types: TypeNamer { info }, owners: Owners::default() }
     }
 
@@ -95,7 +95,7 @@ impl Namer {
     ///
     /// # Errors
     /// The runtime's HRESULT: no managed code there (any more).
-    pub fn method(&self, address: usize, out: &mut NamedMethod) -> Result<(), i32> {
+    pub(crate) fn method(&self, address: usize, out: &mut NamedMethod) -> Result<(), i32> {
         let (function, rejit) = self.info.function_at(address)?;
         out.name.clear();
         out.module.clear();
@@ -182,7 +182,7 @@ impl Namer {
 
     /// Calls `each` with the place of every image that is never unloaded: (base, bytes). Its
     /// ReadyToRun code is in there.
-    pub fn lasting_images(&self, mut each: impl FnMut(usize, usize)) {
+    pub(crate) fn lasting_images(&self, mut each: impl FnMut(usize, usize)) {
         self.info.each_module(|module| {
             let mut name: NameBuffer = [0; 512];
             let module = self.info.module(module, &mut name);
@@ -223,7 +223,12 @@ impl Namer {
 
     /// A class as a type argument or an allocated type is written, its module and that one's
     /// ModuleID (0: the runtime does not say). `None` when it does not know the class.
-    pub fn class(&self, class: usize, name: &mut NameText, module: &mut NameText) -> Option<usize> {
+    pub(crate) fn class(
+        &self,
+        class: usize,
+        name: &mut NameText,
+        module: &mut NameText,
+    ) -> Option<usize> {
         let module_id = self.home(class, module, 0);
         self.types.class_id(name, class, Style::Argument, 0);
         (!name.is_empty()).then_some(module_id)
@@ -259,7 +264,7 @@ impl Namer {
 }
 
 /// All code of a function, as (start, bytes) words in `bytes`: for a method that goes away.
-pub fn code_of(info: Info, function: usize, bytes: &mut [u8; 256]) -> &[u8] {
+pub(crate) fn code_of(info: Info, function: usize, bytes: &mut [u8; 256]) -> &[u8] {
     let mut starts = [0usize; 32];
     let bodies = info.bodies(function, 0, &mut starts);
     let mut used = 0usize;
@@ -281,7 +286,7 @@ pub fn code_of(info: Info, function: usize, bytes: &mut [u8; 256]) -> &[u8] {
 impl NamedMethod {
     /// Nothing yet.
     #[must_use]
-    pub const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self {
             name: NameText::new(),
             module: NameText::new(),

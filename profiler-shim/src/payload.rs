@@ -4,7 +4,7 @@
 use crate::text::BoundedText;
 
 /// Bytes of a payload that are looked at.
-pub const MOST_PAYLOAD: u32 = 1 << 16;
+pub(crate) const MOST_PAYLOAD: u32 = 1 << 16;
 
 /// Reads a packed little-endian payload from the front.
 pub(crate) struct Payload<'a>(pub(crate) &'a [u8]);

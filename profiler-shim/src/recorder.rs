@@ -14,7 +14,7 @@ const LOOKS_OF_LOCK: u64 = 64;
 /// True while the recorder holds its lock.
 #[must_use]
 #[inline(never)]
-pub fn lives(info: Info) -> bool {
+pub(crate) fn lives(info: Info) -> bool {
     let mut path = [0; LOCK_PATH_BYTES + 2];
     syscall::is_locked(info.lock_in_environment(&mut path))
 }
@@ -23,7 +23,7 @@ pub fn lives(info: Info) -> bool {
 /// [`START_WAIT_NS`] are over.
 #[must_use]
 #[inline(never)]
-pub fn wait_at_start(info: Info, answer: &dyn Fn() -> u64) -> u64 {
+pub(crate) fn wait_at_start(info: Info, answer: &dyn Fn() -> u64) -> u64 {
     let until = syscall::now_ns().saturating_add(START_WAIT_NS);
     // The number of looks ends it where a seccomp filter denies the clock.
     for look in 0..START_WAIT_NS / LOOK_NS {
@@ -41,6 +41,6 @@ pub fn wait_at_start(info: Info, answer: &dyn Fn() -> u64) -> u64 {
 
 /// True for the first of some looks, at which the lock is looked at too.
 #[must_use]
-pub fn is_due(look: u64) -> bool {
+pub(crate) fn is_due(look: u64) -> bool {
     look.is_multiple_of(LOOKS_OF_LOCK)
 }

@@ -16,18 +16,18 @@ const NAME: &core::ffi::CStr = c"perfusion-shim";
 /// Lives in a page of its own that a forked child sees zeroed: there, nothing may touch the region,
 /// which is not mapped.
 #[repr(C)]
-pub struct Guard {
+pub(crate) struct Guard {
     /// 1 while the region may be touched (never in a forked child, nor after the instance has said
     /// goodbye).
-    pub alive: AtomicU32,
+    pub(crate) alive: AtomicU32,
     /// 1 while somebody listens: the event path does nothing else.
-    pub listening: AtomicU32,
+    pub(crate) listening: AtomicU32,
 }
 
 const GUARD_BYTES: usize = 4096;
 
 /// The mapped region and its guard.
-pub struct RegionMapping {
+pub(crate) struct RegionMapping {
     memory: NonNull<c_void>,
     bytes: usize,
     guard: NonNull<c_void>,
@@ -36,7 +36,7 @@ pub struct RegionMapping {
 impl RegionMapping {
     /// Makes both.
     #[must_use]
-    pub fn new(geometry: Geometry) -> Option<Self> {
+    pub(crate) fn new(geometry: Geometry) -> Option<Self> {
         let bytes = usize::try_from(geometry.region_bytes()).ok()?;
         let memory = syscall::map_sealed_memfd(NAME, bytes, bytes)?;
         let Some(guard) = syscall::map_private(GUARD_BYTES, true) else {
@@ -53,7 +53,7 @@ impl RegionMapping {
     /// The caller keeps the mapping until the last use of what it gets: [`RegionMapping::unmap`]
     /// comes after that.
     #[must_use]
-    pub unsafe fn region(&self, geometry: Geometry) -> Option<ProducerRegion<'static>> {
+    pub(crate) unsafe fn region(&self, geometry: Geometry) -> Option<ProducerRegion<'static>> {
         let words = self.memory.cast::<AtomicU64>();
         // SAFETY: `bytes` bytes of readable and writable memory, page-aligned; other processes
         // change it, hence atomics. The seals keep the file from shrinking under the mapping.
@@ -66,7 +66,7 @@ impl RegionMapping {
     /// # Safety
     /// As [`RegionMapping::region`].
     #[must_use]
-    pub unsafe fn guard(&self) -> &'static Guard {
+    pub(crate) unsafe fn guard(&self) -> &'static Guard {
         // SAFETY: a zeroed page, of which a `Guard` is the first 8 bytes; all its bit patterns are
         // valid.
         unsafe { self.guard.cast::<Guard>().as_ref() }
@@ -76,7 +76,7 @@ impl RegionMapping {
     ///
     /// # Safety
     /// Nothing that came from `region` or `guard` is used any more, by any thread.
-    pub unsafe fn unmap(&self) {
+    pub(crate) unsafe fn unmap(&self) {
         // SAFETY: from `Mapping::new`; the caller's promise.
         unsafe { syscall::unmap(self.memory, self.bytes) };
         // SAFETY: as above.
@@ -86,7 +86,7 @@ impl RegionMapping {
 
 /// The memory of exact mode, which is never given back: a main profiler that sees allocations stays
 /// until the process ends (0x80131372).
-pub mod lasting {
+pub(crate) mod lasting {
     use super::{AtomicU64, GUARD_BYTES, LEAST_ADDRESS_SPACE, NonNull, c_void, syscall};
     use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -100,17 +100,21 @@ pub mod lasting {
     /// True where there is so little address space that the process would lack what exact mode
     /// takes.
     #[must_use]
-    pub fn is_scarce() -> bool {
+    pub(crate) fn is_scarce() -> bool {
         syscall::address_space() < LEAST_ADDRESS_SPACE
     }
 
     /// Words of a sealed memfd from its beginning on, which nobody has touched yet.
-    pub struct TableMemory(&'static [AtomicU64]);
+    pub(crate) struct TableMemory(&'static [AtomicU64]);
 
     /// A sealed memfd of so many words, of which the first `mapped` are there; not in a forked
     /// child.
     #[must_use]
-    pub fn shared(name: &core::ffi::CStr, count: usize, mapped: usize) -> Option<TableMemory> {
+    pub(crate) fn shared(
+        name: &core::ffi::CStr,
+        count: usize,
+        mapped: usize,
+    ) -> Option<TableMemory> {
         let memory =
             syscall::map_sealed_memfd(name, count.checked_mul(8)?, mapped.checked_mul(8)?)?;
         // SAFETY: just mapped with this size, zeroed; nobody unmaps it.
@@ -121,7 +125,7 @@ pub mod lasting {
         /// Those before word `second`, which are open, and rooms from there to word `third` and
         /// from there to the end.
         #[must_use]
-        pub fn in_parts(
+        pub(crate) fn in_parts(
             self,
             second: usize,
             third: usize,
@@ -145,14 +149,14 @@ pub mod lasting {
     /// So many words, all of them open.
     #[inline(never)]
     #[must_use]
-    pub fn whole(count: usize) -> Option<&'static [AtomicU64]> {
+    pub(crate) fn whole(count: usize) -> Option<&'static [AtomicU64]> {
         let memory = syscall::map_private(count.checked_mul(8)?, false)?;
         // SAFETY: just mapped with this size, zeroed; nobody unmaps it.
         Some(unsafe { words(memory, count) })
     }
 
     /// Address space for words, of which those that are needed are opened, in steps.
-    pub struct GrowableWords {
+    pub(crate) struct GrowableWords {
         memory: NonNull<c_void>,
         most: usize,
         /// How many words are open. Stored with release once they are, loaded with acquire by
@@ -172,7 +176,7 @@ pub mod lasting {
         /// is so small that the app would lack what is reserved here, or the kernel refuses.
         #[inline(never)]
         #[must_use]
-        pub fn new(most: usize, least: usize) -> Self {
+        pub(crate) fn new(most: usize, least: usize) -> Self {
             let is_limited = most > least && syscall::is_address_space_limited();
             let wanted = if is_limited { [least, 0] } else { [most, least] };
             let is_scarce = is_scarce();
@@ -188,14 +192,14 @@ pub mod lasting {
         /// Words there could be.
         #[inline]
         #[must_use]
-        pub fn most(&self) -> usize {
+        pub(crate) fn most(&self) -> usize {
             self.most
         }
 
         /// Those that are open.
         #[inline]
         #[must_use]
-        pub fn words(&self) -> &'static [AtomicU64] {
+        pub(crate) fn words(&self) -> &'static [AtomicU64] {
             let open = self.open.load(Ordering::Relaxed);
             // SAFETY: so many are open, none of them where there is no memory, and none is ever
             // closed; zeroed at first.
@@ -205,7 +209,7 @@ pub mod lasting {
         /// Opens words until there are so many. False: there is no room, or no memory.
         #[inline]
         #[must_use]
-        pub fn opens(&self, count: usize) -> bool {
+        pub(crate) fn opens(&self, count: usize) -> bool {
             count <= self.open.load(Ordering::Acquire) || self.open_more(count)
         }
 
@@ -238,7 +242,7 @@ pub mod lasting {
 
     /// A page that a forked child sees zeroed.
     #[must_use]
-    pub fn guard() -> Option<&'static [AtomicU64]> {
+    pub(crate) fn guard() -> Option<&'static [AtomicU64]> {
         let memory = syscall::map_private(GUARD_BYTES, true)?;
         // SAFETY: just mapped with this size, zeroed; nobody unmaps it.
         Some(unsafe { words(memory, GUARD_BYTES / 8) })

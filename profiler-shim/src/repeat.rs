@@ -8,7 +8,7 @@ const SLOTS: usize = 4096;
 
 /// The last allocation of each thread, by its control block. Two threads that share a slot can at
 /// worst let a repeat through, and only while both allocate samples within the same microseconds.
-pub struct LastAllocations {
+pub(crate) struct LastAllocations {
     last: [AtomicU64; SLOTS],
 }
 
@@ -16,7 +16,7 @@ impl LastAllocations {
     /// True when the thread with this control block ([`crate::machine::thread_block`]: its id would
     /// cost a system call) saw this very object just before. Between two collections no address is
     /// given out twice, so (thread, address, collections so far) names an allocation.
-    pub fn is_repeat(&self, thread: usize, address: u64, collections: u32) -> bool {
+    pub(crate) fn is_repeat(&self, thread: usize, address: u64, collections: u32) -> bool {
         let thread = mix(thread as u64);
         let Some(slot) = self.last.get(thread as usize % SLOTS) else { return false };
         let name = mix(address ^ thread.wrapping_add(u64::from(collections))) | 1;
@@ -30,7 +30,7 @@ impl LastAllocations {
 const SAME_EVENT_NS: u64 = 500;
 
 /// The last exception of each thread, or its last wait for a lock, by the thread id's low bits.
-pub struct LastEvents {
+pub(crate) struct LastEvents {
     last: [LastEvent; MOMENTS],
 }
 
@@ -46,7 +46,7 @@ struct LastEvent {
 impl LastEvents {
     /// True when `thread` had the same, as `name` says, a moment before `now_ns`: neither has an
     /// identity of its own.
-    pub fn is_repeat(&self, thread: u32, name: u64, now_ns: u64) -> bool {
+    pub(crate) fn is_repeat(&self, thread: u32, name: u64, now_ns: u64) -> bool {
         let Some(last) = self.last.get(thread as usize % MOMENTS) else { return false };
         // Relaxed: the slot is this thread's own but for collisions, which need no order.
         last.name.swap(name, Ordering::Relaxed) == name
@@ -54,7 +54,7 @@ impl LastEvents {
     }
 
     /// The one of `thread` has been dealt with.
-    pub fn done(&self, thread: u32, now_ns: u64) {
+    pub(crate) fn done(&self, thread: u32, now_ns: u64) {
         if let Some(last) = self.last.get(thread as usize % MOMENTS) {
             last.at_ns.store(now_ns, Ordering::Relaxed);
         }
@@ -63,7 +63,7 @@ impl LastEvents {
 
 /// Spreads a number over 64 bits (the finalizer of MurmurHash3).
 #[must_use]
-pub fn mix(mut n: u64) -> u64 {
+pub(crate) fn mix(mut n: u64) -> u64 {
     n ^= n >> 33;
     n = n.wrapping_mul(0xff51_afd7_ed55_8ccd);
     n ^= n >> 33;
@@ -72,7 +72,7 @@ pub fn mix(mut n: u64) -> u64 {
 }
 
 /// Collections whose start was reported and whose end was not.
-pub struct OpenCollections {
+pub(crate) struct OpenCollections {
     newest: AtomicU64,
     open: [AtomicU64; 8],
 }
@@ -84,7 +84,7 @@ impl OpenCollections {
     }
 
     /// True when this is the first report of the start of collection `number`. Numbers only grow.
-    pub fn started(&self, number: u32) -> bool {
+    pub(crate) fn started(&self, number: u32) -> bool {
         let number = u64::from(number).wrapping_add(1);
         // Relaxed throughout: each word decides by itself.
         if self.newest.fetch_max(number, Ordering::Relaxed) >= number {
@@ -104,7 +104,7 @@ impl OpenCollections {
     }
 
     /// True when this is the first report of the end of collection `number`.
-    pub fn ended(&self, number: u32) -> bool {
+    pub(crate) fn ended(&self, number: u32) -> bool {
         let number = u64::from(number).wrapping_add(1);
         self.open.iter().any(|slot| {
             slot.compare_exchange(number, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()

@@ -74,17 +74,33 @@ struct ServiceThread<'a> {
     withheld: bool,
     /// When an answer was withheld last.
     withheld_ns: u64,
-    /// Units of the ring that had been written when that was looked at last, and when it was found
-    /// to have changed.
+    activity: RingActivity,
+}
+
+/// When the ring was written to.
+#[derive(Default)]
+struct RingActivity {
+    /// Units that had been written when that was looked at last.
     written: u64,
-    written_ns: u64,
+    /// When that was found to have changed.
+    changed_ns: u64,
+}
+
+impl RingActivity {
+    /// True when nothing has been written for a while.
+    fn is_silent(&mut self, written: u64, now_ns: u64) -> bool {
+        if self.written != written {
+            *self = Self { written, changed_ns: now_ns };
+        }
+        now_ns.saturating_sub(self.changed_ns) > SILENT_AFTER_NS
+    }
 }
 
 /// Hears the name of a type: ClassID, ModuleID, name and module.
-pub type TypeNamed = fn(usize, usize, &str, &str);
+pub(crate) type TypeNamed = fn(usize, usize, &str, &str);
 
 /// The thread's whole life. Returns when the process ends or the detach is under way.
-pub fn run(instance: &Instance, type_named: Option<TypeNamed>) {
+pub(crate) fn run(instance: &Instance, type_named: Option<TypeNamed>) {
     ring();
     let Some(info) = instance.info() else { return };
     let mut service = ServiceThread {
@@ -102,8 +118,7 @@ pub fn run(instance: &Instance, type_named: Option<TypeNamed>) {
         images_ns: 0,
         withheld: false,
         withheld_ns: 0,
-        written: 0,
-        written_ns: 0,
+        activity: RingActivity::default(),
     };
     // Stacks of threads that sleep are older than the attach; what they are in is mostly images.
     service.note_images();
@@ -153,11 +168,7 @@ impl ServiceThread<'_> {
 
     /// True when nothing has been written for a while, answers to questions among it.
     fn is_silent(&mut self) -> bool {
-        let (written, now_ns) = (self.instance.region().reserved(), syscall::now_ns());
-        if self.written != written {
-            (self.written, self.written_ns) = (written, now_ns);
-        }
-        now_ns.saturating_sub(self.written_ns) > SILENT_AFTER_NS
+        self.activity.is_silent(self.instance.region().reserved(), syscall::now_ns())
     }
 
     fn is_in_a_hurry(&self) -> bool {

@@ -1,42 +1,42 @@
 //! Method signatures (ECMA-335 II.23.2): a reader with bounds, and C# words for the simple types.
 
 /// Element types (ECMA-335 II.23.1.16).
-pub mod element {
+pub(crate) mod element {
     /// `T*`
-    pub const PTR: u8 = 0x0f;
+    pub(crate) const PTR: u8 = 0x0f;
     /// `ref T`
-    pub const BYREF: u8 = 0x10;
+    pub(crate) const BYREF: u8 = 0x10;
     /// A value type by token.
-    pub const VALUETYPE: u8 = 0x11;
+    pub(crate) const VALUETYPE: u8 = 0x11;
     /// A class by token.
-    pub const CLASS: u8 = 0x12;
+    pub(crate) const CLASS: u8 = 0x12;
     /// A type parameter of the class.
-    pub const VAR: u8 = 0x13;
+    pub(crate) const VAR: u8 = 0x13;
     /// An array with rank and bounds.
-    pub const ARRAY: u8 = 0x14;
+    pub(crate) const ARRAY: u8 = 0x14;
     /// A generic type with its arguments.
-    pub const GENERICINST: u8 = 0x15;
+    pub(crate) const GENERICINST: u8 = 0x15;
     /// A function pointer.
-    pub const FNPTR: u8 = 0x1b;
+    pub(crate) const FNPTR: u8 = 0x1b;
     /// `T[]`
-    pub const SZARRAY: u8 = 0x1d;
+    pub(crate) const SZARRAY: u8 = 0x1d;
     /// A type parameter of the method.
-    pub const MVAR: u8 = 0x1e;
+    pub(crate) const MVAR: u8 = 0x1e;
     /// Required modifier.
-    pub const CMOD_REQD: u8 = 0x1f;
+    pub(crate) const CMOD_REQD: u8 = 0x1f;
     /// Optional modifier.
-    pub const CMOD_OPT: u8 = 0x20;
+    pub(crate) const CMOD_OPT: u8 = 0x20;
     /// A pointer of the runtime's own (only in dynamic methods).
-    pub const INTERNAL: u8 = 0x21;
+    pub(crate) const INTERNAL: u8 = 0x21;
     /// Before the variable arguments.
-    pub const SENTINEL: u8 = 0x41;
+    pub(crate) const SENTINEL: u8 = 0x41;
     /// A pinned local.
-    pub const PINNED: u8 = 0x45;
+    pub(crate) const PINNED: u8 = 0x45;
 }
 
 /// The C# word for a simple element type.
 #[must_use]
-pub const fn simple(element: u8) -> Option<&'static str> {
+pub(crate) const fn simple(element: u8) -> Option<&'static str> {
     Some(match element {
         0x01 => "void",
         0x02 => "bool",
@@ -85,7 +85,7 @@ const WORDS: &[(&str, &str)] = &[
 
 /// The C# word for a type's full name.
 #[must_use]
-pub fn word(full_name: &[u16]) -> Option<&'static str> {
+pub(crate) fn word(full_name: &[u16]) -> Option<&'static str> {
     WORDS
         .iter()
         .find(|(name, _)| name.encode_utf16().eq(full_name.iter().copied()))
@@ -94,18 +94,18 @@ pub fn word(full_name: &[u16]) -> Option<&'static str> {
 
 /// Reads a signature from the front.
 #[derive(Clone, Copy)]
-pub struct SignatureReader<'a>(pub &'a [u8]);
+pub(crate) struct SignatureReader<'a>(pub &'a [u8]);
 
 impl SignatureReader<'_> {
     /// The next byte.
-    pub fn byte(&mut self) -> Option<u8> {
+    pub(crate) fn byte(&mut self) -> Option<u8> {
         let (first, rest) = self.0.split_first()?;
         self.0 = rest;
         Some(*first)
     }
 
     /// A compressed number (II.23.2): 1, 2 or 4 bytes, big-endian.
-    pub fn number(&mut self) -> Option<u32> {
+    pub(crate) fn number(&mut self) -> Option<u32> {
         let first = self.byte()?;
         let more = if first & 0x80 == 0 {
             return Some(u32::from(first));
@@ -120,7 +120,7 @@ impl SignatureReader<'_> {
     }
 
     /// A TypeDefOrRefOrSpec token (II.23.2.8).
-    pub fn token(&mut self) -> Option<u32> {
+    pub(crate) fn token(&mut self) -> Option<u32> {
         let coded = self.number()?;
         let table = match coded & 3 {
             0 => 0x0200_0000,
@@ -132,7 +132,7 @@ impl SignatureReader<'_> {
     }
 
     /// A pointer.
-    pub fn pointer(&mut self) -> Option<u64> {
+    pub(crate) fn pointer(&mut self) -> Option<u64> {
         let (bytes, rest) = self.0.split_first_chunk::<8>()?;
         self.0 = rest;
         Some(u64::from_le_bytes(*bytes))
@@ -141,7 +141,7 @@ impl SignatureReader<'_> {
 
 /// Splits `` Name`2 `` into the name and its number of type parameters.
 #[must_use]
-pub fn arity(name: &[u16]) -> (&[u16], usize) {
+pub(crate) fn arity(name: &[u16]) -> (&[u16], usize) {
     let Some(tick) = name.iter().rposition(|u| *u == u16::from(b'`')) else { return (name, 0) };
     let (front, digits) = name.split_at_checked(tick).unwrap_or((name, &[]));
     let mut number = 0usize;
@@ -160,7 +160,7 @@ pub fn arity(name: &[u16]) -> (&[u16], usize) {
 /// A name without its namespace. Compiler-made names may hold dots inside `<…>`; those do not
 /// count.
 #[must_use]
-pub fn without_namespace(name: &[u16]) -> &[u16] {
+pub(crate) fn without_namespace(name: &[u16]) -> &[u16] {
     let angle = name.iter().position(|u| *u == u16::from(b'<')).unwrap_or(name.len());
     let dot = name.iter().take(angle).rposition(|u| *u == u16::from(b'.'));
     dot.and_then(|d| name.get(d.wrapping_add(1)..)).unwrap_or(name)

@@ -8,26 +8,26 @@ const PAGE: usize = 4096;
 
 /// Copies are at most this long, bytes: a record holds 128 KiB. What a stack does not have costs
 /// nothing.
-pub const LIMIT: usize = 127 * 1024;
+pub(crate) const LIMIT: usize = 127 * 1024;
 
 /// How much of a stack to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StackExtent {
+pub(crate) struct StackExtent {
     /// From here (the stack pointer).
-    pub from: usize,
+    pub(crate) from: usize,
     /// This many bytes, a multiple of 8.
-    pub bytes: usize,
+    pub(crate) bytes: usize,
     /// The limit ended it.
-    pub limited: bool,
+    pub(crate) limited: bool,
     /// Memory ended before the thread's stack did.
-    pub cut: bool,
+    pub(crate) cut: bool,
 }
 
 /// The part of this thread's stack from `sp` up that exists, at most `limit` bytes. Each further
 /// page is asked of the kernel (about 60 ns), so no stack layout can make the copy fault: pages
 /// above a live frame do not go away while it runs.
 #[must_use]
-pub fn extent(sp: usize, limit: usize) -> StackExtent {
+pub(crate) fn extent(sp: usize, limit: usize) -> StackExtent {
     let limit = limit.min(LIMIT) & !7;
     let from = sp & !7;
     // A thread's own control block ends its stack; the main thread's lies elsewhere and says
@@ -47,7 +47,7 @@ pub fn extent(sp: usize, limit: usize) -> StackExtent {
 }
 
 /// Copies `extent` into the runs of ring memory that were reserved for it.
-pub fn copy(extent: StackExtent, runs: [&[AtomicU64]; 2]) {
+pub(crate) fn copy(extent: StackExtent, runs: [&[AtomicU64]; 2]) {
     let mut from = extent.from;
     let mut left = extent.bytes / 8;
     for run in runs {

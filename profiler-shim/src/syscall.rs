@@ -15,14 +15,14 @@ use core::sync::atomic::AtomicU32;
 
 /// CLOCK_MONOTONIC, nanoseconds.
 #[must_use]
-pub fn now_ns() -> u64 {
+pub(crate) fn now_ns() -> u64 {
     vdso::monotonic().map_or_else(|| clock_of_the_kernel(1), nanoseconds)
 }
 
 /// CPU time of this thread (CLOCK_THREAD_CPUTIME_ID), nanoseconds; 0 where the kernel does not
 /// tell.
 #[must_use]
-pub fn thread_cpu_ns() -> u64 {
+pub(crate) fn thread_cpu_ns() -> u64 {
     clock_of_the_kernel(3)
 }
 
@@ -30,7 +30,7 @@ pub fn thread_cpu_ns() -> u64 {
 /// clock is its id inverted, then CPUCLOCK_PERTHREAD and CPUCLOCK_SCHED
 /// (include/linux/posix-timers_types.h).
 #[must_use]
-pub fn cpu_ns_of(thread: u32) -> u64 {
+pub(crate) fn cpu_ns_of(thread: u32) -> u64 {
     let id = !thread.cast_signed() << 3 | 4 | 2;
     clock_of_the_kernel(id as usize)
 }
@@ -53,7 +53,7 @@ fn nanoseconds(time: Timespec) -> u64 {
 /// True while somebody holds an exclusive `flock` on the file at this path. False too where there
 /// is none, or no system call to ask with.
 #[must_use]
-pub fn is_locked(path: &core::ffi::CStr) -> bool {
+pub(crate) fn is_locked(path: &core::ffi::CStr) -> bool {
     const AT_FDCWD: usize = -100isize as usize;
     const RDONLY_NONBLOCK_CLOEXEC: usize = 0o4000 | 0o2000000;
     const SHARED_NONBLOCK: usize = 1 | 4;
@@ -71,7 +71,7 @@ pub fn is_locked(path: &core::ffi::CStr) -> bool {
 
 /// This thread's id, as the process sees it.
 #[must_use]
-pub fn thread_id() -> u32 {
+pub(crate) fn thread_id() -> u32 {
     // SAFETY: takes nothing, changes nothing.
     let id = unsafe { call(GETTID, 0, 0, 0, 0, 0, 0) };
     u32::try_from(id).unwrap_or(0)
@@ -79,7 +79,7 @@ pub fn thread_id() -> u32 {
 
 /// This process's id, as it sees itself.
 #[must_use]
-pub fn process_id() -> u32 {
+pub(crate) fn process_id() -> u32 {
     // SAFETY: takes nothing, changes nothing.
     let id = unsafe { call(GETPID, 0, 0, 0, 0, 0, 0) };
     u32::try_from(id).unwrap_or(0)
@@ -87,7 +87,7 @@ pub fn process_id() -> u32 {
 
 /// A random number; the clock where the kernel gives none.
 #[must_use]
-pub fn random() -> u64 {
+pub(crate) fn random() -> u64 {
     let mut word = 0u64;
     // SAFETY: writes at most the 8 bytes of `word`. Flag 1: do not block.
     let got = unsafe { call(GETRANDOM, (&raw mut word).addr(), 8, 1, 0, 0, 0) };
@@ -95,7 +95,7 @@ pub fn random() -> u64 {
 }
 
 /// Sleeps for `ns` nanoseconds, or less when a signal comes.
-pub fn sleep_ns(ns: u64) {
+pub(crate) fn sleep_ns(ns: u64) {
     let time = timespec(ns);
     // SAFETY: reads one timespec, which lives here; the remainder is not asked for.
     unsafe { call(NANOSLEEP, (&raw const time).addr(), 0, 0, 0, 0, 0) };
@@ -109,7 +109,7 @@ fn timespec(ns: u64) -> Timespec {
 }
 
 /// Sleeps while `word` is `value`, at most `ns` nanoseconds.
-pub fn wait(word: &AtomicU32, value: u32, ns: u64) {
+pub(crate) fn wait(word: &AtomicU32, value: u32, ns: u64) {
     let time = timespec(ns);
     // SAFETY: `word` and `time` live as long as the call. 128 is FUTEX_WAIT_PRIVATE.
     unsafe {
@@ -118,7 +118,7 @@ pub fn wait(word: &AtomicU32, value: u32, ns: u64) {
 }
 
 /// Wakes whoever waits for `word`.
-pub fn wake(word: &AtomicU32) {
+pub(crate) fn wake(word: &AtomicU32) {
     // SAFETY: `word` is only used as a key. 129 is FUTEX_WAKE_PRIVATE.
     unsafe { call(FUTEX, word.as_ptr().addr(), 129, i32::MAX as usize, 0, 0, 0) };
 }
@@ -127,7 +127,7 @@ pub fn wake(word: &AtomicU32) {
 /// `rt_sigprocmask` copies the new mask from user memory first (kernel/signal.c,
 /// `SYSCALL_DEFINE4(rt_sigprocmask)`) and only then refuses a bad `how`.
 #[must_use]
-pub fn readable(address: usize) -> bool {
+pub(crate) fn readable(address: usize) -> bool {
     const EINVAL: isize = -22;
     // SAFETY: `how` is invalid, so nothing is changed whatever the address holds.
     let answer = unsafe { call(RT_SIGPROCMASK, usize::MAX, address, 0, 8, 0, 0) };
@@ -136,7 +136,7 @@ pub fn readable(address: usize) -> bool {
 
 /// The word at `address`, if it can be read.
 #[must_use]
-pub fn read_word(address: usize) -> Option<u64> {
+pub(crate) fn read_word(address: usize) -> Option<u64> {
     if address & 7 != 0 || !readable(address) {
         return None;
     }
@@ -158,7 +158,7 @@ fn map(bytes: usize, flags: usize, file: usize) -> Option<NonNull<c_void>> {
 
 /// Fresh private memory, zeroed; in a forked child it reads as zeros again when `wiped_in_child`.
 #[must_use]
-pub fn map_private(bytes: usize, wiped_in_child: bool) -> Option<NonNull<c_void>> {
+pub(crate) fn map_private(bytes: usize, wiped_in_child: bool) -> Option<NonNull<c_void>> {
     const MADV_WIPEONFORK: usize = 18;
     const PRIVATE_ANONYMOUS: usize = 0x22;
     let memory = map(bytes, PRIVATE_ANONYMOUS, usize::MAX)?;
@@ -183,7 +183,7 @@ const MADV_DONTDUMP: usize = 16;
 /// Address space for as long as the process lives, without access: no dump gathers it, no
 /// `mlockall` fills it, and no forked child has it.
 #[must_use]
-pub fn reserve(bytes: usize) -> Option<NonNull<c_void>> {
+pub(crate) fn reserve(bytes: usize) -> Option<NonNull<c_void>> {
     const PRIVATE_ANONYMOUS_NORESERVE: usize = 0x4022;
     let memory = map(bytes, PRIVATE_ANONYMOUS_NORESERVE, usize::MAX)?;
     for advice in [MADV_DONTFORK, MADV_DONTDUMP] {
@@ -200,7 +200,7 @@ pub fn reserve(bytes: usize) -> Option<NonNull<c_void>> {
 /// # Safety
 /// `address` and `bytes` are within one such mapping, of which nobody has touched this part.
 #[must_use]
-pub unsafe fn shut(address: usize, bytes: usize) -> bool {
+pub(crate) unsafe fn shut(address: usize, bytes: usize) -> bool {
     // SAFETY: the caller's promise. PROT_NONE. Where pages are larger than the address says,
     // nothing changes.
     let answer = unsafe { call(MPROTECT, address, bytes, 0, 0, 0, 0) };
@@ -214,7 +214,7 @@ pub unsafe fn shut(address: usize, bytes: usize) -> bool {
 /// `address` is a multiple of a page's bytes, and so is `bytes` unless it goes to the mapping's
 /// end; both are within one such mapping.
 #[must_use]
-pub unsafe fn open(address: usize, bytes: usize) -> bool {
+pub(crate) unsafe fn open(address: usize, bytes: usize) -> bool {
     // SAFETY: the caller's promise. PROT_READ|PROT_WRITE.
     let answer = unsafe { call(MPROTECT, address, bytes, 3, 0, 0, 0) };
     answer == 0
@@ -222,7 +222,7 @@ pub unsafe fn open(address: usize, bytes: usize) -> bool {
 
 /// True where a mapping of 1 TiB is refused: address space is limited.
 #[must_use]
-pub fn is_address_space_limited() -> bool {
+pub(crate) fn is_address_space_limited() -> bool {
     const MUCH: usize = 1 << 40;
     let Some(memory) = reserve(MUCH) else { return true };
     // SAFETY: the mapping just made, which nobody else knows.
@@ -232,7 +232,7 @@ pub fn is_address_space_limited() -> bool {
 
 /// Most bytes of address space the process may have (RLIMIT_AS).
 #[must_use]
-pub fn address_space() -> usize {
+pub(crate) fn address_space() -> usize {
     limit(9)
 }
 
@@ -256,7 +256,7 @@ fn pointer(address: isize) -> Option<NonNull<c_void>> {
 /// A sealed memfd of `bytes` (zeroed), of which the first `mapped` are mapped, shared and not
 /// inherited by forked children; no descriptor is kept.
 #[must_use]
-pub fn map_sealed_memfd(
+pub(crate) fn map_sealed_memfd(
     name: &core::ffi::CStr,
     bytes: usize,
     mapped: usize,
@@ -308,7 +308,7 @@ pub fn map_sealed_memfd(
 /// # Safety
 /// It came from `map_private` or `map_sealed_memfd` with this size, and nothing refers to it any
 /// more.
-pub unsafe fn unmap(memory: NonNull<c_void>, bytes: usize) {
+pub(crate) unsafe fn unmap(memory: NonNull<c_void>, bytes: usize) {
     // SAFETY: the caller's promise.
     unsafe { call(MUNMAP, memory.addr().get(), bytes, 0, 0, 0, 0) };
 }
@@ -317,7 +317,7 @@ pub unsafe fn unmap(memory: NonNull<c_void>, bytes: usize) {
 /// faulting instruction raises, and the real-time ones, since the runtime interrupts threads that
 /// run managed code with one (pal/src/exception/signal.cpp).
 #[must_use]
-pub fn block_signals() -> u64 {
+pub(crate) fn block_signals() -> u64 {
     // Bit n − 1 is signal n: 4 ILL, 5 TRAP, 7 BUS, 8 FPE, 11 SEGV stay open, and so do 32 and
     // above.
     const OPEN: u64 = 1 << 3 | 1 << 4 | 1 << 6 | 1 << 7 | 1 << 10 | !0 << 31;
@@ -328,19 +328,19 @@ pub fn block_signals() -> u64 {
 }
 
 /// Restores what [`block_signals`] answered.
-pub fn restore_signals(mask: u64) {
+pub(crate) fn restore_signals(mask: u64) {
     // SAFETY: reads one 8-byte mask, which lives here. 2 is SIG_SETMASK.
     unsafe { call(RT_SIGPROCMASK, 2, (&raw const mask).addr(), 0, 8, 0, 0) };
 }
 
 /// Names this thread (at most 15 bytes are kept).
-pub fn name_thread(name: &core::ffi::CStr) {
+pub(crate) fn name_thread(name: &core::ffi::CStr) {
     // SAFETY: reads a C string that lives as long as the call. 15 is PR_SET_NAME.
     unsafe { call(PRCTL, 15, name.as_ptr().addr(), 0, 0, 0, 0) };
 }
 
 /// A thread of our own: `pthread_t`.
-pub type PthreadId = usize;
+pub(crate) type PthreadId = usize;
 
 /// Its stack. It runs managed code, and musl's default of 128 KiB is not enough for that: the
 /// runtime gives its own threads 1.5 MiB there (`GetDefaultStackSizeSetting`, vm/threads.cpp). Only
@@ -369,7 +369,7 @@ unsafe extern "C" {
 ///
 /// # Safety
 /// `argument` is what `start` expects, and stays valid until [`join`].
-pub unsafe fn spawn(
+pub(crate) unsafe fn spawn(
     start: extern "C" fn(*mut c_void) -> *mut c_void,
     argument: *mut c_void,
 ) -> Option<PthreadId> {
@@ -397,13 +397,13 @@ pub unsafe fn spawn(
 ///
 /// # Safety
 /// `thread` came from [`spawn`], is joined once, and is not the caller.
-pub unsafe fn join(thread: PthreadId) {
+pub(crate) unsafe fn join(thread: PthreadId) {
     // SAFETY: the caller's promise; the result is not asked for.
     unsafe { pthread_join(thread, null_mut()) };
 }
 
 /// Runs `work` on a thread of its own and waits for its end. False when there was none to be had.
-pub fn run_apart<T: Sync>(work: fn(&T), argument: &T) -> bool {
+pub(crate) fn run_apart<T: Sync>(work: fn(&T), argument: &T) -> bool {
     struct ThreadCall<'a, T> {
         work: fn(&T),
         argument: &'a T,

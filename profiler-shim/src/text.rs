@@ -2,7 +2,7 @@
 //! character.
 
 /// At most `N` bytes of UTF-8.
-pub struct BoundedText<const N: usize> {
+pub(crate) struct BoundedText<const N: usize> {
     bytes: [u8; N],
     len: usize,
     cut: bool,
@@ -10,7 +10,7 @@ pub struct BoundedText<const N: usize> {
 
 /// A place in a text.
 #[derive(Clone, Copy, Debug)]
-pub struct TextMark {
+pub(crate) struct TextMark {
     len: usize,
     cut: bool,
 }
@@ -18,83 +18,66 @@ pub struct TextMark {
 impl<const N: usize> BoundedText<N> {
     /// Empty.
     #[must_use]
-    pub const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { bytes: [0; N], len: 0, cut: false }
     }
 
     /// Empties it.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.len = 0;
         self.cut = false;
     }
 
     /// What there is.
     #[must_use]
-    pub fn as_str(&self) -> &str {
+    pub(crate) fn as_str(&self) -> &str {
         let bytes = self.bytes.get(..self.len).unwrap_or(&[]);
         core::str::from_utf8(bytes).unwrap_or("")
     }
 
     /// True when nothing was written.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// True when something did not fit.
     #[must_use]
-    pub fn was_cut(&self) -> bool {
+    pub(crate) fn was_cut(&self) -> bool {
         self.cut
     }
 
     /// What there is now, for [`BoundedText::back_to`].
     #[must_use]
-    pub fn mark(&self) -> TextMark {
+    pub(crate) fn mark(&self) -> TextMark {
         TextMark { len: self.len, cut: self.cut }
     }
 
     /// Forgets everything since `mark` was taken.
-    pub fn back_to(&mut self, mark: TextMark) {
+    pub(crate) fn back_to(&mut self, mark: TextMark) {
         self.len = self.len.min(mark.len);
         self.cut = mark.cut;
     }
 
     /// Appends a character.
-    pub fn push(&mut self, character: char) {
+    pub(crate) fn push(&mut self, character: char) {
         append(&mut self.bytes, &mut self.len, &mut self.cut, character);
     }
 
     /// Appends a string.
-    pub fn push_str(&mut self, text: &str) {
+    pub(crate) fn push_str(&mut self, text: &str) {
         for character in text.chars() {
             self.push(character);
         }
     }
 
-    /// Appends a number in decimal.
-    pub fn push_number(&mut self, mut number: u64) {
-        let mut digits = [0u8; 20];
-        let mut used = 0usize;
-        for digit in digits.iter_mut().rev() {
-            *digit = b'0'.wrapping_add((number % 10) as u8);
-            number /= 10;
-            used = used.wrapping_add(1);
-            if number == 0 {
-                break;
-            }
-        }
-        for digit in digits.get(digits.len().wrapping_sub(used)..).unwrap_or(&[]) {
-            self.push(char::from(*digit));
-        }
-    }
-
     /// Appends UTF-16 up to its first zero; lone surrogates become U+FFFD.
-    pub fn push_utf16(&mut self, units: &[u16]) {
+    pub(crate) fn push_utf16(&mut self, units: &[u16]) {
         self.push_units(units.iter().copied());
     }
 
     /// The same, unit by unit.
-    pub fn push_units(&mut self, units: impl IntoIterator<Item = u16>) {
+    pub(crate) fn push_units(&mut self, units: impl IntoIterator<Item = u16>) {
         for character in char::decode_utf16(units.into_iter().take_while(|&unit| unit != 0)) {
             self.push(character.unwrap_or(char::REPLACEMENT_CHARACTER));
             if self.cut {
@@ -157,9 +140,5 @@ mod tests {
         let mut text = BoundedText::<32>::new();
         text.push_utf16(&[0x61, 0xd800, 0x62, 0xd83d, 0xde00, 0, 0x63]);
         assert_eq!(text.as_str(), "a\u{fffd}b😀");
-        text.clear();
-        text.push_number(0);
-        text.push_number(u64::MAX);
-        assert_eq!(text.as_str(), "018446744073709551615");
     }
 }

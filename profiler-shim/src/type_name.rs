@@ -6,7 +6,7 @@ use crate::signature::{SignatureReader, arity, element, simple, without_namespac
 use crate::text::BoundedText;
 
 /// A name in the making; a record takes 2,048 bytes.
-pub type NameText = BoundedText<2_040>;
+pub(crate) type NameText = BoundedText<2_040>;
 
 /// Types within types, and types around types, deeper than this are cut.
 pub(crate) const DEPTH: u32 = 8;

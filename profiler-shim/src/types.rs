@@ -10,7 +10,7 @@ const PROBES: u64 = 8;
 const NAMED: u64 = 1;
 
 /// An open hash table of ClassIDs.
-pub struct PendingTypes {
+pub(crate) struct PendingTypes {
     slots: [AtomicU64; SLOTS],
     waiting: AtomicU32,
 }
@@ -18,7 +18,7 @@ pub struct PendingTypes {
 impl PendingTypes {
     /// Notes a type. False when its neighbourhood was full and an older type had to go (which is
     /// then named again).
-    pub fn add(&self, type_id: u64) -> bool {
+    pub(crate) fn add(&self, type_id: u64) -> bool {
         let type_id = type_id & !NAMED;
         if type_id == 0 {
             return true;
@@ -46,7 +46,7 @@ impl PendingTypes {
     /// Calls `name` for each type not yet named; those for which it answers true are done. A type
     /// may be forgotten between the call and its look-up: the second argument tells whether it is
     /// still there.
-    pub fn name_waiting(&self, mut name: impl FnMut(u64, &dyn Fn() -> bool) -> bool) {
+    pub(crate) fn name_waiting(&self, mut name: impl FnMut(u64, &dyn Fn() -> bool) -> bool) {
         // Acquire: pairs with the release in `add`, which follows the slot's store.
         if self.waiting.swap(0, Ordering::AcqRel) == 0 {
             return;
@@ -72,7 +72,7 @@ impl PendingTypes {
     }
 
     /// Forgets all: a new listener knows none, and a module's ids die with it.
-    pub fn forget(&self) {
+    pub(crate) fn forget(&self) {
         for slot in &self.slots {
             slot.store(0, Ordering::Relaxed);
         }

@@ -11,18 +11,18 @@ use profiler_protocol::layout::Geometry;
 
 /// What the runtime holds a pointer to.
 #[repr(C)]
-pub struct ProfilerObject {
+pub(crate) struct ProfilerObject {
     vtable: &'static Vtable,
     references: AtomicU32,
     mapping: RegionMapping,
     /// The service thread, 0 for none.
     thread: AtomicUsize,
     /// The profiler.
-    pub instance: Instance,
+    pub(crate) instance: Instance,
 }
 
 /// Makes an object with one reference, whose callbacks are in that table, and its region.
-pub fn create(vtable: &'static Vtable) -> Option<NonNull<ProfilerObject>> {
+pub(crate) fn create(vtable: &'static Vtable) -> Option<NonNull<ProfilerObject>> {
     let memory = syscall::map_private(size_of::<ProfilerObject>(), false)?;
     let object = memory.cast::<ProfilerObject>().as_ptr();
     let Some(mapping) = RegionMapping::new(Geometry::DEFAULT) else {
@@ -56,19 +56,19 @@ pub fn create(vtable: &'static Vtable) -> Option<NonNull<ProfilerObject>> {
 ///
 /// # Safety
 /// `this` came from [`create`], and a reference is held.
-pub unsafe fn object<'a>(this: *mut c_void) -> &'a ProfilerObject {
+pub(crate) unsafe fn object<'a>(this: *mut c_void) -> &'a ProfilerObject {
     // SAFETY: the caller's promise. All that changes in an object is atomic.
     unsafe { &*this.cast::<ProfilerObject>() }
 }
 
 impl ProfilerObject {
     /// One more reference.
-    pub fn add_ref(&self) -> u32 {
+    pub(crate) fn add_ref(&self) -> u32 {
         self.references.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
 
     /// One less; true when it was the last.
-    pub fn release(&self) -> (u32, bool) {
+    pub(crate) fn release(&self) -> (u32, bool) {
         // AcqRel: whoever frees sees everything the others did.
         let before = self.references.fetch_sub(1, Ordering::AcqRel);
         (before.wrapping_sub(1), before == 1)
@@ -79,7 +79,10 @@ impl ProfilerObject {
     ///
     /// # Safety
     /// `main` takes an object.
-    pub unsafe fn start_thread(&self, main: extern "C" fn(*mut c_void) -> *mut c_void) -> bool {
+    pub(crate) unsafe fn start_thread(
+        &self,
+        main: extern "C" fn(*mut c_void) -> *mut c_void,
+    ) -> bool {
         let this = (&raw const *self).cast_mut().cast::<c_void>();
         // SAFETY: the caller's promise; the thread is joined before the object goes
         // (`join_thread`).
@@ -90,7 +93,7 @@ impl ProfilerObject {
     }
 
     /// Waits until the service thread has left the library's code.
-    pub fn join_thread(&self) {
+    pub(crate) fn join_thread(&self) {
         let thread: PthreadId = self.thread.swap(0, Ordering::AcqRel);
         if thread != 0 {
             // SAFETY: from `spawn`; the swap makes sure of once; only the runtime's detaching
@@ -104,7 +107,7 @@ impl ProfilerObject {
 ///
 /// # Safety
 /// No reference is left, and no thread is inside.
-pub unsafe fn destroy(this: *mut c_void) {
+pub(crate) unsafe fn destroy(this: *mut c_void) {
     let Some(memory) = NonNull::new(this) else { return };
     // SAFETY: the caller's promise: ours alone.
     let object = unsafe { object(this) };

@@ -3,11 +3,11 @@
 use crate::runtime::hresult::S_OK;
 
 /// Number of slots.
-pub const SLOTS: usize = 98;
+pub(crate) const SLOTS: usize = 98;
 
 /// A table of functions of whatever signature each slot has.
 #[repr(C)]
-pub struct Vtable([*const (); SLOTS]);
+pub(crate) struct Vtable([*const (); SLOTS]);
 
 // SAFETY: code addresses, never changed.
 unsafe impl Sync for Vtable {}

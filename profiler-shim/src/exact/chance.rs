@@ -14,18 +14,18 @@ const BITS: u32 = 12;
 /// The countdown of one thread: bytes left, and the state of its random numbers, 0 before the
 /// first.
 #[derive(Clone, Copy)]
-pub struct Chance<'a> {
+pub(crate) struct Chance<'a> {
     /// Bytes that are not chosen.
-    pub left: &'a AtomicU64,
+    pub(crate) left: &'a AtomicU64,
     /// State.
-    pub state: &'a AtomicU64,
+    pub(crate) state: &'a AtomicU64,
 }
 
 impl Chance<'_> {
     /// True when one of the next `bytes` bytes may be chosen; else they have been counted.
     #[inline]
     #[must_use]
-    pub fn is_near(self, bytes: u64) -> bool {
+    pub(crate) fn is_near(self, bytes: u64) -> bool {
         let left = self.left.load(Ordering::Relaxed);
         if left < bytes {
             return true;
@@ -37,7 +37,7 @@ impl Chance<'_> {
     /// The same once it is near: whether one is. What follows the object has its own chance.
     #[cold]
     #[must_use]
-    pub fn chooses(self, bytes: u64, seed: u64) -> bool {
+    pub(crate) fn chooses(self, bytes: u64, seed: u64) -> bool {
         let mut state = self.state.load(Ordering::Relaxed);
         if state == 0 {
             // A thread's first bytes: nothing has been drawn for them.

@@ -25,7 +25,7 @@ const ROW_BITS: u32 = 19;
 
 /// An object as it was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AllocationEntry {
+pub(crate) struct AllocationEntry {
     /// Address / 8, and the type's row.
     place: u64,
     /// Size / 8, and milliseconds from the start to its birth.
@@ -36,7 +36,7 @@ impl AllocationEntry {
     /// An object. A size of 32 GiB and more is one word less than that.
     #[inline]
     #[must_use]
-    pub fn new(address: usize, row: usize, size_words: u64, born_ms: u64) -> Self {
+    pub(crate) fn new(address: usize, row: usize, size_words: u64, born_ms: u64) -> Self {
         let size = if size_words > u64::from(u32::MAX) { u64::from(u32::MAX) } else { size_words };
         Self {
             place: (address as u64) >> 3 << ROW_BITS | row as u64 & ((1 << ROW_BITS) - 1),
@@ -47,28 +47,28 @@ impl AllocationEntry {
     /// From its words.
     #[inline]
     #[must_use]
-    pub fn from_words([place, what]: [u64; 2]) -> Self {
+    pub(crate) fn from_words([place, what]: [u64; 2]) -> Self {
         Self { place, what }
     }
 
     /// Its words.
     #[inline]
     #[must_use]
-    pub fn words(self) -> [u64; 2] {
+    pub(crate) fn words(self) -> [u64; 2] {
         [self.place, self.what]
     }
 
     /// Address.
     #[inline]
     #[must_use]
-    pub fn address(self) -> usize {
+    pub(crate) fn address(self) -> usize {
         (self.place >> ROW_BITS << 3) as usize
     }
 
     /// The same object at another address.
     #[inline]
     #[must_use]
-    pub fn moved_to(self, address: usize) -> Self {
+    pub(crate) fn moved_to(self, address: usize) -> Self {
         let row = self.place & ((1 << ROW_BITS) - 1);
         Self { place: (address as u64) >> 3 << ROW_BITS | row, what: self.what }
     }
@@ -76,27 +76,27 @@ impl AllocationEntry {
     /// The type's row.
     #[inline]
     #[must_use]
-    pub fn row(self) -> usize {
+    pub(crate) fn row(self) -> usize {
         (self.place & ((1 << ROW_BITS) - 1)) as usize
     }
 
     /// Bytes.
     #[inline]
     #[must_use]
-    pub fn bytes(self) -> u64 {
+    pub(crate) fn bytes(self) -> u64 {
         self.what >> 32 << 3
     }
 
     /// Milliseconds from the start to its birth.
     #[inline]
     #[must_use]
-    pub fn born_ms(self) -> u32 {
+    pub(crate) fn born_ms(self) -> u32 {
         self.what as u32
     }
 }
 
 /// Where a thread's next entry goes: the chunk's count of entries, and two words behind it.
-pub struct NextEntry<'a> {
+pub(crate) struct NextEntry<'a> {
     count: &'a AtomicU64,
     used: u64,
     place: &'a AtomicU64,
@@ -106,7 +106,7 @@ pub struct NextEntry<'a> {
 impl NextEntry<'_> {
     /// Writes it.
     #[inline]
-    pub fn fill(self, entry: AllocationEntry) {
+    pub(crate) fn fill(self, entry: AllocationEntry) {
         let [place, what] = entry.words();
         self.place.store(place, Ordering::Relaxed);
         self.what.store(what, Ordering::Relaxed);
@@ -117,7 +117,7 @@ impl NextEntry<'_> {
 }
 
 /// All chunks and who fills which.
-pub struct Chunks {
+pub(crate) struct Chunks {
     slots: &'static [AtomicU64],
     words: GrowableWords,
     /// Chunks in use.
@@ -130,7 +130,7 @@ pub struct Chunks {
 /// last, what is known of it and in which epoch; its countdown to the next stack. Its words are its
 /// thread's alone.
 #[derive(Clone, Copy)]
-pub struct ThreadSlot(&'static [AtomicU64; SLOT_WORDS]);
+pub(crate) struct ThreadSlot(&'static [AtomicU64; SLOT_WORDS]);
 
 impl ThreadSlot {
     #[inline]
@@ -147,7 +147,7 @@ impl ThreadSlot {
     /// The class this thread met last, if it is this one.
     #[inline]
     #[must_use]
-    pub fn known(self, class: usize, epoch: u64) -> Option<PackedClass> {
+    pub(crate) fn known(self, class: usize, epoch: u64) -> Option<PackedClass> {
         let [_, _, _, last, info, at, ..] = self.0;
         let same =
             last.load(Ordering::Relaxed) == class as u64 && at.load(Ordering::Relaxed) == epoch;
@@ -157,14 +157,14 @@ impl ThreadSlot {
     /// Its countdown.
     #[inline]
     #[must_use]
-    pub fn chance(&self) -> Chance<'_> {
+    pub(crate) fn chance(&self) -> Chance<'_> {
         let [.., left, state] = self.0;
         Chance { left, state }
     }
 
     /// Remembers it, once all is known of it.
     #[inline]
-    pub fn remember(self, class: usize, info: PackedClass, epoch: u64) {
+    pub(crate) fn remember(self, class: usize, info: PackedClass, epoch: u64) {
         let [_, _, _, last, known, at, ..] = self.0;
         if info.is_described() {
             last.store(class as u64, Ordering::Relaxed);
@@ -177,7 +177,7 @@ impl ThreadSlot {
 impl Chunks {
     /// Without any object.
     #[must_use]
-    pub fn new() -> Option<Self> {
+    pub(crate) fn new() -> Option<Self> {
         Some(Self {
             slots: lasting::whole(SLOTS * SLOT_WORDS)?,
             words: GrowableWords::new(MOST_WORDS, LEAST_WORDS),
@@ -189,7 +189,7 @@ impl Chunks {
 
     /// False where there was no address space.
     #[must_use]
-    pub fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         self.words.most() != 0
     }
 
@@ -208,13 +208,13 @@ impl Chunks {
 
     /// The slot of the thread with this control block, if it is where it is looked for first.
     #[inline]
-    pub fn first_slot(&self, thread: usize) -> Option<ThreadSlot> {
+    pub(crate) fn first_slot(&self, thread: usize) -> Option<ThreadSlot> {
         self.slot_at(Self::slot_number(thread)).filter(|slot| slot.thread() == thread as u64)
     }
 
     /// The same wherever it is, or a new one; `None` when there is none left near its place.
     #[inline(never)]
-    pub fn slot(&self, thread: usize) -> Option<ThreadSlot> {
+    pub(crate) fn slot(&self, thread: usize) -> Option<ThreadSlot> {
         let mut at = Self::slot_number(thread);
         for _ in 0..PROBES {
             let slot = self.slot_at(at)?;
@@ -230,7 +230,7 @@ impl Chunks {
     /// Where this thread's next entry goes; `None` when its chunk is full or a collection has taken
     /// it.
     #[inline]
-    pub fn place(&self, slot: ThreadSlot) -> Option<NextEntry<'_>> {
+    pub(crate) fn place(&self, slot: ThreadSlot) -> Option<NextEntry<'_>> {
         let [_, chunk, epoch, ..] = slot.0;
         // Relaxed: epochs change while this thread stands.
         if epoch.load(Ordering::Relaxed) != self.epoch.load(Ordering::Relaxed) {
@@ -252,7 +252,7 @@ impl Chunks {
 
     /// Notes an object. False when there is no memory.
     #[inline(never)]
-    pub fn push(&self, slot: ThreadSlot, entry: AllocationEntry) -> bool {
+    pub(crate) fn push(&self, slot: ThreadSlot, entry: AllocationEntry) -> bool {
         let Some(place) = self.place(slot).or_else(|| self.place_in_new(slot)) else {
             return false;
         };
@@ -304,7 +304,7 @@ impl Chunks {
     }
 
     /// Calls `each` with every object and its bytes. While the world stands still.
-    pub fn each_object(&self, mut each: impl FnMut(usize, u64)) {
+    pub(crate) fn each_object(&self, mut each: impl FnMut(usize, u64)) {
         self.each_chunk(|_, entries| {
             in_chunk(entries).for_each(|entry| each(entry.address(), entry.bytes()));
         });
@@ -312,7 +312,7 @@ impl Chunks {
 
     /// Counts what is not counted yet. Beside running threads: what they note meanwhile is counted
     /// the next time.
-    pub fn count_all(&self, table: &TableWriter) {
+    pub(crate) fn count_all(&self, table: &TableWriter) {
         let mut sums = AllocationSums::default();
         self.each_entry(true, |entry, _| sums.add(table, entry));
         sums.end(table);
@@ -320,7 +320,7 @@ impl Chunks {
 
     /// Counts what is not counted yet, hands every object to `each`, and forgets them all. While
     /// the world stands still.
-    pub fn take_all(&self, table: &TableWriter, mut each: impl FnMut(AllocationEntry)) {
+    pub(crate) fn take_all(&self, table: &TableWriter, mut each: impl FnMut(AllocationEntry)) {
         let mut sums = AllocationSums::default();
         self.each_entry(false, |entry, is_counted| {
             if !is_counted {

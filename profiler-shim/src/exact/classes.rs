@@ -17,7 +17,7 @@ const PROBES: u64 = 64;
 /// What the allocation callback needs of a class, in one word: row (19 bits), flags (3), bytes that
 /// an object stands for beyond its own (10), size / 8 (upper half). 0: nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PackedClass(u64);
+pub(crate) struct PackedClass(u64);
 
 /// Set always, so that no class is 0.
 const IS_CLASS: u64 = 1 << 19;
@@ -40,28 +40,28 @@ impl PackedClass {
     /// From its word.
     #[inline]
     #[must_use]
-    pub fn from_word(word: u64) -> Self {
+    pub(crate) fn from_word(word: u64) -> Self {
         Self(word)
     }
 
     /// Its word.
     #[inline]
     #[must_use]
-    pub fn word(self) -> u64 {
+    pub(crate) fn word(self) -> u64 {
         self.0
     }
 
     /// Row in the table.
     #[inline]
     #[must_use]
-    pub fn row(self) -> usize {
+    pub(crate) fn row(self) -> usize {
         (self.0 & (IS_CLASS - 1)) as usize
     }
 
     /// True when nothing about it will change.
     #[inline]
     #[must_use]
-    pub fn is_described(self) -> bool {
+    pub(crate) fn is_described(self) -> bool {
         self.0 & DESCRIBED != 0
     }
 
@@ -70,7 +70,7 @@ impl PackedClass {
     /// would have a stack.
     #[inline]
     #[must_use]
-    pub fn silent_bytes(self) -> u64 {
+    pub(crate) fn silent_bytes(self) -> u64 {
         self.0 >> SILENT & (SILENT_BITS >> SILENT)
     }
 
@@ -81,22 +81,22 @@ impl PackedClass {
     /// Size of its objects / 8, if they all have the same.
     #[inline]
     #[must_use]
-    pub fn fixed_size_words(self) -> Option<u64> {
+    pub(crate) fn fixed_size_words(self) -> Option<u64> {
         (self.0 & FIXED != 0).then_some(self.0 >> 32)
     }
 }
 
 /// What a look for a class found.
 #[derive(Clone, Copy)]
-pub struct ClassLookup {
+pub(crate) struct ClassLookup {
     /// The class.
-    pub class: PackedClass,
+    pub(crate) class: PackedClass,
     /// It is met for the first time, and the finder is to describe it.
-    pub is_new: bool,
+    pub(crate) is_new: bool,
 }
 
 /// All classes.
-pub struct Classes {
+pub(crate) struct Classes {
     slots: &'static [AtomicU64],
     epoch: AtomicU64,
 }
@@ -104,18 +104,18 @@ pub struct Classes {
 impl Classes {
     /// None.
     #[must_use]
-    pub fn new() -> Option<Self> {
+    pub(crate) fn new() -> Option<Self> {
         Some(Self { slots: lasting::whole(SLOTS * SLOT_WORDS)?, epoch: AtomicU64::new(1) })
     }
 
     /// Changes with every unload, and when objects stand for more or less than before.
     #[inline]
-    pub fn epoch(&self) -> u64 {
+    pub(crate) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Relaxed)
     }
 
     /// Something was unloaded.
-    pub fn next_epoch(&self) {
+    pub(crate) fn next_epoch(&self) {
         self.epoch.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -138,7 +138,7 @@ impl Classes {
     /// Row of a class that objects were allocated of; 0 for another one.
     #[inline(never)]
     #[must_use]
-    pub fn row(&self, class: usize) -> usize {
+    pub(crate) fn row(&self, class: usize) -> usize {
         let start = mix(class as u64);
         for probe in 0..PROBES {
             let begin = (start.wrapping_add(probe) as usize % SLOTS) * SLOT_WORDS;
@@ -156,7 +156,7 @@ impl Classes {
 
     /// Finds a class, or adds it.
     #[inline(never)]
-    pub fn find(
+    pub(crate) fn find(
         &self,
         class: usize,
         table: &TableWriter,
@@ -198,7 +198,7 @@ impl Classes {
     /// Notes how many bytes there are that nobody was told of for each object of a class that
     /// somebody was told of, if it is still that of this row. True when that is another number than
     /// before.
-    pub fn stands_for(&self, class: usize, row: usize, silent_bytes: u64) -> bool {
+    pub(crate) fn stands_for(&self, class: usize, row: usize, silent_bytes: u64) -> bool {
         let Some([_, info, ..]) = self.slot(class) else { return false };
         let known = PackedClass(info.load(Ordering::Acquire));
         let before = known.silent_bytes();
@@ -214,7 +214,7 @@ impl Classes {
     }
 
     /// Notes what is known of a class by now; `size_words` is that of one of its objects.
-    pub fn described(
+    pub(crate) fn described(
         &self,
         class: usize,
         size_words: u64,

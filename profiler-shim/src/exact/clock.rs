@@ -16,7 +16,7 @@ impl Exact {
     /// The life of the clock's thread: lifetimes are told by a clock that ticks every millisecond,
     /// since reading one costs as much as all else that is done for an object; and the counts are
     /// brought up to date.
-    pub fn keep_time(&self) {
+    pub(crate) fn keep_time(&self) {
         syscall::name_thread(c"perfusion-exact");
         let mut counted_ns = 0;
         while self.over.load(Ordering::Acquire) == 0 {
@@ -51,7 +51,7 @@ impl Exact {
     }
 
     /// The process ends: the last objects are counted, and no more.
-    pub fn end(&self, name: impl Fn(usize)) {
+    pub(crate) fn end(&self, name: impl Fn(usize)) {
         if self.is_counting() && self.over.swap(1, Ordering::AcqRel) == 0 {
             let has_looked = self.unseen.is_wanted()
                 && self.info().is_some_and(|info| self.look_at_all(info, name))

@@ -60,12 +60,12 @@ pub(super) struct Finds {
 
 impl Exact {
     /// The runtime begins to suspend threads, for a collection or something else.
-    pub fn suspending(&self) {
+    pub(crate) fn suspending(&self) {
         self.current.suspending_ns.store(syscall::now_ns(), Ordering::Relaxed);
     }
 
     /// Threads run again.
-    pub fn resumed(&self) {
+    pub(crate) fn resumed(&self) {
         self.current.suspending_ns.store(0, Ordering::Relaxed);
         if self.is_counting() {
             self.survey.resumed(&self.table, syscall::now_ns());
@@ -74,7 +74,7 @@ impl Exact {
 
     /// A collection of the generations up to `condemned` begins: the world has stopped. `name` is
     /// told of classes that are to be named.
-    pub fn collection_starts(&self, condemned: u8, induced: bool, name: impl Fn(usize)) {
+    pub(crate) fn collection_starts(&self, condemned: u8, induced: bool, name: impl Fn(usize)) {
         let Some(info) = self.info().filter(|_| self.is_counting()) else { return };
         let (began_ns, began_cpu_ns) = (syscall::now_ns(), syscall::thread_cpu_ns());
         self.take_lock();
@@ -162,7 +162,7 @@ impl Exact {
     }
 
     /// Survivors of the collection in progress: where they were, where they are, how many bytes.
-    pub fn survived(&self, ranges: impl ExactSizeIterator<Item = (usize, usize, usize)>) {
+    pub(crate) fn survived(&self, ranges: impl ExactSizeIterator<Item = (usize, usize, usize)>) {
         // Never in a forked child, which has none of the memory.
         if !self.survey.is_open() {
             return;
@@ -175,14 +175,14 @@ impl Exact {
     }
 
     /// An object waits for its finalizer, since this collection or an earlier one.
-    pub fn waits_for_finalizer(&self, object: usize) {
+    pub(crate) fn waits_for_finalizer(&self, object: usize) {
         if self.survey.is_open() && !self.survey.waits_for_finalizer(object) {
             self.table.count(head::LOSSES + loss::RANGES);
         }
     }
 
     /// What holds living objects from outside the heap, after a collection: object, kind, flags.
-    pub fn rooted(&self, roots: impl Iterator<Item = (usize, u32, u32)>) {
+    pub(crate) fn rooted(&self, roots: impl Iterator<Item = (usize, u32, u32)>) {
         if let Some(info) = self.info().filter(|_| self.holders.is_open()) {
             self.holders.told(&self.table, syscall::now_ns);
             self.holders.roots(&self.classes, &info, roots);
@@ -191,7 +191,7 @@ impl Exact {
 
     /// A living object after a collection, and those it refers to. False: no more is wanted.
     #[inline]
-    pub fn alive(&self, class: usize, to: &[usize]) -> bool {
+    pub(crate) fn alive(&self, class: usize, to: &[usize]) -> bool {
         let Some(info) = self.info().filter(|_| self.holders.is_open()) else { return false };
         self.holders.told(&self.table, syscall::now_ns);
         self.holders.object(&self.classes, &info, class, to);
@@ -199,7 +199,7 @@ impl Exact {
     }
 
     /// The collection is over; the world still stands.
-    pub fn collection_ends(&self) {
+    pub(crate) fn collection_ends(&self) {
         let Some(info) = self.info().filter(|_| self.survey.is_open()) else { return };
         if self.current.unannounced.swap(0, Ordering::Relaxed) != 0 {
             self.take_lock();
@@ -267,7 +267,7 @@ impl Exact {
 
     /// An event of the runtime's, of whomever's session it is. Only the number and reason of
     /// collections matter.
-    pub fn event(&self, provider: usize, id: u32, data: &[u8]) {
+    pub(crate) fn event(&self, provider: usize, id: u32, data: &[u8]) {
         const GC_START: u32 = 1;
         let is_runtimes = || self.providers.kind(provider, &self.info) == Provider::Runtime;
         if !self.is_counting() || !is_runtimes() || id != GC_START {

@@ -17,7 +17,7 @@ const REST: u64 = 20;
 const WEAK: u32 = 2;
 
 /// The look in progress, and when there may be another one.
-pub struct HolderScan {
+pub(crate) struct HolderScan {
     /// Words `of_type::ALIVE` on of each type.
     sums: &'static [AtomicU64],
     /// 1 from the beginning of a full collection that is to be looked at to its end.
@@ -30,7 +30,7 @@ pub struct HolderScan {
 impl HolderScan {
     /// Nobody has looked.
     #[must_use]
-    pub fn new() -> Option<Self> {
+    pub(crate) fn new() -> Option<Self> {
         Some(Self {
             sums: lasting::whole(MOST_TYPES * HELD_WORDS)?,
             open: AtomicU64::new(0),
@@ -40,7 +40,7 @@ impl HolderScan {
     }
 
     /// A full collection begins; it is looked at when it is time.
-    pub fn begin(&self, now_ns: u64) {
+    pub(crate) fn begin(&self, now_ns: u64) {
         let is_time = now_ns >= self.not_before_ns.load(Ordering::Relaxed);
         self.open.store(u64::from(is_time), Ordering::Relaxed);
         self.began_ns.store(0, Ordering::Relaxed);
@@ -49,13 +49,13 @@ impl HolderScan {
     /// True while what the runtime tells is noted.
     #[inline]
     #[must_use]
-    pub fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.open.load(Ordering::Relaxed) != 0
     }
 
     /// The runtime begins to tell, or has begun.
     #[inline(never)]
-    pub fn told(&self, table: &TableWriter, now_ns: fn() -> u64) {
+    pub(crate) fn told(&self, table: &TableWriter, now_ns: fn() -> u64) {
         if self.began_ns.load(Ordering::Relaxed) == 0 {
             self.began_ns.store(now_ns().max(1), Ordering::Relaxed);
             let types = (table.get(head::TYPES) as usize).saturating_mul(HELD_WORDS);
@@ -72,7 +72,7 @@ impl HolderScan {
     }
 
     /// Roots: object, COR_PRF_GC_ROOT_KIND, COR_PRF_GC_ROOT_FLAGS.
-    pub fn roots(
+    pub(crate) fn roots(
         &self,
         classes: &Classes,
         runtime: &impl Objects,
@@ -89,7 +89,13 @@ impl HolderScan {
 
     /// A living object, and those its fields or elements refer to.
     #[inline]
-    pub fn object(&self, classes: &Classes, runtime: &impl Objects, class: usize, to: &[usize]) {
+    pub(crate) fn object(
+        &self,
+        classes: &Classes,
+        runtime: &impl Objects,
+        class: usize,
+        to: &[usize],
+    ) {
         let row = classes.row(class);
         self.add(row, of_type::ALIVE, 1);
         self.add(row, of_type::REFERENCES, to.len() as u64);
@@ -106,7 +112,7 @@ impl HolderScan {
 
     /// The collection is over: writes what was told, if anything was, as that of collection
     /// `index`. Answers when the runtime began to tell.
-    pub fn end(&self, table: &TableWriter, index: u64, now_ns: u64) -> Option<u64> {
+    pub(crate) fn end(&self, table: &TableWriter, index: u64, now_ns: u64) -> Option<u64> {
         let began_ns = self.began_ns.swap(0, Ordering::Relaxed);
         if self.open.swap(0, Ordering::Relaxed) == 0 || began_ns == 0 {
             return None;

@@ -8,17 +8,17 @@
 //! the list of its generation. A thread that allocates cannot be stopped inside the callback (it is
 //! in cooperative mode), so a collection never meets a half-written entry.
 
-pub mod chance;
-pub mod chunks;
-pub mod classes;
+pub(crate) mod chance;
+pub(crate) mod chunks;
+pub(crate) mod classes;
 mod clock;
 mod collection;
-pub mod holders;
+pub(crate) mod holders;
 mod living;
-pub mod ranges;
-pub mod survey;
-pub mod table;
-pub mod unseen;
+pub(crate) mod ranges;
+pub(crate) mod survey;
+pub(crate) mod table;
+pub(crate) mod unseen;
 
 use crate::machine::thread_block;
 use crate::method::Namer;
@@ -47,23 +47,23 @@ const FIRST_WITH_UNSEEN: u16 = 10;
 
 /// What is left to be done about an object that was counted, in this order.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Allocated {
+pub(crate) struct Allocated {
     /// When chance has chosen it, to be told of with its stack: its bytes, and how many chance had
     /// to choose from.
-    pub chosen: Option<(u64, u64)>,
+    pub(crate) chosen: Option<(u64, u64)>,
     /// Its type was met for the first time.
-    pub first: Option<FirstObject>,
+    pub(crate) first: Option<FirstObject>,
 }
 
 /// The first object of a type: its row, and its size.
 #[derive(Clone, Copy, Debug)]
-pub struct FirstObject {
+pub(crate) struct FirstObject {
     row: usize,
     size_words: u64,
 }
 
 /// The profiler of exact mode.
-pub struct Exact {
+pub(crate) struct Exact {
     table: TableWriter,
     /// Milliseconds since the start plus one while objects are counted; 0 before, after, and in a
     /// forked child.
@@ -91,7 +91,7 @@ pub struct Exact {
 impl Exact {
     /// A profiler with all its memory; `None` when there is none to be had.
     #[must_use]
-    pub fn new() -> Option<Self> {
+    pub(crate) fn new() -> Option<Self> {
         // Who is not counted says so in the header.
         let mapped = if lasting::is_scarce() { HEADER_WORDS } else { TABLE_WORDS };
         let table = TableWriter::new(lasting::shared(TABLE_NAME, TABLE_WORDS, mapped)?);
@@ -115,7 +115,7 @@ impl Exact {
 
     /// Shows the table, waits until somebody has opened it, and begins to count. False: nobody
     /// came, or the runtime refuses.
-    pub fn set_up(&self, info: Info) -> bool {
+    pub(crate) fn set_up(&self, info: Info) -> bool {
         let (major, minor, build, clr) = info.runtime();
         let began_ns = syscall::now_ns();
         self.began_ns.store(began_ns, Ordering::Relaxed);
@@ -144,7 +144,7 @@ impl Exact {
 
     /// Has events about collections delivered: reasons, and what the walk of the heap needs. Runs
     /// managed code, so the tables are ready by now. Without it both are missing, no more.
-    pub fn start_session(&self) {
+    pub(crate) fn start_session(&self) {
         const GC: u64 = 1;
         const INFORMATIONAL: u32 = 4;
         if let Some(info) = self.info() {
@@ -153,7 +153,7 @@ impl Exact {
     }
 
     /// The runtime's interface; `None` before it is set up.
-    pub fn info(&self) -> Option<Info> {
+    pub(crate) fn info(&self) -> Option<Info> {
         self.info.get()
     }
 
@@ -165,7 +165,7 @@ impl Exact {
     /// is with most, and this is all that they cost. False: nothing was done, [`Self::allocated`]
     /// is to do it. Like that, for the thread that has just allocated the object.
     #[inline(always)]
-    pub fn noted(&self, object: usize, class: usize) -> bool {
+    pub(crate) fn noted(&self, object: usize, class: usize) -> bool {
         let tick = self.tick.load(Ordering::Relaxed);
         let Some(slot) = self.chunks.first_slot(thread_block()).filter(|_| tick != 0) else {
             return false;
@@ -182,7 +182,7 @@ impl Exact {
 
     /// An object was allocated by this thread, which is in cooperative mode: no collection begins
     /// before this returns.
-    pub fn allocated(&self, object: usize, class: usize) -> Allocated {
+    pub(crate) fn allocated(&self, object: usize, class: usize) -> Allocated {
         let tick = self.tick.load(Ordering::Relaxed);
         if tick == 0 {
             return Allocated::default();
@@ -243,7 +243,7 @@ impl Exact {
     /// meanwhile, and may be elsewhere afterwards: this can let a collection in.
     #[cold]
     #[inline(never)]
-    pub fn describe(&self, class: usize, FirstObject { row, size_words }: FirstObject) {
+    pub(crate) fn describe(&self, class: usize, FirstObject { row, size_words }: FirstObject) {
         let Some(info) = self.info() else { return };
         let (mut name, mut module) = (NameText::new(), NameText::new());
         let module_id = Namer::new(info).class(class, &mut name, &mut module);
@@ -262,13 +262,13 @@ impl Exact {
     }
 
     /// A module goes away: from now on a class may be another one at the same address.
-    pub fn module_unloads(&self) {
+    pub(crate) fn module_unloads(&self) {
         self.classes.next_epoch();
     }
 
     /// What `collection_starts` and `end` asked for: the name of a class that may have been met in
     /// the heap only.
-    pub fn named(&self, class: usize, module_id: usize, name: &str, module: &str) {
+    pub(crate) fn named(&self, class: usize, module_id: usize, name: &str, module: &str) {
         let row = self.classes.row(class);
         if row != 0 {
             self.name(row, module_id, name, module);

@@ -12,7 +12,7 @@ const DIGITS: usize = 1 << DIGIT_BITS;
 const FEW: usize = 64;
 
 /// Rows of `W` words, of which word `FIRST` is the first address and word `BYTES` the length.
-pub struct Ranges<const W: usize, const FIRST: usize, const BYTES: usize> {
+pub(crate) struct Ranges<const W: usize, const FIRST: usize, const BYTES: usize> {
     words: GrowableWords,
     scratch: GrowableWords,
     digits: &'static [AtomicU64],
@@ -22,7 +22,7 @@ pub struct Ranges<const W: usize, const FIRST: usize, const BYTES: usize> {
 impl<const W: usize, const FIRST: usize, const BYTES: usize> Ranges<W, FIRST, BYTES> {
     /// Room for `most` rows, or `least` where address space is counted (see `lasting::Room`).
     #[must_use]
-    pub fn new(most: usize, least: usize) -> Option<Self> {
+    pub(crate) fn new(most: usize, least: usize) -> Option<Self> {
         let words = GrowableWords::new(most.wrapping_mul(W), least.wrapping_mul(W));
         Some(Self {
             scratch: GrowableWords::new(words.most(), words.most()),
@@ -39,7 +39,7 @@ impl<const W: usize, const FIRST: usize, const BYTES: usize> Ranges<W, FIRST, BY
 
     /// Makes room for so many rows, and for sorting them. False: there is none.
     #[must_use]
-    pub fn makes_room(&self, rows: usize) -> bool {
+    pub(crate) fn makes_room(&self, rows: usize) -> bool {
         let words = rows.wrapping_mul(W);
         // Rows for which there is nothing to sort them in would be sorted wrongly.
         self.scratch.opens(words) && self.words.opens(words)
@@ -47,34 +47,28 @@ impl<const W: usize, const FIRST: usize, const BYTES: usize> Ranges<W, FIRST, BY
 
     /// Rows there are.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         (self.count.load(Ordering::Acquire) as usize).min(self.room())
     }
 
-    /// True without any.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Forgets all.
-    pub fn clear(&self) {
+    pub(crate) fn clear(&self) {
         self.count.store(0, Ordering::Relaxed);
     }
 
     /// The memory behind the rows, for who fills it otherwise and then says how many there are.
     #[must_use]
-    pub fn memory(&self) -> &[AtomicU64] {
+    pub(crate) fn memory(&self) -> &[AtomicU64] {
         self.words.words()
     }
 
     /// How many rows were filled in otherwise.
-    pub fn set_len(&self, count: usize) {
+    pub(crate) fn set_len(&self, count: usize) {
         self.count.store(count as u64, Ordering::Release);
     }
 
     /// Adds rows; any thread may. Answers how many there was room for.
-    pub fn add(&self, rows: impl ExactSizeIterator<Item = [u64; W]>) -> u64 {
+    pub(crate) fn add(&self, rows: impl ExactSizeIterator<Item = [u64; W]>) -> u64 {
         let asked = rows.len();
         let first = self.count.fetch_add(asked as u64, Ordering::AcqRel) as usize;
         let mut noted = 0u64;
@@ -101,7 +95,7 @@ impl<const W: usize, const FIRST: usize, const BYTES: usize> Ranges<W, FIRST, BY
 
     /// Word `word` of row `row`.
     #[must_use]
-    pub fn word(&self, row: usize, word: usize) -> u64 {
+    pub(crate) fn word(&self, row: usize, word: usize) -> u64 {
         self.words
             .words()
             .get(row.wrapping_mul(W).wrapping_add(word))
@@ -109,7 +103,7 @@ impl<const W: usize, const FIRST: usize, const BYTES: usize> Ranges<W, FIRST, BY
     }
 
     /// Sorts the rows by their first address. They mostly are already.
-    pub fn sort(&self) {
+    pub(crate) fn sort(&self) {
         let count = self.len();
         let (mut last, words) = (0, self.words.words());
         let is_sorted = (0..count).all(|row| {
@@ -185,13 +179,13 @@ impl<const W: usize, const FIRST: usize, const BYTES: usize> Ranges<W, FIRST, BY
 
     /// Looks addresses up in the sorted rows.
     #[must_use]
-    pub fn cursor(&self) -> RangeCursor<'_, W, FIRST, BYTES> {
+    pub(crate) fn cursor(&self) -> RangeCursor<'_, W, FIRST, BYTES> {
         RangeCursor { ranges: self, count: self.len(), low: 1, high: 0, row: None }
     }
 }
 
 /// Remembers the range, or the gap, that the last address was in.
-pub struct RangeCursor<'a, const W: usize, const FIRST: usize, const BYTES: usize> {
+pub(crate) struct RangeCursor<'a, const W: usize, const FIRST: usize, const BYTES: usize> {
     ranges: &'a Ranges<W, FIRST, BYTES>,
     count: usize,
     low: u64,
@@ -202,7 +196,7 @@ pub struct RangeCursor<'a, const W: usize, const FIRST: usize, const BYTES: usiz
 impl<const W: usize, const FIRST: usize, const BYTES: usize> RangeCursor<'_, W, FIRST, BYTES> {
     /// The row that `address` is in.
     #[inline]
-    pub fn find(&mut self, address: usize) -> Option<usize> {
+    pub(crate) fn find(&mut self, address: usize) -> Option<usize> {
         let address = address as u64;
         if address.wrapping_sub(self.low) >= self.high.wrapping_sub(self.low)
             || self.low > self.high
@@ -294,6 +288,6 @@ mod tests {
         assert_eq!(ranges.add((3u32..9).map(|n| [n.into(), 1, 0])), 1);
         assert_eq!(ranges.len(), 4);
         ranges.clear();
-        assert!(ranges.is_empty());
+        assert_eq!(ranges.len(), 0);
     }
 }

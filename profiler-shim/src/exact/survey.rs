@@ -20,7 +20,7 @@ use profiler_protocol::exact::{
 /// Lists of living objects: generations 0 to 2, the large object heap (3), the pinned one (4).
 const LISTS: usize = 5;
 /// The generation that is collected with all others.
-pub const OLDEST: u8 = 2;
+pub(crate) const OLDEST: u8 = 2;
 const LARGE: u8 = 3;
 const PINNED: u8 = 4;
 
@@ -40,12 +40,12 @@ const QUEUED: u64 = 1 << 33;
 /// Surviving ranges: old address, bytes, new address.
 type Survivors = Ranges<3, 0, 1>;
 /// Where generations lie, as `Runtime::generations` has it, found by what is reserved for them.
-pub type Generations = Ranges<4, 1, 3>;
+pub(crate) type Generations = Ranges<4, 1, 3>;
 /// Objects that wait for their finalizer: address and 1.
 type PendingFinalizers = Ranges<2, 0, 1>;
 
 /// The state of the collection in progress and of all living objects.
-pub struct CollectionSurvey {
+pub(crate) struct CollectionSurvey {
     survivors: Survivors,
     waiting: PendingFinalizers,
     before: Generations,
@@ -118,7 +118,7 @@ fn fill(generations: &Generations, runtime: &impl RuntimeHeap) {
 impl CollectionSurvey {
     /// Without objects.
     #[must_use]
-    pub fn new() -> Option<Self> {
+    pub(crate) fn new() -> Option<Self> {
         Some(Self {
             survivors: Survivors::new(MOST_RANGES, LEAST_RANGES)?,
             waiting: PendingFinalizers::new(MOST_RANGES, LEAST_RANGES)?,
@@ -150,24 +150,24 @@ impl CollectionSurvey {
 
     /// False where there was no address space.
     #[must_use]
-    pub fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         self.demoted.words.most() != 0
     }
 
     /// True between the beginning and the end of a collection.
     #[must_use]
-    pub fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.condemned.load(Ordering::Relaxed) != 0
     }
 
     /// Collections that have ended.
     #[must_use]
-    pub fn collections(&self) -> u64 {
+    pub(crate) fn collections(&self) -> u64 {
         self.collections.load(Ordering::Relaxed)
     }
 
     /// A collection begins.
-    pub fn begin(
+    pub(crate) fn begin(
         &self,
         condemned: u8,
         induced: bool,
@@ -186,20 +186,20 @@ impl CollectionSurvey {
     }
 
     /// Looks where the generations lie.
-    pub fn locate(&self, runtime: &impl RuntimeHeap) {
+    pub(crate) fn locate(&self, runtime: &impl RuntimeHeap) {
         fill(&self.before, runtime);
         self.before.sort();
     }
 
     /// Where the generations were when somebody looked.
     #[must_use]
-    pub fn generations(&self) -> &Generations {
+    pub(crate) fn generations(&self) -> &Generations {
         &self.before
     }
 
     /// Calls `each` with every object that an earlier collection has left in generation 0, and its
     /// bytes.
-    pub fn each_youngest(&self, mut each: impl FnMut(usize, u64)) {
+    pub(crate) fn each_youngest(&self, mut each: impl FnMut(usize, u64)) {
         let [youngest, ..] = &self.lists;
         for living in (0..youngest.len()).map_while(|at| youngest.read(at)) {
             each(living.entry.address(), living.entry.bytes());
@@ -207,28 +207,28 @@ impl CollectionSurvey {
     }
 
     /// Exact mode has done what it does before a collection.
-    pub fn goes_on(&self, now_ns: u64) {
+    pub(crate) fn goes_on(&self, now_ns: u64) {
         self.began_ns.store(now_ns, Ordering::Relaxed);
     }
 
     /// Counts time as exact mode's own.
-    pub fn own(&self, ns: u64) {
+    pub(crate) fn own(&self, ns: u64) {
         self.own_ns.fetch_add(ns, Ordering::Relaxed);
     }
 
     /// Notes survivors: (old address, new address, bytes). Any thread. Answers for how many there
     /// was room.
-    pub fn note(&self, ranges: impl ExactSizeIterator<Item = (usize, usize, usize)>) -> u64 {
+    pub(crate) fn note(&self, ranges: impl ExactSizeIterator<Item = (usize, usize, usize)>) -> u64 {
         self.survivors.add(ranges.map(|(old, new, bytes)| [old as u64, bytes as u64, new as u64]))
     }
 
     /// Notes an object that waits for its finalizer. Any thread. False: there was no room.
-    pub fn waits_for_finalizer(&self, object: usize) -> bool {
+    pub(crate) fn waits_for_finalizer(&self, object: usize) -> bool {
         self.waiting.add([[object as u64, 1]].into_iter()) != 0
     }
 
     /// Sorts all objects of the collected generations into the dead and the living.
-    pub fn finish(
+    pub(crate) fn finish(
         &self,
         table: &TableWriter,
         chunks: &Chunks,
@@ -344,7 +344,7 @@ impl CollectionSurvey {
     }
 
     /// Writes the collection's row, and that it is over.
-    pub fn write(&self, table: &TableWriter, ended_ns: u64, own_ns: u64) {
+    pub(crate) fn write(&self, table: &TableWriter, ended_ns: u64, own_ns: u64) {
         self.own(own_ns);
         let own_ns = self.own_ns.load(Ordering::Relaxed);
         self.set(row::SUSPENDING_NS, self.suspending_ns.load(Ordering::Relaxed));
@@ -368,7 +368,7 @@ impl CollectionSurvey {
     }
 
     /// Threads run again: so ends the pause of the last collection, unless that is known already.
-    pub fn resumed(&self, table: &TableWriter, now_ns: u64) {
+    pub(crate) fn resumed(&self, table: &TableWriter, now_ns: u64) {
         let Some(number) = self.collections.load(Ordering::Relaxed).checked_sub(1) else { return };
         let begin = COLLECTIONS_AT.wrapping_add((number as usize).wrapping_mul(COLLECTION_WORDS));
         let at = begin.wrapping_add(row::RESUMED_NS);

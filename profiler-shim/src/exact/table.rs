@@ -12,7 +12,7 @@ use crate::syscall;
 
 /// The table's words. Collections and what survived each take most of it, and few programs have
 /// many: those words are opened in steps.
-pub struct TableWriter {
+pub(crate) struct TableWriter {
     words: &'static [AtomicU64],
     collections: GrowableWords,
     survivals: GrowableWords,
@@ -21,7 +21,7 @@ pub struct TableWriter {
 impl TableWriter {
     /// Over fresh memory.
     #[must_use]
-    pub fn new(memory: TableMemory) -> Self {
+    pub(crate) fn new(memory: TableMemory) -> Self {
         let (words, collections, survivals) = memory.in_parts(COLLECTIONS_AT, SURVIVALS_AT);
         Self { words, collections, survivals }
     }
@@ -47,7 +47,7 @@ impl TableWriter {
 
     /// Writes the header; the magic comes last, with release ordering, which pairs with the
     /// daemon's first read.
-    pub fn publish(&self, owner: u64, runtime: u64, began_ns: u64) {
+    pub(crate) fn publish(&self, owner: u64, runtime: u64, began_ns: u64) {
         for (at, value) in [
             (head::VERSION, VERSION),
             (head::BYTES, TABLE_BYTES as u64),
@@ -67,12 +67,12 @@ impl TableWriter {
 
     /// A word.
     #[must_use]
-    pub fn get(&self, at: usize) -> u64 {
+    pub(crate) fn get(&self, at: usize) -> u64 {
         self.word(at).map_or(0, |word| word.load(Ordering::Relaxed))
     }
 
     /// Sets a word.
-    pub fn set(&self, at: usize, value: u64) {
+    pub(crate) fn set(&self, at: usize, value: u64) {
         if let Some(word) = self.word(at) {
             word.store(value, Ordering::Relaxed);
         }
@@ -80,19 +80,19 @@ impl TableWriter {
 
     /// Adds to a word that one thread at a time changes.
     #[inline]
-    pub fn add(&self, at: usize, by: u64) {
+    pub(crate) fn add(&self, at: usize, by: u64) {
         if let Some(word) = self.word(at) {
             word.store(word.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
         }
     }
 
     /// Adds one to a word that any thread may change.
-    pub fn count(&self, at: usize) {
+    pub(crate) fn count(&self, at: usize) {
         self.count_more(at, 1);
     }
 
     /// The same of several.
-    pub fn count_more(&self, at: usize, by: u64) {
+    pub(crate) fn count_more(&self, at: usize, by: u64) {
         if let Some(word) = self.word(at) {
             word.fetch_add(by, Ordering::Relaxed);
         }
@@ -101,14 +101,14 @@ impl TableWriter {
     /// The row of a type.
     #[inline]
     #[must_use]
-    pub fn type_row(&self, row: usize) -> RowWriter<'_> {
+    pub(crate) fn type_row(&self, row: usize) -> RowWriter<'_> {
         let at = TYPES_AT.wrapping_add((row % MOST_TYPES).wrapping_mul(TYPE_WORDS));
         let words = self.words.get(at..at.wrapping_add(TYPE_WORDS));
         RowWriter(words.and_then(|words| words.first_chunk()))
     }
 
     /// A row for another type; 0 when there is none left.
-    pub fn new_type(&self, class: usize) -> usize {
+    pub(crate) fn new_type(&self, class: usize) -> usize {
         let Some(types) = self.words.get(head::TYPES) else { return 0 };
         let mut next = types.load(Ordering::Relaxed);
         while (next as usize) < MOST_TYPES {
@@ -129,12 +129,12 @@ impl TableWriter {
     }
 
     /// True when a type has its name.
-    pub fn is_named(&self, row: usize) -> bool {
+    pub(crate) fn is_named(&self, row: usize) -> bool {
         self.type_row(row).get(of_type::NAME) != 0
     }
 
     /// Names a type. False when there is no room.
-    pub fn name(&self, row: usize, name: &str, module: &str) -> bool {
+    pub(crate) fn name(&self, row: usize, name: &str, module: &str) -> bool {
         let bytes = name.len().wrapping_add(module.len());
         let padded = bytes.next_multiple_of(8);
         let Some(used) = self.words.get(head::NAMES) else { return false };
@@ -161,7 +161,7 @@ impl TableWriter {
     }
 
     /// Makes changes that a reader is to see together: the sequence word is odd meanwhile.
-    pub fn change(&self, make: impl FnOnce(&Self)) {
+    pub(crate) fn change(&self, make: impl FnOnce(&Self)) {
         self.add(head::SEQUENCE, 1);
         fence(Ordering::Release);
         make(self);
@@ -173,24 +173,24 @@ impl TableWriter {
 
 /// A type's row.
 #[derive(Clone, Copy)]
-pub struct RowWriter<'a>(Option<&'a [AtomicU64; TYPE_WORDS]>);
+pub(crate) struct RowWriter<'a>(Option<&'a [AtomicU64; TYPE_WORDS]>);
 
 impl RowWriter<'_> {
     /// Adds to a word.
     #[inline]
-    pub fn add(self, at: usize, by: u64) {
+    pub(crate) fn add(self, at: usize, by: u64) {
         if let Some(word) = self.0.and_then(|row| row.get(at)) {
             word.store(word.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
         }
     }
 
     /// A word.
-    pub fn get(self, at: usize) -> u64 {
+    pub(crate) fn get(self, at: usize) -> u64 {
         self.0.and_then(|row| row.get(at)).map_or(0, |word| word.load(Ordering::Relaxed))
     }
 
     /// Sets a word.
-    pub fn set(self, at: usize, value: u64) {
+    pub(crate) fn set(self, at: usize, value: u64) {
         if let Some(word) = self.0.and_then(|row| row.get(at)) {
             word.store(value, Ordering::Relaxed);
         }
@@ -200,19 +200,19 @@ impl RowWriter<'_> {
 /// The sum over objects that come one after the other and are alike: programs make many of a kind
 /// at a time, and the table changes once for all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RunSum<K> {
+pub(crate) struct RunSum<K> {
     /// What they are.
-    pub of: K,
+    pub(crate) of: K,
     /// How many.
-    pub objects: u64,
+    pub(crate) objects: u64,
     /// Their bytes.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
 }
 
 impl<K: Copy + Default + PartialEq> RunSum<K> {
     /// One more. If it is unlike the others, those are answered, and the sum begins with it.
     #[inline]
-    pub fn add(&mut self, of: K, bytes: u64) -> Option<Self> {
+    pub(crate) fn add(&mut self, of: K, bytes: u64) -> Option<Self> {
         if of == self.of {
             self.objects = self.objects.wrapping_add(1);
             self.bytes = self.bytes.wrapping_add(bytes);

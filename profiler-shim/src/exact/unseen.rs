@@ -40,7 +40,7 @@ const FLAGS: u64 = 7;
 const WORD_BYTES: u64 = 64 * ALIGNMENT;
 
 /// Whether to look for such objects, and the edges of runs of known ones.
-pub struct Unseen {
+pub(crate) struct Unseen {
     /// One bit where a run of known objects begins and one where it ends; none where two runs
     /// touch. The parts of generation 0 have their words one behind the other.
     edges: GrowableWords,
@@ -50,17 +50,17 @@ pub struct Unseen {
 
 /// An object that was met in the heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeapObject {
+pub(crate) struct HeapObject {
     /// Its class.
-    pub class: usize,
+    pub(crate) class: usize,
     /// Its bytes, rounded up.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// It is an array, a string or free space.
-    pub has_components: bool,
+    pub(crate) has_components: bool,
 }
 
 /// A look at the heap.
-pub struct HeapScan<'a> {
+pub(crate) struct HeapScan<'a> {
     edges: &'a GrowableWords,
     generations: &'a Generations,
     cursor: RangeCursor<'a, 4, 1, 3>,
@@ -100,7 +100,7 @@ fn class_of(runtime: &impl RuntimeHeap, object: usize) -> usize {
 
 /// Meets the object at an address; `None` where there is none.
 #[inline(never)]
-pub fn meet(runtime: &impl RuntimeHeap, object: usize) -> Option<HeapObject> {
+pub(crate) fn meet(runtime: &impl RuntimeHeap, object: usize) -> Option<HeapObject> {
     let class = class_of(runtime, object);
     let about = if class == 0 { 0 } else { runtime.word(class) };
     let has_components = about & HAS_COMPONENTS != 0;
@@ -148,23 +148,23 @@ impl Default for Unseen {
 impl Unseen {
     /// Nothing is looked for.
     #[must_use]
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { edges: GrowableWords::new(MOST_WORDS, LEAST_WORDS), wanted: AtomicU32::new(0) }
     }
 
     /// From now on it is looked for them. Relaxed, as all of this word: nothing else hangs on it.
-    pub fn want(&self) {
+    pub(crate) fn want(&self) {
         self.wanted.store(1, Ordering::Relaxed);
     }
 
     /// It is never looked for them again. False: nor was it before.
-    pub fn give_up(&self) -> bool {
+    pub(crate) fn give_up(&self) -> bool {
         self.wanted.swap(0, Ordering::Relaxed) != 0
     }
 
     /// True when it is looked for them.
     #[must_use]
-    pub fn is_wanted(&self) -> bool {
+    pub(crate) fn is_wanted(&self) -> bool {
         self.wanted.load(Ordering::Relaxed) != 0
     }
 
@@ -172,7 +172,7 @@ impl Unseen {
     /// knows where the generations are, and also how far they are in use if a collection is about
     /// to begin.
     #[must_use]
-    pub fn look<'a>(
+    pub(crate) fn look<'a>(
         &'a self,
         survey: &'a CollectionSurvey,
         chunks: &Chunks,
@@ -287,7 +287,7 @@ impl HeapScan<'_> {
     /// Goes through all of generation 0 and calls `each` with every object that no callback told
     /// of. `is_class` answers whether a class can be read. False: a part of it was left out, or
     /// nobody knows where it is.
-    pub fn go_through(
+    pub(crate) fn go_through(
         &self,
         runtime: &impl RuntimeHeap,
         is_class: impl Fn(usize) -> bool,
@@ -329,7 +329,7 @@ impl HeapScan<'_> {
 
     /// True for an object in generation 0 that no callback told of; `None` when nobody knows where
     /// it is. Quick when they come in the order of their addresses.
-    pub fn is_unseen(&mut self, object: usize) -> Option<bool> {
+    pub(crate) fn is_unseen(&mut self, object: usize) -> Option<bool> {
         let row = self.cursor.find(object)?;
         if !is_youngest(self.generations.word(row, 0)) {
             return Some(false);
@@ -348,7 +348,7 @@ impl HeapScan<'_> {
     }
 
     /// Forgets what is known.
-    pub fn end(self) {
+    pub(crate) fn end(self) {
         for part in (0..self.generations.len()).filter_map(|row| self.part(row)) {
             let words = self.edges.words().iter().take(part.bit(part.end) as usize / 64 + 1);
             for word in words.skip(part.word as usize) {

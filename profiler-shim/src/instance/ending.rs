@@ -39,7 +39,7 @@ impl Instance {
 
     /// The process ends. Holds it up only when somebody listens, and no longer than
     /// [`Instance::farewell_ns`]; afterwards the service thread calls the runtime no more.
-    pub fn on_shutdown(&self) {
+    pub(crate) fn on_shutdown(&self) {
         let next =
             if self.is_listening() && self.may_be_heard() { phase::CLOSING } else { phase::DONE };
         if self
@@ -79,7 +79,7 @@ impl Instance {
 
     /// An attach that got no service thread detaches at once; the runtime does so when this
     /// callback has returned.
-    pub fn leave_without_thread(&self) {
+    pub(crate) fn leave_without_thread(&self) {
         let Some(info) = self.info() else { return };
         self.give_up(info);
         self.send(RecordBody::Bye);
@@ -90,7 +90,7 @@ impl Instance {
     }
 
     /// Nothing works without the service thread: takes back what was asked of the runtime.
-    pub fn give_up(&self, info: Info) {
+    pub(crate) fn give_up(&self, info: Info) {
         self.set_listening(false);
         self.stop_session(info);
         if self.set_mask(info, Mask::NONE).is_err() {
@@ -102,7 +102,7 @@ impl Instance {
     }
 
     /// The runtime lets go of us: no callback is under way any more, and none will come.
-    pub fn on_detached(&self) {
+    pub(crate) fn on_detached(&self) {
         self.set_listening(false);
         self.region.set_state(InstanceState::Gone);
         self.guard.alive.store(0, Ordering::Release);

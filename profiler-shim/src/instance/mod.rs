@@ -31,13 +31,13 @@ use thread_names::ThreadNames;
 use unload::CodeUnloads;
 
 /// What the service thread is to do; a futex word, changed by callbacks.
-pub mod phase {
+pub(crate) mod phase {
     /// Go about its work.
-    pub const WORK: u32 = 0;
+    pub(crate) const WORK: u32 = 0;
     /// The process ends: answer last questions, then say goodbye.
-    pub const CLOSING: u32 = 1;
+    pub(crate) const CLOSING: u32 = 1;
     /// Goodbye was said; nothing in the runtime may be called any more.
-    pub const DONE: u32 = 2;
+    pub(crate) const DONE: u32 = 2;
 }
 
 /// So much of the ring, in eighths, is in use when its reader is called.
@@ -51,7 +51,7 @@ pub(crate) const EXCEPTIONS: u32 = 32;
 const SAMPLES: u32 = 512;
 
 /// An attached profiler. All but the first two fields start as zeroes.
-pub struct Instance {
+pub(crate) struct Instance {
     pub(crate) region: ProducerRegion<'static>,
     pub(crate) guard: &'static Guard,
     runtime: RuntimeLink,
@@ -127,13 +127,13 @@ pub(crate) struct ContentionSampling {
 
 impl Instance {
     /// False in a forked child and after goodbye: the region must not be touched.
-    pub fn is_alive(&self) -> bool {
+    pub(crate) fn is_alive(&self) -> bool {
         self.guard.alive.load(Ordering::Acquire) != 0
     }
 
     /// True when somebody listens (then the instance is alive, too). Relaxed: going quiet need not
     /// be instant.
-    pub fn is_listening(&self) -> bool {
+    pub(crate) fn is_listening(&self) -> bool {
         self.guard.listening.load(Ordering::Relaxed) != 0
     }
 
@@ -154,7 +154,7 @@ impl Instance {
     }
 
     /// It is a guest of exact mode.
-    pub fn become_guest(&self) {
+    pub(crate) fn become_guest(&self) {
         self.role.guest.store(1, Ordering::Relaxed);
     }
 
@@ -181,7 +181,7 @@ impl Instance {
     }
 
     /// The runtime's interface; `None` before Initialize.
-    pub fn info(&self) -> Option<Info> {
+    pub(crate) fn info(&self) -> Option<Info> {
         self.runtime.info.get()
     }
 
@@ -221,7 +221,7 @@ impl Instance {
     ///
     /// # Errors
     /// The HRESULT that makes the runtime unload us quietly.
-    pub fn set_up(&self, info: Info, owner: u64, attached: bool) -> Result<(), i32> {
+    pub(crate) fn set_up(&self, info: Info, owner: u64, attached: bool) -> Result<(), i32> {
         let (major, minor, build, clr) = info.runtime();
         let runtime = pack_runtime(major, minor, build, clr);
         let live = if info.has_handles() { FEATURE_LIVE_OBJECTS } else { 0 };
@@ -267,17 +267,17 @@ impl Instance {
     }
 
     /// Which provider that is. Asked in the callback of its events.
-    pub fn provider(&self, provider: usize) -> Provider {
+    pub(crate) fn provider(&self, provider: usize) -> Provider {
         self.runtime.providers.kind(provider, &self.runtime.info)
     }
 
     /// A collection has started; `condemned` is the highest generation it collects.
-    pub fn on_gc_started(&self, condemned: u8) {
+    pub(crate) fn on_gc_started(&self, condemned: u8) {
         self.gc.started(condemned);
     }
 
     /// A collection has finished: look at the objects we watch.
-    pub fn on_gc_finished(&self) {
+    pub(crate) fn on_gc_finished(&self) {
         let finished = self.gc.finished();
         if !self.is_listening() {
             self.gc.survey_missed();
@@ -313,7 +313,7 @@ impl Instance {
 
     /// Keeps the set of watched objects as large as it may be. Called by the service thread, every
     /// round.
-    pub fn keep_live_set(&self, info: Info) {
+    pub(crate) fn keep_live_set(&self, info: Info) {
         if info.has_handles() {
             self.live.keep(&info, &mut |found| self.tell_found(found));
         }

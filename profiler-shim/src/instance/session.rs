@@ -46,7 +46,7 @@ impl Instance {
 
     /// True while the runtime tells of each large object by itself; then events about such objects
     /// say nothing new.
-    pub fn is_told_of_large(&self) -> bool {
+    pub(crate) fn is_told_of_large(&self) -> bool {
         self.session.told_of_large.load(Ordering::Relaxed) != 0
     }
 
@@ -65,7 +65,7 @@ impl Instance {
     /// Starts the EventPipe session. The runtime may run managed code and deliver events on this
     /// thread before it returns, so everything else is ready by now. .NET 10's ticks are never
     /// asked for: any session that uses the newer event ends them.
-    pub fn start_session(&self, info: Info) {
+    pub(crate) fn start_session(&self, info: Info) {
         let sampled = self.features() & FEATURE_ALLOCATION_SAMPLED != 0;
         let wishes = self.wishes();
         let unless = |without, keyword| if wishes & without == 0 { keyword } else { 0 };
@@ -95,7 +95,7 @@ impl Instance {
     }
 
     /// Ends the session, if there is one.
-    pub fn stop_session(&self, info: Info) {
+    pub(crate) fn stop_session(&self, info: Info) {
         let session = self.session.id.load(Ordering::Relaxed);
         if session == 0 {
             return;

@@ -24,7 +24,7 @@ struct PendingName {
 
 impl Instance {
     /// A managed thread runs on this OS thread.
-    pub fn on_thread_assigned(&self, thread: usize, os_thread: u32) {
+    pub(crate) fn on_thread_assigned(&self, thread: usize, os_thread: u32) {
         let (mut name, mut len) = ([0u8; NAME_BYTES], 0usize);
         for pending in &self.thread_names.pending {
             if pending.thread.load(Ordering::Acquire) == thread {
@@ -48,7 +48,7 @@ impl Instance {
     }
 
     /// A managed thread has a name. When it does not run yet, the name is kept until it does.
-    pub fn on_thread_named(&self, thread: usize, name: &[u16]) {
+    pub(crate) fn on_thread_named(&self, thread: usize, name: &[u16]) {
         let os_thread = self.info().and_then(|info| info.os_thread(thread)).unwrap_or(0);
         let mut text = BoundedText::<NAME_BYTES>::new();
         text.push_utf16(name);
@@ -77,7 +77,7 @@ impl Instance {
     }
 
     /// A managed thread is no more: had it a name and never ran, the name goes.
-    pub fn on_thread_destroyed(&self, thread: usize) {
+    pub(crate) fn on_thread_destroyed(&self, thread: usize) {
         for pending in &self.thread_names.pending {
             pending.thread.compare_exchange(thread, 0, Ordering::AcqRel, Ordering::Relaxed).ok();
         }
@@ -85,7 +85,7 @@ impl Instance {
 
     /// Tells the OS ids of the managed threads there are, and where the runtime has them: after an
     /// attach, before any event is asked for.
-    pub fn list_threads(&self) {
+    pub(crate) fn list_threads(&self) {
         let Some(info) = self.info() else { return };
         info.each_thread(|thread| {
             if let Some(os_tid) = info.os_thread(thread) {

@@ -19,7 +19,7 @@ pub(crate) struct CodeUnloads {
 
 impl Instance {
     /// A module goes away: no look-up may be under way, and the daemon forgets its code.
-    pub fn on_module_unload(&self, module_id: usize) {
+    pub(crate) fn on_module_unload(&self, module_id: usize) {
         self.count_met(self.code.gate.unload_module(module_id));
         self.code.lifetimes.on_unload(syscall::now_ns());
         self.types.forget();
@@ -27,7 +27,7 @@ impl Instance {
     }
 
     /// It has gone.
-    pub fn on_module_unloaded(&self, module_id: usize) {
+    pub(crate) fn on_module_unloaded(&self, module_id: usize) {
         self.code.lifetimes.on_unload(syscall::now_ns());
         self.code.gate.module_unloaded(module_id);
     }
@@ -58,7 +58,7 @@ impl Instance {
     }
 
     /// A dynamic method goes away, and with it its code; the address is used again.
-    pub fn on_dynamic_method_unloaded(&self, function: usize) {
+    pub(crate) fn on_dynamic_method_unloaded(&self, function: usize) {
         let mut bytes = [0u8; 256];
         let code = self.info().map_or(&[][..], |info| method::code_of(info, function, &mut bytes));
         let tell = || {

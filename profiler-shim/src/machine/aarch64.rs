@@ -63,7 +63,7 @@ pub(crate) unsafe fn call(
 /// the upper end of a thread's stack mapping (nptl/allocatestack.c; musl
 /// src/thread/pthread_create.c), for the main thread elsewhere.
 #[must_use]
-pub fn thread_block() -> usize {
+pub(crate) fn thread_block() -> usize {
     let base: usize;
     // SAFETY: reads a register that user code may read.
     unsafe { asm!("mrs {}, tpidr_el0", out(reg) base, options(nomem, nostack, preserves_flags)) };
@@ -73,7 +73,7 @@ pub fn thread_block() -> usize {
 /// Callee-saved registers, sp and pc of this very place. Inlined: what it captures is its caller's
 /// frame, which the library's `.eh_frame` describes at that pc.
 #[inline(always)]
-pub fn capture(registers: &mut Registers) {
+pub(crate) fn capture(registers: &mut Registers) {
     // SAFETY: stores eight words into `registers` (repr(C), in this order); touches no other memory
     // and no stack.
     unsafe {
@@ -94,7 +94,7 @@ pub fn capture(registers: &mut Registers) {
 
 /// `words` (at most `to.len()`) words at address `from`, which `syscall::readable` has
 /// found so page by page.
-pub fn copy_words(from: usize, to: &[AtomicU64], words: usize) {
+pub(crate) fn copy_words(from: usize, to: &[AtomicU64], words: usize) {
     // SAFETY: the source is this thread's live stack, readable as just asked of the kernel; the
     // target is a reserved part of the ring that no other thread writes and nobody reads before its
     // commit. Assembly, so no claim is made about types.

@@ -9,8 +9,8 @@ mod x86_64;
 #[cfg(target_arch = "aarch64")]
 pub(crate) use aarch64::{call, number};
 #[cfg(target_arch = "aarch64")]
-pub use aarch64::{capture, copy_words, thread_block};
+pub(crate) use aarch64::{capture, copy_words, thread_block};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::{call, number};
 #[cfg(target_arch = "x86_64")]
-pub use x86_64::{capture, copy_words, thread_block};
+pub(crate) use x86_64::{capture, copy_words, thread_block};

@@ -66,7 +66,7 @@ pub(crate) unsafe fn call(
 /// thread's stack mapping (nptl/allocatestack.c; musl src/thread/pthread_create.c), for the main
 /// thread elsewhere.
 #[must_use]
-pub fn thread_block() -> usize {
+pub(crate) fn thread_block() -> usize {
     let base: usize;
     // SAFETY: fs:0 is the thread control block's pointer to itself (ELF TLS ABI, variant II),
     // readable in every thread.
@@ -77,7 +77,7 @@ pub fn thread_block() -> usize {
 /// The callee-saved registers, rsp and rip of this very place. Inlined: what it captures is its
 /// caller's frame, which the library's `.eh_frame` describes at that rip.
 #[inline(always)]
-pub fn capture(registers: &mut Registers) {
+pub(crate) fn capture(registers: &mut Registers) {
     // SAFETY: stores eight words into `registers` (repr(C), in this order); touches no other memory
     // and no stack.
     unsafe {
@@ -100,7 +100,7 @@ pub fn capture(registers: &mut Registers) {
 
 /// `words` (at most `to.len()`) words at address `from`, which `syscall::readable` has
 /// found so page by page.
-pub fn copy_words(from: usize, to: &[AtomicU64], words: usize) {
+pub(crate) fn copy_words(from: usize, to: &[AtomicU64], words: usize) {
     // SAFETY: the source is this thread's live stack, readable as just asked of the kernel; the
     // target is a reserved part of the ring that no other thread writes and nobody reads before its
     // commit. Assembly, so no claim is made about types.

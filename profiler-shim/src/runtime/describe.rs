@@ -11,49 +11,49 @@ use core::ptr::null_mut;
 /// COR_PRF_CODE_INFO: a run of code.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CodeRange {
+pub(crate) struct CodeRange {
     /// First address.
-    pub start: usize,
+    pub(crate) start: usize,
     /// Bytes.
-    pub bytes: usize,
+    pub(crate) bytes: usize,
 }
 
 /// What a FunctionID stands for.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct FunctionInfo {
+pub(crate) struct FunctionInfo {
     /// The class, 0 where the runtime does not say.
-    pub class: usize,
+    pub(crate) class: usize,
     /// The module.
-    pub module: usize,
+    pub(crate) module: usize,
     /// MethodDef token.
-    pub token: u32,
+    pub(crate) token: u32,
     /// Type arguments of the method.
-    pub arguments: Arguments,
+    pub(crate) arguments: Arguments,
 }
 
 /// What a ModuleID stands for.
 #[derive(Clone, Copy, Debug)]
-pub struct ModuleInfo {
+pub(crate) struct ModuleInfo {
     /// Where its image is mapped, 0 for none.
-    pub base: usize,
+    pub(crate) base: usize,
     /// Its assembly.
-    pub assembly: usize,
+    pub(crate) assembly: usize,
     /// Whether it can be unloaded.
-    pub collectible: bool,
+    pub(crate) collectible: bool,
     /// Whether `base` is that of the file's content, as an array of bytes has it: no code is in
     /// there, and what is behind its end is somebody else's.
-    pub flat: bool,
+    pub(crate) flat: bool,
 }
 
 /// What a ClassID stands for.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct ClassInfo {
+pub(crate) struct ClassInfo {
     /// The module.
-    pub module: usize,
+    pub(crate) module: usize,
     /// TypeDef token.
-    pub token: u32,
+    pub(crate) token: u32,
     /// Type arguments, of all enclosing types together.
-    pub arguments: Arguments,
+    pub(crate) arguments: Arguments,
 }
 
 /// Type arguments that are asked for, of all levels of a nested type together. The largest the
@@ -62,7 +62,7 @@ const MOST_ARGUMENTS: usize = 32;
 
 /// Type arguments: ClassIDs. More than fit are told as the count only.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     ids: [usize; MOST_ARGUMENTS],
     count: u32,
 }
@@ -70,7 +70,7 @@ pub struct Arguments {
 impl Arguments {
     /// The ClassIDs.
     #[must_use]
-    pub fn ids(&self) -> &[usize] {
+    pub(crate) fn ids(&self) -> &[usize] {
         self.ids.get(..self.count as usize).unwrap_or(&self.ids)
     }
 }
@@ -80,7 +80,7 @@ impl Info {
     ///
     /// # Errors
     /// The runtime's refusal: not managed code, or gone.
-    pub fn function_at(self, address: usize) -> Result<(usize, usize), i32> {
+    pub(crate) fn function_at(self, address: usize) -> Result<(usize, usize), i32> {
         let (mut function, mut rejit) = (0usize, 0usize);
         let answer = invoke!(
             self.pointer,
@@ -96,7 +96,7 @@ impl Info {
 
     /// True for methods made by Reflection.Emit's DynamicMethod and the runtime's own stubs.
     #[must_use]
-    pub fn is_dynamic(self, function: usize) -> bool {
+    pub(crate) fn is_dynamic(self, function: usize) -> bool {
         let mut dynamic = 0i32;
         let answer = invoke!(self.pointer, 87, (usize, *mut i32), function, &raw mut dynamic);
         answer == S_OK && dynamic != 0
@@ -106,7 +106,7 @@ impl Info {
     ///
     /// # Errors
     /// The runtime's refusal.
-    pub fn dynamic_function(
+    pub(crate) fn dynamic_function(
         self,
         function: usize,
         name: &mut [u16; 512],
@@ -135,7 +135,7 @@ impl Info {
     ///
     /// # Errors
     /// The runtime's refusal.
-    pub fn function(self, function: usize) -> Result<FunctionInfo, i32> {
+    pub(crate) fn function(self, function: usize) -> Result<FunctionInfo, i32> {
         let mut found = FunctionInfo::default();
         let mut count = 0u32;
         let answer = invoke!(
@@ -161,7 +161,7 @@ impl Info {
     /// # Errors
     /// The runtime's refusal; 0x80131366 for what is no class (pointers, by-refs, function
     /// pointers).
-    pub fn class(self, class: usize) -> Result<ClassInfo, i32> {
+    pub(crate) fn class(self, class: usize) -> Result<ClassInfo, i32> {
         let mut found = ClassInfo::default();
         let (mut parent, mut count) = (0usize, 0u32);
         let answer = invoke!(
@@ -183,7 +183,7 @@ impl Info {
 
     /// An array class: (element type code, element class, rank); `None` for other classes.
     #[must_use]
-    pub fn array(self, class: usize) -> Option<(u32, usize, u32)> {
+    pub(crate) fn array(self, class: usize) -> Option<(u32, usize, u32)> {
         let (mut kind, mut element, mut rank) = (0u32, 0usize, 0u32);
         let answer = invoke!(
             self.pointer,
@@ -199,7 +199,7 @@ impl Info {
 
     /// A module; its path as UTF-16 in `name`.
     #[must_use]
-    pub fn module(self, module: usize, name: &mut [u16; 512]) -> Option<ModuleInfo> {
+    pub(crate) fn module(self, module: usize, name: &mut [u16; 512]) -> Option<ModuleInfo> {
         const COR_PRF_MODULE_COLLECTIBLE: u32 = 8;
         const COR_PRF_MODULE_FLAT_LAYOUT: u32 = 0x20;
         let (mut base, mut needed, mut assembly, mut flags) = (0usize, 0u32, 0usize, 0u32);
@@ -222,7 +222,7 @@ impl Info {
 
     /// An assembly's simple name, as UTF-16 in `name`.
     #[must_use]
-    pub fn assembly(self, assembly: usize, name: &mut [u16; 512]) -> bool {
+    pub(crate) fn assembly(self, assembly: usize, name: &mut [u16; 512]) -> bool {
         let (mut needed, mut domain, mut module) = (0u32, 0usize, 0usize);
         let answer = invoke!(
             self.pointer,
@@ -240,7 +240,7 @@ impl Info {
 
     /// A module's metadata.
     #[must_use]
-    pub fn metadata(self, module: usize) -> Option<Metadata> {
+    pub(crate) fn metadata(self, module: usize) -> Option<Metadata> {
         let mut pointer = null_mut::<c_void>();
         let answer = invoke!(
             self.pointer,
@@ -257,7 +257,7 @@ impl Info {
 
     /// First addresses of a function's code bodies.
     #[must_use]
-    pub fn bodies(self, function: usize, rejit: usize, starts: &mut [usize; 32]) -> usize {
+    pub(crate) fn bodies(self, function: usize, rejit: usize, starts: &mut [usize; 32]) -> usize {
         let mut count = 0u32;
         let answer = invoke!(
             self.pointer,
@@ -274,7 +274,7 @@ impl Info {
 
     /// The runs of one body, hot part first.
     #[must_use]
-    pub fn code(self, start: usize, ranges: &mut [CodeRange; 8]) -> usize {
+    pub(crate) fn code(self, start: usize, ranges: &mut [CodeRange; 8]) -> usize {
         let mut count = 0u32;
         let answer = invoke!(
             self.pointer,

@@ -12,7 +12,7 @@ pub struct Guid {
 
 impl Guid {
     /// From bytes in memory order.
-    pub const fn from_bytes([a, b, c, d, e, f, g, h, rest @ ..]: [u8; 16]) -> Self {
+    pub(crate) const fn from_bytes([a, b, c, d, e, f, g, h, rest @ ..]: [u8; 16]) -> Self {
         Self {
             a: u32::from_le_bytes([a, b, c, d]),
             b: u16::from_le_bytes([e, f]),
@@ -27,18 +27,19 @@ impl Guid {
 }
 
 /// The class id the library answers to.
-pub const CLASS: Guid = Guid::from_bytes(profiler_protocol::load::CLASS_ID);
+pub(crate) const CLASS: Guid = Guid::from_bytes(profiler_protocol::load::CLASS_ID);
 /// The class id it answers to as a main profiler: exact mode.
-pub const EXACT_CLASS: Guid = Guid::from_bytes(profiler_protocol::exact::EXACT_CLASS_ID);
+pub(crate) const EXACT_CLASS: Guid = Guid::from_bytes(profiler_protocol::exact::EXACT_CLASS_ID);
 /// IUnknown.
-pub const IUNKNOWN: Guid = Guid::new(0, 0, 0, 0xC000_0000_0000_0046);
+pub(crate) const IUNKNOWN: Guid = Guid::new(0, 0, 0, 0xC000_0000_0000_0046);
 /// IClassFactory.
-pub const ICLASS_FACTORY: Guid = Guid::new(1, 0, 0, 0xC000_0000_0000_0046);
+pub(crate) const ICLASS_FACTORY: Guid = Guid::new(1, 0, 0, 0xC000_0000_0000_0046);
 /// IMetaDataImport2.
-pub const IMETADATA_IMPORT2: Guid = Guid::new(0xFCE5_EFA0, 0x8BBA, 0x4F8E, 0xA036_8F20_22B0_8466);
+pub(crate) const IMETADATA_IMPORT2: Guid =
+    Guid::new(0xFCE5_EFA0, 0x8BBA, 0x4F8E, 0xA036_8F20_22B0_8466);
 
 /// ICorProfilerCallback to ICorProfilerCallback11: all slots of all of them are filled.
-pub const CALLBACKS: [Guid; 11] = [
+pub(crate) const CALLBACKS: [Guid; 11] = [
     Guid::new(0x176F_BED1, 0xA55C, 0x4796, 0x98CA_A9DA_0EF8_83E7),
     Guid::new(0x8A8C_C829, 0xCCF2, 0x49FE, 0xBBAE_0F02_2228_071A),
     Guid::new(0x4FD2_ED52, 0x7731, 0x4B8D, 0x9469_03D2_CC30_86C5),
@@ -53,7 +54,7 @@ pub const CALLBACKS: [Guid; 11] = [
 ];
 
 /// ICorProfilerInfo15 to 12, newest first, with their numbers.
-pub const INFOS: [(Guid, u32); 4] = [
+pub(crate) const INFOS: [(Guid, u32); 4] = [
     (Guid::new(0xB446_462D, 0xBD22, 0x41DD, 0x872D_DC71_4C49_EB56), 15),
     (Guid::new(0xF460_E352, 0xD76D, 0x4FE9, 0x835F_F6AF_9D6E_862D), 14),
     (Guid::new(0x6E6C_7EE2, 0x0701, 0x4EC2, 0x9D29_2E87_33B6_6934), 13),

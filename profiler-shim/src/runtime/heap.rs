@@ -8,7 +8,7 @@ use core::ffi::c_void;
 use core::sync::atomic::AtomicU64;
 
 /// What is asked of the runtime while objects are counted.
-pub trait RuntimeHeap {
+pub(crate) trait RuntimeHeap {
     /// Bytes of an object, not rounded up.
     fn size(&self, object: usize) -> Option<u64>;
     /// True for an object that no collection looks at (the frozen heap, .NET 8+).
@@ -25,13 +25,13 @@ pub trait RuntimeHeap {
 }
 
 /// What a look needs of the runtime.
-pub trait Objects {
+pub(crate) trait Objects {
     /// Class of a living object.
     fn class_of(&self, object: usize) -> Option<usize>;
 }
 
 /// The runtime's handles (Info13, .NET 7+).
-pub trait Handles {
+pub(crate) trait Handles {
     /// A weak handle on the object at `address`.
     fn create(&self, address: usize) -> Option<usize>;
     /// Gives it up.
@@ -46,7 +46,7 @@ impl Info {
     /// Calls `each` for every object in the heap, while the world stands still. False: the runtime
     /// refuses, or cannot (before .NET 9).
     #[must_use]
-    pub fn each_object<F: FnMut(usize)>(self, mut each: F) -> bool {
+    pub(crate) fn each_object<F: FnMut(usize)>(self, mut each: F) -> bool {
         type Callback = extern "C" fn(usize, *mut c_void) -> i32;
         let state = (&raw mut each).cast::<c_void>();
         self.level >= 15

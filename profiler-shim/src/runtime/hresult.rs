@@ -1,18 +1,18 @@
 //! The answers that matter here.
 
 /// Done.
-pub const S_OK: i32 = 0;
+pub(crate) const S_OK: i32 = 0;
 /// Done, and the answer is no.
-pub const S_FALSE: i32 = 1;
+pub(crate) const S_FALSE: i32 = 1;
 /// No such interface.
-pub const E_NOINTERFACE: i32 = 0x8000_4002_u32.cast_signed();
+pub(crate) const E_NOINTERFACE: i32 = 0x8000_4002_u32.cast_signed();
 /// A null pointer where none may be.
-pub const E_POINTER: i32 = 0x8000_4003_u32.cast_signed();
+pub(crate) const E_POINTER: i32 = 0x8000_4003_u32.cast_signed();
 /// Something failed.
-pub const E_FAIL: i32 = 0x8000_4005_u32.cast_signed();
+pub(crate) const E_FAIL: i32 = 0x8000_4005_u32.cast_signed();
 /// No memory.
-pub const E_OUTOFMEMORY: i32 = 0x8007_000e_u32.cast_signed();
+pub(crate) const E_OUTOFMEMORY: i32 = 0x8007_000e_u32.cast_signed();
 /// Outer objects are not supported.
-pub const CLASS_E_NOAGGREGATION: i32 = 0x8004_0110_u32.cast_signed();
+pub(crate) const CLASS_E_NOAGGREGATION: i32 = 0x8004_0110_u32.cast_signed();
 /// Declines to be loaded, without an error in the runtime's log (corerror.h).
-pub const CORPROF_E_PROFILER_CANCEL_ACTIVATION: i32 = 0x8013_1375_u32.cast_signed();
+pub(crate) const CORPROF_E_PROFILER_CANCEL_ACTIVATION: i32 = 0x8013_1375_u32.cast_signed();

@@ -13,13 +13,13 @@ use profiler_protocol::load::{LOCK_PATH_BYTES, LOCK_VARIABLE, OWNER_VARIABLE, ow
 /// The runtime's interface. Held from Initialize until the object goes; calls are safe as long as
 /// the instance lives.
 #[derive(Clone, Copy)]
-pub struct Info {
+pub(crate) struct Info {
     pub(super) pointer: *mut c_void,
     pub(super) level: u32,
 }
 
 /// Where an [`Info`] is kept once there is one: the runtime may call on any thread.
-pub struct InfoCell {
+pub(crate) struct InfoCell {
     address: AtomicUsize,
     level: AtomicU32,
 }
@@ -48,7 +48,7 @@ impl InfoCell {
 
 /// COR_PRF_MONITOR flags, low and high word.
 #[derive(Clone, Copy)]
-pub struct Mask {
+pub(crate) struct Mask {
     low: u32,
     high: u32,
 }
@@ -56,19 +56,20 @@ pub struct Mask {
 impl Mask {
     /// MODULE_LOADS (for unloads), THREADS; DYNAMIC_FUNCTION_UNLOADS, BASIC_GC, EVENT_PIPE. All may
     /// be set after an attach and by a notification-only profiler.
-    pub const OURS: Self = Self { low: 0x4 | 0x200, high: 0x4 | 0x10 | 0x80 };
+    pub(crate) const OURS: Self = Self { low: 0x4 | 0x200, high: 0x4 | 0x10 | 0x80 };
     /// The same, and LARGEOBJECT_ALLOCATED, for which the same is true.
-    pub const OURS_AND_LARGE: Self = Self { low: Self::OURS.low, high: Self::OURS.high | 0x40 };
+    pub(crate) const OURS_AND_LARGE: Self =
+        Self { low: Self::OURS.low, high: Self::OURS.high | 0x40 };
     /// For a main profiler at the start of the process: all of ours, for its guest
     /// (`com/exact.rs`), GC, OBJECT_ALLOCATED and what that needs (ENABLE_OBJECT_ALLOCATED),
     /// SUSPENDS. GC turns background collections off for good (vm/profilinghelper.cpp).
-    pub const EXACT: Self =
+    pub(crate) const EXACT: Self =
         Self { low: Self::EXACT_WITHOUT_GC.low | 0x80, high: Self::EXACT_WITHOUT_GC.high };
     /// The same while nobody needs to hear of survivors.
-    pub const EXACT_WITHOUT_GC: Self =
+    pub(crate) const EXACT_WITHOUT_GC: Self =
         Self { low: Self::OURS.low | 0x100 | 0x80_0000 | 0x1_0000, high: Self::OURS.high };
     /// No callbacks.
-    pub const NONE: Self = Self { low: 0, high: 0 };
+    pub(crate) const NONE: Self = Self { low: 0, high: 0 };
 }
 
 /// COR_PRF_EVENTPIPE_PROVIDER_CONFIG.
@@ -82,7 +83,7 @@ struct ProviderConfig {
 
 /// A provider, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Provider {
+pub(crate) enum Provider {
     /// `Microsoft-Windows-DotNETRuntime`.
     Runtime,
     /// `System.Runtime`, whose events tell the values of the runtime's counters.
@@ -92,7 +93,7 @@ pub enum Provider {
 }
 
 /// Handles of providers, once told apart: the runtime's, its counters', and the last other one.
-pub struct ProviderCache {
+pub(crate) struct ProviderCache {
     runtime: AtomicUsize,
     counters: AtomicUsize,
     other: AtomicUsize,
@@ -158,7 +159,7 @@ impl Info {
     ///
     /// # Safety
     /// `unknown` is a live interface pointer or null.
-    pub unsafe fn query(unknown: *mut c_void) -> Option<Self> {
+    pub(crate) unsafe fn query(unknown: *mut c_void) -> Option<Self> {
         if unknown.is_null() {
             return None;
         }
@@ -175,19 +176,19 @@ impl Info {
 
     /// True from .NET 7 on.
     #[must_use]
-    pub fn has_handles(self) -> bool {
+    pub(crate) fn has_handles(self) -> bool {
         self.level >= 13
     }
 
     /// Gives the interface up.
-    pub fn release(self) {
+    pub(crate) fn release(self) {
         invoke!(self.pointer, 2, ());
     }
 
     /// Runtime version (major, minor, build) and the CLR's instance id; zeroes where it does not
     /// say.
     #[must_use]
-    pub fn runtime(self) -> (u16, u16, u16, u16) {
+    pub(crate) fn runtime(self) -> (u16, u16, u16, u16) {
         let (mut clr, mut major, mut minor, mut build, mut qfe) = (0u16, 0u16, 0u16, 0u16, 0u16);
         let (mut kind, mut needed) = (0u32, 0u32);
         invoke!(
@@ -210,13 +211,13 @@ impl Info {
     /// The owner the environment names, 0 for none. Asked of the runtime (Info11): there is no libc
     /// here to ask.
     #[must_use]
-    pub fn owner_in_environment(self) -> u64 {
+    pub(crate) fn owner_in_environment(self) -> u64 {
         let mut bytes = [0; VARIABLE_BYTES];
         owner_in_variable(self.variable(OWNER_VARIABLE, &mut bytes))
     }
 
     /// The path in [`LOCK_VARIABLE`], for a system call; empty without one.
-    pub fn lock_in_environment(self, bytes: &mut [u8; VARIABLE_BYTES]) -> &core::ffi::CStr {
+    pub(crate) fn lock_in_environment(self, bytes: &mut [u8; VARIABLE_BYTES]) -> &core::ffi::CStr {
         self.variable(LOCK_VARIABLE, bytes);
         core::ffi::CStr::from_bytes_until_nul(bytes).unwrap_or_default()
     }
@@ -253,7 +254,7 @@ impl Info {
     ///
     /// # Errors
     /// The runtime's refusal.
-    pub fn set_mask(self, mask: Mask) -> Result<(), i32> {
+    pub(crate) fn set_mask(self, mask: Mask) -> Result<(), i32> {
         ok(invoke!(self.pointer, 82, (u32, u32), mask.low, mask.high))
     }
 
@@ -262,7 +263,12 @@ impl Info {
     ///
     /// # Errors
     /// The runtime's refusal.
-    pub fn start_session(self, keywords: u64, level: u32, with_counters: bool) -> Result<u64, i32> {
+    pub(crate) fn start_session(
+        self,
+        keywords: u64,
+        level: u32,
+        with_counters: bool,
+    ) -> Result<u64, i32> {
         // Counters belong to no keyword and are told at any level.
         let configs = [
             ProviderConfig {
@@ -296,13 +302,13 @@ impl Info {
     ///
     /// # Errors
     /// The runtime's refusal.
-    pub fn stop_session(self, session: u64) -> Result<(), i32> {
+    pub(crate) fn stop_session(self, session: u64) -> Result<(), i32> {
         ok(invoke!(self.pointer, 103, (u64), session))
     }
 
     /// Which provider it is; `None` where the runtime does not say.
     #[must_use]
-    pub fn provider(self, provider: usize) -> Option<Provider> {
+    pub(crate) fn provider(self, provider: usize) -> Option<Provider> {
         let (mut name, mut needed) = ([0u16; 64], 0u32);
         let answer = invoke!(
             self.pointer,
@@ -325,20 +331,20 @@ impl Info {
     ///
     /// # Errors
     /// The runtime's refusal.
-    pub fn request_detach(self, wait_ms: u32) -> Result<(), i32> {
+    pub(crate) fn request_detach(self, wait_ms: u32) -> Result<(), i32> {
         ok(invoke!(self.pointer, 58, (u32), wait_ms))
     }
 
     /// The OS id of a managed thread, if it has one.
     #[must_use]
-    pub fn os_thread(self, thread: usize) -> Option<u32> {
+    pub(crate) fn os_thread(self, thread: usize) -> Option<u32> {
         let mut os_thread = 0u32;
         let answer = invoke!(self.pointer, 12, (usize, *mut u32), thread, &raw mut os_thread);
         (answer == S_OK && os_thread != 0).then_some(os_thread)
     }
 
     /// Calls `each` for every managed thread, at most 4096.
-    pub fn each_thread(self, each: impl FnMut(usize)) {
+    pub(crate) fn each_thread(self, each: impl FnMut(usize)) {
         let mut list = null_mut::<c_void>();
         let answer = invoke!(self.pointer, 71, (*mut *mut c_void), &raw mut list);
         if answer == S_OK && !list.is_null() {
@@ -347,7 +353,7 @@ impl Info {
     }
 
     /// Calls `each` for every loaded module, at most 4096.
-    pub fn each_module(self, each: impl FnMut(usize)) {
+    pub(crate) fn each_module(self, each: impl FnMut(usize)) {
         let mut list = null_mut::<c_void>();
         let answer = invoke!(self.pointer, 66, (*mut *mut c_void), &raw mut list);
         if answer == S_OK && !list.is_null() {

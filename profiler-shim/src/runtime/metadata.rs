@@ -4,7 +4,7 @@ use super::slot::invoke;
 use core::ffi::c_void;
 
 /// An IMetaDataImport2, released when dropped. Used on the service thread within one look-up only.
-pub struct Metadata {
+pub(crate) struct Metadata {
     pointer: *mut c_void,
 }
 
@@ -22,7 +22,7 @@ pub(super) unsafe fn blob(pointer: *const u8, bytes: u32) -> &'static [u8] {
 }
 
 /// Name buffers: UTF-16 with a zero at the end.
-pub type NameBuffer = [u16; 512];
+pub(crate) type NameBuffer = [u16; 512];
 
 impl Metadata {
     /// Takes over an interface pointer.
@@ -35,7 +35,7 @@ impl Metadata {
 
     /// A type's name (namespace included, where it has one) and whether it is nested.
     #[must_use]
-    pub fn type_def(&self, token: u32, name: &mut NameBuffer) -> Option<bool> {
+    pub(crate) fn type_def(&self, token: u32, name: &mut NameBuffer) -> Option<bool> {
         let (mut needed, mut flags, mut extends) = (0u32, 0u32, 0u32);
         let answer = invoke!(
             self.pointer,
@@ -54,7 +54,7 @@ impl Metadata {
 
     /// The type around a nested one.
     #[must_use]
-    pub fn enclosing(&self, token: u32) -> Option<u32> {
+    pub(crate) fn enclosing(&self, token: u32) -> Option<u32> {
         let mut outer = 0u32;
         let answer = invoke!(self.pointer, 62, (u32, *mut u32), token, &raw mut outer);
         (answer == 0 && outer & 0xff_ffff != 0).then_some(outer)
@@ -62,7 +62,7 @@ impl Metadata {
 
     /// A referenced type's name, and the token of the scope it is in.
     #[must_use]
-    pub fn type_ref(&self, token: u32, name: &mut NameBuffer) -> Option<u32> {
+    pub(crate) fn type_ref(&self, token: u32, name: &mut NameBuffer) -> Option<u32> {
         let (mut scope, mut needed) = (0u32, 0u32);
         let answer = invoke!(
             self.pointer,
@@ -79,7 +79,7 @@ impl Metadata {
 
     /// A constructed type's signature.
     #[must_use]
-    pub fn type_spec(&self, token: u32) -> &'static [u8] {
+    pub(crate) fn type_spec(&self, token: u32) -> &'static [u8] {
         let (mut signature, mut bytes) = (core::ptr::null::<u8>(), 0u32);
         let answer = invoke!(
             self.pointer,
@@ -98,7 +98,7 @@ impl Metadata {
 
     /// A method's declaring type, name and signature.
     #[must_use]
-    pub fn method(&self, token: u32, name: &mut NameBuffer) -> Option<(u32, &'static [u8])> {
+    pub(crate) fn method(&self, token: u32, name: &mut NameBuffer) -> Option<(u32, &'static [u8])> {
         let (mut class, mut needed, mut attributes, mut rva, mut flags) =
             (0u32, 0u32, 0u32, 0u32, 0u32);
         let (mut signature, mut bytes) = (core::ptr::null::<u8>(), 0u32);
