@@ -5,7 +5,8 @@
 //! is native-endian (probe and daemon share a machine), `repr(C)`, made of fixed-width integers,
 //! and has its padding named, because the kernel copies whole values and map keys are compared byte
 //! by byte. With the feature `user` the types are `Pod`. No std here, and no logic but what the
-//! probes run and tests are to check: a walk's one step ([`walk`]) and what a task's state says
+//! probes run and tests are to check: a walk's one step ([`walk`]), the
+//! last walk ([`last_walk`]) and what a task's state says
 //! ([`task`]).
 #![cfg_attr(not(test), no_std)]
 
@@ -13,6 +14,7 @@ pub mod config;
 pub mod counter;
 pub mod event;
 pub mod key;
+pub mod last_walk;
 pub mod limits;
 pub mod machine;
 pub mod rule;

@@ -128,7 +128,7 @@ fn fill_and_send<const LOOPS: bool>(
                 let ids = (&mut record.trace_id, &mut record.span_id);
                 flags |= span::of_current(task, hook.tgid, &mut scratch.span, ids);
             }
-            if LOOPS && unwind::walk::user(scratch, hook.tgid, regs) {
+            if LOOPS && unwind::walk::user(scratch, hook.tgid, hook.tid, regs) {
                 walked_bytes = scratch.walk.frames * 8;
                 flags |= walked(scratch);
                 if setting!(copies_all) == 0 {

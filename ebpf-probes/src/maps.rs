@@ -6,6 +6,7 @@ use aya_ebpf::maps::{Array, HashMap, PerCpuArray, RingBuf};
 use ebpf_common::counter::{COUNTERS, Counter};
 use ebpf_common::event::WakeRecord;
 use ebpf_common::key::{RecordingStart, Sampler, SchedulerAccount, SpanPlace, TaskIteratorReader};
+use ebpf_common::last_walk::{self, LastWalk};
 use ebpf_common::limits::{
     DEFAULT_MAX_PLACES, DEFAULT_MAX_THREADS, MAX_PASSED_OVER, MAX_RULED_CGROUPS, MAX_RULED_OTHERS,
     MAX_RULES, MAX_SELECTED_PROCESSES, MAX_SPACES, MAX_SPAN_PLACES, MAX_VISITORS,
@@ -92,6 +93,17 @@ pub(crate) static PLACES: Array<PlaceSet> =
 /// the last place let go of it.
 #[map]
 pub(crate) static RULES: Array<UnwindRule> = Array::with_max_entries(MAX_RULES, BPF_F_MMAPABLE);
+
+/// How often rules of an address space were removed from `PLACES`, or changed there, by the space's
+/// number. Written by the daemon, which maps it, behind the change.
+#[map]
+pub(crate) static GENERATIONS: Array<u64> =
+    Array::with_max_entries(last_walk::GENERATIONS, BPF_F_MMAPABLE);
+
+/// The last walks of some threads on each CPU. Entries set at load. Where threads share an entry,
+/// each records it anew.
+#[map]
+pub(crate) static LAST_WALKS: Array<LastWalk> = Array::with_max_entries(last_walk::LAST_WALKS, 0);
 
 /// The address space of each process the daemon has taught rules of, by tgid; another number after
 /// each exec. Written by the daemon; an entry leaves at exec, so that no rule of the old image is

@@ -2,6 +2,7 @@
 // token to each other, so that threads switch all the time. Each line on standard input is answered with "OPERATIONS NANOSECONDS":
 // work done by all threads since the start, and when it was read. "exit" or the end of the input ends it. With the argument "allocate"
 // it allocates about forty times as much for the same work, so that time in the shim can be seen; with "work" nobody hands tokens; with
+// "stream N" the deepest calls go through N MB of memory for each thread, which leaves nothing else in the CPU's caches; with
 // "switch N" nobody works, and threads switch N times a second; with "micro" or "micro N" they, or N of them, do nothing but make small objects; with "idle" there are no threads. The line "fill" makes it allocate 1 GB and
 // keep most of it.
 using System;
@@ -22,11 +23,15 @@ static class Load
     static byte[][] all;
     static int rounds = 8000;
     static int size = 1000;
+    static int streamed;
+    [ThreadStatic] static byte[] stream;
+    [ThreadStatic] static int streamAt;
 
     static void Main(string[] args)
     {
         string what = args.Length > 0 ? args[0] : "";
         if (what == "allocate") (rounds, size) = (2000, 10_000);
+        if (what == "stream") streamed = int.Parse(args[1]) << 20;
         if (what == "switch") Switch(int.Parse(args[1]));
         else if (what == "micro")
         {
@@ -44,7 +49,7 @@ static class Load
                 int slot = (i + 1) * Stride;
                 new Thread(() => Work(slot)) { IsBackground = true, Name = "worker" }.Start();
             }
-            if (what != "work")
+            if (what != "work" && what != "stream")
             {
                 var ping = new SemaphoreSlim(0);
                 var pong = new SemaphoreSlim(0);
@@ -115,6 +120,7 @@ static class Load
     [MethodImpl(MethodImplOptions.NoInlining)]
     static ulong Leaf(ulong seed)
     {
+        if (streamed != 0) return seed + Stream();
         var buffer = new byte[size];
         for (int i = 0; i < rounds; i++)
         {
@@ -125,6 +131,20 @@ static class Load
         }
         kept = buffer;
         return seed;
+    }
+
+    // Writes a byte of each of the next cache lines.
+    static byte Stream()
+    {
+        byte[] all = stream ??= new byte[streamed];
+        int at = streamAt;
+        for (int i = 0; i < rounds; i++)
+        {
+            all[at]++;
+            at = at + 64 < all.Length ? at + 64 : 0;
+        }
+        streamAt = at;
+        return all[at];
     }
 
     // Two of these make about 2,000 switches a second: a pause keeps them from taking the CPUs for themselves.

@@ -47,7 +47,7 @@ type Figure = fn(&Bench<'_>) -> Result<Vec<FigureRow>>;
 
 /// Name on the command line, what it measures and how (a heading, and text below it where more is
 /// to be said), and the code that does it.
-const FIGURES: [(&str, &str, Figure); 15] = [
+const FIGURES: [(&str, &str, Figure); 16] = [
     (
         "start",
         "From starting `perfusion record` to the first sample in the kernel",
@@ -59,6 +59,7 @@ const FIGURES: [(&str, &str, Figure); 15] = [
          after 10 s, everything on",
         probes::sample,
     ),
+    ("cold", probes::COLD_HOW, probes::cold),
     (
         "switches",
         "5 s of an app that only switches, 100,000 times a second, after 5 s, everything on",

@@ -4,13 +4,14 @@
 
 use crate::config::setting;
 use crate::machine;
-use crate::maps::{PLACES, RULES, SPACES};
-use aya_ebpf::helpers::generated::{bpf_loop, bpf_probe_read_user};
+use crate::maps::{GENERATIONS, LAST_WALKS, PLACES, RULES, SPACES};
+use aya_ebpf::helpers::generated::{bpf_get_smp_processor_id, bpf_loop, bpf_probe_read_user};
 use core::ffi::{c_long, c_void};
 use ebpf_common::event::FLAG_WALKED_TO_LIMIT;
 use ebpf_common::key::WalkState;
+use ebpf_common::last_walk::{self, LastWalk};
 use ebpf_common::limits::MAX_WALK_FRAMES;
-use ebpf_common::rule::{Spot, TAG_USED, TAG_USED_BYTE, UnwindRule, WAYS};
+use ebpf_common::rule::{SP, Spot, TAG_USED, TAG_USED_BYTE, WAYS};
 use ebpf_common::scratch::Scratch;
 use ebpf_common::walk::{self, StackMemory};
 
@@ -19,8 +20,10 @@ const ON: c_long = 0;
 const END: c_long = 1;
 
 /// What a step is handed: a place on the stack of the program, as the verifier wants it.
+#[derive(Clone, Copy)]
 struct WalkContext {
     scratch: *mut Scratch,
+    last: *mut LastWalk,
 }
 
 /// Memory of the current task. A bad address is an error, and so is a page that is not in memory.
@@ -34,21 +37,38 @@ impl StackMemory for UserMemory {
     }
 }
 
-/// Walks from `regs`; the frames are the first bytes of `scratch.tail`, all else is in
+/// Walks the stack of the current thread, `tid` of `tgid`, from `regs`; the frames are the first bytes of `scratch.tail`, all else is in
 /// `scratch.walk`. Answers whether there were rules to walk by.
 #[inline(always)]
-pub(crate) fn user(scratch: &mut Scratch, tgid: u32, regs: &machine::Regs) -> bool {
+pub(crate) fn user(scratch: &mut Scratch, tgid: u32, tid: u32, regs: &machine::Regs) -> bool {
     // SAFETY: values are plain integers.
     let Some(space) = (unsafe { SPACES.get(tgid) }) else { return false };
+    let Some(last) = last_walk(tid) else { return false };
+    let Some(generation) = GENERATIONS.get(*space % last_walk::GENERATIONS) else { return false };
+    // The lower half of a word. It is read before any rule is, so that a list is never newer than
+    // what is in it. SAFETY: an aligned half of an entry, which outlives the program.
+    let generation = machine::published(unsafe { &*(&raw const *generation).cast() });
+    // SAFETY: this CPU's, which `busy` keeps for this hook.
+    unsafe { (*last).begin(*space, generation) };
     walk::begin(&mut scratch.walk, machine::walked(regs), *space);
-    let mut context = WalkContext { scratch };
+    let mut context = WalkContext { scratch, last };
     // SAFETY: the step is a function of this program, and the context outlives the loop.
     unsafe { bpf_loop(MAX_WALK_FRAMES, step as *mut c_void, (&raw mut context).cast(), 0) };
+    // SAFETY: as above.
+    unsafe { (*last).ended(walk_of(&context).frames) };
     if walk_of(&context).frames >= MAX_WALK_FRAMES && walk_of(&context).end == 0 {
         // SAFETY: as in `step`.
         unsafe { (*context.scratch).walk.end = u64::from(FLAG_WALKED_TO_LIMIT) };
     }
     true
+}
+
+/// Where this CPU keeps the thread's last walk.
+#[inline(always)]
+fn last_walk(tid: u32) -> Option<*mut LastWalk> {
+    // SAFETY: a helper without arguments.
+    let cpu = unsafe { bpf_get_smp_processor_id() };
+    LAST_WALKS.get_ptr_mut(cpu * last_walk::LAST_WALKS + tid % last_walk::LAST_WALKS)
 }
 
 #[inline(always)]
@@ -64,12 +84,21 @@ fn walk_of(context: &WalkContext) -> &WalkState {
 #[inline(never)]
 unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> c_long {
     // SAFETY: the caller's promise.
-    let scratch = unsafe { (*context.cast::<WalkContext>()).scratch };
+    let WalkContext { scratch, last } = unsafe { *context.cast() };
     // SAFETY: this CPU's, of this hook, and `busy` keeps everybody else away.
-    let scratch = unsafe { &mut *scratch };
+    let (scratch, last) = unsafe { (&mut *scratch, &mut *last) };
     let walk = &mut scratch.walk;
     let Some(place) = walk::place(walk) else { return END };
-    let Some(rule) = rule_at(place, walk.space) else { return END };
+    let stack = walk.registers[SP];
+    let rule = match last.rule(place, stack) {
+        Some(rule) => rule,
+        None => {
+            let Some(rule) = rule_at(place, walk.space) else { return END };
+            last.note(place, stack, rule);
+            rule
+        }
+    };
+    let Some(rule) = RULES.get_ptr(rule) else { return END };
     // SAFETY: an entry of the map, which outlives the program. The daemon does not change one that
     // a place named a moment ago.
     let rule = unsafe { &*rule };
@@ -86,9 +115,9 @@ unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> c_long {
     if walk.end != 0 { END } else { ON }
 }
 
-/// The rule taught for a place.
+/// The index of the rule pushed for a place.
 #[inline(always)]
-fn rule_at(place: u64, space: u32) -> Option<*const UnwindRule> {
+fn rule_at(place: u64, space: u32) -> Option<u32> {
     let spot = Spot::of(place, space, setting!(place_shift));
     let set = PLACES.get_ptr_mut(spot.set)?.cast::<[u64; 2]>();
     let mut way = 0;
@@ -109,7 +138,7 @@ fn rule_at(place: u64, space: u32) -> Option<*const UnwindRule> {
                     // that has just become another one.
                     unsafe { tag.cast::<u8>().wrapping_add(TAG_USED_BYTE).write_volatile(1) };
                 }
-                return RULES.get_ptr(rule);
+                return Some(rule);
             }
         }
         way += 1;

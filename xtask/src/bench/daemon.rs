@@ -5,6 +5,7 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{BufRead, BufReader},
+    path::Path,
     process::{Child, Command, Stdio},
     sync::mpsc::{Receiver, channel},
     thread,
@@ -148,8 +149,17 @@ impl Recorder {
 
     /// Begins to record with these options.
     pub(super) fn start_with(paths: &WorkspacePaths, whom: &[&str]) -> Result<Recorder> {
+        Recorder::start_program(&paths.perfusion(), paths, whom)
+    }
+
+    /// Begins to record with another build of the program.
+    pub(super) fn start_program(
+        program: &Path,
+        paths: &WorkspacePaths,
+        whom: &[&str],
+    ) -> Result<Recorder> {
         let began = Instant::now();
-        let mut child = Command::new(paths.perfusion())
+        let mut child = Command::new(program)
             .env("PERFUSION_LOG", LOG)
             .arg("record")
             .args(whom)
@@ -159,7 +169,7 @@ impl Recorder {
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
-            .with_context(|| format!("{}: did not start", paths.perfusion().display()))?;
+            .with_context(|| format!("{}: did not start", program.display()))?;
         let stderr = child.stderr.take().context("perfusion has no standard error")?;
         let (sender, recording) = channel();
         let (load_sender, loaded) = channel();

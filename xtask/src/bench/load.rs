@@ -102,6 +102,11 @@ impl App {
         App::start_with(paths, &["work"])
     }
 
+    /// Starts it to work through more memory than a CPU's own caches have.
+    pub(super) fn start_streaming(paths: &WorkspacePaths, megabytes: u32) -> Result<App> {
+        App::start_with(paths, &["stream", &megabytes.to_string()])
+    }
+
     /// Starts it to switch threads so many times a second, and nothing else.
     pub(super) fn start_switching(paths: &WorkspacePaths, per_second: u32) -> Result<App> {
         App::start_with(paths, &["switch", &per_second.to_string()])

@@ -15,6 +15,7 @@ use ebpf_common::config::{
     NO_FIELD, ProbeConfig, RULES_BY_CGROUP, SELECT_ALL, SELECT_CGROUP, SELECT_PIDS, SELECT_RULES,
 };
 use ebpf_common::event::CERTAIN;
+use ebpf_common::last_walk::LAST_WALKS;
 use ebpf_common::limits::{MAX_RULED_CGROUPS, MAX_SPAN_PLACES};
 use ebpf_common::rule::WAYS;
 use perfusion_unwind::native::native_address_mask;
@@ -85,6 +86,7 @@ pub(super) fn load(
         )
         .map_max_entries("SPANS", if options.spans { MAX_SPAN_PLACES } else { 1 })
         .map_max_entries("SCRATCH", possible_cpus)
+        .map_max_entries("LAST_WALKS", if loops { possible_cpus.saturating_mul(LAST_WALKS) } else { 1 })
         .load(object)
         .map_err(refused)?;
     // The verifier takes its memory next: a small cgroup has no room for both (10 and 5 MiB).

@@ -336,8 +336,8 @@ fn rule_cache(bpf: &mut Ebpf) -> Result<RuleCache, KernelError> {
         Some(Map::Array(map)) => Ok(map),
         _ => Err(KernelError::Object { name }),
     };
-    let (places, rules) = (array("PLACES")?, array("RULES")?);
-    let cache = RuleCache::new(places, rules, typed(bpf, "SPACES")?);
+    let arrays = [array("PLACES")?, array("RULES")?, array("GENERATIONS")?];
+    let cache = RuleCache::new(arrays, typed(bpf, "SPACES")?);
     cache.map_err(|source| KernelError::RulesUnmapped { source })
 }
 

@@ -4,9 +4,13 @@
 //! (`ebpf_common::rule`). A rule is in its array once, counted by the places that name it. When
 //! none does its room is given to another one, but not before whoever has just read a place must be
 //! done with it.
+//!
+//! The probes also keep which rules a thread's last walk used (`ebpf_common::last_walk`). They are
+//! told by a number of the address space that an entry of it is gone or another one.
 
 use super::maps::MappedWords;
 use aya::maps::{HashMap as BpfHashMap, MapData, MapError};
+use ebpf_common::last_walk::GENERATIONS;
 use ebpf_common::rule::{CachedPlace, PlaceSet, RuleKey, Spot, TAG_USED, UnwindRule, WAYS};
 use perfusion_host::process::RuleUpdate;
 use std::collections::{HashMap, VecDeque};
@@ -24,7 +28,7 @@ const RULE_WORDS: usize = size_of::<UnwindRule>() / 8;
 
 type RuleWords = [u64; RULE_WORDS];
 
-/// The maps `PLACES`, `RULES` and `SPACES`.
+/// The maps `PLACES`, `RULES`, `GENERATIONS` and `SPACES`.
 #[derive(Debug)]
 pub struct RuleCache {
     places: CachedPlaces,
@@ -32,23 +36,26 @@ pub struct RuleCache {
     refused: u64,
     /// Held for as long as they are mapped, so that they are among this process's maps for whoever
     /// counts their memory.
-    _maps: [MapData; 2],
+    _maps: [MapData; 3],
 }
 
 impl RuleCache {
+    /// `arrays`: places, rules and generations.
     pub(super) fn new(
-        places: MapData,
-        rules: MapData,
+        arrays: [MapData; 3],
         spaces: BpfHashMap<MapData, u32, u32>,
     ) -> io::Result<Self> {
         let entries = |map: &MapData| {
             let info = map.info().map_err(io::Error::other)?;
             usize::try_from(info.max_entries()).map_err(io::Error::other)
         };
-        let place_words = MappedWords::map(places.fd(), entries(&places)? * WAYS * PLACE_WORDS)?;
-        let rule_words = MappedWords::map(rules.fd(), entries(&rules)? * RULE_WORDS)?;
-        let places_known = CachedPlaces::new(place_words, rule_words);
-        Ok(Self { places: places_known, spaces, refused: 0, _maps: [places, rules] })
+        let [places, rules, generations] = &arrays;
+        let places = CachedPlaces::new(
+            MappedWords::map(places.fd(), entries(places)? * WAYS * PLACE_WORDS)?,
+            MappedWords::map(rules.fd(), entries(rules)? * RULE_WORDS)?,
+            MappedWords::map(generations.fd(), entries(generations)?)?,
+        );
+        Ok(Self { places, spaces, refused: 0, _maps: arrays })
     }
 
     /// Brings what lessons say of rules to the probes, in order.
@@ -90,6 +97,8 @@ pub(super) fn gone(removed: Result<(), MapError>) -> bool {
 struct CachedPlaces {
     sets: MappedWords,
     rules: MappedWords,
+    /// How often entries of an address space went or changed.
+    generations: MappedWords,
     shift: u32,
     /// The rules that are in their array, by what they are.
     indexes: HashMap<RuleWords, u16, foldhash::fast::RandomState>,
@@ -112,12 +121,13 @@ struct RuleUses {
 
 impl CachedPlaces {
     /// `sets` hold a power of two of sets, at least 2.
-    fn new(sets: MappedWords, rules: MappedWords) -> Self {
+    fn new(sets: MappedWords, rules: MappedWords, generations: MappedWords) -> Self {
         let count = sets.all().len() / (WAYS * PLACE_WORDS);
         let shift = u64::BITS - count.max(2).ilog2();
         Self {
             sets,
             rules,
+            generations,
             shift,
             indexes: HashMap::default(),
             uses: Vec::new(),
@@ -152,7 +162,11 @@ impl CachedPlaces {
             place.store(key.place, Ordering::Release);
         }
         tag.store(new, Ordering::Release);
-        self.release(old);
+        if known.is_some() && old & !TAG_USED == new & !TAG_USED {
+            self.end_use(index);
+        } else {
+            self.release(old);
+        }
         true
     }
 
@@ -251,12 +265,22 @@ impl CachedPlaces {
         }
     }
 
-    /// An entry with this tag is gone.
+    /// An entry with this tag is gone. From here on no walk begins that knows its rule by an
+    /// earlier one.
     fn release(&mut self, tag: u64) {
-        let index = (tag & 0xffff) as u16;
-        if is_taken(tag)
-            && let Some(uses) = self.uses.get_mut(usize::from(index))
-        {
+        if is_taken(tag) {
+            let space = (tag >> 32) as u32;
+            // Pairs with the probes' load before a walk; what has gone was stored before it.
+            if let Some(generation) = self.generations.all().get((space % GENERATIONS) as usize) {
+                generation.fetch_add(1, Ordering::Release);
+            }
+            self.end_use((tag & 0xffff) as u16);
+        }
+    }
+
+    /// One entry less names a rule.
+    fn end_use(&mut self, index: u16) {
+        if let Some(uses) = self.uses.get_mut(usize::from(index)) {
             uses.count = uses.count.saturating_sub(1);
             if uses.count == 0 {
                 uses.ended = Instant::now();
@@ -296,7 +320,11 @@ mod tests {
     }
 
     fn places(sets: usize, rules: usize) -> CachedPlaces {
-        CachedPlaces::new(words(sets * WAYS * PLACE_WORDS), words(rules * RULE_WORDS))
+        CachedPlaces::new(
+            words(sets * WAYS * PLACE_WORDS),
+            words(rules * RULE_WORDS),
+            words(GENERATIONS as usize),
+        )
     }
 
     fn key(place: u64) -> RuleKey {
@@ -333,6 +361,24 @@ mod tests {
         places.forget(key(30));
         assert_eq!((probe(&places, 10), probe(&places, 20)), (None, Some(1)));
         assert_eq!(places.uses.iter().map(|uses| uses.count).collect::<Vec<_>>(), [1, 0]);
+    }
+
+    #[test]
+    fn an_entry_that_goes_or_changes_is_told_to_those_that_keep_its_rule() {
+        let mut places = places(2, 8);
+        let generation = |places: &CachedPlaces| places.generations.all()[3].load(Ordering::Relaxed);
+        assert!(places.teach(key(10), &rule(1)) && places.teach(key(10), &rule(1)));
+        assert_eq!(generation(&places), 0, "nothing went");
+        assert!(places.teach(key(10), &rule(2)));
+        assert_eq!(generation(&places), 1, "another rule");
+        places.forget(key(10));
+        places.forget(key(10));
+        assert_eq!(generation(&places), 2, "it was removed once");
+        let same = (1..10_000).filter(|place| Spot::of(*place, 3, 63).set == 0);
+        for place in same.take(WAYS + 1) {
+            assert!(places.teach(key(place), &rule(1)));
+        }
+        assert_eq!(generation(&places), 3, "one had to make room");
     }
 
     #[test]
