@@ -1,6 +1,7 @@
 //! Fills records and puts them into the ring, or counts why not.
 
 use crate::config::{Task, setting};
+use crate::log::lost;
 use crate::machine::{self, Native};
 use crate::maps::{RING, SCRATCH, STAGES, add, count};
 use crate::{span, unwind};
@@ -68,7 +69,7 @@ pub(crate) fn stack_record<const LOOPS: bool>(
     // SAFETY: a helper without arguments.
     let cpu = unsafe { bpf_get_smp_processor_id() };
     let Some(scratch) = SCRATCH.get_ptr_mut(cpu) else {
-        count(Counter::CpuBeyondMaps);
+        lost(Counter::CpuBeyondMaps, cpu, 0);
         return Err(RecordLoss::Busy);
     };
     // SAFETY: the pointer is this CPU's entry, used by one hook at a time, which `busy` watches.
@@ -157,7 +158,7 @@ fn fill_and_send<const LOOPS: bool>(
             bpf_get_stack(ctx, target.cast(), MAX_KERNEL_STACK_BYTES, u64::from(skipped))
         };
         if got < 0 {
-            count(Counter::KernelStackFailed);
+            lost(Counter::KernelStackFailed, hook.tid, got);
         } else {
             kernel_bytes = got as u32;
         }

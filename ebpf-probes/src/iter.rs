@@ -10,6 +10,7 @@
 
 use crate::config::{Task, has_rules, mapping_end};
 use crate::emit::{PF_EXITING, PF_KTHREAD, ring_half_full, send};
+use crate::log::{self, SetUp, lost};
 use crate::machine;
 use crate::maps::{PASSED_OVER, SLEEPER_SCRATCH, THREADS, VISITORS, count};
 use crate::sched::state_of;
@@ -99,6 +100,7 @@ pub(crate) fn visit(ctx: *mut c_void) {
         return;
     }
     count(Counter::Sleepers);
+    log::began(SetUp::TaskIterator, tid);
     if ring_half_full() {
         return count(Counter::SleepersDeferred);
     }
@@ -143,7 +145,11 @@ pub(crate) fn visit(ctx: *mut c_void) {
     if !stored {
         set_visited(thread, told);
     }
-    count(if stored { Counter::SleepersStored } else { Counter::SleepersRingFull });
+    if stored {
+        count(Counter::SleepersStored);
+    } else {
+        lost(Counter::SleepersRingFull, tid, 0);
+    }
 }
 
 /// The visitor that reads this iterator; `None` for one that was struck off because it was held up.
@@ -242,7 +248,7 @@ fn stacks(
     };
     let mut kernel_bytes = 0;
     if got < 0 {
-        count(Counter::KernelStackFailed);
+        lost(Counter::KernelStackFailed, task.tid(), got);
     } else {
         kernel_bytes = got as u32;
     }

@@ -7,6 +7,7 @@
 mod config;
 mod emit;
 mod iter;
+mod log;
 mod machine;
 mod maps;
 mod process;

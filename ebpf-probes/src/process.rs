@@ -1,7 +1,8 @@
 //! Keeps the selection and the rules right while processes are made, replaced and removed.
 
 use crate::config::{Task, setting};
-use crate::maps::{SELECTED, SPACES, SPANS, count};
+use crate::log::lost;
+use crate::maps::{SELECTED, SPACES, SPANS};
 use crate::sched;
 use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
@@ -24,8 +25,8 @@ pub(crate) fn fork(ctx: &BtfTracePointContext) {
     // SAFETY: a helper without arguments.
     let recording =
         RecordingStart { since_ns: unsafe { bpf_ktime_get_ns() }, seeded: 1, left_out: 0 };
-    if SELECTED.insert(child, recording, u64::from(BPF_ANY)).is_err() {
-        count(Counter::SelectedMapFull);
+    if let Err(cause) = SELECTED.insert(child, recording, u64::from(BPF_ANY)) {
+        lost(Counter::SelectedMapFull, child, cause.into());
     }
 }
 

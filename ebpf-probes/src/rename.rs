@@ -5,6 +5,7 @@
 
 use crate::config::Task;
 use crate::emit::small_record;
+use crate::log::lost;
 use crate::maps::{THREADS, count};
 use crate::sched::{get, put, state_of};
 use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_probe_read_kernel_str};
@@ -74,6 +75,6 @@ pub(crate) fn renamed(ctx: &BtfTracePointContext) {
     } else {
         // The next one says that one is missing.
         put(&mut thread.renames, MAX_RENAMES + 1);
-        count(Counter::RenamesRingFull);
+        lost(Counter::RenamesRingFull, tid, 0);
     }
 }

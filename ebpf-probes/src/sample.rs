@@ -2,6 +2,7 @@
 
 use crate::config::{Task, has_rules};
 use crate::emit::{HookContext, RecordLoss, stack_record};
+use crate::log::{self, SetUp, lost};
 use crate::machine;
 use crate::maps::count;
 use aya_ebpf::EbpfContext as _;
@@ -30,6 +31,7 @@ pub(crate) fn cpu_sample<const LOOPS: bool>(ctx: &PerfEventContext) {
         return;
     }
     count(Counter::CpuSamples);
+    log::began(SetUp::Sampler, tid);
     let hook = HookContext {
         kind: KIND_CPU_SAMPLE,
         time_ns: now,
@@ -42,11 +44,11 @@ pub(crate) fn cpu_sample<const LOOPS: bool>(ctx: &PerfEventContext) {
         probability: CERTAIN,
         kernel_stack: if machine::in_user_code(ctx) { None } else { Some(0) },
     };
-    count(match stack_record::<LOOPS>(ctx.as_ptr(), task, &hook) {
-        Ok(_) => Counter::CpuSamplesStored,
-        Err(RecordLoss::RingFull(_)) => Counter::CpuSamplesRingFull,
-        Err(RecordLoss::Busy) => Counter::CpuSamplesBusy,
-    });
+    match stack_record::<LOOPS>(ctx.as_ptr(), task, &hook) {
+        Ok(_) => count(Counter::CpuSamplesStored),
+        Err(RecordLoss::RingFull(_)) => lost(Counter::CpuSamplesRingFull, tid, 0),
+        Err(RecordLoss::Busy) => lost(Counter::CpuSamplesBusy, tid, 0),
+    }
 }
 
 /// Whether rules leave this sample out: all of a process's, or all but one in some.

@@ -29,6 +29,7 @@ mod waker;
 
 use crate::config::{Task, goes_on, has_rules, known_is_selected, setting};
 use crate::emit::{HookContext, RecordLoss, small_record, stack_record};
+use crate::log::{self, SetUp, lost};
 use crate::machine;
 use crate::maps::{THREADS, coin, count};
 use crate::sampler;
@@ -105,6 +106,7 @@ fn switch_out<const LOOPS: bool>(ctx: &BtfTracePointContext, now: u64) {
         return without_stack(thread, waits, was);
     }
     count(Counter::Waits);
+    log::began(SetUp::Scheduler, tid);
     let Some(coin) = coin() else { return thinned(thread, waits, was) };
     // SAFETY: this CPU's entry; the scheduler's hooks do not nest on a CPU.
     let coin = unsafe { &mut *coin };
@@ -151,11 +153,11 @@ fn switch_out<const LOOPS: bool>(ctx: &BtfTracePointContext, now: u64) {
             // The work was done, and the ring has enough of it.
             sampler::spend(coin, bytes);
             not_kept(thread);
-            count(Counter::WaitsRingFull);
+            lost(Counter::WaitsRingFull, tid, 0);
         }
         Err(RecordLoss::Busy) => {
             not_kept(thread);
-            count(Counter::WaitsBusy);
+            lost(Counter::WaitsBusy, tid, 0);
         }
     }
 }
@@ -370,7 +372,7 @@ pub(crate) fn wakeup_new(ctx: &BtfTracePointContext) {
         if state_of(unsafe { &*old }) == STATE_DEAD {
             // An earlier thread's, whose times wait for the daemon. When they are gone a switch
             // makes the new one known.
-            return count(Counter::ThreadMapFull);
+            return lost(Counter::ThreadMapFull, tid, 0);
         }
     }
     // Replaces what seeding may have put there: it can see a thread in /proc before it runs.
@@ -415,7 +417,7 @@ pub(crate) fn exec(task: Task, tgid: u32, old: u32) {
         found_running(tid, thread, task.exec_ns(), now);
         next.exec_ns = run_to(thread, now);
         if !tell_end(tid, thread, now) {
-            count(Counter::ThreadEndsRingFull);
+            lost(Counter::ThreadEndsRingFull, tid, 0);
             // Nobody would know of the times so far: they stay, and those of the new program are
             // added.
             thread.exec_ns = next.exec_ns;
@@ -455,5 +457,9 @@ fn send_wait_end(tid: u32, thread: &SchedulerAccount, now: u64, flags: u32) {
         waker_comm: thread.waker_comm,
     };
     let stored = small_record(&mut record);
-    count(if stored { Counter::WaitEndsStored } else { Counter::WaitEndsRingFull });
+    if stored {
+        count(Counter::WaitEndsStored);
+    } else {
+        lost(Counter::WaitEndsRingFull, tid, 0);
+    }
 }

@@ -95,6 +95,8 @@ for type in cpu runnable blocked; do
 say $type; /bin/perfusion report /tmp/p.pb.gz --format folded --type $type --by thread_id --idle \
      2>&1; say \"exit $?\"
 done
+say log; PERFUSION_LOG=probes=debug /bin/perfusion record --pid $pid --duration 1s -o /tmp/g.pb.gz \
+     2>&1; say \"exit $?\"
 say dump; /bin/perfusion dump --pid $pid 2>&1; say \"exit $?\"
 clocks() {
 say \"$1\"

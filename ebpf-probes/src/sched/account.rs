@@ -2,6 +2,7 @@
 
 use crate::config::{Task, goes_on, has_rules, known_is_selected};
 use crate::emit::{PF_EXITING, small_record};
+use crate::log::lost;
 use crate::machine;
 use crate::maps::{THREADS, count};
 use aya_ebpf::bindings::BPF_NOEXIST;
@@ -95,7 +96,7 @@ fn known<'a>(
     }
     if thread.state == STATE_DEAD {
         // As in `wakeup_new`.
-        count(Counter::ThreadMapFull);
+        lost(Counter::ThreadMapFull, tid, 0);
         return None;
     }
     // Of an earlier thread with this id, whose end came after it had left the cgroup.
@@ -124,8 +125,8 @@ pub(super) fn insert(
     thread: &SchedulerAccount,
     flags: u32,
 ) -> Option<*mut SchedulerAccount> {
-    if THREADS.insert(tid, thread, u64::from(flags)).is_err() {
-        count(Counter::ThreadMapFull);
+    if let Err(cause) = THREADS.insert(tid, thread, u64::from(flags)) {
+        lost(Counter::ThreadMapFull, tid, cause.into());
         return None;
     }
     THREADS.get_ptr_mut(tid)
@@ -141,7 +142,7 @@ pub(super) fn end_first(tid: u32, thread: &mut SchedulerAccount, now: u64) {
     }
     if !tell_end(tid, thread, now) {
         // Its place is the other one's now.
-        count(Counter::ThreadEndsRingFull);
+        lost(Counter::ThreadEndsRingFull, tid, 0);
         count(Counter::ThreadEndsLost);
     }
 }
@@ -155,7 +156,7 @@ pub(super) fn end(tid: u32, thread: &mut SchedulerAccount, now: u64) {
     } else {
         // The daemon takes what is left in the map: it looks for it when it sees the count.
         set_state(thread, STATE_DEAD);
-        count(Counter::ThreadEndsRingFull);
+        lost(Counter::ThreadEndsRingFull, tid, 0);
     }
 }
 

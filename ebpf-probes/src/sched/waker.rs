@@ -3,6 +3,7 @@
 use super::account::is_known;
 use crate::config::Task;
 use crate::emit::{HookContext, PF_KTHREAD, RecordLoss, small_record, stack_record};
+use crate::log::lost;
 use crate::machine::{self, THREAD_BYTES};
 use crate::maps::{WAKE_SCRATCH, count};
 use aya_ebpf::EbpfContext as _;
@@ -48,11 +49,11 @@ pub(super) fn tell_waker<const LOOPS: bool>(
         kernel_stack: Some(OWN_FRAMES),
     };
     let sent = stack_record::<LOOPS>(ctx.as_ptr(), waker, &hook);
-    count(match sent {
-        Ok(_) => Counter::WakerStacksStored,
-        Err(RecordLoss::RingFull(_)) => Counter::WakerStacksRingFull,
-        Err(RecordLoss::Busy) => Counter::WakerStacksBusy,
-    });
+    match sent {
+        Ok(_) => count(Counter::WakerStacksStored),
+        Err(RecordLoss::RingFull(_)) => lost(Counter::WakerStacksRingFull, by, 0),
+        Err(RecordLoss::Busy) => lost(Counter::WakerStacksBusy, by, 0),
+    }
     sent.is_ok()
 }
 
@@ -92,7 +93,11 @@ pub(super) fn tell_wake<const LOOPS: bool>(
         unsafe { bpf_get_stack(ctx.as_ptr(), record.kernel.as_mut_ptr().cast(), room, skipped) };
     record.kernel_bytes = if got < 0 { 0 } else { got as u32 };
     let stored = small_record(record);
-    count(if stored { Counter::WakesStored } else { Counter::WakesRingFull });
+    if stored {
+        count(Counter::WakesStored);
+    } else {
+        lost(Counter::WakesRingFull, tid, 0);
+    }
     stored
 }
 

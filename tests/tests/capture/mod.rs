@@ -2,6 +2,7 @@
 //! what was put on them, counters against each other. The test's own threads are the workload.
 
 mod hotplug;
+mod log;
 mod scope;
 mod stacks;
 mod times;

@@ -69,6 +69,7 @@ impl MachineReport {
         }
         self.check_confined(expected)?;
         self.check_lockdown()?;
+        self.check_log()?;
         self.check_suspended()?;
         let cpu = self.part("samples")?.share(&SPINS);
         let waits = self.part("blocked")?.share(&WAITS);
@@ -115,6 +116,18 @@ impl MachineReport {
             percent(waits),
             (most - least).div_ceil(1000),
         ))
+    }
+
+    /// The probes' own log loads with the probes.
+    fn check_log(&self) -> Result<()> {
+        let log = self.part("log")?;
+        let told = ["probes: waits begin", "probes: CPU samples begin"]
+            .into_iter()
+            .all(|what| log.lines.iter().any(|line| line.contains(what)));
+        if log.exit != Some(0) || !told {
+            bail!("the probes' log ended with {:?}: {:?}", log.exit, log.lines);
+        }
+        Ok(())
     }
 
     /// Without the capability to allow itself more locked memory. `doctor` tries a recording, so

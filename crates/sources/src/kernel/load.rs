@@ -3,7 +3,7 @@
 
 use super::btf::{self, Argument, BtfError, KernelBtf};
 use super::rule_set::RuleSet;
-use super::{KernelError, KernelOptions, KernelSelection, task_iterator};
+use super::{KernelError, KernelOptions, KernelSelection, probe_log, task_iterator};
 use aya::maps::MapError;
 use aya::programs::perf_event::{
     PerfEventConfig, PerfEventLinkId, PerfEventScope, SamplePolicy, SoftwareEvent,
@@ -74,9 +74,13 @@ pub(super) fn load(
     let types =
         types.map_err(|_| KernelError::BtfReader)?.map_err(|source| KernelError::Btf { source })?;
     let config = config?;
+    let shown = probe_log::is_shown();
+    let level = probe_log::level(shown);
     let mut bpf = loader
         .verifier_log_level(VerifierLogLevel::STATS)
         .override_global("CONFIG", &config, true)
+        .override_global(aya_log::LEVEL, &level, true)
+        .map_max_entries("AYA_LOGS", probe_log::ring_bytes(shown))
         .map_max_entries("RING", options.ring_bytes)
         .map_max_entries("THREADS", options.max_threads)
         .map_max_entries("PLACES", 1 << (u64::BITS - config.place_shift))
@@ -86,7 +90,10 @@ pub(super) fn load(
         )
         .map_max_entries("SPANS", if options.spans { MAX_SPAN_PLACES } else { 1 })
         .map_max_entries("SCRATCH", possible_cpus)
-        .map_max_entries("LAST_WALKS", if loops { possible_cpus.saturating_mul(LAST_WALKS) } else { 1 })
+        .map_max_entries(
+            "LAST_WALKS",
+            if loops { possible_cpus.saturating_mul(LAST_WALKS) } else { 1 },
+        )
         .load(object)
         .map_err(refused)?;
     // The verifier takes its memory next: a small cgroup has no room for both (10 and 5 MiB).

@@ -14,6 +14,7 @@ mod maps;
 mod off_cpu;
 mod options;
 mod perf;
+mod probe_log;
 mod probe_ring;
 mod probe_threads;
 pub mod rule_set;
@@ -37,6 +38,7 @@ use load::LoadedProbes;
 use off_cpu::OffCpuScans;
 use perfusion_host::system_limits::{needed_open_files, raise_open_files};
 use perfusion_model::event::{Event, EventKind, MonotonicNs, ThreadSnapshot};
+use probe_log::ProbeLog;
 use probe_ring::ProbeRing;
 use probe_threads::ProbeThreads;
 use rules::RuleCache;
@@ -57,6 +59,7 @@ pub struct KernelSource {
     bpf: Option<Ebpf>,
     frozen_ns: Option<u64>,
     ring: ProbeRing,
+    log: Option<ProbeLog>,
     rules: Option<RuleCache>,
     spans: Option<SpanMap>,
     threads: ProbeThreads,
@@ -87,6 +90,7 @@ impl KernelSource {
         let mut cpus = CpuRings::open(MonotonicNs::now().0)?;
         let LoadedProbes { mut bpf, sleepers, loops } =
             load::load(options, perfusion_host::cpus::possible()?)?;
+        let log = ProbeLog::open(&mut bpf)?;
         let off_cpu = OffCpuScans::start(&mut bpf, sleepers);
         if let KernelSelection::Rules(rules) = &options.selection {
             fill(&mut typed(&mut bpf, "USERS")?, "USERS", &rules.users)?;
@@ -108,6 +112,7 @@ impl KernelSource {
         };
         let mut source = Self {
             ring: ProbeRing::new(typed(&mut bpf, "RING")?, options.ring_bytes),
+            log,
             rules: loops.then(|| rule_cache(&mut bpf)).transpose()?,
             spans: if options.spans { Some(SpanMap::new(typed(&mut bpf, "SPANS")?)) } else { None },
             threads: ProbeThreads::new(threads, options.max_threads, &counters)?,
@@ -189,6 +194,7 @@ impl KernelSource {
     /// Hands all events that have arrived to `sink`. To be called every 100 ms at least, since a
     /// ring holds about a second of samples.
     pub fn drain(&mut self, sink: &mut dyn FnMut(Event)) {
+        self.log.iter_mut().for_each(ProbeLog::show);
         self.selected.select_again();
         self.scan_off_cpu();
         let changes = self.cpus.look(MonotonicNs::now().0);

@@ -366,7 +366,8 @@ mod tests {
     #[test]
     fn an_entry_that_goes_or_changes_is_told_to_those_that_keep_its_rule() {
         let mut places = places(2, 8);
-        let generation = |places: &CachedPlaces| places.generations.all()[3].load(Ordering::Relaxed);
+        let generation =
+            |places: &CachedPlaces| places.generations.all()[3].load(Ordering::Relaxed);
         assert!(places.teach(key(10), &rule(1)) && places.teach(key(10), &rule(1)));
         assert_eq!(generation(&places), 0, "nothing went");
         assert!(places.teach(key(10), &rule(2)));
