@@ -5,7 +5,9 @@
 //! Each line is a function of its own that is not inlined: a call site costs one comparison and a
 //! call, and the text takes no room on the hook's stack. Nothing of the unwinder writes here.
 
-use crate::maps::{LINES_TOLD, count};
+use crate::maps::count;
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::Array;
 use aya_log_ebpf::debug;
 use aya_log_ebpf::macro_support::{Level, level_enabled};
 use ebpf_common::counter::{COUNTERS, Counter};
@@ -20,6 +22,10 @@ pub(crate) enum SetUp {
 
 /// How many lines there are, each told once.
 pub(crate) const LINES: u32 = SetUp::TaskIterator as u32 + 1;
+
+/// Which lines of the log have been told, by number. Written by the probes while the log is on.
+#[map]
+static LINES_TOLD: Array<u64> = Array::with_max_entries(LINES, 0);
 
 /// Whether anybody reads the log: a constant to the verifier.
 #[inline(always)]

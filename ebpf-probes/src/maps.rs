@@ -1,6 +1,6 @@
-//! Every map: who writes, who reads, its unit and size, and what happens when it is full.
+//! Every map but the log's own: who writes, who reads, its unit and size, and what happens when it is
+//! full.
 
-use crate::log::LINES;
 use aya_ebpf::bindings::BPF_F_MMAPABLE;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, PerCpuArray, RingBuf};
@@ -137,10 +137,6 @@ pub(crate) static PASSED_OVER: HashMap<u32, u32> = HashMap::with_max_entries(MAX
 /// interrupts off, so none interrupts another.
 #[map]
 pub(crate) static WAKE_SCRATCH: PerCpuArray<WakeRecord> = PerCpuArray::with_max_entries(1, 0);
-
-/// Which lines of the log have been told, by number. Written by the probes while the log is on.
-#[map]
-pub(crate) static LINES_TOLD: Array<u64> = Array::with_max_entries(LINES, 0);
 
 /// Adds one to a counter.
 #[inline(always)]
