@@ -1,5 +1,5 @@
-//! Every map but the log's own: who writes, who reads, its unit and size, and what happens when it is
-//! full.
+//! Every map but the log's own: who writes, who reads, its unit and size, and what happens when it
+//! is full.
 
 use aya_ebpf::bindings::BPF_F_MMAPABLE;
 use aya_ebpf::macros::map;
