@@ -38,12 +38,12 @@ fn is_on() -> bool {
 fn is_first(line: u32) -> bool {
     let Some(told) = LINES_TOLD.get_ptr_mut(line) else { return false };
     // SAFETY: a word of the map, which outlives the program.
-    unsafe {
-        told.read_volatile() == 0 && {
-            told.write_volatile(1);
-            true
-        }
+    if unsafe { told.read_volatile() } != 0 {
+        return false;
     }
+    // SAFETY: as above.
+    unsafe { told.write_volatile(1) };
+    true
 }
 
 /// Counts something lost, and tells of the first. `whom` is the thread or process it happened to,

@@ -23,8 +23,8 @@ pub(crate) fn fork(ctx: &BtfTracePointContext) {
     }
     // Its one thread is new: nothing is to be seeded.
     // SAFETY: a helper without arguments.
-    let recording =
-        RecordingStart { since_ns: unsafe { bpf_ktime_get_ns() }, seeded: 1, left_out: 0 };
+    let since_ns = unsafe { bpf_ktime_get_ns() };
+    let recording = RecordingStart { since_ns, seeded: 1, left_out: 0 };
     if let Err(cause) = SELECTED.insert(child, recording, u64::from(BPF_ANY)) {
         lost(Counter::SelectedMapFull, child, cause.into());
     }

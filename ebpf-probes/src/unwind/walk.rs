@@ -87,7 +87,9 @@ unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> c_long {
     // SAFETY: the caller's promise.
     let WalkContext { scratch, last } = unsafe { *context.cast() };
     // SAFETY: this CPU's, of this hook, and `busy` keeps everybody else away.
-    let (scratch, last) = unsafe { (&mut *scratch, &mut *last) };
+    let scratch = unsafe { &mut *scratch };
+    // SAFETY: as above.
+    let last = unsafe { &mut *last };
     let walk = &mut scratch.walk;
     let Some(place) = walk::place(walk) else { return END };
     let stack = walk.registers[SP];
