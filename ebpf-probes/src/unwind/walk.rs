@@ -37,9 +37,9 @@ impl StackMemory for UserMemory {
     }
 }
 
-/// Walks the stack of the current thread, `tid` of `tgid`, from `regs`; the frames are the first
-/// bytes of `scratch.tail`, all else is in
-/// `scratch.walk`. Answers whether there were rules to walk by.
+/// Walks the stack of the current thread, `tid` of `tgid`, from `regs`. The frames are the first
+/// bytes of `scratch.tail`, and all else is in `scratch.walk`. Answers whether there were rules to
+/// walk by.
 #[inline(always)]
 pub(crate) fn user(scratch: &mut Scratch, tgid: u32, tid: u32, regs: &machine::Regs) -> bool {
     // SAFETY: values are plain integers.

@@ -411,7 +411,8 @@ mod tests {
         ];
         format!(
             "@@ kernel\r\n6.1.0-52-amd64\r\n@@ exit 0\r\n@@ doctor\r\n[{lacks}]\r\n@@ exit 0\r\n\
-             @@ confined\r\n[{lacks}]\r\n@@ exit 0\r\n@@ confined record\r\n@@ exit 0\r\n{}@@ \
+             @@ confined\r\n[{lacks}]\r\n@@ exit 0\r\n@@ confined record\r\n@@ exit 0\r\n\
+             @@ log\r\nprobes: CPU samples begin\r\nprobes: waits begin\r\n@@ exit 0\r\n{}@@ \
              record\r\n{limited}@@ exit {record}\r\n\
              @@ samples\r\n{samples}\r\n@@ exit 0\r\n\
              @@ cpu\r\n2;x;spin_thread 9000000000\r\n3;x;wait_thread 10000000\r\n@@ exit 0\r\n\
