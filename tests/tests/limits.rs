@@ -72,7 +72,7 @@ fn few_open_files_are_raised_used_sparingly_or_refused_with_the_numbers() {
     let online = fs::read_dir("/sys/devices/system/cpu").unwrap().flatten();
     let is_cpu = |name: &str| name.strip_prefix("cpu").is_some_and(|id| id.parse::<u32>().is_ok());
     let cpus = online.filter(|entry| entry.file_name().to_str().is_some_and(is_cpu)).count();
-    let needed = 58 + 3 * cpus;
+    let needed = 84 + 3 * cpus;
     let outcome = unprivileged(&format!("ulimit -n {needed};"), &record);
     assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
     assert!(named_share(&file) > 0.9, "{}", outcome.stderr);
