@@ -151,7 +151,9 @@ mod tests {
     use super::answer;
     use flate2::{Compression, write::GzEncoder};
     use perfusion_pprof::read::read;
+    use std::error::Error as _;
     use std::io::Write as _;
+    use std::path::Path;
 
     fn gzip(bytes: &[u8]) -> Vec<u8> {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
@@ -163,6 +165,9 @@ mod tests {
     fn said(bytes: &[u8]) -> String {
         let (found, todo) = answer(bytes, &read(bytes).unwrap_err());
         let said = format!("{found}: {todo}");
+        let whole = crate::decoded(Path::new("x"), bytes).unwrap_err();
+        assert!(whole.source().is_none(), "the reason would stand twice: {whole}");
+        assert!(whole.to_string().ends_with(&said), "{whole}");
         for internal in ["Protobuf", "wire type", "Profile.", "deflate"] {
             assert!(!said.contains(internal), "{said}");
         }

@@ -4,7 +4,7 @@
 
 use super::ReportError;
 use super::merge::{WINDOW, is_of_moments};
-use super::stacks::{ProfileStacks, ProfileView, ViewedSamples};
+use super::stacks::{ProfileStacks, ProfileView, ViewedSamples, shown_name};
 use super::top::{NO_DURATION, TableOptions, TopTable};
 use perfusion_model::text::clean;
 use perfusion_model::units::{human, percent};
@@ -62,7 +62,7 @@ pub fn table(
 
     let mut table = TopTable::new(&stacks, column, options);
     let labels: Vec<Cow<'_, str>> = by.iter().map(|label| clean(label)).collect();
-    let what = format!("{} by {}", clean(sample_type), labels.join(", "));
+    let what = format!("{} by {}", shown_name(sample_type), labels.join(", "));
     // Each window has a moment of its own, of which there is no sum and no rate.
     let moments = by_window.is_some() && is_of_moments(sample_type);
     if moments {

@@ -34,7 +34,7 @@ pub mod types;
 use merge::{ProfileMerger, WindowLengths};
 use perfusion_dotnet::exact::{self, ExactAccount, path_beside};
 use perfusion_pprof::proto::Profile;
-use perfusion_pprof::{PprofError, read};
+use perfusion_pprof::read;
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fs::File;
@@ -81,9 +81,34 @@ pub enum ReportError {
         found: String,
         /// Advice for the user.
         todo: Cow<'static, str>,
-        /// Why it cannot be read.
-        #[source]
-        source: PprofError,
+    },
+    /// Files that no report can show as one.
+    #[error(
+        "{file} cannot be shown with the files before it: no sample type is in common; it has \
+         {available}, all of them have {before}"
+    )]
+    NothingInCommon {
+        /// The first file that has nothing in common with those before.
+        file: String,
+        /// Its sample types.
+        available: String,
+        /// The sample types that those before have in common.
+        before: String,
+    },
+    /// A sample type that does not measure the same in all files.
+    #[error(
+        "{file} cannot be shown with the files before it: its `{sample_type}` is in {unit}, theirs \
+         in {before}, and none can be converted"
+    )]
+    UnlikeUnits {
+        /// The name that the files have in common.
+        sample_type: String,
+        /// The first file with a unit of another kind.
+        file: String,
+        /// Its unit.
+        unit: String,
+        /// The unit of the files before.
+        before: String,
     },
     /// No such sample type.
     #[error("the profile has no sample type `{asked}`; it has {available}")]
@@ -186,8 +211,8 @@ pub fn load_with(
     expected: &'static str,
 ) -> Result<Profile, ReportError> {
     let profile = load(path).map_err(|error| match error {
-        ReportError::NoProfile { path, found, todo, source } if todo == foreign::RECORD => {
-            ReportError::NoProfile { path, found, todo: format!("name {expected}").into(), source }
+        ReportError::NoProfile { path, found, todo } if todo == foreign::RECORD => {
+            ReportError::NoProfile { path, found, todo: format!("name {expected}").into() }
         }
         other => other,
     })?;
@@ -210,7 +235,7 @@ fn decoded(path: &Path, bytes: &[u8]) -> Result<Profile, ReportError> {
         }
         Err(source) => {
             let (found, todo) = foreign::answer(bytes, &source);
-            Err(ReportError::NoProfile { path: path.to_owned(), found, todo: todo.into(), source })
+            Err(ReportError::NoProfile { path: path.to_owned(), found, todo: todo.into() })
         }
     }
 }
@@ -219,7 +244,8 @@ fn decoded(path: &Path, bytes: &[u8]) -> Result<Profile, ReportError> {
 /// once.
 ///
 /// # Errors
-/// When one of them cannot be read or is no valid pprof, or standard input is asked for twice.
+/// When one of them cannot be read or is no valid pprof, when they have no sample type in common,
+/// or standard input is asked for twice.
 pub fn load_all(
     paths: &[PathBuf],
     each_moment: bool,
@@ -244,7 +270,7 @@ pub fn load_all(
             read => read?,
         };
         if known.insert((bytes.len(), hasher.hash_one(&bytes))) {
-            all.add(&decoded(path, &bytes)?);
+            all.add(&decoded(path, &bytes)?, &shown(path))?;
         } else {
             again.push(path);
         }
@@ -260,7 +286,11 @@ pub fn load_all(
         let more = and_more(again.len());
         tracing::warn!("{}{more}: the same as a profile before, counted once", shown(first));
     }
-    Ok(all.finish(each_moment, only))
+    let merge::MergedProfile { profile, windows, remarks } = all.finish(each_moment, only)?;
+    for remark in remarks {
+        tracing::warn!("{remark}");
+    }
+    Ok((profile, windows))
 }
 
 /// Behind the first of so many.

@@ -196,3 +196,11 @@ fn labels_of_one_name_are_all_shown_and_an_empty_text_is_no_number() {
         assert_eq!(stacks.values(0, &view).total.net(), expected, "{value}");
     }
 }
+
+#[test]
+fn a_sample_type_without_a_name_has_a_heading_that_says_so() {
+    let profile = profile(&[("", "count"), ("n", "count")], &[(&["f"], &[5, 6])]);
+    assert!(table(&profile, "").starts_with("(empty): total 5, "));
+    let error = top::table(&profile, "x", &TableOptions::default()).unwrap_err();
+    assert_eq!(error.to_string(), "the profile has no sample type `x`; it has (empty), n");
+}

@@ -72,7 +72,7 @@ const VALUES_SHOWN: usize = 20;
 /// How samples without the label are called that one groups by.
 pub(crate) const WITHOUT: &str = "(none)";
 
-/// How a text label without text is called.
+/// How a sample type without a name and a text label without text are called.
 const EMPTY: &str = "(empty)";
 
 /// How pprof calls a function of which nothing is known.
@@ -212,11 +212,13 @@ impl<'a> ProfileStacks<'a> {
         let found = self.sample_types().position(|(found, _)| found == name);
         found.ok_or_else(|| ReportError::NoSampleType {
             asked: clean(name).into_owned(),
-            available: self
-                .sample_types()
-                .map(|(name, _)| clean(name))
-                .collect::<Vec<_>>()
-                .join(", "),
+            available: match self.sample_types().count() {
+                0 => "none".to_owned(),
+                _ => {
+                    let names = self.sample_types().map(|(name, _)| shown_name(name));
+                    names.collect::<Vec<_>>().join(", ")
+                }
+            },
         })
     }
 
@@ -543,6 +545,11 @@ fn text(profile: &Profile, index: i64) -> &str {
         .ok()
         .and_then(|index| profile.string_table.get(index))
         .map_or("", String::as_str)
+}
+
+/// Name or unit of a sample type, control characters escaped.
+pub(crate) fn shown_name(name: &str) -> Cow<'_, str> {
+    if name.is_empty() { Cow::Borrowed(EMPTY) } else { clean(name) }
 }
 
 /// What pprof calls a function without a name.

@@ -10,7 +10,7 @@
 use super::ReportError;
 use super::merge::{WindowLengths, is_of_moments};
 use super::stacks::{
-    CodeKind, ProfileStacks, ProfileView, ReportFrame, SignedTotal, ViewedSamples,
+    CodeKind, ProfileStacks, ProfileView, ReportFrame, SignedTotal, ViewedSamples, shown_name,
 };
 use perfusion_aggregate::pool::STARVATION;
 use perfusion_model::text::clean;
@@ -111,7 +111,7 @@ pub fn table(
     rows.truncate(options.limit);
 
     let mut table = TopTable::new(&stacks, column, options);
-    table.heading(&clean(sample_type), total, rows.len(), count, "functions");
+    table.heading(&shown_name(sample_type), total, rows.len(), count, "functions");
     table.dim(&format!("{:>10} {:>6} {:>10} {:>6}  function", "flat", "", "cum", ""));
     let mut unnamed = false;
     for (frame, row) in &rows {
