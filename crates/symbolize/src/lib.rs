@@ -11,6 +11,7 @@
 //! implements it. Only `kernel.rs` and `native.rs` use blazesym. Frames without a name are counted
 //! by reason ([`Symbolizer::counters`]).
 
+pub mod demangle;
 mod image_resolver;
 pub mod kernel;
 pub mod managed;

@@ -5,6 +5,7 @@
 //! headers and the symbol and string tables, at their own offsets. It is bounded, lives for one
 //! batch, and costs no memory for code and data.
 
+use crate::demangle;
 use blazesym::symbolize::source::{Elf, Source};
 use blazesym::symbolize::{Input, Sym, Symbolized, Symbolizer};
 use perfusion_host::process::guarded_io::ForeignFile;
@@ -135,22 +136,12 @@ fn symbolize(copy: &File, addresses: &[u64]) -> Result<Vec<Option<NativeName>>, 
         Ok(found.into_iter().map(name).collect())
     }))
     .map_err(|_| NativeError::Panic)??;
-    Ok(found.into_iter().map(|name| name.filter(|name| !name.is_empty()).map(demangle)).collect())
+    Ok(found.into_iter().map(|name| name.filter(|name| !name.is_empty()).map(readable)).collect())
 }
 
 /// C++ and Rust names made readable; anything else as it is.
-fn demangle(system_name: String) -> NativeName {
-    let readable = catch_unwind(|| {
-        if let Ok(rust) = rustc_demangle::try_demangle(&system_name) {
-            return Some(format!("{rust:#}"));
-        }
-        if !system_name.starts_with("_Z") {
-            return None;
-        }
-        let symbol = cpp_demangle::Symbol::new(system_name.as_bytes()).ok()?;
-        symbol.demangle().ok()
-    });
-    let name = readable.ok().flatten().filter(|name| !name.is_empty());
+fn readable(system_name: String) -> NativeName {
+    let name = demangle::whole(&system_name);
     NativeName { name: name.unwrap_or_else(|| system_name.clone()), system_name }
 }
 
@@ -327,9 +318,9 @@ mod tests {
 
     #[test]
     fn cpp_names_are_demangled_and_c_names_left_alone() {
-        assert_eq!(demangle("_ZN3foo3barEi".to_owned()).name, "foo::bar(int)");
-        assert_eq!(demangle("malloc".to_owned()).name, "malloc");
-        assert_eq!(demangle("_Zgarbage".to_owned()).name, "_Zgarbage");
+        assert_eq!(readable("_ZN3foo3barEi".to_owned()).name, "foo::bar(int)");
+        assert_eq!(readable("malloc".to_owned()).name, "malloc");
+        assert_eq!(readable("_Zgarbage".to_owned()).name, "_Zgarbage");
     }
 
     #[test]

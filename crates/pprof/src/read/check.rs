@@ -3,6 +3,7 @@
 
 use super::{ReadProfile, ReadRefusal, are, is_ours};
 use crate::proto::{Label, Profile, ValueType};
+use perfusion_symbolize::demangle;
 use std::collections::{HashMap, HashSet};
 
 /// Refuses what pprof refuses and drops what it drops.
@@ -68,14 +69,32 @@ fn mappings(reading: &mut ReadProfile) {
     }
 }
 
-/// A function without a name is called by its system name (`internal/symbolizer`).
+/// A function without a name of its own is called by its system name, demangled
+/// (`internal/symbolizer`). Our own names are readable where they can be.
 fn names(profile: &mut Profile) {
+    let ours = is_ours(profile);
     let Profile { function, string_table, .. } = profile;
-    let is_empty = |index: i64| {
-        usize::try_from(index).ok().and_then(|at| string_table.get(at)).is_none_or(String::is_empty)
-    };
-    for function in function.iter_mut().filter(|function| is_empty(function.name)) {
+    let mut shown: HashMap<i64, i64> = HashMap::new();
+    for function in function.iter_mut() {
+        let text = |index: i64| {
+            let text = usize::try_from(index).ok().and_then(|at| string_table.get(at));
+            text.map_or("", String::as_str)
+        };
+        let (name, system_name) = (text(function.name), text(function.system_name));
+        if !name.is_empty() && name != system_name {
+            continue;
+        }
+        if let Some(&known) = shown.get(&function.system_name) {
+            function.name = known;
+            continue;
+        }
+        let demangled = if ours { None } else { demangle::simple(system_name) };
         function.name = function.system_name;
+        if let Some(demangled) = demangled {
+            function.name = i64::try_from(string_table.len()).unwrap_or(0);
+            string_table.push(demangled);
+        }
+        shown.insert(function.system_name, function.name);
     }
 }
 

@@ -8,12 +8,15 @@
 //!   the table is none;
 //! - a default type that does not exist is none; a type that stands twice is dropped; frames that
 //!   the profile wants dropped are;
+//! - a function that has only a mangled name is shown with it demangled, and without parameters and
+//!   template arguments;
 //! - strings are bytes: those that are not UTF-8 are shown as `\xe9`, and stay different from each
 //!   other.
 //!
 //! Where something is dropped or changed on the way, [`ReadProfile::remarks`] says so.
 
 mod check;
+mod expression;
 mod prune;
 mod wire;
 

@@ -2,9 +2,11 @@
 //! allocator's for example, which tools leave out (`profile/prune.go`). The leaf end of a stack
 //! goes from the outermost frame on that is to be dropped, but never down to its root.
 
-use super::{ReadProfile, are};
+use super::ReadProfile;
+use super::expression::translated;
 use crate::proto::Profile;
 use perfusion_model::text::clean;
+use perfusion_model::units::counted;
 use regex::{Regex, RegexBuilder};
 use std::collections::{HashMap, HashSet};
 
@@ -19,16 +21,14 @@ pub(super) fn prune(reading: &mut ReadProfile) {
         return;
     }
     let (drop_shown, keep_shown) = (clean(drop).into_owned(), clean(keep).into_owned());
-    let keep = match keep {
-        "" => Ok(None),
-        keep => compile(keep).map(Some),
-    };
-    let (Ok(drop), Ok(keep)) = (compile(drop), keep) else {
-        remarks.push(format!(
-            "drop_frames `{drop_shown}` or keep_frames `{keep_shown}` is no regular expression: \
-             nothing is dropped"
-        ));
-        return;
+    let drop = compile("drop_frames", drop);
+    let keep = if keep.is_empty() { Ok(None) } else { compile("keep_frames", keep).map(Some) };
+    let (drop, keep) = match (drop, keep) {
+        (Ok(drop), Ok(keep)) => (drop, keep),
+        (drop, keep) => {
+            remarks.extend([drop.err(), keep.err()].into_iter().flatten());
+            return;
+        }
     };
     let shortened = apply(profile, &drop, keep.as_ref());
     if shortened > 0 {
@@ -38,18 +38,31 @@ pub(super) fn prune(reading: &mut ReadProfile) {
             format!(", keep_frames `{keep_shown}`")
         };
         remarks.push(format!(
-            "the innermost frames of {shortened} of {} not shown, as the profile asks: drop_frames \
-             `{drop_shown}`{kept}",
-            are(profile.sample.len(), "stack", "stacks")
+            "the innermost frames of {shortened} of {} are not shown, as the profile asks: \
+             drop_frames `{drop_shown}`{kept}",
+            counted(profile.sample.len(), "stack")
         ));
     }
 }
 
-fn compile(expression: &str) -> Result<Regex, regex::Error> {
-    RegexBuilder::new(&format!("^({expression})$"))
+/// The error is a remark.
+fn compile(field: &str, expression: &str) -> Result<Regex, String> {
+    // pprof wraps it before it reads it: a quotation without an end takes the bracket in.
+    RegexBuilder::new(&translated(&format!("^({expression})$")))
         .size_limit(MAX_EXPRESSION_BYTES)
         .dfa_size_limit(MAX_EXPRESSION_BYTES)
         .build()
+        .map_err(|error| {
+            // The lines above the last one show the place in the translated expression.
+            let error = error.to_string();
+            let why = error.lines().last().unwrap_or_default();
+            let why = why.strip_prefix("error: ").unwrap_or(why);
+            format!(
+                "{field} `{}` is no regular expression that can be used ({}): nothing is dropped",
+                clean(expression),
+                clean(why)
+            )
+        })
 }
 
 /// Answers how many stacks became shorter.

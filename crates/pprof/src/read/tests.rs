@@ -159,7 +159,47 @@ fn frames_that_the_profile_wants_dropped_are_dropped() {
         p.drop_frames = 8;
     });
     assert_eq!(profile.sample[0].location_id.len(), 3);
-    assert!(remarks.contains("no regular expression: nothing is dropped"), "{remarks}");
+    assert_eq!(
+        remarks,
+        "drop_frames `*(` is no regular expression that can be used (repetition operator missing \
+         expression): nothing is dropped"
+    );
+    let (_, remarks) = reading(|p| {
+        program(p);
+        p.string_table.push("[a".to_owned());
+        (p.drop_frames, p.keep_frames) = (8, 9);
+    });
+    assert!(remarks.starts_with("keep_frames `[a` is no regular expression"), "{remarks}");
+    assert!(!remarks.contains("drop_frames"), "{remarks}");
+    let (profile, remarks) = reading(|p| {
+        program(p);
+        p.sample.truncate(1);
+        p.string_table[8] = r"\Qmalloc\E|\Qfr\E[e]*".to_owned();
+        p.drop_frames = 8;
+    });
+    assert_eq!(profile.sample[0].location_id, [1, 2]);
+    assert_eq!(
+        remarks,
+        "the innermost frames of 1 of 1 stack are not shown, as the profile asks: drop_frames \
+         `\\Qmalloc\\E|\\Qfr\\E[e]*`"
+    );
+}
+
+#[test]
+fn a_function_that_has_only_a_mangled_name_is_shown_demangled_as_pprof_shows_it() {
+    let names = |name: &str, system_name: &str| {
+        let (profile, _) = reading(|p| {
+            p.string_table.extend([name, system_name].map(str::to_owned));
+            (p.function[0].name, p.function[0].system_name) = (9, 10);
+        });
+        profile.string_table[usize::try_from(profile.function[0].name).unwrap()].clone()
+    };
+    let mangled = "_ZN3foo3barIiEEvT_";
+    assert_eq!(names("", mangled), "foo::bar");
+    assert_eq!(names(mangled, mangled), "foo::bar");
+    assert_eq!(names("foo::bar<int>(int)", mangled), "foo::bar<int>(int)");
+    assert_eq!(names(mangled, ""), mangled);
+    assert_eq!(names("malloc", "malloc"), "malloc");
 }
 
 #[test]
