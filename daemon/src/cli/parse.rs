@@ -1,7 +1,8 @@
 //! From words to a command: what clap's own rules let through is refused, and no hidden word is
 //! suggested.
 
-use super::report::is_page;
+use super::record::RecordArgs;
+use super::report::{ReportArgs, has_unknown_ending, is_page};
 use super::{Cli, CliCommand};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory as _, Parser as _};
@@ -22,18 +23,44 @@ pub fn parse<W: Into<OsString> + Clone>(
     Ok(cli)
 }
 
-/// What clap's own rules let through. It does not ask for an argument that conflicts with a given
-/// one, so `requires = "command"` says nothing beside --pid, which is in CMD's group.
+/// What clap's own rules let through.
 fn refuse(command: &CliCommand) -> Result<(), clap::Error> {
-    let CliCommand::Record(record) = command else { return Ok(()) };
-    let refused = |kind, text: String| {
-        let mut whole = Cli::command();
-        whole.build();
-        match whole.find_subcommand_mut("record") {
-            Some(record) => Err(record.error(kind, text)),
-            None => Err(whole.error(kind, text)),
-        }
-    };
+    match command {
+        CliCommand::Record(record) => refuse_record(record),
+        CliCommand::Report(report) => refuse_report(report),
+        _ => Ok(()),
+    }
+}
+
+/// The error of a subcommand.
+fn refused(subcommand: &str, kind: ErrorKind, text: String) -> Result<(), clap::Error> {
+    let mut whole = Cli::command();
+    whole.build();
+    match whole.find_subcommand_mut(subcommand) {
+        Some(of) => Err(of.error(kind, text)),
+        None => Err(whole.error(kind, text)),
+    }
+}
+
+fn refuse_report(report: &ReportArgs) -> Result<(), clap::Error> {
+    let output = report.output.as_deref().filter(|path| has_unknown_ending(path));
+    match output {
+        Some(output) if report.format.is_none() && !report.exact => refused(
+            "report",
+            ErrorKind::ValueValidation,
+            format!(
+                "--output {}: no format of that ending is known: choose one with --format, as in \
+                 `--format flame`; .html is a flame graph, .txt the table",
+                output.display()
+            ),
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// clap does not ask for an argument that conflicts with a given one, so `requires = "command"` says
+/// nothing beside --pid, which is in CMD's group.
+fn refuse_record(record: &RecordArgs) -> Result<(), clap::Error> {
     let of_command = [("--exact", record.exact), ("--alloc-counts", record.alloc_counts.is_some())];
     if let Some((option, _)) =
         of_command.iter().find(|(_, given)| *given && record.command.is_empty())
@@ -44,7 +71,7 @@ fn refuse(command: &CliCommand) -> Result<(), clap::Error> {
              `perfusion record {option}{} -- dotnet app.dll`",
             if record.exact { "" } else { " low" },
         );
-        return refused(ErrorKind::MissingRequiredArgument, text);
+        return refused("record", ErrorKind::MissingRequiredArgument, text);
     }
     if is_page(&record.output) {
         let text = format!(
@@ -52,7 +79,7 @@ fn refuse(command: &CliCommand) -> Result<(), clap::Error> {
              `perfusion report FILE --format flame --output {0}`",
             record.output.display()
         );
-        return refused(ErrorKind::ValueValidation, text);
+        return refused("record", ErrorKind::ValueValidation, text);
     }
     Ok(())
 }

@@ -35,7 +35,8 @@ pub struct ReportArgs {
     #[arg(short = 't', long = "type", value_name = "TYPE")]
     pub sample_type: Option<String>,
     /// top: table of functions; folded: one stack a line; flame: one HTML file with all sample
-    /// types. Default: top, or flame where the output's name ends in .html.
+    /// types. Default: top, or flame where the output's name ends in .html. It is needed for an
+    /// output whose name has another ending than .html and .txt.
     #[arg(short, long, value_enum)]
     pub format: Option<ReportFormat>,
     /// Rows of the top table; with --by window and more, of each window.
@@ -71,6 +72,12 @@ impl ReportArgs {
         let is_page = self.output.as_deref().is_some_and(is_page);
         self.format.unwrap_or(if is_page { ReportFormat::Flame } else { ReportFormat::Top })
     }
+}
+
+/// True for a name whose ending says another format than those of `report`.
+pub(super) fn has_unknown_ending(path: &Path) -> bool {
+    let is_text = path.extension().is_none_or(|end| end.eq_ignore_ascii_case("txt"));
+    !is_text && !is_page(path)
 }
 
 /// True for the name of a web page.
@@ -130,6 +137,13 @@ mod tests {
         assert_eq!(format(&["-o", "x.txt"]), ReportFormat::Top);
         assert_eq!(format(&["-o", "x.HTML"]), ReportFormat::Flame);
         assert_eq!(format(&["-o", "x.html", "-f", "folded"]), ReportFormat::Folded);
+        assert_eq!(format(&["-o", "/dev/null"]), ReportFormat::Top);
+        assert_eq!(format(&["-o", "x.svg", "-f", "top"]), ReportFormat::Top);
+        assert_eq!(format(&["-o", "x.json", "--exact"]), ReportFormat::Top);
+        let error = parse(["perfusion", "report", "x", "-o", "x.svg"]).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        let said = error.to_string();
+        assert!(["x.svg", "--format", ".html", ".txt"].iter().all(|word| said.contains(word)));
         let error = parse(["perfusion", "record", "--all", "-o", "x.html"]).unwrap_err();
         assert!(error.exit_code() == 2 && error.to_string().contains("--format flame"), "{error}");
     }
