@@ -193,6 +193,10 @@ fn failing(path: &Path, step: &'static str) -> impl Fn(io::Error) -> FileError +
 /// file's own name is nothing to them.
 fn not_made(path: &Path, directory: &Path, error: Errno) -> FileError {
     let (step, source) = match error {
+        // In /proc and /sys the kernel answers so to whoever makes a file.
+        Errno::NOENT if directory.is_dir() => {
+            ("its directory takes no files of anybody", error.into())
+        }
         Errno::NOENT => {
             let todo = format!("create {} first", directory.display());
             ("its directory does not exist", io::Error::new(io::ErrorKind::NotFound, todo))
@@ -395,6 +399,8 @@ mod tests {
             write_into(missing.parent().unwrap(), "out.pb.gz", b"x").unwrap_err().to_string(),
             expected
         );
+        let refused = write(Path::new("/proc/out.pb.gz"), b"x").unwrap_err();
+        assert_eq!(refused.step, "its directory takes no files of anybody");
         let expected = format!(
             "cannot write {}: it is a directory: give the path of a file in it",
             directory.path().display()
