@@ -6,6 +6,7 @@
 //! over it; a recorder that gives up, or is killed, closes it. So nothing has to be made in a file
 //! system, and nobody is left waiting, however the recorder ends.
 
+use perfusion_model::text::printable;
 use rustix::fs::Access;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
@@ -13,13 +14,17 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use std::ffi::OsString;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut, Read as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+
+/// How much of a script the kernel reads (`BINPRM_BUF_SIZE`, linux/binfmts.h).
+const LINE_BYTES: u64 = 256;
 
 /// The program could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +34,16 @@ pub enum LaunchError {
     Gate {
         /// What should have passed it.
         command: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The program is a script for another one, which is not there.
+    #[error("cannot start {command}: its interpreter {interpreter}: {source}")]
+    Interpreter {
+        /// What.
+        command: String,
+        /// The path behind `#!` in its first line.
+        interpreter: String,
         /// Why.
         source: io::Error,
     },
@@ -59,12 +74,30 @@ pub fn check(command: &[String]) -> Result<(), LaunchError> {
     for place in &places {
         match rustix::fs::access(place, Access::EXEC_OK) {
             Ok(()) if place.is_dir() => best = Errno::ISDIR,
-            Ok(()) => return Ok(()),
+            Ok(()) => return check_interpreter(program, place),
             Err(Errno::NOENT | Errno::NOTDIR) => {}
             Err(error) => best = error,
         }
     }
     Err(LaunchError::Spawn { command: program.clone(), source: best.into() })
+}
+
+/// Finds out whether the interpreter of a script is there: else the kernel answers ENOENT for the
+/// script, which is there. One that cannot be read is left to the kernel.
+fn check_interpreter(program: &str, script: &Path) -> Result<(), LaunchError> {
+    let mut line = Vec::new();
+    let read = File::open(script).and_then(|file| file.take(LINE_BYTES).read_to_end(&mut line));
+    let Some(rest) = read.ok().and_then(|_| line.strip_prefix(b"#!")) else { return Ok(()) };
+    let rest = rest.split(|&byte| byte == b'\n').next().unwrap_or_default().trim_ascii();
+    let path = rest.split(u8::is_ascii_whitespace).next().unwrap_or_default();
+    if path.is_empty() {
+        return Ok(());
+    }
+    rustix::fs::access(path, Access::EXEC_OK).map_err(|error| LaunchError::Interpreter {
+        command: program.to_owned(),
+        interpreter: printable(&String::from_utf8_lossy(path)),
+        source: error.into(),
+    })
 }
 
 /// A child that waits at its gate. Dropping it without [`GatedChild::release`] ends the child,
@@ -182,6 +215,7 @@ pub fn exec_when_ready(command: &[String]) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::{check, receive_stdin, send_stdin};
+    use std::os::unix::fs::PermissionsExt as _;
     use std::os::unix::net::UnixStream;
     use std::{fs, io};
 
@@ -212,6 +246,26 @@ mod tests {
         ] {
             let error = found(program).unwrap_err();
             assert!(error.starts_with(&format!("cannot start {program}: {why}")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_script_whose_interpreter_is_not_there_is_told_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("script.sh").display().to_string();
+        let check_with = |first: &str| {
+            fs::write(&script, format!("{first}\necho\n")).unwrap();
+            fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+            check(std::slice::from_ref(&script)).map_err(|error| error.to_string())
+        };
+        for good in ["#!/bin/sh", "#! /bin/sh -e", "#!", "echo"] {
+            assert_eq!(check_with(good), Ok(()), "{good}");
+        }
+        let missing =
+            format!("cannot start {script}: its interpreter /no/such/shell: No such file");
+        for bad in ["#!/no/such/shell", "#! /no/such/shell -e"] {
+            let error = check_with(bad).unwrap_err();
+            assert!(error.starts_with(&missing), "{error}");
         }
     }
 
