@@ -62,6 +62,23 @@ pub enum Error {
         /// Its pid.
         pid: u32,
     },
+    /// A process that `/proc` does not show to this user.
+    #[error(
+        "process {pid} is there, but /proc does not show it: it is mounted with hidepid; run \
+         perfusion as root with CAP_SYS_PTRACE, or as a member of the group of its gid= option"
+    )]
+    Hidden {
+        /// Its pid.
+        pid: u32,
+    },
+    /// Nothing can be read of a process, which may well be there.
+    #[error("/proc/{pid}: {source}")]
+    ProcessUnreadable {
+        /// Its pid.
+        pid: u32,
+        /// Why.
+        source: io::Error,
+    },
     /// A pid that names a thread.
     #[error("{tid} is a thread of process {pid}: name the process, {pid}")]
     IsThread {
@@ -169,10 +186,7 @@ pub enum Error {
         path: std::path::PathBuf,
     },
     /// No iterator.
-    #[error(
-        "dump: the kernel does not show sleeping threads: {lack}; it takes Linux 5.18 or newer \
-         (`perfusion doctor`)"
-    )]
+    #[error("dump: the kernel does not show sleeping threads: {lack} (`perfusion doctor`)")]
     NoSleepers {
         /// The kernel's answer.
         lack: String,
@@ -271,13 +285,18 @@ impl Error {
             | Self::Survey(SurveyError::Ended { .. })
             | Self::Death(_)
             | Self::Cgroup(_) => exit::NO_TARGET,
-            Self::Launch(LaunchError::Spawn { .. }) => exit::COMMAND,
+            Self::Launch(LaunchError::Spawn { .. } | LaunchError::Interpreter { .. }) => {
+                exit::COMMAND
+            }
             Self::NoSleepers { .. }
             | Self::Unseen { .. }
+            | Self::Hidden { .. }
+            | Self::ProcessUnreadable { .. }
             | Self::NotManaged { why: AttachObstacle::NotPermitted, .. }
             | Self::Attach(AttachError::Unreadable { .. }) => exit::NOT_PERMITTED,
             Self::Kernel(
                 KernelError::Feature(_)
+                | KernelError::ProcessUnreadable { .. }
                 | KernelError::BtfUnreadable { .. }
                 | KernelError::KernelBtf(_)
                 | KernelError::Btf { .. }

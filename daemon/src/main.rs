@@ -83,7 +83,8 @@ fn main() -> ExitCode {
         CliCommand::Copy { from, to } => perfusion::commands::internal::copy(from, to),
         CliCommand::ExecWhenReady(options) => {
             let error = perfusion_sources::launch::exec_when_ready(&options.command);
-            say(&format!("perfusion: cannot start {}: {error}", options.command.join(" ")));
+            let why = perfusion_host::system_limits::explain(&error);
+            say(&format!("perfusion: cannot start {}: {why}", options.command.join(" ")));
             return ExitCode::from(exit::COMMAND);
         }
     };

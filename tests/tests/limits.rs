@@ -82,16 +82,54 @@ fn few_open_files_are_raised_used_sparingly_or_refused_with_the_numbers() {
         assert_eq!(outcome.code(), 4, "{}", outcome.stderr);
         assert_told(
             &outcome,
-            &["perfusion: RLIMIT_NOFILE", &format!("found {limit}:"), "ulimit -n"],
+            &[
+                "perfusion: RLIMIT_NOFILE",
+                &format!("at least {needed} open files"),
+                &format!("found {limit}:"),
+                "ulimit -n",
+            ],
         );
         let doctor = unprivileged(&format!("ulimit -n {limit};"), &["doctor"]);
         let told = |line: &str| {
             line.starts_with("BAD")
-                && line.contains("recording")
+                && line.contains(&format!("at least {needed} open files"))
                 && line.contains(&format!("found {limit}:"))
         };
         assert!(doctor.stdout.lines().any(told), "{}", doctor.stdout);
     }
+}
+
+#[test]
+fn little_address_space_is_told_by_record_and_doctor_as_what_it_is() {
+    let needs = [RECORD, &[Need::C]].concat();
+    let Some(_turn) = begin_beside("limits::address_space", &needs) else { return };
+    let scratch = Scratch::new().unwrap();
+    let app = Workload::native("spin", &[]).unwrap().start().unwrap();
+    let (pid, file) = (app.pid().to_string(), scratch.path("as.pb.gz").display().to_string());
+    let before = "ulimit -v 60000;";
+    let outcome = limited(before, &["record", "-d", "1s", "--pid", &pid, "-o", &file]);
+    assert_ne!(outcome.code(), 0, "{}", outcome.stderr);
+    assert_told(&outcome, &["perfusion: ", "[ENOMEM]", "RLIMIT_AS is 61440000"]);
+    assert!(!outcome.stderr.contains("CONFIG_DEBUG_INFO_BTF"), "{}", outcome.stderr);
+    let doctor = limited(before, &["doctor"]);
+    let told = |line: &str| line.starts_with("limited") && line.contains("found 61440000");
+    assert!(doctor.stdout.lines().any(told), "{}", doctor.stdout);
+}
+
+#[test]
+fn a_script_without_its_interpreter_is_refused_and_leaves_no_profile() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let Some(_turn) = begin_beside("limits::interpreter", RECORD) else { return };
+    let scratch = Scratch::new().unwrap();
+    let (script, file) = (scratch.path("bad.sh"), scratch.path("bad.pb.gz"));
+    fs::write(&script, "#!/no/such/shell\n").unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let (script, output) = (script.display().to_string(), file.display().to_string());
+    let mut command = perfusion::command(["record", "-o", &output, "--", &script]);
+    let outcome = perfusion::run(&mut command, SLACK).unwrap();
+    assert_eq!(outcome.code(), 127, "{}", outcome.stderr);
+    assert_told(&outcome, &[&script, "its interpreter /no/such/shell: ", "[ENOENT]"]);
+    assert!(!file.exists());
 }
 
 /// A setting of the kernel, set back at the end.
@@ -260,23 +298,44 @@ fn a_process_too_young_for_a_socket_is_given_a_reason_at_the_end() {
     );
 }
 
+/// `perfusion ARGUMENTS` as a user without rights, with a `/proc` that hides so much.
+fn beside_hidden(scratch: &Scratch, hidepid: &str, arguments: &str) -> Outcome {
+    let copy = scratch.path("perfusion");
+    system_tests::app::copy_program(&perfusion_bin().unwrap(), &copy).unwrap();
+    use std::os::unix::fs::PermissionsExt as _;
+    fs::set_permissions(copy.parent().unwrap(), fs::Permissions::from_mode(0o755)).unwrap();
+    let line = format!(
+        "mount -t proc -o hidepid={hidepid} proc /proc && exec setpriv --reuid=65534 \
+         --regid=65534 --clear-groups {} {arguments}",
+        copy.display()
+    );
+    let mut command = Command::new("unshare");
+    perfusion::run(command.args(["-m", "sh", "-c", &line]), SLACK).unwrap()
+}
+
+#[test]
+fn a_process_that_a_mount_hides_is_not_said_to_be_absent() {
+    let needs = [RECORD, &[Need::Program("unshare"), Need::Program("setpriv")]].concat();
+    let Some(_turn) = begin_beside("limits::hidden_target", &needs) else { return };
+    let scratch = Scratch::new().unwrap();
+    for hidepid in ["1", "2"] {
+        let outcome = beside_hidden(&scratch, hidepid, "record -d 1s --pid 1");
+        assert_eq!(outcome.code(), 4, "hidepid={hidepid}: {}", outcome.stderr);
+        assert_told(&outcome, &["process 1 is there", "hidepid", "CAP_SYS_PTRACE"]);
+    }
+    // There is none with the highest pid there can be.
+    let outcome = beside_hidden(&scratch, "2", "record -d 1s --pid 4194304");
+    assert_eq!(outcome.code(), 3, "{}", outcome.stderr);
+    assert_told(&outcome, &["no process with pid 4194304"]);
+}
+
 #[test]
 fn processes_that_a_mount_hides_are_mentioned() {
     let needs = [RECORD, &[Need::Program("unshare"), Need::Program("setpriv")]].concat();
     let Some(_turn) = begin_beside("limits::hidden", &needs) else { return };
     let scratch = Scratch::new().unwrap();
-    let copy = scratch.path("perfusion");
-    system_tests::app::copy_program(&perfusion_bin().unwrap(), &copy).unwrap();
-    use std::os::unix::fs::PermissionsExt as _;
-    fs::set_permissions(copy.parent().unwrap(), fs::Permissions::from_mode(0o755)).unwrap();
     for (option, hidden) in [("0", false), ("1", true), ("2", true)] {
-        let line = format!(
-            "mount -t proc -o hidepid={option} proc /proc && exec setpriv --reuid=65534 \
-             --regid=65534 --clear-groups {} ps",
-            copy.display()
-        );
-        let mut command = Command::new("unshare");
-        let outcome = perfusion::run(command.args(["-m", "sh", "-c", &line]), SLACK).unwrap();
+        let outcome = beside_hidden(&scratch, option, "ps");
         assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
         assert_eq!(
             outcome.stderr.contains("hidepid="),

@@ -2,6 +2,7 @@
 //! one place that knows which limit of the system stands behind which error, and the one that
 //! raises limits of this process.
 
+use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::error::Error;
 use std::sync::OnceLock;
@@ -104,19 +105,25 @@ pub fn explain(error: &(dyn Error + 'static)) -> String {
 }
 
 fn errno_of(error: &(dyn Error + 'static)) -> Option<i32> {
+    // Memory that the allocator could not get has no number.
+    let of_io = |error: &io::Error| {
+        let is_memory = error.kind() == io::ErrorKind::OutOfMemory;
+        error.raw_os_error().or_else(|| is_memory.then_some(Errno::NOMEM.raw_os_error()))
+    };
     error
         .downcast_ref::<io::Error>()
-        .and_then(io::Error::raw_os_error)
-        .or_else(|| error.downcast_ref::<rustix::io::Errno>().map(|errno| errno.raw_os_error()))
+        .and_then(of_io)
+        .or_else(|| error.downcast_ref::<Errno>().map(|errno| errno.raw_os_error()))
 }
 
 /// The limit behind an error that only a limit gives, and what to do.
-fn remedy(errno: i32) -> Option<String> {
+#[must_use]
+pub fn remedy(errno: i32) -> Option<String> {
     let remedy = match errno {
         // EMFILE
         24 => format!(
-            "RLIMIT_NOFILE is {}, and a recording on this host needs {}: allow more (ulimit -n, \
-             LimitNOFILE=)",
+            "RLIMIT_NOFILE is {}: a recording on this host needs at least {}, and more with each \
+             process: allow more (ulimit -n, LimitNOFILE=)",
             limit(Resource::Nofile),
             needed_open_files()
         ),
@@ -138,8 +145,8 @@ fn remedy(errno: i32) -> Option<String> {
         ),
         // ENOMEM
         12 => format!(
-            "the host, this process's cgroup or RLIMIT_AS ({}) has no memory left for it: allow \
-             more",
+            "no memory is left for it: RLIMIT_AS is {}, and the host and this process's cgroup \
+             have limits, too: allow more (ulimit -v, LimitAS=, MemoryMax=)",
             limit(Resource::As)
         ),
         // ENOSPC
@@ -285,6 +292,11 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("ulimit -n"), "{text}");
+        // What the standard library says of an allocation that failed has no number.
+        for memory in [Errno::NOMEM.into(), io::Error::from(io::ErrorKind::OutOfMemory)] {
+            let text = explain(&Failed(memory));
+            assert!(text.contains("[ENOMEM]") && text.contains("RLIMIT_AS is "), "{text}");
+        }
         assert!(told(Errno::FBIG).contains("RLIMIT_FSIZE"));
         assert!(told(Errno::NFILE).contains("fs.file-max is "));
         assert!(told(Errno::AGAIN).contains("RLIMIT_NPROC is "));

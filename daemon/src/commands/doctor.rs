@@ -12,7 +12,7 @@ use perfusion_host::system_limits::{
 };
 use perfusion_report::ReportError;
 use perfusion_sources::kernel::features;
-use perfusion_sources::kernel::{KernelOptions, KernelSelection, KernelSource};
+use perfusion_sources::kernel::{KernelError, KernelOptions, KernelSelection, KernelSource};
 use serde::Serialize;
 use std::io::{self, Write};
 
@@ -63,7 +63,9 @@ pub fn checks() -> Vec<DoctorCheck> {
             check(name, CheckOutcome::Limited, result.map_err(|limit| limit.to_string()))
         },
     ));
-    all.push(check("open files", CheckOutcome::Limited, enough_open_files(open_files)));
+    let needed = needed_open_files();
+    let lack = if open_files < needed { CheckOutcome::Bad } else { CheckOutcome::Limited };
+    all.push(check("open files", lack, enough_open_files(open_files, needed)));
     if all.iter().all(|check| check.outcome != CheckOutcome::Bad) {
         all.insert(probes_at + 1, check("recording", CheckOutcome::Bad, recording()));
     }
@@ -89,16 +91,18 @@ fn recording() -> Result<(), String> {
     KernelSource::start(&options).map(drop).map_err(|error| explain(&error))
 }
 
-fn enough_open_files(found: u64) -> Result<(), String> {
+fn enough_open_files(found: u64, needed: u64) -> Result<(), String> {
     if found >= MANY_OPEN_FILES {
         return Ok(());
     }
+    if found < needed {
+        return Err(KernelError::FewOpenFiles { needed, found }.to_string());
+    }
     Err(format!(
         "RLIMIT_NOFILE: expected at least {MANY_OPEN_FILES} open files, found {found}, of which a \
-         recording takes {}: with fewer, files \
-         of short-lived processes may be gone before their functions have names; allow more \
-         (ulimit -n, LimitNOFILE=)",
-        needed_open_files()
+         recording needs {needed}, and more with each process: with fewer, files of short-lived \
+         processes may be gone before their functions have names; allow more (ulimit -n, \
+         LimitNOFILE=)"
     ))
 }
 

@@ -3,19 +3,38 @@
 use crate::error::Error;
 use perfusion_dotnet::attach::policy::{self, AttachObstacle};
 use perfusion_host::process::handle::ProcessHandle;
-use perfusion_host::process::{name, ticks_before_now};
+use perfusion_host::process::seed::is_gone;
+use perfusion_host::process::{is_hidden, name, ticks_before_now};
 use perfusion_recorder::follow::GROWS_UP;
 use rustix::io::Errno;
+use std::io;
 use std::time::Duration;
 
 /// How often ended targets are looked for; nothing reports the end of a process that is not a child
 /// without its help.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// Takes hold of a process.
+pub(super) fn open_target(pid: u32) -> Result<ProcessHandle, Error> {
+    ProcessHandle::open(pid).map_err(|error| unopened(pid, error.into()))
+}
+
+/// Why nothing can be read of a process: only some errors mean that there is none.
+fn unopened(pid: u32, source: io::Error) -> Error {
+    // What `hidepid=1` answers (proc_pid_permission, fs/proc/base.c); a higher one says ENOENT.
+    let is_refused = source.raw_os_error() == Some(Errno::PERM.raw_os_error());
+    match is_gone(&source) {
+        true if is_hidden(pid) => Error::Hidden { pid },
+        true => Error::NoProcess { pid },
+        false if is_refused => Error::Hidden { pid },
+        false => Error::ProcessUnreadable { pid, source },
+    }
+}
+
 /// Refuses what is no process.
 pub(super) fn check_target(pid: u32) -> Result<(), Error> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))
-        .map_err(|_| Error::NoProcess { pid })?;
+        .map_err(|source| unopened(pid, source))?;
     // /proc/TID exists for every thread, though it is not listed.
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
     match field("Tgid:").and_then(|id| id.parse().ok()) {
@@ -33,7 +52,7 @@ pub(super) fn check_target(pid: u32) -> Result<(), Error> {
 /// memory of its own, and one at which the kernel does not let this program look, whatever its
 /// capabilities (`ptrace_may_access`, kernel/ptrace.c).
 pub(super) fn check_seen(pid: u32) -> Result<(), Error> {
-    let target = ProcessHandle::open(pid).map_err(|_| Error::NoProcess { pid })?;
+    let target = open_target(pid)?;
     let name = || name::of(&target);
     if target.is_kernel_thread() {
         return Err(Error::KernelThread { pid, name: name() });
@@ -55,7 +74,7 @@ pub(super) fn check_managed(target: &ProcessHandle) -> Result<Option<AttachObsta
     let is_young =
         || target.start_ticks().is_ok_and(|started| started >= ticks_before_now(GROWS_UP));
     let seen = loop {
-        let seen = policy::inspect(target, None).map_err(|_| Error::NoProcess { pid })?;
+        let seen = policy::inspect(target, None).map_err(|error| unopened(pid, error.into()))?;
         if !matches!(seen.why_not, Some(AttachObstacle::NotDotnet | AttachObstacle::NoSocket(_)))
             || !is_young()
         {
@@ -71,5 +90,24 @@ pub(super) fn check_managed(target: &ProcessHandle) -> Result<Option<AttachObsta
             Some(why),
         ) => Err(Error::NotManaged { pid, name: name::of(target), why }),
         (_, why_not) => Ok(why_not),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Errno, Error, unopened};
+
+    #[test]
+    fn only_an_error_that_says_so_means_that_there_is_no_process() {
+        // No pid is as high (PID_MAX_LIMIT, linux/threads.h).
+        let pid = 1 << 23;
+        for gone in [Errno::NOENT, Errno::SRCH] {
+            assert!(matches!(unopened(pid, gone.into()), Error::NoProcess { .. }));
+        }
+        assert!(matches!(unopened(pid, Errno::PERM.into()), Error::Hidden { .. }));
+        for unknown in [Errno::MFILE, Errno::ACCESS, Errno::NOMEM] {
+            let error = unopened(pid, unknown.into());
+            assert!(matches!(error, Error::ProcessUnreadable { .. }), "{error}");
+        }
     }
 }

@@ -45,7 +45,7 @@ pub fn launch(settings: &ShimSettings, exact: bool) -> Result<Launch, AttachErro
     }
     let library = perfusion_artefacts::shim().ok_or(AttachError::NoShim)?;
     let pid = std::process::id();
-    let me = ProcessHandle::open(pid).map_err(|_| AttachError::NoSuchProcess { pid })?;
+    let me = super::open_target(pid)?;
     let library = write_copy_for_start(&me, library)
         .map_err(|source: ShimCopyError| AttachError::ShimCopy(Box::new(source)))?;
     let mut environment = variables(library.path(), |name| std::env::var_os(name));

@@ -92,7 +92,7 @@ pub enum AttachError {
         headroom: Box<Headroom>,
     },
     /// What the shim would write could not be read.
-    #[error("process {pid}: {source}: run as root")]
+    #[error("process {pid}: {source}")]
     Unreadable {
         /// The process.
         pid: u32,
@@ -211,6 +211,14 @@ pub fn attach_until(
     attach_library(pid, settings, library, give_up)
 }
 
+/// Takes hold of a process. Only an error that says that there is none means so.
+fn open_target(pid: u32) -> Result<ProcessHandle, AttachError> {
+    ProcessHandle::open(pid).map_err(|error| match error {
+        Errno::NOENT | Errno::SRCH => AttachError::NoSuchProcess { pid },
+        source => AttachError::Look { pid, file: "", source },
+    })
+}
+
 fn attach_library(
     pid: u32,
     settings: ShimSettings,
@@ -218,7 +226,7 @@ fn attach_library(
     give_up: &Arc<AtomicBool>,
 ) -> Result<Attached, AttachError> {
     let begin = Instant::now();
-    let target = ProcessHandle::open(pid).map_err(|_| AttachError::NoSuchProcess { pid })?;
+    let target = open_target(pid)?;
     let or_ended = |error| if target.is_alive() { error } else { AttachError::Ended { pid } };
     wait_until_attachable(&target, give_up).map_err(or_ended)?;
     check_headroom(&target, settings)?;

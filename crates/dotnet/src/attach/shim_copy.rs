@@ -15,7 +15,7 @@ pub use super::shim_file::is_ours;
 use super::helper;
 use super::shim_file::{self, NAMING};
 use super::trusted;
-use super::unusable_directory::{TriedDirectories, UnusableDirectory};
+use super::unusable_directory::{TriedDirectories, UnusableDirectory, advice};
 use perfusion_host::locked_files;
 use perfusion_host::process::handle::ProcessHandle;
 use profiler_protocol::load::LOCK_PATH_BYTES;
@@ -39,7 +39,11 @@ const ROOTS: usize = 4096;
 
 /// The library could not be placed.
 #[derive(Debug, thiserror::Error)]
-#[error("process {pid}: no directory for the shim's library: {}", TriedDirectories(tried))]
+#[error(
+    "process {pid}: no directory for the shim's library: {}{}",
+    TriedDirectories(tried),
+    advice(tried)
+)]
 pub struct ShimCopyError {
     /// The process.
     pub pid: u32,
@@ -393,11 +397,12 @@ fn sweep_starts() -> usize {
 #[cfg(test)]
 mod tests {
     use super::{
-        NAMING, UnusableDirectory, create_as, own_directory, remove,
+        NAMING, ShimCopyError, UnusableDirectory, create_as, own_directory, remove,
         remove_copies_of_ended_processes, write_copy_in, write_into,
     };
     use perfusion_host::locked_files;
     use perfusion_host::process::handle::ProcessHandle;
+    use rustix::io::Errno;
     use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
     use std::fs::{File, Permissions, read_dir, set_permissions};
     use std::os::fd::OwnedFd;
@@ -417,6 +422,22 @@ mod tests {
         assert_eq!(std::fs::metadata(placed.path()).unwrap().permissions().mode() & 0o777, 0o555);
         drop(placed);
         assert_eq!(read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn too_few_open_files_are_told_with_their_name_the_limit_and_the_remedy() {
+        let failed = |errno| {
+            let why = || UnusableDirectory::System("open", errno);
+            ShimCopyError { pid: 7, tried: vec![("/tmp".into(), why()), ("/x".into(), why())] }
+                .to_string()
+        };
+        let told = failed(Errno::MFILE);
+        let start = "process 7: no directory for the shim's library: /tmp: open: Too many open \
+                     files (os error 24) [EMFILE]; /x: open: ";
+        assert!(told.starts_with(start), "{told}");
+        assert_eq!(told.matches("RLIMIT_NOFILE is ").count(), 1, "{told}");
+        assert!(told.ends_with("allow more (ulimit -n, LimitNOFILE=)"), "{told}");
+        assert!(failed(Errno::ACCESS).ends_with("(os error 13) [EACCES]"));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Why a directory is not used for the shim.
 
+use perfusion_host::system_limits::{name, remedy};
 use perfusion_model::text::printable;
 use rustix::io::Errno;
 use std::fmt;
@@ -43,7 +44,10 @@ impl std::error::Error for UnusableDirectory {}
 impl fmt::Display for UnusableDirectory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::System(step, source) => write!(f, "{step}: {source}"),
+            Self::System(step, source) => match name(source.raw_os_error()) {
+                Some(name) => write!(f, "{step}: {source} [{name}]"),
+                None => write!(f, "{step}: {source}"),
+            },
             Self::UnknownUser => write!(
                 f,
                 "create: {}: its file system knows no user of ours; that takes CAP_SETUID and \
@@ -82,4 +86,15 @@ impl<E: fmt::Display> fmt::Display for TriedDirectories<'_, E> {
         }
         Ok(())
     }
+}
+
+/// What to do where a limit on open files is what was wrong with one of them.
+pub(super) fn advice(tried: &[(PathBuf, UnusableDirectory)]) -> String {
+    let limited = tried.iter().find_map(|(_, why)| match why {
+        UnusableDirectory::System(_, errno @ (Errno::MFILE | Errno::NFILE)) => {
+            remedy(errno.raw_os_error())
+        }
+        _ => None,
+    });
+    limited.map_or_else(String::new, |remedy| format!(": {remedy}"))
 }

@@ -72,9 +72,13 @@ impl ProcessHandle {
         self.lives("stat") || self.survivor().is_some()
     }
 
-    /// Whether the thread that `stat` is of has not ended.
+    /// Whether the thread that `stat` is of has not ended. An error other than those of a process
+    /// that is gone (EMFILE) does not say that it has.
     fn lives(&self, stat: &str) -> bool {
-        self.field(stat, 3).is_ok_and(|state| !matches!(state.as_str(), "Z" | "X" | "x"))
+        match self.field(stat, 3) {
+            Ok(state) => !matches!(state.as_str(), "Z" | "X" | "x"),
+            Err(error) => !matches!(error, Errno::NOENT | Errno::SRCH),
+        }
     }
 
     /// A thread that has not ended; asked once the first one has.

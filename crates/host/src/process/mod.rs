@@ -43,7 +43,10 @@ pub use image::{ExecutableImage, ImageError};
 pub use rule_update::RuleUpdate;
 pub use table::{ProcessIdentity, ProcessTable};
 
+use procfs::ProcError;
+use procfs::process::Stat;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -68,11 +71,42 @@ pub fn ticks_before_now(ago: Duration) -> u64 {
     u64::try_from(ticks).unwrap_or(u64::MAX)
 }
 
-/// What the kernel says of a process in `/proc/PID/stat`; `None` when there is no such process.
+/// What the kernel says of a process in `/proc/PID/stat`; `None` when there is no such process, or
+/// it cannot be read.
 #[must_use]
-pub fn stat(pid: u32) -> Option<procfs::process::Stat> {
-    let pid = i32::try_from(pid).ok()?;
-    procfs::process::Process::new(pid).and_then(|process| process.stat()).ok()
+pub fn stat(pid: u32) -> Option<Stat> {
+    read_stat(pid).ok().flatten()
+}
+
+/// What the kernel says of a process in `/proc/PID/stat`; `None` when there is no such process.
+///
+/// # Errors
+/// When that cannot be known: EMFILE, or a `/proc` that hides the processes of others.
+pub fn read_stat(pid: u32) -> io::Result<Option<Stat>> {
+    let Ok(number) = i32::try_from(pid) else { return Ok(None) };
+    match procfs::process::Process::new(number).and_then(|process| process.stat()) {
+        Ok(stat) => Ok(Some(stat)),
+        Err(ProcError::NotFound(_)) if is_hidden(pid) => Err(Errno::ACCESS.into()),
+        Err(ProcError::NotFound(_)) => Ok(None),
+        Err(ProcError::PermissionDenied(_)) => Err(Errno::ACCESS.into()),
+        Err(ProcError::Io(error, _)) if seed::is_gone(&error) => Ok(None),
+        Err(ProcError::Io(error, _)) => Err(error),
+        Err(error) => Err(io::Error::other(error.to_string())),
+    }
+}
+
+/// True for a process that exists, though `/proc` does not show it to this user (its mount option
+/// `hidepid`). The kernel makes a pidfd of any process without asking who wants it.
+#[must_use]
+pub fn is_hidden(pid: u32) -> bool {
+    let is_shown = || match std::fs::metadata(format!("/proc/{pid}")) {
+        Ok(_) => true,
+        Err(error) => !seed::is_gone(&error),
+    };
+    let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    !is_shown()
+        && raw.is_some_and(|pid| pidfd_open(pid, PidfdFlags::empty()).is_ok())
+        && !is_shown()
 }
 
 /// The pids of all processes.
@@ -89,7 +123,7 @@ pub fn all_pids() -> io::Result<Vec<u32>> {
 /// process all of whose threads have.
 #[must_use]
 pub fn living_thread(pid: u32) -> Option<u32> {
-    let lives = |tid: &u32| seed::state(pid, *tid).is_some();
+    let lives = |tid: &u32| !matches!(seed::look_at(pid, *tid), Ok(None));
     let others = || seed::numbers(&format!("/proc/{pid}/task")).into_iter();
     Some(pid).filter(lives).or_else(|| others().find(lives))
 }
@@ -104,11 +138,19 @@ pub fn in_common(pid: u32) -> String {
 }
 
 /// True while the process that began at `start_ticks` runs: not gone, not replaced, not a zombie
-/// that waits for its parent.
+/// that waits for its parent. One that cannot be looked at is not known to have ended, so it runs.
 #[must_use]
 pub fn is_running(pid: u32, start_ticks: Option<u64>) -> bool {
+    runs(pid, |found| Some(found) == start_ticks)
+}
+
+fn runs(pid: u32, is_it: impl Fn(u64) -> bool) -> bool {
     let lives = |state| !matches!(state, 'Z' | 'X') || living_thread(pid).is_some();
-    stat(pid).is_some_and(|stat| Some(stat.starttime) == start_ticks && lives(stat.state))
+    match read_stat(pid) {
+        Ok(Some(stat)) => is_it(stat.starttime) && lives(stat.state),
+        Ok(None) => false,
+        Err(_) => true,
+    }
 }
 
 /// A process whose end is waited for by asking again and again. What `/proc` says of it costs the
@@ -116,7 +158,8 @@ pub fn is_running(pid: u32, start_ticks: Option<u64>) -> bool {
 /// that it has not ended.
 pub struct ExitPoller {
     pid: u32,
-    start_ticks: Option<u64>,
+    /// An error where it could not be read.
+    start_ticks: io::Result<Option<u64>>,
     /// `None` where the kernel gives none.
     pidfd: Option<OwnedFd>,
 }
@@ -126,7 +169,8 @@ impl ExitPoller {
     pub fn new(pid: u32) -> Self {
         let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let pidfd = raw.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        Self { pid, start_ticks: start_ticks(pid), pidfd }
+        let start_ticks = read_stat(pid).map(|stat| stat.map(|stat| stat.starttime));
+        Self { pid, start_ticks, pidfd }
     }
 
     /// As [`is_running`].
@@ -137,7 +181,11 @@ impl ExitPoller {
         };
         // Where it tells of an end it may be too early: that of a first thread whose place another
         // one takes in `execve` (kernels before 6.15).
-        self.pidfd.as_ref().is_some_and(lives) || is_running(self.pid, self.start_ticks)
+        self.pidfd.as_ref().is_some_and(lives)
+            || runs(self.pid, |found| match self.start_ticks {
+                Ok(began) => began == Some(found),
+                Err(_) => true,
+            })
     }
 }
 
@@ -183,7 +231,14 @@ fn advice(error: &io::Error) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::{ExitPoller, all_pids, is_running, start_ticks, stat};
+    use super::handle::ProcessHandle;
+    use super::{
+        ExitPoller, ProcessError, ProcessTable, all_pids, is_hidden, is_running, living_thread,
+        read_stat, start_ticks, stat,
+    };
+    use rustix::io::Errno;
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    use std::fs::File;
     use std::process::{Command, Stdio};
 
     #[test]
@@ -194,6 +249,47 @@ mod tests {
         assert_eq!(u32::try_from(stat.ppid), Ok(std::os::unix::process::parent_id()));
         assert_eq!(Some(stat.starttime), start_ticks(me));
         assert!(is_running(me, Some(stat.starttime)) && !is_running(me, Some(stat.starttime + 1)));
+    }
+
+    /// Runs one test of this file in a program of its own, whose limits are no other test's.
+    fn alone(test: &str) -> String {
+        const VARIABLE: &str = "PERFUSION_TEST_ALONE";
+        if std::env::var_os(VARIABLE).is_some() {
+            return String::new();
+        }
+        let path = format!("{}::{test}", module_path!().split_once("::").unwrap().1);
+        let run = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", &path, "--nocapture"])
+            .env(VARIABLE, "1")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&run.stdout).into_owned();
+        assert!(run.status.success(), "{said}{}", String::from_utf8_lossy(&run.stderr));
+        said
+    }
+
+    #[test]
+    fn a_process_that_cannot_be_looked_at_is_not_taken_to_have_ended() {
+        let said = alone("a_process_that_cannot_be_looked_at_is_not_taken_to_have_ended");
+        if !said.is_empty() {
+            assert!(said.contains("1 passed"), "{said}");
+            return;
+        }
+        let me = std::process::id();
+        let (handle, ticks) = (ProcessHandle::open(me).unwrap(), start_ticks(me));
+        let limit = Rlimit { current: Some(64), ..getrlimit(Resource::Nofile) };
+        setrlimit(Resource::Nofile, limit).unwrap();
+        let held: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+        let errno = read_stat(me).unwrap_err().raw_os_error();
+        assert!(handle.is_alive() && is_running(me, ticks) && living_thread(me).is_some());
+        let poller = ExitPoller::new(me);
+        assert!(poller.pidfd.is_none() && poller.is_running() && !is_hidden(me));
+        let adopted = ProcessTable::new().adopt(me);
+        drop(held);
+        // Of one that began while nothing could be read, the start is not known.
+        assert!(poller.is_running());
+        assert_eq!(errno, Some(Errno::MFILE.raw_os_error()));
+        assert!(matches!(adopted, Err(ProcessError::Read { .. })), "{adopted:?}");
     }
 
     #[test]

@@ -57,7 +57,10 @@ pub fn look_at(tgid: u32, tid: u32) -> io::Result<Option<u32>> {
     }
 }
 
-fn is_gone(error: &io::Error) -> bool {
+/// Whether an error of `/proc/PID` means that the process or thread does not exist. Other errors,
+/// such as EMFILE, say nothing about it.
+#[must_use]
+pub fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound
         || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
 }

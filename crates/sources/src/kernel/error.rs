@@ -3,6 +3,7 @@
 use super::btf;
 use aya::maps::MapError;
 use perfusion_host::cpus::CpusError;
+use perfusion_host::system_limits::explain;
 use std::io;
 
 /// Why the kernel cannot be recorded.
@@ -27,11 +28,19 @@ pub enum KernelError {
         /// Its pid.
         pid: u32,
     },
+    /// The threads of a process to record cannot be listed.
+    #[error("/proc/{pid}/task: {source}")]
+    ProcessUnreadable {
+        /// Its pid.
+        pid: u32,
+        /// Why.
+        source: io::Error,
+    },
     /// The running kernel lacks something, or this process lacks a right.
     #[error(transparent)]
     Feature(#[from] crate::kernel::features::FeatureError),
     /// BTF cannot be read.
-    #[error("{}: {source}; the kernel must be built with CONFIG_DEBUG_INFO_BTF", btf::PATH)]
+    #[error("{}: {}{}", btf::PATH, explain(source), btf_advice(source))]
     BtfUnreadable {
         /// Why.
         source: io::Error,
@@ -98,7 +107,7 @@ pub enum KernelError {
     /// A sampling timer cannot be made.
     #[error(
         "sampling timer of CPU {cpu}: {}{}",
-        perfusion_host::system_limits::explain(source),
+        explain(source),
         perfusion_host::system_limits::sampler_advice(*frequency_hz, source)
     )]
     Sampler {
@@ -169,4 +178,28 @@ pub enum KernelError {
         /// Why.
         source: MapError,
     },
+}
+
+/// What to do about BTF that cannot be read: it is there only on a kernel that was built with it.
+fn btf_advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => "; the kernel must be built with CONFIG_DEBUG_INFO_BTF",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::KernelError;
+    use rustix::io::Errno;
+
+    #[test]
+    fn only_a_kernel_without_btf_is_told_to_be_built_with_it() {
+        let told = |errno: Errno| KernelError::BtfUnreadable { source: errno.into() }.to_string();
+        let missing = told(Errno::NOENT);
+        assert!(missing.ends_with("[ENOENT]; the kernel must be built with CONFIG_DEBUG_INFO_BTF"));
+        let memory = told(Errno::NOMEM);
+        assert!(memory.starts_with("/sys/kernel/btf/vmlinux: ") && memory.contains("[ENOMEM]"));
+        assert!(memory.contains("RLIMIT_AS is ") && !memory.contains("CONFIG_DEBUG"), "{memory}");
+    }
 }

@@ -3,6 +3,7 @@
 
 use crate::kernel::{btf, perf};
 use perfusion_host::process::handle::ProcessHandle;
+use perfusion_host::system_limits::explain;
 use perfusion_unwind::native::NATIVE;
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::process::{Resource, Rlimit};
@@ -27,6 +28,8 @@ const SLEEPERS: (u32, u32) = (5, 18);
 /// Below this limit for the length of files a profile may not fit, nor the part of a file in which
 /// functions are looked up.
 const ROOMY_FILE_BYTES: u64 = 1 << 30;
+/// Address space below this is mentioned: recordings of the system tests had up to 0.8 GiB of it.
+const ROOMY_ADDRESS_BYTES: u64 = 1 << 30;
 
 /// Inode of the initial pid namespace (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
 pub const INITIAL_PID_NAMESPACE: &str = "pid:[4026531836]";
@@ -177,14 +180,28 @@ impl Display for MissingCapabilities {
     }
 }
 
+/// Whether it is a right that is lacking.
+fn is_forbidden(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::PermissionDenied
+}
+
+/// The right that opening mapped files takes, where it is that which is lacking.
+fn lacking(error: &io::Error) -> String {
+    if is_forbidden(error) {
+        format!("without {} (or {}) ", CHECKPOINT_RESTORE.name, SYS_ADMIN.name)
+    } else {
+        String::new()
+    }
+}
+
 /// What a recording lacks, though there can be one.
 #[derive(Debug, thiserror::Error)]
 pub enum FeatureLimit {
     /// Mapped files cannot be opened.
     #[error(
-        "/proc/PID/map_files: {source}; without {} (or {}) stacks are guessed, and .NET has no \
-         names, allocations or live objects",
-        CHECKPOINT_RESTORE.name, SYS_ADMIN.name
+        "/proc/PID/map_files: {}; {}stacks are guessed, and .NET has no names, allocations or live \
+         objects{}",
+        explain(source), lacking(source), if is_forbidden(source) { ": run as root" } else { "" }
     )]
     MappedFiles {
         /// The system's answer.
@@ -217,6 +234,15 @@ pub enum FeatureLimit {
          written; record with ulimit -f unlimited"
     )]
     FileLength {
+        /// The limit.
+        bytes: u64,
+    },
+    /// Little address space.
+    #[error(
+        "RLIMIT_AS: expected at least {ROOMY_ADDRESS_BYTES} bytes, found {bytes}: a recording that \
+         finds no more ends with ENOMEM; allow more (ulimit -v unlimited, LimitAS=infinity)"
+    )]
+    AddressSpace {
         /// The limit.
         bytes: u64,
     },
@@ -293,7 +319,7 @@ pub fn checks() -> [FeatureCheck; 6] {
 
 /// What makes a recording complete, each tried where that can be done without touching another
 /// process. `has_helper`: another process of this program connects to the sockets of other users.
-pub fn limits(has_helper: bool) -> [(&'static str, Result<(), FeatureLimit>); 7] {
+pub fn limits(has_helper: bool) -> [(&'static str, Result<(), FeatureLimit>); 8] {
     [
         ("mapped files", mapped_files()),
         ("other users", other_users(has_helper)),
@@ -302,6 +328,7 @@ pub fn limits(has_helper: bool) -> [(&'static str, Result<(), FeatureLimit>); 7]
         ("walks in the kernel", walks()),
         ("sleeping threads", sleepers()),
         ("length of files", file_length()),
+        ("address space", address_space()),
     ]
 }
 
@@ -397,6 +424,13 @@ fn locked_memory() -> Result<(), FeatureLimit> {
 fn file_length() -> Result<(), FeatureLimit> {
     match rustix::process::getrlimit(Resource::Fsize).current {
         Some(bytes) if bytes < ROOMY_FILE_BYTES => Err(FeatureLimit::FileLength { bytes }),
+        _ => Ok(()),
+    }
+}
+
+fn address_space() -> Result<(), FeatureLimit> {
+    match rustix::process::getrlimit(Resource::As).current {
+        Some(bytes) if bytes < ROOMY_ADDRESS_BYTES => Err(FeatureLimit::AddressSpace { bytes }),
         _ => Ok(()),
     }
 }
@@ -520,6 +554,7 @@ fn perf_events() -> Result<(), FeatureError> {
 #[cfg(test)]
 mod tests {
     use super::{FeatureError, FeatureLimit, advice, missing, version};
+    use rustix::io::Errno;
     use std::io;
 
     #[test]
@@ -553,6 +588,13 @@ mod tests {
         assert!(
             FeatureLimit::ProbesTime.to_string().contains("`sysctl kernel.bpf_stats_enabled=1`")
         );
+        let mapped = |errno: Errno| FeatureLimit::MappedFiles { source: errno.into() }.to_string();
+        let refused = mapped(Errno::PERM);
+        assert!(refused.contains("without CAP_CHECKPOINT_RESTORE (or CAP_SYS_ADMIN) stacks"));
+        assert!(refused.ends_with(": run as root"), "{refused}");
+        let few_files = mapped(Errno::MFILE);
+        assert!(few_files.contains("RLIMIT_NOFILE is ") && !few_files.contains("CAP_"));
+        assert!(!few_files.contains("root"), "{few_files}");
         let refused = io::Error::from(io::ErrorKind::PermissionDenied);
         assert!(
             advice(&refused, "2").contains("seccomp")

@@ -6,6 +6,7 @@ use super::task_iterator::TaskScanner;
 use aya::Ebpf;
 use aya::programs::ProgramError;
 use ebpf_common::counter::Counter;
+use perfusion_host::system_limits::explain;
 use perfusion_model::event::MonotonicNs;
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ impl OffCpuScans {
     pub(super) fn start(bpf: &mut Ebpf, loaded: Result<(), ProgramError>) -> Self {
         let scanner = loaded.map_err(|error| lack_of_sleepers(&error));
         let scanner =
-            scanner.and_then(|()| TaskScanner::start(bpf).map_err(|error| error.to_string()));
+            scanner.and_then(|()| TaskScanner::start(bpf).map_err(|error| explain(&error)));
         let lack = scanner.as_ref().err().cloned();
         Self { scanner: scanner.ok(), lack, deferred: 0, left_out: false }
     }
@@ -36,7 +37,7 @@ impl OffCpuScans {
         if let Some(lack) = &self.lack {
             tracing::warn!(
                 "threads that sleep all the time will have no stack: the kernel does not show \
-                 them: {lack}; it takes Linux 5.18 or newer"
+                 them: {lack}"
             );
             counters.add(Counter::VisitsRefused, 1);
         }
@@ -88,12 +89,13 @@ impl OffCpuScans {
             }
             return;
         }
-        if scanner.is_due(now) && scanner.begin(bpf, now).is_err() {
+        if scanner.is_due(now)
+            && let Err(why) = scanner.begin(bpf, now)
+        {
             if scanner.is_news() {
                 tracing::warn!(
-                    "the kernel does not show sleeping threads, or the memory of some does not \
-                     answer: until it does, threads that sleep all the \
-                     time get no stacks"
+                    "threads that sleep all the time get no stacks for now: {}",
+                    explain(&why)
                 );
             }
             counters.add(Counter::VisitsRefused, 1);
@@ -118,5 +120,8 @@ impl OffCpuScans {
 /// What the kernel answered to the iterator, in words where its age says it.
 fn lack_of_sleepers(error: &ProgramError) -> String {
     let release = crate::kernel::features::without_sleepers();
-    release.map_or_else(|| error.to_string(), |release| format!("this is Linux {release}"))
+    release.map_or_else(
+        || explain(error),
+        |release| format!("this is Linux {release}; it takes Linux 5.18 or newer"),
+    )
 }

@@ -89,7 +89,8 @@ impl SelectedProcesses {
         counters: &KernelCounters,
     ) -> Result<(), KernelError> {
         let failed = |source| KernelError::Map { name: "SELECTED", source };
-        if seed::numbers(&format!("/proc/{pid}/task")).is_empty() {
+        let unreadable = |source| KernelError::ProcessUnreadable { pid, source };
+        if seed::tasks(pid).map_err(unreadable)?.is_empty() {
             return Err(KernelError::NoProcess { pid });
         }
         self.followed.insert(pid);
@@ -104,7 +105,7 @@ impl SelectedProcesses {
         threads.seed(pid, recording.since_ns, counters)?;
         recording.seeded = 1;
         self.maps.selected.insert(pid, recording, 0).map_err(failed)?;
-        if seed::numbers(&format!("/proc/{pid}/task")).is_empty() {
+        if seed::tasks(pid).is_ok_and(|tasks| tasks.is_empty()) {
             // It ended meanwhile, maybe before its entry was there to be removed. Gone already is
             // as good.
             self.maps.selected.remove(&pid).ok();

@@ -14,11 +14,12 @@
 use super::KernelError;
 use aya::Ebpf;
 use aya::maps::{Array, HashMap as BpfHashMap, MapData};
-use aya::programs::Iter;
+use aya::programs::{Iter, ProgramError};
 use ebpf_common::key::TaskIteratorReader as Slot;
 use ebpf_common::limits::MAX_VISITORS;
 use perfusion_model::backoff::Backoff;
 use std::collections::HashMap;
+use std::error::Error;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
@@ -90,8 +91,16 @@ impl ScannerThread {
     }
 }
 
-/// A visit did not begin: the one before has not ended, or the kernel refuses.
-pub(super) struct ScanRefused;
+/// Why a visit did not begin.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ScanRefused {
+    /// Visits before it have not ended.
+    #[error("the memory of some sleeping threads does not answer")]
+    Busy,
+    /// The kernel makes no iterator.
+    #[error("the kernel makes no iterator over threads")]
+    Iterator(#[source] Box<dyn Error + Send + Sync>),
+}
 
 impl TaskScanner {
     /// Starts the thread; the first visit is due at once.
@@ -139,13 +148,13 @@ impl TaskScanner {
         self.due_ns = now_ns.saturating_add(nanos(INTERVAL));
         self.take_leave();
         if self.visiting {
-            return Err(ScanRefused);
+            return Err(ScanRefused::Busy);
         }
-        let thread =
-            self.thread.as_ref().and_then(|thread| thread.iterators.as_ref()).ok_or(ScanRefused)?;
-        let iterator = open(bpf).ok_or(ScanRefused)?;
+        let thread = self.thread.as_ref().and_then(|thread| thread.iterators.as_ref());
+        let thread = thread.ok_or(ScanRefused::Busy)?;
+        let iterator = open(bpf).map_err(ScanRefused::Iterator)?;
         // The channel is empty while nobody visits.
-        thread.try_send(iterator).map_err(|_| ScanRefused)?;
+        thread.try_send(iterator).map_err(|_| ScanRefused::Busy)?;
         self.visiting = true;
         Ok(())
     }
@@ -239,11 +248,12 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A new iterator: each visit needs its own. `None` when the kernel refuses.
-fn open(bpf: &mut Ebpf) -> Option<File> {
-    let program: &mut Iter = bpf.program_mut(PROGRAM)?.try_into().ok()?;
-    let link = program.attach().ok()?;
-    program.take_link(link).ok()?.into_file().ok()
+/// A new iterator: each visit needs its own.
+fn open(bpf: &mut Ebpf) -> Result<File, Box<dyn Error + Send + Sync>> {
+    let program = bpf.program_mut(PROGRAM).ok_or(ProgramError::NotLoaded)?;
+    let program: &mut Iter = program.try_into()?;
+    let link = program.attach()?;
+    Ok(program.take_link(link)?.into_file()?)
 }
 
 /// Each read visits threads until it has text for us, which the probe never writes, or has seen

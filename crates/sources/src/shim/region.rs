@@ -50,6 +50,13 @@ pub enum RegionError {
     },
 }
 
+impl RegionError {
+    /// True when this process may open no more files (EMFILE, ENFILE): it may well be a region.
+    pub(super) fn is_lack_of_files(&self) -> bool {
+        matches!(self, Self::System { source: Errno::MFILE | Errno::NFILE, .. })
+    }
+}
+
 /// Identity of a memfd while it exists: device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RegionKey {

@@ -21,6 +21,7 @@ use super::start_hold::HoldStarts;
 use crate::shim::Subscriptions;
 use perfusion_host::process::budget::cpu_time;
 use perfusion_host::process::handle::ProcessHandle;
+use perfusion_host::system_limits::explain;
 use perfusion_model::event::IncidentCounts;
 use perfusion_model::event::{Event, MonotonicNs, RegionId};
 use profiler_protocol::consumer::{Consumer, ConsumerError, LeaseWords};
@@ -185,7 +186,12 @@ impl WatchedProcess {
             match finder::find(&self.target, &known) {
                 Ok(FoundRegions { regions, tables, refused }) => {
                     if let Some(error) = refused.first().filter(|_| !self.told_refusal) {
-                        tracing::debug!(%error, "not a region");
+                        if error.is_lack_of_files() {
+                            let why = explain(error);
+                            tracing::warn!("a shim's region cannot be opened for now: {why}");
+                        } else {
+                            tracing::debug!(%error, "not a region");
+                        }
                         shared.totals.regions_refused += 1;
                         self.told_refusal = true;
                     }

@@ -14,7 +14,7 @@ pub use perfusion_heap::collect::SurveyError;
 
 use self::survey_messages::SurveyMessages;
 use crate::cli;
-use crate::commands::target::{check_managed, check_target};
+use crate::commands::target::{check_managed, check_target, open_target};
 use crate::end_signals::end_on_signal;
 use crate::error::{Error, say};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -84,7 +84,7 @@ fn take(pid: u32, options: &cli::HeapArgs, quiet: bool) -> Result<(), Error> {
     let interrupted = end_on_signal().map_err(internal("signal handler"))?;
     // Every assembly of the process is opened for the names in it.
     raise_open_files();
-    let target = Arc::new(ProcessHandle::open(pid).map_err(|_| Error::NoProcess { pid })?);
+    let target = Arc::new(open_target(pid)?);
     check_surveyable(&target, &name::of(&target))?;
     let plan = planned(&target, options.buffer, options.force)?;
     let aftermath = SurvivalCheck::of(&target, "a survey of its heap");

@@ -5,7 +5,7 @@
 use crate::cli::{self, exit};
 use crate::commands::heap::held::{self, SurveyBounds};
 use crate::commands::heap::{WATCHED, check_surveyable};
-use crate::commands::target::{check_managed, check_target};
+use crate::commands::target::{check_managed, check_target, open_target};
 use crate::end_signals::end_on_signal;
 use crate::error::{Error, say};
 use perfusion_dotnet::attach;
@@ -217,7 +217,7 @@ struct LeakObservation {
 /// Attaches to a process and looks at what is alive once a window.
 fn watch(pid: u32, options: &cli::LeaksArgs, quiet: bool) -> Result<LeakObservation, Error> {
     check_target(pid)?;
-    let target = Arc::new(ProcessHandle::open(pid).map_err(|_| Error::NoProcess { pid })?);
+    let target = Arc::new(open_target(pid)?);
     check_managed(&target)?;
     let bounds = SurveyBounds::from(options);
     if options.heap {

@@ -10,7 +10,7 @@ use crate::process::live::ProgramLayout;
 use crate::process::mapping::{FileKey, Mappings, Replaced};
 use crate::process::name::ProcessName;
 use crate::process::proc_maps::read_maps;
-use crate::process::{ProcessError, stat};
+use crate::process::{ProcessError, read_stat, stat};
 use perfusion_model::event::MonotonicNs;
 use perfusion_model::frame::{ImageId, ProcessId};
 use std::sync::Arc;
@@ -30,7 +30,12 @@ impl ProcessTable {
         let room = self.registry.find_room(pid, &mut self.updates);
         self.counters.processes_refused += u64::from(room.is_err());
         room?;
-        let stat = stat(pid).ok_or(ProcessError::Gone { pid })?;
+        let read = read_stat(pid).map_err(|source| ProcessError::Read {
+            pid,
+            path: format!("/proc/{pid}/stat"),
+            source,
+        });
+        let stat = read?.ok_or(ProcessError::Gone { pid })?;
         let program = ProgramLayout::of(&stat);
         let before = cpu_time();
         let mut mappings = Mappings::default();

@@ -6,6 +6,7 @@ use crate::process::ProcessError;
 use crate::process::code_view::{CodeView, RulePush};
 use crate::process::counters::ProcessTableCounters;
 use crate::process::rule_update::RuleUpdate;
+use crate::process::seed::is_gone;
 use perfusion_model::event::{UserContext, WalkEnd};
 use perfusion_model::frame::Marker;
 use perfusion_unwind::unwinder::{UnwindLimits, UnwoundStack, walk_traced};
@@ -39,6 +40,9 @@ impl ProcessTable {
         let finished = match adopted {
             Err(ProcessError::Full { .. }) => {
                 UnwoundStack::default().broken(Marker::TruncatedNotKnown)
+            }
+            Err(ProcessError::Read { source, .. }) if !is_gone(&source) => {
+                UnwoundStack::default().broken(Marker::TruncatedUnreadable)
             }
             _ => self.walk_in(pid, context, limits),
         };
