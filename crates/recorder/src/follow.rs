@@ -8,7 +8,7 @@ use perfusion_dotnet::attach::shim_copy;
 use perfusion_dotnet::attach::workers;
 use perfusion_dotnet::attach::{AttachError, attach_until};
 use perfusion_host::process::handle::ProcessHandle;
-use perfusion_host::process::start_ticks;
+use perfusion_host::process::{start_ticks, ticks_before_now};
 use perfusion_host::system_limits::explain;
 use perfusion_sources::shim::ShimSettings;
 use perfusion_sources::shim::finder;
@@ -114,7 +114,6 @@ impl Follower {
             tell: Box::new(tell),
             reasons: Arc::clone(&reasons),
             whom,
-            began: Instant::now(),
         };
         let done = Arc::clone(&complete);
         let thread = std::thread::spawn(move || work.run(&stopped, &done));
@@ -158,22 +157,50 @@ struct FollowerThread {
     watcher: RecordingHandle,
     tell: Box<dyn Fn(AttachEvent<'_>) + Send>,
     reasons: Arc<Mutex<Vec<String>>>,
-    began: Instant,
     looked_at: HashMap<ProgramId, AttachProgress>,
+}
+
+/// When a program was seen first.
+#[derive(Clone, Copy, Debug)]
+struct FirstSight {
+    at: Instant,
+    /// The process ran another program before, as this thread has seen.
+    is_exec: bool,
+}
+
+impl FirstSight {
+    fn is_recent(self) -> bool {
+        self.at.elapsed() < GROWS_UP
+    }
+
+    /// A program of a process that started so many ticks after the boot may still become a .NET
+    /// program that listens. The start of a process says nothing about a program that it executes
+    /// later.
+    fn is_young(self, start_ticks: u64) -> bool {
+        start_ticks > ticks_before_now(GROWS_UP) || self.is_exec && self.is_recent()
+    }
 }
 
 /// Where a program stands.
 enum AttachProgress {
-    /// Known since then, and looked at again: it may become a .NET program that listens.
-    Pending { since: Instant },
+    /// It is looked at again: it may become a .NET program that listens. `noted` is why it has no
+    /// shim so far. That is in the file's comments, and is told when the recording ends.
+    Pending { seen: FirstSight, noted: Option<String> },
     /// It has not answered: when it is asked again, and what was said of it.
-    Busy { since: Instant, again: Instant, said: String },
+    Busy { seen: FirstSight, again: Instant, said: String },
     /// Dealt with.
     Done,
 }
 
 impl FollowerThread {
     fn run(&mut self, stopped: &Receiver<()>, complete: &OnceLock<Instant>) {
+        self.look_until_stopped(stopped, complete);
+        for (program, progress) in std::mem::take(&mut self.looked_at) {
+            self.tell_noted(program.0, progress);
+        }
+    }
+
+    fn look_until_stopped(&mut self, stopped: &Receiver<()>, complete: &OnceLock<Instant>) {
         loop {
             let pids = self.candidates();
             let mut present = HashSet::new();
@@ -189,8 +216,17 @@ impl FollowerThread {
             complete.get_or_init(Instant::now);
             shim_copy::remove_copies_of_ended_processes();
             // The pipeline forgets for a while whatever it is not sure of.
-            self.looked_at
-                .retain(|&known, _| present.contains(&known) || program(known.0) == Some(known));
+            let is_gone =
+                |known: ProgramId| !present.contains(&known) && program(known.0) != Some(known);
+            let gone: Vec<ProgramId> =
+                self.looked_at.keys().copied().filter(|known| is_gone(*known)).collect();
+            for known in gone {
+                let progress = self.looked_at.remove(&known);
+                // Of others that ended so soon, the comments say enough.
+                if let Some(progress) = progress.filter(|_| self.is_named(known.0)) {
+                    self.tell_noted(known.0, progress);
+                }
+            }
             match stopped.recv_timeout(LOOK) {
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
@@ -222,24 +258,20 @@ impl FollowerThread {
     fn look_after(&mut self, program: ProgramId) {
         let pid = program.0;
         let now = Instant::now();
-        let (since, said) = match self
-            .looked_at
-            .entry(program)
-            .or_insert_with(|| AttachProgress::Pending { since: now })
-        {
-            AttachProgress::Done => return,
-            AttachProgress::Busy { again, .. } if now < *again => return,
-            AttachProgress::Busy { since, said, .. } => (*since, Some(said.clone())),
-            AttachProgress::Pending { since } => (*since, None),
+        let (seen, noted, said) = match self.looked_at.get(&program) {
+            None => {
+                let seen = FirstSight { at: now, is_exec: self.has_replaced_another(program) };
+                self.looked_at.insert(program, AttachProgress::Pending { seen, noted: None });
+                (seen, None, None)
+            }
+            Some(AttachProgress::Done) => return,
+            Some(AttachProgress::Busy { again, .. }) if now < *again => return,
+            Some(AttachProgress::Busy { seen, said, .. }) => (*seen, None, Some(said.clone())),
+            Some(AttachProgress::Pending { seen, noted }) => (*seen, noted.clone(), None),
         };
-        let named = match &self.whom {
-            AttachTargets::Named(pids) => pids.contains(&pid),
-            AttachTargets::Started(root) => *root == pid,
-            AttachTargets::Cgroup(_) | AttachTargets::All => false,
-        };
-        let is_new = since > self.began && since.elapsed() < GROWS_UP;
-        let is_young =
-            is_new || matches!(self.whom, AttachTargets::Started(_)) && since.elapsed() < GROWS_UP;
+        let (named, is_started) =
+            (self.is_named(pid), matches!(self.whom, AttachTargets::Started(_)));
+        let is_young = seen.is_young(program.1) || is_started && seen.is_recent();
         let Ok(target) = ProcessHandle::open(pid) else { return };
         let Ok(Inspection { runtime, why_not, .. }) = inspect(&target, None) else { return };
         let is_dotnet =
@@ -252,28 +284,24 @@ impl FollowerThread {
         };
         let is_starting = || target.threads_called(STARTED, THREADS).is_empty();
         match why_not {
-            // It may still become one, or begin to listen.
-            Some(AttachObstacle::NotDotnet) if is_young => {}
-            // The recording may end before it is old enough to be asked again: that is the reason
-            // then.
-            Some(why @ AttachObstacle::NoSocket(_)) if is_young => {
-                if is_dotnet
-                    && said.is_none()
-                    && !matches!(self.whom, AttachTargets::Started(_))
-                    && !has_ours()
-                {
-                    let reason = format!("process {pid}: {why}");
-                    self.note(&reason);
-                    self.looked_at
-                        .insert(program, AttachProgress::Busy { since, again: now, said: reason });
+            // It may still become one, or begin to listen. A runtime that is still at its start may
+            // be one of an old process that has just executed it. The recording may end before the
+            // program is asked again: then this is the reason.
+            Some(why @ (AttachObstacle::NotDotnet | AttachObstacle::NoSocket(_)))
+                if is_young || is_dotnet && seen.is_recent() && is_starting() =>
+            {
+                let is_expected = (is_dotnet || named) && !is_started && !has_ours();
+                self.unsay(said);
+                let reason = is_expected.then(|| format!("process {pid}: {why}"));
+                if reason != noted {
+                    self.unsay(noted);
+                    reason.iter().for_each(|reason| self.note(reason));
                 }
+                self.looked_at.insert(program, AttachProgress::Pending { seen, noted: reason });
             }
             // It loads the shim by itself, if it has the program's environment: a second one would
             // tell all of it once more.
-            None if matches!(self.whom, AttachTargets::Started(_))
-                && (is_young || is_starting())
-                && !has_ours() =>
-            {
+            None if is_started && (is_young || is_starting()) && !has_ours() => {
                 // Nobody looks often for the region of one that has not had any for so long.
                 if !is_young {
                     self.watcher.watch(pid);
@@ -281,14 +309,14 @@ impl FollowerThread {
             }
             Some(why) => {
                 self.looked_at.insert(program, AttachProgress::Done);
-                self.unsay(said);
+                self.unsay(said.or(noted));
                 // Of a program that was started, most children are native, and so may it be itself.
-                let expected =
-                    is_dotnet || named && !matches!(self.whom, AttachTargets::Started(_));
+                let expected = is_dotnet || named && !is_started;
                 self.refuse(pid, expected, format!("process {pid}: {why}"));
             }
             None => {
                 self.looked_at.insert(program, AttachProgress::Done);
+                self.unsay(noted);
                 if has_ours() {
                     return self.unsay(said);
                 }
@@ -310,7 +338,7 @@ impl FollowerThread {
                             reason
                         });
                         let again = Instant::now() + BUSY;
-                        self.looked_at.insert(program, AttachProgress::Busy { since, again, said });
+                        self.looked_at.insert(program, AttachProgress::Busy { seen, again, said });
                     }
                     Err(AttachError::Ended { .. } | AttachError::NoSuchProcess { .. })
                         if !named => {}
@@ -320,6 +348,36 @@ impl FollowerThread {
                     }
                 }
             }
+        }
+    }
+
+    /// One of the processes that the command line names.
+    fn is_named(&self, pid: u32) -> bool {
+        match &self.whom {
+            AttachTargets::Named(pids) => pids.contains(&pid),
+            AttachTargets::Started(root) => *root == pid,
+            AttachTargets::Cgroup(_) | AttachTargets::All => false,
+        }
+    }
+
+    /// Whether the process ran another program when it was looked at last. The reason that was
+    /// noted for that one is forgotten.
+    fn has_replaced_another(&mut self, program: ProgramId) -> bool {
+        let is_earlier = |known: &ProgramId| (known.0, known.1) == (program.0, program.1);
+        let earlier: Vec<ProgramId> =
+            self.looked_at.keys().copied().filter(|known| is_earlier(known)).collect();
+        for known in &earlier {
+            if let Some(AttachProgress::Pending { noted, .. }) = self.looked_at.remove(known) {
+                self.unsay(noted);
+            }
+        }
+        !earlier.is_empty()
+    }
+
+    /// Tells the reason that is only in the comments so far.
+    fn tell_noted(&self, pid: u32, progress: AttachProgress) {
+        if let AttachProgress::Pending { noted: Some(reason), .. } = progress {
+            (self.tell)(AttachEvent::Refused { pid, expected: true, reason });
         }
     }
 
