@@ -224,7 +224,7 @@ fn seen(app: &App) -> (String, String) {
 
 #[test]
 fn a_missing_diagnostics_socket_has_the_reason_that_can_be_seen() {
-    let needs = [RECORD_NET9, &[Need::C]].concat();
+    let needs = [RECORD_NET9, &[Need::C, Need::Program("setpriv")]].concat();
     let Some(_turn) = begin_beside("limits::sockets", &needs) else { return };
     let scratch = Scratch::new().unwrap();
     let plain = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap();
@@ -247,8 +247,20 @@ fn a_missing_diagnostics_socket_has_the_reason_that_can_be_seen() {
     let filter = compile_c("no_socket", "no_socket", &[]).unwrap();
     let filtered =
         line.iter().fold(Workload::program(filter), |workload, word| workload.arg(word.clone()));
+    let file = scratch.path("file").display().to_string();
+    fs::write(&file, "").unwrap();
+    // Of somebody else, with the mode that directories usually have.
+    let closed = scratch.path("closed").display().to_string();
+    fs::create_dir(&closed).unwrap();
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o755)).unwrap();
+    let user = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+    let user = user.into_iter().map(str::to_owned).chain(line.iter().cloned());
+    let user = user.fold(Workload::program("setpriv"), |workload, word| workload.arg(word));
     for (workload, words) in [
         (plain.clone().env("TMPDIR", &missing), [missing.as_str(), "ENOENT"]),
+        (plain.clone().env("TMPDIR", &missing), ["make the directory", "start it again"]),
+        (plain.clone().env("TMPDIR", &file), [file.as_str(), "is a file and no directory"]),
+        (user.env("TMPDIR", &closed), ["(65534:65534) may make no file", "mode "]),
         (plain.clone().env("TMPDIR", &long), ["TMPDIR has ", " bytes"]),
         (filtered, ["seccomp filter", "bind(2)"]),
     ] {
@@ -261,6 +273,41 @@ fn a_missing_diagnostics_socket_has_the_reason_that_can_be_seen() {
         assert!(told.is_ok(), "no {words:?} in {:?}", seen(&app));
         app.stop().unwrap();
     }
+    // A directory that was there at the start.
+    let removed = scratch.path("removed");
+    fs::create_dir(&removed).unwrap();
+    let app = plain.env("TMPDIR", removed.display().to_string()).start().unwrap();
+    assert_eq!(seen(&app), ("can_attach".to_owned(), String::new()));
+    fs::remove_dir_all(&removed).unwrap();
+    let (mode, why) = seen(&app);
+    let made = format!("it made {}/dotnet-diagnostic-", removed.display());
+    assert!(mode == "without_names" && why.contains(&made), "no {made} in {why}");
+    assert!(why.contains("deleted since") && why.contains("start it again"), "{why}");
+    app.stop().unwrap();
+}
+
+#[test]
+fn a_recording_of_seconds_says_why_there_is_no_shim() {
+    let Some(_turn) = begin_beside("limits::short", RECORD_NET9) else { return };
+    let scratch = Scratch::new().unwrap();
+    let missing = scratch.path("missing").display().to_string();
+    let workload = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap();
+    let app = workload.env("TMPDIR", &missing).start().unwrap();
+    let reason = format!("process {}: no diagnostics socket: its TMPDIR is {missing}", app.pid());
+    let told = |name: &str| {
+        let file = scratch.path(name);
+        let mut command = perfusion::command(["record", "--attach", "-d", "1s", "-o"]);
+        command.arg(&file).args(["--pid", &app.pid().to_string()]);
+        let outcome = perfusion::run(&mut command, SLACK).unwrap();
+        assert_eq!(outcome.stderr.matches(&reason).count(), 1, "{reason}: {}", outcome.stderr);
+        let comments = Profile::read(&file).unwrap().comments;
+        let count = comments.iter().filter(|comment| comment.contains(&reason)).count();
+        assert_eq!(count, 1, "{comments:#?}");
+    };
+    // As soon as it is ready, when it may still come to listen; and when it is old.
+    told("young.pb.gz");
+    system_tests::wait::let_pass(Duration::from_secs(6));
+    told("old.pb.gz");
 }
 
 #[test]

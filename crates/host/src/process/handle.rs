@@ -264,6 +264,24 @@ impl ProcessHandle {
         Ok((last("Uid")?, last("Gid")?))
     }
 
+    /// Groups it is in besides the one with which it makes files.
+    ///
+    /// # Errors
+    /// As [`ProcessHandle::file`].
+    pub fn groups(&self) -> Result<Vec<u32>, Errno> {
+        let groups = self.status_field("status", "Groups")?;
+        Ok(groups.split_ascii_whitespace().filter_map(|id| id.parse().ok()).collect())
+    }
+
+    /// Whether permissions of files are nothing to it (`CAP_DAC_OVERRIDE`, linux/capability.h).
+    #[must_use]
+    pub fn overrides_permissions(&self) -> bool {
+        let effective = self.status_field("status", "CapEff").ok();
+        effective
+            .and_then(|bits| u64::from_str_radix(&bits, 16).ok())
+            .is_some_and(|bits| bits & (1 << 1) != 0)
+    }
+
     /// Value of `name` in the environment it was started with.
     ///
     /// # Errors
