@@ -85,6 +85,13 @@ pub fn of_request(error: &hyper::Error) -> String {
     }
     let mut source = error.source();
     while let Some(inner) = source {
+        if let Some(inner) = inner.downcast_ref::<h2::Error>()
+            && is_another_protocol(inner)
+        {
+            return "the receiver does not speak gRPC (HTTP/2): is it an HTTP receiver? Then set \
+                    `protocol: http`"
+                .to_owned();
+        }
         if let Some(inner) = inner.downcast_ref::<io::Error>() {
             return match inner.kind() {
                 io::ErrorKind::ConnectionReset => {
@@ -104,6 +111,12 @@ pub fn of_request(error: &hyper::Error) -> String {
         Some(inner) => format!("the connection failed: {inner}"),
         None => format!("the connection failed: {error}"),
     }
+}
+
+/// The answer's first bytes were read as the length of a frame, such as `HTT` of HTTP/1.1: no frame
+/// is as long as any text says then (RFC 9113, 4.2).
+fn is_another_protocol(error: &h2::Error) -> bool {
+    error.is_library() && error.reason() == Some(h2::Reason::FRAME_SIZE_ERROR)
 }
 
 #[cfg(test)]

@@ -22,6 +22,8 @@ const SEEN_WITHIN: Duration = Duration::from_secs(120);
 const NAMED: usize = 5;
 /// States that are told apart. What is more is counted under one.
 const MOST_STATES: usize = 1000;
+/// What these are counted under.
+const OTHER_CAUSES: &str = "other causes of other services";
 /// Characters of a cause.
 const CAUSE_CHARACTERS: usize = 160;
 
@@ -84,6 +86,8 @@ struct FailureState {
     /// As they were given last.
     reason: String,
     then: &'static str,
+    /// What its sum is about: the first reason, as it was given, and what became of it.
+    summary: String,
 }
 
 impl FailureState {
@@ -91,6 +95,26 @@ impl FailureState {
     fn begins(&self, service: &str) -> StateLine {
         let text = format!("{WHAT}: {}; {}", self.reason, self.then);
         StateLine { is_warning: true, service: service.to_owned(), text }
+    }
+}
+
+/// Services with one cause that no line of their own has named.
+#[derive(Default)]
+struct MoreServices<'a> {
+    services: u64,
+    count: u64,
+    unit: &'static str,
+    /// Of the first of them.
+    summary: &'a str,
+}
+
+impl<'a> MoreServices<'a> {
+    fn add(&mut self, state: &'a FailureState) {
+        if self.services == 0 {
+            (self.unit, self.summary) = (state.unit, &state.summary);
+        }
+        self.services += 1;
+        self.count = self.count.saturating_add(state.count);
     }
 }
 
@@ -121,7 +145,7 @@ pub struct CauseSum {
 }
 
 /// The states of one sink.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct States {
     states: BTreeMap<(String, String), FailureState>,
     lines: Vec<StateLine>,
@@ -133,8 +157,10 @@ impl States {
         // What was dropped and what waits for one reason are two states.
         let cause = format!("{}; {}", cause(event.reason), event.then);
         let mut key = (event.service.to_owned(), cause);
+        let mut summary = format!("{}; {}", event.reason, event.then);
         if self.states.len() >= MOST_STATES && !self.states.contains_key(&key) {
-            key = (String::new(), "other causes of other services".to_owned());
+            OTHER_CAUSES.clone_into(&mut summary);
+            key = (String::new(), summary.clone());
         }
         let met_first = match event.ends {
             Ends::WhenTaken => self.become_the_receivers(&key.1, now),
@@ -156,6 +182,7 @@ impl States {
             is_summed_up: false,
             reason: String::new(),
             then: event.then,
+            summary,
         };
         let is_new = !self.states.contains_key(&key);
         let state = self.states.entry(key).or_insert(fresh);
@@ -205,10 +232,9 @@ impl States {
             })
         } else if lasts && (state.is_named || event.service.is_empty()) {
             Some(format!(
-                "{WHAT}: {what}; {} ({} {} since it began, {} ago)",
+                "{WHAT}: {what}; {} ({} since it began, {} ago)",
                 event.then,
-                state.count,
-                state.unit,
+                counted(state.count, state.unit),
                 span(now.saturating_duration_since(state.since))
             ))
         } else {
@@ -312,28 +338,30 @@ impl States {
     /// Nothing comes any more. What has not ended is said with its sum up to now; whether it is
     /// over nobody knows.
     pub fn close(&mut self, now: Instant) {
-        let mut more: BTreeMap<&str, (u64, u64, &'static str)> = BTreeMap::new();
+        let mut more: BTreeMap<&str, MoreServices<'_>> = BTreeMap::new();
         let mut lines = Vec::new();
         for ((service, cause), state) in &mut self.states {
             if state.ended.is_some() || std::mem::replace(&mut state.is_summed_up, true) {
                 continue;
             }
             if !state.is_named && !state.is_open && !service.is_empty() {
-                let (services, count, _) = more.entry(cause).or_insert((0, 0, state.unit));
-                (*services, *count) = (*services + 1, *count + state.count);
+                more.entry(cause).or_default().add(state);
                 continue;
             }
             let until = if state.ends == Ends::WhenQuiet { state.last } else { now };
             let lasted = span(until.saturating_duration_since(state.since));
             let text = format!(
-                "up to the end: {} {} in {lasted} of this: {cause}",
-                state.count, state.unit
+                "up to the end: {} in {lasted} of this: {}",
+                counted(state.count, state.unit),
+                state.summary
             );
             lines.push(StateLine { is_warning: false, service: service.clone(), text });
         }
-        for (cause, (services, count, unit)) in more {
+        for MoreServices { services, count, unit, summary } in more.into_values() {
             let text = format!(
-                "up to the end: {count} {unit} of {services} more services of this: {cause}"
+                "up to the end: {} of {} of this: {summary}",
+                counted(count, unit),
+                counted(services, "more services")
             );
             lines.push(StateLine { is_warning: false, service: String::new(), text });
         }
@@ -342,7 +370,7 @@ impl States {
 
     fn end(&mut self, now: Instant, is_over: impl Fn(&str, &FailureState) -> bool) {
         // By cause: what was said of each service, and of how many more.
-        let mut more: BTreeMap<&str, (u64, u64, &'static str)> = BTreeMap::new();
+        let mut more: BTreeMap<&str, MoreServices<'_>> = BTreeMap::new();
         // What works again: the receiver, whose name is empty, and services.
         let mut works: BTreeMap<&str, (u64, Duration)> = BTreeMap::new();
         for ((service, cause), state) in &mut self.states {
@@ -354,8 +382,9 @@ impl States {
             if state.ends == Ends::WhenQuiet {
                 if state.is_named {
                     let text = format!(
-                        "{} {} in {lasted} of this, which is over: {cause}",
-                        state.count, state.unit
+                        "{} in {lasted} of this, which is over: {}",
+                        counted(state.count, state.unit),
+                        state.summary
                     );
                     self.lines.push(StateLine {
                         is_warning: false,
@@ -363,8 +392,7 @@ impl States {
                         text,
                     });
                 } else if !service.is_empty() {
-                    let (services, count, _) = more.entry(cause).or_insert((0, 0, state.unit));
-                    (*services, *count) = (*services + 1, *count + state.count);
+                    more.entry(cause).or_default().add(state);
                 }
                 continue;
             }
@@ -377,15 +405,18 @@ impl States {
             *attempts += state.count;
             *longest = (*longest).max(now.saturating_duration_since(state.since));
         }
-        for (cause, (services, count, unit)) in more {
+        for MoreServices { services, count, unit, summary } in more.into_values() {
             let text = format!(
-                "{count} {unit} of {services} more services of this, which is over: {cause}"
+                "{} of {} of this, which is over: {summary}",
+                counted(count, unit),
+                counted(services, "more services")
             );
             self.lines.push(StateLine { is_warning: false, service: String::new(), text });
         }
         for (service, (attempts, lasted)) in works {
             let text = format!(
-                "sending profiles works again, after {attempts} attempts that failed in {}",
+                "sending profiles works again, after {} that failed in {}",
+                counted(attempts, "attempts"),
                 span(lasted)
             );
             self.lines.push(StateLine { is_warning: false, service: service.to_owned(), text });
@@ -458,6 +489,12 @@ fn cause(reason: &str) -> String {
     cause.chars().take(CAUSE_CHARACTERS).collect()
 }
 
+/// A number of things, whose name is given in the plural.
+pub fn counted(count: u64, things: &str) -> String {
+    let one = things.strip_suffix('s').filter(|_| count == 1);
+    format!("{count} {}", one.unwrap_or(things))
+}
+
 /// A time in words, to the second.
 fn span(time: Duration) -> String {
     let (minutes, seconds) = (time.as_secs() / 60, time.as_secs() % 60);
@@ -518,10 +555,36 @@ mod tests {
         assert_eq!(
             said,
             ["big: 50 requests in 49 min 0 s of this, which is over: \
-              the receiver answers 413: # bytes are too many; it is dropped"]
+              the receiver answers 413: 5000000 bytes are too many; it is dropped"]
         );
         states.look(start + 49 * MINUTE + QUIET * 2);
         assert_eq!((states.sums().count(), texts(&mut states).len()), (0, 0));
+    }
+
+    #[test]
+    fn a_sum_has_the_text_that_was_seen_first_and_not_the_key_of_its_group() {
+        let (mut states, start) = (States::default(), Instant::now());
+        let away = |at: u32| {
+            format!("a:4317: Connection refused (os error {}) at [2001:db8::{at}]", 110 + at)
+        };
+        for (at, service) in (1..).zip(["a", "b", "c", "d", "e", "f"]) {
+            states.event(event(service, &away(at), Ends::WhenQuiet), start);
+        }
+        let (first, sixth) = (away(1), away(6));
+        states.event(event("a", &away(7), Ends::WhenQuiet), start);
+        texts(&mut states);
+        let mut closed = states.clone();
+        closed.close(start);
+        states.look(start + QUIET);
+        for (said, ends) in [(texts(&mut closed), ""), (texts(&mut states), ", which is over")] {
+            assert_eq!(said.len(), NAMED + 1, "{said:#?}");
+            assert!(said.iter().all(|line| !line.contains('#')), "{said:#?}");
+            let words = format!("2 requests in 0 s of this{ends}: {first}; it is dropped");
+            assert!(said[0].ends_with(&words), "{said:#?}");
+            let words =
+                format!("1 request of 1 more service of this{ends}: {sixth}; it is dropped");
+            assert!(said[NAMED].ends_with(&words), "{said:#?}");
+        }
     }
 
     #[test]
@@ -641,12 +704,12 @@ mod tests {
         states.taken("shop", start + 2 * MINUTE);
         assert_eq!(
             texts(&mut states),
-            [": sending profiles works again, after 1 attempts that failed in 1 min 0 s"]
+            [": sending profiles works again, after 1 attempt that failed in 1 min 0 s"]
         );
         states.taken("web", start + 2 * MINUTE);
         assert_eq!(
             texts(&mut states),
-            ["web: sending profiles works again, after 1 attempts that failed in 2 min 0 s"]
+            ["web: sending profiles works again, after 1 attempt that failed in 2 min 0 s"]
         );
     }
 
@@ -680,7 +743,7 @@ mod tests {
         let said = texts(&mut states);
         let expected = [
             ": up to the end: 3 requests in 3 min 0 s of this: no answer in time; it is dropped",
-            "cart: up to the end: 1 requests in 0 s of this: it answers 503: no; it is dropped",
+            "cart: up to the end: 1 request in 0 s of this: it answers 503: no; it is dropped",
             "shop: up to the end: 3 requests in 3 min 0 s of this: it answers 429: no; it is \
              dropped",
             "web: up to the end: 3 requests in 2 min 0 s of this: it answers 413: no; it is \

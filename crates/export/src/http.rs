@@ -618,4 +618,29 @@ mod tests {
         assert_eq!((answer.status, answer.body.len()), (400, MOST_ANSWER_BYTES));
         receiver.join().unwrap();
     }
+
+    #[test]
+    fn a_receiver_that_speaks_http_1_where_grpc_is_sent_is_said_to() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+        let receiver = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let answer = "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n400 Bad Request";
+            stream.write_all(answer.as_bytes()).unwrap();
+            // Until the client has read it, and gone.
+            std::io::copy(&mut stream, &mut std::io::sink()).ok();
+        });
+        let settings = HttpSettings { url, headers: Vec::new(), tls: Tls::default() };
+        let client = Client::new(settings, Version::Two).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let error = client.post("/", &[], b"profile".to_vec(), &|| deadline).unwrap_err();
+        drop(client);
+        let said = error.to_string();
+        assert_eq!(
+            said,
+            "the receiver does not speak gRPC (HTTP/2): is it an HTTP receiver? Then set \
+             `protocol: http`"
+        );
+        receiver.join().unwrap();
+    }
 }

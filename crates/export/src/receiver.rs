@@ -7,8 +7,8 @@ use super::file;
 use super::http::{self, Client, HttpResponse, Secret, Tls, Version};
 use super::spool::SpoolLimits;
 use crate::quantity::{ByteSize, HumanDuration};
-use hyper::Uri;
-use hyper::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use hyper::header::{HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER};
+use hyper::{StatusCode, Uri};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -250,11 +250,34 @@ pub(super) fn speaks_of_size(text: &[u8]) -> bool {
 
 /// What a receiver says that did not take something.
 pub(super) fn said(answer: &HttpResponse) -> String {
-    format!(
-        "the receiver answers {}: {}",
-        answer.status,
-        shortened(&String::from_utf8_lossy(&answer.body))
-    )
+    let status = StatusCode::from_u16(answer.status).ok();
+    let location = answer.headers.get(LOCATION).filter(|_| (300..400).contains(&answer.status));
+    let text = match (location, shortened(&String::from_utf8_lossy(&answer.body))) {
+        (Some(location), _) => {
+            format!("it redirects to {}, which is not followed", shortened(&place_of(location)))
+        }
+        (None, text) if !text.trim().is_empty() => text,
+        _ => status
+            .and_then(|status| status.canonical_reason())
+            .unwrap_or("it gives no reason")
+            .to_owned(),
+    };
+    let hint = match answer.status {
+        300..=399 | 404 | 405 => "; is the URL right?",
+        _ => "",
+    };
+    format!("the receiver answers {}: {text}{hint}", answer.status)
+}
+
+/// Where a redirect leads. A user, a query and a fragment may be secret: they are left out.
+fn place_of(location: &HeaderValue) -> String {
+    let Some(url) = location.to_str().ok().and_then(|text| text.parse::<Uri>().ok()) else {
+        return "what is no URL".to_owned();
+    };
+    let authority = url.authority().map_or("", |authority| authority.as_str());
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    let scheme = url.scheme_str().map(|scheme| format!("{scheme}://")).unwrap_or_default();
+    format!("{scheme}{host}{}", url.path())
 }
 
 /// What a stranger says, for a line of the log.
@@ -347,6 +370,38 @@ mod tests {
             let error = reach.settings("http://a").unwrap_err();
             assert!(error.contains(name) && !error.contains("secret"), "{error}");
         }
+    }
+
+    #[test]
+    fn what_a_receiver_answers_has_a_text_and_a_hint_where_the_url_may_be_wrong() {
+        let of = |status, location: Option<&str>, body: &'static str| {
+            let location = location.map(|place| (LOCATION, place.parse().unwrap()));
+            said(&HttpResponse {
+                status,
+                headers: location.into_iter().collect(),
+                trailers: HeaderMap::new(),
+                body: body.into(),
+            })
+        };
+        for (status, location, body, expected) in [
+            (503, None, "busy", "503: busy"),
+            (503, None, " \n", "503: Service Unavailable"),
+            (599, None, "", "599: it gives no reason"),
+            (404, None, "", "404: Not Found; is the URL right?"),
+            (405, None, "no POST", "405: no POST; is the URL right?"),
+            (
+                301,
+                Some("https://user:word@a/otlp?token=secret"),
+                "<a>moved</a>",
+                "301: it redirects to https://a/otlp, which is not followed; is the URL right?",
+            ),
+            (302, None, "", "302: Found; is the URL right?"),
+            (400, Some("/x"), "no", "400: no"),
+        ] {
+            assert_eq!(of(status, location, body), format!("the receiver answers {expected}"));
+        }
+        let long = format!("https://a/{}", "x".repeat(5_000));
+        assert!(of(308, Some(&long), "").len() < 400);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::backlog_trend::{self, BacklogChange, BacklogTrend};
 use super::end_losses::EndLosses;
 use super::queue::{NoWindow, WindowProfiles, WindowQueue};
 use perfusion_export::deliver::SpoolBacklog;
-use perfusion_export::failure_states::{self, DeliveryEvent, Ends, States};
+use perfusion_export::failure_states::{self, DeliveryEvent, Ends, States, counted};
 use perfusion_export::file::FileError;
 use perfusion_export::parts::SinkSignals;
 use perfusion_export::{FinishedProfile, Sink, SinkError};
@@ -543,14 +543,16 @@ impl SinkThread {
             Some(BacklogChange::FallsBehind) => tracing::warn!(
                 target: failure_states::SAID,
                 sink,
-                "falls behind: what waits for it has grown for {} windows, to {requests} requests \
-                 of {bytes} bytes",
-                backlog_trend::WINDOWS
+                "falls behind: what waits for it has grown for {} windows, to {}, {bytes} bytes in \
+                 all",
+                backlog_trend::WINDOWS,
+                counted(requests, "requests")
             ),
             Some(BacklogChange::CaughtUp) => tracing::info!(
                 target: failure_states::SAID,
                 sink,
-                "has caught up: {requests} requests of {bytes} bytes wait"
+                "has caught up: {} still waiting, {bytes} bytes in all",
+                counted(requests, "requests")
             ),
         }
     }

@@ -107,7 +107,12 @@ pub fn grpc(answer: &HttpResponse) -> SendOutcome {
         return not_taken(answer);
     };
     let message = field("grpc-message").unwrap_or_default();
-    let reason = || format!("the receiver answers {}: {}", name(code), shortened(message));
+    let reason = || match shortened(message) {
+        message if message.is_empty() => {
+            format!("the receiver answers {}: it gives no reason", name(code))
+        }
+        message => format!("the receiver answers {}: {message}", name(code)),
+    };
     let after = field("grpc-status-details-bin").and_then(retry_info);
     match code {
         0 => match unframed(&answer.body) {
