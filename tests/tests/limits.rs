@@ -1,7 +1,9 @@
 //! Limits of the system are told as what they are: the error's name, the object, the limit in force
 //! and the remedy. And with few of something a recording does what it can.
 
+use std::ffi::OsString;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -118,7 +120,6 @@ fn little_address_space_is_told_by_record_and_doctor_as_what_it_is() {
 
 #[test]
 fn a_script_without_its_interpreter_is_refused_and_leaves_no_profile() {
-    use std::os::unix::fs::PermissionsExt as _;
     let Some(_turn) = begin_beside("limits::interpreter", RECORD) else { return };
     let scratch = Scratch::new().unwrap();
     let (script, file) = (scratch.path("bad.sh"), scratch.path("bad.pb.gz"));
@@ -254,7 +255,7 @@ fn a_missing_diagnostics_socket_has_the_reason_that_can_be_seen() {
     fs::create_dir(&closed).unwrap();
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o755)).unwrap();
     let user = ["--reuid=65534", "--regid=65534", "--clear-groups"];
-    let user = user.into_iter().map(str::to_owned).chain(line.iter().cloned());
+    let user = user.into_iter().map(OsString::from).chain(line.iter().cloned());
     let user = user.fold(Workload::program("setpriv"), |workload, word| workload.arg(word));
     for (workload, words) in [
         (plain.clone().env("TMPDIR", &missing), [missing.as_str(), "ENOENT"]),
@@ -349,7 +350,6 @@ fn a_process_too_young_for_a_socket_is_given_a_reason_at_the_end() {
 fn beside_hidden(scratch: &Scratch, hidepid: &str, arguments: &str) -> Outcome {
     let copy = scratch.path("perfusion");
     system_tests::app::copy_program(&perfusion_bin().unwrap(), &copy).unwrap();
-    use std::os::unix::fs::PermissionsExt as _;
     fs::set_permissions(copy.parent().unwrap(), fs::Permissions::from_mode(0o755)).unwrap();
     let line = format!(
         "mount -t proc -o hidepid={hidepid} proc /proc && exec setpriv --reuid=65534 \

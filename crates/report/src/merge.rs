@@ -529,7 +529,8 @@ mod tests {
             }],
             function: vec![Function { id, name: place(function), ..Function::default() }],
             string_table: iter::once("").chain(texts).map(str::to_owned).collect(),
-            time_nanos: from_s * SECOND,
+            // A time of 0 would be none.
+            time_nanos: (60 + from_s) * SECOND,
             duration_nanos: 10 * SECOND,
             comment: vec![place("loss: none")],
             ..Profile::default()
@@ -593,12 +594,12 @@ mod tests {
         let mut lowered = profile(20, "Save", 4, 8, true);
         lowered.comment = vec![4];
         all.add(&lowered, "x").unwrap();
-        let merged = all.finish(true, Some("1970-01-01T00:00:10.000Z")).unwrap();
+        let merged = all.finish(true, Some("1970-01-01T00:01:10.000Z")).unwrap();
         let (one, windows) = (merged.profile, merged.windows);
         assert_eq!(ProfileStacks::new(&one).comments().collect::<Vec<_>>(), ["loss: none"]);
         assert_eq!(
             (one.time_nanos, one.duration_nanos, windows.len()),
-            (10 * SECOND, 10 * SECOND, 1)
+            (70 * SECOND, 10 * SECOND, 1)
         );
     }
 
@@ -606,7 +607,7 @@ mod tests {
     fn by_window_each_has_its_rate_and_its_moment() {
         let (all, windows) = together(true);
         let alive = lines(&all, &windows, "inuse_space", &["window"], 9);
-        let moments = ["00", "10", "30"].map(|second| format!("1970-01-01T00:00:{second}.000Z"));
+        let moments = ["00", "10", "30"].map(|second| format!("1970-01-01T00:01:{second}.000Z"));
         assert_eq!(alive[0], "inuse_space by window: at the end of each, 3 of 3 values");
         let each = [("2 B", &moments[0]), ("8 B", &moments[1]), ("80 B", &moments[2])];
         assert_eq!(alive[2..5], each.map(|(bytes, moment)| format!("{bytes} 100.0% {moment}")));
@@ -614,13 +615,13 @@ mod tests {
         assert_eq!(alive[4], format!("80 B 100.0% {} 3", moments[2]), "{alive:#?}");
         // One row of each window, the largest.
         let few = lines(&all, &windows, "alloc_space", &["window", "sampled_objects"], 1);
-        assert_eq!(few[4], "40 B 88.9% 4 B 1970-01-01T00:00:30.000Z 3", "{few:#?}");
+        assert_eq!(few[4], "40 B 88.9% 4 B 1970-01-01T00:01:30.000Z 3", "{few:#?}");
         // A window without any is a row of its own, where windows alone are asked for.
         let windows =
-            [windows, WindowLengths::from([("1970-01-01T00:00:20.000Z".to_owned(), SECOND)])];
+            [windows, WindowLengths::from([("1970-01-01T00:01:20.000Z".to_owned(), SECOND)])];
         let windows: WindowLengths = windows.into_iter().flatten().collect();
         let allocated = lines(&all, &windows, "alloc_space", &["window"], 9);
-        assert_eq!(allocated[4], "0 0.0% 0 1970-01-01T00:00:20.000Z", "{allocated:#?}");
+        assert_eq!(allocated[4], "0 0.0% 0 1970-01-01T00:01:20.000Z", "{allocated:#?}");
     }
 
     /// One that began after so many seconds and took so long, with a sample of `f` that has these

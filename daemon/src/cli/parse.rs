@@ -58,8 +58,8 @@ fn refuse_report(report: &ReportArgs) -> Result<(), clap::Error> {
     }
 }
 
-/// clap does not ask for an argument that conflicts with a given one, so `requires = "command"` says
-/// nothing beside --pid, which is in CMD's group.
+/// clap does not ask for an argument that conflicts with a given one, so `requires = "command"`
+/// says nothing beside --pid, which is in CMD's group.
 fn refuse_record(record: &RecordArgs) -> Result<(), clap::Error> {
     let of_command = [("--exact", record.exact), ("--alloc-counts", record.alloc_counts.is_some())];
     if let Some((option, _)) =

@@ -3,7 +3,6 @@
 
 use super::shim_copy::{ShimCopy, ShimCopyError, write_copy_for_start};
 use super::{AttachError, class_id_text};
-use perfusion_host::process::handle::ProcessHandle;
 use perfusion_sources::shim::ShimSettings;
 use profiler_protocol::exact::EXACT_CLASS_ID;
 use profiler_protocol::load::{CLASS_ID, LOCK_VARIABLE};
