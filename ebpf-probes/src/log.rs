@@ -82,45 +82,56 @@ lines! {
     sampler(whom: u32) "CPU samples begin: thread {}";
     scheduler(whom: u32) "waits begin: thread {} leaves a CPU";
     task_iterator(whom: u32) "sleeping threads are read: thread {}";
-    samples_ring_full(whom: u32) "first CPU sample lost: the ring is full; thread {}";
-    samples_busy(whom: u32) "first CPU sample lost: this CPU's buffer is in use; thread {}";
-    waits_ring_full(whom: u32) "first stack of a wait lost: the ring is full; thread {}";
-    waits_busy(whom: u32) "first stack of a wait lost: this CPU's buffer is in use; thread {}";
-    wait_ends_ring_full(whom: u32) "first end of a wait lost: the ring is full; thread {}";
-    thread_ends_ring_full(whom: u32) "first end of a thread not sent: the ring is full; thread {}";
-    thread_map_full(whom: u32, cause: i64)
-        "first thread without times: the map of threads has no room; thread {}, kernel's answer {}";
-    selected_map_full(whom: u32, cause: i64)
-        "first process not selected: the map of selected processes is full; process {}, kernel's answer {}";
-    kernel_stack_failed(whom: u32, cause: i64)
-        "first kernel stack refused: thread {}, kernel's answer {}";
-    off_cpu_ring_full(whom: u32) "first sleeping thread lost: the ring is full; thread {}";
-    wakes_ring_full(whom: u32) "first wake-up lost: the ring is full; thread {}";
-    wakers_ring_full(whom: u32) "first waker's stack lost: the ring is full; thread {}";
-    wakers_busy(whom: u32) "first waker's stack lost: this CPU's buffer is in use; thread {}";
-    renames_ring_full(whom: u32) "first rename lost: the ring is full; thread {}";
-    cpu_beyond_maps(whom: u32) "first event on a CPU that was not possible at start: CPU {}";
 }
 
-/// The caller's counter is a constant, which leaves one of these.
-#[inline(always)]
-fn tell_loss(counter: Counter, whom: u32, cause: i64) {
-    match counter {
-        Counter::CpuSamplesRingFull => samples_ring_full(whom),
-        Counter::CpuSamplesBusy => samples_busy(whom),
-        Counter::WaitsRingFull => waits_ring_full(whom),
-        Counter::WaitsBusy => waits_busy(whom),
-        Counter::WaitEndsRingFull => wait_ends_ring_full(whom),
-        Counter::ThreadEndsRingFull => thread_ends_ring_full(whom),
-        Counter::ThreadMapFull => thread_map_full(whom, cause),
-        Counter::SelectedMapFull => selected_map_full(whom, cause),
-        Counter::KernelStackFailed => kernel_stack_failed(whom, cause),
-        Counter::SleepersRingFull => off_cpu_ring_full(whom),
-        Counter::WakesRingFull => wakes_ring_full(whom),
-        Counter::WakerStacksRingFull => wakers_ring_full(whom),
-        Counter::WakerStacksBusy => wakers_busy(whom),
-        Counter::RenamesRingFull => renames_ring_full(whom),
-        Counter::CpuBeyondMaps => cpu_beyond_maps(whom),
-        _ => {}
-    }
+/// Lines about losses, each with its counter.
+macro_rules! losses {
+    (
+        fn $tell:ident($($all:ident: $of:ty),*);
+        $($counter:ident $name:ident($($argument:ident: $type:ty),*) $text:literal;)*
+    ) => {
+        lines! { $($name($($argument: $type),*) $text;)* }
+
+        /// The caller's counter is a constant, which leaves one of these.
+        #[inline(always)]
+        fn $tell(counter: Counter, $($all: $of),*) {
+            match counter {
+                $(Counter::$counter => $name($($argument),*),)*
+                _ => {}
+            }
+        }
+    };
+}
+
+losses! {
+    fn tell_loss(whom: u32, cause: i64);
+    CpuSamplesRingFull samples_ring_full(whom: u32)
+        "first CPU sample lost: the ring is full; thread {}";
+    CpuSamplesBusy samples_busy(whom: u32)
+        "first CPU sample lost: this CPU's buffer is in use; thread {}";
+    WaitsRingFull waits_ring_full(whom: u32)
+        "first stack of a wait lost: the ring is full; thread {}";
+    WaitsBusy waits_busy(whom: u32)
+        "first stack of a wait lost: this CPU's buffer is in use; thread {}";
+    WaitEndsRingFull wait_ends_ring_full(whom: u32)
+        "first end of a wait lost: the ring is full; thread {}";
+    ThreadEndsRingFull thread_ends_ring_full(whom: u32)
+        "first end of a thread not sent: the ring is full; thread {}";
+    ThreadMapFull thread_map_full(whom: u32, cause: i64)
+        "first thread without times: the map of threads has no room; thread {}, kernel's answer {}";
+    SelectedMapFull selected_map_full(whom: u32, cause: i64)
+        "first process not selected: the map of selected processes is full; process {}, \
+         kernel's answer {}";
+    KernelStackFailed kernel_stack_failed(whom: u32, cause: i64)
+        "first kernel stack refused: thread {}, kernel's answer {}";
+    SleepersRingFull off_cpu_ring_full(whom: u32)
+        "first sleeping thread lost: the ring is full; thread {}";
+    WakesRingFull wakes_ring_full(whom: u32) "first wake-up lost: the ring is full; thread {}";
+    WakerStacksRingFull wakers_ring_full(whom: u32)
+        "first waker's stack lost: the ring is full; thread {}";
+    WakerStacksBusy wakers_busy(whom: u32)
+        "first waker's stack lost: this CPU's buffer is in use; thread {}";
+    RenamesRingFull renames_ring_full(whom: u32) "first rename lost: the ring is full; thread {}";
+    CpuBeyondMaps cpu_beyond_maps(whom: u32)
+        "first event on a CPU that was not possible at start: CPU {}";
 }

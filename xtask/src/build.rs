@@ -20,9 +20,8 @@ use crate::{
 const BPF_TARGET: &str = "bpfel-unknown-none";
 /// The profile of the demo: it is built in half the time.
 const QUICK: &str = "quick";
-/// Those whose dependencies are all that the program needs.
-const LIBRARIES: [&str; 4] =
-    ["perfusion-export", "perfusion-recorder", "perfusion-report", "perfusion-heap"];
+/// Those that no other library uses: all others are built with them.
+const LIBRARIES: [&str; 3] = ["perfusion-export", "perfusion-recorder", "perfusion-report"];
 
 /// What `rustup` and an outer cargo put into the environment and another toolchain's cargo must not
 /// see.

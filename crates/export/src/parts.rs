@@ -734,18 +734,18 @@ mod tests {
         }
     }
 
+    /// Requests of at most so many bytes for a receiver that takes all, with a spool in `folder`.
+    fn spooler(folder: &tempfile::TempDir, most_bytes: usize) -> RequestSpooler {
+        let limits = SpoolLimits { bytes: 1 << 20, age: Duration::from_secs(3600), free_bytes: 0 };
+        let directory = folder.path().join("s");
+        let delivery = LazyDelivery::new("test", directory, limits, Duration::from_secs(1), Takes);
+        RequestSpooler::new(delivery, most_bytes, "request")
+    }
+
     #[test]
     fn a_window_that_waits_has_the_one_before_it_go_on_from_the_spool() {
         let folder = tempfile::tempdir().unwrap();
-        let limits = SpoolLimits { bytes: 1 << 20, age: Duration::from_secs(3600), free_bytes: 0 };
-        let delivery = LazyDelivery::new(
-            "test",
-            folder.path().join("s"),
-            limits,
-            Duration::from_secs(1),
-            Takes,
-        );
-        let mut outgoing = RequestSpooler::new(delivery, 1 << 20, "request");
+        let mut outgoing = spooler(&folder, 1 << 20);
         let (hurry, now, made) =
             (outgoing.hurry.clone(), SystemTime::now(), Mutex::new(Vec::new()));
         let waits = |waits| hurry.waits().store(waits, Ordering::Relaxed);
@@ -793,15 +793,7 @@ mod tests {
     #[test]
     fn what_a_sink_counts_is_told_while_it_waits_for_its_turn() {
         let folder = tempfile::tempdir().unwrap();
-        let limits = SpoolLimits { bytes: 1 << 20, age: Duration::from_secs(3600), free_bytes: 0 };
-        let delivery = LazyDelivery::new(
-            "test",
-            folder.path().join("s"),
-            limits,
-            Duration::from_secs(1),
-            Takes,
-        );
-        let mut outgoing = RequestSpooler::new(delivery, 1 << 20, "request");
+        let mut outgoing = spooler(&folder, 1 << 20);
         outgoing.delivery.put(SystemTime::now(), ItemKind::Request, "web", b"one").unwrap();
         outgoing.counts.requests = 1;
         let hurry = outgoing.hurry.clone();
@@ -823,15 +815,7 @@ mod tests {
     #[test]
     fn the_bound_that_is_said_is_the_one_that_stacks_were_measured_by() {
         let folder = tempfile::tempdir().unwrap();
-        let limits = SpoolLimits { bytes: 1 << 20, age: Duration::from_secs(3600), free_bytes: 0 };
-        let delivery = LazyDelivery::new(
-            "test",
-            folder.path().join("s"),
-            limits,
-            Duration::from_secs(1),
-            Takes,
-        );
-        let mut outgoing = RequestSpooler::new(delivery, 4 << 20, "request");
+        let mut outgoing = spooler(&folder, 4 << 20);
         // As after a refusal of 16,000 bytes. What is taken meanwhile may have it forgotten.
         let bounds = PartBounds { samples: 10, bytes: 8000, lone_bytes: 64_000 };
         let finished = finished(&Profile::default());
@@ -854,15 +838,7 @@ mod tests {
     #[test]
     fn tables_of_all_sinks_share_their_room_and_what_finds_none_waits_in_the_spool() {
         let folder = tempfile::tempdir().unwrap();
-        let limits = SpoolLimits { bytes: 1 << 20, age: Duration::from_secs(3600), free_bytes: 0 };
-        let delivery = LazyDelivery::new(
-            "test",
-            folder.path().join("s"),
-            limits,
-            Duration::from_secs(1),
-            Takes,
-        );
-        let mut outgoing = RequestSpooler::new(delivery, 1 << 20, "request");
+        let mut outgoing = spooler(&folder, 1 << 20);
         outgoing.within(8 << 20);
         let room = outgoing.memory.tables;
         let string_table = vec![String::new(), "x".repeat(1000)];

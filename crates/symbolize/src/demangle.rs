@@ -2,13 +2,12 @@
 
 use cpp_demangle::{DemangleNodeType, DemangleOptions, DemangleWrite};
 use std::fmt;
-use std::panic::catch_unwind;
+use std::panic::{UnwindSafe, catch_unwind};
 
 /// The whole name, with parameters and template arguments; `None` for a name of neither language.
 #[must_use]
 pub fn whole(system_name: &str) -> Option<String> {
-    // A library's bug must not end the program: names are hostile input.
-    let readable = catch_unwind(|| {
+    guarded(|| {
         if let Ok(rust) = rustc_demangle::try_demangle(system_name) {
             return Some(format!("{rust:#}"));
         }
@@ -16,8 +15,7 @@ pub fn whole(system_name: &str) -> Option<String> {
             return None;
         }
         cpp_demangle::Symbol::new(system_name.as_bytes()).ok()?.demangle().ok()
-    });
-    readable.ok().flatten().filter(|name| !name.is_empty())
+    })
 }
 
 /// The name as `go tool pprof` shows it by default (`internal/symbolizer`): without parameters,
@@ -25,7 +23,7 @@ pub fn whole(system_name: &str) -> Option<String> {
 /// language.
 #[must_use]
 pub fn simple(system_name: &str) -> Option<String> {
-    let readable = catch_unwind(|| {
+    let readable = guarded(|| {
         if !system_name.starts_with('_') {
             return None;
         }
@@ -47,7 +45,13 @@ pub fn simple(system_name: &str) -> Option<String> {
         Some(text.strip_suffix(" const").unwrap_or(text).to_owned())
     });
     // Tables and thunks are written in braces, in words that pprof does not use.
-    readable.ok().flatten().filter(|name| !name.is_empty() && !name.starts_with('{'))
+    readable.filter(|name| !name.starts_with('{'))
+}
+
+/// What a demangler answers, if it is a name. A library's bug must not end the program: names are
+/// hostile input.
+fn guarded(demangle: impl FnOnce() -> Option<String> + UnwindSafe) -> Option<String> {
+    catch_unwind(demangle).ok().flatten().filter(|name| !name.is_empty())
 }
 
 /// A C++ name while it is written. The demangler writes `<` before it enters template arguments,

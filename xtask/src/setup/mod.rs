@@ -42,6 +42,11 @@ pub(crate) fn everything(paths: &WorkspacePaths, steps: &StepLog) -> Result<()> 
 pub(crate) fn build_tools(paths: &WorkspacePaths, steps: &StepLog) -> Result<EbpfToolchain> {
     let _lock = lock(paths)?;
     debian::install(steps, &debian::BUILD)?;
+    compilers(paths, steps)
+}
+
+/// The compilers, once Debian's packages are there.
+fn compilers(paths: &WorkspacePaths, steps: &StepLog) -> Result<EbpfToolchain> {
     let ebpf = ebpf::install(paths, steps)?;
     show("rustc", Command::new("rustc").arg("--version"));
     show("rustc for BPF", Command::new(&ebpf.rustc).arg("--version"));
@@ -69,7 +74,7 @@ pub(crate) fn build_tools_and_dotnet(
     debian::install(steps, &[&debian::BUILD, chosen.packages()].concat())?;
     let (ebpf, dotnet) = thread::scope(|scope| {
         let dotnet = scope.spawn(|| chosen.install(paths, steps));
-        (ebpf::install(paths, steps), joined(dotnet))
+        (compilers(paths, steps), joined(dotnet))
     });
     Ok((ebpf?, dotnet?))
 }
