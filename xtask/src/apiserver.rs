@@ -30,7 +30,8 @@ const OTHERS_KINDS: [(&str, &str); 2] = [
     ),
     (
         "github.com/openshift/api@v0.0.0-20260213204242-d34f11c515b3",
-        "security/v1/zz_generated.crd-manifests/0000_03_config-operator_01_securitycontextconstraints.crd.yaml",
+        "security/v1/zz_generated.crd-manifests/\
+         0000_03_config-operator_01_securitycontextconstraints.crd.yaml",
     ),
 ];
 

@@ -14,14 +14,12 @@ use crate::{
     exec::{StepLog, cargo, joined, run, write_if_changed},
     paths::WorkspacePaths,
     setup::{self, Dotnet, EbpfToolchain},
-    shim,
+    shim, strip,
 };
 
 const BPF_TARGET: &str = "bpfel-unknown-none";
 /// The profile of the demo: it is built in half the time.
 const QUICK: &str = "quick";
-/// Those that no other library uses: all others are built with them.
-const LIBRARIES: [&str; 3] = ["perfusion-export", "perfusion-recorder", "perfusion-report"];
 
 /// What `rustup` and an outer cargo put into the environment and another toolchain's cargo must not
 /// see.
@@ -46,7 +44,11 @@ pub(crate) fn build(paths: &WorkspacePaths, steps: &StepLog) -> Result<PathBuf> 
 pub(crate) fn inside(paths: &WorkspacePaths, steps: &StepLog, ebpf: &EbpfToolchain) -> Result<()> {
     steps.step("building the eBPF object");
     run(bpf_cargo(paths, ebpf, "build", "ebpf-probes").args(["--quiet", "--release"]))?;
-    take(&ebpf_target(paths).join(BPF_TARGET).join("release/ebpf-probes"), &paths.probes())?;
+    let built = ebpf_target(paths).join(BPF_TARGET).join("release/ebpf-probes");
+    // BTF is made from debug information, and nobody reads that of the object afterwards.
+    let shipped = built.with_extension("shipped");
+    strip::probes(&ebpf.objcopy, &built, &shipped)?;
+    take(&shipped, &paths.probes())?;
     shim::build(paths, steps)
 }
 
@@ -77,20 +79,25 @@ pub(crate) fn for_demo(paths: &WorkspacePaths, steps: &StepLog) -> Result<(PathB
         let libraries = scope.spawn(|| libraries(paths, steps, QUICK));
         let dotnet = setup::build_tools_and_dotnet(paths, steps)
             .and_then(|(ebpf, dotnet)| inside(paths, steps, &ebpf).map(|()| dotnet));
+        if dotnet.is_err() {
+            steps.step("that failed; the reason follows once the libraries are built");
+        }
         (joined(libraries), dotnet)
     });
+    let dotnet = dotnet?;
     libraries?;
-    Ok((program(paths, steps, QUICK)?, dotnet?))
+    Ok((program(paths, steps, QUICK)?, dotnet))
 }
 
-/// Builds what the program is made of, and neither the eBPF object nor the shim is in.
+/// Builds what the program is made of, with nothing inside. Its own library is made again later:
+/// all it is made of is built with the same features as then, which no choice of packages has.
 fn libraries(paths: &WorkspacePaths, steps: &StepLog, profile: &str) -> Result<()> {
     steps.step("building the libraries, and meanwhile:");
-    // The feature is one of the program's. With another set they would be built twice.
     run(cargo(paths)
-        .args(["build", "--quiet", "--profile", paths.profile_or(profile)])
-        .args(LIBRARIES.iter().flat_map(|library| ["--package", *library]))
-        .args(["--features", "perfusion-export/object-storage"]))
+        .args(["build", "--quiet", "--package", "perfusion", "--lib"])
+        .args(["--profile", paths.profile_or(profile)])
+        .env_remove("PERFUSION_PROBES")
+        .env_remove("PERFUSION_SHIM"))
 }
 
 /// A cargo command on one package, for the BPF target. Alone, because features must not mix with

@@ -10,6 +10,7 @@ use anyhow::{Result, anyhow, bail};
 
 use crate::{
     build::{bpf_cargo, bpf_clippy},
+    deny,
     exec::{StepLog, cargo, run, told},
     monitoring, package,
     paths::WorkspacePaths,
@@ -18,8 +19,9 @@ use crate::{
 };
 
 /// Commands of ours that have little to do with the rest, and leave CPUs idle where they wait for
-/// the network or for one core.
-const BESIDE: [&str; 2] = ["helm", "image"];
+/// the network or for one core. `run` is among them as newcomers have it: with nothing fetched but
+/// what it fetches.
+const BESIDE: [&str; 3] = ["helm", "image", "run"];
 
 /// CI has 40 minutes. A slow machine may not finish the system tests in that time. Tests that have
 /// not begun by then are skipped and named.
@@ -31,6 +33,7 @@ pub(crate) fn ci(paths: &WorkspacePaths, steps: &StepLog) -> Result<()> {
     run(cargo(paths).args(["fmt", "--all", "--check"]))?;
     tidy::tidy(paths, steps, false)?;
     monitoring::check(paths, steps)?;
+    deny::offline(paths, steps)?;
     let ebpf = setup::build_tools(paths, steps)?;
 
     // The tests measure time, so they come when all else is over. What is only checked and what is

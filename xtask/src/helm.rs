@@ -42,7 +42,8 @@ const REFUSED: [(&str, &str); 17] = [
     ("config.kubernetes.pods=logs", "pods.source"),
     ("storage.hostPath=,config.files.max_size=3GiB", "storage.sizeLimit"),
     (
-        "storage.hostPath=,storage.sizeLimit=1Gi,config.otlp[0].url=http://x:4317,config.spool.max_size=768MiB",
+        "storage.hostPath=,storage.sizeLimit=1Gi,config.otlp[0].url=http://x:4317,\
+         config.spool.max_size=768MiB",
         "storage.sizeLimit",
     ),
 ];

@@ -1,6 +1,7 @@
 //! `cargo xtask image`: the files of the container image in `target/image`, checked without a
 //! container engine: what is there, that it is all the program needs (it runs with that folder as
-//! its root), and that the Dockerfile adds nothing.
+//! its root), and that the Dockerfile adds nothing. The program's debug information lies beside
+//! that, in `target/image-debug`.
 
 use std::{
     collections::BTreeSet,
@@ -17,6 +18,7 @@ use crate::{
     exec::{StepLog, chroot, is_root, output},
     paths::WorkspacePaths,
     setup::package::clear,
+    strip,
 };
 
 const PROGRAM: &str = "usr/bin/perfusion";
@@ -52,7 +54,10 @@ pub(crate) fn image(paths: &WorkspacePaths, steps: &StepLog) -> Result<PathBuf> 
     steps.step("image: its files");
     let root = paths.target.join("image");
     clear(&root)?;
-    let expected = lay_out(&perfusion, &root)?;
+    // Not in the image, and found by the program's link to it.
+    let debug = paths.target.join("image-debug");
+    fs::create_dir_all(&debug).with_context(|| format!("{}: cannot be made", debug.display()))?;
+    let expected = lay_out(&perfusion, &root, &debug.join("perfusion.debug"))?;
     let most = if paths.profile.is_none() { MOST_BYTES } else { MOST_BYTES_UNOPTIMIZED };
     check_files(&root, &expected, most)?;
     check_dockerfile(paths)?;
@@ -61,16 +66,14 @@ pub(crate) fn image(paths: &WorkspacePaths, steps: &StepLog) -> Result<PathBuf> 
 }
 
 /// Returns what is there then.
-fn lay_out(perfusion: &Path, root: &Path) -> Result<BTreeSet<PathBuf>> {
+fn lay_out(perfusion: &Path, root: &Path, debug: &Path) -> Result<BTreeSet<PathBuf>> {
     for folder in MOUNTED.into_iter().chain(["usr/bin"]) {
         let folder = root.join(folder);
         fs::create_dir_all(&folder)
             .with_context(|| format!("{}: cannot be made", folder.display()))?;
     }
     let mut files = BTreeSet::from([PathBuf::from(PROGRAM)]);
-    output(
-        Command::new("strip").args(["--strip-debug", "-o"]).arg(root.join(PROGRAM)).arg(perfusion),
-    )?;
+    strip::program(perfusion, &root.join(PROGRAM), debug)?;
     let libraries = output(Command::new("ldd").arg(perfusion))?;
     let libraries =
         libraries.split_whitespace().filter(|word| word.starts_with('/') && !word.ends_with(':'));

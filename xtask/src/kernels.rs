@@ -35,7 +35,7 @@ const KERNELS: [TestedKernel; 4] = [
     TestedKernel {
         version: "5.10",
         prefix: "linux-image-5.10.0-",
-        lacks: &["walks in the kernel", SLEEPERS],
+        lacks: &["walks in the kernel", OFF_CPU_SCANS],
         locked_maps: true,
     },
     TestedKernel { version: "6.1", prefix: "linux-image-6.1.0-", lacks: &[], locked_maps: false },
@@ -58,7 +58,7 @@ struct TestedKernel {
 }
 
 /// `doctor`'s check of what takes the stacks of threads that sleep all the time.
-const SLEEPERS: &str = "sleeping threads";
+const OFF_CPU_SCANS: &str = "sleeping threads";
 
 /// What the machine does: its output goes to the serial line, each part behind a line of its own.
 const INIT: &str = "\
@@ -101,7 +101,8 @@ say dump; /bin/perfusion dump --pid $pid 2>&1; say \"exit $?\"
 clocks() {
 say \"$1\"
 while read -r up idle; do echo \"up $up\"; done < /proc/uptime
-while read -r now at ns rest; do [ \"$now $at\" = 'now at' ] && echo \"monotonic $ns\"; done < /proc/timer_list
+while read -r now at ns rest; do [ \"$now $at\" = 'now at' ] && echo \"monotonic $ns\"; done \
+     < /proc/timer_list
 }
 clocks 'before sleep'
 /bin/perfusion record --pid $pid --spans --duration 5s -o /tmp/s.pb.gz > /tmp/said 2>&1 & \

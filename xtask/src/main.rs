@@ -9,6 +9,7 @@ mod build;
 mod ci;
 mod collector;
 mod demo;
+mod deny;
 mod documents;
 mod exec;
 mod fuzz;
@@ -22,6 +23,7 @@ mod paths;
 mod scale;
 mod setup;
 mod shim;
+mod strip;
 mod test;
 mod tidy;
 mod truth;
@@ -53,7 +55,7 @@ cargo xtask COMMAND
   bench [FIGURE [--write]]
                   measure what the profiler costs; writes docs/benchmarks.md, of one figure with \
      --write only (root)
-  truth [--seconds N] [--repetitions N] [WORKLOAD… | thinning]
+  truth [--seconds N] [--repetitions N] [WORKLOAD… | downsampling]
                   how true profiles of programs with known stacks and times are; writes \
      docs/truth.md (root)
   memory [--windows N]
@@ -74,6 +76,8 @@ cargo xtask COMMAND
      real daemon (root)
   tidy [--fix]    rules no compiler checks: crate edges, first lines of files, documents locked to \
      code
+  deny            dependencies by deny.toml, before a release: known faults too, whose database CI \
+     does not reach
   helm [--fix]    lint the chart, compare what it renders with helm/rendered, check that against \
      Kubernetes' schemas
   image           the files of the container image in target/image, and whether they are all it \
@@ -81,8 +85,8 @@ cargo xtask COMMAND
   package [--install]
                   deb and rpm in target/packages; --install tries both in a Debian with nothing \
      else in it (root)
-  ci              format, lints, docs, tidy, no_std builds, chart, tests, a short run of every \
-     fuzz target
+  ci              format, lints, docs, tidy, dependencies, no_std builds, chart, tests, a short \
+     run of every fuzz target
 
 Everything made lies below target/. PERFUSION_TOOLCHAIN names another folder for what setup \
      installs, so that checkouts can share it.
@@ -127,6 +131,7 @@ fn main() -> ExitCode {
             ["collector"] => collector::collector(&paths, &steps),
             ["tidy"] => tidy::tidy(&paths, &steps, false),
             ["tidy", "--fix"] => tidy::tidy(&paths, &steps, true),
+            ["deny"] => deny::all(&paths, &steps),
             ["helm"] => helm::lint(&paths, &steps, false),
             ["helm", "--fix"] => helm::lint(&paths, &steps, true),
             ["image"] => image::image(&paths, &steps).map(|_| ()),

@@ -1,6 +1,7 @@
 //! `cargo xtask package`: deb and rpm with the program, its unit, manual pages and completions,
-//! made by nfpm from `packaging/nfpm.yaml`, and checked; with `--install` they are installed into
-//! and removed from a Debian with nothing else in it.
+//! made by nfpm from `packaging/nfpm.yaml`, and checked. The program's debug information lies
+//! beside them. With `--install` they are installed into and removed from a Debian with nothing
+//! else in it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,6 +20,7 @@ use crate::{
     exec::{StepLog, chroot, need_root, outcome, output, version},
     paths::WorkspacePaths,
     setup::{debian, package::clear},
+    strip,
 };
 
 const NFPM: &str = "v2.43.4";
@@ -34,11 +36,10 @@ const FOLDER: &str = "packages";
 pub(crate) fn package(paths: &WorkspacePaths, steps: &StepLog, install: bool) -> Result<()> {
     check_unit(paths, steps)?;
     let packages = packages(paths, steps)?;
-    for package in [&packages.deb, &packages.rpm] {
-        let bytes = fs::metadata(package)
-            .with_context(|| format!("{}: not made", package.display()))?
-            .len();
-        println!("  {} ({:.1} MB)", package.display(), bytes as f64 / 1e6);
+    for made in [&packages.deb, &packages.rpm, &packages.debug] {
+        let bytes =
+            fs::metadata(made).with_context(|| format!("{}: not made", made.display()))?.len();
+        println!("  {} ({:.1} MB)", made.display(), bytes as f64 / 1e6);
     }
     if install {
         need_root("a chroot")?;
@@ -60,6 +61,8 @@ pub(crate) fn packages(paths: &WorkspacePaths, steps: &StepLog) -> Result<Packag
 pub(crate) struct Packages {
     pub(crate) deb: PathBuf,
     pub(crate) rpm: PathBuf,
+    /// Debug information of the program in both.
+    debug: PathBuf,
 }
 
 /// The unit by systemd's own judgement.
@@ -132,10 +135,8 @@ fn make(
         fs::write(completions.join(name), script)
             .with_context(|| format!("completions of {shell}"))?;
     }
-    // Without debug information, a tenth of the size; its symbols stay, and so do stacks of the
-    // daemon itself.
-    let stripped = stage.join("perfusion");
-    output(Command::new("strip").args(["--strip-debug", "-o"]).arg(&stripped).arg(perfusion))?;
+    let (stripped, debug) = (stage.join("perfusion"), folder.join("perfusion.debug"));
+    strip::program(perfusion, &stripped, &debug)?;
 
     let mut made = BTreeMap::new();
     for kind in ["deb", "rpm"] {
@@ -160,7 +161,7 @@ fn make(
         made.insert(kind, target);
     }
     let take = |kind| made.get(kind).cloned().context("a package was not made");
-    Ok(Packages { deb: take("deb")?, rpm: take("rpm")? })
+    Ok(Packages { deb: take("deb")?, rpm: take("rpm")?, debug })
 }
 
 /// nfpm is one Go program, so Go builds it.

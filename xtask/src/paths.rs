@@ -34,13 +34,13 @@ impl WorkspacePaths {
         Ok(WorkspacePaths { root, target, toolchain, profile })
     }
 
-    /// The `dotnet` command of one root; `major` is "8", "9", "10" or "11".
+    /// The `dotnet` command of one root; `major` is "8", "9", "10", "11" or "11-musl".
     pub(crate) fn dotnet(&self, major: &str) -> PathBuf {
         self.dotnet_roots().join(major).join("dotnet")
     }
 
-    /// Folder with the roots `8`, `9`, `10` and, where there is a copy of it, `11`, each with just
-    /// its own runtime.
+    /// Folder with the roots `8`, `9`, `10` and, where there are copies of them, `11` and
+    /// `11-musl`, each with just its own runtime.
     pub(crate) fn dotnet_roots(&self) -> PathBuf {
         self.toolchain.join("dotnet")
     }

@@ -69,7 +69,6 @@ pub(crate) fn test(
     let perfusion = build::build(paths, steps)?;
     setup::pinned_dotnets(paths, steps)?;
     let needs = [
-        ("musl-tools", "a musl process to profile"),
         ("libcap2-bin", "a program with capabilities"),
         ("strace", "which processes the daemon touches"),
         ("bpftool", "entries of maps"),

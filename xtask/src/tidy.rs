@@ -5,6 +5,7 @@ use std::{
     collections::HashSet,
     env, fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use anyhow::{Context, Result, bail};
@@ -69,6 +70,9 @@ const UNSAFE_ALLOWED: [&str; 13] = [
     "crates/host/src/io_priority.rs",
 ];
 
+/// This file, which names what it refuses.
+const THIS: &str = "xtask/src/tidy.rs";
+
 /// A module of these names says nothing about what lives in it.
 const EMPTY_NAMES: [&str; 3] = ["utils", "helpers", "common"];
 
@@ -88,8 +92,32 @@ const OWN_WORDS: [(&str, &str); 12] = [
     ("neighbour", "process priority"),
 ];
 
+/// Words of our own that mean nothing else here. No name has one as a part, no text of the program
+/// and no metric.
+const OWN_PARTS: [(&str, &str); 14] = [
+    ("patience", "timeout"),
+    ("lesson", "rule update"),
+    ("lessons", "rule updates, pushed rules"),
+    ("teach", "push rules"),
+    ("taught", "pushed"),
+    ("learnt", "known, cached"),
+    ("finisher", "user-space unwinder"),
+    ("coin", "sampler"),
+    ("thin", "downsample"),
+    ("thinned", "downsampled"),
+    ("thinning", "downsampling"),
+    ("sleepers", "off-CPU threads"),
+    ("wish", "subscription"),
+    ("wishes", "subscriptions"),
+];
+
 /// Most columns of a line of comment; a table's row has no other place.
 const COMMENT_COLUMNS: usize = 100;
+
+/// Files that choose a compiler, and what stands before its version there. It is `rust-version`:
+/// what is promised is what CI builds with.
+const COMPILERS: [(&str, &str); 2] =
+    [(".github/workflows/ci.yml", "toolchain: \""), ("Dockerfile", "--default-toolchain ")];
 
 /// Lists of counters, what they count, and what the names of their metrics begin with.
 const COUNTER_LISTS: [(&str, &str, &str); 7] = [
@@ -118,6 +146,7 @@ pub(crate) fn tidy(paths: &WorkspacePaths, steps: &StepLog, fix: bool) -> Result
     let mut broken = Vec::new();
     check_edges(paths, &mut broken)?;
     check_dependency_reasons(paths, &mut broken)?;
+    check_compilers(paths, steps, &mut broken)?;
 
     let machine_paths = machine_paths(paths);
     let (mut files, mut functions) = (Vec::new(), HashSet::new());
@@ -226,6 +255,44 @@ fn check_dependency_reasons(paths: &WorkspacePaths, broken: &mut Vec<String>) ->
     Ok(())
 }
 
+/// Machines build with the compiler that `rust-version` names. On one that has a newer one this is
+/// said: cargo refuses older ones, and clippy what newer ones alone have.
+fn check_compilers(
+    paths: &WorkspacePaths,
+    steps: &StepLog,
+    broken: &mut Vec<String>,
+) -> Result<()> {
+    let read = |file: &str| {
+        fs::read_to_string(paths.root.join(file)).with_context(|| format!("{file}: cannot be read"))
+    };
+    let manifest = read("Cargo.toml")?;
+    let promised =
+        version_behind(&manifest, "rust-version = \"").context("Cargo.toml: no rust-version")?;
+    for (file, before) in COMPILERS {
+        let text = read(file)?;
+        if version_behind(&text, before) != Some(promised) {
+            broken.push(format!(
+                "{file}: expected the compiler that rust-version in Cargo.toml names, {promised}"
+            ));
+        }
+    }
+    let compiler = output(Command::new("rustc").arg("--version"))?;
+    let found = version_behind(&compiler, "rustc ").context("`rustc --version`: no version")?;
+    if found != promised && !found.starts_with(&format!("{promised}.")) {
+        steps.step(&format!(
+            "rustc here is {found}; rust-version, which CI builds with, {promised}"
+        ));
+    }
+    Ok(())
+}
+
+/// The number that stands behind the first such text.
+fn version_behind<'a>(text: &'a str, before: &str) -> Option<&'a str> {
+    let (_, behind) = text.split_once(before)?;
+    let end = behind.find(|letter: char| !letter.is_ascii_digit() && letter != '.');
+    behind.get(..end.unwrap_or(behind.len())).filter(|version| !version.is_empty())
+}
+
 /// All files of the checkout but those that git ignores or that belong to git.
 fn list(root: &Path, folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     for entry in
@@ -267,7 +334,7 @@ fn machine_paths(paths: &WorkspacePaths) -> Vec<String> {
 }
 
 fn check_machine_paths(name: &str, text: &str, machine_paths: &[String], broken: &mut Vec<String>) {
-    if name == "xtask/src/tidy.rs" {
+    if name == THIS {
         return; // it names them to find them
     }
     for (number, line) in numbered(text) {
@@ -302,6 +369,9 @@ fn check_rust(name: &str, text: &str, broken: &mut Vec<String>) {
     let may_be_unsafe = UNSAFE_ALLOWED.iter().any(|allowed| name.starts_with(allowed));
     for (number, line) in numbered(text) {
         let code = without_comment_and_strings(line);
+        for (own, term) in own_parts(&without_comment(line)).filter(|_| name != THIS) {
+            broken.push(format!("{name}:{number}: `{own}` is a word of our own; say {term}"));
+        }
         if !may_be_unsafe && words(&code).any(|word| word == "unsafe") {
             broken.push(format!(
                 "{name}:{number}: `unsafe` is not allowed here; xtask/src/tidy.rs lists where it \
@@ -337,6 +407,28 @@ fn defined(code: &str) -> Option<&str> {
 /// A word of our own that a name is, and the field's term for it.
 fn own_word(name: &str) -> Option<(&'static str, &'static str)> {
     OWN_WORDS.into_iter().find(|(own, _)| name.eq_ignore_ascii_case(own))
+}
+
+/// Words of our own that are parts of names or texts in a line.
+fn own_parts(code: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let parts = words(code).flat_map(|word| word.split('_')).flat_map(humps);
+    parts.filter_map(|part| OWN_PARTS.into_iter().find(|(own, _)| part.eq_ignore_ascii_case(own)))
+}
+
+/// `RulesPushed` → `Rules`, `Pushed`.
+fn humps(word: &str) -> impl Iterator<Item = &str> {
+    let is_all_large = !word.chars().any(char::is_lowercase);
+    let mut rest = word;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let begins = |(at, letter): (usize, char)| (at > 0 && letter.is_uppercase()).then_some(at);
+        let end = if is_all_large { None } else { rest.char_indices().find_map(begins) };
+        let (hump, after) = rest.split_at(end.unwrap_or(rest.len()));
+        rest = after;
+        Some(hump)
+    })
 }
 
 /// docs/metrics.md is written from the lists of counters, so that none can be missing or say
@@ -425,27 +517,46 @@ fn words(code: &str) -> impl Iterator<Item = &str> {
 
 /// A line's code. A string over several lines is taken for code, which errs to the safe side.
 fn without_comment_and_strings(line: &str) -> String {
-    let mut code = String::new();
+    code_and_strings(line).filter(|(_, inside)| !inside).map(|(letter, _)| letter).collect()
+}
+
+/// A line's code and what is in its strings.
+fn without_comment(line: &str) -> String {
+    let mut before = false;
+    let mut text = String::new();
+    for (letter, inside) in code_and_strings(line) {
+        if inside != std::mem::replace(&mut before, inside) {
+            text.push(' ');
+        }
+        text.push(letter);
+    }
+    text
+}
+
+/// The letters of a line up to a comment, each with whether it is in a string. What a backslash
+/// stands before there, and the quotes, are left out.
+fn code_and_strings(line: &str) -> impl Iterator<Item = (char, bool)> {
     let mut inside = false;
     let mut letters = line.chars().peekable();
-    while let Some(letter) = letters.next() {
-        match letter {
-            '\\' if inside => {
-                letters.next();
+    std::iter::from_fn(move || {
+        loop {
+            match letters.next()? {
+                '\\' if inside => {
+                    letters.next();
+                }
+                '"' => inside = !inside,
+                '/' if !inside && letters.peek() == Some(&'/') => return None,
+                letter => return Some((letter, inside)),
             }
-            '"' => inside = !inside,
-            '/' if !inside && letters.peek() == Some(&'/') => break,
-            _ if !inside => code.push(letter),
-            _ => {}
         }
-    }
-    code
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::{
-        ListedCounter, check_machine_paths, check_rust, counters, without_comment_and_strings,
+        ListedCounter, check_machine_paths, check_rust, counters, version_behind,
+        without_comment_and_strings,
     };
 
     fn rust(name: &str, text: &str) -> Vec<String> {
@@ -473,6 +584,25 @@ mod tests {
     }
 
     #[test]
+    fn our_own_words_are_found_in_names_and_texts_and_not_in_comments_or_other_words() {
+        for line in [
+            "let lessons = 1;",
+            "fn take_lesson() {}",
+            "Counter::WaitsThinned",
+            "const PATIENCE_NS: u64 = 1;",
+            "\"shim_objects_thinned\" \"help\";",
+            "warn!(\"the coin has {x}\");",
+        ] {
+            assert_eq!(rust("a.rs", &format!("//! x\n{line}")).len(), 1, "{line}");
+        }
+        for line in
+            ["// the coin", "let coinage = within(thing);", "let a = \"no such\"; // wishes"]
+        {
+            assert_eq!(rust("a.rs", &format!("//! x\n{line}")), [""; 0], "{line}");
+        }
+    }
+
+    #[test]
     fn files_say_what_they_are_and_reexport_by_name() {
         assert_eq!(rust("daemon/src/utils.rs", "use a::b;\npub use c::*;").len(), 3);
     }
@@ -496,6 +626,13 @@ mod tests {
             suffix,
         });
         assert_eq!(counters(list), expected);
+    }
+
+    #[test]
+    fn versions_end_where_no_number_goes_on() {
+        assert_eq!(version_behind("rustc 1.95.0 (59807616e)", "rustc "), Some("1.95.0"));
+        assert_eq!(version_behind("with: { toolchain: \"1.95\" }", "toolchain: \""), Some("1.95"));
+        assert_eq!(version_behind("--default-toolchain stable", "--default-toolchain "), None);
     }
 
     #[test]

@@ -177,7 +177,8 @@ fn measure(paths: &WorkspacePaths, runtime: &str) -> Result<ShimCosts> {
         measured.more_of_files.push(resident - own);
     }
     // Else it was the memory of fewer objects than are watched by default.
-    comment(&profile(paths), "shim_objects_thinned").context("more objects than can be watched")?;
+    comment(&profile(paths), "shim_objects_downsampled")
+        .context("more objects than can be watched")?;
     Ok(measured)
 }
 

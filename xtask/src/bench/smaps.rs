@@ -70,7 +70,8 @@ mod tests {
         let before = sums();
         let written = vec![1u8; 64 << 20];
         let after = sums();
-        let least = u64::try_from(std::hint::black_box(written).len()).unwrap() / 2; // other tests may give memory back meanwhile
+        // Other tests may give memory back meanwhile.
+        let least = u64::try_from(std::hint::black_box(written).len()).unwrap() / 2;
         assert!(after.0 > before.0 + least && after.1 > before.1 + least, "{before:?}, {after:?}");
         let all = mappings(std::process::id()).unwrap();
         assert!(rss(&all, |name| name.ends_with("[stack]")) > 0);

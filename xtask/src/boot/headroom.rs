@@ -57,7 +57,8 @@ echo "$now"
 for size in 50 300 2000; do
 group=$groups/small-$size; mkdir "$group"; rm -f /tmp/ready; mkfifo /tmp/input; exec 5<> /tmp/input
 ( echo $BASHPID > "$group/cgroup.procs"
-  exec /opt/check/dotnet/dotnet /opt/check/smallobjects.dll $size < /tmp/input > /tmp/ready 2>&1 ) & pid=$!
+  exec /opt/check/dotnet/dotnet /opt/check/smallobjects.dll $size < /tmp/input > /tmp/ready 2>&1
+  ) & pid=$!
 is_ready() { grep -q '^ready' /tmp/ready; }
 until_true is_ready || { cat /tmp/ready; kill -0 $pid && echo 'is still starting'; }
 for left in 4 16 64 320; do

@@ -39,13 +39,15 @@ mount -t tmpfs -o size=1m,mode=1777 run /opt/check/volumes/run
 
 say init; crun run --bundle /opt/check/seccomp seccomp 2>&1; say "exit $?"
 say profile
-  cmp /opt/check/volumes/config/seccomp.json /var/lib/kubelet/seccomp/"$(cat /opt/check/profile)" 2>&1; say "exit $?"
+  cmp /opt/check/volumes/config/seccomp.json \
+    /var/lib/kubelet/seccomp/"$(cat /opt/check/profile)" 2>&1; say "exit $?"
 
 # Pods beside it: a cgroup as the kubelet names it, and a directory for the logs.
 in_pod() {
 local name=$1 uid=$2 container=$3; shift 3
-mkdir -p "/sys/fs/cgroup/kubepods/burstable/pod$uid/$container" "/var/log/pods/shop_${name}_$uid/main"
-( echo $BASHPID > "/sys/fs/cgroup/kubepods/burstable/pod$uid/$container/cgroup.procs"; "$@" )
+local group=/sys/fs/cgroup/kubepods/burstable/pod$uid/$container
+mkdir -p "$group" "/var/log/pods/shop_${name}_$uid/main"
+( echo $BASHPID > "$group/cgroup.procs"; "$@" )
 }
 in_pod chain-0 11111111-2222-3333-4444-555555555555 1111111111111111111111111111111111111111111111111111111111111111 native &
 in_pod load-0 66666666-7777-8888-9999-000000000000 2222222222222222222222222222222222222222222222222222222222222222 managed &
@@ -53,7 +55,8 @@ in_pod load-0 66666666-7777-8888-9999-000000000000 22222222222222222222222222222
 crun run --pid-file /tmp/pid --bundle /opt/check/perfusion perfusion > /tmp/said 2>&1 & runner=$!
 started() { [ -s /tmp/pid ]; }
 until_true started; pid=$(cat /tmp/pid)
-get() { nsenter --net=/proc/$pid/ns/net bash -c 'exec 3<> /dev/tcp/127.0.0.1/7071 && printf "GET %s HTTP/1.0\r\n\r\n" "$0" >&3 && cat <&3' "$1" 2> /dev/null; }
+get() { nsenter --net=/proc/$pid/ns/net bash -c 'exec 3<> /dev/tcp/127.0.0.1/7071 &&
+  printf "GET %s HTTP/1.0\r\n\r\n" "$0" >&3 && cat <&3' "$1" 2> /dev/null; }
 answers() { get "$1" | head -1 | grep -q ' 200 '; }
 at_least() { local value; value=$(get /metrics | grep "^perfusion_$1 " | cut -d' ' -f2)
   [ "${value%.*}" -ge "$2" ] 2> /dev/null; }

@@ -13,13 +13,17 @@ pub(super) const TRIAL: Trial =
 
 const SCRIPT: &str = r#"
 PERFUSION=perfusion
-files() { find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path /tmp -o -path /var/log -o -path /var/cache -o -path /var/lib/dpkg -o -path /var/lib/systemd -o -path /opt/check \) -prune -o -printf '%p %M %U %G\n' | sort; }
+files() { find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path /tmp \
+  -o -path /var/log -o -path /var/cache -o -path /var/lib/dpkg -o -path /var/lib/systemd \
+  -o -path /opt/check \) -prune -o -printf '%p %M %U %G\n' | sort; }
 metric() { exec 3<> /dev/tcp/127.0.0.1/7071 || return 1; printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3
   grep "^perfusion_$1 " <&3 | cut -d' ' -f2; exec 3>&-; }
 main_pid() { systemctl show --value -p MainPID perfusion; }
 at_least() { local value; value=$(metric "$1" 2> /dev/null); [ "${value%.*}" -ge "$2" ] 2> /dev/null
   }
-configure() { printf 'windows: {length: %s, aligned: false}\nfiles: {directory: /var/lib/perfusion/profiles}\nattach: {policy: all}\nlimits: {cpu: 100%%}\n' "$1" > /etc/perfusion/perfusion.yaml; }
+configure() { printf '%s\n' "windows: {length: $1, aligned: false}" \
+  'files: {directory: /var/lib/perfusion/profiles}' 'attach: {policy: all}' \
+  'limits: {cpu: 100%}' > /etc/perfusion/perfusion.yaml; }
 files > /tmp/before
 
 say install; dpkg --install /opt/check/perfusion.deb; say "exit $?"
@@ -54,8 +58,10 @@ say watchdog; kill -STOP "$(main_pid)"; until_true restarted 2; say "exit $?"
 
 # Above that the kernel throttles: what it does for it is counted, and is nothing as long as the
 # daemon keeps to its part.
-limit() { printf '[Service]\nMemoryHigh=%s\n' "$1" > /run/systemd/system/perfusion.service.d/limit.conf; systemctl daemon-reload; systemctl restart perfusion; }
-mkdir -p /run/systemd/system/perfusion.service.d; limit 160M
+drop_ins=/run/systemd/system/perfusion.service.d
+limit() { printf '[Service]\nMemoryHigh=%s\n' "$1" > $drop_ins/limit.conf
+  systemctl daemon-reload; systemctl restart perfusion; }
+mkdir -p $drop_ins; limit 160M
 say throttled; until_true at_least daemon_windows_total 4; code=$?
 echo "reduced $(metric reduced)"
   grep -h . /sys/fs/cgroup/system.slice/perfusion.service/memory.events

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use super::{SLEEPERS, TestedKernel};
+use super::{OFF_CPU_SCANS, TestedKernel};
 
 /// Functions of `three_threads.c` on the way to where its threads are.
 const SPINS: [&str; 4] = ["spin_thread", "spin_outer", "spin_middle", "spin_inner"];
@@ -82,7 +82,7 @@ impl MachineReport {
         let slept = self.part("blocked")?.share(&ASLEEP);
         let dump = self.part("dump")?;
         let has = |text: &str| dump.lines.iter().any(|line| line.contains(text));
-        let (asleep, dumped) = if expected.lacks.contains(&SLEEPERS) {
+        let (asleep, dumped) = if expected.lacks.contains(&OFF_CPU_SCANS) {
             if slept.1 != 0 || dump.exit != Some(4) || !has("it takes Linux 5.18 or newer") {
                 bail!(
                     "sleeper's stack {slept:?}, dump ended with {:?}: {:?}",
@@ -379,7 +379,7 @@ impl ReportPart {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{SLEEPERS, TestedKernel};
+    use super::super::{OFF_CPU_SCANS, TestedKernel};
     use super::MachineReport;
 
     /// What a machine says of which `doctor` finds lacking what is given, as JSON.
@@ -442,7 +442,7 @@ mod tests {
     const GOOD: &str = "x;spin_thread;spin_outer;spin_middle;spin_inner 400";
     const WHOLE: TestedKernel =
         TestedKernel { version: "", prefix: "", lacks: &[], locked_maps: false };
-    const OLD: TestedKernel = TestedKernel { lacks: &[SLEEPERS], ..WHOLE };
+    const OLD: TestedKernel = TestedKernel { lacks: &[OFF_CPU_SCANS], ..WHOLE };
     const SAID: &str =
         r#"{"name": "sleeping threads", "outcome": "limited", "message": "too old"}"#;
 

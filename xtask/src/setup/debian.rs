@@ -32,6 +32,13 @@ pub(super) const DOTNET: [DebianPackage; 3] = [
     ("xz-utils", "unpacks .NET 11, where a copy lies beside the checkout"),
 ];
 
+/// What .NET on musl is made to run with.
+pub(super) const MUSL: [DebianPackage; 3] = [
+    ("musl", "Alpine's C library"),
+    ("musl-tools", "compiles for it: .NET's command, and processes to profile"),
+    ("patchelf", "tells a .NET program on musl where its libraries are"),
+];
+
 /// Installs those of the packages that are not there.
 pub(crate) fn install(steps: &StepLog, packages: &[DebianPackage]) -> Result<()> {
     let mut missing = Vec::new();
@@ -52,18 +59,22 @@ pub(crate) fn install(steps: &StepLog, packages: &[DebianPackage]) -> Result<()>
         );
     }
     steps.step(&format!("installing: {line}"));
-    let apt = || {
-        let mut command = Command::new("apt-get");
-        command.env("DEBIAN_FRONTEND", "noninteractive");
-        command
-    };
-    output(apt().args(["update", "-qq"]))?;
-    output(apt().args(["install", "-y", "-qq", "--no-install-recommends"]).args(missing)).context(
-        "Debian's packages could not be installed; they are in Debian 12's main, updates and \
+    output(apt_get().args(["update", "-qq"]))?;
+    output(apt_get().args(["install", "-y", "-qq", "--no-install-recommends"]).args(missing))
+        .context(
+            "Debian's packages could not be installed; they are in Debian 12's main, updates and \
          security archives: \
          see that /etc/apt/sources.list or sources.list.d names all three",
-    )?;
+        )?;
     Ok(())
+}
+
+/// apt-get without questions. On a machine that has just been started, its own upgrades may hold
+/// the locks for some minutes.
+fn apt_get() -> Command {
+    let mut command = Command::new("apt-get");
+    command.env("DEBIAN_FRONTEND", "noninteractive").args(["-o", "DPkg::Lock::Timeout=600"]);
+    command
 }
 
 /// A program of a package that is unpacked into `folder` and not installed: that would start a
@@ -81,8 +92,8 @@ pub(crate) fn unpack(
     steps.step(&format!("fetching Debian's package {package}"));
     clear(folder)?;
     fs::create_dir_all(folder).with_context(|| format!("{}: cannot be made", folder.display()))?;
-    output(Command::new("apt-get").args(["update", "-qq"]))?;
-    output(Command::new("apt-get").args(["download", package]).current_dir(folder))?;
+    output(apt_get().args(["update", "-qq"]))?;
+    output(apt_get().args(["download", package]).current_dir(folder))?;
     let script = "dpkg-deb -x \"$1\"_*.deb unpacked && rm \"$1\"_*.deb && mv unpacked/* .";
     output(Command::new("sh").args(["-c", script, "sh", package]).current_dir(folder))?;
     if !path.exists() {
@@ -96,7 +107,8 @@ fn has(package: &str) -> Result<bool> {
     match outcome(Command::new("dpkg-query").args(["-W", "-f", "${db:Status-Status}", package])) {
         Ok(found) => Ok(found.status.success() && found.stdout == b"installed"),
         Err(error) => {
-            let all: Vec<&str> = BUILD.iter().chain(&DOTNET).map(|(name, _)| *name).collect();
+            let all: Vec<&str> =
+                BUILD.iter().chain(&DOTNET).chain(&MUSL).map(|(name, _)| *name).collect();
             Err(error.context(format!(
                 "setup knows Debian 12 and its packages only; it needs {}",
                 all.join(", ")

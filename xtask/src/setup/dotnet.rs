@@ -126,38 +126,75 @@ pub(crate) fn install(paths: &WorkspacePaths, steps: &StepLog, majors: &[&str]) 
     clear(&downloads)
 }
 
-/// Where a .NET that no package registry has may lie, relative to the workspace's root.
-const BESIDE: &str = "../shared/runtimes/dotnet-11.0.0-linux-x64.tar.xz";
+/// What no package registry has and may lie beside the checkout.
+struct Archive {
+    /// Relative to the workspace's root.
+    path: &'static str,
+    /// Its place among the roots.
+    folder: &'static str,
+    what: &'static str,
+    size: &'static str,
+}
 
-/// Unpacks .NET 11 from [`BESIDE`], if it is there. Tests that need it are skipped otherwise.
+const BESIDE: [Archive; 3] = [
+    Archive {
+        path: "../shared/runtimes/dotnet-11.0.0-linux-x64.tar.xz",
+        folder: "11",
+        what: ".NET 11",
+        size: "103 MB",
+    },
+    Archive {
+        path: "../shared/runtimes/compiler.tar.xz",
+        folder: "csc-14",
+        what: "a compiler that knows the async methods of .NET 11",
+        size: "28 MB",
+    },
+    Archive {
+        path: "../shared/runtimes/programs.tar.xz",
+        folder: "published",
+        what: "programs that an SDK has published",
+        size: "102 MB",
+    },
+];
+
+/// Unpacks what lies beside the checkout. Tests that need what does not are skipped.
 pub(crate) fn install_beside(paths: &WorkspacePaths, steps: &StepLog) -> Result<()> {
-    let archive = paths.root.join(BESIDE);
-    let Ok(file) = fs::metadata(&archive) else {
-        steps.step(&format!(
-            "no .NET 11: {} does not exist; its tests are skipped",
-            archive.display()
-        ));
-        return Ok(());
-    };
-    let root = paths.dotnet_roots().join("11");
-    let stamp = format!("{LAYOUT}\n{BESIDE}\n{}\n", file.len());
-    if fs::read_to_string(root.join("stamp")).is_ok_and(|found| found == stamp) {
-        return Ok(());
+    BESIDE.iter().try_for_each(|archive| archive.install(paths, steps))
+}
+
+impl Archive {
+    fn install(&self, paths: &WorkspacePaths, steps: &StepLog) -> Result<()> {
+        let archive = paths.root.join(self.path);
+        let Ok(file) = fs::metadata(&archive) else {
+            steps.step(&format!(
+                "no {}: {} does not exist; its tests are skipped",
+                self.what,
+                archive.display()
+            ));
+            return Ok(());
+        };
+        let root = paths.dotnet_roots().join(self.folder);
+        let stamp = format!("{LAYOUT}\n{}\n{}\n", self.path, file.len());
+        if fs::read_to_string(root.join("stamp")).is_ok_and(|found| found == stamp) {
+            return Ok(());
+        }
+        steps.step(&format!("unpacking {} ({})", self.what, self.size));
+        let fresh = paths.dotnet_roots().join(format!("{}.new", self.folder));
+        clear(&fresh)?;
+        fs::create_dir_all(&fresh)
+            .with_context(|| format!("{}: cannot be made", fresh.display()))?;
+        output(
+            Command::new("tar")
+                .args(["--no-same-owner", "--strip-components=1", "-xJf"])
+                .arg(&archive)
+                .arg("-C")
+                .arg(&fresh),
+        )?;
+        write(&fresh.join("stamp"), stamp.as_bytes())?;
+        clear(&root)?;
+        fs::rename(&fresh, &root)
+            .with_context(|| format!("{}: cannot be put in place", root.display()))
     }
-    steps.step("unpacking .NET 11 (103 MB)");
-    let fresh = paths.dotnet_roots().join("11.new");
-    clear(&fresh)?;
-    fs::create_dir_all(&fresh).with_context(|| format!("{}: cannot be made", fresh.display()))?;
-    output(
-        Command::new("tar")
-            .args(["--no-same-owner", "--strip-components=1", "-xJf"])
-            .arg(&archive)
-            .arg("-C")
-            .arg(&fresh),
-    )?;
-    write(&fresh.join("stamp"), stamp.as_bytes())?;
-    clear(&root)?;
-    fs::rename(&fresh, &root).with_context(|| format!("{}: cannot be put in place", root.display()))
 }
 
 impl DotnetRoot {

@@ -22,6 +22,8 @@ pub(crate) struct EbpfToolchain {
     pub(crate) rustc: PathBuf,
     pub(crate) cargo: PathBuf,
     pub(crate) linker: PathBuf,
+    /// Of the linker's LLVM: it knows the machine.
+    pub(crate) objcopy: PathBuf,
     /// There after `ci` has installed `rust-web-clippy`.
     pub(crate) clippy: PathBuf,
 }
@@ -47,6 +49,7 @@ pub(crate) fn install(paths: &WorkspacePaths, steps: &StepLog) -> Result<EbpfToo
         rustc,
         cargo,
         linker: linker(paths, steps)?,
+        objcopy: Path::new(LLVM_PREFIX).join("bin/llvm-objcopy"),
         clippy: PathBuf::from("/usr/bin/clippy-driver"),
     })
 }

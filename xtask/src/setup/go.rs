@@ -46,7 +46,8 @@ mod tests {
 
     #[test]
     fn a_module_is_known_by_name_and_version() {
-        let told = "/opt/x: go1.26.0\n\tpath\tx.org/x/cmd/x\n\tmod\tx.org/x\tv1.2.3\th1:abc=\n\tdep\tx.org/y\tv0.1.0\th1:d=\n";
+        let told = "/opt/x: go1.26.0\n\tpath\tx.org/x/cmd/x\n\tmod\tx.org/x\tv1.2.3\th1:abc=\n\
+             \tdep\tx.org/y\tv0.1.0\th1:d=\n";
         assert!(is_among(told, "x.org/x", "v1.2.3") && is_among(told, "x.org/y", "v0.1.0"));
         assert!(!is_among(told, "x.org/x", "v1.2.4") && !is_among(told, "x.org/y", "v1.2.3"));
         assert!(!is_among("", "x.org/x", "v1.2.3"));

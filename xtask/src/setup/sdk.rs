@@ -80,7 +80,9 @@ impl Dotnet {
         match self {
             Dotnet::Installed(sdk) => sdk.compile(source, program),
             Dotnet::Pinned { csc, .. } => {
-                output(Command::new(csc).arg(program).arg(source)).map(drop)
+                // Only this runtime is laid out for the demo, and it is what the program runs on.
+                let framework = ["--framework", PINNED];
+                output(Command::new(csc).args(framework).arg(program).arg(source)).map(drop)
             }
         }
     }
