@@ -35,7 +35,7 @@ pub const RULE_FEATURES: u32 = 0xff;
 pub const RULE_TAKES: u32 = 16;
 /// Above the features: n bits set from here on keep one CPU sample in 2ⁿ. Of several rules the one
 /// with the fewest samples holds: words are put together by "or".
-pub const RULE_THINS: u32 = 8;
+pub const RULE_DOWNSAMPLES: u32 = 8;
 
 /// The kernel has no such field (`on_cpu` without CONFIG_SMP).
 pub const NO_FIELD: u32 = u32::MAX;
@@ -61,10 +61,10 @@ plain! {
         pub cgroup_id: u64,
         /// How long one probability is kept, at least, unless the budget runs out first;
         /// nanoseconds.
-        pub coin_interval_ns: u64,
+        pub sampler_interval_ns: u64,
         /// Probability with which every wait's stack is kept, in units of 2⁻³², whatever it costs;
         /// 0 to follow the budget.
-        pub coin_fixed: u64,
+        pub sampler_fixed: u64,
         /// One of the `SELECT_` values.
         pub selection: u32,
         /// The `RULES_BY_` bits that matter, for `SELECT_RULES`.
@@ -168,10 +168,13 @@ mod tests {
         assert_eq!(left_out(RULE_WAITS | RULE_WAITS << RULE_TAKES, others), Some(RULE_WAITS));
         assert_eq!(left_out(RULE_RECORDED << RULE_TAKES, others), None);
         assert_eq!(left_out(RULE_WAITS, 0), None);
-        assert_eq!(left_out(0b11 << RULE_THINS, RULE_FEATURES), Some(0b11 << RULE_THINS));
         assert_eq!(
-            left_out(RULE_CPU << RULE_TAKES | 1 << RULE_THINS, RULE_FEATURES),
-            Some(RULE_CPU | 1 << RULE_THINS)
+            left_out(0b11 << RULE_DOWNSAMPLES, RULE_FEATURES),
+            Some(0b11 << RULE_DOWNSAMPLES)
+        );
+        assert_eq!(
+            left_out(RULE_CPU << RULE_TAKES | 1 << RULE_DOWNSAMPLES, RULE_FEATURES),
+            Some(RULE_CPU | 1 << RULE_DOWNSAMPLES)
         );
     }
 }

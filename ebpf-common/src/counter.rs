@@ -3,9 +3,10 @@
 //!
 //! Laws (each "dropped" cause is a counter of its own):
 //! - `cpu_samples` = `cpu_samples_stored` + `cpu_samples_ring_full` + `cpu_samples_busy`
-//! - `waits` = `waits_thinned` + `waits_stored` + `waits_ring_full` + `waits_busy`
+//! - `waits` = `waits_downsampled` + `waits_stored` + `waits_ring_full` + `waits_busy`
 //! - `waker_stacks` = `waker_stacks_stored` + `waker_stacks_ring_full` + `waker_stacks_busy`
-//! - `sleepers` = `sleepers_stored` + `sleepers_ring_full` + `sleepers_torn` + `sleepers_deferred`
+//! - `off_cpu_scanned` = `off_cpu_stored` + `off_cpu_ring_full` + `off_cpu_torn` +
+//!   `off_cpu_deferred`
 //! - `thread_ends` = `thread_ends_stored` + `thread_ends_ring_full`
 //! - `renames` = `renames_stored` + `renames_ring_full` + `renames_skipped`
 //! - all `_stored` together = `records_read` + records still in the ring
@@ -52,7 +53,7 @@ counters! {
     CpuSamplesRingFull "cpu_samples_ring_full" "CPU samples dropped because the ring was full";
     CpuSamplesBusy "cpu_samples_busy" "CPU samples dropped because their buffer was in use";
     Waits "waits" "switch-outs of selected threads that stayed alive and known";
-    WaitsThinned "waits_thinned" "waits whose stack the coin did not keep";
+    WaitsDownsampled "waits_downsampled" "waits whose stack the sampler did not keep";
     WaitsStored "waits_stored" "waits whose stack was put into the ring";
     WaitsRingFull "waits_ring_full" "wait stacks dropped because the ring was full";
     WaitsBusy "waits_busy" "wait stacks dropped because their buffer was in use";
@@ -93,11 +94,12 @@ counters! {
     PerfBad "perf_bad" "perf's records that could not be decoded";
     ThreadTorn "thread_torn" "threads whose times kept changing while they were read";
     ThreadMisjudged "thread_misjudged" "threads that seemed to run and were found asleep in /proc";
-    Sleepers "sleepers" "visits to waits in progress whose stack or weight was not known yet";
-    SleepersStored "sleepers_stored" "visited waits put into the ring";
-    SleepersRingFull "sleepers_ring_full" "visited waits dropped because the ring was full";
-    SleepersTorn "sleepers_torn" "visited waits that ended while their stack was copied";
-    SleepersDeferred "sleepers_deferred" "visited waits left to the next visit because the ring \
+    OffCpuScanned "off_cpu_scanned" "waits in progress that a scan of threads reached and whose \
+        stack or weight was not known yet";
+    OffCpuStored "off_cpu_stored" "scanned waits put into the ring";
+    OffCpuRingFull "off_cpu_ring_full" "scanned waits dropped because the ring was full";
+    OffCpuTorn "off_cpu_torn" "scanned waits that ended while their stack was copied";
+    OffCpuDeferred "off_cpu_deferred" "scanned waits left to the next scan because the ring \
         was half full or the process was changing its mappings";
     WakesStored "wakes_stored" "wake-ups of kept waits by interrupts and the like, put into the \
                                 ring with their kernel stack";
@@ -114,13 +116,13 @@ counters! {
     WakersOutside "wakers_outside" "kept waits that ended while a thread outside the recording \
                                     ran, whose doing it may have been: its stack is not taken \
                                     (--waker-stacks)";
-    VisitsRefused "visits_refused" "looks at sleeping threads that the kernel refused or that had \
+    ScansRefused "scans_refused" "scans of sleeping threads that the kernel refused or that had \
                                     not ended when the next was due";
-    StackOfFile "stack_of_file" "stacks of visited waits in a mapping of a file, which are not \
+    StackOfFile "stack_of_file" "stacks of scanned waits in a mapping of a file, which are not \
                                  copied: reading it could take forever";
-    VisitsHeld "visits_held" "looks at sleeping threads given up because reading the stack of one \
+    ScansHeld "scans_held" "scans of sleeping threads given up because reading the stack of one \
                               took more than a second; its process is passed over from then on";
-    StackPassedOver "stack_passed_over" "stacks of visited waits of such processes, not copied";
+    StackPassedOver "stack_passed_over" "stacks of scanned waits of such processes, not copied";
     ThreadsLeft "threads_left" "threads found to have left the selection, or to have ended \
                                 unseen: their times end with their last event";
     Spans "spans" "stacks sent with the span their thread worked for";

@@ -20,7 +20,7 @@ pub const KIND_THREAD_END: u32 = 4;
 pub const KIND_RENAME: u32 = 5;
 
 /// [`OffCpuRecord`] of the task iterator.
-pub const KIND_SLEEPER: u32 = 16;
+pub const KIND_OFF_CPU: u32 = 16;
 /// [`WakeRecord`].
 pub const KIND_WAKE: u32 = 17;
 /// [`StackRecord`] of a thread that ended a kept wait.
@@ -46,16 +46,16 @@ pub const FLAG_AT_CALL: u32 = 32;
 pub const FLAG_IO: u32 = 64;
 /// `StackRecord::flags`: the thread has to wait because its cgroup has used up its CPU limit.
 pub const FLAG_THROTTLED: u32 = 128;
-/// `SleeperRecord::flags`: no stack follows, because the ring had it at the wait's start.
+/// `OffCpuRecord::flags`: no stack follows, because the ring had it at the wait's start.
 pub const FLAG_STACK_SENT: u32 = 256;
-/// `StackRecord::flags` and `SleeperRecord::flags`: `trace_id` and `span_id` are there.
+/// `StackRecord::flags` and `OffCpuRecord::flags`: `trace_id` and `span_id` are there.
 pub const FLAG_SPAN: u32 = 512;
 /// `RenameRecord::flags`: earlier renames of the thread were not told of.
 pub const FLAG_SKIPPED: u32 = 1;
-/// `StackRecord::flags` and `SleeperRecord::flags`: the kernel has begun to end the thread, whose
+/// `StackRecord::flags` and `OffCpuRecord::flags`: the kernel has begun to end the thread, whose
 /// memory may be gone.
 pub const FLAG_EXITING: u32 = 1024;
-/// `StackRecord::flags` and `SleeperRecord::flags` from this bit on: pages from the stack pointer
+/// `StackRecord::flags` and `OffCpuRecord::flags` from this bit on: pages from the stack pointer
 /// on that were not in memory. The copy of the stack begins behind them.
 pub const SKIPPED_PAGES_SHIFT: u32 = 24;
 /// `WaitEndRecord::flags`: it was blocked, and where the waking came from is known: the waker did
@@ -218,7 +218,7 @@ plain! {
     /// A wait the task iterator found in progress. `kernel_bytes` bytes of kernel return addresses
     /// and `user_bytes` bytes of user stack follow, as in [`StackRecord`].
     pub struct OffCpuRecord {
-        /// `KIND_SLEEPER`.
+        /// `KIND_OFF_CPU`.
         pub header: RecordHeader,
         /// Process.
         pub tgid: u32,
@@ -285,7 +285,7 @@ pub const MAX_RECORD_BYTES: u32 = size_of::<StackRecord>() as u32
     + MAX_STACK_COPY_BYTES;
 
 /// Largest record of the task iterator.
-pub const MAX_SLEEPER_BYTES: u32 =
+pub const MAX_OFF_CPU_BYTES: u32 =
     size_of::<OffCpuRecord>() as u32 + MAX_KERNEL_STACK_BYTES + MAX_STACK_COPY_BYTES;
 
 const _: () = assert!(size_of::<StackRecord>().is_multiple_of(8));

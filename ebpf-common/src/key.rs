@@ -19,7 +19,7 @@ pub const STATE_DEAD: u32 = 4;
 pub const WAIT_KEPT: u32 = 1;
 /// The present wait was blocked at first.
 pub const WAIT_WAS_BLOCKED: u32 = 2;
-/// The present wait's stack was kept, and would have been whatever the coin said: it stands for
+/// The present wait's stack was kept, and would have been whatever the sampler said: it stands for
 /// itself alone.
 pub const WAIT_CERTAIN: u32 = 4;
 /// When the present wait's blocked part ended, the thread's cgroup had used up its CPU limit.
@@ -89,7 +89,7 @@ plain! {
         pub exec_ns: u64,
         /// Start of the last wait the task iterator has seen and told of. Written by the iterator
         /// alone.
-        pub visited_start_ns: u64,
+        pub scanned_start_ns: u64,
         /// When somebody woke it last while it was still on its way off a CPU.
         pub woken_early_ns: u64,
         /// The task's kernel stack, which tells the task from another one that takes its id over in
@@ -105,7 +105,7 @@ plain! {
         pub waker_tid: u32,
         /// Process of that thread.
         pub waker_tgid: u32,
-        /// Waits, for the coin: halved with each second.
+        /// Waits, for the sampler: halved with each second.
         pub waits: u32,
         /// What rules leave out of its process, as last looked up (`crate::config::left_out`).
         pub left_out: u32,
@@ -136,7 +136,7 @@ plain! {
 }
 
 plain! {
-    /// State of the coin that thins wait stacks; one per CPU.
+    /// State of the sampler of wait stacks; one per CPU.
     pub struct Sampler {
         /// End of the interval; ns.
         pub interval_end_ns: u64,

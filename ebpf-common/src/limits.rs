@@ -83,7 +83,7 @@ pub const MAX_RULED_CGROUPS: u32 = 16 * 1024;
 /// See [`MAX_RULED_CGROUPS`].
 pub const MAX_RULED_OTHERS: u32 = 1024;
 
-/// Most readers of the task iterator: one that visits, and those that a process holds up.
+/// Most readers of the task iterator: one that scans, and those that a process holds up.
 pub const MAX_VISITORS: u32 = 4;
 
 /// Most processes whose stacks the visitors pass over because reading one took too long.

@@ -189,7 +189,7 @@ fn plus(base: u64, offset: i16) -> u64 {
 }
 
 /// Takes the caller's registers out of the window, all but the stack and instruction pointer. What
-/// would be below the stack pointer the frame has taken back already, as in the finisher.
+/// would be below the stack pointer the frame has taken back already, as in the unwinder.
 #[inline(always)]
 fn restore(walk: &mut WalkState, saved: &[i16; WALK_REGISTERS], anchor: u64, at: u64) {
     let stack = walk.registers[SP];

@@ -21,8 +21,8 @@ const MAX_RT_PRIO: i32 = 100;
 pub(crate) static CONFIG: ProbeConfig = ProbeConfig {
     address_mask: 0,
     cgroup_id: 0,
-    coin_interval_ns: 0,
-    coin_fixed: 0,
+    sampler_interval_ns: 0,
+    sampler_fixed: 0,
     selection: 0,
     rules_by: 0,
     rules_others: 0,

@@ -1,18 +1,18 @@
-//! The task iterator: visits all threads and tells of waits in progress, with the stack of those
-//! whose stack nobody has: waits that began before the recording, and those the coin did not keep.
-//! It may sleep, so it can read the memory of threads that do not run. A long wait is told of at
-//! every visit: that its thread has not moved is what allows the daemon to ask for names of its
+//! The task iterator: scans all threads and tells of waits in progress, with the stack of those
+//! whose stack nobody has: waits that began before the recording, and those the sampler did not
+//! keep. It may sleep, so it can read the memory of threads that do not run. A long wait is told of
+//! at every scan: that its thread has not moved is what allows the daemon to ask for names of its
 //! code.
 //!
-//! A visited thread can wake at any moment. Its registers and stack are true if it slept through
-//! the visit: it slept before and after, in the same wait and without having run. Anything else is
+//! A scanned thread can wake at any moment. Its registers and stack are true if it slept through
+//! the scan: it slept before and after, in the same wait and without having run. Anything else is
 //! dropped and counted.
 
 use crate::config::{Task, has_rules, mapping_end};
 use crate::emit::{PF_EXITING, PF_KTHREAD, ring_half_full, send};
 use crate::log::{self, SetUp, lost};
 use crate::machine;
-use crate::maps::{PASSED_OVER, SLEEPER_SCRATCH, THREADS, VISITORS, count};
+use crate::maps::{OFF_CPU_SCRATCH, PASSED_OVER, THREADS, VISITORS, count};
 use crate::sched::state_of;
 use crate::span;
 use crate::unwind::copy::{CopyStep, END, MAX_STEPS, ON, next, skip, skipped};
@@ -25,10 +25,10 @@ use core::ffi::{c_long, c_void};
 use core::mem::size_of;
 use ebpf_common::config::RULE_WAITS;
 use ebpf_common::counter::Counter;
-use ebpf_common::event::MAX_SLEEPER_BYTES;
+use ebpf_common::event::MAX_OFF_CPU_BYTES;
 use ebpf_common::event::{
     FLAG_EXITING, FLAG_IO, FLAG_LIMITED, FLAG_PREEMPTED, FLAG_STACK_SENT, FLAG_THROTTLED,
-    FLAG_USER, KIND_SLEEPER, OffCpuRecord, RecordHeader,
+    FLAG_USER, KIND_OFF_CPU, OffCpuRecord, RecordHeader,
 };
 use ebpf_common::key::{
     STATE_BLOCKED, STATE_RUNNABLE, STATE_RUNNING_OR_RUNNABLE, SchedulerAccount, TaskIteratorReader,
@@ -67,7 +67,7 @@ struct SleepSnapshot {
 
 /// `int (struct bpf_iter_meta *meta, struct task_struct *task)`.
 #[inline(always)]
-pub(crate) fn visit(ctx: *mut c_void) {
+pub(crate) fn scan(ctx: *mut c_void) {
     // SAFETY: the kernel calls programs of this section with this context.
     let task = unsafe { (*ctx.cast::<TaskIteratorContext>()).task };
     if task.is_null() {
@@ -94,32 +94,32 @@ pub(crate) fn visit(ctx: *mut c_void) {
     let flags = thread.wait_flags;
     // SAFETY: a helper without arguments.
     let now = unsafe { bpf_ktime_get_ns() };
-    let known = flags & WAIT_KEPT != 0 || thread.visited_start_ns == asleep.start_ns;
-    let certain = flags & WAIT_CERTAIN != 0 || thread.visited_start_ns == asleep.start_ns;
+    let known = flags & WAIT_KEPT != 0 || thread.scanned_start_ns == asleep.start_ns;
+    let certain = flags & WAIT_CERTAIN != 0 || thread.scanned_start_ns == asleep.start_ns;
     if known && certain && now.saturating_sub(asleep.start_ns) < NEWS_NS {
         return;
     }
-    count(Counter::Sleepers);
+    count(Counter::OffCpuScanned);
     log::began(SetUp::TaskIterator, tid);
     if ring_half_full() {
-        return count(Counter::SleepersDeferred);
+        return count(Counter::OffCpuDeferred);
     }
-    let Some(scratch) = SLEEPER_SCRATCH.get_ptr_mut(slot) else { return };
+    let Some(scratch) = OFF_CPU_SCRATCH.get_ptr_mut(slot) else { return };
     // SAFETY: this visitor's entry.
     let scratch = unsafe { &mut *scratch };
     describe(&mut scratch.record, task, &asleep, tid);
     // Asked of every wait, also of one whose stack is not taken now: what a wait stands for is one
-    // when it was visited, 1/p when the coin alone kept it. Were only those put off that the coin
-    // did not keep, the others would stand for too little in the mean.
-    let Some(mapping) = mapping(task, tgid) else { return count(Counter::SleepersDeferred) };
+    // when it was scanned, 1/p when the sampler alone kept it. Were only those put off that the
+    // sampler did not keep, the others would stand for too little in the mean.
+    let Some(mapping) = mapping(task, tgid) else { return count(Counter::OffCpuDeferred) };
     if known {
         scratch.record.flags |= FLAG_STACK_SENT;
     } else {
         stacks(scratch, task, &mapping, visitor);
     }
     // Before the last look, so that whoever ends the wait from now on tells of its end.
-    let told = thread.visited_start_ns;
-    set_visited(thread, asleep.start_ns);
+    let told = thread.scanned_start_ns;
+    set_scanned(thread, asleep.start_ns);
     // Pairs with the one in `sched::arrive`: either the look below sees that the wait has ended, or
     // its end is told.
     machine::barrier();
@@ -127,28 +127,28 @@ pub(crate) fn visit(ctx: *mut c_void) {
     // SAFETY: a helper without arguments.
     let now = unsafe { bpf_ktime_get_ns() };
     if self::asleep(task, thread) != Some(asleep) {
-        set_visited(thread, told);
-        return count(Counter::SleepersTorn);
+        set_scanned(thread, told);
+        return count(Counter::OffCpuTorn);
     }
     let record = &mut scratch.record;
     let len = size_of::<OffCpuRecord>() as u32 + record.kernel_bytes + record.user_bytes;
-    record.header = RecordHeader { kind: KIND_SLEEPER, len, time_ns: now };
+    record.header = RecordHeader { kind: KIND_OFF_CPU, len, time_ns: now };
     // SAFETY: a valid, aligned field; read back, so that the compiler keeps the check that the
     // verifier needs.
     let len = unsafe { core::ptr::read_volatile(&raw const record.header.len) };
-    if len > MAX_SLEEPER_BYTES {
-        set_visited(thread, told);
-        return count(Counter::SleepersTorn);
+    if len > MAX_OFF_CPU_BYTES {
+        set_scanned(thread, told);
+        return count(Counter::OffCpuTorn);
     }
     // SAFETY: the first `len` bytes of `scratch` are record and tail.
     let stored = unsafe { send((&raw mut *scratch).cast(), len) };
     if !stored {
-        set_visited(thread, told);
+        set_scanned(thread, told);
     }
     if stored {
-        count(Counter::SleepersStored);
+        count(Counter::OffCpuStored);
     } else {
-        lost(Counter::SleepersRingFull, tid, 0);
+        lost(Counter::OffCpuRingFull, tid, 0);
     }
 }
 
@@ -174,9 +174,9 @@ fn visitor<'a>() -> Option<(u32, &'a mut TaskIteratorReader)> {
 /// Notes the wait that has been told of last: this one, or again the one before when nothing was
 /// told after all.
 #[inline(always)]
-fn set_visited(thread: &mut SchedulerAccount, start_ns: u64) {
+fn set_scanned(thread: &mut SchedulerAccount, start_ns: u64) {
     // SAFETY: a valid, aligned field.
-    unsafe { core::ptr::write_volatile(&raw mut thread.visited_start_ns, start_ns) };
+    unsafe { core::ptr::write_volatile(&raw mut thread.scanned_start_ns, start_ns) };
 }
 
 /// The thread as it sleeps, `None` when it does not.
@@ -285,7 +285,7 @@ fn stacks(
     unsafe { core::ptr::write_volatile(&raw mut visitor.copies_since_ns, now) };
     let bytes = copy(scratch, kernel_bytes, task, from, mapped);
     let ids = (&mut scratch.record.trace_id, &mut scratch.record.span_id);
-    let in_span = span::of_sleeper(task, scratch.record.tgid, &mut scratch.span, ids);
+    let in_span = span::of_off_cpu(task, scratch.record.tgid, &mut scratch.span, ids);
     // SAFETY: as above.
     unsafe { core::ptr::write_volatile(&raw mut visitor.copies_since_ns, 0) };
     let record = &mut scratch.record;

@@ -124,7 +124,7 @@ losses! {
          kernel's answer {}";
     KernelStackFailed kernel_stack_failed(whom: u32, cause: i64)
         "first kernel stack refused: thread {}, kernel's answer {}";
-    SleepersRingFull off_cpu_ring_full(whom: u32)
+    OffCpuRingFull off_cpu_ring_full(whom: u32)
         "first sleeping thread lost: the ring is full; thread {}";
     WakesRingFull wakes_ring_full(whom: u32) "first wake-up lost: the ring is full; thread {}";
     WakerStacksRingFull wakers_ring_full(whom: u32)

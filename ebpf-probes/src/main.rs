@@ -103,8 +103,8 @@ fn copying_waking(ctx: BtfTracePointContext) -> i32 {
 /// macro for that).
 #[unsafe(link_section = "iter.s/task")]
 #[unsafe(no_mangle)]
-extern "C" fn sleepers(ctx: *mut c_void) -> i32 {
-    iter::visit(ctx);
+extern "C" fn off_cpu_threads(ctx: *mut c_void) -> i32 {
+    iter::scan(ctx);
     0
 }
 

@@ -57,14 +57,14 @@ pub(crate) static CONTROL: Array<RecordingStart> = Array::with_max_entries(1, 0)
 #[map]
 pub(crate) static ENDED: Array<u64> = Array::with_max_entries(1, 0);
 
-/// Two entries: bytes of wait records one CPU may send in `coin_interval_ns`, and how many more
+/// Two entries: bytes of wait records one CPU may send in `sampler_interval_ns`, and how many more
 /// while a recording begins. Written by the daemon, also while it records.
 #[map]
 static WAIT_BUDGET: Array<u64> = Array::with_max_entries(2, 0);
 
-/// One entry per CPU: the coin's state. Private to the switch hook.
+/// One entry per CPU: the sampler's state. Private to the switch hook.
 #[map]
-static COINS: PerCpuArray<Sampler> = PerCpuArray::with_max_entries(1, 0);
+static SAMPLERS: PerCpuArray<Sampler> = PerCpuArray::with_max_entries(1, 0);
 
 /// One entry per CPU: counters, by `Counter`. Read by the daemon.
 #[map]
@@ -106,7 +106,7 @@ pub(crate) static GENERATIONS: Array<u64> =
 #[map]
 pub(crate) static LAST_WALKS: Array<LastWalk> = Array::with_max_entries(last_walk::LAST_WALKS, 0);
 
-/// The address space of each process the daemon has taught rules of, by tgid; another number after
+/// The address space of each process the daemon has pushed rules of, by tgid; another number after
 /// each exec. Written by the daemon; an entry leaves at exec, so that no rule of the old image is
 /// used for the new one. Full: the process's stacks are copied.
 #[map]
@@ -119,13 +119,13 @@ pub(crate) static SPACES: HashMap<u32, u32> = HashMap::with_max_entries(MAX_SPAC
 pub(crate) static SPANS: HashMap<u32, SpanPlace> = HashMap::with_max_entries(MAX_SPAN_PLACES, 0);
 
 /// Who reads the task iterator. The daemon writes the thread, and strikes off one that is held up;
-/// the thread's visits write the rest.
+/// the thread's scans write the rest.
 #[map]
 pub(crate) static VISITORS: Array<TaskIteratorReader> = Array::with_max_entries(MAX_VISITORS, 0);
 
 /// Their records under construction.
 #[map]
-pub(crate) static SLEEPER_SCRATCH: Array<OffCpuScratch> = Array::with_max_entries(MAX_VISITORS, 0);
+pub(crate) static OFF_CPU_SCRATCH: Array<OffCpuScratch> = Array::with_max_entries(MAX_VISITORS, 0);
 
 /// Processes, by tgid, whose sleeping threads' stacks are not copied: reading one took too long.
 /// Written by the daemon, which takes an entry out when its process is gone. Full: those visitors
@@ -156,7 +156,7 @@ pub(crate) fn add(counter: Counter, amount: u64) {
     }
 }
 
-/// Bytes of wait records this CPU may send in an interval of the coin.
+/// Bytes of wait records this CPU may send in an interval of the sampler.
 #[inline(always)]
 pub(crate) fn wait_budget() -> u64 {
     WAIT_BUDGET.get(0).copied().unwrap_or(0)
@@ -168,8 +168,8 @@ pub(crate) fn wait_beyond() -> u64 {
     WAIT_BUDGET.get(1).copied().unwrap_or(0)
 }
 
-/// This CPU's coin.
+/// This CPU's sampler.
 #[inline(always)]
-pub(crate) fn coin() -> Option<*mut Sampler> {
-    COINS.get_ptr_mut(0)
+pub(crate) fn sampler() -> Option<*mut Sampler> {
+    SAMPLERS.get_ptr_mut(0)
 }

@@ -8,7 +8,7 @@ use crate::maps::count;
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_ns};
 use aya_ebpf::programs::PerfEventContext;
-use ebpf_common::config::{RULE_CPU, RULE_THINS};
+use ebpf_common::config::{RULE_CPU, RULE_DOWNSAMPLES};
 use ebpf_common::counter::Counter;
 use ebpf_common::event::{CERTAIN, KIND_CPU_SAMPLE};
 
@@ -55,5 +55,5 @@ pub(crate) fn cpu_sample<const LOOPS: bool>(ctx: &PerfEventContext) {
 #[inline(always)]
 fn is_left_out(left_out: u32) -> bool {
     // SAFETY: a helper without arguments.
-    left_out & RULE_CPU != 0 || left_out >> RULE_THINS & unsafe { bpf_get_prandom_u32() } != 0
+    left_out & RULE_CPU != 0 || left_out >> RULE_DOWNSAMPLES & unsafe { bpf_get_prandom_u32() } != 0
 }

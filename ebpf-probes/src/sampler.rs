@@ -1,4 +1,4 @@
-//! Decides which waits keep their stack: with a probability that is fixed before the coin is thrown
+//! Decides which waits keep their stack: with a probability that is fixed before it decides
 //! and sent with the record, so that weighing each kept wait by its inverse gives unbiased sums. It
 //! never depends on the wait it decides about, only on what was before: on what the CPU's waits
 //! have cost, and on how many its thread has had.
@@ -43,11 +43,15 @@ const OF_FEW: u64 = 2;
 /// all of the budget.
 const ALLOWED_INTERVALS: u64 = 40;
 
-/// Throws the coin for a wait that `thread` begins at `now`; `Some(probability)` when its stack is
-/// to be kept.
+/// Decides about a wait that `thread` begins at `now`; `Some(probability)` when its stack is to be
+/// kept.
 #[inline(always)]
-pub(crate) fn throw(coin: &mut Sampler, thread: &mut SchedulerAccount, now: u64) -> Option<u64> {
-    let fixed = setting!(coin_fixed);
+pub(crate) fn decide(
+    sampler: &mut Sampler,
+    thread: &mut SchedulerAccount,
+    now: u64,
+) -> Option<u64> {
+    let fixed = setting!(sampler_fixed);
     let probability = if fixed != 0 {
         fixed
     } else {
@@ -55,25 +59,25 @@ pub(crate) fn throw(coin: &mut Sampler, thread: &mut SchedulerAccount, now: u64)
         let passed = second.wrapping_sub(thread.waits_in).min(31);
         thread.waits_in = second;
         thread.waits = (thread.waits >> passed).saturating_add(1);
-        adapted(coin, now, u64::from(thread.waits))
+        adapted(sampler, now, u64::from(thread.waits))
     };
-    (random(coin) >> 32 < probability).then_some(probability)
+    (random(sampler) >> 32 < probability).then_some(probability)
 }
 
 /// The probability that keeps the cost within the budget: the CPU's general one, or the thread's
 /// own when that is the greater one.
 #[inline(always)]
-fn adapted(coin: &mut Sampler, now: u64, wait: u64) -> u64 {
+fn adapted(sampler: &mut Sampler, now: u64, wait: u64) -> u64 {
     let budget = wait_budget();
-    let general = general(coin, now, budget);
+    let general = general(sampler, now, budget);
     let few = wait <= SURE_WAITS;
-    let room = if few { part_of_few(budget) + coin.beyond } else { common_part(budget) * 3 / 4 };
+    let room = if few { part_of_few(budget) + sampler.beyond } else { common_part(budget) * 3 / 4 };
     // Like the general probability this follows from the past alone, the budget included: what
     // threads with few waits use the own chances of others do not get. As long as all are kept, no
     // room is used up: the first waits of a thread that will have thousands look like those of one
     // that has few. Through memory: the verifier would walk the stack once for each way through
     // here.
-    (coin.kept_by, coin.thrown) = if general == CERTAIN || coin.own_bytes >= room {
+    (sampler.kept_by, sampler.thrown) = if general == CERTAIN || sampler.own_bytes >= room {
         (OF_ALL, general)
     } else if few {
         (OF_FEW, CERTAIN)
@@ -85,7 +89,7 @@ fn adapted(coin: &mut Sampler, now: u64, wait: u64) -> u64 {
         (OF_ALL, general)
     };
     // SAFETY: a valid, aligned field.
-    unsafe { core::ptr::read_volatile(&raw const coin.thrown) }
+    unsafe { core::ptr::read_volatile(&raw const sampler.thrown) }
 }
 
 /// What of a budget is for threads that have many waits, and what for those that have few.
@@ -102,14 +106,14 @@ fn part_of_few(budget: u64) -> u64 {
 /// The next of the CPU's random numbers (SplitMix64: Steele, Lea, Flood, "Fast splittable
 /// pseudorandom number generators", 2014). The kernel's own cost a call each.
 #[inline(always)]
-fn random(coin: &mut Sampler) -> u64 {
-    if coin.random == 0 {
+fn random(sampler: &mut Sampler) -> u64 {
+    if sampler.random == 0 {
         // SAFETY: a helper without arguments.
         let seed = unsafe { bpf_get_prandom_u32() };
-        coin.random = u64::from(seed) + 1;
+        sampler.random = u64::from(seed) + 1;
     }
-    coin.random = coin.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mixed = (coin.random ^ coin.random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    sampler.random = sampler.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mixed = (sampler.random ^ sampler.random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     mixed ^ mixed >> 31
 }
@@ -118,54 +122,55 @@ fn random(coin: &mut Sampler) -> u64 {
 /// it never depends on the wait it decides about: also where it changes within an interval, because
 /// a burst has used twice what there was.
 #[inline(always)]
-fn general(coin: &mut Sampler, now: u64, budget: u64) -> u64 {
+fn general(sampler: &mut Sampler, now: u64, budget: u64) -> u64 {
     let most = budget * ALLOWED_INTERVALS;
-    let elapsed_us = (now.saturating_sub(coin.since_ns) / 1000).clamp(1, 1 << 20);
-    let interval_us = (setting!(coin_interval_ns) / 1000).max(1);
-    let is_over = now >= coin.interval_end_ns;
-    if coin.probability == 0 {
-        coin.allowance = most;
-        coin.probability = CERTAIN;
-    } else if is_over || coin.bytes >= 2 * share(coin, budget) + coin.beyond {
+    let elapsed_us = (now.saturating_sub(sampler.since_ns) / 1000).clamp(1, 1 << 20);
+    let interval_us = (setting!(sampler_interval_ns) / 1000).max(1);
+    let is_over = now >= sampler.interval_end_ns;
+    if sampler.probability == 0 {
+        sampler.allowance = most;
+        sampler.probability = CERTAIN;
+    } else if is_over || sampler.bytes >= 2 * share(sampler, budget) + sampler.beyond {
         let more = common_part(budget) * elapsed_us / interval_us;
-        coin.allowance = (coin.allowance + more).saturating_sub(coin.bytes).min(most);
+        sampler.allowance = (sampler.allowance + more).saturating_sub(sampler.bytes).min(most);
     } else {
-        return coin.probability;
+        return sampler.probability;
     }
     // What is left of an interval after a burst has had its share of what is allowed beyond the
     // budget: whatever comes, that adds no more than one such share to the ring in as long as an
     // interval is.
-    coin.beyond = 0;
+    sampler.beyond = 0;
     if is_over {
-        coin.interval_end_ns = now + setting!(coin_interval_ns);
-        coin.beyond = wait_beyond().min(coin.allowance.saturating_sub(part_of_few(budget)));
-        coin.own_bytes = 0;
+        sampler.interval_end_ns = now + setting!(sampler_interval_ns);
+        sampler.beyond = wait_beyond().min(sampler.allowance.saturating_sub(part_of_few(budget)));
+        sampler.own_bytes = 0;
     }
-    coin.probability = next(coin, elapsed_us, interval_us, share(coin, budget) + coin.beyond);
-    coin.since_ns = now;
-    coin.bytes = 0;
-    coin.probability
+    sampler.probability =
+        next(sampler, elapsed_us, interval_us, share(sampler, budget) + sampler.beyond);
+    sampler.since_ns = now;
+    sampler.bytes = 0;
+    sampler.probability
 }
 
 /// What of a budget an interval has for threads with many waits: in the long run the common part,
 /// as long as something is allowed beyond it all.
 #[inline(always)]
-fn share(coin: &Sampler, budget: u64) -> u64 {
-    common_part(budget) + coin.allowance.min(part_of_few(budget))
+fn share(sampler: &Sampler, budget: u64) -> u64 {
+    common_part(budget) + sampler.allowance.min(part_of_few(budget))
 }
 
 /// Notes the cost of a kept wait: `bytes` for the ring, whether it had room for them or not, and
 /// the work. What threads with few waits use beyond their part of the budget is what is allowed
 /// beyond all of it.
 #[inline(always)]
-pub(crate) fn spend(coin: &mut Sampler, bytes: u32) {
+pub(crate) fn spend(sampler: &mut Sampler, bytes: u32) {
     let cost = u64::from(bytes) + WALK_BYTES;
-    let by = coin.kept_by;
+    let by = sampler.kept_by;
     if by != OF_ALL {
-        coin.own_bytes += cost;
+        sampler.own_bytes += cost;
     }
-    if by != OF_FEW || coin.own_bytes > part_of_few(wait_budget()) {
-        coin.bytes += cost;
+    if by != OF_FEW || sampler.own_bytes > part_of_few(wait_budget()) {
+        sampler.bytes += cost;
     }
 }
 
@@ -173,9 +178,9 @@ pub(crate) fn spend(coin: &mut Sampler, bytes: u32) {
 /// nothing overflows: what it may have < 2³², elapsed and interval in µs ≤ 2²⁰, bytes < 2³³, so the
 /// products stay below 2⁶³ with room for the 10 fraction bits.
 #[inline(always)]
-fn next(coin: &Sampler, elapsed_us: u64, interval_us: u64, room: u64) -> u64 {
-    let used = (coin.bytes * interval_us) | 1;
+fn next(sampler: &Sampler, elapsed_us: u64, interval_us: u64, room: u64) -> u64 {
+    let used = (sampler.bytes * interval_us) | 1;
     let ratio = ((room * elapsed_us) << 10) / used;
     let growth = if ratio >= MOST_GROWTH >> 6 { MOST_GROWTH } else { ratio << 6 };
-    ((coin.probability * growth) >> 16).clamp(LEAST, CERTAIN)
+    ((sampler.probability * growth) >> 16).clamp(LEAST, CERTAIN)
 }

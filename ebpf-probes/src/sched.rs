@@ -31,7 +31,7 @@ use crate::config::{Task, goes_on, has_rules, known_is_selected, setting};
 use crate::emit::{HookContext, RecordLoss, small_record, stack_record};
 use crate::log::{self, SetUp, lost};
 use crate::machine;
-use crate::maps::{THREADS, coin, count};
+use crate::maps::{THREADS, count, sampler};
 use crate::sampler;
 use account::{
     close, end, end_first, insert, is_told, new_thread, ran_since, recorded, set_state, tell_end,
@@ -107,11 +107,11 @@ fn switch_out<const LOOPS: bool>(ctx: &BtfTracePointContext, now: u64) {
     }
     count(Counter::Waits);
     log::began(SetUp::Scheduler, tid);
-    let Some(coin) = coin() else { return thinned(thread, waits, was) };
+    let Some(sampler) = sampler() else { return downsampled(thread, waits, was) };
     // SAFETY: this CPU's entry; the scheduler's hooks do not nest on a CPU.
-    let coin = unsafe { &mut *coin };
-    let Some(probability) = sampler::throw(coin, thread, now) else {
-        return thinned(thread, waits, was);
+    let sampler = unsafe { &mut *sampler };
+    let Some(probability) = sampler::decide(sampler, thread, now) else {
+        return downsampled(thread, waits, was);
     };
     // Before anybody can end the wait: a waking that comes while its stack is still taken must tell
     // where it came from.
@@ -142,16 +142,16 @@ fn switch_out<const LOOPS: bool>(ctx: &BtfTracePointContext, now: u64) {
     match stack_record::<LOOPS>(ctx.as_ptr(), task, &hook) {
         Ok(bytes) => {
             let woken = if blocked { size_of::<WakeRecord>() as u32 } else { 0 };
-            sampler::spend(coin, bytes + woken + size_of::<WaitEndRecord>() as u32);
+            sampler::spend(sampler, bytes + woken + size_of::<WaitEndRecord>() as u32);
             if blocked && setting!(waker_stacks) != 0 {
                 // Of whoever will end it there is to be a stack too, which costs about as much.
-                sampler::spend(coin, bytes);
+                sampler::spend(sampler, bytes);
             }
             count(Counter::WaitsStored);
         }
         Err(RecordLoss::RingFull(bytes)) => {
             // The work was done, and the ring has enough of it.
-            sampler::spend(coin, bytes);
+            sampler::spend(sampler, bytes);
             not_kept(thread);
             lost(Counter::WaitsRingFull, tid, 0);
         }
@@ -162,11 +162,11 @@ fn switch_out<const LOOPS: bool>(ctx: &BtfTracePointContext, now: u64) {
     }
 }
 
-/// The coin did not keep the wait that begins.
+/// The sampler did not keep the wait that begins.
 #[inline(always)]
-fn thinned(thread: &mut SchedulerAccount, waits: u32, was: u32) {
+fn downsampled(thread: &mut SchedulerAccount, waits: u32, was: u32) {
     without_stack(thread, waits, was);
-    count(Counter::WaitsThinned);
+    count(Counter::WaitsDownsampled);
 }
 
 /// No stack is taken of the wait that begins.
@@ -236,7 +236,7 @@ fn arrive(tid: u32, thread: &mut SchedulerAccount, now: u64) {
     put(&mut thread.wait_flags, 0);
     set_state(thread, STATE_ON_CPU);
     if flags & WAIT_KEPT == 0 {
-        // The iterator notes its visit, and then looks whether the thread still waits; here it is
+        // The iterator notes its scan, and then looks whether the thread still waits; here it is
         // the other way round. Without a barrier on both sides each could miss the other, and the
         // end of a wait that was told of would never be. Of a kept wait the end is told anyway.
         machine::barrier();

@@ -68,7 +68,7 @@ pub(crate) fn of_current(
 
 /// The same of a thread that sleeps: while it does nobody else changes what it has said.
 #[inline(always)]
-pub(crate) fn of_sleeper(
+pub(crate) fn of_off_cpu(
     task: Task,
     tgid: u32,
     room: &mut [u8; SPAN_BYTES],

@@ -9,7 +9,8 @@ macro_rules! counters {
         pub enum Counter { $($(#[doc = $help])+ $id = $index,)+ }
 
         /// All counters: id, metric name, help.
-        pub const ALL: &[(Counter, &str, &str)] = &[$((Counter::$id, $name, concat!($($help),+)),)+];
+        pub const ALL: &[(Counter, &str, &str)] =
+            &[$((Counter::$id, $name, concat!($($help),+)),)+];
     };
 }
 
@@ -89,7 +90,7 @@ counters! {
     NamesWithheld = 31, "shim_names_withheld";
     /// Sampled objects not watched, or not any more, because the set of watched ones was full:
     /// chosen by chance, what stays stands for them.
-    ObjectsThinned = 32, "shim_objects_thinned";
+    ObjectsDownsampled = 32, "shim_objects_downsampled";
     /// Looks at the watched objects at the end of a collection.
     Surveys = 33, "shim_surveys";
     /// Nanoseconds of CPU time that those looks took.
@@ -101,14 +102,14 @@ counters! {
     Exceptions = 36, "shim_exceptions";
     /// Of those, exceptions that others stand for: chance chose which are told of when many are
     /// thrown.
-    ExceptionsThinned = 37, "shim_exceptions_thinned";
+    ExceptionsDownsampled = 37, "shim_exceptions_downsampled";
     /// Exceptions that were to be told of and dropped because the ring was full.
     ExceptionsDroppedFull = 38, "shim_exceptions_dropped_full";
     /// Waits for locks that had an owner, over by now.
     Contentions = 39, "shim_contentions";
     /// Of those, waits that others stand for: chance chose which are told of when there are many,
     /// short ones first.
-    ContentionsThinned = 40, "shim_contentions_thinned";
+    ContentionsDownsampled = 40, "shim_contentions_downsampled";
     /// Waits for locks that were to be told of and dropped because the ring was full.
     ContentionsDroppedFull = 41, "shim_contentions_dropped_full";
     /// Waits for locks that are told of without the lock's owner, since their beginning is not
@@ -121,13 +122,13 @@ counters! {
     /// thrown again is not known.
     MessagesCut = 44, "shim_messages_cut";
     /// Allocation samples that others stand for: chance chose which are told of when many come.
-    AllocationsThinned = 45, "shim_allocations_thinned";
+    AllocationsDownsampled = 45, "shim_allocations_downsampled";
     /// Large objects among the allocation samples: the runtime tells of each of them by itself.
     LargeObjects = 46, "shim_large_objects";
     /// Allocation events of large objects, passed over: each such object is told of by itself.
     LargeObjectEvents = 47, "shim_large_object_events";
     /// Large objects among the samples that others stand for.
-    LargeObjectsThinned = 48, "shim_large_objects_thinned";
+    LargeObjectsDownsampled = 48, "shim_large_objects_downsampled";
 }
 
 impl Counter {

@@ -67,10 +67,10 @@ impl Lease {
             self.listener = listener;
         }
         let silent_ns = now_ns.saturating_sub(self.last_beat_ns);
-        let patience_ns = SILENCE_NS.max(self.period_ns.saturating_mul(3)).min(MOST_SILENCE_NS);
+        let timeout_ns = SILENCE_NS.max(self.period_ns.saturating_mul(3)).min(MOST_SILENCE_NS);
         if silent_ns >= DETACH_NS {
             LeaseState::Abandoned
-        } else if self.released || silent_ns >= patience_ns {
+        } else if self.released || silent_ns >= timeout_ns {
             LeaseState::Quiet
         } else if replaced {
             LeaseState::Replaced

@@ -112,14 +112,14 @@ mod tests {
 
     #[test]
     fn the_chance_is_the_share_of_draws_that_are_watched() {
-        for (size, thinned, level) in
+        for (size, downsampled, level) in
             [(24, 0, 1), (24, 0, 9), (300_000, 0, 9), (300_000, 4, 22), (5_000_000, 0, 20)]
         {
             // Draws are evenly spread: their share is that of the largest one that is watched.
             let (mut low, mut high) = (0u64, 1 << 32);
             while high - low > 1 {
                 let middle = low + (high - low) / 2;
-                if key(importance(size, thinned), middle as u32) > threshold(level) {
+                if key(importance(size, downsampled), middle as u32) > threshold(level) {
                     low = middle
                 } else {
                     high = middle
@@ -127,7 +127,7 @@ mod tests {
             }
             let share = low as f64 / (1u64 << 32) as f64;
             assert!(
-                (share - chance(importance(size, thinned), level)).abs() < 1e-6,
+                (share - chance(importance(size, downsampled), level)).abs() < 1e-6,
                 "{size} at {level}: {share}"
             );
         }

@@ -1,5 +1,5 @@
 //! What a shim is told when it is loaded: the class id, and whom its region is for, which says too
-//! what that one wishes to hear. Pure.
+//! what that one subscribes to. Pure.
 
 /// Class id the runtime asks the library for; any would do, for a runtime passes on what it was
 /// given. {9A1B7B5E-5F0B-4C0E-9B5F-50455246494E}, in memory order.
@@ -26,41 +26,43 @@ pub const START_WAIT_NS: u64 = 1_000_000_000;
 pub const WITHOUT_EXCEPTIONS: u64 = 1;
 /// A recorder goes without waits for locks.
 pub const WITHOUT_CONTENTION: u64 = 2;
-/// A recorder wishes to hear of thread pools.
+/// A recorder subscribes to changes of thread pools.
 pub const WITH_THREAD_POOL: u64 = 4;
 /// A recorder goes without allocations of this process, and so without its live objects.
 pub const WITHOUT_ALLOCATIONS: u64 = 8;
 /// A recorder goes without live objects of this process.
 pub const WITHOUT_LIVE_OBJECTS: u64 = 16;
-/// A recorder wishes to hear what exceptions say.
+/// A recorder subscribes to what exceptions say.
 pub const WITH_EXCEPTION_MESSAGES: u64 = 32;
 /// A recorder opens an event session before the first object: a process that is loaded by
 /// environment waits for the first beat.
 pub const WITH_START_SESSION: u64 = 64;
-/// The bits of a recorder's number that say what it wishes to hear. They are part of the number
+/// A recorder wants to know which IL the code of a method comes from.
+pub const WITH_IL_MAPS: u64 = 128;
+/// The bits of a recorder's number that say what it subscribes to. They are part of the number
 /// because that is the one thing a shim knows from its first event on, however it was loaded, and
 /// learns of a recorder that takes it over. Those that mean nothing yet are 0, so that no recorder
 /// of now asks for what a later one means by them.
-const WISHES: u64 = 0xffff;
+const SUBSCRIPTIONS: u64 = 0xffff;
 /// Of every number.
 const SOMEBODY: u64 = 1 << 63;
 
-/// A recorder's number: `random` but for its wishes. Never 0, which is nobody.
+/// A recorder's number: `random` but for its subscriptions. Never 0, which is nobody.
 #[must_use]
-pub const fn number(random: u64, wishes: u64) -> u64 {
-    (random & !WISHES) | SOMEBODY | (wishes & WISHES)
+pub const fn number(random: u64, subscriptions: u64) -> u64 {
+    (random & !SUBSCRIPTIONS) | SOMEBODY | (subscriptions & SUBSCRIPTIONS)
 }
 
-/// The wishes in a recorder's number.
+/// The subscriptions in a recorder's number.
 #[must_use]
-pub const fn wishes(number: u64) -> u64 {
-    number & WISHES
+pub const fn subscriptions(number: u64) -> u64 {
+    number & SUBSCRIPTIONS
 }
 
-/// True for numbers of one recorder, whatever it wished at the time.
+/// True for numbers of one recorder, whatever it subscribed to at the time.
 #[must_use]
 pub const fn is_same(one: u64, other: u64) -> bool {
-    one & !WISHES == other & !WISHES
+    one & !SUBSCRIPTIONS == other & !SUBSCRIPTIONS
 }
 
 /// First bytes of an attach's client data.
@@ -107,16 +109,16 @@ pub fn owner_in_variable(value: &[u8]) -> u64 {
 mod tests {
     use super::{
         WITHOUT_CONTENTION, WITHOUT_EXCEPTIONS, client_data, is_same, number, owner_in_client_data,
-        owner_in_variable, wishes,
+        owner_in_variable, subscriptions,
     };
 
     #[test]
-    fn a_number_says_what_its_recorder_wishes_and_stays_its_own() {
+    fn a_number_says_what_its_recorder_subscribes_to_and_stays_its_own() {
         let all = WITHOUT_EXCEPTIONS | WITHOUT_CONTENTION;
         for random in [0, 5, 0x0102_0304_0506_0708, u64::MAX] {
             let (with, less) = (number(random, 0), number(random, all));
             assert!(with != 0 && with != less && is_same(with, less));
-            assert_eq!([with, less].map(wishes), [0, all]);
+            assert_eq!([with, less].map(subscriptions), [0, all]);
         }
         assert!(!is_same(number(0x1_0000, 0), number(0x2_0000, 0)));
     }

@@ -14,8 +14,8 @@ use profiler_protocol::live::MAX_LEVEL;
 use profiler_protocol::load;
 use profiler_protocol::producer::{InstanceIdentity, ProducerRegion};
 use profiler_protocol::record::{
-    AllocationHead, ContentionHead, ExceptionHead, Put, Record, RecordBody, Registers, StackHead,
-    WordList, decode,
+    AllocationHead, ContentionHead, ExceptionHead, IlMapList, Put, Record, RecordBody, Registers,
+    StackHead, WordList, decode,
 };
 use profiler_protocol::request::{Request, RequestReader};
 use proptest::prelude::{Just, Strategy, any, prop_oneof, proptest};
@@ -43,7 +43,7 @@ enum Owned {
     Hello(u64),
     Allocation(AllocationHead, Vec<u64>),
     TypeName([u64; 2], String, String),
-    Method(u64, u64, u32, bool, Vec<u64>, String, String),
+    Method(u64, u64, u32, bool, Vec<u64>, String, String, Option<(u64, Vec<[u32; 3]>)>),
     NoMethod(u64, i32),
     CodeUnloaded(u64, Vec<u64>),
     GcStart(u32, u8, u8, u8),
@@ -77,21 +77,30 @@ fn with_body<T>(owned: &Owned, f: impl FnOnce(RecordBody<'_>) -> T) -> T {
         _ => Vec::new(),
     };
     let ranges = WordList::new(&list);
+    let map: Vec<u8> = match owned {
+        Owned::Method(.., Some((_, entries))) => {
+            entries.as_flattened().iter().flat_map(|number| number.to_le_bytes()).collect()
+        }
+        _ => Vec::new(),
+    };
     f(match owned {
         Owned::Hello(runtime) => RecordBody::Hello { runtime: *runtime },
         Owned::Allocation(head, _) => RecordBody::Allocation(*head, &list),
         Owned::TypeName([type_id, module_id], name, module) => {
             RecordBody::TypeName { type_id: *type_id, module_id: *module_id, name, module }
         }
-        Owned::Method(asked, module_id, token, dynamic, _, name, module) => RecordBody::Method {
-            asked: *asked,
-            module_id: *module_id,
-            token: *token,
-            dynamic: *dynamic,
-            ranges,
-            name,
-            module,
-        },
+        Owned::Method(asked, module_id, token, dynamic, _, name, module, il) => {
+            RecordBody::Method {
+                asked: *asked,
+                module_id: *module_id,
+                token: *token,
+                dynamic: *dynamic,
+                ranges,
+                name,
+                module,
+                il_map: il.as_ref().map(|(base, _)| IlMapList::new(*base, &map)),
+            }
+        }
         Owned::NoMethod(asked, hresult) => {
             RecordBody::NoMethod { asked: *asked, hresult: *hresult }
         }
@@ -170,6 +179,11 @@ fn stack() -> impl Strategy<Value = (StackHead, Vec<u64>)> {
     )
 }
 
+fn il_map() -> impl Strategy<Value = Option<(u64, Vec<[u32; 3]>)>> {
+    let entries = proptest::collection::vec(any::<[u32; 3]>(), 0..20);
+    proptest::option::of((any::<u64>(), entries))
+}
+
 fn owned() -> impl Strategy<Value = Owned> {
     let pairs = || {
         proptest::collection::vec(any::<(u64, u64)>(), 0..8)
@@ -180,8 +194,8 @@ fn owned() -> impl Strategy<Value = Owned> {
         any::<u64>().prop_map(Owned::Hello),
         allocation(),
         (any::<[u64; 2]>(), ".{0,40}", ".{0,20}").prop_map(|(t, n, m)| Owned::TypeName(t, n, m)),
-        (any::<(u64, u64, u32, bool)>(), pairs(), ".{0,60}", ".{0,20}")
-            .prop_map(|((a, m, t, d), r, n, s)| Owned::Method(a, m, t, d, r, n, s)),
+        (any::<(u64, u64, u32, bool)>(), pairs(), ".{0,60}", ".{0,20}", il_map())
+            .prop_map(|((a, m, t, d), r, n, s, i)| Owned::Method(a, m, t, d, r, n, s, i)),
         any::<(u64, i32)>().prop_map(|(a, h)| Owned::NoMethod(a, h)),
         (any::<u64>(), pairs()).prop_map(|(m, r)| Owned::CodeUnloaded(m, r)),
         any::<(u32, u8, u8, u8)>().prop_map(|(n, g, r, k)| Owned::GcStart(n, g, r, k)),
@@ -362,7 +376,7 @@ fn what_is_written_has_the_bytes_of_its_version() {
         Owned::Hello(1),
         Owned::Allocation(allocation, vec![1, 2]),
         Owned::TypeName([1, 2], text("Type"), text("module.dll")),
-        Owned::Method(1, 2, 3, true, vec![4, 5], text("Method"), text("module.dll")),
+        Owned::Method(1, 2, 3, true, vec![4, 5], text("Method"), text("module.dll"), None),
         Owned::NoMethod(1, -2),
         Owned::CodeUnloaded(1, vec![2, 3]),
         Owned::GcStart(1, 2, 3, 4),
@@ -393,13 +407,15 @@ fn what_is_written_has_the_bytes_of_its_version() {
         Request::Detach,
     ];
     requests.iter().flat_map(|request| request.words()).for_each(|word| bytes.put(word));
-    for wishes in [load::WITHOUT_EXCEPTIONS, load::WITHOUT_CONTENTION, load::WITH_THREAD_POOL] {
-        bytes.put(load::number(0, wishes));
+    for subscriptions in
+        [load::WITHOUT_EXCEPTIONS, load::WITHOUT_CONTENTION, load::WITH_THREAD_POOL]
+    {
+        bytes.put(load::number(0, subscriptions));
     }
-    for wishes in
+    for subscriptions in
         [load::WITHOUT_ALLOCATIONS, load::WITHOUT_LIVE_OBJECTS, load::WITH_EXCEPTION_MESSAGES]
     {
-        bytes.put(load::number(u64::MAX, wishes));
+        bytes.put(load::number(u64::MAX, subscriptions));
     }
     // FNV-1a.
     let sum = bytes.0.iter().fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {

@@ -116,14 +116,14 @@ mod tests {
     }
 
     /// Levels of events at these times.
-    fn levels(thin: &Downsampler, all: u32, times: impl IntoIterator<Item = u64>) -> Vec<u8> {
-        times.into_iter().map(|now_ns| thin.level(now_ns, all)).collect()
+    fn levels(sampler: &Downsampler, all: u32, times: impl IntoIterator<Item = u64>) -> Vec<u8> {
+        times.into_iter().map(|now_ns| sampler.level(now_ns, all)).collect()
     }
 
     /// What the chosen of these levels stand for, and how many are chosen.
     fn told(levels: &[u8], seed: u64) -> (u64, u64) {
-        let thin = Downsampler::new();
-        let chosen = levels.iter().filter(|level| thin.chosen(**level, seed));
+        let sampler = Downsampler::new();
+        let chosen = levels.iter().filter(|level| sampler.chosen(**level, seed));
         chosen.fold((0, 0), |(sum, count), level| (sum + (1 << level), count + 1))
     }
 
@@ -152,11 +152,11 @@ mod tests {
         assert_eq!(levels(RingShare::Last), [0, 0, 0, 0, 2, 12]);
         // Of 4 to 12 KiB each, before anybody reads. 10,000 samples are 1 GB.
         for (seed, count) in (0..20).zip([500, 1_000, 4_000, 10_000].into_iter().cycle()) {
-            let (thin, mut used, mut sum, mut variance) = (Downsampler::new(), 0, 0.0, 0.0);
+            let (sampler, mut used, mut sum, mut variance) = (Downsampler::new(), 0, 0.0, 0.0);
             for n in 0..count {
                 let level = RingShare::Usual.level(used, UNITS);
                 variance += f64::from(level).exp2() - 1.0;
-                if thin.chosen(level, seed << 40) {
+                if sampler.chosen(level, seed << 40) {
                     used += 64 + n % 128;
                     sum += f64::from(level).exp2();
                 }
@@ -201,15 +201,15 @@ mod tests {
     fn after_a_burst_few_events_are_all_told_of_again() {
         for burst in [even(1..2, 50_000).collect::<Vec<_>>(), vec![1 << PERIOD_BITS; 50_000]] {
             for few in [1, 2, 100, 511] {
-                let thin = Downsampler::new();
-                assert_eq!(levels(&thin, 512, burst.iter().copied()).last(), Some(&7));
-                let next = levels(&thin, 512, even(2..4, few));
+                let sampler = Downsampler::new();
+                assert_eq!(levels(&sampler, 512, burst.iter().copied()).last(), Some(&7));
+                let next = levels(&sampler, 512, even(2..4, few));
                 assert!(next.iter().all(|level| *level == 0), "{few}: {next:?}");
             }
             // As long as it goes on it is the same burst.
-            let thin = Downsampler::new();
-            levels(&thin, 512, burst);
-            let on = levels(&thin, 512, even(2..3, 50_000));
+            let sampler = Downsampler::new();
+            levels(&sampler, 512, burst);
+            let on = levels(&sampler, 512, even(2..3, 50_000));
             assert_eq!(
                 (on[0], &on[2..10_000]),
                 (0, &[7; 9_998][..]),
@@ -220,14 +220,14 @@ mod tests {
 
     #[test]
     fn after_a_silence_it_begins_at_all_again() {
-        let thin = Downsampler::new();
+        let sampler = Downsampler::new();
         for _ in 0..10_000 {
-            thin.level(1 << PERIOD_BITS, 32);
+            sampler.level(1 << PERIOD_BITS, 32);
         }
-        thin.level(2 << PERIOD_BITS, 32);
-        assert_eq!(thin.level(2 << PERIOD_BITS, 32), 9);
-        thin.level(4 << PERIOD_BITS, 32);
-        assert_eq!(thin.level(4 << PERIOD_BITS, 32), 0);
+        sampler.level(2 << PERIOD_BITS, 32);
+        assert_eq!(sampler.level(2 << PERIOD_BITS, 32), 9);
+        sampler.level(4 << PERIOD_BITS, 32);
+        assert_eq!(sampler.level(4 << PERIOD_BITS, 32), 0);
     }
 
     /// Bursts: how long after the one before, how many events, and how far apart.

@@ -50,12 +50,12 @@ impl Instance {
     /// this returns.
     pub(crate) fn on_event(&self, id: u32, version: u32, payload: &[u8], registers: &Registers) {
         let sampled_mode = self.features() & FEATURE_ALLOCATION_SAMPLED != 0;
-        let wishes = |what| self.wishes() & what != 0;
+        let is_subscribed = |what| self.subscriptions() & what != 0;
         let known = match id {
             // Another session's, if such are delivered.
-            80 if wishes(WITHOUT_EXCEPTIONS) => return,
-            81 | 91 if wishes(WITHOUT_CONTENTION) => return,
-            55 if wishes(WITH_THREAD_POOL) => self.on_pool_adjusted(payload),
+            80 if is_subscribed(WITHOUT_EXCEPTIONS) => return,
+            81 | 91 if is_subscribed(WITHOUT_CONTENTION) => return,
+            55 if is_subscribed(WITH_THREAD_POOL) => self.on_pool_adjusted(payload),
             // Of workers that begin, wait and end, and of other threads: they come with the
             // keyword.
             50..=71 | 85..=89 => return,
@@ -143,7 +143,7 @@ impl Instance {
         self.count(Counter::AllocationSamples);
         // The two draw from different sequences: an estimate of both has the variance of
         // independent ones.
-        let (thin, seed, room) = match event.exact {
+        let (sampler, seed, room) = match event.exact {
             // Each is told of, as long as it finds room.
             true => (&self.allocations.large, !self.seed(), RingShare::Last),
             false => (&self.allocations.sampled, self.seed(), RingShare::Usual),
@@ -151,12 +151,12 @@ impl Instance {
         if event.exact {
             self.count(Counter::LargeObjects);
         }
-        let level = self.level(thin, began_ns, self.samples_limit(), room);
+        let level = self.level(sampler, began_ns, self.samples_limit(), room);
         let level = level_of_sample(level, event.size.max(event.amount));
-        if !thin.chosen(level, seed) {
-            self.count(Counter::AllocationsThinned);
+        if !sampler.chosen(level, seed) {
+            self.count(Counter::AllocationsDownsampled);
             if event.exact {
-                self.count(Counter::LargeObjectsThinned);
+                self.count(Counter::LargeObjectsDownsampled);
             }
             return;
         }
@@ -219,7 +219,7 @@ impl Instance {
         let thread = syscall::thread_id();
         let mut type_name = BoundedText::<TYPE_NAME_BYTES>::new();
         let mut message = BoundedText::<MESSAGE_BYTES>::new();
-        let asked = self.wishes() & WITH_EXCEPTION_MESSAGES != 0;
+        let asked = self.subscriptions() & WITH_EXCEPTION_MESSAGES != 0;
         let thrown = thrown(payload, &mut type_name, asked.then_some(&mut message))?;
         let mut name = mix(registers.sp ^ u64::from(thread) << 32);
         for bytes in payload.chunks(8) {
@@ -242,7 +242,7 @@ impl Instance {
                 let head = ExceptionHead { at, rethrown, type_name: type_name.as_str(), message };
                 self.tell_exception((began_ns, thread), head);
             } else {
-                self.count(Counter::ExceptionsThinned);
+                self.count(Counter::ExceptionsDownsampled);
             }
         }
         self.exceptions.repeats.done(thread, syscall::now_ns());
@@ -287,7 +287,7 @@ impl Instance {
                 let at = StackHead { level, registers: *registers, ..StackHead::default() };
                 self.tell_contention((now_ns, thread), ContentionHead { at, waited_ns, owner });
             } else {
-                self.count(Counter::ContentionsThinned);
+                self.count(Counter::ContentionsDownsampled);
             }
         }
         self.contentions.repeats.done(thread, syscall::now_ns());
@@ -322,7 +322,7 @@ impl Instance {
     pub(crate) fn on_counter(&self, payload: &[u8]) {
         // Items in the queues of the thread pool (`ThreadPool.PendingWorkItemCount`).
         match counter(payload, "threadpool-queue-length") {
-            Some(Some(items)) if self.wishes() & WITH_THREAD_POOL != 0 => {
+            Some(Some(items)) if self.subscriptions() & WITH_THREAD_POOL != 0 => {
                 self.send(RecordBody::PoolQueue { items });
             }
             // Another session's, if such are delivered; another counter.
@@ -348,7 +348,7 @@ impl Instance {
                 WatchOutcome::Watched { level } => {
                     (level.saturating_add(1), Counter::HandlesCreated)
                 }
-                WatchOutcome::Thinned => (0, Counter::ObjectsThinned),
+                WatchOutcome::Downsampled => (0, Counter::ObjectsDownsampled),
                 WatchOutcome::Full => (0, Counter::HandlesFull),
                 WatchOutcome::Refused => (0, Counter::HandlesRefused),
             };

@@ -22,9 +22,9 @@ use profiler_protocol::record::WordList;
 
 /// An unload waits at most this long: should the look-up need a lock that the unloading thread
 /// holds, both go on.
-const PATIENCE_NS: u64 = 5_000_000_000;
+const TIMEOUT_NS: u64 = 5_000_000_000;
 /// The same of a dynamic method's unload.
-const DYNAMIC_PATIENCE_NS: u64 = 1_000_000_000;
+const DYNAMIC_TIMEOUT_NS: u64 = 1_000_000_000;
 const PAUSE_NS: u64 = 50_000;
 /// Modules that unload at a time: one, as a rule, but all that one collection found dead begin
 /// before the first one ends.
@@ -103,9 +103,9 @@ impl Gate {
             self.unloading.fetch_add(1, Ordering::SeqCst);
         } else {
             // No room to wait for its end.
-            self.shut_for(PATIENCE_NS);
+            self.shut_for(TIMEOUT_NS);
         }
-        self.wait_for_look_up(WordList::new(&EVERYTHING), PATIENCE_NS)
+        self.wait_for_look_up(WordList::new(&EVERYTHING), TIMEOUT_NS)
     }
 
     /// A module's unload ends. Ignored unless its beginning was seen: it may have been before the
@@ -129,7 +129,7 @@ impl Gate {
         forget: impl Fn(u64),
     ) -> UnloadOutcome {
         self.unloading.fetch_add(1, Ordering::SeqCst);
-        let met = self.wait_for_look_up(code, DYNAMIC_PATIENCE_NS);
+        let met = self.wait_for_look_up(code, DYNAMIC_TIMEOUT_NS);
         tell();
         let now_ns = syscall::now_ns();
         let mut known = false;
@@ -156,7 +156,7 @@ impl Gate {
     pub(crate) fn forget(&self) {
         for module in &self.modules {
             if module.swap(0, Ordering::Relaxed) != 0 {
-                self.shut_for(PATIENCE_NS);
+                self.shut_for(TIMEOUT_NS);
                 self.unloading.fetch_sub(1, Ordering::SeqCst);
             }
         }
@@ -167,7 +167,7 @@ impl Gate {
     }
 
     /// Waits for the end of a look-up that is about one of these addresses, as (start, bytes).
-    fn wait_for_look_up(&self, addresses: WordList<'_>, patience_ns: u64) -> UnloadOutcome {
+    fn wait_for_look_up(&self, addresses: WordList<'_>, timeout_ns: u64) -> UnloadOutcome {
         let is_over = || {
             let about = self.looking.load(Ordering::SeqCst) as u64;
             about == 0 || !addresses.pairs().any(|(start, bytes)| about.wrapping_sub(start) < bytes)
@@ -175,9 +175,9 @@ impl Gate {
         if is_over() {
             return UnloadOutcome::Nothing;
         }
-        let until = syscall::now_ns().saturating_add(patience_ns);
+        let until = syscall::now_ns().saturating_add(timeout_ns);
         // The number of looks also ends the wait where the clock may not be read.
-        for _ in 0..patience_ns / PAUSE_NS {
+        for _ in 0..timeout_ns / PAUSE_NS {
             if is_over() {
                 return UnloadOutcome::Waited;
             }
@@ -192,7 +192,7 @@ impl Gate {
 
 #[cfg(test)]
 mod tests {
-    use super::{GONE, Gate, MODULES, NO_CODE, PATIENCE_NS, UnloadOutcome, UnloadedCode};
+    use super::{GONE, Gate, MODULES, NO_CODE, TIMEOUT_NS, UnloadOutcome, UnloadedCode};
     use crate::syscall::now_ns;
     use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
     use profiler_protocol::record::WordList;
@@ -233,7 +233,7 @@ mod tests {
         let before = now_ns();
         (1..=MODULES + 1)
             .for_each(|module| assert_eq!(gate.unload_module(module), UnloadOutcome::Nothing));
-        assert!(gate.shut_until_ns.load(Ordering::SeqCst) >= before + PATIENCE_NS);
+        assert!(gate.shut_until_ns.load(Ordering::SeqCst) >= before + TIMEOUT_NS);
         (1..=MODULES + 1).for_each(|module| gate.module_unloaded(module));
         assert_eq!(gate.unloading.load(Ordering::SeqCst), 0);
     }

@@ -81,7 +81,7 @@ pub(crate) enum WatchOutcome {
         level: u8,
     },
     /// There are too many, and it was not chosen.
-    Thinned,
+    Downsampled,
     /// All slots are in use.
     Full,
     /// The runtime gave no handle.
@@ -154,7 +154,7 @@ impl Live {
         let key = key(importance, self.draw(sample));
         let chosen_at = self.level();
         if key <= threshold(chosen_at) {
-            return WatchOutcome::Thinned;
+            return WatchOutcome::Downsampled;
         }
         let slot = self.claim(sample).or_else(|| {
             self.keep(handles, report);
@@ -682,7 +682,7 @@ mod tests {
                 importance(24, 0),
                 &mut |_| false,
             ) {
-                WatchOutcome::Thinned => None,
+                WatchOutcome::Downsampled => None,
                 other => Some(other),
             }
         });
@@ -808,7 +808,7 @@ mod tests {
     fn when_the_service_thread_is_late_room_is_made_by_who_needs_it() {
         let (live, heap, mut dropped) = (live(), Heap::default(), 0);
         live.set_limit(256);
-        let mut thinned = 0;
+        let mut downsampled = 0;
         for n in 0..5_000u64 {
             let watched = live.watch(&heap, n as usize + 100, n, importance(24, 0), &mut |found| {
                 let SurveyResult::Dropped { samples, .. } = found else { panic!("{found:?}") };
@@ -816,9 +816,9 @@ mod tests {
                 true
             });
             assert!(!matches!(watched, WatchOutcome::Full | WatchOutcome::Refused), "{watched:?}");
-            thinned += usize::from(watched == WatchOutcome::Thinned);
+            downsampled += usize::from(watched == WatchOutcome::Downsampled);
         }
-        assert_eq!(heap.0.borrow().len() + dropped + thinned, 5_000);
+        assert_eq!(heap.0.borrow().len() + dropped + downsampled, 5_000);
         assert!(heap.0.borrow().len() > 150, "{}", heap.0.borrow().len());
     }
 

@@ -2,14 +2,14 @@
 //! compiler made of async methods and lambdas (`<Load>d__3.MoveNext`) is made readable by the
 //! daemon.
 
-use crate::runtime::describe::CodeRange;
+use crate::runtime::describe::{CodeRange, IlMapBytes};
 use crate::runtime::hresult::E_FAIL;
 use crate::runtime::info::Info;
 use crate::runtime::metadata::NameBuffer;
 use crate::syscall;
 use crate::type_name::{DEPTH, NameText, Scope, Style, TypeNamer};
 use core::cell::Cell;
-use profiler_protocol::record::NOT_NOW;
+use profiler_protocol::record::{IlMapList, MAX_IL_MAP, NOT_NOW};
 
 /// Where the types are that everybody makes instances of: `List<T>` and the like.
 const CORE_LIBRARY: &str = "System.Private.CoreLib.dll";
@@ -32,6 +32,12 @@ pub(crate) struct NamedMethod {
     pub(crate) ranges: [CodeRange; 8],
     /// How many of them.
     pub(crate) range_count: usize,
+    /// Where its module is mapped.
+    pub(crate) base: usize,
+    /// Which IL that code comes from.
+    pub(crate) il_map: IlMapBytes,
+    /// Bytes of that.
+    pub(crate) il_map_bytes: usize,
 }
 
 /// Names things for one runtime.
@@ -91,17 +97,24 @@ impl Namer {
         Self { info, types: TypeNamer { info }, owners: Owners::default() }
     }
 
-    /// The method whose code is at `address`.
+    /// The method whose code is at `address`; `with_il`: and which IL that comes from.
     ///
     /// # Errors
     /// The runtime's HRESULT: no managed code there (any more).
-    pub(crate) fn method(&self, address: usize, out: &mut NamedMethod) -> Result<(), i32> {
+    pub(crate) fn method(
+        &self,
+        address: usize,
+        with_il: bool,
+        out: &mut NamedMethod,
+    ) -> Result<(), i32> {
         let (function, rejit) = self.info.function_at(address)?;
         out.name.clear();
         out.module.clear();
         out.module_id = 0;
         out.token = 0;
         out.lasting = false;
+        out.base = 0;
+        out.il_map_bytes = 0;
         out.dynamic = self.info.is_dynamic(function);
         if out.dynamic {
             self.dynamic_method(function, out)?;
@@ -109,6 +122,10 @@ impl Namer {
             self.plain_method(function, out)?;
         }
         out.range_count = self.body_of(address, function, rejit, &mut out.ranges);
+        // Without a file there are no lines.
+        if with_il && out.base != 0 && out.range_count != 0 {
+            out.il_map_bytes = self.info.il_map(out.ranges[0].start, &mut out.il_map);
+        }
         Ok(())
     }
 
@@ -127,7 +144,8 @@ impl Namer {
         let found = self.info.function(function)?;
         out.module_id = found.module;
         out.token = found.token;
-        let collectible = self.module_name(found.module, &mut out.module);
+        let collectible;
+        (collectible, out.base) = self.module_name(found.module, &mut out.module);
         // A body without a name is no answer.
         let Some(metadata) = self.info.metadata(found.module) else { return Err(E_FAIL) };
         let mut name: NameBuffer = [0; 512];
@@ -203,11 +221,11 @@ impl Namer {
         });
     }
 
-    /// The simple file name of a module; the assembly's name when it has no file. True when it can
-    /// be unloaded (or may).
-    fn module_name(&self, module: usize, out: &mut NameText) -> bool {
+    /// The simple file name of a module; the assembly's name when it has no file. Answers whether
+    /// it can be unloaded (or may), and where it is mapped.
+    fn module_name(&self, module: usize, out: &mut NameText) -> (bool, usize) {
         let mut name: NameBuffer = [0; 512];
-        let Some(found) = self.info.module(module, &mut name) else { return true };
+        let Some(found) = self.info.module(module, &mut name) else { return (true, 0) };
         let end = name.iter().position(|u| *u == 0).unwrap_or(name.len());
         let path = name.get(..end).unwrap_or(&[]);
         let file = path
@@ -218,7 +236,7 @@ impl Namer {
         if out.is_empty() && self.info.assembly(found.assembly, &mut name) {
             out.push_utf16(&name);
         }
-        found.collectible
+        (found.collectible, found.base)
     }
 
     /// A class as a type argument or an allocated type is written, its module and that one's
@@ -296,6 +314,9 @@ impl NamedMethod {
             lasting: false,
             ranges: [CodeRange { start: 0, bytes: 0 }; 8],
             range_count: 0,
+            base: 0,
+            il_map: IlMapBytes([0; MAX_IL_MAP * IlMapList::ENTRY_BYTES]),
+            il_map_bytes: 0,
         }
     }
 }

@@ -38,7 +38,8 @@ impl RegionMapping {
     #[must_use]
     pub(crate) fn new(geometry: Geometry) -> Option<Self> {
         let bytes = usize::try_from(geometry.region_bytes()).ok()?;
-        let memory = syscall::map_sealed_memfd(NAME, bytes, bytes)?;
+        let filled = syscall::is_memory_accounted();
+        let memory = syscall::map_sealed_memfd(NAME, bytes, bytes, filled)?;
         let Some(guard) = syscall::map_private(GUARD_BYTES, true) else {
             // SAFETY: made two lines above, known to nobody.
             unsafe { syscall::unmap(memory, bytes) };
@@ -116,7 +117,7 @@ pub(crate) mod lasting {
         mapped: usize,
     ) -> Option<TableMemory> {
         let memory =
-            syscall::map_sealed_memfd(name, count.checked_mul(8)?, mapped.checked_mul(8)?)?;
+            syscall::map_sealed_memfd(name, count.checked_mul(8)?, mapped.checked_mul(8)?, false)?;
         // SAFETY: just mapped with this size, zeroed; nobody unmaps it.
         Some(TableMemory(unsafe { words(memory, mapped) }))
     }

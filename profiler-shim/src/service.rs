@@ -15,7 +15,7 @@ use profiler_protocol::counter::Counter;
 use profiler_protocol::layout::InstanceState;
 use profiler_protocol::lease::{Lease, LeaseState};
 use profiler_protocol::load;
-use profiler_protocol::record::{NOT_NOW, RecordBody, WordList};
+use profiler_protocol::record::{IlMapList, NOT_NOW, RecordBody, WordList};
 use profiler_protocol::request::{Request, RequestReader};
 
 /// How often requests are looked for: while questions come (and for a while after one was withheld,
@@ -279,7 +279,7 @@ impl ServiceThread<'_> {
                 }
                 let listener = self.lease.listener();
                 if listener != 0 {
-                    self.instance.set_wishes(load::wishes(listener));
+                    self.instance.set_subscriptions(load::subscriptions(listener));
                 }
                 self.begin();
             }
@@ -294,11 +294,11 @@ impl ServiceThread<'_> {
         NextStep::Work
     }
 
-    /// True when whoever listens wishes to hear something else than the session is for: the library
+    /// True when whoever listens subscribes to something else than the session is for: the library
     /// was loaded for nobody in particular.
     fn wants_another_session(&self) -> bool {
         let listener = self.lease.listener();
-        listener != 0 && self.instance.wishes() != load::wishes(listener)
+        listener != 0 && self.instance.subscriptions() != load::subscriptions(listener)
     }
 
     fn answer_requests(&mut self) -> (NextStep, u32) {
@@ -350,7 +350,8 @@ impl ServiceThread<'_> {
         let looked = instance.code.gate.look_up(address, || {
             let may_ask = !instance.code.gate.is_gone(address, seen_ns)
                 && instance.code.lifetimes.may_ask(asked, seen_ns);
-            let found = if may_ask { namer.method(address, named) } else { Err(NOT_NOW) };
+            let with_il = instance.subscriptions() & load::WITH_IL_MAPS != 0;
+            let found = if may_ask { namer.method(address, with_il, named) } else { Err(NOT_NOW) };
             match found {
                 Ok(()) => {
                     if named.lasting {
@@ -419,13 +420,13 @@ impl ServiceThread<'_> {
     /// recorder has looked at all that was said, its own answers too: one of them may show that
     /// what was withheld before can be asked about.
     fn farewell(&mut self) {
-        let patience_ns = self.instance.farewell_ns();
-        let until = syscall::now_ns().saturating_add(patience_ns);
+        let timeout_ns = self.instance.farewell_ns();
+        let until = syscall::now_ns().saturating_add(timeout_ns);
         // Before the bell: then it is read in the first round that follows.
         let mut marked = self.mark();
         ring();
         // A seccomp filter may deny the clock: then the number of looks ends it.
-        for look in 0..patience_ns / LAST_PAUSE_NS {
+        for look in 0..timeout_ns / LAST_PAUSE_NS {
             if syscall::now_ns() >= until || recorder::is_due(look) && !self.instance.may_be_heard()
             {
                 break;
@@ -517,6 +518,7 @@ fn send_method(instance: &Instance, named: &NamedMethod, asked: u64) {
         }
     }
     let used = ranges.get(..named.range_count.wrapping_mul(16)).unwrap_or(&[]);
+    let il_map = named.il_map.0.get(..named.il_map_bytes).filter(|map| !map.is_empty());
     instance.send(RecordBody::Method {
         asked,
         module_id: named.module_id as u64,
@@ -525,5 +527,6 @@ fn send_method(instance: &Instance, named: &NamedMethod, asked: u64) {
         ranges: WordList::new(used),
         name: named.name.as_str(),
         module: named.module.as_str(),
+        il_map: il_map.map(|map| IlMapList::new(named.base as u64, map)),
     });
 }

@@ -4,9 +4,9 @@
 
 use crate::machine::call;
 use crate::machine::number::{
-    CLOCK_GETTIME, CLOSE, FCNTL, FLOCK, FTRUNCATE, FUTEX, GETPID, GETRANDOM, GETTID, MADVISE,
-    MEMFD_CREATE, MMAP, MPROTECT, MUNLOCK, MUNMAP, NANOSLEEP, OPENAT, PRCTL, PRLIMIT64,
-    RT_SIGPROCMASK,
+    CLOCK_GETTIME, CLOSE, FALLOCATE, FCNTL, FLOCK, FTRUNCATE, FUTEX, GETPID, GETRANDOM, GETTID,
+    MADVISE, MEMFD_CREATE, MMAP, MPROTECT, MUNLOCK, MUNMAP, NANOSLEEP, OPENAT, PRCTL, PRLIMIT64,
+    READ, RT_SIGPROCMASK,
 };
 use crate::vdso::{self, Timespec};
 use core::ffi::c_void;
@@ -54,19 +54,37 @@ fn nanoseconds(time: Timespec) -> u64 {
 /// is none, or no system call to ask with.
 #[must_use]
 pub(crate) fn is_locked(path: &core::ffi::CStr) -> bool {
-    const AT_FDCWD: usize = -100isize as usize;
-    const RDONLY_NONBLOCK_CLOEXEC: usize = 0o4000 | 0o2000000;
     const SHARED_NONBLOCK: usize = 1 | 4;
     const EWOULDBLOCK: isize = -11;
-    // SAFETY: reads a C string that lives as long as the call.
-    let file =
-        unsafe { call(OPENAT, AT_FDCWD, path.as_ptr().addr(), RDONLY_NONBLOCK_CLOEXEC, 0, 0, 0) };
-    let Ok(file) = usize::try_from(file) else { return false };
+    let Some(file) = open_for_reading(path) else { return false };
     // SAFETY: our own descriptor, which nobody else knows.
     let answer = unsafe { call(FLOCK, file, SHARED_NONBLOCK, 0, 0, 0, 0) };
     // SAFETY: as above; a lock of ours goes with it.
     unsafe { call(CLOSE, file, 0, 0, 0, 0, 0) };
     answer == EWOULDBLOCK
+}
+
+/// Opens a file without waiting for it.
+fn open_for_reading(path: &core::ffi::CStr) -> Option<usize> {
+    const AT_FDCWD: usize = -100isize as usize;
+    const RDONLY_NONBLOCK_CLOEXEC: usize = 0o4000 | 0o2000000;
+    // SAFETY: reads a C string that lives as long as the call.
+    let file =
+        unsafe { call(OPENAT, AT_FDCWD, path.as_ptr().addr(), RDONLY_NONBLOCK_CLOEXEC, 0, 0, 0) };
+    usize::try_from(file).ok()
+}
+
+/// True where the kernel gives no more memory than it has (`vm.overcommit_memory` 2). There it may
+/// refuse a page of a memfd that is touched first, by a SIGBUS. False too where it does not tell.
+#[must_use]
+pub(crate) fn is_memory_accounted() -> bool {
+    let Some(file) = open_for_reading(c"/proc/sys/vm/overcommit_memory") else { return false };
+    let mut first = 0u8;
+    // SAFETY: writes at most the one byte of `first`.
+    unsafe { call(READ, file, (&raw mut first).expose_provenance(), 1, 0, 0, 0) };
+    // SAFETY: our own descriptor, which nobody else knows.
+    unsafe { call(CLOSE, file, 0, 0, 0, 0, 0) };
+    first == b'2'
 }
 
 /// This thread's id, as the process sees it.
@@ -128,7 +146,6 @@ pub(crate) fn wake(word: &AtomicU32) {
 /// `SYSCALL_DEFINE4(rt_sigprocmask)`) and only then refuses a bad `how`.
 #[must_use]
 pub(crate) fn readable(address: usize) -> bool {
-    const EINVAL: isize = -22;
     // SAFETY: `how` is invalid, so nothing is changed whatever the address holds.
     let answer = unsafe { call(RT_SIGPROCMASK, usize::MAX, address, 0, 8, 0, 0) };
     answer == EINVAL
@@ -146,13 +163,22 @@ pub(crate) fn read_word(address: usize) -> Option<u64> {
     Some(unsafe { word.read_volatile() })
 }
 
+const MADV_DONTNEED: usize = 4;
+const EINVAL: isize = -22;
+
 /// A new mapping without access. It takes no more memory than what is touched of it, also where the
 /// program has called `mlockall(MCL_FUTURE)`: the kernel would fill it when it is opened.
 fn map(bytes: usize, flags: usize, file: usize) -> Option<NonNull<c_void>> {
     // SAFETY: at a place the kernel chooses: PROT_NONE.
     let memory = pointer(unsafe { call(MMAP, 0, bytes, 0, flags, file, 0) })?;
-    // SAFETY: the mapping just made, in whole.
-    unsafe { call(MUNLOCK, memory.addr().get(), bytes, 0, 0, 0, 0) };
+    // Refused for locked memory only. A program that locks nothing may have a seccomp filter that
+    // ends it for the call below.
+    // SAFETY: the mapping just made, in whole, of which nobody has touched anything.
+    let answer = unsafe { call(MADVISE, memory.addr().get(), bytes, MADV_DONTNEED, 0, 0, 0) };
+    if answer == EINVAL {
+        // SAFETY: the mapping just made, in whole.
+        unsafe { call(MUNLOCK, memory.addr().get(), bytes, 0, 0, 0, 0) };
+    }
     Some(memory)
 }
 
@@ -254,12 +280,14 @@ fn pointer(address: isize) -> Option<NonNull<c_void>> {
 }
 
 /// A sealed memfd of `bytes` (zeroed), of which the first `mapped` are mapped, shared and not
-/// inherited by forked children; no descriptor is kept.
+/// inherited by forked children; no descriptor is kept. `filled`: it has its memory already, so
+/// that nobody is refused a page of it later.
 #[must_use]
 pub(crate) fn map_sealed_memfd(
     name: &core::ffi::CStr,
     bytes: usize,
     mapped: usize,
+    filled: bool,
 ) -> Option<NonNull<c_void>> {
     const CLOEXEC_SEALING: usize = 3;
     const NOEXEC_SEAL: usize = 8; // Linux 6.3
@@ -282,7 +310,11 @@ pub(crate) fn map_sealed_memfd(
     }
     let file = usize::try_from(file).ok()?;
     // SAFETY: our own file, not yet shared.
-    let sized = unsafe { call(FTRUNCATE, file, bytes, 0, 0, 0, 0) };
+    let mut sized = unsafe { call(FTRUNCATE, file, bytes, 0, 0, 0, 0) };
+    if filled && sized == 0 {
+        // SAFETY: as above.
+        sized = unsafe { call(FALLOCATE, file, 0, 0, mapped, 0, 0) };
+    }
     // SAFETY: our own file.
     let sealed = unsafe { call(FCNTL, file, F_ADD_SEALS, SEAL_SHRINK_GROW, 0, 0, 0) };
     let memory = map(mapped, SHARED, file);
@@ -497,7 +529,7 @@ mod tests {
 
     #[test]
     fn the_region_is_found_by_its_name_in_maps() {
-        let memory = map_sealed_memfd(c"perfusion-test", 8192, 8192).expect("memory");
+        let memory = map_sealed_memfd(c"perfusion-test", 8192, 8192, false).expect("memory");
         let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
         let line = format!("{:x}-", memory.addr());
         assert!(
@@ -506,5 +538,26 @@ mod tests {
         );
         // SAFETY: made above, not used after.
         unsafe { unmap(memory, 8192) };
+    }
+
+    #[test]
+    fn a_filled_region_has_its_memory_before_it_is_touched_and_another_has_not() {
+        use std::os::unix::fs::MetadataExt as _;
+        let bytes = 1 << 20;
+        for filled in [false, true] {
+            let memory = map_sealed_memfd(c"perfusion-test", bytes, bytes, filled).expect("memory");
+            let start = memory.addr().get();
+            let file = format!("/proc/self/map_files/{start:x}-{:x}", start + bytes);
+            match std::fs::metadata(&file) {
+                // Blocks are of 512 bytes (stat(2)).
+                Ok(found) => assert_eq!(found.blocks() != 0, filled, "{} blocks", found.blocks()),
+                // Only root may follow it.
+                Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied),
+            }
+            // SAFETY: made above, not used after.
+            unsafe { unmap(memory, bytes) };
+        }
+        let setting = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").expect("a setting");
+        assert_eq!(super::is_memory_accounted(), setting.trim() == "2");
     }
 }

@@ -12,8 +12,8 @@ pub use kernel::{
     ThreadTimes, WaitEnd, WaitStart, WaitState, Wake, WakeOrigin, WakerStack,
 };
 pub use shim::{
-    Allocation, AllocationKind, Contention, Exception, HeapKind, IncidentCounts, MethodBody,
-    RegionId, RuntimeSample, ShimEvent,
+    Allocation, AllocationKind, Contention, Exception, HeapKind, IlMap, IlMapEntry, MethodBody,
+    RegionId, RuntimeEventCounts, RuntimeSample, ShimEvent,
 };
 pub use time::MonotonicNs;
 

@@ -1,7 +1,7 @@
 //! Features of a recording, and which of them rules leave out of a process.
 
 use ebpf_common::config::{
-    RULE_CPU, RULE_FEATURES, RULE_RECORDED, RULE_TAKES, RULE_THINS, RULE_WAITS,
+    RULE_CPU, RULE_DOWNSAMPLES, RULE_FEATURES, RULE_RECORDED, RULE_TAKES, RULE_WAITS,
 };
 
 /// The features that the probes see to.
@@ -57,8 +57,8 @@ impl Feature {
 
 /// That of those of whom a rule is true one CPU sample in 2ⁿ is kept; n is at most 8.
 #[must_use]
-pub fn thinned(n: u32) -> u32 {
-    ((1 << n.min(8)) - 1) << RULE_THINS
+pub fn downsampled(n: u32) -> u32 {
+    ((1 << n.min(8)) - 1) << RULE_DOWNSAMPLES
 }
 
 /// What rules leave out of a process that is recorded.
@@ -82,7 +82,7 @@ impl ExcludedFeatures {
     /// One CPU sample in so many is kept.
     #[must_use]
     pub const fn one_sample_in(self) -> u32 {
-        1 << (self.0 >> RULE_THINS).count_ones()
+        1 << (self.0 >> RULE_DOWNSAMPLES).count_ones()
     }
 
     /// What either leaves out.

@@ -1,5 +1,7 @@
 //! What a frame is before it has a name.
 
+use std::num::NonZero;
+
 /// A process of this recording: index into the process table, unique per (pid, start time, exec
 /// count).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -30,6 +32,9 @@ pub enum FrameKey {
         start: u64,
         /// How often this address was given to new code before.
         generation: u32,
+        /// Where in the body, in bytes and one more; `None` where only the method matters: frames
+        /// of one method are one frame then.
+        offset: Option<NonZero<u32>>,
     },
     /// A runtime stub in JIT memory (precode, dispatch): no method of its own.
     Stub {
@@ -47,6 +52,27 @@ pub enum FrameKey {
     },
     /// Something that the profiler has to say at this place; it is no frame of the program.
     Marker(Marker),
+}
+
+impl FrameKey {
+    /// The same without where in the body of a method it is: what names it.
+    #[must_use]
+    pub const fn body(self) -> Self {
+        match self {
+            Self::Managed { process, start, generation, .. } => {
+                Self::Managed { process, start, generation, offset: None }
+            }
+            other => other,
+        }
+    }
+
+    /// The same at another place in the body, in bytes; `None` for no place.
+    #[must_use]
+    pub fn at(self, offset: Option<u32>) -> Self {
+        let Self::Managed { process, start, generation, .. } = self else { return self };
+        let offset = offset.and_then(|offset| NonZero::new(offset.checked_add(1)?));
+        Self::Managed { process, start, generation, offset }
+    }
 }
 
 /// Synthetic frames. Each has a counter of its own.

@@ -119,6 +119,20 @@ impl StackTable {
         std::mem::replace(self, next)
     }
 
+    /// Puts other frames in the place of those there are, in a table that takes no more stacks.
+    pub fn replace_frames(&mut self, mut other: impl FnMut(FrameKey) -> FrameKey) {
+        let mut replaced: HashMap<Arc<[FrameKey]>, Arc<[FrameKey]>, RandomState> =
+            HashMap::default();
+        for stack in &mut self.stacks {
+            let frames = replaced
+                .entry(Arc::clone(&stack.frames))
+                .or_insert_with(|| stack.frames.iter().map(|&frame| other(frame)).collect());
+            stack.frames = Arc::clone(frames);
+        }
+        self.ids.clear();
+        self.of_spans.clear();
+    }
+
     /// There is room for stacks of so many bytes, those that are there among them: where they are
     /// more already, none comes to them.
     pub fn allow(&mut self, bytes: u64) {

@@ -336,7 +336,12 @@ mod tests {
     use super::*;
 
     fn managed(start: u64) -> FrameKey {
-        FrameKey::Managed { process: crate::frame::ProcessId(0), start, generation: 0 }
+        FrameKey::Managed {
+            process: crate::frame::ProcessId(0),
+            start,
+            generation: 0,
+            offset: None,
+        }
     }
 
     /// The role of a thread with this name and file of its start, whose whole stacks had these

@@ -206,11 +206,11 @@ pub(super) fn close(thread: &mut SchedulerAccount, now: u64, event: u32) -> u64 
     elapsed
 }
 
-/// Whether the daemon has the stack of the thread's present wait: the coin kept it, or the iterator
-/// saw it.
+/// Whether the daemon has the stack of the thread's present wait: the sampler kept it, or the
+/// iterator saw it.
 #[inline(always)]
 pub(super) fn is_known(thread: &SchedulerAccount, wait_flags: u32) -> bool {
-    wait_flags & WAIT_KEPT != 0 || thread.visited_start_ns == thread.wait_start_ns
+    wait_flags & WAIT_KEPT != 0 || thread.scanned_start_ns == thread.wait_start_ns
 }
 
 /// Whether the daemon is to hear of the end of the thread's present wait: it has its stack, or this

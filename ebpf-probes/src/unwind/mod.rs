@@ -1,4 +1,4 @@
-//! User stacks: walked here by the rules the daemon has taught, copied from the first frame without
+//! User stacks: walked here by the rules the daemon has pushed, copied from the first frame without
 //! a rule on.
 
 pub(crate) mod copy;

@@ -1,8 +1,8 @@
 //! Bytes to records. Total: any bytes give a record, "unknown" or an error.
 
 use super::{
-    AllocationHead, ContentionHead, ExceptionHead, MAX_NAME_BYTES, MAX_OBJECTS, MAX_RANGES, Record,
-    RecordBody, Registers, StackHead, WordList,
+    AllocationHead, ContentionHead, ExceptionHead, IlMapList, MAX_IL_MAP, MAX_NAME_BYTES,
+    MAX_OBJECTS, MAX_RANGES, Record, RecordBody, Registers, StackHead, WordList,
 };
 use crate::live::MAX_LEVEL;
 
@@ -110,6 +110,16 @@ impl<'a> RecordCursor<'a> {
         }
     }
 
+    fn il_map(&mut self) -> Result<IlMapList<'a>, RecordError> {
+        let (base, bytes) = (self.word()?, self.word()?);
+        match usize::try_from(bytes) {
+            Ok(bytes) if bytes <= MAX_IL_MAP * IlMapList::ENTRY_BYTES => {
+                Ok(IlMapList { base, entries: self.bytes(bytes)? })
+            }
+            _ => Err(RecordError::TooMany { kind: self.kind, count: bytes }),
+        }
+    }
+
     fn registers(&mut self) -> Result<Registers, RecordError> {
         let mut registers =
             Registers { pc: self.word()?, sp: self.word()?, fp: self.word()?, saved: [0; 5] };
@@ -184,6 +194,7 @@ pub fn decode(bytes: &[u8]) -> Result<Option<Record<'_>>, RecordError> {
                 ranges: cursor.list(u64::from(module_and_ranges >> 16), MAX_RANGES, 2)?,
                 name: cursor.text(name as usize)?,
                 module: cursor.text((module_and_ranges & 0xffff) as usize)?,
+                il_map: if flags & 2 == 0 { None } else { Some(cursor.il_map()?) },
             }
         }
         5 => RecordBody::NoMethod {

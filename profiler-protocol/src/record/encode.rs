@@ -163,10 +163,14 @@ impl RecordBody<'_> {
             Self::TypeName { name, module, .. } => {
                 3u64.wrapping_add(padded_words(name.len())).wrapping_add(padded_words(module.len()))
             }
-            Self::Method { ranges, name, module, .. } => 4u64
+            Self::Method { ranges, name, module, il_map, .. } => 4u64
                 .wrapping_add(padded_words(ranges.0.len()))
                 .wrapping_add(padded_words(name.len()))
-                .wrapping_add(padded_words(module.len())),
+                .wrapping_add(padded_words(module.len()))
+                .wrapping_add(match il_map {
+                    Some(map) => padded_words(map.entries.len()).wrapping_add(2),
+                    None => 0,
+                }),
             Self::CodeUnloaded { ranges, .. } => 2u64.wrapping_add(padded_words(ranges.0.len())),
             Self::ObjectsDead(words) | Self::ObjectsAlive(words) => {
                 1u64.wrapping_add(padded_words(words.0.len()))
@@ -198,15 +202,29 @@ impl Record<'_> {
                 put_bytes(out, name.as_bytes());
                 put_bytes(out, module.as_bytes());
             }
-            RecordBody::Method { asked, module_id, token, dynamic, ranges, name, module } => {
+            RecordBody::Method {
+                asked,
+                module_id,
+                token,
+                dynamic,
+                ranges,
+                name,
+                module,
+                il_map,
+            } => {
                 out.put(asked);
                 out.put(module_id);
-                out.put(two(token, u32::from(dynamic)));
+                out.put(two(token, u32::from(dynamic) | u32::from(il_map.is_some()) << 1));
                 let count = u32::try_from(ranges.0.len() >> 4).unwrap_or(u32::MAX);
                 out.put(two(length(name.len()), (length(module.len()) & 0xffff) | count << 16));
                 put_bytes(out, ranges.0);
                 put_bytes(out, name.as_bytes());
                 put_bytes(out, module.as_bytes());
+                if let Some(map) = il_map {
+                    out.put(map.base);
+                    out.put(map.entries.len() as u64);
+                    put_bytes(out, map.entries);
+                }
             }
             RecordBody::NoMethod { asked, hresult } => {
                 out.put(asked);

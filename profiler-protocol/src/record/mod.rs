@@ -12,6 +12,8 @@ pub const MAX_NAME_BYTES: usize = 2_048;
 pub const MAX_RANGES: usize = 256;
 /// Most objects in one record.
 pub const MAX_OBJECTS: usize = 512;
+/// Most entries of an IL map in one record.
+pub const MAX_IL_MAP: usize = 1_024;
 
 /// `NoMethod` with this HRESULT (CORPROF_E_DATAINCOMPLETE) means "not now": code was unloaded and
 /// the address may lie in it, or the type arguments of shared code cannot be told yet. Ask again
@@ -128,6 +130,34 @@ impl<'a> WordList<'a> {
     }
 }
 
+/// Which IL the code of a method body comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IlMapList<'a> {
+    /// Where the module's image is mapped; 0 when the runtime does not say.
+    pub base: u64,
+    /// Entries of twelve bytes: IL offset, first byte of the code, the byte behind the last, as
+    /// the runtime has them (COR_DEBUG_IL_TO_NATIVE_MAP).
+    entries: &'a [u8],
+}
+
+impl<'a> IlMapList<'a> {
+    /// Bytes of an entry.
+    pub const ENTRY_BYTES: usize = 12;
+
+    /// A map of so many entries; a tail shorter than one is ignored.
+    #[must_use]
+    pub const fn new(base: u64, entries: &'a [u8]) -> Self {
+        Self { base, entries }
+    }
+
+    /// The entries, in the runtime's order.
+    pub fn iter(self) -> impl Iterator<Item = [u32; 3]> + use<'a> {
+        let (numbers, _) = self.entries.as_chunks::<4>();
+        let (entries, _) = numbers.as_chunks::<3>();
+        entries.iter().map(|entry| entry.map(u32::from_le_bytes))
+    }
+}
+
 /// What a record says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordBody<'a> {
@@ -168,6 +198,8 @@ pub enum RecordBody<'a> {
         name: &'a str,
         /// Module's simple file name.
         module: &'a str,
+        /// Which IL its code comes from; only to who asked for it.
+        il_map: Option<IlMapList<'a>>,
     },
     /// The runtime does not know the address.
     NoMethod {

@@ -12,7 +12,7 @@ use crate::runtime::hresult::{CORPROF_E_PROFILER_CANCEL_ACTIVATION, S_OK};
 use crate::runtime::info::{Info, Provider};
 use crate::{machine, recorder, service};
 use core::ffi::c_void;
-use profiler_protocol::load::{WITH_START_SESSION, owner_in_client_data, wishes};
+use profiler_protocol::load::{WITH_START_SESSION, owner_in_client_data, subscriptions};
 use profiler_protocol::record::Registers;
 
 /// What is called.
@@ -110,7 +110,7 @@ unsafe fn start(this: *mut c_void, unknown: *mut c_void, client_data: Option<&[u
         // and re-enters.
         return S_OK;
     }
-    if wishes(owner) & WITH_START_SESSION != 0 {
+    if subscriptions(owner) & WITH_START_SESSION != 0 {
         let region = object.instance.region();
         // Zero or not: it goes on.
         let _beat = recorder::wait_at_start(info, &|| region.lease_words().1);

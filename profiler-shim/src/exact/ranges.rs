@@ -271,8 +271,10 @@ mod tests {
             let mut cursor = ranges.cursor();
             for index in asked {
                 let places = [0, at, at + 5].into_iter();
-                let edges_of = |row: &[u64; 3]| [row[0] - 1, row[0], row[0] + row[1] - 1, row[0] + row[1]];
-            let edges = rows.iter().flat_map(edges_of);
+                let edges_of = |&[first, length, _]: &[u64; 3]| {
+                    [first - 1, first, first + length - 1, first + length]
+                };
+                let edges = rows.iter().flat_map(edges_of);
                 let all: Vec<u64> = places.chain(edges).collect();
                 let address = *index.get(&all);
                 let found = cursor.find(address as usize).map(|row| ranges.word(row, 2));

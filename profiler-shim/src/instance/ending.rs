@@ -53,10 +53,10 @@ impl Instance {
         if next == phase::CLOSING {
             self.region.set_state(InstanceState::Closing);
             syscall::wake(&self.service.phase);
-            let patience_ns = self.farewell_ns().saturating_add(GRACE_NS);
-            let until = syscall::now_ns().saturating_add(patience_ns);
+            let timeout_ns = self.farewell_ns().saturating_add(GRACE_NS);
+            let until = syscall::now_ns().saturating_add(timeout_ns);
             // A seccomp filter may deny the clock: then the number of looks ends it.
-            for _ in 0..patience_ns / LOOK_NS {
+            for _ in 0..timeout_ns / LOOK_NS {
                 if self.service.phase.load(Ordering::Acquire) != phase::CLOSING
                     || syscall::now_ns() >= until
                 {

@@ -202,9 +202,15 @@ impl Instance {
     /// The level of an event of which so many are all told of in a period: by how many come, and by
     /// the room there is. Not inlined: the library's size has a bound.
     #[inline(never)]
-    pub(crate) fn level(&self, thin: &Downsampler, now_ns: u64, all: u32, room: RingShare) -> u8 {
+    pub(crate) fn level(
+        &self,
+        sampler: &Downsampler,
+        now_ns: u64,
+        all: u32,
+        room: RingShare,
+    ) -> u8 {
         let region = self.region();
-        thin.level(now_ns, all).max(room.level(region.used(), region.geometry().units))
+        sampler.level(now_ns, all).max(room.level(region.used(), region.geometry().units))
     }
 
     /// Has the service thread call the reader when the ring fills, which it may not see for a
@@ -227,8 +233,8 @@ impl Instance {
         let live = if info.has_handles() { FEATURE_LIVE_OBJECTS } else { 0 };
         let sampled = if major >= 10 { FEATURE_ALLOCATION_SAMPLED } else { 0 };
         self.live.set_seed(syscall::random());
-        self.set_wishes(load::wishes(owner));
-        let waits = !attached && self.wishes() & load::WITH_START_SESSION != 0;
+        self.set_subscriptions(load::subscriptions(owner));
+        let waits = !attached && self.subscriptions() & load::WITH_START_SESSION != 0;
         let waits = if waits { FEATURE_WAITS_AT_START } else { 0 };
         let features = live | sampled | waits | FEATURE_SEEN_TIMES;
         self.runtime.features.store(features, Ordering::Relaxed);
@@ -328,7 +334,7 @@ impl Instance {
             SurveyResult::Alive(samples) => (self.send(RecordBody::ObjectsAlive(samples)), None),
             SurveyResult::Dropped { level, samples } => {
                 let sent = self.send(RecordBody::ObjectsDropped { level, samples });
-                (sent, Some((Counter::ObjectsThinned, samples)))
+                (sent, Some((Counter::ObjectsDownsampled, samples)))
             }
         };
         if let Some((counter, samples)) = gone.filter(|_| sent) {

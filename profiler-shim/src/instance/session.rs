@@ -1,4 +1,4 @@
-//! The EventPipe session: what the recorder wishes to hear, and what the runtime is asked to tell.
+//! The EventPipe session: what the recorder subscribes to, and what the runtime is asked to tell.
 
 use super::Instance;
 use crate::runtime::info::{Info, Mask};
@@ -22,26 +22,26 @@ pub(super) struct Session {
     /// Its number, 0 for none. Changed by Initialize, and then by the service thread and those it
     /// waits for.
     pub(super) id: AtomicU64,
-    /// What the recorder wishes to hear (`profiler_protocol::load`).
-    wishes: AtomicU64,
+    /// What the recorder subscribes to (`profiler_protocol::load`).
+    subscriptions: AtomicU64,
     /// 1 while the runtime tells of each large object by itself.
     told_of_large: AtomicU32,
 }
 
 impl Instance {
     /// What the session is for.
-    pub(crate) fn wishes(&self) -> u64 {
-        self.session.wishes.load(Ordering::Relaxed)
+    pub(crate) fn subscriptions(&self) -> u64 {
+        self.session.subscriptions.load(Ordering::Relaxed)
     }
 
     /// The next session is for this.
-    pub(crate) fn set_wishes(&self, wishes: u64) {
-        self.session.wishes.store(wishes, Ordering::Relaxed);
+    pub(crate) fn set_subscriptions(&self, subscriptions: u64) {
+        self.session.subscriptions.store(subscriptions, Ordering::Relaxed);
     }
 
     /// True when objects are to be watched.
     pub(crate) fn watches(&self) -> bool {
-        self.wishes() & (WITHOUT_ALLOCATIONS | WITHOUT_LIVE_OBJECTS) == 0
+        self.subscriptions() & (WITHOUT_ALLOCATIONS | WITHOUT_LIVE_OBJECTS) == 0
     }
 
     /// True while the runtime tells of each large object by itself; then events about such objects
@@ -67,22 +67,22 @@ impl Instance {
     /// asked for: any session that uses the newer event ends them.
     pub(crate) fn start_session(&self, info: Info) {
         let sampled = self.features() & FEATURE_ALLOCATION_SAMPLED != 0;
-        let wishes = self.wishes();
-        let unless = |without, keyword| if wishes & without == 0 { keyword } else { 0 };
+        let subscriptions = self.subscriptions();
+        let unless = |without, keyword| if subscriptions & without == 0 { keyword } else { 0 };
         let keywords = KEYWORD_GC
             | unless(WITHOUT_CONTENTION, KEYWORD_CONTENTION)
             | unless(WITHOUT_EXCEPTIONS, KEYWORD_EXCEPTION)
-            | if wishes & WITH_THREAD_POOL == 0 { 0 } else { KEYWORD_THREADING };
+            | if subscriptions & WITH_THREAD_POOL == 0 { 0 } else { KEYWORD_THREADING };
         let (keywords, level) = match () {
-            () if self.is_guest() || wishes & WITHOUT_ALLOCATIONS != 0 => (keywords, 4),
+            () if self.is_guest() || subscriptions & WITHOUT_ALLOCATIONS != 0 => (keywords, 4),
             () if sampled => (keywords | KEYWORD_ALLOCATION_SAMPLED, 4),
             () => (keywords, 5),
         };
         // Before the session: of its events those of large objects are passed over from the first
         // on.
-        let large = !self.is_guest() && wishes & WITHOUT_ALLOCATIONS == 0;
+        let large = !self.is_guest() && subscriptions & WITHOUT_ALLOCATIONS == 0;
         self.ask_for_large(info, large);
-        match info.start_session(keywords, level, wishes & WITH_THREAD_POOL != 0) {
+        match info.start_session(keywords, level, subscriptions & WITH_THREAD_POOL != 0) {
             Ok(session) => {
                 self.session.id.store(session, Ordering::Relaxed);
                 self.count(Counter::SessionsStarted);

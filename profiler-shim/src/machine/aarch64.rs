@@ -6,6 +6,7 @@ use profiler_protocol::sync::AtomicU64;
 
 /// Numbers of system calls (`include/uapi/asm-generic/unistd.h`).
 pub(crate) mod number {
+    pub(crate) const READ: usize = 63;
     pub(crate) const RT_SIGPROCMASK: usize = 135;
     pub(crate) const NANOSLEEP: usize = 101;
     pub(crate) const GETPID: usize = 172;
@@ -23,6 +24,7 @@ pub(crate) mod number {
     pub(crate) const GETTID: usize = 178;
     pub(crate) const FUTEX: usize = 98;
     pub(crate) const CLOCK_GETTIME: usize = 113;
+    pub(crate) const FALLOCATE: usize = 47;
     pub(crate) const GETRANDOM: usize = 278;
     pub(crate) const PRLIMIT64: usize = 261;
     pub(crate) const MEMFD_CREATE: usize = 279;

@@ -6,6 +6,7 @@ use profiler_protocol::sync::AtomicU64;
 
 /// Numbers of system calls (`arch/x86/entry/syscalls/syscall_64.tbl`).
 pub(crate) mod number {
+    pub(crate) const READ: usize = 0;
     pub(crate) const RT_SIGPROCMASK: usize = 14;
     pub(crate) const NANOSLEEP: usize = 35;
     pub(crate) const GETPID: usize = 39;
@@ -23,6 +24,7 @@ pub(crate) mod number {
     pub(crate) const GETTID: usize = 186;
     pub(crate) const FUTEX: usize = 202;
     pub(crate) const CLOCK_GETTIME: usize = 228;
+    pub(crate) const FALLOCATE: usize = 285;
     pub(crate) const GETRANDOM: usize = 318;
     pub(crate) const PRLIMIT64: usize = 302;
     pub(crate) const MEMFD_CREATE: usize = 319;

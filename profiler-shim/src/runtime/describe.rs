@@ -7,6 +7,7 @@ use super::metadata::{Metadata, blob};
 use super::slot::invoke;
 use core::ffi::c_void;
 use core::ptr::null_mut;
+use profiler_protocol::record::{IlMapList, MAX_IL_MAP};
 
 /// COR_PRF_CODE_INFO: a run of code.
 #[repr(C)]
@@ -17,6 +18,10 @@ pub(crate) struct CodeRange {
     /// Bytes.
     pub(crate) bytes: usize,
 }
+
+/// An array of COR_DEBUG_IL_TO_NATIVE_MAP, as its bytes.
+#[repr(C, align(4))]
+pub(crate) struct IlMapBytes(pub(crate) [u8; MAX_IL_MAP * IlMapList::ENTRY_BYTES]);
 
 /// What a FunctionID stands for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -270,6 +275,25 @@ impl Info {
             starts.as_mut_ptr()
         );
         if answer == S_OK { (count as usize).min(32) } else { 0 }
+    }
+
+    /// Which IL the code of the body that begins at `start` comes from. Answers the bytes of the
+    /// map: 0 where the runtime does not say (its debugger is off, the method is dynamic). The
+    /// runtime keeps what it has unpacked, so each body is to be asked about once.
+    #[must_use]
+    pub(crate) fn il_map(self, start: usize, map: &mut IlMapBytes) -> usize {
+        let mut count = 0u32;
+        let answer = invoke!(
+            self.pointer,
+            91,
+            (usize, u32, *mut u32, *mut u8),
+            start,
+            MAX_IL_MAP as u32,
+            &raw mut count,
+            map.0.as_mut_ptr()
+        );
+        let count = if answer == S_OK { (count as usize).min(MAX_IL_MAP) } else { 0 };
+        count.wrapping_mul(IlMapList::ENTRY_BYTES)
     }
 
     /// The runs of one body, hot part first.

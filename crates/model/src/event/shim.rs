@@ -9,7 +9,7 @@ pub struct RegionId(pub u32);
 
 /// How many exceptions and contentions one region has counted since this recorder reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IncidentCounts {
+pub struct RuntimeEventCounts {
     /// The region.
     pub region: RegionId,
     /// How many.
@@ -133,6 +133,37 @@ pub struct MethodBody {
     pub module: String,
     /// Code ranges of this body: (start, length in bytes); hot part first.
     pub ranges: Vec<(u64, u32)>,
+    /// Which IL its code comes from, where that was asked for.
+    pub il_map: Option<Box<IlMap>>,
+}
+
+/// Which IL the code of a method body comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IlMap {
+    /// Where the module's file is in the process's memory.
+    pub module_base: u64,
+    /// In no order.
+    pub entries: Vec<IlMapEntry>,
+}
+
+/// Code of one place in the IL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IlMapEntry {
+    /// IL offset, or one of the constants below.
+    pub il: u32,
+    /// First byte of the code, counted from the body's first.
+    pub start: u32,
+    /// The byte behind the last; 0 when the runtime does not say.
+    pub end: u32,
+}
+
+impl IlMapEntry {
+    /// Code of no place in the IL (`CorDebugIlToNativeMappingTypes`).
+    pub const NO_MAPPING: u32 = u32::MAX;
+    /// Code by which the method begins.
+    pub const PROLOG: u32 = u32::MAX - 1;
+    /// Code by which the method ends.
+    pub const EPILOG: u32 = u32::MAX - 2;
 }
 
 /// What a shim says, decoded and bounds-checked, still only believed about its own process.

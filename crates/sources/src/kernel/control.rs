@@ -27,8 +27,8 @@ impl ProbeControl {
         ring_bytes: u32,
         cpus: usize,
     ) -> Result<(), KernelError> {
-        let budget = load::coin_budget(bytes_per_s, cpus);
-        let entries = [budget, load::coin_beyond(budget, ring_bytes, cpus)];
+        let budget = load::sampler_budget(bytes_per_s, cpus);
+        let entries = [budget, load::sampler_beyond(budget, ring_bytes, cpus)];
         let mut set =
             (0..).zip(entries).map(|(index, bytes)| self.wait_budget.set(index, bytes, 0));
         set.try_for_each(|set| set)

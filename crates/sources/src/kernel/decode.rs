@@ -6,10 +6,10 @@ use bytemuck::AnyBitPattern;
 use ebpf_common::event::{
     CERTAIN, FLAG_AT_CALL, FLAG_EXITING, FLAG_IO, FLAG_LIMITED, FLAG_NEW, FLAG_PREEMPTED,
     FLAG_SKIPPED, FLAG_SPAN, FLAG_STACK_SENT, FLAG_THROTTLED, FLAG_USER, FLAG_WAKER,
-    FLAG_WALKED_TO_LIMIT, FLAG_WALKED_TO_START, FLAG_WOKEN_THROTTLED, KIND_CPU_SAMPLE, KIND_RENAME,
-    KIND_SLEEPER, KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE, KIND_WAKER_STACK,
-    OffCpuRecord, RecordHeader, RenameRecord, StackRecord, ThreadEndRecord, WaitEndRecord,
-    WakeRecord, skipped_bytes,
+    FLAG_WALKED_TO_LIMIT, FLAG_WALKED_TO_START, FLAG_WOKEN_THROTTLED, KIND_CPU_SAMPLE,
+    KIND_OFF_CPU, KIND_RENAME, KIND_THREAD_END, KIND_WAIT_END, KIND_WAIT_START, KIND_WAKE,
+    KIND_WAKER_STACK, OffCpuRecord, RecordHeader, RenameRecord, StackRecord, ThreadEndRecord,
+    WaitEndRecord, WakeRecord, skipped_bytes,
 };
 use ebpf_common::limits::{MAX_KERNEL_FRAMES, OWN_FRAMES, WAKER_FRAMES};
 use ebpf_common::machine::GPR;
@@ -91,7 +91,7 @@ pub fn ring_record(bytes: &[u8]) -> Result<Event, DecodeError> {
                 span: span(record.flags, record.trace_id, record.span_id),
             })
         }
-        KIND_SLEEPER => sleeper(bytes)?,
+        KIND_OFF_CPU => off_cpu(bytes)?,
         KIND_WAKE => {
             let record: WakeRecord = read(bytes, 0, "wake-up")?;
             let kernel_bytes = usize::try_from(record.kernel_bytes).unwrap_or(usize::MAX);
@@ -233,18 +233,19 @@ fn walk_end(flags: u32) -> WalkEnd {
     }
 }
 
-fn sleeper(bytes: &[u8]) -> Result<EventKind, DecodeError> {
-    let record: OffCpuRecord = read(bytes, 0, "sleeper")?;
+fn off_cpu(bytes: &[u8]) -> Result<EventKind, DecodeError> {
+    let record: OffCpuRecord = read(bytes, 0, "off-CPU thread")?;
     let tail = bytes.get(size_of::<OffCpuRecord>()..).unwrap_or_default();
     let seen = if record.flags & FLAG_STACK_SENT != 0 {
         None
     } else {
         let short = |what| DecodeError::Short { what, len: bytes.len() };
         let kernel_bytes = usize::try_from(record.kernel_bytes).unwrap_or(usize::MAX);
-        let (kernel, tail) =
-            tail.split_at_checked(kernel_bytes).ok_or_else(|| short("sleeper's kernel stack"))?;
+        let (kernel, tail) = tail
+            .split_at_checked(kernel_bytes)
+            .ok_or_else(|| short("off-CPU thread\'s kernel stack"))?;
         let user_bytes = usize::try_from(record.user_bytes).unwrap_or(usize::MAX);
-        let stack = tail.get(..user_bytes).ok_or_else(|| short("sleeper's user stack"))?;
+        let stack = tail.get(..user_bytes).ok_or_else(|| short("off-CPU thread\'s user stack"))?;
         Some(OffCpuStack {
             user: (record.flags & FLAG_USER != 0).then(|| {
                 Box::new(UserContext {
@@ -408,7 +409,7 @@ mod tests {
     use super::{DecodeError, PerfRecord, perf_records, ring_record, weight};
     use ebpf_common::event::{
         CERTAIN, FLAG_SKIPPED, FLAG_SPAN, FLAG_USER, FLAG_WALKED_TO_START, KIND_CPU_SAMPLE,
-        KIND_RENAME, KIND_SLEEPER, KIND_WAKE, OffCpuRecord, RecordHeader, RenameRecord,
+        KIND_OFF_CPU, KIND_RENAME, KIND_WAKE, OffCpuRecord, RecordHeader, RenameRecord,
         SKIPPED_PAGES_SHIFT, StackRecord, WakeRecord,
     };
     use ebpf_common::key::{STATE_ON_CPU, SchedulerAccount};
@@ -494,20 +495,20 @@ mod tests {
     }
 
     #[test]
-    fn a_sleeper_is_in_the_span_it_says_and_ids_of_zeroes_are_none() {
+    fn an_off_cpu_thread_is_in_the_span_it_says_and_ids_of_zeroes_are_none() {
         let span = |flags, trace_id, span_id| {
             let record = OffCpuRecord {
-                header: RecordHeader { kind: KIND_SLEEPER, len: 0, time_ns: 7 },
+                header: RecordHeader { kind: KIND_OFF_CPU, len: 0, time_ns: 7 },
                 flags,
                 trace_id,
                 span_id,
                 ..OffCpuRecord::default()
             };
-            let EventKind::OffCpu(sleeper) = ring_record(bytemuck::bytes_of(&record)).unwrap().kind
+            let EventKind::OffCpu(thread) = ring_record(bytemuck::bytes_of(&record)).unwrap().kind
             else {
                 panic!()
             };
-            sleeper.seen.unwrap().span
+            thread.seen.unwrap().span
         };
         assert_eq!(
             span(FLAG_SPAN, [1; 16], [2; 8]),

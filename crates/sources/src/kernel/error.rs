@@ -155,8 +155,8 @@ pub enum KernelError {
         /// How many are allowed.
         found: u64,
     },
-    /// The thread that visits sleeping ones cannot be started.
-    #[error("the thread that visits sleeping ones: {source}")]
+    /// The thread that scans sleeping ones cannot be started.
+    #[error("the thread that scans sleeping ones: {source}")]
     Visitor {
         /// Why.
         source: io::Error,

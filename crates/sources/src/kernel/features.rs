@@ -23,7 +23,7 @@ const WALKS: (u32, u32) = (5, 17);
 
 /// From here on a program may read the memory of a thread that does not run:
 /// `bpf_copy_from_user_task` came with 5.18.
-const SLEEPERS: (u32, u32) = (5, 18);
+const OFF_CPU_SCANS: (u32, u32) = (5, 18);
 
 /// Below this limit for the length of files a profile may not fit, nor the part of a file in which
 /// functions are looked up.
@@ -281,10 +281,10 @@ pub enum FeatureLimit {
         "Linux {release}: expected at least {}.{}, which can read the memory of sleeping threads; \
          those that sleep from before the \
          recording on have their time, but no stack, and `perfusion dump` cannot run",
-        SLEEPERS.0,
-        SLEEPERS.1
+        OFF_CPU_SCANS.0,
+        OFF_CPU_SCANS.1
     )]
-    Sleepers {
+    OffCpuScans {
         /// `uname -r`.
         release: String,
     },
@@ -326,7 +326,7 @@ pub fn limits(has_helper: bool) -> [(&'static str, Result<(), FeatureLimit>); 8]
         ("kernel symbols", kernel_symbols()),
         ("locked memory", locked_memory()),
         ("walks in the kernel", walks()),
-        ("sleeping threads", sleepers()),
+        ("sleeping threads", off_cpu_scans()),
         ("length of files", file_length()),
         ("address space", address_space()),
     ]
@@ -359,8 +359,8 @@ fn walks() -> Result<(), FeatureLimit> {
     older_than(WALKS).map_or(Ok(()), |release| Err(FeatureLimit::Walks { release }))
 }
 
-fn sleepers() -> Result<(), FeatureLimit> {
-    without_sleepers().map_or(Ok(()), |release| Err(FeatureLimit::Sleepers { release }))
+fn off_cpu_scans() -> Result<(), FeatureLimit> {
+    without_scans().map_or(Ok(()), |release| Err(FeatureLimit::OffCpuScans { release }))
 }
 
 /// Whether it can be known what the probes take, which only the daemon asks.
@@ -376,8 +376,8 @@ pub fn probes_time() -> Result<(), FeatureLimit> {
 
 /// The kernel's release, when it is too old to show sleeping threads.
 #[must_use]
-pub(crate) fn without_sleepers() -> Option<String> {
-    older_than(SLEEPERS)
+pub(crate) fn without_scans() -> Option<String> {
+    older_than(OFF_CPU_SCANS)
 }
 
 /// The kernel's release, when it is older than that. One that cannot be read is not held against

@@ -23,8 +23,8 @@ use std::collections::HashMap;
 use std::time::Instant;
 use std::{fs, io, thread};
 
-/// A probability of the coin is kept that long.
-const COIN_INTERVAL_NS: u64 = 100_000_000;
+/// A probability of the sampler is kept that long.
+const SAMPLER_INTERVAL_NS: u64 = 100_000_000;
 
 /// Attached in this order: wake-ups before switches, so that a switch-in without a wake-up seen
 /// proves that the thread was runnable; fork before both, so that a child is selected before it
@@ -47,7 +47,7 @@ const NOTHING: &str = "nothing";
 pub(super) struct LoadedProbes {
     pub(super) bpf: Ebpf,
     /// The kernel's answer to the task iterator.
-    pub(super) sleepers: Result<(), ProgramError>,
+    pub(super) off_cpu_scans: Result<(), ProgramError>,
     /// Whether the probes can walk.
     pub(super) loops: bool,
 }
@@ -118,8 +118,8 @@ pub(super) fn load(
         program.attach().map_err(failed)?;
     }
     answer(SAMPLER)?.map_err(|source| KernelError::Program { name: SAMPLER, source })?;
-    let sleepers = answer(task_iterator::PROGRAM)?;
-    Ok(LoadedProbes { bpf, sleepers, loops })
+    let off_cpu_scans = answer(task_iterator::PROGRAM)?;
+    Ok(LoadedProbes { bpf, off_cpu_scans, loops })
 }
 
 /// A hook's name, and its program's.
@@ -210,17 +210,17 @@ fn place_shift(places: u32) -> u32 {
 const SAMPLER: &str = "cpu_sample";
 const COPYING_SAMPLER: &str = "copying_sample";
 
-/// What one CPU may send of a budget for all of them in an interval of the coin: at least one
-/// record's worth, and within the range the coin's arithmetic is made for.
-pub(super) fn coin_budget(bytes_per_s: u64, online_cpus: usize) -> u64 {
+/// What one CPU may send of a budget for all of them in an interval of the sampler: at least one
+/// record's worth, and within the range the sampler's arithmetic is made for.
+pub(super) fn sampler_budget(bytes_per_s: u64, online_cpus: usize) -> u64 {
     let cpus = u64::try_from(online_cpus.max(1)).unwrap_or(u64::MAX);
-    (bytes_per_s / cpus / (1_000_000_000 / COIN_INTERVAL_NS)).clamp(4096, 1 << 31)
+    (bytes_per_s / cpus / (1_000_000_000 / SAMPLER_INTERVAL_NS)).clamp(4096, 1 << 31)
 }
 
 /// What one CPU may send beyond such a budget in an interval: together a quarter of the ring, so
 /// that the ring, which is emptied several times an interval, does not overflow by it; and little
 /// where the budget is little.
-pub(super) fn coin_beyond(budget: u64, ring_bytes: u32, online_cpus: usize) -> u64 {
+pub(super) fn sampler_beyond(budget: u64, ring_bytes: u32, online_cpus: usize) -> u64 {
     let cpus = u64::try_from(online_cpus.max(1)).unwrap_or(u64::MAX);
     (u64::from(ring_bytes) / 4 / cpus).min(budget.saturating_mul(4))
 }
@@ -287,8 +287,8 @@ fn settings(
     Ok(ProbeConfig {
         address_mask: native_address_mask(),
         cgroup_id,
-        coin_interval_ns: COIN_INTERVAL_NS,
-        coin_fixed: options
+        sampler_interval_ns: SAMPLER_INTERVAL_NS,
+        sampler_fixed: options
             .wait_stacks_one_in
             .map_or(0, |waits| (CERTAIN / u64::from(waits.get())).max(1)),
         selection: match options.selection {

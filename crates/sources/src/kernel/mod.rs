@@ -48,8 +48,8 @@ use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use threads::{ThreadScan, ThreadTable};
 
-/// How long the last visit may take: the recording has ended, and somebody waits for it.
-const LAST_VISIT_NS: u64 = 1_000_000_000;
+/// How long the last scan may take: the recording has ended, and somebody waits for it.
+const LAST_SCAN_NS: u64 = 1_000_000_000;
 
 /// The recording in the kernel.
 pub struct KernelSource {
@@ -88,10 +88,10 @@ impl KernelSource {
             return Err(KernelError::FewOpenFiles { needed, found });
         }
         let mut cpus = CpuRings::open(MonotonicNs::now().0)?;
-        let LoadedProbes { mut bpf, sleepers, loops } =
+        let LoadedProbes { mut bpf, off_cpu_scans, loops } =
             load::load(options, perfusion_host::cpus::possible()?)?;
         let log = ProbeLog::open(&mut bpf)?;
-        let off_cpu = OffCpuScans::start(&mut bpf, sleepers);
+        let off_cpu = OffCpuScans::start(&mut bpf, off_cpu_scans);
         if let KernelSelection::Rules(rules) = &options.selection {
             fill(&mut typed(&mut bpf, "USERS")?, "USERS", &rules.users)?;
             fill(&mut typed(&mut bpf, "COMMANDS")?, "COMMANDS", &rules.commands)?;
@@ -233,8 +233,8 @@ impl KernelSource {
 
     /// A last scan, for what waits at the end of the recording; events go to `sink` meanwhile, so
     /// that the ring has room. A thread whose memory does not answer is not waited for.
-    pub fn visit_last(&mut self, sink: &mut dyn FnMut(Event)) {
-        let deadline = MonotonicNs::now().0.saturating_add(LAST_VISIT_NS);
+    pub fn scan_last(&mut self, sink: &mut dyn FnMut(Event)) {
+        let deadline = MonotonicNs::now().0.saturating_add(LAST_SCAN_NS);
         let mut begun = false;
         while MonotonicNs::now().0 < deadline {
             let Some(bpf) = &mut self.bpf else { return };
@@ -243,12 +243,12 @@ impl KernelSource {
             }
             self.drain(sink);
         }
-        self.counters.add(Counter::VisitsRefused, 1);
+        self.counters.add(Counter::ScansRefused, 1);
     }
 
     /// How often all sleeping threads have been scanned; their records are in the ring or read.
     #[must_use]
-    pub fn visits(&self) -> u64 {
+    pub fn scans(&self) -> u64 {
         self.off_cpu.count()
     }
 
@@ -265,7 +265,7 @@ impl KernelSource {
 
     /// Why threads that sleep all the time have no stacks, if the kernel cannot show them.
     #[must_use]
-    pub fn sleepers_lack(&self) -> Option<&str> {
+    pub fn scans_lack(&self) -> Option<&str> {
         self.off_cpu.lack()
     }
 

@@ -25,7 +25,7 @@ pub(super) struct OffCpuScans {
 impl OffCpuScans {
     /// Scans by the iterator that was loaded, or none.
     pub(super) fn start(bpf: &mut Ebpf, loaded: Result<(), ProgramError>) -> Self {
-        let scanner = loaded.map_err(|error| lack_of_sleepers(&error));
+        let scanner = loaded.map_err(|error| lack_of_scans(&error));
         let scanner =
             scanner.and_then(|()| TaskScanner::start(bpf).map_err(|error| explain(&error)));
         let lack = scanner.as_ref().err().cloned();
@@ -39,7 +39,7 @@ impl OffCpuScans {
                 "threads that sleep all the time will have no stack: the kernel does not show \
                  them: {lack}"
             );
-            counters.add(Counter::VisitsRefused, 1);
+            counters.add(Counter::ScansRefused, 1);
         }
     }
 
@@ -70,14 +70,14 @@ impl OffCpuScans {
         let now = MonotonicNs::now().0;
         let Some(scanner) = &mut self.scanner else { return };
         if scanner.ended(Duration::ZERO) {
-            let deferred = counters.of_probes(Counter::SleepersDeferred);
+            let deferred = counters.of_probes(Counter::OffCpuDeferred);
             self.left_out = deferred != std::mem::replace(&mut self.deferred, deferred);
             scanner.left_out(self.left_out, now);
             return;
         }
         if let Some(pid) = scanner.held_up_by(now) {
             let news = scanner.is_news();
-            counters.add(Counter::VisitsHeld, 1);
+            counters.add(Counter::ScansHeld, 1);
             if news {
                 tracing::warn!(
                     pid,
@@ -98,7 +98,7 @@ impl OffCpuScans {
                     explain(&why)
                 );
             }
-            counters.add(Counter::VisitsRefused, 1);
+            counters.add(Counter::ScansRefused, 1);
         }
     }
 
@@ -106,7 +106,7 @@ impl OffCpuScans {
     /// whether it was begun before.
     pub(super) fn scan_last(&mut self, bpf: &mut Ebpf, begun: &mut bool) -> bool {
         let Some(scanner) = &mut self.scanner else { return false };
-        if !scanner.is_visiting() {
+        if !scanner.is_scanning() {
             if *begun || scanner.begin(bpf, MonotonicNs::now().0).is_err() {
                 return false;
             }
@@ -118,8 +118,8 @@ impl OffCpuScans {
 }
 
 /// What the kernel answered to the iterator, in words where its age says it.
-fn lack_of_sleepers(error: &ProgramError) -> String {
-    let release = crate::kernel::features::without_sleepers();
+fn lack_of_scans(error: &ProgramError) -> String {
+    let release = crate::kernel::features::without_scans();
     release.map_or_else(
         || explain(error),
         |release| format!("this is Linux {release}; it takes Linux 5.18 or newer"),

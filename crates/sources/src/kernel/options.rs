@@ -31,7 +31,7 @@ pub struct KernelOptions {
     pub from_exec: Option<u32>,
     /// Most bytes of user stack per record, 1–131,072.
     pub stack_copy_bytes: u32,
-    /// Bytes of wait records per second, for all CPUs together; above it a coin thins them.
+    /// Bytes of wait records per second, for all CPUs together; above it they are downsampled.
     pub wait_stack_budget_bytes_per_s: u64,
     /// Keeps one wait's stack of so many, whatever they cost, instead of following the budget.
     pub wait_stacks_one_in: Option<NonZeroU32>,
@@ -48,8 +48,8 @@ pub struct KernelOptions {
     pub copies_all: bool,
     /// Takes the stacks of threads that end kept waits, out of the same budget.
     pub waker_stacks: bool,
-    /// Takes with each stack the span its thread works for, where threads publish that and a lesson
-    /// says where.
+    /// Takes with each stack the span its thread works for, where threads publish that and a rule
+    /// update says where.
     pub spans: bool,
     /// Measures what the stages of a stack record take: for `cargo xtask bench`, which reads it
     /// from the probes' map.

@@ -2,7 +2,7 @@
 //! The rules behind it are `select`'s.
 
 use ebpf_common::config::{
-    RULE_FEATURES, RULE_TAKES, RULE_THINS, RULES_BY_CGROUP, RULES_BY_COMMAND, RULES_BY_USER,
+    RULE_DOWNSAMPLES, RULE_FEATURES, RULE_TAKES, RULES_BY_CGROUP, RULES_BY_COMMAND, RULES_BY_USER,
     left_out,
 };
 use perfusion_host::process::hierarchy::Hierarchy;
@@ -36,12 +36,12 @@ impl ServiceExclusions {
 }
 
 /// What the probes see to: of the features, and of the rest.
-const SAID_TO_KERNEL: u32 = OF_KERNEL | OF_KERNEL << RULE_TAKES | 0xff << RULE_THINS;
+const SAID_TO_KERNEL: u32 = OF_KERNEL | OF_KERNEL << RULE_TAKES | 0xff << RULE_DOWNSAMPLES;
 
 /// What is said of cgroups, users and commands: bits of
 /// [`Feature::given`](perfusion_model::feature::Feature::given),
 /// [`Feature::taken`](perfusion_model::feature::Feature::taken) and
-/// [`thinned`](perfusion_model::feature::thinned).
+/// [`downsampled`](perfusion_model::feature::downsampled).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuleSet {
     /// What those have of whom nothing is said.
@@ -186,7 +186,7 @@ fn command(tgid: u32) -> Option<[u8; 16]> {
 #[cfg(test)]
 mod tests {
     use super::{ExcludedFeatures, RULE_FEATURES, RuleSet, RuleSetFilter, command};
-    use perfusion_model::feature::{Feature, thinned};
+    use perfusion_model::feature::{Feature, downsampled};
     use std::collections::HashMap;
 
     const ONLY: u32 = Feature::Recorded.given();
@@ -224,8 +224,8 @@ mod tests {
             RuleSetFilter::new(&set).left_out(own, "web"),
             Some(ExcludedFeatures::default())
         );
-        set.commands.insert(name, Feature::Waits.taken() | thinned(1));
-        set.users.insert(rustix::process::getuid().as_raw(), thinned(3));
+        set.commands.insert(name, Feature::Waits.taken() | downsampled(1));
+        set.users.insert(rustix::process::getuid().as_raw(), downsampled(3));
         set.services = vec![("we*".to_owned(), Feature::Allocations.taken())];
         let left_out = |service| RuleSetFilter::new(&set).left_out(own, service).unwrap();
         let (web, bank) = (left_out("web"), left_out("bank"));

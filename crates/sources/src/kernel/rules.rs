@@ -1,4 +1,4 @@
-//! The probes' rules, written from here. They are a cache: whatever is missing, the finisher does.
+//! The probes' rules, written from here. They are a cache: whatever is missing, the unwinder does.
 //!
 //! Places and rules are arrays of the probes that are mapped here, and nobody else writes entries
 //! (`ebpf_common::rule`). A rule is in its array once, counted by the places that name it. When
@@ -58,11 +58,11 @@ impl RuleCache {
         Ok(Self { places, spaces, refused: 0, _maps: arrays })
     }
 
-    /// Brings what lessons say of rules to the probes, in order.
-    pub fn teach(&mut self, lessons: impl IntoIterator<Item = RuleUpdate>) {
-        for lesson in lessons {
-            let taught = match lesson {
-                RuleUpdate::Rule { key, rule } => self.places.teach(key, &rule),
+    /// Brings what updates say of rules to the probes, in order.
+    pub fn push_rules(&mut self, updates: impl IntoIterator<Item = RuleUpdate>) {
+        for update in updates {
+            let is_pushed = match update {
+                RuleUpdate::Rule { key, rule } => self.places.push_rules(key, &rule),
                 RuleUpdate::Space { pid, space } => self.spaces.insert(pid, space, 0).is_ok(),
                 RuleUpdate::Forget { key } => {
                     self.places.forget(key);
@@ -72,11 +72,11 @@ impl RuleCache {
                 // In a map of its own (`spans`).
                 RuleUpdate::Spans { .. } | RuleUpdate::NoSpans { .. } => true,
             };
-            self.refused += u64::from(!taught);
+            self.refused += u64::from(!is_pushed);
         }
     }
 
-    /// Lessons the maps had no room for.
+    /// Updates the maps had no room for.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused
@@ -137,7 +137,7 @@ impl CachedPlaces {
     }
 
     /// False when there is no room for the rule.
-    fn teach(&mut self, key: RuleKey, rule: &UnwindRule) -> bool {
+    fn push_rules(&mut self, key: RuleKey, rule: &UnwindRule) -> bool {
         let spot = Spot::of(key.place, key.space, self.shift);
         let Some(index) = self.index_of(rule) else {
             // Somebody has all the rules there can be. They become free as their places go.
@@ -348,14 +348,14 @@ mod tests {
     }
 
     #[test]
-    fn a_taught_rule_is_found_at_its_place_until_it_is_forgotten_or_another() {
+    fn a_pushed_rule_is_found_at_its_place_until_it_is_forgotten_or_another() {
         let mut places = places(16, 8);
-        assert!(places.teach(key(10), &rule(1)) && places.teach(key(20), &rule(1)));
+        assert!(places.push_rules(key(10), &rule(1)) && places.push_rules(key(20), &rule(1)));
         assert_eq!(
             (probe(&places, 10), probe(&places, 20), probe(&places, 30)),
             (Some(1), Some(1), None)
         );
-        assert!(places.teach(key(10), &rule(2)));
+        assert!(places.push_rules(key(10), &rule(2)));
         assert_eq!((probe(&places, 10), probe(&places, 20)), (Some(2), Some(1)));
         places.forget(key(10));
         places.forget(key(30));
@@ -368,16 +368,16 @@ mod tests {
         let mut places = places(2, 8);
         let generation =
             |places: &CachedPlaces| places.generations.all()[3].load(Ordering::Relaxed);
-        assert!(places.teach(key(10), &rule(1)) && places.teach(key(10), &rule(1)));
+        assert!(places.push_rules(key(10), &rule(1)) && places.push_rules(key(10), &rule(1)));
         assert_eq!(generation(&places), 0, "nothing went");
-        assert!(places.teach(key(10), &rule(2)));
+        assert!(places.push_rules(key(10), &rule(2)));
         assert_eq!(generation(&places), 1, "another rule");
         places.forget(key(10));
         places.forget(key(10));
         assert_eq!(generation(&places), 2, "it was removed once");
         let same = (1..10_000).filter(|place| Spot::of(*place, 3, 63).set == 0);
         for place in same.take(WAYS + 1) {
-            assert!(places.teach(key(place), &rule(1)));
+            assert!(places.push_rules(key(place), &rule(1)));
         }
         assert_eq!(generation(&places), 3, "one had to make room");
     }
@@ -385,8 +385,8 @@ mod tests {
     #[test]
     fn a_mark_of_use_on_an_entry_that_has_just_been_cleared_is_none() {
         let mut places = places(16, 8);
-        assert!(places.teach(key(10), &rule(1)));
-        assert!(places.teach(key(20), &rule(1)));
+        assert!(places.push_rules(key(10), &rule(1)));
+        assert!(places.push_rules(key(20), &rule(1)));
         let spot = Spot::of(20, 3, places.shift);
         let (way, _) = places.find(20, spot).unwrap();
         places.forget(key(20));
@@ -395,7 +395,7 @@ mod tests {
         let shift = places.shift;
         let same = (1_000..).filter(|place| Spot::of(*place, 3, shift).set == spot.set);
         for place in same.take(2 * WAYS) {
-            assert!(places.teach(key(place), &rule(2)));
+            assert!(places.push_rules(key(place), &rule(2)));
         }
         assert_eq!(places.uses[0].count, 1);
         assert_eq!(probe(&places, 10), Some(1));
@@ -407,11 +407,11 @@ mod tests {
         let all = |set| (1..10_000).filter(move |place| Spot::of(*place, 3, 63).set == set);
         let same: Vec<u64> = all(0).take(40).collect();
         for place in &same[..3] {
-            assert!(places.teach(key(*place), &rule(1)));
+            assert!(places.push_rules(key(*place), &rule(1)));
             assert_eq!(probe(&places, *place), Some(1));
         }
         for place in &same[3..] {
-            assert!(places.teach(key(*place), &rule(2)));
+            assert!(places.push_rules(key(*place), &rule(2)));
         }
         let found =
             same.iter().filter(|place| places.find(**place, Spot::of(**place, 3, 63)).is_some());
@@ -419,7 +419,9 @@ mod tests {
         assert_eq!(same[..3].iter().filter_map(|place| probe(&places, *place)).count(), 3);
         // Once all of them are in use one has to go, and after it those that were not used since.
         assert_eq!(probe(&places, same[39]), Some(2));
-        assert!(places.teach(key(same[5]), &rule(3)) && places.teach(key(same[6]), &rule(3)));
+        assert!(
+            places.push_rules(key(same[5]), &rule(3)) && places.push_rules(key(same[6]), &rule(3))
+        );
         assert_eq!(probe(&places, same[6]), Some(3));
     }
 
@@ -427,27 +429,27 @@ mod tests {
     fn places_go_when_they_have_all_the_rules_there_can_be() {
         let mut places = places(2, 4);
         for number in 1..=8 {
-            places.teach(key(number), &rule(number as i32));
+            places.push_rules(key(number), &rule(number as i32));
         }
         assert_eq!(places.uses.len(), 4);
         let long_ago = Instant::now().checked_sub(REST).unwrap();
         for uses in &mut places.uses {
             uses.ended = long_ago;
         }
-        assert!((9..=16).any(|number| places.teach(key(number), &rule(number as i32))));
+        assert!((9..=16).any(|number| places.push_rules(key(number), &rule(number as i32))));
     }
 
     #[test]
     fn a_rule_whose_places_come_and_go_waits_once_for_its_room_to_be_taken() {
         let mut places = places(16, 4);
         for _ in 0..1000 {
-            assert!(places.teach(key(1), &rule(1)) && places.teach(key(2), &rule(2)));
+            assert!(places.push_rules(key(1), &rule(1)) && places.push_rules(key(2), &rule(2)));
             places.forget(key(1));
             places.forget(key(2));
         }
         assert_eq!(places.unused, [0, 1]);
         // One that is used when its turn comes is put there again when it is not any more.
-        assert!(places.teach(key(1), &rule(1)));
+        assert!(places.push_rules(key(1), &rule(1)));
         assert_eq!(places.unused_index(), None);
         places.forget(key(1));
         assert_eq!(places.unused.len(), 2);
@@ -456,15 +458,15 @@ mod tests {
     #[test]
     fn a_rule_leaves_its_array_only_long_after_its_last_place() {
         let mut places = places(1 << 10, 2);
-        assert!(places.teach(key(1), &rule(1)) && places.teach(key(2), &rule(2)));
+        assert!(places.push_rules(key(1), &rule(1)) && places.push_rules(key(2), &rule(2)));
         places.forget(key(1));
-        assert!(places.teach(key(4), &rule(1)), "known yet");
+        assert!(places.push_rules(key(4), &rule(1)), "known yet");
         places.forget(key(4));
         places.uses[0].ended = Instant::now() + REST;
-        assert!(!places.teach(key(3), &rule(3)), "a probe may be reading it");
+        assert!(!places.push_rules(key(3), &rule(3)), "a probe may be reading it");
         let long_ago = Instant::now().checked_sub(REST).unwrap();
         places.uses[0].ended = long_ago;
-        assert!(places.teach(key(3), &rule(3)));
+        assert!(places.push_rules(key(3), &rule(3)));
         assert_eq!(
             (probe(&places, 3), probe(&places, 2), probe(&places, 1)),
             (Some(3), Some(2), None)
@@ -472,7 +474,7 @@ mod tests {
         // It is among the unused, and used now.
         places.forget(key(2));
         places.uses[1].ended = long_ago;
-        assert!(places.teach(key(5), &rule(5)));
+        assert!(places.push_rules(key(5), &rule(5)));
         assert_eq!((probe(&places, 5), probe(&places, 3)), (Some(5), Some(3)));
     }
 }

@@ -18,12 +18,12 @@ impl SpanMap {
         Self { places, refused: 0 }
     }
 
-    /// Brings what lessons say of it to the probes, in order. Answers the processes there was no
+    /// Brings what updates say of it to the probes, in order. Answers the processes there was no
     /// room for.
-    pub fn teach(&mut self, lessons: &[RuleUpdate]) -> Vec<u32> {
+    pub fn push_rules(&mut self, updates: &[RuleUpdate]) -> Vec<u32> {
         let mut refused = Vec::new();
-        for lesson in lessons {
-            match *lesson {
+        for update in updates {
+            match *update {
                 RuleUpdate::Spans { pid, place } if self.places.insert(pid, place, 0).is_err() => {
                     refused.push(pid)
                 }
@@ -35,7 +35,7 @@ impl SpanMap {
         refused
     }
 
-    /// Lessons the map did not take.
+    /// Updates the map did not take.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused

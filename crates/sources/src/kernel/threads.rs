@@ -321,7 +321,7 @@ fn may_run(thread: &SchedulerAccount) -> bool {
 /// Of a thread that ran or wanted a CPU when it entered the recording: whether the task iterator
 /// has met it without one. It has had none since then, for no switch has told of it.
 fn was_off_cpu(thread: &SchedulerAccount) -> bool {
-    thread.visited_start_ns == thread.wait_start_ns
+    thread.scanned_start_ns == thread.wait_start_ns
 }
 
 /// A thread's times closed at `now_ns`; `None` when it was read in the middle of an update: its law
@@ -422,7 +422,7 @@ mod tests {
         assert_eq!((runs.times.oncpu_ns, runs.times.runnable_ns), (50, 0));
         assert_eq!(runs.progress, ThreadProgress::OnCpu { since: MonotonicNs(100) });
         let mut wants =
-            snapshot(1, &SchedulerAccount { visited_start_ns: 100, ..seeded }, 150).unwrap();
+            snapshot(1, &SchedulerAccount { scanned_start_ns: 100, ..seeded }, 150).unwrap();
         assert_eq!((wants.times.oncpu_ns, wants.times.runnable_ns), (0, 50));
         assert!(
             matches!(

@@ -31,14 +31,14 @@ use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::memory::ProcessMemory;
 use perfusion_model::event::{Event, EventKind, MonotonicNs, RegionId};
 use profiler_protocol::consumer::SCRATCH_BYTES;
-use profiler_protocol::counter;
+use profiler_protocol::{counter, load};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 pub use self::exact::ExactTableRegion;
 pub use self::exact::{ExactTable, ExactTables, OF_ONE_PROCESS, TABLES};
 pub use self::region::RegionError;
-pub use self::runtime_event_counts::INCIDENT_COUNTERS;
+pub use self::runtime_event_counts::RUNTIME_EVENT_COUNTERS;
 pub use self::start_hold::{HoldStarts, StartHold};
 pub use self::subscriptions::{
     AS_ASKED, COLUMNS, NOT_ALL_RECORDED, NOT_RECORDED, ShimSettings, Subscriptions,
@@ -114,7 +114,7 @@ impl ShimSource {
                 turns: ReadRound::new(0),
                 totals: ReaderTotals::default(),
                 finished: vec![0; counter::ALL.len()],
-                finished_incidents: Vec::new(),
+                finished_counts: Vec::new(),
             },
             next_beat: now,
             next_care: now,
@@ -134,6 +134,12 @@ impl ShimSource {
     pub fn with_counts(mut self, starts: Box<dyn HoldStarts>) -> Self {
         self.shared.counts = Some(starts);
         self
+    }
+
+    /// Whether it subscribes to what the lines of managed code need.
+    #[must_use]
+    pub fn has_il_maps(&self) -> bool {
+        load::subscriptions(self.shared.owner) & load::WITH_IL_MAPS != 0
     }
 
     /// Looks for regions in this process from now on, often at first. To be called for each process
@@ -174,14 +180,16 @@ impl ShimSource {
         }
     }
 
-    /// From now on the recorder wishes for this in `pid`, whose shims are told with the next beat,
-    /// and for names if so said.
-    pub fn wish(&mut self, pid: u32, wishes: Subscriptions, names: bool) {
+    /// From now on the recorder subscribes to this in `pid`, whose shims are told with the next
+    /// beat, and for names if so said.
+    pub fn subscribe(&mut self, pid: u32, subscriptions: Subscriptions, names: bool) {
         self.watch_if_new(pid);
         if let Some(process) = self.processes.get_mut(&pid) {
-            process.wish(
-                ShimSettings { owner: self.shared.owner, force: false }.wishing(wishes).owner,
-                wishes,
+            process.subscribe(
+                ShimSettings { owner: self.shared.owner, force: false }
+                    .subscribing(subscriptions)
+                    .owner,
+                subscriptions,
                 names,
             );
             // Said at once.

@@ -16,7 +16,9 @@ use super::start_hold::StartHold;
 use super::type_names::RegionTypeNames;
 use crate::shim::Subscriptions;
 use perfusion_host::process::handle::ProcessHandle;
-use perfusion_model::event::{Event, EventKind, IncidentCounts, MonotonicNs, RegionId, ShimEvent};
+use perfusion_model::event::{
+    Event, EventKind, MonotonicNs, RegionId, RuntimeEventCounts, ShimEvent,
+};
 use profiler_protocol::consumer::{Consumer, ConsumerError, Quota};
 use profiler_protocol::counter::{self, Counter};
 use profiler_protocol::layout::{
@@ -124,12 +126,12 @@ impl RegionReader {
     }
 
     /// What its runtime has told of until the state was read last.
-    pub(super) fn incidents(&mut self) -> IncidentCounts {
+    pub(super) fn runtime_events(&mut self) -> RuntimeEventCounts {
         let counts = [Counter::Exceptions, Counter::Contentions].map(|wanted| {
             let position = counter::ALL.iter().position(|(id, ..)| *id == wanted);
             position.and_then(|position| self.counted().nth(position)).unwrap_or(0)
         });
-        IncidentCounts { region: self.id, counts, covered: self.decoder.take_covered() }
+        RuntimeEventCounts { region: self.id, counts, covered: self.decoder.take_covered() }
     }
 
     /// Where the slots of the objects lie that its library watches for us, if it says so.
@@ -280,7 +282,7 @@ impl RegionReader {
             threads: context.threads,
             names: &mut self.questions.names,
             now: context.now,
-            wishes: context.wishes,
+            subscriptions: context.subscriptions,
             totals: context.totals,
         };
         let drained = consumer
@@ -342,7 +344,7 @@ pub(super) struct DrainContext<'a> {
     pub(super) turns: &'a mut ReadRound,
     pub(super) now: MonotonicNs,
     /// Where they are others than elsewhere.
-    pub(super) wishes: Option<Subscriptions>,
+    pub(super) subscriptions: Option<Subscriptions>,
     pub(super) totals: &'a mut ReaderTotals,
 }
 

@@ -8,8 +8,8 @@ use super::type_names::RegionTypeNames;
 use crate::shim::Subscriptions;
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_model::event::{
-    Allocation, AllocationKind, Contention, Event, EventKind, Exception, HeapKind, MethodBody,
-    MonotonicNs, RegionId, RuntimeSample, ShimEvent, UserContext, UserRegs,
+    Allocation, AllocationKind, Contention, Event, EventKind, Exception, HeapKind, IlMap,
+    IlMapEntry, MethodBody, MonotonicNs, RegionId, RuntimeSample, ShimEvent, UserContext, UserRegs,
 };
 use perfusion_unwind::native::NATIVE;
 use profiler_protocol::layout::unpack_runtime;
@@ -33,7 +33,7 @@ pub(super) struct RecordDecoder {
     not_before_ns: u64,
     said_bye: bool,
     /// Whether records of exceptions, of contentions were left out since that was last asked.
-    incidents_left_out: [bool; 2],
+    not_covered: [bool; 2],
     /// The shim watches objects.
     watches: bool,
 }
@@ -45,7 +45,7 @@ pub(super) struct RecordContext<'a> {
     pub(super) names: &'a mut NameRequests,
     pub(super) now: MonotonicNs,
     /// What is subscribed to here, where that differs from elsewhere.
-    pub(super) wishes: Option<Subscriptions>,
+    pub(super) subscriptions: Option<Subscriptions>,
     pub(super) totals: &'a mut ReaderTotals,
 }
 
@@ -58,20 +58,12 @@ impl RecordDecoder {
         not_before_ns: u64,
         watches: bool,
     ) -> Self {
-        Self {
-            id,
-            types,
-            offset,
-            not_before_ns,
-            said_bye: false,
-            incidents_left_out: [false; 2],
-            watches,
-        }
+        Self { id, types, offset, not_before_ns, said_bye: false, not_covered: [false; 2], watches }
     }
 
     /// Whether all records of exceptions, of contentions were taken since that was last asked.
     pub(super) fn take_covered(&mut self) -> [bool; 2] {
-        std::mem::take(&mut self.incidents_left_out).map(|left_out| !left_out)
+        std::mem::take(&mut self.not_covered).map(|not_covered| !not_covered)
     }
 
     /// True once the region's last event is out; it counts as out from now on.
@@ -86,9 +78,9 @@ impl RecordDecoder {
         context: &mut RecordContext<'_>,
         sink: &mut dyn FnMut(Event),
     ) {
-        let wishes = context.wishes;
+        let subscriptions = context.subscriptions;
         let is_left_out =
-            |wished: fn(Subscriptions) -> bool| wishes.is_some_and(|wishes| !wished(wishes));
+            |is_on: fn(Subscriptions) -> bool| subscriptions.is_some_and(|all| !is_on(all));
         let (target, now) = (context.target, context.now);
         let (threads, names) = (&mut *context.threads, &mut *context.names);
         let totals = &mut *context.totals;
@@ -108,15 +100,15 @@ impl RecordDecoder {
                 return;
             }
             RecordBody::Skip => return,
-            RecordBody::Allocation(..) if is_left_out(|wishes| wishes.allocations) => {
+            RecordBody::Allocation(..) if is_left_out(|all| all.allocations) => {
                 return totals.records_left_out += 1;
             }
-            RecordBody::Exception(..) if is_left_out(|wishes| wishes.exceptions) => {
-                self.incidents_left_out[0] = true;
+            RecordBody::Exception(..) if is_left_out(|all| all.exceptions) => {
+                self.not_covered[0] = true;
                 return totals.records_left_out += 1;
             }
-            RecordBody::Contention(..) if is_left_out(|wishes| wishes.contention) => {
-                self.incidents_left_out[1] = true;
+            RecordBody::Contention(..) if is_left_out(|all| all.contention) => {
+                self.not_covered[1] = true;
                 return totals.records_left_out += 1;
             }
             RecordBody::Hello { runtime } => {
@@ -126,7 +118,7 @@ impl RecordDecoder {
             RecordBody::Allocation(head, stack) => {
                 let mut allocation = allocation(&head, stack, thread(record.tid));
                 allocation.seen = MonotonicNs(told.min(time));
-                if is_left_out(|wishes| wishes.live_objects) {
+                if is_left_out(|all| all.live_objects) {
                     allocation.watched = None;
                 }
                 ShimEvent::Allocation(Box::new(allocation))
@@ -139,7 +131,16 @@ impl RecordDecoder {
                 let (name, module) = (name.to_owned(), module.to_owned());
                 ShimEvent::TypeName { type_id, module_id, name, module }
             }
-            RecordBody::Method { asked, module_id, token, dynamic, ranges, name, module } => {
+            RecordBody::Method {
+                asked,
+                module_id,
+                token,
+                dynamic,
+                ranges,
+                name,
+                module,
+                il_map,
+            } => {
                 let ranges: Vec<(u64, u32)> = ranges
                     .pairs()
                     .filter(|&(start, bytes)| bytes > 0 && start.checked_add(bytes).is_some())
@@ -150,6 +151,11 @@ impl RecordDecoder {
                     return;
                 }
                 let (name, module) = (name.to_owned(), module.to_owned());
+                let entry = |[il, start, end]: [u32; 3]| IlMapEntry { il, start, end };
+                let il_map = il_map.map(|map| {
+                    let entries = map.iter().map(entry).collect();
+                    Box::new(IlMap { module_base: map.base, entries })
+                });
                 ShimEvent::Method(Box::new(MethodBody {
                     asked,
                     module_id,
@@ -158,6 +164,7 @@ impl RecordDecoder {
                     name,
                     module,
                     ranges,
+                    il_map,
                 }))
             }
             RecordBody::NoMethod { asked, hresult } => match names.not_found(asked, hresult) {

@@ -22,7 +22,7 @@ use crate::shim::Subscriptions;
 use perfusion_host::process::budget::cpu_time;
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::system_limits::explain;
-use perfusion_model::event::IncidentCounts;
+use perfusion_model::event::RuntimeEventCounts;
 use perfusion_model::event::{Event, MonotonicNs, RegionId};
 use profiler_protocol::consumer::{Consumer, ConsumerError, LeaseWords};
 use profiler_protocol::layout::InstanceState;
@@ -64,10 +64,10 @@ pub(super) struct WatchedProcess {
     told_refusal: bool,
     threads: NamespaceThreads,
     pub(super) ended: bool,
-    /// The recorder's number in this process, where it has other wishes here than elsewhere.
+    /// The recorder's number in this process, where it has other subscriptions here than elsewhere.
     owner: Option<u64>,
     /// Those: a shim that knows nothing of them tells the rest all the same.
-    wishes: Option<Subscriptions>,
+    subscriptions: Option<Subscriptions>,
     /// Names are not asked for.
     nameless: bool,
 }
@@ -108,7 +108,7 @@ pub(super) struct RecorderState {
     /// Counters of shims whose region was given up.
     pub(super) finished: Vec<u64>,
     /// What their runtimes had told of, since that was last asked.
-    pub(super) finished_incidents: Vec<IncidentCounts>,
+    pub(super) finished_counts: Vec<RuntimeEventCounts>,
 }
 
 impl WatchedProcess {
@@ -124,7 +124,7 @@ impl WatchedProcess {
             threads: NamespaceThreads::default(),
             ended: false,
             owner: None,
-            wishes: None,
+            subscriptions: None,
             nameless: false,
         }
     }
@@ -134,9 +134,10 @@ impl WatchedProcess {
         self.owner.unwrap_or(shared.owner)
     }
 
-    /// From now on the recorder has this number here, and these wishes.
-    pub(super) fn wish(&mut self, owner: u64, wishes: Subscriptions, names: bool) {
-        (self.owner, self.wishes, self.nameless) = (Some(owner), Some(wishes), !names);
+    /// From now on the recorder has this number here, and these subscriptions.
+    pub(super) fn subscribe(&mut self, owner: u64, subscriptions: Subscriptions, names: bool) {
+        (self.owner, self.subscriptions, self.nameless) =
+            (Some(owner), Some(subscriptions), !names);
     }
 
     /// Looks often again: a shim is expected.
@@ -150,7 +151,7 @@ impl WatchedProcess {
     /// new program's.
     pub(super) fn became_another(&mut self, at: MonotonicNs, now: Instant) {
         self.threads = NamespaceThreads::default();
-        (self.owner, self.wishes, self.nameless) = (None, None, false);
+        (self.owner, self.subscriptions, self.nameless) = (None, None, false);
         for reader in &mut self.readers {
             reader.left_behind |= reader.found < at;
         }
@@ -402,7 +403,7 @@ impl WatchedProcess {
                 scratch: &mut shared.scratch,
                 turns: &mut shared.turns,
                 now: time,
-                wishes: self.wishes,
+                subscriptions: self.subscriptions,
                 totals: &mut shared.totals,
             };
             let sent = if self.ended { Ok(()) } else { reader.send_questions(now) };
@@ -471,8 +472,8 @@ impl WatchedProcess {
 impl RecorderState {
     /// Keeps the counters of a region that is given up.
     pub(super) fn finish(&mut self, reader: &mut RegionReader) {
-        if self.finished_incidents.len() < MAX_FINISHED {
-            self.finished_incidents.push(reader.incidents());
+        if self.finished_counts.len() < MAX_FINISHED {
+            self.finished_counts.push(reader.runtime_events());
         }
         self.regions = self.regions.saturating_sub(1);
         for (sum, value) in self.finished.iter_mut().zip(reader.counted()) {

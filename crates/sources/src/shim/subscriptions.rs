@@ -1,4 +1,4 @@
-//! What a recorder wishes to be told of by the shims, and what a shim is told of that when it is
+//! What a recorder subscribes to at the shims, and what a shim is told of that when it is
 //! loaded.
 
 use perfusion_host::locked_files;
@@ -7,7 +7,7 @@ use profiler_protocol::load::{self, OWNER_VARIABLE};
 use rustix::io::Errno;
 use std::ffi::OsString;
 
-/// What a recorder wishes to be told of, beside what it always is. Runtimes are not asked for the
+/// What a recorder subscribes to, beside what it always is. Runtimes are not asked for the
 /// rest, and a program in which that happens often pays nothing for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Subscriptions {
@@ -23,6 +23,8 @@ pub struct Subscriptions {
     pub allocations: bool,
     /// Of those, the objects that live on.
     pub live_objects: bool,
+    /// Which IL the code of methods comes from: their source lines need it.
+    pub il_maps: bool,
     /// An event session of ours before the first object, for which programs that are started wait.
     pub start_session: bool,
 }
@@ -36,6 +38,7 @@ impl Default for Subscriptions {
             thread_pool: false,
             allocations: true,
             live_objects: true,
+            il_maps: false,
             start_session: false,
         }
     }
@@ -61,7 +64,7 @@ impl Subscriptions {
             (self.allocations, "alloc_objects, alloc_space"),
             (self.allocations && self.live_objects, "inuse_objects, inuse_space"),
         ];
-        columns.into_iter().filter(|(wished, _)| !wished).map(|(_, of)| format!("{of}{AS_ASKED}"))
+        columns.into_iter().filter(|(is_on, _)| !is_on).map(|(_, of)| format!("{of}{AS_ASKED}"))
     }
 
     /// This, but for what rules leave out.
@@ -85,6 +88,7 @@ impl Subscriptions {
             | bit(!self.allocations, load::WITHOUT_ALLOCATIONS)
             | bit(!self.live_objects, load::WITHOUT_LIVE_OBJECTS)
             | bit(self.start_session, load::WITH_START_SESSION)
+            | bit(self.il_maps, load::WITH_IL_MAPS)
     }
 }
 
@@ -103,14 +107,17 @@ impl ShimSettings {
     ///
     /// # Errors
     /// When the system has no random number.
-    pub fn new(wishes: Subscriptions) -> Result<Self, Errno> {
-        Ok(Self { owner: load::number(locked_files::random()?, wishes.bits()), force: false })
+    pub fn new(subscriptions: Subscriptions) -> Result<Self, Errno> {
+        Ok(Self {
+            owner: load::number(locked_files::random()?, subscriptions.bits()),
+            force: false,
+        })
     }
 
-    /// The same recorder's, with other wishes.
+    /// The same recorder's, with other subscriptions.
     #[must_use]
-    pub fn wishing(self, wishes: Subscriptions) -> Self {
-        Self { owner: load::number(self.owner, wishes.bits()), ..self }
+    pub fn subscribing(self, subscriptions: Subscriptions) -> Self {
+        Self { owner: load::number(self.owner, subscriptions.bits()), ..self }
     }
 
     /// The same, for processes that have too little memory left, too.
