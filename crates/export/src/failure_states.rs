@@ -17,7 +17,7 @@ const QUIET: Duration = Duration::from_secs(600);
 const FORGOTTEN: Duration = Duration::from_secs(7200);
 /// Whose fault something is shows within this time, or else it is said of the service that it
 /// happened to.
-const SEEN_WITHIN: Duration = Duration::from_secs(120);
+pub(super) const SEEN_WITHIN: Duration = Duration::from_secs(120);
 /// Services that are named for one cause. Of more the number is said.
 const NAMED: usize = 5;
 /// States that are told apart. What is more is counted under one.
@@ -439,6 +439,12 @@ impl States {
         })
     }
 
+    /// States of which nothing was said, since it is not seen yet whose they are.
+    #[cfg(test)]
+    pub fn unsaid(&self) -> usize {
+        self.states.values().filter(|state| state.is_open).count()
+    }
+
     /// As they were given last.
     #[cfg(test)]
     pub fn reasons(&self) -> Vec<String> {
@@ -496,7 +502,7 @@ pub fn counted(count: u64, things: &str) -> String {
 }
 
 /// A time in words, to the second.
-fn span(time: Duration) -> String {
+pub(super) fn span(time: Duration) -> String {
     let (minutes, seconds) = (time.as_secs() / 60, time.as_secs() % 60);
     let mut text = String::new();
     // Writing to a String cannot fail.

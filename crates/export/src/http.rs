@@ -136,8 +136,10 @@ pub enum HttpError {
         source: pem::Error,
     },
     /// Nobody to believe.
-    #[error("no file with certificate authorities: expected {}, or one named in the configuration", AUTHORITIES.join(" \
-         or "))]
+    #[error(
+        "no file with certificate authorities: expected {}, or one named in the configuration",
+        AUTHORITIES.join(" or ")
+    )]
     NoAuthorities,
     /// A certificate, ours or theirs.
     #[error("{}", error_text::of_tls(.0))]
@@ -225,6 +227,12 @@ impl<F: Future<Output: Send> + Send + 'static> Executor<F> for Tasks {
 }
 
 impl PendingResponse {
+    /// A header's value, if it is text.
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
+
     /// The next part of the body; `None` behind the last.
     ///
     /// # Errors
@@ -297,7 +305,14 @@ impl Peer {
         Self::of(settings, version)
     }
 
-    /// Whose files are read when there is something to ask, and no sooner.
+    /// The same, but its files are read when there is something to ask, and no sooner.
+    ///
+    /// # Errors
+    /// When the URL is none.
+    pub fn lazy(settings: HttpSettings, version: Version) -> Result<Self, HttpError> {
+        Self::of(settings, version)
+    }
+
     fn of(settings: HttpSettings, version: Version) -> Result<Self, HttpError> {
         if !matches!(settings.url.scheme_str(), Some("http" | "https"))
             || settings.url.host().is_none()
@@ -331,7 +346,13 @@ impl Peer {
         let port = url.port_u16().unwrap_or(if secure { 443 } else { 80 });
         let failed = |source| HttpError::Connect { to: format!("{host}:{port}"), source };
 
-        let whole = format!("{}{path}", url.path().trim_end_matches('/'));
+        // Only what is asked for as it stands has a query of its own.
+        let query = url.query().filter(|_| path.is_empty());
+        let query = query.map_or_else(String::new, |query| format!("?{query}"));
+        let whole = match format!("{}{path}{query}", url.path().trim_end_matches('/')) {
+            whole if whole.starts_with('/') => whole,
+            whole => format!("/{whole}"),
+        };
         let authority = url.authority().map_or("", |authority| authority.as_str());
         // HTTP/2 has the host in the target, HTTP/1.1 in a header.
         let mut request = match self.version {

@@ -23,6 +23,7 @@ pub mod parts;
 pub mod pyroscope;
 pub mod receiver;
 pub mod request_scheduler;
+pub mod request_sink;
 #[cfg(feature = "object-storage")]
 pub mod s3;
 pub mod spool;

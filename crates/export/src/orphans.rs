@@ -15,7 +15,7 @@ const KINDS: [&str; 3] = ["otlp-", "pyroscope-", "s3-"];
 /// How often they are looked at.
 const EVERY: Duration = Duration::from_secs(600);
 
-/// Those in the directory of spools, and in former ones.
+/// Those in the directory of spools, and in earlier ones.
 #[derive(Debug, Default)]
 pub struct Orphans {
     directories: BTreeSet<PathBuf>,
@@ -39,12 +39,12 @@ impl Orphans {
         }
     }
 
-    /// Looks after what former ones looked after, too: a reload may have moved the directory, and
+    /// Looks after what earlier ones looked after, too: a reload may have moved the directory, and
     /// what waits in the old one is in nobody's spool.
     #[must_use]
-    pub fn after(mut self, former: Self) -> Self {
-        self.directories.extend(former.directories);
-        self.said = former.said;
+    pub fn after(mut self, earlier: Self) -> Self {
+        self.directories.extend(earlier.directories);
+        self.said = earlier.said;
         self
     }
 
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn spools_of_a_former_directory_are_looked_after_too() {
+    fn spools_of_an_earlier_directory_are_looked_after_too() {
         let (old, new) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let made = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
         let hour = Duration::from_secs(3600);

@@ -790,6 +790,30 @@ mod tests {
         assert_eq!((figures.sent, figures.split, outgoing.delivery.backlog().requests), (7, 4, 0));
     }
 
+    /// Refuses every second part.
+    struct Refuses(Vec<Vec<u8>>);
+
+    impl PartSink for Refuses {
+        fn put(&mut self, part: Vec<u8>) -> Result<(), SinkError> {
+            let is_refused = self.0.len() % 2 == 1;
+            let reason = format!("{part:?}");
+            self.0.push(part);
+            if is_refused { Err(SinkError::Refused { reason }) } else { Ok(()) }
+        }
+
+        fn waits(&mut self) {}
+    }
+
+    #[test]
+    fn a_part_that_finds_no_room_costs_neither_the_rest_nor_its_own_error() {
+        let (hurry, mut way) = (SinkSignals::default(), Refuses(Vec::new()));
+        let encode = |part: i64| Ok(vec![u8::try_from(part).unwrap()]);
+        let parts = Each(None, 0, hurry.clone());
+        let made = each(&window(5), 0, parts, &hurry, encode, &mut way).unwrap();
+        assert_eq!(way.0, [[1], [2], [3], [4], [5]]);
+        assert_eq!((made.failed.unwrap().to_string().as_str(), made.left_from), ("[2]", None));
+    }
+
     #[test]
     fn what_a_sink_counts_is_told_while_it_waits_for_its_turn() {
         let folder = tempfile::tempdir().unwrap();

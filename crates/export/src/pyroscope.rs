@@ -6,12 +6,13 @@
 //! pkg/model/pprofsplit, `VisitSampleSeries`), and checks its names as it does those of the series,
 //! so samples go there with few labels and plain names.
 
-use super::deliver::{LazyDelivery, Remote, SendOutcome, SpoolBacklog};
+use super::deliver::{DeliveryCounters, LazyDelivery, Remote, SendOutcome};
 use super::http::{Client, HttpResponse, Version};
-use super::parts::{RequestSpooler, SinkSignals};
+use super::parts::RequestSpooler;
 use super::receiver::{self, Reach, SpoolOptions, retry_after, said, speaks_of_size};
+use super::request_sink::{RequestMaker, RequestSink};
 use super::spool::SpoolLimits;
-use super::{EncodePermit, FinishedProfile, Sink, SinkError};
+use super::{EncodePermit, FinishedProfile, SinkError};
 use crate::quantity::{ByteSize, HumanDuration};
 use hyper::header::{CONTENT_TYPE, HeaderName};
 use perfusion_pprof::proto::Profile;
@@ -22,7 +23,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Below the URL: Connect's path of a service's method.
@@ -161,15 +162,18 @@ impl PyroscopeOptions {
 }
 
 /// The sink.
-pub struct Pyroscope {
-    name: String,
+pub type Pyroscope = RequestSink<PyroscopeRequests>;
+
+/// Makes pushes of profiles.
+pub struct PyroscopeRequests {
     sample_labels: Vec<String>,
-    limits: SpoolLimits,
-    outgoing: RequestSpooler,
+    /// An older profile is not sent.
+    age: Duration,
+    /// Labels that found no room.
     dropped_labels: u64,
 }
 
-impl Pyroscope {
+impl RequestSink<PyroscopeRequests> {
     /// Sets it up; as for OpenTelemetry's receivers, what an earlier daemon left is sent when the
     /// first window is over.
     ///
@@ -191,91 +195,41 @@ impl Pyroscope {
         let name = format!("pyroscope {}", options.place());
         let delivery = LazyDelivery::new(&name, directory, limits, options.timeout.0, server);
         let most_bytes = usize::try_from(options.max_profile.0).unwrap_or(usize::MAX);
-        Self {
-            name,
-            sample_labels: options.sample_labels.clone(),
-            limits,
-            outgoing: RequestSpooler::new(delivery, most_bytes, "profile"),
-            dropped_labels: 0,
-        }
+        let outgoing = RequestSpooler::new(delivery, most_bytes, "profile");
+        let sample_labels = options.sample_labels.clone();
+        let requests = PyroscopeRequests { sample_labels, age: limits.age, dropped_labels: 0 };
+        Self::new(name, outgoing, requests)
     }
 }
 
-/// Makes requests of a window's samples from `first` on and puts them into the spool. Answers how
-/// many labels found no room.
-fn make(
-    outgoing: &mut RequestSpooler,
-    wanted: &[String],
-    age: Duration,
-    finished: &FinishedProfile,
-    first: u64,
-) -> Result<u64, SinkError> {
-    let at = aged_from(finished, age);
-    let Some(tables) = outgoing.tables(finished, first, at)? else { return Ok(0) };
-    let (labels, dropped) = labels(finished);
-    let (names, dropped_of_samples) = sample_labels(wanted, &labels, &tables);
-    let kept = CarriedLabels { names: &names, cut: |value| cut(value, MOST_VALUE_BYTES) };
-    let bounds = outgoing.bounds(MOST_SAMPLES);
-    let splitter = Splitter::new(&tables, bounds, kept);
-    outgoing.put(finished, first, at, (splitter, bounds), |part| request(&labels, &part))?;
-    Ok(dropped + dropped_of_samples)
+impl RequestMaker for PyroscopeRequests {
+    fn make(
+        &mut self,
+        outgoing: &mut RequestSpooler,
+        finished: &FinishedProfile,
+        first: u64,
+    ) -> Result<(), SinkError> {
+        let at = aged_from(finished, self.age);
+        let Some(tables) = outgoing.tables(finished, first, at)? else { return Ok(()) };
+        let (labels, dropped) = labels(finished);
+        let (names, dropped_of_samples) = sample_labels(&self.sample_labels, &labels, &tables);
+        let kept = CarriedLabels { names: &names, cut: |value| cut(value, MOST_VALUE_BYTES) };
+        let bounds = outgoing.bounds(MOST_SAMPLES);
+        let splitter = Splitter::new(&tables, bounds, kept);
+        outgoing.put(finished, first, at, (splitter, bounds), |part| request(&labels, &part))?;
+        self.dropped_labels += dropped + dropped_of_samples;
+        Ok(())
+    }
+
+    fn counter(&self, _: &DeliveryCounters) -> (&'static str, u64) {
+        ("labels_too_many", self.dropped_labels)
+    }
 }
 
 fn request(labels: &[LabelPair], part: &Profile) -> Result<Vec<u8>, SinkError> {
     let samples = vec![RawSample { raw_profile: perfusion_pprof::pack(part)? }];
     let series = vec![RawProfileSeries { labels: labels.to_vec(), samples }];
     Ok(PushRequest { series }.encode_to_vec())
-}
-
-impl Sink for Pyroscope {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn place(&self) -> &Path {
-        self.outgoing.delivery.directory()
-    }
-
-    fn within(&mut self, memory: u64) {
-        self.outgoing.within(memory);
-    }
-
-    fn hurries(&mut self, hurry: SinkSignals) {
-        self.outgoing.hurry = hurry;
-    }
-
-    fn put(&mut self, finished: &FinishedProfile) -> Result<(), SinkError> {
-        let Self { outgoing, sample_labels, limits, dropped_labels, .. } = self;
-        outgoing.begin();
-        *dropped_labels += make(outgoing, sample_labels, limits.age, finished, 0)?;
-        Ok(())
-    }
-
-    fn window_over(&mut self) {
-        let Self { outgoing, sample_labels, limits, dropped_labels, .. } = self;
-        outgoing.take_up(|outgoing, finished, first| {
-            *dropped_labels += make(outgoing, sample_labels, limits.age, finished, first)?;
-            Ok(())
-        });
-    }
-
-    fn is_short_of_memory(&self) -> bool {
-        self.outgoing.is_short_of_memory()
-    }
-
-    fn counters(&self) -> Vec<(&'static str, u64)> {
-        let (mut counters, _) = self.outgoing.counters();
-        counters.push(("labels_too_many", self.dropped_labels));
-        counters
-    }
-
-    fn backlog(&self) -> Option<SpoolBacklog> {
-        Some(self.outgoing.delivery.backlog())
-    }
-
-    fn close(&mut self, deadline: Instant) {
-        self.outgoing.delivery.close(deadline);
-    }
 }
 
 /// What the spool measures the age from: the window's end, as for all receivers, but so that
@@ -442,6 +396,8 @@ fn verdict(answer: &HttpResponse) -> SendOutcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Sink;
+    use crate::deliver::SpoolBacklog;
     use crate::spool::Spool;
     use hyper::body::Bytes as Body;
     use hyper::header::{HeaderMap, HeaderValue, RETRY_AFTER};
@@ -637,13 +593,10 @@ mod tests {
             reason.starts_with("200 with text/html; charset=utf-8: expected application/proto"),
             "{reason}"
         );
-        assert!(
-            matches!(verdict(&answer(200)), SendOutcome::Later { reason, .. } if reason.contains("no \
-                 type"))
-        );
-        assert!(
-            matches!(verdict(&answer(500)), SendOutcome::Failed(reason) if reason.contains("resource_exhausted"))
-        );
+        let SendOutcome::Later { reason, .. } = verdict(&answer(200)) else { panic!() };
+        assert!(reason.contains("no type"), "{reason}");
+        let SendOutcome::Failed(reason) = verdict(&answer(500)) else { panic!() };
+        assert!(reason.contains("resource_exhausted"), "{reason}");
         for status in [429, 503, 504] {
             let SendOutcome::Later { after, reason } = verdict(&answer(status)) else {
                 panic!("{status}")

@@ -162,18 +162,34 @@ macro_rules! unit {
             }
 
             fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                json_schema!({ "type": ["string", "number"], "pattern": $pattern, "description": $expected })
+                json_schema!({
+                    "type": ["string", "number"],
+                    "pattern": $pattern,
+                    "description": $expected
+                })
             }
         }
     };
 }
 
-unit!(HumanDuration "Span" "a length of time such as 500ms, 90s, 5m, 12h, 7d; a plain number is seconds" "^([0-9]+[.]?[0-9]*|[.][0-9]+) \
-     *(ms|s|m|h|d)?$");
-unit!(ByteSize "Bytes" "a size such as 64KiB, 512MiB, 10GB" "^([0-9]+[.]?[0-9]*|[.][0-9]+) \
-     *([kKmMgGtT][iI]?)?[bB]?$");
-unit!(Percentage "Share" "a part such as 5% or 0.5%; a plain number is percent" "^([0-9]+[.]?[0-9]*|[.][0-9]+) \
-     *%?$");
+unit!(
+    HumanDuration
+    "Span"
+    "a length of time such as 500ms, 90s, 5m, 12h, 7d; a plain number is seconds"
+    "^([0-9]+[.]?[0-9]*|[.][0-9]+) *(ms|s|m|h|d)?$"
+);
+unit!(
+    ByteSize
+    "Bytes"
+    "a size such as 64KiB, 512MiB, 10GB"
+    "^([0-9]+[.]?[0-9]*|[.][0-9]+) *([kKmMgGtT][iI]?)?[bB]?$"
+);
+unit!(
+    Percentage
+    "Share"
+    "a part such as 5% or 0.5%; a plain number is percent"
+    "^([0-9]+[.]?[0-9]*|[.][0-9]+) *%?$"
+);
 
 #[cfg(test)]
 mod tests {

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 /// Longest wait of our own choice. A receiver may ask for more, within [`MOST_ASKED`].
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
-const MOST_ASKED: Duration = Duration::from_secs(3600);
+/// Longest wait that a receiver gets, whatever it asks for.
+pub(super) const MOST_ASKED: Duration = Duration::from_secs(3600);
 /// A receiver that fails is asked so often at least while there is a service whose requests it has
 /// not failed on: the failures may be those services' own.
 const UNTRIED_WAIT: Duration = Duration::from_secs(10);

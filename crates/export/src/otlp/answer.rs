@@ -276,10 +276,8 @@ mod tests {
         }
         let page =
             http(&answer(200, &[("content-type", "text/html; charset=utf-8")], &[], b"<html>"));
-        assert!(
-            matches!(&page, SendOutcome::Later { reason, .. } if reason.contains("is the URL right?")),
-            "{page:?}"
-        );
+        let SendOutcome::Later { reason, .. } = page else { panic!("{page:?}") };
+        assert!(reason.contains("is the URL right?"), "{reason}");
         let of = |status, body: &[u8]| http(&answer(status, &[], &[], body));
         for status in [302, 401, 403, 404, 405, 500, 501] {
             assert!(matches!(of(status, b""), SendOutcome::Denied(_)), "{status}");
@@ -376,10 +374,8 @@ mod tests {
             &[("grpc-status", "8"), ("grpc-status-details-bin", &text)],
             b"",
         ));
-        assert!(
-            matches!(got, SendOutcome::Later { after: Some(after), .. } if after == Duration::from_millis(30_500)),
-            "{got:?}"
-        );
+        let SendOutcome::Later { after, .. } = got else { panic!("{got:?}") };
+        assert_eq!(after, Some(Duration::from_millis(30_500)));
         assert_eq!(base64("!"), None);
     }
 

@@ -887,7 +887,11 @@ mod tests {
         #[test]
         fn nothing_is_lost_and_no_request_is_too_long(
             samples in prop::collection::vec(
-                (prop::collection::vec(0_u8..40, 0..12), 0_u8..3, prop::array::uniform3(0_i64..1000)),
+                (
+                    prop::collection::vec(0_u8..40, 0..12),
+                    0_u8..3,
+                    prop::array::uniform3(0_i64..1000),
+                ),
                 0..60,
             ).prop_map(|mut samples| {
                 samples.iter_mut().for_each(|sample| sample.2[0] += 1);

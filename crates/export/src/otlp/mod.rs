@@ -12,11 +12,12 @@ pub mod proto;
 use self::convert::Converter;
 use self::proto::any_value::Value;
 use self::proto::{ExportProfilesServiceRequest, Resource};
-use super::deliver::{LazyDelivery, Remote, SendOutcome, SpoolBacklog};
+use super::deliver::{DeliveryCounters, LazyDelivery, Remote, SendOutcome};
 use super::http::{Client, Version};
-use super::parts::{RequestSpooler, SinkSignals};
+use super::parts::RequestSpooler;
 use super::receiver::{self, Reach, SpoolOptions};
-use super::{EncodePermit, FinishedProfile, Sink, SinkError};
+use super::request_sink::{RequestMaker, RequestSink};
+use super::{EncodePermit, FinishedProfile, SinkError};
 use crate::quantity::{ByteSize, HumanDuration};
 use flate2::Compression;
 use flate2::read::GzDecoder;
@@ -30,7 +31,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::io::{Read as _, Write as _};
 use std::ops::RangeInclusive;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Below the URL, for HTTP (`profiles_service_http.yaml`).
@@ -117,12 +117,12 @@ impl OtlpOptions {
 }
 
 /// The sink.
-pub struct Otlp {
-    name: String,
-    outgoing: RequestSpooler,
-}
+pub type Otlp = RequestSink<OtlpRequests>;
 
-impl Otlp {
+/// Makes OpenTelemetry's requests.
+pub struct OtlpRequests;
+
+impl RequestSink<OtlpRequests> {
     /// Sets it up. What an earlier daemon left is sent when the first window is over: until then
     /// the sink whose place this one takes may still be at work in the same spool.
     ///
@@ -136,72 +136,34 @@ impl Otlp {
         let delivery =
             LazyDelivery::new(&name, directory, spool.limits(), options.timeout.0, receiver);
         let most_bytes = usize::try_from(options.max_request.0).unwrap_or(usize::MAX);
-        Ok(Self { name, outgoing: RequestSpooler::new(delivery, most_bytes, "request") })
+        let outgoing = RequestSpooler::new(delivery, most_bytes, "request");
+        Ok(Self::new(name, outgoing, OtlpRequests))
     }
 }
 
-/// Makes requests of a window's samples from `first` on and puts them into the spool.
-fn make(
-    outgoing: &mut RequestSpooler,
-    finished: &FinishedProfile,
-    first: u64,
-) -> Result<(), SinkError> {
-    let at = finished.start + finished.duration;
-    let Some(tables) = outgoing.tables(finished, first, at)? else { return Ok(()) };
-    let bounds = outgoing.bounds(usize::MAX);
-    let converter = Converter::new(finished, &tables, bounds, fresh_id);
-    outgoing.put(finished, first, at, (converter, bounds), |request| pack(&request))
+impl RequestMaker for OtlpRequests {
+    fn make(
+        &mut self,
+        outgoing: &mut RequestSpooler,
+        finished: &FinishedProfile,
+        first: u64,
+    ) -> Result<(), SinkError> {
+        let at = finished.start + finished.duration;
+        let Some(tables) = outgoing.tables(finished, first, at)? else { return Ok(()) };
+        let bounds = outgoing.bounds(usize::MAX);
+        let converter = Converter::new(finished, &tables, bounds, fresh_id);
+        outgoing.put(finished, first, at, (converter, bounds), |request| pack(&request))
+    }
+
+    fn counter(&self, delivered: &DeliveryCounters) -> (&'static str, u64) {
+        ("profiles_rejected", delivered.rejected_profiles)
+    }
 }
 
 fn pack(request: &ExportProfilesServiceRequest) -> Result<Vec<u8>, SinkError> {
     let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
     packed.write_all(&request.encode_to_vec()).map_err(PprofError::from)?;
     Ok(packed.finish().map_err(PprofError::from)?)
-}
-
-impl Sink for Otlp {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn place(&self) -> &Path {
-        self.outgoing.delivery.directory()
-    }
-
-    fn within(&mut self, memory: u64) {
-        self.outgoing.within(memory);
-    }
-
-    fn hurries(&mut self, hurry: SinkSignals) {
-        self.outgoing.hurry = hurry;
-    }
-
-    fn put(&mut self, finished: &FinishedProfile) -> Result<(), SinkError> {
-        self.outgoing.begin();
-        make(&mut self.outgoing, finished, 0)
-    }
-
-    fn window_over(&mut self) {
-        self.outgoing.take_up(make);
-    }
-
-    fn is_short_of_memory(&self) -> bool {
-        self.outgoing.is_short_of_memory()
-    }
-
-    fn counters(&self) -> Vec<(&'static str, u64)> {
-        let (mut counters, figures) = self.outgoing.counters();
-        counters.push(("profiles_rejected", figures.rejected_profiles));
-        counters
-    }
-
-    fn backlog(&self) -> Option<SpoolBacklog> {
-        Some(self.outgoing.delivery.backlog())
-    }
-
-    fn close(&mut self, deadline: Instant) {
-        self.outgoing.delivery.close(deadline);
-    }
 }
 
 /// For deduplication by receivers: the spool keeps it, so a request that is sent twice has it
