@@ -2,13 +2,16 @@
 //!
 //! [`attach`] decides which processes get the shim, loads it and speaks the diagnostics protocol.
 //! [`counts`] and [`exact`] read exact allocation counts. [`nettrace`] decodes event streams.
-//! [`metadata`], [`declared`], [`types`] and [`fields`] name types.
+//! [`metadata`], [`declared`], [`types`] and [`fields`] name types. [`data_descriptor`] reads what
+//! a runtime says of its own data, and [`method_names`] names methods by it.
 
 pub mod attach;
 pub mod counts;
+pub mod data_descriptor;
 pub mod declared;
 pub mod exact;
 pub mod fields;
 pub mod metadata;
+pub mod method_names;
 pub mod nettrace;
 pub mod types;

@@ -65,9 +65,13 @@ pub struct DeclaredField {
 
 /// Tables of the metadata, by number.
 mod table {
+    pub(super) const MODULE: usize = 0x00;
     pub(super) const TYPE_REF: usize = 0x01;
     pub(super) const TYPE_DEF: usize = 0x02;
     pub(super) const FIELD: usize = 0x04;
+    pub(super) const METHOD: usize = 0x06;
+    pub(super) const TYPE_SPEC: usize = 0x1b;
+    pub(super) const ASSEMBLY: usize = 0x20;
     pub(super) const NESTED_CLASS: usize = 0x29;
     pub(super) const COUNT: usize = 0x2d;
 }
@@ -154,10 +158,23 @@ struct MetadataTable {
     rows: u32,
 }
 
+/// What metadata says of a method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeclaredMethod<'a> {
+    /// Token of its class.
+    pub class: u32,
+    /// Its name.
+    pub name: &'a str,
+    /// Its signature (II.23.2.1).
+    pub signature: &'a [u8],
+}
+
 /// The metadata of an assembly.
 pub struct Assembly<'a> {
     strings: &'a [u8],
     blobs: &'a [u8],
+    /// The GUIDs, and where they begin.
+    guids: (usize, &'a [u8]),
     /// The rows of all tables.
     rows: &'a [u8],
     places: [MetadataTable; table::NESTED_CLASS + 1],
@@ -170,7 +187,12 @@ impl<'a> Assembly<'a> {
     /// Reads where its tables are; `None` when the file is no assembly.
     #[must_use]
     pub fn of(file: &'a [u8]) -> Option<Self> {
-        let metadata = metadata(file)?;
+        Self::of_metadata(metadata(file)?)
+    }
+
+    /// The same of the metadata alone, as a process has it in its memory.
+    #[must_use]
+    pub fn of_metadata(metadata: &'a [u8]) -> Option<Self> {
         let mut fields = PayloadFields(metadata);
         // "BSJB", version, reserved.
         if fields.u32()? != 0x424a_5342 {
@@ -181,6 +203,7 @@ impl<'a> Assembly<'a> {
         fields.take(version_bytes)?;
         let (_flags, streams) = (fields.u16()?, fields.u16()?);
         let (mut strings, mut blobs, mut tables) = (None, None, None);
+        let mut guids = (0, &[][..]);
         for _ in 0..streams {
             let (offset, size) =
                 (usize::try_from(fields.u32()?).ok()?, usize::try_from(fields.u32()?).ok()?);
@@ -191,6 +214,7 @@ impl<'a> Assembly<'a> {
             match name {
                 b"#Strings" => strings = Some(stream),
                 b"#Blob" => blobs = Some(stream),
+                b"#GUID" => guids = (offset, stream),
                 b"#~" => tables = Some(stream),
                 _ => {}
             }
@@ -213,6 +237,7 @@ impl<'a> Assembly<'a> {
         let mut tables = Self {
             strings,
             blobs,
+            guids,
             rows: fields.0,
             places: [MetadataTable::default(); table::NESTED_CLASS + 1],
             counts,
@@ -263,6 +288,12 @@ impl<'a> Assembly<'a> {
         std::str::from_utf8(from.get(..length)?).ok()
     }
 
+    fn blob(&self, at: u32) -> Option<&'a [u8]> {
+        let mut blob = PayloadFields(self.blobs.get(usize::try_from(at).ok()?..)?);
+        let length = compressed(&mut blob)?;
+        blob.take(usize::try_from(length).ok()?)
+    }
+
     /// Name of a row of `TypeDef` or `TypeRef`, which have theirs in the same columns.
     fn name(&self, number: usize, row: u32) -> Option<String> {
         let name = self.text(self.get(number, row, 1)?)?;
@@ -279,6 +310,77 @@ impl<'a> Assembly<'a> {
             return None;
         }
         Some((self.name(table::TYPE_DEF, row)?, self.class(row)?))
+    }
+
+    /// The method with a token of `MethodDef`.
+    #[must_use]
+    pub fn method(&self, token: u32) -> Option<DeclaredMethod<'a>> {
+        let row = row_of(token, table::METHOD)?;
+        let name = self.text(self.get(table::METHOD, row, 3)?)?;
+        let signature = self.blob(self.get(table::METHOD, row, 4)?)?;
+        // Classes have their methods one after the other, in the order of classes: it is of the
+        // last one whose first method is not behind it.
+        let (mut from, mut to) = (1, self.counts[table::TYPE_DEF].checked_add(1)?);
+        while from < to {
+            let middle = from + (to - from) / 2;
+            if self.get(table::TYPE_DEF, middle, 5)? <= row {
+                from = middle + 1;
+            } else {
+                to = middle;
+            }
+        }
+        let class = from.checked_sub(1).filter(|&class| class > 0)?;
+        Some(DeclaredMethod { class: token_of(table::TYPE_DEF, class), name, signature })
+    }
+
+    /// The class with a token of `TypeDef`: its name with namespace, and whether it is nested.
+    #[must_use]
+    pub fn type_def(&self, token: u32) -> Option<(String, bool)> {
+        let row = row_of(token, table::TYPE_DEF)?;
+        // Visibility, the low three bits, is 2 or more for nested types (II.23.1.15).
+        let is_nested = self.get(table::TYPE_DEF, row, 0)? & 7 >= 2;
+        Some((self.name(table::TYPE_DEF, row)?, is_nested))
+    }
+
+    /// Token of the class around that of a nested one.
+    #[must_use]
+    pub fn enclosing(&self, token: u32) -> Option<u32> {
+        Some(token_of(table::TYPE_DEF, self.around(row_of(token, table::TYPE_DEF)?)?))
+    }
+
+    /// A class of another assembly: its name with namespace, and the token of the class around it
+    /// if it is nested.
+    #[must_use]
+    pub fn type_ref(&self, token: u32) -> Option<(String, Option<u32>)> {
+        let row = row_of(token, table::TYPE_REF)?;
+        let scope = self.get(table::TYPE_REF, row, 0)?;
+        let outer = (scope & 3 == 3).then(|| token_of(table::TYPE_REF, scope >> 2));
+        Some((self.name(table::TYPE_REF, row)?, outer))
+    }
+
+    /// Signature of a constructed type.
+    #[must_use]
+    pub fn type_spec(&self, token: u32) -> Option<&'a [u8]> {
+        self.blob(self.get(table::TYPE_SPEC, row_of(token, table::TYPE_SPEC)?, 0)?)
+    }
+
+    /// The number that its compilation was given, and where that is in the metadata.
+    #[must_use]
+    pub fn identity(&self) -> Option<(usize, &'a [u8])> {
+        let (at, guids) = self.guids;
+        Some((at, guids.get(..16)?))
+    }
+
+    /// The file name that its module was compiled with.
+    #[must_use]
+    pub fn module_name(&self) -> Option<&'a str> {
+        self.text(self.get(table::MODULE, 1, 1)?)
+    }
+
+    /// Its own simple name.
+    #[must_use]
+    pub fn simple_name(&self) -> Option<&'a str> {
+        self.text(self.get(table::ASSEMBLY, 1, 4)?)
     }
 
     /// Adds the static fields with the names in `wanted` that it declares, by name, as long as
@@ -363,9 +465,7 @@ impl<'a> Assembly<'a> {
 
     /// The type in the signature of a field (II.23.2.4).
     fn type_of(&self, at: u32) -> Option<String> {
-        let mut blob = PayloadFields(self.blobs.get(usize::try_from(at).ok()?..)?);
-        let length = compressed(&mut blob)?;
-        let mut signature = PayloadFields(blob.take(usize::try_from(length).ok()?)?);
+        let mut signature = PayloadFields(self.blob(at)?);
         if signature.u8()? != 0x06 {
             return None;
         }
@@ -392,8 +492,18 @@ impl<'a> Assembly<'a> {
     }
 }
 
+/// The row of a token, if it is of this table.
+fn row_of(token: u32, number: usize) -> Option<u32> {
+    (usize::try_from(token >> 24) == Ok(number)).then_some(token & 0xff_ffff)
+}
+
+/// The token of a row. Tokens have no room for rows beyond 24 bits, and tables none for them.
+fn token_of(number: usize, row: u32) -> u32 {
+    u32::try_from(number).unwrap_or(0) << 24 | row & 0xff_ffff
+}
+
 /// A number of one, two or four bytes, highest first (II.23.2).
-fn compressed(fields: &mut PayloadFields<'_>) -> Option<u32> {
+pub(crate) fn compressed(fields: &mut PayloadFields<'_>) -> Option<u32> {
     let first = u32::from(fields.u8()?);
     let mut next = || fields.u8().map(u32::from);
     Some(match first {

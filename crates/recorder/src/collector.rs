@@ -7,13 +7,13 @@ use super::commands::CommandReceiver;
 use super::commands::{CollectorCommand, CollectorStatus};
 use super::heartbeat::Heartbeat;
 use super::rate_controller::{DrainRateController, Due, RoundResult};
-use perfusion_model::event::IncidentCounts;
+use perfusion_model::event::RuntimeEventCounts;
 use perfusion_model::event::{Event, MonotonicNs, ThreadSnapshot};
 use perfusion_sources::SourceRates;
 use perfusion_sources::kernel::KernelSource;
 use perfusion_sources::kernel::threads::ThreadScan as ThreadLook;
 use perfusion_sources::order::EventOrder;
-use perfusion_sources::shim::{INCIDENT_COUNTERS, ShimLimits, ShimSource};
+use perfusion_sources::shim::{RUNTIME_EVENT_COUNTERS, ShimLimits, ShimSource};
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{SyncSender, TryRecvError, TrySendError};
 use std::time::{Duration, Instant, SystemTime};
@@ -59,7 +59,7 @@ pub(crate) struct KernelTotals<T> {
     /// Counters of the probes and of perf's rings: name and value.
     pub(crate) counters: Vec<(String, u64)>,
     /// Exceptions and contentions that the runtimes have counted.
-    pub(crate) incidents: Vec<IncidentCounts>,
+    pub(crate) runtime_events: Vec<RuntimeEventCounts>,
 }
 
 /// The collector's state; [`EventCollector::run`] is its thread.
@@ -81,7 +81,7 @@ pub(crate) struct EventCollector {
     heartbeat: Heartbeat,
     /// Counters of exceptions and contentions when the kernel was closed: the profile covers no
     /// more.
-    of_incidents: Vec<(String, u64)>,
+    of_runtime_events: Vec<(String, u64)>,
     /// How long shims are given to leave at the end.
     leave_within: Duration,
 }
@@ -111,7 +111,7 @@ impl EventCollector {
             cut_until: None,
             cut_next: None,
             heartbeat,
-            of_incidents: Vec::new(),
+            of_runtime_events: Vec::new(),
             leave_within: LEAVE_WITHIN,
         }
     }
@@ -188,7 +188,7 @@ impl EventCollector {
             CollectorCommand::Watch(pid) => self.shims.watch(pid),
             CollectorCommand::Leave(pid) => self.shims.leave(pid),
             CollectorCommand::Subscribe(pid, subscriptions, names) => {
-                self.shims.wish(pid, subscriptions, names);
+                self.shims.subscribe(pid, subscriptions, names);
             }
             CollectorCommand::Cut(rates) => self.cut(rates),
             CollectorCommand::Cgroups(cgroups) => self.select(cgroups),
@@ -266,9 +266,10 @@ impl EventCollector {
                 allocation_samples: next.allocation_samples,
             });
         }
-        let incidents = self.shims.incidents();
+        let runtime_events = self.shims.runtime_events();
         let counters = self.counters();
-        let totals = KernelTotals { before: at, at, wall, rates, threads, counters, incidents };
+        let totals =
+            KernelTotals { before: at, at, wall, rates, threads, counters, runtime_events };
         self.held.push_back(CollectorBatch::Cut(totals));
     }
 
@@ -293,16 +294,16 @@ impl EventCollector {
     fn close_kernel(&mut self) {
         let Some(mut kernel) = self.kernel.take() else { return };
         let order = &mut self.order;
-        kernel.visit_last(&mut |event| order.push(event));
+        kernel.scan_last(&mut |event| order.push(event));
         // Finds threads whose end went unseen, for the drain below.
         drop(kernel.thread_times());
         let before = MonotonicNs::now();
         // Frozen first, so that no thread ends and nothing is counted between the totals and the
         // last records.
         let at = kernel.freeze();
-        let incidents = self.shims.incidents();
-        self.of_incidents = self.shims.counters();
-        self.of_incidents.retain(|(name, _)| INCIDENT_COUNTERS.contains(&name.as_str()));
+        let runtime_events = self.shims.runtime_events();
+        self.of_runtime_events = self.shims.counters();
+        self.of_runtime_events.retain(|(name, _)| RUNTIME_EVENT_COUNTERS.contains(&name.as_str()));
         let (wall, rates) = (at.on_wall_clock(), rates(&kernel, &self.shims));
         let threads = kernel.thread_times();
         let order = &mut self.order;
@@ -326,7 +327,7 @@ impl EventCollector {
         }
         // The end is a cut, too.
         self.cut_next = None;
-        let totals = KernelTotals { before, at, wall, rates, threads, counters, incidents };
+        let totals = KernelTotals { before, at, wall, rates, threads, counters, runtime_events };
         self.held.push_back(CollectorBatch::KernelClosed(totals));
     }
 
@@ -378,7 +379,7 @@ impl EventCollector {
         }
         let mut counters = self.shims.counters();
         for (name, value) in &mut counters {
-            let at_end = self.of_incidents.iter().find(|(of, _)| of == name);
+            let at_end = self.of_runtime_events.iter().find(|(of, _)| of == name);
             *value = at_end.map_or(*value, |(_, at_end)| *at_end);
         }
         counters.push(("order_late".to_owned(), self.order.late()));

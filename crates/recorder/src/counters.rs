@@ -59,9 +59,9 @@ counters! {
     "method_bodies_replaced" "managed methods whose code was found to be another's";
     "unwind_budget_refusals" "looks into code put off because their process had used up its share \
         of the time";
-    "lessons" "unwind rules sent to the probes";
-    "lessons_refused" "unwind rules not sent because their process had used up its share";
-    "lessons_lost" "unwind rules the kernel did not take";
+    "rules_pushed" "unwind rules sent to the probes";
+    "rules_refused" "unwind rules not sent because their process had used up its share";
+    "rules_lost" "unwind rules the kernel did not take";
     "wait_ends_unmatched" "ends of waits whose beginning is not known";
     "threads_summed_up" "threads that ended and of which only the sum is kept";
     "wakers_capped" "wakers beyond the limit of a thread's distinct waits; they are `[other]`";
@@ -71,10 +71,10 @@ counters! {
     "live_objects_refused" "live objects beyond the limit of a process";
     "events_exceptions" "exceptions stored with their stack";
     "events_contentions" "waits for locks stored with their stack";
-    "events_incidents_after_end" "exceptions and waits for locks that came while the last names \
+    "runtime_events_after_end" "exceptions and waits for locks that came while the last names \
         were waited for; not in the profile";
-    "incident_places_refused" "exceptions and waits for locks beyond the limit on distinct places \
-        of a process; they are one place";
+    "runtime_event_places_refused" "exceptions and waits for locks beyond the limit on distinct \
+        places of a process; they are one place";
     "gc_events_unmatched" "collections and pauses of which only the beginning or only the end was \
         told";
     "thread_pool_starvations" "times a thread pool added a worker because work had waited for \
@@ -95,16 +95,36 @@ counters! {
     "symbolize_managed_store_full" "managed methods beyond the limit on names";
     "symbolize_no_mapping" "addresses in no known mapping";
     "symbolize_not_looked_up" "frames whose name was needed before it was looked up";
+    "debug_files" "separate debug files that native symbols were read from";
+    "debug_files_refused" "debug files that were not used: of another build than the mapped file, \
+        or not its owner's";
+    "packed_symbol_tables" "native files whose packed symbols (`.gnu_debugdata`) were read";
     "perf_maps_read" "perf maps read";
     "perf_maps_refused" "perf maps that are somebody else's, or too large";
     "perf_map_bad_lines" "lines of perf maps that make no sense";
     "perf_maps_cut" "perf maps of which only the beginning was read";
+    "names_read" "names of managed methods that were read from their process's memory, for want of \
+        a shim";
+    "names_not_described" "names not read because the runtime does not say where its data is";
+    "names_without_method" "names not read because nothing says which method has that code";
+    "names_inconsistent" "names not read because what was found does not fit together";
+    "names_without_metadata" "names not read because the method's module has no metadata that can \
+        be read";
+    "names_of_replaced_code" "names not read because other code had taken the place";
+    "names_held_up" "names not read because the process was gone, has no runtime, or held the \
+        reading up";
+    "names_lost" "names not asked for because too many were on their way; they are when they are \
+        met again";
     "managed_frames" "distinct managed frames of each window, summed up, of processes whose shim \
         is asked for names";
     "managed_frames_unnamed" "of those, frames that had no name when their window was encoded: \
         nobody told it in time, or the code was gone";
     "managed_names_refused" "names beyond the limit of a process";
     "managed_ranges_claimed_twice" "code ranges for which two names came";
+    "pdbs_read" "PDBs read for the lines of managed code";
+    "modules_without_pdb" "assemblies whose PDB was not found where lines were asked for";
+    "methods_with_lines" "bodies of managed methods whose lines are known";
+    "method_lines_refused" "bodies of managed methods whose lines are beyond the limit on memory";
 }
 
 #[cfg(test)]
@@ -123,16 +143,17 @@ mod tests {
         }
     }
 
-    /// But for those of the collector, of the probes' rules, and of names, of which there are only
-    /// those that count something.
+    /// But for those of the collector, of the probes' rules, of the reader of names, and of names,
+    /// of which there are only those that count something.
     #[test]
     fn every_counter_that_is_described_is_counted() {
         let mut counted = daemon_counters(&Processor::new(ProcessTable::new()));
         counted.extend(window_counters(&Window::new(WindowLimits::default())));
-        let others = ["order_late", "collector_paused_rounds", "lessons_lost"];
+        let others = ["order_late", "collector_paused_rounds", "rules_lost"];
         for (name, _) in DAEMON
             .iter()
-            .filter(|(name, _)| !name.starts_with("symbolize_") && !others.contains(name))
+            .filter(|(name, _)| !["symbolize_", "names_"].iter().any(|of| name.starts_with(of)))
+            .filter(|(name, _)| !others.contains(name))
         {
             assert!(counted.iter().any(|(known, _)| known == name), "{name} is nobody's");
         }

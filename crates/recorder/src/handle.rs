@@ -26,7 +26,10 @@ impl RecordingHandle {
     /// # Errors
     /// When there is no pipe for it.
     pub fn of_nobody() -> io::Result<Self> {
-        Ok(Self { commands: commands::channel(1)?.0, mailbox: Arc::default() })
+        let (commands, collector) = commands::channel(1)?;
+        // As if it hung.
+        std::mem::forget(collector);
+        Ok(Self { commands, mailbox: Arc::default() })
     }
 
     /// A shim was loaded into `pid`.

@@ -25,6 +25,11 @@ impl LastNames {
         Self { until: now + most, missing: None, since: now }
     }
 
+    /// True when there is no more time, whatever is missing.
+    pub(crate) fn is_late(&self) -> bool {
+        Instant::now() >= self.until
+    }
+
     /// True when the wait is over; `open` is what has no answer yet. Processes that have ended give
     /// no answers but those in their rings, which are read anyway.
     pub(crate) fn is_over(&mut self, open: &[NameRequest]) -> bool {
@@ -33,8 +38,6 @@ impl LastNames {
         }
         let pids: BTreeSet<u32> = open.iter().map(|request| request.pid).collect();
         let lives = |pid| process::is_running(pid, process::start_ticks(pid));
-        Instant::now() >= self.until
-            || self.since.elapsed() >= NO_ANSWERS
-            || !pids.into_iter().any(lives)
+        self.is_late() || self.since.elapsed() >= NO_ANSWERS || !pids.into_iter().any(lives)
     }
 }

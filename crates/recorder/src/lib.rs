@@ -24,6 +24,7 @@ pub mod processor;
 mod processor_thread;
 mod question_times;
 mod rate_controller;
+mod read_names;
 mod recording;
 mod retired_programs;
 mod starts;

@@ -26,15 +26,15 @@ impl ProbeTables {
         self.rules.is_some()
     }
 
-    /// Pushes to the probes what was learnt for them.
+    /// Pushes to the probes the rules that are for them.
     pub(crate) fn push(&mut self, processor: &mut Processor) {
         let mut refused = Vec::new();
-        processor.processes.teach(|updates| {
+        processor.processes.push_rules(|updates| {
             if let Some(spans) = &mut self.spans {
-                refused = spans.teach(&updates);
+                refused = spans.push_rules(&updates);
             }
             if let Some(rules) = &mut self.rules {
-                rules.teach(updates);
+                rules.push_rules(updates);
             }
         });
         for pid in refused {

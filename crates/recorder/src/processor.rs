@@ -36,7 +36,7 @@ use perfusion_host::pods::Pods;
 use perfusion_host::process::ProcessTable;
 use perfusion_host::process::table::ProcessStatus;
 use perfusion_model::event::{
-    CpuSample, Event, EventKind, IncidentCounts, MonotonicNs, OffCpuThread, RegionId, ThreadId,
+    CpuSample, Event, EventKind, MonotonicNs, OffCpuThread, RegionId, RuntimeEventCounts, ThreadId,
     ThreadTimes, WaitEnd, WaitStart, Wake, WakeOrigin,
 };
 use perfusion_model::feature::ExcludedFeatures;
@@ -80,7 +80,7 @@ pub(crate) struct StackCounters {
     /// Waits for locks that were reported.
     pub(crate) contentions: u64,
     /// Of both, those that came after the end.
-    pub(crate) incidents_after_end: u64,
+    pub(crate) runtime_events_after_end: u64,
     /// Managed frames of windows, of processes whose shim is asked for names.
     pub(crate) managed_frames: u64,
     /// Of them, those without a name.
@@ -174,6 +174,16 @@ impl Processor {
     #[must_use]
     pub(crate) fn with_spans(self, spans: bool) -> Self {
         Self { thread_contexts: ThreadContexts::new(spans), ..self }
+    }
+
+    /// Has frames of managed code keep their lines.
+    #[must_use]
+    pub fn with_lines(mut self, lines: bool) -> Self {
+        if lines {
+            self.processes.tell_offsets();
+            self.symbolizer.find_lines();
+        }
+        self
     }
 
     /// True when this window is one of several.
@@ -290,7 +300,7 @@ impl Processor {
             let syscall = seen.syscall.map(wait_reason::family);
             let reason =
                 WaitReason { state: seen.state.into(), syscall, io: seen.io, suspended: false };
-            self.values.accounts.sleeper(thread, start, stack, reason);
+            self.values.accounts.off_cpu(thread, start, stack, reason);
         }
         if let Some(off_cpu_ns) = found.off_cpu_ns {
             let left = MonotonicNs(time.0.saturating_sub(off_cpu_ns));
@@ -347,7 +357,7 @@ impl Processor {
     }
 
     /// The runtimes have counted so many exceptions and contentions.
-    pub(crate) fn count_incidents(&mut self, counts: &[IncidentCounts]) {
+    pub(crate) fn count_runtime_events(&mut self, counts: &[RuntimeEventCounts]) {
         self.values.runtime_counts.count(counts);
     }
 
@@ -455,7 +465,7 @@ impl Processor {
             ("allocations_untracked", heap.allocations.untracked()),
             ("allocation_sites_refused", sites),
             ("live_objects_refused", live),
-            ("incident_places_refused", runtime_events.refused()),
+            ("runtime_event_places_refused", runtime_events.refused()),
             ("gc_events_unmatched", gc.unmatched()),
             ("thread_pool_starvations", pools.starved()),
             ("stacks_refused", self.stacks.refused()),

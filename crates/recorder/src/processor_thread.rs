@@ -9,6 +9,7 @@ use crate::last_names::LastNames;
 use crate::mailbox::{ProcessorMailbox, ProcessorRequests};
 use crate::probe_tables::ProbeTables;
 use crate::processor::{Processor, Questions, WindowEstimates};
+use crate::read_names::NameReader;
 use crate::trim;
 use perfusion_aggregate::window::Window;
 use perfusion_model::event::{Event, MonotonicNs, ThreadSnapshot};
@@ -70,6 +71,19 @@ pub struct RecordingResult {
     pub ended: MonotonicNs,
 }
 
+impl RecordingResult {
+    /// Looks up names that were forgotten or are missing, and counts anew what has none.
+    pub fn name_again(&mut self) {
+        let Processor { symbolizer, processes, .. } = &mut self.processor;
+        symbolizer.resolve(self.window.frames(), processes);
+        let counted = symbolizer.counters();
+        self.counters.retain(|(name, _)| {
+            !name.starts_with("symbolize_") && counted.iter().all(|(known, _)| known != name)
+        });
+        self.counters.extend(counted.into_iter().map(|(name, count)| (name.to_owned(), count)));
+    }
+}
+
 /// A window that waits for its last names.
 struct UnnamedWindow {
     estimates: WindowEstimates,
@@ -123,6 +137,7 @@ struct Timers {
 pub(crate) struct ProcessorThread {
     processor: Processor,
     probes: ProbeTables,
+    reader: NameReader,
     backlog: EventBacklog,
     commands: CommandSender,
     mailbox: Arc<ProcessorMailbox>,
@@ -143,7 +158,7 @@ impl ProcessorThread {
     /// Joins the processor to the others. Without `windows` the recording has only one window.
     pub(crate) fn new(
         processor: Processor,
-        probes: ProbeTables,
+        (probes, reader): (ProbeTables, NameReader),
         backlog: EventBacklog,
         commands: CommandSender,
         mailbox: Arc<ProcessorMailbox>,
@@ -153,6 +168,7 @@ impl ProcessorThread {
         Self {
             processor,
             probes,
+            reader,
             backlog,
             commands,
             mailbox,
@@ -188,6 +204,7 @@ impl ProcessorThread {
             self.give_back_memory();
             self.answer_requests();
             self.publish();
+            self.processor.learn_read(self.reader.take());
             self.await_names();
         }
     }
@@ -209,9 +226,10 @@ impl ProcessorThread {
         self.ask(questions);
     }
 
-    /// Asks shims. A name that finds no room is asked for again at the end, and a shim that is not
-    /// told that it was heard waits its time.
-    fn ask(&self, questions: Questions) {
+    /// Asks shims, and has the names read that no shim tells. A name that finds no room is asked
+    /// for again at the end, and a shim that is not told that it was heard waits its time.
+    fn ask(&mut self, questions: Questions) {
+        self.reader.want(self.processor.unread(&questions));
         if !questions.is_empty() {
             match self.commands.try_send(CollectorCommand::Ask(questions)) {
                 Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
@@ -222,8 +240,8 @@ impl ProcessorThread {
     /// A window ends. What went unseen of its threads is asked for here: it takes its time, and the
     /// rings must not wait.
     fn announce_cut(&mut self, totals: KernelTotals<ThreadScan>) {
-        let KernelTotals { at, wall, rates, threads, mut counters, incidents, .. } = totals;
-        self.processor.count_incidents(&incidents);
+        let KernelTotals { at, wall, rates, threads, mut counters, runtime_events, .. } = totals;
+        self.processor.count_runtime_events(&runtime_events);
         let confirmed = self.probes.confirm(&threads, &mut counters);
         self.processor.begin_cut(at, confirmed.threads);
         for end in confirmed.ends {
@@ -302,11 +320,14 @@ impl ProcessorThread {
             return;
         }
         let open = self.processor.unanswered(MonotonicNs::now());
-        let is_over = |window: &UnnamedWindow| open.is_empty() || Instant::now() >= window.until;
+        let are_read = self.reader.pending() == 0;
+        let is_over =
+            |window: &UnnamedWindow| open.is_empty() && are_read || Instant::now() >= window.until;
         if self.unnamed.as_ref().is_some_and(is_over) {
             self.hand_on_unnamed();
         }
-        if self.last_names.as_mut().is_some_and(|names| names.is_over(&open)) {
+        let is_over = |names: &mut LastNames| names.is_late() || are_read && names.is_over(&open);
+        if self.last_names.as_mut().is_some_and(is_over) {
             tracing::debug!(unanswered = open.len(), "the last names are here");
             // Fails only when the collector is gone, and then the channel ends.
             self.commands.send(CollectorCommand::Finish).ok();
@@ -351,7 +372,9 @@ impl ProcessorThread {
 
     fn own_counters(&self) -> Vec<(String, u64)> {
         let mut counters = counter_values::daemon_counters(&self.processor);
-        counters.push(("lessons_lost".to_owned(), self.probes.refused()));
+        counters.push(("rules_lost".to_owned(), self.probes.refused()));
+        let read = self.reader.counters().list();
+        counters.extend(read.map(|(name, count)| (name.to_owned(), count)));
         counters
     }
 
@@ -359,8 +382,9 @@ impl ProcessorThread {
     fn finish(mut self, mut counters: Vec<(String, u64)>) -> Option<RecordingResult> {
         let totals = self.closed.take()?;
         self.hand_on_unnamed();
-        let KernelTotals { at, wall, rates, threads, counters: kernel, incidents, .. } = totals;
-        self.processor.count_incidents(&incidents);
+        let KernelTotals { at, wall, rates, threads, counters: kernel, runtime_events, .. } =
+            totals;
+        self.processor.count_runtime_events(&runtime_events);
         let window = self.processor.close(at, &threads);
         let mut all = kernel;
         all.append(&mut counters);

@@ -9,11 +9,13 @@ use crate::mailbox::ProcessorMailbox;
 use crate::probe_tables::ProbeTables;
 use crate::processor::Processor;
 use crate::processor_thread::{ProcessorThread, RecordingResult, TakeWindow, WindowReceiver};
+use crate::read_names::NameReader;
 use perfusion_host::pods::Pods;
 use perfusion_host::process::ProcessTable;
 use perfusion_sources::SourceRates;
 use perfusion_sources::kernel::KernelSource;
 use perfusion_sources::shim::ShimSource;
+use perfusion_symbolize::SymbolNews;
 use perfusion_symbolize::kernel::{ReadAhead, WakeSites};
 use std::collections::HashMap;
 use std::io;
@@ -61,6 +63,8 @@ pub struct WindowOptions {
     pub pods: Arc<Pods>,
     /// Bytes that the stacks of a window may take ([`Recording::allow_stacks`]).
     pub stacks: u64,
+    /// What others tell of native symbols.
+    pub symbols: Arc<SymbolNews>,
     /// Takes them.
     pub take: TakeWindow,
 }
@@ -93,6 +97,7 @@ impl Recording {
         let mut processor = Processor::new(processes).by_service(windows.pods);
         // Before the first event: what a busy machine has for it may be most of a window.
         processor.allow_stacks(windows.stacks);
+        processor.symbolizer.follow(windows.symbols);
         let receiver = WindowReceiver { take: windows.take, began };
         Self::spawn(kernel, shims, processor, Some(receiver))
     }
@@ -106,9 +111,10 @@ impl Recording {
         let probes = ProbeTables::take(&mut kernel);
         let mut processor =
             processor.with_waker_stacks(kernel.has_waker_stacks()).with_spans(kernel.has_spans());
+        processor = processor.with_lines(shims.has_il_maps());
         processor.expect(shims.limits());
         if !probes.have_rules() {
-            processor.processes.teach_nobody();
+            processor.processes.push_no_rules();
         }
         read_symbols(&mut processor, windows.is_none())?;
 
@@ -126,7 +132,7 @@ impl Recording {
         let mailbox = Arc::new(ProcessorMailbox::default());
         let processor = ProcessorThread::new(
             processor,
-            probes,
+            (probes, NameReader::start()?),
             backlog,
             commands.clone(),
             Arc::clone(&mailbox),

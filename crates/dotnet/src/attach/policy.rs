@@ -74,8 +74,8 @@ pub enum AttachObstacle {
     Architecture(String),
     /// Switched off in its environment.
     #[error(
-        "started with {0}=0, which lets nobody load the library: without managed names and \
-         allocations, unless it is started without that variable"
+        "started with {0}=0, which lets nobody load the library: without allocations and \
+         live objects, unless it is started without that variable"
     )]
     DiagnosticsOff(String),
     /// It asks in its environment not to be touched.
@@ -102,12 +102,6 @@ pub enum AttachObstacle {
     /// Older than .NET 6.
     #[error(".NET {0} is older than 6, the first with notification profilers")]
     TooOld(String),
-    /// On musl, where the shim was never run with a runtime.
-    #[error(
-        "on musl, where loading the shim has not been tested: profiled without managed names and \
-         allocations"
-    )]
-    Musl,
     /// We may not look.
     #[error(
         "not permitted to look at it: that takes root with CAP_SYS_PTRACE in its user namespace"
@@ -145,7 +139,7 @@ pub fn opted_out(target: &ProcessHandle) -> Result<bool, Errno> {
 /// When the process is gone.
 pub fn inspect(target: &ProcessHandle, ask: Option<Duration>) -> Result<Inspection, Errno> {
     let mut clr_paths: Vec<String> = Vec::new();
-    let (mut shim_loaded, mut musl) = (false, false);
+    let mut shim_loaded = false;
     let look = |line: MapLine| {
         let name = line.name.strip_suffix(" (deleted)").unwrap_or(&line.name);
         if name.ends_with("/libcoreclr.so")
@@ -154,7 +148,6 @@ pub fn inspect(target: &ProcessHandle, ask: Option<Duration>) -> Result<Inspecti
         {
             clr_paths.push(name.to_owned());
         }
-        musl |= name.rsplit('/').next().is_some_and(|file| file.starts_with("ld-musl-"));
         shim_loaded |= perfusion_sources::shim::finder::is_region_name(&line.name);
         true
     };
@@ -189,8 +182,7 @@ pub fn inspect(target: &ProcessHandle, ask: Option<Duration>) -> Result<Inspecti
         (true, false) if has_runtime_thread(target) => DetectedRuntime::SingleFile { versions },
         (true, false) => DetectedRuntime::Native,
     };
-    let why_not =
-        why_not(target, &runtime, &executable, socket).or(musl.then_some(AttachObstacle::Musl));
+    let why_not = why_not(target, &runtime, &executable, socket);
     Ok(Inspection { runtime, shim_loaded, why_not })
 }
 

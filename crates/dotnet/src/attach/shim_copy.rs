@@ -16,6 +16,7 @@ use super::helper;
 use super::shim_file::{self, NAMING};
 use super::trusted;
 use super::unusable_directory::{TriedDirectories, UnusableDirectory, advice};
+use perfusion_host::abandoned::AbandonedThreads;
 use perfusion_host::locked_files;
 use perfusion_host::process::handle::ProcessHandle;
 use profiler_protocol::load::LOCK_PATH_BYTES;
@@ -31,7 +32,6 @@ use std::io::{self, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::thread::JoinHandle;
 /// Not `/run/perfusion`: what a service manager makes for the daemon goes when the daemon ends.
 const START_DIRECTORY: &str = "perfusion-record";
 /// Roots visited by the sweep, at most.
@@ -66,13 +66,13 @@ pub struct ShimCopy {
 /// Libraries that processes may load later than they should have, until they end. At most so many;
 /// beyond, files are left to the next sweep.
 static KEPT: Mutex<RetainedCopies> =
-    Mutex::new(RetainedCopies { placed: Vec::new(), remover: None });
+    Mutex::new(RetainedCopies { placed: Vec::new(), removers: AbandonedThreads::new() });
 const MOST_KEPT: usize = 64;
 
 struct RetainedCopies {
     placed: Vec<(ProcessHandle, ShimCopy)>,
     /// What removes those of the dead.
-    remover: Option<JoinHandle<()>>,
+    removers: AbandonedThreads<()>,
 }
 
 impl ShimCopy {
@@ -101,14 +101,16 @@ pub fn remove_copies_of_ended_processes() {
     let Ok(mut kept) = KEPT.lock() else { return };
     // A thread does it that may hang: the file system was the process's to choose. One at a time;
     // those that die meanwhile are kept until it ends.
-    if kept.remover.as_ref().is_some_and(|remover| !remover.is_finished()) {
+    if kept.removers.holders().len() > 0 {
         return;
     }
     let dead = kept.placed.extract_if(.., |(target, _)| !target.is_alive());
     let dead: Vec<ShimCopy> = dead.map(|(_, placed)| placed).collect();
     if !dead.is_empty() {
         let thread = std::thread::Builder::new().name("attach-remove".to_owned());
-        kept.remover = thread.spawn(move || drop(dead)).ok();
+        if let Ok(thread) = thread.spawn(move || drop(dead)) {
+            kept.removers.add((), thread);
+        }
     }
 }
 

@@ -8,6 +8,7 @@
 //! because that would block as well. The number of such threads in this process is bounded.
 
 use super::{AttachError, Attached, attach};
+use perfusion_host::abandoned::AbandonedThreads;
 use perfusion_host::priority;
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_sources::shim::ShimSettings;
@@ -46,7 +47,7 @@ impl AttachOwner {
 }
 
 /// Threads that nobody waits for any more, and whose processes they attach to.
-struct Abandoned(Mutex<Vec<(AttachOwner, JoinHandle<()>)>>);
+struct Abandoned(Mutex<AbandonedThreads<AttachOwner>>);
 
 /// Those of all recordings of this process: each has workers of its own, and what holds an attach
 /// up knows nothing of that.
@@ -54,16 +55,16 @@ static ABANDONED: Abandoned = Abandoned::new();
 
 impl Abandoned {
     const fn new() -> Self {
-        Self(Mutex::new(Vec::new()))
+        Self(Mutex::new(AbandonedThreads::new()))
     }
 
     fn add(&self, owner: AttachOwner, thread: JoinHandle<()>) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|(_, thread)| !thread.is_finished());
-        all.push((owner, thread));
-        if all.len() == MOST_ABANDONED {
+        all.add(owner, thread);
+        let attaches = all.holders().len();
+        if attaches == MOST_ABANDONED {
             tracing::warn!(
-                attaches = all.len(),
+                attaches,
                 "so many attaches are held up that no other is begun before one of them ends: file \
                  systems that processes use do not answer"
             );
@@ -73,14 +74,14 @@ impl Abandoned {
     /// What holds up an attach to a process of this owner's before it has begun.
     fn holds_up(&self, owner: &AttachOwner) -> Option<String> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|(_, thread)| !thread.is_finished());
-        if all.iter().any(|(other, _)| other == owner) {
+        if all.holders().any(|other| other == owner) {
             return Some(
                 "an earlier attach, to this process or another one of its user and cgroup,"
                     .to_owned(),
             );
         }
-        (all.len() >= MOST_ABANDONED).then(|| format!("each of {} other attaches", all.len()))
+        let attaches = all.holders().len();
+        (attaches >= MOST_ABANDONED).then(|| format!("each of {attaches} other attaches"))
     }
 }
 

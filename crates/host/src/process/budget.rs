@@ -22,15 +22,15 @@ struct BudgetLimits {
 /// CPU time for opening files and looking up rules. One thread does that, and more than that.
 const TIME_NS: BudgetLimits =
     BudgetLimits { own: 10_000_000, most: 250_000_000, common: 750_000_000 };
-/// Rules taught to the probes, which know 65,536 and forget those that were not used lately: at
+/// Rules pushed to the probes, which know 65,536 and forget those that were not used lately: at
 /// this rate it takes seconds to have them forget one, and what is in use is used more often.
-const LESSONS: BudgetLimits = BudgetLimits { own: 256, most: 8192, common: 16_384 };
+const RULES: BudgetLimits = BudgetLimits { own: 256, most: 8192, common: 16_384 };
 
 /// What was used in this period.
 #[derive(Clone, Copy, Debug, Default)]
 struct BudgetUse {
     time_ns: u64,
-    lessons: u64,
+    rules: u64,
 }
 
 /// What one process has used.
@@ -58,7 +58,7 @@ impl ProcessBudget {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             since: now,
-            used: BudgetUse { time_ns: TIME_NS.own, lessons: LESSONS.own },
+            used: BudgetUse { time_ns: TIME_NS.own, rules: RULES.own },
             time: Duration::ZERO,
             made: now,
             records: 0,
@@ -89,7 +89,7 @@ impl ProcessBudget {
         let over = since >= PERIOD;
         if over {
             let paid = TIME_NS.most.saturating_mul(since.as_secs() / PERIOD.as_secs());
-            let used = BudgetUse { time_ns: self.used.time_ns.saturating_sub(paid), lessons: 0 };
+            let used = BudgetUse { time_ns: self.used.time_ns.saturating_sub(paid), rules: 0 };
             (self.since, self.used) = (now, used);
         }
         over
@@ -116,11 +116,11 @@ impl CommonBudget {
         share.time += time;
     }
 
-    /// Takes one lesson for the process; false when there is none left.
-    pub(super) fn take_lesson(&mut self, share: &mut ProcessBudget) -> bool {
-        let allowed = LESSONS.allow(share.used.lessons, self.used.lessons);
+    /// Takes one rule for the process; false when there is none left.
+    pub(super) fn take_rule(&mut self, share: &mut ProcessBudget) -> bool {
+        let allowed = RULES.allow(share.used.rules, self.used.rules);
         if allowed {
-            LESSONS.add(&mut share.used.lessons, &mut self.used.lessons, 1);
+            RULES.add(&mut share.used.rules, &mut self.used.rules, 1);
         }
         allowed
     }
@@ -206,17 +206,17 @@ mod tests {
     }
 
     #[test]
-    fn lessons_are_shared_in_the_same_way() {
+    fn rules_are_shared_in_the_same_way() {
         let start = Instant::now();
         let mut common = CommonBudget::default();
         common.refill(start + PERIOD);
         let mut learn = |count: u64| {
             let mut share = ProcessBudget::new(start);
             share.refill(start + PERIOD);
-            (0..count).filter(|_| common.take_lesson(&mut share)).count() as u64
+            (0..count).filter(|_| common.take_rule(&mut share)).count() as u64
         };
-        let learnt: Vec<u64> = (0..4).map(|_| learn(100_000)).collect();
-        let rest = LESSONS.common - 2 * (LESSONS.most - LESSONS.own) + LESSONS.own;
-        assert_eq!(learnt, [LESSONS.most, LESSONS.most, rest, LESSONS.own]);
+        let pushed: Vec<u64> = (0..4).map(|_| learn(100_000)).collect();
+        let rest = RULES.common - 2 * (RULES.most - RULES.own) + RULES.own;
+        assert_eq!(pushed, [RULES.most, RULES.most, rest, RULES.own]);
     }
 }

@@ -3,6 +3,7 @@
 
 use super::cached_bodies::{CachedBodies, RECHECK};
 use super::cached_steps::CachedSteps;
+use super::memory_images::MemoryImages;
 use super::pushed_rules::PushedRules;
 use super::rule_update::RuleUpdates;
 use super::walked_stacks::WalkedStacks;
@@ -16,6 +17,8 @@ use std::time::Instant;
 pub(super) struct CodeCache {
     pub(super) steps: CachedSteps,
     pub(super) bodies: CachedBodies,
+    /// ReadyToRun images in anonymous memory.
+    pub(super) images: MemoryImages,
     /// Stacks that were walked to the thread's start.
     pub(super) walked: WalkedStacks,
     /// The rules of the steps that the probes know.
@@ -28,6 +31,7 @@ impl CodeCache {
         Self {
             steps: CachedSteps::default(),
             bodies: CachedBodies::default(),
+            images: MemoryImages::default(),
             walked: WalkedStacks::default(),
             pushed: PushedRules::new(pid),
         }
@@ -44,6 +48,7 @@ impl CodeCache {
         self.walked.clear();
         self.steps.clear();
         self.bodies.clear();
+        self.images.clear();
         self.pushed.give_up(updates);
     }
 
@@ -61,6 +66,7 @@ impl CodeCache {
         }
         self.steps.forget(range, &mut self.pushed);
         self.bodies.forget_retired(range.clone());
+        self.images.forget(range);
     }
 
     /// The code in `range` may have changed: the next use looks again.
@@ -68,6 +74,7 @@ impl CodeCache {
         self.walked.clear();
         let Some(past) = Instant::now().checked_sub(RECHECK) else { return self.forget(range) };
         self.bodies.recheck(range, past);
+        self.images.forget(range);
         self.steps.recheck(range, past);
     }
 

@@ -29,10 +29,10 @@ pub struct ProcessTableCounters {
     /// Times the mappings of the process sampled longest ago were dropped, because those of all
     /// were too much.
     pub mappings_evicted: u64,
-    /// Rules taught to the probes.
-    pub lessons: u64,
-    /// Rules not taught because a process had its share.
-    pub lessons_refused: u64,
+    /// Rules pushed to the probes.
+    pub rules_pushed: u64,
+    /// Rules not pushed because a process had its share.
+    pub rules_refused: u64,
     /// Stacks the probes walked by rules of code that was replaced meanwhile.
     pub stacks_stale: u64,
     /// Pieces of sleeping threads' stacks read beyond their copies.

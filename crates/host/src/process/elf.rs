@@ -54,7 +54,8 @@ pub(super) fn section_headers(
 
 /// Walks the notes of a PT_NOTE segment (gABI: name size, descriptor size, type, each part padded
 /// to 4 bytes).
-pub(super) fn find_build_id(notes: &[u8]) -> Option<Vec<u8>> {
+#[must_use]
+pub fn find_build_id(notes: &[u8]) -> Option<Vec<u8>> {
     let mut rest = notes;
     loop {
         let word = |i: usize| {

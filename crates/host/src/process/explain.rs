@@ -219,6 +219,7 @@ impl ProcessTable {
             now: Instant::now(),
             push: RulePush::Off,
             asleep: None,
+            offsets: false,
         };
         let (frame, rule) = view.resolve(pc, exact);
         // Epilogues of managed code are looked for only at the next instruction to run.

@@ -17,14 +17,16 @@
 //! may be avoided together by half of the time at most. Time that a call computes, or waits for a
 //! CPU, does not count here: each process has a share of that work (`budget`).
 
+use crate::abandoned::AbandonedThreads;
 use std::cell::{Cell, OnceCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long a call may sleep when none is held up. Pages that are swapped out take milliseconds.
@@ -75,18 +77,19 @@ static OF_ALL: WaitLimit = WaitLimit::new();
 
 #[derive(Default)]
 struct IoThreads {
-    /// Threads that wait for work; dropping one ends it.
-    idle: Vec<Sender<IoTask>>,
-    /// Who held calls up.
-    barred: HashMap<IoPeer, AvoidedPeer>,
+    /// Threads that wait for work.
+    idle: Vec<IoThread>,
+    /// Those at calls that were given up.
+    abandoned: AbandonedThreads<IoPeer>,
+    /// Who held calls up is not asked again before this moment, nor before its threads have ended.
+    barred: HashMap<IoPeer, Instant>,
     accounts: PeerDelays,
 }
 
-/// Who held a call up is not asked again until this is over.
-struct AvoidedPeer {
-    /// Calls given up and not over yet.
-    calls: usize,
-    until: Instant,
+/// A thread that does what it is handed. It ends when nobody can hand it anything any more.
+struct IoThread {
+    tasks: Sender<IoTask>,
+    thread: JoinHandle<()>,
 }
 
 /// How long the calls of the others have slept.
@@ -284,7 +287,8 @@ impl WaitLimit {
         let ready = self.with_threads(|threads| {
             if !threads.barred.is_empty() {
                 let now = Instant::now();
-                threads.barred.retain(|_, bar| bar.calls > 0 || bar.until > now);
+                let held: HashSet<IoPeer> = threads.abandoned.holders().copied().collect();
+                threads.barred.retain(|holder, until| *until > now || held.contains(holder));
             }
             let barred = threads.barred.len();
             if threads.barred.contains_key(&holder) || barred >= MAX_ABANDONED {
@@ -308,12 +312,11 @@ impl WaitLimit {
             let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
             if matches!(*state, CallProgress::GivenUp) {
                 self.with_threads(|threads| {
-                    if let Some(bar) = threads.barred.get_mut(&holder) {
-                        bar.calls -= 1;
-                        // It had much to do, or no CPU to do it: that is not its holder's doing.
-                        if bar.calls == 0 && spent.1 < timeout {
-                            bar.until = Instant::now();
-                        }
+                    let calls = threads.abandoned.holders().filter(|other| **other == holder);
+                    // It had much to do, or no CPU to do it: that is not its holder's doing. This
+                    // call's thread has not ended yet.
+                    if calls.count() == 1 && spent.1 < timeout {
+                        threads.barred.insert(holder, Instant::now());
                     }
                 });
             } else {
@@ -321,7 +324,7 @@ impl WaitLimit {
                 answered.notify_one();
             }
         });
-        worker.send(job).ok()?;
+        worker.tasks.send(job).ok()?;
         let (state, answered, at) = &*call;
         let began = Instant::now();
         let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -343,10 +346,7 @@ impl WaitLimit {
                     }
                     let now = Instant::now();
                     let slow = threads.accounts.add(holder, slept, threads.barred.len(), now)?;
-                    threads
-                        .barred
-                        .entry(slow)
-                        .or_insert(AvoidedPeer { calls: 0, until: now + BARRED });
+                    threads.barred.entry(slow).or_insert(now + BARRED);
                     Some(slow)
                 });
                 if let Some(holder) = barred
@@ -362,14 +362,14 @@ impl WaitLimit {
                 }
                 Some(answer)
             }
-            // Noted before the other thread can see that it was given up, which takes back the
-            // count: `state` is still locked.
+            // Noted before the other thread can see that it was given up: `state` is still locked.
             CallProgress::Made | CallProgress::GivenUp => {
                 let until = Instant::now() + BARRED;
+                let IoThread { tasks, thread } = worker;
+                drop(tasks);
                 self.with_threads(|threads| {
-                    let bar =
-                        threads.barred.entry(holder).or_insert(AvoidedPeer { calls: 0, until });
-                    bar.calls += 1;
+                    threads.barred.entry(holder).or_insert(until);
+                    threads.abandoned.add(holder, thread);
                 });
                 if self.given_up.fetch_add(1, Ordering::Relaxed) == 0 {
                     tracing::warn!(
@@ -386,12 +386,11 @@ impl WaitLimit {
     }
 }
 
-/// A thread that does what it is handed until nobody can hand it anything any more.
-fn start() -> io::Result<Sender<IoTask>> {
-    let (sender, works) = channel::<IoTask>();
+fn start() -> io::Result<IoThread> {
+    let (tasks, works) = channel::<IoTask>();
     let builder = std::thread::Builder::new().name("timeout".into()).stack_size(STACK_BYTES);
-    builder.spawn(move || works.iter().for_each(|work| work()))?;
-    Ok(sender)
+    let thread = builder.spawn(move || works.iter().for_each(|work| work()))?;
+    Ok(IoThread { tasks, thread })
 }
 
 /// Types of file systems that no process serves, `f_type` of statfs(2): ext4, xfs, btrfs, tmpfs,

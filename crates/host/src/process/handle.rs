@@ -9,7 +9,7 @@ use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, openat, 
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read as _};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// Most bytes read of one `/proc` text file. A process can point its environment at any of its
@@ -443,15 +443,7 @@ impl ProcessHandle {
     /// The system call's; `TimedOut` where it is held up, `InvalidInput` where it is no regular
     /// file.
     pub fn open_regular_in_root(&self, path: &Path) -> io::Result<ForeignFile> {
-        let (root, path) = (self.root()?, path.to_owned());
-        let open = move || {
-            let file = open_below(&root, &path, OFlags::RDONLY | OFlags::NONBLOCK)?;
-            match FileType::from_raw_mode(fstat(&file)?.st_mode) {
-                FileType::RegularFile => ForeignFile::opened(File::from(file)),
-                _ => Err(ErrorKind::InvalidInput.into()),
-            }
-        };
-        wait_for(IoPeer::Process(self.pid), open).ok_or(ErrorKind::TimedOut)?
+        open_regular_below(self.root()?, path, IoPeer::Process(self.pid))
     }
 
     /// Where the process keeps temporary files: `TMPDIR` of its environment, where that is relative
@@ -473,6 +465,40 @@ impl ProcessHandle {
         }
         found
     }
+}
+
+/// Opens a regular file for reading as [`ProcessHandle::open_regular_in_root`] does, below the root
+/// of `pid`, or below ours for `None`.
+///
+/// # Errors
+/// As there.
+pub fn open_regular(pid: Option<u32>, path: &Path) -> io::Result<ForeignFile> {
+    let Some(pid) = pid else {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        // No process has this pid: calls that our own file systems hold up have an account too.
+        return open_regular_below(
+            openat(CWD, "/", flags, Mode::empty())?,
+            path,
+            IoPeer::Process(0),
+        );
+    };
+    ProcessHandle::open(pid)?.open_regular_in_root(path)
+}
+
+fn open_regular_below(root: OwnedFd, path: &Path, holder: IoPeer) -> io::Result<ForeignFile> {
+    let path = path.to_owned();
+    let open = move || {
+        // A handle first: opening a device may do something.
+        let handle = open_below(&root, &path, OFlags::PATH)?;
+        match FileType::from_raw_mode(fstat(&handle)?.st_mode) {
+            FileType::RegularFile => {}
+            _ => return Err(ErrorKind::InvalidInput.into()),
+        }
+        let link = format!("/proc/self/fd/{}", handle.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        ForeignFile::opened(File::from(openat(CWD, link, flags, Mode::empty())?))
+    };
+    wait_for(holder, open).ok_or(ErrorKind::TimedOut)?
 }
 
 /// Opens `path` below `root`, whose links may lead anywhere below it only.

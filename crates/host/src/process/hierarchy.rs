@@ -36,10 +36,9 @@ impl Hierarchy {
 
     fn find() -> Option<Self> {
         let own = mounted("/proc/self/mounts")?;
-        let own = |root| Self { mount: own.clone(), root };
-        let number = fs::metadata(&own(PathBuf::new()).mount).ok()?.ino();
+        let number = fs::metadata(&own).ok()?.ino();
         if number == TOP {
-            return Some(own(PathBuf::from("/")));
+            return Some(Self::whole(own));
         }
         let whole = processes().find_map(|pid| {
             let mount = mounted(&format!("/proc/{pid}/mounts"))?;
@@ -53,11 +52,12 @@ impl Hierarchy {
                 "the host's cgroups cannot be seen: rules know those of this container only"
             );
         }
-        Some(found.unwrap_or_else(|| own(PathBuf::from("/"))))
+        Some(found.unwrap_or_else(|| Self::whole(own)))
     }
 
     /// Mounted there, and seen from its top.
-    pub fn below(mount: PathBuf) -> Self {
+    #[must_use]
+    pub fn whole(mount: PathBuf) -> Self {
         Self { mount, root: PathBuf::from("/") }
     }
 

@@ -207,6 +207,18 @@ impl ExecutableImage {
         }
     }
 
+    /// Where the data is that the unwind entry of an ELF virtual address names for its language
+    /// (LSDA), under the same condition.
+    #[must_use]
+    pub fn loaded_language_data(&self, address: u64) -> Option<u64> {
+        match &self.format {
+            ImageFormat::Elf { unwind: Some(unwind), .. } => {
+                unwind.language_data_in(&self.source, address)
+            }
+            _ => None,
+        }
+    }
+
     /// The rule at an ELF virtual address by the unwind sections of this image.
     pub(super) fn rule(
         &self,

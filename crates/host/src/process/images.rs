@@ -184,6 +184,12 @@ impl ImageCache {
         Ok(id)
     }
 
+    /// The pid that was the first to map an image; it may be gone, or another process's by now.
+    #[must_use]
+    pub fn mapped_by(&self, id: ImageId) -> Option<u32> {
+        self.images.get(&id)?.brought_by
+    }
+
     /// True while the file of an image is open and nobody wrote to it.
     pub(super) fn is_unchanged(&self, id: ImageId) -> bool {
         self.get(id).is_some_and(ExecutableImage::is_unchanged)
@@ -431,7 +437,7 @@ fn open(
 
 /// Opens the file behind a mapping for reading, never a device or a pipe, and never one the mapping
 /// does not hold.
-fn open_mapped(pid: u32, mapping: &Mapping) -> Result<File, ImageError> {
+pub(super) fn open_mapped(pid: u32, mapping: &Mapping) -> Result<File, ImageError> {
     let error = |source: rustix::io::Errno| ImageError::Open {
         pid,
         path: Arc::clone(&mapping.path),
@@ -491,7 +497,7 @@ fn open_elsewhere(mapping: &Mapping, elsewhere: ParentFallback) -> Option<File> 
 const HANDLE: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
 
 /// A handle of `path` beneath the directory `root`, with nothing followed.
-fn beneath(root: &str, path: &str) -> rustix::io::Result<OwnedFd> {
+pub(super) fn beneath(root: &str, path: &str) -> rustix::io::Result<OwnedFd> {
     let root = rustix::fs::openat(CWD, root, HANDLE | OFlags::DIRECTORY, Mode::empty())?;
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     rustix::fs::openat2(root, path, HANDLE | OFlags::NOFOLLOW, Mode::empty(), resolve)
@@ -508,7 +514,7 @@ fn found(handle: &OwnedFd, mapping: &Mapping, by_link: bool) -> rustix::io::Resu
 }
 
 /// The file of a handle, for reading.
-fn readable(handle: &OwnedFd) -> rustix::io::Result<File> {
+pub(super) fn readable(handle: &OwnedFd) -> rustix::io::Result<File> {
     let reopen = format!("/proc/self/fd/{}", handle.as_raw_fd());
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     rustix::fs::openat(CWD, reopen, flags, Mode::empty()).map(File::from)

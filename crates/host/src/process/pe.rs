@@ -4,6 +4,7 @@
 //! dotnet/runtime), so that code of theirs is found by its offset in the program's file.
 
 use super::byte_source::ByteSource;
+use memchr::memrchr_iter;
 use perfusion_unwind::managed::{ExceptionDirectory, PeImage};
 use perfusion_unwind::native::NATIVE;
 use std::ops::Range;
@@ -13,10 +14,14 @@ use std::sync::Arc;
 const MAX_SECTIONS: u16 = 96;
 /// Most bytes of an exception directory that are loaded.
 const MAX_DIRECTORY_BYTES: u64 = 32 << 20;
-/// Carried assemblies begin at such multiples (`Microsoft.NET.HostModel`, Bundle/TargetInfo.cs),
-/// and none is longer than that.
-const ALIGNMENT: u64 = 4096;
+/// Carried assemblies begin at such multiples: at pages for arm64 and with the SDKs before 8, at
+/// 16 bytes else (`Microsoft.NET.HostModel`, Bundle/TargetInfo.cs and Bundler.cs).
+const ALIGNMENT: u64 = 16;
+/// None is longer than that.
 const MAX_CARRIED_BYTES: u64 = 64 << 20;
+/// Most places that look like a beginning and are tried: data has `MZ` now and then, and a file may
+/// be full of it.
+const MAX_TRIES: usize = 4096;
 /// Read at a time when one is looked for: few readings, since a file system may take its time for
 /// each.
 const CHUNK_BYTES: u64 = 1 << 20;
@@ -96,25 +101,29 @@ impl Pe {
     /// Looks for the one that holds the byte at `offset` of a file, and does not begin before
     /// `lowest`.
     pub(super) fn find(source: &ByteSource, offset: u64, lowest: u64) -> Option<Self> {
-        let lowest = lowest.max(offset.saturating_sub(MAX_CARRIED_BYTES));
+        let lowest = lowest
+            .max(offset.saturating_sub(MAX_CARRIED_BYTES))
+            .checked_next_multiple_of(ALIGNMENT)?;
+        let mut tries = 0;
         let mut end = (offset & !(ALIGNMENT - 1)).checked_add(ALIGNMENT)?;
         while end > lowest {
-            let from = end.saturating_sub(CHUNK_BYTES).max(lowest.next_multiple_of(ALIGNMENT));
-            let mut chunk = vec![0; usize::try_from(end.checked_sub(from)?).ok()?];
+            let from = end.saturating_sub(CHUNK_BYTES).max(lowest);
+            let mut chunk = vec![0; usize::try_from(end - from).ok()?];
             let read = source.read(from, &mut chunk);
             chunk.truncate(read);
-            for page in (0..(end - from) / ALIGNMENT).rev() {
-                let start = from + page * ALIGNMENT;
-                let at = usize::try_from(page * ALIGNMENT).ok()?;
-                if chunk.get(at..).is_some_and(|rest| rest.starts_with(b"MZ"))
-                    && let Some(found) = Self::parse(source, start)
-                {
+            for at in memrchr_iter(b'M', &chunk) {
+                let start = from + at as u64;
+                if !start.is_multiple_of(ALIGNMENT) || chunk.get(at + 1) != Some(&b'Z') {
+                    continue;
+                }
+                tries += 1;
+                if tries > MAX_TRIES {
+                    return None;
+                }
+                if let Some(found) = Self::parse(source, start) {
                     // Behind its end nothing of an earlier one follows.
                     return found.rva(offset).is_some().then_some(found);
                 }
-            }
-            if from <= lowest.next_multiple_of(ALIGNMENT) {
-                return None;
             }
             end = from;
         }
@@ -162,6 +171,14 @@ impl Pe {
         Some((loaded, true))
     }
 
+    /// Relative virtual address of its exception directory, and how many bytes of it are to be
+    /// loaded. `None` where it has none.
+    pub(super) fn exception_directory(&self) -> Option<(u32, usize)> {
+        let (rva, size) = self.exception;
+        let length = usize::try_from(u64::from(size).min(MAX_DIRECTORY_BYTES)).ok()?;
+        (rva != 0 && length != 0).then_some((rva, length))
+    }
+
     /// Memory its unwind data takes.
     pub(super) fn held_bytes(&self) -> usize {
         self.directory.as_ref().map_or(0, |directory| directory.size_bytes())
@@ -198,11 +215,11 @@ impl PeImage for PeView<'_> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// Headers of an image whose one section is `size` bytes at 0x1000 of it, for 0x4000.
-    fn headers(size: u32) -> Vec<u8> {
+    pub(in crate::process) fn headers(size: u32) -> Vec<u8> {
         let mut bytes = vec![0u8; 0x400];
         let mut put = |at: usize, what: &[u8]| bytes[at..at + what.len()].copy_from_slice(what);
         put(0, b"MZ");
@@ -221,7 +238,7 @@ mod tests {
     #[test]
     fn a_carried_image_is_found_from_a_byte_of_its_code() {
         let mut file = vec![0u8; 0x40_0000];
-        for (start, size) in [(0x2000, 0x3000), (0x10_0000, 0x20_0000)] {
+        for (start, size) in [(0x2380, 0x3000), (0x10_0000, 0x20_0000)] {
             file[start..start + 0x400].copy_from_slice(&headers(size));
         }
         // What looks like one and is none.
@@ -231,10 +248,25 @@ mod tests {
             let found = Pe::find(&source, offset, lowest)?;
             Some((found.start, found.rva(offset)?))
         };
-        assert_eq!(rva(0x3123, 0x1234), Some((0x2000, 0x4123)));
+        assert_eq!(rva(0x34a3, 0x1234), Some((0x2380, 0x4123)));
         assert_eq!(rva(0x2f_ffff, 0), Some((0x10_0000, 0x4000 + 0x1f_efff)));
-        assert_eq!(rva(0x6000, 0), None, "behind its end");
-        assert_eq!(rva(0x3123, 0x2001), None, "part of what is before");
+        assert_eq!(rva(0x6380, 0), None, "behind its end");
+        assert_eq!(rva(0x34a3, 0x2381), None, "part of what is before");
         assert_eq!((rva(0x50_0000, 0), rva(u64::MAX, 0), rva(0, 0)), (None, None, None));
+    }
+
+    #[test]
+    fn a_file_full_of_beginnings_is_given_up() {
+        let mut file = headers(0x20_0000);
+        file.resize(0x20_0000, 0);
+        let at = |tries: usize| 0x1000 + ALIGNMENT as usize * tries;
+        let fill = |file: &mut Vec<u8>, tries: usize| {
+            for place in (0x1000..at(tries)).step_by(ALIGNMENT as usize) {
+                file[place..place + 2].copy_from_slice(b"MZ");
+            }
+            Pe::find(&ByteSource::Bytes(file.clone()), at(tries) as u64 + 0x100, 0).is_some()
+        };
+        assert!(fill(&mut file, MAX_TRIES - 1));
+        assert!(!fill(&mut file, MAX_TRIES));
     }
 }

@@ -1,4 +1,4 @@
-//! What the probes are to learn of the finisher's rules: a list of changes to their maps, in order.
+//! What the probes are to learn of the unwinder's rules: a list of changes to their maps, in order.
 //! Rules belong to an address space, a number that a process gets with its first rule, and another
 //! one after each exec or when everything about it is forgotten at once.
 
@@ -51,7 +51,7 @@ pub enum RuleUpdate {
 #[derive(Debug, Default)]
 pub(super) struct RuleUpdates {
     pending: Vec<RuleUpdate>,
-    /// Processes that wait to be told that their lessons have arrived.
+    /// Processes that wait to be told that their rules have arrived.
     touched: HashSet<u32>,
     last_space: u32,
 }
@@ -63,8 +63,8 @@ impl RuleUpdates {
         self.last_space
     }
 
-    pub(super) fn push(&mut self, lesson: RuleUpdate) {
-        self.pending.push(lesson);
+    pub(super) fn push(&mut self, update: RuleUpdate) {
+        self.pending.push(update);
     }
 
     /// The process is to be told when this has arrived.
@@ -72,7 +72,7 @@ impl RuleUpdates {
         self.touched.insert(pid);
     }
 
-    /// The lessons, and the processes that are to be told when they have arrived.
+    /// The updates, and the processes that are to be told when they have arrived.
     pub(super) fn take(&mut self) -> (Vec<RuleUpdate>, HashSet<u32>) {
         (std::mem::take(&mut self.pending), std::mem::take(&mut self.touched))
     }

@@ -4,14 +4,11 @@
 
 use super::byte_source::ByteSource;
 use super::elf::{elf_header, program_headers};
+use super::elf_symbol::{DynamicSection, DynamicTable};
 use super::image::ExecutableImage;
 use object::endian::LittleEndian as LE;
 use object::{elf, pod};
 
-/// Most entries of the dynamic section, and symbols looked at for one name: linkers make tables in
-/// which a name has a handful to itself.
-const MAX_DYNAMIC: u64 = 4096;
-const MAX_CHAIN: u32 = 512;
 /// Most bytes of relocations read of a file, of all its tables together: a third of a million.
 const MAX_RELOCATION_BYTES: u64 = 8 << 20;
 const RELOCATIONS_AT_ONCE: u64 = 1 << 16;
@@ -37,23 +34,6 @@ impl ExecutableImage {
     pub fn thread_variable(&self, name: &str, size: u64) -> Option<ThreadVariable> {
         find(self.source(), name, size)
     }
-}
-
-/// A table of the dynamic section: its offset in the file, and bytes.
-#[derive(Clone, Copy, Debug, Default)]
-struct DynamicTable {
-    offset: u64,
-    bytes: u64,
-}
-
-/// What of the dynamic section matters.
-#[derive(Debug, Default)]
-struct DynamicSection {
-    symbols: Option<u64>,
-    names: DynamicTable,
-    hashes: Option<u64>,
-    relocations: [DynamicTable; 2],
-    is_program: bool,
 }
 
 /// Thread-local memory of a module, as the file has it.
@@ -85,13 +65,8 @@ fn find(source: &ByteSource, name: &str, size: u64) -> Option<ThreadVariable> {
             },
         )
     };
-    let bytes = source.bytes(
-        section.p_offset.get(LE),
-        section.p_filesz.get(LE),
-        MAX_DYNAMIC * size_of::<elf::Dyn64<LE>>() as u64,
-    )?;
-    let dynamic = dynamic(&bytes, offset_of);
-    let (index, symbol) = symbol(source, &dynamic, name)?;
+    let dynamic = DynamicSection::read(source, section.p_offset.get(LE), section, offset_of)?;
+    let (index, symbol) = dynamic.symbol(source, name)?;
     if symbol.st_info & 0xf != elf::STT_TLS
         || symbol.st_shndx.get(LE) == 0
         || symbol.st_size.get(LE) != size
@@ -126,83 +101,6 @@ fn distance(block: TlsBlock, value: u64) -> Option<i64> {
     let end = block.address.wrapping_add(block.bytes);
     let below = block.bytes.checked_add(end.wrapping_neg() & (block.align - 1))?;
     i64::try_from(value).ok()?.checked_sub(i64::try_from(below).ok()?)
-}
-
-fn dynamic(bytes: &[u8], offset_of: impl Fn(u64) -> Option<u64>) -> DynamicSection {
-    let count = bytes.len() / size_of::<elf::Dyn64<LE>>();
-    let entries = pod::slice_from_bytes::<elf::Dyn64<LE>>(bytes, count)
-        .map_or(&[][..], |(entries, _)| entries);
-    let mut found = DynamicSection::default();
-    let [direct, by_calls] = &mut [DynamicTable::default(); 2];
-    for entry in entries {
-        let value = entry.d_val.get(LE);
-        let offset = || offset_of(value);
-        match entry.d_tag.get(LE) {
-            elf::DT_NULL => break,
-            elf::DT_SYMTAB => found.symbols = offset(),
-            elf::DT_STRTAB => found.names.offset = offset().unwrap_or(0),
-            elf::DT_STRSZ => found.names.bytes = value,
-            elf::DT_GNU_HASH => found.hashes = offset(),
-            elf::DT_RELA => direct.offset = offset().unwrap_or(0),
-            elf::DT_RELASZ => direct.bytes = value,
-            elf::DT_JMPREL => by_calls.offset = offset().unwrap_or(0),
-            elf::DT_PLTRELSZ => by_calls.bytes = value,
-            elf::DT_FLAGS_1 => found.is_program = value & u64::from(elf::DF_1_PIE) != 0,
-            _ => {}
-        }
-    }
-    // The smaller one first, so that there is something left to read of the other.
-    found.relocations = [*by_calls, *direct];
-    found
-}
-
-/// The symbol of this name, with its index, by the hash table that linkers make (DT_GNU_HASH).
-fn symbol(
-    source: &ByteSource,
-    dynamic: &DynamicSection,
-    name: &str,
-) -> Option<(u32, elf::Sym64<LE>)> {
-    let (symbols, hashes) = (dynamic.symbols?, dynamic.hashes?);
-    let word = |at: u64| {
-        let mut bytes = [0; 4];
-        (source.read(at, &mut bytes) == 4).then(|| u32::from_le_bytes(bytes))
-    };
-    let hash = name
-        .bytes()
-        .fold(5381u32, |hash, byte| hash.wrapping_mul(33).wrapping_add(u32::from(byte)));
-    // Buckets, first symbol in them, words of the filter (of 8 bytes), its shift; the filter, the
-    // buckets, a hash for each symbol.
-    let (buckets, first, filter) = (word(hashes)?, word(hashes + 4)?, word(hashes + 8)?);
-    let table = hashes.checked_add(16 + 8 * u64::from(filter))?;
-    let chains = table.checked_add(4 * u64::from(buckets))?;
-    let start = word(table.checked_add(4 * u64::from(hash.checked_rem(buckets)?))?)?;
-    for index in start..start.saturating_add(MAX_CHAIN) {
-        let found = word(chains.checked_add(4 * u64::from(index.checked_sub(first)?))?)?;
-        if found | 1 == hash | 1 {
-            let mut bytes = [0; size_of::<elf::Sym64<LE>>()];
-            let at = symbols.checked_add(u64::from(index) * bytes.len() as u64)?;
-            if source.read(at, &mut bytes) < bytes.len() {
-                return None;
-            }
-            let (symbol, _) = pod::from_bytes::<elf::Sym64<LE>>(&bytes).ok()?;
-            if is_called(source, dynamic.names, symbol.st_name.get(LE), name) {
-                return Some((index, *symbol));
-            }
-        }
-        if found & 1 == 1 {
-            return None;
-        }
-    }
-    None
-}
-
-fn is_called(source: &ByteSource, names: DynamicTable, at: u32, name: &str) -> bool {
-    let wanted = [name.as_bytes(), &[0]].concat();
-    let (at, length) = (u64::from(at), wanted.len() as u64);
-    let there = at.checked_add(length).is_some_and(|end| end <= names.bytes);
-    there
-        && names.offset.checked_add(at).and_then(|at| source.bytes(at, length, length))
-            == Some(wanted)
 }
 
 /// What a relocation has put where for the variable, of so many bytes as there are `left` to read.
@@ -264,7 +162,7 @@ pub(super) mod tests {
     const HASHES: u64 = 0x800;
     const TABLES: u64 = 0x1000;
     /// Where the variable is in its module's block.
-    const VALUE: u64 = 16;
+    pub(crate) const VALUE: u64 = 16;
 
     /// A relocation: where, which, of which symbol, what is added.
     pub(crate) type Relocation = (u64, u32, u32, u64);
@@ -340,6 +238,23 @@ pub(super) mod tests {
             file[at..at + bytes.len()].copy_from_slice(&bytes);
         }
         file
+    }
+
+    /// The same as a loader has it in memory that makes addresses of the tables' offsets.
+    pub(crate) fn relocated_to(base: u64, mut library: Vec<u8>) -> Vec<u8> {
+        let at = usize::try_from(DYNAMIC).unwrap();
+        for entry in library[at..].chunks_mut(16) {
+            let (tag, value) = entry.split_at_mut(8);
+            match i64::from_le_bytes(tag.try_into().unwrap()) {
+                elf::DT_NULL => break,
+                elf::DT_STRSZ | elf::DT_RELASZ | elf::DT_PLTRELSZ => {}
+                _ => {
+                    let offset = u64::from_le_bytes(value.try_into().unwrap());
+                    value.copy_from_slice(&(base + offset).to_le_bytes());
+                }
+            }
+        }
+        library
     }
 
     fn found(direct: &[Relocation], by_calls: &[Relocation]) -> Option<ThreadVariable> {

@@ -3,6 +3,8 @@
 use super::Processor;
 use super::questions::{NameRequest, Questions};
 use super::stacks;
+use crate::read_names::{ReadName, ReadProcess, UnreadName};
+use perfusion_dotnet::method_names::UnnamedCode;
 use perfusion_model::event::{MonotonicNs, RegionId, ThreadProgress, ThreadSnapshot};
 use perfusion_model::frame::{FrameKey, ProcessId};
 use perfusion_model::stack::StackId;
@@ -38,6 +40,39 @@ impl Processor {
         self.processes_with_shim().flat_map(of).collect()
     }
 
+    /// The names that can be read instead of asked for: of these questions those that no shim
+    /// answers, and what a shim would not, or could not, answer since the last call.
+    #[must_use]
+    pub(crate) fn unread(&mut self, questions: &Questions) -> Vec<UnreadName> {
+        let refused = self.questions.take_refused();
+        let of = |pid: u32, start: u64| {
+            let id = self.processes.id(pid)?;
+            let start_ticks = self.processes.info(id)?.start_ticks?;
+            let (generation, body) = self.processes.managed_body(pid, start)?;
+            if self.symbolizer.is_read(id, start, generation) {
+                return None;
+            }
+            Some(UnreadName {
+                process: ReadProcess { id, pid, start_ticks },
+                generation,
+                code: UnnamedCode { start, body },
+            })
+        };
+        let without_shim = |request: &&NameRequest| {
+            self.regions.of(request.pid).next().is_none() && self.questions.is_asked(request.pid)
+        };
+        let asked = questions.names().iter().filter(without_shim);
+        let asked = asked.map(|request| (request.pid, request.address));
+        asked.chain(refused).filter_map(|(pid, start)| of(pid, start)).collect()
+    }
+
+    /// Takes names that were read.
+    pub(crate) fn learn_read(&mut self, names: Vec<ReadName>) {
+        for ReadName { process, generation, method } in names {
+            self.symbolizer.learn_read(process, generation, &method);
+        }
+    }
+
     fn processes_with_shim(&self) -> impl Iterator<Item = (ProcessId, u32)> {
         self.regions.iter().filter_map(|(_, pid)| Some((self.processes.id(pid)?, pid)))
     }
@@ -70,7 +105,8 @@ impl Processor {
         let asked = self.regions.iter().filter(|&(_, pid)| self.questions.is_asked(pid));
         let asked: HashSet<ProcessId> =
             asked.filter_map(|(region, pid)| self.program_of(region, pid)).collect();
-        for &frame in frames {
+        let methods: HashSet<FrameKey> = frames.iter().map(|frame| frame.body()).collect();
+        for frame in methods {
             if let FrameKey::Managed { process, .. } = frame
                 && asked.contains(&process)
             {

@@ -12,6 +12,8 @@ use std::collections::HashSet;
 const CODE_BLOCK: u64 = 64 << 10;
 /// Each answer leads to at most this many questions about other code of its block.
 const NEIGHBOURS: usize = 64;
+/// Most addresses without a name that are remembered until they are taken.
+const MOST_REFUSED: usize = 4096;
 
 /// A managed method body whose name is to be asked of its process's shim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +48,12 @@ impl Questions {
         self.names.is_empty() && self.heard.is_empty()
     }
 
+    /// The names.
+    #[must_use]
+    pub(crate) fn names(&self) -> &[NameRequest] {
+        &self.names
+    }
+
     /// Queues them with the shims.
     pub fn put_to(self, shims: &mut ShimSource) {
         for NameRequest { pid, address, seen } in self.names {
@@ -78,6 +86,8 @@ pub(super) struct NameQuestions {
     times: QuestionTimes,
     /// Processes whose shims are not asked for names, because rules exclude them.
     excluded: HashSet<u32>,
+    /// Addresses of which a shim gave no name.
+    refused: Vec<(u32, u64)>,
 }
 
 impl NameQuestions {
@@ -140,6 +150,18 @@ impl NameQuestions {
             self.pending.names.push(request);
         }
         is_outdated
+    }
+
+    /// A shim of `pid` gave no name for `address`.
+    pub(super) fn refused(&mut self, pid: u32, address: u64) {
+        if self.refused.len() < MOST_REFUSED {
+            self.refused.push((pid, address));
+        }
+    }
+
+    /// Takes what shims gave no name for since the last call.
+    pub(super) fn take_refused(&mut self) -> Vec<(u32, u64)> {
+        std::mem::take(&mut self.refused)
     }
 
     /// A method has its name. When its code stays, all code in its block of the code heap stays

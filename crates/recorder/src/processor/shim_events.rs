@@ -43,16 +43,20 @@ impl Processor {
         if let ShimEvent::TypeName { type_id, module_id, name, module } = event {
             self.values.heap.types.learn(region, *type_id, name, (module, *module_id));
         }
-        let process = match self.identities.retired.of_region(region) {
-            Some(retired) => retired.process,
-            None => self.processes.adopt(pid).ok(),
+        let (process, is_living) = match self.identities.retired.of_region(region) {
+            Some(retired) => (retired.process, false),
+            None => (self.processes.adopt(pid).ok(), true),
         };
         let Some(process) = process else { return };
         match *event {
             ShimEvent::NoMethod { asked, hresult: NOT_NOW, seen }
                 if self.symbolizer.is_waiting(process, asked)
                     && self.questions.repeat_if_seen_since(pid, asked, seen) => {}
+            _ if is_living => self.symbolizer.observe_living(process, pid, event),
             _ => self.symbolizer.observe(process, event),
+        }
+        if let ShimEvent::NoMethod { asked, .. } = *event {
+            self.questions.refused(pid, asked);
         }
         if let ShimEvent::Method(method) = event {
             self.questions.ask_neighbours(process, pid, method, &self.symbolizer);
@@ -67,7 +71,7 @@ impl Processor {
         match event {
             ShimEvent::Allocation(_) => self.counters.allocations_after_end += 1,
             ShimEvent::Exception(_) | ShimEvent::Contention(_) => {
-                self.counters.incidents_after_end += 1;
+                self.counters.runtime_events_after_end += 1;
             }
             _ => {}
         }

@@ -47,6 +47,7 @@ impl Processor {
             // 32-bit code, or a stack the kernel could not walk.
             frames.push(FrameKey::Marker(Marker::StackLost));
         }
+        self.by_lines(&mut frames);
         self.stacks.intern_for(&frames, span, thread.pid)
     }
 
@@ -96,7 +97,16 @@ impl Processor {
         if let Some(inside) = managed.or_else(own) {
             frames.drain(..inside);
         }
+        self.by_lines(&mut frames);
         self.stacks.intern(&frames)
+    }
+
+    /// Frames of one line become one frame, as far as lines are known by now: else each address
+    /// would make stacks of its own.
+    fn by_lines(&self, frames: &mut [FrameKey]) {
+        if self.symbolizer.finds_lines() {
+            frames.iter_mut().for_each(|frame| *frame = self.symbolizer.line_frame(*frame));
+        }
     }
 
     fn is_of_shim(&self, frame: FrameKey) -> bool {
@@ -139,7 +149,8 @@ mod tests {
 
     #[test]
     fn only_frames_of_exact_walks_are_sure() {
-        let managed = |start| FrameKey::Managed { process: ProcessId(0), start, generation: 0 };
+        let managed =
+            |start| FrameKey::Managed { process: ProcessId(0), start, generation: 0, offset: None };
         let kernel = FrameKey::Kernel(1);
         let ended = |marker| {
             let ended = [kernel, managed(1), managed(2), FrameKey::Marker(marker)];

@@ -36,7 +36,7 @@ impl Processor {
     pub(crate) fn window(&mut self, mut estimates: WindowEstimates) -> (Window, LivenessAtCut) {
         self.settle_roles(&mut estimates);
         let WindowEstimates {
-            stacks,
+            mut stacks,
             mut threads,
             heap,
             pauses,
@@ -51,6 +51,10 @@ impl Processor {
         window.wait_chances = threads.wait_chances;
         self.name(&stacks, &runtime_events);
         self.learn_pauses(&stacks, &threads.rows, &threads.pausers);
+        // Rows of a window are of lines, not of addresses.
+        if self.symbolizer.finds_lines() {
+            stacks.replace_frames(|frame| self.symbolizer.last_line_frame(frame));
+        }
         // What is beyond the window's bound on distinct rows is one row: the few of these families
         // would be lost among those of time.
         self.add_heap(&mut window, &stacks, heap);

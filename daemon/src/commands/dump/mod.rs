@@ -215,7 +215,7 @@ impl Session {
             self.processor.event(event);
         }
         // The recording is too short for rule updates of the probes to pay.
-        self.processor.processes.teach(drop);
+        self.processor.processes.push_rules(drop);
         self.processor.take_questions().put_to(&mut self.shims);
     }
 }
@@ -234,8 +234,8 @@ fn take(options: &cli::DumpArgs, quiet: bool) -> Result<ThreadDump, Error> {
         stack_copy_bytes: options.stack_kib * 1024,
         ..KernelOptions::default()
     })?;
-    if let Some(lack) = kernel.sleepers_lack() {
-        return Err(Error::NoSleepers { lack: lack.to_owned() });
+    if let Some(lack) = kernel.scans_lack() {
+        return Err(Error::NoOffCpuScans { lack: lack.to_owned() });
     }
     let mut processes = ProcessTable::new();
     // One that cannot be read has stacks that say so.
@@ -257,7 +257,7 @@ fn take(options: &cli::DumpArgs, quiet: bool) -> Result<ThreadDump, Error> {
     let before = target.as_ref().and_then(suspension::cooperative);
 
     let order = &mut session.order;
-    session.kernel.visit_last(&mut |event| order.push(event));
+    session.kernel.scan_last(&mut |event| order.push(event));
     let after = target.as_ref().and_then(suspension::cooperative);
     let before_freeze = MonotonicNs::now();
     let at = session.kernel.freeze();

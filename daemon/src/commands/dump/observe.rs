@@ -60,7 +60,10 @@ pub(super) fn observe(
                 Ok(Err(error)) => {
                     silent = suspension::is_silence(&error);
                     if !quiet {
-                        say(&format!("pid {pid}: no managed names: {}", explain(&error)));
+                        say(&format!(
+                            "pid {pid}: no shim, names are read from memory: {}",
+                            explain(&error)
+                        ));
                     }
                 }
                 Err(_) => {}
@@ -75,12 +78,12 @@ pub(super) fn observe(
             if known > most_known {
                 (most_known, progressed) = (known, looked);
             }
-            let visits = session.kernel.visits();
-            tracing::debug!(known, all, took = ?look.elapsed(), visits, "threads");
-            let visited = session.kernel.visits() > 0;
-            let whole = visited && !session.kernel.has_left_out();
+            let scans = session.kernel.scans();
+            tracing::debug!(known, all, took = ?look.elapsed(), scans, "threads");
+            let scanned = session.kernel.scans() > 0;
+            let whole = scanned && !session.kernel.has_left_out();
             let timeout = if whole { RUNNING } else { STALLED };
-            if visited && known == all || progressed.elapsed() > timeout || begin.elapsed() > MOST {
+            if scanned && known == all || progressed.elapsed() > timeout || begin.elapsed() > MOST {
                 return silent;
             }
             if !whole {

@@ -2,7 +2,7 @@
 
 use super::{CodeView, Resolved};
 use crate::process::cached_bodies::{CachedBody, RECHECK};
-use crate::process::mapping::Mapping;
+use crate::process::mapping::{Mapping, MappingKind};
 use perfusion_model::frame::FrameKey;
 use perfusion_unwind::TargetMemory;
 use perfusion_unwind::managed::{CODE_BYTES, JitBody};
@@ -148,6 +148,9 @@ impl CodeView<'_> {
             Ok(known) => known,
             Err(refusal) => return (self.unknown(pc), Err(refusal)),
         };
+        if !known && let Some(found) = self.in_memory_image(mapping, pc, exact) {
+            return found;
+        }
         if !known {
             let mut budget = self.process.budget;
             let Some(memory) = self.process.memory() else {
@@ -175,13 +178,33 @@ impl CodeView<'_> {
         let Some((start, known)) = self.process.code.bodies.before(pc) else {
             return (self.unknown(pc), Err(RuleRefusal::NoEntry));
         };
-        let frame =
-            FrameKey::Managed { process: self.process.id, start, generation: known.generation };
+        let frame = self.managed(start, known.generation, pc);
         let rule = match &self.process.memory {
             Some(memory) => known.body.rule(NATIVE, memory, pc, exact),
             None => known.body.rule(NATIVE, &NoMemory, pc, exact),
         };
         (frame, rule)
+    }
+
+    /// The frame and rule at `pc` of a ReadyToRun image in anonymous memory.
+    fn in_memory_image(&mut self, mapping: &Mapping, pc: u64, exact: bool) -> Option<Resolved> {
+        if mapping.region != (MappingKind::Jit { doublemapped: false }) {
+            return None;
+        }
+        self.process.memory()?;
+        let process = &mut *self.process;
+        let memory = process.memory.as_ref()?;
+        let image = process.code.images.of(memory, &mapping.range)?;
+        let rva = image.rva(pc)?;
+        let pe = image.view(memory);
+        let Some(function) = image.directory().function(NATIVE, &pe, rva) else {
+            let mut code = [0u8; CODE_BYTES];
+            let length = self.process.read(pc, &mut code);
+            return Some(self.stub(pc, code.get(..length).unwrap_or_default()));
+        };
+        let rule = image.directory().rule(NATIVE, &pe, function, rva, exact);
+        let start = pc.wrapping_sub(u64::from(rva - function.begin));
+        Some((self.managed(start, 0, pc), rule))
     }
 
     /// Remembers a body that was found.

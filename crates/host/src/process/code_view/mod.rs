@@ -38,6 +38,8 @@ pub(super) struct CodeView<'a> {
     pub(super) push: RulePush,
     /// The thread, when it was blocked.
     pub(super) asleep: Option<BlockedThread>,
+    /// Frames of methods say where in the body they are.
+    pub(super) offsets: bool,
 }
 
 /// Which rules are pushed to the probes on the way.
@@ -78,6 +80,13 @@ impl CodeView<'_> {
     /// The frame of an address of which nothing is known.
     fn unknown(&self, address: u64) -> FrameKey {
         FrameKey::Unknown { process: self.process.id, address }
+    }
+
+    /// The frame of the method whose body begins at `start`, at `pc` in it.
+    fn managed(&self, start: u64, generation: u32, pc: u64) -> FrameKey {
+        let process = self.process.id;
+        let offset = self.offsets.then(|| pc.checked_sub(start).and_then(|o| o.try_into().ok()));
+        FrameKey::Managed { process, start, generation, offset: None }.at(offset.flatten())
     }
 
     /// The frame and rule at `pc`, which is `exact` where a thread was interrupted.

@@ -30,11 +30,14 @@ impl CodeView<'_> {
         let Some(directory) = directory else {
             return (self.unknown(pc), Err(RuleRefusal::Unreadable));
         };
+        // Who runs such code is the CLR, also where it is linked into the program and makes its
+        // code in memory that has no name (`DOTNET_EnableWriteXorExecute=0`).
+        self.process.space.is_clr = true;
         let Some(function) = directory.function(NATIVE, &pe, rva) else {
             return self.stub(pc, &self.code(id, offset));
         };
         let start = pc.wrapping_sub(u64::from(rva - function.begin));
-        let frame = FrameKey::Managed { process: self.process.id, start, generation: 0 };
+        let frame = self.managed(start, 0, pc);
         (frame, directory.rule(NATIVE, &pe, function, rva, exact))
     }
 

@@ -52,6 +52,7 @@ fn a_full_cache_drops_some_places_and_the_rules_of_those_only() {
         now: Instant::now() + Duration::from_secs(1),
         push: RulePush::Off,
         asleep: None,
+        offsets: false,
     };
     view.look_up(0x1_0000, true);
     assert_eq!(view.process.code.steps.len(), MAX_STEPS - quarter + 1);
@@ -128,8 +129,18 @@ fn bodies_that_cannot_be_seen_do_not_fill_the_next_batch() {
     let (counters, updates) = (&mut ProcessTableCounters::default(), &mut RuleUpdates::default());
     let (process, common) = (&mut process, &mut CommonBudget::default());
     let (now, push) = (looked + RECHECK, RulePush::Off);
-    let mut view =
-        CodeView { process, images, rules, counters, updates, common, now, push, asleep: None };
+    let mut view = CodeView {
+        process,
+        images,
+        rules,
+        counters,
+        updates,
+        common,
+        now,
+        push,
+        asleep: None,
+        offsets: false,
+    };
     let used = |view: &CodeView<'_>| {
         view.process.code.bodies.iter().filter(|(_, known)| known.is_used).count()
     };
@@ -165,7 +176,7 @@ fn why_there_was_no_rule_is_found_out_again() {
     // The body was just looked at and is there; the steps in it were found a while ago.
     let body = JitBody::without_entries(start..start + 0x100, 1);
     process.code.bodies.insert(body, looked + RECHECK);
-    let frame = FrameKey::Managed { process: process.id, start, generation: 0 };
+    let frame = FrameKey::Managed { process: process.id, start, generation: 0, offset: None };
     let [found, not] = [Ok(Arc::new(NATIVE.frameless())), Err(RuleRefusal::Unsupported)];
     for (pc, rule) in [(start + 0x10, found), (start + 0x20, not)] {
         let step = FrameRule { frame, rule };
@@ -178,8 +189,18 @@ fn why_there_was_no_rule_is_found_out_again() {
     let (counters, updates) = (&mut ProcessTableCounters::default(), &mut RuleUpdates::default());
     let (process, common) = (&mut process, &mut CommonBudget::default());
     let (now, push) = (looked + RECHECK, RulePush::Off);
-    let mut view =
-        CodeView { process, images, rules, counters, updates, common, now, push, asleep: None };
+    let mut view = CodeView {
+        process,
+        images,
+        rules,
+        counters,
+        updates,
+        common,
+        now,
+        push,
+        asleep: None,
+        offsets: false,
+    };
     assert!(view.look_up(start + 0x10, false).rule.is_ok(), "not derived again");
     let again = view.look_up(start + 0x20, false);
     assert!(again.rule.is_err() && again.rule != Err(RuleRefusal::Unsupported), "{again:?}");
@@ -207,7 +228,7 @@ fn code_that_cannot_be_looked_at_again_is_not_taken_for_the_same_while_its_proce
     let (start, pc, looked) = (0x1_1000, 0x1_1010, Instant::now());
     let body = JitBody::without_entries(start..start + 0x100, 1);
     process.code.bodies.insert(body, looked);
-    let frame = FrameKey::Managed { process: process.id, start, generation: 0 };
+    let frame = FrameKey::Managed { process: process.id, start, generation: 0, offset: None };
     let step = FrameRule { frame, rule: Ok(Arc::new(NATIVE.frameless())) };
     let cached =
         CachedStep { step: step.clone(), checked: Some(looked), pushed: Some(MonotonicNs(0)) };
@@ -216,8 +237,18 @@ fn code_that_cannot_be_looked_at_again_is_not_taken_for_the_same_while_its_proce
     let (counters, updates) = (&mut ProcessTableCounters::default(), &mut RuleUpdates::default());
     let (process, common) = (&mut process, &mut CommonBudget::default());
     let (now, push) = (looked + RECHECK, RulePush::Off);
-    let mut view =
-        CodeView { process, images, rules, counters, updates, common, now, push, asleep: None };
+    let mut view = CodeView {
+        process,
+        images,
+        rules,
+        counters,
+        updates,
+        common,
+        now,
+        push,
+        asleep: None,
+        offsets: false,
+    };
     assert_eq!(view.has_body(pc), Ok(true), "for a moment it is");
     view.now = looked + UNSEEN;
     let unseen = view.look_up(pc, false);

@@ -28,8 +28,8 @@ impl CodeView<'_> {
         else {
             return;
         };
-        if !self.common.take_lesson(&mut self.process.share) {
-            self.counters.lessons_refused += 1;
+        if !self.common.take_rule(&mut self.process.share) {
+            self.counters.rules_refused += 1;
             return;
         }
         // Of a rule they seem to have lost, samples may be on the way that were walked before they
@@ -43,7 +43,7 @@ impl CodeView<'_> {
         // An outdated rule may be the rule of this very place.
         pushed.take_back(self.updates);
         self.updates.push(RuleUpdate::Rule { key: rule_update::key(space, place), rule });
-        self.counters.lessons += 1;
+        self.counters.rules_pushed += 1;
     }
 
     /// The step at a place: the remembered one while it holds.

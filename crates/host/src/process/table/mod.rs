@@ -23,11 +23,12 @@ use super::image::ExecutableImage;
 use super::images::ImageCache;
 use super::interned_rules::InternedRules;
 use super::live::LiveProcess;
-use super::mapping::Mapping;
+use super::mapping::{Mapping, MappingKind};
 use super::name::ProcessName;
 use super::rule_update::{RuleUpdate, RuleUpdates};
 use perfusion_model::event::MonotonicNs;
 use perfusion_model::frame::{ImageId, ProcessId};
+use perfusion_unwind::managed::JitBody;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::time::Duration;
@@ -89,6 +90,8 @@ pub struct ProcessTable {
     pub(super) updates: RuleUpdates,
     /// The probes walk nothing, so no rules are pushed to them.
     copies_only: bool,
+    /// Frames of methods say where in the body they are, for their lines.
+    offsets: bool,
     pub(super) common: CommonBudget,
     held: HeldMemory,
     lost: LostRecords,
@@ -102,14 +105,19 @@ impl ProcessTable {
         Self::default()
     }
 
-    /// The kernel cannot walk: every stack comes as a copy, and the probes are taught nothing.
-    pub fn teach_nobody(&mut self) {
+    /// The kernel cannot walk: every stack comes as a copy, and the probes are sent no rules.
+    pub fn push_no_rules(&mut self) {
         self.copies_only = true;
+    }
+
+    /// From now on frames of methods say where in the body they are.
+    pub fn tell_offsets(&mut self) {
+        self.offsets = true;
     }
 
     /// Has the probes learn and forget what they are to, by `write`. Stacks that they walk after
     /// that are walked by these rules.
-    pub fn teach(&mut self, write: impl FnOnce(Vec<RuleUpdate>)) {
+    pub fn push_rules(&mut self, write: impl FnOnce(Vec<RuleUpdate>)) {
         let (updates, touched) = self.updates.take();
         write(updates);
         let now = MonotonicNs::now();
@@ -191,11 +199,29 @@ impl ProcessTable {
         self.images.get(id)
     }
 
+    /// A process that maps the file, or did ([`ImageCache::mapped_by`]).
+    #[must_use]
+    pub fn mapped_by(&self, id: ImageId) -> Option<u32> {
+        self.images.mapped_by(id)
+    }
+
     /// The program `pid` runs: the file mapped at its lowest address, where the kernel puts the
     /// executable.
     #[must_use]
     pub fn main_image(&self, pid: u32) -> Option<ImageId> {
         self.registry.live.get(&pid)?.space.main_image()
+    }
+
+    /// The managed code of `pid` that begins at `start`: its generation, and the body where a JIT
+    /// made it. `None` for a body that is not remembered.
+    #[must_use]
+    pub fn managed_body(&self, pid: u32, start: u64) -> Option<(u32, Option<JitBody>)> {
+        let process = self.registry.live.get(&pid)?;
+        if let Some(known) = process.code.bodies.get(start) {
+            return Some((known.generation, Some(known.body.clone())));
+        }
+        let mapping = process.space.mappings.find(start)?;
+        (mapping.region == MappingKind::File).then_some((0, None))
     }
 
     /// What was lost so far.

@@ -111,7 +111,7 @@ fn a_sleeping_process_is_walked_to_its_start_by_files_found_through_its_mappings
 }
 
 #[test]
-fn probes_that_walk_nothing_are_taught_nothing_and_a_copy_of_theirs_is_walked_once() {
+fn probes_that_walk_nothing_get_no_rules_and_a_copy_of_theirs_is_walked_once() {
     let (child, mut context) = sleeper();
     let pid = child.0.id();
     // As on a kernel before 5.17: no rules, so no frames either.
@@ -122,19 +122,19 @@ fn probes_that_walk_nothing_are_taught_nothing_and_a_copy_of_theirs_is_walked_on
         end: WalkEnd::HandedOver { exact: true },
     });
     let mut table = ProcessTable::new();
-    table.teach_nobody();
+    table.push_no_rules();
     let first = table.finish(pid, &context, UnwindLimits::default());
     assert!(first.reached_thread_start && !first.seen_before, "{first:?}");
     let second = table.finish(pid, &context, UnwindLimits::default());
     assert!(second.seen_before && second.frames == first.frames, "{second:?}");
-    assert_eq!((table.counters().lessons, table.updates.take().0.len()), (0, 0));
+    assert_eq!((table.counters().rules_pushed, table.updates.take().0.len()), (0, 0));
     // Where they could walk, the same context is what they have no rules for yet.
     let mut table = ProcessTable::new();
     assert_eq!(
         table.finish(pid, &context, UnwindLimits::default()).frames.len(),
         first.frames.len()
     );
-    assert!(table.counters().lessons > 0);
+    assert!(table.counters().rules_pushed > 0);
 }
 
 #[test]
@@ -509,7 +509,7 @@ fn stacks_walked_by_rules_that_were_dropped_for_want_of_room_are_kept() {
     let process = table.registry.live.get_mut(&NOBODY).unwrap();
     let space = process.code.pushed.open_space(&mut RuleUpdates::default());
     process.code.clear(&mut table.updates);
-    table.teach(|updates| assert_eq!(updates, [RuleUpdate::NoSpace { pid: NOBODY }]));
+    table.push_rules(|updates| assert_eq!(updates, [RuleUpdate::NoSpace { pid: NOBODY }]));
     let walk = |space, time| {
         let frames = vec![0x1010 << 1 | 1, 0x1020 << 1];
         let walk = ProbeWalk { time, space, frames, end: WalkEnd::ThreadStart };

@@ -14,7 +14,7 @@ use ebpf_common::key::{
 use std::time::Instant;
 
 impl ProcessTable {
-    /// Looks whether the threads of `pid` publish what they work for, and teaches the probes where.
+    /// Looks whether the threads of `pid` publish what they work for, and tells the probes where.
     /// It comes out of the process's share of work, as far as that goes: what a process maps
     /// decides how much there is to look at.
     pub fn find_spans(&mut self, pid: u32) -> ThreadContextLookup {

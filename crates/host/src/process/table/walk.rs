@@ -99,6 +99,7 @@ impl ProcessTable {
             now,
             push,
             asleep: context.asleep,
+            offsets: self.offsets,
         };
         let (finished, trace) = walk_traced(context, &mut view, limits);
         view.process.code.pushed.take_back(view.updates);
