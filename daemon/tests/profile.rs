@@ -47,7 +47,7 @@ impl ImageResolver for Files {
 }
 
 const fn managed(start: u64) -> FrameKey {
-    FrameKey::Managed { process: PROCESS, start, generation: 0 }
+    FrameKey::Managed { process: PROCESS, start, generation: 0, offset: None }
 }
 
 fn method(token: u32, name: &str, starts: &[u64]) -> ShimEvent {
@@ -59,6 +59,7 @@ fn method(token: u32, name: &str, starts: &[u64]) -> ShimEvent {
         name: name.to_owned(),
         module: "App.dll".to_owned(),
         ranges: starts.iter().map(|&start| (start, 0x100)).collect(),
+        il_map: None,
     }))
 }
 

@@ -12,6 +12,7 @@ mod heap;
 mod input;
 mod jit;
 mod maps;
+mod pdb;
 mod pe;
 mod records;
 mod region;
@@ -21,7 +22,7 @@ mod unwind_info;
 pub type Target = fn(&[u8]);
 
 /// All targets; the corpus of each is the folder of its name.
-pub const TARGETS: [(&str, Target); 12] = [
+pub const TARGETS: [(&str, Target); 13] = [
     ("btf", btf::run),
     ("code", code::run),
     ("eh_frame", eh_frame::run),
@@ -30,6 +31,7 @@ pub const TARGETS: [(&str, Target); 12] = [
     ("heap", heap::run),
     ("jit", jit::run),
     ("maps", maps::run),
+    ("pdb", pdb::run),
     ("pe", pe::run),
     ("records", records::run),
     ("region", region::run),

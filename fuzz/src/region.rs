@@ -151,6 +151,9 @@ pub(crate) fn run(data: &[u8]) {
 /// Looks at every part of a record.
 fn see(record: Record<'_>) {
     match record.body {
+        RecordBody::Method { ranges, il_map: Some(map), .. } => {
+            black_box((ranges.pairs().count(), map.iter().count()));
+        }
         RecordBody::Method { ranges, .. } | RecordBody::CodeUnloaded { ranges, .. } => {
             black_box(ranges.pairs().count());
         }

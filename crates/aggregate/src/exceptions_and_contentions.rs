@@ -1,5 +1,5 @@
 //! Exceptions and waits for locks, by where they happened. Each that was told of stands for others
-//! of its kind (`Thin` in the shim's `thin.rs`).
+//! of its kind (`Downsampler` in the shim).
 
 use perfusion_model::event::RegionId;
 use perfusion_model::labels::NameId;
@@ -9,7 +9,7 @@ use std::hash::Hash;
 use std::sync::Arc;
 
 /// Places kept of one region, of each kind; what comes after that is one place. A shim tells of
-/// some hundred incidents a second.
+/// some hundred events a second.
 const MAX_OF_REGION: usize = 1 << 15;
 /// The most places of all regions.
 const MAX_OF_ALL: usize = 1 << 18;
@@ -73,7 +73,7 @@ pub struct LockWaitSum {
     pub told_ns: f64,
 }
 
-/// Sums by place of one kind of incident.
+/// Sums by place of one kind of event.
 struct CappedSums<K, V> {
     sums: HashMap<K, V>,
     of_region: HashMap<RegionId, usize>,
@@ -135,7 +135,7 @@ impl ExceptionsAndContentions {
         (self.throws.take(), self.waits.take())
     }
 
-    /// Incidents counted under the rest of their region, because there were too many places.
+    /// Events counted under the rest of their region, because there were too many places.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.throws.refused + self.waits.refused
@@ -168,8 +168,8 @@ mod tests {
     }
 
     #[test]
-    fn the_same_incident_at_the_same_place_adds_up() {
-        let mut incidents = ExceptionsAndContentions::default();
+    fn the_same_event_at_the_same_place_adds_up() {
+        let mut sums = ExceptionsAndContentions::default();
         for (type_name, message, rethrown, weight) in [
             ("A", None, false, 1.0),
             ("A", None, false, 4.0),
@@ -178,12 +178,12 @@ mod tests {
             ("B", Some("no"), false, 2.0),
         ] {
             let (type_name, message) = (Some(type_name.into()), message.map(Arc::from));
-            incidents.thrown(Throw { place: place(1, 2), type_name, message, rethrown }, weight);
+            sums.thrown(Throw { place: place(1, 2), type_name, message, rethrown }, weight);
         }
-        incidents.waited(wait(1, 2, Some(7)), 100, 2.0);
-        incidents.waited(wait(1, 2, Some(7)), 50, 1.0);
-        incidents.waited(wait(1, 2, None), 20, 1.0);
-        let (throws, waits) = incidents.take();
+        sums.waited(wait(1, 2, Some(7)), 100, 2.0);
+        sums.waited(wait(1, 2, Some(7)), 50, 1.0);
+        sums.waited(wait(1, 2, None), 20, 1.0);
+        let (throws, waits) = sums.take();
         let mut counts: Vec<f64> = throws.into_values().map(|sum| sum.count).collect();
         counts.sort_by(f64::total_cmp);
         assert_eq!(counts, [1.0, 1.0, 2.0, 5.0]);
@@ -191,19 +191,19 @@ mod tests {
             waits.into_iter().map(|(of, sum)| (of.held_at, sum.count, sum.ns)).collect();
         waits.sort_by_key(|(held_at, ..)| *held_at);
         assert_eq!(waits, [(None, 1.0, 20.0), (Some(StackId(7)), 3.0, 250.0)]);
-        assert_eq!(incidents.take().0.len(), 0);
+        assert_eq!(sums.take().0.len(), 0);
     }
 
     #[test]
     fn a_region_that_invents_places_takes_its_share_and_no_more() {
-        let mut incidents = ExceptionsAndContentions::default();
+        let mut sums = ExceptionsAndContentions::default();
         for tid in 0..MAX_OF_REGION as u32 + 10 {
-            incidents.waited(wait(1, tid, None), 1, 1.0);
+            sums.waited(wait(1, tid, None), 1, 1.0);
         }
-        incidents.waited(wait(1, 0, None), 1, 1.0);
-        incidents.waited(wait(2, 0, None), 1, 1.0);
-        assert_eq!(incidents.refused(), 10);
-        let (_, waits) = incidents.take();
+        sums.waited(wait(1, 0, None), 1, 1.0);
+        sums.waited(wait(2, 0, None), 1, 1.0);
+        assert_eq!(sums.refused(), 10);
+        let (_, waits) = sums.take();
         let rest = waits.iter().find(|(wait, _)| wait.place.stack == StackTable::OVERFLOW);
         assert_eq!(rest.map(|(_, waited)| waited.count), Some(10.0));
         assert_eq!(waits.len(), MAX_OF_REGION + 2);

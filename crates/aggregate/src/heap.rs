@@ -237,20 +237,22 @@ mod tests {
 
     /// Of both choices, the runtime's and the library's.
     #[test]
-    fn a_thinned_sample_stands_for_those_that_were_not_told() {
+    fn a_downsampled_sample_stands_for_those_that_were_not_told() {
         for size in [24u64, 102_400, 1_000_000] {
-            let (one, thinned) = (
+            let (one, downsampled) = (
                 weight(AllocationKind::Sampled, size, 0),
                 weight(AllocationKind::Sampled, size, 3),
             );
-            assert!((thinned.objects / one.objects - 8.0).abs() < 1e-9, "{size}");
-            assert!((thinned.bytes / one.bytes - 8.0).abs() < 1e-9, "{size}");
-            let missed = 1.0 - 1.0 / thinned.objects;
+            assert!((downsampled.objects / one.objects - 8.0).abs() < 1e-9, "{size}");
+            assert!((downsampled.bytes / one.bytes - 8.0).abs() < 1e-9, "{size}");
+            let missed = 1.0 - 1.0 / downsampled.objects;
             assert!(
-                (thinned.variance / (thinned.bytes * thinned.bytes * missed) - 1.0).abs() < 1e-9,
+                (downsampled.variance / (downsampled.bytes * downsampled.bytes * missed) - 1.0)
+                    .abs()
+                    < 1e-9,
                 "{size}"
             );
-            assert_eq!((thinned.seen, thinned.seen_bytes), (1, size));
+            assert_eq!((downsampled.seen, downsampled.seen_bytes), (1, size));
         }
         let tick = weight(AllocationKind::Tick { amount: 102_400 }, 1_024, 2);
         assert_eq!((tick.objects, tick.bytes), (400.0, 409_600.0));

@@ -6,8 +6,8 @@
 //! the parts keep their proportions. The numbers become whole without a change of the sum.
 
 use super::exceptions_and_contentions::{ExceptionSum, LockWait, LockWaitSum, Throw};
-use perfusion_model::event::IncidentCounts;
 use perfusion_model::event::RegionId;
+use perfusion_model::event::RuntimeEventCounts;
 use std::collections::HashMap;
 
 /// What runtimes counted in the window in progress.
@@ -24,8 +24,8 @@ pub(crate) type Unsampled = (RegionId, [u64; 2]);
 
 impl RuntimeCounts {
     /// A window ends with these counts.
-    pub fn count(&mut self, counts: &[IncidentCounts]) {
-        for IncidentCounts { region, counts, covered } in counts {
+    pub fn count(&mut self, counts: &[RuntimeEventCounts]) {
+        for RuntimeEventCounts { region, counts, covered } in counts {
             let before = self.before.get(region).copied().unwrap_or_default();
             let sums = self.window.entry(*region).or_insert([Some(0); 2]);
             for (((sum, now), before), covered) in
@@ -134,8 +134,8 @@ mod tests {
     use perfusion_model::stack::StackId;
     use proptest::prelude::{prop, prop_assert, prop_assert_eq, proptest};
 
-    fn counts(region: u32, counts: [u64; 2]) -> IncidentCounts {
-        IncidentCounts { region: RegionId(region), counts, covered: [true; 2] }
+    fn counts(region: u32, counts: [u64; 2]) -> RuntimeEventCounts {
+        RuntimeEventCounts { region: RegionId(region), counts, covered: [true; 2] }
     }
 
     fn throw(region: u32, tid: u32) -> Throw {
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn what_nothing_was_told_of_is_answered_and_what_is_not_covered_is_left() {
         let mut totals = RuntimeCounts::default();
-        let uncovered = IncidentCounts { covered: [false, true], ..counts(3, [9, 4]) };
+        let uncovered = RuntimeEventCounts { covered: [false, true], ..counts(3, [9, 4]) };
         totals.count(&[counts(1, [5, 0]), counts(2, [0, 0]), uncovered]);
         let told = ExceptionSum { count: 2.0, told: 1.0 };
         let mut throws = HashMap::from([(throw(3, 1), told)]);

@@ -358,7 +358,12 @@ mod tests {
                 Some(("k", _)) => FrameKey::Kernel(at(name)),
                 Some(("m", _)) => FrameKey::Native { image: ImageId(2), address: at(name) },
                 Some(_) => FrameKey::Native { image: ImageId(1), address: at(name) },
-                None => FrameKey::Managed { process: ProcessId(1), start: at(name), generation: 0 },
+                None => FrameKey::Managed {
+                    process: ProcessId(1),
+                    start: at(name),
+                    generation: 0,
+                    offset: None,
+                },
             };
             names.iter().map(frame).collect()
         }
@@ -402,12 +407,12 @@ mod tests {
     /// A process of .NET 8: the pool's gate waits, a finalizer, somebody who sleeps, and one who
     /// was held up on his way out of a wait. `complete`: the functions for all sorts of waits are
     /// known.
-    fn learnt(names: &mut Names, complete: bool) -> RuntimeWaits {
-        learnt_beside(names, complete, &[])
+    fn known(names: &mut Names, complete: bool) -> RuntimeWaits {
+        known_beside(names, complete, &[])
     }
 
     /// Likewise, on a host with these stacks of others.
-    fn learnt_beside(names: &mut Names, complete: bool, beside: &[Vec<FrameKey>]) -> RuntimeWaits {
+    fn known_beside(names: &mut Names, complete: bool, beside: &[Vec<FrameKey>]) -> RuntimeWaits {
         let stacks = [
             names.stack(&[
                 "k:futex_wait",
@@ -511,7 +516,7 @@ mod tests {
     #[test]
     fn a_wait_the_program_asked_for_without_a_method_is_one_for_a_lock() {
         let mut names = Names(Vec::new());
-        let waits = learnt(&mut names, true);
+        let waits = known(&mut names, true);
         let lock =
             ["k:futex_wait", "n:cond_wait", "n:pal", "n:asked", "n:event", "n:enter", "Mine"];
         assert_eq!(word(&mut names, &waits, false, &lock), Some("lock"));
@@ -520,7 +525,7 @@ mod tests {
         let unnamed = ["k:futex_wait", "n:cond_wait", "n:pal", "n:asked", "n:event", "[managed]"];
         assert_eq!(word(&mut names, &waits, false, &unnamed), None);
         // Where a function for another sort of wait may be unknown it may be that.
-        let waits = learnt(&mut names, false);
+        let waits = known(&mut names, false);
         assert_eq!(word(&mut names, &waits, false, &lock), None);
     }
 
@@ -543,17 +548,17 @@ mod tests {
             [1, 2].map(|image| waits.asked.contains(&(ImageId(image), "asked".into())))
         };
         let mut stacks = vec![theirs; 12];
-        let waits = learnt_beside(&mut names, true, &stacks);
+        let waits = known_beside(&mut names, true, &stacks);
         assert_eq!(word(&mut names, &waits, false, &lock), Some("lock"));
         assert_eq!(asked(&waits), [true, false], "there is nothing of the other's to tell it from");
         stacks.push(finalizer);
-        assert_eq!(asked(&learnt_beside(&mut names, true, &stacks)), [true, true]);
+        assert_eq!(asked(&known_beside(&mut names, true, &stacks)), [true, true]);
     }
 
     #[test]
     fn a_wait_whose_method_was_inlined_is_known_by_the_function_that_was_called() {
         let mut names = Names(Vec::new());
-        let waits = learnt(&mut names, true);
+        let waits = known(&mut names, true);
         let wait =
             ["k:futex_wait", "n:cond_wait", "n:pal", "n:asked", "n:event", "n:obj_wait", "Mine"];
         assert_eq!(word(&mut names, &waits, false, &wait), Some("condition"));
@@ -566,7 +571,7 @@ mod tests {
     #[test]
     fn a_thread_held_up_by_a_collection_is_told_from_one_that_waits_for_a_lock() {
         let mut names = Names(Vec::new());
-        let waits = learnt(&mut names, true);
+        let waits = known(&mut names, true);
         let held = ["k:futex_wait", "n:cond_wait", "n:pal", "n:event", "n:rare_disable", "Mine"];
         assert_eq!(word(&mut names, &waits, true, &held), Some("gc_suspend"));
         assert_eq!(word(&mut names, &waits, false, &held), None);
@@ -575,7 +580,7 @@ mod tests {
     #[test]
     fn a_thread_held_up_on_its_way_out_of_a_wait_no_longer_waits_for_that() {
         let mut names = Names(Vec::new());
-        let mut waits = learnt(&mut names, true);
+        let mut waits = known(&mut names, true);
         let sleep = "System.Threading.Thread.Sleep";
         let out_of_sleep = [
             "k:futex_wait",
@@ -705,7 +710,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_learnt_without_waits_to_tell_from() {
+    fn nothing_is_known_without_waits_to_tell_from() {
         let mut names = Names(Vec::new());
         let gate = names.stack(&[
             "k:futex_wait",

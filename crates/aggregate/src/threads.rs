@@ -164,7 +164,7 @@ impl ThreadAccounts {
     }
 
     /// The iterator saw the thread in the wait that began at `start`, with this stack.
-    pub fn sleeper(
+    pub fn off_cpu(
         &mut self,
         id: ThreadId,
         start: MonotonicNs,
@@ -175,7 +175,7 @@ impl ThreadAccounts {
             return;
         }
         self.note(id, |recent| recent.seen(start, stack));
-        self.thread(id).waits.visited(OpenWait::new(start, stack, reason, 1.0));
+        self.thread(id).waits.scanned(OpenWait::new(start, stack, reason, 1.0));
     }
 
     /// The scheduler's note of when the thread left the CPU for the wait that began at `start`.
@@ -615,12 +615,12 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_that_was_visited_has_its_stack_and_stands_for_itself() {
+    fn a_wait_that_was_scanned_has_its_stack_and_stands_for_itself() {
         let mut threads = ThreadAccounts::default();
         // Asleep since before the recording, which began at 0.
-        threads.sleeper(T, MonotonicNs(0), StackId(1), SLEEP);
+        threads.off_cpu(T, MonotonicNs(0), StackId(1), SLEEP);
         threads.wait_end(&end(0, 40));
-        // Kept with a probability of 1/10, and visited.
+        // Kept with a probability of 1/10, and scanned.
         threads.wait_start(T, MonotonicNs(50), StackId(2), SLEEP, 10, 10.0);
         assert_eq!(threads.seen_waiting(T, MonotonicNs(50)), Some(StackId(2)));
         assert_eq!(threads.seen_waiting(T, MonotonicNs(49)), None);
@@ -782,7 +782,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_the_coin_left_out_are_not_taken_for_the_one_before_the_recording() {
+    fn waits_the_sampler_left_out_are_not_taken_for_the_one_before_the_recording() {
         let mut threads = ThreadAccounts::default();
         // Asleep until 50; then 100 times 10 ns, of which the fortieth wait is kept.
         threads.wait_end(&end(0, 50));
@@ -864,17 +864,17 @@ mod tests {
             let mut threads = ThreadAccounts::default();
             (0..samples).for_each(|s| threads.cpu_sample(T, MonotonicNs(0), StackId(s % 3)));
             let (mut blocked, mut runnable, mut clock) = (extra, extra / 2, 0);
-            for (stack, b, r, kept, visited, weight) in waits {
+            for (stack, b, r, kept, scanned, weight) in waits {
                 clock += 10_000;
                 blocked += b;
                 runnable += r;
                 if kept {
                     threads.wait_start(T, MonotonicNs(clock), StackId(stack), SLEEP, 7, weight);
                 }
-                if visited {
-                    threads.sleeper(T, MonotonicNs(clock), StackId(stack), SLEEP);
+                if scanned {
+                    threads.off_cpu(T, MonotonicNs(clock), StackId(stack), SLEEP);
                 }
-                if kept || visited {
+                if kept || scanned {
                     threads.wait_end(&WaitEnd { runnable_ns: r, ..end(clock, b) });
                 }
             }

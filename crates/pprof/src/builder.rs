@@ -6,16 +6,17 @@ use super::{KERNEL_MAPPING, MANAGED_MAPPING};
 use foldhash::fast::RandomState;
 use perfusion_model::frame::FrameKey;
 use perfusion_symbolize::{
-    FunctionId, ImageResolver, Symbol, SymbolModule, Symbolizer, kernel, native,
+    FunctionId, ImageResolver, SourceLine, Symbol, SymbolModule, Symbolizer, kernel, native,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Identity of a location: an address, or a managed function.
+/// Identity of a location: an address, or a managed function, or a line of one in a file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum LocationKey {
     Address(FrameKey),
     Function(FunctionId),
+    Line(FunctionId, i64, u32),
 }
 
 /// Tables and the ids given so far. Ids are positions plus one.
@@ -23,7 +24,8 @@ pub(super) struct ProfileBuilder<'a> {
     symbolizer: &'a Symbolizer,
     directory: &'a dyn ImageResolver,
     strings: HashMap<Arc<str>, i64>,
-    functions: HashMap<(i64, i64), u64>,
+    /// By name, system name and file.
+    functions: HashMap<(i64, i64, i64), u64>,
     mappings: HashMap<SymbolModule, usize>,
     /// Asked for every frame of every sample.
     frames: HashMap<FrameKey, u64, RandomState>,
@@ -66,11 +68,18 @@ impl<'a> ProfileBuilder<'a> {
             return id;
         }
         let symbol = self.symbolizer.symbol(frame);
-        let place = symbol.function.map_or(LocationKey::Address(frame), LocationKey::Function);
+        let source = self.symbolizer.line(frame);
+        let place = match (symbol.function, &source) {
+            (Some(function), Some(source)) => {
+                LocationKey::Line(function, self.string(&source.file), source.line)
+            }
+            (Some(function), None) => LocationKey::Function(function),
+            (None, _) => LocationKey::Address(frame),
+        };
         let id = match self.places.get(&place) {
             Some(&id) => id,
             None => {
-                let id = self.new_location(frame, &symbol);
+                let id = self.new_location(frame, &symbol, source.as_ref());
                 self.places.insert(place, id);
                 id
             }
@@ -79,13 +88,20 @@ impl<'a> ProfileBuilder<'a> {
         id
     }
 
-    fn new_location(&mut self, frame: FrameKey, symbol: &Symbol) -> u64 {
+    fn new_location(
+        &mut self,
+        frame: FrameKey,
+        symbol: &Symbol,
+        source: Option<&SourceLine>,
+    ) -> u64 {
         let address = match frame {
             FrameKey::Kernel(address)
             | FrameKey::Native { address, .. }
-            | FrameKey::Managed { start: address, .. }
             | FrameKey::Stub { address, .. }
             | FrameKey::Unknown { address, .. } => address,
+            FrameKey::Managed { start, offset, .. } => {
+                start.saturating_add(offset.map_or(0, |offset| u64::from(offset.get() - 1)))
+            }
             FrameKey::Marker(_) => 0,
         };
         let mapping = self.mapping(&symbol.module);
@@ -99,13 +115,15 @@ impl<'a> ProfileBuilder<'a> {
             mapping.memory_limit = mapping.memory_limit.max(address.saturating_add(1));
             mapping.has_functions &= symbol.unresolved.is_none();
         }
-        let line = vec![Line { function_id: self.function(symbol), ..Line::default() }];
+        let function_id = self.function(symbol, source);
+        let line = source.map_or(0, |source| i64::from(source.line));
+        let line = vec![Line { function_id, line, ..Line::default() }];
         let id = next_id(self.profile.location.len());
         self.profile.location.push(Location { id, mapping_id, address, line, is_folded: false });
         id
     }
 
-    fn function(&mut self, symbol: &Symbol) -> u64 {
+    fn function(&mut self, symbol: &Symbol, source: Option<&SourceLine>) -> u64 {
         let name = self.string(&symbol.name);
         let managed = matches!(symbol.module, SymbolModule::Managed(_) | SymbolModule::Jit);
         // Go's pprof takes a name with `<`, `[` or `::` that equals its system name for C++ and
@@ -117,9 +135,12 @@ impl<'a> ProfileBuilder<'a> {
             self.string(&symbol.system_name)
         };
         let id = next_id(self.profile.function.len());
-        let known = *self.functions.entry((name, system_name)).or_insert(id);
+        let filename = source.map_or(0, |source| self.string(&source.file));
+        let known = *self.functions.entry((name, system_name, filename)).or_insert(id);
         if known == id {
-            self.profile.function.push(Function { id, name, system_name, ..Function::default() });
+            let start_line = source.map_or(0, |source| i64::from(source.start_line));
+            let function = Function { id, name, system_name, filename, start_line };
+            self.profile.function.push(function);
         }
         known
     }

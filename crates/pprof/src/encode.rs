@@ -1,4 +1,4 @@
-//! Window -> gzipped pprof, and the way back. The only user of flate2.
+//! Window -> gzipped pprof, and the way back.
 
 use super::builder::ProfileBuilder;
 use super::error::{PprofError, gunzip};

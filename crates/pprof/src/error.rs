@@ -32,7 +32,7 @@ pub enum PprofError {
 }
 
 /// Why pprof refuses a profile; its own words are in brackets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadRefusal {
     /// No bytes.
     #[error("nothing (pprof: empty input file)")]
@@ -48,15 +48,21 @@ pub enum ReadRefusal {
     Concatenated,
     /// The string table begins with something.
     #[error(
-        "a string table that does not begin with the empty string (pprof: string_table[0] must be \
-         '')"
+        "the first string of the string table: expected the empty string, found `{found}` (pprof: \
+         string_table[0] must be '')"
     )]
-    FirstString,
+    FirstString {
+        /// How it begins.
+        found: String,
+    },
     /// A string index outside the table.
     #[error(
-        "the string index {found} in a table of {len} strings (pprof: malformed profile format)"
+        "{place}: expected {}, found {found} (pprof: malformed profile format)",
+        expected_index(*len)
     )]
     String {
+        /// Where it stands.
+        place: String,
         /// The index.
         found: i64,
         /// Size of the table.
@@ -70,10 +76,12 @@ pub enum ReadRefusal {
     SamplesWithoutTypes,
     /// A sample with another number of values than there are types.
     #[error(
-        "a sample with {found} values for {types} sample types (pprof: mismatch: sample has \
-         {found} values vs. {types} types)"
+        "sample {sample}: expected a value for each of {types} sample types, found {found} values \
+         (pprof: mismatch: sample has {found} values vs. {types} types)"
     )]
     Values {
+        /// Which of the samples, from 1.
+        sample: usize,
         /// Values found.
         found: usize,
         /// Sample types.
@@ -81,35 +89,52 @@ pub enum ReadRefusal {
     },
     /// A sample with a location that is not in the table.
     #[error(
-        "a sample with location {id}, which is not in the table (pprof: sample has nil location)"
+        "sample {sample}: expected locations of the file's table, found location {id}, which is \
+         not in it (pprof: sample has nil location)"
     )]
     NoLocation {
+        /// Which of the samples, from 1.
+        sample: usize,
         /// The location.
         id: u64,
     },
     /// A line with a function that is not in the table.
     #[error(
-        "location {id} with a function that is not in the table (pprof: location id: {id} has a \
-         line with nil function)"
+        "location {id}: expected functions of the file's table, found function {function}, which \
+         is not in it (pprof: location id: {id} has a line with nil function)"
     )]
     NoFunction {
         /// The location.
         id: u64,
+        /// The function.
+        function: u64,
     },
     /// Id 0.
-    #[error("a {table} with id 0 (pprof: found {table} with reserved ID=0)")]
+    #[error(
+        "a {table}: expected an id from 1 on, found 0 (pprof: found {table} with reserved ID=0)"
+    )]
     ReservedId {
         /// The table.
         table: &'static str,
     },
     /// An id that stands twice.
-    #[error("two {table}s with id {id} (pprof: multiple {table}s with same id: {id})")]
+    #[error(
+        "the {table}s: expected one with id {id}, found two (pprof: multiple {table}s with same id: {id})"
+    )]
     TwiceId {
         /// The table.
         table: &'static str,
         /// The id.
         id: u64,
     },
+}
+
+/// What is expected of a string's index.
+fn expected_index(len: usize) -> String {
+    match len {
+        0 => "an index into a string table, of which the file has none".to_owned(),
+        len => format!("an index below {len}, the length of the string table"),
+    }
 }
 
 /// The message in a gzip file of one or more members; what is no gzip file as it is.

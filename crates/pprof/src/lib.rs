@@ -68,7 +68,7 @@ pub fn tells_of_uncounted(comment: &str) -> bool {
 pub const LIMITED: &str = "limited: ";
 
 /// Begins each comment of the profile about a process without a shim.
-pub const WITHOUT_SHIM: &str = "no managed names, allocations or live objects: ";
+pub const WITHOUT_SHIM: &str = "no allocations or live objects: ";
 /// Comments that begin with this say what became of a thread pool; reports of waits show them.
 pub const POOL_PREFIX: &str = "thread pool of ";
 /// The comment that begins with this says with what probability waits kept their stacks; reports of

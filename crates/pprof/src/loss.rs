@@ -11,14 +11,14 @@ const OTHER_LOSSES: [&str; 53] = [
     "calls_given_up",
     "calls_not_made",
     "stacks_stale",
-    "lessons_refused",
+    "rules_refused",
     "wait_ends_ring_full",
     "wakes_ring_full",
     "waker_stacks_ring_full",
     "waker_stacks_busy",
-    "sleepers_ring_full",
-    "visits_refused",
-    "visits_held",
+    "off_cpu_ring_full",
+    "scans_refused",
+    "scans_held",
     "thread_ends_ring_full",
     "thread_map_full",
     "thread_torn",
@@ -36,7 +36,7 @@ const OTHER_LOSSES: [&str; 53] = [
     "wakers_capped",
     SITES_REFUSED,
     LIVE_REFUSED,
-    "incident_places_refused",
+    "runtime_event_places_refused",
     "gc_events_unmatched",
     "window_overflowed",
     "window_labels_capped",
@@ -59,7 +59,7 @@ const OTHER_LOSSES: [&str; 53] = [
     REGIONS_DISABLED,
     LEASES_LOST,
     "shim_sessions_refused",
-    LARGE_THINNED,
+    LARGE_DOWNSAMPLED,
 ];
 
 const HANDLES_FULL: &str = "shim_handles_full";
@@ -82,7 +82,7 @@ pub const UNWATCHED: [&str; 3] = [HANDLES_FULL, HANDLES_REFUSED, LIVE_REFUSED];
 
 /// Large objects that chance left out: those of their types that were told of may each stand for
 /// itself alone, and are not all of them then.
-pub const LARGE_THINNED: &str = "shim_large_objects_thinned";
+pub const LARGE_DOWNSAMPLED: &str = "shim_large_objects_downsampled";
 
 /// What a process's library has told and could not be understood, or did not come whole: a record
 /// each, whatever it was about, or all of a region from then on.
@@ -182,7 +182,7 @@ fn line_with(counters: &[(String, u64)], rest: &str, before: Option<&str>) -> St
         of("waits"),
         of("events_waits"),
         &[
-            ("thinned", of("waits_thinned")),
+            ("downsampled", of("waits_downsampled")),
             (RING_FULL, of("waits_ring_full")),
             ("buffer busy", of("waits_busy")),
         ],
@@ -192,7 +192,7 @@ fn line_with(counters: &[(String, u64)], rest: &str, before: Option<&str>) -> St
         of("shim_allocation_samples"),
         of("events_allocations"),
         &[
-            ("thinned", of("shim_allocations_thinned")),
+            ("downsampled", of("shim_allocations_downsampled")),
             (RING_FULL, of("shim_allocations_dropped_full")),
             ("after the end", of("events_allocations_after_end")),
         ],

@@ -93,7 +93,7 @@ fn frame(text: &str) -> FrameKey {
 }
 
 fn managed(id: u64) -> FrameKey {
-    FrameKey::Managed { process: PROCESS, start: id << 12, generation: 0 }
+    FrameKey::Managed { process: PROCESS, start: id << 12, generation: 0, offset: None }
 }
 
 /// Labels have words of the program, so these live as long as it.
@@ -125,6 +125,7 @@ impl Recording {
                 name: (*name).to_owned(),
                 module: (*module).to_owned(),
                 ranges: vec![(number::<u64>(id) << 12, 0x100)],
+                il_map: None,
             }),
             ("type", [id, name]) => {
                 self.types.insert(number(id), (*name).into());

@@ -72,7 +72,7 @@ pub fn page(
     sample_type: Option<&str>,
     view: &ProfileView,
 ) -> Result<String, ReportError> {
-    let stacks = ProfileStacks::new(profile);
+    let stacks = ProfileStacks::viewed(profile, view);
     stacks.check(view)?;
     let tree = tree(&stacks, view);
     let mut data = data(&stacks, view, &tree);

@@ -37,7 +37,7 @@ pub fn write(
     view: &ProfileView,
     output: &mut dyn Write,
 ) -> Result<UnshownStacks, ReportError> {
-    let stacks = ProfileStacks::new(profile);
+    let stacks = ProfileStacks::viewed(profile, view);
     let column = stacks.sample_type(sample_type)?;
     stacks.check(view)?;
     let mut lines: BTreeMap<String, i128> = BTreeMap::new();

@@ -20,7 +20,9 @@ pub mod flame;
 pub mod folded;
 mod foreign;
 pub mod groups;
+pub mod label_name;
 pub mod leaks;
+pub mod list;
 pub mod merge;
 #[cfg(test)]
 mod odd;
@@ -187,6 +189,22 @@ pub enum ReportError {
         path: PathBuf,
         /// What is wrong with it.
         why: String,
+    },
+    /// What is to be listed is no expression.
+    #[error("--list {expression}: not a regular expression: {why}")]
+    Expression {
+        /// The expression.
+        expression: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// No function to list.
+    #[error("--list {expression}: no function of that name has source lines in the profile; {why}")]
+    NotListed {
+        /// The expression.
+        expression: String,
+        /// Why that may be.
+        why: &'static str,
     },
     /// The output cannot be written.
     #[error("cannot write the report: {0}")]

@@ -2,9 +2,10 @@
 //! all types, labels.
 
 use super::ReportError;
+use super::label_name::as_typed;
 use perfusion_model::frame::Marker;
 use perfusion_model::text::clean;
-use perfusion_pprof::proto::{Label, Location, Profile, Sample};
+use perfusion_pprof::proto::{Label, Line, Location, Profile, Sample};
 use perfusion_pprof::{KERNEL_MAPPING, LIMITED, LOSS_PREFIX, MANAGED_MAPPING, WITHOUT_SHIM, read};
 use perfusion_sources::shim::{NOT_ALL_RECORDED, NOT_RECORDED};
 use perfusion_symbolize::marker_name;
@@ -36,6 +37,30 @@ pub struct ReportFrame<'a> {
     pub module: &'a str,
     /// Kind of code.
     pub kind: CodeKind,
+    /// Where its source is, in what [`ProfileStacks::of_sources`] makes.
+    pub source: Option<FrameSource<'a>>,
+}
+
+/// A line of source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FrameSource<'a> {
+    /// The file, as the compiler was told it.
+    pub file: &'a str,
+    /// The line.
+    pub line: i64,
+    /// The first line of the function; 0 where the profile does not say.
+    pub start_line: i64,
+}
+
+/// How functions and their lines are told apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LineDetail {
+    /// Lines are not.
+    None,
+    /// By the frame's name.
+    Name,
+    /// By the frame's source.
+    Source,
 }
 
 /// What of a profile to show.
@@ -47,6 +72,8 @@ pub struct ProfileView {
     pub only: Vec<LabelFilter>,
     /// Labels to group by, the outermost first.
     pub by: Vec<String>,
+    /// Lines of functions apart.
+    pub lines: bool,
 }
 
 /// A label and the value it must have; an empty value asks for samples without the label.
@@ -143,11 +170,53 @@ impl<'a> ProfileStacks<'a> {
     /// Indexes a profile that was validated.
     #[must_use]
     pub fn new(profile: &'a Profile) -> Self {
+        Self::with_lines(profile, LineDetail::None)
+    }
+
+    /// The same for a view: where it has lines, they are in the names of frames.
+    #[must_use]
+    pub fn viewed(profile: &'a Profile, view: &ProfileView) -> Self {
+        Self::with_lines(profile, if view.lines { LineDetail::Name } else { LineDetail::None })
+    }
+
+    /// The same with frames that say where their source is.
+    #[must_use]
+    pub fn of_sources(profile: &'a Profile) -> Self {
+        Self::with_lines(profile, LineDetail::Source)
+    }
+
+    fn with_lines(profile: &'a Profile, lines: LineDetail) -> Self {
         let functions: HashMap<u64, &str> = profile
             .function
             .iter()
             .map(|function| (function.id, text(profile, function.name)))
             .collect();
+        let sources: HashMap<u64, (&str, i64)> = match lines {
+            LineDetail::None => HashMap::new(),
+            LineDetail::Name | LineDetail::Source => profile
+                .function
+                .iter()
+                .map(|function| {
+                    (function.id, (text(profile, function.filename), function.start_line))
+                })
+                .filter(|(_, (file, _))| !file.is_empty())
+                .collect(),
+        };
+        let source = |line: &Line| {
+            let &(file, start_line) = sources.get(&line.function_id)?;
+            (line.line > 0).then_some(FrameSource { file, line: line.line, start_line })
+        };
+        let with_source = |mut frame: ReportFrame<'a>, line: &Line| {
+            match (lines, source(line)) {
+                (LineDetail::Name, Some(FrameSource { file, line, .. })) => {
+                    let name = file.rsplit(['/', '\\']).next().unwrap_or(file);
+                    frame.name = format!("{} {}:{line}", frame.name, clean(name)).into();
+                }
+                (LineDetail::Source, source) => frame.source = source,
+                _ => {}
+            }
+            frame
+        };
         let mappings: HashMap<u64, &str> = profile
             .mapping
             .iter()
@@ -162,7 +231,7 @@ impl<'a> ProfileStacks<'a> {
             let module = file.map_or("", |file| file.rsplit('/').next().unwrap_or(file));
             if ours {
                 let kind = file.map_or(CodeKind::Note, kind);
-                let frame = |name| ReportFrame { name, module, kind };
+                let frame = |name| ReportFrame { name, module, kind, source: None };
                 if location.line.is_empty() {
                     return vec![frame(Cow::Owned(format!("0x{:x}", location.address)))];
                 }
@@ -170,23 +239,22 @@ impl<'a> ProfileStacks<'a> {
                 return location
                     .line
                     .iter()
-                    .map(|line| frame(clean(name(line.function_id))))
+                    .map(|line| with_source(frame(clean(name(line.function_id))), line))
                     .collect();
             }
             let kind = foreign_kind(file.unwrap_or_default());
-            let unnamed = || ReportFrame { name: unnamed(module), module, kind };
-            let named = |name: &'a str| {
+            let unnamed = || ReportFrame { name: unnamed(module), module, kind, source: None };
+            let mut named = |name: &'a str| {
                 let (kind, module) = *of_names.entry(name).or_insert((kind, module));
-                ReportFrame { name: distinct(name), module, kind }
+                ReportFrame { name: distinct(name), module, kind, source: None }
             };
-            let names = location.line.iter().map(|line| functions.get(&line.function_id).copied());
-            let mut frames: Vec<ReportFrame<'a>> = names
-                .map(|name| name.filter(|name| !name.is_empty()))
-                .map({
-                    let mut named = named;
-                    move |name| name.map_or_else(unnamed, &mut named)
-                })
-                .collect();
+            let mut named_frame = |line: &Line| {
+                let name = functions.get(&line.function_id).copied();
+                let name = name.filter(|name| !name.is_empty());
+                with_source(name.map_or_else(unnamed, &mut named), line)
+            };
+            let mut frames: Vec<ReportFrame<'a>> =
+                location.line.iter().map(&mut named_frame).collect();
             if frames.is_empty() {
                 frames.push(unnamed());
             }
@@ -416,7 +484,7 @@ impl<'a> ProfileStacks<'a> {
                 asked: clean(label).into_owned(),
                 available: match labels.is_empty() {
                     true => "none".to_owned(),
-                    false => labels.into_iter().map(clean).collect::<Vec<_>>().join(", "),
+                    false => labels.into_iter().map(as_typed).collect::<Vec<_>>().join(", "),
                 },
             }),
         }
@@ -433,7 +501,8 @@ impl<'a> ProfileStacks<'a> {
         let more = values.len().saturating_sub(VALUES_SHOWN);
         let mut available = values.into_iter().take(VALUES_SHOWN).collect::<Vec<_>>().join(", ");
         if more > 0 {
-            write!(available, " and {more} more (--by {})", clean(&only.label)).unwrap_or_default();
+            write!(available, " and {more} more (--by {})", as_typed(&only.label))
+                .unwrap_or_default();
         }
         let (label, asked) = (clean(&only.label).into_owned(), clean(&only.value).into_owned());
         Err(ReportError::NoValue { label, asked, available })
@@ -470,20 +539,20 @@ impl<'a> ProfileStacks<'a> {
     /// others. Of allocations and waits other parts of the profile say so.
     #[must_use]
     pub fn estimated(&self, sample_type: &str) -> Option<String> {
-        let (what, all, thinned) = match sample_type {
-            "exceptions" => ("exceptions", "shim_exceptions", "shim_exceptions_thinned"),
+        let (what, all, downsampled) = match sample_type {
+            "exceptions" => ("exceptions", "shim_exceptions", "shim_exceptions_downsampled"),
             "contentions" | "delay" => {
-                ("waits for locks", "shim_contentions", "shim_contentions_thinned")
+                ("waits for locks", "shim_contentions", "shim_contentions_downsampled")
             }
             _ => return None,
         };
-        let (all, thinned) = (self.counter(all), self.counter(thinned));
-        let told = all.saturating_sub(thinned);
+        let (all, downsampled) = (self.counter(all), self.counter(downsampled));
+        let told = all.saturating_sub(downsampled);
         // The column sums to what the runtimes counted, where all of that is in it. Nobody counts
         // the delay.
         let is_exact = sample_type != "delay" && self.sum(sample_type) == i64::try_from(all).ok();
         let sum = if is_exact { "the sum is exact, its parts are " } else { "" };
-        (thinned > 0).then(|| {
+        (downsampled > 0).then(|| {
             format!(
                 "{sum}an estimate: of {all} {what} chance chose {told} to be told of, each of \
                  which stands \

@@ -15,7 +15,7 @@ use super::stacks::{
 use perfusion_aggregate::pool::STARVATION;
 use perfusion_model::text::clean;
 use perfusion_model::units::{human, percent};
-use perfusion_pprof::proto::Profile;
+use perfusion_pprof::proto::{Profile, Sample};
 use perfusion_pprof::{POOL_PREFIX, RATES_LOWERED_PREFIX, WAIT_STACKS_PREFIX};
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -78,10 +78,9 @@ pub fn table(
     sample_type: &str,
     options: &TableOptions,
 ) -> Result<String, ReportError> {
-    let stacks = ProfileStacks::new(profile);
+    let stacks = ProfileStacks::viewed(profile, &options.view);
     let column = stacks.sample_type(sample_type)?;
     stacks.check(&options.view)?;
-    let is_owned = stacks.is_ours() && OWNED.contains(&sample_type);
     let mut rows: HashMap<ReportFrame<'_>, FunctionTotals> = HashMap::new();
     let mut owned = false;
     let ViewedSamples { values, total, idle } = stacks.values(column, &options.view);
@@ -89,10 +88,9 @@ pub fn table(
     for (sample, value) in values {
         let value = i128::from(value);
         let frames = stacks.own_readable_frames(sample);
-        let has_owner =
-            is_owned || stacks.is_ours() && stacks.label(sample, "wait_reason").is_some();
+        let (frame, has_owner) = flat(&stacks, sample, sample_type, &frames);
         owned |= has_owner;
-        if let Some(frame) = if has_owner { owner(&frames) } else { frames.first() } {
+        if let Some(frame) = frame {
             rows.entry(frame.clone()).or_default().flat += value;
         }
         for frame in frames.into_iter().collect::<HashSet<_>>() {
@@ -356,6 +354,19 @@ const OWNED: [&str; 7] = [
     "contentions",
     "delay",
 ];
+
+/// The frame that a sample counts as flat, and whether that need not be the innermost one: it is of
+/// a wait or an allocation.
+pub(crate) fn flat<'f, 'a>(
+    stacks: &ProfileStacks<'a>,
+    sample: &Sample,
+    sample_type: &str,
+    frames: &'f [ReportFrame<'a>],
+) -> (Option<&'f ReportFrame<'a>>, bool) {
+    let has_owner = stacks.is_ours()
+        && (OWNED.contains(&sample_type) || stacks.label(sample, "wait_reason").is_some());
+    (if has_owner { owner(frames) } else { frames.first() }, has_owner)
+}
 
 /// The function a wait or an allocation belongs to.
 fn owner<'f, 'a>(frames: &'f [ReportFrame<'a>]) -> Option<&'f ReportFrame<'a>> {

@@ -79,7 +79,7 @@ impl<'a> Frames<'a> {
     }
 
     fn note(&mut self, name: impl Into<Cow<'a, str>>) -> usize {
-        self.id(ReportFrame { name: name.into(), module: "", kind: CodeKind::Note })
+        self.id(ReportFrame { name: name.into(), module: "", kind: CodeKind::Note, source: None })
     }
 }
 

@@ -308,11 +308,11 @@ pub fn table(profile: &Profile, sample_type: &str, options: &TableOptions) -> St
             counted(lost.unread, "piece"),
         ));
     }
-    if lost.thinned > 0 && all.iter().take(options.limit).any(at_least) {
+    if lost.downsampled > 0 && all.iter().take(options.limit).any(at_least) {
         line(format!(
             "{dim}at least: chance left out {} when many came at once; of which types is not \
              known{plain}",
-            counted(lost.thinned, "large object"),
+            counted(lost.downsampled, "large object"),
         ));
     } else if all.iter().take(options.limit).any(|row| row.left_out && at_least(row)) {
         line(format!(
@@ -391,7 +391,7 @@ struct TableLosses {
     /// Times a runtime told nothing for a while.
     silent: u64,
     /// Large objects that chance left out.
-    thinned: u64,
+    downsampled: u64,
     /// Objects that are not watched for want of a handle or of room: of those that are alive.
     unwatched: u64,
     /// Exact mode has not counted all.
@@ -406,7 +406,7 @@ impl TableLosses {
             dropped,
             unread: loss::UNREAD.into_iter().map(number).fold(unaccounted, u64::saturating_add),
             silent: number(loss::LEASES_LOST),
-            thinned: number(loss::LARGE_THINNED),
+            downsampled: number(loss::LARGE_DOWNSAMPLED),
             unwatched: loss::UNWATCHED.into_iter().map(number).fold(0, u64::saturating_add),
             uncounted: false,
         }
@@ -417,7 +417,7 @@ impl TableLosses {
             dropped: self.dropped.saturating_add(other.dropped),
             unread: self.unread.saturating_add(other.unread),
             silent: self.silent.saturating_add(other.silent),
-            thinned: self.thinned.saturating_add(other.thinned),
+            downsampled: self.downsampled.saturating_add(other.downsampled),
             unwatched: self.unwatched.saturating_add(other.unwatched),
             uncounted: self.uncounted || other.uncounted,
         }
@@ -602,15 +602,15 @@ mod tests {
         ]);
         assert!(!silent.contains(" exact ") && silent.contains(" at least  "), "{silent}");
         assert!(silent.contains("a runtime was not listened to 1 time,"), "{silent}");
-        let thinned = said(&[
+        let downsampled = said(&[
             ("shim_allocation_samples", 2),
             ("events_allocations", 2),
-            (loss::LARGE_THINNED, 3),
+            (loss::LARGE_DOWNSAMPLED, 3),
         ]);
         assert!(
-            !thinned.contains(" exact ")
-                && thinned.contains("at least: chance left out 3 large objects"),
-            "{thinned}"
+            !downsampled.contains(" exact ")
+                && downsampled.contains("at least: chance left out 3 large objects"),
+            "{downsampled}"
         );
     }
 

@@ -12,12 +12,20 @@ impl ImageResolver for ProcessTable {
         Some(ImageFile { path: &image.path, file, build_id: image.build_id.as_deref() })
     }
 
+    fn mapped_by(&self, image: ImageId) -> Option<u32> {
+        ProcessTable::mapped_by(self, image)
+    }
+
     fn image_bytes(&self, image: ImageId) -> Option<&[u8]> {
         ProcessTable::image(self, image)?.bytes()
     }
 
     fn function_start(&self, image: ImageId, address: u64) -> Option<u64> {
         ProcessTable::image(self, image)?.loaded_function(address)
+    }
+
+    fn language_data(&self, image: ImageId, address: u64) -> Option<u64> {
+        ProcessTable::image(self, image)?.loaded_language_data(address)
     }
 
     fn live_pid(&self, process: ProcessId) -> Option<u32> {

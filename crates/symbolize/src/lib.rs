@@ -1,4 +1,5 @@
-//! Addresses to names: each [`FrameKey`] gets one [`Symbol`].
+//! Addresses to names: each [`FrameKey`] gets one [`Symbol`], and where they are wanted lines of
+//! source ([`Symbolizer::line`]).
 //!
 //! ```text
 //! let mut symbolizer = Symbolizer::default();
@@ -12,22 +13,36 @@
 //! by reason ([`Symbolizer::counters`]).
 
 pub mod demangle;
+mod elf_sections;
+mod error;
 mod image_resolver;
+mod image_symbols;
 pub mod kernel;
 pub mod managed;
+mod managed_lines;
 pub mod native;
+mod native_aot;
+pub mod pe_debug;
 pub mod perf_map;
+pub mod portable_pdb;
+pub mod separate;
 pub mod types;
 pub mod wait_functions;
 
+use image_symbols::ImageSymbols;
 use managed::{ManagedNames, MissingName};
+use managed_lines::ManagedLines;
+pub use managed_lines::SourceLine;
 use perf_map::PerfMap;
 use perfusion_host::process::guarded_io::ForeignFile;
-use perfusion_model::event::ShimEvent;
+use perfusion_host::process::mapped_file::MappedFile;
+use perfusion_model::event::{MethodBody, ShimEvent};
 use perfusion_model::frame::{FrameKey, ImageId, Marker, ProcessId};
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::RangeInclusive;
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Cached symbols beyond this number are dropped when a later window does not use them.
 const MAX_CACHED: usize = 500_000;
@@ -47,6 +62,10 @@ pub struct ImageFile<'a> {
 pub trait ImageResolver {
     /// The file behind `image`.
     fn image(&self, image: ImageId) -> Option<ImageFile<'_>>;
+    /// A process that maps the image, or did: its root may have the separate debug file.
+    fn mapped_by(&self, _image: ImageId) -> Option<u32> {
+        None
+    }
     /// The bytes of an image that is no file: the vDSO.
     fn image_bytes(&self, _image: ImageId) -> Option<&[u8]> {
         None
@@ -54,6 +73,11 @@ pub trait ImageResolver {
     /// Where the function that holds `address` begins, by the image's unwind data: what no symbol
     /// names is at least told apart function by function.
     fn function_start(&self, _image: ImageId, _address: u64) -> Option<u64> {
+        None
+    }
+    /// Where the data is that the image's unwind data at `address` names for the language of the
+    /// function.
+    fn language_data(&self, _image: ImageId, _address: u64) -> Option<u64> {
         None
     }
     /// The pid, in the initial pid namespace, of a process that is still the same one; `None` when
@@ -143,10 +167,51 @@ impl Unresolved {
     }
 }
 
+/// A native file of which frames have no name, and whose symbols are nowhere on this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingSymbols {
+    /// As its process saw it.
+    pub path: String,
+    /// Names the build.
+    pub build_id: Vec<u8>,
+    /// Distinct frames without a name.
+    pub frames: usize,
+}
+
+/// What the symbolizer of a recording in progress is to know of symbols: told by any thread.
+#[derive(Debug, Default)]
+pub struct SymbolNews {
+    directories: Mutex<Option<Vec<PathBuf>>>,
+    arrived: Mutex<Vec<Vec<u8>>>,
+}
+
+impl SymbolNews {
+    /// Debug files are to be looked for in these directories of ours, too.
+    pub fn look_in(&self, directories: Vec<PathBuf>) {
+        *self.directories.lock().unwrap_or_else(PoisonError::into_inner) = Some(directories);
+    }
+
+    /// The symbols of this build are in one of the directories now.
+    pub fn arrived(&self, build_id: Vec<u8>) {
+        self.arrived.lock().unwrap_or_else(PoisonError::into_inner).push(build_id);
+    }
+
+    fn take(&self) -> (Option<Vec<PathBuf>>, Vec<Vec<u8>>) {
+        let directories = self.directories.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let arrived =
+            std::mem::take(&mut *self.arrived.lock().unwrap_or_else(PoisonError::into_inner));
+        (directories, arrived)
+    }
+}
+
 /// Names of frames, kept from window to window.
 #[derive(Default)]
 pub struct Symbolizer {
+    news: Option<Arc<SymbolNews>>,
     managed: ManagedNames,
+    images: ImageSymbols,
+    /// `None` where no lines are wanted.
+    lines: Option<ManagedLines>,
     cache: HashMap<FrameKey, Arc<Symbol>>,
     perf_maps: perf_map::PerfMapCounters,
     kernel_ahead: Option<kernel::ReadAhead>,
@@ -158,9 +223,136 @@ impl Symbolizer {
         self.kernel_ahead = Some(kernel);
     }
 
+    /// Looks at what others tell of symbols before it looks names up.
+    pub fn follow(&mut self, news: Arc<SymbolNews>) {
+        self.news = Some(news);
+    }
+
+    /// Looks for debug files in these directories of ours, too. Each has `.build-id` in it.
+    pub fn look_in(&mut self, directories: Vec<PathBuf>) {
+        self.images.look_in(directories);
+    }
+
+    /// The files whose symbols are missing, those of most frames first.
+    #[must_use]
+    pub fn missing(&self, directory: &dyn ImageResolver) -> Vec<MissingSymbols> {
+        let mut frames: BTreeMap<ImageId, usize> = BTreeMap::new();
+        for (frame, symbol) in &self.cache {
+            if let (FrameKey::Native { image, .. }, Some(Unresolved::NoSymbol)) =
+                (frame, symbol.unresolved)
+            {
+                *frames.entry(*image).or_default() += 1;
+            }
+        }
+        let lacking = frames.into_iter().filter(|(image, _)| self.images.lacks(*image));
+        let mut missing: Vec<MissingSymbols> = lacking
+            .filter_map(|(image, frames)| {
+                let file = directory.image(image)?;
+                let build_id = file.build_id?.to_vec();
+                Some(MissingSymbols { path: file.path.to_owned(), build_id, frames })
+            })
+            .collect();
+        missing.sort_by_key(|file| Reverse(file.frames));
+        missing
+    }
+
+    /// Looks for the symbols of these builds anew, and for the names that they may give.
+    pub fn look_again(&mut self, build_ids: &[Vec<u8>], directory: &dyn ImageResolver) {
+        let is_of = |image: &ImageId| {
+            let build_id = directory.image(*image).and_then(|file| file.build_id);
+            build_id.is_some_and(|build_id| build_ids.iter().any(|of| of == build_id))
+        };
+        let images: HashSet<ImageId> = self
+            .cache
+            .keys()
+            .filter_map(|frame| match frame {
+                FrameKey::Native { image, .. } => Some(*image),
+                _ => None,
+            })
+            .collect();
+        for image in images.into_iter().filter(is_of) {
+            self.images.forget(image);
+            self.cache.retain(
+                |frame, _| !matches!(frame, FrameKey::Native { image: of, .. } if *of == image),
+            );
+        }
+    }
+
+    /// From now on lines of managed code are found, too.
+    pub fn find_lines(&mut self) {
+        self.lines = Some(ManagedLines::default());
+    }
+
+    /// True where lines of managed code are found.
+    #[must_use]
+    pub fn finds_lines(&self) -> bool {
+        self.lines.is_some()
+    }
+
     /// Takes what a shim said about code of its own process.
     pub fn observe(&mut self, process: ProcessId, event: &ShimEvent) {
         self.managed.observe(process, event);
+    }
+
+    /// The same, of a process that still has this pid: lines are looked for in its files.
+    pub fn observe_living(&mut self, process: ProcessId, pid: u32, event: &ShimEvent) {
+        match (event, &mut self.lines) {
+            (ShimEvent::Method(method), Some(lines)) => {
+                let found = lines.of(process, pid, method, &|base| MappedFile::at(pid, base));
+                self.managed.learn(process, method, found);
+            }
+            _ => self.observe(process, event),
+        }
+    }
+
+    /// The source line of a frame that says where in its method's body it is.
+    #[must_use]
+    pub fn line(&self, frame: FrameKey) -> Option<SourceLine> {
+        let FrameKey::Managed { process, start, generation, offset } = frame else { return None };
+        let address = start.checked_add(u64::from(offset?.get() - 1))?;
+        self.managed.lines(process, start, generation)?.line(address)
+    }
+
+    /// The frame that stands for all frames of the same line of its body; for all of the body,
+    /// where no line is known. One whose body has no name yet stays as it is.
+    #[must_use]
+    pub fn line_frame(&self, frame: FrameKey) -> FrameKey {
+        let FrameKey::Managed { process, start, generation, offset: Some(offset) } = frame else {
+            return frame;
+        };
+        let lines = match self.managed.told(process, start, generation) {
+            Ok(_) => self.managed.lines(process, start, generation),
+            Err(MissingName::NotAnswered) => return frame,
+            Err(_) => None,
+        };
+        let address = start.checked_add(u64::from(offset.get() - 1));
+        let first = lines.zip(address).and_then(|(lines, at)| lines.first_of_line(at));
+        let Some(first) = first else { return frame.at(None) };
+        // A body that begins before its frame stands for itself.
+        let offset = first.checked_sub(start).and_then(|offset| u32::try_from(offset).ok());
+        if offset.is_some() { frame.at(offset) } else { frame }
+    }
+
+    /// The same, of the last moment: of a body without a name no line is known.
+    #[must_use]
+    pub fn last_line_frame(&self, frame: FrameKey) -> FrameKey {
+        let FrameKey::Managed { process, start, generation, .. } = frame else { return frame };
+        match self.managed.told(process, start, generation) {
+            Ok(_) => self.line_frame(frame),
+            Err(_) => frame.at(None),
+        }
+    }
+
+    /// Takes the name of a body of this generation that was read from its process's memory. What a
+    /// shim says of it goes before.
+    pub fn learn_read(&mut self, process: ProcessId, generation: u32, method: &MethodBody) {
+        self.managed.learn_read(process, generation, method);
+    }
+
+    /// True when [`Symbolizer::learn_read`] was told of this body.
+    #[must_use]
+    pub fn is_read(&self, process: ProcessId, start: u64, generation: u32) -> bool {
+        self.managed.is_read(process, start, generation)
     }
 
     /// Notes that `frame` will need a name. True when it is managed, the name is not known and
@@ -168,7 +360,7 @@ impl Symbolizer {
     /// again when that said "not now" and the frame was `surely` seen since.
     pub fn wants_answer(&mut self, frame: FrameKey, surely: bool) -> bool {
         match frame {
-            FrameKey::Managed { process, start, generation } => {
+            FrameKey::Managed { process, start, generation, .. } => {
                 self.managed.want(process, start, generation, surely)
             }
             _ => false,
@@ -208,7 +400,16 @@ impl Symbolizer {
         frames: impl IntoIterator<Item = FrameKey>,
         directory: &dyn ImageResolver,
     ) {
-        let frames: HashSet<FrameKey> = frames.into_iter().collect();
+        if let Some((directories, arrived)) = self.news.as_ref().map(|news| news.take()) {
+            if let Some(directories) = directories {
+                self.look_in(directories);
+            }
+            if !arrived.is_empty() {
+                self.look_again(&arrived, directory);
+            }
+        }
+        // One name is that of the whole body.
+        let frames: HashSet<FrameKey> = frames.into_iter().map(FrameKey::body).collect();
         if self.cache.len() > MAX_CACHED {
             self.cache.retain(|frame, _| frames.contains(frame));
         }
@@ -231,7 +432,7 @@ impl Symbolizer {
                 FrameKey::Native { image, address } => {
                     images.entry(image).or_default().push(address)
                 }
-                FrameKey::Managed { process, start, generation } => {
+                FrameKey::Managed { process, start, generation, .. } => {
                     self.managed.want(process, start, generation, false);
                     self.managed_symbol(frame, (process, start, generation), &mut map, directory);
                 }
@@ -255,6 +456,10 @@ impl Symbolizer {
     /// Forgets names in all files that are not known any more, and in all processes but these.
     pub fn keep(&mut self, directory: &dyn ImageResolver, processes: &HashSet<ProcessId>) {
         self.managed.keep(processes);
+        self.images.keep(directory);
+        if let Some(lines) = &mut self.lines {
+            lines.keep(processes);
+        }
         self.cache.retain(|frame, _| match frame {
             FrameKey::Native { image, .. } => directory.image(*image).is_some(),
             FrameKey::Managed { process, .. }
@@ -266,8 +471,12 @@ impl Symbolizer {
 
     /// Memory is short: forgets the names of all but these frames.
     pub fn shed(&mut self, keep: &HashSet<FrameKey>) {
+        let keep: HashSet<FrameKey> = keep.iter().map(|frame| frame.body()).collect();
         self.cache.retain(|frame, _| keep.contains(frame));
         self.cache.shrink_to_fit();
+        if let Some(lines) = &mut self.lines {
+            lines.shed();
+        }
     }
 
     /// The name of a frame; one that was never resolved says so.
@@ -281,7 +490,7 @@ impl Symbolizer {
                 _ => unnamed("[not resolved]", SymbolModule::None, Unresolved::NotLookedUp),
             })
         };
-        self.cache.get(&frame).cloned().unwrap_or_else(unknown)
+        self.cache.get(&frame.body()).cloned().unwrap_or_else(unknown)
     }
 
     /// Distinct frames without a name by reason, perf-map lines skipped, and names a shim sent that
@@ -294,8 +503,12 @@ impl Symbolizer {
         }
         let mut counters: Vec<_> =
             unnamed.into_iter().map(|(why, count)| (why.name(), count)).collect();
+        counters.extend(self.images.counters());
         counters.extend(self.perf_maps.list());
         counters.extend(self.managed.counters());
+        // Where no lines are wanted, nothing became of them.
+        let lines = self.lines.as_ref().map(ManagedLines::counters);
+        counters.extend(lines.unwrap_or_else(|| ManagedLines::default().counters()));
         counters
     }
 
@@ -331,10 +544,11 @@ impl Symbolizer {
         directory: &dyn ImageResolver,
         copied: &mut native::CopyBudget,
     ) {
-        let file = directory.image(image);
-        let path = file.map_or("[unknown image]", |file| file.path);
-        let found = match (file.and_then(|file| file.file), directory.image_bytes(image)) {
-            (Some(file), _) => Some(native::names(file, addresses, copied)),
+        let described = directory.image(image);
+        let path = described.map_or("[unknown image]", |image| image.path);
+        let file = described.and_then(|image| Some((image, image.file?)));
+        let found = match (file, directory.image_bytes(image)) {
+            (Some(file), _) => Some(self.images.names(image, file, addresses, (directory, copied))),
             (None, Some(bytes)) => Some(native::names_in(bytes, addresses, copied)),
             (None, None) => None,
         };
@@ -353,7 +567,7 @@ impl Symbolizer {
         let module = SymbolModule::Image(image);
         for &address in addresses {
             let symbol = match names.next().flatten() {
-                Some(native::NativeName { name, system_name }) => Symbol {
+                Some(native::NativeName { name, system_name, .. }) => Symbol {
                     name: perfusion_model::text::clean(&name).as_ref().into(),
                     system_name: perfusion_model::text::clean(&system_name).as_ref().into(),
                     module: module.clone(),
@@ -482,7 +696,6 @@ pub const fn marker_name(marker: Marker) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use perfusion_model::event::MethodBody;
 
     /// Knows every process as this one, and how often it was asked.
     #[derive(Default)]
@@ -505,6 +718,7 @@ mod tests {
             process: ProcessId(process),
             start,
             generation: 0,
+            offset: None,
         };
         let method = MethodBody {
             asked: 0x1000,
@@ -514,6 +728,7 @@ mod tests {
             name: "A.M()".to_owned(),
             module: String::new(),
             ranges: vec![(0x1000, 16)],
+            il_map: None,
         };
         let mut symbolizer = Symbolizer::default();
         symbolizer.observe(ProcessId(1), &ShimEvent::Method(Box::new(method)));
@@ -539,7 +754,7 @@ mod tests {
     #[test]
     fn a_frame_without_a_name_is_counted_once_and_named_when_the_answer_comes() {
         let process = ProcessId(1);
-        let managed = FrameKey::Managed { process, start: 0x1000, generation: 0 };
+        let managed = FrameKey::Managed { process, start: 0x1000, generation: 0, offset: None };
         let unknown = FrameKey::Unknown { process, address: 0x77 };
         let mut symbolizer = Symbolizer::default();
         for _ in 0..2 {
@@ -563,6 +778,7 @@ mod tests {
             name: "A.M()".to_owned(),
             module: String::new(),
             ranges: vec![(0x1000, 16)],
+            il_map: None,
         };
         symbolizer.observe(process, &ShimEvent::Method(Box::new(method)));
         symbolizer.resolve([managed, unknown], &Nothing);

@@ -1,4 +1,5 @@
-//! Names of managed code, as shims tell them, bound to the frames that wanted them.
+//! Names of managed code, as shims tell them or as they are read from memory, bound to the frames
+//! that wanted them.
 //!
 //! A frame is (process, first address of the body, generation), and the process table decides when
 //! an address gets a new generation. So an answer is about the code that is there when it is given:
@@ -8,6 +9,7 @@
 //! believed about itself only, what is kept is bounded, and two methods that claim the same code
 //! make it nameless rather than wrong.
 
+use super::managed_lines::BodyLines;
 use super::perf_map::PerfMapName;
 use super::{FunctionId, Symbol, SymbolModule};
 use foldhash::HashMap;
@@ -53,11 +55,27 @@ struct FunctionKey {
     name: Arc<str>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct ManagedCodeRange {
     end: u64,
     /// `None` after a second method claimed the range.
     function: Option<FunctionId>,
+    /// The lines of its code, where they are known.
+    lines: Option<Arc<BodyLines>>,
+}
+
+impl ManagedCodeRange {
+    fn binding(&self) -> Result<NamedBody, MissingName> {
+        let function = self.function.ok_or(MissingName::Conflict)?;
+        Ok(NamedBody { function, lines: self.lines.clone() })
+    }
+}
+
+/// What a frame is bound to.
+#[derive(Clone, Debug)]
+struct NamedBody {
+    function: FunctionId,
+    lines: Option<Arc<BodyLines>>,
 }
 
 /// First address and generation of a body.
@@ -75,7 +93,9 @@ struct ProcessNames {
     /// Code that is there now, by first address.
     live: BTreeMap<u64, ManagedCodeRange>,
     /// What each frame is bound to.
-    bound: HashMap<CodeBody, Result<FunctionId, MissingName>>,
+    bound: HashMap<CodeBody, Result<NamedBody, MissingName>>,
+    /// What was read of frames from the process's memory, for want of an answer.
+    read: HashMap<CodeBody, FunctionId>,
     /// Frames that wait for an answer, by first address.
     waiting: BTreeMap<u64, PendingFrame>,
     /// How many of them are withheld.
@@ -104,7 +124,7 @@ impl ManagedNames {
     /// Takes what a shim of `process` said.
     pub(super) fn observe(&mut self, process: ProcessId, event: &ShimEvent) {
         match event {
-            ShimEvent::Method(method) => self.learn(process, method),
+            ShimEvent::Method(method) => self.learn(process, method, None),
             ShimEvent::NoMethod { asked, hresult, .. } => {
                 let entry = self.processes.entry(process).or_default();
                 if *hresult == NOT_NOW {
@@ -163,12 +183,41 @@ impl ManagedNames {
         self.processes.get(&process).is_some_and(|entry| entry.withheld > 0)
     }
 
-    fn learn(&mut self, process: ProcessId, method: &MethodBody) {
+    /// Takes the name of the frame at `asked` that was read from the process's memory.
+    pub(super) fn learn_read(&mut self, process: ProcessId, generation: u32, method: &MethodBody) {
+        let id = self.function_of(process, method);
+        let entry = self.processes.entry(process).or_default();
+        match id.filter(|_| entry.read.len() < MAX_RANGES) {
+            Some(id) => drop(entry.read.insert((method.asked, generation), id)),
+            None => {
+                self.refused = self.refused.saturating_add(1);
+                entry.full = true;
+            }
+        }
+    }
+
+    /// True when the name of this body was read.
+    pub(super) fn is_read(&self, process: ProcessId, start: u64, generation: u32) -> bool {
+        let entry = self.processes.get(&process);
+        entry.is_some_and(|entry| entry.read.contains_key(&(start, generation)))
+    }
+
+    fn function_of(&mut self, process: ProcessId, method: &MethodBody) -> Option<FunctionId> {
         let raw = if method.name.is_empty() { "[nameless method]" } else { &method.name };
         let module = (!method.module.is_empty()).then(|| module_name(&method.module));
         let module_id = if method.dynamic { 0 } else { method.module_id };
         let token = if method.dynamic { 0 } else { method.token };
-        let id = self.function(process, (module_id, token), raw, module);
+        self.function(process, (module_id, token), raw, module)
+    }
+
+    /// Takes what a shim of `process` said of a method body, whose lines are these.
+    pub(super) fn learn(
+        &mut self,
+        process: ProcessId,
+        method: &MethodBody,
+        lines: Option<Arc<BodyLines>>,
+    ) {
+        let id = self.function_of(process, method);
         let entry = self.processes.entry(process).or_default();
         let Some(id) = id else {
             self.refused = self.refused.saturating_add(1);
@@ -177,7 +226,7 @@ impl ManagedNames {
         };
         for &(start, len) in &method.ranges {
             let end = start.saturating_add(u64::from(len));
-            match entry.insert(start, end, id) {
+            match entry.insert(start, end, id, lines.clone()) {
                 Inserted::Yes => {}
                 Inserted::Full => self.refused = self.refused.saturating_add(1),
                 Inserted::Conflict => self.conflicts = self.conflicts.saturating_add(1),
@@ -242,9 +291,37 @@ impl ManagedNames {
         start: u64,
         generation: u32,
     ) -> Result<FunctionId, MissingName> {
+        let told = self.told(process, start, generation);
+        let entry = self.processes.get(&process).ok_or(MissingName::NotAnswered)?;
+        // Two that claim one place are not told apart by a third.
+        match (told, entry.read.get(&(start, generation))) {
+            (Err(MissingName::Conflict), _) | (Ok(_), _) | (_, None) => told,
+            (Err(_), Some(&read)) => Ok(read),
+        }
+    }
+
+    /// The same as far as the shim has told it, which is the one that knows lines.
+    pub(super) fn told(
+        &self,
+        process: ProcessId,
+        start: u64,
+        generation: u32,
+    ) -> Result<FunctionId, MissingName> {
         let entry = self.processes.get(&process).ok_or(MissingName::NotAnswered)?;
         let unbound = if entry.full { MissingName::StoreFull } else { MissingName::NotAnswered };
-        entry.bound.get(&(start, generation)).copied().unwrap_or(Err(unbound))
+        let bound = entry.bound.get(&(start, generation));
+        bound.map_or(Err(unbound), |bound| bound.as_ref().map(|b| b.function).map_err(|why| *why))
+    }
+
+    /// The lines of the body a frame belongs to.
+    pub(super) fn lines(
+        &self,
+        process: ProcessId,
+        start: u64,
+        generation: u32,
+    ) -> Option<&BodyLines> {
+        let bound = self.processes.get(&process)?.bound.get(&(start, generation))?;
+        bound.as_ref().ok()?.lines.as_deref()
     }
 
     /// Forgets all processes but these.
@@ -310,7 +387,7 @@ impl ProcessNames {
         }
         match self.live_at(start) {
             Some(range) => {
-                self.bound.insert((start, generation), range.function.ok_or(MissingName::Conflict));
+                self.bound.insert((start, generation), range.binding());
                 false
             }
             None => {
@@ -337,7 +414,7 @@ impl ProcessNames {
 
     fn live_at(&self, address: u64) -> Option<ManagedCodeRange> {
         let (_, range) = self.live.range(..=address).next_back()?;
-        (address < range.end).then_some(*range)
+        (address < range.end).then(|| range.clone())
     }
 
     /// First addresses of the live ranges that overlap `start..end`; live ranges never overlap each
@@ -362,7 +439,13 @@ impl ProcessNames {
         }
     }
 
-    fn insert(&mut self, start: u64, end: u64, function: FunctionId) -> Inserted {
+    fn insert(
+        &mut self,
+        start: u64,
+        end: u64,
+        function: FunctionId,
+        lines: Option<Arc<BodyLines>>,
+    ) -> Inserted {
         if start >= end {
             return Inserted::Yes;
         }
@@ -380,12 +463,14 @@ impl ProcessNames {
                 agreed = agreed.filter(|_| range.function == Some(function));
             }
         }
-        self.live.insert(first, ManagedCodeRange { end: last, function: agreed });
+        let range = ManagedCodeRange { end: last, function: agreed, lines };
+        let binding = range.binding();
+        self.live.insert(first, range);
         let named: Vec<CodeBody> =
             self.waiting.range(first..last).map(|(&s, w)| (s, w.generation)).collect();
         for (start, generation) in named {
             self.take(start);
-            self.bound.insert((start, generation), agreed.ok_or(MissingName::Conflict));
+            self.bound.insert((start, generation), binding.clone());
         }
         if agreed.is_none() { Inserted::Conflict } else { Inserted::Yes }
     }
@@ -416,6 +501,7 @@ mod tests {
             name: name.to_owned(),
             module: "/app/App.dll".to_owned(),
             ranges: ranges.to_vec(),
+            il_map: None,
         }))
     }
 
@@ -532,6 +618,26 @@ mod tests {
     }
 
     #[test]
+    fn a_name_that_was_read_serves_until_the_shim_tells_one() {
+        let mut names = ManagedNames::default();
+        let read = |names: &mut ManagedNames, generation, name: &str| {
+            let ShimEvent::Method(body) = method(1, name, &[(0x1000, 0)]) else { panic!() };
+            names.learn_read(PROCESS, generation, &body);
+        };
+        read(&mut names, 0, "Old.M()");
+        assert_eq!(name(&mut names, 0x1000, 0).as_deref(), Ok("Old.M()"));
+        assert_eq!(name(&mut names, 0x1000, 1), Err(MissingName::NotAnswered), "other code");
+        assert_eq!(names.waiting(PROCESS).collect::<Vec<_>>(), [0x1000], "a shim is still asked");
+        read(&mut names, 1, "Read.M()");
+        names.observe(PROCESS, &method(2, "Told.M()", &[(0x1000, 0x10)]));
+        assert_eq!(name(&mut names, 0x1000, 1).as_deref(), Ok("Told.M()"));
+        assert_eq!(name(&mut names, 0x1000, 0).as_deref(), Ok("Old.M()"));
+        names.observe(PROCESS, &method(3, "Other.M()", &[(0x1008, 0x10)]));
+        read(&mut names, 0, "Third.M()");
+        assert_eq!(name(&mut names, 0x1008, 0), Err(MissingName::Conflict));
+    }
+
+    #[test]
     fn no_method_is_its_own_reason() {
         let mut names = ManagedNames::default();
         names.want(PROCESS, 0x5000, 0, true);
@@ -580,7 +686,7 @@ mod tests {
             for (step, start, len, function) in steps {
                 match step {
                     0 => process.unload(start, start + len),
-                    1 => { process.insert(start, start + len, FunctionId(function)); }
+                    1 => { process.insert(start, start + len, FunctionId(function), None); }
                     _ => { process.want(start, function, false); }
                 }
                 let ends: Vec<u64> = process.live.values().map(|range| range.end).collect();

@@ -5,7 +5,12 @@
 //! headers and the symbol and string tables, at their own offsets. It is bounded, lives for one
 //! batch, and costs no memory for code and data.
 
+pub use crate::error::NativeError;
+
 use crate::demangle;
+use crate::elf_sections::{
+    ELF_HEADER_BYTES, ELF_IDENT, SHT_DYNSYM, SHT_STRTAB, SHT_SYMTAB, u64_in,
+};
 use blazesym::symbolize::source::{Elf, Source};
 use blazesym::symbolize::{Input, Sym, Symbolized, Symbolizer};
 use perfusion_host::process::guarded_io::ForeignFile;
@@ -25,49 +30,7 @@ const MAX_SIZELESS_BYTES: usize = 4096;
 /// Copied per read.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// e_ident: magic, ELFCLASS64, ELFDATA2LSB (System V gABI, chapter 4).
-const ELF_IDENT: [u8; 6] = [0x7f, b'E', b'L', b'F', 2, 1];
-const ELF_HEADER_BYTES: usize = 64;
 const SECTION_HEADER_BYTES: usize = 64;
-const SHT_SYMTAB: u32 = 2;
-const SHT_STRTAB: u32 = 3;
-const SHT_DYNSYM: u32 = 11;
-
-/// Why a file's symbols could not be read.
-#[derive(Debug, thiserror::Error)]
-pub enum NativeError {
-    /// The file cannot be read.
-    #[error("cannot read the file: {0}")]
-    Read(#[from] std::io::Error),
-    /// It is not what it should be.
-    #[error("not a usable ELF file: {0}")]
-    Format(&'static str),
-    /// More tables than the limit.
-    #[error("its symbol tables have {found} bytes, more than the limit of {limit}")]
-    TooLarge {
-        /// Bytes of all tables.
-        found: u64,
-        /// The limit.
-        limit: u64,
-    },
-    /// The files before it used up what may be copied for one window.
-    #[error("its symbol tables have {found} bytes, and {left} are left for this window")]
-    Budget {
-        /// Bytes of all tables.
-        found: u64,
-        /// Bytes left.
-        left: u64,
-    },
-    /// The private copy could not be made.
-    #[error("cannot make a private copy: {0}")]
-    Copy(#[from] rustix::io::Errno),
-    /// blazesym gave up.
-    #[error("symbols not read: {0}")]
-    Symbols(#[from] blazesym::Error),
-    /// blazesym panicked over it.
-    #[error("the ELF reader panicked")]
-    Panic,
-}
 
 /// A symbol's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,6 +39,8 @@ pub struct NativeName {
     pub name: String,
     /// As in the symbol table.
     pub system_name: String,
+    /// ELF virtual address where the symbol begins.
+    pub start: u64,
 }
 
 /// What may still be copied for one window: a process may map any number of files with large
@@ -128,21 +93,28 @@ fn symbolize(copy: &File, addresses: &[u64]) -> Result<Vec<Option<NativeName>>, 
         .enable_demangling(false)
         .build();
     // The tables are hostile input to a library that was written for honest files.
-    let found = catch_unwind(AssertUnwindSafe(|| -> Result<Vec<Option<String>>, NativeError> {
-        let found = symbolizer.symbolize(&Source::Elf(source), Input::VirtOffset(addresses))?;
-        // blazesym stretches a symbol without a size up to the next symbol, however far that is.
-        let near = |symbol: &Sym<'_>| symbol.size.is_some() || symbol.offset < MAX_SIZELESS_BYTES;
-        let name = |found: Symbolized<'_>| Some(found.into_sym().filter(near)?.name.into_owned());
-        Ok(found.into_iter().map(name).collect())
-    }))
-    .map_err(|_| NativeError::Panic)??;
-    Ok(found.into_iter().map(|name| name.filter(|name| !name.is_empty()).map(readable)).collect())
+    let found =
+        catch_unwind(AssertUnwindSafe(|| -> Result<Vec<Option<(String, u64)>>, NativeError> {
+            let found = symbolizer.symbolize(&Source::Elf(source), Input::VirtOffset(addresses))?;
+            // blazesym stretches a symbol without a size up to the next symbol, however far that
+            // is.
+            let near =
+                |symbol: &Sym<'_>| symbol.size.is_some() || symbol.offset < MAX_SIZELESS_BYTES;
+            let name = |found: Symbolized<'_>| {
+                let symbol = found.into_sym().filter(near)?;
+                Some((symbol.name.into_owned(), symbol.addr))
+            };
+            Ok(found.into_iter().map(name).collect())
+        }))
+        .map_err(|_| NativeError::Panic)??;
+    let readable = |(name, start): (String, u64)| (!name.is_empty()).then(|| readable(name, start));
+    Ok(found.into_iter().map(|found| found.and_then(readable)).collect())
 }
 
 /// C++ and Rust names made readable; anything else as it is.
-fn readable(system_name: String) -> NativeName {
+fn readable(system_name: String, start: u64) -> NativeName {
     let name = demangle::whole(&system_name);
-    NativeName { name: name.unwrap_or_else(|| system_name.clone()), system_name }
+    NativeName { name: name.unwrap_or_else(|| system_name.clone()), system_name, start }
 }
 
 fn memfd() -> Result<File, NativeError> {
@@ -254,12 +226,6 @@ pub fn text_segment(file: &ForeignFile) -> Option<TextSegment> {
     None
 }
 
-fn u64_in(bytes: &[u8; 64], at: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(word)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -318,9 +284,9 @@ mod tests {
 
     #[test]
     fn cpp_names_are_demangled_and_c_names_left_alone() {
-        assert_eq!(readable("_ZN3foo3barEi".to_owned()).name, "foo::bar(int)");
-        assert_eq!(readable("malloc".to_owned()).name, "malloc");
-        assert_eq!(readable("_Zgarbage".to_owned()).name, "_Zgarbage");
+        assert_eq!(readable("_ZN3foo3barEi".to_owned(), 0).name, "foo::bar(int)");
+        assert_eq!(readable("malloc".to_owned(), 0).name, "malloc");
+        assert_eq!(readable("_Zgarbage".to_owned(), 0).name, "_Zgarbage");
     }
 
     #[test]

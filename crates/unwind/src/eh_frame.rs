@@ -141,6 +141,12 @@ impl UnwindSections {
         self.ask(file, address)
     }
 
+    /// Where the data is that the FDE which covers `address` names for its language (LSDA).
+    #[must_use]
+    pub fn language_data_in(&self, file: &dyn FileBytes, address: u64) -> Option<u64> {
+        self.ask(file, address).ok()?
+    }
+
     fn ask<A: FdeQuery>(&self, file: &dyn FileBytes, address: u64) -> Result<A, RuleRefusal> {
         let found = match &self.far {
             Some(far) => far.ask(self.machine, file, address),

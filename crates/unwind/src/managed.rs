@@ -201,6 +201,12 @@ impl JitBody {
         )
     }
 
+    /// Address of its MethodDesc.
+    #[must_use]
+    pub fn method(&self) -> u64 {
+        self.identity[4]
+    }
+
     /// A body of this method without entries, so without rules: for tests of what keeps bodies.
     #[must_use]
     pub fn without_entries(range: Range<u64>, method: u64) -> Self {

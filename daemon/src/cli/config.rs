@@ -5,11 +5,10 @@ use std::path::PathBuf;
 
 pub(super) const CONFIG_HELP: &str = "\
 Flags go before the environment, the environment before the file. The variable of windows.length \
-     is PERFUSION_WINDOWS_LENGTH.
-The daemon reads it again on SIGHUP, and keeps what it has when something is wrong. log, \
-     limits.lower_priority and the place of the control socket \
-(beside limits.kill_switch) change when it starts again. `perfusion config schema` lists every \
-     value.";
+is PERFUSION_WINDOWS_LENGTH.
+The daemon reads it again on SIGHUP, and keeps what it has when something is wrong. Three values \
+change only when it starts again: log, limits.lower_priority and the place of the control socket \
+(beside limits.kill_switch). `perfusion config schema` lists every value.";
 
 /// Where the daemon's configuration comes from.
 #[derive(Debug, Args)]

@@ -34,15 +34,15 @@ pub struct DumpArgs {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
-    /// Print with each frame what `perfusion inspect unwind` takes to explain it (JSON has it
-    /// always): a file and the address in it, or the pid and the address where a managed method
-    /// begins.
+    /// Print with each frame what `perfusion inspect unwind` takes to explain it: a file and the
+    /// address in it. For a managed method it is the pid and the address where the method begins.
+    /// JSON has it always.
     #[arg(long)]
     pub addresses: bool,
     /// Write here instead of to stdout (-).
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Never load the shim: no managed names beyond a perf map.
+    /// Never load the shim: names of managed methods are read from memory.
     #[arg(long)]
     pub no_attach: bool,
     /// Most bytes of user stack copied per thread, in KiB; only what a thread uses is copied.

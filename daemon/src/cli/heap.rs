@@ -10,12 +10,11 @@ const HEAP_EXAMPLES: &str = "Examples:
 
 const HEAP_HELP: &str = "\
 No library is loaded for this: the runtime itself reports its heap over its diagnostics socket \
-     (.NET 6 and newer). So a process that says \
-PERFUSION_ATTACH=off is surveyed as well, if you name it. The survey pauses the app, and \
-says for how long. It is not begun where the process has too little memory left for it, in a \
-     cgroup or on the machine; --force begins it all the same. Ctrl-C ends it within \
-a second. If the runtime answers by then, its events are switched off first. Else the runtime \
-     switches them off when the connection is closed.";
+(.NET 6 and newer). So a process that says PERFUSION_ATTACH=off is surveyed as well, if you name \
+it. The survey pauses the app, and says for how long. It does not begin if the process has too \
+little memory left, in a cgroup or on the machine. --force begins it all the same. Ctrl-C ends it \
+within a second. If the runtime answers by then, its events are switched off first. Else the \
+runtime switches them off when the connection is closed.";
 
 /// Memory for a survey, and for the runtime's buffer, MiB, unless told otherwise.
 pub(super) const MEMORY_MIB: u32 = 1024;
@@ -48,16 +47,16 @@ pub struct HeapArgs {
         conflicts_with_all = ["output", "memory", "buffer", "force"]
     )]
     pub diff: Vec<PathBuf>,
-    /// Write the survey here as pprof too: a sample for each way in which objects are held, its
-    /// stack the way.
+    /// Write the survey here as pprof too. It has a sample for each way in which objects are held,
+    /// and its stack is that way.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Most types shown, with what holds them.
     #[arg(short = 'n', long, value_name = "ROWS", default_value_t = 10)]
     pub rows: usize,
-    /// Most memory for the survey, in MiB: about 16 bytes an object and 4 a reference, with
-    /// dominated sizes 48 and 16. With less, dominated sizes are left out first, then what holds
-    /// the objects; types are counted always.
+    /// Most memory for the survey, in MiB. It takes about 16 bytes an object and 4 a reference,
+    /// with dominated sizes 48 and 16. With less, first the dominated sizes are left out, then what
+    /// holds the objects. Types are counted always.
     #[arg(
         long,
         value_name = "MIB",
@@ -66,7 +65,7 @@ pub struct HeapArgs {
     )]
     pub memory: u32,
     /// Most memory the runtime takes, inside the process, for events that were not read yet, in
-    /// MiB. Less is taken where the limits of the process's cgroups leave less.
+    /// MiB. It takes less if the limits of the process's cgroups leave less.
     #[arg(
         long,
         value_name = "MIB",
@@ -74,8 +73,8 @@ pub struct HeapArgs {
         value_parser = clap::value_parser!(u32).range(16..=4096)
     )]
     pub buffer: u32,
-    /// Go on where the process has too little memory left (its cgroups' limits, the machine's
-    /// memory): the kernel may kill it then.
+    /// Go on although the process has too little memory left, by the limits of its cgroups or on
+    /// the machine. The kernel may kill it then.
     #[arg(long)]
     pub force: bool,
 }

@@ -5,14 +5,13 @@ use super::values::parse_address;
 use clap::{Args, Subcommand};
 
 const INSPECT_UNWIND: &str = "\
-Two answers are given, since the same address means two things. As the next instruction to run \
-     (innermost frame, or interrupted by \
-a signal) the place in a prologue or epilogue counts. As a return address the code is inside the \
-     call before it: what is looked up is \
-one byte less.
+Two answers are given, because the same address means two things. It can be the next instruction \
+to run, in the innermost frame or in one that a signal interrupted. Then the place in a prologue \
+or epilogue counts. It can also be a return address. Then the code is inside the call before it, \
+and one byte less is looked up.
 
 In the rule, `[x]` is the word of stack at x, CFA the caller's stack pointer before its call. \
-     Registers not named are lost.";
+Registers not named are lost.";
 
 pub(super) const INSPECT_EXAMPLES: &str = "Examples:
   perfusion inspect unwind 4242 0x7f3c12345678               an address in a process's memory
@@ -30,9 +29,9 @@ pub enum InspectCommand {
 #[derive(Debug, Args)]
 #[command(after_help = below(&[INSPECT_UNWIND, INSPECT_EXAMPLES]))]
 pub struct InspectUnwindArgs {
-    /// A running process by its pid, or a file: ELF (program, library) or PE (.NET assembly
-    /// compiled ahead of time, as the framework's are; one with IL only has no code before it
-    /// runs). A file whose name is a number: ./123.
+    /// A running process by its pid, or a file. The file is ELF (program, library) or PE (.NET
+    /// assembly compiled ahead of time, as the framework's are). An assembly with IL only has no
+    /// code before it runs. A file whose name is a number: ./123.
     #[arg(value_name = "FILE|PID")]
     pub target: String,
     /// 0x… or decimal. In a process: an address in its memory. In a file: an ELF virtual address

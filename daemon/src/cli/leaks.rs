@@ -30,7 +30,7 @@ pub struct LeaksArgs {
     )]
     pub pid: Option<u32>,
     /// Profiles of windows that follow each other, as the daemon writes them, in any order and of
-    /// any number of services: each is one moment. Of each process the last unbroken stretch is
+    /// any number of services. Each is one moment. Of each process the last unbroken stretch is
     /// judged.
     #[arg(
         value_name = "FILE",
@@ -48,11 +48,11 @@ pub struct LeaksArgs {
     #[arg(short = 'n', long, value_name = "ROWS", default_value_t = 10)]
     pub rows: usize,
     /// At the end, say what holds the objects that were seen of each place shown. That takes a
-    /// survey of the heap (`perfusion heap`), which stops the managed threads for a full collection
-    /// and a walk (twice up to .NET 9). Not after Ctrl-C.
+    /// survey of the heap (`perfusion heap`). It stops the managed threads for a full collection
+    /// and a walk (twice up to .NET 9). It is left out after Ctrl-C.
     #[arg(long)]
     pub heap: bool,
-    /// Most memory for that survey, in MiB: about 24 bytes an object and 4 a reference.
+    /// Most memory for that survey, in MiB. It takes about 24 bytes an object and 4 a reference.
     #[arg(
         long,
         value_name = "MIB",
@@ -71,8 +71,8 @@ pub struct LeaksArgs {
         value_parser = clap::value_parser!(u32).range(16..=4096)
     )]
     pub buffer: u32,
-    /// Go on where the process has too little memory left (its cgroups' limits, the machine's
-    /// memory): the kernel may kill it then.
+    /// Go on although the process has too little memory left, by the limits of its cgroups or on
+    /// the machine. The kernel may kill it then.
     #[arg(long)]
     pub force: bool,
     /// How much each .NET process tells.

@@ -11,6 +11,7 @@ mod ps;
 mod record;
 mod report;
 mod shim_limits;
+mod symbols;
 mod values;
 
 pub use config::{ConfigCheckArgs, ConfigCommand, ConfigSourceArgs};
@@ -23,11 +24,13 @@ pub use ps::PsArgs;
 pub use record::{AllocCounts, RecordArgs};
 pub use report::{ReportArgs, ReportFormat, TopOrder};
 pub use shim_limits::ShimLimitArgs;
+pub use symbols::{SymbolArgs, SymbolsCheckArgs, SymbolsCommand, SymbolsFetchArgs};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use config::CONFIG_HELP;
 use inspect::INSPECT_EXAMPLES;
 use std::path::PathBuf;
+use symbols::SYMBOLS_EXAMPLES;
 
 /// Exit codes, also in `--help`.
 pub mod exit {
@@ -117,15 +120,15 @@ pub enum CliCommand {
     /// been waiting and for what. Nothing is stopped and no signal is sent.
     Dump(DumpArgs),
     /// Tell leaks from caches: what stays in managed memory, by type and allocation stack, over
-    /// several moments of a running process or several profiles, each with a verdict and its
-    /// reason.
+    /// several moments. The moments are of a running process, or several profiles. Each place has a
+    /// verdict and its reason.
     Leaks(LeaksArgs),
     /// Show what is in the managed heap and what holds it: one survey of a running process, or two
     /// compared.
     Heap(HeapArgs),
     /// List processes: runtime and version, container, what profiling they allow and why not more.
-    /// Where a daemon runs it is asked: how many stacks it has of each, how many it lost, what part
-    /// of a CPU the process costs it, and why it did not attach.
+    /// A daemon that runs is asked for more of each: stacks taken and lost, what part of a CPU it
+    /// costs, and why there is no shim.
     Ps(PsArgs),
     /// Check what this machine allows, and say what to do about what it does not.
     #[command(after_help = DOCTOR_EXAMPLES)]
@@ -146,6 +149,13 @@ pub enum CliCommand {
         /// What to look at.
         #[command(subcommand)]
         what: InspectCommand,
+    },
+    /// Look where the symbols of native files are, and fetch those that this host does not have.
+    #[command(after_help = SYMBOLS_EXAMPLES)]
+    Symbols {
+        /// What to do.
+        #[command(subcommand)]
+        what: SymbolsCommand,
     },
     /// Print the completions of a shell.
     Completions {

@@ -1,7 +1,7 @@
 //! The arguments of `perfusion record`.
 
 use super::values::parse_duration;
-use super::{ShimLimitArgs, below, exit_codes_with_command};
+use super::{ShimLimitArgs, SymbolArgs, below, exit_codes_with_command};
 use clap::{ArgGroup, Args, ValueEnum};
 use perfusion_sources::shim::Subscriptions;
 use std::num::NonZeroU32;
@@ -21,8 +21,8 @@ const RECORD_EXAMPLES: &str = "Examples:
     group = ArgGroup::new("target").required(true).multiple(false)
 )]
 pub struct RecordArgs {
-    /// Processes to profile, with the children they make from now on: separated by commas, or given
-    /// again.
+    /// Processes to profile, separated by commas or given again. Children that they make from now
+    /// on belong to them.
     #[arg(
         short,
         long,
@@ -42,9 +42,9 @@ pub struct RecordArgs {
     /// Start this program and profile it from its first instruction until it ends.
     #[arg(last = true, value_name = "CMD", group = "target")]
     pub command: Vec<String>,
-    /// Stop after this long (500ms, 10s, 5m, 1h). Default: until Ctrl-C (a second one gives the
-    /// recording up, exit code 130) or until every target has ended. A CMD that still runs then
-    /// goes on; perfusion writes the file and waits for it, to end with its exit code.
+    /// Stop after this long (500ms, 10s, 5m, 1h). Default: until Ctrl-C or until every target has
+    /// ended. A second Ctrl-C gives the recording up (exit code 130). If CMD still runs after this
+    /// time, perfusion writes the file and waits for CMD. It ends with CMD's exit code.
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
     /// The profile's file.
@@ -59,25 +59,25 @@ pub struct RecordArgs {
         value_parser = clap::value_parser!(u32).range(1..=10_000)
     )]
     pub frequency: u32,
-    /// Load the shim into the .NET processes of --all or --cgroup too, as many as run at the start
-    /// (with --pid and CMD it is loaded anyway).
+    /// Load the shim into the .NET processes of --all or --cgroup too, as many as run at the start.
+    /// With --pid and CMD it is loaded anyway.
     #[arg(long, conflicts_with = "no_attach")]
     pub attach: bool,
-    /// Never load the shim: no managed names beyond a perf map, no allocations.
+    /// Never load the shim: names of managed methods are read from memory, no allocations.
     #[arg(long)]
     pub no_attach: bool,
     /// Count every object of CMD and its .NET children: allocations, survivors of each collection,
-    /// promotions, lifetimes per type. The profile's allocations are exact then, and
-    /// FILE.exact.json, which `report --exact` prints, has the rest. Boxed values, of which .NET 10
-    /// tells nobody, are found by its collections and at its end. CMD runs 7 to 16 times slower
-    /// where it does nothing but allocate, without background collections, and must not have a
-    /// profiler of its own (an APM agent's).
+    /// promotions, lifetimes per type. The profile's allocations are exact then. FILE.exact.json
+    /// has the rest, and `report --exact` prints it. .NET 10 does not report boxed values; its
+    /// collections and its end find them. CMD runs without background collections. If it does
+    /// nothing but allocate, it is 7 to 16 times slower. It must not have a profiler of its own (an
+    /// APM agent's).
     #[arg(long, requires = "command", conflicts_with = "no_attach")]
     pub exact: bool,
-    /// Have the runtimes of CMD and its .NET children (8 and newer) count what they allocate, per
-    /// type, from their start on, and tell of each type so often: low 5, high 100 times a second.
-    /// CMD runs up to 14 times slower where it allocates much. The last objects of each type are
-    /// not told of; --exact counts those, too.
+    /// Have the runtimes of CMD and its .NET children (8 and newer) count their allocations per
+    /// type from their start on. Each type is reported 5 (low) or 100 (high) times a second. If CMD
+    /// allocates much, it runs up to 14 times slower. The last objects of each type are not
+    /// reported. --exact counts those, too.
     #[arg(
         long,
         value_name = "OFTEN",
@@ -85,8 +85,8 @@ pub struct RecordArgs {
         conflicts_with_all = ["exact", "no_attach"]
     )]
     pub alloc_counts: Option<AllocCounts>,
-    /// Most bytes of user stack copied per sample and wait, in KiB (before Linux 5.17 at most 64,
-    /// of a wait 32); only what a thread uses is copied.
+    /// Most bytes of user stack copied per sample and wait, in KiB. Only what a thread uses is
+    /// copied. Before Linux 5.17 the limit is 64, and 32 for a wait.
     #[arg(
         long,
         value_name = "KIB",
@@ -94,10 +94,10 @@ pub struct RecordArgs {
         value_parser = clap::value_parser!(u32).range(4..=128)
     )]
     pub stack_kib: u32,
-    /// Budget for the stacks of waits, in MiB per second: a sixth of it for threads that wait more
-    /// than 32 times a second, the rest for those whose waits are few; what four seconds leave of
-    /// it may be used later, and a recording begins with as much. Above it, waits keep their exact
-    /// timing and their stacks are sampled with a known probability.
+    /// Budget for the stacks of waits, in MiB per second. A sixth of it is for threads that wait
+    /// more than 32 times a second, the rest for the others. What four seconds leave of it may be
+    /// used later, and a recording begins with as much. Above it, waits keep their exact times, and
+    /// their stacks are sampled with a known probability.
     #[arg(
         long,
         value_name = "MIB",
@@ -105,24 +105,24 @@ pub struct RecordArgs {
         value_parser = clap::value_parser!(u32).range(1..=1024)
     )]
     pub wait_stack_mib: u32,
-    /// Take the stack of whoever ends a wait too, of the threads that are recorded: in the flame
-    /// graph and in folded stacks it stands upside down on the waiting stack, above a frame [woken
-    /// by]. Comes out of the same budget.
+    /// Take the stack of the thread that ends a wait too, if it is recorded. Flame graph and folded
+    /// stacks show it upside down on the waiting stack, above a frame [woken by]. It comes out of
+    /// the same budget.
     #[arg(long)]
     pub waker_stacks: bool,
-    /// Tell CPU time and waits apart by what their threads worked for, where those publish it
-    /// (OpenTelemetry's thread context): labels trace_id and span_id. Files grow: stacks of
-    /// different spans are not summed up.
+    /// Tell CPU time and waits apart by the span that their threads work for, with the labels
+    /// trace_id and span_id. Threads must publish it (OpenTelemetry's thread context). Files grow,
+    /// because stacks of different spans are not summed up.
     #[arg(long)]
     pub spans: bool,
-    /// Go on although a process has too little memory left below its cgroups' limits or on the
+    /// Go on although a process has too little memory left, by the limits of its cgroups or on the
     /// machine. The kernel may kill it then.
     #[arg(long)]
     pub force: bool,
     /// How much each .NET process tells.
     #[command(flatten)]
     pub limits: ShimLimitArgs,
-    /// Do not ask runtimes for exceptions (sample type `exceptions`): a program that throws many
+    /// Do not ask runtimes for exceptions (sample type `exceptions`). A program that throws many
     /// thousand a second pays nothing then.
     #[arg(long)]
     pub no_exceptions: bool,
@@ -134,10 +134,17 @@ pub struct RecordArgs {
     /// same.
     #[arg(long)]
     pub no_contention: bool,
-    /// Ask runtimes how many workers their thread pools have, and why that changes (starvation,
-    /// workers added), and how much work waits. `report --type blocked` shows it.
+    /// Ask runtimes how many workers their thread pools have, why that changes (starvation, workers
+    /// added), and how much work waits. `report --type blocked` shows it.
     #[arg(long)]
     pub thread_pool: bool,
+    /// Find the source lines of managed code, for the assemblies that have their PDB (in
+    /// themselves or beside them): `report --lines`, `report --list`, `go tool pprof -list`.
+    #[arg(long, conflicts_with = "no_attach")]
+    pub lines: bool,
+    /// Where symbols of native files come from.
+    #[command(flatten)]
+    pub symbols: SymbolArgs,
     /// Keep the stack of one wait in so many, chosen by chance, whatever the budget: for tests of
     /// the estimates.
     #[arg(long, value_name = "N", hide = true)]
@@ -156,6 +163,7 @@ impl RecordArgs {
             exception_messages: self.exception_messages,
             contention: !self.no_contention,
             thread_pool: self.thread_pool,
+            il_maps: self.lines,
             start_session: self.alloc_counts.is_some(),
             ..Subscriptions::default()
         }

@@ -1,6 +1,6 @@
 //! The arguments of `perfusion report`.
 
-use super::values::parse_only;
+use super::values::{Labels, parse_by, parse_only};
 use clap::{Args, ValueEnum};
 use perfusion_report::stacks::LabelFilter;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,7 @@ const REPORT_EXAMPLES: &str = "Examples:
   perfusion report app.pb.gz --type blocked --sort cum       where threads wait, callers first
   perfusion report app.pb.gz -t blocked --by thread_name,wait_reason
   perfusion report app.pb.gz -t cpu --only thread=worker1    one thread of it
+  perfusion report app.pb.gz --list 'Shop\\.ParseOrder'       its source, with what each line takes
   perfusion report app.pb.gz -f flame -o app.html            every sample type as a flame graph
   perfusion report /var/lib/perfusion/profiles/shop/*.pb.gz  what the daemon has written, as one \
      profile
@@ -22,12 +23,12 @@ const REPORT_EXAMPLES: &str = "Examples:
 #[command(after_help = REPORT_EXAMPLES)]
 pub struct ReportArgs {
     /// A pprof file, gzipped or not; - is standard input. Several are shown as one, each sample
-    /// with a label `window`: when its file began (--by window: how much in each, and per second).
-    /// What was alive (inuse_*) is that of the last moment, or of each with --by window.
+    /// with a label `window`: when its file began. --by window shows how much is in each, and per
+    /// second. What was alive (inuse_*) is that of the last moment, or of each with --by window.
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// Print what `record --exact` has counted: FILE is its profile, or the .exact.json beside it.
-    /// Nothing else but -n and -o matters then.
+    /// Print what `record --exact` has counted. FILE is its profile, or the .exact.json beside it.
+    /// Only -n and -o matter then.
     #[arg(long)]
     pub exact: bool,
     /// Sample type, for example cpu, blocked, alloc_space, inuse_space. Default: the profile's own
@@ -35,8 +36,8 @@ pub struct ReportArgs {
     #[arg(short = 't', long = "type", value_name = "TYPE")]
     pub sample_type: Option<String>,
     /// top: table of functions; folded: one stack a line; flame: one HTML file with all sample
-    /// types. Default: top, or flame where the output's name ends in .html. It is needed for an
-    /// output whose name has another ending than .html and .txt.
+    /// types. Default: top, or flame if the output's name ends in .html. It is needed if the
+    /// output's name has another ending than .html and .txt.
     #[arg(short, long, value_enum)]
     pub format: Option<ReportFormat>,
     /// Rows of the top table; with --by window and more, of each window.
@@ -45,17 +46,31 @@ pub struct ReportArgs {
     /// Order of the top table: what a function uses itself (flat), or with all it calls (cum).
     #[arg(long, value_enum, default_value_t = TopOrder::Flat)]
     pub sort: TopOrder,
-    /// Sum by the values of a label instead of by functions, for example thread, thread_name,
-    /// thread_role, process, wait_reason, waker, waker_name, type, generation, window (one that is
-    /// not there is answered with those that are). Several, separated by commas or given again: a
-    /// row for each combination; (none) are those without the label. Folded stacks and the flame
-    /// graph get the values as their roots.
-    #[arg(long, value_name = "LABEL", value_delimiter = ',')]
-    pub by: Vec<String>,
+    /// Sum by the values of a label instead of by functions. Examples: thread, thread_name,
+    /// thread_role, process, wait_reason, waker, waker_name, type, generation, window. A label that
+    /// is not there is answered with those that are. Several, separated by commas or given again: a
+    /// row for each combination. (none) are samples without the label. In folded stacks and the
+    /// flame graph the values are the roots. A comma in a label's name has a backslash before it:
+    /// --by 'region\, zone'.
+    #[arg(long, value_name = "LABEL", value_parser = parse_by)]
+    pub by: Vec<Labels>,
     /// Show only what has this value of a label, for example thread=poster1, pid=4242 or
-    /// wait_reason=futex. More than one: all must hold.
+    /// wait_reason=futex. More than one: all must hold. A = in a label's name has a backslash
+    /// before it.
     #[arg(long, value_name = "LABEL=VALUE", value_parser = parse_only)]
     pub only: Vec<LabelFilter>,
+    /// Tell the lines of functions apart, where the profile has them (`record --lines`; native
+    /// code's in profiles of other tools).
+    #[arg(long)]
+    pub lines: bool,
+    /// Print the source of the functions whose names match this regular expression, with what each
+    /// line takes itself, and with what it calls.
+    #[arg(long, value_name = "REGEX", conflicts_with_all = ["by", "format", "lines"])]
+    pub list: Option<String>,
+    /// Look for sources below this directory, where they are not at the path that the profile
+    /// names. It may be given again.
+    #[arg(long, value_name = "DIR", requires = "list")]
+    pub source: Vec<PathBuf>,
     /// Write here instead of to stdout (-).
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -66,10 +81,16 @@ pub struct ReportArgs {
 }
 
 impl ReportArgs {
+    /// The labels to sum by.
+    #[must_use]
+    pub fn by(&self) -> Vec<String> {
+        self.by.concat()
+    }
+
     /// How it is written.
     #[must_use]
     pub fn format(&self) -> ReportFormat {
-        let is_page = self.output.as_deref().is_some_and(is_page);
+        let is_page = self.list.is_none() && self.output.as_deref().is_some_and(is_page);
         self.format.unwrap_or(if is_page { ReportFormat::Flame } else { ReportFormat::Top })
     }
 }
@@ -116,12 +137,12 @@ mod tests {
         let by = |words: &[&str]| match Cli::try_parse_from(
             ["perfusion", "report", "x"].iter().chain(words),
         ) {
-            Ok(Cli { command: CliCommand::Report(report), .. }) => report.by,
+            Ok(Cli { command: CliCommand::Report(report), .. }) => report.by(),
             other => panic!("{other:?}"),
         };
         assert_eq!(
-            by(&["--by", "thread_name,wait_reason", "--by", "waker"]),
-            ["thread_name", "wait_reason", "waker"]
+            by(&["--by", "thread_name,wait_reason", "--by", "waker", "--by", r"region\, zone"]),
+            ["thread_name", "wait_reason", "waker", "region, zone"]
         );
         assert!(by(&[]).is_empty());
     }

@@ -15,9 +15,10 @@ pub struct ShimLimitArgs {
         value_parser = clap::value_parser!(u32).range(256..=65_536)
     )]
     pub live_objects: u32,
-    /// Samples of allocations in a second of which each .NET process tells of all, 16 to 1000000 (a
-    /// sample for each 100 KiB), and as many large objects (85,000 bytes or more), which are not
-    /// sampled. Of more, chance chooses about as many, larger ones first, and these stand for all.
+    /// Allocation samples a second up to which each .NET process reports all, 16 to 1000000. There
+    /// is one for each 100 KiB. The same limit holds for large objects (85,000 bytes or more),
+    /// which are not sampled. Of more, chance chooses about as many, larger ones first, and these
+    /// stand for all.
     #[arg(
         long,
         value_name = "N",

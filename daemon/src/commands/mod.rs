@@ -13,4 +13,5 @@ pub mod ps;
 pub mod record;
 pub mod reference;
 pub mod report;
+pub mod symbols;
 mod target;

@@ -430,7 +430,8 @@ mod tests {
         let why_not = |ticks: u64, more: &str, unselected: &str, before: Option<&str>| {
             // As a daemon of an earlier version says it, and one of this.
             let told = format!(
-                r#"{{"remarks":[],"processes":[{{"pid":{me},"start_ticks":{ticks},"is_clr":true,"stacks":1,"stacks_broken":0,"lookup_ms":0,
+                r#"{{"remarks":[],"processes":[{{"pid":{me},"start_ticks":{ticks},
+                "is_clr":true,"stacks":1,"stacks_broken":0,"lookup_ms":0,
                 "shim":false,"shim_dropped":0,"why_not":"it opted out"{more}}}]{unselected}}}"#
             );
             let answer: ProcessesResponse = serde_json::from_str(&told).unwrap();
@@ -455,7 +456,8 @@ mod tests {
     fn where_a_daemon_runs_nobody_is_asked_but_those_it_is_in() {
         let told = |shim: bool| {
             let told = format!(
-                r#"{{"remarks":[],"processes":[{{"pid":7,"start_ticks":1,"is_clr":true,"stacks":1,"stacks_broken":0,"lookup_ms":0,
+                r#"{{"remarks":[],"processes":[{{"pid":7,"start_ticks":1,
+                "is_clr":true,"stacks":1,"stacks_broken":0,"lookup_ms":0,
                 "shim":{shim},"shim_dropped":0,"why_not":null}}]}}"#
             );
             DaemonAnswer::Told(serde_json::from_str(&told).unwrap())
@@ -476,7 +478,8 @@ mod tests {
         let ticks = perfusion_host::process::start_ticks(me).unwrap();
         let told = |more: &str| {
             let told = format!(
-                r#"{{"remarks":[],"processes":[{{"pid":{me},"start_ticks":{ticks},"is_clr":false,"stacks":7,"stacks_broken":1,"lookup_ms":20,
+                r#"{{"remarks":[],"processes":[{{"pid":{me},"start_ticks":{ticks},
+                "is_clr":false,"stacks":7,"stacks_broken":1,"lookup_ms":20,
                 "shim":false,"shim_dropped":0,"why_not":null{more}}}]}}"#
             );
             let mut rows: Vec<_> = all().unwrap().into_iter().filter(|row| row.pid == me).collect();

@@ -8,7 +8,7 @@ use perfusion_model::units::counted;
 use perfusion_report::exact_summary;
 use perfusion_report::merge::{WINDOW, WindowLengths};
 use perfusion_report::stacks::{ProfileStacks, ProfileView};
-use perfusion_report::{self, ReportError, collections, flame, folded, groups, top, types};
+use perfusion_report::{self, ReportError, collections, flame, folded, groups, list, top, types};
 
 /// `perfusion report`.
 ///
@@ -34,7 +34,8 @@ pub fn report(options: &ReportArgs, quiet: bool) -> Result<u8, Error> {
     }
     let window =
         options.only.iter().find(|only| only.label == WINDOW).map(|only| only.value.as_str());
-    let asks_windows = window.is_some() || options.by.iter().any(|label| label == WINDOW);
+    let by = options.by();
+    let asks_windows = window.is_some() || by.iter().any(|label| label == WINDOW);
     let (profile, windows) = match options.files.as_slice() {
         [file] if !asks_windows => (perfusion_report::load(file)?, WindowLengths::new()),
         files => perfusion_report::load_all(files, asks_windows, window)?,
@@ -42,10 +43,19 @@ pub fn report(options: &ReportArgs, quiet: bool) -> Result<u8, Error> {
     let stacks = ProfileStacks::new(&profile);
     let sample_type =
         options.sample_type.as_deref().unwrap_or_else(|| stacks.default_sample_type());
-    let view =
-        ProfileView { idle: options.idle, only: options.only.clone(), by: options.by.clone() };
+    let view = ProfileView {
+        idle: options.idle,
+        only: options.only.clone(),
+        by: by.clone(),
+        lines: options.lines,
+    };
     let mut text = Vec::new();
     match options.format() {
+        ReportFormat::Top if options.list.is_some() => {
+            let functions = options.list.clone().unwrap_or_default();
+            let listed = list::ListOptions { functions, sources: options.source.clone(), view };
+            text.extend(list::text(&profile, sample_type, &listed)?.into_bytes());
+        }
         ReportFormat::Top => {
             let shown = top::TableOptions {
                 limit: options.rows,
@@ -60,7 +70,7 @@ pub fn report(options: &ReportArgs, quiet: bool) -> Result<u8, Error> {
             };
             let by_type = types::is_known(&stacks, sample_type)
                 .then(|| types::table(&profile, sample_type, &shown));
-            let table = match (options.by.as_slice(), by_type) {
+            let table = match (by.as_slice(), by_type) {
                 // With its intervals.
                 ([by], Some(types)) if by == "type" => types,
                 ([], more) => {

@@ -139,13 +139,13 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_that_nobody_saw_begin_is_older_than_the_window_and_its_visit_comes_in_time() {
+    fn a_wait_that_nobody_saw_begin_is_older_than_the_window_and_its_scan_comes_in_time() {
         let mut threads = ThreadAccounts::default();
         let first = threads.cut(&asleep(40, 100, times(40, 60)), &mut |stack| stack, false);
         assert_eq!(at(&first, StackOrMarker::Marker(Marker::StackLost)).1, 60.0);
         let second = threads.cut(&asleep(40, 200, times(40, 160)), &mut |stack| stack, false);
         assert_eq!(at(&second, StackOrMarker::Marker(Marker::WaitingSinceBefore)).1, 100.0);
-        threads.sleeper(T, MonotonicNs(40), StackId(3), SLEEP);
+        threads.off_cpu(T, MonotonicNs(40), StackId(3), SLEEP);
         let third = threads.cut(&asleep(40, 300, times(40, 260)), &mut |stack| stack, false);
         assert_eq!(at(&third, StackOrMarker::Stack(StackId(3))).1, 100.0);
     }

@@ -97,9 +97,9 @@ impl ThreadWaits {
         self.open = Some(open);
     }
 
-    /// The iterator saw the thread in a wait. A later one may be open already: the visit's record
+    /// The iterator saw the thread in a wait. A later one may be open already: the scan's record
     /// came late.
-    pub(super) fn visited(&mut self, open: OpenWait) {
+    pub(super) fn scanned(&mut self, open: OpenWait) {
         if self.open.as_ref().is_none_or(|other| other.start <= open.start) {
             self.open = Some(open);
         }

@@ -19,36 +19,41 @@ pub(super) fn check(reading: &mut ReadProfile) -> Result<(), ReadRefusal> {
 /// All indices that pprof looks up. Of a label with text it does not look up the unit.
 fn strings(profile: &Profile) -> Result<(), ReadRefusal> {
     let len = profile.string_table.len();
-    let check = |found: i64| match usize::try_from(found) {
+    let check = |found: i64, place: &dyn Fn() -> String| match usize::try_from(found) {
         Ok(index) if index < len => Ok(()),
-        _ => Err(ReadRefusal::String { found, len }),
+        _ => Err(ReadRefusal::String { place: place(), found, len }),
     };
-    for mapping in &profile.mapping {
-        check(mapping.filename)?;
-        check(mapping.build_id)?;
+    for (mapping, number) in profile.mapping.iter().zip(1..) {
+        check(mapping.filename, &|| format!("the file name of mapping {number}"))?;
+        check(mapping.build_id, &|| format!("the build id of mapping {number}"))?;
     }
-    for function in &profile.function {
-        check(function.name)?;
-        check(function.system_name)?;
-        check(function.filename)?;
+    for (function, number) in profile.function.iter().zip(1..) {
+        check(function.name, &|| format!("the name of function {number}"))?;
+        check(function.system_name, &|| format!("the system name of function {number}"))?;
+        check(function.filename, &|| format!("the file name of function {number}"))?;
     }
-    for ValueType { r#type, unit } in profile.sample_type.iter().chain(&profile.period_type) {
-        check(*r#type)?;
-        check(*unit)?;
+    let period = profile.period_type.iter().map(|each| (each, "the period".to_owned()));
+    let types = profile.sample_type.iter().zip(1..);
+    let types = types.map(|(each, number)| (each, format!("sample type {number}")));
+    for (ValueType { r#type, unit }, place) in types.chain(period) {
+        check(*r#type, &|| format!("the name of {place}"))?;
+        check(*unit, &|| format!("the unit of {place}"))?;
     }
-    for label in profile.sample.iter().flat_map(|sample| &sample.label) {
-        check(label.key)?;
-        check(label.str)?;
-        if label.str == 0 {
-            check(label.num_unit)?;
+    for (sample, number) in profile.sample.iter().zip(1..) {
+        for label in &sample.label {
+            check(label.key, &|| format!("the key of a label of sample {number}"))?;
+            check(label.str, &|| format!("the text of a label of sample {number}"))?;
+            if label.str == 0 {
+                check(label.num_unit, &|| format!("the unit of a label of sample {number}"))?;
+            }
         }
     }
     for &comment in &profile.comment {
-        check(comment)?;
+        check(comment, &|| "a comment".to_owned())?;
     }
-    [profile.drop_frames, profile.keep_frames, profile.default_sample_type]
-        .into_iter()
-        .try_for_each(check)
+    check(profile.drop_frames, &|| "drop_frames".to_owned())?;
+    check(profile.keep_frames, &|| "keep_frames".to_owned())?;
+    check(profile.default_sample_type, &|| "default_sample_type".to_owned())
 }
 
 /// A mapping that is not in the table is none.
@@ -132,20 +137,21 @@ fn tables(profile: &Profile) -> Result<(), ReadRefusal> {
         return Err(ReadRefusal::SamplesWithoutTypes);
     }
     let locations: HashSet<u64> = profile.location.iter().map(|location| location.id).collect();
-    for sample in &profile.sample {
-        if sample.value.len() != types {
-            return Err(ReadRefusal::Values { found: sample.value.len(), types });
+    for (each, sample) in profile.sample.iter().zip(1..) {
+        if each.value.len() != types {
+            return Err(ReadRefusal::Values { sample, found: each.value.len(), types });
         }
-        if let Some(&id) = sample.location_id.iter().find(|id| !locations.contains(id)) {
-            return Err(ReadRefusal::NoLocation { id });
+        if let Some(&id) = each.location_id.iter().find(|id| !locations.contains(id)) {
+            return Err(ReadRefusal::NoLocation { sample, id });
         }
     }
     ids("mapping", profile.mapping.iter().map(|mapping| mapping.id))?;
     let functions = ids("function", profile.function.iter().map(|function| function.id))?;
     ids("location", profile.location.iter().map(|location| location.id))?;
     for location in &profile.location {
-        if location.line.iter().any(|line| !functions.contains(&line.function_id)) {
-            return Err(ReadRefusal::NoFunction { id: location.id });
+        let mut of_lines = location.line.iter().map(|line| line.function_id);
+        if let Some(function) = of_lines.find(|function| !functions.contains(function)) {
+            return Err(ReadRefusal::NoFunction { id: location.id, function });
         }
     }
     Ok(())

@@ -23,9 +23,14 @@ mod wire;
 use super::error::{PprofError, ReadRefusal, gunzip};
 use super::proto::{Function, Label, Line, Location, Mapping, Profile, Sample, ValueType};
 use super::{LOSS_PREFIX, PERFUSION_PREFIX};
+use perfusion_model::text::clean;
+pub use prune::regex;
 use std::collections::HashSet;
 use std::fmt::Write as _;
 use wire::{WireFields, WireValue};
+
+/// Characters of a text that a refusal shows.
+const SHOWN_CHARACTERS: usize = 60;
 
 /// A profile that was read.
 #[derive(Debug)]
@@ -76,8 +81,10 @@ fn message(bytes: &[u8]) -> Result<ReadProfile, ReadRefusal> {
             5 => profile.function.push(function(value)?),
             6 => {
                 strings.push(value.bytes()?);
-                if strings.first().is_some_and(|first| !first.is_empty()) {
-                    return Err(ReadRefusal::FirstString);
+                if let Some(first) = strings.first().filter(|first| !first.is_empty()) {
+                    let text = String::from_utf8_lossy(first);
+                    let found = clean(&text).chars().take(SHOWN_CHARACTERS).collect();
+                    return Err(ReadRefusal::FirstString { found });
                 }
             }
             7 => profile.drop_frames = value.signed()?,

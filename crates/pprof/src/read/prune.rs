@@ -48,21 +48,29 @@ pub(super) fn prune(reading: &mut ReadProfile) {
 /// The error is a remark.
 fn compile(field: &str, expression: &str) -> Result<Regex, String> {
     // pprof wraps it before it reads it: a quotation without an end takes the bracket in.
-    RegexBuilder::new(&translated(&format!("^({expression})$")))
+    regex(&format!("^({expression})$")).map_err(|why| {
+        format!(
+            "{field} `{}` is no regular expression that can be used ({why}): nothing is dropped",
+            clean(expression)
+        )
+    })
+}
+
+/// A regular expression as pprof reads it.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn regex(expression: &str) -> Result<Regex, String> {
+    let built = RegexBuilder::new(&translated(expression))
         .size_limit(MAX_EXPRESSION_BYTES)
         .dfa_size_limit(MAX_EXPRESSION_BYTES)
-        .build()
-        .map_err(|error| {
-            // The lines above the last one show the place in the translated expression.
-            let error = error.to_string();
-            let why = error.lines().last().unwrap_or_default();
-            let why = why.strip_prefix("error: ").unwrap_or(why);
-            format!(
-                "{field} `{}` is no regular expression that can be used ({}): nothing is dropped",
-                clean(expression),
-                clean(why)
-            )
-        })
+        .build();
+    built.map_err(|error| {
+        // The lines above the last one show the place in the translated expression.
+        let error = error.to_string();
+        let why = error.lines().last().unwrap_or_default();
+        clean(why.strip_prefix("error: ").unwrap_or(why)).into_owned()
+    })
 }
 
 /// Answers how many stacks became shorter.

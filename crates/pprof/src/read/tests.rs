@@ -209,16 +209,25 @@ fn what_pprof_refuses_is_refused_with_its_reason() {
     assert_eq!(refusal(b"text"), ReadRefusal::Wire);
     assert_eq!(refused(|p| p.sample_type.clear()), ReadRefusal::SamplesWithoutTypes);
     assert_eq!(refused(|p| (p.sample_type, p.sample) = Default::default()), ReadRefusal::NoTypes);
-    assert_eq!(refused(|p| p.sample[0].value.push(1)), ReadRefusal::Values { found: 2, types: 1 });
-    assert_eq!(refused(|p| p.sample[0].location_id.push(0)), ReadRefusal::NoLocation { id: 0 });
-    assert_eq!(refused(|p| p.sample[0].location_id.push(7)), ReadRefusal::NoLocation { id: 7 });
+    assert_eq!(
+        refused(|p| p.sample[0].value.push(1)),
+        ReadRefusal::Values { sample: 1, found: 2, types: 1 }
+    );
+    assert_eq!(
+        refused(|p| p.sample[0].location_id.push(0)),
+        ReadRefusal::NoLocation { sample: 1, id: 0 }
+    );
+    assert_eq!(
+        refused(|p| p.sample[0].location_id.push(7)),
+        ReadRefusal::NoLocation { sample: 1, id: 7 }
+    );
     assert_eq!(
         refused(|p| p.location[1].line[0].function_id = 9),
-        ReadRefusal::NoFunction { id: 2 }
+        ReadRefusal::NoFunction { id: 2, function: 9 }
     );
     assert_eq!(
         refused(|p| p.location[1].line[0].function_id = 0),
-        ReadRefusal::NoFunction { id: 2 }
+        ReadRefusal::NoFunction { id: 2, function: 0 }
     );
     assert_eq!(
         refused(|p| p.function[1].id = 1),
@@ -232,18 +241,61 @@ fn what_pprof_refuses_is_refused_with_its_reason() {
         refused(|p| p.mapping = vec![Mapping::default()]),
         ReadRefusal::ReservedId { table: "mapping" }
     );
-    assert_eq!(refused(|p| p.function[0].name = 99), ReadRefusal::String { found: 99, len: 9 });
-    assert_eq!(refused(|p| p.comment = vec![-1]), ReadRefusal::String { found: -1, len: 9 });
-    assert_eq!(refused(|p| p.string_table[0] = "x".to_owned()), ReadRefusal::FirstString);
-    assert_eq!(refused(|p| p.string_table.clear()), ReadRefusal::String { found: 3, len: 0 });
+    assert_eq!(
+        refused(|p| p.comment = vec![-1]),
+        ReadRefusal::String { place: "a comment".to_owned(), found: -1, len: 9 }
+    );
+    let no_table = refused(|p| p.string_table.clear());
+    assert!(matches!(no_table, ReadRefusal::String { found: 3, len: 0, .. }), "{no_table}");
     let two = with(|p| p.time_nanos = 5).encode_to_vec().repeat(2);
     assert_eq!(refusal(&two), ReadRefusal::Concatenated);
     assert!(ReadRefusal::Concatenated.to_string().contains("concatenated profiles detected"));
     // Without a time nobody sees that there are two, but their samples do not fit.
     assert_eq!(
         refusal(&good().encode_to_vec().repeat(2)),
-        ReadRefusal::Values { found: 1, types: 2 }
+        ReadRefusal::Values { sample: 1, found: 1, types: 2 }
     );
+}
+
+/// Breaks a profile.
+type Change<'a> = &'a dyn Fn(&mut Profile);
+
+#[test]
+fn a_broken_string_table_is_refused_with_the_place_what_was_expected_and_what_was_found() {
+    let label = |key, str, num_unit| Label { key, str, num_unit, ..Label::default() };
+    let below = "expected an index below 9, the length of the string table, found 99 (pprof: ";
+    let mapping = Mapping { id: 1, ..Mapping::default() };
+    let said = |change: Change<'_>| refused(change).to_string();
+    let cases: [(&str, Change<'_>); 11] = [
+        ("the name of function 1", &|p| p.function[0].name = 99),
+        ("the system name of function 2", &|p| p.function[1].system_name = 99),
+        ("the file name of function 1", &|p| p.function[0].filename = 99),
+        ("the file name of mapping 1", &|p| {
+            p.mapping = vec![Mapping { filename: 99, ..mapping }];
+        }),
+        ("the build id of mapping 1", &|p| p.mapping = vec![Mapping { build_id: 99, ..mapping }]),
+        ("the unit of sample type 1", &|p| p.sample_type[0].unit = 99),
+        ("the name of the period", &|p| {
+            p.period_type = Some(ValueType { r#type: 99, unit: 0 });
+        }),
+        ("the key of a label of sample 1", &|p| p.sample[0].label = vec![label(99, 1, 0)]),
+        ("the text of a label of sample 1", &|p| p.sample[0].label = vec![label(1, 99, 0)]),
+        ("the unit of a label of sample 1", &|p| p.sample[0].label = vec![label(1, 0, 99)]),
+        ("default_sample_type", &|p| p.default_sample_type = 99),
+    ];
+    for (place, change) in cases {
+        let said = said(change);
+        assert!(said.starts_with(&format!("{place}: {below}")), "{said}");
+    }
+    let none = said(&|p| p.string_table.clear());
+    assert!(none.contains("an index into a string table, of which the file has none, found 3"));
+    let first = |text: &str| said(&|p| p.string_table[0] = text.to_owned());
+    let expected = "the first string of the string table: expected the empty string, found ";
+    assert_eq!(
+        first("x\ny"),
+        format!("{expected}`x\\u{{a}}y` (pprof: string_table[0] must be '')")
+    );
+    assert!(first(&"x".repeat(100_000)).len() < 300);
 }
 
 #[test]

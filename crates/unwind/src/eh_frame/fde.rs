@@ -187,6 +187,20 @@ impl FdeQuery for Range<u64> {
     }
 }
 
+impl FdeQuery for Option<u64> {
+    fn of<'a, S: UnwindSection<SectionBytes<'a>>>(
+        _machine: &TargetMachine,
+        _dwarf: &Dwarf<'a, S>,
+        fde: &FrameDescriptionEntry<SectionBytes<'a>>,
+        _address: u64,
+    ) -> Result<Self, RuleRefusal> {
+        match fde.lsda() {
+            Some(gimli::Pointer::Direct(address)) => Ok(Some(address)),
+            _ => Ok(None),
+        }
+    }
+}
+
 impl FdeQuery for FdeRule {
     fn of<'a, S: UnwindSection<SectionBytes<'a>>>(
         machine: &TargetMachine,

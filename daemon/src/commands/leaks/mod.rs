@@ -79,7 +79,7 @@ pub fn leaks(options: &cli::LeaksArgs, quiet: bool) -> Result<u8, Error> {
 }
 
 /// Forgets every second moment when there are too many, but not the last one; true when it did.
-fn thin(snapshots: &mut Vec<Snapshot>) -> bool {
+fn downsample(snapshots: &mut Vec<Snapshot>) -> bool {
     let cells: usize =
         snapshots.iter().flat_map(|of| of.groups.values()).map(|of| of.cells.len()).sum();
     if snapshots.len() <= FEWEST_MOMENTS || snapshots.len() <= MOMENTS && cells <= CELLS {
@@ -116,7 +116,7 @@ impl LeakWatch {
         for event in events {
             self.processor.event(event);
         }
-        self.processor.processes.teach(drop);
+        self.processor.processes.push_rules(drop);
         self.processor.take_questions().put_to(&mut self.shims);
     }
 
@@ -292,7 +292,7 @@ fn watch(pid: u32, options: &cli::LeaksArgs, quiet: bool) -> Result<LeakObservat
         if ends || began.elapsed() >= next {
             next += window;
             snapshots.push(Snapshot::read(&watch.look()?, &mut places));
-            if thin(&mut snapshots) {
+            if downsample(&mut snapshots) {
                 window *= 2;
             }
         }

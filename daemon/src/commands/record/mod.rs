@@ -2,6 +2,7 @@
 
 mod attaching;
 mod ending;
+mod native_symbols;
 mod profile;
 
 use super::target::{check_seen, check_target};
@@ -87,8 +88,8 @@ pub fn record(options: &RecordArgs, quiet: bool) -> Result<u8, Error> {
     say.line(&format!("recording {}; Ctrl-C ends it", describe(options, child.as_ref())));
     if with_shim && follower.is_none() {
         say.line(
-            "without --attach: managed names and allocations only of .NET processes that have a \
-             shim already",
+            "without --attach: allocations only of .NET processes that have a shim already; \
+             managed names are read from memory",
         );
     }
     let watch = EndWatch {
@@ -125,7 +126,8 @@ pub fn record(options: &RecordArgs, quiet: bool) -> Result<u8, Error> {
     tracing::debug!("the recording is over");
     let without_shim = follower.map(Follower::stop).unwrap_or_default();
     tracing::debug!("the follower has ended");
-    let recorded = recording.stop().ok_or(Error::Failed)?;
+    let mut recorded = recording.stop().ok_or(Error::Failed)?;
+    native_symbols::complete(&mut recorded, &options.symbols, say)?;
     if let Some((_, account)) = &mut account {
         exact_merge::number_modules(account, |pid| recorded.processor.contexts(pid));
     }
