@@ -65,6 +65,12 @@ counts! {
     pod_watches "daemon_pod_watches" "times the API server was asked to tell what changes";
     pod_changes "daemon_pod_changes" "changes of pods and versions it told of";
     pod_failures "daemon_pod_failures" "times it did not answer, or not as it should";
+    symbols_fetched "daemon_symbols_fetched" "debug files that servers sent (symbols.urls)";
+    symbols_not_found "daemon_symbols_not_found" "debug files that no server has";
+    symbols_refused "daemon_symbols_refused" "files that servers sent and that were not used: of \
+        another build, without symbols, or too long";
+    symbols_failed "daemon_symbols_failed" "debug files that could not be fetched: a server did \
+        not answer in time, or not as it should";
     log_lines_lost "daemon_log_lines_lost" "lines of the log that nobody took in time, or that \
         could not be written";
 }

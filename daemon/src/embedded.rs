@@ -58,12 +58,22 @@ mod tests {
         Some(all.filter(|(offset, relocation)| is_function(*offset, relocation.target())).count())
     }
 
-    /// The iterator notes its visit and then looks at the state, a switch-in stores the state and
-    /// then looks for a visit: without a full barrier in both, each can miss the other. No test can
+    /// The kernel and aya read types and lines (BTF). DWARF was most of the object.
+    #[test]
+    fn the_object_has_types_and_no_other_debug_information() {
+        let Some(probes) = probes() else { return };
+        let object = object::File::parse(probes).unwrap();
+        let names: Vec<&str> = object.sections().map(|section| section.name().unwrap()).collect();
+        assert!(names.contains(&".BTF") && names.contains(&".BTF.ext"), "{names:?}");
+        assert!(!names.iter().any(|name| name.contains(".debug_")), "{names:?}");
+    }
+
+    /// The iterator notes its scan and then looks at the state, a switch-in stores the state and
+    /// then looks for a scan: without a full barrier in both, each can miss the other. No test can
     /// win that race, so the barriers themselves are looked for.
     #[test]
-    fn a_visit_and_the_end_of_a_wait_have_a_barrier_each() {
-        for program in ["sched_switch", "sleepers"] {
+    fn a_scan_and_the_end_of_a_wait_have_a_barrier_each() {
+        for program in ["sched_switch", "off_cpu_threads"] {
             let Some(instructions) = instructions(program) else { return };
             assert!(instructions.contains(&(ATOMIC_64, BARRIER)), "{program}");
         }

@@ -4,6 +4,7 @@ use crate::cli::exit;
 use crate::config::load::ConfigError;
 use crate::memory_guard::MemoryError;
 use crate::select::cgroups::NoCgroup;
+use crate::symbols::{CacheError, UnusableUrl};
 use perfusion_dotnet::attach::AttachError;
 use perfusion_dotnet::attach::policy::AttachObstacle;
 use perfusion_dotnet::counts::startup::StartupError;
@@ -17,6 +18,7 @@ use perfusion_pprof::PprofError;
 use perfusion_report::ReportError;
 use perfusion_sources::kernel::KernelError;
 use perfusion_sources::launch::LaunchError;
+use perfusion_symbolize::native::NativeError;
 use std::io::{self, Write as _};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -137,6 +139,26 @@ pub enum Error {
     /// A sink of the daemon cannot be opened.
     #[error(transparent)]
     Sink(#[from] SinkError),
+    /// Nobody to ask.
+    #[error(
+        "no symbol server: name one with --symbol-server URL, or some in the environment's \
+         DEBUGINFOD_URLS (sudo passes it on with --preserve-env=DEBUGINFOD_URLS)"
+    )]
+    NoSymbolServer,
+    /// A URL of a symbol server.
+    #[error("--symbol-server: {0}")]
+    SymbolServer(#[from] UnusableUrl),
+    /// Where symbols are kept.
+    #[error(transparent)]
+    SymbolCache(#[from] CacheError),
+    /// A file without symbols of any kind.
+    #[error("{}: {source}", path.display())]
+    SymbolsOf {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Why.
+        source: NativeError,
+    },
     /// Another daemon runs.
     #[error("another daemon runs here: pid {pid} (it holds {})", path.display())]
     AlreadyRuns {
@@ -187,7 +209,7 @@ pub enum Error {
     },
     /// No iterator.
     #[error("dump: the kernel does not show sleeping threads: {lack} (`perfusion doctor`)")]
-    NoSleepers {
+    NoOffCpuScans {
         /// The kernel's answer.
         lack: String,
     },
@@ -288,7 +310,7 @@ impl Error {
             Self::Launch(LaunchError::Spawn { .. } | LaunchError::Interpreter { .. }) => {
                 exit::COMMAND
             }
-            Self::NoSleepers { .. }
+            Self::NoOffCpuScans { .. }
             | Self::Unseen { .. }
             | Self::Hidden { .. }
             | Self::ProcessUnreadable { .. }
@@ -323,6 +345,7 @@ impl Error {
             Self::Output(_)
             | Self::Sink(_)
             | Self::SinksHang(_)
+            | Self::SymbolCache(_)
             | Self::Report(ReportError::Write(_)) => exit::OUTPUT,
             _ => exit::OTHER,
         }

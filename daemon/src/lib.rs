@@ -12,3 +12,4 @@ pub mod kubernetes;
 pub mod log_filter;
 pub mod memory_guard;
 pub mod select;
+pub mod symbols;

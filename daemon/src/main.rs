@@ -2,7 +2,7 @@
 
 mod embedded;
 
-use perfusion::cli::{self, CliCommand, ConfigCommand, InspectCommand, exit};
+use perfusion::cli::{self, CliCommand, ConfigCommand, InspectCommand, SymbolsCommand, exit};
 use perfusion::error::say;
 use perfusion::log_filter;
 use std::io::IsTerminal as _;
@@ -75,6 +75,12 @@ fn main() -> ExitCode {
         CliCommand::Config { what: ConfigCommand::Schema } => perfusion::commands::config::schema(),
         CliCommand::Inspect { what: InspectCommand::Unwind(options) } => {
             perfusion::commands::inspect::unwind(options)
+        }
+        CliCommand::Symbols { what: SymbolsCommand::Fetch(options) } => {
+            perfusion::commands::symbols::fetch(options, cli.quiet)
+        }
+        CliCommand::Symbols { what: SymbolsCommand::Check(options) } => {
+            perfusion::commands::symbols::check(options)
         }
         CliCommand::Completions { shell } => perfusion::commands::manual::completions(*shell),
         CliCommand::Man { directory } => perfusion::commands::manual::pages(directory),

@@ -6,6 +6,7 @@ pub mod load;
 
 use crate::kubernetes::KubernetesConfig;
 use crate::select::SelectionConfig;
+use crate::symbols::{self, FetchLimits, SymbolServers};
 use perfusion_export::directory::Files;
 use perfusion_export::otlp::OtlpOptions;
 use perfusion_export::pyroscope::{self, PyroscopeOptions};
@@ -53,6 +54,8 @@ pub struct Config {
     pub spool: SpoolOptions,
     /// Loading the shim into .NET processes.
     pub attach: AttachConfig,
+    /// Symbols of native files.
+    pub symbols: SymbolsConfig,
     /// What the daemon may take of its host, and what ends its work.
     pub limits: LimitsConfig,
     /// Metrics and health over HTTP.
@@ -99,6 +102,9 @@ pub struct RecordingConfig {
     /// Whether runtimes are asked how many workers their thread pools have, why that changes, and
     /// how much work waits.
     pub thread_pool: bool,
+    /// Whether source lines of managed code are found, for the assemblies that have their PDB (in
+    /// themselves or beside them); profiles grow.
+    pub lines: bool,
     /// Memory between the probes and the daemon, a power of two from 1MiB to 1GiB.
     pub ring: ByteSize,
 }
@@ -128,6 +134,7 @@ impl RecordingConfig {
             exception_messages: self.exception_messages,
             contention: self.contention,
             thread_pool: self.thread_pool,
+            il_maps: self.lines,
             ..Subscriptions::default()
         }
     }
@@ -148,6 +155,7 @@ impl Default for RecordingConfig {
             exception_messages: false,
             contention: true,
             thread_pool: false,
+            lines: false,
             ring: ByteSize(8 << 20),
         }
     }
@@ -192,7 +200,7 @@ impl Default for ServicesConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum AttachPolicy {
-    /// None: managed frames have no names beyond a perf map, and there are no allocations.
+    /// None: names of managed methods are read from memory, and there are no allocations.
     #[default]
     Off,
     /// Those of the listed services.
@@ -235,6 +243,55 @@ impl Default for AttachConfig {
             services: Vec::new(),
             except: Vec::new(),
             retry_after: HumanDuration(Duration::from_secs(30)),
+        }
+    }
+}
+
+/// Symbols of native files that have none. They are looked for in separate debug files on this host
+/// anyway. A window does not wait for those that a server sends: later ones have the names.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct SymbolsConfig {
+    /// Servers that are asked by build id: debuginfod's, or symbol stores of Microsoft's layout,
+    /// which have those of .NET runtimes. None: nobody is asked.
+    pub urls: Vec<String>,
+    /// Directories with debug files by build id (`.build-id/ab/cdef.debug`), such as `perfusion
+    /// symbols fetch` fills. Debug files are looked for there, too.
+    pub directories: Vec<PathBuf>,
+    /// Where that is kept which servers send. Nobody but the daemon's user may write there.
+    pub cache: PathBuf,
+    /// Most bytes that are kept there; the oldest files go first.
+    pub cache_size: ByteSize,
+    /// Longest file that is taken from a server.
+    pub max_file: ByteSize,
+    /// How long a file may take, 1s to 1h.
+    pub timeout: HumanDuration,
+}
+
+impl SymbolsConfig {
+    /// Where debug files are looked for besides the usual places.
+    #[must_use]
+    pub fn places(&self) -> Vec<PathBuf> {
+        let cache = (!self.urls.is_empty()).then_some(&self.cache);
+        self.directories.iter().chain(cache).cloned().collect()
+    }
+
+    /// Bounds of what is fetched.
+    #[must_use]
+    pub fn limits(&self) -> FetchLimits {
+        FetchLimits { file_bytes: self.max_file.0, timeout: self.timeout.0 }
+    }
+}
+
+impl Default for SymbolsConfig {
+    fn default() -> Self {
+        Self {
+            urls: Vec::new(),
+            directories: Vec::new(),
+            cache: PathBuf::from(symbols::CACHE),
+            cache_size: ByteSize(2 << 30),
+            max_file: ByteSize(512 << 20),
+            timeout: HumanDuration(Duration::from_secs(60)),
         }
     }
 }
@@ -459,10 +516,22 @@ impl Config {
             ("kubernetes.token_file", Some(&self.kubernetes.token_file)),
             ("recording.cgroup", self.recording.cgroup.as_ref()),
             ("spool.directory", self.spool.directory.as_ref()),
+            ("symbols.cache", Some(&self.symbols.cache)),
         ];
-        for (key, path) in paths {
+        let directories = self.symbols.directories.iter();
+        let directories = directories.map(|path| ("symbols.directories", Some(path)));
+        for (key, path) in paths.into_iter().chain(directories) {
             if let Some(path) = path.filter(|path| !path.is_absolute()) {
                 return unfit(key, "an absolute path", path.display().to_string());
+            }
+        }
+        let hour = Duration::from_secs(3600);
+        if !(Duration::from_secs(1)..=hour).contains(&self.symbols.timeout.0) {
+            return unfit("symbols.timeout", "1s to 1h", self.symbols.timeout.to_string());
+        }
+        for url in &self.symbols.urls {
+            if let Err(error) = SymbolServers::check(url) {
+                return Err(InvalidValue { key: "symbols.urls", problem: error.to_string() });
             }
         }
         if self.has_receivers() && self.spool.directory.is_none() {

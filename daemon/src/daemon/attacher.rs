@@ -118,7 +118,7 @@ impl Attacher {
     ) -> io::Result<Self> {
         let (news, heard) = channel();
         let (tell, seen_to) = (news.clone(), watcher.clone());
-        let own = move |attempt: &AttachAttempt| settings.wishing(attempt.subscriptions);
+        let own = move |attempt: &AttachAttempt| settings.subscribing(attempt.subscriptions);
         let workers = AttachWorkers::new(own, move |done: AttachOutcome<AttachAttempt>| {
             if done.1.is_ok() {
                 seen_to.watch(done.0.program.0);
@@ -423,8 +423,7 @@ fn is_final(error: &AttachError) -> bool {
                     | AttachObstacle::Architecture(_)
                     | AttachObstacle::DiagnosticsOff(_)
                     | AttachObstacle::OptedOut
-                    | AttachObstacle::TooOld(_)
-                    | AttachObstacle::Musl,
+                    | AttachObstacle::TooOld(_),
                 ..
             }
     )

@@ -28,7 +28,7 @@ impl CgroupLimits {
 
     /// Of the process whose `/proc/PID/cgroup` is `cgroup`, with hierarchies mounted below `root`.
     fn of(cgroup: &str, root: &Path) -> Self {
-        let mut confines = Self::default();
+        let mut limits = Self::default();
         for line in cgroup.lines() {
             let mut parts = line.splitn(3, ':').skip(1);
             let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
@@ -45,11 +45,11 @@ impl CgroupLimits {
             for hierarchy in hierarchies {
                 // A container that sees only its own part of the tree finds that part at the root.
                 for ancestor in Path::new(path.trim_start_matches('/')).ancestors() {
-                    confines.take(&hierarchy.join(ancestor));
+                    limits.take(&hierarchy.join(ancestor));
                 }
             }
         }
-        confines
+        limits
     }
 
     /// The limits of one directory.

@@ -2,22 +2,20 @@
 //! stands. Its file has mode 0600, lies beside the kill switch, and whoever connects must be root
 //! or who runs the daemon, whatever rights the file has by then.
 
-use super::http::{self, ServedState};
+use super::http::{Listener, ServedState, ServerThread};
 use super::processes::{PROCESSES, ProcessesResponse};
 use super::sinks::SinkWatcher;
 use super::state::DaemonState;
 use perfusion_export::file;
-use perfusion_host::priority;
 use rustix::fs::Mode;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
+use tokio::net::UnixListener;
 
 /// Its name, in the directory of the kill switch.
 const NAME: &str = "control.sock";
@@ -37,8 +35,7 @@ pub fn path(kill_switch: &Path) -> PathBuf {
 /// The socket; dropping it takes the file away.
 pub struct Control {
     path: PathBuf,
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    _thread: ServerThread,
 }
 
 impl Control {
@@ -48,27 +45,14 @@ impl Control {
     /// # Errors
     /// When it cannot be had.
     pub fn start(path: PathBuf, state: Arc<DaemonState>, sinks: SinkWatcher) -> io::Result<Self> {
-        let listener = listen(&path)?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
         let about = ServedState::new(state, sinks, true);
-        let thread = std::thread::Builder::new().name("control".into()).spawn(move || {
-            priority::wait_for_others();
-            http::serve(|| accept(&listener), &stopped, &about);
-        })?;
-        Ok(Self { path, stop, thread: Some(thread) })
+        let thread = ServerThread::start("control", || listen(&path).map(ControlListener), about)?;
+        Ok(Self { path, _thread: thread })
     }
 }
 
 impl Drop for Control {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        // Wakes the thread; where that fails it is left to the end of the program.
-        if UnixStream::connect(&self.path).is_ok()
-            && let Some(thread) = self.thread.take()
-        {
-            thread.join().ok();
-        }
         // Somebody may have taken it away.
         std::fs::remove_file(&self.path).ok();
     }
@@ -76,24 +60,30 @@ impl Drop for Control {
 
 fn listen(path: &Path) -> io::Result<UnixListener> {
     file::remove(path)?;
-    let flags = SocketFlags::CLOEXEC;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     // Before it listens nobody can connect.
     rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR)?;
     rustix::net::listen(&socket, BACKLOG)?;
-    Ok(UnixListener::from(socket))
+    UnixListener::from_std(socket.into())
 }
 
-/// The next one who may ask.
-fn accept(listener: &UnixListener) -> io::Result<UnixStream> {
-    let (connection, _) = listener.accept()?;
-    let peer = socket_peercred(&connection)?.uid;
-    if peer.is_root() || peer == rustix::process::geteuid() {
-        Ok(connection)
-    } else {
-        tracing::warn!(uid = peer.as_raw(), "refused at the control socket");
-        Err(io::ErrorKind::PermissionDenied.into())
+/// Connections of those who may ask.
+struct ControlListener(UnixListener);
+
+impl Listener for ControlListener {
+    type Connection = tokio::net::UnixStream;
+
+    async fn accept(&self) -> io::Result<Self::Connection> {
+        let (connection, _) = self.0.accept().await?;
+        let peer = socket_peercred(&connection)?.uid;
+        if peer.is_root() || peer == rustix::process::geteuid() {
+            Ok(connection)
+        } else {
+            tracing::warn!(uid = peer.as_raw(), "refused at the control socket");
+            Err(io::ErrorKind::PermissionDenied.into())
+        }
     }
 }
 

@@ -23,7 +23,6 @@ pub mod metrics;
 pub mod mode;
 mod nonblocking_writer;
 pub mod notify;
-mod pacer;
 pub mod pipeline;
 pub mod processes;
 pub mod queue;
@@ -42,6 +41,8 @@ pub mod sinks;
 pub mod state;
 mod stop;
 pub mod switch;
+pub mod symbol_requests;
+mod window_timer;
 pub mod windows;
 
 use crate::cli::ConfigSourceArgs;
@@ -54,7 +55,6 @@ use endpoints::Endpoints;
 use liveness::Liveness;
 use log::DaemonLog;
 use mode::HostLimits;
-use pacer::WindowPacer;
 use perfusion_dotnet::attach;
 use perfusion_dotnet::attach::helper::{self, Helper};
 use perfusion_host::priority;
@@ -71,6 +71,7 @@ use state::DaemonState;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use switch::Switch;
+use window_timer::WindowTimer;
 
 /// How often clocks and files are looked at, at least.
 const LOOK: Duration = Duration::from_secs(1);
@@ -138,7 +139,7 @@ struct Daemon {
     sinks: SinkControl,
     endpoints: Endpoints,
     liveness: Liveness,
-    pacer: WindowPacer,
+    window_timer: WindowTimer,
     starter: RecordingStarter,
     recording: Option<ActiveRecording>,
     /// What is done when none can begin.
@@ -183,7 +184,7 @@ impl Daemon {
             sinks,
             endpoints,
             liveness: Liveness::new(Arc::clone(&state), helper),
-            pacer: WindowPacer::begin(Arc::clone(&state)),
+            window_timer: WindowTimer::begin(Arc::clone(&state)),
             starter: RecordingStarter::new(Arc::clone(&state), settings),
             recording: None,
             retry: Retry::default(),
@@ -205,7 +206,7 @@ impl Daemon {
     fn until_told(&mut self, signals: &mut Signals) -> Result<Instant, Error> {
         loop {
             // A little more than what is left, so that the window is over then.
-            match signals.wait((self.pacer.left() + Duration::from_millis(1)).min(LOOK)) {
+            match signals.wait((self.window_timer.left() + Duration::from_millis(1)).min(LOOK)) {
                 SignalEvent::End(at) => {
                     tracing::info!(
                         "told to end: the last window is being written; a second signal gives it \
@@ -220,10 +221,10 @@ impl Daemon {
             }
             self.liveness.beat(self.recording.as_mut());
             self.follow_switch()?;
-            if self.pacer.is_over()
+            if self.window_timer.is_over()
                 && let Some(active) = &mut self.recording
             {
-                self.pacer.window_over(active);
+                self.window_timer.window_over(active);
             }
             if self.recording.as_ref().is_some_and(|active| !active.recording().is_running()) {
                 return Err(Error::Failed);
@@ -357,7 +358,7 @@ impl Daemon {
         let selection = self.selector.for_kernel(config, rules.as_ref(), what.cgroup.as_deref())?;
         self.state.set_selection(rules);
         let active = self.starter.start(&what, selection, self.sinks.sinks().out())?;
-        self.pacer.restart(&config.windows);
+        self.window_timer.restart(&config.windows);
         Ok(active)
     }
 

@@ -50,12 +50,14 @@ impl RecordingStarter {
         state.cost.recording_begins();
         let rates = CpuRateController::begin(Instant::now(), state.cost.spent());
         state.counters.recordings.add(1);
+        state.symbols.news.look_in(state.config().symbols.places());
         let mut encoder = WindowEncoder::new(Arc::clone(state), out);
-        self.settings = self.settings.wishing(what.subscriptions());
+        self.settings = self.settings.subscribing(what.subscriptions());
         let shims = ShimSource::new(self.settings.owner, what.limits());
         let windows = WindowOptions {
             pods: Arc::clone(&state.pods),
             stacks: memory_budget::for_stacks(mode.memory),
+            symbols: Arc::clone(&state.symbols.news),
             take: Box::new(move |over| encoder.take(over)),
         };
         let recording = Recording::start_windows(kernel, shims, ProcessTable::new(), windows)

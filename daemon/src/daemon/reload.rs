@@ -84,7 +84,10 @@ impl Daemon {
         }
         self.state.set_mode(mode);
         if before.windows != config.windows {
-            self.pacer.restart(&config.windows);
+            self.window_timer.restart(&config.windows);
+        }
+        if before.symbols != config.symbols {
+            self.state.symbols.news.look_in(config.symbols.places());
         }
         if before.log != config.log {
             tracing::warn!("log takes effect when the daemon starts again");

@@ -636,7 +636,7 @@ pub mod tests {
     }
 
     /// Waits for a moment that comes sooner or later.
-    pub fn until(what: impl Fn() -> bool) {
+    pub fn until(mut what: impl FnMut() -> bool) {
         let deadline = Instant::now() + Duration::from_secs(60);
         while !what() {
             assert!(Instant::now() < deadline);
@@ -735,24 +735,24 @@ pub mod tests {
     #[test]
     fn another_thread_goes_on_in_the_middle_of_a_window_when_the_daemon_ends() {
         let (sink, heard, goes_on) = slow("/a");
-        let mut lane = started(sink, PreviousWorker::None).0;
-        assert!(lane.give(&["a", "b"].map(finished).to_vec(), u64::MAX));
-        assert!(lane.give(&window("c"), u64::MAX));
+        let mut worker = started(sink, PreviousWorker::None).0;
+        assert!(worker.give(&["a", "b"].map(finished).to_vec(), u64::MAX));
+        assert!(worker.give(&window("c"), u64::MAX));
         assert_eq!(&*heard.recv().unwrap(), "a");
-        let before = lane.thread.as_ref().unwrap().thread().id();
-        assert_eq!(lane.unfinished().len(), 2);
-        lane.hasten(Instant::now());
-        assert_ne!(lane.thread.as_ref().unwrap().thread().id(), before);
-        assert!(lane.standing().busy > Duration::ZERO && heard.try_recv().is_err());
-        assert!(lane.give(&window("d"), u64::MAX), "the recording's end comes later");
-        let thread = lane.close(Instant::now()).unwrap();
+        let before = worker.thread.as_ref().unwrap().thread().id();
+        assert_eq!(worker.unfinished().len(), 2);
+        worker.hasten(Instant::now());
+        assert_ne!(worker.thread.as_ref().unwrap().thread().id(), before);
+        assert!(worker.standing().busy > Duration::ZERO && heard.try_recv().is_err());
+        assert!(worker.give(&window("d"), u64::MAX), "the recording's end comes later");
+        let thread = worker.close(Instant::now()).unwrap();
         drop(goes_on);
         assert!(thread.join().unwrap().is_none());
         assert!(heard.iter().eq(["b", "c", "d"].map(Arc::from)));
-        assert_eq!((lane.standing().lost_at_end, lane.standing().waiting), (0, 0));
+        assert_eq!((worker.standing().lost_at_end, worker.standing().waiting), (0, 0));
         // Nobody is at work any more.
-        lane.hasten(Instant::now());
-        assert!(!lane.is_at_work());
+        worker.hasten(Instant::now());
+        assert!(!worker.is_at_work());
     }
 
     /// Says what it counts while it is at work, and goes on when it is told to.

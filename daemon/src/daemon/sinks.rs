@@ -13,6 +13,7 @@ use perfusion_export::receiver;
 #[cfg(feature = "object-storage")]
 use perfusion_export::s3::S3;
 use perfusion_export::{FinishedProfile, Sink, SinkError};
+use perfusion_host::abandoned::AbandonedThreads;
 use perfusion_host::priority;
 use std::io;
 use std::sync::mpsc::channel;
@@ -159,7 +160,7 @@ pub fn open(config: &Config) -> Result<OpenedSinks, SinkError> {
 /// that asks it, for as long as it likes.
 #[derive(Default)]
 pub struct SinkOpener {
-    last: Option<JoinHandle<()>>,
+    abandoned: AbandonedThreads<()>,
 }
 
 impl SinkOpener {
@@ -179,7 +180,7 @@ impl SinkOpener {
     ) -> Result<OpenedSinks, SinkError> {
         let refused = |reason| SinkError::Refused { reason };
         // However often that is tried there is one such thread.
-        if self.last.as_ref().is_some_and(|last| !last.is_finished()) {
+        if self.abandoned.holders().len() > 0 {
             let reason = "a directory of profiles or spools has not answered since the sinks were \
                  to be opened last: is its disk or mount well?";
             return Err(refused(reason.to_owned()));
@@ -187,17 +188,16 @@ impl SinkOpener {
         let (tell, told) = channel();
         let opening = std::thread::Builder::new().name("sinks".into());
         // Where nobody waits any more what it opened is closed again.
-        let spawned = opening.spawn(move || tell.send(open()).unwrap_or_default());
-        self.last = Some(
-            spawned.map_err(|error| refused(format!("no thread to open the sinks: {error}")))?,
-        );
-        let late = |_| {
+        let thread = opening
+            .spawn(move || tell.send(open()).unwrap_or_default())
+            .map_err(|error| refused(format!("no thread to open the sinks: {error}")))?;
+        told.recv_timeout(time).unwrap_or_else(|_| {
+            self.abandoned.add((), thread);
             Err(refused(format!(
                 "a directory of profiles or spools does not answer within {time:?}: is its disk or \
                  mount well?"
             )))
-        };
-        told.recv_timeout(time).unwrap_or_else(late)
+        })
     }
 }
 
@@ -397,7 +397,7 @@ mod tests {
         let error = opener.open_by(other, Duration::from_secs(60)).err().unwrap();
         assert!(error.to_string().contains("has not answered since"), "{error}");
         drop(opens);
-        until(|| opener.last.as_ref().unwrap().is_finished());
+        until(|| opener.abandoned.holders().len() == 0);
         assert!(opener.open_by(other, Duration::from_secs(60)).is_ok());
     }
 

@@ -7,6 +7,7 @@ use super::mode::ResourceMode;
 use super::rates::CurrentRates;
 use super::recording_watch::RecordingWatch;
 use super::switch::Switch;
+use super::symbol_requests::SymbolRequests;
 use crate::config::Config;
 use crate::counts::DaemonCounters;
 use perfusion_host::pods::Pods;
@@ -41,6 +42,8 @@ pub struct DaemonState {
     remarks: Mutex<Vec<String>>,
     /// The pods of this node.
     pub pods: Arc<Pods>,
+    /// Native symbols that servers are asked for.
+    pub symbols: SymbolRequests,
     /// Counters.
     pub counters: Arc<DaemonCounters>,
     /// What it costs.
@@ -67,6 +70,7 @@ impl DaemonState {
             beat: Mutex::new(Instant::now()),
             remarks: Mutex::default(),
             pods: Arc::default(),
+            symbols: SymbolRequests::default(),
             counters: Arc::default(),
             cost: Cost::default(),
         }

@@ -93,6 +93,10 @@ impl WindowEncoder {
                 }
             }
         }
+        if !config.symbols.urls.is_empty() {
+            let missing = over.processor.symbolizer.missing(&over.processor.processes);
+            self.state.symbols.ask(&config.symbols, missing, &self.state.counters);
+        }
         self.state.counters.windows.add(1);
         self.state.counters.profiles.add(count(finished.len()));
         // After the very last one none follows, and what it takes is soon free.

@@ -196,10 +196,13 @@ mod tests {
     #[test]
     fn a_pod_is_read_with_its_containers_and_only_the_labels_that_are_wanted() {
         let text = format!(
-            r#"{{"kind":"Pod","metadata":{{"name":"web-1","namespace":"shop","uid":"{UID}","resourceVersion":"7",
-            "labels":{{"app":"web","team":"a","huge":"x"}},"annotations":{{"perfusion/profile":"off","other":"y"}},"managedFields":[{{}}]}},
+            r#"{{"kind":"Pod","metadata":{{"name":"web-1","namespace":"shop","uid":"{UID}",
+            "resourceVersion":"7","labels":{{"app":"web","team":"a","huge":"x"}},
+            "annotations":{{"perfusion/profile":"off","other":"y"}},"managedFields":[{{}}]}},
             "spec":{{"nodeName":"n1","containers":[{{"name":"c"}}]}},
-            "status":{{"phase":"Running","containerStatuses":[{{"name":"c","containerID":"containerd://abc"}},{{"name":"waiting"}}],
+            "status":{{"phase":"Running",
+            "containerStatuses":[{{"name":"c","containerID":"containerd://abc"}},
+            {{"name":"waiting"}}],
             "initContainerStatuses":[{{"name":"i","containerID":"cri-o://def"}}]}}}}"#
         );
         let wanted =
@@ -220,7 +223,8 @@ mod tests {
     fn a_pod_from_a_file_of_the_kubelets_has_the_uid_of_its_cgroup() {
         let text = format!(
             r#"{{"metadata":{{"name":"etcd-n1","namespace":"kube-system","uid":"{UID}",
-            "annotations":{{"kubernetes.io/config.hash":"0123456789abcdef0123456789abcdef","kubernetes.io/config.mirror":"x"}}}}}}"#
+            "annotations":{{"kubernetes.io/config.hash":"0123456789abcdef0123456789abcdef",
+            "kubernetes.io/config.mirror":"x"}}}}}}"#
         );
         assert_eq!(pod(&text, &UsedKeys::default()).unwrap().0, "0123456789abcdef0123456789abcdef");
         assert_eq!(pod(r#"{"metadata":{"name":"a"}}"#, &UsedKeys::default()), None);
@@ -238,7 +242,8 @@ mod tests {
             format!(r#""kubernetes.io/config.hash":"{hash}""#),
         ] {
             let text = format!(
-                r#"{{"metadata":{{"name":"a","namespace":"b","uid":"{UID}","annotations":{{{annotations}}}}}}}"#
+                r#"{{"metadata":{{"name":"a","namespace":"b","uid":"{UID}",
+                "annotations":{{{annotations}}}}}}}"#
             );
             assert_eq!(pod(&text, &UsedKeys::default()).unwrap().0, UID, "{annotations}");
         }
@@ -246,11 +251,14 @@ mod tests {
 
     #[test]
     fn lines_of_a_watch_carry_a_pod_a_version_or_a_failure() {
-        let bookmark = r#"{"type":"BOOKMARK","object":{"kind":"Pod","metadata":{"resourceVersion":"12","creationTimestamp":null},"spec":{"containers":null},"status":{}}}"#;
+        let bookmark = r#"{"type":"BOOKMARK","object":{"kind":"Pod",
+            "metadata":{"resourceVersion":"12","creationTimestamp":null},
+            "spec":{"containers":null},"status":{}}}"#;
         assert_eq!(serde_json::from_str::<WatchEventType>(bookmark).unwrap().kind, "BOOKMARK");
         let carried: WatchEventObject<PodObject> = serde_json::from_str(bookmark).unwrap();
         assert_eq!(carried.object.metadata.resource_version, "12");
-        let error = r#"{"type":"ERROR","object":{"kind":"Status","status":"Failure","message":"too old resource version","reason":"Expired","code":410}}"#;
+        let error = r#"{"type":"ERROR","object":{"kind":"Status","status":"Failure",
+            "message":"too old resource version","reason":"Expired","code":410}}"#;
         let failure: WatchEventObject<ApiFailure> = serde_json::from_str(error).unwrap();
         assert_eq!(
             (failure.object.code, failure.object.message.as_str()),

@@ -27,7 +27,7 @@ impl Cgroups {
     /// The hierarchy mounted there.
     #[cfg(test)]
     pub(super) fn below(mount: PathBuf) -> Self {
-        Self { hierarchy: Some(Hierarchy::below(mount)), said: false }
+        Self { hierarchy: Some(Hierarchy::whole(mount)), said: false }
     }
 
     /// True when there are any.

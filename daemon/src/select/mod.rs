@@ -13,7 +13,7 @@ use cgroups::Cgroups;
 use perfusion_host::pods::Pods;
 use perfusion_host::process::container::{container_in, pod_in};
 use perfusion_host::process::handle::ProcessHandle;
-use perfusion_model::feature::{Feature, thinned};
+use perfusion_model::feature::{Feature, downsampled};
 use perfusion_model::text::fits;
 use perfusion_sources::kernel::rule_set::RuleSet;
 use rustix::fs::OFlags;
@@ -371,7 +371,7 @@ impl SelectionConfig {
         let rates = self
             .rates
             .iter()
-            .map(move |rate| (&rate.who, thinned(halvings(frequency, rate.frequency))));
+            .map(move |rate| (&rate.who, downsampled(halvings(frequency, rate.frequency))));
         lists(Feature::Recorded, &self.only, &self.except).chain(of_features.flatten()).chain(rates)
     }
 }
@@ -473,7 +473,7 @@ mod tests {
     use crate::kubernetes::logs::PodLogs;
     use crate::select::cgroups::Cgroups;
     use perfusion_host::pods::{Pod, Pods};
-    use perfusion_model::feature::{Feature, thinned};
+    use perfusion_model::feature::{Feature, downsampled};
     use std::os::unix::fs::MetadataExt as _;
 
     const ONLY: u32 = Feature::Recorded.given();
@@ -633,7 +633,7 @@ mod tests {
         assert_eq!(set.users[&0], waits.taken() | allocations.given());
         assert_eq!(
             set.commands[&comm("batch")],
-            waits.taken() | thinned(3),
+            waits.taken() | downsampled(3),
             "12 is no more than 20"
         );
         assert_eq!(set.services, [("shop-*".to_owned(), allocations.given())]);

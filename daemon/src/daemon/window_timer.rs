@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Ends windows in time.
-pub(super) struct WindowPacer {
+pub(super) struct WindowTimer {
     state: Arc<DaemonState>,
     schedule: Schedule,
     /// It was logged that rates are at their lowest and that the cost is too high all the same.
     said_lowest: bool,
 }
 
-impl WindowPacer {
+impl WindowTimer {
     /// A window begins now.
     pub(super) fn begin(state: Arc<DaemonState>) -> Self {
         let schedule =
