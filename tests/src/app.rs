@@ -18,9 +18,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::environment::{Runtime, cache_dir, csc, sources};
+use crate::environment::{
+    Runtime, cache_dir, csc, musl_libraries, runtime_async_compiler, sources,
+};
+use crate::single_file::Packing;
 use crate::{single_file, wait};
 
 /// Longest wait for a workload to say that it runs: a cold .NET start on a slow machine that is
@@ -42,12 +45,16 @@ pub struct Workload {
 
 impl Workload {
     /// The C# workload `name` on `runtime`, with the C libraries `native` (sources in
-    /// `workloads/native/`) beside it.
+    /// `workloads/native/`) beside it. In one file where that is all there is of a runtime.
     ///
     /// # Errors
     /// When a compiler fails; its output is in the error.
     pub fn dotnet(runtime: Runtime, name: &str, native: &[&str]) -> anyhow::Result<Self> {
-        let dll = compile_dotnet(name, native)?;
+        if runtime == Runtime::Net10Musl {
+            ensure!(native.is_empty(), "no C libraries beside single-file programs");
+            return Self::single_file(runtime, name, Packing::Plain);
+        }
+        let dll = compile_dotnet(name, native, runtime.on_musl())?;
         let program = runtime.dotnet().with_context(|| format!("no {runtime}"))?;
         Ok(Self { program, args: vec![dll.into_os_string()], env: Vec::new() })
     }
@@ -56,23 +63,81 @@ impl Workload {
     ///
     /// # Errors
     /// When the compiler fails, or what it is made from is not as expected.
-    pub fn single_file(runtime: Runtime, name: &str) -> anyhow::Result<Self> {
-        let dll = compile_dotnet(name, &[])?;
+    pub fn single_file(runtime: Runtime, name: &str, packing: Packing) -> anyhow::Result<Self> {
+        let dll = compile_dotnet(name, &[], runtime.on_musl())?;
         let donor = runtime
             .single_file()
             .with_context(|| format!("no single-file program of {runtime}"))?;
-        let framework = runtime.framework().with_context(|| format!("no {runtime}"))?;
+        let (framework, libraries) = if runtime.on_musl() {
+            (None, Some(musl_libraries().context("no libraries for musl")?))
+        } else {
+            (Some(runtime.framework().with_context(|| format!("no {runtime}"))?), None)
+        };
         let hash = hash_of(
             [&dll],
-            &format!("{} {:?}", framework.display(), fs::metadata(&donor)?.modified()?),
+            &format!(
+                "{framework:?} {libraries:?} {:?} {packing:?}",
+                fs::metadata(&donor)?.modified()?
+            ),
         )?;
         // The runtime's native frames are in the program's file: its name says that it is one of
         // these.
         let output = format!("{SINGLE_FILE}{name}");
         let program = cached(&output, hash, &output, |dir| {
-            single_file::bundle(&donor, &framework, runtime.major(), &dll, &dir.join(&output))
+            single_file::bundle(
+                &donor,
+                framework.as_deref(),
+                libraries.as_deref(),
+                runtime.major(),
+                &dll,
+                packing,
+                &dir.join(&output),
+            )
         })?;
         Ok(Self { program, args: Vec::new(), env: Vec::new() })
+    }
+
+    /// The C# workload `name` on .NET 11, whose async methods are the runtime's own: they have no
+    /// state machines.
+    ///
+    /// # Errors
+    /// When the compiler fails.
+    pub fn runtime_async(name: &str) -> anyhow::Result<Self> {
+        let runtime = Runtime::Net11;
+        let program = runtime.dotnet().context("no .NET 11")?;
+        let compiler = runtime_async_compiler().context("no compiler of runtime async")?;
+        let folder = sources().join("workloads/dotnet");
+        let inputs = [folder.join(name).join(format!("{name}.cs")), folder.join("Workload.cs")];
+        let hash = hash_of(&inputs, "runtime async")?;
+        let dll = cached(name, hash, &format!("{name}.dll"), |dir| {
+            let mut command = Command::new(&program);
+            command.arg(&compiler).args([
+                "-noconfig",
+                "-nostdlib",
+                "-nologo",
+                "-optimize+",
+                "-unsafe",
+                "-langversion:preview",
+                "-debug:portable",
+                "-features:runtime-async=on",
+            ]);
+            for file in fs::read_dir(runtime.framework().context("no .NET 11")?)? {
+                let path = file?.path();
+                if path.extension().is_some_and(|extension| extension == "dll") {
+                    command.arg(format!("-r:{}", path.display()));
+                }
+            }
+            command.arg(format!("-out:{}", dir.join(format!("{name}.dll")).display()));
+            run_compiler(command.args(&inputs))?;
+            let config = json!({ "runtimeOptions": {
+                "tfm": "net11.0",
+                "framework": { "name": "Microsoft.NETCore.App", "version": "11.0.0" },
+                "configProperties": { "System.Globalization.Invariant": true },
+            } });
+            fs::write(dir.join(format!("{name}.runtimeconfig.json")), config.to_string())?;
+            Ok(())
+        })?;
+        Ok(Self { program, args: vec![dll.into_os_string()], env: Vec::new() })
     }
 
     /// The C program `workloads/native/NAME.c`, built with `flags`.
@@ -400,8 +465,9 @@ impl Drop for App {
     }
 }
 
-/// Compiles `workloads/dotnet/NAME/NAME.cs`; returns the path of the assembly.
-fn compile_dotnet(name: &str, native: &[&str]) -> anyhow::Result<PathBuf> {
+/// Compiles `workloads/dotnet/NAME/NAME.cs`; returns the path of the assembly. C libraries beside
+/// it are for musl or for the system's C library.
+fn compile_dotnet(name: &str, native: &[&str], on_musl: bool) -> anyhow::Result<PathBuf> {
     let workloads = sources().join("workloads");
     let own = workloads.join("dotnet").join(name).join(format!("{name}.cs"));
     let mut inputs = vec![own];
@@ -412,7 +478,9 @@ fn compile_dotnet(name: &str, native: &[&str]) -> anyhow::Result<PathBuf> {
         .iter()
         .map(|library| workloads.join("native").join(format!("{library}.c")))
         .collect();
-    let hash = hash_of(inputs.iter().chain(&native_sources), "")?;
+    let of_c = if on_musl { Compiler::MuslC } else { Compiler::C };
+    let flags = if native.is_empty() { "" } else { of_c.program() };
+    let hash = hash_of(inputs.iter().chain(&native_sources), flags)?;
     cached(name, hash, &format!("{name}.dll"), |dir| {
         let compiler = csc().context("no C# compiler")?;
         run_compiler(Command::new(compiler).arg(dir.join(format!("{name}.dll"))).args(&inputs))?;
@@ -423,7 +491,7 @@ fn compile_dotnet(name: &str, native: &[&str]) -> anyhow::Result<PathBuf> {
             let flags =
                 ["-shared", "-fPIC", "-O2", "-fomit-frame-pointer", "-Wall", "-Werror", "-o"];
             run_compiler(
-                Command::new("gcc")
+                Command::new(of_c.program())
                     .args(flags)
                     .arg(dir.join(format!("lib{library}.so")))
                     .arg(source),

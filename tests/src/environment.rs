@@ -21,6 +21,10 @@ pub enum Runtime {
     /// .NET 11: no package registry has it, so it is there only where a copy lies beside the
     /// checkout. Its tests are skipped elsewhere, in CI too.
     Net11,
+    /// .NET 10 on musl, Alpine's C library: in single-file programs only.
+    Net10Musl,
+    /// .NET 11 on musl, as [`Net11`](Self::Net11).
+    Net11Musl,
 }
 
 impl Runtime {
@@ -32,15 +36,25 @@ impl Runtime {
         match self {
             Self::Net8 => 8,
             Self::Net9 => 9,
-            Self::Net10 => 10,
-            Self::Net11 => 11,
+            Self::Net10 | Self::Net10Musl => 10,
+            Self::Net11 | Self::Net11Musl => 11,
         }
     }
 
-    /// The `dotnet` executable of this runtime: `$PERFUSION_DOTNET_ROOTS/MAJOR/dotnet`.
+    /// True when its C library is musl.
+    pub fn on_musl(self) -> bool {
+        matches!(self, Self::Net10Musl | Self::Net11Musl)
+    }
+
+    /// `11`, or `11-musl`.
+    fn folder(self) -> String {
+        format!("{}{}", self.major(), if self.on_musl() { "-musl" } else { "" })
+    }
+
+    /// The `dotnet` executable of this runtime: `$PERFUSION_DOTNET_ROOTS/MAJOR/dotnet`, on musl
+    /// `MAJOR-musl/dotnet`.
     pub fn dotnet(self) -> Option<PathBuf> {
-        let dotnet =
-            env_path("PERFUSION_DOTNET_ROOTS")?.join(self.major().to_string()).join("dotnet");
+        let dotnet = env_path("PERFUSION_DOTNET_ROOTS")?.join(self.folder()).join("dotnet");
         dotnet.exists().then_some(dotnet)
     }
 
@@ -52,17 +66,24 @@ impl Runtime {
     }
 
     /// A single-file program of this runtime, to make others of:
-    /// `$PERFUSION_DOTNET_ROOTS/single-file-MAJOR`.
+    /// `$PERFUSION_DOTNET_ROOTS/single-file-MAJOR`, on musl `single-file-MAJOR-musl/program`.
     pub fn single_file(self) -> Option<PathBuf> {
-        let program =
-            env_path("PERFUSION_DOTNET_ROOTS")?.join(format!("single-file-{}", self.major()));
+        let found =
+            env_path("PERFUSION_DOTNET_ROOTS")?.join(format!("single-file-{}", self.folder()));
+        let program = if self.on_musl() { found.join("program") } else { found };
         program.exists().then_some(program)
     }
 }
 
+/// The libraries of a program on musl: `$PERFUSION_DOTNET_ROOTS/musl`.
+pub fn musl_libraries() -> Option<PathBuf> {
+    let folder = env_path("PERFUSION_DOTNET_ROOTS")?.join("musl");
+    folder.exists().then_some(folder)
+}
+
 impl fmt::Display for Runtime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, ".NET {}", self.major())
+        write!(f, ".NET {}{}", self.major(), if self.on_musl() { " on musl" } else { "" })
     }
 }
 
@@ -82,6 +103,11 @@ pub enum Need {
     Clr(Runtime),
     /// What single-file programs of a runtime are made of, and the C# compiler.
     SingleFile(Runtime),
+    /// Programs that an SDK has published ([`published`]): they are there only where a copy lies
+    /// beside the checkout.
+    Published,
+    /// .NET 11, and a compiler that knows its own async methods.
+    RuntimeAsync,
     /// A C compiler (`gcc`).
     C,
     /// The Go tool chain.
@@ -98,7 +124,10 @@ impl Need {
     /// True for what a machine may lack although setup ran: its tests are skipped even where
     /// `PERFUSION_TESTS_REQUIRED=1` makes other missing needs a failure.
     fn optional(self) -> bool {
-        matches!(self, Self::Clr(Runtime::Net11))
+        matches!(
+            self,
+            Self::Clr(Runtime::Net11 | Runtime::Net11Musl) | Self::Published | Self::RuntimeAsync
+        )
     }
 
     /// Why this need is not met here, or `None`.
@@ -117,12 +146,15 @@ impl Need {
                     .then(|| "PERFUSION_SHIM names no shim".to_owned()),
             },
             Self::Clr(runtime) => {
-                if runtime == Runtime::Net11 && runtime.dotnet().is_none() {
-                    Some(
-                        ".NET 11 is in no package registry, and no copy lies beside the checkout"
-                            .to_owned(),
-                    )
-                } else if runtime.dotnet().is_none() {
+                let there = match runtime {
+                    Runtime::Net10Musl => runtime.single_file(),
+                    _ => runtime.dotnet(),
+                };
+                if self.optional() && there.is_none() {
+                    Some(format!(
+                        "{runtime} is in no package registry, and no copy lies beside the checkout"
+                    ))
+                } else if there.is_none() {
                     Some(format!("no {runtime} below PERFUSION_DOTNET_ROOTS"))
                 } else if csc().is_none() {
                     Some("PERFUSION_CSC names no C# compiler".to_owned())
@@ -136,6 +168,13 @@ impl Need {
                     || format!("no single-file program of {runtime} in PERFUSION_DOTNET_ROOTS");
                 Self::Clr(runtime).missing().or_else(|| donor.then(missing))
             }
+            Self::Published => published("aot").is_none().then(|| {
+                "no programs that an SDK has published lie beside the checkout".to_owned()
+            }),
+            Self::RuntimeAsync => Self::Clr(Runtime::Net11).missing().or_else(|| {
+                let missing = || "no compiler of runtime async lies beside the checkout".to_owned();
+                runtime_async_compiler().is_none().then(missing)
+            }),
             Self::C => (!runs("gcc", "--version")).then(|| "no gcc".to_owned()),
             Self::Go => (!runs("go", "version")).then(|| "no go".to_owned()),
             Self::Cgroup2 => {
@@ -197,6 +236,18 @@ pub fn perfusion_bin() -> Option<PathBuf> {
 /// The C# compiler: a program called as `csc OUT.dll SOURCE.cs…`.
 pub fn csc() -> Option<PathBuf> {
     env_path("PERFUSION_CSC")
+}
+
+/// The program `Work` as an SDK has published it: as `aot`, `aotes`, `single` or `trim`.
+pub fn published(way: &str) -> Option<PathBuf> {
+    let program = env_path("PERFUSION_DOTNET_ROOTS")?.join("published").join(way).join("Work");
+    program.exists().then_some(program)
+}
+
+/// The C# compiler that knows .NET 11's own async methods: an assembly that .NET 11 runs.
+pub fn runtime_async_compiler() -> Option<PathBuf> {
+    let compiler = env_path("PERFUSION_DOTNET_ROOTS")?.join("csc-14/csc.dll");
+    compiler.exists().then_some(compiler)
 }
 
 /// The directory `tests/` of the sources.
@@ -287,7 +338,10 @@ pub fn only_in_the_long_form(name: &str) {
 /// long form: most often the one between the oldest and the newest.
 #[macro_export]
 macro_rules! on_runtimes {
-    ($function:ident: $($test:ident $runtime:ident),+ $(; long: $($late:ident $later:ident),+)?) => {
+    (
+        $function:ident: $($test:ident $runtime:ident),+
+        $(; long: $($late:ident $later:ident),+)?
+    ) => {
         mod $function {
             $(
                 #[test]

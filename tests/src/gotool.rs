@@ -115,7 +115,10 @@ pub fn judge(profile: &Path, unit: &str) -> anyhow::Result<Result<Judged, String
 }
 
 /// What pprof prints, or why it does not. Bytes that are no UTF-8 are shown as `\xNN`.
-fn pprof_says(profile: &Path, args: &[&str]) -> anyhow::Result<Result<String, String>> {
+///
+/// # Errors
+/// When pprof cannot be built or run.
+pub fn pprof_says(profile: &Path, args: &[&str]) -> anyhow::Result<Result<String, String>> {
     let mut command = Command::new(pprof()?);
     command.args(args).arg(profile).env("PPROF_BINARY_PATH", "/nonexistent");
     let output = command.output().context("cannot run pprof")?;

@@ -83,6 +83,8 @@ mod proto {
     pub(super) struct Line {
         #[prost(uint64, tag = "1")]
         pub(super) function_id: u64,
+        #[prost(int64, tag = "2")]
+        pub(super) line: i64,
     }
     #[derive(Clone, Copy, PartialEq, prost::Message)]
     pub(super) struct Function {
@@ -90,6 +92,12 @@ mod proto {
         pub(super) id: u64,
         #[prost(int64, tag = "2")]
         pub(super) name: i64,
+        #[prost(int64, tag = "3")]
+        pub(super) system_name: i64,
+        #[prost(int64, tag = "4")]
+        pub(super) filename: i64,
+        #[prost(int64, tag = "5")]
+        pub(super) start_line: i64,
     }
 }
 
@@ -102,6 +110,32 @@ pub struct Frame {
     pub mapping: String,
     /// Location id within the profile.
     pub location: u64,
+    /// Where its source is.
+    pub source: Source,
+}
+
+/// A place in a source file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Source {
+    /// The file; empty when the profile does not say.
+    pub file: String,
+    /// The first line of the function; 0 when the profile does not say.
+    pub start_line: i64,
+    /// The line; 0 when the profile does not say.
+    pub line: i64,
+}
+
+impl Frame {
+    /// True in the C library, whichever it is: glibc's, Debian's musl by the C library's name, or
+    /// Alpine's by its loader's.
+    pub fn is_of_libc(&self) -> bool {
+        is_libc(&self.mapping)
+    }
+}
+
+/// True for the path, or for the name, of a C library: see [`Frame::is_of_libc`].
+pub fn is_libc(mapping: &str) -> bool {
+    ["libc.so", "libc-", "ld-musl-"].iter().any(|name| mapping.contains(name))
 }
 
 /// One sample: a stack, its labels and a value per sample type.
@@ -156,6 +190,17 @@ impl Sample {
     }
 }
 
+/// Where code is that a profile names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedCode {
+    /// Its address, as the location has it.
+    pub address: u64,
+    /// File of the location's mapping; empty without one.
+    pub mapping: String,
+    /// The name as the symbol table or the runtime has it.
+    pub system_name: String,
+}
+
 /// A decoded profile.
 #[derive(Clone, Debug)]
 pub struct Profile {
@@ -171,6 +216,8 @@ pub struct Profile {
     pub time_ns: i64,
     /// Length of the recording in nanoseconds.
     pub duration_ns: i64,
+    /// The code that its locations are, innermost function of each.
+    pub code: Vec<NamedCode>,
 }
 
 impl Profile {
@@ -183,6 +230,7 @@ impl Profile {
             comments: Vec::new(),
             time_ns: 0,
             duration_ns: 0,
+            code: Vec::new(),
         }
     }
 
@@ -211,7 +259,7 @@ impl Profile {
         let functions = raw
             .function
             .iter()
-            .map(|f| Ok((f.id, text(f.name)?)))
+            .map(|f| Ok((f.id, (text(f.name)?, text(f.filename)?, f.start_line))))
             .collect::<anyhow::Result<BTreeMap<_, _>>>()?;
         let mappings = raw
             .mapping
@@ -221,6 +269,12 @@ impl Profile {
         // Inlined native callers come as further lines of one location, innermost first: each is a
         // frame here.
         let mut locations: BTreeMap<u64, Vec<Frame>> = BTreeMap::new();
+        let mut code = Vec::new();
+        let system_names = raw
+            .function
+            .iter()
+            .map(|f| Ok((f.id, text(if f.system_name == 0 { f.name } else { f.system_name })?)))
+            .collect::<anyhow::Result<BTreeMap<_, _>>>()?;
         for location in &raw.location {
             let mapping = match location.mapping_id {
                 0 => String::new(),
@@ -229,15 +283,28 @@ impl Profile {
                     .cloned()
                     .with_context(|| format!("mapping {id} is not there"))?,
             };
+            let function =
+                location.line.first().and_then(|line| system_names.get(&line.function_id));
+            if let Some(system_name) = function.cloned() {
+                let (address, mapping) = (location.address, mapping.clone());
+                code.push(NamedCode { address, mapping, system_name });
+            }
             let mut frames = Vec::new();
             for line in location.line.iter().rev() {
                 let function = functions.get(&line.function_id).cloned();
-                let function = function
+                let (function, file, start_line) = function
                     .with_context(|| format!("function {} is not there", line.function_id))?;
-                frames.push(Frame { function, mapping: mapping.clone(), location: location.id });
+                let source = Source { file, start_line, line: line.line };
+                let (mapping, location) = (mapping.clone(), location.id);
+                frames.push(Frame { function, mapping, location, source });
             }
             if frames.is_empty() {
-                frames.push(Frame { function: String::new(), mapping, location: location.id });
+                frames.push(Frame {
+                    function: String::new(),
+                    mapping,
+                    location: location.id,
+                    source: Source::default(),
+                });
             }
             locations.insert(location.id, frames);
         }
@@ -281,6 +348,7 @@ impl Profile {
                 .collect::<anyhow::Result<_>>()?,
             time_ns: raw.time_nanos,
             duration_ns: raw.duration_nanos,
+            code,
         })
     }
 

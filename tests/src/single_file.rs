@@ -1,17 +1,21 @@
 //! Single-file .NET programs: a host that has the runtime linked in, and behind it the program and
 //! the framework, as `dotnet publish --self-contained -p:PublishSingleFile=true` makes them. Such a
-//! host is on NuGet only, so one is used that another program came with. That was made with trimmed
-//! assemblies without precompiled code; those of a root are used, of another servicing release.
+//! host is on NuGet only, so one is used that another program came with. On glibc that was made
+//! with trimmed assemblies without precompiled code; those of a root are used, of another servicing
+//! release. On musl it has the whole framework.
 //!
 //! The format is `Microsoft.NET.HostModel`'s (src/installer/managed of dotnet/runtime:
 //! Bundle/Manifest.cs, Bundle/FileEntry.cs, AppHost/HostWriter.cs).
 
 use std::fs;
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context as _, ensure};
-use serde_json::{Map, json};
+use flate2::{Compression, write::DeflateEncoder};
+use serde_json::{Map, Value, json};
 
 /// Stands in a host behind the place for where its bundle's header is.
 const SIGNATURE: [u8; 32] = [
@@ -20,8 +24,9 @@ const SIGNATURE: [u8; 32] = [
 ];
 /// Version of the header, since .NET 6.
 const VERSION: u32 = 6;
-/// Assemblies begin at pages, so that the runtime can map them.
-const ALIGNMENT: usize = 4096;
+/// Assemblies begin at such multiples, and so hardly one at a page: the runtime maps the pages that
+/// its sections touch.
+const ALIGNMENT: usize = 16;
 /// Room for the name of the host's assembly; it has more.
 const MOST_NAME: usize = 64;
 
@@ -32,10 +37,21 @@ const CONFIG: u8 = 4;
 
 const FRAMEWORK: &str = "runtimepack.Microsoft.NETCore.App.Runtime.linux-x64";
 
+/// How the assemblies of a program are put into its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Packing {
+    /// As they are.
+    Plain,
+    /// Compressed, as with `EnableCompressionInSingleFile`: the runtime unpacks them into memory.
+    Compressed,
+}
+
 /// A file in a bundle.
 struct Entry {
     offset: usize,
     size: usize,
+    /// Its bytes in the bundle, 0 where it is not compressed.
+    compressed: usize,
     kind: u8,
     name: String,
 }
@@ -80,6 +96,25 @@ impl Bundle {
         Ok(host)
     }
 
+    fn content(&self, entry: &Entry) -> anyhow::Result<&[u8]> {
+        let end = entry.offset.checked_add(entry.size).context("it ends early")?;
+        self.bytes.get(entry.offset..end).context("it ends early")
+    }
+
+    /// The framework's assemblies, by what deps.json says of them.
+    fn framework(&self) -> anyhow::Result<Vec<(String, &[u8])>> {
+        let deps: Value = serde_json::from_slice(self.content(self.of_kind(DEPS)?)?)?;
+        let targets = deps.get("targets").and_then(Value::as_object).context("no targets")?;
+        let libraries = targets.values().filter_map(Value::as_object).flatten();
+        let names: Vec<&String> = libraries
+            .filter(|(library, _)| library.starts_with("runtimepack."))
+            .filter_map(|(_, facts)| facts.get("runtime")?.as_object())
+            .flat_map(Map::keys)
+            .collect();
+        let own = self.entries.iter().filter(|entry| names.contains(&&entry.name));
+        own.map(|entry| Ok((entry.name.clone(), self.content(entry)?))).collect()
+    }
+
     fn of_kind(&self, kind: u8) -> anyhow::Result<&Entry> {
         self.entries
             .iter()
@@ -92,8 +127,22 @@ impl Bundle {
             self.bytes.resize(self.bytes.len().next_multiple_of(ALIGNMENT), 0);
         }
         let (offset, size) = (self.bytes.len(), content.len());
-        self.entries.push(Entry { offset, size, kind, name: name.to_owned() });
+        self.entries.push(Entry { offset, size, compressed: 0, kind, name: name.to_owned() });
         self.bytes.extend(content);
+    }
+
+    /// Adds an assembly.
+    fn add_assembly(&mut self, name: &str, content: &[u8], packing: Packing) -> anyhow::Result<()> {
+        if packing == Packing::Plain {
+            self.add(ASSEMBLY, name, content);
+            return Ok(());
+        }
+        let mut encoder = DeflateEncoder::new(Vec::new(), Compression::fast());
+        encoder.write_all(content)?;
+        self.add(ASSEMBLY, name, &encoder.finish()?);
+        let entry = self.entries.last_mut().context("just added")?;
+        (entry.compressed, entry.size) = (entry.size, content.len());
+        Ok(())
     }
 
     /// With the header at the end, and its place in the host.
@@ -115,8 +164,7 @@ impl Bundle {
         write_text(&mut self.bytes, id)?;
         numbers.iter().for_each(|number| self.bytes.extend((*number as u64).to_le_bytes()));
         for entry in &self.entries {
-            // Not compressed.
-            let numbers = [entry.offset, entry.size, 0];
+            let numbers = [entry.offset, entry.size, entry.compressed];
             numbers.iter().for_each(|number| self.bytes.extend((*number as u64).to_le_bytes()));
             self.bytes.push(entry.kind);
             write_text(&mut self.bytes, &entry.name)?;
@@ -162,10 +210,9 @@ impl Reader<'_> {
     }
 
     fn entry(&mut self) -> anyhow::Result<Entry> {
-        // Compressed, it has another size in the file.
-        let (offset, size, _) = (self.number()?, self.number()?, self.number()?);
+        let (offset, size, compressed) = (self.number()?, self.number()?, self.number()?);
         let [kind] = self.take(1)?.try_into()?;
-        Ok(Entry { offset, size, kind, name: self.text()? })
+        Ok(Entry { offset, size, compressed, kind, name: self.text()? })
     }
 }
 
@@ -196,15 +243,18 @@ fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
 }
 
 /// Makes the program `output` of the assembly `dll`, with the host of the single-file program
-/// `donor` and the assemblies of the folder `framework`, of .NET `major`.
+/// `donor` and the assemblies of the folder `framework`, or else the donor's, of .NET `major`. The
+/// host looks for its own libraries in the folder `libraries`.
 ///
 /// # Errors
 /// When something is not there, or not as expected.
 pub fn bundle(
     donor: &Path,
-    framework: &Path,
+    framework: Option<&Path>,
+    libraries: Option<&Path>,
     major: u32,
     dll: &Path,
+    packing: Packing,
     output: &Path,
 ) -> anyhow::Result<()> {
     let read =
@@ -212,19 +262,35 @@ pub fn bundle(
     let donor = Bundle::read(read(donor)?).with_context(|| format!("{}", donor.display()))?;
     let stem = dll.file_stem().and_then(|name| name.to_str()).context("no name")?;
     let name = format!("{stem}.dll");
-    let mut bundle = Bundle { bytes: donor.host(&name)?, entries: Vec::new() };
-    bundle.add(ASSEMBLY, &name, &read(dll)?);
-    let mut files: Vec<_> = fs::read_dir(framework)
-        .and_then(Iterator::collect::<Result<_, _>>)
-        .with_context(|| format!("cannot list {}", framework.display()))?;
-    files.sort_by_key(fs::DirEntry::file_name);
+    let mut host = donor.host(&name)?;
+    if let Some(libraries) = libraries {
+        fs::write(output, host)?;
+        let mut patch = Command::new("patchelf");
+        let patched = patch.arg("--set-rpath").args([libraries, output]).output()?;
+        ensure!(patched.status.success(), "{}", String::from_utf8_lossy(&patched.stderr));
+        host = read(output)?;
+    }
+    let mut bundle = Bundle { bytes: host, entries: Vec::new() };
+    bundle.add_assembly(&name, &read(dll)?, packing)?;
     let mut assemblies = Map::new();
-    for file in files {
-        let name = file.file_name().into_string().ok().context("a name that is no text")?;
-        if name.ends_with(".dll") {
-            bundle.add(ASSEMBLY, &name, &read(&file.path())?);
-            assemblies.insert(name, json!({}));
+    let mut add = |name: String, content: &[u8]| {
+        bundle.add_assembly(&name, content, packing)?;
+        assemblies.insert(name, json!({}));
+        anyhow::Ok(())
+    };
+    if let Some(framework) = framework {
+        let mut files: Vec<_> = fs::read_dir(framework)
+            .and_then(Iterator::collect::<Result<_, _>>)
+            .with_context(|| format!("cannot list {}", framework.display()))?;
+        files.sort_by_key(fs::DirEntry::file_name);
+        for file in files {
+            let name = file.file_name().into_string().ok().context("a name that is no text")?;
+            if name.ends_with(".dll") {
+                add(name, &read(&file.path())?)?;
+            }
         }
+    } else {
+        donor.framework()?.into_iter().try_for_each(|(name, content)| add(name, content))?;
     }
     let version = format!("{major}.0.0");
     let (target, program) =

@@ -33,7 +33,8 @@ const PLACES: [(&str, &[&str]); 7] = [
 ];
 
 on_runtimes!(
-    allocations_have_their_stack_wherever_they_happen: net8 Net8, net10 Net10; long: net9 Net9
+    allocations_have_their_stack_wherever_they_happen:
+    net8 Net8, net10 Net10, net11 Net11; long: net9 Net9
 );
 
 fn allocations_have_their_stack_wherever_they_happen(runtime: Runtime) {

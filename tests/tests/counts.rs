@@ -57,7 +57,10 @@ fn record(
     Ok((truth(&outcome.stdout)?, Profile::read(&file)?, outcome.stderr + &report.stdout))
 }
 
-on_runtimes!(each_process_counts_what_it_allocates: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(
+    each_process_counts_what_it_allocates:
+    net8 Net8, net10 Net10, net11 Net11, net11_musl Net11Musl; long: net9 Net9
+);
 
 fn each_process_counts_what_it_allocates(runtime: Runtime) {
     let name = format!("counts::each_process on {runtime}");

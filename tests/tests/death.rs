@@ -130,8 +130,8 @@ fn of_more_allocations_than_anyone_can_record_some_stand_for_all() {
     let profile = Profile::read(&file).unwrap();
     assert_losses_add_up(&profile, &outcome.stderr, 0);
     let counter = |name: &str| profile.counter(name).unwrap() as f64;
-    let told = counter("shim_allocation_samples") - counter("shim_allocations_thinned");
-    assert!(counter("shim_allocations_thinned") > 3.0 * told, "{:#?}", profile.comments);
+    let told = counter("shim_allocation_samples") - counter("shim_allocations_downsampled");
+    assert!(counter("shim_allocations_downsampled") > 3.0 * told, "{:#?}", profile.comments);
     // What found no room is counted and stood for by nobody; all others are.
     let seconds = profile.duration_ns as f64 / 1e9;
     let share = profile.sum("alloc_space", |_| true) as f64 / seconds / rate;

@@ -9,7 +9,9 @@ use serde_json::Value;
 use system_tests::app::{compile_c, copy_program};
 use system_tests::environment::{Need, RECORD, begin, begin_beside, long_form, record_on};
 use system_tests::perfusion::{SLACK, Scratch, command, record_pid, run};
+use system_tests::profile::{Frame, is_libc};
 use system_tests::schedstat::sleeps;
+use system_tests::single_file::Packing;
 use system_tests::wait::{let_pass, wait_until};
 use system_tests::{App, Outcome, Runtime, Sample, Workload, on_runtimes};
 
@@ -46,7 +48,8 @@ fn in_order(functions: &[&str], parts: &[&str]) -> bool {
 }
 
 on_runtimes!(
-    all_managed_threads_are_dumped_with_whole_stacks: net10 Net10; long: net8 Net8, net9 Net9
+    all_managed_threads_are_dumped_with_whole_stacks:
+    net10 Net10, net10_musl Net10Musl; long: net8 Net8, net9 Net9
 );
 
 fn all_managed_threads_are_dumped_with_whole_stacks(runtime: Runtime) {
@@ -72,12 +75,8 @@ fn all_managed_threads_are_dumped_with_whole_stacks(runtime: Runtime) {
         "TimedWaits.Program.AsleepOuter",
     ];
     assert!(in_order(&stack, &chain), "{asleep:#}");
-    assert!(
-        asleep["stack"].as_array().unwrap().last().unwrap()["module"]
-            .as_str()
-            .unwrap()
-            .contains("libc")
-    );
+    let root = asleep["stack"].as_array().unwrap().last().unwrap();
+    assert!(is_libc(root["module"].as_str().unwrap()), "{root}");
     assert_eq!(
         (&asleep["state"], &asleep["wait_reason"]),
         (&"interruptible".into(), &"event".into())
@@ -124,7 +123,8 @@ fn all_managed_threads_are_dumped_with_whole_stacks(runtime: Runtime) {
 }
 
 on_runtimes!(
-    threads_that_never_get_their_lock_wait_for_a_lock: net8 Net8; long: net9 Net9, net10 Net10
+    threads_that_never_get_their_lock_wait_for_a_lock:
+    net8 Net8, net11 Net11, net11_musl Net11Musl; long: net9 Net9, net10 Net10
 );
 
 fn threads_that_never_get_their_lock_wait_for_a_lock(runtime: Runtime) {
@@ -137,7 +137,7 @@ fn threads_that_never_get_their_lock_wait_for_a_lock(runtime: Runtime) {
 fn threads_of_a_single_file_program_that_never_get_their_lock_wait_for_a_lock() {
     let needs = [RECORD, &[Need::SingleFile(Runtime::Net9)]].concat();
     let Some(_turn) = begin_beside("dump::deadlock in a single file", &needs) else { return };
-    check_deadlock(&Workload::single_file(Runtime::Net9, "deadlock").unwrap());
+    check_deadlock(&Workload::single_file(Runtime::Net9, "deadlock", Packing::Plain).unwrap());
 }
 
 fn check_deadlock(workload: &Workload) {
@@ -224,7 +224,7 @@ fn a_process_whose_first_thread_has_ended_is_one_like_others() {
         let its = |sample: &Sample| sample.label("thread_id") == tid;
         let picture = || format!("{name}: {}\n{}", outcome.stderr, profile.describe("wall", its));
         let whole = |sample: &Sample| {
-            let root = sample.stack.first().is_some_and(|frame| frame.mapping.contains("libc.so"));
+            let root = sample.stack.first().is_some_and(Frame::is_of_libc);
             its(sample) && root && sample.positions(&["run", function]).is_some()
         };
         let (all, seen) = (profile.sum("wall", its), profile.sum("wall", whole));
@@ -443,7 +443,9 @@ fn ten_thousand_threads_are_dumped_each_with_its_stack_and_name(runtime: Runtime
         // once WaitForPulse has been compiled again.
         .filter(|waiter| {
             let functions = functions(waiter);
-            let root = functions.last().is_some_and(|root| root.contains("libc.so"));
+            // Named where the C library's debug file is installed.
+            let of_libc = |root: &&str| root.contains("libc.so") || root.contains("clone3");
+            let root = functions.last().is_some_and(of_libc);
             root && in_order(&functions, &["pthread_cond_wait", "TenThousand.Program.WaitForPulse"])
         })
         .count();

@@ -346,7 +346,7 @@ while True:
     if not left:
         break
     for tid in left:
-        if libc.ptrace(seize, tid, None, None) == 0 and libc.ptrace(interrupt, tid, None, None) == 0:
+        if not any(libc.ptrace(request, tid, None, None) for request in (seize, interrupt)):
             os.waitpid(tid, wall)
             stopped.add(tid)
 print("ready {}", flush=True)

@@ -6,7 +6,8 @@ use system_tests::environment::{Need, begin};
 use system_tests::{Runtime, Workload, on_runtimes};
 
 on_runtimes!(
-    workload_compiles_runs_and_tells_its_truth: net8 Net8, net9 Net9, net10 Net10, net11 Net11
+    workload_compiles_runs_and_tells_its_truth:
+    net8 Net8, net9 Net9, net10 Net10, net11 Net11, net10_musl Net10Musl, net11_musl Net11Musl
 );
 
 fn workload_compiles_runs_and_tells_its_truth(runtime: Runtime) {

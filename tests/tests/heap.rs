@@ -61,7 +61,7 @@ fn heap(args: &[&str]) -> Outcome {
 
 on_runtimes!(
     a_survey_names_what_holds_objects_and_leaves_the_app_as_it_was:
-    net8 Net8, net10 Net10; long: net9 Net9
+    net8 Net8, net10 Net10, net11 Net11, net11_musl Net11Musl; long: net9 Net9
 );
 
 fn a_survey_names_what_holds_objects_and_leaves_the_app_as_it_was(runtime: Runtime) {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use system_tests::environment::{Need, RECORD, begin};
 use system_tests::perfusion::{self, Recording, SLACK, Scratch};
+use system_tests::profile::Frame;
 use system_tests::schedstat::schedstat;
 use system_tests::{App, Profile, Sample, Workload, wait_until};
 
@@ -24,7 +25,7 @@ fn held(directory: &Path, what: &str) -> App {
 /// for two seconds since.
 fn record(held: App, other: &App, file: &Path, held_up: &str) -> (Profile, String) {
     let recording = held_up_recording(&[held.pid(), other.pid()], file, held_up);
-    // From here on: a visit that is given up is begun anew, and it is that one which sees the
+    // From here on: a scan that is given up is begun anew, and it is that one which sees the
     // others and passes the process over.
     let cpu = || schedstat(other.pid()).get(&other.thread("spin")).map(|account| account.oncpu);
     let begin = cpu().unwrap();
@@ -63,7 +64,7 @@ fn held_up_recording(pids: &[u32], file: &Path, held_up: &str) -> Recording {
 }
 
 #[test]
-fn a_stack_in_a_file_that_is_never_read_holds_up_no_visit_to_others() {
+fn a_stack_in_a_file_that_is_never_read_holds_up_no_scan_to_others() {
     let Some(_turn) = begin("held::stack", &[RECORD, &[Need::C, FUSE]].concat()) else { return };
     if std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1) {
         std::io::stderr()
@@ -73,17 +74,17 @@ fn a_stack_in_a_file_that_is_never_read_holds_up_no_visit_to_others() {
     }
     let scratch = Scratch::new().unwrap();
     let held = held(&scratch.path("mount"), "stack");
-    // Started later, so it is visited later: the kernel goes by thread ids.
+    // Started later, so it is scanned later: the kernel goes by thread ids.
     let app = Workload::native("waits", &["-pthread"]).unwrap().arg("spin").start().unwrap();
-    // Which thread's visit meets the file is chance: the pages change all the time, on another CPU
+    // Which thread's scan meets the file is chance: the pages change all the time, on another CPU
     // than the one that reads them.
     let held_up = "reading the stack of a sleeping thread takes more than a second";
     let (profile, log) = record(held, &app, &scratch.path("held.pb.gz"), held_up);
 
     let picture = || format!("{log}\n{}", profile.describe("blocked", |_| true));
-    assert!(profile.counter("visits_held").unwrap() > 0, "{}", picture());
+    assert!(profile.counter("scans_held").unwrap() > 0, "{}", picture());
     assert!(profile.counter("stack_passed_over").unwrap() > 0, "{}", picture());
-    // Its first thread sleeps all the time, and only a visit sees its stack.
+    // Its first thread sleeps all the time, and only a scan sees its stack.
     let first = app.pid().to_string();
     let of_first = |sample: &Sample| sample.label("thread_id") == first;
     let whole = |sample: &Sample| {
@@ -111,7 +112,7 @@ fn a_program_of_a_file_system_that_does_not_answer_holds_up_nobody_elses_stacks(
     let spin = app.thread("spin").to_string();
     let of_spin = |sample: &Sample| sample.label("thread_id") == spin;
     let whole = |sample: &Sample| {
-        let root = sample.stack.first().is_some_and(|frame| frame.mapping.contains("libc.so"));
+        let root = sample.stack.first().is_some_and(Frame::is_of_libc);
         of_spin(sample) && root && sample.positions(&["run", "spin"]).is_some()
     };
     let (seen, all) = (profile.sum("samples", whole), profile.sum("samples", of_spin));

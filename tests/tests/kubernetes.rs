@@ -302,15 +302,15 @@ fn a_trace_tells_each_way_into_a_process() {
         [Way::Descriptor]
     );
     assert_eq!(
-        of(
-            r#"7 connect(4<socket:[9]>, {sa_family=AF_UNIX, sun_path="/tmp/dotnet-diagnostic-12-1-socket"}, 110) = 0"#
-        ),
+        of("7 connect(4<socket:[9]>, {sa_family=AF_UNIX, \
+            sun_path=\"/tmp/dotnet-diagnostic-12-1-socket\"}, 110) = 0"),
         [Way::Socket]
     );
     for harmless in [
         r#"7 openat(AT_FDCWD</>, "/proc/123/mem", O_RDONLY) = 5</proc/123/mem>"#,
         r#"7 openat(AT_FDCWD</>, "/proc/12/stat", O_RDONLY) = 5</proc/12/stat>"#,
-        r#"7 openat(AT_FDCWD</>, "/proc/12/task/12/syscall", O_RDONLY) = 5</proc/12/task/12/syscall>"#,
+        "7 openat(AT_FDCWD</>, \"/proc/12/task/12/syscall\", O_RDONLY) = \
+            5</proc/12/task/12/syscall>",
         r#"7 openat(AT_FDCWD</>, "/proc/12", O_RDONLY|O_DIRECTORY) = 4</proc/12>"#,
     ] {
         assert_eq!(of(harmless), [], "{harmless}");

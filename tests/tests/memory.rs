@@ -209,7 +209,7 @@ fn a_part_of_the_samples_stands_for_all() {
         return;
     };
     let windows = if long_form() { 60 } else { 6 };
-    let cells = without_loss(|| allocations::measure_thinned(Runtime::Net10, windows)).unwrap();
+    let cells = without_loss(|| allocations::measure_downsampled(Runtime::Net10, windows)).unwrap();
     for of in [Of::Objects, Of::Bytes] {
         assert_as_stated(&cells, of, &|| allocations::markdown(Runtime::Net10, &cells).unwrap());
     }
@@ -233,7 +233,7 @@ fn a_few_watched_objects_stand_for_all_that_is_alive(runtime: Runtime) {
     let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
     let count = match (long_form(), runtime) {
         (true, _) => 520,
-        (false, Runtime::Net10 | Runtime::Net11) => 8,
+        (false, runtime) if runtime >= Runtime::Net10 => 8,
         (false, _) => 3,
     };
     let windows = without_loss(|| live::measure(runtime, count, allocations::ALL_SAMPLES)).unwrap();
@@ -281,7 +281,7 @@ fn leaks_caches_and_pools_are_told_apart_on_every_runtime() {
 
 on_runtimes!(
     objects_of_one_type_are_held_by_what_holds_those_of_their_place:
-    net8 Net8, net10 Net10; long: net9 Net9
+    net8 Net8, net10 Net10, net11 Net11, net11_musl Net11Musl; long: net9 Net9
 );
 
 fn objects_of_one_type_are_held_by_what_holds_those_of_their_place(runtime: Runtime) {
@@ -373,7 +373,7 @@ fn who_ends_a_watch_early_or_outlives_its_process_has_the_verdicts_and_no_survey
     app.ensure_alive().unwrap();
 }
 
-on_runtimes!(the_report_shows_types_and_how_sure_they_are: net9 Net9, net10 Net10);
+on_runtimes!(the_report_shows_types_and_how_sure_they_are: net9 Net9, net10 Net10, net11 Net11);
 
 fn the_report_shows_types_and_how_sure_they_are(runtime: Runtime) {
     let name = format!("memory::the_report_shows_types on {runtime}");
@@ -416,7 +416,7 @@ fn the_report_shows_types_and_how_sure_they_are(runtime: Runtime) {
 
 on_runtimes!(
     objects_that_were_let_go_are_gone_after_the_next_collection_and_not_before:
-    net8 Net8, net10 Net10; long: net9 Net9
+    net8 Net8, net10 Net10, net11 Net11, net11_musl Net11Musl; long: net9 Net9
 );
 
 fn objects_that_were_let_go_are_gone_after_the_next_collection_and_not_before(runtime: Runtime) {

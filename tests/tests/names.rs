@@ -7,6 +7,7 @@ use profiler_protocol::counter::Counter;
 use rustix::process::Signal;
 use system_tests::environment::{Need, RECORD, RECORD_NET9, begin_beside, long_form, record_on};
 use system_tests::perfusion::{self, SLACK, Scratch, record_pid};
+use system_tests::profile::is_libc;
 use system_tests::region::{counted, regions};
 use system_tests::wait::let_pass;
 use system_tests::{Profile, Recording, Runtime, Sample, Workload, on_runtimes, wait_until};
@@ -59,10 +60,15 @@ fn assert_loop_named(profile: &Profile, of_app: impl Fn(&Sample) -> bool) {
     assert!(profile.sum("samples", unnamed) <= 1, "{}", picture());
 }
 
-#[test]
-fn a_process_that_ran_before_the_profiler_came_has_all_its_names() {
-    let Some(_turn) = begin_beside("names::a_process_that_ran_before", RECORD_NET9) else { return };
-    let app = Workload::dotnet(Runtime::Net9, "callheavy", &[]).unwrap().start().unwrap();
+on_runtimes!(
+    a_process_that_ran_before_the_profiler_came_has_all_its_names:
+    net8 Net8, net9 Net9, net10 Net10, net11 Net11, net10_musl Net10Musl, net11_musl Net11Musl
+);
+
+fn a_process_that_ran_before_the_profiler_came_has_all_its_names(runtime: Runtime) {
+    let name = format!("names::a_process_that_ran_before on {runtime}");
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
+    let app = Workload::dotnet(runtime, "callheavy", &[]).unwrap().start().unwrap();
     // The promise says a minute; what matters is that everything was compiled before (`ready` says
     // so).
     let_pass(Duration::from_secs(if long_form() { 60 } else { 0 }));
@@ -147,7 +153,7 @@ fn a_killed_process_keeps_the_names_asked_before() {
 
 on_runtimes!(
     record_dash_dash_profiles_from_the_first_instruction_and_exits_with_the_programs_code:
-    net8 Net8, net10 Net10; long: net9 Net9
+    net8 Net8, net9 Net9, net10 Net10, net11 Net11, net10_musl Net10Musl, net11_musl Net11Musl
 );
 
 fn record_dash_dash_profiles_from_the_first_instruction_and_exits_with_the_programs_code(
@@ -169,17 +175,22 @@ fn record_dash_dash_profiles_from_the_first_instruction_and_exits_with_the_progr
     );
     let profile = Profile::read(&file).unwrap();
     assert_named(&profile);
-    // From the first instruction: the host that loads the runtime is in it.
-    let hosting = profile
-        .sum("cpu", |sample| sample.stack.iter().any(|frame| frame.mapping.contains("libhostfxr")));
-    assert!(hosting > 0, "nothing of libhostfxr:\n{}", profile.describe("cpu", |_| true));
+    // From the first instruction: the host that loads the runtime is in it, and before that the
+    // loader. The host of a single file is the program.
+    let first = if runtime == Runtime::Net10Musl { "libc.so" } else { "libhostfxr" };
+    let hosting =
+        profile.sum("cpu", |sample| sample.stack.iter().any(|frame| frame.mapping.contains(first)));
+    assert!(hosting > 0, "nothing of {first}:\n{}", profile.describe("cpu", |_| true));
+    if runtime == Runtime::Net10Musl {
+        // In a single file the runtime's code cannot be told from the program's.
+        return;
+    }
     // The runtime's thread that waits until the profiler wants to leave is called as the program
     // is: not the program's wait all the same.
     let of_runtime = |sample: &Sample| {
         let in_clr = |mapping: &str| mapping.ends_with("libcoreclr.so");
-        let alone = |mapping: &str| {
-            in_clr(mapping) || mapping.contains("libc.so") || mapping.contains("kernel")
-        };
+        let alone =
+            |mapping: &str| in_clr(mapping) || is_libc(mapping) || mapping.contains("kernel");
         sample.label("thread_role") == "app"
             && sample.stack.iter().any(|frame| in_clr(&frame.mapping))
             && sample.stack.iter().all(|frame| alone(&frame.mapping))
@@ -300,8 +311,56 @@ fn a_dotnet_child_of_a_recorded_process_gets_its_names() {
     );
 }
 
+#[test]
+fn async_methods_that_are_state_machines_have_their_names_on_net11() {
+    let Some(_turn) = begin_beside("names::state_machines", &record_on(Runtime::Net11)) else {
+        return;
+    };
+    let workload = Workload::dotnet(Runtime::Net11, "asyncchain", &[]).unwrap();
+    assert_async_chains(&workload, "Resumed(…)+async", |sample| sample.has("+async"));
+}
+
+#[test]
+fn async_methods_of_the_runtimes_own_have_their_names_on_net11() {
+    let needs = [RECORD, &[Need::RuntimeAsync]].concat();
+    let Some(_turn) = begin_beside("names::runtime_async", &needs) else { return };
+    let workload = Workload::runtime_async("asyncchain").unwrap();
+    assert_async_chains(&workload, "DispatchContinuations", |sample| !sample.has("+async"));
+}
+
+/// Async methods inside each other are all there, from the thread's loop on. One that is continued
+/// later is below what continues it, `by`. Of both `fits` must be true.
+fn assert_async_chains(workload: &Workload, by: &str, fits: impl Fn(&Sample) -> bool) {
+    let app = workload.start().unwrap();
+    let (profile, _) = record_pid(app.pid(), Duration::from_secs(3), &[]).unwrap();
+    app.stop().unwrap();
+    let program = |method: &str| format!("AsyncChain.Program.{method}");
+    let [nested, outer, inner, resumed, work] =
+        ["Nested", "Outer", "Inner", "Resumed", "Work"].map(program);
+    for (thread, chain) in [
+        ("nested", vec![&nested, &outer, &inner, &work]),
+        ("continued", vec![&"AsyncChain.Queue.Run".to_owned(), &by.to_owned(), &work]),
+    ] {
+        let chain: Vec<&str> = chain.into_iter().map(String::as_str).collect();
+        let at_work = |sample: &Sample| sample.label("thread_name") == thread && sample.has(&work);
+        let right = |sample: &Sample| {
+            at_work(sample)
+                && sample.positions(&chain).is_some()
+                && (thread == "nested" || sample.has(&resumed))
+                && fits(sample)
+        };
+        let (all, right) = (profile.sum("samples", at_work), profile.sum("samples", right));
+        assert!(
+            all >= 20 && right * 100 >= all * 99,
+            "{thread}: {right} of {all}\n{}",
+            profile.describe("cpu", |sample| sample.label("thread_name") == thread)
+        );
+    }
+}
+
 on_runtimes!(
-    generic_types_and_methods_show_their_type_arguments: net8 Net8, net10 Net10; long: net9 Net9
+    generic_types_and_methods_show_their_type_arguments:
+    net8 Net8, net10 Net10, net11 Net11; long: net9 Net9
 );
 
 fn generic_types_and_methods_show_their_type_arguments(runtime: Runtime) {

@@ -433,9 +433,9 @@ fn a_daemon_says_how_each_process_stands_to_root_alone_and_nobody_holds_it_up() 
     assert!(!maps.contains("perfusion-shim"), "touched");
 
     // Another user gets no word, even where the file has lost its rights.
-    let python = "import socket,sys,os\nos.setgid(65534);os.setuid(65534)\ns=socket.socket(socket.AF_UNIX)\n\
-                  s.connect(sys.argv[1])\ns.send(b'GET /processes \
-         HTTP/1.1\\r\\n\\r\\n')\nsys.exit(len(s.recv(100)))";
+    let python = "import socket,sys,os\nos.setgid(65534);os.setuid(65534)\n\
+         s=socket.socket(socket.AF_UNIX)\ns.connect(sys.argv[1])\n\
+         s.send(b'GET /processes HTTP/1.1\\r\\n\\r\\n')\nsys.exit(len(s.recv(100)))";
     let ask = || {
         std::process::Command::new("python3").args(["-c", python]).arg(&socket).output().unwrap()
     };

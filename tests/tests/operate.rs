@@ -123,8 +123,7 @@ fn nice(stat: &str) -> i32 {
 }
 
 #[test]
-fn it_makes_way_for_others_with_all_its_threads_unless_told_otherwise_and_what_record_starts_does_not()
- {
+fn it_makes_way_for_others_with_all_its_threads_unless_told_and_what_record_starts_does_not() {
     let needs = [RECORD, &[Need::Program("ionice")]].concat();
     let Some(_turn) = begin_beside("operate: priorities", &needs) else { return };
     // What these tests run with, the daemon has as well: it never raises itself.

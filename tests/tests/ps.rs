@@ -87,7 +87,7 @@ fn version(runtime: Runtime) -> String {
 
 on_runtimes!(
     a_dotnet_process_has_its_version_and_how_it_can_be_profiled:
-    net8 Net8, net9 Net9, net10 Net10, net11 Net11
+    net8 Net8, net9 Net9, net10 Net10, net11 Net11, net11_musl Net11Musl
 );
 
 fn a_dotnet_process_has_its_version_and_how_it_can_be_profiled(runtime: Runtime) {

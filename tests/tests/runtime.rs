@@ -67,7 +67,9 @@ fn labelled(profile: &Profile, label: &str, fits: impl Fn(&Sample) -> bool) -> i
     pauses.map(|sample| sample.label(label).parse::<i64>().unwrap_or(0)).sum()
 }
 
-on_runtimes!(collections_are_those_the_runtime_counts: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(
+    collections_are_those_the_runtime_counts: net8 Net8, net10 Net10, net11 Net11; long: net9 Net9
+);
 
 fn collections_are_those_the_runtime_counts(runtime: Runtime) {
     let name = format!("runtime::collections on {runtime}");
@@ -285,7 +287,9 @@ fn each_pause_is_as_long_as_the_runtime_says(runtime: Runtime) {
     assert!(within * 10 >= apart.len() * 9, "{within} of {apart:?}");
 }
 
-on_runtimes!(compiling_is_on_the_threads_that_do_it: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(
+    compiling_is_on_the_threads_that_do_it: net8 Net8, net10 Net10, net11 Net11; long: net9 Net9
+);
 
 fn compiling_is_on_the_threads_that_do_it(runtime: Runtime) {
     let name = format!("runtime::compiling on {runtime}");
@@ -322,7 +326,8 @@ fn compiling_is_on_the_threads_that_do_it(runtime: Runtime) {
 }
 
 on_runtimes!(
-    exceptions_have_their_type_and_stack_and_number: net10 Net10; long: net8 Net8, net9 Net9
+    exceptions_have_their_type_and_stack_and_number:
+    net10 Net10, net11 Net11; long: net8 Net8, net9 Net9
 );
 
 fn exceptions_have_their_type_and_stack_and_number(runtime: Runtime) {
@@ -357,14 +362,14 @@ fn exceptions_have_their_type_and_stack_and_number(runtime: Runtime) {
     );
     // Of many, some stand for all; their sum is what the runtime counted, and so is the column's.
     let frequent = count("Incidents.FrequentException", first, "Incidents.Program.Frequent");
-    let [thrown, thinned, stored, lost] = [
+    let [thrown, downsampled, stored, lost] = [
         "shim_exceptions",
-        "shim_exceptions_thinned",
+        "shim_exceptions_downsampled",
         "events_exceptions",
         "shim_exceptions_dropped_full",
     ]
     .map(|name| profile.counter(name).unwrap());
-    assert_eq!((thrown, thrown), (20_020 + again, thinned + stored + lost), "{}", picture());
+    assert_eq!((thrown, thrown), (20_020 + again, downsampled + stored + lost), "{}", picture());
     assert_eq!((frequent, profile.sum("exceptions", |_| true)), (20_000, thrown), "{}", picture());
     assert!(!profile.samples.iter().any(|sample| {
         profile.value(sample, "exceptions") > 0 && sample.has("System.Runtime.EH.")
@@ -421,7 +426,10 @@ fn the_end_of_a_process_wakes_who_rests(runtime: Runtime) {
     assert_eq!(thrown, 20, "{}", profile.describe("exceptions", |_| true));
 }
 
-on_runtimes!(waits_for_locks_have_length_stack_and_owner: net8 Net8, net10 Net10; long: net9 Net9);
+on_runtimes!(
+    waits_for_locks_have_length_stack_and_owner:
+    net8 Net8, net10 Net10; long: net9 Net9
+);
 
 fn waits_for_locks_have_length_stack_and_owner(runtime: Runtime) {
     let name = format!("runtime::waits_for_locks on {runtime}");

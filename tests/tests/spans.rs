@@ -132,7 +132,7 @@ fn time_is_told_apart_by_span_wherever_the_variable_is() {
     assert!(profile.samples.iter().all(|sample| sample.label("span_id").is_empty()));
 }
 
-/// Of whose waits nearly none is kept by the coin, and those looked at stand for themselves.
+/// Of whose waits nearly none is kept by the sampler, and those looked at stand for themselves.
 #[test]
 fn a_wait_that_is_looked_at_has_the_span_its_thread_sleeps_in() {
     let Some(_turn) = begin_beside("spans::looked_at", &[RECORD, &[Need::C]].concat()) else {
@@ -154,7 +154,7 @@ fn a_wait_that_is_looked_at_has_the_span_its_thread_sleeps_in() {
     );
 }
 
-/// Where nothing is taught of rules.
+/// Where no rules are pushed.
 #[test]
 fn the_probes_for_older_kernels_tell_spans_apart_too() {
     let Some(_turn) = begin_beside("spans: older probes", &[RECORD, &[Need::C]].concat()) else {

@@ -162,8 +162,8 @@ impl Hardship {
         // It was recorded all the time: what is in the profile is what the app says of itself, but
         // for what is counted as lost.
         let heard = counter("shim_allocation_samples");
-        // Those thinned are stood for by others.
-        let told = heard - counter("shim_allocations_thinned");
+        // Those downsampled are stood for by others.
+        let told = heard - counter("shim_allocations_downsampled");
         let kept = 1.0 - counter("shim_allocations_dropped_full") as f64 / told as f64;
         let bytes = survived.profile.sum("alloc_space", |_| true) as f64;
         let least = (to.allocated_bytes - from.allocated_bytes) * kept;
@@ -306,7 +306,10 @@ fn load_contexts_and_dynamic_methods_that_come_and_go(runtime: Runtime) {
     println!("samples with passing_odd, passing_even and Guest.Run: {seen:?}");
 }
 
-on_runtimes!(children_that_are_started_all_the_time: net9 Net9; long: net8 Net8, net10 Net10);
+on_runtimes!(
+    children_that_are_started_all_the_time:
+    net9 Net9, net11_musl Net11Musl; long: net8 Net8, net10 Net10
+);
 
 fn children_that_are_started_all_the_time(runtime: Runtime) {
     Hardship { mode: "starts", amount: 20, rounds: 2, long: LONG, env: &[] }.endured_by(runtime);
@@ -419,7 +422,8 @@ fn stack_overflow_is_the_runtimes_own_end(runtime: Runtime) {
 }
 
 on_runtimes!(
-    a_stack_that_ends_in_an_allocation_ends_the_process: net8 Net8; long: net9 Net9, net10 Net10
+    a_stack_that_ends_in_an_allocation_ends_the_process:
+    net8 Net8, net11_musl Net11Musl; long: net9 Net9, net10 Net10
 );
 
 /// There the runtime's code or the shim's is what finds no room, not the app's: what the runtime

@@ -109,7 +109,7 @@ fn a_thread_that_another_one_renames_in_its_sleep_slept_under_both_names() {
 
 on_runtimes!(
     a_programs_thread_with_a_name_of_the_runtimes_is_the_programs:
-    net8 Net8, net10 Net10, net11 Net11; long: net9 Net9
+    net8 Net8, net10 Net10, net11 Net11, net11_musl Net11Musl; long: net9 Net9
 );
 
 fn a_programs_thread_with_a_name_of_the_runtimes_is_the_programs(runtime: Runtime) {
@@ -188,7 +188,7 @@ const TITLES: [(&str, &str); 6] = [
 
 on_runtimes!(
     long_names_of_threads_are_whole_or_end_with_a_character:
-    net8 Net8, net10 Net10, net11 Net11; long: net9 Net9
+    net8 Net8, net10 Net10, net11 Net11, net11_musl Net11Musl; long: net9 Net9
 );
 
 fn long_names_of_threads_are_whole_or_end_with_a_character(runtime: Runtime) {

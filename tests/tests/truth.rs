@@ -5,12 +5,18 @@ use std::time::Duration;
 
 use system_tests::environment::{Need, RECORD, begin, long_form};
 use system_tests::truth::measure::{Measured, Mode, Options, attached, launched};
-use system_tests::truth::{cases, report, thinning};
+use system_tests::truth::{cases, downsampling, report};
 
 /// The workloads: unwind tables without frame pointers, landing pads, funclets, tail calls,
 /// precompiled code inside a program; waits of known length.
-const SHORT: [&str; 5] =
-    ["c-O2-nofp", "exceptions-9", "tailcalls-10", "single-file-readytorun-10", "truthwaits-10"];
+const SHORT: [&str; 6] = [
+    "c-O2-nofp",
+    "exceptions-9",
+    "tailcalls-10",
+    "single-file-readytorun-10",
+    "compressed-readytorun-10",
+    "truthwaits-10",
+];
 
 #[test]
 fn known_call_chains_are_exact_attached_and_from_the_start() {
@@ -28,19 +34,21 @@ fn known_call_chains_are_exact_attached_and_from_the_start() {
 }
 
 #[test]
-fn thinned_waits_are_unbiased_within_the_stated_error() {
-    let Some(_turn) = begin("truth::thinned_waits", &[RECORD, &[Need::C]].concat()) else { return };
+fn downsampled_waits_are_unbiased_within_the_stated_error() {
+    let Some(_turn) = begin("truth::downsampled_waits", &[RECORD, &[Need::C]].concat()) else {
+        return;
+    };
     let (repetitions, length) =
         if long_form() { (100, Duration::from_secs(3)) } else { (8, Duration::from_millis(1500)) };
-    let results = thinning::repeat(repetitions, length).unwrap();
+    let results = downsampling::repeat(repetitions, length).unwrap();
     // A mean further off than 5 of its standard errors, as every nap's own length gives them, is no
     // chance.
-    let (mean, stderr) = thinning::mean_error(&results);
+    let (mean, stderr) = downsampling::mean_error(&results);
     assert!(mean.abs() <= 5.0 * stderr, "mean error {mean} ± {stderr}: {results:#?}");
     // As promised: 97 of 100, where no naps were much longer than the rest; a busy machine makes
     // them so. Of 8, fewer than 6 have a chance of 1 in 3000 even if the promise is only just kept.
     let even: Vec<_> = results.iter().copied().filter(|repetition| repetition.is_even()).collect();
-    let missed = even.len() - thinning::covered(&even);
+    let missed = even.len() - downsampling::covered(&even);
     assert!(
         missed <= if long_form() { 3 } else { 2 },
         "{missed} of {} missed: {results:#?}",

@@ -24,7 +24,7 @@ fn of_thread(tid: u32) -> impl Fn(&Sample) -> bool {
 
 on_runtimes!(
     a_thread_asleep_since_before_the_profiler_came_has_its_stack:
-    net8 Net8; long: net9 Net9, net10 Net10
+    net8 Net8, net11 Net11, net11_musl Net11Musl; long: net9 Net9, net10 Net10
 );
 
 fn a_thread_asleep_since_before_the_profiler_came_has_its_stack(runtime: Runtime) {
@@ -43,7 +43,7 @@ fn a_thread_asleep_since_before_the_profiler_came_has_its_stack(runtime: Runtime
     let whole = |sample: &Sample| {
         let chain =
             ["TimedWaits.Program.AsleepOuter", "TimedWaits.Program.AsleepInner", "Wait", "futex"];
-        let root = sample.stack.first().is_some_and(|frame| frame.mapping.contains("libc.so"));
+        let root = sample.stack.first().is_some_and(Frame::is_of_libc);
         of_thread(asleep)(sample)
             && root
             && sample.positions(&chain).is_some()
@@ -69,8 +69,8 @@ struct Expected {
     ended_by: EndedBy,
 }
 
-/// A budget for the stack of every wait of these programs: what thinning does is a matter of other
-/// tests.
+/// A budget for the stack of every wait of these programs: what downsampling does is a matter of
+/// other tests.
 const ALL_STACKS: [&str; 2] = ["--wait-stack-mib", "64"];
 
 enum EndedBy {
@@ -228,7 +228,8 @@ fn native_waits_have_their_length_reason_and_waker() {
 }
 
 on_runtimes!(
-    managed_waits_have_their_length_reason_and_waker: net8 Net8; long: net9 Net9, net10 Net10
+    managed_waits_have_their_length_reason_and_waker:
+    net8 Net8; long: net9 Net9, net10 Net10
 );
 
 fn managed_waits_have_their_length_reason_and_waker(runtime: Runtime) {
@@ -304,8 +305,7 @@ fn a_wait_shows_the_stack_that_ended_it() {
         assert_woken(&profile, (name, tid), chain, &outcome.stderr);
         // The start of the waker's thread is the outermost of all.
         let woken = |sample: &&Sample| of_thread(tid)(sample) && sample.positions(chain).is_some();
-        let at_its_start =
-            |sample: &Sample| sample.stack.last().unwrap().mapping.contains("libc.so");
+        let at_its_start = |sample: &Sample| sample.stack.last().unwrap().is_of_libc();
         assert!(profile.samples.iter().filter(woken).all(at_its_start), "{name}");
     }
     let sleeper = app_thread(&threads, "wait-sleep");
@@ -374,8 +374,8 @@ fn borrowed(threads: &[(String, u32)]) -> Vec<(&str, u32)> {
 }
 
 #[test]
-fn a_long_wait_has_its_stack_though_the_coin_keeps_one_in_many() {
-    let Some(_turn) = begin("waits::thinned", &[RECORD, &[Need::C]].concat()) else { return };
+fn a_long_wait_has_its_stack_though_the_sampler_keeps_one_in_many() {
+    let Some(_turn) = begin("waits::downsampled", &[RECORD, &[Need::C]].concat()) else { return };
     let app = Workload::native("waits", &["-pthread"]).unwrap().arg("storm").start().unwrap();
     let sleeper = app.thread("wait-long");
     // The least budget: hundreds of thousands of switches a second share it.
@@ -389,7 +389,7 @@ fn a_long_wait_has_its_stack_though_the_coin_keeps_one_in_many() {
     let (all, kept) = (counter("waits"), counter("waits_stored"));
     assert!(
         kept * 5 < all,
-        "{kept} of {all} waits kept: not thinned enough to tell\n{}",
+        "{kept} of {all} waits kept: not downsampled enough to tell\n{}",
         picture()
     );
     // The probability that the profile states is that of all waits.
@@ -414,7 +414,7 @@ fn a_long_wait_has_its_stack_though_the_coin_keeps_one_in_many() {
     let there = |sample: &Sample| {
         this(sample) && sample.has("wait_long") && sample.label("wait_reason") == "sleep"
     };
-    // Each of its waits lasts longer than the time between two visits: none depends on the coin,
+    // Each of its waits lasts longer than the time between two scans: none depends on the sampler,
     // and none weighs more than itself. The program has written down the wait that the recording's
     // end cut, if it ended before the program did.
     let all = profile.sum("blocked", there) as f64;
@@ -425,7 +425,7 @@ fn a_long_wait_has_its_stack_though_the_coin_keeps_one_in_many() {
         "{all} ns, of which {ended} in waits that ended, and {own} ns by its own clock:\n{}",
         picture()
     );
-    // All times stay exact, whatever was thinned.
+    // All times stay exact, whatever was downsampled.
     let wall = profile.sum("wall", &this);
     assert!(
         (wall - profile.duration_ns).abs() * 100 <= profile.duration_ns,
@@ -440,7 +440,7 @@ fn wait_stacks(profile: &Profile) -> &str {
 }
 
 #[test]
-fn a_thread_that_waits_now_and_then_loses_no_wait_to_the_coin() {
+fn a_thread_that_waits_now_and_then_loses_no_wait_to_the_sampler() {
     let Some(_turn) = begin("waits::now_and_then", &[RECORD, &[Need::C]].concat()) else { return };
     let app = Workload::native("waits", &["-pthread"]).unwrap().arg("storm").start().unwrap();
     let waiter = app.thread("wait-turns");
@@ -453,7 +453,7 @@ fn a_thread_that_waits_now_and_then_loses_no_wait_to_the_coin() {
     let (all, kept) = (counter("waits"), counter("waits_stored"));
     assert!(
         kept * 5 < all,
-        "{kept} of {all} waits kept: not thinned enough to tell\n{}",
+        "{kept} of {all} waits kept: not downsampled enough to tell\n{}",
         picture()
     );
     // It has some 20 waits a second, of four kinds in turn. Were some of them left to chance, the
@@ -482,13 +482,13 @@ fn a_thread_that_waits_now_and_then_loses_no_wait_to_the_coin() {
     }
 }
 
-/// What a kept wait stands for is 1/p, when it was visited one. If those the coin did not keep are
-/// visited less often, the others stand for too little in the mean.
+/// What a kept wait stands for is 1/p, and one when it was scanned. If those the sampler did not
+/// keep are scanned less often, the others stand for too little in the mean.
 #[test]
-fn a_process_that_changes_its_mappings_puts_off_the_visits_to_all_its_waits() {
+fn a_process_that_changes_its_mappings_puts_off_the_scans_to_all_its_waits() {
     let Some(_turn) = begin("waits::mappings", &[RECORD, &[Need::C]].concat()) else { return };
     let app = Workload::native("waits", &["-pthread"]).unwrap().arg("mappings").start().unwrap();
-    // The coin keeps every other wait, once the threads have had their first ones.
+    // The sampler keeps every other wait, once the threads have had their first ones.
     let (profile, outcome) =
         record_pid(app.pid(), Duration::from_secs(6), &["--wait-stacks-one-in", "2"]).unwrap();
     app.stop().unwrap();
@@ -498,13 +498,13 @@ fn a_process_that_changes_its_mappings_puts_off_the_visits_to_all_its_waits() {
         outcome.stderr
     );
     let counter = |name| profile.counter(name).unwrap();
-    let (visited, deferred) = (counter("sleepers"), counter("sleepers_deferred"));
-    assert!(visited >= 100, "{visited} visits\n{}", outcome.stderr);
+    let (scanned, deferred) = (counter("off_cpu_scanned"), counter("off_cpu_deferred"));
+    assert!(scanned >= 100, "{scanned} scans\n{}", outcome.stderr);
     // Nearly always somebody has the lock. Half of the waits are kept: were they not put off, half
     // would be left.
     assert!(
-        deferred * 10 >= visited * 7,
-        "{deferred} of {visited} visits put off\n{}",
+        deferred * 10 >= scanned * 7,
+        "{deferred} of {scanned} scans put off\n{}",
         outcome.stderr
     );
 }
@@ -577,7 +577,7 @@ fn a_stack_whose_pages_a_userfaultfd_holds_back_holds_up_nobody() {
     app.stop().unwrap();
 
     let picture = || format!("{}\n{}", outcome.stderr, profile.describe("blocked", |_| true));
-    // It is visited first, and nobody ever fills its pages: the copy ends there, and the thread
+    // It is scanned first, and nobody ever fills its pages: the copy ends there, and the thread
     // after it has its stack.
     let whole = |sample: &Sample| of_thread(asleep)(sample) && sample.has("wait_asleep");
     let seen = profile.sum("blocked", whole);
@@ -651,7 +651,7 @@ fn assert_large_stacks(profile: &Profile, app: &App, least: i64, log: &str) {
             format!("{name}: {log}\n{}", profile.describe("blocked", of_thread(app.thread(name))))
         };
         let whole = |sample: &Sample| {
-            let root = sample.stack.first().is_some_and(|frame| frame.mapping.contains("libc.so"));
+            let root = sample.stack.first().is_some_and(Frame::is_of_libc);
             let depth = sample.stack.iter().filter(|frame| frame.function == "recurse").count();
             root && sample.has(function) && depth == if name == "recursion" { 301 } else { 0 }
         };
@@ -684,7 +684,7 @@ fn a_signal_handler_on_a_stack_of_its_own_is_followed_to_what_it_interrupted() {
         let this = of_thread(app.thread(name));
         let picture = || format!("{name}: {}\n{}", outcome.stderr, profile.describe(column, &this));
         let whole = |sample: &Sample| {
-            let root = sample.stack.first().is_some_and(|frame| frame.mapping.contains("libc.so"));
+            let root = sample.stack.first().is_some_and(Frame::is_of_libc);
             root && sample.positions(&["run", "interrupted", innermost]).is_some()
         };
         let all = profile.sum(column, &this);
@@ -714,7 +714,7 @@ fn a_coroutines_stack_ends_where_the_c_library_began_it() {
     let whole = |sample: &Sample| {
         let [root, function, ..] = &*sample.stack else { return false };
         let asleep = sample.positions(&["in_coroutine", "nanosleep"]).is_some();
-        root.mapping.contains("libc.so") && function.function == "in_coroutine" && asleep
+        root.is_of_libc() && function.function == "in_coroutine" && asleep
     };
     let all =
         profile.sum("blocked", |sample| its(sample) && sample.label("wait_reason") == "sleep");
@@ -775,7 +775,7 @@ fn a_thread_that_waits_for_a_new_page_of_its_stack_has_its_stack() {
     // whose first pages are not there.
     let chain = ["wait_new_stack", "grow_outer", "grow_inner", "handle_userfault"];
     let whole = |sample: &Sample| {
-        let root = sample.stack.first().is_some_and(|frame| frame.mapping.contains("libc.so"));
+        let root = sample.stack.first().is_some_and(Frame::is_of_libc);
         root && sample.positions(&chain).is_some_and(|at| at[2] == at[0] + 2)
     };
     let seen = profile.sum("blocked", |sample| waiting(sample) && whole(sample));

@@ -1,4 +1,4 @@
-//! The probes' walker against the finisher: the same stack whoever walked it, and nearly all of it
+//! The probes' walker against the unwinder: the same stack whoever walked it, and nearly all of it
 //! walked by the probes.
 
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ impl Stages {
         Self { kernel, processes: ProcessTable::new(), rules }
     }
 
-    /// Drains once, hands each user context of `pid` to `each`, and teaches.
+    /// Drains once, hands each user context of `pid` to `each`, and pushes rules.
     fn round(&mut self, pid: u32, mut each: impl FnMut(&mut ProcessTable, &UserContext)) {
         let mut events: Vec<Event> = Vec::new();
         self.kernel.drain(&mut |event| events.push(event));
@@ -51,7 +51,7 @@ impl Stages {
                 each(&mut self.processes, user);
             }
         }
-        self.processes.teach(|lessons| self.rules.teach(lessons));
+        self.processes.push_rules(|updates| self.rules.push_rules(updates));
     }
 }
 
@@ -84,7 +84,7 @@ fn both_walkers_find_the_same_stacks(runtime: Runtime) {
                 };
                 let whole =
                     finish(processes, pid, &UserContext { walk: Some(nothing), ..context.clone() });
-                // Where the copy ends the finisher does; the probes read on.
+                // Where the copy ends the unwinder does; the probes read on.
                 if walk.end != WalkEnd::ThreadStart || whole.broken == Some(Marker::TruncatedCopy) {
                     not_comparable += 1;
                     return;
@@ -107,8 +107,8 @@ fn both_walkers_find_the_same_stacks(runtime: Runtime) {
         let counters = stages.processes.counters();
         eprintln!(
             "{runtime} {workload}: {compared} stacks compared, {not_comparable} not comparable, {} \
-             lessons",
-            counters.lessons
+             updates",
+            counters.rules_pushed
         );
         assert!(differences.is_empty(), "{runtime} {workload}: {differences:#?}");
         assert_eq!(counters.stacks_stale, 0);
@@ -129,7 +129,7 @@ fn after_a_while_the_probes_walk_nearly_all_frames_themselves() {
             let walked = context.walk.as_ref().unwrap().frames.len();
             let done = finish(processes, pid, context);
             stacks += 1;
-            // The first ones are the lesson, of 2 s at the thread's full speed; the promise is
+            // The first ones are the update, of 2 s at the thread's full speed; the promise is
             // stated after 10.
             if stacks > 4000 {
                 by_probes += walked;

@@ -1,5 +1,5 @@
 //! The program behind `cargo xtask truth`: `truth OUTPUT-FOLDER [--seconds N] [--repetitions N]
-//! [WORKLOAD… | thinning]`. Writes truth.md and truth.json there.
+//! [WORKLOAD… | downsampling]`. Writes truth.md and truth.json there.
 //! `truth OUTPUT-FOLDER memory [--windows N]` is another: known allocations. Writes memory.md and
 //! memory.json. `truth OUTPUT-FOLDER leaks [--runs N] [--at-once N]`: verdicts on known leaks.
 //! Writes leaks.md and leaks.json.
@@ -16,10 +16,10 @@ use system_tests::bpf;
 use system_tests::environment::{Need, RECORD, Runtime};
 use system_tests::truth::measure::{Measured, Options};
 use system_tests::truth::report::{Entry, broken_promises, json, markdown, picture};
-use system_tests::truth::{allocations, cases, live, measure, perf, thinning, verdicts};
+use system_tests::truth::{allocations, cases, downsampling, live, measure, perf, verdicts};
 
-/// The word on the command line for the test of thinned waits.
-const THINNING: &str = "thinning";
+/// The word on the command line for the test of downsampled waits.
+const DOWNSAMPLING: &str = "downsampling";
 /// Its recordings: the promise is of 100.
 const REPETITIONS: usize = 100;
 
@@ -52,7 +52,7 @@ fn run() -> anyhow::Result<()> {
     let at_once: usize = option(&mut arguments, "--at-once")?.unwrap_or(AT_ONCE);
     ensure!(
         !arguments.is_empty(),
-        "usage: truth OUTPUT-FOLDER [--seconds N] [--repetitions N] [WORKLOAD… | thinning]"
+        "usage: truth OUTPUT-FOLDER [--seconds N] [--repetitions N] [WORKLOAD… | downsampling]"
     );
     let folder = PathBuf::from(arguments.remove(0));
     if arguments.first().is_some_and(|word| word == "memory") {
@@ -63,12 +63,12 @@ fn run() -> anyhow::Result<()> {
     }
     let missing: Vec<String> = RECORD.iter().filter_map(|need| need.missing()).collect();
     ensure!(missing.is_empty(), "{}", missing.join("; "));
-    // `thinning` stands beside the workloads: another question to another program.
-    let thin = arguments.is_empty() || arguments.iter().any(|word| word == THINNING);
-    let cases = if arguments.iter().all(|word| word == THINNING) && !arguments.is_empty() {
+    // `downsampling` stands beside the workloads: another question to another program.
+    let downsamples = arguments.is_empty() || arguments.iter().any(|word| word == DOWNSAMPLING);
+    let cases = if arguments.iter().all(|word| word == DOWNSAMPLING) && !arguments.is_empty() {
         Vec::new()
     } else {
-        arguments.retain(|word| word != THINNING);
+        arguments.retain(|word| word != DOWNSAMPLING);
         cases::chosen(&arguments)?
     };
     let options = Options { length: Duration::from_secs_f64(seconds), frequency_hz: 1999 };
@@ -113,13 +113,13 @@ fn run() -> anyhow::Result<()> {
     let head = format!("Measured on {machine}, {} Hz, {seconds} s each.\n", options.frequency_hz);
     let mut text = head + &markdown(&entries);
     let mut values = json(&machine, &entries);
-    if thin {
+    if downsamples {
         let length = Duration::from_secs(3);
-        let repetitions = thinning::repeat(count, length)?;
-        let section = thinning::markdown(&repetitions, length);
+        let repetitions = downsampling::repeat(count, length)?;
+        let section = downsampling::markdown(&repetitions, length);
         println!("{section}");
         text += &section;
-        values["thinning"] = thinning::json(&repetitions);
+        values["downsampling"] = downsampling::json(&repetitions);
     }
     write(&folder.join("truth.md"), &text)?;
     write(&folder.join("truth.json"), &format!("{values:#}\n"))?;
@@ -147,15 +147,17 @@ fn memory(folder: &std::path::Path, windows: usize) -> anyhow::Result<()> {
         let section = allocations::markdown(runtime, &cells)?
             + &allocations::markdown(runtime, &steps)?
                 .replace("windows", "windows in step with the stride");
-        let thinned = match runtime {
-            Runtime::Net10 | Runtime::Net11 => allocations::measure_thinned(runtime, windows / 4)?,
+        let downsampled = match runtime {
+            runtime if runtime >= Runtime::Net10 => {
+                allocations::measure_downsampled(runtime, windows / 4)?
+            }
             _ => Vec::new(),
         };
-        let section = match thinned.is_empty() {
+        let section = match downsampled.is_empty() {
             true => section,
             false => {
                 section
-                    + &allocations::markdown(runtime, &thinned)?
+                    + &allocations::markdown(runtime, &downsampled)?
                         .replace("windows", "windows, a part of the samples told")
             }
         };

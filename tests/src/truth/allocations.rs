@@ -36,9 +36,9 @@ const STEPS: [(&str, f64, f64); 2] =
 /// Batches in one window: a dozen samples or more are expected of each type.
 const BATCHES: usize = 4;
 /// In those of which not all samples are told.
-const THINNED_BATCHES: usize = 64;
+const DOWNSAMPLED_BATCHES: usize = 64;
 /// Samples told of in a second then.
-const THINNED_SAMPLES: u32 = 256;
+const DOWNSAMPLED_SAMPLES: u32 = 256;
 /// More than there are.
 pub const ALL_SAMPLES: u32 = 1_000_000;
 
@@ -162,20 +162,20 @@ pub fn measure(runtime: Runtime, windows: usize) -> anyhow::Result<(Vec<Cell>, V
 ///
 /// # Errors
 /// When the program or the recorder fails, or hardly any sample was left out.
-pub fn measure_thinned(runtime: Runtime, windows: usize) -> anyhow::Result<Vec<Cell>> {
+pub fn measure_downsampled(runtime: Runtime, windows: usize) -> anyhow::Result<Vec<Cell>> {
     let app = Workload::dotnet(runtime, "known", &[])?.start()?;
-    let limits = ShimLimits { allocation_samples: THINNED_SAMPLES, ..ShimLimits::default() };
+    let limits = ShimLimits { allocation_samples: DOWNSAMPLED_SAMPLES, ..ShimLimits::default() };
     let mut tap = Tap::attach(app, limits, "batch")?;
     let mut cells = Vec::new();
     for _ in 0..windows {
-        for _ in 0..THINNED_BATCHES {
+        for _ in 0..DOWNSAMPLED_BATCHES {
             tap.perform("batch")?;
         }
-        cells.extend(read(&mut tap, &BATCH, THINNED_BATCHES as f64)?);
+        cells.extend(read(&mut tap, &BATCH, DOWNSAMPLED_BATCHES as f64)?);
     }
-    let (all, thinned) =
-        (tap.counted(Counter::AllocationSamples), tap.counted(Counter::AllocationsThinned));
-    ensure!(thinned * 2 > all, "{thinned} of {all} samples were left out");
+    let (all, downsampled) =
+        (tap.counted(Counter::AllocationSamples), tap.counted(Counter::AllocationsDownsampled));
+    ensure!(downsampled * 2 > all, "{downsampled} of {all} samples were left out");
     tap.stop()?;
     Ok(cells)
 }

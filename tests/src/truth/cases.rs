@@ -3,6 +3,7 @@
 
 use crate::app::{Compiler, Workload};
 use crate::environment::{Need, Runtime};
+use crate::single_file::Packing;
 
 /// One workload.
 #[derive(Clone, Debug)]
@@ -18,15 +19,24 @@ type Environment = &'static [(&'static str, &'static str)];
 
 #[derive(Clone, Copy, Debug)]
 enum Recipe {
-    Dotnet { runtime: Runtime, one_file: bool, program: &'static str, environment: Environment },
-    Native { compiler: Compiler, file: &'static str, flags: &'static [&'static str] },
+    Dotnet {
+        runtime: Runtime,
+        one_file: Option<Packing>,
+        program: &'static str,
+        environment: Environment,
+    },
+    Native {
+        compiler: Compiler,
+        file: &'static str,
+        flags: &'static [&'static str],
+    },
 }
 
 impl Case {
     /// What it needs beside what every recording needs.
     pub fn need(&self) -> Need {
         match self.recipe {
-            Recipe::Dotnet { runtime, one_file: true, .. } => Need::SingleFile(runtime),
+            Recipe::Dotnet { runtime, one_file: Some(_), .. } => Need::SingleFile(runtime),
             Recipe::Dotnet { runtime, .. } => Need::Clr(runtime),
             Recipe::Native { compiler: Compiler::Go, .. } => Need::Go,
             Recipe::Native { compiler, .. } => Need::Program(compiler.program()),
@@ -46,10 +56,9 @@ impl Case {
         match self.recipe {
             Recipe::Native { compiler, file, flags } => Workload::compiled(compiler, file, flags),
             Recipe::Dotnet { runtime, one_file, program, environment } => {
-                let workload = if one_file {
-                    Workload::single_file(runtime, program)?
-                } else {
-                    Workload::dotnet(runtime, program, &[])?
+                let workload = match one_file {
+                    Some(packing) => Workload::single_file(runtime, program, packing)?,
+                    None => Workload::dotnet(runtime, program, &[])?,
                 };
                 Ok(environment
                     .iter()
@@ -145,12 +154,15 @@ const DOTNET: [Dotnet; 13] = [
     ),
 ];
 
-/// Those that are made one file with their runtime too. There is no host of .NET 8.
-const IN_ONE_FILE: [(&str, &str); 4] = [
-    ("callheavy", "callheavy in one file with its runtime"),
-    ("exceptions", "exceptions in one file with its runtime"),
-    ("readytorun", "readytorun in one file with its runtime"),
-    ("truthwaits", "truthwaits in one file with its runtime"),
+/// Those that are made one file with their runtime too: how their names begin then. There is no
+/// host of .NET 8.
+const IN_ONE_FILE: [(&str, &str, Packing, &str); 6] = [
+    ("callheavy", "single-file", Packing::Plain, "callheavy in one file with its runtime"),
+    ("exceptions", "single-file", Packing::Plain, "exceptions in one file with its runtime"),
+    ("readytorun", "single-file", Packing::Plain, "readytorun in one file with its runtime"),
+    ("readytorun", "compressed", Packing::Compressed, "the same, compressed in that file"),
+    ("truthwaits", "single-file", Packing::Plain, "truthwaits in one file with its runtime"),
+    ("truthwaits", "compressed", Packing::Compressed, "the same, compressed in that file"),
 ];
 
 /// All workloads, in the report's order.
@@ -168,18 +180,22 @@ pub fn all() -> Vec<Case> {
             cases.push(Case {
                 name: format!("{program}-{}", runtime.major()),
                 about,
-                recipe: Recipe::Dotnet { runtime, one_file: false, program, environment },
+                recipe: Recipe::Dotnet { runtime, one_file: None, program, environment },
             });
         }
-        let Some((_, about)) = IN_ONE_FILE.iter().find(|(name, _)| *name == program) else {
-            continue;
-        };
-        for runtime in [Runtime::Net9, Runtime::Net10] {
-            cases.push(Case {
-                name: format!("single-file-{program}-{}", runtime.major()),
-                about,
-                recipe: Recipe::Dotnet { runtime, one_file: true, program, environment },
-            });
+        for (_, kind, packing, about) in IN_ONE_FILE.into_iter().filter(|(of, ..)| *of == program) {
+            for runtime in [Runtime::Net9, Runtime::Net10] {
+                cases.push(Case {
+                    name: format!("{kind}-{program}-{}", runtime.major()),
+                    about,
+                    recipe: Recipe::Dotnet {
+                        runtime,
+                        one_file: Some(packing),
+                        program,
+                        environment,
+                    },
+                });
+            }
         }
     }
     cases

@@ -454,14 +454,19 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::{Chains, Moments, Roots, Verdict, judge, plain_name};
-    use crate::profile::{Frame, Profile, Sample};
+    use crate::profile::{Frame, Profile, Sample, Source};
 
     fn stack(frames: &[&str]) -> Sample {
         let stack = frames
             .iter()
             .map(|text| {
                 let (mapping, function) = text.split_once('!').unwrap_or(("app", text));
-                Frame { function: function.to_owned(), mapping: mapping.to_owned(), location: 0 }
+                Frame {
+                    function: function.to_owned(),
+                    mapping: mapping.to_owned(),
+                    location: 0,
+                    source: Source::default(),
+                }
             })
             .collect();
         Sample::new(stack, BTreeMap::new(), vec![1])

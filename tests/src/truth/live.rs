@@ -81,16 +81,16 @@ pub fn measure(
         for _ in 0..ROUNDS {
             tap.perform("fill")?;
         }
-        // Once more where the first was passed over because the watched objects were being thinned
-        // at that moment.
+        // Once more where the first was passed over because the watched objects were being
+        // downsampled at that moment.
         tap.perform("collect")?;
         tap.perform("collect")?;
         let counts = tap.ask("alive", "counts")?;
         all.push(window(&counts, &rows(&tap.profile()?, "inuse_space", &TableOptions::default()))?);
     }
-    ensure!(tap.counted(Counter::ObjectsThinned) > 0, "there was room for all");
+    ensure!(tap.counted(Counter::ObjectsDownsampled) > 0, "there was room for all");
     // What is watched is then a part of a part.
-    let left_out = tap.counted(Counter::AllocationsThinned);
+    let left_out = tap.counted(Counter::AllocationsDownsampled);
     ensure!(left_out > 0 || allocation_samples == ALL_SAMPLES, "every sample was told of");
     ensure!(
         tap.counted(Counter::HandlesFull) == 0,

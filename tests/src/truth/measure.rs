@@ -28,7 +28,7 @@ const LOSS_WORDS: [&str; 17] = [
     "_busy",
     "_lost",
     "_torn",
-    "thinned",
+    "downsampled",
     "dropped",
     "refus",
     "_bad",

@@ -3,11 +3,11 @@
 
 pub mod allocations;
 pub mod cases;
+pub mod downsampling;
 pub mod judge;
 pub mod live;
 pub mod measure;
 pub mod perf;
 pub mod report;
 pub mod tap;
-pub mod thinning;
 pub mod verdicts;

@@ -9,7 +9,7 @@ use anyhow::{Context as _, ensure};
 use crate::app::Workload;
 use crate::environment::Need;
 use crate::perfusion::Scratch;
-use crate::profile::{Frame, Profile, Sample};
+use crate::profile::{Frame, Profile, Sample, Source};
 use crate::truth::measure::{Declared, Measured, Mode, Options, judged};
 
 /// Why there is no comparison here, or `None`.
@@ -70,7 +70,8 @@ fn frame(line: &str) -> Option<Frame> {
     let (_, rest) = line.trim().split_once(' ')?;
     let (symbol, file) = rest.rsplit_once(" (").unwrap_or((rest, ""));
     let function = name(symbol).replace("::", ".");
-    Some(Frame { function, mapping: file.trim_end_matches(')').to_owned(), location: 0 })
+    let (mapping, source) = (file.trim_end_matches(')').to_owned(), Source::default());
+    Some(Frame { function, mapping, location: 0, source })
 }
 
 /// `int32 [app] Space.Type::Method(int32)[Tier1]` → `Space.Type::Method`.

@@ -148,9 +148,9 @@ impl Tap {
         let begin = Instant::now();
         loop {
             let regions = regions(&self.app);
-            // The one that is thinned is counted as a sample before.
-            let thinned = counted(&regions, Counter::AllocationsThinned);
-            let told = counted(&regions, Counter::AllocationSamples).saturating_sub(thinned);
+            // The one that is downsampled is counted as a sample before.
+            let downsampled = counted(&regions, Counter::AllocationsDownsampled);
+            let told = counted(&regions, Counter::AllocationSamples).saturating_sub(downsampled);
             let lost = counted(&regions, Counter::AllocationsDroppedFull);
             if lost != 0 {
                 return Err(RingFull(lost).into());

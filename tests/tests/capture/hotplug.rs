@@ -63,7 +63,12 @@ fn a_cpu_that_was_away_is_recorded_again_and_what_it_had_told_is_not_lost() {
     // Until the next look, of which there is one a second, nobody reads the ring.
     spin(Duration::from_millis(1100));
     collect(&mut source, &mut events);
-    let is_exec = |pid: u32| move |kind: &EventKind| matches!(kind, EventKind::Exec { pid: of, .. } if *of == pid);
+    let is_exec = |pid: u32| {
+        move |kind: &EventKind| match kind {
+            EventKind::Exec { pid: of, .. } => *of == pid,
+            _ => false,
+        }
+    };
     assert!(
         events.iter().any(|event| is_exec(pid)(&event.kind)),
         "what it told before it went away"
@@ -86,7 +91,10 @@ fn a_cpu_that_was_away_is_recorded_again_and_what_it_had_told_is_not_lost() {
     { child }.wait().unwrap();
     let found = wait_until("samples and records from there", DEADLINE, || {
         collect(&mut source, &mut events);
-        let sampled = |kind: &EventKind| matches!(kind, EventKind::CpuSample(of) if of.thread.tid == worker.tid);
+        let sampled = |kind: &EventKind| match kind {
+            EventKind::CpuSample(sample) => sample.thread.tid == worker.tid,
+            _ => false,
+        };
         let any = |is: &dyn Fn(&EventKind) -> bool| events.iter().any(|event| is(&event.kind));
         (any(&sampled) && any(&is_exec(pid))).then_some(())
     });

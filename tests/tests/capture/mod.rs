@@ -189,9 +189,12 @@ fn counters(source: &KernelSource) -> BTreeMap<&'static str, u64> {
 /// What is produced, and what that is the sum of: stored and dropped by cause.
 const LAWS: [(&str, &[&str]); 4] = [
     ("cpu_samples", &["cpu_samples_stored", "cpu_samples_ring_full", "cpu_samples_busy"]),
-    ("waits", &["waits_thinned", "waits_stored", "waits_ring_full", "waits_busy"]),
+    ("waits", &["waits_downsampled", "waits_stored", "waits_ring_full", "waits_busy"]),
     ("thread_ends", &["thread_ends_stored", "thread_ends_ring_full"]),
-    ("sleepers", &["sleepers_stored", "sleepers_ring_full", "sleepers_torn", "sleepers_deferred"]),
+    (
+        "off_cpu_scanned",
+        &["off_cpu_stored", "off_cpu_ring_full", "off_cpu_torn", "off_cpu_deferred"],
+    ),
 ];
 
 /// The first law that does not hold.

@@ -52,9 +52,10 @@ fn children_are_followed_from_fork_to_exit() {
         &|kind| matches!(kind, EventKind::Fork { parent, .. } if parent.pid == std::process::id()),
     );
     let exec = time(&|kind| matches!(kind, EventKind::Exec { comm, .. } if comm == "true"));
-    let mapped = time(
-        &|kind| matches!(kind, EventKind::Mmap(mmap) if mmap.path.ends_with("/true") && mmap.inode != 0),
-    );
+    let mapped = time(&|kind| match kind {
+        EventKind::Mmap(mmap) => mmap.path.ends_with("/true") && mmap.inode != 0,
+        _ => false,
+    });
     let libc = time(&|kind| matches!(kind, EventKind::Mmap(mmap) if mmap.path.contains("libc")));
     let exit = time(&|kind| matches!(kind, EventKind::Exit { .. }));
     assert!(fork < exec && exec < mapped && mapped < libc && libc < exit, "{life:?}");
@@ -75,7 +76,7 @@ fn source_pids(events: &[Event]) -> Vec<u32> {
         .filter_map(|event| match &event.kind {
             EventKind::CpuSample(sample) => Some(sample.thread.pid),
             EventKind::WaitStart(wait) => Some(wait.thread.pid),
-            EventKind::OffCpu(sleeper) => Some(sleeper.thread.pid),
+            EventKind::OffCpu(thread) => Some(thread.thread.pid),
             EventKind::WaitEnd(wait) => Some(wait.thread.pid),
             EventKind::ThreadEnd(end) => Some(end.thread.pid),
             EventKind::Rename(rename) => Some(rename.thread.pid),

@@ -142,7 +142,7 @@ fn waits_tile_the_time(options: &KernelOptions) {
     for event in &events {
         match &event.kind {
             EventKind::WaitStart(wait) if wait.thread.tid == tid => {
-                assert!((wait.weight - 1.0).abs() < f64::EPSILON, "no thinning at this rate");
+                assert!((wait.weight - 1.0).abs() < f64::EPSILON, "no downsampling at this rate");
                 ran += wait.ran_ns;
                 open = Some((event.time.0, wait.clone()));
             }
@@ -186,8 +186,8 @@ fn waits_tile_the_time(options: &KernelOptions) {
 }
 
 #[test]
-fn thinned_waits_weigh_what_they_stand_for() {
-    let Some(_turn) = begin("capture: thinning", NEEDS) else { return };
+fn downsampled_waits_weigh_what_they_stand_for() {
+    let Some(_turn) = begin("capture: downsampling", NEEDS) else { return };
     let workers: Vec<_> = (0..4).map(|_| yielding()).collect();
     let budget = 2 << 20;
     let options = KernelOptions { wait_stack_budget_bytes_per_s: budget, ..own_options() };
@@ -227,7 +227,7 @@ fn thinned_waits_weigh_what_they_stand_for() {
         bytes as f64 / seconds / 1048576.0,
         budget as f64 / 1048576.0
     );
-    assert!(counters["waits_thinned"] > counters["waits_stored"], "{counters:?}");
+    assert!(counters["waits_downsampled"] > counters["waits_stored"], "{counters:?}");
     // Unbiased: within five standard deviations (a chance of 1 in 1.7 million to fail).
     assert!((weight - waits).abs() <= 5.0 * variance.sqrt() + 1.0, "{weight} for {waits} waits");
     assert!((bytes as f64) < 2.0 * budget as f64 * seconds, "{bytes} bytes in {seconds} s");

@@ -16,8 +16,8 @@ use crate::app::{Compiler, Workload};
 use crate::perfusion::record_pid;
 
 /// Fewest naps a recording is judged by: some 30 of them kept their stack, without which the normal
-/// distribution is a poor guide. How many there are does not depend on which ones the coin chose,
-/// so leaving recordings out for that biases nothing.
+/// distribution is a poor guide. How many there are does not depend on which ones the sampler
+/// chose, so leaving recordings out for that biases nothing.
 const FEWEST_NAPS: u64 = 3000;
 /// Longest recording: on a machine so busy that the program cannot nap that often, a longer one is
 /// tried.
@@ -29,7 +29,7 @@ const ONE_IN: f64 = 100.0;
 /// Half the width of a 99 % interval of a normal distribution, in standard deviations.
 pub const HALF_WIDTH: f64 = 2.576;
 
-/// One recording with thinned waits.
+/// One recording with downsampled waits.
 #[derive(Clone, Copy, Debug)]
 pub struct Repetition {
     /// Share of the short naps in all waiting, by the profile.
@@ -55,7 +55,7 @@ impl Repetition {
 
     /// True when no few naps were very much longer than the rest, as those of a thread that finds
     /// no CPU on a busy machine are: a recording that misses them states too small an error. Which
-    /// waits the coin keeps has no part in this.
+    /// waits the sampler keeps has no part in this.
     pub fn is_even(self) -> bool {
         self.true_stderr <= self.even_stderr * 1.2
     }

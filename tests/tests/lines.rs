@@ -1,0 +1,186 @@
+//! Source lines of managed code: a thread that is in a loop on known lines has its samples there,
+//! in every tier the compiler has.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use system_tests::environment::{Need, begin_beside, record_on, sources};
+use system_tests::gotool::pprof_says;
+use system_tests::perfusion::{self, SLACK, Scratch};
+use system_tests::{Profile, Recording, Runtime, Sample, Workload, on_runtimes};
+
+/// Threads of the workload, and the function with the loop of each.
+const LOOPS: [(&str, &str); 5] = [
+    ("multiply", "Lines.Hot("),
+    ("divide", "Lines.Hot("),
+    ("inlined", "Lines.Hot("),
+    ("generic", "Lines.Loop<"),
+    ("later", "Lines.HotAsync("),
+];
+
+/// How the loops are compiled.
+#[derive(Clone, Copy, Debug)]
+enum Tier {
+    /// Not optimised, for good: one call each, and no replacement on the stack.
+    Zero,
+    /// Not optimised at first, and replaced while it runs.
+    Osr,
+    /// Optimised after some calls, with what these told.
+    One,
+    /// Optimised from the first call on.
+    Full,
+}
+
+impl Tier {
+    fn workload(self, runtime: Runtime) -> Workload {
+        let (calls, environment): (&str, &[(&str, &str)]) = match self {
+            Self::Zero => {
+                ("once", &[("DOTNET_TC_OnStackReplacement", "0"), ("DOTNET_TC_CallCounting", "0")])
+            }
+            Self::Osr => ("once", &[]),
+            Self::One => ("often", &[]),
+            Self::Full => ("often", &[("DOTNET_TieredCompilation", "0")]),
+        };
+        let workload = Workload::dotnet(runtime, "lines", &[]).unwrap().arg(calls);
+        environment.iter().fold(workload, |workload, (name, value)| workload.env(name, value))
+    }
+}
+
+fn source() -> PathBuf {
+    sources().join("workloads/dotnet/lines/lines.cs")
+}
+
+/// The lines that end in this comment, from 1 on.
+fn marked(comment: &str) -> Vec<i64> {
+    let text = fs::read_to_string(source()).unwrap();
+    let lines = (1..).zip(text.lines());
+    lines.filter(|(_, line)| line.ends_with(comment)).map(|(number, _)| number).collect()
+}
+
+fn record(tier: Tier, runtime: Runtime, file: &std::path::Path) -> Profile {
+    let app = tier.workload(runtime).start().unwrap();
+    let arguments = ["--duration", "4s", "--frequency", "499", "--lines"];
+    Recording::of_pid(app.pid(), file, &arguments).unwrap().finish_well(SLACK).unwrap();
+    app.stop().unwrap();
+    Profile::read(file).unwrap()
+}
+
+/// Of the samples of a thread in its loop: how many, how many of them on the loop's lines, and how
+/// many have their caller on the line of the call.
+fn judge(profile: &Profile, thread: &str, function: &str) -> [i64; 3] {
+    let (inside, call) = (marked(&format!("// in {thread}")), marked(&format!("// call {thread}")));
+    assert!(!inside.is_empty() && call.len() == 1, "{thread}: the workload has no such lines");
+    let frame =
+        |sample: &Sample| sample.stack.iter().rposition(|frame| frame.function.contains(function));
+    let is_in = |sample: &Sample| sample.label("thread_name") == thread && frame(sample).is_some();
+    let on_line = |sample: &Sample| {
+        let source = &sample.stack[frame(sample).unwrap_or_default()].source;
+        source.file.ends_with("lines.cs") && inside.contains(&source.line)
+    };
+    let is_called = |sample: &Sample| {
+        let caller = frame(sample).and_then(|at| sample.stack.get(at.checked_sub(1)?));
+        caller.is_some_and(|caller| caller.source.line == call[0])
+    };
+    [
+        profile.sum("samples", is_in),
+        profile.sum("samples", |sample| is_in(sample) && on_line(sample)),
+        profile.sum("samples", |sample| is_in(sample) && is_called(sample)),
+    ]
+}
+
+/// What a thread's samples are on, most first.
+fn picture(profile: &Profile, thread: &str) -> String {
+    let mut sums = std::collections::BTreeMap::<String, i64>::new();
+    for sample in profile.samples.iter().filter(|sample| sample.label("thread_name") == thread) {
+        let frames = sample.stack.iter().rev().filter(|frame| frame.function.contains("Lines"));
+        let frames = frames.map(|frame| format!("{}:{}", frame.function, frame.source.line));
+        *sums.entry(frames.collect::<Vec<_>>().join(" < ")).or_default() +=
+            profile.value(sample, "samples");
+    }
+    let mut sums: Vec<_> = sums.into_iter().filter(|(_, value)| *value > 0).collect();
+    sums.sort_by_key(|(_, value)| -value);
+    sums.iter().take(8).map(|(text, value)| format!("\n  {value} {text}")).collect()
+}
+
+fn samples_are_on_their_lines(runtime: Runtime) {
+    let name = format!("lines::samples_are_on_their_lines {runtime}");
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
+    let scratch = Scratch::new().unwrap();
+    for tier in [Tier::Zero, Tier::Osr, Tier::One, Tier::Full] {
+        let profile = record(tier, runtime, &scratch.path("lines.pb.gz"));
+        for (thread, function) in LOOPS {
+            let [all, right, called] = judge(&profile, thread, function);
+            println!(
+                "{runtime} {tier:?} {thread}: {all} samples, {right} on their lines, {called} called from theirs"
+            );
+            let picture = || picture(&profile, thread);
+            // Five threads share two CPUs for four seconds.
+            assert!(all >= 100, "{tier:?} {thread}: {all} samples:{}", picture());
+            assert!(right * 100 >= all * 95, "{tier:?} {thread}: {right} of {all}:{}", picture());
+            // The task's machinery is between an asynchronous method and its caller.
+            if thread != "later" {
+                assert!(
+                    called * 100 >= all * 95,
+                    "{tier:?} {thread}: {called} of {all} called:{}",
+                    picture()
+                );
+            }
+        }
+    }
+}
+
+on_runtimes!(samples_are_on_their_lines: net8 Net8, net9 Net9, net10 Net10, net11 Net11);
+
+#[test]
+fn the_source_is_listed_with_what_its_lines_take() {
+    let needs = [record_on(Runtime::Net9), vec![Need::Go]].concat();
+    let Some(_turn) = begin_beside("lines::the_source_is_listed", &needs) else { return };
+    let scratch = Scratch::new().unwrap();
+    let file = scratch.path("lines.pb.gz");
+    record(Tier::One, Runtime::Net9, &file);
+    let report = |arguments: &[&str]| {
+        let mut command = perfusion::command(["report"]);
+        command.arg(&file).args(arguments).arg("-t").arg("cpu");
+        let outcome = perfusion::run(&mut command, SLACK).unwrap();
+        assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
+        outcome.stdout
+    };
+    let folder = source().parent().unwrap().to_str().unwrap().to_owned();
+    let ours = report(&["--list", r"Lines\.Hot\(", "--source", &folder]);
+    let theirs = pprof_says(
+        &file,
+        &["-list", r"Lines\.Hot\(", "-sample_index=cpu", "-source_path", &folder],
+    )
+    .unwrap()
+    .unwrap();
+    for (what, listed) in [("report --list", ours), ("go tool pprof -list", theirs)] {
+        let row = |code: &str| listed.lines().find(|row| row.contains(code)).unwrap_or_default();
+        let hot = row("result = result * 31 + i");
+        let words: Vec<&str> = hot.split_whitespace().collect();
+        // What the line takes itself, and with what it calls.
+        assert!(words.len() > 2 && words[0] != "." && words[1] != ".", "{what}: {hot:?}\n{listed}");
+        let comment = row("A comment between");
+        assert!(comment.trim_start().starts_with(". "), "{what}: {comment:?}\n{listed}");
+    }
+    let top = report(&["--lines"]);
+    let line = marked("// in multiply")[1];
+    assert!(top.contains(&format!("lines.cs:{line}")), "{top}");
+}
+
+#[test]
+fn without_being_asked_for_there_are_no_lines() {
+    let Some(_turn) = begin_beside("lines::without_being_asked_for", &record_on(Runtime::Net9))
+    else {
+        return;
+    };
+    let app = Tier::One.workload(Runtime::Net9).start().unwrap();
+    let (profile, _) = perfusion::record_pid(app.pid(), Duration::from_secs(2), &[]).unwrap();
+    app.stop().unwrap();
+    let frames = profile.samples.iter().flat_map(|sample| &sample.stack);
+    assert!(frames.clone().any(|frame| frame.function.contains("Lines.Hot(")));
+    assert_eq!(
+        frames.filter(|frame| frame.source.line != 0 && frame.mapping.ends_with(".dll")).count(),
+        0
+    );
+}
