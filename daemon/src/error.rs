@@ -2,6 +2,7 @@
 
 use crate::cli::exit;
 use crate::config::load::ConfigError;
+use crate::end_signals::is_ignored;
 use crate::memory_guard::MemoryError;
 use crate::select::cgroups::NoCgroup;
 use crate::symbols::{CacheError, UnusableUrl};
@@ -37,19 +38,15 @@ pub fn say(line: &str) {
 /// When the handler cannot be installed.
 pub fn outlive_long_files() -> io::Result<()> {
     // No signal of which Rust's libraries have a name (arch/x86/include/uapi/asm/signal.h).
-    const SIGXFSZ: i32 = 25;
+    let too_long = SignalKind::from_raw(25);
     // Who has us ignore it wants the same of the programs we start, and those have no handler of
     // ours.
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let ignored = status
-        .lines()
-        .find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
-    if ignored.is_some_and(|set| set & 1 << (SIGXFSZ - 1) != 0) {
+    if is_ignored(too_long) {
         return Ok(());
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let _inside = runtime.enter();
-    signal(SignalKind::from_raw(SIGXFSZ)).map(drop)
+    signal(too_long).map(drop)
 }
 
 /// Why a command failed.
@@ -267,6 +264,12 @@ pub enum Error {
          not written is lost"
     )]
     SinksHang(std::time::Duration),
+    /// A signal came before the program to record was let go.
+    #[error("interrupted before {command} began: it was not started, and no file was written")]
+    NotStarted {
+        /// The program, as given.
+        command: String,
+    },
     /// A thread of this program panicked.
     #[error("the recording failed: a thread of perfusion ended early; please report this")]
     Failed,
@@ -347,6 +350,7 @@ impl Error {
             | Self::SinksHang(_)
             | Self::SymbolCache(_)
             | Self::Report(ReportError::Write(_)) => exit::OUTPUT,
+            Self::NotStarted { .. } => exit::INTERRUPTED,
             _ => exit::OTHER,
         }
     }

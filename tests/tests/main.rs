@@ -59,6 +59,7 @@ mod reservations;
 mod restart;
 mod runtime;
 mod scale;
+mod signals;
 mod soak;
 mod spans;
 mod standstill;

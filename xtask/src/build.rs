@@ -42,14 +42,19 @@ pub(crate) fn build(paths: &WorkspacePaths, steps: &StepLog) -> Result<PathBuf> 
 
 /// Builds what the program has inside: the eBPF object and the shim.
 pub(crate) fn inside(paths: &WorkspacePaths, steps: &StepLog, ebpf: &EbpfToolchain) -> Result<()> {
+    probes(paths, steps, ebpf)?;
+    shim::build(paths, steps)
+}
+
+/// Builds the eBPF object.
+fn probes(paths: &WorkspacePaths, steps: &StepLog, ebpf: &EbpfToolchain) -> Result<()> {
     steps.step("building the eBPF object");
     run(bpf_cargo(paths, ebpf, "build", "ebpf-probes").args(["--quiet", "--release"]))?;
     let built = ebpf_target(paths).join(BPF_TARGET).join("release/ebpf-probes");
     // BTF is made from debug information, and nobody reads that of the object afterwards.
     let shipped = built.with_extension("shipped");
     strip::probes(&ebpf.objcopy, &built, &shipped)?;
-    take(&shipped, &paths.probes())?;
-    shim::build(paths, steps)
+    take(&shipped, &paths.probes())
 }
 
 /// Builds everything with tools that are known to be there.
@@ -72,13 +77,16 @@ fn program(paths: &WorkspacePaths, steps: &StepLog, profile: &str) -> Result<Pat
     Ok(paths.program(profile))
 }
 
-/// Builds everything for the demo, and finds a .NET for it. The libraries are built while the
-/// tools for the probes are installed and .NET is fetched: neither needs the other.
+/// Builds everything for the demo, and finds a .NET for it. The shim and the libraries are built
+/// while the tools for the probes are installed and .NET is fetched: neither needs the other.
 pub(crate) fn for_demo(paths: &WorkspacePaths, steps: &StepLog) -> Result<(PathBuf, Dotnet)> {
     let (libraries, dotnet) = thread::scope(|scope| {
-        let libraries = scope.spawn(|| libraries(paths, steps, QUICK));
+        let libraries = scope.spawn(|| {
+            shim::build(paths, steps)?;
+            libraries(paths, steps, QUICK)
+        });
         let dotnet = setup::build_tools_and_dotnet(paths, steps)
-            .and_then(|(ebpf, dotnet)| inside(paths, steps, &ebpf).map(|()| dotnet));
+            .and_then(|(ebpf, dotnet)| probes(paths, steps, &ebpf).map(|()| dotnet));
         if dotnet.is_err() {
             steps.step("that failed; the reason follows once the libraries are built");
         }
@@ -92,7 +100,7 @@ pub(crate) fn for_demo(paths: &WorkspacePaths, steps: &StepLog) -> Result<(PathB
 /// Builds what the program is made of, with nothing inside. Its own library is made again later:
 /// all it is made of is built with the same features as then, which no choice of packages has.
 fn libraries(paths: &WorkspacePaths, steps: &StepLog, profile: &str) -> Result<()> {
-    steps.step("building the libraries, and meanwhile:");
+    steps.step("building the libraries");
     run(cargo(paths)
         .args(["build", "--quiet", "--package", "perfusion", "--lib"])
         .args(["--profile", paths.profile_or(profile)])

@@ -46,6 +46,9 @@ pub mod exit {
     pub const OUTPUT: u8 = 5;
     /// The command to start was not found or cannot be executed (as shells say it).
     pub const COMMAND: u8 = 127;
+    /// A second signal ended it at once, or a first one before the command to start began (as
+    /// shells say it).
+    pub const INTERRUPTED: u8 = 130;
 }
 
 const EXIT_CODES: &str = "Exit codes:
@@ -54,10 +57,12 @@ const EXIT_CODES: &str = "Exit codes:
   2    wrong command line or configuration
   3    no such process, or it ended before it was looked at or while its heap was surveyed
   4    a privilege or a kernel feature is missing (`perfusion doctor` says which)
-  5    the output cannot be written";
+  5    the output cannot be written
+  130  a second Ctrl-C, SIGTERM or SIGHUP ended it at once";
 
 const OF_COMMAND: &str = "  N    record -- CMD: CMD's own exit code; 128+S if signal S ended it
-  127  record -- CMD: CMD cannot be started";
+  127  record -- CMD: CMD cannot be started
+  130  record -- CMD: interrupted before CMD began";
 
 const DOCTOR_EXAMPLES: &str = "Example:
   sudo perfusion doctor                                      exit code 4: recording cannot start";

@@ -1,6 +1,7 @@
 //! The signals of a running daemon: end, reload, and the kill switch.
 
 use super::log::DaemonLog;
+use crate::cli::exit;
 use crate::end_signals::EndSignals;
 use crate::error::Error;
 use std::time::{Duration, Instant};
@@ -68,5 +69,5 @@ fn end_when_told_twice(mut signals: EndSignals, tell: &UnboundedSender<Instant>,
     // The daemon may be ending by itself.
     tell.send(Instant::now()).ok();
     signals.wait();
-    log.exit(130);
+    log.exit(exit::INTERRUPTED.into());
 }

@@ -3,7 +3,7 @@
 use super::StatusLines;
 use super::attaching::LONG_ATTACH;
 use crate::cli::{RecordArgs, exit};
-use crate::end_signals::EndSignals;
+use crate::end_signals::{EndSignal, EndSignals};
 use crate::error::Error;
 use crate::memory_guard::{AttachedProcesses, Growing};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -38,8 +38,17 @@ pub(super) enum RecordEnd {
     Gone,
     /// Ctrl-C, which a started program got from its terminal too.
     Interrupted,
-    /// SIGTERM: a started program goes on.
+    /// SIGTERM, or the end of the terminal: a started program goes on.
     Terminated,
+}
+
+impl From<EndSignal> for RecordEnd {
+    fn from(signal: EndSignal) -> Self {
+        match signal {
+            EndSignal::Interrupt => Self::Interrupted,
+            EndSignal::Terminate => Self::Terminated,
+        }
+    }
 }
 
 /// A recording in progress, to be waited for.
@@ -54,7 +63,7 @@ pub(super) struct EndWatch<'a> {
 }
 
 impl EndWatch<'_> {
-    /// Waits for the time to be over, for Ctrl-C or SIGTERM, or for all targets to end. Gives back
+    /// Waits for the time to be over, for a signal to end, or for all targets to end. Gives back
     /// the child unless it has ended.
     pub(super) fn wait(
         &self,
@@ -66,15 +75,13 @@ impl EndWatch<'_> {
         let grows = options.exact || options.alloc_counts.is_some();
         let growing =
             child.as_ref().filter(|_| grows).map(|child| Growing::of(child.id(), options.force));
-        let EndSignals { runtime, interrupt, terminate } = signals;
-        let end = runtime.block_on(async {
+        let end = signals.run(async |received| {
         let mut look = tokio::time::interval(LOOK);
         let targets: Vec<ExitPoller> =
             options.pid.iter().map(|&pid| ExitPoller::new(pid)).collect();
         loop {
             tokio::select! {
-                _ = interrupt.recv() => return Ok(RecordEnd::Interrupted),
-                _ = terminate.recv() => return Ok(RecordEnd::Terminated),
+                signal = received.next() => return Ok(signal.into()),
                 _ = look.tick() => {}
             }
             if let Some(bar) = &bar {
@@ -135,17 +142,17 @@ fn progress(options: &RecordArgs, say: StatusLines) -> Option<ProgressBar> {
     Some(bar)
 }
 
-/// From the end of the recording on, one more Ctrl-C or SIGTERM ends this program at once, but not
+/// From the end of the recording on, one more Ctrl-C, SIGTERM or SIGHUP ends this program at once, but not
 /// while it holds the returned lock: a file is written whole or not at all. (tokio's handlers stay
 /// in place when their runtime is gone, so somebody must listen.)
 pub(super) fn leave_on_second_signal() -> Arc<Mutex<()>> {
     let writing = Arc::new(Mutex::new(()));
     let held = Arc::clone(&writing);
     std::thread::spawn(move || {
-        let Ok(mut signals) = EndSignals::listen() else { return };
+        let Ok(mut signals) = EndSignals::listen_at_terminal() else { return };
         signals.wait();
         let _held = held.lock();
-        std::process::exit(130);
+        std::process::exit(exit::INTERRUPTED.into());
     });
     writing
 }

@@ -55,7 +55,8 @@ pub fn record(options: &RecordArgs, quiet: bool) -> Result<u8, Error> {
     let say = StatusLines(quiet);
     // From the first moment on, so that an early Ctrl-C ends the recording and not this program in
     // the middle of something.
-    let mut signals = EndSignals::listen().map_err(Error::internal("signal handler"))?;
+    let mut signals =
+        EndSignals::listen_at_terminal().map_err(Error::internal("signal handler"))?;
     let account_path = check(options)?;
     let limits = missing_rights(say);
     attach::shim_copy::begin_sweep();
@@ -78,6 +79,9 @@ pub fn record(options: &RecordArgs, quiet: bool) -> Result<u8, Error> {
     let recording =
         Recording::start(kernel, shims, processes).map_err(Error::internal("starting a thread"))?;
     let watcher = recording.watcher();
+    if program.pid().is_some() && signals.come().is_some() {
+        return Err(Error::NotStarted { command: options.command.join(" ") });
+    }
     let child = program.release()?;
     let late = LateAttaches::since(began);
     let attached = AttachedProcesses::default();
