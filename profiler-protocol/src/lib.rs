@@ -8,7 +8,8 @@
 //! - Daemon's side: [`consumer`], over anything with `read_at`/`write_at`; it copies first and then
 //!   checks the copy.
 //! - Both: [`load`] (what a shim is told when it is loaded), [`record`] (record ↔ bytes), [`live`]
-//!   (which objects are watched), [`counter`] (the one list of what the shim counts).
+//!   (which objects are watched), [`counter`] (the one list of what the shim counts),
+//!   [`signature`] (what types in metadata are called).
 //! - Beside the region, for `record --exact` only: [`exact`], the table of every object.
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
@@ -24,4 +25,5 @@ pub mod position;
 pub mod producer;
 pub mod record;
 pub mod request;
+pub mod signature;
 pub mod sync;

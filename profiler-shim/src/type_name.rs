@@ -2,8 +2,9 @@
 
 use crate::runtime::info::Info;
 use crate::runtime::metadata::{Metadata, NameBuffer};
-use crate::signature::{SignatureReader, arity, element, simple, without_namespace, word};
+use crate::signature::{arity, without_namespace, word};
 use crate::text::BoundedText;
+use profiler_protocol::signature::{SignatureReader, element, simple};
 
 /// A name in the making; a record takes 2,048 bytes.
 pub(crate) type NameText = BoundedText<2_040>;

@@ -21,7 +21,7 @@ use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 
 use crate::environment::{
-    Runtime, cache_dir, csc, musl_libraries, runtime_async_compiler, sources,
+    Runtime, cache_dir, csc, musl_libraries, published_source, runtime_async_compiler, sources,
 };
 use crate::single_file::Packing;
 use crate::{single_file, wait};
@@ -59,12 +59,55 @@ impl Workload {
         Ok(Self { program, args: vec![dll.into_os_string()], env: Vec::new() })
     }
 
+    /// A C# workload whose source a test has made, on `runtime`.
+    ///
+    /// # Errors
+    /// When the compiler fails.
+    pub fn made(runtime: Runtime, name: &str, source: &str) -> anyhow::Result<Self> {
+        let file = cached(name, hash_of([], source)?, &format!("{name}.cs"), |dir| {
+            Ok(fs::write(dir.join(format!("{name}.cs")), source)?)
+        })?;
+        let dll = compile_sources(name, &[file, sources().join("workloads/dotnet/Workload.cs")])?;
+        let program = runtime.dotnet().with_context(|| format!("no {runtime}"))?;
+        Ok(Self { program, args: vec![dll.into_os_string()], env: Vec::new() })
+    }
+
     /// The C# workload `name` and `runtime` in one file.
     ///
     /// # Errors
     /// When the compiler fails, or what it is made from is not as expected.
     pub fn single_file(runtime: Runtime, name: &str, packing: Packing) -> anyhow::Result<Self> {
-        let dll = compile_dotnet(name, &[], runtime.on_musl())?;
+        Self::in_one_file(runtime, name, &compile_dotnet(name, &[], runtime.on_musl())?, packing)
+    }
+
+    /// The program `Work`, which an SDK has published in other ways too
+    /// ([`published`](crate::environment::published)), for
+    /// `runtime` as it is installed, or with the runtime in one file.
+    ///
+    /// # Errors
+    /// When the compiler fails, or something is not there.
+    pub fn work(runtime: Runtime, packing: Option<Packing>) -> anyhow::Result<Self> {
+        const USINGS: &str = "global using System; global using System.Collections.Generic; \
+             global using System.Linq; global using System.Threading; \
+             global using System.Threading.Tasks;\n";
+        let source = published_source().context("no source of the published programs")?;
+        let usings = cached("usings", hash_of([], USINGS)?, "Usings.cs", |dir| {
+            Ok(fs::write(dir.join("Usings.cs"), USINGS)?)
+        })?;
+        let dll = compile_anew("Work", runtime, &[source, usings], &["-nullable:enable"])?;
+        if let Some(packing) = packing {
+            return Self::in_one_file(runtime, "Work", &dll, packing);
+        }
+        let program = runtime.dotnet().with_context(|| format!("no {runtime}"))?;
+        Ok(Self { program, args: vec![dll.into_os_string()], env: Vec::new() })
+    }
+
+    fn in_one_file(
+        runtime: Runtime,
+        name: &str,
+        dll: &Path,
+        packing: Packing,
+    ) -> anyhow::Result<Self> {
         let donor = runtime
             .single_file()
             .with_context(|| format!("no single-file program of {runtime}"))?;
@@ -74,7 +117,7 @@ impl Workload {
             (Some(runtime.framework().with_context(|| format!("no {runtime}"))?), None)
         };
         let hash = hash_of(
-            [&dll],
+            [&dll.to_owned()],
             &format!(
                 "{framework:?} {libraries:?} {:?} {packing:?}",
                 fs::metadata(&donor)?.modified()?
@@ -89,7 +132,7 @@ impl Workload {
                 framework.as_deref(),
                 libraries.as_deref(),
                 runtime.major(),
-                &dll,
+                dll,
                 packing,
                 &dir.join(&output),
             )
@@ -105,38 +148,9 @@ impl Workload {
     pub fn runtime_async(name: &str) -> anyhow::Result<Self> {
         let runtime = Runtime::Net11;
         let program = runtime.dotnet().context("no .NET 11")?;
-        let compiler = runtime_async_compiler().context("no compiler of runtime async")?;
         let folder = sources().join("workloads/dotnet");
         let inputs = [folder.join(name).join(format!("{name}.cs")), folder.join("Workload.cs")];
-        let hash = hash_of(&inputs, "runtime async")?;
-        let dll = cached(name, hash, &format!("{name}.dll"), |dir| {
-            let mut command = Command::new(&program);
-            command.arg(&compiler).args([
-                "-noconfig",
-                "-nostdlib",
-                "-nologo",
-                "-optimize+",
-                "-unsafe",
-                "-langversion:preview",
-                "-debug:portable",
-                "-features:runtime-async=on",
-            ]);
-            for file in fs::read_dir(runtime.framework().context("no .NET 11")?)? {
-                let path = file?.path();
-                if path.extension().is_some_and(|extension| extension == "dll") {
-                    command.arg(format!("-r:{}", path.display()));
-                }
-            }
-            command.arg(format!("-out:{}", dir.join(format!("{name}.dll")).display()));
-            run_compiler(command.args(&inputs))?;
-            let config = json!({ "runtimeOptions": {
-                "tfm": "net11.0",
-                "framework": { "name": "Microsoft.NETCore.App", "version": "11.0.0" },
-                "configProperties": { "System.Globalization.Invariant": true },
-            } });
-            fs::write(dir.join(format!("{name}.runtimeconfig.json")), config.to_string())?;
-            Ok(())
-        })?;
+        let dll = compile_anew(name, runtime, &inputs, &["-features:runtime-async=on"])?;
         Ok(Self { program, args: vec![dll.into_os_string()], env: Vec::new() })
     }
 
@@ -549,6 +563,55 @@ fn compile(compiler: Compiler, file: &str, flags: &[&str]) -> anyhow::Result<Pat
         let mut command = Command::new(compiler.program());
         command.args(compiler.arguments()).args(flags).arg("-o").arg(dir.join(output)).arg(&source);
         run_compiler(&mut command)
+    })
+}
+
+/// Compiles these C# files; returns the path of the assembly.
+fn compile_sources(name: &str, inputs: &[PathBuf]) -> anyhow::Result<PathBuf> {
+    cached(name, hash_of(inputs, "")?, &format!("{name}.dll"), |dir| {
+        let compiler = csc().context("no C# compiler")?;
+        run_compiler(Command::new(compiler).arg(dir.join(format!("{name}.dll"))).args(inputs))
+    })
+}
+
+/// Compiles these files for `runtime` with the newest compiler; returns the path of the assembly.
+fn compile_anew(
+    name: &str,
+    runtime: Runtime,
+    inputs: &[PathBuf],
+    flags: &[&str],
+) -> anyhow::Result<PathBuf> {
+    let newest = Runtime::Net11.dotnet().context("no .NET 11")?;
+    let compiler = runtime_async_compiler().context("no compiler of runtime async")?;
+    let framework = runtime.framework().with_context(|| format!("no {runtime}"))?;
+    let hash = hash_of(inputs, &format!("{} {}", framework.display(), flags.join(" ")))?;
+    cached(name, hash, &format!("{name}.dll"), |dir| {
+        let mut command = Command::new(&newest);
+        command.arg(&compiler).args([
+            "-noconfig",
+            "-nostdlib",
+            "-nologo",
+            "-optimize+",
+            "-unsafe",
+            "-langversion:preview",
+            "-debug:portable",
+        ]);
+        for file in fs::read_dir(&framework)? {
+            let path = file?.path();
+            if path.extension().is_some_and(|extension| extension == "dll") {
+                command.arg(format!("-r:{}", path.display()));
+            }
+        }
+        command.arg(format!("-out:{}", dir.join(format!("{name}.dll")).display()));
+        run_compiler(command.args(flags).args(inputs))?;
+        let major = runtime.major();
+        let config = json!({ "runtimeOptions": {
+            "tfm": format!("net{major}.0"),
+            "framework": { "name": "Microsoft.NETCore.App", "version": format!("{major}.0.0") },
+            "configProperties": { "System.Globalization.Invariant": true },
+        } });
+        fs::write(dir.join(format!("{name}.runtimeconfig.json")), config.to_string())?;
+        Ok(())
     })
 }
 

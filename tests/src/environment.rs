@@ -244,6 +244,12 @@ pub fn published(way: &str) -> Option<PathBuf> {
     program.exists().then_some(program)
 }
 
+/// The source of that program.
+pub fn published_source() -> Option<PathBuf> {
+    let source = env_path("PERFUSION_DOTNET_ROOTS")?.join("published/Work.cs");
+    source.exists().then_some(source)
+}
+
 /// The C# compiler that knows .NET 11's own async methods: an assembly that .NET 11 runs.
 pub fn runtime_async_compiler() -> Option<PathBuf> {
     let compiler = env_path("PERFUSION_DOTNET_ROOTS")?.join("csc-14/csc.dll");

@@ -9,7 +9,7 @@ use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::memory::ProcessMemory;
 use perfusion_unwind::managed::{JitBody, SearchBudget};
 use perfusion_unwind::native::NATIVE;
-use system_tests::environment::{Need, begin_beside, record_on};
+use system_tests::environment::{Need, begin_beside, long_form, record_on};
 use system_tests::perfusion::record_pid;
 use system_tests::profile::NamedCode;
 use system_tests::single_file::Packing;
@@ -107,37 +107,201 @@ on_runtimes!(
 fn names_that_are_read_are_those_that_the_shim_tells(runtime: Runtime) {
     let name = format!("names_read::names_that_are_read on {runtime}");
     let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
-    let (mut compared, mut unread, mut wrong) = (0, Vec::new(), Vec::new());
+    let mut names = ComparedNames::default();
     for workload in WORKLOADS {
         let app = Workload::dotnet(runtime, workload, &[]).unwrap().start().unwrap();
-        let (profile, _) = record_pid(app.pid(), Duration::from_secs(2), &[]).unwrap();
+        // Methods made at run time may be gone by now, and others be where they were.
+        names.compare(app, Duration::from_secs(2), &[], |code| {
+            workload != "dynamicmethods" || code.mapping.ends_with(".dll")
+        });
+    }
+    names.assert_same(runtime, 50);
+}
+
+/// Methods of the long comparison: with those of the other workloads and runtimes some 10,000.
+const MANY: usize = 3_000;
+
+on_runtimes!(
+    thousands_of_names_that_are_read_are_the_shims: net8 Net8, net9 Net9, net10 Net10, net11 Net11
+);
+
+/// The short form has a tenth.
+fn thousands_of_names_that_are_read_are_the_shims(runtime: Runtime) {
+    let name = format!("names_read::thousands_of_names on {runtime}");
+    let Some(_turn) = begin_beside(&name, &record_on(runtime)) else { return };
+    let count = if long_form() { MANY } else { MANY / 10 };
+    let app = Workload::made(runtime, "manymethods", &many_methods(count));
+    let app = app.unwrap().start().unwrap();
+    let mut names = ComparedNames::default();
+    // Long enough for it to be met in each of its methods.
+    let length = Duration::from_secs(if long_form() { 12 } else { 2 });
+    names.compare(app, length, &["-F", "1999"], |_| true);
+    names.assert_same(runtime, count * 9 / 10);
+}
+
+/// A program that is in each of so many methods in turn. No two have the same type, parameters and
+/// type arguments.
+fn many_methods(count: usize) -> String {
+    const TYPES: [&str; 14] = [
+        "int",
+        "string",
+        "object",
+        "List<long>",
+        "Dictionary<string, int[]>",
+        "byte[]",
+        "double[,]",
+        "KeyValuePair<int, string>",
+        "int?",
+        "Func<string, bool>",
+        "Guid",
+        "Kind",
+        "Outer<short>.Inner<string>",
+        "decimal[][]",
+    ];
+    let of = |number: usize| TYPES[number % TYPES.len()];
+    let (mut types, mut calls) = (String::new(), String::new());
+    for number in 0..count {
+        let (first, second, third) =
+            (of(number), of(number / TYPES.len()), of(number / TYPES.len() / TYPES.len()));
+        let body = "{ return Program.Work(seed); }";
+        let mark = "[MethodImpl(MethodImplOptions.NoInlining)] public";
+        match number % 6 {
+            0 => {
+                types += &format!(
+                    "static class Plain{number} {{ {mark} static long Step(long seed, {first} a, \
+                     {second} b) {body} }}\n"
+                );
+                calls += &format!(
+                    "seed = Plain{number}.Step(seed, default({first}), default({second}));\n"
+                );
+            }
+            1 => {
+                types += &format!(
+                    "static class ByType{number}<T> {{ {mark} static long Step(long seed, T a, \
+                     List<T> b, T[] c) {body} }}\n"
+                );
+                calls += &format!(
+                    "seed = ByType{number}<{first}>.Step(seed, default({first}), null, null);\n"
+                );
+            }
+            2 => {
+                types += &format!(
+                    "static class ByMethod{number} {{ {mark} static long Step<T, U>(long seed, \
+                     T a, Dictionary<T, U> b) {body} }}\n"
+                );
+                calls += &format!(
+                    "seed = ByMethod{number}.Step<{first}, {second}>(seed, default({first}), \
+                     null);\n"
+                );
+            }
+            3 => {
+                types += &format!(
+                    "sealed class Nest{number}<T> {{ public sealed class Egg<U> {{ {mark} long \
+                     Step<V>(long seed, T a, U b, V c, ref int d, out {second} e) \
+                     {{ e = default({second}); return Program.Work(seed); }} }} }}\n"
+                );
+                calls += &format!(
+                    "{{ int d = 0; {second} e; seed = new Nest{number}<{first}>.Egg<{second}>()\
+                     .Step<{third}>(seed, default({first}), default({second}), \
+                     default({third}), ref d, out e); }}\n"
+                );
+            }
+            4 => {
+                types += &format!(
+                    "struct Value{number} {{ int own; {mark} unsafe long Step(long seed, {first}[] \
+                     a, int* b, void** c) {{ own++; return Program.Work(seed); }} }}\n"
+                );
+                calls += &format!(
+                    "unsafe {{ seed = new Value{number}().Step(seed, null, null, null); }}\n"
+                );
+            }
+            _ => {
+                types += &format!(
+                    "namespace Deep.Space{number} {{ static class Lambdas {{ public static \
+                     readonly Func<long, {first}, long> Step = (seed, a) => {{ return \
+                     Program.Work(seed); }}; }} }}\n"
+                );
+                calls += &format!(
+                    "seed = Deep.Space{number}.Lambdas.Step(seed, default({first}));\n"
+                );
+            }
+        }
+        // A method of thousands of calls takes long to compile.
+        if number % 100 == 99 {
+            calls += "return seed; } static long More";
+            calls += &format!("{number}(long seed) {{\n");
+        }
+    }
+    let parts: String = (0..count)
+        .filter(|number| number % 100 == 99)
+        .map(|number| format!("seed = More{number}(seed);\n"))
+        .collect();
+    format!(
+        "using System; using System.Collections.Generic; using System.Diagnostics; \
+         using System.Runtime.CompilerServices;\n\
+         enum Kind : byte {{ One }}\n\
+         sealed class Outer<T> {{ public struct Inner<U> {{ public T A; public U B; }} }}\n\
+         {types}\n\
+         static class Program {{\n\
+         static long sink;\n\
+         [MethodImpl(MethodImplOptions.NoInlining)] public static long Work(long seed) {{ \
+         long end = Stopwatch.GetTimestamp() + Stopwatch.Frequency / 1000; \
+         while (Stopwatch.GetTimestamp() < end) seed = seed * 31 + 7; return seed; }}\n\
+         static int Main() {{ Workload.Start(\"worker\", () => {{ \
+         while (!Workload.Stopping) sink = All(sink); }}); Workload.Ready(); \
+         Workload.WaitForStop(); Workload.PrintTruth(); return 0; }}\n\
+         static long All(long seed) {{ seed = First(seed); {parts} return seed; }}\n\
+         static long First(long seed) {{\n{calls} return seed; }} }}\n"
+    )
+}
+
+/// Names as they are read, compared with those that the shim tells.
+#[derive(Default)]
+struct ComparedNames {
+    compared: usize,
+    unread: Vec<(NamedCode, NoName)>,
+    wrong: Vec<(NamedCode, (String, String))>,
+}
+
+impl ComparedNames {
+    /// Compares those of the methods in a recording of the app. What is not there to stay may have
+    /// another name by now.
+    fn compare(
+        &mut self,
+        app: App,
+        length: Duration,
+        arguments: &[&str],
+        is_there: impl Fn(&NamedCode) -> bool,
+    ) {
+        let (profile, _) = record_pid(app.pid(), length, arguments).unwrap();
         let told: Vec<NamedCode> = profile
             .code
             .iter()
             .filter(|code| is_managed(code) && !code.system_name.starts_with('['))
             .cloned()
             .collect();
-        let read = read_names(&app, &told);
-        // Methods made at run time may be gone by now, and others be where they were.
-        let may_be_gone =
-            |code: &NamedCode| workload == "dynamicmethods" && !code.mapping.ends_with(".dll");
-        for (told, read) in told.iter().zip(read) {
-            compared += 1;
+        for (told, read) in told.iter().zip(read_names(&app, &told)) {
+            self.compared += 1;
             match read {
                 Ok((name, module))
                     if name == told.system_name
                         && (module == told.mapping || told.mapping == "[managed]") => {}
-                Ok(read) if !may_be_gone(told) => wrong.push((workload, told.clone(), read)),
+                Ok(read) if is_there(told) => self.wrong.push((told.clone(), read)),
                 Ok(_) => {}
-                Err(why) => unread.push((workload, told.clone(), why)),
+                Err(why) => self.unread.push((told.clone(), why)),
             }
         }
         app.stop().unwrap();
     }
-    println!("{runtime}: {compared} compared, {} not read: {unread:#?}", unread.len());
-    assert!(compared > 50, "{runtime}: only {compared} names");
-    assert!(wrong.is_empty(), "{runtime}: {} of {compared} are others: {wrong:#?}", wrong.len());
-    assert!(unread.len() * 50 <= compared, "{runtime}: {} of {compared}", unread.len());
+
+    fn assert_same(&self, runtime: Runtime, fewest: usize) {
+        let Self { compared, unread, wrong } = self;
+        println!("{runtime}: {compared} compared, {} not read: {unread:#?}", unread.len());
+        assert!(*compared > fewest, "{runtime}: only {compared} names");
+        let count = wrong.len();
+        assert!(wrong.is_empty(), "{runtime}: {count} of {compared} are others: {wrong:#?}");
+        assert!(unread.len() * 50 <= *compared, "{runtime}: {} of {compared}", unread.len());
+    }
 }
 
 /// Names and modules as they are read of these codes.

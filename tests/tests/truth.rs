@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
-use system_tests::environment::{Need, RECORD, begin, long_form};
+use system_tests::environment::{Need, RECORD, Runtime, begin, begin_beside, long_form};
 use system_tests::truth::measure::{Measured, Mode, Options, attached, launched};
+use system_tests::truth::published::{self, Way};
 use system_tests::truth::{cases, downsampling, report};
 
 /// The workloads: unwind tables without frame pointers, landing pads, funclets, tail calls,
@@ -105,4 +106,20 @@ fn check(name: &str, measured: &Measured) {
         "{:?}: {picture}",
         measured.wait_error
     );
+}
+
+/// The long form has all ways; `native_symbols` has NativeAOT in each run.
+#[test]
+fn a_program_is_seen_alike_however_it_was_published() {
+    const SHORT: [Way; 3] = [Way::Installed(Runtime::Net11), Way::Single, Way::Trimmed];
+    let ways = if long_form() { &Way::ALL[..] } else { &SHORT };
+    let seconds = if long_form() { 20 } else { 4 };
+    for way in ways {
+        let needs = [RECORD, &way.needs()].concat();
+        let name = format!("truth::a_program_is_seen_alike: {}", way.name());
+        let Some(_turn) = begin_beside(&name, &needs) else { continue };
+        let measured = published::measure(*way, seconds, 997).unwrap();
+        let broken = measured.broken_promises();
+        assert!(broken.is_empty(), "{}: {broken:?}\n{}", way.name(), measured.picture);
+    }
 }

@@ -55,7 +55,7 @@ cargo xtask COMMAND
   bench [FIGURE [--write]]
                   measure what the profiler costs; writes docs/benchmarks.md, of one figure with \
      --write only (root)
-  truth [--seconds N] [--repetitions N] [WORKLOAD… | downsampling]
+  truth [--seconds N] [--repetitions N] [WORKLOAD… | downsampling | published]
                   how true profiles of programs with known stacks and times are; writes \
      docs/truth.md (root)
   memory [--windows N]

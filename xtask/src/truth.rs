@@ -1,8 +1,9 @@
-//! `cargo xtask truth [--seconds N] [--repetitions N] [WORKLOAD… | downsampling]`: how true
-//! profiles of programs with known stacks and times are. The judging is done by the program `truth`
-//! of the system tests; a run of all workloads writes docs/truth.md. `cargo xtask memory [--windows
-//! N]`: the same for known allocations; writes the figures in docs/memory.md. `cargo xtask leaks
-//! [--runs N] [--at-once N]`: the same for verdicts of `perfusion leaks`, in docs/leaks.md.
+//! `cargo xtask truth [--seconds N] [--repetitions N] [WORKLOAD… | downsampling | published]`: how
+//! true profiles of programs with known stacks and times are. The judging is done by the program
+//! `truth` of the system tests; a run of all workloads writes docs/truth.md. `cargo xtask memory
+//! [--windows N]`: the same for known allocations; writes the figures in docs/memory.md. `cargo
+//! xtask leaks [--runs N] [--at-once N]`: the same for verdicts of `perfusion leaks`, in
+//! docs/leaks.md.
 
 use std::{fs, path::PathBuf};
 

@@ -2,6 +2,7 @@
 
 use crate::event::HeapKind;
 use crate::stack::StackSpan;
+use crate::text;
 use crate::thread_role::RoleEvidence;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -203,8 +204,7 @@ impl SpanLabels {
     #[must_use]
     pub fn of(span: StackSpan) -> Self {
         let StackSpan::Of(span) = span else { return Self::other() };
-        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        Self { trace: hex(&span.trace), span: hex(&span.id) }
+        Self { trace: text::hex(&span.trace), span: text::hex(&span.id) }
     }
 
     /// Those of all spans there is no room to tell apart.

@@ -5,6 +5,7 @@ use super::proto::{Function, Line, Location, Mapping, Profile, ValueType};
 use super::{KERNEL_MAPPING, MANAGED_MAPPING};
 use foldhash::fast::RandomState;
 use perfusion_model::frame::FrameKey;
+use perfusion_model::text::hex;
 use perfusion_symbolize::{
     FunctionId, ImageResolver, SourceLine, Symbol, SymbolModule, Symbolizer, kernel, native,
 };
@@ -191,8 +192,4 @@ impl<'a> ProfileBuilder<'a> {
 /// Id of the entry that comes to stand at `index`: zero is reserved.
 fn next_id(index: usize) -> u64 {
     u64::try_from(index).map_or(u64::MAX, |index| index.saturating_add(1))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

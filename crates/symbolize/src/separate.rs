@@ -18,6 +18,7 @@ use flate2::Crc;
 use lzma_rust2::XzReader;
 use perfusion_host::process::guarded_io::ForeignFile;
 use perfusion_host::process::{find_build_id, open_regular};
+use perfusion_model::text::hex;
 use std::collections::HashSet;
 use std::fs::Metadata;
 use std::io::Read as _;
@@ -106,8 +107,7 @@ struct Candidate {
 #[must_use]
 pub fn build_id_path(build_id: &[u8]) -> Option<PathBuf> {
     let (first, rest) = build_id.split_first().filter(|(_, rest)| !rest.is_empty())?;
-    let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
-    Some(PathBuf::from(format!(".build-id/{first:02x}/{rest}.debug")))
+    Some(PathBuf::from(format!(".build-id/{first:02x}/{}.debug", hex(rest))))
 }
 
 /// Looks for the separate debug file of a mapped file.

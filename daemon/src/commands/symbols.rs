@@ -4,7 +4,7 @@ use super::output::to_stdout;
 use crate::cli::{SymbolsCheckArgs, SymbolsFetchArgs, exit};
 use crate::error::{Error, say};
 use crate::symbols::{self, FetchLimits, SymbolCache, SymbolServers};
-use perfusion_model::text::clean;
+use perfusion_model::text::{clean, hex};
 use perfusion_symbolize::separate::{self, SymbolSource};
 use std::fs::File;
 use std::io::Read as _;
@@ -37,7 +37,7 @@ pub fn check(options: &SymbolsCheckArgs) -> Result<u8, Error> {
     places.push(symbols::default_cache());
     let (mut text, mut missing) = (String::new(), false);
     for build in builds(&options.files, &places)? {
-        let id = build.build_id.as_deref().map_or_else(|| "no build id".to_owned(), symbols::hex);
+        let id = build.build_id.as_deref().map_or_else(|| "no build id".to_owned(), hex);
         text.push_str(&format!("{}: {}; {}\n", clean(&build.name), id, build.found));
         missing |= build.is_missing;
     }

@@ -33,12 +33,6 @@ pub fn default_cache() -> PathBuf {
     caches.unwrap_or_else(std::env::temp_dir).join("perfusion/symbols")
 }
 
-/// A build id in hexadecimal digits.
-#[must_use]
-pub fn hex(build_id: &[u8]) -> String {
-    build_id.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// The build id of these hexadecimal digits.
 #[must_use]
 pub fn build_id(hex: &str) -> Option<Vec<u8>> {
@@ -53,7 +47,8 @@ pub fn build_id(hex: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{build_id, hex};
+    use super::build_id;
+    use perfusion_model::text::hex;
 
     #[test]
     fn build_ids_are_written_and_read_in_hexadecimal() {

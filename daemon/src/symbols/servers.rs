@@ -3,10 +3,10 @@
 //! should, costs a bounded time and is left alone for a while.
 
 use super::cache::{CacheError, PartialFile, SymbolCache};
-use super::hex;
 use hyper::Uri;
 use perfusion_export::http::{HttpError, HttpSettings, Peer, PendingResponse, Tls, Version};
 use perfusion_export::quantity::ByteSize;
+use perfusion_model::text::hex;
 use std::collections::BTreeSet;
 use std::io::{self, Write as _};
 use std::time::{Duration, Instant};

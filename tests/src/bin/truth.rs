@@ -1,5 +1,5 @@
 //! The program behind `cargo xtask truth`: `truth OUTPUT-FOLDER [--seconds N] [--repetitions N]
-//! [WORKLOAD… | downsampling]`. Writes truth.md and truth.json there.
+//! [WORKLOAD… | downsampling | published]`. Writes truth.md and truth.json there.
 //! `truth OUTPUT-FOLDER memory [--windows N]` is another: known allocations. Writes memory.md and
 //! memory.json. `truth OUTPUT-FOLDER leaks [--runs N] [--at-once N]`: verdicts on known leaks.
 //! Writes leaks.md and leaks.json.
@@ -16,11 +16,15 @@ use system_tests::bpf;
 use system_tests::environment::{Need, RECORD, Runtime};
 use system_tests::truth::measure::{Measured, Options};
 use system_tests::truth::report::{Entry, broken_promises, json, markdown, picture};
-use system_tests::truth::{allocations, cases, downsampling, live, measure, perf, verdicts};
+use system_tests::truth::{
+    allocations, cases, downsampling, live, measure, perf, published, verdicts,
+};
 
 /// The word on the command line for the test of downsampled waits.
 const DOWNSAMPLING: &str = "downsampling";
-/// Its recordings: the promise is of 100.
+/// The word for the test of one program that was published in several ways.
+const PUBLISHED: &str = "published";
+/// Recordings of downsampled waits: the promise is of 100.
 const REPETITIONS: usize = 100;
 
 /// Windows of known allocations: eight cells each, and the promise is of 2,000.
@@ -52,7 +56,7 @@ fn run() -> anyhow::Result<()> {
     let at_once: usize = option(&mut arguments, "--at-once")?.unwrap_or(AT_ONCE);
     ensure!(
         !arguments.is_empty(),
-        "usage: truth OUTPUT-FOLDER [--seconds N] [--repetitions N] [WORKLOAD… | downsampling]"
+        "usage: truth OUTPUT-FOLDER [--seconds N] [--repetitions N] [WORKLOAD… | downsampling | published]"
     );
     let folder = PathBuf::from(arguments.remove(0));
     if arguments.first().is_some_and(|word| word == "memory") {
@@ -63,14 +67,16 @@ fn run() -> anyhow::Result<()> {
     }
     let missing: Vec<String> = RECORD.iter().filter_map(|need| need.missing()).collect();
     ensure!(missing.is_empty(), "{}", missing.join("; "));
-    // `downsampling` stands beside the workloads: another question to another program.
-    let downsamples = arguments.is_empty() || arguments.iter().any(|word| word == DOWNSAMPLING);
-    let cases = if arguments.iter().all(|word| word == DOWNSAMPLING) && !arguments.is_empty() {
-        Vec::new()
-    } else {
-        arguments.retain(|word| word != DOWNSAMPLING);
-        cases::chosen(&arguments)?
+    // Two words stand beside the workloads: other questions to other programs.
+    let are_all = arguments.is_empty();
+    let mut asks = |word: &str| {
+        let before = arguments.len();
+        arguments.retain(|argument| argument != word);
+        are_all || arguments.len() < before
     };
+    let (downsamples, publishes) = (asks(DOWNSAMPLING), asks(PUBLISHED));
+    let has_cases = are_all || !arguments.is_empty();
+    let cases = if has_cases { cases::chosen(&arguments)? } else { Vec::new() };
     let options = Options { length: Duration::from_secs_f64(seconds), frequency_hz: 1999 };
     let machine = machine()?;
     let _statistics = bpf::statistics()?;
@@ -120,6 +126,13 @@ fn run() -> anyhow::Result<()> {
         println!("{section}");
         text += &section;
         values["downsampling"] = downsampling::json(&repetitions);
+    }
+    if publishes {
+        let all = published::measure_all(seconds.ceil() as u32, options.frequency_hz)?;
+        let section = published::markdown(&all);
+        println!("{section}");
+        text += &section;
+        values["published"] = published::json(&all);
     }
     write(&folder.join("truth.md"), &text)?;
     write(&folder.join("truth.json"), &format!("{values:#}\n"))?;

@@ -8,6 +8,7 @@ pub mod judge;
 pub mod live;
 pub mod measure;
 pub mod perf;
+pub mod published;
 pub mod report;
 pub mod tap;
 pub mod verdicts;

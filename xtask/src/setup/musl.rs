@@ -11,14 +11,11 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use super::package::{PinnedPackage, Registry, clear};
+use super::package::{PinnedPackage, Registry, clear, unless_done, untar_inside};
 use crate::{
     exec::{StepLog, output},
     paths::WorkspacePaths,
 };
-
-/// A part of the stamps: raise it when the layout changes.
-const LAYOUT: &str = "layout 1";
 
 /// Has the libraries of a C++ program for musl. Debian 12's musl 1.2.3 knows no `DT_RELR`, which
 /// those of newer wheels use.
@@ -85,13 +82,7 @@ pub(crate) fn install(paths: &WorkspacePaths, steps: &StepLog) -> Result<()> {
     let stamp = format!("{BESIDE} {} {}\n{MUXER}", file.len(), libraries.display());
     unless_done(&root, &stamp, |fresh| {
         steps.step("unpacking .NET 11 on musl (103 MB)");
-        output(
-            Command::new("tar")
-                .args(["--no-same-owner", "--strip-components=1", "-xJf"])
-                .arg(&archive)
-                .arg("-C")
-                .arg(fresh),
-        )?;
+        untar_inside(&archive, fresh)?;
         let source = fresh.join("dotnet.c");
         fs::write(&source, MUXER)
             .with_context(|| format!("{}: cannot be written", source.display()))?;
@@ -99,23 +90,6 @@ pub(crate) fn install(paths: &WorkspacePaths, steps: &StepLog) -> Result<()> {
         let library_path = "-Wl,-rpath,$ORIGIN/../musl";
         compile(&["-O2", "-Wall", "-Werror", &loader, library_path], &source, &fresh.join("dotnet"))
     })
-}
-
-/// Makes the folder `done` unless it is there and bears this stamp: `make` fills a fresh one, which
-/// gets its name at the end.
-fn unless_done(done: &Path, stamp: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
-    let stamp = format!("{LAYOUT}\n{stamp}\n");
-    if fs::read_to_string(done.join("stamp")).is_ok_and(|found| found == stamp) {
-        return Ok(());
-    }
-    let fresh = done.with_extension("new");
-    clear(&fresh)?;
-    fs::create_dir_all(&fresh).with_context(|| format!("{}: cannot be made", fresh.display()))?;
-    make(&fresh)?;
-    fs::write(fresh.join("stamp"), stamp)
-        .with_context(|| format!("{}: cannot be written", fresh.display()))?;
-    clear(done)?;
-    fs::rename(&fresh, done).with_context(|| format!("{}: cannot be put in place", done.display()))
 }
 
 /// The loader, which is the C library too, and the two libraries that .NET needs, by the names it

@@ -11,6 +11,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::exec::output;
 
+/// A part of what stands in a folder that is complete: raise it when the layout changes.
+const LAYOUT: &str = "layout 1";
+
 /// Whose client fetches it.
 pub(crate) enum Registry {
     Npm,
@@ -107,6 +110,39 @@ impl PinnedPackage {
         }
         Ok(())
     }
+}
+
+/// Makes the folder `done` unless it is there and bears this stamp: `make` fills a fresh one, which
+/// gets its name at the end.
+pub(super) fn unless_done(
+    done: &Path,
+    stamp: &str,
+    make: impl FnOnce(&Path) -> Result<()>,
+) -> Result<()> {
+    let stamp = format!("{LAYOUT}\n{stamp}\n");
+    if fs::read_to_string(done.join("stamp")).is_ok_and(|found| found == stamp) {
+        return Ok(());
+    }
+    let fresh = done.with_extension("new");
+    clear(&fresh)?;
+    fs::create_dir_all(&fresh).with_context(|| format!("{}: cannot be made", fresh.display()))?;
+    make(&fresh)?;
+    fs::write(fresh.join("stamp"), stamp)
+        .with_context(|| format!("{}: cannot be written", fresh.display()))?;
+    clear(done)?;
+    fs::rename(&fresh, done).with_context(|| format!("{}: cannot be put in place", done.display()))
+}
+
+/// Unpacks a tar.xz without its outermost folder.
+pub(super) fn untar_inside(file: &Path, folder: &Path) -> Result<()> {
+    output(
+        Command::new("tar")
+            .args(["--no-same-owner", "--strip-components=1", "-xJf"])
+            .arg(file)
+            .arg("-C")
+            .arg(folder),
+    )?;
+    Ok(())
 }
 
 /// Unpacks a tar.gz.

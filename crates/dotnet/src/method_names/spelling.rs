@@ -5,11 +5,12 @@ use super::layout::RuntimeLayout;
 use super::modules::{KnownModule, KnownModules};
 use super::name_text::{NameText, as_given};
 use super::paged_memory::PagedMemory;
-use super::signature::{SignatureReader, arity, element, simple, without_namespace, word};
+use super::signature::{arity, without_namespace, word};
 use super::types::TypeShape;
 use crate::metadata::Assembly;
 use std::cell::RefCell;
 use std::sync::Arc;
+use profiler_protocol::signature::{SignatureReader, element, simple};
 
 /// Types within types, and types around types, deeper than this are cut.
 const DEPTH: u32 = 8;
@@ -155,7 +156,7 @@ impl TypeWriter<'_> {
     pub(super) fn parameters(&self, out: &mut NameText, scope: Scope<'_>, signature: &[u8]) {
         const GENERIC: u8 = 0x10;
         out.push('(');
-        let mut blob = SignatureReader::new(signature);
+        let mut blob = SignatureReader(signature);
         let header = (|| {
             if blob.byte()? & GENERIC != 0 {
                 blob.number()?;
@@ -273,7 +274,7 @@ impl TypeWriter<'_> {
                 found => (found.unwrap_or_default().0, None),
             },
             0x1b => {
-                let mut blob = SignatureReader::new(metadata.type_spec(token).unwrap_or_default());
+                let mut blob = SignatureReader(metadata.type_spec(token).unwrap_or_default());
                 if self.signature_type(out, scope, &mut blob, depth + 1).is_none() {
                     out.push('?');
                 }

@@ -148,10 +148,10 @@ impl CodeView<'_> {
             Ok(known) => known,
             Err(refusal) => return (self.unknown(pc), Err(refusal)),
         };
-        if !known && let Some(found) = self.in_memory_image(mapping, pc, exact) {
-            return found;
-        }
         if !known {
+            if let Some(found) = self.in_memory_image(mapping, pc, exact) {
+                return found;
+            }
             let mut budget = self.process.budget;
             let Some(memory) = self.process.memory() else {
                 return (self.unknown(pc), Err(RuleRefusal::Unreadable));
@@ -167,11 +167,7 @@ impl CodeView<'_> {
             self.process.budget = budget;
             match found {
                 Ok(Some(body)) => self.learn(body),
-                Ok(None) => {
-                    let mut code = [0u8; CODE_BYTES];
-                    let length = self.process.read(pc, &mut code);
-                    return self.stub(pc, code.get(..length).unwrap_or_default());
-                }
+                Ok(None) => return self.read_stub(pc),
                 Err(refusal) => return (self.unknown(pc), Err(refusal)),
             }
         }
@@ -186,6 +182,13 @@ impl CodeView<'_> {
         (frame, rule)
     }
 
+    /// The frame and rule at `pc` in code that nobody describes, by its instructions.
+    fn read_stub(&mut self, pc: u64) -> Resolved {
+        let mut code = [0u8; CODE_BYTES];
+        let length = self.process.read(pc, &mut code);
+        self.stub(pc, code.get(..length).unwrap_or_default())
+    }
+
     /// The frame and rule at `pc` of a ReadyToRun image in anonymous memory.
     fn in_memory_image(&mut self, mapping: &Mapping, pc: u64, exact: bool) -> Option<Resolved> {
         if mapping.region != (MappingKind::Jit { doublemapped: false }) {
@@ -198,9 +201,7 @@ impl CodeView<'_> {
         let rva = image.rva(pc)?;
         let pe = image.view(memory);
         let Some(function) = image.directory().function(NATIVE, &pe, rva) else {
-            let mut code = [0u8; CODE_BYTES];
-            let length = self.process.read(pc, &mut code);
-            return Some(self.stub(pc, code.get(..length).unwrap_or_default()));
+            return Some(self.read_stub(pc));
         };
         let rule = image.directory().rule(NATIVE, &pe, function, rva, exact);
         let start = pc.wrapping_sub(u64::from(rva - function.begin));
