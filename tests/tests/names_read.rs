@@ -1,7 +1,8 @@
 //! Names that are read from a process's memory, where no shim can be loaded, are as complete as a
 //! shim's, and are the same.
 
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use perfusion_dotnet::method_names::process::ProcessMethodNames;
 use perfusion_dotnet::method_names::{NoName, UnnamedCode};
@@ -10,7 +11,7 @@ use perfusion_host::process::memory::ProcessMemory;
 use perfusion_unwind::managed::{JitBody, SearchBudget};
 use perfusion_unwind::native::NATIVE;
 use system_tests::environment::{Need, begin_beside, long_form, record_on};
-use system_tests::perfusion::record_pid;
+use system_tests::perfusion::{SLACK, record_pid};
 use system_tests::profile::NamedCode;
 use system_tests::single_file::Packing;
 use system_tests::{App, Profile, Runtime, Sample, Workload, on_runtimes};
@@ -111,9 +112,11 @@ fn names_that_are_read_are_those_that_the_shim_tells(runtime: Runtime) {
     for workload in WORKLOADS {
         let app = Workload::dotnet(runtime, workload, &[]).unwrap().start().unwrap();
         // Methods made at run time may be gone by now, and others be where they were.
-        names.compare(app, Duration::from_secs(2), &[], |code| {
+        let told = told_names(&app, Duration::from_secs(2), &[]);
+        names.compare(&app, &told, |code| {
             workload != "dynamicmethods" || code.mapping.ends_with(".dll")
         });
+        app.stop().unwrap();
     }
     names.assert_same(runtime, 50);
 }
@@ -133,10 +136,18 @@ fn thousands_of_names_that_are_read_are_the_shims(runtime: Runtime) {
     let app = Workload::made(runtime, "manymethods", &many_methods(count));
     let app = app.unwrap().start().unwrap();
     let mut names = ComparedNames::default();
-    // Long enough for it to be met in each of its methods.
-    let length = Duration::from_secs(if long_form() { 12 } else { 2 });
-    names.compare(app, length, &["-F", "1999"], |_| true);
-    names.assert_same(runtime, count * 9 / 10);
+    // Until it was met in nearly all of its methods: on a busy machine it comes through them late.
+    let fewest = count * 9 / 10;
+    let mut told = BTreeMap::new();
+    let deadline = Instant::now() + SLACK;
+    while told.len() <= fewest && Instant::now() < deadline {
+        let some = told_names(&app, Duration::from_secs(4), &["-F", "1999"]);
+        told.extend(some.into_iter().map(|code| (code.address, code)));
+    }
+    let told: Vec<NamedCode> = told.into_values().collect();
+    names.compare(&app, &told, |_| true);
+    app.stop().unwrap();
+    names.assert_same(runtime, fewest);
 }
 
 /// A program that is in each of so many methods in turn. No two have the same type, parameters and
@@ -255,6 +266,13 @@ fn many_methods(count: usize) -> String {
     )
 }
 
+/// Managed code in a recording of the app that the shim has told the names of.
+fn told_names(app: &App, length: Duration, arguments: &[&str]) -> Vec<NamedCode> {
+    let (profile, _) = record_pid(app.pid(), length, arguments).unwrap();
+    let is_told = |code: &NamedCode| is_managed(code) && !code.system_name.starts_with('[');
+    profile.code.into_iter().filter(is_told).collect()
+}
+
 /// Names as they are read, compared with those that the shim tells.
 #[derive(Default)]
 struct ComparedNames {
@@ -264,23 +282,10 @@ struct ComparedNames {
 }
 
 impl ComparedNames {
-    /// Compares those of the methods in a recording of the app. What is not there to stay may have
-    /// another name by now.
-    fn compare(
-        &mut self,
-        app: App,
-        length: Duration,
-        arguments: &[&str],
-        is_there: impl Fn(&NamedCode) -> bool,
-    ) {
-        let (profile, _) = record_pid(app.pid(), length, arguments).unwrap();
-        let told: Vec<NamedCode> = profile
-            .code
-            .iter()
-            .filter(|code| is_managed(code) && !code.system_name.starts_with('['))
-            .cloned()
-            .collect();
-        for (told, read) in told.iter().zip(read_names(&app, &told)) {
+    /// Compares those that the shim has told of the app. What is not there to stay may have another
+    /// name by now.
+    fn compare(&mut self, app: &App, told: &[NamedCode], is_there: impl Fn(&NamedCode) -> bool) {
+        for (told, read) in told.iter().zip(read_names(app, told)) {
             self.compared += 1;
             match read {
                 Ok((name, module))
@@ -291,7 +296,6 @@ impl ComparedNames {
                 Err(why) => self.unread.push((told.clone(), why)),
             }
         }
-        app.stop().unwrap();
     }
 
     fn assert_same(&self, runtime: Runtime, fewest: usize) {
