@@ -232,9 +232,8 @@ fn many_methods(count: usize) -> String {
                      readonly Func<long, {first}, long> Step = (seed, a) => {{ return \
                      Program.Work(seed); }}; }} }}\n"
                 );
-                calls += &format!(
-                    "seed = Deep.Space{number}.Lambdas.Step(seed, default({first}));\n"
-                );
+                calls +=
+                    &format!("seed = Deep.Space{number}.Lambdas.Step(seed, default({first}));\n");
             }
         }
         // A method of thousands of calls takes long to compile.

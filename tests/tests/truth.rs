@@ -118,7 +118,7 @@ fn a_program_is_seen_alike_however_it_was_published() {
         let needs = [RECORD, &way.needs()].concat();
         let name = format!("truth::a_program_is_seen_alike: {}", way.name());
         let Some(_turn) = begin_beside(&name, &needs) else { continue };
-        let measured = published::measure(*way, seconds, 997).unwrap();
+        let measured = published::measure(*way, seconds, 499).unwrap();
         let broken = measured.broken_promises();
         assert!(broken.is_empty(), "{}: {broken:?}\n{}", way.name(), measured.picture);
     }

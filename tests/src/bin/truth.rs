@@ -128,7 +128,7 @@ fn run() -> anyhow::Result<()> {
         values["downsampling"] = downsampling::json(&repetitions);
     }
     if publishes {
-        let all = published::measure_all(seconds.ceil() as u32, options.frequency_hz)?;
+        let all = published::measure_all()?;
         let section = published::markdown(&all);
         println!("{section}");
         text += &section;

@@ -8,9 +8,9 @@ use super::paged_memory::PagedMemory;
 use super::signature::{arity, without_namespace, word};
 use super::types::TypeShape;
 use crate::metadata::Assembly;
+use profiler_protocol::signature::{SignatureReader, element, simple};
 use std::cell::RefCell;
 use std::sync::Arc;
-use profiler_protocol::signature::{SignatureReader, element, simple};
 
 /// Types within types, and types around types, deeper than this are cut.
 const DEPTH: u32 = 8;
