@@ -80,7 +80,7 @@ impl WorkBudget {
     /// When nothing is left.
     pub(super) fn spend(&mut self, steps: u64) -> Result<(), DwarfError> {
         // What is left would be spent by small steps else, long after the first refusal.
-        self.left = self.left.checked_sub(steps).unwrap_or_default();
+        self.left = self.left.saturating_sub(steps);
         if self.left == 0 { Err(DwarfError::Budget) } else { Ok(()) }
     }
 

@@ -193,7 +193,8 @@ fn ends_within(piece: &[u8]) -> Option<bool> {
     let implicit = u64::from(gimli::DW_FORM_implicit_const.0);
     while number()? != 0 {
         // The tag, and whether there are children, which is a byte of 0 or 1.
-        (number()?, number()?);
+        number()?;
+        number()?;
         loop {
             let (name, form) = (number()?, number()?);
             if form == implicit {
