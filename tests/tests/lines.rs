@@ -115,8 +115,8 @@ fn samples_are_on_their_lines(runtime: Runtime) {
                 "{runtime} {tier:?} {thread}: {all} samples, {right} on their lines, {called} called from theirs"
             );
             let picture = || picture(&profile, thread);
-            // Five threads share two CPUs for four seconds.
-            assert!(all >= 50, "{tier:?} {thread}: {all} samples:{}", picture());
+            // Five threads share the CPUs for four seconds, and others work on the machine, too.
+            assert!(all >= 20, "{tier:?} {thread}: {all} samples:{}", picture());
             assert!(right * 100 >= all * 95, "{tier:?} {thread}: {right} of {all}:{}", picture());
             // The task's machinery is between an asynchronous method and its caller.
             if thread != "later" {
