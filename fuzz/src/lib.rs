@@ -5,6 +5,7 @@
 
 mod btf;
 mod code;
+mod dwarf;
 mod eh_frame;
 mod elf;
 mod finish;
@@ -22,9 +23,10 @@ mod unwind_info;
 pub type Target = fn(&[u8]);
 
 /// All targets; the corpus of each is the folder of its name.
-pub const TARGETS: [(&str, Target); 13] = [
+pub const TARGETS: [(&str, Target); 14] = [
     ("btf", btf::run),
     ("code", code::run),
+    ("dwarf", dwarf::run),
     ("eh_frame", eh_frame::run),
     ("elf", elf::run),
     ("finish", finish::run),

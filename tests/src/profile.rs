@@ -216,7 +216,8 @@ pub struct Profile {
     pub time_ns: i64,
     /// Length of the recording in nanoseconds.
     pub duration_ns: i64,
-    /// The code that its locations are, innermost function of each.
+    /// The code that its locations are, and the function of each that a symbol names: others may be
+    /// part of it.
     pub code: Vec<NamedCode>,
 }
 
@@ -284,7 +285,7 @@ impl Profile {
                     .with_context(|| format!("mapping {id} is not there"))?,
             };
             let function =
-                location.line.first().and_then(|line| system_names.get(&line.function_id));
+                location.line.last().and_then(|line| system_names.get(&line.function_id));
             if let Some(system_name) = function.cloned() {
                 let (address, mapping) = (location.address, mapping.clone());
                 code.push(NamedCode { address, mapping, system_name });

@@ -29,11 +29,12 @@ fn start(runtime: Runtime) -> App {
     app
 }
 
-fn record(runtime: Runtime, length: Duration) -> Demo {
+fn record(runtime: Runtime, length: Duration, arguments: &[&str]) -> Demo {
     let mut app = start(runtime);
-    let file = cache_dir().join(format!("demo-{}.pb.gz", runtime.major()));
+    let file = cache_dir().join(format!("demo-{}{}.pb.gz", runtime.major(), arguments.concat()));
     let seconds = format!("{}s", length.as_secs());
-    let recording = Recording::of_pid(app.pid(), &file, &["--duration", &seconds]).unwrap();
+    let arguments = [&["--duration", &seconds], arguments].concat();
+    let recording = Recording::of_pid(app.pid(), &file, &arguments).unwrap();
     recording.finish_well(length + perfusion::SLACK).unwrap();
     app.ensure_alive().unwrap();
     Demo { profile: Profile::read(&file).unwrap(), file }
@@ -41,7 +42,7 @@ fn record(runtime: Runtime, length: Duration) -> Demo {
 
 fn demo() -> &'static Demo {
     static DEMO: OnceLock<Demo> = OnceLock::new();
-    DEMO.get_or_init(|| record(Runtime::Net9, LENGTH))
+    DEMO.get_or_init(|| record(Runtime::Net9, LENGTH, &[]))
 }
 
 fn has_cpu<'a>(profile: &'a Profile, parts: &'a [&'a str]) -> impl Iterator<Item = &'a Sample> {
@@ -161,13 +162,8 @@ fn cpu_and_allocations_of_one_method_meet_on_one_location(runtime: Runtime) {
     else {
         return;
     };
-    let recorded;
-    let profile = if runtime == Runtime::Net9 {
-        &demo().profile
-    } else {
-        recorded = record(runtime, Duration::from_secs(4));
-        &recorded.profile
-    };
+    // With lines each of them is a location.
+    let profile = &record(runtime, Duration::from_secs(4), &["--no-lines"]).profile;
     let cpu = profile.locations("cpu", "Demo.Orders.PriceOrders");
     let allocated = profile.locations("alloc_space", "Demo.Orders.PriceOrders");
     assert!(
@@ -206,7 +202,7 @@ fn threads_of_the_runtime_that_wait_for_work_are_parked(runtime: Runtime) {
     let profile = if runtime == Runtime::Net9 {
         &demo().profile
     } else {
-        recorded = record(runtime, Duration::from_secs(4));
+        recorded = record(runtime, Duration::from_secs(4), &[]);
         &recorded.profile
     };
     let blocked = |role: &str, kind: &str| {

@@ -60,7 +60,7 @@ fn marked(comment: &str) -> Vec<i64> {
 
 fn record(tier: Tier, runtime: Runtime, file: &std::path::Path) -> Profile {
     let app = tier.workload(runtime).start().unwrap();
-    let arguments = ["--duration", "4s", "--frequency", "499", "--lines"];
+    let arguments = ["--duration", "4s", "--frequency", "499"];
     Recording::of_pid(app.pid(), file, &arguments).unwrap().finish_well(SLACK).unwrap();
     app.stop().unwrap();
     Profile::read(file).unwrap()
@@ -115,8 +115,8 @@ fn samples_are_on_their_lines(runtime: Runtime) {
                 "{runtime} {tier:?} {thread}: {all} samples, {right} on their lines, {called} called from theirs"
             );
             let picture = || picture(&profile, thread);
-            // Five threads share two CPUs for four seconds.
-            assert!(all >= 100, "{tier:?} {thread}: {all} samples:{}", picture());
+            // Five threads share the CPUs for four seconds, and others work on the machine, too.
+            assert!(all >= 20, "{tier:?} {thread}: {all} samples:{}", picture());
             assert!(right * 100 >= all * 95, "{tier:?} {thread}: {right} of {all}:{}", picture());
             // The task's machinery is between an asynchronous method and its caller.
             if thread != "later" {
@@ -169,13 +169,13 @@ fn the_source_is_listed_with_what_its_lines_take() {
 }
 
 #[test]
-fn without_being_asked_for_there_are_no_lines() {
-    let Some(_turn) = begin_beside("lines::without_being_asked_for", &record_on(Runtime::Net9))
-    else {
+fn who_asks_for_no_lines_has_none() {
+    let Some(_turn) = begin_beside("lines::who_asks_for_none", &record_on(Runtime::Net9)) else {
         return;
     };
     let app = Tier::One.workload(Runtime::Net9).start().unwrap();
-    let (profile, _) = perfusion::record_pid(app.pid(), Duration::from_secs(2), &[]).unwrap();
+    let (profile, _) =
+        perfusion::record_pid(app.pid(), Duration::from_secs(2), &["--no-lines"]).unwrap();
     app.stop().unwrap();
     let frames = profile.samples.iter().flat_map(|sample| &sample.stack);
     assert!(frames.clone().any(|frame| frame.function.contains("Lines.Hot(")));

@@ -44,6 +44,7 @@ mod monitoring;
 mod musl;
 mod names;
 mod names_read;
+mod native_lines;
 mod native_symbols;
 mod node;
 mod object_storage;

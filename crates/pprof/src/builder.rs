@@ -116,25 +116,39 @@ impl<'a> ProfileBuilder<'a> {
             mapping.memory_limit = mapping.memory_limit.max(address.saturating_add(1));
             mapping.has_functions &= symbol.unresolved.is_none();
         }
-        let function_id = self.function(symbol, source);
-        let line = source.map_or(0, |source| i64::from(source.line));
-        let line = vec![Line { function_id, line, ..Line::default() }];
+        // Functions that are part of this one come first, innermost before outermost.
+        let symbolizer = self.symbolizer;
+        let inlined = symbolizer.inlined(frame);
+        let mut line = Vec::with_capacity(inlined.len() + 1);
+        for function in inlined {
+            let names = (&*function.name, Some(&*function.system_name));
+            line.push(self.line(names, function.line.as_ref()));
+        }
+        line.push(self.line((&symbol.name, system_name(symbol)), source));
+        if let Some(mapping) = mapping.and_then(|index| self.profile.mapping.get_mut(index)) {
+            // Tells `go tool pprof` that there is nothing to be looked up in the file.
+            let has_lines = source.is_some() || !inlined.is_empty();
+            mapping.has_filenames |= has_lines;
+            mapping.has_line_numbers |= has_lines;
+            mapping.has_inline_frames |= has_lines;
+        }
         let id = next_id(self.profile.location.len());
         self.profile.location.push(Location { id, mapping_id, address, line, is_folded: false });
         id
     }
 
-    fn function(&mut self, symbol: &Symbol, source: Option<&SourceLine>) -> u64 {
-        let name = self.string(&symbol.name);
-        let managed = matches!(symbol.module, SymbolModule::Managed(_) | SymbolModule::Jit);
-        // Go's pprof takes a name with `<`, `[` or `::` that equals its system name for C++ and
-        // cuts type arguments and parameters away (`looksLikeDemangledCPlusPlus`,
-        // internal/symbolizer of google/pprof).
-        let system_name = if managed && symbol.name == symbol.system_name {
-            0
-        } else {
-            self.string(&symbol.system_name)
-        };
+    fn line(&mut self, names: (&str, Option<&str>), source: Option<&SourceLine>) -> Line {
+        let line = source.map_or(0, |source| i64::from(source.line));
+        Line { function_id: self.function(names, source), line, ..Line::default() }
+    }
+
+    fn function(
+        &mut self,
+        (name, system_name): (&str, Option<&str>),
+        source: Option<&SourceLine>,
+    ) -> u64 {
+        let name = self.string(name);
+        let system_name = system_name.map_or(0, |name| self.string(name));
         let id = next_id(self.profile.function.len());
         let filename = source.map_or(0, |source| self.string(&source.file));
         let known = *self.functions.entry((name, system_name, filename)).or_insert(id);
@@ -187,6 +201,15 @@ impl<'a> ProfileBuilder<'a> {
     pub(super) fn profile(&mut self) -> &mut Profile {
         &mut self.profile
     }
+}
+
+/// The system name of a symbol, if it is to be in the profile. Go's pprof takes a name with `<`,
+/// `[` or `::` that equals its system name for C++ and cuts type arguments and parameters away
+/// (`looksLikeDemangledCPlusPlus`, internal/symbolizer of google/pprof).
+fn system_name(symbol: &Symbol) -> Option<&str> {
+    let is_managed = matches!(symbol.module, SymbolModule::Managed(_) | SymbolModule::Jit);
+    let is_left_out = is_managed && symbol.name == symbol.system_name;
+    (!is_left_out).then_some(&*symbol.system_name)
 }
 
 /// Id of the entry that comes to stand at `index`: zero is reserved.

@@ -99,6 +99,9 @@ counters! {
     "debug_files_refused" "debug files that were not used: of another build than the mapped file, \
         or not its owner's";
     "packed_symbol_tables" "native files whose packed symbols (`.gnu_debugdata`) were read";
+    "native_lines" "addresses in native code whose source lines are known";
+    "native_lines_refused" "native files, units of them, and addresses in them without lines, \
+        because their debug information is wrong or beyond a limit";
     "perf_maps_read" "perf maps read";
     "perf_maps_refused" "perf maps that are somebody else's, or too large";
     "perf_map_bad_lines" "lines of perf maps that make no sense";

@@ -176,7 +176,7 @@ impl Processor {
         Self { thread_contexts: ThreadContexts::new(spans), ..self }
     }
 
-    /// Has frames of managed code keep their lines.
+    /// Has frames keep their lines.
     #[must_use]
     pub fn with_lines(mut self, lines: bool) -> Self {
         if lines {

@@ -103,7 +103,8 @@ pub fn text(
         let why = if has_lines {
             "`perfusion report --lines` shows those that have"
         } else {
-            "it has no lines at all: `perfusion record --lines` finds them, of assemblies with a PDB"
+            "it has no lines at all: `perfusion record` finds them of assemblies with a PDB and \
+             of native files with debug information, but not with `--no-lines`"
         };
         return Err(ReportError::NotListed { expression: expression(), why });
     }
@@ -299,7 +300,7 @@ mod tests {
         let said = |functions| {
             text(&profile, "samples", &options(functions, None)).unwrap_err().to_string()
         };
-        assert!(said("Native").contains("record --lines"), "{}", said("Native"));
+        assert!(said("Native").contains("--no-lines"), "{}", said("Native"));
         assert!(said("(").contains("--list ("), "{}", said("("));
     }
 }

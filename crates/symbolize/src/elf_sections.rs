@@ -24,6 +24,8 @@ pub(crate) struct Section {
     pub(crate) name: Vec<u8>,
     /// `sh_type`.
     pub(crate) kind: u32,
+    /// `sh_flags`.
+    pub(crate) flags: u64,
     /// ELF virtual address, 0 where it is not loaded.
     pub(crate) address: u64,
     /// In the file, bytes.
@@ -76,6 +78,7 @@ impl Sections {
         let section = |header: &[u8; SECTION_HEADER_BYTES]| Section {
             name: Vec::new(),
             kind: u32_in(header, 4),
+            flags: u64_in(header, 8),
             address: u64_in(header, 16),
             offset: u64_in(header, 24),
             size: u64_in(header, 32),

@@ -1,8 +1,11 @@
-//! Where the symbols of each mapped file are: in it, in a separate debug file, or packed.
+//! Where the symbols of each mapped file are: in it, in a separate debug file, or packed. The same
+//! of its debug information, where lines are wanted.
 
+use crate::dwarf::{self, WorkBudget};
 use crate::elf_sections::{SHT_SYMTAB, Sections};
 use crate::native::{self, CopyBudget, NativeError, NativeName};
 use crate::native_aot::{self, AotMethods};
+use crate::native_lines::NativeLines;
 use crate::separate::{self, Wanted};
 use crate::{ImageFile, ImageResolver};
 use perfusion_host::process::guarded_io::ForeignFile;
@@ -29,10 +32,19 @@ enum SymbolPlace {
     Packed,
 }
 
+/// What may still be spent on the files of one window.
+#[derive(Debug, Default)]
+pub(crate) struct ImageBudget {
+    pub(crate) copied: CopyBudget,
+    lines: WorkBudget,
+}
+
 /// Names from native files.
 #[derive(Debug, Default)]
 pub(crate) struct ImageSymbols {
     places: HashMap<ImageId, SymbolPlace>,
+    /// `None` where no lines are wanted.
+    lines: Option<NativeLines>,
     directories: Vec<PathBuf>,
     /// Debug files taken, and refused because they are of another build or another owner.
     separate: u64,
@@ -47,19 +59,55 @@ impl ImageSymbols {
         self.directories = directories;
     }
 
-    /// The name of each ELF virtual address of an image, `None` where no symbol covers it.
+    /// From now on lines are found, too.
+    pub(crate) fn find_lines(&mut self) {
+        self.lines = Some(NativeLines::default());
+    }
+
+    /// The lines that were found.
+    pub(crate) fn lines(&self) -> Option<&NativeLines> {
+        self.lines.as_ref()
+    }
+
+    /// The same, to forget some.
+    pub(crate) fn lines_mut(&mut self) -> Option<&mut NativeLines> {
+        self.lines.as_mut()
+    }
+
+    /// The name of each ELF virtual address of an image, `None` where no symbol covers it. Finds
+    /// their lines, too, where these are wanted.
     pub(crate) fn names(
         &mut self,
         image: ImageId,
         (of, file): (ImageFile<'_>, &ForeignFile),
         addresses: &[u64],
-        (directory, budget): (&dyn ImageResolver, &mut CopyBudget),
+        (directory, budget): (&dyn ImageResolver, &mut ImageBudget),
     ) -> Result<Vec<Option<NativeName>>, NativeError> {
         let sections = Sections::read(file)?;
         self.find(image, of, (file, &sections), directory);
-        let mut names = self.symbols(image, (file, &sections), addresses, budget)?;
+        self.read_lines(image, (file, &sections), addresses, &mut budget.lines);
+        let mut names = self.symbols(image, (file, &sections), addresses, &mut budget.copied)?;
         name_managed(&mut names, image, (file, &sections), addresses, directory);
         Ok(names)
+    }
+
+    /// Finds lines in the file itself, else in its debug file.
+    fn read_lines(
+        &mut self,
+        image: ImageId,
+        (file, sections): (&ForeignFile, &Sections),
+        addresses: &[u64],
+        budget: &mut WorkBudget,
+    ) {
+        let Some(lines) = &mut self.lines else { return };
+        if dwarf::is_in(sections) {
+            lines.find(image, (file, sections), addresses, budget);
+        } else if let Some(SymbolPlace::Separate(debug)) = self.places.get(&image)
+            && let Ok(sections) = Sections::read(debug)
+            && dwarf::is_in(&sections)
+        {
+            lines.find(image, (debug, &sections), addresses, budget);
+        }
     }
 
     fn symbols(
@@ -98,7 +146,8 @@ impl ImageSymbols {
         if self.places.contains_key(&image) {
             return;
         }
-        let place = if sections.has(SHT_SYMTAB) {
+        let has_symbols = sections.has(SHT_SYMTAB);
+        let place = if has_symbols && (self.lines.is_none() || dwarf::is_in(sections)) {
             SymbolPlace::Own
         } else {
             let found = separate::find(&Wanted {
@@ -116,6 +165,7 @@ impl ImageSymbols {
                     self.make_room();
                     SymbolPlace::Separate(debug)
                 }
+                None if has_symbols => SymbolPlace::Own,
                 None if sections.named(".gnu_debugdata").is_some() => {
                     self.packed += 1;
                     SymbolPlace::Packed
@@ -134,6 +184,9 @@ impl ImageSymbols {
     /// Looks for the debug file of an image anew, when its symbols are needed next.
     pub(crate) fn forget(&mut self, image: ImageId) {
         self.places.remove(&image);
+        if let Some(lines) = &mut self.lines {
+            lines.retain_images(|other| other != image);
+        }
     }
 
     fn make_room(&mut self) {
@@ -150,14 +203,23 @@ impl ImageSymbols {
     /// Forgets images that are not known any more.
     pub(crate) fn keep(&mut self, directory: &dyn ImageResolver) {
         self.places.retain(|image, _| directory.image(*image).is_some());
+        if let Some(lines) = &mut self.lines {
+            lines.retain_images(|image| directory.image(image).is_some());
+        }
     }
 
-    /// Debug files taken and refused, and files whose packed tables were read.
-    pub(crate) fn counters(&self) -> [(&'static str, u64); 3] {
+    /// Debug files taken and refused, and files whose packed tables were read; what became of
+    /// lines.
+    pub(crate) fn counters(&self) -> [(&'static str, u64); 5] {
+        // Where no lines are wanted, nothing became of them.
+        let none = NativeLines::default();
+        let [lines, refused] = self.lines.as_ref().unwrap_or(&none).counters();
         [
             ("debug_files", self.separate),
             ("debug_files_refused", self.refused),
             ("packed_symbol_tables", self.packed),
+            lines,
+            refused,
         ]
     }
 }
@@ -195,8 +257,7 @@ fn name_managed(
 
 #[cfg(test)]
 mod tests {
-    use super::ImageSymbols;
-    use crate::native::CopyBudget;
+    use super::{ImageBudget, ImageSymbols};
     use crate::{ImageFile, ImageResolver};
     use lzma_rust2::{XzOptions, XzWriter};
     use object::{Object as _, ObjectSymbol as _};
@@ -262,10 +323,11 @@ mod tests {
                 file: Some(&file),
                 build_id: self.build_id.as_deref(),
             };
-            let (addresses, mut budget) = ([self.address + 1], CopyBudget::default());
+            let (addresses, mut budget) = ([self.address + 1], ImageBudget::default());
             let names = symbols.names(ImageId(1), (of, &file), &addresses, (&Own, &mut budget));
             let name = names.unwrap().remove(0).map(|name| name.name);
-            (name, symbols.counters().map(|(_, count)| count))
+            let [debug_files, refused, packed, ..] = symbols.counters().map(|(_, count)| count);
+            (name, [debug_files, refused, packed])
         }
     }
 

@@ -13,6 +13,7 @@
 //! by reason ([`Symbolizer::counters`]).
 
 pub mod demangle;
+pub mod dwarf;
 mod elf_sections;
 mod error;
 mod image_resolver;
@@ -22,22 +23,24 @@ pub mod managed;
 mod managed_lines;
 pub mod native;
 mod native_aot;
+mod native_lines;
 pub mod pe_debug;
 pub mod perf_map;
 pub mod portable_pdb;
 pub mod separate;
+mod source_line;
 pub mod types;
 pub mod wait_functions;
 
-use image_symbols::ImageSymbols;
+use image_symbols::{ImageBudget, ImageSymbols};
 use managed::{ManagedNames, MissingName};
 use managed_lines::ManagedLines;
-pub use managed_lines::SourceLine;
 use perf_map::PerfMap;
 use perfusion_host::process::guarded_io::ForeignFile;
 use perfusion_host::process::mapped_file::MappedFile;
 use perfusion_model::event::{MethodBody, ShimEvent};
 use perfusion_model::frame::{FrameKey, ImageId, Marker, ProcessId};
+pub use source_line::{InlinedFunction, SourceLine};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::RangeInclusive;
@@ -276,14 +279,24 @@ impl Symbolizer {
                 |frame, _| !matches!(frame, FrameKey::Native { image: of, .. } if *of == image),
             );
         }
+        self.forget_lines();
     }
 
-    /// From now on lines of managed code are found, too.
+    /// From now on lines are found, too, and of native code the functions that are part of others.
     pub fn find_lines(&mut self) {
         self.lines = Some(ManagedLines::default());
+        self.images.find_lines();
     }
 
-    /// True where lines of managed code are found.
+    /// Forgets lines of native frames whose names were forgotten.
+    fn forget_lines(&mut self) {
+        let cache = &self.cache;
+        if let Some(lines) = self.images.lines_mut() {
+            lines.retain(|image, address| cache.contains_key(&FrameKey::Native { image, address }));
+        }
+    }
+
+    /// True where lines are found.
     #[must_use]
     pub fn finds_lines(&self) -> bool {
         self.lines.is_some()
@@ -305,12 +318,31 @@ impl Symbolizer {
         }
     }
 
-    /// The source line of a frame that says where in its method's body it is.
+    /// The source line of a frame in the function that [`Symbolizer::symbol`] names: of a managed
+    /// frame if it says where in its method's body it is. Where other functions are part of that
+    /// one, it is the line where the outermost of them is called.
     #[must_use]
     pub fn line(&self, frame: FrameKey) -> Option<SourceLine> {
-        let FrameKey::Managed { process, start, generation, offset } = frame else { return None };
-        let address = start.checked_add(u64::from(offset?.get() - 1))?;
-        self.managed.lines(process, start, generation)?.line(address)
+        match frame {
+            FrameKey::Managed { process, start, generation, offset } => {
+                let address = start.checked_add(u64::from(offset?.get() - 1))?;
+                self.managed.lines(process, start, generation)?.line(address)
+            }
+            FrameKey::Native { image, address } => {
+                self.images.lines()?.line(image, address).cloned()
+            }
+            _ => None,
+        }
+    }
+
+    /// The functions at a frame that the compiler has put into the one that [`Symbolizer::symbol`]
+    /// names, innermost first.
+    #[must_use]
+    pub fn inlined(&self, frame: FrameKey) -> &[InlinedFunction] {
+        match (frame, self.images.lines()) {
+            (FrameKey::Native { image, address }, Some(lines)) => lines.inlined(image, address),
+            _ => &[],
+        }
     }
 
     /// The frame that stands for all frames of the same line of its body; for all of the body,
@@ -412,12 +444,13 @@ impl Symbolizer {
         let frames: HashSet<FrameKey> = frames.into_iter().map(FrameKey::body).collect();
         if self.cache.len() > MAX_CACHED {
             self.cache.retain(|frame, _| frames.contains(frame));
+            self.forget_lines();
         }
         let mut kernel = Vec::new();
         let mut images: BTreeMap<ImageId, Vec<u64>> = BTreeMap::new();
         // Frames come sorted by process, so one process's map is held at a time.
         let mut map = LazyPerfMap::default();
-        let mut copied = native::CopyBudget::default();
+        let mut budget = ImageBudget::default();
         // The name of a managed frame may come later than the first window that needs it.
         let again = |frame: &FrameKey, symbol: &Symbol| {
             symbol.unresolved.is_some() && matches!(frame, FrameKey::Managed { .. })
@@ -449,7 +482,7 @@ impl Symbolizer {
         }
         self.kernel_symbols(&kernel);
         for (image, addresses) in images {
-            self.native_symbols(image, &addresses, directory, &mut copied);
+            self.native_symbols(image, &addresses, directory, &mut budget);
         }
     }
 
@@ -467,6 +500,7 @@ impl Symbolizer {
             | FrameKey::Unknown { process, .. } => processes.contains(process),
             FrameKey::Kernel(_) | FrameKey::Marker(_) => true,
         });
+        self.forget_lines();
     }
 
     /// Memory is short: forgets the names of all but these frames.
@@ -474,7 +508,11 @@ impl Symbolizer {
         let keep: HashSet<FrameKey> = keep.iter().map(|frame| frame.body()).collect();
         self.cache.retain(|frame, _| keep.contains(frame));
         self.cache.shrink_to_fit();
+        self.forget_lines();
         if let Some(lines) = &mut self.lines {
+            lines.shed();
+        }
+        if let Some(lines) = self.images.lines_mut() {
             lines.shed();
         }
     }
@@ -542,14 +580,14 @@ impl Symbolizer {
         image: ImageId,
         addresses: &[u64],
         directory: &dyn ImageResolver,
-        copied: &mut native::CopyBudget,
+        budget: &mut ImageBudget,
     ) {
         let described = directory.image(image);
         let path = described.map_or("[unknown image]", |image| image.path);
         let file = described.and_then(|image| Some((image, image.file?)));
         let found = match (file, directory.image_bytes(image)) {
-            (Some(file), _) => Some(self.images.names(image, file, addresses, (directory, copied))),
-            (None, Some(bytes)) => Some(native::names_in(bytes, addresses, copied)),
+            (Some(file), _) => Some(self.images.names(image, file, addresses, (directory, budget))),
+            (None, Some(bytes)) => Some(native::names_in(bytes, addresses, &mut budget.copied)),
             (None, None) => None,
         };
         let (names, why) = match found {

@@ -8,6 +8,7 @@
 
 use super::pe_debug::{DebugDirectory, MAX_PDB_BYTES};
 use super::portable_pdb::{PortablePdb, SequencePoint};
+use super::source_line::SourceLine;
 use foldhash::{HashMap, HashMapExt as _};
 use perfusion_host::process::guarded_io::ForeignFile;
 use perfusion_host::process::mapped_file::{FileVersion, MappedFile, open_beneath, read_whole};
@@ -26,17 +27,6 @@ const MAX_HELD_BYTES: usize = 64 << 20;
 const MAX_MODULES: usize = 2_048;
 /// Most source files of one method.
 const MAX_FILES: usize = 64;
-
-/// A line of a source file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SourceLine {
-    /// The file, as the compiler was told it.
-    pub file: Arc<str>,
-    /// The line, from 1 on.
-    pub line: u32,
-    /// The first line of its method.
-    pub start_line: u32,
-}
 
 /// Code from here on is of this line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

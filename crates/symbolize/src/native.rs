@@ -14,6 +14,7 @@ use crate::elf_sections::{
 use blazesym::symbolize::source::{Elf, Source};
 use blazesym::symbolize::{Input, Sym, Symbolized, Symbolizer};
 use perfusion_host::process::guarded_io::ForeignFile;
+use rustix::io::Errno;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -117,7 +118,7 @@ fn readable(system_name: String, start: u64) -> NativeName {
     NativeName { name: name.unwrap_or_else(|| system_name.clone()), system_name, start }
 }
 
-fn memfd() -> Result<File, NativeError> {
+pub(crate) fn memfd() -> Result<File, Errno> {
     Ok(File::from(rustix::fs::memfd_create("perfusion-symbols", rustix::fs::MemfdFlags::CLOEXEC)?))
 }
 

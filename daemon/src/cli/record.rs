@@ -138,10 +138,11 @@ pub struct RecordArgs {
     /// added), and how much work waits. `report --type blocked` shows it.
     #[arg(long)]
     pub thread_pool: bool,
-    /// Find the source lines of managed code, for the assemblies that have their PDB (in
-    /// themselves or beside them): `report --lines`, `report --list`, `go tool pprof -list`.
-    #[arg(long, conflicts_with = "no_attach")]
-    pub lines: bool,
+    /// Do not find source lines. They are found for assemblies that have their PDB, and for native
+    /// files with debug information, where inlined functions are frames, too: `report --lines`,
+    /// `report --list`, `go tool pprof -list`.
+    #[arg(long)]
+    pub no_lines: bool,
     /// Where symbols of native files come from.
     #[command(flatten)]
     pub symbols: SymbolArgs,
@@ -163,7 +164,7 @@ impl RecordArgs {
             exception_messages: self.exception_messages,
             contention: !self.no_contention,
             thread_pool: self.thread_pool,
-            il_maps: self.lines,
+            il_maps: !self.no_lines,
             start_session: self.alloc_counts.is_some(),
             ..Subscriptions::default()
         }

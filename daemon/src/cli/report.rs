@@ -59,8 +59,7 @@ pub struct ReportArgs {
     /// before it.
     #[arg(long, value_name = "LABEL=VALUE", value_parser = parse_only)]
     pub only: Vec<LabelFilter>,
-    /// Tell the lines of functions apart, where the profile has them (`record --lines`; native
-    /// code's in profiles of other tools).
+    /// Tell the lines of functions apart, where the profile has them.
     #[arg(long)]
     pub lines: bool,
     /// Print the source of the functions whose names match this regular expression, with what each

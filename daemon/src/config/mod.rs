@@ -102,8 +102,9 @@ pub struct RecordingConfig {
     /// Whether runtimes are asked how many workers their thread pools have, why that changes, and
     /// how much work waits.
     pub thread_pool: bool,
-    /// Whether source lines of managed code are found, for the assemblies that have their PDB (in
-    /// themselves or beside them); profiles grow.
+    /// Whether source lines are found, for assemblies that have their PDB (in themselves or beside
+    /// them) and native files with debug information, where inlined functions are frames, too;
+    /// profiles grow.
     pub lines: bool,
     /// Memory between the probes and the daemon, a power of two from 1MiB to 1GiB.
     pub ring: ByteSize,

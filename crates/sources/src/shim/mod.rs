@@ -136,7 +136,7 @@ impl ShimSource {
         self
     }
 
-    /// Whether it subscribes to what the lines of managed code need.
+    /// Whether it subscribes to what the lines of managed code need: whether lines are wanted.
     #[must_use]
     pub fn has_il_maps(&self) -> bool {
         load::subscriptions(self.shared.owner) & load::WITH_IL_MAPS != 0
