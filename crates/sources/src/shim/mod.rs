@@ -228,6 +228,11 @@ impl ShimSource {
                     process.owners.started(thread.tid, event.time);
                 }
             }
+            EventKind::Exit { thread } => {
+                if let Some(process) = self.processes.get_mut(&thread.pid) {
+                    process.owners.ended(thread.tid, event.time);
+                }
+            }
             EventKind::Exec { pid, .. } => {
                 if let Some(process) = self.processes.get_mut(pid) {
                     process.became_another(event.time, Instant::now());

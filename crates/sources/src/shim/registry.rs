@@ -402,9 +402,6 @@ impl WatchedProcess {
     ) {
         let pid = self.target.pid();
         let (mut index, owner) = (0, self.owner(shared));
-        if !self.ended {
-            self.owners.look(shared.lists.as_deref(), &self.target);
-        }
         while let Some(reader) = self.readers.get_mut(index) {
             let mut context = DrainContext {
                 target: &self.target,
@@ -437,6 +434,9 @@ impl WatchedProcess {
             let mut reader = self.readers.swap_remove(index);
             self.refuse(reader.key);
             shared.finish(&mut reader);
+        }
+        if !self.ended {
+            self.owners.look(shared.lists.as_deref(), &mut self.threads, &self.target);
         }
     }
 
