@@ -8,6 +8,7 @@ use perfusion_sources::shim::ShimLimits;
 use std::time::Instant;
 use system_tests::environment::{begin, begin_beside, long_form, perfusion_bin, record_on};
 use system_tests::perfusion::{SLACK, Scratch};
+use system_tests::profile::Frame;
 use system_tests::schedstat::{Log, Looks};
 use system_tests::truth::tap::Tap;
 use system_tests::{Profile, Recording, Runtime, Sample, Workload, on_runtimes, wait_until};
@@ -119,7 +120,11 @@ fn collections_are_those_the_runtime_counts(runtime: Runtime) {
     let blocks = |sample: &Sample| {
         let timed =
             sample.stack.iter().position(|frame| frame.function.contains("cond_timedwait"))?;
-        sample.stack.get(timed.checked_sub(2)?).map(|frame| frame.function.clone())
+        // On .NET 11 it is in libSystem.Native, and its caller may be the method itself.
+        let is_native = |frame: &&Frame| frame.function.starts_with("SystemNative_");
+        let own = sample.stack.get(timed.checked_sub(1)?).filter(is_native);
+        let frame = own.or_else(|| sample.stack.get(timed.checked_sub(2)?));
+        frame.map(|frame| frame.function.clone())
     };
     let blocks = profile.samples.iter().filter(of_sleeper).find_map(blocks).unwrap();
     let ended_by_main = |reason: &str| {
