@@ -10,6 +10,7 @@ use perfusion_model::units::grouped;
 use rustix::process::Signal;
 use system_tests::environment::{Need, begin, begin_beside, long_form};
 use system_tests::perfusion::{Recording, SLACK, Scratch, command, memory, run};
+use system_tests::single_file::Packing;
 use system_tests::{Outcome, Profile, Runtime, Sample, Workload, on_runtimes};
 
 /// A kind of root that differs from runtime to runtime.
@@ -61,7 +62,8 @@ fn heap(args: &[&str]) -> Outcome {
 
 on_runtimes!(
     a_survey_names_what_holds_objects_and_leaves_the_app_as_it_was:
-    net8 Net8, net10 Net10, net11 Net11, net11_musl Net11Musl; long: net9 Net9
+    net8 Net8, net10 Net10, net11 Net11, net10_musl Net10Musl, net11_musl Net11Musl;
+    long: net9 Net9
 );
 
 fn a_survey_names_what_holds_objects_and_leaves_the_app_as_it_was(runtime: Runtime) {
@@ -120,6 +122,24 @@ fn a_survey_names_what_holds_objects_and_leaves_the_app_as_it_was(runtime: Runti
     // Two surveys. Up to .NET 9 the runtime collects once more when it is told to stop.
     let expected = if runtime >= Runtime::Net10 { 2 } else { 4 };
     assert_eq!(collections("collections") - collections("collections_before"), expected, "{truth}");
+}
+
+#[test]
+fn static_fields_of_a_single_file_program_have_their_class() {
+    let needs =
+        [Need::Root, Need::Perfusion, Need::Clr(Runtime::Net9), Need::SingleFile(Runtime::Net9)];
+    let Some(_turn) = begin_beside("heap::single_file", &needs) else { return };
+    for (packing, field) in [
+        (Packing::Plain, "static field Holders.Feed.Changed"),
+        // What the runtime has unpacked into its memory is not read.
+        (Packing::Compressed, "static field Changed"),
+    ] {
+        let app =
+            Workload::single_file(Runtime::Net9, "holders", packing).unwrap().start().unwrap();
+        let text = heap(&["--pid", &app.pid().to_string(), "--rows", "1000"]).stdout;
+        assert!(text.contains(&format!("    {field}\n")), "{text}");
+        app.stop().unwrap();
+    }
 }
 
 /// With server collections other threads walk than say that a collection begins, and their events

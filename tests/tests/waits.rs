@@ -229,7 +229,7 @@ fn native_waits_have_their_length_reason_and_waker() {
 
 on_runtimes!(
     managed_waits_have_their_length_reason_and_waker:
-    net8 Net8; long: net9 Net9, net10 Net10
+    net8 Net8, net11 Net11, net11_musl Net11Musl; long: net9 Net9, net10 Net10
 );
 
 fn managed_waits_have_their_length_reason_and_waker(runtime: Runtime) {
@@ -251,9 +251,26 @@ fn managed_waits_have_their_length_reason_and_waker(runtime: Runtime) {
         wait("wait-sleep", "sleep", Timer),
         wait("wait-condition", "condition", Timer),
         wait("wait-join", "join", Timer),
+        wait("wait-event", "event", Timer),
+        wait("wait-optimised", "event", Timer),
+        wait("wait-barrier", "barrier", Timer),
+        wait("wait-writer", "lock", Timer),
     ] {
         assert_wait(&profile, &borrowed(&threads), &truth, &kernel, &expected);
     }
+    // The pool's threads wait for work, which is hidden, and none of the program's does.
+    let of_pool = |sample: &Sample| sample.label("thread_role") == "threadpool";
+    let idle = profile.sum("blocked", |sample| {
+        of_pool(sample)
+            && sample.label("wait_reason") == "thread_pool"
+            && sample.label("wait_kind") == "idle"
+    });
+    assert!(idle > 0, "{}", profile.describe("blocked", of_pool));
+    let ids: BTreeSet<String> = threads.iter().map(|(_, tid)| tid.to_string()).collect();
+    let hidden = |sample: &Sample| {
+        ids.contains(sample.label("thread_id")) && sample.label("wait_kind") == "idle"
+    };
+    assert_eq!(profile.sum("blocked", hidden), 0, "{}", profile.describe("blocked", hidden));
 }
 
 /// Nearly all the ended waits of a thread must have this chain, root first: where it waited,

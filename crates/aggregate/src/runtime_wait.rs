@@ -8,6 +8,11 @@
 //! dotnet/runtime: a wait that `Thread.Interrupt` can end). It is found by where it stands: in the
 //! waits of `Monitor.Wait` and `WaitHandle`, and in no wait of a thread of the runtime's own.
 //!
+//! From .NET 11 on all of this is managed code: `Monitor`, `Thread` and `WaitHandle` wait in
+//! `WaitSubsystem`, which waits in functions of `libSystem.Native` (src/libraries/
+//! System.Private.CoreLib/src/System/Threading of dotnet/runtime). There methods say what a wait is
+//! for, further out than those that every wait has in common.
+//!
 //! Where no method says what a wait is for, where the code went into the runtime may: optimised
 //! code calls the function that waits itself, and the runtime's file names those functions
 //! ([`perfusion_symbolize::wait_functions`]). So does the runtime's own event for a wait for a
@@ -37,6 +42,8 @@ const METHODS: &[(&str, &str)] = &[
     ("System.Threading.Lock.", "lock"),
     ("System.Threading.Monitor.Wait", "condition"),
     ("System.Threading.Monitor.ObjWait", "condition"),
+    // Monitor.Wait from .NET 11 on.
+    ("System.Threading.Condition.Wait", "condition"),
     ("System.Threading.Monitor.", "lock"),
     ("System.Threading.WaitHandle.", "event"),
     ("System.Threading.Thread.Join", "join"),
@@ -44,8 +51,16 @@ const METHODS: &[(&str, &str)] = &[
     ("System.Threading.Thread.StartCore", "thread_start"),
     ("System.Threading.Thread.StartInternal", "thread_start"),
     ("System.Threading.LowLevelLifoSemaphore.", "thread_pool"),
+    ("System.Threading.LowLevelLock.", "lock"),
+    ("System.Threading.WaitSubsystem.Sleep", "sleep"),
+    ("System.Threading.WaitSubsystem.ThreadWaitInfo.Sleep", "sleep"),
+    ("System.Threading.WaitSubsystem.Wait(", "event"),
+    ("System.Threading.WaitSubsystem.WaitableObject.Wait", "event"),
     ("System.GC.", "gc"),
 ];
+
+/// Methods by which all of those wait.
+const MEANS: [&str; 2] = ["Interop.Sys.LowLevelMonitor_", "Interop.Sys.LowLevelFutex_"];
 
 /// Stubs the runtime makes for calls into itself.
 const STUB: &str = "IL_STUB";
@@ -259,11 +274,10 @@ impl RuntimeWaits {
         }
         let mut found = None;
         for method in methods(stack, &symbol) {
-            if let Some((_, word)) =
-                METHODS.iter().find(|(name, _)| method.system_name.starts_with(name))
-            {
+            let name = &method.system_name;
+            if let Some((_, word)) = METHODS.iter().find(|(method, _)| begins(name, method)) {
                 found = Some(*word);
-            } else if !method.system_name.starts_with(NAMESPACE) {
+            } else if !begins(name, NAMESPACE) && !MEANS.iter().any(|means| begins(name, means)) {
                 break;
             }
         }
@@ -288,6 +302,12 @@ fn methods<'a>(
 ) -> impl Iterator<Item = Arc<Symbol>> + 'a {
     let managed = stack.iter().filter(|frame| matches!(frame, FrameKey::Managed { .. }));
     managed.map(|&frame| symbol(frame)).filter(|method| !method.system_name.starts_with(STUB))
+}
+
+/// True when the method's name begins so. Nested types come with either sign.
+fn begins(name: &str, with: &str) -> bool {
+    let dotted = name.bytes().map(|byte| if byte == b'+' { b'.' } else { byte });
+    name.len() >= with.len() && dotted.zip(with.bytes()).all(|(byte, wanted)| byte == wanted)
 }
 
 /// The native functions inside the innermost managed frame.
@@ -511,6 +531,50 @@ mod tests {
         );
         assert_eq!(of(&["n:pal", "Mine"]), None);
         assert_eq!(of(&["n:pal"]), None);
+    }
+
+    #[test]
+    fn waits_of_the_managed_wait_subsystem_are_named_by_who_uses_it() {
+        let mut names = Names(Vec::new());
+        let waits = RuntimeWaits::default();
+        let mut of = |methods: &[&'static str]| {
+            let inside = [
+                "k:futex_wait",
+                "n:SystemNative_LowLevelMonitor_Wait",
+                "Interop+Sys.LowLevelMonitor_Wait(IntPtr)",
+                "System.Threading.WaitSubsystem+ThreadWaitInfo.Wait(Int32, Boolean)",
+            ];
+            word(&mut names, &waits, false, &[&inside, methods, &["Mine"]].concat())
+        };
+        let waitable = "System.Threading.WaitSubsystem+WaitableObject.Wait_Locked(Int32)";
+        let one = "System.Threading.WaitHandle.WaitOneNoCheck(Int32)";
+        let condition = "System.Threading.Condition.Wait(Int32, Object)";
+        let lock = "System.Threading.Lock.TryEnterSlow(Int32)";
+        let slim = "System.Threading.SemaphoreSlim.WaitCore(Int64)";
+        let sleep = "System.Threading.WaitSubsystem+ThreadWaitInfo.Sleep(Int32)";
+        assert_eq!(of(&[waitable, one]), Some("event"));
+        assert_eq!(of(&[waitable]), Some("event"));
+        assert_eq!(of(&[waitable, one, condition]), Some("condition"));
+        assert_eq!(of(&[waitable, one, condition, slim]), Some("semaphore"));
+        assert_eq!(of(&[waitable, one, lock]), Some("lock"));
+        assert_eq!(of(&[waitable, one, lock, "System.Threading.Thread.Join()"]), Some("join"));
+        assert_eq!(of(&[sleep]), Some("sleep"));
+        assert_eq!(of(&[]), None, "it may be anything");
+        let pool = [
+            "k:futex_wait",
+            "Interop.Sys.LowLevelFutex_WaitOnAddress(Int32*, Int32)",
+            "System.Threading.LowLevelThreadBlocker.Wait()",
+            "System.Threading.LowLevelLifoSemaphore.WaitForSignal(Int32)",
+        ];
+        assert_eq!(word(&mut names, &waits, false, &pool), Some("thread_pool"));
+        let own = [
+            "k:futex_wait",
+            "Interop.Sys.LowLevelMonitor_Wait(IntPtr)",
+            "System.Threading.LowLevelLock.WaitAndAcquire()",
+            "System.Threading.WaitSubsystem.SetEvent(IntPtr)",
+            "Mine",
+        ];
+        assert_eq!(word(&mut names, &waits, false, &own), Some("lock"));
     }
 
     #[test]

@@ -1,7 +1,8 @@
-//! Names from the assemblies that the process has mapped: the class of each static field, looked up
-//! by the field's name, and by its type where several classes have a field of the name; and the
-//! classes around nested types, of which the runtime tells the innermost only.
+//! Names from the assemblies that the process has mapped or its program carries: the class of each
+//! static field, looked up by the field's name, and by its type where several classes have a field
+//! of the name; and the classes around nested types, of which the runtime tells the innermost only.
 
+use crate::bundle;
 use crate::metadata::{Assembly, DeclaredField, NameBudget};
 use crate::types::RuntimeType;
 use perfusion_host::process::guarded_io::ForeignFile;
@@ -27,42 +28,72 @@ pub struct StaticField {
     pub class: Option<String>,
 }
 
-/// The assemblies that a process has mapped, open: they can be read when it is gone.
+/// The assemblies that a process has mapped, and those that its program carries, open: they can be
+/// read when it is gone.
 #[derive(Debug, Default)]
 pub struct Assemblies {
     seen: HashSet<((u32, u32), u64)>,
-    files: Vec<ForeignFile>,
+    files: Vec<AssemblyFile>,
+    /// Assemblies in all files.
+    count: usize,
+}
+
+/// A file with assemblies.
+#[derive(Debug)]
+struct AssemblyFile {
+    file: ForeignFile,
+    /// Offsets and lengths of those that a single-file program carries; `None` for an assembly.
+    carried: Option<Vec<(u64, u64)>>,
 }
 
 impl Assemblies {
-    /// Opens those that are called assemblies and are not open yet, `most` of them in all. A
-    /// process that is gone has none.
+    /// Opens those that are called assemblies and are not open yet, and the program if it carries
+    /// some, `most` of them in all. A process that is gone has none.
     pub fn look(&mut self, target: &ProcessHandle, most: usize) {
-        let mut paths = Vec::new();
+        let (mut paths, mut program) = (Vec::new(), None);
         let listed = target.maps(|line| {
-            if line.inode != 0
-                && line.name.ends_with(".dll")
-                && self.seen.insert((line.device, line.inode))
-            {
+            let is_assembly = line.name.ends_with(".dll");
+            // Of files the kernel puts the program lowest; the runtime's memory may be below.
+            let is_program = program.is_none() && line.offset == 0 && line.inode != 0;
+            let is_program = is_program && !line.name.starts_with("/memfd:") && !is_assembly;
+            let file = (line.device, line.inode);
+            if is_program {
+                program = Some((self.seen.insert(file), PathBuf::from(line.name)));
+            } else if line.inode != 0 && is_assembly && self.seen.insert(file) {
                 paths.push(PathBuf::from(line.name));
             }
             self.seen.len() < most
         });
-        if listed.is_ok() {
-            self.files
-                .extend(paths.iter().filter_map(|path| target.open_regular_in_root(path).ok()));
+        if listed.is_err() {
+            return;
+        }
+        let files = paths.iter().filter_map(|path| target.open_regular_in_root(path).ok());
+        let files = files.map(|file| AssemblyFile { file, carried: None });
+        let before = self.files.len();
+        self.files.extend(files);
+        self.count += self.files.len() - before;
+        if let Some((true, program)) = program
+            && let Ok(file) = target.open_regular_in_root(&program)
+            && let Some(carried) = carried(&file, most.saturating_sub(self.count))
+        {
+            self.count += carried.len();
+            self.files.push(AssemblyFile { file, carried: Some(carried) });
         }
     }
 
     /// Calls `each` with the content of each until it answers false.
     fn each(self, mut each: impl FnMut(&Assembly<'_>) -> bool) {
         let mut left = MAX_BYTES;
-        for file in self.files {
-            // What cannot be read names nothing.
-            let Some(bytes) = content(&file, MAX_FILE_BYTES.min(left)) else { continue };
-            left = left.saturating_sub(bytes.len() as u64);
-            if Assembly::of(&bytes).is_some_and(|assembly| !each(&assembly)) {
-                return;
+        for AssemblyFile { file, carried } in self.files {
+            let whole = || file.metadata().map(|found| vec![(0, found.len())]).unwrap_or_default();
+            for (at, length) in carried.unwrap_or_else(whole) {
+                // What cannot be read names nothing.
+                let length = length.min(MAX_FILE_BYTES).min(left);
+                let Some(bytes) = content(&file, at, length) else { continue };
+                left = left.saturating_sub(length);
+                if Assembly::of(&bytes).is_some_and(|assembly| !each(&assembly)) {
+                    return;
+                }
             }
         }
     }
@@ -200,11 +231,15 @@ fn name_classes(
     }
 }
 
-/// The first bytes of a file, `most` of them; the file system may hold that up for a moment each
-/// time.
-fn content(file: &ForeignFile, most: u64) -> Option<Vec<u8>> {
-    let length = usize::try_from(file.metadata().ok()?.len().min(most)).ok()?;
-    let mut bytes = vec![0; length];
-    file.read_exact_at(&mut bytes, 0).ok()?;
+/// The assemblies that a program carries, at most so many.
+fn carried(file: &ForeignFile, most: usize) -> Option<Vec<(u64, u64)>> {
+    let length = file.metadata().ok()?.len();
+    bundle::carried(&|at, count| content(file, at, count), length, most)
+}
+
+/// So many bytes of a file; the file system may hold that up for a moment each time.
+fn content(file: &ForeignFile, at: u64, length: u64) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; usize::try_from(length).ok()?];
+    file.read_exact_at(&mut bytes, at).ok()?;
     Some(bytes)
 }

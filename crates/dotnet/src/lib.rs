@@ -3,9 +3,11 @@
 //! [`attach`] decides which processes get the shim, loads it and speaks the diagnostics protocol.
 //! [`counts`] and [`exact`] read exact allocation counts. [`nettrace`] decodes event streams.
 //! [`metadata`], [`declared`], [`types`] and [`fields`] name types. [`data_descriptor`] reads what
-//! a runtime says of its own data, and [`method_names`] names methods by it.
+//! a runtime says of its own data. By it [`method_names`] names methods, and [`thread_list`] lists
+//! managed threads.
 
 pub mod attach;
+mod bundle;
 pub mod counts;
 pub mod data_descriptor;
 pub mod declared;
@@ -14,4 +16,5 @@ pub mod fields;
 pub mod metadata;
 pub mod method_names;
 pub mod nettrace;
+pub mod thread_list;
 pub mod types;

@@ -276,9 +276,8 @@ impl ThreadStart {
 /// Methods in which the framework's own threads wait for work (src/libraries of dotnet/runtime:
 /// `LowLevelLifoSemaphore`, `PortableThreadPool`, `TimerQueue` and `CounterGroup` of
 /// System.Private.CoreLib, `SocketAsyncEngine` of System.Net.Sockets, `FileSystemWatcher`).
-const PARKING: [&str; 9] = [
+const PARKING: [&str; 8] = [
     "System.Threading.LowLevelLifoSemaphore.",
-    "System.Threading.LowLevelMonitor.",
     "System.Threading.PortableThreadPool.GateThread.",
     "System.Threading.PortableThreadPool.WorkerThread.",
     "System.Threading.TimerQueue.TimerThread",
@@ -289,7 +288,17 @@ const PARKING: [&str; 9] = [
 ];
 
 /// Methods by which anyone may wait, and stubs, which may have no name: who waits is their caller.
-const MEANS: [&str; 4] = ["IL_STUB", "[", "Interop.", "System.Threading.WaitHandle."];
+/// From .NET 11 on `WaitHandle` and more wait in managed code (`WaitSubsystem`).
+const MEANS: [&str; 8] = [
+    "IL_STUB",
+    "[",
+    "Interop.",
+    "System.Threading.WaitHandle.",
+    "System.Threading.WaitSubsystem.",
+    "System.Threading.LowLevelMonitor.",
+    "System.Threading.LowLevelFutex.",
+    "System.Threading.LowLevelThreadBlocker.",
+];
 
 /// True for a thread that waits for work, not for something the program does (D13): one of the
 /// runtime's own without managed code on its stack, or one in a method where the framework parks
@@ -479,9 +488,9 @@ mod tests {
 
     #[test]
     fn the_runtime_s_own_threads_are_parked_where_they_wait_for_work() {
-        // As .NET 8 and 10 show them.
+        // As .NET 8, 10 and 11 show them.
         const WAIT_ONE: &str = "System.Threading.WaitHandle.WaitOneNoCheck(System.Int32)";
-        let parked: [(&str, &[&str]); 9] = [
+        let parked: [(&str, &[&str]); 11] = [
             (".NET Debugger", &[]),
             (".NET DebugPipe", &[]),
             (".NET SigHandler", &[]),
@@ -498,6 +507,24 @@ mod tests {
                 &[WAIT_ONE, "System.Diagnostics.Tracing.CounterGroup.PollForValues()"],
             ),
             (".NET Timer", &[WAIT_ONE, "System.Threading.TimerQueue.TimerThread()"]),
+            (
+                ".NET Timer",
+                &[
+                    "Interop+Sys.LowLevelMonitor_TimedWait(IntPtr, Int32)",
+                    "System.Threading.WaitSubsystem+ThreadWaitInfo.Wait(System.Int32)",
+                    WAIT_ONE,
+                    "System.Threading.TimerQueue.TimerThread()",
+                ],
+            ),
+            (
+                ".NET TP Worker",
+                &[
+                    "Interop+Sys.LowLevelFutex_WaitOnAddress(System.Int32*, System.Int32)",
+                    "System.Threading.LowLevelFutex.WaitOnAddress(System.Int32*, System.Int32)",
+                    "System.Threading.LowLevelThreadBlocker.Wait()",
+                    "System.Threading.LowLevelLifoSemaphore.WaitForSignal(System.Int32)",
+                ],
+            ),
             (
                 ".NET Sockets",
                 &[
@@ -522,8 +549,19 @@ mod tests {
 
     #[test]
     fn what_the_program_waits_for_is_shown_on_whatever_thread() {
-        let waits: [(&str, &[&str]); 5] = [
+        let waits: [(&str, &[&str]); 6] = [
             ("dotnet", &[]),
+            // .NET 11.
+            (
+                "main",
+                &[
+                    "Interop+Sys.LowLevelMonitor_Wait(System.IntPtr)",
+                    "System.Threading.LowLevelMonitor.Wait()",
+                    "System.Threading.WaitSubsystem+ThreadWaitInfo.Wait(System.Int32)",
+                    "System.Threading.Thread.Sleep(System.Int32)",
+                    "Shop.Program.Main()",
+                ],
+            ),
             (
                 "main",
                 &[

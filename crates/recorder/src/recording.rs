@@ -10,6 +10,7 @@ use crate::probe_tables::ProbeTables;
 use crate::processor::Processor;
 use crate::processor_thread::{ProcessorThread, RecordingResult, TakeWindow, WindowReceiver};
 use crate::read_names::NameReader;
+use perfusion_dotnet::thread_list::RuntimeThreadLists;
 use perfusion_host::pods::Pods;
 use perfusion_host::process::ProcessTable;
 use perfusion_sources::SourceRates;
@@ -108,6 +109,7 @@ impl Recording {
         processor: Processor,
         windows: Option<WindowReceiver>,
     ) -> io::Result<Self> {
+        let shims = shims.with_thread_lists(Box::new(RuntimeThreadLists));
         let probes = ProbeTables::take(&mut kernel);
         let mut processor =
             processor.with_waker_stacks(kernel.has_waker_stacks()).with_spans(kernel.has_spans());

@@ -50,6 +50,8 @@ totals! {
     /// Records that name a thread their process does not have (or no longer had when its first
     /// record was read).
     threads_unknown "shim_threads_unknown";
+    /// Waits for locks whose owner had a number that was no thread's for sure (.NET 11).
+    owners_unknown "shim_lock_owners_unknown";
     /// Addresses not asked about because too many questions were open.
     names_dropped "shim_names_dropped";
     /// Questions given up after several tries.

@@ -6,6 +6,7 @@ pub mod counters;
 mod exact;
 pub mod finder;
 mod heartbeat;
+mod lock_owners;
 mod name_questions;
 mod names;
 mod names_memory;
@@ -37,6 +38,7 @@ use std::time::{Duration, Instant};
 
 pub use self::exact::ExactTableRegion;
 pub use self::exact::{ExactTable, ExactTables, OF_ONE_PROCESS, TABLES};
+pub use self::lock_owners::{ManagedThread, ThreadList, ThreadLists};
 pub use self::region::RegionError;
 pub use self::runtime_event_counts::RUNTIME_EVENT_COUNTERS;
 pub use self::start_hold::{HoldStarts, StartHold};
@@ -107,6 +109,7 @@ impl ShimSource {
                 limits,
                 exact: None,
                 counts: None,
+                lists: None,
                 next_id: 0,
                 regions: 0,
                 room: NamesMemory::default(),
@@ -133,6 +136,14 @@ impl ShimSource {
     #[must_use]
     pub fn with_counts(mut self, starts: Box<dyn HoldStarts>) -> Self {
         self.shared.counts = Some(starts);
+        self
+    }
+
+    /// Has the owners of locks told by the runtimes' own lists of threads, where their events do
+    /// not.
+    #[must_use]
+    pub fn with_thread_lists(mut self, lists: Box<dyn ThreadLists>) -> Self {
+        self.shared.lists = Some(lists);
         self
     }
 
@@ -211,6 +222,16 @@ impl ShimSource {
                 if thread.pid != parent.pid && self.processes.contains_key(&parent.pid) =>
             {
                 self.watch(thread.pid);
+            }
+            EventKind::Fork { parent, thread } if thread.pid == parent.pid => {
+                if let Some(process) = self.processes.get_mut(&thread.pid) {
+                    process.owners.started(thread.tid, event.time);
+                }
+            }
+            EventKind::Exit { thread } => {
+                if let Some(process) = self.processes.get_mut(&thread.pid) {
+                    process.owners.ended(thread.tid, event.time);
+                }
             }
             EventKind::Exec { pid, .. } => {
                 if let Some(process) = self.processes.get_mut(pid) {

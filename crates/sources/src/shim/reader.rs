@@ -5,6 +5,7 @@
 use super::ShimLimits;
 use super::counters::ReaderTotals;
 use super::heartbeat::Heartbeat;
+use super::lock_owners::{LockOwners, ThreadLists};
 use super::name_questions::NameQuestions;
 use super::names::NameRequests;
 use super::names_memory::NamesMemory;
@@ -281,6 +282,8 @@ impl RegionReader {
             target: context.target,
             threads: context.threads,
             names: &mut self.questions.names,
+            owners: context.owners,
+            lists: context.lists,
             now: context.now,
             subscriptions: context.subscriptions,
             totals: context.totals,
@@ -340,6 +343,9 @@ impl RegionReader {
 pub(super) struct DrainContext<'a> {
     pub(super) target: &'a ProcessHandle,
     pub(super) threads: &'a mut NamespaceThreads,
+    pub(super) owners: &'a mut LockOwners,
+    /// Tell who owns locks.
+    pub(super) lists: Option<&'a dyn ThreadLists>,
     pub(super) scratch: &'a mut [u8],
     pub(super) turns: &'a mut ReadRound,
     pub(super) now: MonotonicNs,

@@ -2,6 +2,7 @@
 //! namespaces, and only answers to questions are accepted.
 
 use super::counters::ReaderTotals;
+use super::lock_owners::{self, LockOwners, ThreadLists};
 use super::names::NameRequests;
 use super::namespace::{ClockOffset, NamespaceThreads};
 use super::type_names::RegionTypeNames;
@@ -36,6 +37,8 @@ pub(super) struct RecordDecoder {
     not_covered: [bool; 2],
     /// The shim watches objects.
     watches: bool,
+    /// The runtime's major version, once its shim has told.
+    version: Option<u16>,
 }
 
 /// What a record is decoded with: its process, and what this recorder keeps of it.
@@ -43,6 +46,9 @@ pub(super) struct RecordContext<'a> {
     pub(super) target: &'a ProcessHandle,
     pub(super) threads: &'a mut NamespaceThreads,
     pub(super) names: &'a mut NameRequests,
+    pub(super) owners: &'a mut LockOwners,
+    /// Tell who owns locks.
+    pub(super) lists: Option<&'a dyn ThreadLists>,
     pub(super) now: MonotonicNs,
     /// What is subscribed to here, where that differs from elsewhere.
     pub(super) subscriptions: Option<Subscriptions>,
@@ -58,7 +64,16 @@ impl RecordDecoder {
         not_before_ns: u64,
         watches: bool,
     ) -> Self {
-        Self { id, types, offset, not_before_ns, said_bye: false, not_covered: [false; 2], watches }
+        Self {
+            id,
+            types,
+            offset,
+            not_before_ns,
+            said_bye: false,
+            not_covered: [false; 2],
+            watches,
+            version: None,
+        }
     }
 
     /// Whether all records of exceptions, of contentions were taken since that was last asked.
@@ -113,6 +128,10 @@ impl RecordDecoder {
             }
             RecordBody::Hello { runtime } => {
                 let (major, minor, build, _) = unpack_runtime(runtime);
+                self.version = Some(major).filter(|&major| major != 0);
+                if major >= lock_owners::FIRST_VERSION {
+                    context.owners.expect();
+                }
                 ShimEvent::Hello { runtime: (major, minor, build), watches: self.watches }
             }
             RecordBody::Allocation(head, stack) => {
@@ -211,19 +230,24 @@ impl RecordDecoder {
                 type_name: head.type_name.chars().take(TYPE_NAME_CHARS).collect(),
                 message: head.message.map(|message| message.chars().take(MESSAGE_CHARS).collect()),
             })),
-            RecordBody::Contention(head, stack) => ShimEvent::Contention(Box::new(Contention {
-                at: runtime_sample(
-                    &head.at,
-                    stack,
-                    thread(record.tid),
-                    MonotonicNs(told.min(time)),
-                ),
-                waited_ns: head.waited_ns,
-                owner: Some(head.owner)
-                    .filter(|&owner| owner != 0)
-                    .map(thread)
-                    .filter(|&owner| owner != 0),
-            })),
+            RecordBody::Contention(head, stack) => {
+                let tid = thread(record.tid);
+                let owner = match (head.owner, self.version) {
+                    // Of a version that is not known it may be a thread's id or a number.
+                    (0, _) | (_, None) => None,
+                    (tid, Some(..lock_owners::FIRST_VERSION)) => {
+                        Some(thread(tid)).filter(|&owner| owner != 0)
+                    }
+                    (id, Some(_)) => {
+                        let began = MonotonicNs(time.saturating_sub(head.waited_ns));
+                        let (owners, lists) = (&mut *context.owners, context.lists);
+                        owners.owner(lists, threads, target, (id, began))
+                    }
+                };
+                totals.owners_unknown += u64::from(head.owner != 0 && owner.is_none());
+                let at = runtime_sample(&head.at, stack, tid, MonotonicNs(told.min(time)));
+                ShimEvent::Contention(Box::new(Contention { at, waited_ns: head.waited_ns, owner }))
+            }
             RecordBody::ObjectsDead(samples) => {
                 ShimEvent::ObjectsDead { samples: samples.iter().collect() }
             }

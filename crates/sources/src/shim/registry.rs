@@ -11,6 +11,7 @@ use super::counters::ReaderTotals;
 use super::exact::ExactTableRegion;
 use super::exact::ExactTables;
 use super::finder::{self, FoundRegions};
+use super::lock_owners::{LockOwners, ThreadLists};
 use super::names_memory::NamesMemory;
 use super::namespace::{NamespaceThreads, monotonic_offset};
 use super::read_round::ReadRound;
@@ -63,6 +64,7 @@ pub(super) struct WatchedProcess {
     /// A mapping that cannot be opened is met at every look, and counted once.
     told_refusal: bool,
     threads: NamespaceThreads,
+    pub(super) owners: LockOwners,
     pub(super) ended: bool,
     /// The recorder's number in this process, where it has other subscriptions here than elsewhere.
     owner: Option<u64>,
@@ -98,6 +100,8 @@ pub(super) struct RecorderState {
     pub(super) exact: Option<ExactTables>,
     /// What opens event sessions for runtimes that wait for one, if that was asked for.
     pub(super) counts: Option<Box<dyn HoldStarts>>,
+    /// What tells who owns locks.
+    pub(super) lists: Option<Box<dyn ThreadLists>>,
     pub(super) next_id: u32,
     pub(super) regions: usize,
     /// For what all of them make remembered.
@@ -122,6 +126,7 @@ impl WatchedProcess {
             refused: HashSet::new(),
             told_refusal: false,
             threads: NamespaceThreads::default(),
+            owners: LockOwners::default(),
             ended: false,
             owner: None,
             subscriptions: None,
@@ -151,6 +156,7 @@ impl WatchedProcess {
     /// new program's.
     pub(super) fn became_another(&mut self, at: MonotonicNs, now: Instant) {
         self.threads = NamespaceThreads::default();
+        self.owners = LockOwners::default();
         (self.owner, self.subscriptions, self.nameless) = (None, None, false);
         for reader in &mut self.readers {
             reader.left_behind |= reader.found < at;
@@ -400,6 +406,8 @@ impl WatchedProcess {
             let mut context = DrainContext {
                 target: &self.target,
                 threads: &mut self.threads,
+                owners: &mut self.owners,
+                lists: shared.lists.as_deref(),
                 scratch: &mut shared.scratch,
                 turns: &mut shared.turns,
                 now: time,
@@ -426,6 +434,9 @@ impl WatchedProcess {
             let mut reader = self.readers.swap_remove(index);
             self.refuse(reader.key);
             shared.finish(&mut reader);
+        }
+        if !self.ended {
+            self.owners.look(shared.lists.as_deref(), &mut self.threads, &self.target);
         }
     }
 

@@ -23,6 +23,7 @@ namespace Incidents
             Workload.On("contend", () => Contend(asleep: false));
             Workload.On("contend-asleep", () => Contend(asleep: true));
             Workload.On("contend-crowd", Crowd);
+            Workload.On("contend-pairs", ContendInPairs);
             Workload.Ready();
             Workload.WaitForStop();
             Workload.Truth("waited_ns", waited * (1e9 / Stopwatch.Frequency));
@@ -111,6 +112,69 @@ namespace Incidents
                 while (turn != 2 * i)
                     Thread.Yield();
             }
+        }
+
+        // Four waiters with a lock each that a locker of their own holds for 20 ms, twenty times. The lockers of the first two go on from round to
+        // round. Those of the others end with their round, so the runtime's numbers of threads are used again all the time.
+        static void ContendInPairs()
+        {
+            var threads = new Thread[8];
+            for (int i = 0; i < 4; i++)
+            {
+                int pair = i;
+                var own = new object();
+                int held = 0, done = 0;
+                Thread waiter = null;
+                void Lock(int round)
+                {
+                    lock (own)
+                    {
+                        Volatile.Write(ref held, round);
+                        while ((waiter.ThreadState & System.Threading.ThreadState.WaitSleepJoin) == 0)
+                            Thread.Sleep(1);
+                        Thread.Sleep(20);
+                    }
+                }
+                void Wait(int round)
+                {
+                    while (Volatile.Read(ref done) != round)
+                        Thread.Sleep(1);
+                }
+                threads[2 * i] = waiter = new Thread(() =>
+                {
+                    for (int round = 1; round <= 20; round++)
+                    {
+                        // Nothing else that it does counts as a wait.
+                        while (Volatile.Read(ref held) != round)
+                            Thread.Yield();
+                        WaitInPair(own);
+                        Volatile.Write(ref done, round);
+                    }
+                }) { Name = "waiter-" + pair };
+                threads[2 * i + 1] = new Thread(() =>
+                {
+                    for (int round = 1; round <= 20; round++)
+                    {
+                        int now = round;
+                        if (pair < 2)
+                            Lock(round);
+                        else
+                            new Thread(() => Lock(now)) { Name = "locker-" + pair }.Start();
+                        Wait(round);
+                    }
+                }) { Name = pair < 2 ? "locker-" + pair : "starter-" + pair };
+            }
+            foreach (var thread in threads)
+                thread.Start();
+            foreach (var thread in threads)
+                thread.Join();
+        }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void WaitInPair(object own)
+        {
+            lock (own)
+                turn++;
         }
 
         // 1,200 threads wait for one lock at once, each for more than 10 ms, and have it for a moment one after the other.

@@ -19,6 +19,9 @@ namespace TimedWaits
         static readonly ManualResetEventSlim never = new ManualResetEventSlim(false, 0);
         static readonly object condition = new object();
         static readonly Thread main = Thread.CurrentThread;
+        static readonly ManualResetEvent unset = new ManualResetEvent(false);
+        static readonly Barrier barrier = new Barrier(2);
+        static readonly ReaderWriterLockSlim written = new ReaderWriterLockSlim();
         static int depth;
 
         static int Main()
@@ -38,6 +41,11 @@ namespace TimedWaits
             Waiter("wait-sleep", Sleep);
             Waiter("wait-condition", WaitForCondition);
             Waiter("wait-join", WaitForEnd);
+            Waiter("wait-event", WaitForEvent);
+            Waiter("wait-optimised", WaitForEventOptimised);
+            Waiter("wait-barrier", WaitForOthers);
+            written.EnterWriteLock();
+            Waiter("wait-writer", WaitToWrite);
             using var socket = new Socket(AddressFamily.InterNetwork, SocketType.Dgram, ProtocolType.Udp);
             socket.Bind(new IPEndPoint(IPAddress.Loopback, 0));
             var nothing = socket.ReceiveAsync(new ArraySegment<byte>(new byte[16]), SocketFlags.None);
@@ -106,6 +114,19 @@ namespace TimedWaits
 
         [MethodImpl(MethodImplOptions.NoInlining | MethodImplOptions.AggressiveOptimization)]
         static void WaitForEnd() { main.Join(45); depth++; }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void WaitForEvent() { unset.WaitOne(55); depth++; }
+
+        [MethodImpl(MethodImplOptions.NoInlining | MethodImplOptions.AggressiveOptimization)]
+        static void WaitForEventOptimised() { unset.WaitOne(55); depth++; }
+
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void WaitForOthers() { barrier.SignalAndWait(45); depth++; }
+
+        // Main writes all the time.
+        [MethodImpl(MethodImplOptions.NoInlining)]
+        static void WaitToWrite() { written.TryEnterWriteLock(60); depth++; }
     }
 
     // Begin and end of each wait, in nanoseconds since 1970.
