@@ -2,7 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use perfusion::symbols::{FetchLimits, FetchReport, SymbolCache, SymbolServers, hex};
+use perfusion::symbols::{FetchLimits, FetchReport, SymbolCache, SymbolServers};
+use perfusion_model::text::hex;
 use perfusion_symbolize::separate;
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader, Write as _};

@@ -15,8 +15,8 @@
 use crate::memory_plan::{MemoryPlan, TooLittle, plan};
 use crate::read_ahead::ReadAheadStream;
 use crate::walk::{HeapSurvey, HeapWalk};
-use perfusion_dotnet::attach::ipc::{self, EventSubscription, IpcError, IpcTimeout};
-use perfusion_dotnet::nettrace::{NettraceError, NettraceReader};
+use perfusion_dotnet::attach::ipc::{self, EventStream, EventSubscription, IpcError, IpcTimeout};
+use perfusion_dotnet::nettrace::{NettraceError, NettraceEvent, NettraceReader};
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::headroom::{Headroom, MemoryCgroups, mib};
 use std::collections::HashSet;
@@ -200,23 +200,85 @@ fn end_waits_after(interrupted: &Arc<AtomicBool>, shared: &Arc<SurveyState>) -> 
     thread::Builder::new().name("interrupt".into()).spawn(run).map(drop)
 }
 
-/// Plans a survey of the process: see [`plan`].
+/// Plans a survey of the process: see [`plan`]. Where memory is short enough for it to matter how
+/// wide the widest object may be, the runtime is asked how large its large objects are, which takes
+/// a collection. Raising `interrupted` ends that early.
 ///
 /// # Errors
-/// [`SurveyError::NoHeadroom`].
+/// [`SurveyError::NoHeadroom`], and where the runtime cannot be asked.
 pub fn planned(
     target: &ProcessHandle,
     wanted_mib: u32,
     force: bool,
+    interrupted: &Arc<AtomicBool>,
+) -> Result<MemoryPlan, SurveyError> {
+    let resident = target.resident_bytes().unwrap_or(0);
+    let at_least = planned_for(target, wanted_mib, force, 0)?;
+    // No object is larger than its process.
+    let at_most = planned_for(target, wanted_mib, force, resident);
+    if force || at_most.is_ok_and(|plan| plan.buffer_mib == at_least.buffer_mib) {
+        return Ok(at_least);
+    }
+    let widest = large_object_bytes(target, interrupted)?.unwrap_or(resident);
+    planned_for(target, wanted_mib, force, widest)
+}
+
+/// Plans a survey of the process, in which no object has more bytes than `widest`.
+///
+/// # Errors
+/// [`SurveyError::NoHeadroom`].
+pub fn planned_for(
+    target: &ProcessHandle,
+    wanted_mib: u32,
+    force: bool,
+    widest: u64,
 ) -> Result<MemoryPlan, SurveyError> {
     let headroom = MemoryCgroups::of(target).headroom();
-    plan(headroom, target.resident_bytes().unwrap_or(0), wanted_mib, force).map_err(
-        |TooLittle { needed, headroom }| SurveyError::NoHeadroom {
-            pid: target.pid(),
-            needed,
-            headroom: Box::new(headroom),
-        },
-    )
+    let resident = target.resident_bytes().unwrap_or(0);
+    plan(headroom, resident, widest, wanted_mib, force).map_err(|TooLittle { needed, headroom }| {
+        SurveyError::NoHeadroom { pid: target.pid(), needed, headroom: Box::new(headroom) }
+    })
+}
+
+/// Bytes of the heaps of large and pinned objects, by a collection; `None` where the runtime does
+/// not say.
+fn large_object_bytes(
+    target: &ProcessHandle,
+    interrupted: &Arc<AtomicBool>,
+) -> Result<Option<u64>, SurveyError> {
+    let collected = collect_and_read(target, interrupted, large_objects_told);
+    let forgotten = forget(target, interrupted);
+    if interrupted.load(Ordering::Relaxed) {
+        let paused = "may have been paused for a collection";
+        return Err(interrupted_with(target.pid(), paused, forgotten.is_ok()));
+    }
+    let told = collected?;
+    forgotten?;
+    Ok(told)
+}
+
+/// What the last collection among these events has left of large and pinned objects
+/// (`GCHeapStats`: bytes and promoted bytes of generations 0 to 3, two more numbers of 8 bytes,
+/// three of 4, the runtime's number, and from version 2 on the bytes of pinned ones).
+fn large_objects_told(events: impl io::Read) -> Option<u64> {
+    const HEAP_STATS: u32 = 4;
+    const LARGE_AT: usize = 6 * 8;
+    const PINNED_AT: usize = 10 * 8 + 3 * 4 + 2;
+    let mut reader = NettraceReader::new(events).ok()?;
+    let mut told = None;
+    let mut see = |event: NettraceEvent<'_>| {
+        let number = |at: usize| {
+            let bytes = event.payload.get(at..)?.first_chunk::<8>()?;
+            Some(u64::from_le_bytes(*bytes))
+        };
+        if event.id == HEAP_STATS
+            && let Some(large) = number(LARGE_AT)
+        {
+            told = Some(large.saturating_add(number(PINNED_AT).unwrap_or(0)));
+        }
+    };
+    while reader.read(&mut see).ok()? {}
+    told
 }
 
 /// Takes a survey; `progress` is told how far it is. Raising `interrupted` ends it early.
@@ -392,27 +454,40 @@ fn interrupted_with(pid: u32, paused: &str, put_back: bool) -> SurveyError {
 /// Ends the session that listens, and leaves no keywords behind.
 fn put_back(target: &ProcessHandle, session: u64, shared: &SurveyState) -> Result<(), IpcError> {
     let wait = IpcTimeout::until(COLLECTION, &shared.give_up);
-    ipc::stop_listening(target, session, wait).and_then(|()| forget(target, shared))
+    ipc::stop_listening(target, session, wait).and_then(|()| forget(target, &shared.give_up))
 }
 
 /// Opens the session that makes the runtime collect, and ends it.
 fn collect(target: &ProcessHandle, shared: &SurveyState) -> Result<(), IpcError> {
+    collect_and_read(target, &shared.give_up, |mut events| {
+        // What is left unread holds up nobody.
+        io::copy(&mut events, &mut io::sink()).ok();
+        Some(())
+    })
+    .map(drop)
+}
+
+/// The same; `read` is given the session's events, and its answer is `None` where it panics.
+fn collect_and_read<T: Send + 'static>(
+    target: &ProcessHandle,
+    give_up: &Arc<AtomicBool>,
+    read: impl FnOnce(BufReader<EventStream>) -> Option<T> + Send + 'static,
+) -> Result<Option<T>, IpcError> {
     let what = EventSubscription { keywords: COLLECT, level: LEVEL, buffer_mib: 1 };
-    let wait = IpcTimeout::until(COLLECTION, &shared.give_up);
-    let events = ipc::listen(target, &what, Arc::clone(&shared.give_up), wait.clone())?;
+    let wait = IpcTimeout::until(COLLECTION, give_up);
+    let events = ipc::listen(target, &what, Arc::clone(give_up), wait.clone())?;
     let session = events.session();
     // The end of a session waits until its events are read.
-    let draining = thread::spawn(move || io::copy(&mut BufReader::new(events), &mut io::sink()));
-    let stopped = ipc::stop_listening(target, session, wait);
-    drop(draining);
-    stopped
+    let reading = thread::spawn(move || read(BufReader::new(events)));
+    ipc::stop_listening(target, session, wait)?;
+    Ok(reading.join().ok().flatten())
 }
 
 /// Makes the runtime count the keywords that are asked for.
-fn forget(target: &ProcessHandle, shared: &SurveyState) -> Result<(), IpcError> {
+fn forget(target: &ProcessHandle, give_up: &Arc<AtomicBool>) -> Result<(), IpcError> {
     let what = EventSubscription { keywords: 0, level: 0, buffer_mib: 1 };
-    let wait = IpcTimeout::until(ANSWER, &shared.give_up);
-    let events = ipc::listen(target, &what, Arc::clone(&shared.give_up), wait.clone())?;
+    let wait = IpcTimeout::until(ANSWER, give_up);
+    let events = ipc::listen(target, &what, Arc::clone(give_up), wait.clone())?;
     ipc::stop_listening(target, events.session(), wait)
 }
 

@@ -3,7 +3,10 @@
 //! The runtime keeps events that were not read yet in its buffer. A walk writes them faster than
 //! they are read, so the buffer is used whole. Beyond it a survey took 0.2 to 5 MiB of .NET 8, 9,
 //! 10 and 11, with 50, 300 and 2,000 MB of small objects: the runtime's first event session, its
-//! types' names, the collection's mark stack.
+//! types' names, the collection's mark stack. Of an object with many references the runtime copies
+//! all of them before it tells of them (dotnet/runtime `gcenv.ee.cpp`, `HeapWalkHelper`): a list of
+//! 2.5 million objects takes 20 MB more. An object with so many is a large one, and no larger than
+//! all of these.
 
 use perfusion_host::process::headroom::{Headroom, mib};
 
@@ -38,16 +41,18 @@ pub struct TooLittle {
     pub headroom: Headroom,
 }
 
-/// Plans a survey with a buffer of `wanted_mib`, of a process that has so many bytes resident.
+/// Plans a survey with a buffer of `wanted_mib`, of a process that has so many bytes resident, and no
+/// object of more bytes than `widest`.
 pub fn plan(
     headroom: Option<Headroom>,
     resident: u64,
+    widest: u64,
     wanted_mib: u32,
     force: bool,
 ) -> Result<MemoryPlan, TooLittle> {
     let whole = MemoryPlan { buffer_mib: wanted_mib, floor_bytes: 0, note: None };
     let Some(headroom) = headroom else { return Ok(whole) };
-    let beside = BESIDE + resident / PART;
+    let beside = (BESIDE + resident / PART).saturating_add(widest);
     let needed = |buffer_mib: u32| (u64::from(buffer_mib) << 20) + beside;
     let floor_bytes = if force { 0 } else { FLOOR };
     if headroom.bytes >= needed(wanted_mib) {
@@ -87,29 +92,34 @@ mod tests {
     #[test]
     fn the_buffer_shrinks_to_what_is_left_and_no_further_than_is_of_use() {
         let buffer =
-            |mib, force| plan(left(mib), 300 << 20, 256, force).map(|plan| plan.buffer_mib);
+            |mib, force| plan(left(mib), 300 << 20, 0, 256, force).map(|plan| plan.buffer_mib);
         assert_eq!(buffer(320, false), Ok(256));
         assert_eq!(buffer(64, false), Ok(56));
         assert_eq!(buffer(24, false), Ok(16));
         let refused = buffer(16, false).unwrap_err();
         assert_eq!(refused.needed, (16 << 20) + BESIDE + (300 << 20) / 256);
         assert_eq!((buffer(16, true), buffer(0, true), buffer(64, true)), (Ok(16), Ok(16), Ok(56)));
+        // A list of 2.5 million objects has its references copied.
+        let wide =
+            |mib| plan(left(mib), 300 << 20, 20 << 20, 256, false).map(|plan| plan.buffer_mib);
+        assert_eq!((wide(320), wide(64)), (Ok(256), Ok(36)));
+        assert!(wide(40).is_err());
         // A larger heap takes more beside the buffer.
-        assert!(plan(left(24), 2000 << 20, 256, false).is_err());
+        assert!(plan(left(24), 2000 << 20, 0, 256, false).is_err());
     }
 
     #[test]
     fn what_differs_from_what_was_asked_for_is_said_with_the_figures() {
-        let shrunk = plan(left(64), 300 << 20, 256, false).unwrap();
+        let shrunk = plan(left(64), 300 << 20, 0, 256, false).unwrap();
         let note = shrunk.note.unwrap();
         for part in ["56 MiB instead of 256", "/a has 64.0 MiB left", "memory.max is 400.0 MiB"] {
             assert!(note.contains(part), "{note}");
         }
         assert_eq!(shrunk.floor_bytes, FLOOR);
-        let whole = plan(left(320), 300 << 20, 256, false).unwrap();
+        let whole = plan(left(320), 300 << 20, 0, 256, false).unwrap();
         assert_eq!((whole.note, whole.floor_bytes), (None, FLOOR));
-        let unknown = plan(None, 300 << 20, 256, false).unwrap();
+        let unknown = plan(None, 300 << 20, 0, 256, false).unwrap();
         assert_eq!((unknown.buffer_mib, unknown.note, unknown.floor_bytes), (256, None, 0));
-        assert_eq!(plan(left(1), 0, 256, true).unwrap().floor_bytes, 0, "it was told to go on");
+        assert_eq!(plan(left(1), 0, 0, 256, true).unwrap().floor_bytes, 0, "it was told to go on");
     }
 }

@@ -7,17 +7,13 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::Command,
 };
 
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 
 use super::package::{PinnedPackage, Registry, clear, unless_done, untar, untar_inside};
-use crate::{
-    exec::{StepLog, output},
-    paths::WorkspacePaths,
-};
+use crate::{exec::StepLog, paths::WorkspacePaths};
 
 const CORE: &str = "Microsoft.NETCore.App";
 const ASPNET: &str = "Microsoft.AspNetCore.App";

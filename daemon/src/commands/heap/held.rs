@@ -6,7 +6,9 @@ use super::{check_surveyable, of_mib};
 use crate::cli;
 use crate::error::Error;
 use perfusion_dotnet::declared;
-use perfusion_heap::collect::{SurveyError, SurveySettings, planned, survey, unless_interrupted};
+use perfusion_heap::collect::{
+    SurveyError, SurveySettings, planned, planned_for, survey, unless_interrupted,
+};
 use perfusion_heap::retained::RetainedObjects;
 use perfusion_host::process::handle::ProcessHandle;
 use perfusion_host::process::name;
@@ -31,12 +33,12 @@ impl From<&cli::LeaksArgs> for SurveyBounds {
     }
 }
 
-/// Refuses a process that has too little memory left for a survey.
+/// Refuses a process that has too little memory left for a survey, however narrow its objects are.
 ///
 /// # Errors
 /// [`SurveyError::NoHeadroom`].
 pub fn check_headroom(target: &ProcessHandle, bounds: SurveyBounds) -> Result<(), SurveyError> {
-    planned(target, bounds.buffer_mib, bounds.force).map(drop)
+    planned_for(target, bounds.buffer_mib, bounds.force, 0).map(drop)
 }
 
 /// Surveys the heap, which pauses the process for a full collection and a walk. `say` is told what
@@ -56,8 +58,8 @@ pub fn find(
     let said = |error: Error| error.to_string();
     let name = name::of(target);
     check_surveyable(target, &name).map_err(said)?;
-    let plan =
-        planned(target, bounds.buffer_mib, bounds.force).map_err(|error| error.to_string())?;
+    let plan = planned(target, bounds.buffer_mib, bounds.force, interrupted);
+    let plan = plan.map_err(|error| error.to_string())?;
     plan.note.iter().for_each(|note| say(note));
     let mut telling = SurveyMessages::begin(target.pid(), &name, say);
     let limit_bytes = of_mib(bounds.memory_mib);

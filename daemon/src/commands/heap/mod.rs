@@ -86,8 +86,8 @@ fn take(pid: u32, options: &cli::HeapArgs, quiet: bool) -> Result<(), Error> {
     raise_open_files();
     let target = Arc::new(open_target(pid)?);
     check_surveyable(&target, &name::of(&target))?;
-    let plan = planned(&target, options.buffer, options.force)?;
     let aftermath = SurvivalCheck::of(&target, "a survey of its heap");
+    let plan = planned(&target, options.buffer, options.force, &interrupted)?;
     let written = survey_and_show((&target, &interrupted), options, plan, quiet);
     // Whoever interrupts waits for the end, and whoever was refused has asked for nothing.
     let wait = if interrupted.load(Ordering::Relaxed) { Duration::ZERO } else { WATCHED };
