@@ -3,7 +3,7 @@
 //! blazesym could tell them. But whoever is profiled writes the file, and blazesym is for honest
 //! ones: nested functions are read by a function that calls itself, lists of ranges may be summed
 //! up without end, and all of the sections would have to be copied. So the entries are read here,
-//! with gimli, piece by piece, one after the other, and each step is counted ([`WorkBudget`]).
+//! with gimli, piece by piece, one after the other, and each step is counted (`WorkBudget`).
 //!
 //! Not read: debug information in further files (`.dwo`, and what `dwz` shares among files).
 

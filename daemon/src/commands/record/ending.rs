@@ -142,9 +142,9 @@ fn progress(options: &RecordArgs, say: StatusLines) -> Option<ProgressBar> {
     Some(bar)
 }
 
-/// From the end of the recording on, one more Ctrl-C, SIGTERM or SIGHUP ends this program at once, but not
-/// while it holds the returned lock: a file is written whole or not at all. (tokio's handlers stay
-/// in place when their runtime is gone, so somebody must listen.)
+/// From the end of the recording on, one more Ctrl-C, SIGTERM or SIGHUP ends this program at once,
+/// but not while it holds the returned lock: a file is written whole or not at all. (tokio's
+/// handlers stay in place when their runtime is gone, so somebody must listen.)
 pub(super) fn leave_on_second_signal() -> Arc<Mutex<()>> {
     let writing = Arc::new(Mutex::new(()));
     let held = Arc::clone(&writing);
