@@ -95,7 +95,9 @@ fn a_runtime_that_is_stuck_holds_up_no_command(runtime: Runtime) {
     assert!(truth["rounds"].as_f64() > truth["rounds_before"].as_f64(), "it goes on: {truth}");
 }
 
-on_runtimes!(a_dump_names_who_holds_up_the_runtime: net9 Net9, net10 Net10);
+on_runtimes!(
+    a_dump_names_who_holds_up_the_runtime: net9 Net9, net10 Net10, net11 Net11, net11_musl Net11Musl
+);
 
 fn a_dump_names_who_holds_up_the_runtime(runtime: Runtime) {
     let name = format!("heldup::dump on {runtime}");

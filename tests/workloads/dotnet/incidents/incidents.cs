@@ -112,6 +112,8 @@ namespace Incidents
                 while (turn != 2 * i)
                     Thread.Yield();
             }
+            // It is still there when the last wait is told of: on .NET 11 nobody else knows who it was.
+            Thread.Sleep(200);
         }
 
         // Four waiters with a lock each that a locker of their own holds for 20 ms, twenty times. The lockers of the first two go on from round to
