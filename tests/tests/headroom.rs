@@ -10,6 +10,10 @@ use system_tests::perfusion::{SLACK, command, run};
 use system_tests::{App, Outcome, Runtime, Workload, on_runtimes, wait_until};
 
 const MIB: u64 = 1 << 20;
+/// Objects in an array, of which the runtime copies the references.
+const NARROW: u32 = 1000;
+/// The same in one of 20 MB.
+const WIDE: u32 = 2_500_000;
 
 /// An app of so many MB of small objects, in a group of its own.
 struct Confined {
@@ -18,8 +22,13 @@ struct Confined {
 }
 
 impl Confined {
-    /// With `dotnet` instead of the one of `runtime`, where it is given.
-    fn start(runtime: Runtime, dotnet: Option<&Path>, megabytes: u32) -> anyhow::Result<Self> {
+    /// In arrays of `width`. With `dotnet` instead of the one of `runtime`, where it is given.
+    fn start(
+        runtime: Runtime,
+        dotnet: Option<&Path>,
+        megabytes: u32,
+        width: u32,
+    ) -> anyhow::Result<Self> {
         let of_workload = Workload::dotnet(runtime, "smallobjects", &[])?.command_line();
         let group = Group::of_memory(&format!("perfusion-test-headroom-{}", std::process::id()))?;
         // It enters before it has memory of its own.
@@ -30,7 +39,7 @@ impl Confined {
         let program = words.next().unwrap_or_default();
         workload = workload.arg(dotnet.map_or(program, |path| path.into()));
         workload = words.fold(workload, |workload, word| workload.arg(word));
-        let app = workload.arg(megabytes.to_string()).start()?;
+        let app = workload.arg(megabytes.to_string()).arg(width.to_string()).start()?;
         Ok(Self { app, group })
     }
 
@@ -69,8 +78,13 @@ impl Confined {
 }
 
 /// The row of a table: what became of a survey of each kind.
-fn cell(runtime: Runtime, dotnet: Option<&Path>, megabytes: u32, left: u64) -> String {
-    let mut confined = Confined::start(runtime, dotnet, megabytes).unwrap();
+fn cell(
+    runtime: Runtime,
+    dotnet: Option<&Path>,
+    (megabytes, width): (u32, u32),
+    left: u64,
+) -> String {
+    let mut confined = Confined::start(runtime, dotnet, megabytes, width).unwrap();
     confined.leave(left).unwrap();
     let (of_heap, outcome) = confined.survey(&["heap", "--rows", "3"]);
     confined.is_well();
@@ -92,10 +106,27 @@ fn no_program_is_killed_by_a_survey_that_its_limits_do_not_allow(runtime: Runtim
         return;
     };
     for (megabytes, left) in [(50, 4), (300, 16), (300, 64)] {
-        let row = cell(runtime, None, megabytes, left * MIB);
+        let row = cell(runtime, None, (megabytes, NARROW), left * MIB);
         let expected = if left == 64 { "taken" } else { "refused" };
         assert!(row.starts_with(expected), "{megabytes} MB, {left} MiB left: {row}");
         assert_eq!(row.contains("a smaller buffer"), left == 64, "{row}");
+    }
+}
+
+on_runtimes!(
+    a_wide_object_is_no_programs_end: net10 Net10; long: net8 Net8, net9 Net9, net11 Net11
+);
+
+/// The runtime copies its references before it tells of them: 20 MB that no buffer has.
+fn a_wide_object_is_no_programs_end(runtime: Runtime) {
+    let name = format!("headroom::wide on {runtime}");
+    let Some(_turn) = begin(&name, &[Need::Root, Need::Perfusion, Need::Clr(runtime)]) else {
+        return;
+    };
+    for left in [24, 64] {
+        let row = cell(runtime, None, (100, WIDE), left * MIB);
+        let expected = if left == 64 { "taken" } else { "refused" };
+        assert!(row.starts_with(expected), "{left} MiB left: {row}");
     }
 }
 
@@ -113,7 +144,7 @@ fn no_program_of_any_size_is_killed_on_any_runtime() {
     for (runtime, dotnet, major) in all {
         for megabytes in [50, 300, 2000] {
             for left in [4, 16, 64, 320] {
-                let row = cell(runtime, dotnet.as_deref(), megabytes, left * MIB);
+                let row = cell(runtime, dotnet.as_deref(), (megabytes, NARROW), left * MIB);
                 eprintln!("| {major} | {megabytes} MB | +{left} MiB | {row} |");
             }
         }
@@ -135,7 +166,7 @@ fn a_program_that_dies_of_a_survey_is_said_to_have() {
         &["heap", "--force"][..],
         &["leaks", "--duration", "3s", "--window", "1s", "--heap", "--force"],
     ] {
-        let mut confined = Confined::start(Runtime::Net9, None, 300).unwrap();
+        let mut confined = Confined::start(Runtime::Net9, None, 300, NARROW).unwrap();
         confined.leave(6 * MIB).unwrap();
         let pid = confined.app.pid().to_string();
         let outcome = run(command([args[0], "--pid", &pid]).args(&args[1..]), SLACK).unwrap();
@@ -153,7 +184,7 @@ fn a_program_that_dies_of_a_survey_is_said_to_have() {
 fn a_shim_is_not_loaded_where_there_is_no_memory_for_it() {
     let needs = [Need::Root, Need::Btf, Need::Perfusion, Need::Clr(Runtime::Net9)];
     let Some(_turn) = begin("headroom::shim", &needs) else { return };
-    let mut confined = Confined::start(Runtime::Net9, None, 50).unwrap();
+    let mut confined = Confined::start(Runtime::Net9, None, 50, NARROW).unwrap();
     confined.leave(4 * MIB).unwrap();
     let scratch = system_tests::perfusion::Scratch::new().unwrap();
     let length = Duration::from_secs(2);

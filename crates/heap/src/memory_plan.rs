@@ -41,8 +41,8 @@ pub struct TooLittle {
     pub headroom: Headroom,
 }
 
-/// Plans a survey with a buffer of `wanted_mib`, of a process that has so many bytes resident, and no
-/// object of more bytes than `widest`.
+/// Plans a survey with a buffer of `wanted_mib`, of a process that has so many bytes resident, and
+/// no object of more bytes than `widest`.
 pub fn plan(
     headroom: Option<Headroom>,
     resident: u64,

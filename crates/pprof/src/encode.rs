@@ -187,13 +187,19 @@ fn round(value: f64, carry: &mut f64) -> i64 {
     rounded
 }
 
+/// A label of no text. The format has no room for one: it would be the number 0.
+const EMPTY: &str = "(empty)";
+
 fn labels(builder: &mut ProfileBuilder<'_>, labels: &Labels, encoded: &mut Vec<Label>) {
     labels.each(|name, value| {
         let key = builder.string(name);
         encoded.push(match value {
             LabelValue::Text(text) => Label {
                 key,
-                str: builder.string(&perfusion_model::text::clean(text)),
+                str: builder.string(match &*perfusion_model::text::clean(text) {
+                    "" => EMPTY,
+                    text => text,
+                }),
                 ..Label::default()
             },
             LabelValue::Number(num, unit) => {

@@ -97,6 +97,19 @@ pub enum ReportError {
         /// The sample types that those before have in common.
         before: String,
     },
+    /// Files that were sampled in different ways.
+    #[error(
+        "{file} cannot be shown with the files before it: its period is of type {period}, theirs \
+         of type {before}"
+    )]
+    UnlikePeriods {
+        /// The first file whose period is of another type.
+        file: String,
+        /// That type, or `none`.
+        period: String,
+        /// The type of the files before.
+        before: String,
+    },
     /// A sample type that does not measure the same in all files.
     #[error(
         "{file} cannot be shown with the files before it: its `{sample_type}` is in {unit}, theirs \

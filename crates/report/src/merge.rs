@@ -7,7 +7,8 @@
 //!
 //! Sample types are merged as google/pprof does it (`internal/driver/fetch.go`,
 //! `internal/measurement`): those that all files have, in the finest of their units. Files that
-//! have none in common, or a common one in units of different kinds, are refused.
+//! have none in common, or a common one in units of different kinds, are refused. So are those that
+//! were sampled by periods of different types.
 
 use super::ReportError;
 use super::stacks::shown_name;
@@ -34,6 +35,12 @@ const SAME_MOMENT_NS: i64 = 500_000_000;
 /// Windows and their lengths in nanoseconds, by the value of the label.
 pub type WindowLengths = BTreeMap<String, i64>;
 
+/// A text of a profile.
+fn text_of(profile: &Profile, index: i64) -> String {
+    let text = usize::try_from(index).ok().and_then(|index| profile.string_table.get(index));
+    text.cloned().unwrap_or_default()
+}
+
 /// When a profile began, as the label has it; `None` where the profile names no time.
 fn window_of(profile: &Profile) -> Option<String> {
     let began = u64::try_from(profile.time_nanos).ok().filter(|&nanos| nanos > 0)?;
@@ -56,6 +63,8 @@ pub(crate) struct ProfileMerger {
     whole: MergedTables,
     spans: Vec<WindowSamples>,
     windows: WindowLengths,
+    /// The type of the first one's period.
+    period: Option<Option<String>>,
 }
 
 /// One of the profiles: when it was recorded, and where its samples lie.
@@ -91,14 +100,24 @@ impl ProfileMerger {
         let mut whole = MergedTables::default();
         // An empty string is the table's first.
         whole.text("");
-        Self { whole, spans: Vec::new(), windows: WindowLengths::new() }
+        Self { whole, spans: Vec::new(), windows: WindowLengths::new(), period: None }
     }
 
     /// One more, which was validated; errors call it `file`.
     ///
     /// # Errors
-    /// When it has no sample type in common with those before it.
+    /// When it has no sample type in common with those before it, or a period of another type.
     pub(crate) fn add(&mut self, profile: &Profile, file: &str) -> Result<(), ReportError> {
+        let period = profile.period_type.as_ref().map(|kind| text_of(profile, kind.r#type));
+        let before = self.period.get_or_insert_with(|| period.clone());
+        if *before != period {
+            let shown = |period: &Option<String>| period.clone().unwrap_or_else(|| "none".into());
+            return Err(ReportError::UnlikePeriods {
+                file: file.to_owned(),
+                period: shown(&period),
+                before: shown(before),
+            });
+        }
         let window = window_of(profile);
         let before = self.whole.profile.sample.len();
         let comments = self.whole.add(profile, window.as_deref(), file)?;
@@ -137,7 +156,7 @@ impl ProfileMerger {
         each_moment: bool,
         only: Option<&str>,
     ) -> Result<MergedProfile, ReportError> {
-        let Self { mut whole, mut spans, mut windows } = self;
+        let Self { mut whole, mut spans, mut windows, .. } = self;
         let mut remarks = Vec::new();
         let timed = spans.iter().filter(|span| span.window.is_some());
         let last = timed.map(WindowSamples::to_ns).max().unwrap_or(0);
@@ -678,6 +697,21 @@ mod tests {
             assert_eq!(heading, "cpu: total 2 s in 2 s, 1 of 1 functions");
             assert_eq!(remarks, [""; 0]);
         }
+    }
+
+    /// As pprof does.
+    #[test]
+    fn periods_of_different_types_are_refused() {
+        let by_time = of_types(10, 1, &[NS], &[1]);
+        let kind = by_time.sample_type[0];
+        let timed = Profile { period_type: Some(kind), ..by_time.clone() };
+        let error = merged(&[timed.clone(), by_time], false).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "file 1 cannot be shown with the files before it: its period is of type none, theirs \
+             of type cpu"
+        );
+        assert!(merged(&[timed.clone(), timed], false).is_ok());
     }
 
     #[test]

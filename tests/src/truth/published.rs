@@ -19,8 +19,8 @@ const METHODS: [(&str, &str); 3] = [
     ("Shop.HashOrder<", "hash_ms"),
 ];
 
-/// Samples a second in the report. A turn of a method takes 0.1 to 0.3 ms: at 1,999 Hz, whose period
-/// is as long as two turns, neighbours were off by up to 20 %, one more and the other less.
+/// Samples a second in the report. A turn of a method takes 0.1 to 0.3 ms. At 1,999 Hz, whose
+/// period is as long as two turns, neighbours were off by up to 20 %, one more and the other less.
 const FREQUENCY_HZ: u32 = 199;
 /// Seconds of a run.
 const SECONDS: u32 = 40;

@@ -2,6 +2,8 @@
 //! for `attach` and for `ps`.
 
 use super::ipc::{self, RuntimeInfo};
+use crate::data_descriptor::{ProcessMemoryFile, RuntimeMemory as _, runtime_base};
+use perfusion_host::process::guarded_io::{IoPeer, wait_for};
 use perfusion_host::process::handle::{MapLine, ProcessHandle};
 use profiler_protocol::layout::Geometry;
 use rustix::fs::{Dir, Mode, OFlags, openat};
@@ -179,7 +181,9 @@ pub fn inspect(target: &ProcessHandle, ask: Option<Duration>) -> Result<Inspecti
         (false, _) => DetectedRuntime::CoreClr { versions },
         (true, _) if executable.native_aot => DetectedRuntime::NativeAot,
         (true, true) => DetectedRuntime::SingleFile { versions },
-        (true, false) if has_runtime_thread(target) => DetectedRuntime::SingleFile { versions },
+        (true, false) if has_runtime_thread(target) && has_runtime_inside(target) => {
+            DetectedRuntime::SingleFile { versions }
+        }
         (true, false) => DetectedRuntime::Native,
     };
     let why_not = why_not(target, &runtime, &executable, socket);
@@ -305,6 +309,19 @@ fn has_section(file: &File, header: &[u8; 64], name: &[u8]) -> bool {
     look().unwrap_or(false)
 }
 
+/// True when the program exports what debuggers of a runtime look for: any program may name its
+/// threads as it likes. True as well where its memory cannot be read.
+fn has_runtime_inside(target: &ProcessHandle) -> bool {
+    let (Some(base), Ok(memory)) = (runtime_base(target), target.file("mem")) else { return true };
+    let look = move || {
+        let memory = ProcessMemoryFile(memory);
+        memory.word(base).is_none()
+            || memory.descriptor(base).is_some()
+            || memory.exported(base, "g_dacTable").is_some()
+    };
+    wait_for(IoPeer::Process(target.pid()), look).unwrap_or(true)
+}
+
 /// True when a thread has one of the names the runtime gives to its own (".NET Finalizer", ".NET
 /// SigHandler", …).
 fn has_runtime_thread(target: &ProcessHandle) -> bool {
@@ -322,9 +339,11 @@ fn has_runtime_thread(target: &ProcessHandle) -> bool {
 #[cfg(test)]
 mod tests {
     use super::OPT_OUT;
-    use super::{AttachObstacle, DetectedRuntime, inspect, opted_out, version_in_path};
+    use super::{AttachObstacle, DetectedRuntime, has_runtime_thread, inspect};
+    use super::{opted_out, version_in_path};
     use perfusion_host::process::handle::ProcessHandle;
-    use std::process::Command;
+    use std::io::Read as _;
+    use std::process::{Command, Stdio};
     use std::time::{Duration, Instant};
 
     #[test]
@@ -337,6 +356,23 @@ mod tests {
         assert_eq!(version("/d/11.0.0-preview.4/libcoreclr.so"), Some("11.0.0-preview.4".into()));
         assert_eq!(version("/app/libcoreclr.so"), None);
         assert_eq!(version("libcoreclr.so"), None);
+    }
+
+    #[test]
+    fn a_thread_named_like_a_runtimes_makes_no_runtime() {
+        let mut shell = Command::new("sh")
+            .args(["-c", "printf '.NET Finalizer' > /proc/$$/comm; echo; read -r word"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = [0];
+        shell.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+        let target = ProcessHandle::open(shell.id()).unwrap();
+        let (is_named, found) = (has_runtime_thread(&target), inspect(&target, None));
+        shell.kill().unwrap();
+        shell.wait().unwrap();
+        assert!(is_named && matches!(found.unwrap().runtime, DetectedRuntime::Native));
     }
 
     #[test]

@@ -37,6 +37,10 @@ pub(super) fn of(
     cooperative: Option<(HashSet<u32>, HashSet<u32>)>,
     silent: bool,
 ) -> Option<Suspension> {
+    // Nobody answers, nor waits for anybody.
+    if threads.iter().all(|thread| thread.state == DumpedState::Stopped) {
+        return None;
+    }
     let (before, after) = cooperative.unwrap_or_default();
     let stays =
         |thread: &&DumpedThread| before.contains(&thread.tid) && after.contains(&thread.tid);

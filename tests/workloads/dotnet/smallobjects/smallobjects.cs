@@ -1,5 +1,5 @@
-// Small objects, as many MB of them as its argument says, all alive from `ready` on; one thread goes on allocating a little, of which 1 MB is
-// alive at a time, each array for some seconds. Truth: how many small objects there are.
+// Small objects, as many MB of them as its first argument says, all alive from `ready` on, in arrays of 1,000 or of as many as its second argument says;
+// one thread goes on allocating a little, of which 1 MB is alive at a time, each array for some seconds. Truth: how many small objects there are.
 using System;
 using System.Globalization;
 using System.Threading;
@@ -17,11 +17,12 @@ namespace SmallObjects
         static int Main(string[] args)
         {
             long megabytes = long.Parse(args[0], CultureInfo.InvariantCulture);
-            kept = new Node[megabytes * 1000 * 1000 / (NodeBytes + 8) / 1000][];
+            int width = args.Length > 1 ? int.Parse(args[1], CultureInfo.InvariantCulture) : 1000;
+            kept = new Node[megabytes * 1000 * 1000 / (NodeBytes + 8) / width][];
             for (int row = 0; row < kept.Length; row++)
             {
-                kept[row] = new Node[1000];
-                for (int at = 0; at < 1000; at++)
+                kept[row] = new Node[width];
+                for (int at = 0; at < width; at++)
                     kept[row][at] = new Node { Value = at };
             }
             GC.Collect();
@@ -34,7 +35,7 @@ namespace SmallObjects
                     Thread.Sleep(20);
                 }
             });
-            Workload.Truth("objects", kept.Length * 1000.0);
+            Workload.Truth("objects", kept.Length * (double)width);
             Workload.Ready();
             Workload.WaitForStop();
             GC.KeepAlive(kept);
