@@ -94,7 +94,7 @@ fn check_table(table: &str, judged: &Judged, unit: &str, what: &str) {
         let shown = |value: i128| units::human(value, unit);
         *expected.entry((shown(*own), shown(*whole))).or_default() += 1;
     }
-    assert_eq!(rows.values().sum::<usize>(), expected.values().sum::<usize>(), "{what}:\n{table}");
+    assert_eq!(rows, expected, "{what}:\n{table}");
 }
 
 fn compare(kind: Kind, seeds: std::ops::Range<u64>) -> (usize, usize) {

@@ -112,7 +112,8 @@ fn samples_are_on_their_lines(runtime: Runtime) {
         for (thread, function) in LOOPS {
             let [all, right, called] = judge(&profile, thread, function);
             println!(
-                "{runtime} {tier:?} {thread}: {all} samples, {right} on their lines, {called} called from theirs"
+                "{runtime} {tier:?} {thread}: {all} samples, {right} on their lines, {called} \
+                 called from theirs"
             );
             let picture = || picture(&profile, thread);
             // Five threads share the CPUs for four seconds, and others work on the machine, too.

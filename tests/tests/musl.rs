@@ -160,7 +160,9 @@ fn threads_of_128_kib_have_room_for_the_shim(runtime: Runtime) {
     );
 }
 
-on_runtimes!(functions_of_the_c_library_have_their_names: net10_musl Net10Musl, net11_musl Net11Musl);
+on_runtimes!(
+    functions_of_the_c_library_have_their_names: net10_musl Net10Musl, net11_musl Net11Musl
+);
 
 /// The C library is the loader's file on Alpine, and called by its own name in Debian: one of these
 /// programs has each.

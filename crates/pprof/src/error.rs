@@ -119,7 +119,8 @@ pub enum ReadRefusal {
     },
     /// An id that stands twice.
     #[error(
-        "the {table}s: expected one with id {id}, found two (pprof: multiple {table}s with same id: {id})"
+        "the {table}s: expected one with id {id}, found two (pprof: multiple {table}s with same \
+         id: {id})"
     )]
     TwiceId {
         /// The table.

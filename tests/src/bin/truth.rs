@@ -56,7 +56,8 @@ fn run() -> anyhow::Result<()> {
     let at_once: usize = option(&mut arguments, "--at-once")?.unwrap_or(AT_ONCE);
     ensure!(
         !arguments.is_empty(),
-        "usage: truth OUTPUT-FOLDER [--seconds N] [--repetitions N] [WORKLOAD… | downsampling | published]"
+        "usage: truth OUTPUT-FOLDER [--seconds N] [--repetitions N] \
+         [WORKLOAD… | downsampling | published]"
     );
     let folder = PathBuf::from(arguments.remove(0));
     if arguments.first().is_some_and(|word| word == "memory") {

@@ -271,8 +271,9 @@ pub fn markdown(all: &[Measured]) -> String {
     let mut text = format!(
         "\n## One program, published in several ways\n\
         It is recorded from its first instruction to its last, {SECONDS} s, at {FREQUENCY_HZ} Hz. \
-        Three of its methods measure their own CPU time. **Named** is the part of managed frames with names, weighed by CPU time; of \
-        NativeAOT it is that of all frames in the program's file, native ones too. The errors are \
+        Three of its methods measure their own CPU time. **Named** is the part of managed frames \
+        with names, weighed by CPU time; of NativeAOT it is that of all frames in the program's \
+        file, native ones too. The errors are \
         those of the profile against the program's own clock, with one standard deviation of \
         sampling. A turn of a method takes 0.1 to 0.3 ms. At 1,999 Hz, whose period is as long as \
         two turns, errors of up to 20 % were seen, one method's more and its neighbour's less.\n\n\
