@@ -83,11 +83,12 @@ fn comparable(judged: Judged) -> Judged {
 fn check_table(table: &str, judged: &Judged, unit: &str, what: &str) {
     let mut rows: BTreeMap<(String, String), usize> = BTreeMap::new();
     for row in table.lines().skip(2).filter(|row| row.contains('%')) {
-        let numbers: String = row.chars().take(36).collect();
-        let (own, whole) = (numbers[..10].trim(), numbers.get(18..).unwrap_or_default());
-        let whole = whole.split('%').next().unwrap_or_default();
-        let whole = whole.rsplit_once(' ').map_or("", |(value, _)| value.trim());
-        *rows.entry((own.to_owned(), whole.to_owned())).or_default() += 1;
+        // A value and its percentage, twice.
+        let mut columns = row.split('%').map(|column| {
+            column.trim_end().rsplit_once(' ').map_or("", |(value, _)| value.trim()).to_owned()
+        });
+        let (own, whole) = (columns.next().unwrap_or_default(), columns.next().unwrap_or_default());
+        *rows.entry((own, whole)).or_default() += 1;
     }
     let mut expected: BTreeMap<(String, String), usize> = BTreeMap::new();
     for (own, whole) in judged.functions.values() {

@@ -384,7 +384,7 @@ fn pods_name_services_label_samples_and_opt_out_without_being_touched() {
     assert_eq!(label("k8s.pod.label.team"), "payments");
     assert_eq!(label("container_id"), WEB_CONTAINER);
     assert_eq!(node.metric("perfusion_pods"), 2.0);
-    assert!(has_shim(web_app.pid()));
+    wait_until("a shim", DEADLINE, || has_shim(web_app.pid()).then_some(())).unwrap();
 
     // The others were neither recorded nor touched, and the trace would have shown it: it shows
     // each way of the daemon into the one that may be touched, and the ways the daemon does not go

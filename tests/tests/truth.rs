@@ -113,7 +113,7 @@ fn check(name: &str, measured: &Measured) {
 fn a_program_is_seen_alike_however_it_was_published() {
     const SHORT: [Way; 3] = [Way::Installed(Runtime::Net11), Way::Single, Way::Trimmed];
     let ways = if long_form() { &Way::ALL[..] } else { &SHORT };
-    let seconds = if long_form() { 20 } else { 4 };
+    let seconds = if long_form() { 20 } else { 8 };
     for way in ways {
         let needs = [RECORD, &way.needs()].concat();
         let name = format!("truth::a_program_is_seen_alike: {}", way.name());

@@ -75,8 +75,9 @@ fn of_certificate(error: &CertificateError) -> String {
 /// A request that failed on its way.
 #[must_use]
 pub fn of_request(error: &hyper::Error) -> String {
+    const CLOSED: &str = "the receiver closed the connection before it answered";
     if error.is_incomplete_message() {
-        return "the receiver closed the connection before it answered".to_owned();
+        return CLOSED.to_owned();
     }
     if error.is_parse() {
         return "the answer is not HTTP of the version that was asked for: is the protocol (grpc, \
@@ -108,6 +109,8 @@ pub fn of_request(error: &hyper::Error) -> String {
         source = inner.source();
     }
     match error.source() {
+        // The connection was over before the request was begun.
+        _ if error.is_canceled() || error.is_closed() => CLOSED.to_owned(),
         Some(inner) => format!("the connection failed: {inner}"),
         None => format!("the connection failed: {error}"),
     }

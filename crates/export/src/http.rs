@@ -646,6 +646,9 @@ mod tests {
         let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
         let receiver = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
+            // Nobody answers before there is a request.
+            let mut preface = [0; 24];
+            stream.read_exact(&mut preface).unwrap();
             let answer = "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n400 Bad Request";
             stream.write_all(answer.as_bytes()).unwrap();
             // Until the client has read it, and gone.

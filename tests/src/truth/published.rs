@@ -27,9 +27,10 @@ const SECONDS: u32 = 40;
 
 /// Fewer stacks say nothing.
 const FEWEST_STACKS: i64 = 500;
-/// Stacks beyond a thousandth that may not be exact: two standard deviations where a run has some
-/// thousand.
-const FEW_STACKS: i64 = 3;
+/// Stacks beyond a thousandth that may not be exact. The program prints as the last thing it does,
+/// for which some runtimes compile much, and on a busy machine it is gone before that code is read:
+/// up to 25 stacks were seen.
+const LAST_STACKS: i64 = 50;
 /// Part of a method's CPU time that its own two readings of the clock leave out.
 const OUTSIDE: f64 = 0.05;
 /// Standard deviations that an estimate may be off.
@@ -178,7 +179,7 @@ impl Measured {
     pub fn broken_promises(&self) -> Vec<String> {
         let mut broken = Vec::new();
         let bad = self.stacks - self.exact;
-        if self.stacks < FEWEST_STACKS || bad > self.stacks / 1000 + FEW_STACKS {
+        if self.stacks < FEWEST_STACKS || bad > self.stacks / 1000 + LAST_STACKS {
             broken.push(format!("{bad} of {} stacks are not exact", self.stacks));
         }
         // Without symbols the native part of a NativeAOT program has no names.
