@@ -17,6 +17,7 @@ pub mod profile;
 pub mod region;
 pub mod schedstat;
 pub mod single_file;
+pub mod source_lines;
 pub mod truth;
 pub mod turn;
 pub mod wait;

@@ -1,13 +1,12 @@
 //! Source lines of managed code: a thread that is in a loop on known lines has its samples there,
 //! in every tier the compiler has.
 
-use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use system_tests::environment::{Need, begin_beside, record_on, sources};
-use system_tests::gotool::pprof_says;
 use system_tests::perfusion::{self, SLACK, Scratch};
+use system_tests::source_lines::{self, check_listed, report};
 use system_tests::{Profile, Recording, Runtime, Sample, Workload, on_runtimes};
 
 /// Threads of the workload, and the function with the loop of each.
@@ -51,11 +50,8 @@ fn source() -> PathBuf {
     sources().join("workloads/dotnet/lines/lines.cs")
 }
 
-/// The lines that end in this comment, from 1 on.
 fn marked(comment: &str) -> Vec<i64> {
-    let text = fs::read_to_string(source()).unwrap();
-    let lines = (1..).zip(text.lines());
-    lines.filter(|(_, line)| line.ends_with(comment)).map(|(number, _)| number).collect()
+    source_lines::marked(&source(), comment).unwrap()
 }
 
 fn record(tier: Tier, runtime: Runtime, file: &std::path::Path) -> Profile {
@@ -91,16 +87,10 @@ fn judge(profile: &Profile, thread: &str, function: &str) -> [i64; 3] {
 
 /// What a thread's samples are on, most first.
 fn picture(profile: &Profile, thread: &str) -> String {
-    let mut sums = std::collections::BTreeMap::<String, i64>::new();
-    for sample in profile.samples.iter().filter(|sample| sample.label("thread_name") == thread) {
-        let frames = sample.stack.iter().rev().filter(|frame| frame.function.contains("Lines"));
-        let frames = frames.map(|frame| format!("{}:{}", frame.function, frame.source.line));
-        *sums.entry(frames.collect::<Vec<_>>().join(" < ")).or_default() +=
-            profile.value(sample, "samples");
-    }
-    let mut sums: Vec<_> = sums.into_iter().filter(|(_, value)| *value > 0).collect();
-    sums.sort_by_key(|(_, value)| -value);
-    sums.iter().take(8).map(|(text, value)| format!("\n  {value} {text}")).collect()
+    let samples = profile.samples.iter().filter(|sample| sample.label("thread_name") == thread);
+    source_lines::picture(profile, samples, |sample| {
+        sample.stack.iter().rev().filter(|frame| frame.function.contains("Lines")).collect()
+    })
 }
 
 fn samples_are_on_their_lines(runtime: Runtime) {
@@ -140,31 +130,9 @@ fn the_source_is_listed_with_what_its_lines_take() {
     let scratch = Scratch::new().unwrap();
     let file = scratch.path("lines.pb.gz");
     record(Tier::One, Runtime::Net9, &file);
-    let report = |arguments: &[&str]| {
-        let mut command = perfusion::command(["report"]);
-        command.arg(&file).args(arguments).arg("-t").arg("cpu");
-        let outcome = perfusion::run(&mut command, SLACK).unwrap();
-        assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
-        outcome.stdout
-    };
-    let folder = source().parent().unwrap().to_str().unwrap().to_owned();
-    let ours = report(&["--list", r"Lines\.Hot\(", "--source", &folder]);
-    let theirs = pprof_says(
-        &file,
-        &["-list", r"Lines\.Hot\(", "-sample_index=cpu", "-source_path", &folder],
-    )
-    .unwrap()
-    .unwrap();
-    for (what, listed) in [("report --list", ours), ("go tool pprof -list", theirs)] {
-        let row = |code: &str| listed.lines().find(|row| row.contains(code)).unwrap_or_default();
-        let hot = row("result = result * 31 + i");
-        let words: Vec<&str> = hot.split_whitespace().collect();
-        // What the line takes itself, and with what it calls.
-        assert!(words.len() > 2 && words[0] != "." && words[1] != ".", "{what}: {hot:?}\n{listed}");
-        let comment = row("A comment between");
-        assert!(comment.trim_start().starts_with(". "), "{what}: {comment:?}\n{listed}");
-    }
-    let top = report(&["--lines"]);
+    let rows = ("result = result * 31 + i", "A comment between");
+    check_listed(&file, &source(), r"Lines\.Hot\(", rows).unwrap();
+    let top = report(&file, &["--lines"]).unwrap();
     let line = marked("// in multiply")[1];
     assert!(top.contains(&format!("lines.cs:{line}")), "{top}");
 }

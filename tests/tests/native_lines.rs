@@ -1,15 +1,15 @@
 //! Source lines of native code, and inlined functions: a program that is in loops on known lines
 //! has its samples there, whether its debug information is in it or in a separate file.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use system_tests::app::sources_of_native;
 use system_tests::environment::{Need, RECORD, begin_beside};
 use system_tests::gotool::pprof_says;
-use system_tests::perfusion::{self, SLACK, Scratch};
+use system_tests::perfusion::{SLACK, Scratch};
 use system_tests::profile::Frame;
+use system_tests::source_lines::{self, check_listed, report};
 use system_tests::{Profile, Recording, Workload};
 
 /// The program's functions with a loop. The first one is part of its caller, `work`.
@@ -19,11 +19,8 @@ fn source() -> PathBuf {
     sources_of_native().join("lines.c")
 }
 
-/// The lines that end in this comment, from 1 on.
 fn marked(comment: &str) -> Vec<i64> {
-    let text = fs::read_to_string(source()).unwrap();
-    let lines = (1..).zip(text.lines());
-    lines.filter(|(_, line)| line.ends_with(comment)).map(|(number, _)| number).collect()
+    source_lines::marked(&source(), comment).unwrap()
 }
 
 fn run(program: &str, arguments: &[&str]) {
@@ -60,15 +57,9 @@ fn record(program: &str, file: &Path, arguments: &[&str]) -> Profile {
 
 /// What the samples are on, most first.
 fn picture(profile: &Profile) -> String {
-    let place = |frame: &Frame| format!("{}:{}", frame.function, frame.source.line);
-    let mut sums = std::collections::BTreeMap::<String, i64>::new();
-    for sample in &profile.samples {
-        let frames: Vec<String> = sample.stack.iter().rev().take(4).map(place).collect();
-        *sums.entry(frames.join(" < ")).or_default() += profile.value(sample, "samples");
-    }
-    let mut sums: Vec<_> = sums.into_iter().filter(|(_, value)| *value > 0).collect();
-    sums.sort_by_key(|(_, value)| -value);
-    sums.iter().take(8).map(|(text, value)| format!("\n  {value} {text}")).collect()
+    source_lines::picture(profile, &profile.samples, |sample| {
+        sample.stack.iter().rev().take(4).collect()
+    })
 }
 
 /// Of the samples of both loops, 95 % are on a line of theirs, called from the line of the call.
@@ -112,31 +103,12 @@ fn samples_are_on_their_lines_and_inlined_functions_are_frames() {
     assert!(profile.counter("native_lines") > Some(0));
     assert_eq!(profile.counter("native_lines_refused"), Some(0));
 
-    let report = |arguments: &[&str]| {
-        let mut command = perfusion::command(["report"]);
-        command.arg(&file).args(arguments).arg("-t").arg("cpu");
-        let outcome = perfusion::run(&mut command, SLACK).unwrap();
-        assert_eq!(outcome.code(), 0, "{}", outcome.stderr);
-        outcome.stdout
-    };
-    let folder = source().parent().unwrap().to_str().unwrap().to_owned();
-    let theirs =
-        pprof_says(&file, &["-list", "^multiply$", "-sample_index=cpu", "-source_path", &folder]);
-    for (what, listed) in [
-        ("report --list", report(&["--list", "^multiply$", "--source", &folder])),
-        ("go tool pprof -list", theirs.unwrap().unwrap()),
-    ] {
-        let row = |code: &str| listed.lines().find(|row| row.contains(code)).unwrap_or_default();
-        let hot = row("value = value * 31");
-        let words: Vec<&str> = hot.split_whitespace().collect();
-        assert!(words.len() > 2 && words[0] != "." && words[1] != ".", "{what}: {hot:?}\n{listed}");
-        let comment = row("A comment before");
-        assert!(comment.trim_start().starts_with(". "), "{what}: {comment:?}\n{listed}");
-    }
-    let top = report(&["--lines"]);
+    let rows = ("value = value * 31", "A comment before");
+    check_listed(&file, &source(), "^multiply$", rows).unwrap();
+    let top = report(&file, &["--lines"]).unwrap();
     let line = marked("// in multiply")[1];
     assert!(top.contains(&format!("multiply lines.c:{line}")), "{top}");
-    let folded = report(&["--format", "folded"]);
+    let folded = report(&file, &["--format", "folded"]).unwrap();
     assert!(folded.lines().any(|stack| stack.contains(";work;multiply ")), "{folded}");
     let theirs = pprof_says(&file, &["-top", "-sample_index=cpu"]).unwrap().unwrap();
     assert!(theirs.contains("multiply (inline)"), "{theirs}");
