@@ -16,5 +16,6 @@ pub mod fields;
 pub mod metadata;
 pub mod method_names;
 pub mod nettrace;
+mod pe_head;
 pub mod thread_list;
 pub mod types;

@@ -4,6 +4,8 @@
 //! is wrong with one makes its names missing, nothing else.
 
 use crate::fields::PayloadFields;
+use crate::pe_head::{self, PeHead};
+use profiler_protocol::signature::SignatureReader;
 use std::cmp::Ordering;
 use std::collections::{HashMap, HashSet};
 
@@ -503,55 +505,23 @@ fn token_of(number: usize, row: u32) -> u32 {
 }
 
 /// A number of one, two or four bytes, highest first (II.23.2).
-pub(crate) fn compressed(fields: &mut PayloadFields<'_>) -> Option<u32> {
-    let first = u32::from(fields.u8()?);
-    let mut next = || fields.u8().map(u32::from);
-    Some(match first {
-        0..0x80 => first,
-        0x80..0xc0 => (first & 0x3f) << 8 | next()?,
-        0xc0..0xe0 => (first & 0x1f) << 24 | next()? << 16 | next()? << 8 | next()?,
-        _ => return None,
-    })
+fn compressed(fields: &mut PayloadFields<'_>) -> Option<u32> {
+    let mut reader = SignatureReader(fields.0);
+    let number = reader.number()?;
+    fields.0 = reader.0;
+    Some(number)
 }
+
+/// The number of the directory of the runtime's part.
+pub(crate) const RUNTIME_DIRECTORY: u32 = 14;
 
 /// The metadata of a PE file.
 fn metadata(file: &[u8]) -> Option<&[u8]> {
-    let from = |at: u32| file.get(usize::try_from(at).ok()?..).map(PayloadFields);
-    if !file.starts_with(b"MZ") {
-        return None;
-    }
-    let head = from(0x3c)?.u32()?;
-    let mut coff = from(head)?;
-    if coff.u32()? != 0x4550 {
-        return None;
-    }
-    let _machine = coff.u16()?;
-    let sections = coff.u16()?;
-    coff.take(12)?;
-    let optional_bytes = u32::from(coff.u16()?);
-    let optional = head.checked_add(24)?;
-    // The directories stand after 96 bytes of a 32-bit head, 112 of a 64-bit one.
-    let directories = match from(optional)?.u16()? {
-        0x10b => 96,
-        0x20b => 112,
-        _ => return None,
-    };
-    let file_offset = |address: u32| {
-        let mut table = from(optional.checked_add(optional_bytes)?)?;
-        (0..sections).find_map(|_| {
-            let mut section = PayloadFields(table.take(40)?);
-            section.take(8)?;
-            let [size, begin, raw_size, raw] =
-                [section.u32()?, section.u32()?, section.u32()?, section.u32()?];
-            let inside =
-                address.checked_sub(begin).filter(|&inside| inside < size.max(raw_size))?;
-            raw.checked_add(inside)
-        })
-    };
-    // The 15th directory is the runtime's head, and in it the metadata the third entry.
-    let mut directory = from(optional.checked_add(directories + 14 * 8)?)?;
-    let mut runtime = from(file_offset(directory.u32()?)?)?;
+    let head = PeHead::read(file, u16::MAX)?;
+    let (runtime, _) = head.directory(file, RUNTIME_DIRECTORY)?;
+    // The third entry of the runtime's head.
+    let mut runtime = pe_head::from(file, head.file_offset(file, runtime)?)?;
     runtime.take(8)?;
     let (address, size) = (runtime.u32()?, usize::try_from(runtime.u32()?).ok()?);
-    from(file_offset(address)?)?.take(size)
+    pe_head::from(file, head.file_offset(file, address)?)?.take(size)
 }

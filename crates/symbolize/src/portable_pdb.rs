@@ -8,6 +8,7 @@
 //!
 //! Anybody may have written such a file: every number is checked against what is there.
 
+use profiler_protocol::signature::SignatureReader;
 use std::ops::Range;
 
 /// Tables, by number. No other stands before these two.
@@ -288,14 +289,15 @@ impl<'a> PdbBytes<'a> {
 
     /// A number of one, two or four bytes, highest first (II.23.2), and how many bits it has.
     fn compressed_bits(&mut self) -> Option<(u32, u32)> {
-        let mut next = || self.take(1)?.first().copied().map(u32::from);
-        let first = next()?;
-        Some(match first {
-            0..0x80 => (first, 7),
-            0x80..0xc0 => ((first & 0x3f) << 8 | next()?, 14),
-            0xc0..0xe0 => ((first & 0x1f) << 24 | next()? << 16 | next()? << 8 | next()?, 29),
-            _ => return None,
-        })
+        let mut reader = SignatureReader(self.0);
+        let number = reader.number()?;
+        let bits = match self.0.len() - reader.0.len() {
+            1 => 7,
+            2 => 14,
+            _ => 29,
+        };
+        self.0 = reader.0;
+        Some((number, bits))
     }
 
     fn compressed(&mut self) -> Option<u32> {

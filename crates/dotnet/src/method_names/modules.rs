@@ -3,8 +3,8 @@
 use super::layout::{FUNCTION_BYTES, ImagePlace, ModuleLayout};
 use super::paged_memory::PagedMemory;
 use crate::data_descriptor::RuntimeMemory;
-use crate::fields::PayloadFields;
-use crate::metadata::Assembly;
+use crate::metadata::{Assembly, RUNTIME_DIRECTORY};
+use crate::pe_head::PeHead;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -22,9 +22,8 @@ const LAYOUT_BASE: u64 = 8;
 /// How much of a `Module` and of an image is searched, bytes.
 const MODULE_BYTES: u64 = 400;
 const IMAGE_BYTES: u64 = 256;
-/// Numbers of directories: functions, and the runtime's part.
+/// The number of the directory of functions.
 const FUNCTION_DIRECTORY: u32 = 3;
-const RUNTIME_DIRECTORY: u32 = 14;
 /// Bytes of the head that the runtime's part of an image begins with.
 const RUNTIME_HEAD_BYTES: u32 = 72;
 /// `BSJB`.
@@ -213,61 +212,24 @@ fn own_metadata(
 /// The first bytes of an image, as it is mapped.
 struct ImageHead {
     bytes: Vec<u8>,
-    /// Where its directories begin, and its sections, and how many of these there are.
-    directories: u32,
-    sections: (u32, u16),
+    head: PeHead,
 }
 
 impl ImageHead {
     fn read(memory: &PagedMemory<'_>, base: u64) -> Option<Self> {
         let mut bytes = vec![0; usize::try_from(HEAD_BYTES).ok()?];
         memory.read(base, &mut bytes)?;
-        let from = |at: u32| bytes.get(usize::try_from(at).ok()?..).map(PayloadFields);
-        if !bytes.starts_with(b"MZ") {
-            return None;
-        }
-        let signature = from(0x3c)?.u32()?;
-        let mut coff = from(signature)?;
-        if coff.u32()? != 0x4550 {
-            return None;
-        }
-        let _machine = coff.u16()?;
-        let count = coff.u16()?.min(MOST_SECTIONS);
-        coff.take(12)?;
-        let optional_bytes = u32::from(coff.u16()?);
-        let optional = signature.checked_add(24)?;
-        // The directories stand after 96 bytes of a 32-bit head, 112 of a 64-bit one.
-        let directories = optional.checked_add(match from(optional)?.u16()? {
-            0x10b => 96,
-            0x20b => 112,
-            _ => return None,
-        })?;
-        let sections = (optional.checked_add(optional_bytes)?, count);
-        Some(Self { bytes, directories, sections })
-    }
-
-    fn from(&self, at: u32) -> Option<PayloadFields<'_>> {
-        self.bytes.get(usize::try_from(at).ok()?..).map(PayloadFields)
+        let head = PeHead::read(&bytes, MOST_SECTIONS)?;
+        Some(Self { bytes, head })
     }
 
     /// A directory: address and size.
     fn directory(&self, number: u32) -> Option<(u32, u32)> {
-        let mut fields = self.from(self.directories.checked_add(number * 8)?)?;
-        Some((fields.u32()?, fields.u32()?))
+        self.head.directory(&self.bytes, number)
     }
 
     fn file_offset(&self, address: u32) -> Option<u32> {
-        let (at, count) = self.sections;
-        let mut table = self.from(at)?;
-        (0..count).find_map(|_| {
-            let mut section = PayloadFields(table.take(40)?);
-            section.take(8)?;
-            let [size, begin, raw_size, raw] =
-                [section.u32()?, section.u32()?, section.u32()?, section.u32()?];
-            let inside =
-                address.checked_sub(begin).filter(|&inside| inside < size.max(raw_size))?;
-            raw.checked_add(inside)
-        })
+        self.head.file_offset(&self.bytes, address)
     }
 }
 
